@@ -16,7 +16,7 @@ from rmcore.config.model import FROM_POLICY, LoraSettings, ModelConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import PolicyConfig
 from rmcore.config.readiness import ReadinessConfig
-from rmcore.config.rlhf import RlhfConfig
+from rmcore.config.rlhf import RlhfConfig, WatchConfig
 from rmcore.config.train import TrainConfig
 from rmcore.config.validation import ValidationConfig
 from rmcore.core.hardware import HARDWARE
@@ -51,7 +51,9 @@ RLHF = PipelineConfig(
     policy=PolicyConfig(base="tiny-small", num_prompts=120, max_new_tokens=160, gradient_prompts=4),
     # Many prompts a step, and a penalty that holds the policy near the 2 nats that readiness was asked for: with 16
     # prompts and 0.05 it went to 4, and gained 0.23 where this gains 0.34 (experiments/LOG.md).
-    rlhf=RlhfConfig(steps=50, prompts_per_step=32, learning_rate=1e-4, kl_beta=0.2),
+    rlhf=RlhfConfig(
+        steps=50, prompts_per_step=32, learning_rate=1e-4, kl_beta=0.2, measure_every=5, watch=WatchConfig()
+    ),
 )
 
 

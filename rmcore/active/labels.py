@@ -69,14 +69,14 @@ def ingest(labels: Path, pool: Sequence[PreferencePair], out: Path) -> Ingested:
         DataError: a column is missing or there twice; an id is unknown, twice in the CSV or in `out` already; a text
             differs from the pool's; or `preferred` is something else. Nothing is written then.
     """
-    rows = _read(labels)
+    rows = read_proposal(labels)
     known = {pair.pair_id: pair for pair in pool}
     _refuse("are not in the pool", [row["pair_id"] for row in rows if row["pair_id"] not in known], labels)
     counts = Counter(row["pair_id"] for row in rows)
     _refuse("are there more than once", [name for name, count in counts.items() if count > 1], labels)
     wrong = [f"{row['pair_id']} ({row['preferred']!r})" for row in rows if row["preferred"] not in ("a", "b", "")]
     _refuse("prefer neither a nor b (leave what is undecided empty)", wrong, labels)
-    changed = [row["pair_id"] for row in rows if not _same_texts(row, known[row["pair_id"]])]
+    changed = [row["pair_id"] for row in rows if not same_texts(row, known[row["pair_id"]])]
     _refuse("have other responses than the pool", changed, labels)
     labelled = [row for row in rows if row["preferred"]]
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,12 @@ def ingest(labels: Path, pool: Sequence[PreferencePair], out: Path) -> Ingested:
     return Ingested(len(labelled), len(rows) - len(labelled), len(lines))
 
 
-def _read(labels: Path) -> list[dict[str, str]]:
+def read_proposal(labels: Path) -> list[dict[str, str]]:
+    """Rows of a CSV that `write_proposal` wrote, by `COLUMNS`; what was filled in is without spaces and lower case.
+
+    Raises:
+        DataError: it cannot be read, or a column is missing or there twice.
+    """
     try:
         with labels.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets write a byte order mark
             reader = csv.DictReader(file)
@@ -117,21 +122,22 @@ def _refuse(what: str, names: Sequence[str], labels: Path) -> None:
         )
 
 
-def _same_texts(row: Mapping[str, str], pair: PreferencePair) -> bool:
+def same_texts(row: Mapping[str, str], pair: PreferencePair) -> bool:
     """Whether both responses are the pair's; a CSV may come back with other line ends."""
-    return sorted(map(_plain, (row["response_a"], row["response_b"]))) == sorted(
-        map(_plain, (pair.chosen, pair.rejected))
+    return sorted(map(plain, (row["response_a"], row["response_b"]))) == sorted(
+        map(plain, (pair.chosen, pair.rejected))
     )
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
+    """A text with the line ends that every spreadsheet leaves alone."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _record(row: Mapping[str, str], pair: PreferencePair) -> dict[str, Any]:
     preferred = row["response_a"] if row["preferred"] == "a" else row["response_b"]
     chosen, rejected = pair.chosen, pair.rejected
-    if _plain(chosen) != _plain(preferred):
+    if plain(chosen) != plain(preferred):
         chosen, rejected = rejected, chosen
     if isinstance(pair.prompt, str):
         return {"pair_id": pair.pair_id, "prompt": pair.prompt, "chosen": chosen, "rejected": rejected}

@@ -7,6 +7,26 @@ from pydantic import Field, model_validator
 from rmcore.config.base import Settings
 
 
+class WatchConfig(Settings):
+    """A judge who watches the training with few labels, and ends it where gold has turned."""
+
+    labels: int = Field(default=600, ge=40)
+    """Responses that the judge is asked about during the training, at most, in equal parts at each measurement; two a
+    pair, one for each of two policies."""
+    final_labels: int = Field(default=400, ge=0)
+    """Responses that the judge is asked about at the end, at most, on prompts that nothing was decided on: what the
+    policy that is kept has gained. 0: nothing is measured."""
+    candidates: int = Field(default=4, ge=1, le=64)
+    """Fresh prompts answered for each judged pair; one of them is judged, sooner where the members disagree."""
+    useful_gain: float = Field(default=0.1, gt=0)
+    """Gain over an earlier checkpoint, in standard deviations within prompts, below which gold has stopped gaining."""
+    level: float = Field(default=0.05, gt=0, lt=0.5)
+    """Chance of a false alarm in the whole training, at most: of each of the decisions by itself."""
+    people: str | None = None
+    """A folder for files of pairs that people judge, instead of `policy.judge`. The training ends at each of them, and
+    the same command goes on when its column is filled in."""
+
+
 class RlhfConfig(Settings):
     """GRPO by TRL: the policy is trained on the reward model's rewards, compared within groups of samples of one
     prompt (the advantages of Shao et al. 2024, arXiv:2402.03300).
@@ -48,6 +68,11 @@ class RlhfConfig(Settings):
     """Peak learning rate of a refresh."""
     stop_on_disagreement: bool = False
     """End a training where the members' disagreement leaves its calibrated range; off: the rule is only shown."""
+    kl_target: float | None = Field(default=None, gt=0)
+    """Nats from the start policy that the coefficient `kl_beta` is steered towards at each measurement; left out: it
+    stays as it is. Readiness says how far is safe, so more than `readiness.planned_kl` is refused."""
+    watch: WatchConfig | None = None
+    """A judge's watch over the training; left out: only the steps end it."""
     measure_every: int = Field(default=10, ge=1)
     """Steps between measurements on held-out prompts, and between saved states."""
     num_prompts: int = Field(default=48, ge=2)
@@ -63,6 +88,15 @@ class RlhfConfig(Settings):
             raise ValueError(
                 f"rewards=vllm serves one reward, and aggregate={self.aggregate} needs those of all members; set "
                 "rewards to local or auto"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _something_steers(self) -> Self:
+        if self.kl_target is not None and self.kl_beta == 0:
+            raise ValueError(
+                f"kl_target={self.kl_target:g} steers the KL penalty, and kl_beta=0 leaves that out; set kl_beta to "
+                "what the steering begins with, such as 0.1"
             )
         return self
 

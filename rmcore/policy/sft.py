@@ -125,10 +125,10 @@ def _batches(examples: Sequence[Example], rng: random.Random) -> Iterator[list[i
         yield from batches
 
 
-def response_log_probs(model: nn.Module, examples: Sequence[Example]) -> Tensor:
-    """Give log p(response | prompt) of E examples, in nats: (E,), with its graph."""
+def response_log_probs(model: nn.Module, examples: Sequence[Example], temperature: float = 1.0) -> Tensor:
+    """Give log p(response | prompt) of E examples at a temperature, in nats: (E,), with its graph."""
     ids, real, is_response = padded_examples(examples, next(model.parameters()).device)
-    logits = model(input_ids=ids, attention_mask=real).logits[:, :-1].float()
+    logits = model(input_ids=ids, attention_mask=real).logits[:, :-1].float() / temperature
     chosen = torch.gather(logits, 2, ids[:, 1:, None]).squeeze(2) - torch.logsumexp(logits, dim=2)
     return (chosen * is_response[:, 1:]).sum(dim=1)
 

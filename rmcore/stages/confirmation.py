@@ -5,7 +5,6 @@ readiness sees. Writes `served.parquet` (one row a judged response: prompt_id, p
 `drawn.jsonl` and `judged.jsonl`, where an interrupted call continues, `confirmation.json` and `summary.json`.
 """
 
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,20 +17,18 @@ from rmcore.core.errors import ConfigError, DataError, ModelError
 from rmcore.core.files import append_json_lines, read_json_lines, write_json
 from rmcore.core.progress import Report, tell_left_out
 from rmcore.core.tracking import Tracker
-from rmcore.data.gold.prompts import draw_prompt
 from rmcore.data.pair import Prompt, prompt_key, prompt_text
-from rmcore.data.table import read_pairs
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.confirmation import OPPONENTS, confirm, smallest_n, verdict_of_confirmation
 from rmcore.policy.judge import Judge, judge_of
 from rmcore.policy.sampling.best_of_n import nominal_kl
+from rmcore.stages.fresh_prompts import FEWEST_PROMPTS, held_out_prompts, new_prompts
 from rmcore.stages.interface import Upstream
-from rmcore.stages.samples import answers, one_each
+from rmcore.stages.samples import answers
 from rmcore.stages.settings import ConfirmationSettings
 from rmcore.stages.trained import load_trained
 
 RECORD_FILE = "confirmation.json"
-FEWEST_PROMPTS = 10
 
 
 def run(settings: ConfirmationSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
@@ -133,22 +130,6 @@ def _fresh_prompts(settings: ConfirmationSettings, prepared: Path) -> list[Promp
         DataError: too few are left.
     """
     if settings.is_gold:
-        names = ("train", "validation", "test", "ood")
-        files = [prepared / f"{name}.parquet" for name in names if (prepared / f"{name}.parquet").is_file()]
-        known = {prompt_text(pair.prompt) for file in files for pair in read_pairs(file)}
-        rng = random.Random(f"fresh prompts {settings.seed}")  # noqa: S311 - data, not cryptography
-        fresh: dict[Prompt, None] = {}
-        while len(fresh) < settings.fresh_prompts:
-            prompt = draw_prompt(rng, ood=False)
-            if prompt not in known:
-                fresh[prompt] = None
-        return list(fresh)
-    held_out = one_each(read_pairs(prepared / "test.parquet"))
-    left = held_out[settings.num_prompts :][: settings.fresh_prompts]
-    if len(left) < FEWEST_PROMPTS:
-        raise DataError(
-            f"{len(held_out)} prompts are held out and readiness has seen the first {settings.num_prompts} of them, so "
-            f"{len(left)} are fresh, and a gain over fewer than {FEWEST_PROMPTS} says little. Lower policy.num_prompts "
-            "(readiness is then judged on fewer), or hold out more (data.test_fraction)."
-        )
-    return left
+        return new_prompts(prepared, settings.fresh_prompts, f"fresh prompts {settings.seed}")
+    left = held_out_prompts(prepared, seen=settings.num_prompts, why="readiness has seen")
+    return left[: settings.fresh_prompts]

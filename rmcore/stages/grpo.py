@@ -7,6 +7,7 @@ and measures on held-out prompts on the way. Writes `model/` (the policy of the 
 
 import json
 import shutil
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -15,19 +16,20 @@ import pandas as pd
 import torch
 
 from rmcore.config.rlhf import RlhfConfig
-from rmcore.core.errors import DataError
+from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.files import read_json_lines, write_json
 from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
 from rmcore.data.pair import PreferencePair, Prompt, prompt_key
 from rmcore.data.table import read_pairs
 from rmcore.models.loading import pick_device
+from rmcore.policy.grpo.hack_stop import HackStop
 from rmcore.policy.grpo.local_reward import LocalReward
 from rmcore.policy.grpo.policy_meter import PolicyMeter, StartPools
 from rmcore.policy.grpo.refresh import Refresher
 from rmcore.policy.grpo.reward_service import RewardService, reward_service
-from rmcore.policy.grpo.rlhf_record import curve_of, stopping, verdict_of
-from rmcore.policy.grpo.rlhf_requirements import require_rlhf
+from rmcore.policy.grpo.rlhf_record import curve_of, final_of, stopping, verdict_of, verdict_of_watch
+from rmcore.policy.grpo.rlhf_requirements import NOBODY_WATCHES, require_rlhf
 from rmcore.policy.grpo.training_run import (
     FINISHED,
     MODEL_FOLDER,
@@ -38,11 +40,13 @@ from rmcore.policy.grpo.training_run import (
     TrainingPlan,
     train_policy,
 )
-from rmcore.policy.judge import Judge, judge_of
+from rmcore.policy.judge import GoldJudge, Judge, judge_of
 from rmcore.policy.policy import Policy
 from rmcore.policy.policy_weights import load_weights
+from rmcore.policy.stopping.pair_judges import CALIBRATED, PeopleJudge, ScoreJudge
 from rmcore.reporting.figures.rlhf import rlhf_curves_figure
 from rmcore.reporting.figures.style import save
+from rmcore.stages.fresh_prompts import held_out_prompts, new_prompts
 from rmcore.stages.interface import Upstream, policy_place
 from rmcore.stages.samples import SAMPLES_FILE
 from rmcore.stages.settings import GrpoSettings
@@ -66,6 +70,7 @@ def run(settings: GrpoSettings, upstream: Upstream, out: Path, tracker: Tracker,
     start = _start(settings.rlhf, upstream, judge)
     reward = _local_reward(settings, upstream, pairs)
     threshold = reward.calibration.threshold
+    watched = _watched(settings, upstream, policy, judge, reward)
     with reward_service(settings.rlhf, upstream["train"] / "best", render_fn=settings.render_fn) as service:
         for number in range(settings.rlhf.num_seeds):
             place = out / f"seed_{number}"
@@ -75,7 +80,7 @@ def run(settings: GrpoSettings, upstream: Upstream, out: Path, tracker: Tracker,
                 reward = _local_reward(settings, upstream, pairs)
                 if service.publish is not None:
                     service.publish(reward.rm)
-            plan = _plan(settings, policy, judge, pairs, start, reward, service)
+            plan = replace(_plan(settings, policy, judge, pairs, start, reward, service), **watched)
             train_policy(plan, place, seed=settings.seed + number, tracker=tracker, report=report)
     record = _collect(settings, out, threshold, "nobody" if judge is None else judge.name, service.name)
     _draw(record, upstream["overoptimization"] / "overoptimization.json", out / "figures")
@@ -86,6 +91,49 @@ def run(settings: GrpoSettings, upstream: Upstream, out: Path, tracker: Tracker,
     write_json(out / "summary.json", {"metrics": _tracked(record)})
     for number in range(settings.rlhf.num_seeds):
         shutil.rmtree(out / f"seed_{number}")
+
+
+def _watched(
+    settings: GrpoSettings, upstream: Upstream, policy: Policy, judge: Judge | None, reward: LocalReward
+) -> dict[str, Any]:
+    """The watch over each training and the prompts for what it gains in the end: fields of the plan."""
+    watch = settings.rlhf.watch
+    if watch is None:
+        return {}
+    people = None if watch.people is None else PeopleJudge(Path(watch.people))
+    prepared, per_pair = upstream["prepare"], 1 if people is not None else 2
+    final = watch.final_labels // per_pair
+    if settings.gold is not None:
+        used = watch.labels // per_pair * watch.candidates + CALIBRATED
+        prompts = new_prompts(prepared, used, f"watched prompts {settings.seed}")
+        fresh = new_prompts(prepared, final, f"final prompts {settings.seed}", known=frozenset(prompts))
+    else:
+        left = held_out_prompts(prepared, seen=settings.rlhf.num_prompts, why="the measurements take")
+        left = [left[place] for place in policy.readable_ids(left, settings.max_new_tokens)]
+        fresh, prompts = left[: min(final, len(left) // 3)], left[min(final, len(left) // 3) :]
+
+    def make(folder: Path, seed: int) -> HackStop:
+        return HackStop(
+            prompts,
+            people or ScoreJudge(_required(judge)),
+            reward,
+            folder,
+            settings=watch,
+            every=settings.rlhf.measure_every,
+            temperature=settings.temperature,
+            max_new_tokens=settings.max_new_tokens,
+            kl_target=settings.rlhf.kl_target,
+            seed=seed,
+            policy=policy,
+        )
+
+    return {"watch": make, "final_prompts": fresh}
+
+
+def _required(judge: Judge | None) -> Judge:
+    if judge is None:
+        raise ConfigError(NOBODY_WATCHES)
+    return judge
 
 
 def _start(settings: RlhfConfig, upstream: Upstream, judge: Judge | None) -> StartPools:
@@ -103,7 +151,7 @@ def _start(settings: RlhfConfig, upstream: Upstream, judge: Judge | None) -> Sta
             "or hold out more pairs."
         )
     gold = None
-    if judge is not None:
+    if judge is not None and (settings.watch is None or isinstance(judge, GoldJudge)):
         gold = [judge.rewards([prompt] * len(pool), pool) for prompt, pool in zip(prompts, responses, strict=True)]
     return StartPools(prompts, responses, gold)
 
@@ -131,12 +179,13 @@ def _plan(
 ) -> TrainingPlan:
     prompts = list(dict.fromkeys(pair.prompt for pair in pairs))
     reference = load_weights(policy, torch.float32).to(pick_device(settings.device)).eval()
+    # Where labels are counted, only a judge who costs nothing is asked beside the watch: the truth beside the evidence.
     meter = PolicyMeter(
         policy,
         reference,
         start,
         reward,
-        judge,
+        judge if start.gold is not None else None,
         num_samples=settings.rlhf.samples_per_prompt,
         temperature=settings.temperature,
         max_new_tokens=settings.max_new_tokens,
@@ -175,9 +224,11 @@ def _collect(settings: GrpoSettings, out: Path, threshold: float, judge: str, re
     common = shared.index[shared == trained.num_seeds]  # where a seed stopped early, the others stand alone
     curve = curve_of(progress[progress["step"].isin(common)], **numbers)
     seconds, beside = (sum(end[name] for end in ends) for name in ("seconds", "measuring_seconds"))
+    watches = [end["watch"] for end in ends]
+    final = None if trained.watch is None else final_of(watches, **numbers)
     return {
         "rewards": rewards,
-        "judge": judge,
+        "judge": "people" if trained.watch is not None and trained.watch.people is not None else judge,
         **trained.model_dump(
             include={"num_seeds", "prompts_per_step", "group_size", "learning_rate", "loss", "kl_beta", "aggregate"}
             | {"length_penalty", "refresh_every", "samples_per_prompt"}
@@ -191,11 +242,13 @@ def _collect(settings: GrpoSettings, out: Path, threshold: float, judge: str, re
                 "points": curve_of(progress[progress["seed"] == settings.seed + number], **numbers),
                 "refreshes": read_json_lines(place / REFRESHES),
                 "stopped": ends[number]["stopped"],
+                "watch": ends[number]["watch"],
             }
             for number, place in enumerate(seeds)
         ],
         "early_stop": stopping(progress, threshold),
-        "verdict": verdict_of(curve),
+        "final": final,
+        "verdict": verdict_of(curve) if trained.watch is None else verdict_of_watch(watches, final),
         "cost": {
             "train_seconds": seconds,
             "measuring_seconds": beside,

@@ -107,6 +107,14 @@ class LocalReward:
         refuse_not_finite(rewards, lambda place: f"response {place}")
         return ScoredResponses(rewards, members, [side.num_cut for side in sides])
 
+    def differences(
+        self, prompts: Sequence[Prompt], later: Sequence[str], earlier: Sequence[str]
+    ) -> tuple[FloatArray, FloatArray]:
+        """By how much N later responses are rewarded higher, and the members' disagreement about it: (N,) each."""
+        seen = self.look([*prompts, *prompts], [*later, *earlier])
+        rewards, members = seen.rewards.reshape(2, -1), seen.members.reshape(len(seen.members), 2, -1)
+        return rewards[0] - rewards[1], disagreement(members[:, 0] - members[:, 1])
+
     def score(self, rollouts: Sequence[Rollout]) -> list[float]:
         """Rewards of rollouts of one step, also written to `meta` as `RewardModelScorer.score` does."""
         seen = self.look(*rollout_texts(rollouts))

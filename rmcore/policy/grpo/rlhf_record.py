@@ -114,6 +114,72 @@ def verdict_of(curve: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"status": status, "headline": headline, "reasons": reasons}
 
 
+def final_of(watches: Sequence[Mapping[str, Any]], *, num_resamples: int, seed: int) -> dict[str, Any] | None:
+    """Gain of what is kept over the start, on prompts that nothing was decided on, with its 95 % interval; JSON-ready.
+
+    A seed that went back to the start has gained nothing, for certain. Of one seed the interval is the confidence
+    sequence's, which holds however many pairs were judged; of several it is for new seeds and new prompts.
+
+    Args:
+        watches: `watch` of each training's end; the final prompts are the same.
+        num_resamples: of the bootstrap.
+        seed: of the bootstrap.
+    """
+    measured = [one["final"] for one in watches if one["final"] is not None]
+    if not measured:
+        return None
+    if len(watches) == 1:
+        only = measured[0]
+        low, high = only["interval"]
+        return MetricValue(only["value"], low, high, len(only["path"])).to_dict()
+    count = len(measured[0]["differences"])
+    by_seed = [
+        np.array(one["final"]["differences"]) if one["final"] is not None and one["kept_step"] else np.zeros(count)
+        for one in watches
+    ]
+    rows = pd.DataFrame(
+        [
+            {"prompt": prompt, "seed": number, "final": value}
+            for number, values in enumerate(by_seed)
+            for prompt, value in enumerate(values)
+        ]
+    )
+    return _value(rows, "final", num_resamples, seed)
+
+
+def verdict_of_watch(watches: Sequence[Mapping[str, Any]], final: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Which ending a watched training has: a policy that is better, none shown to be, or the start back again."""
+    kept = [one["kept_step"] for one in watches]
+    unit = watches[0]["unit"]
+    reasons = [one["looks"][-1]["reason"] for one in watches if one["looks"] and one["looks"][-1]["action"] == "stop"]
+    if not any(kept):
+        return {
+            "status": "refused",
+            "headline": "Not against this reward model: no trained policy was better than the start, which is kept",
+            "reasons": reasons,
+        }
+    where = f"at step {kept[0]} and {watches[0]['kept_kl']:.2g} nats" if len(kept) == 1 else (
+        f"over {len(kept)} seeds, of which {sum(map(bool, kept))} kept a trained policy"
+    )  # fmt: skip
+    if final is None or final["ci_low"] is None:
+        return {
+            "status": "unclear",
+            "headline": f"The best checkpoint by what the watch saw is kept, {where}; what it gained was not measured",
+            "reasons": [
+                *reasons,
+                "set rlhf.watch.final_labels, so that it is measured on prompts that decided nothing",
+            ],
+        }
+    shown = (
+        f"{final['value']:+.2f} {unit} ({final['ci_low']:+.2f} to {final['ci_high']:+.2f}) on fresh prompts, {where}"
+    )
+    if final["ci_low"] > 0:
+        return {"status": "rose", "headline": f"The policy is better than its start: gold {shown}", "reasons": reasons}
+    if final["ci_high"] < 0:
+        return {"status": "fell", "headline": f"The policy is worse than its start: gold {shown}", "reasons": reasons}
+    return {"status": "unclear", "headline": f"Not shown to be better than its start: gold {shown}", "reasons": reasons}
+
+
 def _apart(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     """Whether two intervals do not meet: a conservative reading, as both points share their prompts."""
     return bool(first["ci_low"] is not None and second["ci_high"] is not None and first["ci_low"] > second["ci_high"])

@@ -2,13 +2,21 @@
 
 import contextlib
 import importlib.util
+import math
 
 from rmcore.config.data import GoldConfig
-from rmcore.config.rlhf import RlhfConfig
+from rmcore.config.rlhf import RlhfConfig, WatchConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.named_function import load_function
 from rmcore.policy.judge import JUDGE_MEANING, JUDGE_SETTING
 from rmcore.serving.vllm_process import find_vllm
+
+FEWEST_PAIRS = 4
+"""Pairs of a look."""
+NOBODY_WATCHES = (
+    "rlhf.watch wants a judge, and nobody judges: only the gold world judges itself. Name a function of (prompt, "
+    "response) in policy.judge, or a folder for people's files in rlhf.watch.people, or leave rlhf.watch out."
+)
 
 
 def require_trl() -> None:
@@ -38,10 +46,30 @@ def require_rlhf(settings: RlhfConfig, judge: str | None, gold: GoldConfig | Non
         find_vllm()
     if judge is not None:
         load_function(JUDGE_SETTING, judge, JUDGE_MEANING)
+    watch = settings.watch
+    if watch is not None:
+        if watch.people is None and judge is None and gold is None:
+            raise ConfigError(NOBODY_WATCHES)
+        num_looks = math.ceil(settings.steps / settings.measure_every)
+        require_labels(watch, num_looks, 2 if watch.people is None else 1)
     if settings.refresh_every is not None and judge is None and gold is None:
         raise ConfigError(
             "rlhf.refresh_every wants labels on new samples, and nobody gives them: only the gold world judges itself. "
             "Name a function of (prompt, response) in policy.judge, or leave refresh_every out."
+        )
+
+
+def require_labels(settings: WatchConfig, num_looks: int, labels_per_pair: int) -> None:
+    """Refuse a watch whose looks would see next to nothing.
+
+    Raises:
+        ConfigError: a look has fewer than `FEWEST_PAIRS` pairs.
+    """
+    if settings.labels < FEWEST_PAIRS * labels_per_pair * num_looks:
+        raise ConfigError(
+            f"{settings.labels} labels for {num_looks} looks of {labels_per_pair} labels a pair are fewer than "
+            f"{FEWEST_PAIRS} pairs a look, from which nothing can be seen; raise rlhf.watch.labels, or look more "
+            "rarely (rlhf.measure_every)."
         )
 
 

@@ -7,13 +7,14 @@ Its folder holds
 - `samples.jsonl`: the samples of each measurement
 - `rollouts.jsonl`: every sample that was trained on, with its reward and the weight version that gave it
 - `refreshes.jsonl`: a row a refresh; `refresh_STEP/best` is the reward model after it
+- `watch/`: the state of a watch, and what it asked (`rmcore.policy.grpo.hack_stop`)
 - `finished.json`: written last
 """
 
 import shutil
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +31,7 @@ from rmcore.data.pair import Prompt, prompt_text
 from rmcore.policy.grpo.credit import LengthCredit, RewardModelCreditAssigner
 from rmcore.policy.grpo.group_reward import SCORE_KEY
 from rmcore.policy.grpo.grpo import make_grpo_with_rm
+from rmcore.policy.grpo.hack_stop import HackStop
 from rmcore.policy.grpo.policy_meter import PolicyMeter, draw
 from rmcore.policy.grpo.refresh import Refresher
 from rmcore.policy.policy import Policy
@@ -53,6 +55,8 @@ class TrainingPlan:
     device: auto, cpu or cuda.
     refresher: renews the reward model; None: never.
     rollouts: what draws the samples, see `make_grpo_with_rm`.
+    watch: makes the watch over a training of a folder and a seed; None: only the steps end it.
+    final_prompts: fresh, for what the watched policy has gained in the end.
     """
 
     policy: Policy
@@ -63,6 +67,8 @@ class TrainingPlan:
     device: str
     refresher: Refresher | None
     rollouts: Literal["generate", "vllm"] = "generate"
+    watch: Callable[[Path, int], HackStop] | None = None
+    final_prompts: Sequence[Prompt] = ()
 
 
 def train_policy(plan: TrainingPlan, folder: Path, *, seed: int, tracker: Tracker, report: Report) -> None:
@@ -81,6 +87,7 @@ def train_policy(plan: TrainingPlan, folder: Path, *, seed: int, tracker: Tracke
     if plan.refresher is not None:
         plan.refresher.restore(_refreshes(folder))
     run = _Run(plan, folder, seed, tracker, report)
+    watch = None if plan.watch is None else plan.watch(folder / "watch", seed)
     trainer = make_grpo_with_rm(
         plan.policy,
         plan.prompts,
@@ -93,29 +100,58 @@ def train_policy(plan: TrainingPlan, folder: Path, *, seed: int, tracker: Tracke
         seed=seed,
         device=plan.device,
         rollouts=plan.rollouts,
-        callbacks=[run],
+        callbacks=[run] if watch is None else [run, watch],
         record=run.record,
     )
     started = time.perf_counter()
+    if watch is not None:
+        watch.attach(trainer)
     try:
-        trainer.train(resume_from_checkpoint=None if state is None else str(state))
+        if watch is not None and watch.ended and state is not None:
+            watch.take_up(trainer.model, plan.policy.tokenizer, step=_step(state), max_steps=plan.settings.steps)
+            watch.roll_back(trainer.model, watch.best)
+        else:
+            trainer.train(resume_from_checkpoint=None if state is None else str(state))
     except RmcoreError:
         if trainer.state.global_step:  # the step that failed changed no weight
             trainer._save_checkpoint(trainer.model, trial=None)
         raise
     seconds = time.perf_counter() - started
+    watched = None if watch is None else _conclude(watch, trainer.model, plan.final_prompts, report)
     save_pretrained(trainer.model, folder / MODEL_FOLDER)
     save_pretrained(plan.policy.tokenizer, folder / MODEL_FOLDER)
     for checkpoint in folder.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
     outcome = {
         "num_steps": trainer.state.global_step,
-        "stopped": run.stopped,
+        "stopped": run.stopped if watch is None else watch.stopped or run.stopped,
+        "watch": watched,
         "seconds": seconds,
         "measuring_seconds": run.measuring_seconds,
         "num_tokens": run.num_tokens,
     }
     write_json(folder / FINISHED, outcome)
+
+
+def _conclude(watch: HackStop, model: Any, prompts: Sequence[Prompt], report: Report) -> dict[str, Any]:
+    """Measure what the kept policy has gained, and go back to the start where that is a loss; JSON-ready."""
+    gain = None
+    if prompts:
+        gain = watch.final_gain(
+            model, prompts, lambda done, of: report(done, of, f"judging what was gained: {done} of {of} pairs")
+        )
+    lost = gain is not None and gain.interval[1] < 0
+    if lost:
+        watch.roll_back(model, 0)
+    return {
+        "looks": [look.to_dict() for look in watch.looks],
+        "unit": watch.judge.unit,
+        "labels": watch.labels_used,
+        "final_labels": 0 if gain is None else watch.judge.labels_per_pair * len(gain.path),
+        "kept_step": 0 if lost else watch.best_step,
+        "kept_kl": 0.0 if lost else watch.best_kl,
+        "final": None if gain is None else asdict(gain),
+    }
 
 
 class _Run(TrainerCallback):

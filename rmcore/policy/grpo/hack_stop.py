@@ -1,0 +1,429 @@
+"""`HackStop`: a callback that watches a policy in training with few labels, and ends where gold has turned.
+
+In any trainer of transformers or TRL whose `model` generates (GRPO, RLOO, PPO), in one process:
+
+    judge = ScoreJudge(HookJudge("mine:judge", judge))                 # or PeopleJudge(Path("to_judge"))
+    stop = HackStop(held_out_prompts, judge, FunctionProxy(my_reward), Path("watch"), every=10)
+    trainer = GRPOTrainer(..., callbacks=[stop])
+    stop.attach(trainer)                                               # so that it can raise the KL penalty
+    trainer.train()                                                    # the model is then the best checkpoint
+    print(stop.looks[-1].reason, stop.final_gain(trainer.model, fresh_prompts).interval)
+
+What it decides, and how sure that is: `rmcore.policy.stopping.watch`. Its folder holds, so that a cut-off training goes
+on with nothing judged twice,
+
+- `watch.json`: the unit of a difference
+- `snapshots/NUMBER.safetensors`: weights of the checkpoints that may be compared with or kept
+- `look_STEP/asked.json` and `judged.jsonl`: what a look asks, and the answers
+- `looks.jsonl`: a row a look, with the state of the watch after it
+"""
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from transformers import TrainerCallback
+
+from rmcore.config.rlhf import WatchConfig
+from rmcore.core.arrays import FloatArray
+from rmcore.core.errors import ConfigError
+from rmcore.core.files import append_json_lines, read_json_lines, write_json
+from rmcore.data.pair import Prompt, prompt_text
+from rmcore.policy.grpo.policy_meter import draw
+from rmcore.policy.grpo.rlhf_requirements import require_labels
+from rmcore.policy.grpo.snapshots import Snapshots
+from rmcore.policy.policy import Policy
+from rmcore.policy.sampling.generate_sampler import whole_distribution
+from rmcore.policy.sft import Example, response_log_probs
+from rmcore.policy.stopping.bets import confidence_sequence
+from rmcore.policy.stopping.chosen_pairs import Chosen
+from rmcore.policy.stopping.pair_judges import CALIBRATED, PairJudge
+from rmcore.policy.stopping.watch import Look, Watch
+
+LOOKS, STATE = "looks.jsonl", "watch.json"
+KEPT = 12
+"""Checkpoints whose weights are kept at a time."""
+STEERED = (0.5, 2.0)
+"""Factors by which a look changes the KL penalty at most."""
+FEWEST_PROMPTS = 50
+TOKENS_AT_ONCE = 8192
+
+
+class Proxy(Protocol):
+    """The reward that the policy is trained on, as far as the watch needs it."""
+
+    def differences(
+        self, prompts: Sequence[Prompt], later: Sequence[str], earlier: Sequence[str]
+    ) -> tuple[FloatArray, FloatArray]:
+        """By how much N later responses are rewarded higher than earlier ones, and how unsure that is: (N,) each."""
+
+
+@dataclass(frozen=True)
+class FunctionProxy:
+    """A reward without members: no difference is less sure than another.
+
+    reward: of (prompts, responses), one finite number each.
+    """
+
+    reward: Callable[[Sequence[Prompt], Sequence[str]], Sequence[float]]
+
+    def differences(
+        self, prompts: Sequence[Prompt], later: Sequence[str], earlier: Sequence[str]
+    ) -> tuple[FloatArray, FloatArray]:
+        """See `Proxy`."""
+        both = np.array(self.reward([*prompts, *prompts], [*later, *earlier]), dtype=np.float64).reshape(2, -1)
+        return both[0] - both[1], np.ones(len(prompts))
+
+
+@dataclass(frozen=True)
+class FinalGain:
+    """The gain of what is kept over the start, on prompts that nothing was decided on.
+
+    value: mean difference, in the judge's unit, clipped at its limit.
+    interval: 95 %, valid at whatever number of pairs one stops.
+    path: the interval after 1, 2, ... pairs.
+    differences: (N,) of the pairs.
+    examples: prompt, both responses and the difference, of the first pairs.
+    """
+
+    value: float
+    interval: tuple[float, float]
+    path: list[tuple[float, float]]
+    differences: list[float]
+    examples: list[dict[str, Any]]
+
+
+class HackStop(TrainerCallback):
+    """Looks at a policy every `every` steps; ends the training where gold has turned or gains no more.
+
+    When training ends, for whatever reason, the model gets the weights of the best checkpoint; its number is in
+    `best`, and 0 is the start.
+
+    Args:
+        prompts: held out; each is used once, then all again in another order.
+        judge: who compares two responses: `ScoreJudge` or `PeopleJudge`.
+        proxy: the reward that is trained on; it saves labels as far as it follows the judge.
+        folder: for the state.
+        settings: labels, level, useful gain.
+        every: steps between looks.
+        temperature, max_new_tokens: of the samples.
+        kl_target: nats that the trainer's `beta` is steered to; None: it is left alone until gold stops gaining.
+        seed: of prompts, samples and choices.
+        policy: how prompts and responses become token ids; None: by the trainer's model and tokenizer.
+
+    Raises:
+        ConfigError: too few prompts, or several processes.
+        JudgementsWantedError: people have to answer first; train again from the last checkpoint when they have.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        judge: PairJudge,
+        proxy: Proxy,
+        folder: Path,
+        *,
+        settings: WatchConfig | None = None,
+        every: int = 10,
+        temperature: float = 1.0,
+        max_new_tokens: int = 256,
+        kl_target: float | None = None,
+        seed: int = 0,
+        policy: Policy | None = None,
+    ) -> None:
+        if len(prompts) < FEWEST_PROMPTS:
+            raise ConfigError(
+                f"{len(prompts)} held-out prompts, and a watch over a training wants at least {FEWEST_PROMPTS}: each "
+                "judged pair should be of a prompt of its own. Hold out more."
+            )
+        self.prompts, self.judge, self.proxy, self.folder = list(prompts), judge, proxy, folder
+        self.settings, self.every, self.seed, self.policy = settings or WatchConfig(), every, seed, policy
+        self.temperature, self.max_new_tokens, self.kl_target = temperature, max_new_tokens, kl_target
+        self.looks: list[Look] = []
+        self.stopped: str | None = None
+        self.best = 0
+        self._trainer: Any = None
+        self._watch: Watch
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._snapshots = Snapshots(folder / "snapshots")
+
+    def attach(self, trainer: Any) -> None:
+        """Let the watch raise and lower the KL penalty of `trainer` (its `beta`, where that is not 0)."""
+        self._trainer = trainer
+
+    @property
+    def labels_used(self) -> int:
+        """Responses, or pairs where people judge, that were judged in the training."""
+        return self._watch.labels_used + (2 * CALIBRATED if self.judge.calibrates else 0)
+
+    @property
+    def ended(self) -> bool:
+        """Whether an earlier call has ended the training, so that only what was gained is left to measure."""
+        rows = read_json_lines(self.folder / LOOKS)
+        return bool(rows) and rows[-1]["look"]["action"] == "stop"
+
+    def take_up(self, model: Any, tokenizer: Any, *, step: int, max_steps: int) -> None:
+        """Begin with the start policy, or with what an earlier call left at `step`.
+
+        Raises:
+            ConfigError: the labels are too few for so many looks.
+        """
+        if self.policy is None:
+            self.policy = _policy_of(model, tokenizer)
+        num_looks = math.ceil(max_steps / self.every)
+        require_labels(self.settings, num_looks, self.judge.labels_per_pair)
+        self._watch = Watch(
+            self.settings,
+            num_looks=num_looks,
+            limit=self.judge.limit,
+            labels_per_pair=self.judge.labels_per_pair,
+            unit=self.judge.unit,
+            can_lower_kl=bool(getattr(self._trainer, "beta", 0.0)),
+        )
+        if step == 0 and not (self.folder / STATE).is_file():
+            self._snapshots.save(model, 0)
+            if self.judge.calibrates:
+                self._calibrate(model)
+            write_json(self.folder / STATE, {"scale": self.judge.scale, "prompts_used": self._watch.prompts_used})
+        begun = json.loads((self.folder / STATE).read_text(encoding="utf-8"))
+        self.judge.scale, self._watch.prompts_used = begun["scale"], begun["prompts_used"]
+        self._rewind(step)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Take up what there is; a look that an earlier call could not close is closed now."""
+        if args.world_size > 1:
+            raise ConfigError("a watch over a training works in one process; train in one, or judge the checkpoints.")
+        self.take_up(given["model"], given["processing_class"], step=state.global_step, max_steps=state.max_steps)
+        if self._due(state) and self._watch.steps[-1] < state.global_step:
+            self._look(given["model"], state, control)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Look, where a look is due."""
+        if self._due(state):
+            self._look(given["model"], state, control)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Put the best checkpoint's weights into the model."""
+        self.roll_back(given["model"], self.best)
+
+    def roll_back(self, model: Any, number: int) -> None:
+        """Put the weights of a checkpoint that is still kept into the model; 0 is the start."""
+        self._snapshots.load(model, number)
+
+    @property
+    def best_step(self) -> int:
+        """Step of the best checkpoint."""
+        return self._watch.steps[self.best]
+
+    @property
+    def best_kl(self) -> float:
+        """Nats of the best checkpoint from the start."""
+        return self._watch.kls[self.best]
+
+    def final_gain(
+        self, model: Any, prompts: Sequence[Prompt], report: Callable[[int, int], None] = lambda done, of: None
+    ) -> FinalGain | None:
+        """Measure what the kept checkpoint, which `model` holds now, has gained; None where the start was kept.
+
+        Args:
+            model: after the training.
+            prompts: fresh ones, as many as are to be judged.
+            report: told how many pairs are judged.
+        """
+        if self.best == 0:
+            return None
+        folder = self.folder / "final"
+        folder.mkdir(exist_ok=True)
+        if not (folder / "asked.json").is_file():
+            later = self._answers(model, prompts, self.seed + 1)
+            with self._snapshots.inside(model, 0):
+                earlier = self._answers(model, prompts, self.seed + 2)
+            write_json(folder / "asked.json", {"later": later, "earlier": earlier})
+        asked = json.loads((folder / "asked.json").read_text(encoding="utf-8"))
+        found: list[float] = []
+        for difference in self._judged(folder, f"final-seed{self.seed}", prompts, asked["later"], asked["earlier"]):
+            found.append(difference)
+            report(len(found), len(prompts))
+        path = confidence_sequence(found, -self.judge.limit, self.judge.limit, 0.05)
+        rows = zip(prompts[:3], asked["earlier"], asked["later"], found, strict=False)
+        return FinalGain(
+            float(np.mean(found)),
+            (float(path[:, 0].max()), float(path[:, 1].min())),
+            [(float(low), float(high)) for low, high in path],
+            found,
+            [
+                {"prompt": prompt_text(prompt), "before": old, "after": new, "difference": difference}
+                for prompt, old, new, difference in rows
+            ],
+        )
+
+    def _due(self, state: Any) -> bool:
+        return state.global_step > 0 and (state.global_step % self.every == 0 or state.global_step == state.max_steps)
+
+    def _calibrate(self, model: Any) -> None:
+        prompts = [self.prompts[place] for place in self._fresh_places(CALIBRATED)]
+        first, second = (self._answers(model, prompts, self.seed + 10 + number) for number in range(2))
+        self.judge.calibrate(prompts, first, second)
+
+    def _look(self, model: Any, state: Any, control: Any) -> None:
+        step, watch = state.global_step, self._watch
+        folder = self.folder / f"look_{step}"
+        folder.mkdir(exist_ok=True)
+        number = len(watch.curve)
+        self._snapshots.save(model, number)
+        file = folder / "asked.json"
+        if file.is_file():
+            asked = json.loads(file.read_text(encoding="utf-8"))
+            watch.begin(step, asked["kl"])
+            watch.prompts_used = asked["prompts_used"]
+        else:
+            asked = self._ask(model, step, number)
+            write_json(file, asked)
+        chosen = Chosen(**{name: np.array(values) for name, values in asked["chosen"].items()})
+        prompts = [self.prompts[place] for place in asked["prompts"]]
+        name = f"step{step}-seed{self.seed}"
+        for pair, difference in enumerate(self._judged(folder, name, prompts, asked["later"], asked["earlier"])):
+            if not watch.see(chosen, pair, difference):
+                break
+        look = watch.end()
+        self._snapshots.drop(watch.forget(KEPT))
+        self._act(look, control)
+        self.looks.append(look)
+        row = {"step": step, "look": look.to_dict(), "state": watch.to_dict()}
+        row |= {"kl_beta": getattr(self._trainer, "beta", None), "kl_target": self.kl_target}
+        append_json_lines(self.folder / LOOKS, [row])
+
+    def _ask(self, model: Any, step: int, number: int) -> dict[str, Any]:
+        """Sample both policies and choose the pairs; JSON-ready, prompts by their places."""
+        watch, size = self._watch, self.settings.candidates
+        places = self._fresh_places(watch.num_pairs() * size)
+        prompts = [self.prompts[place] for place in places]
+        seed = self.seed + 1000 * number
+        ids, drawn = self._drawn(model, prompts, seed)
+        examples = [Example(tuple(prompt), tuple(row)) for prompt, row in zip(ids, drawn, strict=True)]
+        log_probs = self._log_probs(model, examples)
+        with self._snapshots.inside(model, 0):
+            kl = float((log_probs - self._log_probs(model, examples)).mean())
+        reference = watch.begin(step, kl)
+        with self._snapshots.inside(model, reference):
+            earlier = self._answers(model, prompts, seed + 1)
+        later = self._texts(drawn)
+        proxy, doubt = self.proxy.differences(prompts, later, earlier)
+        rng = np.random.default_rng([self.seed, number])
+        chosen = watch.choose(proxy.reshape(-1, size), doubt.reshape(-1, size), rng)
+        judged = [group * size + int(place) for group, place in enumerate(chosen.places)]
+        return {
+            "kl": kl,
+            "prompts_used": watch.prompts_used,
+            "chosen": {name: np.asarray(values).tolist() for name, values in vars(chosen).items()},
+            "prompts": [places[one] for one in judged],
+            "later": [later[one] for one in judged],
+            "earlier": [earlier[one] for one in judged],
+        }
+
+    def _judged(
+        self, folder: Path, name: str, prompts: Sequence[Prompt], later: Sequence[str], earlier: Sequence[str]
+    ) -> Any:
+        """The differences, one after the other; what was answered before is not asked again."""
+        kept = folder / "judged.jsonl"
+        known = [row["difference"] for row in read_json_lines(kept)]
+        yield from known
+        at_once = self.judge.at_once or max(len(prompts), 1)
+        for first in range(len(known), len(prompts), at_once):
+            part = slice(first, first + at_once)
+            found = self.judge.compare(name, prompts[part], later[part], earlier[part]).tolist()
+            append_json_lines(kept, [{"difference": one} for one in found])
+            yield from found
+
+    def _act(self, look: Look, control: Any) -> None:
+        self.best = look.best
+        if look.action == "stop":
+            self.stopped = self._why(look)
+            control.should_training_stop = control.should_save = True
+        if look.action == "lower_kl":
+            self.kl_target = max(self._watch.kls[look.best], 0.1)
+        beta = getattr(self._trainer, "beta", 0.0)
+        if self.kl_target is not None and beta:
+            self._trainer.beta = beta * float(np.clip(max(look.kl, 0.0) / self.kl_target, *STEERED))
+
+    @staticmethod
+    def _why(look: Look) -> str:
+        return f"{look.reason} (step {look.step})"
+
+    def _rewind(self, step: int) -> None:
+        """Take up the state after the last look at or before `step`, and drop what came behind it."""
+        rows = [row for row in read_json_lines(self.folder / LOOKS) if row["step"] <= step]
+        (self.folder / LOOKS).unlink(missing_ok=True)
+        append_json_lines(self.folder / LOOKS, rows)
+        for place in self.folder.glob("look_*"):
+            if int(place.name.removeprefix("look_")) > step:
+                shutil.rmtree(place)
+        self.looks = [Look(**row["look"]) for row in rows]
+        self.stopped = None if not rows or self.looks[-1].action != "stop" else self._why(self.looks[-1])
+        if rows:
+            self._watch.restore(rows[-1]["state"])
+            self.best, self.kl_target = self.looks[-1].best, rows[-1]["kl_target"]
+            if rows[-1]["kl_beta"] is not None:
+                self._trainer.beta = rows[-1]["kl_beta"]
+
+    def _fresh_places(self, wanted: int) -> list[int]:
+        """Places of prompts that no earlier look had, as long as there are such; then all of them again."""
+        used = self._watch.prompts_used
+        self._watch.prompts_used += wanted
+        order: list[int] = []
+        turn = used // len(self.prompts)
+        while len(order) < used % len(self.prompts) + wanted:
+            order += np.random.default_rng([self.seed, turn]).permutation(len(self.prompts)).tolist()
+            turn += 1
+        return order[used % len(self.prompts) :][:wanted]
+
+    def _answers(self, model: Any, prompts: Sequence[Prompt], seed: int) -> list[str]:
+        return self._texts(self._drawn(model, prompts, seed)[1])
+
+    def _drawn(self, model: Any, prompts: Sequence[Prompt], seed: int) -> tuple[list[list[int]], list[list[int]]]:
+        """Token ids of the prompts and of one response to each."""
+        policy = self._known_policy
+        ids = policy.fitting_ids(prompts, self.max_new_tokens)
+        config = whole_distribution(policy, self.temperature, self.max_new_tokens)
+        return ids, draw(model, policy, ids, config, seed)
+
+    def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        policy = self._known_policy
+        return [policy.decode([token for token in row if token not in policy.stop_ids]) for row in rows]
+
+    @torch.no_grad()
+    def _log_probs(self, model: Any, examples: Sequence[Example]) -> FloatArray:
+        """Log-probabilities of E responses, in nats: (E,)."""
+        was_training = model.training
+        model.eval()
+        found = np.zeros(len(examples))
+        order = sorted(range(len(examples)), key=lambda index: examples[index].num_tokens)
+        while order:
+            longest = examples[order[-1]].num_tokens
+            taken = [order.pop() for _ in range(min(len(order), max(1, TOKENS_AT_ONCE // longest)))]
+            part = response_log_probs(model, [examples[index] for index in taken], self.temperature)
+            found[taken] = part.double().cpu().numpy()
+        model.train(was_training)
+        return found
+
+    @property
+    def _known_policy(self) -> Policy:
+        if self.policy is None:
+            raise ValueError("the training has not begun")
+        return self.policy
+
+
+def _policy_of(model: Any, tokenizer: Any) -> Policy:
+    """The trainer's model as a policy: its tokenizer's and its configurations' tokens end a response."""
+    stops = {tokenizer.eos_token_id}
+    for config in (model.config.get_text_config(), model.generation_config):
+        ends = getattr(config, "eos_token_id", None)
+        stops.update([] if ends is None else [ends] if isinstance(ends, int) else ends)
+    name = str(model.config.name_or_path)
+    return Policy(name, Path(name), model.config, tokenizer, tuple(sorted(stops - {None})))

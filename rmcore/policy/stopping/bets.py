@@ -1,0 +1,114 @@
+"""Bets against a hypothesis about a mean: evidence that may be looked at after every value.
+
+A gambler starts with 1 and stakes a share of it on each value before it is seen. Where the hypothesis holds no stake
+gains on average, so the chance that the wealth ever reaches 1/level is at most level (Ville's inequality), however
+often one looks, whenever one stops, and whatever the stakes were learned from. How fast it grows where the hypothesis
+is wrong is all that a stake decides.
+
+Source:
+    Waudby-Smith and Ramdas 2024, Estimating means of bounded random variables by betting, JRSS-B 86,
+    arXiv:2010.09686; Ramdas, Gruenwald, Vovk and Shafer 2023, Game-theoretic statistics and safe anytime-valid
+    inference, arXiv:2210.01948.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from rmcore.core.arrays import FloatArray
+
+MOST = 0.9
+"""Share of the wealth that the worst possible value may take: all of it would end the game."""
+GRID = 801
+"""Means that a confidence sequence tries."""
+
+
+@dataclass
+class Bet:
+    """A bet that the mean of what is coming lies beyond `null`.
+
+    null: the hypothesis is that each value, given those before it, has a mean of at least `null` (side `below`), or of
+        at most `null` (side `above`).
+    side: where the bettor says the mean is.
+    level: chance of ever being convinced wrongly, at most.
+    log_wealth: in nats; evidence of log(1/level) convinces.
+    """
+
+    null: float
+    side: Literal["below", "above"]
+    level: float
+    log_wealth: float = 0.0
+
+    @property
+    def needed(self) -> float:
+        """Nats of evidence that convince."""
+        return math.log(1 / self.level)
+
+    @property
+    def won(self) -> bool:
+        """Whether the evidence is enough now."""
+        return self.log_wealth >= self.needed
+
+    def settle(self, value: float, *, expected: float, spread: float, low: float, high: float) -> None:
+        """Stake by what was expected, then see the value.
+
+        Args:
+            value: what came, within `low` and `high`.
+            expected: mean that was expected of it before.
+            spread: mean square of its distance from `expected`, as expected before.
+            low: least that could have come, known before.
+            high: most that could have come, known before.
+
+        Raises:
+            ValueError: the value lies outside its ends, so the wealth would mean nothing.
+        """
+        if not low <= value <= high:
+            raise ValueError(f"{value} was promised to lie between {low} and {high}")
+        toward, worst = (value - self.null, low - self.null) if self.side == "above" else (
+            self.null - value, self.null - high
+        )  # fmt: skip
+        hoped = expected - self.null if self.side == "above" else self.null - expected
+        if hoped <= 0 or worst >= 0:
+            return
+        # Kelly's stake for small bets (aGRAPA, Waudby-Smith and Ramdas 2024, eq. 26), never more than `MOST` to lose.
+        stake = min(hoped / (spread + hoped * hoped), MOST / -worst)
+        self.log_wealth += math.log1p(stake * toward)
+
+
+def confidence_sequence(values: Sequence[float], low: float, high: float, level: float) -> FloatArray:
+    """Intervals for a mean that hold after every one of N values together, with chance 1 - level: (N, 2).
+
+    Args:
+        values: N of them, independent, of one mean, within `low` and `high`.
+        low: least that a value can be.
+        high: most that a value can be.
+        level: chance that the mean is ever outside, at most.
+
+    Raises:
+        ValueError: a value lies outside its ends.
+    """
+    seen = np.asarray(values, dtype=np.float64)
+    if len(seen) and not (low <= seen.min() and seen.max() <= high):
+        raise ValueError(f"values from {seen.min()} to {seen.max()} were promised to lie between {low} and {high}")
+    means = np.linspace(low, high, GRID)[1:-1]  # (M,)
+    # The bettor against each mean stakes on the side where the values so far lie; half a value of a quarter of the
+    # range's square is what he starts from (ibid., eq. 15).
+    log_wealth = np.zeros(len(means))
+    alive = np.ones(len(means), dtype=bool)
+    total, squares, count = (low + high) / 2, ((high - low) / 2) ** 2, 1.0
+    found = np.empty((len(seen), 2))
+    for place, value in enumerate(seen):
+        mean, variance = total / count, squares / count
+        edge = mean - means
+        stake = np.clip(edge / (variance + edge * edge), -MOST / (high - means), MOST / (means - low))
+        log_wealth += np.log1p(stake * (value - means))
+        alive &= log_wealth < math.log(1 / level)
+        total, count = total + value, count + 1
+        squares += (value - total / count) ** 2
+        inside = means[alive]
+        step = (high - low) / (GRID - 1)  # a mean between two that are tried: the wider end
+        found[place] = (max(low, inside[0] - step), min(high, inside[-1] + step)) if len(inside) else (mean, mean)
+    return found

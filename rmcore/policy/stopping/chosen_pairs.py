@@ -1,0 +1,104 @@
+"""Which prompts are judged, and what a judged pair says of all prompts.
+
+Each judged pair comes from a group of G fresh prompts, all answered by both policies. One of them is chosen, more
+likely where the reward model is in doubt, and what the reward model says of the other G - 1 is used too: the value of
+the group is the mean of the expected differences, plus the chosen one's error weighted by 1 / (G x its chance). Its
+mean is the gain over all prompts whatever was expected and whatever the chances were (augmented inverse probability
+weighting: Robins, Rotnitzky and Zhao 1994; with chances from a model's doubt: Zrnic and Candes 2024, Active
+statistical inference, arXiv:2403.03208). A group's values are independent of all others', because its prompts are.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rmcore.core.arrays import FloatArray
+
+BY_DOUBT = 1 / 3
+"""Share of the chance that goes by doubt; the rest is equal, so no weight exceeds 1.5 and no error counts for more."""
+FEWEST_TO_FIT = 16
+"""Judged pairs before the reward model's differences are believed to say anything."""
+REMEMBERED = 200
+"""Judged pairs that the expectation is fitted on, the newest: what the reward model is worth changes on the way."""
+RIDGE = 4.0
+"""Pairs of no relation that the fit begins with."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """One prompt of each of M groups, to be judged.
+
+    places: (M,) within the groups.
+    proxy: (M,) difference of the reward at that place.
+    expected: (M,) difference that the judge is expected to find there.
+    weights: (M,) of the error of that expectation.
+    baseline: (M,) mean of what is expected over the group.
+    low, high: (M,) ends of what the value can be, whichever place had been chosen.
+    """
+
+    places: FloatArray
+    proxy: FloatArray
+    expected: FloatArray
+    weights: FloatArray
+    baseline: FloatArray
+    low: FloatArray
+    high: FloatArray
+
+    def value(self, number: int, difference: float) -> float:
+        """What a judged difference says of all prompts, for group `number`."""
+        return float(self.baseline[number] + self.weights[number] * (difference - self.expected[number]))
+
+
+class PairChooser:
+    """Chooses, and learns what the reward model's differences are worth.
+
+    Args:
+        limit: differences are clipped to this size: the value of a group is bounded then, as a bet needs it.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self._proxy: list[float] = []
+        self._judged: list[float] = []
+
+    def choose(self, proxy: FloatArray, doubt: FloatArray, rng: np.random.Generator) -> Chosen:
+        """Choose one of each group.
+
+        Args:
+            proxy: (M, G) reward of the later policy's response less that of the earlier one's.
+            doubt: (M, G) how unsure that difference is, 0 or more, in any unit.
+            rng: source of the choice.
+        """
+        num_groups, size = proxy.shape
+        intercept, slope = self._fit()
+        expected = np.clip(intercept + slope * proxy, -self.limit, self.limit)  # (M, G)
+        total = doubt.sum(axis=1, keepdims=True)
+        by_doubt = np.where(total > 0, doubt / np.where(total > 0, total, 1.0), 1 / size)
+        chances = (1 - BY_DOUBT) / size + BY_DOUBT * by_doubt  # (M, G)
+        places = (chances.cumsum(axis=1) < rng.random((num_groups, 1))).sum(axis=1).clip(max=size - 1)
+        weights = 1 / (size * chances)
+        baseline = expected.mean(axis=1)
+        rows = np.arange(num_groups)
+        return Chosen(
+            places,
+            proxy[rows, places],
+            expected[rows, places],
+            weights[rows, places],
+            baseline,
+            (baseline[:, None] + weights * (-self.limit - expected)).min(axis=1),
+            (baseline[:, None] + weights * (self.limit - expected)).max(axis=1),
+        )
+
+    def learn(self, proxy: float, difference: float) -> None:
+        """Take up one judged pair."""
+        self._proxy.append(proxy)
+        self._judged.append(difference)
+
+    def _fit(self) -> tuple[float, float]:
+        """Intercept and slope of the judge's difference on the reward's."""
+        if len(self._judged) < FEWEST_TO_FIT:
+            return 0.0, 0.0
+        proxy, judged = np.array(self._proxy[-REMEMBERED:]), np.array(self._judged[-REMEMBERED:])
+        apart = proxy - proxy.mean()
+        slope = float(apart @ judged / (apart @ apart + RIDGE * max(proxy.var(), 1e-12)))
+        return float(judged.mean() - slope * proxy.mean()), slope

@@ -1,0 +1,176 @@
+"""Who compares two responses of one prompt in a watch: a judge of single responses, or people with a file."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from rmcore.active.labels import plain, read_proposal, same_texts, write_proposal
+from rmcore.core.arrays import FloatArray
+from rmcore.core.errors import ConfigError, DataError, RmcoreError
+from rmcore.data.pair import PreferencePair, Prompt
+from rmcore.policy.judge import Judge
+from rmcore.policy.sampling.best_of_n import pooled_deviation
+
+CLIP = 3.0
+"""Standard deviations at which the difference of two scores is clipped: a bet needs a bound, and beyond it lie 4 % of
+the differences of two normal responses. The gain that is watched is the mean of clipped differences."""
+CALIBRATED = 24
+"""Prompts whose two start samples give the unit; its standard error is 15 %, and all that is shown has the same one."""
+
+
+class JudgementsWantedError(RmcoreError):
+    """Pairs wait for people: nothing failed, and the same command goes on when they have answered."""
+
+
+class PairJudge(Protocol):
+    """Compares responses.
+
+    name: as people read it.
+    unit: of a difference, in words.
+    limit: size that a difference has at most.
+    labels_per_pair: that a comparison costs.
+    at_once: pairs that are asked for together, so that a look that is decided early saves the rest; None: all.
+    calibrates: whether the unit has to be measured on samples of the start policy first.
+    scale: score of one unit; None: not calibrated yet, or there is nothing to calibrate.
+    """
+
+    name: str
+    unit: str
+    limit: float
+    labels_per_pair: int
+    at_once: int | None
+    calibrates: bool
+    scale: float | None
+
+    def calibrate(self, prompts: Sequence[Prompt], first: Sequence[str], second: Sequence[str]) -> None:
+        """Measure the unit on two start samples of each prompt.
+
+        Raises:
+            DataError: the judge finds no two of them different.
+        """
+
+    def compare(
+        self, asked: str, prompts: Sequence[Prompt], later: Sequence[str], earlier: Sequence[str]
+    ) -> FloatArray:
+        """How much better each of N later responses is than the earlier one, (N,), within `limit`.
+
+        Args:
+            asked: name of these questions, the same if they are asked again.
+            prompts: N.
+            later: responses of the later policy.
+            earlier: responses of the earlier one.
+
+        Raises:
+            DataError: there is no judgement of a response.
+            JudgementsWantedError: people have not answered yet.
+        """
+
+
+class ScoreJudge:
+    """Differences of a judge's scores, in standard deviations of the start samples within prompts."""
+
+    unit = "sd"
+    limit = CLIP
+    labels_per_pair = 2
+    at_once: int | None = 8
+    calibrates = True
+
+    def __init__(self, judge: Judge) -> None:
+        self.name, self._judge = judge.name, judge
+        self.scale: float | None = None
+
+    def calibrate(self, prompts: Sequence[Prompt], first: Sequence[str], second: Sequence[str]) -> None:
+        """See `PairJudge`."""
+        scores = self._judge.rewards([*prompts, *prompts], [*first, *second]).reshape(2, -1)  # (2, N)
+        try:
+            self.scale = pooled_deviation(list(scores.T))
+        except ConfigError as error:
+            raise DataError(
+                f"{self.name} finds both answers of the start policy equally good on all of {len(prompts)} prompts, so "
+                "no difference has a unit. Sample at a higher temperature, or take a judge who tells answers apart."
+            ) from error
+
+    def compare(
+        self, asked: str, prompts: Sequence[Prompt], later: Sequence[str], earlier: Sequence[str]
+    ) -> FloatArray:
+        """See `PairJudge`."""
+        if self.scale is None:
+            raise ValueError("calibrate first")
+        scores = self._judge.rewards([*prompts, *prompts], [*later, *earlier]).reshape(2, -1)
+        return np.clip((scores[0] - scores[1]) / self.scale, -CLIP, CLIP)
+
+
+class PeopleJudge:
+    """People who fill in a column: 1 where the later response is preferred, -1 where the earlier one is, 0 for a tie.
+
+    The files are those of `rm-opt active propose`, and do not say which response is whose.
+
+    Args:
+        folder: for the files.
+    """
+
+    name = "people"
+    unit = "wins less losses a comparison"
+    limit = 1.0
+    labels_per_pair = 1
+    at_once: int | None = None
+    calibrates = False
+    scale: float | None = None
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def calibrate(self, prompts: Sequence[Prompt], first: Sequence[str], second: Sequence[str]) -> None:
+        """Do nothing: a preference has its unit."""
+
+    def compare(
+        self, asked: str, prompts: Sequence[Prompt], later: Sequence[str], earlier: Sequence[str]
+    ) -> FloatArray:
+        """See `PairJudge`. Two equal responses are a tie, and nobody is asked."""
+        differing = [place for place, (new, old) in enumerate(zip(later, earlier, strict=True)) if new != old]
+        found = np.zeros(len(prompts))
+        if not differing:
+            return found
+        pairs = {
+            f"{asked}-{place + 1}": PreferencePair(
+                prompt=prompts[place], chosen=later[place], rejected=earlier[place], pair_id=f"{asked}-{place + 1}"
+            )
+            for place in differing
+        }
+        file = self.folder / f"{asked}.csv"
+        if not file.is_file():
+            write_proposal(list(pairs.values()), file, seed=len(pairs))
+            file.chmod(0o600)
+        answers = {row["pair_id"]: row for row in read_proposal(file)}
+        missing = [name for name in pairs if name not in answers]
+        if missing:
+            raise DataError(
+                f"{file} lacks {len(missing)} of {len(pairs)} pairs that were asked for, first {missing[0]}; restore "
+                "its rows, or move it away, then the same command writes it anew."
+            )
+        other = [name for name, pair in pairs.items() if not same_texts(answers[name], pair)]
+        if other:
+            raise DataError(
+                f"{file} has other responses for {other[0]} than were sampled now: it belongs to another training. "
+                "Name another folder in rlhf.watch.people, or move the file away."
+            )
+        wrong = [name for name in pairs if answers[name]["preferred"] not in ("a", "b", "tie", "")]
+        if wrong:
+            raise DataError(
+                f"{file}: {wrong[0]} says {answers[wrong[0]]['preferred']!r} in the column preferred; a, b or tie is "
+                "expected."
+            )
+        unanswered = sum(not answers[name]["preferred"] for name in pairs)
+        if unanswered:
+            raise JudgementsWantedError(
+                f"{unanswered} of {len(pairs)} pairs wait to be judged in {file}: write a, b or tie into the column "
+                "preferred of each row and save it as CSV, then run the same command again; the training goes on there."
+            )
+        for place, (name, pair) in zip(differing, pairs.items(), strict=True):
+            row = answers[name]
+            if row["preferred"] != "tie":
+                preferred = row["response_a" if row["preferred"] == "a" else "response_b"]
+                found[place] = 1.0 if plain(preferred) == plain(pair.chosen) else -1.0
+        return found

@@ -1,0 +1,252 @@
+"""The watch over a policy in training: looks at its gold gain with few labels, and what follows from each.
+
+At a look the newest checkpoint is compared with an earlier one by a judge, on prompts that nobody used before. Three
+bets are settled with every judged pair:
+
+- gained: that the newest is better than the earlier one;
+- stopped: that it is better than one of half its distance or less by less than a useful gain;
+- turned: that it is worse. The hypothesis is that gold never falls, so a plateau is no alarm.
+
+Each is wrong at most with the chance `level` in the whole training, at any number of looks (`bets`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from rmcore.config.rlhf import WatchConfig
+from rmcore.core.arrays import FloatArray
+from rmcore.policy.stopping.bets import Bet
+from rmcore.policy.stopping.chosen_pairs import Chosen, PairChooser
+from rmcore.policy.stopping.gain_curve import GainCurve
+
+Action = Literal["go_on", "lower_kl", "stop"]
+CAUTIOUS = 0.5
+"""Standard deviations by which the gain of what is kept is taken lower than expected."""
+FIRST_SPREAD, FIRST_WEIGHT = 1.5, 8.0
+"""Variance of a group's value before any is known, two responses differing by about sqrt(2) standard deviations less
+what the reward model explains, and the judged pairs that this guess counts for."""
+FAR_BACK = 0.5
+"""Share of the newest checkpoint's KL that an earlier one has at most, to show that gold has stopped gaining: close
+neighbours are always alike."""
+AFTER_FEWEST = 2
+"""Checkpoints before gold can be said to have stopped."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a look saw and what followed.
+
+    number: of the checkpoint, from 1.
+    step: of the policy.
+    kl: nats from the start policy.
+    reference: number of the checkpoint that it was compared with.
+    num_pairs: judged.
+    difference: mean of the groups' values, and its standard error.
+    gained, stopped, turned: evidence for each, in nats; `needed` convinces.
+    best: number of the checkpoint that would be kept now.
+    gains: mean and standard deviation of each checkpoint's gain over the start, as far as is known.
+    action: what to do, and why.
+    """
+
+    number: int
+    step: int
+    kl: float
+    reference: int
+    num_pairs: int
+    difference: float
+    error: float
+    gained: float
+    stopped: float
+    turned: float
+    needed: float
+    best: int
+    gains: list[tuple[float, float]]
+    action: Action
+    reason: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self)
+
+
+class Watch:
+    """Keeps the evidence of one training.
+
+    Args:
+        settings: labels, level, useful gain.
+        num_looks: that are planned, among which the labels are shared.
+        limit: size that a judged difference has at most.
+        labels_per_pair: that the judge takes.
+        unit: of a difference, in words.
+        can_lower_kl: whether a KL penalty can be raised.
+    """
+
+    def __init__(
+        self,
+        settings: WatchConfig,
+        *,
+        num_looks: int,
+        limit: float,
+        labels_per_pair: int = 2,
+        unit: str = "sd",
+        can_lower_kl: bool = False,
+    ) -> None:
+        self.settings, self.num_looks, self.unit, self.can_lower_kl = settings, num_looks, unit, can_lower_kl
+        self.labels_per_pair = labels_per_pair
+        self.curve = GainCurve()
+        self.chooser = PairChooser(limit)
+        self.labels_used = 0
+        self.prompts_used = 0
+        self.kept = [0]
+        """Numbers of the checkpoints whose weights are still there."""
+        self.steps = [0]
+        self.kls = [0.0]
+        self._gained = Bet(0.0, "above", settings.level)
+        self._stopped = Bet(settings.useful_gain, "below", settings.level)
+        self._turned = Bet(0.0, "below", settings.level)
+        self._spread, self._weight = FIRST_SPREAD, FIRST_WEIGHT
+        self._lowered = False
+        self._reference = 0
+        self._values: list[float] = []
+
+    def begin(self, step: int, kl: float) -> int:
+        """Begin a look at a new checkpoint; the number of the earlier one to compare it with."""
+        self.curve.add_checkpoint(kl)
+        self._values = []
+        self.steps.append(step)
+        self.kls.append(kl)
+        self._reference = self.curve.telling_reference(self.kept)
+        return self._reference
+
+    def num_pairs(self) -> int:
+        """Pairs that the next look may have judged: an equal share of the labels that are left."""
+        looks_left = max(1, self.num_looks - (len(self.curve) - 1))
+        return (self.settings.labels - self.labels_used) // (self.labels_per_pair * looks_left)
+
+    def choose(self, proxy: FloatArray, doubt: FloatArray, rng: np.random.Generator) -> Chosen:
+        """Choose whom of each group to judge; see `PairChooser.choose`."""
+        return self.chooser.choose(proxy, doubt, rng)
+
+    def see(self, chosen: Chosen, number: int, difference: float) -> bool:
+        """Take up the judgement of group `number`: the newest checkpoint's response less the earlier one's.
+
+        Returns:
+            Whether more judgements of this look can still change what follows.
+        """
+        newest = len(self.curve) - 1
+        value = chosen.value(number, difference)
+        known, unsure = self.curve.difference(newest, self._reference)
+        share = unsure / (unsure + self._spread / (len(self._values) or 1)) if self._values else 0.0
+        here = known + share * (float(np.mean(self._values)) - known) if self._values else known
+        left = unsure * (1 - share)
+        far_back = self.kls[self._reference] <= FAR_BACK * self.kls[newest]
+        for bet in (self._gained, self._turned, *([self._stopped] if far_back and newest > AFTER_FEWEST else [])):
+            bet.settle(
+                value,
+                expected=here,
+                spread=self._spread + left,
+                low=float(chosen.low[number]),
+                high=float(chosen.high[number]),
+            )
+        self._values.append(value)
+        self.labels_used += self.labels_per_pair
+        self.chooser.learn(float(chosen.proxy[number]), difference)
+        return not self._turned.won
+
+    def end(self) -> Look:
+        """Close the look; what follows."""
+        newest, found = len(self.curve) - 1, np.array(self._values)
+        self.kept.append(newest)
+        if len(found):
+            if len(found) > 1:
+                apart = float(((found - found.mean()) ** 2).sum())
+                self._spread = (self._spread * self._weight + apart) / (self._weight + len(found) - 1)
+                self._weight += len(found) - 1
+            self.curve.compare(newest, self._reference, float(found.mean()), self._spread / len(found))
+        best = self.curve.best(self.kept, CAUTIOUS)
+        evidence = {"gained": self._gained.log_wealth, "stopped": self._stopped.log_wealth}
+        action, reason = self._decide(best)
+        mean, covariance = self.curve.posterior()
+        return Look(
+            newest,
+            self.steps[-1],
+            self.kls[-1],
+            self._reference,
+            len(found),
+            float(found.mean()) if len(found) else float("nan"),
+            (self._spread / len(found)) ** 0.5 if len(found) else float("nan"),
+            evidence["gained"],
+            evidence["stopped"],
+            self._turned.log_wealth,
+            self._turned.needed,
+            best,
+            [(float(one), float(max(var, 0.0) ** 0.5)) for one, var in zip(mean, np.diag(covariance), strict=True)],
+            action,
+            reason,
+        )
+
+    def forget(self, most: int) -> list[int]:
+        """Drop checkpoints that are least likely to be kept until `most` are left; their numbers.
+
+        The start, the newest and the best stay.
+        """
+        mean, covariance = self.curve.posterior()
+        hope = mean + np.sqrt(np.maximum(np.diag(covariance), 0.0))
+        safe = {0, self.kept[-1], self.curve.best(self.kept, CAUTIOUS)}
+        gone = sorted((one for one in self.kept if one not in safe), key=lambda one: float(hope[one]))
+        gone = gone[: max(0, len(self.kept) - most)]
+        self.kept = [one for one in self.kept if one not in gone]
+        return gone
+
+    def _decide(self, best: int) -> tuple[Action, str]:
+        at_best = f"step {self.steps[best]}" if best else "the start"
+        if self._turned.won:
+            return "stop", (
+                f"gold has turned: the policy is worse than at an earlier step (evidence {self._turned.log_wealth:.1f} "
+                f"of {self._turned.needed:.1f} nats); back to {at_best}"
+            )
+        if self._stopped.won:
+            shown = f"it gains less than {self.settings.useful_gain:g} {self.unit} since half of its distance"
+            if self.can_lower_kl and not self._lowered:
+                self._lowered = True
+                self._stopped = Bet(self.settings.useful_gain, "below", self.settings.level)
+                return "lower_kl", f"gold has stopped gaining: {shown}; held at the distance of {at_best}"
+            return "stop", f"gold has stopped gaining: {shown}; back to {at_best}"
+        if self._gained.won:
+            self._gained = Bet(0.0, "above", self.settings.level)
+            return "go_on", "still gaining: shown to be better than an earlier step"
+        return "go_on", "nothing is shown yet"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its whole state, JSON-ready, for `restore`."""
+        return {
+            "along": self.curve._along,
+            "root": self.curve._root,
+            "compared": self.curve._seen,
+            "proxy": self.chooser._proxy,
+            "judged": self.chooser._judged,
+            "labels_used": self.labels_used,
+            "prompts_used": self.prompts_used,
+            "kept": self.kept,
+            "steps": self.steps,
+            "kls": self.kls,
+            "log_wealth": [bet.log_wealth for bet in (self._gained, self._stopped, self._turned)],
+            "spread": [self._spread, self._weight],
+            "lowered": self._lowered,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up the state that `to_dict` gave between two looks."""
+        self.curve._along, self.curve._root = list(state["along"]), state["root"]
+        self.curve._seen = [tuple(one) for one in state["compared"]]
+        self.chooser._proxy, self.chooser._judged = list(state["proxy"]), list(state["judged"])
+        self.labels_used, self.kept = state["labels_used"], list(state["kept"])
+        self.prompts_used = state["prompts_used"]
+        self.steps, self.kls = list(state["steps"]), list(state["kls"])
+        for bet, wealth in zip((self._gained, self._stopped, self._turned), state["log_wealth"], strict=True):
+            bet.log_wealth = wealth
+        self._spread, self._weight = state["spread"]
+        self._lowered = state["lowered"]

@@ -1,0 +1,50 @@
+"""Prompts that nothing was trained or decided on: new ones of the gold world, of other data those held out for it."""
+
+import random
+from pathlib import Path
+
+from rmcore.core.errors import DataError
+from rmcore.data.gold.prompts import draw_prompt
+from rmcore.data.pair import Prompt, prompt_text
+from rmcore.data.table import read_pairs
+from rmcore.stages.samples import one_each
+
+FEWEST_PROMPTS = 10
+
+
+def new_prompts(prepared: Path, number: int, name: str, *, known: frozenset[Prompt] = frozenset()) -> list[Prompt]:
+    """Prompts of the gold world that stand in no pair.
+
+    Args:
+        prepared: the artifact of the stage prepare.
+        number: that are drawn.
+        name: seeds the draw.
+        known: others that are not drawn.
+    """
+    files = [prepared / f"{part}.parquet" for part in ("train", "validation", "test", "ood")]
+    seen = {prompt_text(pair.prompt) for file in files if file.is_file() for pair in read_pairs(file)}
+    seen |= {prompt_text(prompt) for prompt in known}
+    rng = random.Random(name)  # noqa: S311 - data, not cryptography
+    fresh: dict[Prompt, None] = {}
+    while len(fresh) < number:
+        prompt = draw_prompt(rng, ood=False)
+        if prompt not in seen:
+            fresh[prompt] = None
+    return list(fresh)
+
+
+def held_out_prompts(prepared: Path, *, seen: int, why: str) -> list[Prompt]:
+    """Held-out prompts after the first `seen`, one a conversation.
+
+    Raises:
+        DataError: fewer than `FEWEST_PROMPTS` are left.
+    """
+    held_out = one_each(read_pairs(prepared / "test.parquet"))
+    left = held_out[seen:]
+    if len(left) < FEWEST_PROMPTS:
+        raise DataError(
+            f"{len(held_out)} prompts are held out and {why} the first {seen} of them, so {len(left)} are fresh, and a "
+            f"gain over fewer than {FEWEST_PROMPTS} says little. Let fewer be seen (policy.num_prompts, "
+            "rlhf.num_prompts), or hold out more (data.test_fraction)."
+        )
+    return left

@@ -1,0 +1,88 @@
+"""Judges of pairs: the unit of scores, and people's files there and back."""
+
+import csv
+import stat
+
+import numpy as np
+import pytest
+
+from rmcore.core.errors import DataError
+from rmcore.data.pair import Message
+from rmcore.policy.judge import HookJudge
+from rmcore.policy.stopping.pair_judges import CLIP, JudgementsWantedError, PeopleJudge, ScoreJudge
+
+PROMPTS = ["What is 2 + 2?", "=1+1", (Message("user", "Hi"), Message("assistant", "?"), Message("user", "A"))]
+NEW, OLD = ["four", "two, I think", "B"], ["five", "2", "B"]
+
+
+def by_length():
+    return ScoreJudge(HookJudge("test:judge", lambda prompt, response: len(response)))
+
+
+def test_scores_are_in_deviations_of_the_start_and_clipped():
+    judge = by_length()
+    judge.calibrate(["p", "q"], ["aa", "a"], ["aaaa", "aaaaa"])
+    assert judge.scale == pytest.approx(np.sqrt((2 + 8) / 2))
+    found = judge.compare("any", ["p", "q"], ["aaaa", "a" * 99], ["aa", "a"])
+    np.testing.assert_allclose(found, [2 / judge.scale, CLIP])
+
+
+def test_a_judge_who_tells_nothing_apart_has_no_unit():
+    judge = ScoreJudge(HookJudge("test:judge", lambda prompt, response: 1.0))
+    with pytest.raises(DataError, match="equally good"):
+        judge.calibrate(["p", "q"], ["a", "b"], ["c", "d"])
+
+
+def fill(file, answer):
+    with file.open(newline="", encoding="utf-8") as rows:
+        found = list(csv.DictReader(rows))
+    for row in found:
+        row["preferred"] = answer(row)
+    with file.open("w", newline="", encoding="utf-8") as rows:
+        writer = csv.DictWriter(rows, list(found[0]))
+        writer.writeheader()
+        writer.writerows(found)
+
+
+def test_people_are_asked_and_their_answers_come_back_the_right_way_round(tmp_path):
+    judge = PeopleJudge(tmp_path)
+    with pytest.raises(JudgementsWantedError, match="2 of 2 pairs wait") as wanted:
+        judge.compare("step5-seed0", PROMPTS, NEW, OLD)
+    file = tmp_path / "step5-seed0.csv"
+    assert str(file) in str(wanted.value)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    fill(file, lambda row: "a" if row["response_a"] in NEW else "b")
+    assert judge.compare("step5-seed0", PROMPTS, NEW, OLD).tolist() == [1, 1, 0]  # equal responses: nobody is asked
+    fill(file, lambda row: "B " if row["response_a"] in NEW else " A")
+    assert judge.compare("step5-seed0", PROMPTS, NEW, OLD).tolist() == [-1, -1, 0]
+    fill(file, lambda row: "tie")
+    assert judge.compare("step5-seed0", PROMPTS, NEW, OLD).tolist() == [0, 0, 0]
+
+
+def test_the_file_does_not_say_whose_a_response_is(tmp_path):
+    judge = PeopleJudge(tmp_path)
+    new, old = [f"new {number}" for number in range(60)], [f"old {number}" for number in range(60)]
+    with pytest.raises(JudgementsWantedError):
+        judge.compare("look", ["p"] * 60, new, old)
+    with (tmp_path / "look.csv").open(newline="", encoding="utf-8") as rows:
+        first = [row["response_a"] in new for row in csv.DictReader(rows)]
+    assert 15 < sum(first) < 45
+
+
+def test_half_an_answer_an_odd_one_and_another_trainings_file_are_named(tmp_path):
+    judge = PeopleJudge(tmp_path)
+    with pytest.raises(JudgementsWantedError):
+        judge.compare("look", PROMPTS, NEW, OLD)
+    file = tmp_path / "look.csv"
+    fill(file, lambda row: "a" if row["pair_id"].endswith("-1") else "")
+    with pytest.raises(JudgementsWantedError, match="1 of 2"):
+        judge.compare("look", PROMPTS, NEW, OLD)
+    fill(file, lambda row: "the first")
+    with pytest.raises(DataError, match="a, b or tie"):
+        judge.compare("look", PROMPTS, NEW, OLD)
+    fill(file, lambda row: "a")
+    with pytest.raises(DataError, match="another training"):
+        judge.compare("look", PROMPTS, ["six", *NEW[1:]], OLD)
+    file.write_text("\n".join(file.read_text().splitlines()[:2]) + "\n")
+    with pytest.raises(DataError, match="lacks 1 of 2"):
+        judge.compare("look", PROMPTS, NEW, OLD)

@@ -1,0 +1,118 @@
+"""The watch: what ends a training, what does not, what is kept, and that it goes on as if never stopped."""
+
+import json
+
+import numpy as np
+import pytest
+
+from rmcore.config.rlhf import WatchConfig
+from rmcore.policy.stopping.watch import Watch
+
+LOOKS, LIMIT = 12, 3.0
+
+
+def look_at(watch, number, kl, rise, rng, follows=0.7):
+    """One look at a checkpoint that is better than number k by rise(k)."""
+    shape = (watch.num_pairs(), watch.settings.candidates)
+    reference = watch.begin(10 * number, kl)
+    noise = rng.normal(size=shape) * 2**0.5
+    judged = np.clip(
+        rise(reference) + follows * noise + (1 - follows**2) ** 0.5 * rng.normal(size=shape), -LIMIT, LIMIT
+    )
+    chosen = watch.choose(noise, np.abs(noise), rng)
+    for group, place in enumerate(chosen.places):
+        if not watch.see(chosen, group, float(judged[group, int(place)])):
+            break
+    return watch.end()
+
+
+def trained(gain, labels=800, seed=0, can_lower_kl=False, **settings):
+    """A training whose gold gain is a function of the nats; the watch and its looks."""
+    watch = Watch(
+        WatchConfig(labels=labels, **settings), num_looks=LOOKS, limit=LIMIT, can_lower_kl=can_lower_kl
+    )  # fmt: skip
+    rng, looks = np.random.default_rng(seed), []
+    kls = np.linspace(0, 4, LOOKS + 1)
+    for number in range(1, LOOKS + 1):
+        looks.append(
+            look_at(watch, number, kls[number], lambda k, n=number: float(gain(kls[n]) - gain(kls[k])), rng)
+        )  # fmt: skip
+        if looks[-1].action == "stop":
+            break
+    return watch, looks
+
+
+def test_where_gold_crashes_it_goes_back_to_the_peak():
+    watch, looks = trained(lambda kl: 0.6 * min(kl, 1.0) - 0.5 * max(kl - 1.0, 0.0))
+    assert looks[-1].action == "stop"
+    assert looks[-1].turned >= looks[-1].needed or looks[-1].stopped >= looks[-1].needed
+    assert 0.6 <= watch.kls[looks[-1].best] <= 1.4
+    assert watch.steps[looks[-1].best] < looks[-1].step
+    assert watch.labels_used < 800
+
+
+def test_where_it_falls_from_the_start_the_start_is_kept():
+    _, looks = trained(lambda kl: -0.4 * kl)
+    assert looks[-1].action == "stop"
+    assert looks[-1].best == 0
+    assert "the start" in looks[-1].reason
+
+
+def test_where_it_gains_it_goes_on_and_keeps_the_last():
+    watch, looks = trained(lambda kl: 0.5 * kl)
+    assert [look.action for look in looks] == ["go_on"] * LOOKS
+    assert any("still gaining" in look.reason for look in looks)
+    assert watch.kls[looks[-1].best] >= 3.0
+    mean, spread = looks[-1].gains[-1]
+    assert mean == pytest.approx(2.0, abs=4 * spread)
+    assert watch.labels_used <= 800
+
+
+def test_alarms_on_a_plateau_are_as_rare_as_promised():
+    """The hardest case of "gold never falls"; all that is learned on the way may be used to bet."""
+    runs = 120
+    false = sum(
+        look.turned >= look.needed for seed in range(runs) for look in [trained(lambda kl: 0.0, 400, seed)[1][-1]]
+    )
+    assert false / runs <= 0.05 + 2 * (0.05 * 0.95 / runs) ** 0.5
+
+
+def test_before_it_stops_it_lowers_the_distance_once():
+    _, looks = trained(lambda kl: 0.4 * min(kl, 0.7), 3000, 3, can_lower_kl=True)
+    actions = [look.action for look in looks if look.action != "go_on"]
+    assert actions[0] == "lower_kl"
+    assert actions.count("lower_kl") == 1
+    assert "held at the distance" in next(look.reason for look in looks if look.action == "lower_kl")
+
+
+def test_a_watch_that_was_written_down_goes_on_to_the_bit():
+    def gain(kl):
+        return 0.5 * kl - 0.12 * kl * kl
+
+    whole, looks = trained(gain, seed=5)
+    rng, kls = np.random.default_rng(5), np.linspace(0, 4, LOOKS + 1)
+    watch = Watch(WatchConfig(labels=800), num_looks=LOOKS, limit=LIMIT)
+    for number in range(1, len(looks) + 1):
+        state = json.loads(json.dumps(watch.to_dict()))
+        watch = Watch(WatchConfig(labels=800), num_looks=LOOKS, limit=LIMIT)
+        watch.restore(state)
+        look = look_at(watch, number, kls[number], lambda k, n=number: gain(kls[n]) - gain(kls[k]), rng)
+        assert look == looks[number - 1]
+    assert watch.to_dict() == whole.to_dict()
+
+
+def test_what_is_forgotten_is_neither_compared_with_nor_kept():
+    watch, looks = trained(lambda kl: 0.5 * kl)
+    best = looks[-1].best
+    gone = watch.forget(4)
+    assert len(watch.kept) == 4
+    assert {0, best, LOOKS} <= set(watch.kept)
+    assert not set(gone) & set(watch.kept)
+    assert watch.begin(999, 4.2) in watch.kept
+
+
+def test_labels_are_shared_and_never_exceeded():
+    watch, looks = trained(lambda kl: 0.5 * kl, labels=100)
+    counts = [look.num_pairs for look in looks]
+    assert watch.labels_used <= 100
+    assert max(counts) - min(counts) <= 1

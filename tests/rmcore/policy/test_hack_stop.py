@@ -1,0 +1,215 @@
+"""`HackStop` in real trainings by TRL: it ends where gold falls, keeps the best, and asks nothing twice."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import small_policies as policies
+from rmcore.config.rlhf import RlhfConfig, WatchConfig
+from rmcore.core.errors import ConfigError
+from rmcore.core.files import read_json_lines
+from rmcore.policy.grpo.grpo import make_grpo_with_rm
+from rmcore.policy.grpo.hack_stop import FunctionProxy, HackStop
+from rmcore.policy.grpo.snapshots import Snapshots
+from rmcore.policy.judge import HookJudge
+from rmcore.policy.policy import Policy
+from rmcore.policy.stopping.pair_judges import JudgementsWantedError, PeopleJudge, ScoreJudge
+
+pytestmark = pytest.mark.slow
+
+PROMPTS = [f"What is {number} + 2?" for number in range(300)]
+TRAINED = ["What is 2 + 2?", "What is 2 + 3?", "Say a"]
+SETTINGS = RlhfConfig(steps=8, prompts_per_step=3, group_size=8, measure_every=2, learning_rate=2e-3, kl_beta=0.01)
+WATCH = WatchConfig(labels=160, final_labels=60, candidates=2)
+
+
+class LikesA:
+    """The reward model of these trainings: the more a the better."""
+
+    def score(self, rollouts):
+        rewards = [float(rollout.steps[0].completion.count("a")) for rollout in rollouts]
+        for rollout, reward in zip(rollouts, rewards, strict=True):
+            rollout.meta.update(rm_score=reward, rm_score_version=1)
+        return rewards
+
+    def wait_ready(self, timeout_s):
+        pass
+
+
+class CutError(Exception):
+    """The training is cut off here."""
+
+
+class Judge:
+    """A judge of single responses, whose questions are counted; after `limit` of them the process is gone."""
+
+    def __init__(self, score, limit=10**9):
+        self.asked, self.score, self.limit = 0, score, limit
+        self.of_pairs = ScoreJudge(HookJudge("test:judge", self))
+
+    def __call__(self, prompt, response):
+        if self.asked >= self.limit:
+            raise CutError
+        self.asked += 1
+        return self.score(response)
+
+
+def counts_a(prompts, responses):
+    return [float(text.count("a")) for text in responses]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    folder = policies.new_policy(tmp_path_factory.mktemp("policy"), eos_token_id=policies.STOPS)
+    return Policy.load(folder)
+
+
+def trainer_of(policy, out, settings, *callbacks):
+    return make_grpo_with_rm(
+        policy, TRAINED, LikesA(), out=out, settings=settings, max_new_tokens=12, device="cpu", callbacks=callbacks
+    )
+
+
+def train(policy, out, judge, settings=SETTINGS, watch=WATCH, resume=None, **given):
+    stop = HackStop(
+        PROMPTS, judge, FunctionProxy(counts_a), out / "watch", settings=watch, every=settings.measure_every,
+        max_new_tokens=12, seed=3, **given,
+    )  # fmt: skip
+    trainer = trainer_of(policy, out, settings, stop)
+    stop.attach(trainer)
+    trainer.train(resume_from_checkpoint=resume)
+    return stop, trainer
+
+
+def weights(model):
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+def same(first, second):
+    return all(torch.equal(first[name], second[name]) for name in second)
+
+
+def test_a_reward_that_the_judge_hates_ends_early_and_leaves_the_start(policy, tmp_path):
+    judge = Judge(lambda text: -float(text.count("a")))
+    settings = SETTINGS.model_copy(update={"steps": 40, "learning_rate": 4e-3})
+    stop, trainer = train(policy, tmp_path, judge.of_pairs, settings, WATCH.model_copy(update={"labels": 600}))
+    assert stop.stopped is not None
+    assert trainer.state.global_step < 40
+    assert stop.best == 0
+    kept = weights(trainer.model)
+    Snapshots(tmp_path / "watch" / "snapshots").load(trainer.model, 0)
+    assert same(kept, weights(trainer.model))
+    assert stop.final_gain(trainer.model, PROMPTS[:30]) is None
+    assert judge.asked == stop.labels_used <= 600 + 48
+
+
+def test_a_reward_that_the_judge_shares_is_gained_and_measured_on_other_prompts(policy, tmp_path):
+    judge = Judge(lambda text: float(text.count("a")))
+    stop, trainer = train(policy, tmp_path, judge.of_pairs, SETTINGS.model_copy(update={"steps": 16}))
+    assert stop.best > 0
+    assert stop.looks[-1].kl > 0
+    fresh = [f"Count to {number}" for number in range(WATCH.final_labels // 2)]
+    gain = stop.final_gain(trainer.model, fresh)
+    assert gain.value > 0
+    assert gain.interval[0] <= gain.value <= gain.interval[1]
+    assert len(gain.path) == len(fresh)
+    assert gain.examples[0]["prompt"] == fresh[0]
+    asked = judge.asked
+    assert stop.final_gain(trainer.model, fresh) == gain  # nothing is sampled or asked anew
+    assert judge.asked == asked
+
+
+def test_it_leaves_the_training_as_it_was(policy, tmp_path):
+    """The same steps with and without a watch give the same weights."""
+    watched, trainer = train(policy, tmp_path / "with", Judge(lambda text: float(len(text))).of_pairs)
+    plain = trainer_of(policy, tmp_path / "without", SETTINGS)
+    plain.train()
+    Snapshots(tmp_path / "with" / "watch" / "snapshots").load(trainer.model, len(watched.looks))
+    assert same(weights(plain.model), weights(trainer.model))
+
+
+def test_a_training_that_was_cut_off_goes_on_and_asks_nothing_twice(policy, tmp_path):
+    judge = Judge(lambda text: float(len(text)))
+    whole, first = train(policy, tmp_path / "whole", judge.of_pairs)
+    cut = Judge(judge.score, limit=48 + 60)  # in the midst of the second look
+    with pytest.raises(CutError):
+        train(policy, tmp_path / "cut", cut.of_pairs)
+    cut.limit = 10**9
+    resumed, second = train(policy, tmp_path / "cut", cut.of_pairs, resume=str(tmp_path / "cut" / "checkpoint-2"))
+    assert [look.to_dict() for look in resumed.looks] == [look.to_dict() for look in whole.looks]
+    assert same(weights(first.model), weights(second.model))
+    assert 0 <= cut.asked - judge.asked < 2 * ScoreJudge.at_once  # at most the questions that the cut lost
+
+
+def test_people_are_waited_for_and_the_same_command_goes_on(policy, tmp_path):
+    """Export, wait, ingest, go on: at every look the training ends until the file is filled in."""
+    people, watch = tmp_path / "to_judge", WATCH.model_copy(update={"labels": 40})
+    settings, state, waits = SETTINGS.model_copy(update={"steps": 4}), None, 0
+    while True:
+        stop = HackStop(
+            PROMPTS, PeopleJudge(people), FunctionProxy(counts_a), tmp_path / "watch", settings=watch, every=2,
+            max_new_tokens=12,
+        )  # fmt: skip
+        trainer = trainer_of(policy, tmp_path, settings, stop)
+        try:
+            trainer.train(resume_from_checkpoint=state)
+            break
+        except JudgementsWantedError:
+            waits += 1
+            trainer._save_checkpoint(trainer.model, trial=None)
+            state = str(tmp_path / f"checkpoint-{trainer.state.global_step}")
+            for file in people.glob("*.csv"):
+                with file.open(newline="", encoding="utf-8") as text:
+                    rows = list(csv.DictReader(text))
+                with file.open("w", newline="", encoding="utf-8") as text:
+                    writer = csv.DictWriter(text, list(rows[0]))
+                    writer.writeheader()
+                    writer.writerows([row | {"preferred": row["preferred"] or "a"} for row in rows])
+    assert waits == 2
+    assert [look.step for look in stop.looks] == [2, 4]
+    assert stop.labels_used == 40
+
+
+def test_the_penalty_is_steered_to_the_target(policy, tmp_path):
+    stop, trainer = train(policy, tmp_path, Judge(lambda text: float(text.count("a"))).of_pairs, kl_target=0.001)
+    rows = read_json_lines(tmp_path / "watch" / "looks.jsonl")
+    betas = [SETTINGS.kl_beta, *(row["kl_beta"] for row in rows)]
+    for before, after, look in zip(betas, betas[1:], stop.looks, strict=False):
+        assert after == pytest.approx(before * np.clip(max(look.kl, 0.0) / 0.001, 0.5, 2.0))
+    assert trainer.beta == betas[-1]
+
+
+def test_too_few_prompts_or_labels_are_refused_before_a_step(policy, tmp_path):
+    judge = PeopleJudge(tmp_path)
+    with pytest.raises(ConfigError, match="3 held-out prompts"):
+        HackStop(PROMPTS[:3], judge, FunctionProxy(counts_a), tmp_path / "a")
+    with pytest.raises(ConfigError, match="fewer than 4 pairs a look"):
+        train(policy, tmp_path / "b", judge, SETTINGS.model_copy(update={"steps": 40}), WatchConfig(labels=40))
+
+
+def test_snapshots_come_back_to_the_bit_and_are_private(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+    model[0].bias.requires_grad_(False)
+    snapshots, before = Snapshots(tmp_path / "kept"), weights(model)
+    snapshots.save(model, 1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    moved = weights(model)
+    with snapshots.inside(model, 1):
+        assert same(before, {name: value for name, value in weights(model).items() if name != "0.bias"})
+    assert same(moved, weights(model))
+    assert (tmp_path / "kept" / "1.safetensors").stat().st_mode & 0o77 == 0
+    snapshots.drop([1])
+    assert not list((tmp_path / "kept").iterdir())
+
+
+def test_its_folder_holds_what_its_text_says(policy, tmp_path):
+    train(policy, tmp_path, Judge(lambda text: float(len(text))).of_pairs)
+    assert json.loads((tmp_path / "watch" / "watch.json").read_text())["scale"] > 0
+    assert {place.name for place in (tmp_path / "watch").iterdir()} == {
+        "watch.json", "snapshots", "looks.jsonl", "look_2", "look_4", "look_6", "look_8"
+    }  # fmt: skip
