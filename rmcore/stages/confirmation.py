@@ -131,5 +131,6 @@ def _fresh_prompts(settings: ConfirmationSettings, prepared: Path) -> list[Promp
     """
     if settings.is_gold:
         return new_prompts(prepared, settings.fresh_prompts, f"fresh prompts {settings.seed}")
-    left = held_out_prompts(prepared, seen=settings.num_prompts, why="readiness has seen")
+    lower = "policy.num_prompts (readiness is then judged on fewer)"
+    left = held_out_prompts(prepared, seen=settings.num_prompts, why="readiness has seen", lower=lower)
     return left[: settings.fresh_prompts]

@@ -33,8 +33,14 @@ def new_prompts(prepared: Path, number: int, name: str, *, known: frozenset[Prom
     return list(fresh)
 
 
-def held_out_prompts(prepared: Path, *, seen: int, why: str) -> list[Prompt]:
+def held_out_prompts(prepared: Path, *, seen: int, why: str, lower: str) -> list[Prompt]:
     """Held-out prompts after the first `seen`, one a conversation.
+
+    Args:
+        prepared: the artifact of the stage prepare.
+        seen: prompts that are not fresh.
+        why: who has seen them.
+        lower: setting that makes them fewer, and what that costs.
 
     Raises:
         DataError: fewer than `FEWEST_PROMPTS` are left.
@@ -44,7 +50,6 @@ def held_out_prompts(prepared: Path, *, seen: int, why: str) -> list[Prompt]:
     if len(left) < FEWEST_PROMPTS:
         raise DataError(
             f"{len(held_out)} prompts are held out and {why} the first {seen} of them, so {len(left)} are fresh, and a "
-            f"gain over fewer than {FEWEST_PROMPTS} says little. Let fewer be seen (policy.num_prompts, "
-            "rlhf.num_prompts), or hold out more (data.test_fraction)."
+            f"gain over fewer than {FEWEST_PROMPTS} says little. Lower {lower}, or hold out more (data.test_fraction)."
         )
     return left

@@ -2,7 +2,8 @@
 
 Starts the reward server where vLLM is to score, trains once a seed (`seed_N/`, from which an interrupted run continues)
 and measures on held-out prompts on the way. Writes `model/` (the policy of the first seed), `progress.parquet`,
-`rollouts.parquet`, `samples.parquet`, `rlhf.json`, `figures/rlhf.png` and `summary.json`.
+`rollouts.parquet`, `samples.parquet`, `rlhf.json`, `figures/rlhf.png`, with a watch `figures/watch.png`, and
+`summary.json`.
 """
 
 import json
@@ -46,6 +47,7 @@ from rmcore.policy.policy_weights import load_weights
 from rmcore.policy.stopping.pair_judges import CALIBRATED, PeopleJudge, ScoreJudge
 from rmcore.reporting.figures.rlhf import rlhf_curves_figure
 from rmcore.reporting.figures.style import save
+from rmcore.reporting.figures.watch import watch_figure
 from rmcore.stages.fresh_prompts import held_out_prompts, new_prompts
 from rmcore.stages.interface import Upstream, policy_place
 from rmcore.stages.samples import SAMPLES_FILE
@@ -108,7 +110,9 @@ def _watched(
         prompts = new_prompts(prepared, used, f"watched prompts {settings.seed}")
         fresh = new_prompts(prepared, final, f"final prompts {settings.seed}", known=frozenset(prompts))
     else:
-        left = held_out_prompts(prepared, seen=settings.rlhf.num_prompts, why="the measurements take")
+        left = held_out_prompts(
+            prepared, seen=settings.rlhf.num_prompts, why="the measurements take", lower="rlhf.num_prompts"
+        )
         left = [left[place] for place in policy.readable_ids(left, settings.max_new_tokens)]
         fresh, prompts = left[: min(final, len(left) // 3)], left[min(final, len(left) // 3) :]
 
@@ -263,6 +267,8 @@ def _draw(record: dict[str, Any], optimized: Path, folder: Path) -> None:
     best_of_n = next((curve for curve in curves if curve["method"] == "best_of_n"), None)
     folder.mkdir(exist_ok=True)
     save(rlhf_curves_figure(record, best_of_n), folder / "rlhf.png")
+    if record["seeds"][0]["watch"] is not None:
+        save(watch_figure(record), folder / "watch.png")
 
 
 def _tracked(record: dict[str, Any]) -> dict[str, Any]:

@@ -289,7 +289,8 @@ class HackStop(TrainerCallback):
         prompts = [self.prompts[place] for place in asked["prompts"]]
         name = f"step{step}-seed{self.seed}"
         for pair, difference in enumerate(self._judged(folder, name, prompts, asked["later"], asked["earlier"])):
-            if not watch.see(chosen, pair, difference):
+            paid_for = (pair + 1) % (self.judge.at_once or len(prompts)) != 0  # the rest of what was asked together
+            if not watch.see(chosen, pair, difference) and not paid_for:
                 break
         look = watch.end()
         self._snapshots.drop(watch.forget(KEPT))

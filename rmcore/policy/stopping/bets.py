@@ -35,22 +35,19 @@ class Bet:
     side: where the bettor says the mean is.
     level: chance of ever being convinced wrongly, at most.
     log_wealth: in nats; evidence of log(1/level) convinces.
+    won: whether it ever was that much: what came after changes nothing.
     """
 
     null: float
     side: Literal["below", "above"]
     level: float
     log_wealth: float = 0.0
+    won: bool = False
 
     @property
     def needed(self) -> float:
         """Nats of evidence that convince."""
         return math.log(1 / self.level)
-
-    @property
-    def won(self) -> bool:
-        """Whether the evidence is enough now."""
-        return self.log_wealth >= self.needed
 
     def settle(self, value: float, *, expected: float, spread: float, low: float, high: float) -> None:
         """Stake by what was expected, then see the value.
@@ -76,6 +73,7 @@ class Bet:
         # Kelly's stake for small bets (aGRAPA, Waudby-Smith and Ramdas 2024, eq. 26), never more than `MOST` to lose.
         stake = min(hoped / (spread + hoped * hoped), MOST / -worst)
         self.log_wealth += math.log1p(stake * toward)
+        self.won = self.won or self.log_wealth >= self.needed
 
 
 def confidence_sequence(values: Sequence[float], low: float, high: float, level: float) -> FloatArray:

@@ -9,7 +9,7 @@ import numpy as np
 from rmcore.active.labels import plain, read_proposal, same_texts, write_proposal
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError, RmcoreError
-from rmcore.data.pair import PreferencePair, Prompt
+from rmcore.data.pair import PreferencePair, Prompt, is_blank
 from rmcore.policy.judge import Judge
 from rmcore.policy.sampling.best_of_n import pooled_deviation
 
@@ -18,6 +18,9 @@ CLIP = 3.0
 the differences of two normal responses. The gain that is watched is the mean of clipped differences."""
 CALIBRATED = 24
 """Prompts whose two start samples give the unit; its standard error is 15 %, and all that is shown has the same one."""
+
+EMPTY = "(an empty answer)"
+"""How people see a response that has no text."""
 
 
 class JudgementsWantedError(RmcoreError):
@@ -129,6 +132,7 @@ class PeopleJudge:
         self, asked: str, prompts: Sequence[Prompt], later: Sequence[str], earlier: Sequence[str]
     ) -> FloatArray:
         """See `PairJudge`. Two equal responses are a tie, and nobody is asked."""
+        later, earlier = ([EMPTY if is_blank(text) else text for text in texts] for texts in (later, earlier))
         differing = [place for place, (new, old) in enumerate(zip(later, earlier, strict=True)) if new != old]
         found = np.zeros(len(prompts))
         if not differing:

@@ -134,7 +134,7 @@ class Watch:
         """Take up the judgement of group `number`: the newest checkpoint's response less the earlier one's.
 
         Returns:
-            Whether more judgements of this look can still change what follows.
+            Whether more judgements can still change what follows: not where gold has turned.
         """
         newest = len(self.curve) - 1
         value = chosen.value(number, difference)
@@ -233,7 +233,7 @@ class Watch:
             "kept": self.kept,
             "steps": self.steps,
             "kls": self.kls,
-            "log_wealth": [bet.log_wealth for bet in (self._gained, self._stopped, self._turned)],
+            "bets": [(bet.log_wealth, bet.won) for bet in (self._gained, self._stopped, self._turned)],
             "spread": [self._spread, self._weight],
             "lowered": self._lowered,
         }
@@ -246,7 +246,7 @@ class Watch:
         self.labels_used, self.kept = state["labels_used"], list(state["kept"])
         self.prompts_used = state["prompts_used"]
         self.steps, self.kls = list(state["steps"]), list(state["kls"])
-        for bet, wealth in zip((self._gained, self._stopped, self._turned), state["log_wealth"], strict=True):
-            bet.log_wealth = wealth
+        for bet, kept in zip((self._gained, self._stopped, self._turned), state["bets"], strict=True):
+            bet.log_wealth, bet.won = kept
         self._spread, self._weight = state["spread"]
         self._lowered = state["lowered"]

@@ -1,13 +1,17 @@
 """The outcome of a training against the reward model, as people read it: in the report, in a terminal, in Prefect."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
+from rmcore.config.rlhf import WatchConfig
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.html.markdown import bullets, escape, text_table
 from rmcore.reporting.html.policy import shown
 
 CAPTIONS = {
+    "watch": "What the watch knew, by few labels. Evidence above the dashed line convinces, and is wrong in at most "
+    "one training in twenty, however often one looks. The curve on the left is a smooth guess; no alarm rests on it.",
     "rlhf": "The proxy is what the policy is trained on, so it rises. Where gold no longer follows, training on does "
     "harm. The dashed curves are best-of-n by the same reward model: what the same KL buys without any training.",
 }
@@ -21,6 +25,9 @@ REWARDS = {"vllm": "a vLLM reward server", "local": "the reward model in the tra
 RLHF_HEADINGS = ("step", "KL, nats", "proxy gain, sd", "gold gain, sd", "win rate", "disagreement", "tokens")
 DIGITS = (("kl", 2), ("proxy", 2), ("gold", 2), ("win_rate", 2), ("disagreement", 2), ("num_tokens", 0))
 """Decimals of each column after the step."""
+WATCH_HEADINGS = (
+    "seed", "step", "KL, nats", "against step", "pairs", "difference", "turned, nats", "stopped, nats", "what follows"
+)  # fmt: skip
 REFRESH_HEADINGS = ("seed", "after step", "new labels", "accuracy before", "accuracy after", "weight version")
 STOP_HEADINGS = (
     "seed",
@@ -71,6 +78,49 @@ def stop_rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
     ]
 
 
+def watch_rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """One row a look; none where nobody watched."""
+    rows: list[tuple[str, ...]] = []
+    for seed in record["seeds"]:
+        looks = (seed.get("watch") or {"looks": []})["looks"]
+        steps = [0, *(look["step"] for look in looks)]
+        rows += [
+            (
+                str(seed["seed"]),
+                str(look["step"]),
+                f"{look['kl']:.2f}",
+                "the start" if look["reference"] == 0 else str(steps[look["reference"]]),
+                str(look["num_pairs"]),
+                f"{look['difference']:+.2f} ± {look['error']:.2f}",
+                f"{look['turned']:+.1f}",
+                f"{look['stopped']:+.1f}",
+                f"{look['action'].replace('_', ' ')}: {look['reason']}",
+            )
+            for look in looks
+        ]
+    return rows
+
+
+def watch_examples(record: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The first final prompts with the answers of the start and of the kept policy: not chosen for how they look."""
+    watch = record["seeds"][0].get("watch") or {"final": None}
+    return [
+        {name: one[name] or "(an empty answer)" for name in ("prompt", "before", "after")}
+        | {"difference": f"{one['difference']:+.2f} {watch['unit']}"}
+        for one in (watch["final"] or {"examples": []})["examples"]
+    ]
+
+
+def _watched(record: Mapping[str, Any]) -> list[str]:
+    watches = [(one["seed"], one["watch"]) for one in record["seeds"] if one.get("watch")]
+    return [
+        f"seed {seed}: "
+        + ("the start is kept" if not watch["kept_step"] else f"kept is step {watch['kept_step']}")
+        + f", after {watch['labels']} labels on the way and {watch['final_labels']} for what was gained"
+        for seed, watch in watches
+    ]
+
+
 def rlhf_findings(record: Mapping[str, Any]) -> list[str]:
     """Sentences below the table, the verdict first."""
     verdict = record["verdict"]
@@ -80,6 +130,7 @@ def rlhf_findings(record: Mapping[str, Any]) -> list[str]:
     penalties += [] if record["length_penalty"] == 0 else [f"{record['length_penalty']:g} off for each token"]
     lines = [verdict["headline"], *verdict["reasons"]]
     lines += [f"seed {one['seed']} ended early: {one['stopped']}" for one in record["seeds"] if one["stopped"]]
+    lines += _watched(record)
     lines += [
         f"GRPO with the loss {record['loss']}, {record['num_steps']} steps of {record['prompts_per_step']} prompts "
         f"with {record['group_size']} samples each, learning rate {record['learning_rate']:g}"
@@ -106,6 +157,10 @@ def rlhf_section(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
         "headings": RLHF_HEADINGS,
         "points": rlhf_rows(record),
         "findings": rlhf_findings(record)[1:],
+        "watch_headings": WATCH_HEADINGS,
+        "looks": watch_rows(record),
+        "needed": numbers.decimal(math.log(1 / WatchConfig().level)),
+        "examples": watch_examples(record),
         "refresh_headings": REFRESH_HEADINGS,
         "refreshes": refresh_rows(record),
         "stop_headings": STOP_HEADINGS,

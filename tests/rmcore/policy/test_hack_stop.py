@@ -9,7 +9,7 @@ import torch
 
 import small_policies as policies
 from rmcore.config.rlhf import RlhfConfig, WatchConfig
-from rmcore.core.errors import ConfigError
+from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.files import read_json_lines
 from rmcore.policy.grpo.grpo import make_grpo_with_rm
 from rmcore.policy.grpo.hack_stop import FunctionProxy, HackStop
@@ -131,17 +131,42 @@ def test_it_leaves_the_training_as_it_was(policy, tmp_path):
     assert same(weights(plain.model), weights(trainer.model))
 
 
-def test_a_training_that_was_cut_off_goes_on_and_asks_nothing_twice(policy, tmp_path):
-    judge = Judge(lambda text: float(len(text)))
-    whole, first = train(policy, tmp_path / "whole", judge.of_pairs)
-    cut = Judge(judge.score, limit=48 + 60)  # in the midst of the second look
-    with pytest.raises(CutError):
-        train(policy, tmp_path / "cut", cut.of_pairs)
-    cut.limit = 10**9
-    resumed, second = train(policy, tmp_path / "cut", cut.of_pairs, resume=str(tmp_path / "cut" / "checkpoint-2"))
-    assert [look.to_dict() for look in resumed.looks] == [look.to_dict() for look in whole.looks]
-    assert same(weights(first.model), weights(second.model))
-    assert 0 <= cut.asked - judge.asked < 2 * ScoreJudge.at_once  # at most the questions that the cut lost
+def test_a_training_that_was_cut_off_goes_on_with_the_labels_that_it_has(policy, tmp_path):
+    judge = Judge(lambda text: float(len(text)), limit=48 + 60)  # in the midst of the second look
+    with pytest.raises(DataError, match="CutError"):
+        train(policy, tmp_path, judge.of_pairs)
+    first = read_json_lines(tmp_path / "watch" / "looks.jsonl")
+    judge.limit = 10**9
+    stop, trainer = train(policy, tmp_path, judge.of_pairs, resume=str(tmp_path / "checkpoint-2"))
+    assert json.dumps(stop.looks[0].to_dict()) == json.dumps(first[0]["look"])
+    assert [look.step for look in stop.looks] == [2, 4, 6, 8]
+    assert judge.asked <= stop.labels_used + 20 + ScoreJudge.at_once  # but for the look that came too late for a state
+    kept = weights(trainer.model)
+    Snapshots(tmp_path / "watch" / "snapshots").load(trainer.model, stop.best)
+    assert same(kept, weights(trainer.model))
+
+
+def test_a_look_that_was_cut_off_asks_for_the_rest_alone(policy, tmp_path):
+    """Where the state of its own step is there, as after every error of ours, nothing is sampled or asked twice."""
+    judge = Judge(lambda text: float(len(text)), limit=48 + 60)
+    stop = HackStop(
+        PROMPTS, judge.of_pairs, FunctionProxy(counts_a), tmp_path / "watch", settings=WATCH, every=2,
+        max_new_tokens=12,
+    )  # fmt: skip
+    trainer = trainer_of(policy, tmp_path, SETTINGS, stop)
+    with pytest.raises(DataError, match="CutError"):
+        trainer.train()
+    trainer._save_checkpoint(trainer.model, trial=None)
+    asked = json.loads((tmp_path / "watch" / "look_4" / "asked.json").read_text())
+    judge.limit = 10**9
+    again = HackStop(
+        PROMPTS, judge.of_pairs, FunctionProxy(counts_a), tmp_path / "watch", settings=WATCH, every=2,
+        max_new_tokens=12,
+    )  # fmt: skip
+    trainer_of(policy, tmp_path, SETTINGS, again).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert json.loads((tmp_path / "watch" / "look_4" / "asked.json").read_text()) == asked
+    assert [look.step for look in again.looks] == [2, 4, 6, 8]
+    assert judge.asked <= again.labels_used + 2 * ScoreJudge.at_once  # the chunk that was cut off
 
 
 def test_people_are_waited_for_and_the_same_command_goes_on(policy, tmp_path):

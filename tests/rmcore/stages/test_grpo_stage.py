@@ -9,11 +9,14 @@ import pandas as pd
 import pytest
 
 import policy_chain
-from rmcore.config.rlhf import RlhfConfig
+from rmcore.config.data import GoldConfig
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.rlhf import RlhfConfig, WatchConfig
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.store import Store
 from rmcore.data.gold.world import gold_reward
 from rmcore.data.table import read_pairs
+from rmcore.policy.grpo.rlhf_requirements import require_rlhf
 from rmcore.policy.policy import Policy
 from rmcore.stages.registry import STAGES, pipeline_stages, stage_call
 from rmcore.stages.run import run_stage
@@ -123,6 +126,40 @@ def test_a_judge_of_ones_own_labels_and_judges(chain, tmp_path, monkeypatch):
     (tmp_path / "short.py").write_text("def judge(prompt, response):\n    return float(len(response))\n")
     again = stage_call("grpo", config, {name: chain.ref(name) for name in STAGES["grpo"].upstream}).inputs
     assert inputs != again
+
+
+@pytest.mark.slow
+def test_a_watched_training_keeps_what_it_has_shown_and_says_what_it_cost(chain, tmp_path):
+    watch = WatchConfig(labels=80, final_labels=24, candidates=2)
+    record = run_alone(chain, tmp_path / "out", changed(CONFIG, rlhf={"watch": watch, "refresh_every": None}))
+    assert [one["seed"] for one in record["seeds"]] == [0, 1]
+    for one in record["seeds"]:
+        seen = one["watch"]
+        assert [look["step"] for look in seen["looks"]] == [2, 4][: len(seen["looks"])]
+        assert seen["labels"] <= 80 + 48  # the unit is measured once more
+        assert seen["kept_step"] in (0, 2, 4)
+        assert (seen["final"] is None) == (seen["kept_step"] == 0 and seen["final_labels"] == 0)
+        if seen["final"] is not None:
+            assert len(seen["final"]["path"]) == 12
+            low, high = seen["final"]["interval"]
+            assert low <= seen["final"]["value"] <= high
+    assert record["verdict"]["status"] in ("rose", "unclear", "refused")
+    assert (tmp_path / "out" / "figures" / "watch.png").stat().st_size > 10_000
+    assert Policy.load(tmp_path / "out" / "model").stop_ids
+
+
+def test_a_watch_without_a_judge_is_refused_before_anything_runs():
+    rlhf = RLHF.model_copy(update={"watch": WatchConfig()})
+    with pytest.raises(ConfigError, match=r"rlhf\.watch wants a judge"):
+        require_rlhf(rlhf, None, None)
+    with pytest.raises(ConfigError, match="fewer than 4 pairs a look"):
+        require_rlhf(rlhf.model_copy(update={"steps": 4000}), None, GoldConfig())
+    with pytest.raises(ValueError, match=r"further away than readiness is asked for"):
+        PipelineConfig.model_validate(
+            changed(CONFIG, rlhf={"kl_target": 50.0, "kl_beta": 0.1}).model_dump(exclude_defaults=True)
+        )
+    with pytest.raises(ValueError, match="steers the KL penalty"):
+        RlhfConfig(kl_target=1.0)
 
 
 @pytest.mark.slow

@@ -59,6 +59,12 @@ def test_people_are_asked_and_their_answers_come_back_the_right_way_round(tmp_pa
     assert judge.compare("step5-seed0", PROMPTS, NEW, OLD).tolist() == [0, 0, 0]
 
 
+def test_an_empty_answer_is_shown_as_one(tmp_path):
+    with pytest.raises(JudgementsWantedError, match="1 of 1"):
+        PeopleJudge(tmp_path).compare("look", ["p", "q"], ["", " "], ["text", "\n"])
+    assert "an empty answer" in (tmp_path / "look.csv").read_text()
+
+
 def test_the_file_does_not_say_whose_a_response_is(tmp_path):
     judge = PeopleJudge(tmp_path)
     new, old = [f"new {number}" for number in range(60)], [f"old {number}" for number in range(60)]

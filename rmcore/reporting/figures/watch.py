@@ -1,0 +1,147 @@
+"""The outcome of a watch over a training: the gain as far as it is known, the evidence, the labels, the end."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from rmcore.reporting.figures.style import (
+    BLUE,
+    GREEN,
+    INK,
+    MUTED,
+    ORANGE,
+    PINK,
+    dress,
+    headline,
+    legend,
+    new_figure,
+    note,
+)
+
+BETS = (
+    ("turned", ORANGE, "gold has turned"),
+    ("stopped", PINK, "gold has stopped gaining"),
+    ("gained", GREEN, "gained"),
+)
+BAND = 1.96
+
+
+def watch_figure(record: Mapping[str, Any]) -> Figure:
+    """Four panels: gain by step, evidence by step, labels by step, and the final gain as its pairs are judged.
+
+    Args:
+        record: `rlhf.json` of the stage grpo, of a training with a watch.
+    """
+    figure = new_figure(11.0, 8.6)
+    (gains, evidence), (labels, final) = figure.subplots(2, 2)
+    seeds = record["seeds"]
+    _gains(gains, seeds)
+    _evidence(evidence, seeds)
+    _labels(labels, seeds)
+    _final(final, seeds)
+    headline(figure, record["verdict"]["headline"])
+    return figure
+
+
+def _gains(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
+    unit = seeds[0]["watch"]["unit"]
+    dress(
+        ax, title="gold gain, as far as the watch knows · bands: 95 % of its curve",
+        x="optimizer step of the policy", y=f"gain over the start ({unit})",
+    )  # fmt: skip
+    for number, seed in enumerate(seeds):
+        watch, first = seed["watch"], number == 0
+        looks = watch["looks"]
+        if looks:
+            steps = np.array([0, *(look["step"] for look in looks)])
+            mean, spread = np.array(looks[-1]["gains"]).T
+            ax.plot(steps, mean, color=BLUE, marker="o", markersize=4, alpha=1.0 if first else 0.5,
+                    label="watched, by few labels" if first else None)  # fmt: skip
+            if len(seeds) <= 2:
+                ax.fill_between(steps, mean - BAND * spread, mean + BAND * spread, color=BLUE, alpha=0.14, linewidth=0)
+        true = [(point["step"], point["gold"]["value"]) for point in seed["points"] if point["gold"]]
+        if true:
+            ax.plot(*zip(*true, strict=True), color=ORANGE, linestyle="--", linewidth=1.1, alpha=0.8 if first else 0.4,
+                    label="every sample judged, which the watch did not see" if first else None)  # fmt: skip
+        ended = watch["final"]
+        if ended is not None:
+            low, high = ended["interval"]
+            ax.errorbar(
+                [watch["kept_step"]], [ended["value"]], [[ended["value"] - low], [high - ended["value"]]],
+                color=INK, marker="*", markersize=12, capsize=3, zorder=5,
+                label="kept, on fresh prompts" if first else None,
+            )  # fmt: skip
+        else:
+            ax.plot([0], [0], color=INK, marker="*", markersize=12, linestyle="none", zorder=5,
+                    label="kept: the start" if first else None)  # fmt: skip
+    ax.axhline(0, color=MUTED, linewidth=0.8)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _key(ax)
+
+
+def _evidence(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
+    dress(
+        ax, title="evidence, which may be looked at after every pair",
+        x="optimizer step of the policy", y="evidence (nats)",
+    )  # fmt: skip
+    needed = 0.0
+    for number, seed in enumerate(seeds):
+        looks = seed["watch"]["looks"]
+        for key, colour, label in BETS:
+            values = [0.0, *(look[key] for look in looks)]
+            steps = [0, *(look["step"] for look in looks)]
+            ax.plot(steps, values, color=colour, marker="o", markersize=3.5, alpha=1.0 if number == 0 else 0.4,
+                    label=label if number == 0 else None)  # fmt: skip
+        needed = max([needed, *(look["needed"] for look in looks)])
+    if not needed:
+        note(ax, "there was no look")
+        return
+    ax.axhline(needed, color=INK, linestyle="--", linewidth=1.1, label=f"convinces ({needed:.1f})")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _key(ax)
+
+
+def _labels(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
+    dress(ax, title="pairs judged at each look", x="optimizer step of the policy", y="pairs")
+    looks = [look for seed in seeds for look in seed["watch"]["looks"]]
+    if not looks:
+        note(ax, "there was no look")
+        return
+    steps = sorted({look["step"] for look in looks})
+    means = [float(np.mean([look["num_pairs"] for look in looks if look["step"] == step])) for step in steps]
+    width = 0.7 * min(np.diff(steps), default=1)
+    used = [seed["watch"]["labels"] + seed["watch"]["final_labels"] for seed in seeds]
+    ax.bar(steps, means, width=width, color=BLUE, alpha=0.75, label=f"labels in all: {np.mean(used):,.0f} a training")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _key(ax)
+
+
+def _final(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
+    unit = seeds[0]["watch"]["unit"]
+    dress(
+        ax, title="gain of what is kept, on prompts that nothing was decided on",
+        x="pairs judged", y=f"gain over the start ({unit})",
+    )  # fmt: skip
+    known = [seed["watch"]["final"] for seed in seeds if seed["watch"]["final"] is not None]
+    if not known:
+        note(ax, "the start was kept, or no final label was allowed")
+        return
+    for number, final in enumerate(known):
+        low, high = np.array(final["path"]).T
+        pairs = np.arange(1, len(low) + 1)
+        means = np.cumsum(final["differences"]) / pairs
+        ax.plot(pairs, means, color=BLUE, alpha=1.0 if number == 0 else 0.4, label="mean" if number == 0 else None)
+        if number == 0:
+            ax.fill_between(pairs, low, high, color=BLUE, alpha=0.16, linewidth=0, label="95 %, valid at every pair")
+    ax.axhline(0, color=MUTED, linewidth=0.8)
+    ax.set_ylim(-1.5, 1.5)
+    _key(ax)
+
+
+def _key(ax: Axes) -> None:
+    """The legend below the panel, where it hides no line."""
+    legend(ax, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncol=2)
