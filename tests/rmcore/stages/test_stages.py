@@ -104,7 +104,7 @@ BASE = PipelineConfig(
     policy=PolicyConfig(),
     validation=ValidationConfig(),
     active=ActiveConfig(check=CheckConfig()),
-    rlhf=RlhfConfig(),
+    rlhf=RlhfConfig(kl_beta=0.1),
 )
 """Every stage has what it needs."""
 
@@ -133,7 +133,7 @@ OTHER_VALUES = {
     "train.best_metric": "eval/loss", "evaluate.thresholds": (0.5,), "landscape.parts": ("noise",),
     "landscape.checkpoint": "step_5", "landscape.method": "full", "landscape.parameters": "head",
     "readiness.planned_optimizer": "kl_optimum", "policy.name": "a/policy", "policy.engine": "generate",
-    "rlhf.loss": "grpo", "rlhf.kl_beta": 0.5, "rlhf.rewards": "local", "rlhf.aggregate": "mean", "active.acquisitions": ("random", "bald"),
+    "rlhf.loss": "grpo", "rlhf.rewards": "local", "rlhf.aggregate": "mean", "active.acquisitions": ("random", "bald"),
     "active.claimed_target": 0.9, "probe.rules": ("padding",),
     "validation.worlds": ("length", "claims"),
     "active.noise": (0.1,), "active.targets": (0.8, 0.9), "active.check.acquisitions": ("random", "d-optimal"),
