@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -42,21 +43,29 @@ def rlhf(
     judge: Annotated[
         str | None, typer.Option(help="module:function of (prompt, response): the gold reward, where known.")
     ] = None,
+    labels: Annotated[
+        int | None, typer.Option(min=40, help="Responses that the judge is asked about on the way, at most.")
+    ] = None,
+    people: Annotated[
+        str | None, typer.Option(help="Let people judge: a folder for files of pairs, at which the training waits.")
+    ] = None,
     checkpoint: Annotated[
         str | None, typer.Option(help="A trained reward model, for --mode policy: a checkpoint folder.")
     ] = None,
     preset: Annotated[str, typer.Option(help="Start from a named run.")] = "rlhf",
 ) -> None:
-    """Train a reward model and a policy against it; show whether the gold reward rose.
+    """Train a reward model and a policy against it; end with a better policy, or say: not against this reward model.
 
-    The policy is trained by GRPO. Rewards come from a vLLM reward server where vLLM is installed (`make vllm`).
-    Everything is cached: the same command continues where it was stopped. Examples:
+    The policy is trained by GRPO. A judge watches it with few labels: where gold has turned, training ends, and the
+    best checkpoint is kept. Everything is cached: the same command continues where it was stopped. Examples:
 
     rm-opt rlhf
 
     rm-opt rlhf --refresh-every 10 --seeds 3
 
     rm-opt rlhf --preference-data pairs.parquet --rm-base-model my-base --policy-model my-policy --judge mine:judge
+
+    rm-opt rlhf --preference-data pairs.parquet --policy-model my-policy --people to_judge --labels 200
 
     rm-opt rlhf --mode policy --checkpoint out/best --policy-steps 20
     """
@@ -69,6 +78,8 @@ def rlhf(
         "rlhf.refresh_every": refresh_every,
         "rlhf.num_seeds": seeds,
         "policy.judge": judge,
+        "rlhf.watch.labels": labels,
+        "rlhf.watch.people": None if people is None else str(Path(people).resolve()),
     }
     if (mode == "policy") != (checkpoint is not None):
         raise ConfigError("--mode policy goes with --checkpoint, and no other mode does: the others train their own.")

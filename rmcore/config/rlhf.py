@@ -69,8 +69,8 @@ class RlhfConfig(Settings):
     stop_on_disagreement: bool = False
     """End a training where the members' disagreement leaves its calibrated range; off: the rule is only shown."""
     kl_target: float | None = Field(default=None, gt=0)
-    """Nats from the start policy that the coefficient `kl_beta` is steered towards at each measurement; left out: it
-    stays as it is. Readiness says how far is safe, so more than `readiness.planned_kl` is refused."""
+    """Nats from the start policy beyond which the KL penalty is raised at each measurement, and within which it comes
+    back to `kl_beta`; left out: it stays. Readiness says how far is safe: beyond `readiness.planned_kl` is refused."""
     watch: WatchConfig | None = None
     """A judge's watch over the training; left out: only the steps end it."""
     measure_every: int = Field(default=10, ge=1)

@@ -113,7 +113,8 @@ class HackStop(TrainerCallback):
         settings: labels, level, useful gain.
         every: steps between looks.
         temperature, max_new_tokens: of the samples.
-        kl_target: nats that the trainer's `beta` is steered to; None: it is left alone until gold stops gaining.
+        kl_target: nats from the start: beyond them the trainer's `beta` is raised, within them it comes back to what it
+            began with; None: it is left alone until gold stops gaining.
         seed: of prompts, samples and choices.
         policy: how prompts and responses become token ids; None: by the trainer's model and tokenizer.
 
@@ -351,7 +352,9 @@ class HackStop(TrainerCallback):
             self.kl_target = max(self._watch.kls[look.best], 0.1)
         beta = getattr(self._trainer, "beta", 0.0)
         if self.kl_target is not None and beta:
-            self._trainer.beta = beta * float(np.clip(max(look.kl, 0.0) / self.kl_target, *STEERED))
+            # Never below what was asked for: a policy that is still on its way would be let loose, and overshoot.
+            steered = beta * float(np.clip(max(look.kl, 0.0) / self.kl_target, *STEERED))
+            self._trainer.beta = max(self._trainer.args.beta, steered)
 
     @staticmethod
     def _why(look: Look) -> str:
