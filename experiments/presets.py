@@ -53,7 +53,7 @@ RLHF = PipelineConfig(
     # prompts and 0.05 it went to 4, and gained 0.23 where this gains 0.34 (experiments/LOG.md).
     rlhf=RlhfConfig(
         steps=40,
-        prompts_per_step=16,
+        prompts_per_step=24,
         learning_rate=1e-4,
         kl_beta=0.2,
         kl_target=2.0,

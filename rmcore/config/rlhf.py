@@ -16,7 +16,7 @@ class WatchConfig(Settings):
     final_labels: int = Field(default=400, ge=0)
     """Responses that the judge is asked about at the end, at most, on prompts that nothing was decided on: what the
     policy that is kept has gained. 0: nothing is measured."""
-    candidates: int = Field(default=4, ge=1, le=64)
+    candidates: int = Field(default=2, ge=1, le=64)
     """Fresh prompts answered for each judged pair; one of them is judged, sooner where the members disagree."""
     useful_gain: float = Field(default=0.1, gt=0)
     """Gain over an earlier checkpoint, in standard deviations within prompts, below which gold has stopped gaining."""
