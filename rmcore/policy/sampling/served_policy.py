@@ -7,6 +7,7 @@ folder of the weights that it had, and what was asked of it is asked again.
 
 import asyncio
 import fcntl
+import json
 import os
 import shutil
 import sys
@@ -18,18 +19,21 @@ from types import TracebackType
 from typing import IO, Any, Self, TypeVar
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from rmcore.core.errors import ModelError, NotReadyError, ServingError
-from rmcore.core.files import is_free
+from rmcore.core.files import is_free, write_json
 from rmcore.core.processes import tail
 from rmcore.core.saving import save_pretrained
 from rmcore.models.loading import pick_device
 from rmcore.policy.policy import Policy
+from rmcore.policy.policy_weights import load_weights
 from rmcore.policy.sampling.sampler import SamplingSettings, prompt_seed
 from rmcore.policy.sampling.vllm_sampler import MAX_RESTARTS, DrawnTokens, new_generator
-from rmcore.serving.model_files import text_files
+from rmcore.serving.model_files import text_files, weight_files
 from rmcore.serving.vllm_process import EngineFailure, find_vllm
+from rmcore.serving.weight_files import write_index
 
 GPU_SHARE_BESIDE_TRAINING = 0.3
 """TRL's own default for a vLLM beside its trainer."""
@@ -37,6 +41,7 @@ IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
 TIMES_THE_WEIGHTS = 6
 """Bytes that must be free, in those of the policy's files: two versions lie there while one becomes the next, in
 float32 where the files may be half as large, and vLLM may need memory meanwhile."""
+CONFIG_FILE, HEAD_FILE = "config.json", "output.safetensors"
 PREFIX, LOCK_FILE = "rm-opt-policy-", "lock"
 PROBE = ("What is the capital of France?", "I do not know, and I will not look it up either.")
 PROBE_TOKENS = 64
@@ -63,8 +68,9 @@ class ServedPolicy:
         self.version = 0
         """Of the weights that are served: how many publications were made. 0: the policy's folder."""
         self.num_restarts = 0
-        self._folder = policy.weights()
-        self._place, self._held = _private_place(self._folder)
+        self._place, self._held = _private_place(policy.weights())
+        self._unties = device.type != "cuda" and bool(policy.config.get_text_config().tie_word_embeddings)
+        self._folder = self._write(load_weights(policy, torch.float32), 0) if self._unties else policy.folder
         self._log = self._place / "vllm.log"
         flags = ["--logprobs-mode", "processed_logprobs"]  # at the temperature: of the distribution that is drawn from
         share = GPU_SHARE_BESIDE_TRAINING
@@ -97,7 +103,7 @@ class ServedPolicy:
         if hasattr(model, "peft_config"):
             raise ModelError("the model has adapters, which vLLM would not see; publish what merge_and_unload gives.")
         expected = _log_probs(model, self._probe)
-        folder = self._write(model)
+        folder = self._write(model, self.version + 1)
         try:
             self._insist(lambda: self._load(folder, expected), folder)
         except BaseException:
@@ -171,14 +177,16 @@ class ServedPolicy:
                 self._starting = asyncio.run_coroutine_threadsafe(self._vllm.start(folder), self._loop)
         raise AssertionError
 
-    def _write(self, model: Any) -> Path:
+    def _write(self, model: Any, version: int) -> Path:
         """The model's weights beside the policy's own configuration and tokenizer, as a folder that vLLM loads."""
-        folder = self._place / f"version-{self.version + 1:06d}"
+        folder = self._place / f"version-{version:06d}"
         shutil.rmtree(folder, ignore_errors=True)  # of a publication that failed
         save_pretrained(model, folder)
         for name in [*text_files(self.policy.folder), *(path.name for path in self.policy.folder.glob("*.py"))]:
             (folder / name).unlink(missing_ok=True)
             (folder / name).symlink_to(self.policy.folder / name)
+        if self._unties:
+            _untie(model, folder)
         return folder
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -232,6 +240,21 @@ def create_vllm_policy_publisher(
         ModelError: the policy cannot be read.
     """
     return ServedPolicy(Policy.load(policy), find_vllm(vllm), pick_device(device), max_seq_len)
+
+
+def _untie(model: Any, folder: Path) -> None:
+    """Give the output layer of a written model, which is its input embedding, a tensor of its own.
+
+    On a CPU vLLM 0.32 packs the tied output layer at its start, and never again: after a reload, logits come from new
+    layers and the old output. It packs one of its own at each reload.
+    """
+    config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    (folder / CONFIG_FILE).unlink()  # a link to the policy's own
+    write_json(folder / CONFIG_FILE, config | {"tie_word_embeddings": False})
+    files = weight_files(folder)
+    head = model.get_output_embeddings().weight.detach().cpu().contiguous()
+    save_file({"lm_head.weight": head}, folder / HEAD_FILE, metadata={"format": "pt"})
+    write_index(folder, [*files, HEAD_FILE])
 
 
 def _log_probs(model: Any, ids: Sequence[int]) -> Tensor:
