@@ -67,7 +67,6 @@ class ServedPolicy:
         self.policy = policy
         self.version = 0
         """Of the weights that are served: how many publications were made. 0: the policy's folder."""
-        self.num_restarts = 0
         self._place, self._held = _private_place(policy.weights())
         self._unties = device.type != "cuda" and bool(policy.config.get_text_config().tie_word_embeddings)
         self._folder = self._write(load_weights(policy, torch.float32), 0) if self._unties else policy.folder
@@ -172,7 +171,6 @@ class ServedPolicy:
                     "weights, and the step goes on",
                     file=sys.stderr,
                 )
-                self.num_restarts += 1
                 self._run(self._vllm.stop())
                 self._starting = asyncio.run_coroutine_threadsafe(self._vllm.start(folder), self._loop)
         raise AssertionError
