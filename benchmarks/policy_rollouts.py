@@ -6,9 +6,10 @@ Each size of the tiny policy's shape with random weights, of whose tokens a shar
 geometric as those of a real policy roughly are. A round is one step's rollouts on weights that have just changed: both
 sides draw from the same prompts, in turns; vLLM's seconds include the publication. The first round is not counted.
 
-step, s    seconds of a step's rollouts: median of rounds, range.
+rollouts   seconds of a step's rollouts: median of rounds, range.
 tokens/s   tokens of responses over those seconds, publication included.
-publish    seconds of writing, loading and checking the weights, of the step.
+GRPO, s    seconds of a whole step of the trainer, by a reward that costs nothing: median of `--rounds` steps.
+publish    seconds of writing, loading and checking the weights, of the rollouts.
 start      seconds until vLLM answers, once a training.
 """
 
@@ -18,25 +19,31 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, TrainerCallback
 
 from rmcore.config.data import GoldConfig
+from rmcore.config.rlhf import RlhfConfig
 from rmcore.data.gold.world import generate_pairs
+from rmcore.data.pair import Prompt
 from rmcore.models.loading import pick_device, quiet_libraries, read_config
 from rmcore.models.tiny import build_tiny, resized
+from rmcore.policy.grpo.grpo import make_grpo_with_rm
 from rmcore.policy.grpo.policy_meter import draw
 from rmcore.policy.policy import Policy
 from rmcore.policy.policy_weights import load_weights
 from rmcore.policy.sampling.generate_sampler import whole_distribution
 from rmcore.policy.sampling.sampler import SamplingSettings
 from rmcore.policy.sampling.served_policy import ServedPolicy
+from rmcore.serving.scorer import Rollout
 from rmcore.serving.vllm_process import find_vllm
 
-SHAPES = {"tiny": (1.0, 1.0), "18 M": (3.2, 2.0), "105 M": (6.4, 3.0)}
+SHAPES = {"tiny": (1.0, 1.0), "23 M": (3.2, 2.0)}
 """Width and depth as multiples of the 160 and 4 of tiny."""
 
 
@@ -57,6 +64,50 @@ def move(model: Any, seed: int) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1e-4 * torch.randn(parameter.shape, generator=generator))
+
+
+class Length:
+    """A reward that costs nothing."""
+
+    def score(self, rollouts: Sequence[Rollout]) -> list[float]:
+        """See `RolloutScorer`."""
+        for rollout in rollouts:
+            rollout.meta.update(rm_score=float(len(rollout.steps[0].completion)), rm_score_version=1)
+        return [rollout.meta["rm_score"] for rollout in rollouts]
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """It is always there."""
+
+
+class Clock(TrainerCallback):
+    """Says when each step ended."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Look at the clock."""
+        self.ends.append(time.perf_counter())
+
+
+def grpo_step(
+    args: argparse.Namespace, policy: Policy, prompts: Sequence[Prompt], served: ServedPolicy | None, out: Path
+) -> float:
+    """Median seconds of a whole step of the trainer."""
+    clock, steps = Clock(), args.rounds + 1
+    settings = RlhfConfig(steps=steps, prompts_per_step=args.prompts, group_size=args.group, measure_every=steps)
+    make_grpo_with_rm(
+        policy,
+        prompts,
+        Length(),
+        out=out / ("generate" if served is None else "vllm"),
+        settings=settings,
+        max_new_tokens=args.max_new_tokens,
+        device=args.device,
+        served=served,
+        callbacks=[clock],
+    ).train()
+    return statistics.median(after - before for before, after in pairwise(clock.ends))
 
 
 def measure(args: argparse.Namespace, shape: tuple[float, float], folder: Path) -> dict[str, Any]:
@@ -89,12 +140,18 @@ def measure(args: argparse.Namespace, shape: tuple[float, float], folder: Path) 
                 sides["generate"].append(generated)
                 sides["vllm"].append(served_in)
                 publishing.append(published)
+        prompts = [pair.prompt for pair in pairs]
+        steps = {
+            "generate": grpo_step(args, policy, prompts, None, folder),
+            "vllm": grpo_step(args, policy, prompts, served, folder),
+        }
     found["publish"] = statistics.median(publishing)
     for name, rounds in sides.items():
         seconds = [took for took, _ in rounds]
         found[name] = {
             "seconds": (statistics.median(seconds), min(seconds), max(seconds)),
             "tokens_per_s": sum(tokens for _, tokens in rounds) / sum(seconds),
+            "grpo_step": steps[name],
         }
     return found
 
@@ -112,8 +169,8 @@ def main() -> None:
     args = parser.parse_args()
     quiet_libraries()
     print(f"{os.cpu_count()} CPUs, {torch.get_num_threads()} torch threads, {pick_device(args.device)}")
-    print("| policy | parameters | side | step, s | tokens/s | times generate | publish, s | start, s |")
-    print("| --- | ---: | --- | --- | ---: | ---: | ---: | ---: |")
+    print("| policy | parameters | side | rollouts, s | tokens/s | times generate | GRPO, s | publish, s | start, s |")
+    print("| --- | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: |")
     for name in args.shapes:
         with tempfile.TemporaryDirectory() as folder:
             found = measure(args, SHAPES[name], Path(folder))
@@ -124,7 +181,7 @@ def main() -> None:
             own = f"{found['publish']:.2f} | {found['start']:.0f}" if side == "vllm" else "- | -"
             print(
                 f"| {name} | {found['parameters'] / 1e6:.1f} M | {side} | {median:.2f} ({low:.2f}–{high:.2f}) | "
-                f"{one['tokens_per_s']:.0f} | {one['tokens_per_s'] / base:.2f} | {own} |",
+                f"{one['tokens_per_s']:.0f} | {one['tokens_per_s'] / base:.2f} | {one['grpo_step']:.2f} | {own} |",
                 flush=True,
             )
 
