@@ -8,7 +8,8 @@ sides draw from the same prompts, in turns; vLLM's seconds include the publicati
 
 rollouts   seconds of a step's rollouts: median of rounds, range.
 tokens/s   tokens of responses over those seconds, publication included.
-GRPO, s    seconds of a whole step of the trainer, by a reward that costs nothing: median of `--rounds` steps.
+GRPO, s    seconds of a whole step of the trainer, by a reward that costs nothing: median of `--grpo-steps` after the
+           first.
 publish    seconds of writing, loading and checking the weights, of the rollouts.
 start      seconds until vLLM answers, once a training.
 """
@@ -92,9 +93,9 @@ class Clock(TrainerCallback):
 
 def grpo_step(
     args: argparse.Namespace, policy: Policy, prompts: Sequence[Prompt], served: ServedPolicy | None, out: Path
-) -> float:
+) -> str:
     """Median seconds of a whole step of the trainer."""
-    clock, steps = Clock(), args.rounds + 1
+    clock, steps = Clock(), args.grpo_steps + 1
     settings = RlhfConfig(steps=steps, prompts_per_step=args.prompts, group_size=args.group, measure_every=steps)
     make_grpo_with_rm(
         policy,
@@ -107,7 +108,7 @@ def grpo_step(
         served=served,
         callbacks=[clock],
     ).train()
-    return statistics.median(after - before for before, after in pairwise(clock.ends))
+    return f"{statistics.median(after - before for before, after in pairwise(clock.ends)):.2f}"
 
 
 def measure(args: argparse.Namespace, shape: tuple[float, float], folder: Path) -> dict[str, Any]:
@@ -142,8 +143,8 @@ def measure(args: argparse.Namespace, shape: tuple[float, float], folder: Path) 
                 publishing.append(published)
         prompts = [pair.prompt for pair in pairs]
         steps = {
-            "generate": grpo_step(args, policy, prompts, None, folder),
-            "vllm": grpo_step(args, policy, prompts, served, folder),
+            "generate": grpo_step(args, policy, prompts, None, folder) if args.grpo_steps else "-",
+            "vllm": grpo_step(args, policy, prompts, served, folder) if args.grpo_steps else "-",
         }
     found["publish"] = statistics.median(publishing)
     for name, rounds in sides.items():
@@ -165,6 +166,7 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--mean-tokens", type=int, default=64, help="one token in so many ends a response")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--grpo-steps", type=int, default=5, help="whole steps of the trainer; 0: none")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     args = parser.parse_args()
     quiet_libraries()
@@ -181,7 +183,7 @@ def main() -> None:
             own = f"{found['publish']:.2f} | {found['start']:.0f}" if side == "vllm" else "- | -"
             print(
                 f"| {name} | {found['parameters'] / 1e6:.1f} M | {side} | {median:.2f} ({low:.2f}–{high:.2f}) | "
-                f"{one['tokens_per_s']:.0f} | {one['tokens_per_s'] / base:.2f} | {one['grpo_step']:.2f} | {own} |",
+                f"{one['tokens_per_s']:.0f} | {one['tokens_per_s'] / base:.2f} | {one['grpo_step']} | {own} |",
                 flush=True,
             )
 
