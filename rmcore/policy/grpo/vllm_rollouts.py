@@ -144,5 +144,5 @@ class VllmRollouts:
 
 
 def prompt_key(prompt: Any) -> Any:
-    """What tells prompts apart in the form that TRL hands them over: text, or turns as dicts."""
+    """Give what tells prompts apart in the form that TRL hands them over: text, or turns as dicts."""
     return prompt if isinstance(prompt, str) else tuple((turn["role"], turn["content"]) for turn in prompt)

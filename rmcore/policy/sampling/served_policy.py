@@ -66,7 +66,7 @@ class ServedPolicy:
     def __init__(self, policy: Policy, program: Path, device: torch.device, max_seq_len: int) -> None:
         self.policy = policy
         self.version = 0
-        """Of the weights that are served: how many publications were made. 0: the policy's folder."""
+        """Number of publications that were made; 0: the weights served are those of the policy's folder."""
         self._place, self._held = _private_place(policy.weights())
         self._unties = device.type != "cuda" and bool(policy.config.get_text_config().tie_word_embeddings)
         self._folder = self._write(load_weights(policy, torch.float32), 0) if self._unties else policy.folder

@@ -182,7 +182,7 @@ class VllmGenerator(VllmProcess):
         return [float(known[str(token)]["logprob"]) for token, known in seen]
 
     async def _choices(self, policy: Policy, body: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """What vLLM answers to a request for completions of token ids; errors as of `complete`."""
+        """Ask for completions of token ids and give the choices of the answer; errors as of `complete`."""
         answer = await self._post("/v1/completions", json=body)
         if answer.status_code == 400 and NOT_FINITE in answer.text:
             raise ModelError(
