@@ -35,8 +35,8 @@ class RlhfConfig(Settings):
     takes vLLM where it is installed and one reward is asked for."""
     rollouts: Literal["auto", "vllm", "generate"] = "auto"
     """Who draws the samples: a vLLM started for the training, which has the policy's weights published to it, or
-    `generate` in the training's process. auto takes vLLM where it is installed and pays: on a GPU, and on a CPU where a
-    training draws 2,500 samples or more, which make up for its start."""
+    `generate` in the training's process. auto takes vLLM on a GPU where it is installed; on a CPU it draws faster, and
+    a whole step takes as long or longer."""
     rollout_staleness: int = Field(default=0, ge=0)
     """Optimizer steps that the weights which vLLM draws with may be behind the policy's; 0: they are published before
     every step. What they are behind is corrected by truncated importance sampling."""

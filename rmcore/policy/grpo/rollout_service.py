@@ -13,13 +13,13 @@ from rmcore.policy.sampling.served_policy import ServedPolicy
 from rmcore.policy.sampling.vllm_sampler import HIGHEST_TEMPERATURE
 from rmcore.serving.vllm_process import find_vllm
 
-WORTH_A_START = 2500
-"""Samples from which on a vLLM on a CPU pays for its start: benchmarks/RESULTS.md, "Rollouts of a policy". It saves
-16 to 20 ms a sample of the smallest policy, more of larger ones, and takes 30 to 50 s to start."""
-
 
 def draws_by_vllm(settings: RlhfConfig, temperature: float, device_type: str) -> bool:
     """Whether a vLLM draws the samples of a training.
+
+    `auto` takes it on a GPU. On a CPU it draws two to four times the tokens/s of `generate`, and a whole step takes as
+    long or longer: for the weights of importance sampling TRL computes all log-probabilities once more, which costs
+    more than is saved (benchmarks/RESULTS.md, "Rollouts of a policy").
 
     Raises:
         ConfigError: it is to, and is not there or refuses the temperature.
@@ -32,16 +32,11 @@ def draws_by_vllm(settings: RlhfConfig, temperature: float, device_type: str) ->
                 "set rlhf.rollouts=generate."
             )
         return True
-    pays = device_type == "cuda" or _num_samples(settings) >= WORTH_A_START
-    if settings.rollouts == "auto" and pays and temperature <= HIGHEST_TEMPERATURE:
+    if settings.rollouts == "auto" and device_type == "cuda" and temperature <= HIGHEST_TEMPERATURE:
         with contextlib.suppress(ConfigError):
             find_vllm()
             return True
     return False
-
-
-def _num_samples(settings: RlhfConfig) -> int:
-    return settings.num_seeds * settings.steps * settings.prompts_per_step * settings.group_size
 
 
 @contextmanager
