@@ -53,6 +53,13 @@ class RlhfConfig(Settings):
     rewards: Literal["auto", "vllm", "local"] = "auto"
     """Who scores: a vLLM reward server started for the training, or the reward model in the training's process; auto
     takes vLLM where it is installed and one reward is asked for."""
+    rollouts: Literal["auto", "vllm", "generate"] = "auto"
+    """Who draws the samples: a vLLM started for the training, which has the policy's weights published to it, or
+    `generate` in the training's process. auto takes vLLM on a GPU where it is installed; on a CPU it draws faster, and
+    a whole step takes as long or longer."""
+    rollout_staleness: int = Field(default=0, ge=0)
+    """Optimizer steps that the weights which vLLM draws with may be behind the policy's; 0: they are published before
+    every step. What they are behind is corrected by truncated importance sampling."""
     aggregate: Literal["one", "mean", "worst_case", "uncertainty_weighted"] = "one"
     """one: the reward model's own reward; else how `policy.num_members` heads on its backbone become one reward."""
     length_penalty: float = Field(default=0.0, ge=0)

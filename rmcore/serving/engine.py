@@ -1,8 +1,4 @@
-"""Rewards from a vLLM process, and other weights for it.
-
-Measured with vLLM 0.32: `reload_weights` from a folder is exact; loading tensors into the live modules fails half-way
-and leaves mixed weights.
-"""
+"""Rewards from a vLLM process."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,16 +35,3 @@ class VllmEngine(VllmProcess):
         if len(rows) != len(token_ids) or any(len(row["probs"]) != 1 for row in rows):
             raise ServingError(f"vLLM gave {len(rows)} results for {len(token_ids)} rows, or not one number a row.")
         return [float(row["probs"][0]) for row in rows]
-
-    async def reload(self, folder: Path) -> None:
-        """Replace all weights by those of a folder of the same shapes, and forget what was cached of the old ones.
-
-        Raises:
-            ServingError: it failed, and perhaps half-way: no reward may be trusted until a whole reload succeeds.
-        """
-        body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-        check(await self._post("/collective_rpc", json=body), "reloaded its weights")
-        answer = await self._post("/reset_prefix_cache")
-        check(answer, "reset its prefix cache")
-        if not answer.json()["success"]:
-            raise ServingError("vLLM did not reset its prefix cache, which still holds values of the old weights.")

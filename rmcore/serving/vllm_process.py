@@ -221,6 +221,22 @@ class VllmProcess:
         finally:
             answering.cancel()
 
+    async def reload(self, folder: Path) -> None:
+        """Replace all weights by those of a folder of the same shapes, and forget what was cached of the old ones.
+
+        Measured with vLLM 0.32: this way is exact; loading tensors into the live modules fails half-way and leaves
+        mixed weights.
+
+        Raises:
+            ServingError: it failed, and perhaps half-way: no answer may be trusted until a whole reload succeeds.
+        """
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+        check(await self._post("/collective_rpc", json=body), "reloaded its weights")
+        answer = await self._post("/reset_prefix_cache")
+        check(answer, "reset its prefix cache")
+        if not answer.json()["success"]:
+            raise ServingError("vLLM did not reset its prefix cache, which still holds values of the old weights.")
+
     async def kill(self) -> None:
         """End vLLM at once because its weights cannot be trusted; `exited` then tells."""
         if self._lifeline >= 0:  # the supervisor waits at its other end

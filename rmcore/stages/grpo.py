@@ -1,17 +1,16 @@
 """Stage grpo: the policy, trained against the reward model, and what became of the gold reward.
 
-Starts the reward server where vLLM is to score, trains once a seed (`seed_N/`, from which an interrupted run continues)
-and measures on held-out prompts on the way. Writes `model/` (the policy of the first seed), `progress.parquet`,
-`rollouts.parquet`, `samples.parquet`, `rlhf.json`, `figures/rlhf.png`, with a watch `figures/watch.png`, and
-`summary.json`.
+Starts a vLLM where it is to draw the samples, and the reward server where vLLM is to score; trains once a seed
+(`seed_N/`, from which an interrupted run continues) and measures on held-out prompts on the way. Writes `model/` (the
+policy of the first seed), `progress.parquet`, `rollouts.parquet`, `samples.parquet`, `parity.parquet` where vLLM drew,
+`rlhf.json`, `figures/rlhf.png`, with a watch `figures/watch.png`, and `summary.json`.
 """
 
 import json
 import shutil
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 import torch
@@ -29,11 +28,13 @@ from rmcore.policy.grpo.local_reward import LocalReward
 from rmcore.policy.grpo.policy_meter import PolicyMeter, StartPools
 from rmcore.policy.grpo.refresh import Refresher
 from rmcore.policy.grpo.reward_service import RewardService, reward_service
-from rmcore.policy.grpo.rlhf_record import curve_of, final_of, stopping, verdict_of, verdict_of_watch
+from rmcore.policy.grpo.rlhf_record import curve_of, final_of, parity_of, stopping, verdict_of, verdict_of_watch
 from rmcore.policy.grpo.rlhf_requirements import NOBODY_WATCHES, require_rlhf
+from rmcore.policy.grpo.rollout_service import rollout_service
 from rmcore.policy.grpo.training_run import (
     FINISHED,
     MODEL_FOLDER,
+    PARITY,
     PROGRESS,
     REFRESHES,
     ROLLOUTS,
@@ -44,6 +45,7 @@ from rmcore.policy.grpo.training_run import (
 from rmcore.policy.judge import GoldJudge, Judge, judge_of
 from rmcore.policy.policy import Policy
 from rmcore.policy.policy_weights import load_weights
+from rmcore.policy.sampling.served_policy import ServedPolicy
 from rmcore.policy.stopping.pair_judges import CALIBRATED, PeopleJudge, ScoreJudge
 from rmcore.reporting.figures.rlhf import rlhf_curves_figure
 from rmcore.reporting.figures.style import save
@@ -73,7 +75,11 @@ def run(settings: GrpoSettings, upstream: Upstream, out: Path, tracker: Tracker,
     reward = _local_reward(settings, upstream, pairs)
     threshold = reward.calibration.threshold
     watched = _watched(settings, upstream, policy, judge, reward)
-    with reward_service(settings.rlhf, upstream["train"] / "best", render_fn=settings.render_fn) as service:
+    asked = settings.temperature, settings.max_new_tokens
+    with (
+        rollout_service(settings.rlhf, policy, _prompts(pairs), *asked, settings.device) as served,
+        reward_service(settings.rlhf, upstream["train"] / "best", render_fn=settings.render_fn) as service,
+    ):
         for number in range(settings.rlhf.num_seeds):
             place = out / f"seed_{number}"
             if (place / FINISHED).is_file():
@@ -82,7 +88,7 @@ def run(settings: GrpoSettings, upstream: Upstream, out: Path, tracker: Tracker,
                 reward = _local_reward(settings, upstream, pairs)
                 if service.publish is not None:
                     service.publish(reward.rm)
-            plan = replace(_plan(settings, policy, judge, pairs, start, reward, service), **watched)
+            plan = replace(_plan(settings, policy, judge, pairs, start, reward, service, served), **watched)
             train_policy(plan, place, seed=settings.seed + number, tracker=tracker, report=report)
     record = _collect(settings, out, threshold, "nobody" if judge is None else judge.name, service.name)
     _draw(record, upstream["overoptimization"] / "overoptimization.json", out / "figures")
@@ -172,6 +178,11 @@ def _local_reward(settings: GrpoSettings, upstream: Upstream, pairs: list[Prefer
     )
 
 
+def _prompts(pairs: list[PreferencePair]) -> list[Prompt]:
+    """Those that the policy is trained on, each once."""
+    return list(dict.fromkeys(pair.prompt for pair in pairs))
+
+
 def _plan(
     settings: GrpoSettings,
     policy: Policy,
@@ -180,8 +191,9 @@ def _plan(
     start: StartPools,
     reward: LocalReward,
     service: RewardService,
+    served: ServedPolicy | None,
 ) -> TrainingPlan:
-    prompts = list(dict.fromkeys(pair.prompt for pair in pairs))
+    prompts = _prompts(pairs)
     reference = load_weights(policy, torch.float32).to(pick_device(settings.device)).eval()
     # Where labels are counted, only a judge who costs nothing is asked beside the watch: the truth beside the evidence.
     meter = PolicyMeter(
@@ -199,12 +211,8 @@ def _plan(
         refresher = Refresher(
             reward, judge, prompts, pairs[:MEMBER_PAIRS], settings.train, settings.rlhf, service.publish
         )
-    in_vllm = (
-        settings.engine == "vllm" and pick_device(settings.device).type == "cuda" and find_spec("vllm") is not None
-    )
-    rollouts: Literal["generate", "vllm"] = "vllm" if in_vllm else "generate"
     return TrainingPlan(
-        policy, prompts, service.scorer or reward, meter, settings.rlhf, settings.device, refresher, rollouts
+        policy, prompts, service.scorer or reward, meter, settings.rlhf, settings.device, refresher, served
     )
 
 
@@ -212,13 +220,17 @@ def _collect(settings: GrpoSettings, out: Path, threshold: float, judge: str, re
     """One record of all seeds, and their rows as tables."""
     trained = settings.rlhf
     seeds = [out / f"seed_{number}" for number in range(trained.num_seeds)]
-    for name in (PROGRESS, SAMPLES, ROLLOUTS):
-        rows = [
+    rows = {
+        name: [
             row | {"seed": settings.seed + number}
             for number, place in enumerate(seeds)
             for row in read_json_lines(place / name)
         ]
-        pd.DataFrame(rows).to_parquet(out / Path(name).with_suffix(".parquet"))
+        for name in (PROGRESS, SAMPLES, ROLLOUTS, PARITY)
+    }
+    for name, of_all in rows.items():
+        if of_all or name != PARITY:
+            pd.DataFrame(of_all).to_parquet(out / Path(name).with_suffix(".parquet"))
     if not (out / MODEL_FOLDER).is_dir():
         (seeds[0] / MODEL_FOLDER).rename(out / MODEL_FOLDER)
     progress = pd.read_parquet(out / "progress.parquet").astype({"gold": float, "win_rate": float})
@@ -232,10 +244,12 @@ def _collect(settings: GrpoSettings, out: Path, threshold: float, judge: str, re
     final = None if trained.watch is None else final_of(watches, **numbers)
     return {
         "rewards": rewards,
+        "rollouts": "vllm" if rows[PARITY] else "generate",
+        "parity": parity_of(rows[PARITY]),
         "judge": "people" if trained.watch is not None and trained.watch.people is not None else judge,
         **trained.model_dump(
             include={"num_seeds", "prompts_per_step", "group_size", "learning_rate", "loss", "kl_beta", "aggregate"}
-            | {"length_penalty", "refresh_every", "samples_per_prompt"}
+            | {"length_penalty", "refresh_every", "samples_per_prompt", "rollout_staleness"}
         ),
         "num_steps": trained.steps,
         "num_prompts": int(progress["prompt"].nunique()),

@@ -436,7 +436,6 @@ class GrpoSettings(CheckpointSettings):
     """How the policy is trained against the reward model, judged, and measured."""
 
     name: str
-    engine: Literal["auto", "vllm", "generate"]
     temperature: float
     max_new_tokens: int
     num_members: int
@@ -454,7 +453,7 @@ class GrpoSettings(CheckpointSettings):
         policy, gold = required_policy(config), config.data.gold
         return cls(
             **_loading(config),
-            **policy.model_dump(include={"name", "engine", "temperature", "max_new_tokens", "num_members", "judge"}),
+            **policy.model_dump(include={"name", "temperature", "max_new_tokens", "num_members", "judge"}),
             gold=_labelling(gold) if _is_gold(config) else None,
             train=config.train,
             num_resamples=config.evaluate.num_resamples,

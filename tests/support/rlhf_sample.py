@@ -80,6 +80,11 @@ def record(*, judged=True, num_seeds=3, num_points=9, refreshes=True, early_stop
     }
     return {
         "rewards": "vllm",
+        "rollouts": "vllm",
+        "parity": {
+            "num_steps": 120, "num_tokens": 345678, "mean_difference": 0.0123, "max_difference": 1.57,
+            "truncated_share": 0.0041, "max_steps_behind": 2,
+        },
         "judge": "the <gold> world" if judged else "nobody",
         "num_seeds": num_seeds, "num_steps": 40, "prompts_per_step": 8, "group_size": 6, "learning_rate": 1e-4,
         "loss": "dapo", "kl_beta": 0.02, "aggregate": "worst_case", "length_penalty": 0.003,

@@ -11,9 +11,9 @@ The trainer is TRL's own, with all its methods.
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers import TrainerCallback
@@ -26,9 +26,11 @@ from rmcore.models.loading import pick_device
 from rmcore.policy.grpo.credit import RewardModelCreditAssigner
 from rmcore.policy.grpo.group_reward import GroupReward, Record
 from rmcore.policy.grpo.rlhf_requirements import require_trl
+from rmcore.policy.grpo.vllm_rollouts import HIGHEST_WEIGHT, Parity, VllmRollouts, prompt_key
 from rmcore.policy.policy import Policy, plain_form
 from rmcore.policy.policy_weights import load_weights
 from rmcore.policy.sampling.rollouts import RolloutScorer
+from rmcore.policy.sampling.served_policy import ServedPolicy
 from rmcore.training.train_mode import switch_off_dropout
 
 
@@ -44,9 +46,10 @@ def make_grpo_with_rm(
     max_new_tokens: int = 256,
     seed: int = 0,
     device: str = "auto",
-    rollouts: Literal["generate", "vllm"] = "generate",
+    served: ServedPolicy | None = None,
     callbacks: Sequence[TrainerCallback] = (),
     record: Record | None = None,
+    record_parity: Callable[[Parity], None] | None = None,
 ) -> Any:
     """A `trl.GRPOTrainer` whose rewards come from a reward model; call its `train`.
 
@@ -67,9 +70,11 @@ def make_grpo_with_rm(
         max_new_tokens: longest response; what is cut there counts as it is.
         seed: of prompts' order and sampling.
         device: auto, cpu or cuda.
-        rollouts: generate, in this process; vllm, TRL's colocated engine, where vLLM is importable (GPU).
+        served: a vLLM of this policy, which draws the samples with at most `settings.rollout_staleness` steps old
+            weights; left out, `generate` in this process.
         callbacks: more of transformers' callbacks.
         record: sees every step's rollouts and credits.
+        record_parity: sees how far vLLM's probabilities were from the trainer's at every step.
 
     Raises:
         ConfigError: TRL is not installed, or the credit is normalised already.
@@ -83,7 +88,7 @@ def make_grpo_with_rm(
     wanted = settings or RlhfConfig()
     asked = policy if isinstance(policy, Policy) else Policy.load(policy)
     place = pick_device(device)
-    rows = _rows(asked, prompts, max_new_tokens)
+    rows, prompt_ids = _rows(asked, prompts, max_new_tokens)
     reward: Any = GroupReward(
         asked,
         prompts,
@@ -97,6 +102,17 @@ def make_grpo_with_rm(
     micro_batch = wanted.micro_batch_size or samples
     model = load_weights(asked, torch.float32)
     switch_off_dropout(model)  # TRL's own switch knows Dropout modules alone, and not what attention is handed
+    rollouts = None
+    if served is not None:
+        rollouts = VllmRollouts(
+            served,
+            prompt_ids,
+            seed=seed,
+            max_staleness=wanted.rollout_staleness,
+            temperature=temperature,
+            max_new_tokens=max_new_tokens,
+            record=record_parity,
+        )
     options = GRPOConfig(
         output_dir=str(out),
         use_cpu=not on_gpu,
@@ -114,7 +130,8 @@ def make_grpo_with_rm(
         disable_dropout=True,  # of the reference model that a KL penalty loads, too
         temperature=temperature,
         max_completion_length=max_new_tokens,
-        use_vllm=rollouts == "vllm",
+        vllm_importance_sampling_mode="token_truncate",  # TRL's default drops whole responses instead
+        vllm_importance_sampling_clip_max=HIGHEST_WEIGHT,
         logging_steps=1,
         save_steps=wanted.measure_every,
         save_total_limit=2,
@@ -132,13 +149,16 @@ def make_grpo_with_rm(
             train_dataset=rows,
             processing_class=_tokenizer(asked),
             callbacks=list(callbacks),
+            rollout_func=rollouts,
         )
+    if rollouts is not None:
+        rollouts.attach(trainer)
     trainer.remove_callback(_printer())
     return trainer
 
 
-def _rows(policy: Policy, prompts: Sequence[Prompt], max_new_tokens: int) -> Any:
-    """The prompts in the form that TRL renders, which must be how the policy reads them.
+def _rows(policy: Policy, prompts: Sequence[Prompt], max_new_tokens: int) -> tuple[Any, dict[Any, list[int]]]:
+    """The prompts in the form that TRL renders, which must be how the policy reads them, and their token ids.
 
     TRL tokenizes by itself and would make control tokens of their strings in a prompt, so such prompts are left out.
     """
@@ -172,7 +192,8 @@ def _rows(policy: Policy, prompts: Sequence[Prompt], max_new_tokens: int) -> Any
             f"the tokenizer of {policy.name} puts other special tokens around a prompt in TRL than at sampling; give "
             "it a chat template, which settles them."
         )
-    return Dataset.from_dict({"prompt": asked, "place": places})
+    by_prompt = {prompt_key(prompt): row for prompt, row in zip(asked, ids, strict=True)}
+    return Dataset.from_dict({"prompt": asked, "place": places}), by_prompt
 
 
 def _tokenizer(policy: Policy) -> Any:

@@ -85,6 +85,29 @@ def stopping(progress: pd.DataFrame, threshold: float) -> dict[str, Any]:
     return {"threshold": threshold, "seeds": found}
 
 
+def parity_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The log-probabilities of a training's sampled tokens, the trainer's against vLLM's, over all steps and seeds.
+
+    Returns:
+        {"num_steps", "num_tokens", "mean_difference", "max_difference" (absolute, nats a token), "truncated_share",
+        "max_steps_behind"}; None where vLLM drew nothing.
+    """
+    if not rows:
+        return None
+    tokens = sum(row["num_tokens"] for row in rows)
+    means = {
+        name: sum(row[name] * row["num_tokens"] for row in rows) / tokens
+        for name in ("mean_difference", "truncated_share")
+    }
+    return {
+        "num_steps": len(rows),
+        "num_tokens": tokens,
+        "max_difference": max(row["max_difference"] for row in rows),
+        "max_steps_behind": max(row["step"] - 1 - row["policy_step"] for row in rows),
+        **means,
+    }
+
+
 def verdict_of(curve: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Whether the gold reward rose with the proxy: on the 95 % interval of its gain at the last step."""
     last = curve[-1]

@@ -42,7 +42,7 @@ def require_rlhf(settings: RlhfConfig, judge: str | None, gold: GoldConfig | Non
             refresh.
     """
     require_trl()
-    if settings.rewards == "vllm":
+    if "vllm" in (settings.rewards, settings.rollouts):
         find_vllm()
     if judge is not None:
         load_function(JUDGE_SETTING, judge, JUDGE_MEANING)

@@ -6,6 +6,7 @@ Its folder holds
 - `progress.jsonl`: a row a measured step and prompt
 - `samples.jsonl`: the samples of each measurement
 - `rollouts.jsonl`: every sample that was trained on, with its reward and the weight version that gave it
+- `parity.jsonl`: a row a step whose samples vLLM drew: how far its probabilities were from the trainer's
 - `refreshes.jsonl`: a row a refresh; `refresh_STEP/best` is the reward model after it
 - `watch/`: the state of a watch, and what it asked (`rmcore.policy.grpo.hack_stop`)
 - `finished.json`: written last
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 from transformers import TrainerCallback
@@ -34,12 +35,15 @@ from rmcore.policy.grpo.grpo import make_grpo_with_rm
 from rmcore.policy.grpo.hack_stop import HackStop
 from rmcore.policy.grpo.policy_meter import PolicyMeter, draw
 from rmcore.policy.grpo.refresh import Refresher
+from rmcore.policy.grpo.vllm_rollouts import Parity
 from rmcore.policy.policy import Policy
 from rmcore.policy.sampling.rollouts import RolloutScorer
+from rmcore.policy.sampling.served_policy import ServedPolicy
 from rmcore.serving.scorer import Rollout
 
 FINISHED = "finished.json"
 PROGRESS, SAMPLES, ROLLOUTS, REFRESHES = "progress.jsonl", "samples.jsonl", "rollouts.jsonl", "refreshes.jsonl"
+PARITY = "parity.jsonl"
 MODEL_FOLDER = "model"
 
 
@@ -54,7 +58,7 @@ class TrainingPlan:
     settings: of the training.
     device: auto, cpu or cuda.
     refresher: renews the reward model; None: never.
-    rollouts: what draws the samples, see `make_grpo_with_rm`.
+    served: the vLLM that draws the samples; None: `generate` in the process.
     watch: makes the watch over a training of a folder and a seed; None: only the steps end it.
     final_prompts: fresh, for what the watched policy has gained in the end.
     """
@@ -66,7 +70,7 @@ class TrainingPlan:
     settings: RlhfConfig
     device: str
     refresher: Refresher | None
-    rollouts: Literal["generate", "vllm"] = "generate"
+    served: ServedPolicy | None = None
     watch: Callable[[Path, int], HackStop] | None = None
     final_prompts: Sequence[Prompt] = ()
 
@@ -99,9 +103,10 @@ def train_policy(plan: TrainingPlan, folder: Path, *, seed: int, tracker: Tracke
         max_new_tokens=plan.meter.max_new_tokens,
         seed=seed,
         device=plan.device,
-        rollouts=plan.rollouts,
+        served=plan.served,
         callbacks=[run] if watch is None else [run, watch],
         record=run.record,
+        record_parity=run.record_parity,
     )
     started = time.perf_counter()
     if watch is not None:
@@ -214,6 +219,18 @@ class _Run(TrainerCallback):
         }
         self._track(step + 1, values)
 
+    def record_parity(self, parity: Parity) -> None:
+        """Write down how far vLLM's probabilities of a step's tokens were from the trainer's."""
+        append_json_lines(self.folder / PARITY, [parity.to_dict()])
+        self._track(
+            parity.step,
+            {
+                "rollout_difference_mean": parity.mean_difference,
+                "rollout_difference_max": parity.max_difference,
+                "rollout_truncated_share": parity.truncated_share,
+            },
+        )
+
     def _measure(self, model: Any, step: int) -> float:
         started = time.perf_counter()
         rows, samples = self.plan.meter.measure(model, seed=self.seed)
@@ -256,7 +273,7 @@ def _rewind(folder: Path) -> Path | None:
     for place in set(states) - set(whole):
         shutil.rmtree(place)
     last = _step(whole[-1]) if whole else -1
-    for name in (PROGRESS, SAMPLES, ROLLOUTS, REFRESHES):
+    for name in (PROGRESS, SAMPLES, ROLLOUTS, PARITY, REFRESHES):
         kept = [row for row in read_json_lines(folder / name) if row["step"] <= last]
         if (folder / name).is_file():
             (folder / name).unlink()

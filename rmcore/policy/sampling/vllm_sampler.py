@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -107,13 +108,13 @@ class VllmSampler:
         self, policy: Policy, todo: dict[int, Sequence[int]], settings: SamplingSettings, keep: Keep, log: Path
     ) -> None:
         longest = max(map(len, todo.values())) + settings.max_new_tokens
-        vllm = VllmGenerator(self._engine_settings(policy, longest), log, self._task(policy))
+        vllm = new_generator(self.program, policy, self.device, longest, log, gpu_memory_share=GPU_MEMORY_SHARE)
         waiting = iter(todo.items())
 
         async def work() -> None:
             for index, ids in waiting:
                 rows = await vllm.complete(policy, ids, settings, prompt_seed(settings, index))
-                keep([as_sample(policy, index, number, row) for number, row in enumerate(rows)])
+                keep([as_sample(policy, index, number, row.ids) for number, row in enumerate(rows)])
 
         num_workers = min(max(SAMPLES_IN_FLIGHT // settings.num_samples, FEWEST_PROMPTS), MOST_PROMPTS)
         workers: list[asyncio.Task[None]] = []
@@ -127,23 +128,17 @@ class VllmSampler:
             await asyncio.gather(*workers, return_exceptions=True)
             await vllm.stop()
 
-    def _task(self, policy: Policy) -> list[str]:
-        return [
-            *SAMPLING,
-            *(["--trust-remote-code"] if policy.trust_remote_code else []),
-            *([] if self.device.type == "cuda" else WHOLE_PROMPTS),
-        ]
 
-    def _engine_settings(self, policy: Policy, longest: int) -> EngineSettings:
-        return EngineSettings(
-            self.program,
-            policy.compute_dtype(self.device.type),
-            longest,
-            GPU_MEMORY_SHARE,
-            eager=self.device.type != "cuda",
-            start_timeout_s=PATIENCE_SECONDS,
-            request_timeout_s=PATIENCE_SECONDS,
-        )
+@dataclass(frozen=True, slots=True)
+class DrawnTokens:
+    """One response as vLLM drew it.
+
+    ids: (T,) token ids, with the one that ended it.
+    log_probs: (T,) of those tokens, in nats; at the temperature only where vLLM was started to say so.
+    """
+
+    ids: list[int]
+    log_probs: list[float]
 
 
 class VllmGenerator(VllmProcess):
@@ -151,8 +146,8 @@ class VllmGenerator(VllmProcess):
 
     async def complete(
         self, policy: Policy, ids: Sequence[int], settings: SamplingSettings, seed: int
-    ) -> list[list[int]]:
-        """Token ids of the samples of one prompt, as they were drawn.
+    ) -> list[DrawnTokens]:
+        """The samples of one prompt, as they were drawn.
 
         Raises:
             NotReadyError: vLLM died.
@@ -174,6 +169,20 @@ class VllmGenerator(VllmProcess):
             "return_token_ids": True,
             "logprobs": 0,  # of the tokens drawn: where weights are broken, nothing else tells (NOT_FINITE)
         }
+        choices = sorted(await self._choices(policy, body), key=lambda choice: int(choice["index"]))
+        if len(choices) != settings.num_samples or not all(choice["token_ids"] for choice in choices):
+            raise ServingError(f"vLLM gave {len(choices)} samples in place of {settings.num_samples}, or empty ones.")
+        return [DrawnTokens(choice["token_ids"], choice["logprobs"]["token_logprobs"]) for choice in choices]
+
+    async def prompt_log_probs(self, policy: Policy, ids: Sequence[int]) -> list[float]:
+        """Log-probabilities of T tokens but the first, each given those before: T - 1; errors as of `complete`."""
+        body = {"model": "policy", "prompt": list(ids), "max_tokens": 1, "prompt_logprobs": 0}
+        [choice] = await self._choices(policy, body)
+        seen = zip(ids[1:], choice["prompt_logprobs"][1:], strict=True)
+        return [float(known[str(token)]["logprob"]) for token, known in seen]
+
+    async def _choices(self, policy: Policy, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Ask for completions of token ids and give the choices of the answer; errors as of `complete`."""
         answer = await self._post("/v1/completions", json=body)
         if answer.status_code == 400 and NOT_FINITE in answer.text:
             raise ModelError(
@@ -188,10 +197,46 @@ class VllmGenerator(VllmProcess):
             if not await self.is_healthy():
                 raise NotReadyError("its engine ended") from error
             raise
-        choices = sorted(answer.json()["choices"], key=lambda choice: choice["index"])
-        if len(choices) != settings.num_samples or not all(choice["token_ids"] for choice in choices):
-            raise ServingError(f"vLLM gave {len(choices)} samples in place of {settings.num_samples}, or empty ones.")
-        return [list(choice["token_ids"]) for choice in choices]
+        return list(answer.json()["choices"])
+
+
+def new_generator(
+    program: Path,
+    policy: Policy,
+    device: torch.device,
+    longest: int,
+    log: Path,
+    *,
+    gpu_memory_share: float,
+    flags: Sequence[str] = (),
+) -> VllmGenerator:
+    """A vLLM for a policy's samples, not started yet.
+
+    Args:
+        program: see `VllmSampler`.
+        policy: what answers.
+        device: see `VllmSampler`.
+        longest: tokens of a prompt with its response, at most.
+        log: file for what it says.
+        gpu_memory_share: of one GPU.
+        flags: further ones.
+    """
+    settings = EngineSettings(
+        program,
+        policy.compute_dtype(device.type),
+        longest,
+        gpu_memory_share,
+        eager=device.type != "cuda",
+        start_timeout_s=PATIENCE_SECONDS,
+        request_timeout_s=PATIENCE_SECONDS,
+    )
+    task = [
+        *SAMPLING,
+        *(["--trust-remote-code"] if policy.trust_remote_code else []),
+        *([] if device.type == "cuda" else WHOLE_PROMPTS),
+        *flags,
+    ]
+    return VllmGenerator(settings, log, task)
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
@@ -200,7 +245,7 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
     Ctrl-C cancels it and waits until it has ended what it started.
     """
     loop = asyncio.new_event_loop()
-    loop.set_exception_handler(_tell_unless_harmless)
+    loop.set_exception_handler(tell_unless_harmless)
     task, ended = loop.create_task(work), threading.Event()
 
     def run() -> None:
@@ -220,7 +265,7 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
     task.result()
 
 
-def _tell_unless_harmless(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def tell_unless_harmless(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Say what went wrong in the loop itself, but not that bytes came for a request that was given up (anyio 4)."""
     if not isinstance(context.get("exception"), asyncio.InvalidStateError):
         loop.default_exception_handler(context)

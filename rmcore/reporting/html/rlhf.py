@@ -136,6 +136,7 @@ def rlhf_findings(record: Mapping[str, Any]) -> list[str]:
         f"with {record['group_size']} samples each, learning rate {record['learning_rate']:g}"
         + "".join(f", {one}" for one in penalties),
         f"rewards: {AGGREGATES[record['aggregate']]}, from {REWARDS[record['rewards']]}; gold: {record['judge']}",
+        _samples(record.get("parity")),
         f"measured on {record['num_prompts']} held-out prompts with {record['samples_per_prompt']} samples each, "
         f"against stored samples of the start policy; 95 % intervals {intervals}",
     ]
@@ -177,6 +178,20 @@ def rlhf_markdown(record: Mapping[str, Any]) -> str:
         parts += ["# Refreshes of the reward model", text_table(REFRESH_HEADINGS, refreshes)]
     parts.append(bullets(line.replace("<", "&lt;") for line in rlhf_findings(record)[1:]))
     return "\n\n".join(parts) + "\n"
+
+
+def _samples(parity: Mapping[str, Any] | None) -> str:
+    """Who drew the samples, and how far its probabilities were from the trainer's."""
+    if parity is None:
+        return "samples: drawn in the training's process"
+    behind = parity["max_steps_behind"]
+    weights = f"weights up to {behind} steps old" if behind else "each step's own weights"
+    return (
+        f"samples: drawn by a vLLM that has {weights}; over the "
+        f"{parity['num_tokens']:,} tokens of {parity['num_steps']} steps its log-probabilities are "
+        f"{parity['mean_difference']:.2g} nats from the trainer's on average and {parity['max_difference']:.2g} at "
+        f"most, which truncated importance sampling corrects; {parity['truncated_share']:.2%} of its weights were cut"
+    )
 
 
 def _short(value: Mapping[str, Any], digits: int) -> str:

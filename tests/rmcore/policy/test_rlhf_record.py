@@ -6,7 +6,7 @@ import pytest
 
 from rmcore.evaluation.uncertainty import t_interval
 from rmcore.policy.grpo.policy_meter import QUANTITIES
-from rmcore.policy.grpo.rlhf_record import curve_of
+from rmcore.policy.grpo.rlhf_record import curve_of, parity_of
 
 NUM_PROMPTS, TRUTH, EXPERIMENTS = 48, 0.3, 200
 
@@ -58,3 +58,17 @@ def test_what_does_not_vary_at_all_is_certain(num_seeds):
     progress = experiments(num_seeds, 0.0, 0.0, 0.0)
     point = curve_of(progress[progress["step"] == 0], num_resamples=100, seed=0)[0]["gold"]
     assert point["ci_low"] == point["value"] == point["ci_high"] == TRUTH
+
+
+def test_parity_weighs_steps_by_their_tokens():
+    rows = [
+        {"step": 1, "policy_step": 0, "num_tokens": 100, "mean_difference": 0.1, "max_difference": 0.4,
+         "truncated_share": 0.0},
+        {"step": 4, "policy_step": 1, "num_tokens": 300, "mean_difference": 0.3, "max_difference": 0.9,
+         "truncated_share": 0.04},
+    ]  # fmt: skip
+    assert parity_of(rows) == {
+        "num_steps": 2, "num_tokens": 400, "mean_difference": pytest.approx(0.25), "max_difference": 0.9,
+        "truncated_share": pytest.approx(0.03), "max_steps_behind": 2,
+    }  # fmt: skip
+    assert parity_of([]) is None

@@ -70,6 +70,7 @@ def test_the_record_is_that_of_the_rows(folder, record):
     assert record["curve"][0]["kl"]["value"] == 0
     assert record["judge"] == "the gold world"
     assert record["rewards"] == "local"
+    assert (record["rollouts"], record["parity"]) == ("generate", None)
     assert (folder / "figures" / "rlhf.png").stat().st_size > 10_000
     assert not list(folder.glob("seed_*"))
 
@@ -108,7 +109,8 @@ def test_how_long_a_step_waits_is_no_part_of_the_key_and_what_it_learns_is(chain
         return stage_call("grpo", changed(CONFIG, **settings), refs).key
 
     assert key() == key(rlhf={"wait_seconds": 5.0})
-    different = [key(), key(rlhf={"steps": 5}), key(rlhf={"kl_beta": 0.1}), key(policy={"temperature": 0.9})]
+    rollouts = [key(rlhf={"rollouts": "vllm"}), key(rlhf={"rollout_staleness": 1})]
+    different = [key(), key(rlhf={"steps": 5}), key(rlhf={"kl_beta": 0.1}), key(policy={"temperature": 0.9}), *rollouts]
     assert len(set(different)) == len(different)
 
 

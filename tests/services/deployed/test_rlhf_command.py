@@ -1,4 +1,5 @@
-"""`rm-opt rlhf` as a user runs it: ten steps from preferences to a policy, with a real vLLM reward server."""
+"""`rm-opt rlhf` as a user runs it: ten steps from preferences to a policy, with a real vLLM reward server, and another
+vLLM that draws the samples."""
 
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from rmcore.stages.registry import pipeline_stages
 
 pytestmark = pytest.mark.services
 COMMAND = ["rlhf", "--preset", "smoke"]
+TEN_STEPS = [*COMMAND, "--policy-steps", 10, "--set", "rlhf.rollouts=vllm"]
 
 
 @pytest.fixture
@@ -25,7 +27,7 @@ def small(with_policy):
 def ten_steps(vllm, command, small, drawn):
     """What the command says; the first of them trains the policy, from what `drawn` left."""
     command.services.environment["RM_OPT_VLLM"] = vllm
-    return command.outcome(*COMMAND, "--policy-steps", 10, config=small)
+    return command.outcome(*TEN_STEPS, config=small)
 
 
 def test_a_policy_is_trained_and_it_is_said_whether_gold_rose_and_not_done_twice(ten_steps, command, small):
@@ -36,7 +38,11 @@ def test_a_policy_is_trained_and_it_is_said_whether_gold_rose_and_not_done_twice
         "policy", "samples", "overoptimization", "readiness_v2", "grpo",
     ]  # fmt: skip
     record = outcome["results"]["rlhf"]
-    assert record["rewards"] == "vllm"
+    assert (record["rewards"], record["rollouts"]) == ("vllm", "vllm")
+    assert (record["parity"]["num_steps"], record["parity"]["max_steps_behind"]) == (10, 0)
+    assert record["parity"]["max_difference"] < 1e-3
+    assert record["parity"]["truncated_share"] == 0
+    assert "samples: drawn by a vLLM that has each step" in said
     assert [point["step"] for point in record["curve"]] == [0, 5, 10]
     assert record["verdict"]["status"] in ("rose", "fell", "unclear")
     assert record["verdict"]["headline"] in said
@@ -45,7 +51,7 @@ def test_a_policy_is_trained_and_it_is_said_whether_gold_rose_and_not_done_twice
     assert record["verdict"]["headline"].replace("+", "&#43;") in page or record["verdict"]["headline"] in page
     assert "data:image/png" in page
 
-    again, _ = command.outcome(*COMMAND, "--policy-steps", 10, config=small)
+    again, _ = command.outcome(*TEN_STEPS, config=small)
     assert again["executed"] == []
     assert again["results"]["rlhf"] == record
 

@@ -1,0 +1,69 @@
+"""The vLLM that draws a training's samples: whether there is one, and its start and end."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rmcore.config.rlhf import RlhfConfig
+from rmcore.core.errors import ConfigError, DataError
+from rmcore.data.pair import Prompt
+from rmcore.models.loading import pick_device
+from rmcore.policy.policy import Policy
+from rmcore.policy.sampling.served_policy import ServedPolicy
+from rmcore.policy.sampling.vllm_sampler import HIGHEST_TEMPERATURE
+from rmcore.serving.vllm_process import find_vllm
+
+
+def draws_by_vllm(settings: RlhfConfig, temperature: float, device_type: str) -> bool:
+    """Whether a vLLM draws the samples of a training.
+
+    `auto` takes it on a GPU. On a CPU it draws two to four times the tokens/s of `generate`, and a whole step takes as
+    long or longer: for the weights of importance sampling TRL computes all log-probabilities once more, which costs
+    more than is saved (benchmarks/RESULTS.md, "Rollouts of a policy").
+
+    Raises:
+        ConfigError: it is to, and is not there or refuses the temperature.
+    """
+    if settings.rollouts == "vllm":
+        find_vllm()
+        if temperature > HIGHEST_TEMPERATURE:
+            raise ConfigError(
+                f"policy.temperature={temperature:g}, and vLLM refuses more than {HIGHEST_TEMPERATURE:g}; lower it, or "
+                "set rlhf.rollouts=generate."
+            )
+        return True
+    if settings.rollouts == "auto" and device_type == "cuda" and temperature <= HIGHEST_TEMPERATURE:
+        with contextlib.suppress(ConfigError):
+            find_vllm()
+            return True
+    return False
+
+
+@contextmanager
+def rollout_service(
+    settings: RlhfConfig,
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    temperature: float,
+    max_new_tokens: int,
+    device: str,
+) -> Iterator[ServedPolicy | None]:
+    """Start a vLLM of the policy where the settings ask for one; nothing of it is left after the block.
+
+    On a CPU it starts while the block goes on. On a GPU it is waited for: two that start together take each other's
+    memory for their own.
+
+    Raises:
+        ConfigError: vLLM is asked for and not there.
+        ServingError: it did not start.
+    """
+    place = pick_device(device)
+    if not draws_by_vllm(settings, temperature, place.type):
+        yield None
+        return
+    read = policy.try_fitting_ids(prompts, max_new_tokens)
+    longest = max((len(ids) for ids in read if not isinstance(ids, DataError)), default=0)
+    with ServedPolicy(policy, find_vllm(), place, longest + max_new_tokens) as served:
+        if place.type == "cuda":
+            served.wait_started()
+        yield served

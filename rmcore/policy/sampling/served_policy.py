@@ -1,0 +1,296 @@
+"""A policy in training, served by a vLLM of our own: other weights after each step, samples with their probabilities.
+
+One publication: `save_pretrained` into a private folder, in memory where there is room -> vLLM reloads everything ->
+what it gives a probe must be what the model itself gives, else it is ended. A vLLM that dies is started again from the
+folder of the weights that it had, and what was asked of it is asked again.
+"""
+
+import asyncio
+import fcntl
+import json
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self, TypeVar
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from rmcore.core.errors import ModelError, NotReadyError, ServingError
+from rmcore.core.files import is_free, write_json
+from rmcore.core.processes import tail
+from rmcore.core.saving import save_pretrained
+from rmcore.models.loading import pick_device
+from rmcore.policy.policy import Policy
+from rmcore.policy.policy_weights import load_weights
+from rmcore.policy.sampling.sampler import SamplingSettings, prompt_seed
+from rmcore.policy.sampling.vllm_sampler import MAX_RESTARTS, DrawnTokens, new_generator, tell_unless_harmless
+from rmcore.serving.model_files import text_files, weight_files
+from rmcore.serving.vllm_process import EngineFailure, find_vllm
+from rmcore.serving.weight_files import write_index
+
+GPU_SHARE_BESIDE_TRAINING = 0.3
+"""TRL's own default for a vLLM beside its trainer."""
+IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
+TIMES_THE_WEIGHTS = 6
+"""Bytes that must be free, in those of the policy's files: two versions lie there while one becomes the next, in
+float32 where the files may be half as large, and vLLM may need memory meanwhile."""
+CONFIG_FILE, HEAD_FILE = "config.json", "output.safetensors"
+PREFIX, LOCK_FILE = "rm-opt-policy-", "lock"
+PROBE = ("What is the capital of France?", "I do not know, and I will not look it up either.")
+PROBE_TOKENS = 64
+CPU_TOLERANCE, GPU_TOLERANCE = 1e-3, 0.1
+"""Nats a token, mean over the probe. On a CPU both compute in float32, and 1e-6 to 1e-5 was measured; a GPU rounds to
+bfloat16 or TF32, which leaves some hundredths: there mixed or foreign weights are seen, a single small step is not."""
+Result = TypeVar("Result")
+
+
+class ServedPolicy:
+    """A vLLM that draws from a policy whose weights change. Use it as a context, or `close` it.
+
+    It starts at once, and the calls wait for it.
+
+    Args:
+        policy: what answers; its folder is never written to.
+        program: starts vLLM (`find_vllm`).
+        device: what that vLLM was built for.
+        max_seq_len: tokens of a prompt with its response, at most.
+    """
+
+    def __init__(self, policy: Policy, program: Path, device: torch.device, max_seq_len: int) -> None:
+        self.policy = policy
+        self.version = 0
+        """Number of publications that were made; 0: the weights served are those of the policy's folder."""
+        self._place, self._held = _private_place(policy.weights())
+        self._unties = device.type != "cuda" and bool(policy.config.get_text_config().tie_word_embeddings)
+        self._folder = self._write(load_weights(policy, torch.float32), 0) if self._unties else policy.folder
+        self._log = self._place / "vllm.log"
+        flags = ["--logprobs-mode", "processed_logprobs"]  # at the temperature: of the distribution that is drawn from
+        share = GPU_SHARE_BESIDE_TRAINING
+        self._vllm = new_generator(program, policy, device, max_seq_len, self._log, gpu_memory_share=share, flags=flags)
+        self._probe = _probe_ids(policy, max_seq_len)
+        self._tolerance = GPU_TOLERANCE if device.type == "cuda" else CPU_TOLERANCE
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(tell_unless_harmless)
+        threading.Thread(target=self._loop.run_forever, name="served-policy", daemon=True).start()
+        self._starting = asyncio.run_coroutine_threadsafe(self._vllm.start(self._folder), self._loop)
+
+    def wait_started(self) -> None:
+        """Wait until vLLM answers; other calls do so by themselves.
+
+        Raises:
+            ServingError: it did not start; the message has the end of its log.
+        """
+        self._starting.result()
+
+    def publish(self, model: Any) -> int:
+        """Have vLLM draw from the present weights of `model`, and give their version. The model stays as it is.
+
+        Args:
+            model: the causal model in training, whole (no adapters), of the policy's shapes.
+
+        Raises:
+            ModelError: the model has adapters, or its probabilities are not finite.
+            StoreError, OSError: the weights could not be written.
+            ServingError: vLLM did not take them, or gives other probabilities than the model; it is ended then.
+        """
+        if hasattr(model, "peft_config"):
+            raise ModelError("the model has adapters, which vLLM would not see; publish what merge_and_unload gives.")
+        expected = _log_probs(model, self._probe)
+        folder = self._write(model, self.version + 1)
+        try:
+            self._insist(lambda: self._load(folder, expected), folder)
+        except BaseException:
+            self._run(self._vllm.kill())  # whatever it has loaded by now, nobody is to draw from it
+            raise
+        former, self._folder = self._folder, folder
+        self.version += 1
+        if former.parent == self._place:
+            shutil.rmtree(former)
+        return self.version
+
+    def draw(self, prompt_ids: Sequence[Sequence[int]], settings: SamplingSettings) -> list[list[DrawnTokens]]:
+        """Draw from the weights that were published last: `settings.num_samples` responses to each prompt, in order.
+
+        All of one call are drawn by one version. A vLLM that dies meanwhile is started again with the same weights and
+        asked for all of them again.
+
+        Args:
+            prompt_ids: token ids of each prompt, as `Policy.prompt_ids` gives them.
+            settings: how; the seed of each prompt follows from its place and `settings.seed`.
+
+        Raises:
+            RequestError: vLLM refuses a prompt.
+            ModelError: a token had no probability: the weights are broken.
+            ServingError: vLLM died too often, or did not answer.
+        """
+        return self._insist(lambda: self._draw(prompt_ids, settings), self._folder)
+
+    async def _draw(self, prompt_ids: Sequence[Sequence[int]], settings: SamplingSettings) -> list[list[DrawnTokens]]:
+        asked = [
+            self._vllm.complete(self.policy, ids, settings, prompt_seed(settings, place))
+            for place, ids in enumerate(prompt_ids)
+        ]
+        rows: list[list[DrawnTokens]] = []
+        for answer in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(answer, BaseException):
+                raise answer
+            rows.append(answer)
+        return rows
+
+    async def _load(self, folder: Path, expected: Tensor) -> None:
+        """Have vLLM load a folder, and compare what it then gives the probe with what is expected."""
+        await self._vllm.reload(folder)
+        served = torch.tensor(await self._vllm.prompt_log_probs(self.policy, self._probe))
+        difference = float((served - expected).abs().mean())
+        if not difference <= self._tolerance:  # a NaN is not
+            raise ServingError(
+                f"vLLM's log-probabilities differ from the model's by {difference:.3g} nats a token after it loaded "
+                f"the model's weights, and {self._tolerance:g} is rounding: it computes another model, so nothing is "
+                "drawn from it. Draw with rollouts=generate, and report the architecture."
+            )
+
+    def _insist(self, work: Callable[[], Coroutine[Any, Any, Result]], folder: Path) -> Result:
+        """Do `work`; where vLLM dies of it or fails, start it again from `folder` and do it again."""
+        for restarts_left in range(MAX_RESTARTS, -1, -1):
+            self.wait_started()
+            try:
+                return self._run(work())
+            except (NotReadyError, EngineFailure) as error:
+                if not restarts_left:
+                    raise ServingError(
+                        f"vLLM died {MAX_RESTARTS + 1} times over one step of the policy. {tail(self._log)}"
+                    ) from error
+                print(
+                    f"warning: vLLM died while a policy is trained ({error}); it is started again with the same "
+                    "weights, and the step goes on",
+                    file=sys.stderr,
+                )
+                self._run(self._vllm.stop())
+                self._starting = asyncio.run_coroutine_threadsafe(self._vllm.start(folder), self._loop)
+        raise AssertionError
+
+    def _write(self, model: Any, version: int) -> Path:
+        """The model's weights beside the policy's own configuration and tokenizer, as a folder that vLLM loads."""
+        folder = self._place / f"version-{version:06d}"
+        shutil.rmtree(folder, ignore_errors=True)  # of a publication that failed
+        save_pretrained(model, folder)
+        for name in [*text_files(self.policy.folder), *(path.name for path in self.policy.folder.glob("*.py"))]:
+            (folder / name).unlink(missing_ok=True)
+            (folder / name).symlink_to(self.policy.folder / name)
+        if self._unties:
+            _untie(model, folder)
+        return folder
+
+    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:  # Ctrl-C too: nothing continues behind a call that has ended
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """End vLLM, and remove the published weights."""
+        if self._loop.is_running():
+            self._starting.cancel()
+            self._run(self._vllm.stop())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._held.close()
+            shutil.rmtree(self._place)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def create_vllm_policy_publisher(
+    policy: str | Path, *, max_seq_len: int, vllm: str | None = None, device: str = "auto"
+) -> ServedPolicy:
+    """Start a vLLM for a training loop of one's own, which publishes to it and draws from it.
+
+    For example
+
+        with create_vllm_policy_publisher("my-policy", max_seq_len=1024) as served:
+            for step, prompts in enumerate(batches):
+                served.publish(model)
+                ids = [served.policy.prompt_ids(prompt) for prompt in prompts]
+                groups = served.draw(ids, SamplingSettings(num_samples=8, max_new_tokens=256, seed=step))
+                ...                        # groups[i][j].ids and .log_probs; rewards, loss, optimizer.step()
+
+    Args:
+        policy: the folder or hub model that the training starts from; configuration and tokenizer are read from it.
+        max_seq_len: tokens of a prompt with its response, at most.
+        vllm: the Python of an environment with vLLM, or a `vllm` executable; None looks for one (`find_vllm`).
+        device: auto, cpu or cuda: what that vLLM was built for.
+
+    Raises:
+        ConfigError: there is no vLLM.
+        ModelError: the policy cannot be read.
+    """
+    return ServedPolicy(Policy.load(policy), find_vllm(vllm), pick_device(device), max_seq_len)
+
+
+def _untie(model: Any, folder: Path) -> None:
+    """Give the output layer of a written model, which is its input embedding, a tensor of its own.
+
+    On a CPU vLLM 0.32 packs the tied output layer at its start, and never again: after a reload, logits come from new
+    layers and the old output. It packs one of its own at each reload.
+    """
+    config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    (folder / CONFIG_FILE).unlink()  # a link to the policy's own
+    write_json(folder / CONFIG_FILE, config | {"tie_word_embeddings": False})
+    files = weight_files(folder)
+    head = model.get_output_embeddings().weight.detach().cpu().contiguous()
+    save_file({"lm_head.weight": head}, folder / HEAD_FILE, metadata={"format": "pt"})
+    write_index(folder, [*files, HEAD_FILE])
+
+
+def _log_probs(model: Any, ids: Sequence[int]) -> Tensor:
+    """Log-probabilities of all tokens but the first, given those before: (T - 1,), on the CPU."""
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        row = torch.tensor([list(ids)], device=model.device)
+        logits = model(input_ids=row).logits[0, :-1].float()
+        found = torch.log_softmax(logits, dim=-1).gather(1, row[0, 1:, None])[:, 0].cpu()
+    model.train(was_training)
+    if not bool(torch.isfinite(found).all()):
+        raise ModelError("the policy in training gives probabilities that are not finite: it has diverged; see its KL.")
+    return found
+
+
+def _probe_ids(policy: Policy, max_seq_len: int) -> list[int]:
+    """A prompt and an answer to it, with room for the one token that vLLM draws behind."""
+    prompt, response = PROBE
+    ids = [*policy.prompt_ids(prompt), *policy.reader.response_ids(response)]
+    return ids[: min(PROBE_TOKENS, max_seq_len - 1)]
+
+
+def _private_place(weights: Path) -> tuple[Path, IO[str]]:
+    """A folder that only this user may enter, in memory where there is room, and the lock that says that it is used.
+
+    What killed processes left is removed: in memory it would stay until the machine is switched off.
+    """
+    size = sum(path.stat().st_size for path in weights.glob("*.safetensors"))
+    parents = [IN_MEMORY, Path(tempfile.gettempdir())]
+    for parent in parents:
+        for left in parent.glob(f"{PREFIX}*") if parent.is_dir() else ():
+            ours = not left.is_symlink() and left.is_dir() and left.stat().st_uid == os.getuid()
+            if ours and (left / LOCK_FILE).is_file() and is_free(left / LOCK_FILE):
+                shutil.rmtree(left, ignore_errors=True)
+    has_room = os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free > TIMES_THE_WEIGHTS * size
+    made = Path(tempfile.mkdtemp(prefix=".rm-opt-", dir=IN_MEMORY if has_room else None))
+    held = (made / LOCK_FILE).open("a")
+    fcntl.flock(held, fcntl.LOCK_EX)
+    return made.rename(made.with_name(PREFIX + made.name.removeprefix(".rm-opt-"))), held  # seen by others once locked

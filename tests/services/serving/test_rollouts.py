@@ -1,0 +1,203 @@
+"""GRPO whose samples a real vLLM draws: other weights after each step, probabilities that are the trainer's, truncated
+importance sampling where they are not, and a vLLM that is killed."""
+
+import copy
+import stat
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import TrainerCallback
+
+import small_policies as policies
+from rmcore.config.rlhf import RlhfConfig
+from rmcore.core.errors import ModelError, ServingError
+from rmcore.policy.grpo.grpo import make_grpo_with_rm
+from rmcore.policy.grpo.vllm_rollouts import HIGHEST_WEIGHT
+from rmcore.policy.policy_weights import load_weights
+from rmcore.policy.sampling.sampler import SamplingSettings
+from rmcore.policy.sampling.served_policy import create_vllm_policy_publisher
+
+pytestmark = pytest.mark.services
+PROMPTS = ["What is 2 + 2?", "Count.", "Grüße! 🙂", "word " * 100]
+TEMPERATURE = 0.7
+ROUNDING = 1e-4
+"""Nats; two float32 programs."""
+SETTINGS = SamplingSettings(4, TEMPERATURE, max_new_tokens=12, seed=5)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Its output layer is its input embedding, as those of small models mostly are."""
+    return policies.new_policy(tmp_path_factory.mktemp("policy"), eos_token_id=policies.STOPS, **policies.RECOMMENDED)
+
+
+@pytest.fixture(scope="module")
+def served(vllm, folder):
+    with create_vllm_policy_publisher(folder, max_seq_len=300, vllm=vllm, device="cpu") as running:
+        yield running
+    assert not running._place.exists()
+
+
+class Length:
+    """A reward that needs no server."""
+
+    def score(self, rollouts):
+        rewards = [float(len(rollout.steps[0].completion)) for rollout in rollouts]
+        for rollout, reward in zip(rollouts, rewards, strict=True):
+            rollout.meta.update(rm_score=reward, rm_score_version=1)
+        return rewards
+
+
+class After(TrainerCallback):
+    """Calls a function after some steps."""
+
+    def __init__(self, steps, function):
+        self.steps, self.function = steps, function
+
+    def on_step_end(self, args, state, control, **given):
+        if state.global_step in self.steps:
+            self.function(given["model"])
+
+
+def trainer(served, out, *, steps, staleness=0, callbacks=(), **options):
+    settings = RlhfConfig(
+        steps=steps, prompts_per_step=4, group_size=4, learning_rate=1e-3, measure_every=2,
+        rollout_staleness=staleness,
+    )  # fmt: skip
+    return make_grpo_with_rm(
+        served.policy, PROMPTS, Length(), out=out, settings=settings, max_new_tokens=12, device="cpu",
+        temperature=TEMPERATURE, served=served, callbacks=callbacks, **options,
+    )  # fmt: skip
+
+
+def moved(model, seed, size=0.05):
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(seed)
+        for parameter in model.parameters():
+            parameter.add_(size * torch.randn_like(parameter))
+    return model
+
+
+def token_log_probs(model, prompt, ids):
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1] / TEMPERATURE
+    return torch.log_softmax(logits.double(), -1).gather(1, torch.tensor(ids)[:, None])[:, 0]
+
+
+def distance(model, prompts, groups):
+    """The largest difference between what vLLM says of its tokens and what a model says of them."""
+    return max(
+        float((token_log_probs(model, prompt, one.ids) - torch.tensor(one.log_probs)).abs().max())
+        for prompt, group in zip(prompts, groups, strict=True)
+        for one in group
+    )
+
+
+def engines(served):
+    below = psutil.Process(served._vllm._process.pid).children(recursive=True)
+    return [process for process in below if "EngineCore" in process.name()]
+
+
+def test_what_is_published_is_what_draws_from_then_on(served, folder):
+    ids = [served.policy.prompt_ids(prompt) for prompt in PROMPTS]
+    model = load_weights(served.policy, torch.float32).train()
+    before = distance(model, ids, served.draw(ids, SETTINGS))
+    assert before < ROUNDING
+    random_state, versions = torch.get_rng_state(), [served.version]
+    for seed in range(2):
+        former = copy.deepcopy(model).eval()
+        versions.append(served.publish(moved(model, seed)))
+        groups = served.draw(ids, SETTINGS)
+        assert distance(model, ids, groups) < ROUNDING < distance(former, ids, groups)
+        assert [len(group) for group in groups] == [4] * 4
+        assert all(one.ids[-1] in served.policy.stop_ids or len(one.ids) == 12 for group in groups for one in group)
+    assert versions == [versions[0], versions[0] + 1, versions[0] + 2]
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert stat.S_IMODE(served._place.stat().st_mode) == 0o700
+    assert [place.name for place in served._place.glob("version-*")] == [f"version-{served.version:06d}"]
+    assert not {"lm_head.weight"} & load_file(folder / "model.safetensors").keys()  # the policy's own stay as they are
+
+
+def test_a_killed_vllm_comes_back_with_its_weights_and_the_step_is_sampled_again(served, tmp_path, capfd):
+    """Killed once before samples alone are asked for, and once before weights are published."""
+    seen, killed = [], []
+
+    def kill(model):
+        [engine] = engines(served)
+        killed.append(engine.pid)
+        engine.kill()
+
+    one = trainer(
+        served, tmp_path, steps=4, staleness=1, callbacks=[After({1, 2}, kill)], record_parity=seen.append
+    )  # fmt: skip
+    one.train()
+    assert len(set(killed)) == 2
+    said = capfd.readouterr().err
+    assert said.count("it is started again with the same weights") == 2
+    assert "Traceback" not in said
+    assert [(parity.step, parity.policy_step) for parity in seen] == [(1, 0), (2, 0), (3, 2), (4, 2)]
+    fresh, stale = seen[0::2], seen[1::2]
+    assert all(parity.max_difference < ROUNDING and parity.truncated_share == 0 for parity in fresh)
+    assert all(parity.mean_difference > ROUNDING for parity in stale)
+    assert [parity.weight_version for parity in seen] == [seen[0].weight_version + step // 2 for step in range(4)]
+
+
+def test_a_training_that_goes_on_draws_from_the_weights_that_it_was_left_with(served, tmp_path):
+    seen = []
+    trainer(served, tmp_path, steps=2).train()
+    served.publish(moved(load_weights(served.policy, torch.float32), 7))  # of another training
+    one = trainer(served, tmp_path, steps=3, record_parity=seen.append)
+    one.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert [(parity.step, parity.policy_step) for parity in seen] == [(3, 2)]
+    assert seen[0].max_difference < ROUNDING
+    assert 16 <= seen[0].num_tokens <= 16 * 12
+
+
+def test_truncated_weights_are_in_the_loss(served, tmp_path):
+    """The policy moves far without being published; the loss and its gradient are those of the formula."""
+    seen = []
+    one = trainer(served, tmp_path, steps=1, staleness=5, record_parity=seen.append)
+    one.train()
+    moved(one.model, 3, size=0.08)
+    rows = [dict(one.train_dataset[place]) for place in range(4) for _ in range(4)]
+    inputs = one._generate_and_score_completions(rows)
+    mask, advantages = inputs["completion_mask"].bool(), inputs["advantages"][:, None]
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+    attended = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+    width = inputs["completion_ids"].shape[1]
+    one.model.zero_grad()
+    logits = one.model(input_ids=ids, attention_mask=attended).logits[:, -width - 1 : -1] / TEMPERATURE
+    log_probs = torch.log_softmax(logits, -1).gather(2, inputs["completion_ids"][..., None])[..., 0]
+    ratio = (log_probs.detach() - inputs["sampling_per_token_logps"]).exp()
+    weights = ratio.clamp(max=HIGHEST_WEIGHT)
+    share = (ratio[mask] > HIGHEST_WEIGHT).float().mean()
+    assert 0.02 < share < 0.98  # both kinds are there
+    assert seen[-1].truncated_share == pytest.approx(float(share))
+    assert (seen[-1].step, seen[-1].policy_step) == (2, 0)
+    torch.testing.assert_close(inputs["importance_sampling_ratio"][mask], weights[mask], rtol=1e-4, atol=1e-5)
+    expected = -(weights * advantages * log_probs * mask).sum() / mask.sum()
+    wanted = torch.autograd.grad(expected, one.model.model.norm.weight)[0]
+    plain = torch.autograd.grad(
+        one.compute_loss(one.model, inputs) * inputs["num_items_in_batch"] / mask.sum(), one.model.model.norm.weight
+    )[0]
+    torch.testing.assert_close(plain, wanted, rtol=1e-3, atol=1e-6)
+
+
+def test_weights_that_vllm_computes_otherwise_are_not_drawn_from(served):
+    """What the model gives is not what its saved weights give. The last test of this file: vLLM is ended."""
+    version = served.publish(moved(load_weights(served.policy, torch.float32), 11))
+    broken = moved(load_weights(served.policy, torch.float32), 12)
+    with torch.no_grad():
+        broken.model.norm.weight[3] = float("nan")
+    with pytest.raises(ModelError, match="diverged"):
+        served.publish(broken)
+    assert served._vllm.exit_status is None
+    odd = moved(load_weights(served.policy, torch.float32), 12)
+    odd.lm_head.register_forward_hook(lambda module, given, logits: 1.1 * logits)
+    with pytest.raises(ServingError, match="nats a token after it loaded"):
+        served.publish(odd)
+    assert served._vllm.exit_status is not None
+    assert served.version == version
