@@ -19,13 +19,16 @@ Attention runs over the query sequences of `AttentionPlan`, so no mask of row x 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rmcore.core.errors import DataError
+
+if TYPE_CHECKING:
+    from rmcore.models.packing.buckets import Buckets
 
 LARGEST_GROUP = 64
 """Most sides of one group. Sharing among more saves little: with 64 the prefix costs 1/64 a side."""
@@ -45,6 +48,21 @@ class Packing:
     """Position of a side's first token: RoBERTa and its kin begin behind the pad token's id."""
     pad_id: int | None = None
     """Token that the model takes for padding even where it stands in a text: see `reading_place` and `_positions`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One query sequence of a row and its keys: `prefix` tokens from `prefix_start`, then its own."""
+
+    start: int
+    length: int
+    prefix_start: int = 0
+    prefix: int = 0
+
+    @property
+    def num_keys(self) -> int:
+        """Tokens that its last query sees."""
+        return self.prefix + self.length
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +89,8 @@ class AttentionPlan:
     varlen: VarlenIndex | None = None
     masks: dict[tuple[int, int, torch.dtype], Tensor] = field(default_factory=dict, compare=False)
     """Masks of further sides, by their own tokens, their prefix and dtype: made by the first layer, used by all."""
+    buckets: dict[tuple[int, int, torch.dtype], "Buckets"] = field(default_factory=dict, compare=False)
+    """Batches of short sequences, by heads, key heads and dtype: made by the first layer, used by all."""
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "AttentionPlan":
         """The same with `change` applied to its tensors, if it has any."""
@@ -203,24 +223,32 @@ def group_tokens(sides: Sequence[Sequence[int]], packing: Packing) -> int:
 
 
 def _varlen_index(groups: Sequence[tuple[int, ...]]) -> VarlenIndex:
-    queries, keys, key_at = [0], [0], []
-    for start, prefix, first, others in _places(groups):
-        queries.append(prefix + first)
-        keys.append(prefix + first)
-        key_at.append(np.arange(start, start + prefix + first))
-        own = start + prefix + first
-        for length in others:
-            queries.append(length)
-            keys.append(prefix + length)
-            key_at += [np.arange(start, start + prefix), np.arange(own, own + length)]
-            own += length
+    spans = spans_of(groups)
+    key_at = [
+        np.arange(start, start + length)
+        for span in spans
+        for start, length in ((span.prefix_start, span.prefix), (span.start, span.length))
+    ]
+    queries, keys = [span.length for span in spans], [span.num_keys for span in spans]
     return VarlenIndex(
-        query_ends=torch.from_numpy(np.cumsum(queries, dtype=np.int32)),
-        key_ends=torch.from_numpy(np.cumsum(keys, dtype=np.int32)),
+        query_ends=torch.from_numpy(np.cumsum([0, *queries], dtype=np.int32)),
+        key_ends=torch.from_numpy(np.cumsum([0, *keys], dtype=np.int32)),
         key_at=torch.from_numpy(np.concatenate(key_at)) if any(prefix for prefix, *_ in groups) else None,
         longest_query=max(queries),
         longest_key=max(keys),
     )
+
+
+def spans_of(groups: Sequence[tuple[int, ...]]) -> list[Span]:
+    """The query sequences of a row, in its order: each prefix with its first side, then each further side."""
+    spans = []
+    for start, prefix, first, others in _places(groups):
+        spans.append(Span(start, prefix + first))
+        own = start + prefix + first
+        for length in others:
+            spans.append(Span(own, length, start, prefix))
+            own += length
+    return spans
 
 
 def _places(groups: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:
