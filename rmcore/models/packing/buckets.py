@@ -20,11 +20,9 @@ from torch.autograd.function import FunctionCtx
 
 from rmcore.models.packing.layout import Span
 
-LONGEST = {torch.float32: 64, torch.float64: 64, torch.bfloat16: 512}
-"""Keys of the longest sequence that is computed here, by dtype; a dtype that is not named keeps the fused kernel."""
-KEPT_KEYS = 512
-"""Keys up to which attention weights are kept for the backward pass. Those of longer sequences are computed again, so
-that no more is kept than `rmcore.training.memory` counts, and never more than this many numbers a token and head."""
+LONGEST = {torch.bfloat16: 512}
+"""Keys of the longest sequence that is computed here, by dtype; a dtype that is not named keeps the fused kernel. So
+attention weights, which are kept for the backward pass, take no more than `rmcore.training.memory` counts for them."""
 ROUNDED_TO = 16
 """Lengths are rounded up to multiples of this: fewer shapes, each of which costs a matrix kernel that is compiled."""
 BATCH_BYTES = 2**21
@@ -38,12 +36,7 @@ class Batch:
     spans: tuple[Span, ...]
     shape: tuple[int, int]
     mask: Tensor | None
-    """(B or 1, 1, 1, Q or 1, M), added to the scores of the last M keys; None: all see all."""
-
-    @property
-    def keeps_weights(self) -> bool:
-        """Whether its attention weights are kept for the backward pass."""
-        return self.shape[1] <= KEPT_KEYS
+    """(B or 1, 1, 1, Q, K), added to the scores of a causal model; None: each query sees all keys of its sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +74,7 @@ class Buckets:
             else:
                 groups.append([span])
         batches = tuple(
-            Batch(tuple(group), _shape(group[0]), _mask(group, causal=causal, dtype=dtype)) for group in groups
+            Batch(tuple(group), _shape(group[0]), _causal_mask(group, dtype) if causal else None) for group in groups
         )
         query_rows, query_places = _rows_and_places(batches, heads, queries=True)
         key_rows, own_key_places = _rows_and_places(batches, key_heads, queries=False)
@@ -106,21 +99,12 @@ def _shape(span: Span) -> tuple[int, int]:
     return queries, keys
 
 
-def _mask(spans: Sequence[Span], *, causal: bool, dtype: torch.dtype) -> Tensor | None:
-    """What is added to the scores of a batch's last keys: (B or 1, 1, 1, Q or 1, M)."""
+def _causal_mask(spans: Sequence[Span], dtype: torch.dtype) -> Tensor:
+    """What is added to a batch's scores: (B or 1, 1, 1, Q, K). Padding is later than every query, so it is hidden."""
     queries, keys = _shape(spans[0])
-    own = torch.tensor([span.num_keys for span in spans])[:, None, None]  # (B, 1, 1)
-    if not causal:
-        shortest = int(own.min())
-        if shortest == keys:
-            return None
-        unseen = torch.arange(shortest, keys) >= own  # (B, 1, M)
-    else:
-        prefix = torch.tensor([span.prefix for span in spans])[:, None, None]
-        if bool((prefix == prefix[0]).all()):
-            prefix = prefix[:1]
-        # Padding behind the last key is later than every query, so the causal mask hides it.
-        unseen = torch.arange(keys) > torch.arange(queries)[:, None] + prefix  # (B or 1, Q, K)
+    prefixes = sorted({span.prefix for span in spans})
+    prefix = torch.tensor(prefixes if len(prefixes) == 1 else [span.prefix for span in spans])[:, None, None]
+    unseen = torch.arange(keys) > torch.arange(queries)[:, None] + prefix  # (B or 1, Q, K)
     return torch.zeros(unseen.shape, dtype=dtype).masked_fill_(unseen, -torch.inf)[:, None, None]
 
 
@@ -169,7 +153,7 @@ class _BucketedAttention(torch.autograd.Function):
             for batch, own, own_key, own_value, place in _pieces(padded, buckets):
                 weights = _weights(own, own_key, batch, scale)
                 torch.bmm(weights, own_value, out=output[place].view(*own.shape[:2], -1))
-                if needed and batch.keeps_weights:
+                if needed:
                     kept.append(weights)
         ctx.save_for_backward(query, key, value, *kept)
         ctx.buckets, ctx.scale = buckets, scale  # type: ignore[attr-defined]
@@ -194,10 +178,8 @@ def _gradients(
     spread = _to_row(grad, buckets).reshape(-1, grad.shape[-1])
     grad_output = spread.index_select(0, buckets.query_rows).index_fill_(0, buckets.padding, 0.0)
     grads = [torch.empty_like(tensor) for tensor in padded]
-    weights_kept = iter(kept)
     at_key = 0
-    for batch, own, own_key, own_value, place in _pieces(padded, buckets):
-        weights = next(weights_kept) if batch.keeps_weights else _weights(own, own_key, batch, scale)
+    for weights, (_, own, own_key, own_value, place) in zip(kept, _pieces(padded, buckets), strict=True):
         given = grad_output[place].view(*own.shape[:2], -1)
         keys = slice(at_key, at_key := at_key + own_key.shape[0] * own_key.shape[1])
         torch.bmm(weights.transpose(1, 2), given, out=grads[2][keys].view(own_value.shape))
@@ -219,10 +201,8 @@ def plain_attention(query: Tensor, key: Tensor, value: Tensor, buckets: Buckets,
     with torch.autocast(query.device.type, enabled=False):
         for batch, own, own_key, own_value, _ in _pieces(padded, buckets):
             scores = torch.bmm(own, own_key.transpose(1, 2)) * scale
-            if batch.mask is not None:
-                hidden = batch.mask.shape[-1]
-                seen, last = _by_sequence(scores, batch).split([scores.shape[-1] - hidden, hidden], dim=-1)
-                scores = torch.cat([seen, last + batch.mask], dim=-1).view(scores.shape)
+            scores = _by_sequence(scores, batch) + _all_masked(batch, scores)
+            scores = scores.view(len(own), -1, own_key.shape[1])
             outputs.append(torch.bmm(scores.softmax(-1), own_value).view(-1, value.shape[-1]))
     return torch.cat(outputs).index_select(0, buckets.query_places).view(-1, *query.shape[1:-1], value.shape[-1])
 
@@ -272,9 +252,22 @@ def _by_sequence(scores: Tensor, batch: Batch) -> Tensor:
 def _weights(query: Tensor, key: Tensor, batch: Batch, scale: float) -> Tensor:
     """Attention weights (B * key heads, R * Q, K)."""
     scores = torch.baddbmm(query.new_empty(()), query, key.transpose(1, 2), beta=0, alpha=scale)
+    by_sequence = _by_sequence(scores, batch)
     if batch.mask is not None:
-        _by_sequence(scores, batch)[..., -batch.mask.shape[-1] :].add_(batch.mask)
+        by_sequence.add_(batch.mask)
+    else:
+        for one, span in zip(by_sequence, batch.spans, strict=True):
+            one[..., span.num_keys :].fill_(-torch.inf)  # a few columns: adding a mask takes fifteen times as long
     return scores.softmax(-1)
+
+
+def _all_masked(batch: Batch, scores: Tensor) -> Tensor:
+    """The mask of a batch as a tensor whether it is causal or not: (B or 1, 1, 1, Q or 1, K)."""
+    if batch.mask is not None:
+        return batch.mask
+    own = torch.tensor([span.num_keys for span in batch.spans])[:, None, None, None, None]
+    unseen = torch.arange(batch.shape[1]) >= own
+    return scores.new_zeros(unseen.shape).masked_fill_(unseen, -torch.inf)
 
 
 def _to_row(tokens: Tensor, buckets: Buckets) -> Tensor:
