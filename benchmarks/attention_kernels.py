@@ -77,7 +77,7 @@ def line(form: str, heads: str, dtype: str, length: int, tokens: int, repeats: i
         for way in WAYS:
             seconds[way].append(results(plan, way, tensors)[1])
     wide = [tensor.detach().double().requires_grad_() for tensor in tensors]
-    exact, _ = results(replace(plan, masks={}, buckets={}), "fused", wide)
+    exact, _ = results(replace(plan, made={}), "fused", wide)
     medians = {way: statistics.median(times) for way, times in seconds.items()}
     errors = " | ".join(f"{error(one, exact):.1e}" for one in found.values())
     times = " | ".join(f"{1000 * one:.1f}" for one in medians.values())

@@ -86,19 +86,21 @@ def _along_plan(
     # Rotary positions leave queries and keys in float32 under autocast, which knows torch's own operations only.
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
     query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
-    most_keys = 0 if dropout or torch.compiler.is_compiling() else LONGEST.get(dtype, 0)
+    fused = kind != "cpu" or dropout or torch.compiler.is_compiling()
+    most_keys = 0 if fused else LONGEST.get(dtype, 0)
     spans = spans_of(plan.groups)
     short = [span for span in spans if span.num_keys <= most_keys]
     if not short:
         return _one_by_one(query, key, value, spans, plan, dropout, scaling).transpose(1, 2)
-    name = (query.shape[1], key.shape[1], dtype)
-    if name not in plan.buckets:
-        plan.buckets[name] = Buckets.make(
-            short, num_tokens=query.shape[2], heads=name[0], key_heads=name[1], causal=plan.causal, dtype=dtype
+    heads, key_heads = query.shape[1], key.shape[1]
+    name = ("buckets", heads, key_heads, dtype)
+    if name not in plan.made:
+        plan.made[name] = Buckets.make(
+            short, num_tokens=query.shape[2], heads=heads, key_heads=key_heads, causal=plan.causal, dtype=dtype
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]  # (T, heads, D)
-    batched = bucketed_attention(rows[0], rows[1], rows[2], plan.buckets[name], scale)
+    batched = bucketed_attention(rows[0], rows[1], rows[2], plan.made[name], scale)
     if len(short) == len(spans):
         return batched[None]
     long = [span for span in spans if span.num_keys > most_keys]
@@ -145,11 +147,12 @@ def _mask(plan: AttentionPlan, length: int, prefix: int, like: Tensor) -> Tensor
 
     In floating point, because a boolean one is turned into that by every layer, and kept for its backward pass.
     """
-    name = (length, prefix, like.dtype)
-    if name not in plan.masks:
+    name = ("mask", length, prefix, like.dtype)
+    if name not in plan.made:
         unseen = like.new_full((length, prefix + length), -torch.inf)
-        plan.masks[name] = unseen.triu(prefix + 1)
-    return plan.masks[name]
+        plan.made[name] = unseen.triu(prefix + 1)
+    mask: Tensor = plan.made[name]
+    return mask
 
 
 def _all_at_once(

@@ -19,16 +19,13 @@ Attention runs over the query sequences of `AttentionPlan`, so no mask of row x 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rmcore.core.errors import DataError
-
-if TYPE_CHECKING:
-    from rmcore.models.packing.buckets import Buckets
 
 LARGEST_GROUP = 64
 """Most sides of one group. Sharing among more saves little: with 64 the prefix costs 1/64 a side."""
@@ -87,10 +84,8 @@ class AttentionPlan:
     groups: tuple[tuple[int, ...], ...]
     causal: bool
     varlen: VarlenIndex | None = None
-    masks: dict[tuple[int, int, torch.dtype], Tensor] = field(default_factory=dict, compare=False)
-    """Masks of further sides, by their own tokens, their prefix and dtype: made by the first layer, used by all."""
-    buckets: dict[tuple[int, int, torch.dtype], "Buckets"] = field(default_factory=dict, compare=False)
-    """Batches of short sequences, by heads, key heads and dtype: made by the first layer, used by all."""
+    made: dict[tuple[Any, ...], Any] = field(default_factory=dict, compare=False)
+    """Masks and batches that the first layer makes of the plan for all layers, by what they depend on besides."""
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "AttentionPlan":
         """The same with `change` applied to its tensors, if it has any."""
