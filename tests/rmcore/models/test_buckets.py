@@ -73,16 +73,16 @@ def test_the_second_derivative_is_that_of_the_plain_formula(causal):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_bfloat16_is_no_worse_than_the_fused_kernel_by_more_than_a_factor(causal):
+def test_scores_in_bfloat16_cost_little_beside_what_rounding_queries_and_keys_costs(causal):
     plan = plan_of([(60, [90, 120]), (0, [200]), (30, [25, 40])], causal=causal)
     wide = draw(plan, (4, 2), width=32)
     narrow = [tensor.detach().bfloat16() for tensor in wide]
     narrow[:3] = [tensor.requires_grad_() for tensor in narrow[:3]]
-    exact = results(plan, [tensor.detach().double().requires_grad_() for tensor in narrow], 0)
+    exact = results(plan, wide, 0)
 
     def errors(most_keys):
         found = zip(results(plan, narrow, most_keys), exact, strict=True)
-        return [float((one.double() - other).norm() / other.norm()) for one, other in found]
+        return [float(((one.double() - other).norm() / other.norm()).detach()) for one, other in found]
 
     for batched, fused in zip(errors(10**6), errors(0), strict=True):
         assert batched < 2 * fused
