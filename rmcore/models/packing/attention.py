@@ -86,8 +86,7 @@ def _along_plan(
     # Rotary positions leave queries and keys in float32 under autocast, which knows torch's own operations only.
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
     query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
-    fused = kind != "cpu" or dropout or torch.compiler.is_compiling()
-    most_keys = 0 if fused else LONGEST.get(dtype, 0)
+    most_keys = 0 if dropout or kind != "cpu" else LONGEST.get(dtype, 0)
     spans = spans_of(plan.groups)
     short = [span for span in spans if span.num_keys <= most_keys]
     if not short:
