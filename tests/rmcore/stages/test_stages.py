@@ -15,7 +15,7 @@ from rmcore.config.policy import PolicyConfig
 from rmcore.config.probe import ProbeConfig
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.config.rlhf import RlhfConfig
-from rmcore.config.train import RUN_ONLY_FIELDS
+from rmcore.config.train import RUN_ONLY_FIELDS, TrainConfig
 from rmcore.config.validation import ValidationConfig
 from rmcore.core import hardware
 from rmcore.core.errors import ConfigError, DataError
@@ -99,6 +99,7 @@ def test_what_came_out_upstream_is_in_a_key_and_not_how_or_where():
 
 
 BASE = PipelineConfig(
+    train=TrainConfig(precision="fp32"),  # auto depends on device, model and machine
     benchmark=BenchmarkConfig(suites=(f"judgebench={__file__}",)),
     probe=ProbeConfig(),
     explain=ExplainConfig(),
