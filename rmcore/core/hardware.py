@@ -44,7 +44,7 @@ def cpu_multiplies_bf16(cpu_info: Path = CPU_INFO) -> bool:
 
 
 def choose_precision(device_type: str, *, tiny: bool) -> Literal["fp32", "bf16"]:
-    """What `train.precision=auto` stands for on a kind of device.
+    """Choose what `train.precision=auto` stands for on a kind of device.
 
     The rule reads flags and times nothing: what a key depends on must be the same each time, and on a busy machine two
     timed steps are not. A tiny model computes in float32 everywhere: it is there to see that something works, and its

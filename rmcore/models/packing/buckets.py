@@ -100,7 +100,7 @@ def _shape(span: Span) -> tuple[int, int]:
 
 
 def _causal_mask(spans: Sequence[Span], dtype: torch.dtype) -> Tensor:
-    """What is added to a batch's scores: (B or 1, 1, 1, Q, K). Padding is later than every query, so it is hidden."""
+    """Make what is added to a batch's scores: (B or 1, 1, 1, Q, K). Padding is later than every query, so hidden."""
     queries, keys = _shape(spans[0])
     prefixes = sorted({span.prefix for span in spans})
     prefix = torch.tensor(prefixes if len(prefixes) == 1 else [span.prefix for span in spans])[:, None, None]

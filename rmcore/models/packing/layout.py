@@ -40,8 +40,8 @@ class Packing:
     causal: bool
     """Prefixes are shared, and the reward is read at a side's last token; else at its first, and nothing is shared."""
     kernel: Literal["sdpa", "varlen"]
-    """Kernel of attention: torch's varlen kernel for all at once, or `scaled_dot_product_attention` by sequence, but for
-    those that `rmcore.models.packing.buckets` computes."""
+    """Kernel of attention: torch's varlen kernel for all at once, or `scaled_dot_product_attention` by sequence, save
+    for those that `rmcore.models.packing.buckets` computes."""
     first_position: int = 0
     """Position of a side's first token: RoBERTa and its kin begin behind the pad token's id."""
     pad_id: int | None = None
