@@ -79,7 +79,7 @@ def test_every_setting_is_on_the_settings_page_with_its_default_and_sentence():
     assert "`train.lr` | `5e-06` | Peak learning rate." in page
     assert re.search(r"`train.clip` .*number > 0", page)
     assert re.search(r"`model.max_seq_len` \| `512` .*≥ 8.*minilm `256`", page)
-    assert re.search(r"`train.precision` .*one of `fp32`, `bf16`.*h100 `bf16`", page)
+    assert re.search(r"`train.precision` .*one of `auto`, `fp32`, `bf16`.*h100 `bf16`", page)
 
 
 @pytest.mark.parametrize("page", WRITTEN)

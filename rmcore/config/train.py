@@ -76,8 +76,9 @@ class TrainConfig(Settings):
     """Largest margin asked for, in logits: annotated margins can reach 26."""
     clip: float = Field(default=1.0, gt=0)
     """Largest gradient norm."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16 = autocast; weights, reward head and loss stay float32."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """bf16 = autocast; weights, reward head and loss stay float32. auto: bf16 on a GPU and on a CPU with bf16 units,
+    else fp32, as for the tiny models; the artifact's key has what was chosen."""
     dropout: bool = False
     """Keep the model's own dropout on: noise in the margin of a pair. LoRA's dropout has a setting of its own."""
     tf32: bool = False
@@ -118,6 +119,17 @@ class TrainConfig(Settings):
     """Hosts that train the model together, each with so many processes; the same command runs on each of them."""
     profile_memory: bool = False
     """Log the memory of device and host with the training metrics."""
+
+    @property
+    def chosen_precision(self) -> Literal["fp32", "bf16"]:
+        """The precision, where it has been chosen (`rmcore.core.hardware.choose_precision`).
+
+        Raises:
+            ValueError: it has not.
+        """
+        if self.precision == "auto":
+            raise ValueError("train.precision=auto has not been resolved: see rmcore.core.hardware.choose_precision")
+        return self.precision
 
     @model_validator(mode="after")
     def _nothing_is_chosen_by_the_last_step(self) -> Self:

@@ -31,6 +31,7 @@ from rmcore.config.train import RUN_ONLY_FIELDS, TrainConfig
 from rmcore.config.validation import ValidationConfig
 from rmcore.core.files import file_digest
 from rmcore.core.fingerprints import code_digests
+from rmcore.core.hardware import choose_precision
 from rmcore.core.named_function import source_file_digest
 from rmcore.core.store import make_key
 from rmcore.data.readers.sources import source_digest
@@ -174,7 +175,7 @@ class TrainSettings(ModelSettings):
             seed=config.seed,
             device=config.device,
             model=config.model,
-            train=config.train,
+            train=_settled(config),
             attribute_weights=config.data.attribute_weights,
         )
         if config.model.name == FROM_POLICY and not starts_from_sft(config):
@@ -455,7 +456,7 @@ class GrpoSettings(CheckpointSettings):
             **_loading(config),
             **policy.model_dump(include={"name", "temperature", "max_new_tokens", "num_members", "judge"}),
             gold=_labelling(gold) if _is_gold(config) else None,
-            train=config.train,
+            train=_settled(config),
             num_resamples=config.evaluate.num_resamples,
             rlhf=required_rlhf(config),
         )
@@ -544,7 +545,7 @@ class ActiveCheckSettings(ModelSettings):
             seed=config.seed,
             device=config.device,
             model=config.model,
-            train=config.train,
+            train=_settled(config),
             active=required_active(config),
             label_temperature=_label_temperature(config),
         )
@@ -566,6 +567,18 @@ def device_type(name: str) -> str:
     driver = Path("/proc/driver/nvidia/gpus")
     has_gpu = driver.is_dir() and any(driver.iterdir())
     return "cuda" if has_gpu and not hidden and "+cpu" not in importlib.metadata.version("torch") else "cpu"
+
+
+def _settled(config: PipelineConfig) -> TrainConfig:
+    """The training's settings with a precision in the place of `auto`: keys have it, and any host computes in it."""
+    if config.train.precision != "auto":
+        return config.train
+    name = config.model.name
+    if name == FROM_POLICY:
+        policy = required_policy(config)
+        name = policy.base if policy.name == SFT else policy.name
+    chosen = choose_precision(device_type(config.device), tiny=name in TINY_SIZES)
+    return config.train.model_copy(update={"precision": chosen})
 
 
 def _is_gold(config: PipelineConfig) -> bool:

@@ -45,6 +45,7 @@ from rmcore.training.material import Material, tokens_of
 from rmcore.training.ranks import Ranks, environment_ranks, share_of_host
 from rmcore.training.record import TrainResult
 from rmcore.training.resume import FINISHED_FILE, clear
+from rmcore.training.setup import BF16_NOTE
 from rmcore.training.sharding import process_group, shard
 
 ROWS_A_TABLE = 10_000
@@ -104,6 +105,8 @@ def train_into(
     share, world = share_of_host(), environment_ranks().world
     if world > share[1]:
         report(0, 1, f"waits for the other hosts at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}")
+    if settings.train.precision == "bf16" and place.is_main:
+        print(BF16_NOTE, file=sys.stderr)
     with ExitStack() as stack:
         ranks = stack.enter_context(process_group(device))
         if ranks.world > 1 and "curvature" in settings.train.callbacks:

@@ -44,7 +44,7 @@ from rmcore.training.peak_memory import PeakMeter
 from rmcore.training.ranks import ALONE, Ranks
 from rmcore.training.record import MetricsTable, Progress, TrainResult, Window, reward_distribution
 from rmcore.training.selection import LAST, Selection
-from rmcore.training.setup import choose_budget, choose_packing, make_context, restore_training
+from rmcore.training.setup import choose_budget, choose_packing, make_context, restore_training, with_precision
 from rmcore.training.sharding import reshard
 from rmcore.training.state_transfer import write_parts
 from rmcore.training.step import Batch, HalfUpdateError, StepContext
@@ -109,6 +109,7 @@ class Trainer:
     ) -> None:
         rm.require_float32("trained: updates smaller than the rounding of its weights would be lost")
         ranks.check_divides(config.pairs_per_step)
+        config = with_precision(config, rm)
         self.rm, self.config, self.folder, self.tracker, self.seed = rm, config, folder, tracker, seed
         self.train, self.validation, self.ranks = train, validation, ranks
         self.report, self.callbacks = report, callbacks
@@ -308,7 +309,9 @@ class Trainer:
 
     def _score(self, pairs: Sequence[TokenizedPair]) -> np.ndarray:
         budget = min(SCORING_TOKEN_BUDGET, self.at.token_budget)  # what training fits into, scoring does
-        return score_tokenized(self.rm, pairs, token_budget=budget, precision=self.config.precision, ranks=self.ranks)
+        return score_tokenized(
+            self.rm, pairs, token_budget=budget, precision=self.config.chosen_precision, ranks=self.ranks
+        )
 
     def _log(self, step: int, values: dict[str, float]) -> None:
         if self.ranks.is_main:

@@ -76,7 +76,7 @@ def plan(
     per_token = activation_bytes_per_token(
         rm.model.config,
         config.model.max_seq_len,
-        config.train.precision,
+        trainer.config.chosen_precision,
         gradient_checkpointing=config.train.gradient_checkpointing,
     )
     budget = trainer.at.token_budget

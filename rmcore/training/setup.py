@@ -8,6 +8,7 @@ import torch
 
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError
+from rmcore.core.hardware import choose_precision
 from rmcore.models.packing.layout import Packing
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training import state as states
@@ -21,6 +22,20 @@ from rmcore.training.resume import ResumePoint
 from rmcore.training.sharding import reshard, shard
 from rmcore.training.state_transfer import state_on_this_host
 from rmcore.training.step import StepContext, make_forward
+
+BF16_NOTE = "note: trains in bf16, with weights, reward head and loss in float32; train.precision=fp32 rounds nothing."
+TINY_PARAMETERS = 5_000_000
+"""Parameters below which a model counts as tiny where its name is not known; `tiny-wide`, the largest, has 3.3 M."""
+
+
+def with_precision(config: TrainConfig, rm: BradleyTerryRM) -> TrainConfig:
+    """The same settings, with what `precision=auto` stands for on the device of `rm`, which is said."""
+    if config.precision != "auto":
+        return config
+    chosen = choose_precision(rm.device.type, tiny=rm.num_parameters < TINY_PARAMETERS)
+    if chosen == "bf16":
+        print(BF16_NOTE, file=sys.stderr)
+    return config.model_copy(update={"precision": chosen})
 
 
 def choose_packing(rm: BradleyTerryRM, config: TrainConfig, ranks: Ranks) -> Packing | None:
@@ -42,7 +57,7 @@ def choose_packing(rm: BradleyTerryRM, config: TrainConfig, ranks: Ranks) -> Pac
 def _own_packing(rm: BradleyTerryRM, config: TrainConfig) -> Packing | None:
     if config.batching == "plain":  # which is padded by definition
         return None
-    found = rm.packing(config.precision)
+    found = rm.packing(config.chosen_precision)
     reshard(rm.model)
     if found is None:
         return None
@@ -62,7 +77,7 @@ def choose_budget(rm: BradleyTerryRM, config: TrainConfig, ranks: Ranks) -> int:
         rm.model.config,
         num_trained=rm.num_trained_parameters // ranks.world,
         max_seq_len=rm.renderer.rendering.max_seq_len,
-        precision=config.precision,
+        precision=config.chosen_precision,
         gradient_checkpointing=config.gradient_checkpointing,
         device=rm.device,
     )
@@ -76,9 +91,9 @@ def make_context(rm: BradleyTerryRM, config: TrainConfig, ranks: Ranks) -> StepC
     shard(rm, ranks)
     device = rm.device
     if rm.companion is None:
-        forward = make_forward(rm.model, make_bradley_terry(config), config.precision, device)
+        forward = make_forward(rm.model, make_bradley_terry(config), config.chosen_precision, device)
     else:
-        forward = make_observation_forward(rm, config.precision, device)
+        forward = make_observation_forward(rm, config.chosen_precision, device)
     optimizer = make_optimizer(rm.model, config)
     return StepContext(
         model=rm.model,

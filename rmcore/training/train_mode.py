@@ -17,7 +17,7 @@ def training_form(rm: BradleyTerryRM, config: TrainConfig) -> Iterator[None]:
     with ExitStack() as stack:
         if not config.dropout:
             stack.enter_context(without_dropout(rm.model))
-        if config.precision == "bf16":
+        if config.chosen_precision == "bf16":
             stack.enter_context(float32_head(rm.model))
         if config.tf32 and rm.device.type == "cuda":
             stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())

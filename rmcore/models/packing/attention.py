@@ -4,6 +4,7 @@ Importing this module registers `packed_attention` under the name ATTENTION. A m
 along their plan, and all else by `sdpa` as before.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -17,7 +18,8 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from rmcore.core.errors import ModelError
-from rmcore.models.packing.layout import AttentionPlan, VarlenIndex
+from rmcore.models.packing.buckets import LONGEST, Buckets, bucketed_attention
+from rmcore.models.packing.layout import AttentionPlan, Span, VarlenIndex, spans_of
 
 ATTENTION = "rm_packed"
 """Name under which Hugging Face's layers find `packed_attention`."""
@@ -69,37 +71,74 @@ def packed_attention(
         if dropout:
             raise ModelError("its attention uses dropout, which the varlen kernel does not compute")
         return _all_at_once((query, key, value), packing.varlen, packing.causal, scaling), None
-    return _one_by_one(query, key, value, packing, dropout, scaling), None
+    return _along_plan(query, key, value, packing, dropout, scaling), None
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, packed_attention)
 ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, sdpa_mask)
 
 
-def _one_by_one(
+def _along_plan(
     query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, dropout: float, scaling: float | None
 ) -> Tensor:
-    """Each query sequence with its keys through `scaled_dot_product_attention`."""
+    """Short sequences in batches, long ones each by the fused kernel, in the order of the row."""
+    kind = query.device.type
+    # Rotary positions leave queries and keys in float32 under autocast, which knows torch's own operations only.
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
+    query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
+    most_keys = 0 if dropout or kind != "cpu" else LONGEST.get(dtype, 0)
+    spans = spans_of(plan.groups)
+    short = [span for span in spans if span.num_keys <= most_keys]
+    if not short:
+        return _one_by_one(query, key, value, spans, plan, dropout, scaling).transpose(1, 2)
+    heads, key_heads = query.shape[1], key.shape[1]
+    name = ("buckets", heads, key_heads, dtype)
+    if name not in plan.made:
+        plan.made[name] = Buckets.make(
+            short, num_tokens=query.shape[2], heads=heads, key_heads=key_heads, causal=plan.causal, dtype=dtype
+        )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]  # (T, heads, D)
+    batched = bucketed_attention(rows[0], rows[1], rows[2], plan.made[name], scale)
+    if len(short) == len(spans):
+        return batched[None]
+    long = [span for span in spans if span.num_keys > most_keys]
+    alone = _one_by_one(query, key, value, long, plan, dropout, scaling)[0].transpose(0, 1)
+    pieces = {True: iter(batched.split([span.length for span in short]))}
+    pieces[False] = iter(alone.split([span.length for span in long]))
+    return torch.cat([next(pieces[span.num_keys <= most_keys]) for span in spans])[None]
+
+
+def _one_by_one(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    spans: Sequence[Span],
+    plan: AttentionPlan,
+    dropout: float,
+    scaling: float | None,
+) -> Tensor:
+    """Each of `spans` with its keys through `scaled_dot_product_attention`: (1, heads, tokens of these, D)."""
     repeats = query.shape[1] // key.shape[1]
     if repeats > 1:
         key, value = (tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value))
-    lengths = [length for prefix, first, *others in plan.groups for length in (prefix + first, *others)]
+    lengths = [span.length for span in spans_of(plan.groups)]
     # Split once: its backward is one concatenation, where a slice a sequence would fill a whole row with zeros each.
-    pieces = zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True)
+    split = [tensor.split(lengths, dim=2) for tensor in (query, key, value)]
+    pieces = {span.start: own for span, *own in zip(spans_of(plan.groups), *split, strict=True)}
     attend = partial(scaled_dot_product_attention, dropout_p=dropout, scale=scaling)
     outputs = []
-    for prefix, _, *others in plan.groups:
-        own_query, first_key, first_value = next(pieces)
-        outputs.append(attend(own_query, first_key, first_value, is_causal=plan.causal))
-        for length in others:
-            own_query, own_key, own_value = next(pieces)
-            if not prefix:
-                outputs.append(attend(own_query, own_key, own_value, is_causal=plan.causal))
-                continue
-            keys = torch.cat([first_key[:, :, :prefix], own_key], dim=2)
-            values = torch.cat([first_value[:, :, :prefix], own_value], dim=2)
-            outputs.append(attend(own_query, keys, values, attn_mask=_mask(plan, length, prefix, query)))
-    return torch.cat(outputs, dim=2).transpose(1, 2)
+    for span in spans:
+        own_query, own_key, own_value = pieces[span.start]
+        if not span.prefix:
+            outputs.append(attend(own_query, own_key, own_value, is_causal=plan.causal))
+            continue
+        _, first_key, first_value = pieces[span.prefix_start]
+        keys = torch.cat([first_key[:, :, : span.prefix], own_key], dim=2)
+        values = torch.cat([first_value[:, :, : span.prefix], own_value], dim=2)
+        mask = _mask(plan, span.length, span.prefix, query)
+        outputs.append(attend(own_query, keys, values, attn_mask=mask))
+    return torch.cat(outputs, dim=2)
 
 
 def _mask(plan: AttentionPlan, length: int, prefix: int, like: Tensor) -> Tensor:
@@ -107,11 +146,12 @@ def _mask(plan: AttentionPlan, length: int, prefix: int, like: Tensor) -> Tensor
 
     In floating point, because a boolean one is turned into that by every layer, and kept for its backward pass.
     """
-    name = (length, prefix, like.dtype)
-    if name not in plan.masks:
+    name = ("mask", length, prefix, like.dtype)
+    if name not in plan.made:
         unseen = like.new_full((length, prefix + length), -torch.inf)
-        plan.masks[name] = unseen.triu(prefix + 1)
-    return plan.masks[name]
+        plan.made[name] = unseen.triu(prefix + 1)
+    mask: Tensor = plan.made[name]
+    return mask
 
 
 def _all_at_once(

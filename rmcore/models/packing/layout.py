@@ -19,7 +19,7 @@ Attention runs over the query sequences of `AttentionPlan`, so no mask of row x 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -40,11 +40,27 @@ class Packing:
     causal: bool
     """Prefixes are shared, and the reward is read at a side's last token; else at its first, and nothing is shared."""
     kernel: Literal["sdpa", "varlen"]
-    """Kernel of attention: `scaled_dot_product_attention` by sequence, or torch's varlen kernel for all at once."""
+    """Kernel of attention: torch's varlen kernel for all at once, or `scaled_dot_product_attention` by sequence, save
+    for those that `rmcore.models.packing.buckets` computes."""
     first_position: int = 0
     """Position of a side's first token: RoBERTa and its kin begin behind the pad token's id."""
     pad_id: int | None = None
     """Token that the model takes for padding even where it stands in a text: see `reading_place` and `_positions`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One query sequence of a row and its keys: `prefix` tokens from `prefix_start`, then its own."""
+
+    start: int
+    length: int
+    prefix_start: int = 0
+    prefix: int = 0
+
+    @property
+    def num_keys(self) -> int:
+        """Tokens that its last query sees."""
+        return self.prefix + self.length
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +85,8 @@ class AttentionPlan:
     groups: tuple[tuple[int, ...], ...]
     causal: bool
     varlen: VarlenIndex | None = None
-    masks: dict[tuple[int, int, torch.dtype], Tensor] = field(default_factory=dict, compare=False)
-    """Masks of further sides, by their own tokens, their prefix and dtype: made by the first layer, used by all."""
+    made: dict[tuple[Any, ...], Any] = field(default_factory=dict, compare=False)
+    """Masks and batches that the first layer makes of the plan for all layers, by what they depend on besides."""
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "AttentionPlan":
         """The same with `change` applied to its tensors, if it has any."""
@@ -203,24 +219,32 @@ def group_tokens(sides: Sequence[Sequence[int]], packing: Packing) -> int:
 
 
 def _varlen_index(groups: Sequence[tuple[int, ...]]) -> VarlenIndex:
-    queries, keys, key_at = [0], [0], []
-    for start, prefix, first, others in _places(groups):
-        queries.append(prefix + first)
-        keys.append(prefix + first)
-        key_at.append(np.arange(start, start + prefix + first))
-        own = start + prefix + first
-        for length in others:
-            queries.append(length)
-            keys.append(prefix + length)
-            key_at += [np.arange(start, start + prefix), np.arange(own, own + length)]
-            own += length
+    spans = spans_of(groups)
+    key_at = [
+        np.arange(start, start + length)
+        for span in spans
+        for start, length in ((span.prefix_start, span.prefix), (span.start, span.length))
+    ]
+    queries, keys = [span.length for span in spans], [span.num_keys for span in spans]
     return VarlenIndex(
-        query_ends=torch.from_numpy(np.cumsum(queries, dtype=np.int32)),
-        key_ends=torch.from_numpy(np.cumsum(keys, dtype=np.int32)),
+        query_ends=torch.from_numpy(np.cumsum([0, *queries], dtype=np.int32)),
+        key_ends=torch.from_numpy(np.cumsum([0, *keys], dtype=np.int32)),
         key_at=torch.from_numpy(np.concatenate(key_at)) if any(prefix for prefix, *_ in groups) else None,
         longest_query=max(queries),
         longest_key=max(keys),
     )
+
+
+def spans_of(groups: Sequence[tuple[int, ...]]) -> list[Span]:
+    """The query sequences of a row, in its order: each prefix with its first side, then each further side."""
+    spans = []
+    for start, prefix, first, others in _places(groups):
+        spans.append(Span(start, prefix + first))
+        own = start + prefix + first
+        for length in others:
+            spans.append(Span(own, length, start, prefix))
+            own += length
+    return spans
 
 
 def _places(groups: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:

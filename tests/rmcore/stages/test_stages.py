@@ -15,8 +15,9 @@ from rmcore.config.policy import PolicyConfig
 from rmcore.config.probe import ProbeConfig
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.config.rlhf import RlhfConfig
-from rmcore.config.train import RUN_ONLY_FIELDS
+from rmcore.config.train import RUN_ONLY_FIELDS, TrainConfig
 from rmcore.config.validation import ValidationConfig
+from rmcore.core import hardware
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.store import ArtifactRef, flatten, make_key
 from rmcore.core.tracking import NullTracker
@@ -24,7 +25,7 @@ from rmcore.data.table import read_pairs, write_pairs
 from rmcore.stages import prepare, registry
 from rmcore.stages.readiness import judge
 from rmcore.stages.registry import STAGES, stage_call
-from rmcore.stages.settings import PrepareSettings
+from rmcore.stages.settings import PrepareSettings, TrainSettings
 
 GOOD = {
     "pairwise_accuracy": 0.9,
@@ -98,6 +99,7 @@ def test_what_came_out_upstream_is_in_a_key_and_not_how_or_where():
 
 
 BASE = PipelineConfig(
+    train=TrainConfig(precision="fp32"),  # auto depends on device, model and machine
     benchmark=BenchmarkConfig(suites=(f"judgebench={__file__}",)),
     probe=ProbeConfig(),
     explain=ExplainConfig(),
@@ -332,3 +334,19 @@ def test_the_original_score_decides_nothing(variance, lambda_max):
 def test_readiness_without_a_number_it_needs_is_refused():
     with pytest.raises(DataError, match="ece_debiased"):
         judge(GOOD | {"ece_debiased": None}, 0.9, 1.0, ReadinessConfig(), OVER)
+
+
+@pytest.mark.parametrize("units", [True, False])
+@pytest.mark.parametrize("name", ["tiny", "minilm"])
+def test_a_key_has_the_precision_that_auto_stands_for_and_not_the_word(monkeypatch, units, name):
+    monkeypatch.setattr(hardware, "cpu_multiplies_bf16", lambda: units)
+
+    def keyed(precision):
+        train = BASE.train.model_copy(update={"precision": precision})
+        model = BASE.model.model_copy(update={"name": name})
+        settings = TrainSettings.of(BASE.model_copy(update={"device": "cpu", "model": model, "train": train}))
+        assert settings.train.precision == settings.keyed()["train"]["precision"]
+        return settings.keyed()
+
+    chosen, other = ("bf16", "fp32") if units and name != "tiny" else ("fp32", "bf16")
+    assert keyed("auto") == keyed(chosen) != keyed(other)
