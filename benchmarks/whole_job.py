@@ -8,9 +8,8 @@ TRL: `load_dataset`, `RewardTrainer`, `train`, `save_model`, as its documentatio
 Here: `rm-opt train` as it comes, which also tries whether packing is exact, describes the rewards of up to 500 of the
 pairs trained on, draws the curves and writes `best/` and the last step. The sides take turns.
 
-CPU seconds of user and system with --threads threads, which say more than the clock where other programs run too, of
-the whole process; a step's are those of its forward and backward passes and of the update. `imports` of TRL are those of
-`trl` and `datasets`; what it imports with the model is in `model and data`.
+CPU seconds of user and system of the whole process with --threads threads, which say more than the clock where other
+programs run too. A step is its forward and backward passes and the update.
 """
 
 import argparse
@@ -25,6 +24,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 FILE = "hh_harmless_base_test.jsonl.gz"
@@ -197,8 +197,7 @@ def main() -> None:
                 sum(one.values()) - one["steps"] if phase == "without the steps" else one.get(phase, 0.0)
                 for one in found[side]
             )
-            median = values[len(values) // 2]
-            cells.append(f"{median:.2f}" + (f" ({values[0]:.2f}-{values[-1]:.2f})" if "steps" in phase else ""))
+            cells.append(f"{median(values):.2f}" + (f" ({values[0]:.2f}-{values[-1]:.2f})" if "steps" in phase else ""))
         print(f"| {phase} | " + " | ".join(cells) + " |")
 
 

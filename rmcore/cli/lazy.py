@@ -20,7 +20,7 @@ class Listed(NamedTuple):
     place: str
     """`module:name` of its function, or of a Typer with the commands of the group."""
     line: str
-    """What it does: the first paragraph of its help."""
+    """The first paragraph of its help."""
     is_hidden: bool = False
 
 
