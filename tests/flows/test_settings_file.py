@@ -90,7 +90,7 @@ def started(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cli_run, "print_reported", lambda outcome: None)
     monkeypatch.setattr(
-        cli,
+        cli_run,
         "run_configured",
         lambda load, preset, given, assignments=(), recorded=None: configs.append(
             load_config(preset, given.config, [*assignments, *(given.set_ or [])], recorded)
