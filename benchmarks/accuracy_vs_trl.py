@@ -53,7 +53,7 @@ from rmcore.ensembles.score import score_pairs_table
 from rmcore.evaluation.rewards import RewardTable
 from rmcore.evaluation.uncertainty import cluster_bootstrap, percentile_interval, t_interval
 from rmcore.models.batching import StepOrder
-from rmcore.models.loading import pick_device
+from rmcore.models.device import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages.settings import TrainSettings
 from rmcore.stages.train import train_into

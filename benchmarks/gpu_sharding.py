@@ -21,7 +21,7 @@ from train_throughput import pairs_for
 
 from rmcore.core.tracking import MemoryTracker
 from rmcore.data.rendering import TokenizedPair
-from rmcore.models.loading import pick_device
+from rmcore.models.device import pick_device
 from rmcore.training.loop import Trainer
 from rmcore.training.sharding import shard_blocks
 

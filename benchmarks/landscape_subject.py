@@ -19,7 +19,7 @@ from rmcore.data.rendering import Rendering, TokenizedPair
 from rmcore.landscape.pair_rows import Rows, checked_rows, margins
 from rmcore.landscape.sample import CurvatureSample
 from rmcore.models.batching import pad_pairs
-from rmcore.models.loading import pick_device
+from rmcore.models.device import pick_device
 from rmcore.models.packing.rows import PaddedRows
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.tiny import tiny_tokenizer

@@ -32,7 +32,8 @@ from rmcore.config.data import GoldConfig
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.data.gold.world import generate_pairs
 from rmcore.data.pair import Prompt
-from rmcore.models.loading import pick_device, quiet_libraries, read_config
+from rmcore.models.device import pick_device
+from rmcore.models.loading import quiet_libraries, read_config
 from rmcore.models.tiny import build_tiny, resized
 from rmcore.policy.grpo.grpo import make_grpo_with_rm
 from rmcore.policy.grpo.policy_meter import draw

@@ -24,7 +24,8 @@ from rmcore.config.train import TrainConfig
 from rmcore.core.tracking import MemoryTracker
 from rmcore.data.rendering import Rendering, TokenizedPair
 from rmcore.models.batching import StepOrder
-from rmcore.models.loading import pick_device, read_config, resolve_model
+from rmcore.models.device import pick_device
+from rmcore.models.loading import read_config, resolve_model
 from rmcore.models.precision import Precision
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.tiny import tiny_tokenizer

@@ -11,9 +11,11 @@ from flows.cli_common import (
     run_configured,
     settings_of,
 )
+from rmcore.cli.active import app
 from rmcore.cli.options import options
 
 
+@app.command()  # beside `propose` and `ingest`
 @options()
 def study(
     given: FlowOptions,
@@ -48,8 +50,3 @@ def _load() -> Any:
     from flows.active_learning import active_learning
 
     return active_learning
-
-
-def add_to(active: typer.Typer) -> None:
-    """Mount the command beside `propose` and `ingest`."""
-    active.command()(study)

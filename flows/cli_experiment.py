@@ -329,9 +329,3 @@ def _duration(seconds: float | None) -> str:
     if seconds is None:
         return "unknown"
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-
-
-def add_to(app: typer.Typer) -> None:
-    """Mount both commands."""
-    app.command()(experiment)
-    app.command()(compare)

@@ -54,7 +54,7 @@ def rlhf(
     ] = None,
     preset: Annotated[str, typer.Option(help="Start from a named run.")] = "rlhf",
 ) -> None:
-    """Train a reward model and a policy against it; end with a better policy, or say: not against this reward model.
+    """Train a reward model and a policy against it: a better policy, or a clear no.
 
     The policy is trained by GRPO. A judge watches it with few labels: where gold has turned, training ends, and the
     best checkpoint is kept. Everything is cached: the same command continues where it was stopped. Examples:

@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from flows.planning import plan_run
 from flows.unfinished import read_unfinished
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.cost import money, price_per_hour
@@ -124,6 +123,8 @@ def _device_time(run: Run) -> str:
 
 def print_plan(config: PipelineConfig) -> None:
     """Say which stages of a run are there and which would run, why, and about how long that takes; nothing is run."""
+    from flows.planning import plan_run  # here: pandas and scipy, which the list of runs needs not
+
     configure_environment()
     plan, probed = plan_run(config, Store(home() / "store"), home())
     due = [stage for stage in plan.stages if stage.ref is None]

@@ -47,8 +47,3 @@ def print_outcome(outcome: dict[str, Any]) -> None:
     print(f"table       {shown_path(outcome['table'])}")
     if outcome["mlflow_url"] is not None:
         print(f"MLflow      {outcome['mlflow_url']}")
-
-
-def add_to(app: typer.Typer) -> None:
-    """Mount the command."""
-    app.command()(trajectory)

@@ -209,8 +209,3 @@ def _print_total(cost: dict[str, Any]) -> None:
     money = money_text(cost["device_seconds"], cost["price_per_hour"])
     search, confirmation = duration(cost["search_seconds"]), duration(cost["confirmation_seconds"])
     print(f"cost        {search} of trials, {confirmation} of confirmation{f', {money}' if money else ''}")
-
-
-def add_to(app: typer.Typer) -> None:
-    """Mount the command."""
-    app.command()(tune)

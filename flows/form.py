@@ -26,7 +26,7 @@ from flows.prefect_api import end_without_server
 from flows.prefect_client import claim_loaded_run, is_owner_tag
 from flows.run_name import named
 from flows.settings import EPOCHS, OPTIONAL_GROUPS, STEPS, changes_of, form_config
-from rmcore.cli.common import describe_validation
+from rmcore.cli.guard import describe_validation
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.store import flatten

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 import httpx
 
-from rmcore.cli.common import FAILED
+from rmcore.cli.guard import FAILED
 from rmcore.core.processes import terminate_children
 from rmcore.core.progress import progress_bar
 from tasks.embedded_prefect import EmbeddedPrefect

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import gallery
 import pages
 import reference
-from flows import cli
+from flows import cli_run
 from flows.cli import app
 from flows.settings import load_config
 from rmcore.config.pipeline import PipelineConfig
@@ -142,8 +142,8 @@ def test_the_runs_that_a_page_asks_for_would_train_on_the_file(page, own_pairs, 
     def configured(load, preset, given, assignments, recorded):
         configs.append(load_config(preset, given.config, [*assignments, *(given.set_ or [])], recorded))
 
-    monkeypatch.setattr(cli, "run_configured", configured)
-    monkeypatch.setattr(cli, "print_reported", lambda outcome: None)
+    monkeypatch.setattr(cli_run, "run_configured", configured)
+    monkeypatch.setattr(cli_run, "print_reported", lambda outcome: None)
     lines = [shlex.split(line, comments=True)[1:] for line in commands_shown(page)]
     runs = [words for words in lines if words[0] == "run" and "--resume" not in words]
     assert runs

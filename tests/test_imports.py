@@ -23,11 +23,40 @@ def test_every_rmcore_module_imports_without_an_orchestrator():
     subprocess.run([sys.executable, "-c", PROGRAM, *names], check=True, timeout=120)
 
 
-@pytest.mark.slow
-def test_the_command_line_begins_without_what_few_commands_need():
-    heavy = "torch transformers matplotlib jinja2 prefect mlflow"
-    program = f"import sys, flows.cli; sys.exit(' '.join(sys.modules.keys() & set('{heavy}'.split())) or 0)"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+HEAVY = {"torch", "transformers", "prefect", "mlflow", "pandas", "pyarrow", "scipy", "matplotlib", "jinja2"}
+CALLED = """
+import sys
+from flows.cli import main
+sys.argv[0] = "rm-opt"
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code
+print(*sys.modules)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        ("--help", set()),
+        ("--version", set()),
+        ("train --help", set()),
+        ("score --help", set()),
+        ("run --help", set()),
+        ("info", {"torch"}),
+    ],
+)
+def test_a_command_imports_what_it_needs(words, needed):
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", CALLED, *words.split()], check=True, capture_output=True, timeout=120
+    )
+    imported = done.stdout.decode().splitlines()[-1].split()
+    assert HEAVY & set(imported) == needed
+    if words == "--help":
+        assert not [
+            name for name in imported if name.startswith(("rmcore.config", "tasks", "experiments", "pydantic."))
+        ]
 
 
 def test_a_cached_run_pays_for_no_torch_and_no_drawing():

@@ -23,7 +23,7 @@ from rmcore.core.tracking import NullTracker
 from rmcore.data.integrity import select_training_pairs
 from rmcore.data.pair import PreferencePair
 from rmcore.ensembles.ensemble import RewardModelEnsemble
-from rmcore.models.loading import pick_device
+from rmcore.models.device import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training.loop import Trainer
 

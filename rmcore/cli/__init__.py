@@ -1,45 +1,65 @@
 """The commands that need no orchestrator; `rm-opt` mounts them beside its own."""
 
-import typer
+from rmcore.cli.lazy import Listed, lazy_app
 
-from rmcore.cli import (
-    active,
-    analyze,
-    benchmark,
-    card,
-    data,
-    data_noise,
-    ensemble,
-    explain,
-    export,
-    measure,
-    overoptimize,
-    probe,
-    push,
-    score,
-    serve,
-    soup,
-    train,
-)
+COMMANDS = {
+    "train": Listed("rmcore.cli.train:train", "Train a reward model on preference pairs."),
+    "evaluate": Listed(
+        "rmcore.cli.measure:evaluate",
+        "Measure a reward model on pairs: accuracy, calibration, margins, with intervals.",
+    ),
+    "analyze": Listed("rmcore.cli.analyze:analyze", "Measure the curvature of the loss at a checkpoint."),
+    "score": Listed(
+        "rmcore.cli.score:score", "Write rewards of preference pairs, or of prompt/response rows, to Parquet."
+    ),
+    "benchmark": Listed(
+        "rmcore.cli.benchmark:benchmark", "Score a reward model on public benchmarks, each by its own rule."
+    ),
+    "probe": Listed(
+        "rmcore.cli.probe:probe", "Edit answers in ways that must not pay, or must cost, and see what the rewards do."
+    ),
+    "explain": Listed(
+        "rmcore.cli.explain:explain", "Show the parts of an answer, the edits and the training pairs behind a reward."
+    ),
+    "diff": Listed(
+        "rmcore.cli.measure:diff", "Compare two reward models on the same pairs: difference, interval, sign-flip test."
+    ),
+    "ensemble": Listed(
+        "rmcore.cli.ensemble:ensemble", "Make an ensemble of reward models, and measure what their disagreement tells."
+    ),
+    "soup": Listed(
+        "rmcore.cli.soup:soup",
+        "Average the weights of reward models into one, and write it only if that is shown to cost nothing.",
+        is_hidden=True,  # the root page is full; the page of `ensemble` names it
+    ),
+    "overoptimize": Listed(
+        "rmcore.cli.overoptimize:overoptimize",
+        "Show proxy and gold reward against KL, and where the gold reward turns.",
+    ),
+    "export": Listed(
+        "rmcore.cli.export:export", "Write a checkpoint as one plain Hugging Face folder, and compare its rewards."
+    ),
+    "card": Listed(
+        "rmcore.cli.card:card", "Write the model card of a reward model: what was shown of it, and what was not."
+    ),
+    "push": Listed(
+        "rmcore.cli.push:push", "Publish a reward model with its card on the Hugging Face hub, private by default."
+    ),
+    "serve": Listed(
+        "rmcore.cli.serve:serve", "Serve a reward model with vLLM: POST /score, /health, /version, /metrics."
+    ),
+    "publish": Listed(
+        "rmcore.cli.serve:publish", "Have a running reward server serve another checkpoint, without stopping it."
+    ),
+    "data": Listed("rmcore.cli.data:app", "Look at preference data before training on it, and convert it."),
+    "active": Listed("rmcore.cli.active:app", "Choose which pairs to label next, and take the labels back."),
+    "readiness": Listed(
+        "rmcore.cli.measure:readiness_app", "Judge whether a policy may be optimised against a reward model."
+    ),
+}
+app = lazy_app(COMMANDS)
 
-app = typer.Typer(no_args_is_help=True)
-app.command("train")(train.train)
-app.command("evaluate")(measure.evaluate)
-app.command("analyze")(analyze.analyze)
-app.command("score")(score.score)
-app.command("benchmark")(benchmark.benchmark)
-app.command("probe")(probe.probe)
-app.command("explain")(explain.explain)
-app.command("diff")(measure.diff)
-app.command("ensemble")(ensemble.ensemble)
-app.command("soup", hidden=True)(soup.soup)  # the root page is full; the page of `ensemble` names it
-app.command("overoptimize")(overoptimize.overoptimize)
-app.command("export")(export.export)
-app.command("card")(card.card)
-app.command("push")(push.push)
-app.command("serve")(serve.serve)
-app.command("publish")(serve.publish)
-data.app.command("noise")(data_noise.noise)
-app.add_typer(data.app, name="data")
-app.add_typer(active.app, name="active")
-app.add_typer(measure.readiness_app, name="readiness")
+
+@app.callback()
+def root() -> None:
+    """Train and measure reward models."""

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rmcore.cli.common import setting, write_report_json
+from rmcore.cli.data_noise import noise
 from rmcore.cli.inputs import JsonOut, PairReading
 from rmcore.cli.options import options
 from rmcore.config.data import PAIRS_PER_ROW, DataConfig
@@ -98,3 +99,6 @@ def convert(
     if rejected_rows is not None:
         write_rejected(loaded.rejected, rejected_rows)
     print(f"Written to {out}. Look at it: rm-opt data check {out}")
+
+
+app.command()(noise)

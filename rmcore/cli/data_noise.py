@@ -85,7 +85,7 @@ def noise(
     from rmcore.core.files import atomic_file, write_json
     from rmcore.core.progress import progress_bar
     from rmcore.ensembles.score import readable_pairs
-    from rmcore.models.loading import pick_device
+    from rmcore.models.device import pick_device
     from rmcore.models.reward_model import BradleyTerryRM
     from rmcore.noise.crossfit import Heads, Trainings, cross_fit, deal_folds
     from rmcore.noise.ledger import examine

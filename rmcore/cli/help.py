@@ -5,7 +5,7 @@ page to LONGEST lines.
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from copy import copy
 from functools import wraps
 from typing import Annotated, Any, TypeVar
@@ -96,51 +96,22 @@ def _paragraphs(text: str) -> str:
     return "\n\n".join(part.replace("\n", " ") for part in text.split("\n\n"))
 
 
-def furnish(app: typer.Typer, panels: Mapping[str, Sequence[str]]) -> None:
-    """Give every command below `app` its pages, and show the commands of `app` in panels, in that order.
-
-    Call it once, when all commands are mounted.
-
-    Args:
-        app: the whole command line.
-        panels: names of commands and groups, by heading.
-    """
-    place = {name: heading for heading, names in panels.items() for name in names}
-    order = list(place)
-
-    class Ordered(TyperGroup):
-        def list_commands(self, ctx: Any) -> list[str]:
-            """Names in the order of the panels, those of none last."""
-            return sorted(self.commands, key=lambda name: order.index(name) if name in place else len(order))
-
-        def format_help(self, ctx: Any, formatter: Any) -> None:
-            """Print the page without --show-completion, for which --install-completion stands."""
-            page = copy(self)
-            page.params = [p for p in self.params if p.name != "show_completion"]
-            TyperGroup.format_help(page, ctx, formatter)
-
-    app.info.cls = Ordered
-    app.info.context_settings = CONTEXT
-    for command in app.registered_commands:
-        command.rich_help_panel = place.get(command_name(command))
-    for group in app.registered_groups:
-        group.rich_help_panel = place.get(str(group.name))
-    _furnish_commands(app)
-
-
-def command_name(command: Any) -> str:
-    """Give the name of a command: its own, or its function's."""
-    return str(command.name or command.callback.__name__.replace("_", "-"))
-
-
-def _furnish_commands(app: typer.Typer) -> None:
+def furnish(app: typer.Typer) -> None:
+    """Give every command below `app` its pages; one that has them keeps them."""
     for command in app.registered_commands:
         function = command.callback
-        if function is None:
+        if function is None or command.cls is PagedCommand:
             continue
         command.help = _paragraphs(inspect.getdoc(function) or "")
         command.callback = _with_help_all(function)
         command.cls = PagedCommand
     for group in app.registered_groups:
         if group.typer_instance is not None:
-            _furnish_commands(group.typer_instance)
+            furnish(group.typer_instance)
+
+
+def without_show_completion(group: TyperGroup) -> TyperGroup:
+    """The page of a group without --show-completion, for which --install-completion stands."""
+    page = copy(group)
+    page.params = [p for p in group.params if p.name != "show_completion"]
+    return page

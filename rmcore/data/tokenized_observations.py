@@ -169,9 +169,7 @@ def side_lengths(observations: Sequence[TokenizedObservation]) -> list[list[int]
     return [[len(side.ids) for side in one.sides] for one in observations]
 
 
-def implied_pairs(
-    observations: Sequence[TokenizedPair] | Sequence[TokenizedObservation],
-) -> list[TokenizedPair]:
+def implied_pairs(observations: Sequence[TokenizedPair | TokenizedObservation]) -> list[TokenizedPair]:
     """One pair of each observation, its best ranked answer and its worst: none of ties and grades; pairs stay."""
     pairs = []
     for one in observations:

@@ -6,7 +6,6 @@ under the seed and named, so that nobody mistakes random weights for trained one
 
 import importlib.util
 import os
-import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -29,7 +28,6 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from rmcore.config.model import TINY_SIZES, WeightDtype
-from rmcore.config.pipeline import DEVICES
 from rmcore.core.errors import ConfigError, ModelError, RmcoreError
 from rmcore.core.hub import ALIASES, require_model
 from rmcore.data.rendering import ensure_pad_token
@@ -66,29 +64,6 @@ class Backbone:
     origin: Origin
     deferred: Deferred | None = None
     """Weights that are still in their files; None: there are none."""
-
-
-def pick_device(name: str) -> torch.device:
-    """Resolve `auto`, `cpu`, `cuda` or `cuda:1`; each process that torchrun starts gets the GPU of its LOCAL_RANK.
-
-    Raises:
-        ConfigError: another name, a GPU is asked for and torch does not see it, or one GPU is named for several ranks.
-    """
-    if not re.fullmatch(DEVICES, name):
-        raise ConfigError(f"device={name} is none of auto, cpu, cuda, cuda:0, cuda:1, …; choose one of them.")
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ConfigError(f"device={name}, but torch sees no GPU here; use device=cpu or auto, or check the driver.")
-    local_rank = os.environ.get("LOCAL_RANK")
-    if ":" in name:
-        device, seen = torch.device(name), torch.cuda.device_count()
-        if local_rank is not None:
-            raise ConfigError(f"device={name} under torchrun, which gives each process a GPU; use device=cuda.")
-        if device.index >= seen:
-            raise ConfigError(f"device={name}, but torch sees {seen} GPUs here, counted from cuda:0; name one of them.")
-        return device
-    return torch.device("cuda") if local_rank is None else torch.device("cuda", int(local_rank))
 
 
 def resolve_model(name: str) -> str:

@@ -25,8 +25,9 @@ from rmcore.data.rendering import Renderer, Rendering, TokenizedSide, choose_ren
 from rmcore.models import lora
 from rmcore.models.batching import distinct_sides, scoring_chunks
 from rmcore.models.deferred import Deferred
+from rmcore.models.device import pick_device
 from rmcore.models.head import is_reward_head
-from rmcore.models.loading import Origin, check_positions, load_backbone, pick_device, quiet_libraries
+from rmcore.models.loading import Origin, check_positions, load_backbone, quiet_libraries
 from rmcore.models.lora_targets import make_lora_config
 from rmcore.models.packing.forward import find_packing, outputs_of
 from rmcore.models.packing.layout import Packing, pack_sides

@@ -15,7 +15,7 @@ from rmcore.data.pair import PreferencePair
 from rmcore.data.table import read_pairs, write_pairs
 from rmcore.ensembles.features import head_of, pair_features
 from rmcore.ensembles.score import readable_pairs
-from rmcore.models.loading import pick_device
+from rmcore.models.device import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages.interface import Upstream
 from rmcore.stages.settings import FeaturesSettings

@@ -22,7 +22,7 @@ from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
 from rmcore.data.pair import PreferencePair, Prompt, prompt_key
 from rmcore.data.table import read_pairs
-from rmcore.models.loading import pick_device
+from rmcore.models.device import pick_device
 from rmcore.policy.grpo.hack_stop import HackStop
 from rmcore.policy.grpo.local_reward import LocalReward
 from rmcore.policy.grpo.policy_meter import PolicyMeter, StartPools

@@ -18,7 +18,8 @@ from rmcore.core.progress import Report, labelled
 from rmcore.core.tracking import Tracker
 from rmcore.data.pair import Prompt, prompt_key, prompt_text
 from rmcore.data.table import read_pairs
-from rmcore.models.loading import guard, pick_device
+from rmcore.models.device import pick_device
+from rmcore.models.loading import guard
 from rmcore.policy.conservative import conservative_gains, disagreement_along_n
 from rmcore.policy.grpo.gradient_variance import gradient_variance
 from rmcore.policy.overoptimization import METHODS, overoptimization

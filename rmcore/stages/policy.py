@@ -22,7 +22,8 @@ from rmcore.data.gold.world import demonstrations
 from rmcore.data.pair import Prompt
 from rmcore.data.readers.sources import source_digest
 from rmcore.data.table import read_pairs
-from rmcore.models.loading import guard, load_tokenizer, max_positions, pick_device, quiet_libraries
+from rmcore.models.device import pick_device
+from rmcore.models.loading import guard, load_tokenizer, max_positions, quiet_libraries
 from rmcore.models.tiny import build_tiny
 from rmcore.policy.policy import TextReader
 from rmcore.policy.sft import TOKEN_BUDGET, Example, fine_tune

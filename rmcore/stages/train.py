@@ -32,7 +32,7 @@ from rmcore.data.table import rewards_table
 from rmcore.data.tokenized import Pairs, Tokenized, open_tokenized, write_tokenized
 from rmcore.data.tokenized_observations import Observations, ReadObservations
 from rmcore.landscape.trajectory import make_callbacks
-from rmcore.models.loading import pick_device
+from rmcore.models.device import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.reporting.figures.style import save
 from rmcore.reporting.figures.training import training_curves_figure

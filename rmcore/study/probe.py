@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import RmcoreError
 from rmcore.core.files import write_json
-from rmcore.models.loading import pick_device
+from rmcore.models.device import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages.prepare import prepare
 from rmcore.study.estimates import SpeedProbe

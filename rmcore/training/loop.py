@@ -52,7 +52,7 @@ from rmcore.training.stepper import Stepper
 from rmcore.training.train_mode import training_form
 
 DISTRIBUTION_PAIRS = 500
-"""Training pairs whose rewards are described where there are no validation pairs."""
+"""Pairs trained on whose rewards are described where there are no validation pairs; of fewer, all."""
 SCORED_TOGETHER = 16384
 """Pairs that are held in memory, and sorted by length, at a time; equal sides beyond them may differ by rounding."""
 ALL_DONE = "all steps done"
@@ -313,6 +313,15 @@ class Trainer:
             self.rm, pairs, token_budget=budget, precision=self.config.chosen_precision, ranks=self.ranks
         )
 
+    def _some_trained_on(self) -> list[TokenizedPair]:
+        """The first DISTRIBUTION_PAIRS that steps were made of: a short training costs no more than its own pairs."""
+        seen = dict[int, None]()
+        for step in range(self.at.step):
+            seen |= dict.fromkeys(self.feed.order[step])
+            if len(seen) >= DISTRIBUTION_PAIRS:
+                break
+        return implied_pairs([self.train[index] for index in list(seen)[:DISTRIBUTION_PAIRS]])
+
     def _log(self, step: int, values: dict[str, float]) -> None:
         if self.ranks.is_main:
             self.tracker.metrics(step, values)
@@ -338,8 +347,7 @@ class Trainer:
         else:
             self.writer.finished(self.at.step)
         if not len(self.best_rewards):  # nothing was evaluated, or the metric was never defined
-            some = implied_pairs(self.train[:DISTRIBUTION_PAIRS])
-            self.best_rewards = self._score(some)
+            self.best_rewards = self._score(self._some_trained_on())
             self.best_rewards_split = "train"
         if len(self.best_rewards):
             self._describe_rewards()

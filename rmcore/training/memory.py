@@ -2,12 +2,15 @@
 
 import resource
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
-from transformers import PretrainedConfig
 
 from rmcore.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 CGROUP = Path("/sys/fs/cgroup")
 BYTES_PER_HIDDEN = 34
@@ -56,7 +59,7 @@ def memory_metrics(device: torch.device) -> dict[str, float]:
 
 
 def activation_bytes_per_token(
-    config: PretrainedConfig, max_seq_len: int, precision: str, *, gradient_checkpointing: bool = False
+    config: "PretrainedConfig", max_seq_len: int, precision: str, *, gradient_checkpointing: bool = False
 ) -> int:
     """Bytes that forward keeps for backward, a token; with checkpointing one layer's, and each layer's input."""
     text = config.get_text_config()
@@ -67,7 +70,7 @@ def activation_bytes_per_token(
 
 
 def choose_token_budget(
-    config: PretrainedConfig,
+    config: "PretrainedConfig",
     *,
     num_trained: int,
     max_seq_len: int,

@@ -15,7 +15,7 @@ from rmcore.data.rendering import TokenizedPair
 from rmcore.data.tokenized import Pairs, token_lengths
 from rmcore.data.tokenized_observations import Observations, TokenizedObservation
 from rmcore.models.batching import StepOrder, pack_pairs, pair_tokens
-from rmcore.models.loading import pick_device
+from rmcore.models.device import pick_device
 from rmcore.models.observation_batching import observation_tokens
 from rmcore.models.plain_batching import plain_groups
 from rmcore.models.reward_model import BradleyTerryRM

@@ -7,6 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import rmcore.cli
 from flows.cli import PANELS, app
 from rmcore.cli.help import COMMON, HELP_ALL, LONGEST
 
@@ -66,6 +67,15 @@ def test_the_whole_help_has_every_option_and_the_page_counts_the_others(path, mo
 def test_common_options_are_options(path):
     command = LEAVES[path]
     assert getattr(command.callback, COMMON, frozenset()) <= {one.name for one in command.params}
+
+
+@pytest.mark.parametrize("app", [app, rmcore.cli.app], ids=["flows", "rmcore"])
+def test_the_page_says_of_each_command_what_the_command_says(app):
+    root = typer.main.get_command(app)
+    for name, command in root.commands.items():
+        listed = root.get_command(None, name)
+        assert listed.help == command.help.split("\n\n")[0]
+        assert (listed.name, listed.hidden) == (command.name, command.hidden)
 
 
 def test_every_command_stands_in_one_panel():

@@ -8,7 +8,7 @@ from flows import cli_common, cli_experiment
 from flows.cli_common import FlowOptions, run_configured, settings_of
 from flows.cli_experiment import MatrixOptions, run_or_plan
 from flows.settings import changes_of, form_config, load_config
-from rmcore.cli.common import guard
+from rmcore.cli.guard import guard
 from rmcore.config.base import MAX_WHOLE, Settings, _types
 from rmcore.config.data import DataConfig
 from rmcore.config.files import parse_yaml

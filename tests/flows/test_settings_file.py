@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from experiments.presets import DESCRIBED, PRESETS
-from flows import cli
+from flows import cli, cli_run
 from flows.settings import load_config
 from flows.settings_file import COMMON, FILE, OWN_DATA_PRESET, settings_text, write_settings
 from rmcore.config.pipeline import PipelineConfig
@@ -88,9 +88,9 @@ def started(tmp_path, monkeypatch):
     """What the pipeline would be started with."""
     configs = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "print_reported", lambda outcome: None)
+    monkeypatch.setattr(cli_run, "print_reported", lambda outcome: None)
     monkeypatch.setattr(
-        cli,
+        cli_run,
         "run_configured",
         lambda load, preset, given, assignments=(), recorded=None: configs.append(
             load_config(preset, given.config, [*assignments, *(given.set_ or [])], recorded)

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from experiments.presets import PRESETS
-from flows import cli
+from flows import cli, cli_run
 from flows.settings import load_config
 from flows.unfinished import FOLDER, read_unfinished, recorded_config, unfinished
 from rmcore.core.errors import ConfigError, TrainingError
@@ -98,9 +98,9 @@ def typed(*words):
 
 def test_the_command_runs_with_the_settings_of_the_run(reports, monkeypatch):
     started = []
-    monkeypatch.setattr(cli, "print_reported", lambda outcome: None)
+    monkeypatch.setattr(cli_run, "print_reported", lambda outcome: None)
     monkeypatch.setattr(
-        cli, "run_configured", lambda load, preset, given, **more: started.append((preset, given, more))
+        cli_run, "run_configured", lambda load, preset, given, **more: started.append((preset, given, more))
     )
     stopped("mine-seed3", CONFIG)
     assert "mine-seed3  begun " in typed("runs")

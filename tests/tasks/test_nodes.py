@@ -15,7 +15,7 @@ import pytest
 
 from experiments.library import load_experiment
 from flows.planning import arm_cells
-from rmcore.cli.common import FAILED
+from rmcore.cli.guard import FAILED
 from rmcore.config.changes import change_config
 from rmcore.core.errors import ConfigError
 from rmcore.core.processes import marked

@@ -22,7 +22,7 @@ from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.errors import DataError, ModelError
 from rmcore.data.control_tokens import texts_of
 from rmcore.data.pair import Prompt, prompt_messages, prompt_text
-from rmcore.models.loading import pick_device
+from rmcore.models.device import pick_device
 from rmcore.policy.grpo.credit import RewardModelCreditAssigner
 from rmcore.policy.grpo.group_reward import GroupReward, Record
 from rmcore.policy.grpo.rlhf_requirements import require_trl

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.data.pair import Prompt
-from rmcore.models.loading import pick_device
+from rmcore.models.device import pick_device
 from rmcore.policy.policy import Policy
 from rmcore.policy.sampling.served_policy import ServedPolicy
 from rmcore.policy.sampling.vllm_sampler import HIGHEST_TEMPERATURE

@@ -9,7 +9,7 @@ import numpy as np
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ModelError
 from rmcore.data.pair import Prompt, prompt_text
-from rmcore.models.loading import pick_device
+from rmcore.models.device import pick_device
 from rmcore.policy.policy import Policy, shown
 from rmcore.policy.sampling.best_of_n import best_of_n_kl
 from rmcore.policy.sampling.sampler import Sample, SamplingSettings

@@ -14,7 +14,7 @@ import torch
 from rmcore.core.errors import ConfigError, DataError, ServingError
 from rmcore.core.progress import Report, silent
 from rmcore.data.pair import Prompt, prompt_messages
-from rmcore.models.loading import pick_device
+from rmcore.models.device import pick_device
 from rmcore.policy.policy import Policy
 from rmcore.policy.sampling.generate_sampler import GenerateSampler
 from rmcore.policy.sampling.sample_file import SampleFile, open_samples

@@ -26,7 +26,7 @@ from rmcore.core.errors import ModelError, NotReadyError, ServingError
 from rmcore.core.files import is_free, write_json
 from rmcore.core.processes import tail
 from rmcore.core.saving import save_pretrained
-from rmcore.models.loading import pick_device
+from rmcore.models.device import pick_device
 from rmcore.policy.policy import Policy
 from rmcore.policy.policy_weights import load_weights
 from rmcore.policy.sampling.sampler import SamplingSettings, prompt_seed

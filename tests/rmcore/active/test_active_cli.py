@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rmcore.cli import app
-from rmcore.cli.common import guard
+from rmcore.cli.guard import guard
 from rmcore.config.data import GoldConfig
 from rmcore.config.model import ModelConfig
 from rmcore.data.gold.world import generate_pairs

@@ -15,7 +15,7 @@ import report_sample
 from flows.cli import app
 from rmcore.cli import card_facts
 from rmcore.cli.card_facts import find_origin
-from rmcore.cli.common import guard
+from rmcore.cli.guard import guard
 from rmcore.core.store import MANIFEST
 from rmcore.data.pair import prompt_text
 from rmcore.reporting.card.model_card import OWN_KEY, REPOSITORY, read_card

@@ -18,7 +18,7 @@ import typer
 from safetensors.torch import load_file, save_file
 
 from flows.cli import app
-from rmcore.cli.common import guard
+from rmcore.cli.guard import guard
 from rmcore.core.files import file_digest
 from rmcore.data.table import read_pairs, write_pairs
 from rmcore.models.preference import PREFERENCE_FILE

@@ -10,7 +10,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from flows.cli import app
-from rmcore.cli.common import guard
+from rmcore.cli.guard import guard
 from rmcore.core.errors import DataError
 from rmcore.data.pair import PreferencePair
 from rmcore.data.table import write_pairs

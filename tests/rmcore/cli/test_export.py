@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from flows.cli import app
 from rmcore.cli import export
-from rmcore.cli.common import guard
+from rmcore.cli.guard import guard
 from rmcore.config.model import LoraSettings, ModelConfig
 from rmcore.models.reward_model import BradleyTerryRM
 

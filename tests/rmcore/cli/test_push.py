@@ -11,7 +11,7 @@ import pytest
 
 from flows.cli import app
 from hub_server import StoredRepository, hub_server
-from rmcore.cli.common import guard
+from rmcore.cli.guard import guard
 from rmcore.core.errors import ModelError
 from rmcore.reporting.card.evidence import Found, Judgement
 from rmcore.reporting.card.model_card import CARD_FILE, name_repository, read_card, write_card

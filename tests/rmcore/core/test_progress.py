@@ -73,7 +73,7 @@ def test_durations_are_as_people_say_them():
 
 @pytest.mark.parametrize(("terminal", "said"), [(True, "\nerror: interrupted"), (False, "error: interrupted")])
 def test_ctrl_c_is_told_below_its_echo(terminal, said, monkeypatch):
-    from rmcore.cli.common import guard
+    from rmcore.cli.guard import guard
 
     written = io.StringIO()
     written.isatty = lambda: terminal

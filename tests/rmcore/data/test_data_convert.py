@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmcore.cli import app
-from rmcore.cli.common import guard
+from rmcore.cli.guard import guard
 from rmcore.data.pair import Message, PreferencePair, is_blank
 from rmcore.data.readers.sources import load_pairs
 from rmcore.data.table import write_converted

@@ -6,7 +6,7 @@ import pytest
 
 import preference_files as files
 from rmcore.cli import app
-from rmcore.cli.common import guard
+from rmcore.cli.guard import guard
 from rmcore.data.observation import Observation
 from rmcore.data.observation_counts import annotator_notices, describe_observations
 

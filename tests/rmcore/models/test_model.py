@@ -12,7 +12,8 @@ from rmcore.config.model import ModelConfig
 from rmcore.core.errors import ConfigError, ModelError
 from rmcore.data.rendering import RENDERING_FILE
 from rmcore.ensembles.score import score_pairs_table, score_responses_table
-from rmcore.models.loading import load_tokenizer, pick_device, resolve_model
+from rmcore.models.device import pick_device
+from rmcore.models.loading import load_tokenizer, resolve_model
 from rmcore.models.reward_model import BradleyTerryRM
 
 CPU = torch.device("cpu")

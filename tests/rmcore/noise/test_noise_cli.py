@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from rmcore.cli import app
-from rmcore.cli.common import guard
+from rmcore.cli.guard import guard
 from rmcore.config.data import GoldConfig
 from rmcore.data.gold.world import generate_pairs
 from rmcore.data.readers.sources import load_pairs

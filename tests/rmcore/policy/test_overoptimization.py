@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from flows.cli import app
-from rmcore.cli.common import guard
+from rmcore.cli.guard import guard
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.policy.overoptimization import _fit, overoptimization
 from rmcore.policy.sampling.samples import read_samples

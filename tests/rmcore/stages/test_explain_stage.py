@@ -11,7 +11,7 @@ from rmcore.core.errors import ConfigError
 from rmcore.core.progress import silent
 from rmcore.core.tracking import NullTracker
 from rmcore.data.table import write_pairs
-from rmcore.models.loading import pick_device
+from rmcore.models.device import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages import explain
 from rmcore.stages.registry import pipeline_stages

@@ -12,7 +12,7 @@ from rmcore.core.progress import silent
 from rmcore.core.store import ArtifactRef
 from rmcore.core.tracking import NullTracker
 from rmcore.data.table import write_pairs
-from rmcore.models.loading import pick_device
+from rmcore.models.device import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages import probe
 from rmcore.stages.registry import pipeline_stages, stage_call

@@ -237,6 +237,20 @@ def test_metrics_and_reward_distributions_can_be_followed_while_it_trains(start,
     assert [described[side]["mean"] for side in ("chosen", "rejected")] == pytest.approx(rewards.mean(axis=0).tolist())
 
 
+def test_without_validation_pairs_those_trained_on_are_described_and_no_others(tmp_path, gold_pairs, monkeypatch):
+    trainer, result, _ = run(tmp_path / "few", gold_pairs[:20], [], steps=3)
+    trained = {index for step in range(3) for index in trainer.feed.order[step]}
+    assert result.num_steps == 3
+    assert len(trained) < 20
+    assert (trainer.best_rewards_split, len(trainer.best_rewards)) == ("train", len(trained))
+    pairs = [trainer.train[index] for index in trained]
+    scored = trainer.rm.score_sides([side for pair in pairs for side in (pair.chosen, pair.rejected)])
+    np.testing.assert_allclose(np.sort(trainer.best_rewards, axis=None), np.sort(scored), atol=1e-5)
+    monkeypatch.setattr("rmcore.training.loop.DISTRIBUTION_PAIRS", 5)
+    trainer, _, _ = run(tmp_path / "many", gold_pairs[:20], [], steps=6)
+    assert len(trainer.best_rewards) == 5
+
+
 def test_a_run_that_blows_up_keeps_the_last_good_checkpoint(tmp_path, gold_pairs):
     with pytest.raises(TrainingError, match="not finite"):
         run(tmp_path, gold_pairs[:20], gold_pairs[20:30], lr=1e30, clip=1e30, eval_every=1, optimizer="sgd", steps=9)

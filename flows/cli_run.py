@@ -1,0 +1,111 @@
+"""`rm-opt run`: the whole pipeline."""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from flows import cli_runs, cli_start
+from flows.cli_common import Flow, FlowOptions, print_reported, run_configured, settings_of
+from flows.hub_names import require_hub_names
+from flows.settings import DEFAULT_PRESET, load_config
+from flows.settings_file import OWN_DATA_PRESET
+from flows.unfinished import recorded_config
+from rmcore.cli.common import setting
+from rmcore.cli.options import options
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.errors import ConfigError
+from tasks.home import home, make_home
+from tasks.nodes import is_helper
+
+
+@options()
+def run(
+    given: FlowOptions,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Start from a named run, see `rm-opt presets`; default: {DEFAULT_PRESET}.",
+            autocompletion=cli_start.preset_names,
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            "-d",
+            help=f"Your pairs: a file, a datasets folder or a hub name; with no preset, that of {OWN_DATA_PRESET}.",
+        ),
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            help="Take the settings of this run, see `rm-opt runs`: an unfinished one continues where it was stopped.",
+            autocompletion=cli_runs.run_names,
+        ),
+    ] = None,
+    device: Annotated[str | None, setting(PipelineConfig, "device")] = None,
+    skip: Annotated[
+        list[str] | None,
+        typer.Option("--skip", help="Leave a stage out: landscape, whose curvature decides nothing. May be repeated."),
+    ] = None,
+    logger: Annotated[
+        list[str] | None,
+        typer.Option("--logger", help="Send the curves to tensorboard or wandb, too, beside MLflow. May be repeated."),
+    ] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Only say which stages would run, why, and about how long they would take.")
+    ] = False,
+) -> None:
+    """Run the whole pipeline on preference pairs, to a verdict and a report.
+
+    Its stages: prepare, train, evaluate, landscape, readiness, report, register. Those that are cached are not redone.
+    Settings that `rm-opt init` wrote into this folder are read, unless --config or --preset is given.
+
+    Example: rm-opt run --data pairs.csv --set study=mine
+    """
+    recorded: PipelineConfig | None = None
+    if resume is None:
+        given = cli_start.with_found_settings(given, preset)
+        if data is not None and preset is None and given.config is None:
+            preset = OWN_DATA_PRESET  # the demo's policy writes in the gold world, and nowhere else
+            print(f"preset      {preset}: for pairs of your own; `rm-opt presets` lists others")
+    elif preset is not None or given.config is not None:
+        raise ConfigError(
+            "--resume has all settings of a run; leave out --preset and --config, or change one by --set."
+        )
+    else:
+        recorded = recorded_config(resume, cli_runs.found_runs())
+        print(f"settings    of the run {recorded.study}-seed{recorded.seed}")
+    lists = {"skip": skip, "loggers": logger}
+    chosen = settings_of({"data.source": data, "device": device})
+    chosen += [f"{name}={json.dumps(value)}" for name, value in lists.items() if value]
+    if plan:
+        config = load_config(preset, given.config, [*chosen, *(given.set_ or [])], recorded)
+        require_hub_names(config)
+        cli_runs.print_plan(config)
+    elif _is_helper(preset, given, chosen, recorded):
+        return
+    else:
+        print_reported(run_configured(_load_pipeline, preset, given, assignments=chosen, recorded=recorded))
+
+
+def _is_helper(
+    preset: str | None, given: FlowOptions, assignments: Sequence[str], recorded: PipelineConfig | None
+) -> bool:
+    """Help another host with its training, where this one is there for that."""
+    config = load_config(preset, given.config, [*assignments, *(given.set_ or [])], recorded)
+    if not is_helper(config.train.num_nodes):
+        return False
+    from tasks.helping import help_training  # imports Prefect, which on the first host must find its address set
+
+    make_home(home())
+    print(help_training(config))
+    return True
+
+
+def _load_pipeline() -> Flow:
+    from flows.pipeline import pipeline
+
+    return pipeline

@@ -1,0 +1,71 @@
+"""One way to fail: every expected failure of a command is one clear message."""
+
+import errno
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import typer
+from pydantic_core import ValidationError  # pydantic's own, without the import of pydantic
+
+from rmcore.core.errors import RmcoreError
+from rmcore.core.progress import below_the_echo
+
+USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+"""Exception of a wrong call: click's own class, or since typer 0.29 the one of its copy of click."""
+FAILED = 2
+INTERRUPTED = 130
+SHOWN_CHARS = 200
+"""Characters of a refused value that a message shows."""
+
+
+def guard(run: Callable[[], Any]) -> int:
+    """Run a command line; every expected failure becomes one clear message on standard error, never a traceback.
+
+    Returns:
+        Exit status: 0, 2 for a deliberate refusal or a wrong call, 130 for Ctrl-C.
+    """
+    try:
+        result = run()
+    except RmcoreError as error:
+        return _fail(str(error))
+    except ValidationError as error:
+        return _fail(describe_validation(error))
+    except USAGE_ERROR as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        result = INTERRUPTED
+    except OSError as error:
+        if error.errno is None:  # not the operating system's: a defect of ours
+            raise
+        place = error.filename or "while writing"
+        advice = "free space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "name another path or repair that one"
+        return _fail(f"{error.strerror or error}: {place}. No half-written artifact was kept; {advice}.")
+    if result == INTERRUPTED:  # typer makes this status of Ctrl-C, and says nothing
+        below_the_echo()
+        return _fail("interrupted. Finished stages and written checkpoints are kept.", INTERRUPTED)
+    return result if isinstance(result, int) else 0
+
+
+def describe_validation(error: ValidationError) -> str:
+    """One line a wrong setting: where, what was given, what is allowed."""
+    lines = []
+    for item in error.errors():
+        where = ".".join(str(part) for part in item["loc"]) or "config"
+        given = "" if isinstance(item["input"], dict) else f" (given: {_shown(item['input'])})"
+        lines.append(f"{where}: {item['msg']}{given}")
+    return "the configuration cannot be used:\n  " + "\n  ".join(lines)
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no whole number of more than 4300 digits
+        return "a whole number of thousands of digits"
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"
+
+
+def _fail(message: str, status: int = FAILED) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return status
