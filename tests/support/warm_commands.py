@@ -14,11 +14,18 @@ import tempfile
 from pathlib import Path
 
 SLOW = (
-    *("flows.cli", "flows.pipeline", "flows.experiment", "flows.policy", "fastapi.encoders"),
+    *("flows.cli", "flows.cli_run", "flows.cli_experiment", "flows.cli_policy", "flows.cli_store"),
+    *("flows.pipeline", "flows.experiment", "flows.policy", "fastapi.encoders"),
     *("mlflow", "mlflow.store.tracking.sqlalchemy_store", "matplotlib.figure"),
 )
 """What commands import that start a flow."""
-WITHOUT_FLOWS = ("flows.cli", "huggingface_hub.hf_api", "rmcore.models.reward_model")
+WITHOUT_FLOWS = (
+    "flows.cli",
+    "rmcore.cli.card",
+    "rmcore.cli.push",
+    "huggingface_hub.hf_api",
+    "rmcore.models.reward_model",
+)
 """What commands import that start none."""
 
 
