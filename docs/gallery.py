@@ -62,6 +62,7 @@ from rmcore.reporting.figures.tuning import (
     trials_history_figure,
 )
 from rmcore.reporting.figures.tuning_cost import accuracy_cost_figure
+from rmcore.reporting.figures.watch import watch_figure
 
 FOLDER = "figures"
 """Of the pictures, beside the pages."""
@@ -393,6 +394,12 @@ SHOWN = {
         "rlhf",
         "Compare at equal KL (top right), with best-of-n dashed. Orange that falls while blue rises is over- "
         "optimisation; orange at step 0 shows the noise.",
+    ),
+    "watch": Shown(
+        lambda: watch_figure(rlhf_sample.record(watched=True, num_seeds=1)),
+        "rlhf",
+        "Top right: a line above the dashed one convinces. Bottom right: what is kept is better than the start where "
+        "the band leaves zero.",
     ),
     "label_efficiency": Shown(
         lambda: label_efficiency_figure(_saving_study()),

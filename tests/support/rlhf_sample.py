@@ -52,14 +52,57 @@ def refresh(step, seed):
     }
 
 
-def record(*, judged=True, num_seeds=3, num_points=9, refreshes=True, early_stop=True):
-    """`rlhf.json`; without a judge, with one seed, one point, without refreshes or members where asked for."""
+def look(number, seed, turns):
+    """What a watch saw at a step; numbers differ by seed and step."""
+    done = number / 8
+    gains = [
+        [0.41 * k / 8 - (0.7 * (k / 8) ** 2 if turns else 0.0) + 0.003 * seed, 0.05 + 0.02 * k]
+        for k in range(number + 1)
+    ]
+    ends = turns and number == 7
+    return {
+        "number": number, "step": 5 * number, "kl": 3.21 * done**1.4, "reference": max(0, number - 3), "num_pairs": 37,
+        "difference": 0.171 - 0.31 * done * turns, "error": 0.183, "gained": 2.1 * done, "stopped": 4.2 * done * turns,
+        "turned": 3.31 * done * turns - 0.4, "needed": 2.9957, "best": min(number, 4), "gains": gains,
+        "action": "stop" if ends else "go_on",
+        "reason": "gold has stopped gaining; back to step 20" if ends else "nothing is shown yet",
+    }  # fmt: skip
+
+
+def watch(seed, kept):
+    """A watch that kept a step, or with `kept` false went back to the start."""
+    differences = [((7 * index + seed) % 13 - 5.2) / 6 for index in range(60)]
+    path = [[-1.2 / (1 + index / 9) + 0.11, 1.2 / (1 + index / 9) + 0.13] for index in range(60)]
+    examples = [
+        {"prompt": "Name a <b>bird</b>", "before": "A fish.", "after": "A kestrel, above all.", "difference": 0.83},
+        {"prompt": "Count to two", "before": "", "after": "One, two.", "difference": -0.21},
+    ]
+    final = {
+        "value": 0.133,
+        "interval": [-0.047, 0.287],
+        "path": path,
+        "differences": differences,
+        "examples": examples,
+    }
+    return {
+        "looks": [look(number, seed, not kept) for number in range(1, 8 + kept)],
+        "unit": "sd", "labels": 648, "final_labels": 120 if kept else 0,
+        "kept_step": 35 if kept else 0, "kept_kl": 2.41 if kept else 0.0, "final": final if kept else None,
+    }  # fmt: skip
+
+
+def record(*, judged=True, num_seeds=3, num_points=9, refreshes=True, early_stop=True, watched=None):
+    """`rlhf.json`; without a judge, with one seed, one point, without refreshes or members where asked for.
+
+    watched: with a watch that kept a trained policy (True) or the start (False); None: nobody watched.
+    """
     seeds = [
         {
             "seed": seed,
             "points": [point(5 * index, seed, judged, early_stop, 0.2) for index in range(num_points)],
             "refreshes": [refresh(step, seed) for step in (10, 20, 30) if step < 5 * num_points] if refreshes else [],
             "stopped": "the reward server went away for 300 s" if seed == 1 else None,
+            "watch": None if watched is None else watch(seed, watched),
         }
         for seed in range(num_seeds)
     ]

@@ -7,6 +7,7 @@ import pytest
 import report_sample as sample
 from rmcore.reporting.figures.rlhf import rlhf_curves_figure
 from rmcore.reporting.figures.style import save
+from rmcore.reporting.figures.watch import watch_figure
 from rmcore.reporting.html.html import write_report
 from rmcore.reporting.html.rlhf import (
     DIGITS,
@@ -16,6 +17,8 @@ from rmcore.reporting.html.rlhf import (
     rlhf_markdown,
     rlhf_rows,
     stop_rows,
+    watch_examples,
+    watch_rows,
 )
 
 pytestmark = pytest.mark.slow
@@ -28,6 +31,8 @@ KINDS = {
     "one point": {"num_points": 1},
     "no refresh": {"refreshes": False},
     "no members, no rule": {"early_stop": False},
+    "watched, one seed": {"watched": True, "num_seeds": 1},
+    "watched, back to the start": {"watched": False},
 }
 
 
@@ -53,8 +58,10 @@ def test_every_number_of_the_record_is_in_the_section(page, record):
             value = point[name]
             if value is not None:
                 assert (value["reason"] if value["value"] is None else f"{value['value']:.{digits}f}") in text
-    for row in refresh_rows(record) + stop_rows(record):
+    for row in refresh_rows(record) + stop_rows(record) + watch_rows(record):
         assert all(cell in text for cell in row)
+    for example in watch_examples(record):
+        assert all(part in text for part in example.values())
     for line in rlhf_findings(record):
         assert " ".join(line.split()) in " ".join(text.split())
 
@@ -89,6 +96,19 @@ def test_rows_fit_their_headings(record):
 def test_the_figure_is_drawn_whatever_the_record_lacks(kind, tmp_path):
     figure = save(rlhf_curves_figure(make(**KINDS[kind]), sample.rlhf_sample.best_of_n()), tmp_path / "rlhf.png")
     assert figure.stat().st_size > 20_000
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("watched")])
+def test_a_watch_has_a_figure_of_its_own(kind, tmp_path):
+    assert save(watch_figure(make(**KINDS[kind])), tmp_path / "watch.png").stat().st_size > 20_000
+
+
+def test_looks_are_shown_where_somebody_watched_alone(page):
+    heading = "few labels said on the way"
+    assert heading not in page(make()).section("rlhf")
+    text = page(make(watched=False)).section("rlhf")
+    assert heading in text
+    assert "the start is kept" in text
 
 
 @pytest.mark.parametrize("kind", ["whole", "nobody judged"])  # each has a gold curve to compare with, or none
