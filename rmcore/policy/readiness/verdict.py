@@ -34,12 +34,13 @@ ASKED = {OVER_BASELINE: "knows more than chance and length", ECE: "is calibrated
 PASSED = ("ready", "gained")
 """Statuses that speak for a model: what the registry's alias `ready` asks for, on `LOWEST_READY_RUNG` or above."""
 LOWEST_READY_RUNG = 3
-STATUS_OF_TRAINED: Mapping[str, Literal["gained", "lost", "unclear"]] = {
+STATUS_OF_TRAINED: Mapping[str, Literal["gained", "lost", "unclear", "not_ready"]] = {
     "rose": "gained",
     "fell": "lost",
     "unclear": "unclear",
+    "refused": "not_ready",
 }
-"""Statuses of the fourth rung, by what the gold reward did."""
+"""Statuses of the fourth rung, by what the gold reward did; refused: a watch went back to the start."""
 
 
 def verdict_on_labels(

@@ -152,7 +152,12 @@ def test_a_choice_that_may_be_that_of_the_longest_answer_is_told_so():
 
 @pytest.mark.parametrize(
     ("status", "verdict", "tone"),
-    [("rose", "gained", "good"), ("fell", "lost", "bad"), ("unclear", "unclear", "open")],
+    [
+        ("rose", "gained", "good"),
+        ("fell", "lost", "bad"),
+        ("unclear", "unclear", "open"),
+        ("refused", "not_ready", "bad"),
+    ],
 )
 def test_a_policy_that_was_optimised_is_the_highest_rung(status, verdict, tone):
     found = verdict_on_policy(trained(status))

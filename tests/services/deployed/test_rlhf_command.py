@@ -44,7 +44,7 @@ def test_a_policy_is_trained_and_it_is_said_whether_gold_rose_and_not_done_twice
     assert record["parity"]["truncated_share"] == 0
     assert "samples: drawn by a vLLM that has each step" in said
     assert [point["step"] for point in record["curve"]] == [0, 5, 10]
-    assert record["verdict"]["status"] in ("rose", "fell", "unclear")
+    assert record["verdict"]["status"] in ("rose", "fell", "unclear", "refused")
     assert record["verdict"]["headline"] in said
     assert (outcome["results"]["verdict"]["rung"], outcome["results"]["next_rung"]) == (4, None)
     page = Path(outcome["report"]).read_text()
