@@ -203,7 +203,7 @@ def next_rung(verdict: Verdict, config: PipelineConfig, checkpoint: str) -> Next
             if is_gold
             else f"{samples} and a judgement of each; then {judged} --samples JUDGED_FILE",
         }
-    if verdict["status"] == "not_ready":  # optimising against it is not what it needs
+    if verdict["rung"] == 3 and verdict["status"] == "not_ready":  # optimising against it is not what it needs
         return {
             "rung": 3,
             "evidence": "a plan that stops earlier, or a reward model trained on more labels, judged again",
