@@ -174,7 +174,8 @@ def verdict_of_watch(watches: Sequence[Mapping[str, Any]], final: Mapping[str, A
     """Which ending a watched training has: a policy that is better, none shown to be, or the start back again."""
     kept = [one["kept_step"] for one in watches]
     unit = watches[0]["unit"]
-    reasons = [one["looks"][-1]["reason"] for one in watches if one["looks"] and one["looks"][-1]["action"] == "stop"]
+    ends = [one["looks"][-1] for one in watches if one["looks"]]
+    reasons = list(dict.fromkeys(look["reason"] for look in ends if look["action"] == "stop"))
     if not any(kept):
         return {
             "status": "refused",

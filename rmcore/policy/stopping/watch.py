@@ -204,10 +204,7 @@ class Watch:
     def _decide(self, best: int) -> tuple[Action, str]:
         at_best = f"step {self.steps[best]}" if best else "the start"
         if self._turned.won:
-            return "stop", (
-                f"gold has turned: the policy is worse than at an earlier step (evidence {self._turned.log_wealth:.1f} "
-                f"of {self._turned.needed:.1f} nats); back to {at_best}"
-            )
+            return "stop", (f"gold has turned: the policy is worse than at an earlier step; back to {at_best}")
         if self._stopped.won:
             shown = f"it gains less than {self.settings.useful_gain:g} {self.unit} since half of its distance"
             if self.can_lower_kl and not self._lowered:

@@ -28,6 +28,8 @@ BETS = (
     ("gained", GREEN, "gained"),
 )
 BAND = 1.96
+FEW = 2
+"""Seeds whose bands can be told apart."""
 
 
 def watch_figure(record: Mapping[str, Any]) -> Figure:
@@ -49,8 +51,9 @@ def watch_figure(record: Mapping[str, Any]) -> Figure:
 
 def _gains(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
     unit = seeds[0]["watch"]["unit"]
+    few = len(seeds) <= FEW
     dress(
-        ax, title="gold gain, as far as the watch knows · bands: 95 % of its curve",
+        ax, title="gold gain, as far as the watch knows" + (" · bands: 95 % of its curve" if few else ""),
         x="optimizer step of the policy", y=f"gain over the start ({unit})",
     )  # fmt: skip
     for number, seed in enumerate(seeds):
@@ -61,7 +64,7 @@ def _gains(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
             mean, spread = np.array(looks[-1]["gains"]).T
             ax.plot(steps, mean, color=BLUE, marker="o", markersize=4, alpha=1.0 if first else 0.5,
                     label="watched, by few labels" if first else None)  # fmt: skip
-            if len(seeds) <= 2:
+            if few:
                 ax.fill_between(steps, mean - BAND * spread, mean + BAND * spread, color=BLUE, alpha=0.14, linewidth=0)
         true = [(point["step"], point["gold"]["value"]) for point in seed["points"] if point["gold"]]
         if true:
@@ -136,7 +139,15 @@ def _final(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
         means = np.cumsum(final["differences"]) / pairs
         ax.plot(pairs, means, color=BLUE, alpha=1.0 if number == 0 else 0.4, label="mean" if number == 0 else None)
         if number == 0:
-            ax.fill_between(pairs, low, high, color=BLUE, alpha=0.16, linewidth=0, label="95 %, valid at every pair")
+            ax.fill_between(
+                pairs,
+                low,
+                high,
+                color=BLUE,
+                alpha=0.16,
+                linewidth=0,
+                label="95 %, valid at every pair" + (" (first seed)" if len(known) > 1 else ""),
+            )
     ax.axhline(0, color=MUTED, linewidth=0.8)
     ax.set_ylim(-1.5, 1.5)
     _key(ax)
