@@ -101,14 +101,14 @@ def distances(world: World, rng: np.random.Generator) -> np.ndarray:
     return world.furthest * steps * np.exp(0.05 * rng.standard_normal(LOOKS + 1))
 
 
-def watched(world: World, labels: int, seed: int) -> Outcome:
+def watched(world: World, settings: WatchConfig, seed: int) -> Outcome:
     """One training under the watch; gold that has stopped gaining ends it too."""
     rng = np.random.default_rng(seed)
     kls = distances(world, rng)
     truth = np.asarray(world.gain(kls), dtype=float)
-    watch = Watch(WatchConfig(labels=labels), num_looks=LOOKS, limit=LIMIT)
+    watch = Watch(settings, num_looks=LOOKS, limit=LIMIT)
     for number in range(1, LOOKS + 1):
-        shape = (watch.num_pairs(), WatchConfig().candidates)
+        shape = (watch.num_pairs(), settings.candidates)
         reference = watch.begin(number, float(kls[number]))
         judged, proxy, doubt = responses(world, truth[number] - truth[reference], shape, rng)
         chosen = watch.choose(proxy, doubt, rng)
@@ -169,6 +169,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--labels", type=int, default=600)
+    parser.add_argument("--candidates", type=int, default=WatchConfig().candidates)
     parser.add_argument("--out", type=Path, help="JSON of all outcomes")
     parser.add_argument("--schedule", action="store_true", help="also the fixed schedule of equal power")
     given = parser.parse_args()
@@ -178,7 +179,8 @@ def main() -> None:
     )
     print("| --- | --- | --- | ---: | ---: | --- | --- |")
     for number, world in enumerate(WORLDS):
-        found = [watched(world, given.labels, 1000 * number + run) for run in range(given.runs)]
+        settings = WatchConfig(labels=given.labels, candidates=given.candidates)
+        found = [watched(world, settings, 1000 * number + run) for run in range(given.runs)]
         turned = sum(one.turned for one in found)
         ended = sum(one.stopped_at is not None and not one.turned for one in found)
         labels = float(np.mean([one.labels for one in found]))
