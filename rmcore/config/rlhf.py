@@ -12,14 +12,15 @@ class WatchConfig(Settings):
 
     labels: int = Field(default=600, ge=40)
     """Responses that the judge is asked about during the training, at most, in equal parts at each measurement; two a
-    pair, one for each of two policies."""
+    pair, one for each of two policies. 48 more give the unit; people judge pairs, one label each, and need no unit."""
     final_labels: int = Field(default=400, ge=0)
     """Responses that the judge is asked about at the end, at most, on prompts that nothing was decided on: what the
     policy that is kept has gained. 0: nothing is measured."""
     candidates: int = Field(default=2, ge=1, le=64)
     """Fresh prompts answered for each judged pair; one of them is judged, sooner where the members disagree."""
     useful_gain: float = Field(default=0.1, gt=0)
-    """Gain over an earlier checkpoint, in standard deviations within prompts, below which gold has stopped gaining."""
+    """Gain since half of the distance below which gold has stopped gaining: in standard deviations within prompts, or
+    where people judge in wins less losses a comparison."""
     level: float = Field(default=0.05, gt=0, lt=0.5)
     """Chance of a false alarm in the whole training, at most: of each of the decisions by itself."""
     people: str | None = None

@@ -231,11 +231,13 @@ def _collect(settings: GrpoSettings, out: Path, threshold: float, judge: str, re
     for name, of_all in rows.items():
         if of_all or name != PARITY:
             pd.DataFrame(of_all).to_parquet(out / Path(name).with_suffix(".parquet"))
+    ends = [json.loads((place / FINISHED).read_text(encoding="utf-8")) for place in seeds]
+    # The first seed's, or where that went back to its start the first one's that did not.
+    saved = next((number for number, end in enumerate(ends) if end["watch"] and end["watch"]["kept_step"]), 0)
     if not (out / MODEL_FOLDER).is_dir():
-        (seeds[0] / MODEL_FOLDER).rename(out / MODEL_FOLDER)
+        (seeds[saved] / MODEL_FOLDER).rename(out / MODEL_FOLDER)
     progress = pd.read_parquet(out / "progress.parquet").astype({"gold": float, "win_rate": float})
     numbers = {"num_resamples": settings.num_resamples, "seed": settings.seed}
-    ends = [json.loads((place / FINISHED).read_text(encoding="utf-8")) for place in seeds]
     shared = progress.groupby("step")["seed"].nunique()
     common = shared.index[shared == trained.num_seeds]  # where a seed stopped early, the others stand alone
     curve = curve_of(progress[progress["step"].isin(common)], **numbers)
@@ -266,6 +268,7 @@ def _collect(settings: GrpoSettings, out: Path, threshold: float, judge: str, re
         ],
         "early_stop": stopping(progress, threshold),
         "final": final,
+        "saved_seed": settings.seed + saved,
         "verdict": verdict_of(curve) if trained.watch is None else verdict_of_watch(watches, final),
         "cost": {
             "train_seconds": seconds,
@@ -293,4 +296,6 @@ def _tracked(record: dict[str, Any]) -> dict[str, Any]:
         for name in ("kl", "proxy", "gold", "win_rate", "disagreement", "num_tokens")
         if last[name] is not None
     }
+    if record["final"] is not None:
+        shown["policy/kept_gold"] = record["final"]
     return shown | {f"cost/rlhf_{name}": value for name, value in record["cost"].items()}

@@ -87,7 +87,8 @@ def watch(seed, kept):
     return {
         "looks": [look(number, seed, not kept) for number in range(1, 8 + kept)],
         "unit": "sd", "labels": 648, "final_labels": 120 if kept else 0,
-        "kept_step": 35 if kept else 0, "kept_kl": 2.41 if kept else 0.0, "final": final if kept else None,
+        "kept_step": 35 if kept else 0, "kept_kl": 2.41 if kept else 0.0, "num_prompts": 400, "prompts_used": 624,
+        "final": final if kept else None,
     }  # fmt: skip
 
 
@@ -133,6 +134,7 @@ def record(*, judged=True, num_seeds=3, num_points=9, refreshes=True, early_stop
         "loss": "dapo", "kl_beta": 0.02, "aggregate": "worst_case", "length_penalty": 0.003,
         "refresh_every": 10 if refreshes else None,
         "num_prompts": 48, "samples_per_prompt": 4,
+        "saved_seed": 0,
         "curve": curve,
         "seeds": seeds,
         "early_stop": rule if early_stop else None,

@@ -10,9 +10,9 @@ In any trainer of transformers or TRL whose `model` generates (GRPO, RLOO, PPO),
     print(stop.looks[-1].reason, stop.final_gain(trainer.model, fresh_prompts).interval)
 
 What it decides, and how sure that is: `rmcore.policy.stopping.watch`. Its folder holds, so that a cut-off training goes
-on with nothing judged twice,
+on from the trainer's last state with the labels that it has,
 
-- `watch.json`: the unit of a difference
+- `watch.json`: the unit of a difference, and whose watch it is
 - `snapshots/NUMBER.safetensors`: weights of the checkpoints that may be compared with or kept
 - `look_STEP/asked.json` and `judged.jsonl`: what a look asks, and the answers
 - `looks.jsonl`: a row a look, with the state of the watch after it
@@ -32,9 +32,9 @@ from transformers import TrainerCallback
 
 from rmcore.config.rlhf import WatchConfig
 from rmcore.core.arrays import FloatArray
-from rmcore.core.errors import ConfigError
-from rmcore.core.files import append_json_lines, read_json_lines, write_json
-from rmcore.data.pair import Prompt, prompt_text
+from rmcore.core.errors import ConfigError, TrainingError
+from rmcore.core.files import append_json_lines, read_json_lines, write_json, write_json_lines
+from rmcore.data.pair import Prompt, content_id, prompt_text
 from rmcore.policy.grpo.policy_meter import draw
 from rmcore.policy.grpo.rlhf_requirements import require_labels
 from rmcore.policy.grpo.snapshots import Snapshots
@@ -51,6 +51,8 @@ KEPT = 12
 """Checkpoints whose weights are kept at a time."""
 STEERED = (0.5, 2.0)
 """Factors by which a look changes the KL penalty at most."""
+LEAST_KL = 0.1
+"""Nats below which no policy is held: it could not move."""
 FEWEST_PROMPTS = 50
 TOKENS_AT_ONCE = 8192
 
@@ -159,26 +161,27 @@ class HackStop(TrainerCallback):
         self._trainer = trainer
 
     @property
+    def prompts_used(self) -> int:
+        """Prompts that the looks took; more than there are: some were taken again."""
+        return self._watch.prompts_used
+
+    @property
     def labels_used(self) -> int:
         """Responses, or pairs where people judge, that were judged in the training."""
         return self._watch.labels_used + (2 * CALIBRATED if self.judge.calibrates else 0)
 
-    @property
-    def ended(self) -> bool:
-        """Whether an earlier call has ended the training, so that only what was gained is left to measure."""
-        rows = read_json_lines(self.folder / LOOKS)
-        return bool(rows) and rows[-1]["look"]["action"] == "stop"
-
     def take_up(self, model: Any, tokenizer: Any, *, step: int, max_steps: int) -> None:
-        """Begin with the start policy, or with what an earlier call left at `step`.
+        """Begin with the start policy, or with what an earlier call left at `step`; at step 0 the folder begins anew.
 
         Raises:
-            ConfigError: the labels are too few for so many looks.
+            ConfigError: the labels are too few for so many looks, too few prompts can be read, or the folder holds the
+                watch of another training.
         """
         if self.policy is None:
             self.policy = _policy_of(model, tokenizer)
         num_looks = math.ceil(max_steps / self.every)
         require_labels(self.settings, num_looks, self.judge.labels_per_pair)
+        self._keep_readable()
         self._watch = Watch(
             self.settings,
             num_looks=num_looks,
@@ -187,27 +190,47 @@ class HackStop(TrainerCallback):
             unit=self.judge.unit,
             can_lower_kl=bool(getattr(self._trainer, "beta", 0.0)),
         )
-        if step == 0 and not (self.folder / STATE).is_file():
-            self._snapshots.save(model, 0)
-            if self.judge.calibrates:
-                self._calibrate(model)
-            write_json(self.folder / STATE, {"scale": self.judge.scale, "prompts_used": self._watch.prompts_used})
-        begun = json.loads((self.folder / STATE).read_text(encoding="utf-8"))
-        self.judge.scale, self._watch.prompts_used = begun["scale"], begun["prompts_used"]
+        whose = {
+            "judge": self.judge.name,
+            "prompts": content_id(*map(prompt_text, self.prompts)),
+            "seed": self.seed,
+            "every": self.every,
+            "settings": self.settings.model_dump(mode="json"),
+        }
+        if step == 0:
+            self._begin(model, whose)
+        file = self.folder / STATE
+        begun = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"whose": None}
+        if begun["whose"] != whose:
+            raise ConfigError(
+                f"{self.folder} does not hold the watch of this training up to step {step}, but "
+                f"{'another' if begun['whose'] else 'none'}: judge, prompts, seed, looks or settings differ. Train "
+                "from the start, or name the folder that the training had."
+            )
+        self.judge.scale = begun["scale"]
+        self._watch.prompts_used = CALIBRATED
         self._rewind(step)
+
+    def catch_up(self, model: Any, *, step: int, max_steps: int) -> bool:
+        """Close the look of `step`, where an earlier call could not; whether the watch has ended the training there."""
+        if self._due(step, max_steps) and self._watch.steps[-1] < step:
+            self._look(model, step)
+        return self.stopped is not None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Take up what there is; a look that an earlier call could not close is closed now."""
         if args.world_size > 1:
             raise ConfigError("a watch over a training works in one process; train in one, or judge the checkpoints.")
         self.take_up(given["model"], given["processing_class"], step=state.global_step, max_steps=state.max_steps)
-        if self._due(state) and self._watch.steps[-1] < state.global_step:
-            self._look(given["model"], state, control)
+        if self.catch_up(given["model"], step=state.global_step, max_steps=state.max_steps):
+            control.should_training_stop = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Look, where a look is due."""
-        if self._due(state):
-            self._look(given["model"], state, control)
+        if self._due(state.global_step, state.max_steps):
+            self._look(given["model"], state.global_step)
+            if self.stopped is not None:
+                control.should_training_stop = control.should_save = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Put the best checkpoint's weights into the model."""
@@ -241,12 +264,15 @@ class HackStop(TrainerCallback):
             return None
         folder = self.folder / "final"
         folder.mkdir(exist_ok=True)
-        if not (folder / "asked.json").is_file():
+        file = folder / "asked.json"
+        asked: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"best": None}
+        if asked["best"] != [self.best, len(prompts)]:
+            (folder / "judged.jsonl").unlink(missing_ok=True)
             later = self._answers(model, prompts, self.seed + 1)
             with self._snapshots.inside(model, 0):
                 earlier = self._answers(model, prompts, self.seed + 2)
-            write_json(folder / "asked.json", {"later": later, "earlier": earlier})
-        asked = json.loads((folder / "asked.json").read_text(encoding="utf-8"))
+            asked = {"best": [self.best, len(prompts)], "later": later, "earlier": earlier}
+            write_json(file, asked)
         found: list[float] = []
         for difference in self._judged(folder, f"final-seed{self.seed}", prompts, asked["later"], asked["earlier"]):
             found.append(difference)
@@ -264,16 +290,38 @@ class HackStop(TrainerCallback):
             ],
         )
 
-    def _due(self, state: Any) -> bool:
-        return state.global_step > 0 and (state.global_step % self.every == 0 or state.global_step == state.max_steps)
+    def _due(self, step: int, max_steps: int) -> bool:
+        return step > 0 and (step % self.every == 0 or step == max_steps)
 
-    def _calibrate(self, model: Any) -> None:
-        prompts = [self.prompts[place] for place in self._fresh_places(CALIBRATED)]
-        first, second = (self._answers(model, prompts, self.seed + 10 + number) for number in range(2))
-        self.judge.calibrate(prompts, first, second)
+    def _begin(self, model: Any, whose: dict[str, Any]) -> None:
+        for place in [*self.folder.glob("look_*"), self.folder / "final"]:
+            shutil.rmtree(place, ignore_errors=True)
+        (self.folder / LOOKS).unlink(missing_ok=True)
+        self._snapshots.drop_all()
+        self._snapshots.save(model, 0)
+        if self.judge.calibrates:
+            prompts = self._first_prompts()
+            first, second = (self._answers(model, prompts, self.seed + 10 + number) for number in range(2))
+            self.judge.calibrate(prompts, first, second)
+        write_json(self.folder / STATE, {"scale": self.judge.scale, "whose": whose})
 
-    def _look(self, model: Any, state: Any, control: Any) -> None:
-        step, watch = state.global_step, self._watch
+    def _keep_readable(self) -> None:
+        """Leave out the prompts that the policy cannot answer, which are counted and said on stderr."""
+        readable = self._known_policy.readable_ids(self.prompts, self.max_new_tokens)
+        self.prompts = [self.prompts[place] for place in readable]
+        if len(self.prompts) < FEWEST_PROMPTS:
+            raise ConfigError(
+                f"the policy can answer {len(self.prompts)} of the held-out prompts, and a watch wants at least "
+                f"{FEWEST_PROMPTS}; hold out more, or shorter ones."
+            )
+
+    def _first_prompts(self) -> list[Prompt]:
+        """Prompts for the unit and for distances, on which nothing is ever judged about the trained policy."""
+        order = np.random.default_rng([self.seed, 0]).permutation(len(self.prompts))
+        return [self.prompts[place] for place in order[:CALIBRATED]]
+
+    def _look(self, model: Any, step: int) -> None:
+        watch = self._watch
         folder = self.folder / f"look_{step}"
         folder.mkdir(exist_ok=True)
         number = len(watch.curve)
@@ -295,7 +343,7 @@ class HackStop(TrainerCallback):
                 break
         look = watch.end()
         self._snapshots.drop(watch.forget(KEPT))
-        self._act(look, control)
+        self._act(look)
         self.looks.append(look)
         row = {"step": step, "look": look.to_dict(), "state": watch.to_dict()}
         row |= {"kl_beta": getattr(self._trainer, "beta", None), "kl_target": self.kl_target}
@@ -307,16 +355,15 @@ class HackStop(TrainerCallback):
         places = self._fresh_places(watch.num_pairs() * size)
         prompts = [self.prompts[place] for place in places]
         seed = self.seed + 1000 * number
-        ids, drawn = self._drawn(model, prompts, seed)
-        examples = [Example(tuple(prompt), tuple(row)) for prompt, row in zip(ids, drawn, strict=True)]
-        log_probs = self._log_probs(model, examples)
-        with self._snapshots.inside(model, 0):
-            kl = float((log_probs - self._log_probs(model, examples)).mean())
+        # The distance decides whom to compare with, so it is not measured on the responses that are then compared.
+        kl = self._distance(model, seed + 2)
         reference = watch.begin(step, kl)
+        later = self._answers(model, prompts, seed)
         with self._snapshots.inside(model, reference):
             earlier = self._answers(model, prompts, seed + 1)
-        later = self._texts(drawn)
         proxy, doubt = self.proxy.differences(prompts, later, earlier)
+        if not (np.isfinite(proxy).all() and np.isfinite(doubt).all()):
+            raise TrainingError("the reward gives numbers that are not finite, from which no pair can be chosen.")
         rng = np.random.default_rng([self.seed, number])
         chosen = watch.choose(proxy.reshape(-1, size), doubt.reshape(-1, size), rng)
         judged = [group * size + int(place) for group, place in enumerate(chosen.places)]
@@ -335,6 +382,7 @@ class HackStop(TrainerCallback):
         """The differences, one after the other; what was answered before is not asked again."""
         kept = folder / "judged.jsonl"
         known = [row["difference"] for row in read_json_lines(kept)]
+        write_json_lines(kept, [{"difference": one} for one in known])  # without a line that a kill has cut
         yield from known
         at_once = self.judge.at_once or max(len(prompts), 1)
         for first in range(len(known), len(prompts), at_once):
@@ -343,13 +391,12 @@ class HackStop(TrainerCallback):
             append_json_lines(kept, [{"difference": one} for one in found])
             yield from found
 
-    def _act(self, look: Look, control: Any) -> None:
+    def _act(self, look: Look) -> None:
         self.best = look.best
         if look.action == "stop":
             self.stopped = self._why(look)
-            control.should_training_stop = control.should_save = True
         if look.action == "lower_kl":
-            self.kl_target = max(self._watch.kls[look.best], 0.1)
+            self.kl_target = min(self.kl_target or math.inf, max(self._watch.kls[look.best], LEAST_KL))
         beta = getattr(self._trainer, "beta", 0.0)
         if self.kl_target is not None and beta:
             # Never below what was asked for: a policy that is still on its way would be let loose, and overshoot.
@@ -362,7 +409,8 @@ class HackStop(TrainerCallback):
 
     def _rewind(self, step: int) -> None:
         """Take up the state after the last look at or before `step`, and drop what came behind it."""
-        rows = [row for row in read_json_lines(self.folder / LOOKS) if row["step"] <= step]
+        every = read_json_lines(self.folder / LOOKS)
+        rows = [row for row in every if row["step"] <= step]
         (self.folder / LOOKS).unlink(missing_ok=True)
         append_json_lines(self.folder / LOOKS, rows)
         for place in self.folder.glob("look_*"):
@@ -370,10 +418,13 @@ class HackStop(TrainerCallback):
                 shutil.rmtree(place)
         self.looks = [Look(**row["look"]) for row in rows]
         self.stopped = None if not rows or self.looks[-1].action != "stop" else self._why(self.looks[-1])
+        if len(rows) < len(every):
+            shutil.rmtree(self.folder / "final", ignore_errors=True)
         if rows:
             self._watch.restore(rows[-1]["state"])
+            self._watch.kept = [number for number in self._watch.kept if self._snapshots.has(number)]
             self.best, self.kl_target = self.looks[-1].best, rows[-1]["kl_target"]
-            if rows[-1]["kl_beta"] is not None:
+            if rows[-1]["kl_beta"] is not None and self._trainer is not None:
                 self._trainer.beta = rows[-1]["kl_beta"]
 
     def _fresh_places(self, wanted: int) -> list[int]:
@@ -386,6 +437,24 @@ class HackStop(TrainerCallback):
             order += np.random.default_rng([self.seed, turn]).permutation(len(self.prompts)).tolist()
             turn += 1
         return order[used % len(self.prompts) :][:wanted]
+
+    def _distance(self, model: Any, seed: int) -> float:
+        """Nats from the start: mean log-ratio over one response to each of the first prompts.
+
+        Raises:
+            TrainingError: it is not finite: the policy's weights are broken.
+        """
+        ids, drawn = self._drawn(model, self._first_prompts(), seed)
+        examples = [Example(tuple(prompt), tuple(row)) for prompt, row in zip(ids, drawn, strict=True)]
+        now = self._log_probs(model, examples)
+        with self._snapshots.inside(model, 0):
+            kl = float((now - self._log_probs(model, examples)).mean())
+        if not math.isfinite(kl):
+            raise TrainingError(
+                "the policy's distance from its start is not a finite number: its weights are broken. Lower the "
+                "learning rate, or raise the KL penalty."
+            )
+        return kl
 
     def _answers(self, model: Any, prompts: Sequence[Prompt], seed: int) -> list[str]:
         return self._texts(self._drawn(model, prompts, seed)[1])

@@ -179,7 +179,7 @@ def verdict_of_watch(watches: Sequence[Mapping[str, Any]], final: Mapping[str, A
     if not any(kept):
         return {
             "status": "refused",
-            "headline": "Not against this reward model: no trained policy was better than the start, which is kept",
+            "headline": "Not against this reward model: no policy was shown to be better than the start, which is kept",
             "reasons": reasons,
         }
     where = f"at step {kept[0]} and {watches[0]['kept_kl']:.2g} nats" if len(kept) == 1 else (

@@ -35,6 +35,15 @@ class Snapshots:
             for name, one in _trained(model):
                 one.copy_(kept[name])
 
+    def has(self, number: int) -> bool:
+        """Whether the weights `number` are still there."""
+        return self._file(number).is_file()
+
+    def drop_all(self) -> None:
+        """Delete the weights of another training."""
+        for file in self.folder.glob("*.safetensors"):
+            file.unlink()
+
     def drop(self, numbers: list[int]) -> None:
         """Delete the weights of these."""
         for number in numbers:

@@ -9,9 +9,11 @@ Its folder holds
 - `parity.jsonl`: a row a step whose samples vLLM drew: how far its probabilities were from the trainer's
 - `refreshes.jsonl`: a row a refresh; `refresh_STEP/best` is the reward model after it
 - `watch/`: the state of a watch, and what it asked (`rmcore.policy.grpo.hack_stop`)
+- `over.json`: written when a watched training is over and what it has gained is still to be measured
 - `finished.json`: written last
 """
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +43,7 @@ from rmcore.policy.sampling.rollouts import RolloutScorer
 from rmcore.policy.sampling.served_policy import ServedPolicy
 from rmcore.serving.scorer import Rollout
 
-FINISHED = "finished.json"
+FINISHED, OVER = "finished.json", "over.json"
 PROGRESS, SAMPLES, ROLLOUTS, REFRESHES = "progress.jsonl", "samples.jsonl", "rollouts.jsonl", "refreshes.jsonl"
 PARITY = "parity.jsonl"
 MODEL_FOLDER = "model"
@@ -112,30 +114,40 @@ def train_policy(plan: TrainingPlan, folder: Path, *, seed: int, tracker: Tracke
     if watch is not None:
         watch.attach(trainer)
     try:
-        if watch is not None and watch.ended and state is not None:
-            watch.take_up(trainer.model, plan.policy.tokenizer, step=_step(state), max_steps=plan.settings.steps)
-            watch.roll_back(trainer.model, watch.best)
-        else:
-            trainer.train(resume_from_checkpoint=None if state is None else str(state))
+        _train(trainer, watch, state, plan, folder / OVER)
     except RmcoreError:
         if trainer.state.global_step:  # the step that failed changed no weight
             trainer._save_checkpoint(trainer.model, trial=None)
         raise
     seconds = time.perf_counter() - started
+    if watch is not None and not (folder / OVER).is_file():
+        write_json(folder / OVER, {"num_steps": trainer.state.global_step, "stopped": watch.stopped or run.stopped})
     watched = None if watch is None else _conclude(watch, trainer.model, plan.final_prompts, report)
     save_pretrained(trainer.model, folder / MODEL_FOLDER)
     save_pretrained(plan.policy.tokenizer, folder / MODEL_FOLDER)
     for checkpoint in folder.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
-    outcome = {
-        "num_steps": trainer.state.global_step,
-        "stopped": run.stopped if watch is None else watch.stopped or run.stopped,
+    ended = {"num_steps": trainer.state.global_step, "stopped": run.stopped}
+    outcome = (ended if watch is None else json.loads((folder / OVER).read_text(encoding="utf-8"))) | {
         "watch": watched,
         "seconds": seconds,
         "measuring_seconds": run.measuring_seconds,
         "num_tokens": run.num_tokens,
     }
     write_json(folder / FINISHED, outcome)
+
+
+def _train(trainer: Any, watch: HackStop | None, state: Path | None, plan: TrainingPlan, over: Path) -> None:
+    """Train on from `state`, unless all that is left is a look that waited, or what comes after the last step."""
+    if watch is not None and state is not None:
+        step, steps = _step(state), plan.settings.steps
+        trainer._load_from_checkpoint(str(state))
+        watch.take_up(trainer.model, plan.policy.tokenizer, step=step, max_steps=steps)
+        if watch.catch_up(trainer.model, step=step, max_steps=steps) or step >= steps or over.is_file():
+            trainer.state.global_step = step
+            watch.roll_back(trainer.model, watch.best)
+            return
+    trainer.train(resume_from_checkpoint=None if state is None else str(state))
 
 
 def _conclude(watch: HackStop, model: Any, prompts: Sequence[Prompt], report: Report) -> dict[str, Any]:
@@ -155,6 +167,8 @@ def _conclude(watch: HackStop, model: Any, prompts: Sequence[Prompt], report: Re
         "final_labels": 0 if gain is None else watch.judge.labels_per_pair * len(gain.path),
         "kept_step": 0 if lost else watch.best_step,
         "kept_kl": 0.0 if lost else watch.best_kl,
+        "num_prompts": len(watch.prompts),
+        "prompts_used": watch.prompts_used,
         "final": None if gain is None else asdict(gain),
     }
 

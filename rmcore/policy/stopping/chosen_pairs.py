@@ -14,8 +14,10 @@ import numpy as np
 
 from rmcore.core.arrays import FloatArray
 
-BY_DOUBT = 1 / 3
-"""Share of the chance that goes by doubt; the rest is equal, so no weight exceeds 1.5 and no error counts for more."""
+BY_DOUBT = 0.2
+"""Share of the chance that goes by doubt; the rest is equal, so no weight exceeds 1.25 and no error counts for more."""
+MOST_EXPECTED = 1 / 2
+"""Share of the limit that is expected of a pair at most, which keeps the value of a group within a narrow bound."""
 FEWEST_TO_FIT = 16
 """Judged pairs before the reward model's differences are believed to say anything."""
 REMEMBERED = 200
@@ -33,7 +35,6 @@ class Chosen:
     expected: (M,) difference that the judge is expected to find there.
     weights: (M,) of the error of that expectation.
     baseline: (M,) mean of what is expected over the group.
-    low, high: (M,) ends of what the value can be, whichever place had been chosen.
     """
 
     places: FloatArray
@@ -41,8 +42,6 @@ class Chosen:
     expected: FloatArray
     weights: FloatArray
     baseline: FloatArray
-    low: FloatArray
-    high: FloatArray
 
     def value(self, number: int, difference: float) -> float:
         """What a judged difference says of all prompts, for group `number`."""
@@ -54,12 +53,21 @@ class PairChooser:
 
     Args:
         limit: differences are clipped to this size: the value of a group is bounded then, as a bet needs it.
+        size: G.
     """
 
-    def __init__(self, limit: float) -> None:
-        self.limit = limit
+    def __init__(self, limit: float, size: int) -> None:
+        self.limit, self.size = limit, size
         self._proxy: list[float] = []
         self._judged: list[float] = []
+
+    @property
+    def bound(self) -> float:
+        """Size that no group's value exceeds. It is known before any response is: a stake that were made smaller where
+        the drawn responses allow for a larger value would be a stake on what they say of the judge.
+        """
+        heaviest, most = 1 / (1 - BY_DOUBT), MOST_EXPECTED * self.limit
+        return heaviest * self.limit + most * (1 - 2 / self.size + heaviest)
 
     def choose(self, proxy: FloatArray, doubt: FloatArray, rng: np.random.Generator) -> Chosen:
         """Choose one of each group.
@@ -71,7 +79,8 @@ class PairChooser:
         """
         num_groups, size = proxy.shape
         intercept, slope = self._fit()
-        expected = np.clip(intercept + slope * proxy, -self.limit, self.limit)  # (M, G)
+        most = MOST_EXPECTED * self.limit
+        expected = np.clip(intercept + slope * proxy, -most, most)  # (M, G)
         total = doubt.sum(axis=1, keepdims=True)
         by_doubt = np.where(total > 0, doubt / np.where(total > 0, total, 1.0), 1 / size)
         chances = (1 - BY_DOUBT) / size + BY_DOUBT * by_doubt  # (M, G)
@@ -85,8 +94,6 @@ class PairChooser:
             expected[rows, places],
             weights[rows, places],
             baseline,
-            (baseline[:, None] + weights * (-self.limit - expected)).min(axis=1),
-            (baseline[:, None] + weights * (self.limit - expected)).max(axis=1),
         )
 
     def learn(self, proxy: float, difference: float) -> None:

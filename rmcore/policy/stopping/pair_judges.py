@@ -158,7 +158,7 @@ class PeopleJudge:
         if other:
             raise DataError(
                 f"{file} has other responses for {other[0]} than were sampled now: it belongs to another training. "
-                "Name another folder in rlhf.watch.people, or move the file away."
+                "Move it away, then the same command writes its own."
             )
         wrong = [name for name in pairs if answers[name]["preferred"] not in ("a", "b", "tie", "")]
         if wrong:

@@ -7,7 +7,8 @@ bets are settled with every judged pair:
 - stopped: that it is better than one of half its distance or less by less than a useful gain;
 - turned: that it is worse. The hypothesis is that gold never falls, so a plateau is no alarm.
 
-Each is wrong at most with the chance `level` in the whole training, at any number of looks (`bets`).
+Each by itself is wrong at most with the chance `level` in the whole training, at any number of looks (`bets`): stakes
+are made before the responses of a look are drawn, from earlier judgements, by a bound that does not depend on them.
 """
 
 from collections.abc import Mapping
@@ -97,15 +98,16 @@ class Watch:
         self.settings, self.num_looks, self.unit, self.can_lower_kl = settings, num_looks, unit, can_lower_kl
         self.labels_per_pair = labels_per_pair
         self.curve = GainCurve()
-        self.chooser = PairChooser(limit)
+        self.chooser = PairChooser(limit, settings.candidates)
         self.labels_used = 0
         self.prompts_used = 0
         self.kept = [0]
         """Numbers of the checkpoints whose weights are still there."""
         self.steps = [0]
         self.kls = [0.0]
-        self._gained = Bet(0.0, "above", settings.level)
-        self._stopped = Bet(settings.useful_gain, "below", settings.level)
+        self._gained = Bet(0.0, "above", settings.level / 2)
+        # Two bets where the first only lowers the distance: both together are wrong with the chance `level` at most.
+        self._stopped = Bet(settings.useful_gain, "below", settings.level / 2 if can_lower_kl else settings.level)
         self._turned = Bet(0.0, "below", settings.level)
         self._spread, self._weight = FIRST_SPREAD, FIRST_WEIGHT
         self._lowered = False
@@ -148,8 +150,8 @@ class Watch:
                 value,
                 expected=here,
                 spread=self._spread + left,
-                low=float(chosen.low[number]),
-                high=float(chosen.high[number]),
+                low=-self.chooser.bound,
+                high=self.chooser.bound,
             )
         self._values.append(value)
         self.labels_used += self.labels_per_pair
@@ -209,11 +211,11 @@ class Watch:
             shown = f"it gains less than {self.settings.useful_gain:g} {self.unit} since half of its distance"
             if self.can_lower_kl and not self._lowered:
                 self._lowered = True
-                self._stopped = Bet(self.settings.useful_gain, "below", self.settings.level)
+                self._stopped = Bet(self.settings.useful_gain, "below", self.settings.level / 2)
                 return "lower_kl", f"gold has stopped gaining: {shown}; held at the distance of {at_best}"
             return "stop", f"gold has stopped gaining: {shown}; back to {at_best}"
         if self._gained.won:
-            self._gained = Bet(0.0, "above", self.settings.level)
+            self._gained = Bet(0.0, "above", self._gained.level / 2)  # all of them together: the chance `level`
             return "go_on", "still gaining: shown to be better than an earlier step"
         return "go_on", "nothing is shown yet"
 
@@ -230,7 +232,7 @@ class Watch:
             "kept": self.kept,
             "steps": self.steps,
             "kls": self.kls,
-            "bets": [(bet.log_wealth, bet.won) for bet in (self._gained, self._stopped, self._turned)],
+            "bets": [(bet.level, bet.log_wealth, bet.won) for bet in (self._gained, self._stopped, self._turned)],
             "spread": [self._spread, self._weight],
             "lowered": self._lowered,
         }
@@ -244,6 +246,6 @@ class Watch:
         self.prompts_used = state["prompts_used"]
         self.steps, self.kls = list(state["steps"]), list(state["kls"])
         for bet, kept in zip((self._gained, self._stopped, self._turned), state["bets"], strict=True):
-            bet.log_wealth, bet.won = kept
+            bet.level, bet.log_wealth, bet.won = kept
         self._spread, self._weight = state["spread"]
         self._lowered = state["lowered"]

@@ -71,16 +71,16 @@ def _gains(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
             ax.plot(*zip(*true, strict=True), color=ORANGE, linestyle="--", linewidth=1.1, alpha=0.8 if first else 0.4,
                     label="every sample judged, which the watch did not see" if first else None)  # fmt: skip
         ended = watch["final"]
-        if ended is not None:
+        if not watch["kept_step"]:
+            ax.plot([0], [0], color=INK, marker="*", markersize=12, linestyle="none", zorder=5,
+                    label="kept: the start" if first else None)  # fmt: skip
+        elif ended is not None:
             low, high = ended["interval"]
             ax.errorbar(
                 [watch["kept_step"]], [ended["value"]], [[ended["value"] - low], [high - ended["value"]]],
                 color=INK, marker="*", markersize=12, capsize=3, zorder=5,
                 label="kept, on fresh prompts" if first else None,
             )  # fmt: skip
-        else:
-            ax.plot([0], [0], color=INK, marker="*", markersize=12, linestyle="none", zorder=5,
-                    label="kept: the start" if first else None)  # fmt: skip
     ax.axhline(0, color=MUTED, linewidth=0.8)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     _key(ax)

@@ -1,17 +1,16 @@
 """The outcome of a training against the reward model, as people read it: in the report, in a terminal, in Prefect."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from rmcore.config.rlhf import WatchConfig
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.html.markdown import bullets, escape, text_table
 from rmcore.reporting.html.policy import shown
 
 CAPTIONS = {
-    "watch": "What the watch knew, by few labels. Evidence above the dashed line convinces, and is wrong in at most "
-    "one training in twenty, however often one looks. The curve on the left is a smooth guess; no alarm rests on it.",
+    "watch": "What the watch knew, by few labels. Evidence above the dashed line convinces; each of the two that end a "
+    "training is wrong in at most one of twenty by default, however often one looks. The curve on the left is a smooth "
+    "guess; no alarm rests on it.",
     "rlhf": "The proxy is what the policy is trained on, so it rises. Where gold no longer follows, training on does "
     "harm. The dashed curves are best-of-n by the same reward model: what the same KL buys without any training.",
 }
@@ -78,11 +77,15 @@ def stop_rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
     ]
 
 
+def _looks(seed: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return list((seed.get("watch") or {"looks": []})["looks"])
+
+
 def watch_rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """One row a look; none where nobody watched."""
     rows: list[tuple[str, ...]] = []
     for seed in record["seeds"]:
-        looks = (seed.get("watch") or {"looks": []})["looks"]
+        looks = _looks(seed)
         steps = [0, *(look["step"] for look in looks)]
         rows += [
             (
@@ -108,17 +111,28 @@ def watch_examples(record: Mapping[str, Any]) -> list[dict[str, str]]:
         {name: one[name] or "(an empty answer)" for name in ("prompt", "before", "after")}
         | {"difference": f"{one['difference']:+.2f} {watch['unit']}"}
         for one in (watch["final"] or {"examples": []})["examples"]
+        if watch["kept_step"]
     ]
 
 
 def _watched(record: Mapping[str, Any]) -> list[str]:
     watches = [(one["seed"], one["watch"]) for one in record["seeds"] if one.get("watch")]
-    return [
-        f"seed {seed}: "
-        + ("the start is kept" if not watch["kept_step"] else f"kept is step {watch['kept_step']}")
-        + f", after {watch['labels']} labels on the way and {watch['final_labels']} for what was gained"
-        for seed, watch in watches
-    ]
+    again = max((watch["prompts_used"] / watch["num_prompts"] for _, watch in watches), default=0.0)
+    reused = [] if again <= 1 else [
+        f"the looks took {again:.1f} times as many prompts as are held out for them, so their evidence is about these "
+        "prompts, not about all"
+    ]  # fmt: skip
+    saved = [] if len(watches) < 2 else [f"model/ is the policy of seed {record['saved_seed']}"]
+    return (
+        [
+            f"seed {seed}: "
+            + ("the start is kept" if not watch["kept_step"] else f"kept is step {watch['kept_step']}")
+            + f", after {watch['labels']} labels on the way and {watch['final_labels']} for what was gained"
+            for seed, watch in watches
+        ]
+        + reused
+        + saved
+    )
 
 
 def rlhf_findings(record: Mapping[str, Any]) -> list[str]:
@@ -160,7 +174,7 @@ def rlhf_section(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
         "findings": rlhf_findings(record)[1:],
         "watch_headings": WATCH_HEADINGS,
         "looks": watch_rows(record),
-        "needed": numbers.decimal(math.log(1 / WatchConfig().level)),
+        "needed": next((numbers.decimal(look["needed"]) for one in record["seeds"] for look in _looks(one)), ""),
         "examples": watch_examples(record),
         "refresh_headings": REFRESH_HEADINGS,
         "refreshes": refresh_rows(record),

@@ -12,9 +12,9 @@ LIMIT = 3.0
 SIZES = st.tuples(st.integers(1, 4), st.integers(1, 6))
 
 
-def learned(slope, noise=0.1):
+def learned(slope, size, noise=0.1):
     """A chooser that has seen the judge follow the reward."""
-    chooser, rng = PairChooser(LIMIT), np.random.default_rng(0)
+    chooser, rng = PairChooser(LIMIT, size), np.random.default_rng(0)
     for proxy in rng.normal(size=4 * FEWEST_TO_FIT):
         chooser.learn(float(proxy), float(slope * proxy + noise * rng.normal()))
     return chooser
@@ -42,9 +42,9 @@ class Steps:
 )
 def test_a_groups_value_is_its_mean_over_the_choices(drawn, slope):
     proxy, doubt, judged = drawn
-    chooser = learned(slope)
     # Chances are multiples of nothing, so the mean over choices is weighed by 1 / (size x weight), which they are.
     size = proxy.shape[1]
+    chooser = learned(slope, size)
     expected = np.zeros(len(proxy))
     weighed = np.zeros(len(proxy))
     seen = [set() for _ in proxy]
@@ -56,7 +56,7 @@ def test_a_groups_value_is_its_mean_over_the_choices(drawn, slope):
             seen[group].add(int(place))
             chance = 1 / (size * chosen.weights[group])
             value = chosen.value(group, float(judged[group, int(place)]))
-            assert chosen.low[group] - 1e-9 <= value <= chosen.high[group] + 1e-9
+            assert abs(value) <= chooser.bound + 1e-9
             expected[group] += chance * value
             weighed[group] += chance
     np.testing.assert_allclose(weighed, 1.0, atol=1e-9)
@@ -66,7 +66,7 @@ def test_a_groups_value_is_its_mean_over_the_choices(drawn, slope):
 def test_choices_lean_to_doubt_by_the_stated_share():
     doubt = np.array([[0.0, 0.0, 3.0, 1.0]])
     rng = np.random.default_rng(0)
-    chosen = PairChooser(LIMIT).choose(np.zeros((20_000, 4)), np.repeat(doubt, 20_000, axis=0), rng)
+    chosen = PairChooser(LIMIT, 4).choose(np.zeros((20_000, 4)), np.repeat(doubt, 20_000, axis=0), rng)
     shares = np.bincount(chosen.places.astype(int), minlength=4) / 20_000
     np.testing.assert_allclose(shares, (1 - BY_DOUBT) / 4 + BY_DOUBT * doubt[0] / 4, atol=0.01)
     assert chosen.weights.max() <= 1 / (1 - BY_DOUBT) + 1e-12
@@ -78,7 +78,7 @@ def test_a_reward_that_follows_the_judge_saves_labels_and_one_that_does_not_cost
     rng = np.random.default_rng(1)
     proxy = rng.normal(size=(4000, 8))
     judged = np.clip(follows * proxy + (1 - follows**2) ** 0.5 * rng.normal(size=proxy.shape), -LIMIT, LIMIT)
-    chooser = PairChooser(LIMIT)
+    chooser = PairChooser(LIMIT, 8)
     for one, other in zip(proxy[:200, 0], judged[:200, 0], strict=True):
         chooser.learn(float(one), float(other))
     chosen = chooser.choose(proxy, np.ones_like(proxy), rng)
@@ -88,8 +88,15 @@ def test_a_reward_that_follows_the_judge_saves_labels_and_one_that_does_not_cost
     assert np.mean(values) == pytest.approx(judged.mean(), abs=0.05)
 
 
+def test_the_bound_is_reached_and_known_before_anything_is_drawn():
+    chooser = learned(9.0, 4)
+    chosen = chooser.choose(np.array([[-9.0, 9.0, 9.0, 9.0]]), np.array([[0.0, 1.0, 1.0, 1.0]]), Steps(0.0))
+    assert int(chosen.places[0]) == 0
+    assert chosen.value(0, LIMIT) == pytest.approx(chooser.bound, rel=0.02)
+
+
 def test_before_enough_is_judged_the_reward_says_nothing():
-    chooser = PairChooser(LIMIT)
+    chooser = PairChooser(LIMIT, 4)
     for proxy in range(FEWEST_TO_FIT - 1):
         chooser.learn(float(proxy), float(proxy))
     chosen = chooser.choose(np.ones((3, 4)), np.zeros((3, 4)), np.random.default_rng(0))

@@ -78,7 +78,7 @@ def test_alarms_on_a_plateau_are_as_rare_as_promised():
 
 
 def test_before_it_stops_it_lowers_the_distance_once():
-    _, looks = trained(lambda kl: 0.4 * min(kl, 0.7), 3000, 3, can_lower_kl=True)
+    _, looks = trained(lambda kl: 0.4 * min(kl, 0.7), 3000, 3, can_lower_kl=True, useful_gain=0.3)
     actions = [look.action for look in looks if look.action != "go_on"]
     assert actions[0] == "lower_kl"
     assert actions.count("lower_kl") == 1
