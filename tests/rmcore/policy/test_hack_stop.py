@@ -198,6 +198,32 @@ def test_people_are_waited_for_and_the_same_command_goes_on(policy, tmp_path):
     assert stop.labels_used == 40
 
 
+def test_a_folder_begins_anew_with_its_training_and_is_refused_to_another(policy, tmp_path):
+    likes, hates = Judge(lambda text: float(text.count("a"))), Judge(lambda text: -float(text.count("a")))
+    fresh = [f"Count to {number}" for number in range(20)]
+    first, trainer = train(policy, tmp_path, likes.of_pairs)
+    gain = first.final_gain(trainer.model, fresh)
+    second, other = train(policy, tmp_path, hates.of_pairs)
+    assert hates.asked >= 48 + WATCH.labels // 2
+    assert second.best == 0 or second.final_gain(other.model, fresh) != gain
+    with pytest.raises(ConfigError, match="does not hold the watch of this training"):
+        train(
+            policy, tmp_path, hates.of_pairs, watch=WATCH.model_copy(update={"labels": 200}),
+            resume=str(tmp_path / "checkpoint-6"),
+        )  # fmt: skip
+
+
+def test_a_line_that_a_kill_has_cut_is_asked_again(policy, tmp_path):
+    judge = Judge(lambda text: float(text.count("a")))
+    stop, trainer = train(policy, tmp_path, judge.of_pairs, SETTINGS.model_copy(update={"steps": 16}))
+    fresh = [f"Count to {number}" for number in range(20)]
+    gain = stop.final_gain(trainer.model, fresh)
+    file = tmp_path / "watch" / "final" / "judged.jsonl"
+    file.write_text(file.read_text()[:-5])
+    assert stop.final_gain(trainer.model, fresh) == gain
+    assert stop.final_gain(trainer.model, fresh) == gain
+
+
 def test_the_penalty_is_steered_to_the_target(policy, tmp_path):
     stop, trainer = train(policy, tmp_path, Judge(lambda text: float(text.count("a"))).of_pairs, kl_target=0.001)
     rows = read_json_lines(tmp_path / "watch" / "looks.jsonl")

@@ -1,5 +1,6 @@
 """The stage grpo on the smallest chain: what it writes, what moves its key, what it refuses, and how it continues."""
 
+import csv
 import json
 import math
 import sys
@@ -18,6 +19,7 @@ from rmcore.data.gold.world import gold_reward
 from rmcore.data.table import read_pairs
 from rmcore.policy.grpo.rlhf_requirements import require_rlhf
 from rmcore.policy.policy import Policy
+from rmcore.policy.stopping.pair_judges import JudgementsWantedError
 from rmcore.stages.registry import STAGES, pipeline_stages, stage_call
 from rmcore.stages.run import run_stage
 from rmcore.stages.settings import GrpoSettings
@@ -148,6 +150,39 @@ def test_a_watched_training_keeps_what_it_has_shown_and_says_what_it_cost(chain,
     assert record["verdict"]["status"] in ("rose", "unclear", "refused")
     assert (tmp_path / "out" / "figures" / "watch.png").stat().st_size > 10_000
     assert Policy.load(tmp_path / "out" / "model").stop_ids
+
+
+def answered(folder):
+    """People prefer the first response of every open row; whether there was one."""
+    found = False
+    for file in folder.glob("*.csv"):
+        with file.open(newline="", encoding="utf-8") as text:
+            rows = list(csv.DictReader(text))
+        found = found or any(not row["preferred"] for row in rows)
+        with file.open("w", newline="", encoding="utf-8") as text:
+            writer = csv.DictWriter(text, list(rows[0]))
+            writer.writeheader()
+            writer.writerows([row | {"preferred": row["preferred"] or "a"} for row in rows])
+    return found
+
+
+@pytest.mark.slow
+def test_people_judge_between_calls_and_no_step_is_trained_twice(chain, tmp_path):
+    watch = WatchConfig(labels=40, final_labels=12, people=str(tmp_path / "to_judge"))
+    config = changed(CONFIG, rlhf={"watch": watch, "refresh_every": None, "num_seeds": 1})
+    waits = 0
+    while True:
+        try:
+            record = run_alone(chain, tmp_path / "out", config)
+            break
+        except JudgementsWantedError:
+            waits += 1
+            assert answered(tmp_path / "to_judge")
+    assert waits in (2, 3)  # two looks, and what is kept unless that is the start
+    rollouts = pd.read_parquet(tmp_path / "out" / "rollouts.parquet")
+    assert sorted(rollouts["step"].unique()) == [1, 2, 3, 4][: record["seeds"][0]["watch"]["looks"][-1]["step"]]
+    assert rollouts.groupby("step").size().nunique() == 1
+    assert record["judge"] == "people"
 
 
 def test_a_watch_without_a_judge_is_refused_before_anything_runs():
