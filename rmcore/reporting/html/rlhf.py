@@ -174,7 +174,7 @@ def rlhf_section(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
         "findings": rlhf_findings(record)[1:],
         "watch_headings": WATCH_HEADINGS,
         "looks": watch_rows(record),
-        "needed": next((numbers.decimal(look["needed"]) for one in record["seeds"] for look in _looks(one)), ""),
+        "needed": next((f"{look['needed']:.1f}" for one in record["seeds"] for look in _looks(one)), ""),
         "examples": watch_examples(record),
         "refresh_headings": REFRESH_HEADINGS,
         "refreshes": refresh_rows(record),
