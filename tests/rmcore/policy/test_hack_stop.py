@@ -111,6 +111,9 @@ def test_a_reward_that_the_judge_shares_is_gained_and_measured_on_other_prompts(
     stop, trainer = train(policy, tmp_path, judge.of_pairs, SETTINGS.model_copy(update={"steps": 16}))
     assert stop.best > 0
     assert stop.looks[-1].kl > 0
+    kept = weights(trainer.model)
+    Snapshots(tmp_path / "watch" / "snapshots").load(trainer.model, stop.best)
+    assert same(kept, weights(trainer.model))
     fresh = [f"Count to {number}" for number in range(WATCH.final_labels // 2)]
     gain = stop.final_gain(trainer.model, fresh)
     assert gain.value > 0
