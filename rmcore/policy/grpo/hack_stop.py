@@ -418,6 +418,7 @@ class HackStop(TrainerCallback):
                 shutil.rmtree(place)
         self.looks = [Look(**row["look"]) for row in rows]
         self.stopped = None if not rows or self.looks[-1].action != "stop" else self._why(self.looks[-1])
+        self.best = 0
         if len(rows) < len(every):
             shutil.rmtree(self.folder / "final", ignore_errors=True)
         if rows:
