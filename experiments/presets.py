@@ -56,7 +56,6 @@ RLHF = PipelineConfig(
         prompts_per_step=24,
         learning_rate=1e-4,
         kl_beta=0.2,
-        kl_target=2.0,
         rewards="local",
         measure_every=5,
         num_prompts=24,

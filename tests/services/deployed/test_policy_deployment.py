@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from rmcore.config.data import DataConfig
-from rmcore.config.rlhf import RlhfConfig
+from rmcore.config.rlhf import RlhfConfig, WatchConfig
 from rmcore.core.errors import ConfigError
 from rmcore.data.table import write_pairs
 from tasks.mlflow_client import connect
@@ -204,13 +204,14 @@ def test_overoptimize_draws_a_curve_for_each_proxy_of_a_file(services, tmp_path)
 
 def test_a_policy_is_trained_from_the_form_and_its_curves_are_in_mlflow(services, with_policy, drawn):
     training = RlhfConfig(
-        steps=2, prompts_per_step=2, group_size=4, measure_every=1, num_prompts=4, samples_per_prompt=2, rewards="local"
-    )
+        steps=2, prompts_per_step=2, group_size=4, measure_every=1, num_prompts=4, samples_per_prompt=2,
+        rewards="local", kl_beta=0.1, watch=WatchConfig(labels=40, final_labels=12),
+    )  # fmt: skip
     config = with_policy.model_copy(update={"study": "trained", "rlhf": training}).model_dump(mode="json")
     started = services.trigger({"overrides": config}, "rlhf").raise_for_status().json()
     run = services.wait(started["id"])
     assert run["state_type"] == "COMPLETED", run["state"]
-    assert files(services, "trained", "grpo/figures") == {"grpo/figures/rlhf.png"}
+    assert files(services, "trained", "grpo/figures") == {"grpo/figures/rlhf.png", "grpo/figures/watch.png"}
     [tracked] = services.mlflow_runs("trained")
     metrics = {metric["key"]: metric["value"] for metric in tracked["data"]["metrics"]}
     assert {"policy/kl", "policy/gold", "policy/reward_seed0", "policy/weight_version_seed0"} <= metrics.keys()
