@@ -17,7 +17,7 @@ from rmcore.config.model import LoraSettings
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import PolicyConfig
 from rmcore.config.probe import ProbeConfig
-from rmcore.config.rlhf import RlhfConfig
+from rmcore.config.rlhf import RlhfConfig, WatchConfig
 from rmcore.config.validation import ValidationConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.store import flatten
@@ -32,6 +32,7 @@ OPTIONAL_GROUPS: dict[str, type[Settings]] = {
     "active": ActiveConfig,
     "active.check": CheckConfig,
     "rlhf": RlhfConfig,
+    "rlhf.watch": WatchConfig,
     "model.lora": LoraSettings,
 }
 """Groups that most runs do without: setting one field of them brings the whole group with its defaults."""

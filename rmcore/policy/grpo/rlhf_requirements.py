@@ -15,7 +15,8 @@ FEWEST_PAIRS = 4
 """Pairs of a look."""
 NOBODY_WATCHES = (
     "rlhf.watch wants a judge, and nobody judges: only the gold world judges itself. Name a function of (prompt, "
-    "response) in policy.judge, or a folder for people's files in rlhf.watch.people, or do without (--set rlhf.watch=null)."
+    "response) in policy.judge, or a folder for people's files in rlhf.watch.people, or go "
+    "without (--set rlhf.watch=null)."
 )
 
 
