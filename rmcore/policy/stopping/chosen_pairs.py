@@ -44,7 +44,7 @@ class Chosen:
     baseline: FloatArray
 
     def value(self, number: int, difference: float) -> float:
-        """What a judged difference says of all prompts, for group `number`."""
+        """Give what a judged difference says of all prompts, for group `number`."""
         return float(self.baseline[number] + self.weights[number] * (difference - self.expected[number]))
 
 

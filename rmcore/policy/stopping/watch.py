@@ -38,7 +38,7 @@ AFTER_FEWEST = 2
 
 @dataclass(frozen=True)
 class Look:
-    """What a look saw and what followed.
+    """Record of a look: how it compared, the evidence after it, and what follows.
 
     number: of the checkpoint, from 1.
     step: of the policy.

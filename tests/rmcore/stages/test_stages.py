@@ -201,7 +201,7 @@ STAGES_OF_A_SETTING = {
     "policy.sft_examples": {"policy"},
     "policy.sft_epochs": {"policy"},
     "policy.sft_lr": {"policy"},
-    "policy.engine": {"samples", "confirmation", "grpo"},
+    "policy.engine": {"samples", "confirmation"},
     "policy.num_prompts": {"samples", "confirmation"},
     "policy.fresh_prompts": {"confirmation"},
     "policy.samples_per_prompt": {"samples"},
