@@ -159,7 +159,7 @@ def results() -> dict[str, Any]:
         "probe": probe_sample.record(),
         "explained": explain_sample.record(),
         "policy": policy_sample.policy(),
-        "rlhf": rlhf_sample.record(),
+        "rlhf": rlhf_sample.record(watched=True),
         "readiness": {
             "version": "v1",
             "overall_score": 0.781,

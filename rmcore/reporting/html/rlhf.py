@@ -8,11 +8,11 @@ from rmcore.reporting.html.markdown import bullets, escape, text_table
 from rmcore.reporting.html.policy import shown
 
 CAPTIONS = {
+    "rlhf": "The proxy is what the policy is trained on, so it rises. Where gold no longer follows, training on does "
+    "harm. The dashed curves are best-of-n by the same reward model: what the same KL buys without any training.",
     "watch": "What the watch knew, by few labels. Evidence above the dashed line convinces; each of the two that end a "
     "training is wrong in at most one of twenty by default, however often one looks. The curve on the left is a smooth "
     "guess; no alarm rests on it.",
-    "rlhf": "The proxy is what the policy is trained on, so it rises. Where gold no longer follows, training on does "
-    "harm. The dashed curves are best-of-n by the same reward model: what the same KL buys without any training.",
 }
 AGGREGATES = {
     "one": "the reward model's own reward",
