@@ -170,6 +170,10 @@ class Policy:
         """The text of a response, without special tokens. Half a character, as a cut may leave it, becomes U+FFFD."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
+    def response_text(self, ids: Sequence[int]) -> str:
+        """The text of a drawn response, without the tokens that end one."""
+        return self.decode([token for token in ids if token not in self.stop_ids])
+
 
 class TextReader:
     """Turns prompts and responses into a policy's token ids; control tokens' strings in them are text."""

@@ -9,8 +9,8 @@ Its folder holds
 - `parity.jsonl`: a row a step whose samples vLLM drew: how far its probabilities were from the trainer's
 - `refreshes.jsonl`: a row a refresh; `refresh_STEP/best` is the reward model after it
 - `watch/`: the state of a watch, and what it asked (`rmcore.policy.grpo.hack_stop`)
-- `over.json`: written when a watched training is over and what it has gained is still to be measured
-- `finished.json`: written last
+- `over.json`: written when the last step is done, and what follows it is not
+- `finished.json`: written when all the rest is
 """
 
 import json
@@ -120,33 +120,42 @@ def train_policy(plan: TrainingPlan, folder: Path, *, seed: int, tracker: Tracke
             trainer._save_checkpoint(trainer.model, trial=None)
         raise
     seconds = time.perf_counter() - started
-    if watch is not None and not (folder / OVER).is_file():
-        write_json(folder / OVER, {"num_steps": trainer.state.global_step, "stopped": watch.stopped or run.stopped})
+    if not (folder / OVER).is_file():
+        stopped = run.stopped if watch is None else watch.stopped or run.stopped
+        write_json(folder / OVER, {"num_steps": trainer.state.global_step, "stopped": stopped})
     watched = None if watch is None else _conclude(watch, trainer.model, plan.final_prompts, report)
     save_pretrained(trainer.model, folder / MODEL_FOLDER)
     save_pretrained(plan.policy.tokenizer, folder / MODEL_FOLDER)
-    for checkpoint in folder.glob("checkpoint-*"):
-        shutil.rmtree(checkpoint)
-    ended = {"num_steps": trainer.state.global_step, "stopped": run.stopped}
-    outcome = (ended if watch is None else json.loads((folder / OVER).read_text(encoding="utf-8"))) | {
+    outcome = json.loads((folder / OVER).read_text(encoding="utf-8")) | {
         "watch": watched,
         "seconds": seconds,
         "measuring_seconds": run.measuring_seconds,
         "num_tokens": run.num_tokens,
     }
     write_json(folder / FINISHED, outcome)
+    for checkpoint in folder.glob("checkpoint-*"):  # from here on nothing continues from them
+        shutil.rmtree(checkpoint)
 
 
 def _train(trainer: Any, watch: HackStop | None, state: Path | None, plan: TrainingPlan, over: Path) -> None:
-    """Train on from `state`, unless all that is left is a look that waited, or what comes after the last step."""
-    if watch is not None and state is not None:
+    """Train on from `state`, unless all that is left is a look that waited, or what comes after the last step: TRL,
+    asked to resume from there, takes one step more.
+    """
+    if state is not None:
         step, steps = _step(state), plan.settings.steps
+        is_over = step >= steps or (
+            over.is_file() and json.loads(over.read_text(encoding="utf-8"))["num_steps"] == step
+        )
         trainer._load_from_checkpoint(str(state))
-        watch.take_up(trainer.model, plan.policy.tokenizer, step=step, max_steps=steps)
-        if watch.catch_up(trainer.model, step=step, max_steps=steps) or step >= steps or over.is_file():
+        if watch is not None:
+            watch.take_up(trainer.model, plan.policy.tokenizer, step=step, max_steps=steps)
+            is_over = watch.catch_up(trainer.model, step=step, max_steps=steps) or is_over
+        if is_over:
             trainer.state.global_step = step
-            watch.roll_back(trainer.model, watch.best)
+            if watch is not None:
+                watch.roll_back(trainer.model, watch.best)
             return
+    over.unlink(missing_ok=True)  # of an end whose state was not saved
     trainer.train(resume_from_checkpoint=None if state is None else str(state))
 
 
@@ -261,7 +270,7 @@ class _Run(TrainerCallback):
             ids = policy.readable_ids(prompts, meter.max_new_tokens)
             asked = [row for row in ids.values() for _ in range(2)]
             drawn = draw(model, policy, asked, meter.sampling, self.seed + step)
-            texts = [policy.decode([token for token in row if token not in policy.stop_ids]) for row in drawn]
+            texts = [policy.response_text(row) for row in drawn]
             pools = {place: texts[2 * number : 2 * number + 2] for number, place in enumerate(ids)}
             return [pools.get(place, []) for place in range(len(prompts))]
 

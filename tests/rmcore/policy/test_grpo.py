@@ -345,6 +345,19 @@ def test_a_training_that_was_cut_off_goes_on_to_the_same_end(plan, whole, tmp_pa
     assert same(ours, theirs)
 
 
+def test_an_end_that_could_not_be_written_is_not_trained_past(plan, whole, tmp_path):
+    (tmp_path / FINISHED).mkdir()  # where the file is to be
+    with pytest.raises(IsADirectoryError):
+        finish(plan, tmp_path)
+    (tmp_path / FINISHED).rmdir()
+    finish(plan, tmp_path)
+    assert json.loads((tmp_path / FINISHED).read_text())["num_steps"] == 5
+    assert read_json_lines(tmp_path / ROLLOUTS) == read_json_lines(whole / ROLLOUTS)
+    ours, theirs = (load_file(place / "model" / "model.safetensors") for place in (tmp_path, whole))
+    assert same(ours, theirs)
+    assert not list(tmp_path.glob("checkpoint-*"))
+
+
 def refreshed(plan, tiny_folder, gold_pairs, settings):
     """The plan with a reward model of its own, which two refreshes change."""
     rm = BradleyTerryRM.from_pretrained(tiny_folder, device="cpu", max_seq_len=128)
