@@ -25,7 +25,7 @@ class WatchConfig(Settings):
     """Chance of a false alarm in the whole training, at most: of each of the decisions by itself."""
     people: str | None = None
     """A folder for files of pairs that people judge, instead of `policy.judge`. The training ends at each of them, and
-    the same command goes on when its column is filled in."""
+    the same command resumes when its column is filled in."""
 
 
 class RlhfConfig(Settings):
@@ -78,7 +78,8 @@ class RlhfConfig(Settings):
     """End a training where the members' disagreement leaves its calibrated range; off: the rule is only shown."""
     kl_target: float | None = Field(default=None, gt=0)
     """Nats from the start policy beyond which the KL penalty is raised at each measurement, and within which it comes
-    back to `kl_beta`; left out: it stays. Readiness says how far is safe: beyond `readiness.planned_kl` is refused."""
+    back to `kl_beta`; left out: it stays. It takes a watch. Beyond `readiness.planned_kl`, which says how far is safe,
+    it is refused."""
     watch: WatchConfig | None = None
     """A judge's watch over the training; left out: only the steps end it."""
     measure_every: int = Field(default=10, ge=1)
@@ -101,6 +102,11 @@ class RlhfConfig(Settings):
 
     @model_validator(mode="after")
     def _something_steers(self) -> Self:
+        if self.kl_target is not None and self.watch is None:
+            raise ValueError(
+                f"kl_target={self.kl_target:g} is kept to by the watch, and there is none; set a field of "
+                "rlhf.watch, or leave kl_target out"
+            )
         if self.kl_target is not None and self.kl_beta == 0:
             raise ValueError(
                 f"kl_target={self.kl_target:g} steers the KL penalty, and kl_beta=0 leaves that out; set kl_beta to "

@@ -193,10 +193,14 @@ def test_a_watch_without_a_judge_is_refused_before_anything_runs():
         require_rlhf(rlhf.model_copy(update={"steps": 4000}), None, GoldConfig())
     with pytest.raises(ValueError, match=r"further away than readiness is asked for"):
         PipelineConfig.model_validate(
-            changed(CONFIG, rlhf={"kl_target": 50.0, "kl_beta": 0.1}).model_dump(exclude_defaults=True)
+            changed(CONFIG, rlhf={"kl_target": 50.0, "kl_beta": 0.1, "watch": WatchConfig()}).model_dump(
+                exclude_defaults=True
+            )
         )
     with pytest.raises(ValueError, match="steers the KL penalty"):
-        RlhfConfig(kl_target=1.0)
+        RlhfConfig(kl_target=1.0, watch=WatchConfig())
+    with pytest.raises(ValueError, match="kept to by the watch"):
+        RlhfConfig(kl_target=1.0, kl_beta=0.1)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import PolicyConfig
 from rmcore.config.probe import ProbeConfig
 from rmcore.config.readiness import ReadinessConfig
-from rmcore.config.rlhf import RlhfConfig
+from rmcore.config.rlhf import RlhfConfig, WatchConfig
 from rmcore.config.train import RUN_ONLY_FIELDS, TrainConfig
 from rmcore.config.validation import ValidationConfig
 from rmcore.core import hardware
@@ -106,7 +106,7 @@ BASE = PipelineConfig(
     policy=PolicyConfig(),
     validation=ValidationConfig(),
     active=ActiveConfig(check=CheckConfig()),
-    rlhf=RlhfConfig(kl_beta=0.1),
+    rlhf=RlhfConfig(kl_beta=0.1, watch=WatchConfig()),
 )
 """Every stage has what it needs."""
 
