@@ -114,7 +114,7 @@ def fresh_gain(results: Mapping[str, Any], num_prompts: int) -> str:
         rows = [index for index in range(num_prompts) for _ in range(SAMPLES)]
         weights = load_weights(policy, torch.float32).eval()
         drawn = draw(weights, policy, [ids[index] for index in rows], sampling, seed=len(golds))
-        texts = [policy.decode([token for token in one if token not in policy.stop_ids]) for one in drawn]
+        texts = [policy.response_text(one) for one in drawn]
         judged = [
             gold_reward(prompt, text) for prompt, text in zip(np.repeat(list(prompts), SAMPLES), texts, strict=True)
         ]

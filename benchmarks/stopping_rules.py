@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from rmcore.config.rlhf import WatchConfig
+from rmcore.evaluation.calibration import wilson
 from rmcore.policy.stopping.gain_curve import GainCurve
 from rmcore.policy.stopping.watch import AFTER_FEWEST, CAUTIOUS, FAR_BACK, Watch
 
@@ -111,7 +112,7 @@ def watched(world: World, settings: WatchConfig, seed: int) -> Outcome:
         shape = (watch.num_pairs(), settings.candidates)
         reference = watch.begin(number, float(kls[number]))
         judged, proxy, doubt = responses(world, truth[number] - truth[reference], shape, rng)
-        chosen = watch.choose(proxy, doubt, rng)
+        chosen = watch.chooser.choose(proxy, doubt, rng)
         for group, place in enumerate(chosen.places):
             if not watch.see(chosen, group, float(judged[group, int(place)])):
                 break
@@ -151,10 +152,8 @@ def bound_of(pairs: int, runs: int, level: float) -> float:
 
 def share(hits: int, runs: int) -> str:
     """A share with its 95 % interval (Wilson)."""
-    p, z = hits / runs, 1.96
-    middle, half = (p + z * z / 2 / runs), z * (p * (1 - p) / runs + z * z / 4 / runs**2) ** 0.5
-    low, high = ((middle + sign * half) / (1 + z * z / runs) for sign in (-1, 1))
-    return f"{p:.1%} ({low:.1%} to {high:.1%})"
+    low, high = wilson(hits / runs, runs)
+    return f"{hits / runs:.1%} ({low:.1%} to {high:.1%})"
 
 
 def mean_of(values: list[float]) -> str:

@@ -210,7 +210,7 @@ def reliability_bins(rewards: pd.DataFrame, num_bins: int = 10, *, beta: float =
     for index in np.unique(bins):
         inside = bins == index
         accuracy = float(correct[inside].mean())
-        low, high = _wilson(accuracy, _effective_count(correct[inside], table.prompt[inside]))
+        low, high = wilson(accuracy, _effective_count(correct[inside], table.prompt[inside]))
         rows.append(
             {
                 "bin_low": 0.5 + 0.5 * index / num_bins,
@@ -236,7 +236,7 @@ def _effective_count(correct: FloatArray, prompt: IntArray) -> float:
     return float(np.clip(binomial / variance, 1.0, len(correct)))
 
 
-def _wilson(share: float, count: float) -> tuple[float, float]:
+def wilson(share: float, count: float) -> tuple[float, float]:
     """95 % score interval of a share over `count` independent draws (Wilson 1927, JASA 22)."""
     z2 = 1.959963984540054**2
     centre = (share + z2 / (2 * count)) / (1 + z2 / count)

@@ -133,6 +133,14 @@ def response_log_probs(model: nn.Module, examples: Sequence[Example], temperatur
     return (chosen * is_response[:, 1:]).sum(dim=1)
 
 
+def longest_first(examples: Sequence[Example], tokens_at_once: int) -> Iterator[list[int]]:
+    """Places of examples of about one length, as many as are padded to `tokens_at_once` together, or one alone."""
+    order = sorted(range(len(examples)), key=lambda index: examples[index].num_tokens)
+    while order:
+        longest = examples[order[-1]].num_tokens
+        yield [order.pop() for _ in range(min(len(order), max(1, tokens_at_once // longest)))]
+
+
 def padded_examples(examples: Sequence[Example], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Token ids, which of them are real and which are of the response: (E, L) each, padded behind with zeros."""
     longest = max(example.num_tokens for example in examples)

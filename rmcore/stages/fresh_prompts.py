@@ -12,18 +12,16 @@ from rmcore.stages.samples import one_each
 FEWEST_PROMPTS = 10
 
 
-def new_prompts(prepared: Path, number: int, name: str, *, known: frozenset[Prompt] = frozenset()) -> list[Prompt]:
+def new_prompts(prepared: Path, number: int, name: str) -> list[Prompt]:
     """Prompts of the gold world that stand in no pair.
 
     Args:
         prepared: the artifact of the stage prepare.
         number: that are drawn.
         name: seeds the draw.
-        known: others that are not drawn.
     """
     files = [prepared / f"{part}.parquet" for part in ("train", "validation", "test", "ood")]
     seen = {prompt_text(pair.prompt) for file in files if file.is_file() for pair in read_pairs(file)}
-    seen |= {prompt_text(prompt) for prompt in known}
     rng = random.Random(name)  # noqa: S311 - data, not cryptography
     fresh: dict[Prompt, None] = {}
     while len(fresh) < number:

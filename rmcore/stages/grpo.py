@@ -2,8 +2,9 @@
 
 Starts a vLLM where it is to draw the samples, and the reward server where vLLM is to score; trains once a seed
 (`seed_N/`, from which an interrupted run continues) and measures on held-out prompts on the way. Writes `model/` (the
-policy of the first seed), `progress.parquet`, `rollouts.parquet`, `samples.parquet`, `parity.parquet` where vLLM drew,
-`rlhf.json`, `figures/rlhf.png`, with a watch `figures/watch.png`, and `summary.json`.
+policy of the first seed, or with a watch of the first that kept a trained one), `progress.parquet`, `rollouts.parquet`,
+`samples.parquet`, `parity.parquet` where vLLM drew, `rlhf.json`, `figures/rlhf.png`, with a watch `figures/watch.png`,
+and `summary.json`.
 """
 
 import json
@@ -46,7 +47,7 @@ from rmcore.policy.judge import GoldJudge, Judge, judge_of
 from rmcore.policy.policy import Policy
 from rmcore.policy.policy_weights import load_weights
 from rmcore.policy.sampling.served_policy import ServedPolicy
-from rmcore.policy.stopping.pair_judges import CALIBRATED, PeopleJudge, ScoreJudge
+from rmcore.policy.stopping.pair_judges import CALIBRATED, PairJudge, PeopleJudge, ScoreJudge
 from rmcore.reporting.figures.rlhf import rlhf_curves_figure
 from rmcore.reporting.figures.style import save
 from rmcore.reporting.figures.watch import watch_figure
@@ -108,24 +109,30 @@ def _watched(
     watch = settings.rlhf.watch
     if watch is None:
         return {}
-    people = None if watch.people is None else PeopleJudge(Path(watch.people))
-    prepared, per_pair = upstream["prepare"], 1 if people is not None else 2
-    final = watch.final_labels // per_pair
+    asked: PairJudge
+    if watch.people is not None:
+        asked = PeopleJudge(Path(watch.people))
+    elif judge is not None:
+        asked = ScoreJudge(judge)
+    else:
+        raise ConfigError(NOBODY_WATCHES)
+    prepared, final = upstream["prepare"], watch.final_labels // asked.labels_per_pair
     if settings.gold is not None:
-        used = watch.labels // per_pair * watch.candidates + CALIBRATED
-        prompts = new_prompts(prepared, used, f"watched prompts {settings.seed}")
-        fresh = new_prompts(prepared, final, f"final prompts {settings.seed}", known=frozenset(prompts))
+        used = watch.labels // asked.labels_per_pair * watch.candidates + CALIBRATED
+        drawn = new_prompts(prepared, used + final, f"watched prompts {settings.seed}")
+        prompts, fresh = drawn[:used], drawn[used:]
     else:
         left = held_out_prompts(
             prepared, seen=settings.rlhf.num_prompts, why="the measurements take", lower="rlhf.num_prompts"
         )
         left = [left[place] for place in policy.readable_ids(left, settings.max_new_tokens)]
-        fresh, prompts = left[: min(final, len(left) // 3)], left[min(final, len(left) // 3) :]
+        final = min(final, len(left) // 3)
+        fresh, prompts = left[:final], left[final:]
 
     def make(folder: Path, seed: int) -> HackStop:
         return HackStop(
             prompts,
-            people or ScoreJudge(_required(judge)),
+            asked,
             reward,
             folder,
             settings=watch,
@@ -138,12 +145,6 @@ def _watched(
         )
 
     return {"watch": make, "final_prompts": fresh}
-
-
-def _required(judge: Judge | None) -> Judge:
-    if judge is None:
-        raise ConfigError(NOBODY_WATCHES)
-    return judge
 
 
 def _start(settings: RlhfConfig, upstream: Upstream, judge: Judge | None) -> StartPools:

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import grad
-from torch.autograd.function import FunctionCtx
 
 from rmcore.models.packing.layout import Span
 
@@ -144,7 +143,7 @@ class _BucketedAttention(torch.autograd.Function):
     """Batch after batch, forwards and backwards, with nothing kept of the padded copies."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, query: Tensor, key: Tensor, value: Tensor, buckets: Buckets, scale: float) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, buckets: Buckets, scale: float) -> Tensor:
         needed = any(tensor.requires_grad for tensor in (query, key, value))
         padded = _padded(query, key, value, buckets)
         output = padded[0].new_empty(len(padded[0]), value.shape[-1])
@@ -156,7 +155,7 @@ class _BucketedAttention(torch.autograd.Function):
                 if needed:
                     kept.append(weights)
         ctx.save_for_backward(query, key, value, *kept)
-        ctx.buckets, ctx.scale = buckets, scale  # type: ignore[attr-defined]
+        ctx.buckets, ctx.scale = buckets, scale
         return output.index_select(0, buckets.query_places).view(-1, *query.shape[1:-1], value.shape[-1])
 
     @staticmethod

@@ -35,12 +35,12 @@ from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, TrainingError
 from rmcore.core.files import append_json_lines, read_json_lines, write_json, write_json_lines
 from rmcore.data.pair import Prompt, content_id, prompt_text
-from rmcore.policy.grpo.policy_meter import draw
+from rmcore.policy.grpo.policy_meter import TOKENS_AT_ONCE, draw
 from rmcore.policy.grpo.rlhf_requirements import require_labels
 from rmcore.policy.grpo.snapshots import Snapshots
 from rmcore.policy.policy import Policy
 from rmcore.policy.sampling.generate_sampler import whole_distribution
-from rmcore.policy.sft import Example, response_log_probs
+from rmcore.policy.sft import Example, longest_first, response_log_probs
 from rmcore.policy.stopping.bets import confidence_sequence
 from rmcore.policy.stopping.chosen_pairs import Chosen
 from rmcore.policy.stopping.pair_judges import CALIBRATED, PairJudge
@@ -54,7 +54,6 @@ STEERED = (0.5, 2.0)
 LEAST_KL = 0.1
 """Nats below which no policy is held: it could not move."""
 FEWEST_PROMPTS = 50
-TOKENS_AT_ONCE = 8192
 
 
 class Proxy(Protocol):
@@ -365,7 +364,7 @@ class HackStop(TrainerCallback):
         if not (np.isfinite(proxy).all() and np.isfinite(doubt).all()):
             raise TrainingError("the reward gives numbers that are not finite, from which no pair can be chosen.")
         rng = np.random.default_rng([self.seed, number])
-        chosen = watch.choose(proxy.reshape(-1, size), doubt.reshape(-1, size), rng)
+        chosen = watch.chooser.choose(proxy.reshape(-1, size), doubt.reshape(-1, size), rng)
         judged = [group * size + int(place) for group, place in enumerate(chosen.places)]
         return {
             "kl": kl,
@@ -468,8 +467,7 @@ class HackStop(TrainerCallback):
         return ids, draw(model, policy, ids, config, seed)
 
     def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        policy = self._known_policy
-        return [policy.decode([token for token in row if token not in policy.stop_ids]) for row in rows]
+        return [self._known_policy.response_text(row) for row in rows]
 
     @torch.no_grad()
     def _log_probs(self, model: Any, examples: Sequence[Example]) -> FloatArray:
@@ -477,10 +475,7 @@ class HackStop(TrainerCallback):
         was_training = model.training
         model.eval()
         found = np.zeros(len(examples))
-        order = sorted(range(len(examples)), key=lambda index: examples[index].num_tokens)
-        while order:
-            longest = examples[order[-1]].num_tokens
-            taken = [order.pop() for _ in range(min(len(order), max(1, TOKENS_AT_ONCE // longest)))]
+        for taken in longest_first(examples, TOKENS_AT_ONCE):
             part = response_log_probs(model, [examples[index] for index in taken], self.temperature)
             found[taken] = part.double().cpu().numpy()
         model.train(was_training)

@@ -17,7 +17,7 @@ from rmcore.policy.judge import Judge
 from rmcore.policy.policy import Policy
 from rmcore.policy.sampling.best_of_n import pooled_deviation
 from rmcore.policy.sampling.generate_sampler import whole_distribution
-from rmcore.policy.sft import Example, padded_examples
+from rmcore.policy.sft import Example, longest_first, padded_examples
 
 ROWS_AT_ONCE = 256
 """Responses drawn together."""
@@ -85,8 +85,7 @@ class PolicyMeter:
         examples = [
             Example(tuple(self.prompt_ids[index]), tuple(ids)) for index, ids in zip(prompts, drawn, strict=True)
         ]
-        stops = self.policy.stop_ids
-        texts = [self.policy.decode([token for token in ids if token not in stops]) for ids in drawn]
+        texts = [self.policy.response_text(ids) for ids in drawn]
         asked = [self.start.prompts[index] for index in prompts]
         seen = self.reward.look(asked, texts)
         samples = pd.DataFrame(
@@ -189,13 +188,10 @@ def sequence_kl(policy: Any, reference: Any, examples: Sequence[Example], temper
         arXiv:2504.10637, eq. 9 (Rao-Blackwellised Monte Carlo).
     """
     found = torch.zeros(len(examples), dtype=torch.float64)
-    order = sorted(range(len(examples)), key=lambda index: examples[index].num_tokens)
     modes = policy.training, reference.training
     policy.eval()
     reference.eval()
-    while order:
-        longest = examples[order[-1]].num_tokens
-        taken = [order.pop() for _ in range(min(len(order), max(1, TOKENS_AT_ONCE // longest)))]
+    for taken in longest_first(examples, TOKENS_AT_ONCE):
         ids, real, is_response = padded_examples([examples[index] for index in taken], policy.device)
         first, second = (
             torch.log_softmax(model(input_ids=ids, attention_mask=real).logits[:, :-1].double() / temperature, dim=-1)

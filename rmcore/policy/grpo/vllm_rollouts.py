@@ -82,7 +82,7 @@ class VllmRollouts:
         self._trainer = trainer
         trainer.use_vllm = True
         trainer.vllm_generation = self
-        trainer._last_loaded_step = -1  # of the first step too, where a training goes on
+        trainer._last_loaded_step = -1  # of the first step too, where a training resumes
         generate = trainer._generate_and_score_completions
 
         def measured(inputs: Any) -> Any:

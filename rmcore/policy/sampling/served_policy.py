@@ -78,7 +78,8 @@ class ServedPolicy:
         self._tolerance = GPU_TOLERANCE if device.type == "cuda" else CPU_TOLERANCE
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(tell_unless_harmless)
-        threading.Thread(target=self._loop.run_forever, name="served-policy", daemon=True).start()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="served-policy", daemon=True)
+        self._thread.start()
         self._starting = asyncio.run_coroutine_threadsafe(self._vllm.start(self._folder), self._loop)
 
     def wait_started(self) -> None:
@@ -202,6 +203,8 @@ class ServedPolicy:
             self._starting.cancel()
             self._run(self._vllm.stop())
             self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
             self._held.close()
             shutil.rmtree(self._place)
 

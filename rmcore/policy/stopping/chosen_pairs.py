@@ -8,7 +8,9 @@ weighting: Robins, Rotnitzky and Zhao 1994; with chances from a model's doubt: Z
 statistical inference, arXiv:2403.03208). A group's values are independent of all others', because its prompts are.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -100,6 +102,14 @@ class PairChooser:
         """Take up one judged pair."""
         self._proxy.append(proxy)
         self._judged.append(difference)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give all that it has learned, JSON-ready, for `restore`."""
+        return {"proxy": self._proxy, "judged": self._judged}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up what `to_dict` gave."""
+        self._proxy, self._judged = list(state["proxy"]), list(state["judged"])
 
     def _fit(self) -> tuple[float, float]:
         """Intercept and slope of the judge's difference on the reward's."""

@@ -4,6 +4,9 @@ No decision's level rests on this curve. It says which checkpoint a look should 
 and which checkpoint to keep; a wrong curve makes these worse, and no false alarm.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from scipy.stats import norm
 
@@ -92,6 +95,15 @@ class GainCurve:
         spread = np.sqrt(np.maximum(variance, 1e-12))
         fall = (rise**2 + spread**2) * norm.cdf(-rise / spread) - rise * spread * norm.pdf(rise / spread)
         return int(places[int(np.argmax(fall))])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its whole state, JSON-ready, for `restore`."""
+        return {"along": self._along, "root": self._root, "compared": self._seen}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up the state that `to_dict` gave."""
+        self._along, self._root = list(state["along"]), state["root"]
+        self._seen = [tuple(one) for one in state["compared"]]
 
     def best(self, among: list[int], cautious: float) -> int:
         """The checkpoint with the largest lower bound of its gain over the start.

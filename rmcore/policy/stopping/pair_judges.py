@@ -24,7 +24,7 @@ EMPTY = "(an empty answer)"
 
 
 class JudgementsWantedError(RmcoreError):
-    """Pairs wait for people: nothing failed, and the same command goes on when they have answered."""
+    """Pairs wait for people: nothing failed, and the same command resumes when they have answered."""
 
 
 class PairJudge(Protocol):
@@ -170,7 +170,7 @@ class PeopleJudge:
         if unanswered:
             raise JudgementsWantedError(
                 f"{unanswered} of {len(pairs)} pairs wait to be judged in {file}: write a, b or tie into the column "
-                "preferred of each row and save it as CSV, then run the same command again; the training goes on there."
+                "preferred of each row and save it as CSV, then run the same command again, which resumes there."
             )
         for place, (name, pair) in zip(differing, pairs.items(), strict=True):
             row = answers[name]

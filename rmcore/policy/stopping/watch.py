@@ -18,7 +18,6 @@ from typing import Any, Literal
 import numpy as np
 
 from rmcore.config.rlhf import WatchConfig
-from rmcore.core.arrays import FloatArray
 from rmcore.policy.stopping.bets import Bet
 from rmcore.policy.stopping.chosen_pairs import Chosen, PairChooser
 from rmcore.policy.stopping.gain_curve import GainCurve
@@ -111,7 +110,7 @@ class Watch:
         self._turned = Bet(0.0, "below", settings.level)
         self._spread, self._weight = FIRST_SPREAD, FIRST_WEIGHT
         self._lowered = False
-        self._reference = 0
+        self._reference, self._known = 0, (0.0, 0.0)
         self._values: list[float] = []
 
     def begin(self, step: int, kl: float) -> int:
@@ -121,16 +120,13 @@ class Watch:
         self.steps.append(step)
         self.kls.append(kl)
         self._reference = self.curve.telling_reference(self.kept)
+        self._known = self.curve.difference(len(self.curve) - 1, self._reference)
         return self._reference
 
     def num_pairs(self) -> int:
         """Pairs that the next look may have judged: an equal share of the labels that are left."""
         looks_left = max(1, self.num_looks - (len(self.curve) - 1))
         return (self.settings.labels - self.labels_used) // (self.labels_per_pair * looks_left)
-
-    def choose(self, proxy: FloatArray, doubt: FloatArray, rng: np.random.Generator) -> Chosen:
-        """Choose whom of each group to judge; see `PairChooser.choose`."""
-        return self.chooser.choose(proxy, doubt, rng)
 
     def see(self, chosen: Chosen, number: int, difference: float) -> bool:
         """Take up the judgement of group `number`: the newest checkpoint's response less the earlier one's.
@@ -140,16 +136,17 @@ class Watch:
         """
         newest = len(self.curve) - 1
         value = chosen.value(number, difference)
-        known, unsure = self.curve.difference(newest, self._reference)
-        share = unsure / (unsure + self._spread / (len(self._values) or 1)) if self._values else 0.0
-        here = known + share * (float(np.mean(self._values)) - known) if self._values else known
-        left = unsure * (1 - share)
+        expected, unsure = self._known
+        if self._values:  # what this look has seen so far counts as well
+            share = unsure / (unsure + self._spread / len(self._values))
+            expected += share * (float(np.mean(self._values)) - expected)
+            unsure *= 1 - share
         far_back = self.kls[self._reference] <= FAR_BACK * self.kls[newest]
         for bet in (self._gained, self._turned, *([self._stopped] if far_back and newest > AFTER_FEWEST else [])):
             bet.settle(
                 value,
-                expected=here,
-                spread=self._spread + left,
+                expected=expected,
+                spread=self._spread + unsure,
                 low=-self.chooser.bound,
                 high=self.chooser.bound,
             )
@@ -169,25 +166,27 @@ class Watch:
                 self._weight += len(found) - 1
             self.curve.compare(newest, self._reference, float(found.mean()), self._spread / len(found))
         best = self.curve.best(self.kept, CAUTIOUS)
-        evidence = {"gained": self._gained.log_wealth, "stopped": self._stopped.log_wealth}
+        gained, stopped = self._gained.log_wealth, self._stopped.log_wealth  # before what follows begins them anew
         action, reason = self._decide(best)
         mean, covariance = self.curve.posterior()
         return Look(
-            newest,
-            self.steps[-1],
-            self.kls[-1],
-            self._reference,
-            len(found),
-            float(found.mean()) if len(found) else float("nan"),
-            (self._spread / len(found)) ** 0.5 if len(found) else float("nan"),
-            evidence["gained"],
-            evidence["stopped"],
-            self._turned.log_wealth,
-            self._turned.needed,
-            best,
-            [(float(one), float(max(var, 0.0) ** 0.5)) for one, var in zip(mean, np.diag(covariance), strict=True)],
-            action,
-            reason,
+            number=newest,
+            step=self.steps[-1],
+            kl=self.kls[-1],
+            reference=self._reference,
+            num_pairs=len(found),
+            difference=float(found.mean()) if len(found) else float("nan"),
+            error=(self._spread / len(found)) ** 0.5 if len(found) else float("nan"),
+            gained=gained,
+            stopped=stopped,
+            turned=self._turned.log_wealth,
+            needed=self._turned.needed,
+            best=best,
+            gains=[
+                (float(one), float(max(var, 0.0) ** 0.5)) for one, var in zip(mean, np.diag(covariance), strict=True)
+            ],
+            action=action,
+            reason=reason,
         )
 
     def forget(self, most: int) -> list[int]:
@@ -206,7 +205,7 @@ class Watch:
     def _decide(self, best: int) -> tuple[Action, str]:
         at_best = f"step {self.steps[best]}" if best else "the start"
         if self._turned.won:
-            return "stop", (f"gold has turned: the policy is worse than at an earlier step; back to {at_best}")
+            return "stop", f"gold has turned: the policy is worse than at an earlier step; back to {at_best}"
         if self._stopped.won:
             shown = f"it gains less than {self.settings.useful_gain:g} {self.unit} since half of its distance"
             if self.can_lower_kl and not self._lowered:
@@ -222,11 +221,8 @@ class Watch:
     def to_dict(self) -> dict[str, Any]:
         """Its whole state, JSON-ready, for `restore`."""
         return {
-            "along": self.curve._along,
-            "root": self.curve._root,
-            "compared": self.curve._seen,
-            "proxy": self.chooser._proxy,
-            "judged": self.chooser._judged,
+            "curve": self.curve.to_dict(),
+            "chooser": self.chooser.to_dict(),
             "labels_used": self.labels_used,
             "prompts_used": self.prompts_used,
             "kept": self.kept,
@@ -239,9 +235,8 @@ class Watch:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up the state that `to_dict` gave between two looks."""
-        self.curve._along, self.curve._root = list(state["along"]), state["root"]
-        self.curve._seen = [tuple(one) for one in state["compared"]]
-        self.chooser._proxy, self.chooser._judged = list(state["proxy"]), list(state["judged"])
+        self.curve.restore(state["curve"])
+        self.chooser.restore(state["chooser"])
         self.labels_used, self.kept = state["labels_used"], list(state["kept"])
         self.prompts_used = state["prompts_used"]
         self.steps, self.kls = list(state["steps"]), list(state["kls"])

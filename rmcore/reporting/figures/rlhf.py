@@ -19,7 +19,7 @@ from rmcore.reporting.figures.style import (
     PINK,
     dress,
     headline,
-    legend,
+    legend_below,
     new_figure,
     note,
     percent_ticks,
@@ -65,7 +65,7 @@ def _by_step(ax: Axes, record: Mapping[str, Any], seeds: Sequence[Mapping[str, A
         label = "reward model refreshed" if index == 0 else None
         ax.axvline(step, color=GREEN, linewidth=1.1, linestyle=":", zorder=1, label=label)
     _whole_steps(ax, record["curve"])
-    _key(ax)
+    legend_below(ax)
 
 
 def _by_kl(ax: Axes, curve: Sequence[Mapping[str, Any]], best_of_n: Mapping[str, Any] | None) -> None:
@@ -88,7 +88,7 @@ def _by_kl(ax: Axes, curve: Sequence[Mapping[str, Any]], best_of_n: Mapping[str,
         if tick <= 1.06 * most and tick**0.5 - ticks[-1] ** 0.5 >= _TICKS_APART * most**0.5:
             ticks.append(tick)
     ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    _key(ax)
+    legend_below(ax)
 
 
 def _along_kl(ax: Axes, points: Sequence[Mapping[str, Any]], key: str, colour: str, marker: str, method: str) -> float:
@@ -121,7 +121,7 @@ def _win_rate(ax: Axes, curve: Sequence[Mapping[str, Any]], seeds: Sequence[Mapp
     ax.axhline(0.5, color=MUTED, linewidth=1.1, linestyle="--", label="no better than the start policy")
     percent_ticks(ax.yaxis)
     _whole_steps(ax, curve)
-    _key(ax)
+    legend_below(ax)
 
 
 def _disagreement(ax: Axes, record: Mapping[str, Any], seeds: Sequence[Mapping[str, Any]]) -> None:
@@ -151,7 +151,7 @@ def _disagreement(ax: Axes, record: Mapping[str, Any], seeds: Sequence[Mapping[s
     _whole_steps(ax, record["curve"])
     ax.margins(y=0.08)
     ax.set_ylim(bottom=min(ax.get_ylim()[0], 0.0))
-    _key(ax)
+    legend_below(ax)
 
 
 def _line(
@@ -222,8 +222,3 @@ def _whole_steps(ax: Axes, points: Sequence[Mapping[str, Any]]) -> None:
 def _signed(function: Callable[[FloatArray], FloatArray]) -> Callable[[FloatArray], FloatArray]:
     """`function` of the size with the sign of the value: a margin left of zero has a place too."""
     return lambda values: np.sign(values) * function(np.abs(values))
-
-
-def _key(ax: Axes) -> None:
-    """The legend below the panel, where it hides no line."""
-    legend(ax, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncol=2)

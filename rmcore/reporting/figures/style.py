@@ -63,6 +63,11 @@ def legend(ax: "Axes", **options: Any) -> None:
             handle.set_alpha(0.9)  # a faint cloud of points has a visible key
 
 
+def legend_below(ax: "Axes") -> None:
+    """A legend below the panel, where it hides no line."""
+    legend(ax, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncol=2)
+
+
 def shared_legend(
     figure: "Figure",
     columns: int,

@@ -17,7 +17,7 @@ from rmcore.reporting.figures.style import (
     PINK,
     dress,
     headline,
-    legend,
+    legend_below,
     new_figure,
     note,
 )
@@ -83,7 +83,7 @@ def _gains(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
             )  # fmt: skip
     ax.axhline(0, color=MUTED, linewidth=0.8)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _key(ax)
+    legend_below(ax)
 
 
 def _evidence(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
@@ -105,7 +105,7 @@ def _evidence(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
         return
     ax.axhline(needed, color=INK, linestyle="--", linewidth=1.1, label=f"convinces ({needed:.1f})")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _key(ax)
+    legend_below(ax)
 
 
 def _labels(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
@@ -120,7 +120,7 @@ def _labels(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
     used = [seed["watch"]["labels"] + seed["watch"]["final_labels"] for seed in seeds]
     ax.bar(steps, means, width=width, color=BLUE, alpha=0.75, label=f"labels in all: {np.mean(used):,.0f} a training")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _key(ax)
+    legend_below(ax)
 
 
 def _final(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
@@ -150,9 +150,4 @@ def _final(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
             )
     ax.axhline(0, color=MUTED, linewidth=0.8)
     ax.set_ylim(-1.5, 1.5)
-    _key(ax)
-
-
-def _key(ax: Axes) -> None:
-    """The legend below the panel, where it hides no line."""
-    legend(ax, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncol=2)
+    legend_below(ax)

@@ -19,7 +19,7 @@ def look_at(watch, number, kl, rise, rng, follows=0.7):
     judged = np.clip(
         rise(reference) + follows * noise + (1 - follows**2) ** 0.5 * rng.normal(size=shape), -LIMIT, LIMIT
     )
-    chosen = watch.choose(noise, np.abs(noise), rng)
+    chosen = watch.chooser.choose(noise, np.abs(noise), rng)
     for group, place in enumerate(chosen.places):
         if not watch.see(chosen, group, float(judged[group, int(place)])):
             break
