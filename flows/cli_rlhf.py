@@ -39,6 +39,10 @@ def rlhf(
     refresh_every: Annotated[
         int | None, typer.Option(min=1, help="Steps between refreshes of the reward model with new on-policy labels.")
     ] = None,
+    refreshes: Annotated[
+        int | None,
+        typer.Option(min=0, help="Times that the reward model learns by what the judge saw, instead of an end."),
+    ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Trainings of the policy, which differ by the seed.")] = None,
     judge: Annotated[
         str | None, typer.Option(help="module:function of (prompt, response): the gold reward, where known.")
@@ -61,7 +65,7 @@ def rlhf(
 
     rm-opt rlhf
 
-    rm-opt rlhf --refresh-every 10 --seeds 3
+    rm-opt rlhf --refreshes 2 --seeds 3
 
     rm-opt rlhf --preference-data pairs.parquet --rm-base-model my-base --policy-model my-policy --judge mine:judge
 
@@ -76,6 +80,7 @@ def rlhf(
         "train.steps": rm_steps,
         "rlhf.steps": policy_steps,
         "rlhf.refresh_every": refresh_every,
+        "rlhf.watch.refreshes": refreshes,
         "rlhf.num_seeds": seeds,
         "policy.judge": judge,
         "rlhf.watch.labels": labels,

@@ -23,6 +23,10 @@ class WatchConfig(Settings):
     where people judge in wins less losses a comparison."""
     level: float = Field(default=0.05, gt=0, lt=0.5)
     """Chance of a false alarm in the whole training, at most: of each of the decisions by itself."""
+    refreshes: int = Field(default=0, ge=0, le=10)
+    """Times that gold which has turned or stopped does not end the training: the reward model is trained further on all
+    that was judged (`refresh_steps`, `refresh_lr`), and the policy goes on against it from the best checkpoint. Each
+    reward model has its share of the level."""
     people: str | None = None
     """A folder for files of pairs that people judge, instead of `policy.judge`. The training ends at each of them, and
     the same command resumes when its column is filled in."""
@@ -65,6 +69,9 @@ class RlhfConfig(Settings):
     """one: the reward model's own reward; else how `policy.num_members` heads on its backbone become one reward."""
     length_penalty: float = Field(default=0.0, ge=0)
     """Taken off the reward for each token of a response, in the reward's unit."""
+    reward_clip: float | None = Field(default=None, gt=0)
+    """Standard deviations from the mean, over the start policy's samples of the held-out prompts, beyond which a reward
+    counts for no more: what lies far from the labels is not worth reaching. Left out: rewards are what they are."""
     refresh_every: int | None = Field(default=None, ge=1)
     """Steps between refreshes of the reward model: pairs of the policy's present samples are labelled by the judge, the
     reward model is trained further and published. Left out: never."""
@@ -111,6 +118,26 @@ class RlhfConfig(Settings):
             raise ValueError(
                 f"kl_target={self.kl_target:g} steers the KL penalty, and kl_beta=0 leaves that out; set kl_beta to "
                 "what the steering begins with, such as 0.1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_says_when_to_refresh(self) -> Self:
+        refreshes = 0 if self.watch is None else self.watch.refreshes
+        if refreshes and self.refresh_every is not None:
+            raise ValueError(
+                f"the reward model is refreshed every {self.refresh_every} steps by refresh_every, and where gold has "
+                f"turned by watch.refreshes={refreshes}; leave one of them out"
+            )
+        if refreshes and self.rollout_staleness:
+            raise ValueError(
+                f"a refresh puts earlier weights into the policy, and rollout_staleness={self.rollout_staleness} would "
+                "draw from those that it left; set it to 0"
+            )
+        if self.reward_clip is not None and (refreshes or self.refresh_every is not None):
+            raise ValueError(
+                f"reward_clip={self.reward_clip:g} is a range of the first reward model's rewards, and a refreshed one "
+                "has another; leave out either the clip or the refreshes"
             )
         return self
 

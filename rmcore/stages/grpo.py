@@ -40,6 +40,7 @@ from rmcore.policy.grpo.training_run import (
     REFRESHES,
     ROLLOUTS,
     SAMPLES,
+    Relearn,
     TrainingPlan,
     train_policy,
 )
@@ -129,7 +130,7 @@ def _watched(
         final = min(final, len(left) // 3)
         fresh, prompts = left[:final], left[final:]
 
-    def make(folder: Path, seed: int) -> HackStop:
+    def make(folder: Path, seed: int, learn: Relearn | None) -> HackStop:
         return HackStop(
             prompts,
             asked,
@@ -142,6 +143,7 @@ def _watched(
             kl_target=settings.rlhf.kl_target,
             seed=seed,
             policy=policy,
+            refresh=learn,
         )
 
     return {"watch": make, "final_prompts": fresh}
@@ -208,7 +210,8 @@ def _plan(
         max_new_tokens=settings.max_new_tokens,
     )
     refresher = None
-    if settings.rlhf.refresh_every is not None and judge is not None:
+    watch = settings.rlhf.watch
+    if settings.rlhf.refresh_every is not None or (watch is not None and watch.refreshes):
         refresher = Refresher(
             reward, judge, prompts, pairs[:MEMBER_PAIRS], settings.train, settings.rlhf, service.publish
         )
@@ -252,7 +255,7 @@ def _collect(settings: GrpoSettings, out: Path, threshold: float, judge: str, re
         "judge": "people" if trained.watch is not None and trained.watch.people is not None else judge,
         **trained.model_dump(
             include={"num_seeds", "prompts_per_step", "group_size", "learning_rate", "loss", "kl_beta", "aggregate"}
-            | {"length_penalty", "refresh_every", "samples_per_prompt", "rollout_staleness"}
+            | {"length_penalty", "reward_clip", "refresh_every", "samples_per_prompt", "rollout_staleness"}
         ),
         "num_steps": trained.steps,
         "num_prompts": int(progress["prompt"].nunique()),

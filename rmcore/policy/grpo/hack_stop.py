@@ -9,6 +9,9 @@ In any trainer of transformers or TRL whose `model` generates (GRPO, RLOO, PPO),
     trainer.train()                                                    # the model is then the best checkpoint
     print(stop.looks[-1].reason, stop.final_gain(trainer.model, fresh_prompts).interval)
 
+With `refresh`, a function that trains the reward model on pairs, it goes back to the best checkpoint and on from there
+where it would have ended, `WatchConfig.refreshes` times.
+
 What it decides, and how sure that is: `rmcore.policy.stopping.watch`. Its folder holds, so that a cut-off training goes
 on from the trainer's last state with the labels that it has,
 
@@ -34,7 +37,7 @@ from rmcore.config.rlhf import WatchConfig
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, TrainingError
 from rmcore.core.files import append_json_lines, read_json_lines, write_json, write_json_lines
-from rmcore.data.pair import Prompt, content_id, prompt_text
+from rmcore.data.pair import PreferencePair, Prompt, content_id, is_blank, prompt_text
 from rmcore.policy.grpo.policy_meter import TOKENS_AT_ONCE, draw
 from rmcore.policy.grpo.rlhf_requirements import require_labels
 from rmcore.policy.grpo.snapshots import Snapshots
@@ -118,9 +121,11 @@ class HackStop(TrainerCallback):
             began with; None: it is left alone until gold stops gaining.
         seed: of prompts, samples and choices.
         policy: how prompts and responses become token ids; None: by the trainer's model and tokenizer.
+        refresh: trains the reward model on the pairs that were judged since the last time, given with the step; called
+            again with the same step if the process was cut off before the look was written down.
 
     Raises:
-        ConfigError: too few prompts, or several processes.
+        ConfigError: too few prompts, several processes, or refreshes are wanted and nothing does them.
         JudgementsWantedError: people have to answer first; train again from the last checkpoint when they have.
     """
 
@@ -138,6 +143,7 @@ class HackStop(TrainerCallback):
         kl_target: float | None = None,
         seed: int = 0,
         policy: Policy | None = None,
+        refresh: Callable[[Sequence[PreferencePair], int], None] | None = None,
     ) -> None:
         if len(prompts) < FEWEST_PROMPTS:
             raise ConfigError(
@@ -146,7 +152,14 @@ class HackStop(TrainerCallback):
             )
         self.prompts, self.judge, self.proxy, self.folder = list(prompts), judge, proxy, folder
         self.settings, self.every, self.seed, self.policy = settings or WatchConfig(), every, seed, policy
-        self.temperature, self.max_new_tokens, self.kl_target = temperature, max_new_tokens, kl_target
+        if self.settings.refreshes and refresh is None:
+            raise ConfigError(
+                f"refreshes={self.settings.refreshes}, and nothing refreshes the reward model; give HackStop a "
+                "function `refresh` of (pairs, step) that trains it, or set refreshes to 0."
+            )
+        self._refresh = refresh
+        self.temperature, self.max_new_tokens = temperature, max_new_tokens
+        self.kl_target, self._asked_target = kl_target, kl_target
         self.looks: list[Look] = []
         self.stopped: str | None = None
         self.best = 0
@@ -188,6 +201,7 @@ class HackStop(TrainerCallback):
             labels_per_pair=self.judge.labels_per_pair,
             unit=self.judge.unit,
             can_lower_kl=bool(getattr(self._trainer, "beta", 0.0)),
+            can_refresh=self._refresh is not None,
         )
         whose = {
             "judge": self.judge.name,
@@ -223,6 +237,8 @@ class HackStop(TrainerCallback):
         self.take_up(given["model"], given["processing_class"], step=state.global_step, max_steps=state.max_steps)
         if self.catch_up(given["model"], step=state.global_step, max_steps=state.max_steps):
             control.should_training_stop = True
+        elif self._is_back(state.global_step):  # the trainer has just loaded what the policy went back from
+            self._go_back(given["model"], given.get("optimizer"))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Look, where a look is due."""
@@ -230,6 +246,8 @@ class HackStop(TrainerCallback):
             self._look(given["model"], state.global_step)
             if self.stopped is not None:
                 control.should_training_stop = control.should_save = True
+            elif self._is_back(state.global_step):
+                self._go_back(given["model"], given.get("optimizer"))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Put the best checkpoint's weights into the model."""
@@ -289,6 +307,15 @@ class HackStop(TrainerCallback):
             ],
         )
 
+    def _is_back(self, step: int) -> bool:
+        """Whether the policy goes on from the best checkpoint after the look of this step."""
+        return bool(self.looks) and self.looks[-1].step == step and self.looks[-1].action == "refresh"
+
+    def _go_back(self, model: Any, optimizer: Any) -> None:
+        self.roll_back(model, self.best)
+        if optimizer is not None:
+            optimizer.state.clear()  # moments of the weights that are left behind
+
     def _due(self, step: int, max_steps: int) -> bool:
         return step > 0 and (step % self.every == 0 or step == max_steps)
 
@@ -296,7 +323,7 @@ class HackStop(TrainerCallback):
         for place in [*self.folder.glob("look_*"), self.folder / "final"]:
             shutil.rmtree(place, ignore_errors=True)
         (self.folder / LOOKS).unlink(missing_ok=True)
-        self._snapshots.drop_all()
+        self._snapshots.keep(())
         self._snapshots.save(model, 0)
         if self.judge.calibrates:
             prompts = self._first_prompts()
@@ -341,7 +368,10 @@ class HackStop(TrainerCallback):
             if not watch.see(chosen, pair, difference) and not paid_for:
                 break
         look = watch.end()
-        self._snapshots.drop(watch.forget(KEPT))
+        if look.action == "refresh" and self._refresh is not None:
+            self._refresh(self._judged_pairs(), step)
+        watch.forget(KEPT)
+        self._snapshots.keep(watch.kept)
         self._act(look)
         self.looks.append(look)
         row = {"step": step, "look": look.to_dict(), "state": watch.to_dict()}
@@ -390,8 +420,29 @@ class HackStop(TrainerCallback):
             append_json_lines(kept, [{"difference": one} for one in found])
             yield from found
 
+    def _judged_pairs(self) -> list[PreferencePair]:
+        """Judged since the last refresh, the oldest first: pairs that the judge does not find equal, without blanks."""
+        since = max((look.step for look in self.looks if look.action == "refresh"), default=0)
+        found = []
+        for step in self._watch.steps:
+            if step <= since:
+                continue
+            folder = self.folder / f"look_{step}"
+            asked = json.loads((folder / "asked.json").read_text(encoding="utf-8"))
+            judged = [row["difference"] for row in read_json_lines(folder / "judged.jsonl")]
+            rows = zip(asked["prompts"], asked["later"], asked["earlier"], judged, strict=False)  # the rest is unasked
+            for number, (place, later, earlier, difference) in enumerate(rows):
+                if difference and later != earlier and not is_blank(later) and not is_blank(earlier):
+                    chosen, rejected = (later, earlier) if difference > 0 else (earlier, later)
+                    name = f"watched-step{step}-{number}"
+                    found.append(PreferencePair(self.prompts[place], chosen, rejected, pair_id=name))
+        return found
+
     def _act(self, look: Look) -> None:
         self.best = look.best
+        if look.action == "refresh" and self._trainer is not None:
+            self.kl_target, self._trainer.beta = self._asked_target, self._trainer.args.beta
+            return
         if look.action == "stop":
             self.stopped = self._why(look)
         if look.action == "lower_kl":

@@ -102,7 +102,7 @@ class PolicyMeter:
         return self._by_prompt(samples), samples
 
     def _by_prompt(self, samples: pd.DataFrame) -> pd.DataFrame:
-        proxy = self._proxy_of_start()
+        proxy = self.start_rewards()
         # Units of the start samples, not of these: a policy that collapses would shrink its own unit.
         scale = pooled_deviation(proxy)
         gold = self.start.gold
@@ -126,8 +126,8 @@ class PolicyMeter:
             rows.append(row)
         return pd.DataFrame(rows)
 
-    def _proxy_of_start(self) -> list[FloatArray]:
-        """Rewards of the start samples by the reward model in use, which a refresh changes."""
+    def start_rewards(self) -> list[FloatArray]:
+        """Rewards of the start samples by the reward model in use, which a refresh changes: (K,) of each prompt."""
         if self._start_rewards is None or self._start_rewards[0] != self.reward.version:
             counts = [len(pool) for pool in self.start.responses]
             prompts = [prompt for prompt, count in zip(self.start.prompts, counts, strict=True) for _ in range(count)]

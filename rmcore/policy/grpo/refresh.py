@@ -14,7 +14,7 @@ import numpy as np
 
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.config.train import TrainConfig
-from rmcore.core.errors import TrainingError
+from rmcore.core.errors import ConfigError, TrainingError
 from rmcore.core.tracking import NullTracker
 from rmcore.data.integrity import select_training_pairs
 from rmcore.data.pair import PreferencePair, Prompt
@@ -55,7 +55,7 @@ class Refresher:
     """Renews the reward model in use.
 
     reward: in use; its weights are changed in place.
-    judge: who labels.
+    judge: who labels samples; None: labels come from elsewhere alone.
     prompts: that samples are drawn for.
     old: pairs of the first training.
     train: settings of the first training.
@@ -65,7 +65,7 @@ class Refresher:
     """
 
     reward: LocalReward
-    judge: Judge
+    judge: Judge | None
     prompts: Sequence[Prompt]
     old: Sequence[PreferencePair]
     train: TrainConfig
@@ -73,24 +73,40 @@ class Refresher:
     publish: Callable[[BradleyTerryRM], int] | None
     labelled: list[PreferencePair] = field(default_factory=list)
 
-    def __call__(
-        self, sample: Callable[[Sequence[Prompt]], Sequence[Sequence[str]]], step: int, folder: Path, seed: int
-    ) -> Refresh:
-        """Label pairs of the policy's present samples, train on them, save to `folder`, publish.
+    def ask(
+        self, sample: Callable[[Sequence[Prompt]], Sequence[Sequence[str]]], step: int, seed: int
+    ) -> list[PreferencePair]:
+        """Have pairs of the policy's present samples labelled.
 
         Args:
             sample: two or more responses of the policy to each prompt.
             step: of the policy.
-            folder: for the checkpoint (`best/`) and the labelled pairs (`pairs.parquet`).
             seed: of the run; each step draws its own prompts.
 
         Raises:
-            TrainingError: too few samples could be labelled.
-            ServingError, RequestError: the server did not take the weights.
+            ConfigError: nobody labels.
         """
+        if self.judge is None:
+            raise ConfigError("nobody labels the policy's samples: name a judge, or give labelled pairs.")
         rng = random.Random(f"refresh {seed} {step}")  # noqa: S311 - data, not cryptography
         asked = rng.sample(list(self.prompts), min(len(self.prompts), self.settings.refresh_pairs))
-        new = label_samples(asked, sample(asked), self.judge, self.settings.refresh_pairs, rng)
+        return label_samples(asked, sample(asked), self.judge, self.settings.refresh_pairs, rng)
+
+    def __call__(self, labelled: Sequence[PreferencePair], step: int, folder: Path, seed: int) -> Refresh:
+        """Train on labelled pairs, save to `folder`, publish.
+
+        Args:
+            labelled: where the policy is now; a quarter of them, drawn at random, is only tested on.
+            step: of the policy.
+            folder: for the checkpoint (`best/`) and the pairs that were trained on (`pairs.parquet`).
+            seed: of the run.
+
+        Raises:
+            TrainingError: too few pairs are labelled.
+            ServingError, RequestError: the server did not take the weights.
+        """
+        new = list(labelled)
+        random.Random(f"tested {seed} {step}").shuffle(new)  # noqa: S311 - data, not cryptography
         known = [*self.old, *self.labelled]
         before, after, trained = train_further(
             self.reward.rm, new, known, self.train, self.settings, folder=folder, seed=seed + step

@@ -29,12 +29,20 @@ def curve_of(progress: pd.DataFrame, *, num_resamples: int, seed: int) -> list[d
     for step, rows in progress.groupby("step", sort=True):
         point: dict[str, Any] = {"step": int(step)}
         for name in QUANTITIES:
-            point[name] = _value(rows, name, num_resamples, seed)
+            point[name] = value_over_seeds(rows, name, num_resamples, seed)
         points.append(point)
     return points
 
 
-def _value(rows: pd.DataFrame, name: str, num_resamples: int, seed: int) -> dict[str, Any] | None:
+def value_over_seeds(rows: pd.DataFrame, name: str, num_resamples: int, seed: int) -> dict[str, Any] | None:
+    """Mean of a column over prompts and seeds with its 95 % interval, JSON-ready; None where nothing is known.
+
+    Args:
+        rows: columns seed, prompt and `name`; every seed has the same prompts.
+        name: of the column.
+        num_resamples: of the bootstrap.
+        seed: of the bootstrap.
+    """
     if rows[name].isna().all():
         return None
     values = rows.pivot(index="prompt", columns="seed", values=name).to_numpy(dtype=np.float64)  # (C, S)
@@ -167,7 +175,7 @@ def final_of(watches: Sequence[Mapping[str, Any]], *, num_resamples: int, seed: 
             for prompt, value in enumerate(values)
         ]
     )
-    return _value(rows, "final", num_resamples, seed)
+    return value_over_seeds(rows, "final", num_resamples, seed)
 
 
 def verdict_of_watch(watches: Sequence[Mapping[str, Any]], final: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Weights of a model in training at several of its steps, on disk, and back in the model for a while or for good."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,15 +39,11 @@ class Snapshots:
         """Whether the weights `number` are still there."""
         return self._file(number).is_file()
 
-    def drop_all(self) -> None:
-        """Delete the weights of another training."""
+    def keep(self, numbers: Sequence[int]) -> None:
+        """Delete all weights but those of these numbers."""
         for file in self.folder.glob("*.safetensors"):
-            file.unlink()
-
-    def drop(self, numbers: list[int]) -> None:
-        """Delete the weights of these."""
-        for number in numbers:
-            self._file(number).unlink(missing_ok=True)
+            if int(file.stem) not in numbers:
+                file.unlink()
 
     @contextmanager
     def inside(self, model: Any, number: int) -> Iterator[Any]:

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from transformers import TrainerCallback
 
@@ -30,7 +31,7 @@ from rmcore.core.files import append_json_lines, read_json_lines, write_json
 from rmcore.core.progress import Report
 from rmcore.core.saving import save_pretrained
 from rmcore.core.tracking import Tracker
-from rmcore.data.pair import Prompt, prompt_text
+from rmcore.data.pair import PreferencePair, Prompt, prompt_text
 from rmcore.policy.grpo.credit import LengthCredit, RewardModelCreditAssigner
 from rmcore.policy.grpo.group_reward import SCORE_KEY
 from rmcore.policy.grpo.grpo import make_grpo_with_rm
@@ -47,6 +48,7 @@ FINISHED, OVER = "finished.json", "over.json"
 PROGRESS, SAMPLES, ROLLOUTS, REFRESHES = "progress.jsonl", "samples.jsonl", "rollouts.jsonl", "refreshes.jsonl"
 PARITY = "parity.jsonl"
 MODEL_FOLDER = "model"
+Relearn = Callable[[Sequence[PreferencePair], int], None]
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ class TrainingPlan:
     device: auto, cpu or cuda.
     refresher: renews the reward model; None: never.
     served: the vLLM that draws the samples; None: `generate` in the process.
-    watch: makes the watch over a training of a folder and a seed; None: only the steps end it.
+    watch: makes the watch over a training of a folder and a seed, which refreshes the reward model by a function of
+        judged pairs and the step, or has None for it; None: only the steps end the training.
     final_prompts: fresh, for what the watched policy has gained in the end.
     """
 
@@ -73,7 +76,7 @@ class TrainingPlan:
     device: str
     refresher: Refresher | None
     served: ServedPolicy | None = None
-    watch: Callable[[Path, int], HackStop] | None = None
+    watch: Callable[[Path, int, Relearn | None], HackStop] | None = None
     final_prompts: Sequence[Prompt] = ()
 
 
@@ -93,14 +96,16 @@ def train_policy(plan: TrainingPlan, folder: Path, *, seed: int, tracker: Tracke
     if plan.refresher is not None:
         plan.refresher.restore(_refreshes(folder))
     run = _Run(plan, folder, seed, tracker, report)
-    watch = None if plan.watch is None else plan.watch(folder / "watch", seed)
+    watch = None
+    if plan.watch is not None:
+        watch = plan.watch(folder / "watch", seed, None if plan.refresher is None else run.learn)
     trainer = make_grpo_with_rm(
         plan.policy,
         plan.prompts,
         plan.scorer,
         out=folder,
         settings=plan.settings,
-        credit=_credit(plan.settings.length_penalty),
+        credit=_credit(plan.settings, plan.meter),
         temperature=plan.meter.temperature,
         max_new_tokens=plan.meter.max_new_tokens,
         seed=seed,
@@ -211,7 +216,20 @@ class _Run(TrainerCallback):
                 control.should_save = control.should_training_stop = True
         due = settings.refresh_every is not None and step % settings.refresh_every == 0
         if self.plan.refresher is not None and due and step < state.max_steps:  # after the last nobody would use it
-            self._refresh(self.plan.refresher, given["model"], step)
+            started = time.perf_counter()
+            labelled = self._labelled(self.plan.refresher, given["model"], step)
+            self.measuring_seconds += time.perf_counter() - started
+            self.learn(labelled, step)
+
+    def learn(self, labelled: Sequence[PreferencePair], step: int) -> None:
+        """Train the reward model further on labelled pairs, unless that was done at this step before."""
+        refresher = self.plan.refresher
+        if refresher is None or any(row["step"] == step for row in read_json_lines(self.folder / REFRESHES)):
+            return
+        started = time.perf_counter()
+        done = refresher(labelled, step, self.folder / f"refresh_{step}", self.seed)
+        append_json_lines(self.folder / REFRESHES, [done.to_dict()])
+        self.measuring_seconds += time.perf_counter() - started
 
     def record(self, step: int, rollouts: Sequence[Rollout], credits: Sequence[float]) -> None:
         """Write down what a step was trained on; `step` counts the steps before it."""
@@ -263,7 +281,8 @@ class _Run(TrainerCallback):
         self.measuring_seconds += time.perf_counter() - started
         return float(rows["disagreement"].mean())
 
-    def _refresh(self, refresher: Refresher, model: Any, step: int) -> None:
+    def _labelled(self, refresher: Refresher, model: Any, step: int) -> list[PreferencePair]:
+        """Pairs of the policy's present samples, labelled."""
         policy, meter = self.plan.policy, self.plan.meter
 
         def sample(prompts: Sequence[Prompt]) -> list[list[str]]:
@@ -274,19 +293,21 @@ class _Run(TrainerCallback):
             pools = {place: texts[2 * number : 2 * number + 2] for number, place in enumerate(ids)}
             return [pools.get(place, []) for place in range(len(prompts))]
 
-        started = time.perf_counter()
-        done = refresher(sample, step, self.folder / f"refresh_{step}", self.seed)
-        append_json_lines(self.folder / REFRESHES, [done.to_dict()])
-        self.measuring_seconds += time.perf_counter() - started
+        return refresher.ask(sample, step, self.seed)
 
     def _track(self, step: int, values: Mapping[str, float]) -> None:
         self.tracker.metrics(step, {f"policy/{name}_seed{self.seed}": value for name, value in values.items()})
 
 
-def _credit(length_penalty: float) -> RewardModelCreditAssigner:
-    if length_penalty == 0:
-        return RewardModelCreditAssigner()
-    return RewardModelCreditAssigner(LengthCredit(length_penalty), mode="add")
+def _credit(settings: RlhfConfig, meter: PolicyMeter) -> RewardModelCreditAssigner:
+    clip = None
+    if settings.reward_clip is not None:
+        known = np.concatenate(meter.start_rewards())
+        middle, far = float(known.mean()), settings.reward_clip * float(known.std())
+        clip = (middle - far, middle + far)
+    if settings.length_penalty == 0:
+        return RewardModelCreditAssigner(clip=clip)
+    return RewardModelCreditAssigner(LengthCredit(settings.length_penalty), mode="add", clip=clip)
 
 
 def _rewind(folder: Path) -> Path | None:
@@ -301,8 +322,9 @@ def _rewind(folder: Path) -> Path | None:
         if (folder / name).is_file():
             (folder / name).unlink()
             append_json_lines(folder / name, kept)
+    refreshed = {row["step"] for row in read_json_lines(folder / REFRESHES)}
     for place in _refreshes(folder):
-        if _step(place) > last:
+        if _step(place) not in refreshed:  # later, or cut off
             shutil.rmtree(place)
     return whole[-1] if whole else None
 

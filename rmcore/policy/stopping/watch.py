@@ -9,6 +9,10 @@ bets are settled with every judged pair:
 
 Each by itself is wrong at most with the chance `level` in the whole training, at any number of looks (`bets`): stakes
 are made before the responses of a look are drawn, from earlier judgements, by a bound that does not depend on them.
+
+Where the reward model may be refreshed, gold that has turned or stopped does that instead of ending the training: the
+policy goes back to the best checkpoint, and goes on from there against a reward model that has learned from all that
+was judged. Bets begin anew then, each at its share of the level, and compare with checkpoints on the way alone.
 """
 
 from collections.abc import Mapping
@@ -22,7 +26,7 @@ from rmcore.policy.stopping.bets import Bet
 from rmcore.policy.stopping.chosen_pairs import Chosen, PairChooser
 from rmcore.policy.stopping.gain_curve import GainCurve
 
-Action = Literal["go_on", "lower_kl", "stop"]
+Action = Literal["go_on", "lower_kl", "refresh", "stop"]
 CAUTIOUS = 0.5
 """Standard deviations by which the gain of what is kept is taken lower than expected."""
 FIRST_SPREAD, FIRST_WEIGHT = 1.5, 8.0
@@ -33,6 +37,9 @@ FAR_BACK = 0.5
 neighbours are always alike."""
 AFTER_FEWEST = 2
 """Checkpoints before gold can be said to have stopped."""
+FEWEST_TO_LEARN = 32
+"""Judged pairs that a reward model is refreshed with at least: three quarters of them are trained on, the others say
+whether it has helped."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,7 @@ class Watch:
         labels_per_pair: that the judge takes.
         unit: of a difference, in words.
         can_lower_kl: whether a KL penalty can be raised.
+        can_refresh: whether the reward model can be refreshed, `settings.refreshes` times.
     """
 
     def __init__(
@@ -93,11 +101,13 @@ class Watch:
         labels_per_pair: int = 2,
         unit: str = "sd",
         can_lower_kl: bool = False,
+        can_refresh: bool = False,
     ) -> None:
         self.settings, self.num_looks, self.unit, self.can_lower_kl = settings, num_looks, unit, can_lower_kl
         self.labels_per_pair = labels_per_pair
         self.curve = GainCurve()
         self.chooser = PairChooser(limit, settings.candidates)
+        self.refreshes_left = settings.refreshes if can_refresh else 0
         self.labels_used = 0
         self.prompts_used = 0
         self.kept = [0]
@@ -105,11 +115,14 @@ class Watch:
         self.steps = [0]
         self.kls = [0.0]
         self._gained = Bet(0.0, "above", settings.level / 2)
-        # Two bets where the first only lowers the distance: both together are wrong with the chance `level` at most.
-        self._stopped = Bet(settings.useful_gain, "below", settings.level / 2 if can_lower_kl else settings.level)
-        self._turned = Bet(0.0, "below", settings.level)
+        # One share of the level for each reward model that there may be; and two bets that gold has stopped where the
+        # first only lowers the distance. All of a question's together are wrong with the chance `level` at most.
+        self._share = settings.level / (self.refreshes_left + 1)
+        self._stopped, self._turned = self._begun()
         self._spread, self._weight = FIRST_SPREAD, FIRST_WEIGHT
         self._lowered = False
+        self._unlearned = 0
+        """Pairs that the judge does not find equal, since the last refresh."""
         self._reference, self._known = 0, (0.0, 0.0)
         self._values: list[float] = []
 
@@ -151,6 +164,7 @@ class Watch:
                 high=self.chooser.bound,
             )
         self._values.append(value)
+        self._unlearned += difference != 0
         self.labels_used += self.labels_per_pair
         self.chooser.learn(float(chosen.proxy[number]), difference)
         return not self._turned.won
@@ -166,7 +180,7 @@ class Watch:
                 self._weight += len(found) - 1
             self.curve.compare(newest, self._reference, float(found.mean()), self._spread / len(found))
         best = self.curve.best(self.kept, CAUTIOUS)
-        gained, stopped = self._gained.log_wealth, self._stopped.log_wealth  # before what follows begins them anew
+        before = self._gained, self._stopped, self._turned  # what follows may begin them anew
         action, reason = self._decide(best)
         mean, covariance = self.curve.posterior()
         return Look(
@@ -177,10 +191,10 @@ class Watch:
             num_pairs=len(found),
             difference=float(found.mean()) if len(found) else float("nan"),
             error=(self._spread / len(found)) ** 0.5 if len(found) else float("nan"),
-            gained=gained,
-            stopped=stopped,
-            turned=self._turned.log_wealth,
-            needed=self._turned.needed,
+            gained=before[0].log_wealth,
+            stopped=before[1].log_wealth,
+            turned=before[2].log_wealth,
+            needed=before[2].needed,
             best=best,
             gains=[
                 (float(one), float(max(var, 0.0) ** 0.5)) for one, var in zip(mean, np.diag(covariance), strict=True)
@@ -189,8 +203,8 @@ class Watch:
             reason=reason,
         )
 
-    def forget(self, most: int) -> list[int]:
-        """Drop checkpoints that are least likely to be kept until `most` are left; their numbers.
+    def forget(self, most: int) -> None:
+        """Drop checkpoints from `kept` that are least likely to be the best until `most` are left.
 
         The start, the newest and the best stay.
         """
@@ -200,23 +214,46 @@ class Watch:
         gone = sorted((one for one in self.kept if one not in safe), key=lambda one: float(hope[one]))
         gone = gone[: max(0, len(self.kept) - most)]
         self.kept = [one for one in self.kept if one not in gone]
-        return gone
+
+    def _begun(self) -> tuple[Bet, Bet]:
+        """Bets that gold has stopped, and that it has turned, against the reward model in use."""
+        first = self._share / 2 if self.can_lower_kl else self._share
+        return Bet(self.settings.useful_gain, "below", first), Bet(0.0, "below", self._share)
 
     def _decide(self, best: int) -> tuple[Action, str]:
         at_best = f"step {self.steps[best]}" if best else "the start"
         if self._turned.won:
-            return "stop", f"gold has turned: the policy is worse than at an earlier step; back to {at_best}"
+            return self._end_or_learn("gold has turned: the policy is worse than at an earlier step", best, at_best)
         if self._stopped.won:
             shown = f"it gains less than {self.settings.useful_gain:g} {self.unit} since half of its distance"
             if self.can_lower_kl and not self._lowered:
                 self._lowered = True
-                self._stopped = Bet(self.settings.useful_gain, "below", self.settings.level / 2)
+                self._stopped = self._begun()[0]
                 return "lower_kl", f"gold has stopped gaining: {shown}; held at the distance of {at_best}"
-            return "stop", f"gold has stopped gaining: {shown}; back to {at_best}"
+            return self._end_or_learn(f"gold has stopped gaining: {shown}", best, at_best)
         if self._gained.won:
             self._gained = Bet(0.0, "above", self._gained.level / 2)  # all of them together: the chance `level`
             return "go_on", "still gaining: shown to be better than an earlier step"
         return "go_on", "nothing is shown yet"
+
+    def _end_or_learn(self, found: str, best: int, at_best: str) -> tuple[Action, str]:
+        looks_left = self.num_looks - (len(self.curve) - 1)
+        if not self.refreshes_left or not looks_left:
+            return "stop", f"{found}; back to {at_best}"
+        if self._unlearned < FEWEST_TO_LEARN:
+            few = f"{self._unlearned} judged pairs are too few to refresh the reward model with ({FEWEST_TO_LEARN})"
+            return "stop", f"{found}; {few}; back to {at_best}"
+        reason = f"{found}; back to {at_best}, and on from there: the reward model learns from {self._unlearned} pairs"
+        self.refreshes_left -= 1
+        self._unlearned = 0
+        self._lowered = False
+        self._stopped, self._turned = self._begun()
+        # What the old reward model was worth says nothing of the new one, and what lies behind the best checkpoint is
+        # on the way of no policy any more.
+        self.chooser = PairChooser(self.chooser.limit, self.chooser.size)
+        self.kept = [number for number in self.kept if number <= best]
+        self.curve.branch(best)
+        return "refresh", reason
 
     def to_dict(self) -> dict[str, Any]:
         """Its whole state, JSON-ready, for `restore`."""
@@ -231,6 +268,8 @@ class Watch:
             "bets": [(bet.level, bet.log_wealth, bet.won) for bet in (self._gained, self._stopped, self._turned)],
             "spread": [self._spread, self._weight],
             "lowered": self._lowered,
+            "refreshes_left": self.refreshes_left,
+            "unlearned": self._unlearned,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -244,3 +283,4 @@ class Watch:
             bet.level, bet.log_wealth, bet.won = kept
         self._spread, self._weight = state["spread"]
         self._lowered = state["lowered"]
+        self.refreshes_left, self._unlearned = state["refreshes_left"], state["unlearned"]

@@ -82,8 +82,17 @@ def _gains(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
                 label="kept, on fresh prompts" if first else None,
             )  # fmt: skip
     ax.axhline(0, color=MUTED, linewidth=0.8)
+    _refreshes(ax, seeds)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     legend_below(ax)
+
+
+def _refreshes(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
+    """Mark where the policy went back to its best checkpoint, and on from there against a refreshed reward model."""
+    steps = sorted({look["step"] for one in seeds for look in one["watch"]["looks"] if look["action"] == "refresh"})
+    for index, step in enumerate(steps):
+        label = "back to the best, reward model refreshed" if index == 0 else None
+        ax.axvline(step, color=INK, linewidth=1.1, linestyle=":", zorder=1, label=label)
 
 
 def _evidence(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
@@ -104,6 +113,7 @@ def _evidence(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
         note(ax, "there was no look")
         return
     ax.axhline(needed, color=INK, linestyle="--", linewidth=1.1, label=f"convinces ({needed:.1f})")
+    _refreshes(ax, seeds)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     legend_below(ax)
 

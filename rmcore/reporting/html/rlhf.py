@@ -142,6 +142,8 @@ def rlhf_findings(record: Mapping[str, Any]) -> list[str]:
     intervals = f"over {seeds} seeds and the prompts that they share" if seeds > 1 else "over prompts, not seeds"
     penalties = [] if record["kl_beta"] == 0 else [f"KL penalty {record['kl_beta']:g}"]
     penalties += [] if record["length_penalty"] == 0 else [f"{record['length_penalty']:g} off for each token"]
+    clip = record.get("reward_clip")
+    penalties += [] if clip is None else [f"rewards clipped at {clip:g} sd of the start policy's samples"]
     lines = [verdict["headline"], *verdict["reasons"]]
     lines += [f"seed {one['seed']} ended early: {one['stopped']}" for one in record["seeds"] if one["stopped"]]
     lines += _watched(record)

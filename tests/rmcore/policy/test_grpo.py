@@ -2,6 +2,7 @@
 continues."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2Co
 import small_policies as policies
 from credit_sample import FromMeta
 from rmcore.config.data import GoldConfig
-from rmcore.config.rlhf import RlhfConfig
+from rmcore.config.rlhf import RlhfConfig, WatchConfig
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError, DataError, ModelError, NotReadyError, ServingError, TrainingError
 from rmcore.core.files import read_json_lines
@@ -23,6 +24,7 @@ from rmcore.data.pair import Message
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.grpo.credit import LengthCredit, RewardModelCreditAssigner
 from rmcore.policy.grpo.grpo import make_grpo_with_rm
+from rmcore.policy.grpo.hack_stop import FunctionProxy, HackStop
 from rmcore.policy.grpo.local_reward import LocalReward
 from rmcore.policy.grpo.policy_meter import QUANTITIES, PolicyMeter, StartPools
 from rmcore.policy.grpo.refresh import Refresher
@@ -394,6 +396,62 @@ def test_refreshes_are_repeated_or_restored_after_a_cut(plan, tiny_folder, gold_
     assert len(again["refresher"].labelled) == len(changes["refresher"].labelled) > 16
     rewards = [row["weight_version"] for row in read_json_lines(tmp_path / "cut" / ROLLOUTS)]
     assert sorted(set(rewards)) == [1, 2, 3]
+
+
+class FindsEachLaterOneWorse:
+    """People who prefer the earlier response always."""
+
+    name, unit, limit, labels_per_pair, at_once, calibrates, scale = "them", "wins", 1.0, 1, None, False, None
+
+    def compare(self, asked, prompts, later, earlier):
+        return -np.ones(len(prompts))
+
+
+@pytest.mark.parametrize("last", [3, None])
+def test_a_watch_that_sees_a_turn_has_the_reward_model_learn_by_what_it_judged(
+    plan, tiny_folder, gold_pairs, tmp_path, last
+):
+    watch = WatchConfig(labels=240, candidates=1, refreshes=1)
+    settings = plan.settings.model_copy(update={"steps": 8, "refresh_steps": 2, "watch": watch})
+    prompts = [f"What is {number} + 2?" for number in range(300)]
+
+    def watched(folder, seed, learn):
+        return HackStop(
+            prompts, FindsEachLaterOneWorse(), FunctionProxy(lambda asked, texts: [float(len(one)) for one in texts]),
+            folder, settings=watch, every=2, max_new_tokens=10, seed=seed, policy=plan.policy, refresh=learn,
+        )  # fmt: skip
+
+    def stop(done, total, text):
+        if done == last:
+            raise KeyboardInterrupt
+
+    changes = refreshed(plan, tiny_folder, gold_pairs, settings)
+    changes["refresher"] = replace(changes["refresher"], judge=None)
+    if last is not None:
+        with pytest.raises(KeyboardInterrupt):
+            finish(plan, tmp_path, report=stop, watch=watched, **changes)
+        changes = refreshed(plan, tiny_folder, gold_pairs, settings)
+    finish(plan, tmp_path, watch=watched, **changes)
+    outcome = json.loads((tmp_path / FINISHED).read_text())
+    assert [look["action"] for look in outcome["watch"]["looks"]] == ["refresh", "stop"]
+    assert outcome["num_steps"] == 4
+    (done,) = read_json_lines(tmp_path / REFRESHES)
+    assert (done["step"], done["weight_version"]) == (2, 2)
+    assert 32 <= done["num_pairs"] <= 60
+    assert changes["scorer"].version == 2
+    versions = {row["step"]: row["weight_version"] for row in read_json_lines(tmp_path / ROLLOUTS)}
+    assert versions == {1: 1, 2: 1, 3: 2, 4: 2}
+    trained = load_file(tmp_path / "model" / "model.safetensors")
+    assert same(load_file(plan.policy.folder / "model.safetensors"), trained)  # the start, to the bit
+
+
+def test_a_clip_is_taken_around_the_start_samples(plan, tmp_path):
+    finish(plan, tmp_path, settings=plan.settings.model_copy(update={"reward_clip": 0.5}))
+    known = np.concatenate(plan.meter.start_rewards())
+    ends = known.mean() + 0.5 * known.std() * np.array([-1, 1])
+    rows = pd.DataFrame(read_json_lines(tmp_path / ROLLOUTS))
+    assert np.allclose(rows["credit"], rows["reward"].clip(*ends))
+    assert not np.allclose(rows["credit"], rows["reward"])
 
 
 def test_a_scorer_that_stays_away_ends_the_training_with_its_state_saved(plan, whole, tmp_path):

@@ -203,6 +203,17 @@ def test_a_watch_without_a_judge_is_refused_before_anything_runs():
         RlhfConfig(kl_target=1.0, kl_beta=0.1)
 
 
+def test_refreshes_that_contradict_other_settings_are_refused():
+    refreshed = WatchConfig(refreshes=1)
+    with pytest.raises(ValueError, match="leave one of them out"):
+        RlhfConfig(watch=refreshed, refresh_every=5)
+    with pytest.raises(ValueError, match="would draw from those that it left"):
+        RlhfConfig(watch=refreshed, rollout_staleness=1)
+    for settings in ({"watch": refreshed}, {"refresh_every": 5}):
+        with pytest.raises(ValueError, match="a range of the first reward model's rewards"):
+            RlhfConfig(reward_clip=1.0, **settings)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("value", ["'good'", "float('nan')", "True", "None"])
 def test_a_judge_that_gives_no_number_is_named(chain, tmp_path, monkeypatch, value):
