@@ -35,6 +35,9 @@ class TrainConfig(Settings):
     """Compute a pair's common prompt once and pad nothing, where the model allows it; the gradient is the same."""
     batching: Literal["pairs", "plain"] = "pairs"
     """plain: the usual loop, to compare with: padded, pairs as drawn, the mean of micro-batch means as the loss."""
+    group_prompts: int = Field(default=1, ge=1, le=32)
+    """Pairs of one prompt that are drawn together, at most: the prompt, and an answer that stands in several of them,
+    is computed once. 1: each pair is drawn by itself. Fewer tokens a pair, and fewer prompts a step."""
     token_budget: int | None = Field(default=None, ge=16)
     """Most tokens computed in one micro-batch, padding included. Left out: chosen from free memory."""
     over_length: Literal["cut", "drop"] = "cut"
@@ -153,6 +156,15 @@ class TrainConfig(Settings):
             raise ValueError(
                 f"objective=pairs trains on the Bradley-Terry loss alone, which has no {', '.join(asked)}; leave "
                 "objective out."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_are_packed_in_an_order_of_their_own(self) -> Self:
+        if self.group_prompts > 1 and (self.curriculum != "none" or self.batching == "plain" or not self.packing):
+            raise ValueError(
+                f"group_prompts={self.group_prompts} draws the pairs in an order of its own and packs what they share, "
+                "so it goes with curriculum=none, batching=pairs and packing=true alone."
             )
         return self
 

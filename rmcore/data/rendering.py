@@ -115,6 +115,8 @@ class TokenizedPair:
     rejected: TokenizedSide
     target_margin: float | None = None
     """Annotated strength of the preference, in the annotator's unit."""
+    prompt_id: str = ""
+    """Digest of the prompt; empty where nothing is said of it."""
 
     @property
     def truncation(self) -> dict[str, int]:
@@ -399,7 +401,7 @@ def _sides(pairs: Sequence[PreferencePair]) -> list[tuple[Prompt, str]]:
 
 
 def _pair(pair: PreferencePair, chosen: TokenizedSide, rejected: TokenizedSide) -> TokenizedPair:
-    return TokenizedPair(pair.pair_id, chosen, rejected, pair.target_margin)
+    return TokenizedPair(pair.pair_id, chosen, rejected, pair.target_margin, pair.prompt_id)
 
 
 def _or_raise(sides: Sequence[TokenizedSide | DataError]) -> list[TokenizedSide]:

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar, overload
 
 import numpy as np
@@ -24,7 +25,14 @@ from torch import Tensor
 
 from rmcore.core.errors import ConfigError
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
-from rmcore.models.packing.layout import Packing, cut_into_runs, find_groups, group_tokens, pack_sides
+from rmcore.models.packing.layout import (
+    LARGEST_GROUP,
+    Packing,
+    cut_into_runs,
+    find_groups,
+    group_tokens,
+    pack_sides,
+)
 from rmcore.models.packing.rows import PaddedRows, Rows, pad_rows
 
 if TYPE_CHECKING:
@@ -167,15 +175,26 @@ def pair_tokens(pair: TokenizedPair, packing: Packing) -> int:
 
 
 def collate(
-    pairs: Sequence[TokenizedPair], indices: Sequence[int], *, pad_id: int, packing: Packing | None = None
+    pairs: Sequence[TokenizedPair],
+    indices: Sequence[int],
+    *,
+    pad_id: int,
+    packing: Packing | None = None,
+    sizes: Sequence[int] | None = None,
 ) -> MicroBatch:
-    """One micro-batch of the pairs at `indices`: packed as the model wants it, else right-padded."""
+    """One micro-batch of the pairs at `indices`: packed as the model wants it, else right-padded.
+
+    `sizes` are the numbers of pairs, one after the other, whose common prefix and equal sides a packed row computes
+    once; None: each pair is alone.
+    """
     chosen = [pairs[index].chosen.ids for index in indices]
     rejected = [pairs[index].rejected.ids for index in indices]
     if packing is None:
         rows: Rows = pad_rows(chosen + rejected, pad_id=pad_id)
     else:
-        rows = pack_sides(chosen + rejected, [(at, len(chosen) + at) for at in range(len(chosen))], packing)
+        ends = np.cumsum([0, *(sizes or [1] * len(chosen))]).tolist()
+        groups = [[*range(a, b), *range(len(chosen) + a, len(chosen) + b)] for a, b in pairwise(ends)]
+        rows = pack_sides(chosen + rejected, groups, packing)
     margins = [pairs[index].target_margin for index in indices]
     target_margins = torch.tensor([math.nan if margin is None else margin for margin in margins], dtype=torch.float32)
     return MicroBatch(rows, target_margins, tuple(indices))
@@ -194,8 +213,12 @@ def micro_batches(
     packing: Packing | None = None,
     rank: int = 0,
     world: int = 1,
+    prompts: Sequence[int] | None = None,
 ) -> list[MicroBatch]:
     """The micro-batches of one step that process `rank` of `world` computes: whole pairs, equally many micro-batches.
+
+    With `prompts`, a number for each pair, neighbours of one prompt stay together in a packed row, which computes once
+    what they share.
 
     Every process works this out for itself from the same list. Where one has fewer micro-batches than another it
     computes idle ones of the shortest pair, because sharded weights are gathered by all processes together.
@@ -204,9 +227,38 @@ def micro_batches(
         lengths = [pair.num_tokens for pair in pairs]
         shares = _padded_shares(lengths, token_budget, world)
     else:
-        lengths = [pair_tokens(pair, packing) for pair in pairs]
-        shares = even_shares(lengths, token_budget, num_ranks=world, aim=row_tokens(token_budget, packing))
+        aim = row_tokens(token_budget, packing)
+        units = [[at] for at in range(len(pairs))] if prompts is None else _of_one_prompt(pairs, prompts, aim, packing)
+        lengths = [_unit_tokens([pairs[at] for at in unit], packing) for unit in units]
+        shares = even_shares(lengths, token_budget, num_ranks=world, aim=aim)
+
+        def together(chosen: Sequence[int]) -> MicroBatch:
+            indices = [at for unit in chosen for at in units[unit]]
+            sizes = [len(units[unit]) for unit in chosen]
+            return collate(pairs, indices, pad_id=pad_id, packing=packing, sizes=sizes)
+
+        return with_idle_ones(shares, rank, lengths, together)
     return with_idle_ones(shares, rank, lengths, partial(collate, pairs, pad_id=pad_id, packing=packing))
+
+
+def _unit_tokens(pairs: Sequence[TokenizedPair], packing: Packing) -> int:
+    """Tokens that pairs which are computed together take in a packed row."""
+    return group_tokens([side.ids for pair in pairs for side in (pair.chosen, pair.rejected)], packing)
+
+
+def _of_one_prompt(
+    pairs: Sequence[TokenizedPair], prompts: Sequence[int], most_tokens: int, packing: Packing
+) -> list[list[int]]:
+    """Neighbours of one prompt, as positions, as many as a row and a group hold; one pair at least."""
+    units: list[list[int]] = []
+    for at, prompt in enumerate(prompts):
+        if units and prompts[units[-1][-1]] == prompt and 2 * len(units[-1]) < LARGEST_GROUP:
+            joined = [*units[-1], at]
+            if _unit_tokens([pairs[one] for one in joined], packing) <= most_tokens:
+                units[-1] = joined
+                continue
+        units.append([at])
+    return units
 
 
 def with_idle_ones(
@@ -316,6 +368,10 @@ class StepOrder(Sequence[list[int]]):
             raise IndexError(f"step {step} of {self._num_steps}")
         epoch, place = divmod(step, self._steps_an_epoch)
         if self._epoch is None or self._epoch[0] != epoch:
-            self._epoch = epoch, np.random.default_rng((self._seed, epoch)).permutation(self._num_pairs)
+            self._epoch = epoch, self._drawn(np.random.default_rng((self._seed, epoch)))
         start = place * self._pairs_per_step
         return self._epoch[1][start : start + self._pairs_per_step].tolist()
+
+    def _drawn(self, rng: np.random.Generator) -> np.ndarray:
+        """The pairs of an epoch in their order: (P,)."""
+        return rng.permutation(self._num_pairs)

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from rmcore.config.train import TrainConfig
+from rmcore.core.arrays import IntArray
 from rmcore.core.errors import ConfigError, TrainingError
 from rmcore.data.rendering import TokenizedPair
 from rmcore.data.tokenized import token_lengths
@@ -19,6 +20,7 @@ from rmcore.models.batching import StepOrder, micro_batches, pair_tokens
 from rmcore.models.observation_batching import observation_micro_batches, observation_tokens, padded_tokens
 from rmcore.models.packing.layout import Packing
 from rmcore.models.plain_batching import plain_micro_batches
+from rmcore.training.prompt_groups import GroupedOrder, find_prompt_groups
 from rmcore.training.ranks import Ranks
 from rmcore.training.step import Batch
 
@@ -39,6 +41,8 @@ class StepFeed(Dataset):
     packing: Packing | None = None
     plain: bool = False
     """Cut as the usual loop does, see `rmcore.models.plain_batching`."""
+    prompts: IntArray | None = None
+    """(P,) numbers of the prompts; neighbours of one prompt are computed together. None: each pair by itself."""
 
     def __len__(self) -> int:
         return len(self.order)
@@ -80,6 +84,7 @@ class StepFeed(Dataset):
             packing=self.packing,
             rank=self.ranks.rank,
             world=self.ranks.world,
+            prompts=None if self.prompts is None else self.prompts[list(indices)].tolist(),
         )
         return [*cut]
 
@@ -138,10 +143,12 @@ def make_feed(
 ) -> StepFeed:
     """The feed of a whole training; the same arguments give the same steps, so a resumed run skips what was done.
 
-    `order` has the positions of the pairs of each of `num_steps` steps; None: `rmcore.models.batching.StepOrder`.
+    `order` has the positions of the pairs of each of `num_steps` steps; None: `rmcore.models.batching.StepOrder`, or
+    with `config.group_prompts` that of `rmcore.training.prompt_groups`.
 
     Raises:
-        ConfigError: plain batching on several processes, or of other observations than pairs.
+        ConfigError: plain batching on several processes, or of other observations than pairs; groups of those, or where
+            no row is packed.
     """
     plain = config.batching == "plain"
     observed = any(isinstance(one, TokenizedObservation) for one in pairs[:1])
@@ -155,10 +162,19 @@ def make_feed(
             f"batching=plain on {ranks.world} processes: its loss is a mean over the micro-batches of a step, which "
             "would depend on how pairs are shared out. Train in one process, or use batching=pairs."
         )
+    groups = None
+    if config.group_prompts > 1:
+        reason = "these data say more than pairs (train.objective=pairs takes the pairs alone)" if observed else (
+            "rows of this model are padded, so pairs of one prompt share nothing"
+        )  # fmt: skip
+        if observed or packing is None:
+            raise ConfigError(f"train.group_prompts={config.group_prompts}, and {reason}; leave it at 1.")
+        groups = find_prompt_groups(pairs, config.group_prompts)  # type: ignore[arg-type]
+        order = GroupedOrder(groups, config.pairs_per_step, num_steps, seed)
     if order is None:
         order = StepOrder(len(pairs), config.pairs_per_step, num_steps, seed)
     kind: Any = ObservationFeed if observed else StepFeed
-    return kind(pairs, order, token_budget, pad_id, ranks, packing, plain)
+    return kind(pairs, order, token_budget, pad_id, ranks, packing, plain, None if groups is None else groups.prompts)
 
 
 @contextmanager

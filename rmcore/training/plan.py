@@ -102,6 +102,8 @@ def _form(trainer: Trainer) -> str:
 
 def _computed_tokens(trainer: Trainer, pairs: Trained) -> int:
     config, packing = trainer.config, trainer.packing
+    if trainer.feed.prompts is not None:
+        return sum(batch.rows.num_tokens for step in trainer.feed.order for batch in trainer.feed.cut(step, 2**62))
     steps = StepOrder(len(pairs), config.pairs_per_step, trainer.num_steps, seed=trainer.seed)
     observed = isinstance(trainer.feed, ObservationFeed)
     trained: Any = pairs

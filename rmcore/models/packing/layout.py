@@ -153,7 +153,8 @@ def pack_sides(sides: Sequence[Sequence[int]], groups: Sequence[Sequence[int]], 
 
     Args:
         sides: S token lists.
-        groups: positions in `sides` of those that may share a prefix; every position exactly once.
+        groups: positions in `sides` of those that may share a prefix; every position exactly once. Equal sides of a
+            group are computed once.
         packing: the form that the model wants.
 
     Raises:
@@ -166,6 +167,7 @@ def pack_sides(sides: Sequence[Sequence[int]], groups: Sequence[Sequence[int]], 
     read_at = np.zeros(len(sides), dtype=np.int64)
     lengths: list[tuple[int, ...]] = []
     end = 0
+    first_of, groups = _distinct(sides, groups)
     for group in groups if packing.causal else [[index] for members in groups for index in members]:
         group_start = end
         prefix = group_prefix([sides[index] for index in group])
@@ -177,6 +179,8 @@ def pack_sides(sides: Sequence[Sequence[int]], groups: Sequence[Sequence[int]], 
             reads = reading_place(sides[index], packing)
             read_at[index] = reads + (group_start if reads < start else end - start)
             end += len(ids[-1])
+    for index, first in first_of.items():
+        read_at[index] = read_at[first]
     plan = AttentionPlan(tuple(lengths), packing.causal)
     return PackedRow(
         input_ids=torch.from_numpy(np.concatenate(ids))[None],
@@ -185,6 +189,23 @@ def pack_sides(sides: Sequence[Sequence[int]], groups: Sequence[Sequence[int]], 
         plan=replace(plan, varlen=_varlen_index(plan.groups)) if packing.kernel == "varlen" else plan,
         num_real_tokens=sum(len(side) for side in sides),
     )
+
+
+def _distinct(
+    sides: Sequence[Sequence[int]], groups: Sequence[Sequence[int]]
+) -> tuple[dict[int, int], list[Sequence[int]]]:
+    """For each side that equals an earlier one of its group that one, and the groups without them."""
+    first_of: dict[int, int] = {}
+    for group in groups:
+        if len(group) > 2:  # a pair's sides differ
+            seen: dict[tuple[int, ...], int] = {}
+            for index in group:
+                first = seen.setdefault(tuple(sides[index]), index)
+                if first != index:
+                    first_of[index] = first
+    if not first_of:
+        return first_of, [*groups]
+    return first_of, [[index for index in group if index not in first_of] for group in groups]
 
 
 def reading_place(side: Sequence[int], packing: Packing) -> int:
@@ -214,6 +235,8 @@ def group_prefix(sides: Sequence[Sequence[int]]) -> int:
 
 def group_tokens(sides: Sequence[Sequence[int]], packing: Packing) -> int:
     """Tokens that a group takes in a row."""
+    if len(sides) > 2:  # equal ones are computed once; a pair's differ
+        sides = [*{tuple(side): side for side in sides}.values()]
     saved = (len(sides) - 1) * group_prefix(sides) if packing.causal else 0
     return sum(len(side) for side in sides) - saved
 
@@ -262,7 +285,7 @@ def find_groups(sides: Sequence[list[int]], *, most_tokens: int) -> list[list[in
     best one is found, as a shortest path: a run of n sides with common prefix p saves (n - 1) p tokens.
 
     Args:
-        sides: S token lists.
+        sides: S different token lists.
         most_tokens: what a group may take in a row; a single side may take more.
 
     Returns:

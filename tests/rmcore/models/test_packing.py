@@ -40,6 +40,13 @@ def grouped_sides(draw):
     return sides, groups
 
 
+def first_ones(sides, group):
+    """The positions of a group without those of a side that equals an earlier one; of two sides both count."""
+    if len(group) <= 2:
+        return group
+    return [index for place, index in enumerate(group) if sides[index] not in [sides[one] for one in group[:place]]]
+
+
 def naive_prefix(a, b):
     same = 0
     while same < min(len(a), len(b)) - 1 and a[same] == b[same]:
@@ -66,8 +73,13 @@ def rebuilt(row, order):
 def test_every_side_can_be_read_back_with_its_positions(drawn, packing):
     sides, groups = drawn
     row = pack_sides(sides, groups, packing)
-    found = rebuilt(row, itertools.chain.from_iterable(groups))
-    assert len(row.read_at) == len(sides) == len(found)
+    left = [first_ones(sides, group) for group in groups]
+    found = rebuilt(row, itertools.chain.from_iterable(left))
+    assert len(row.read_at) == len(sides)
+    assert len(found) == sum(map(len, left))
+    for group, firsts in zip(groups, left, strict=True):
+        for index in group:  # an equal side is read where the first one is
+            found.setdefault(index, found[next(one for one in firsts if sides[one] == sides[index])])
     for index, side in enumerate(sides):
         tokens, positions, first, last = found[index]
         assert tokens == side
@@ -83,7 +95,8 @@ def test_a_row_is_as_long_as_its_sides_less_the_prefixes_that_are_not_repeated(d
     assert row.num_tokens == sum(group_tokens([sides[index] for index in group], packing) for group in groups)
     saved = 0
     for group in groups:
-        members = [sides[index] for index in group]
+        members = [sides[index] for index in first_ones(sides, group)]
+        saved += sum(map(len, (sides[index] for index in group))) - sum(map(len, members))
         if packing.causal and len(members) > 1:
             prefix = min(naive_prefix(a, b) for a, b in itertools.combinations(members, 2))
             assert prefix == group_prefix(members)
@@ -134,7 +147,7 @@ def test_groups_hold_each_side_once_within_the_limit(sides, most):
 
 @pytest.mark.slow
 @settings(max_examples=60)
-@given(st.lists(SIDE, min_size=1, max_size=8), st.integers(1, 40))
+@given(st.lists(SIDE, min_size=1, max_size=8, unique_by=tuple), st.integers(1, 40))
 def test_no_other_cut_of_the_sorted_sides_saves_more(sides, most):
     order = sorted(range(len(sides)), key=lambda index: sides[index])
     best = 0
