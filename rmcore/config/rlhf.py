@@ -78,7 +78,7 @@ class RlhfConfig(Settings):
     refresh_pairs: int = Field(default=256, ge=8)
     """Labels of each refresh; a quarter of them only tests it."""
     refresh_steps: int = Field(default=30, ge=1)
-    """Optimizer steps of the reward model in each refresh, on new and old pairs alike."""
+    """Optimizer steps of the reward model in each refresh, on the labels of all refreshes and as many old pairs."""
     refresh_lr: float = Field(default=3e-4, gt=0)
     """Peak learning rate of a refresh."""
     stop_on_disagreement: bool = False

@@ -107,10 +107,10 @@ class Refresher:
         """
         new = list(labelled)
         random.Random(f"tested {seed} {step}").shuffle(new)  # noqa: S311 - data, not cryptography
-        known = [*self.old, *self.labelled]
         before, after, trained = train_further(
-            self.reward.rm, new, known, self.train, self.settings, folder=folder, seed=seed + step
-        )
+            self.reward.rm, new, self.old, self.train, self.settings,
+            earlier=self.labelled, folder=folder, seed=seed + step,
+        )  # fmt: skip
         write_pairs(trained, folder / PAIRS_FILE)
         return Refresh(step, self._adopt(self.reward.rm, trained), len(new), before, after)
 
@@ -166,17 +166,19 @@ def train_further(
     config: TrainConfig,
     settings: RlhfConfig,
     *,
+    earlier: Sequence[PreferencePair] = (),
     folder: Path,
     seed: int,
 ) -> tuple[float, float, list[PreferencePair]]:
-    """Train `rm` in place on new pairs and as many old ones, and save it to `folder/best`.
+    """Train `rm` in place on the labels of all refreshes and as many old ones, and save it to `folder/best`.
 
     Args:
         rm: the reward model in use.
         new: labelled where the policy is now; the last quarter is tested on.
-        old: pairs of all earlier trainings, of which some are mixed in lest they be forgotten.
+        old: pairs of the first training, of which some are mixed in lest they be forgotten.
         config: of the first training; optimizer and batch are its.
         settings: steps and learning rate.
+        earlier: pairs that earlier refreshes were trained on.
         folder: for the checkpoint.
         seed: of the choice and the order.
 
@@ -196,7 +198,8 @@ def train_further(
         )
     before = _accuracy(rm, tested)
     rng = random.Random(f"refresh {seed}")  # noqa: S311 - data, not cryptography
-    mixed = trained + rng.sample(list(old), min(len(old), len(trained)))
+    labelled = [*trained, *earlier]
+    mixed = labelled + rng.sample(list(old), min(len(old), len(labelled)))
     quick = config.model_copy(
         update={
             "steps": settings.refresh_steps,
