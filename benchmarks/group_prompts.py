@@ -3,8 +3,8 @@
     python benchmarks/group_prompts.py --model tiny --out groups --seeds 5 --train-prompts 110
     python benchmarks/group_prompts.py --model minilm --out groups --seeds 3 --train-prompts 60
 
-AlpacaEval pairs (the folder `RM_OPT_DATA`): 19 pairs a prompt, whose answers stand in 1.5 of them each. With sizes of 1,
-2, 4 and 8: tokens that a pair takes in training; the variance of a step's gradient, summed over all weights, at
+AlpacaEval pairs (the folder `RM_OPT_DATA`): 19 pairs a prompt, whose answers stand in 1.5 of them each. With sizes of
+1, 2, 4 and 8: tokens that a pair takes in training; the variance of a step's gradient, summed over all weights, at
 the untrained and at the trained model; and the accuracy on prompts of their own when every size may compute as many
 tokens as size 1 does in its epochs. A finished training is a file in --out and is not run again.
 """

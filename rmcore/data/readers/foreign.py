@@ -21,24 +21,20 @@ Where two answers become chosen and rejected, `model_a` and `model_b` become `ch
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from rmcore.core.errors import DataError
-from rmcore.data.observation import ANNOTATOR, annotator_of
+from rmcore.data.readers.annotation_tools import argilla, label_studio, unfold_argilla, unfold_label_studio
 from rmcore.data.readers.columns import (
     ANSWER_COLUMNS,
     ARENA_WINNERS,
     OPENAI_COLUMNS,
     ORDERS,
-    PROMPTS,
     STRENGTHS,
-    TWO_ANSWERS,
     WINNERS,
     Row,
-    respelled,
-    spelling,
     word,
 )
 from rmcore.data.readers.fields import (
@@ -50,19 +46,22 @@ from rmcore.data.readers.fields import (
     number,
     number_list,
 )
-
-Translate = Callable[[Row], dict[str, Any]]
+from rmcore.data.readers.two_answers import (
+    SIDES,
+    TIES,
+    Translate,
+    only,
+    preferred,
+    prompt_column,
+    prompt_of_two,
+    tied,
+    two_answers,
+)
 
 _SIDE = re.compile(
     r"[ab]|(?:model|response|answer|completion|output|reply|text|conversation|option|assistant|candidate|choice)_?[ab12]"
 )
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
-_SIDES = {"left": 0, "right": 1, "first": 0, "second": 1}
-_TIES = frozenset(
-    ("tie", "ties", "tied", "tie_bothbad", "tie_both_bad", "both_bad", "bothbad", "both_good", "both", "neither",
-     "equal", "draw", "same", "no_preference")
-)  # fmt: skip
-_NO_ANSWERS = ("draft", "discarded")
 
 
 def whole(row: Row) -> list[Row]:
@@ -84,76 +83,13 @@ class Foreign:
     unfold: Callable[[Row], list[Row]] = whole
 
 
-def only(found: Sequence[Any], what: str) -> Any:
-    """The only one of several that may be meant.
-
-    Raises:
-        DataError: there are two.
-    """
-    if len(found) > 1:
-        named = " and ".join(" with ".join(one) if isinstance(one, tuple) else one for one in found[:2])
-        raise DataError(f"{named} may both be {what}, and which one is meant is unknown: drop or rename one.")
-    return found[0]
-
-
-def prompt_column(columns: Collection[str]) -> str | None:
-    """Find the column of the prompt beside answers; None where there is none.
-
-    Raises:
-        DataError: two may be it.
-    """
-    found = [name for name in PROMPTS if name in columns]
-    if found[:1] == ["prompt"] or not found:
-        return found[0] if found else None
-    return str(only(found, "the prompt"))
-
-
-def _two_answers(columns: Collection[str]) -> list[tuple[str, str]]:
-    """Which pairs of answer columns are there; none where a third answer stands beside them."""
-    third = {"a": "c", "1": "3"}
-    return [
-        (first, second)
-        for first, second in TWO_ANSWERS
-        if first in columns and second in columns and first[:-1] + third[first[-1]] not in columns
-    ]
-
-
-def _prompt_of_two(sample: Row, first: str) -> tuple[bool, str | None]:
-    """(whether a prompt is to be had, its column): whole conversations carry theirs."""
-    prompt = prompt_column(sample)
-    return prompt is not None or isinstance(sample[first], list), prompt
-
-
-def _preferred(
-    row: Row, answers: tuple[str, str], better: int, prompt: str | None, used: Iterable[str] = ()
-) -> dict[str, Any]:
-    """The row with its answers as chosen and rejected; other columns of the two sides follow them."""
-    chosen, rejected = answers[better], answers[1 - better]
-    sides = {f"_{chosen[-1]}": "chosen_", f"_{rejected[-1]}": "rejected_"}
-    unused = {name: value for name, value in row.items() if name not in {*answers, prompt, *used}}
-    translated: dict[str, Any] = {}
-    for name, value in unused.items():
-        stem, ending = name[:-2], name[-2:]
-        sided = ending in sides and all(stem + other in unused for other in sides)
-        translated[sides[ending] + stem if sided else name] = value
-    translated |= {"chosen": row.get(chosen), "rejected": row.get(rejected)}
-    return translated if prompt is None else translated | {"prompt": row.get(prompt)}
-
-
-def _tied(row: Row, answers: tuple[str, str], prompt: str | None, used: Iterable[str] = ()) -> dict[str, Any]:
-    """The row with its answers as equally good; other columns of the two sides keep their names."""
-    translated = {name: value for name, value in row.items() if name not in {*answers, prompt, *used, "scores"}}
-    translated |= {"responses": [row.get(name) for name in answers], "ranks": [1, 1]}
-    return translated if prompt is None else translated | {"prompt": row.get(prompt)}
-
-
 def _winner(sample: Row) -> Translate | None:
     """A column that names the better of two answers: by its column, its letter, its side, or its model."""
-    verdicts, found = [name for name in WINNERS if name in sample], _two_answers(sample)
+    verdicts, found = [name for name in WINNERS if name in sample], two_answers(sample)
     if not verdicts or not found:
         return None
     column, answers = only(verdicts, "the column that says which answer is better"), only(found, "the two answers")
-    has_prompt, prompt = _prompt_of_two(sample, answers[0])
+    has_prompt, prompt = prompt_of_two(sample, answers[0])
     if not has_prompt:
         return None
 
@@ -161,8 +97,8 @@ def _winner(sample: Row) -> Translate | None:
         models = (row.get("model_a"), row.get("model_b"))
         better = _better(row.get(column), column, answers, models)
         if better is None:
-            return _tied(row, answers, prompt, (column,))
-        return _preferred(row, answers, better, prompt, (column,))
+            return tied(row, answers, prompt, (column,))
+        return preferred(row, answers, better, prompt, (column,))
 
     return translate
 
@@ -180,10 +116,10 @@ def _better(value: Any, column: str, answers: tuple[str, str], models: tuple[Any
     if not isinstance(value, str) or _NUMBER.fullmatch(value.strip()):
         return _numbered(value, column, answers)
     said = word(value)
-    if said in _TIES:
+    if said in TIES:
         return None
-    if said in _SIDES:
-        return _SIDES[said]
+    if said in SIDES:
+        return SIDES[said]
     if _SIDE.fullmatch(said):
         return "ab12".index(said[-1]) % 2
     by_name = [place for place, model in enumerate(models) if model is not None and model == value]
@@ -206,11 +142,11 @@ def _numbered(value: Any, column: str, answers: tuple[str, str]) -> int:
 
 def _arena(sample: Row) -> Translate | None:
     """LMArena's 55k battles: one of three columns is 1. Prompt and answers are JSON lists, a text for each turn."""
-    found = _two_answers(sample)
+    found = two_answers(sample)
     if not found or any(name not in sample for name in ARENA_WINNERS[:2]):
         return None
     answers = only(found, "the two answers")
-    has_prompt, prompt = _prompt_of_two(sample, answers[0])
+    has_prompt, prompt = prompt_of_two(sample, answers[0])
     if not has_prompt:
         return None
 
@@ -221,9 +157,9 @@ def _arena(sample: Row) -> Translate | None:
         if sorted(flag or 0.0 for flag in flags) != [0, 0, 1]:
             raise RowRejected(Reason.UNKNOWN_WINNER)
         if flags[2]:
-            translated = _tied(row, answers, prompt, ARENA_WINNERS)
+            translated = tied(row, answers, prompt, ARENA_WINNERS)
         else:
-            translated = _preferred(row, answers, flags.index(1), prompt, ARENA_WINNERS)
+            translated = preferred(row, answers, flags.index(1), prompt, ARENA_WINNERS)
         questions = _listed(translated.get("prompt"))
         if not isinstance(questions, list):
             return translated
@@ -255,7 +191,7 @@ def _turns(questions: list[Any], answers: Any) -> list[dict[str, Any]]:
 def _strength(sample: Row) -> Translate | None:
     """HelpSteer2 and 3: from -3 (the first is much better) to 3 (the second is); its size is the margin."""
     columns = [name for name in STRENGTHS if name in sample]
-    found = [answers for answers in _two_answers(sample) if answers[0].endswith("1")]
+    found = [answers for answers in two_answers(sample) if answers[0].endswith("1")]
     prompt = prompt_column(sample) if columns and found else None
     if prompt is None:
         return None
@@ -266,8 +202,8 @@ def _strength(sample: Row) -> Translate | None:
         if value is None:
             raise RowRejected(Reason.NOT_LABELLED)
         if value == 0:
-            return _tied(row, answers, prompt, (column,))
-        return _preferred(row, answers, int(value > 0), prompt, (column,)) | {"target_margin": abs(value)}
+            return tied(row, answers, prompt, (column,))
+        return preferred(row, answers, int(value > 0), prompt, (column,)) | {"target_margin": abs(value)}
 
     return translate
 
@@ -390,151 +326,6 @@ def _ratings(annotations: Any) -> dict[str, float]:
     return found
 
 
-def _label_studio(sample: Row) -> Translate | None:
-    is_export = isinstance(sample.get("annotations"), list) and isinstance(sample.get("data"), dict)
-    return _translate_label_studio if is_export else None
-
-
-def _unfold_label_studio(row: Row) -> list[Row]:
-    annotations = row.get("annotations")
-    if not isinstance(annotations, list) or not annotations:
-        return [row]
-    return [{**row, "annotations": [annotation]} for annotation in annotations]
-
-
-def _translate_label_studio(row: Row) -> dict[str, Any]:
-    """One annotation of a task: its pairwise result names the left or the right one of `to_name`."""
-    data, annotations = row.get("data"), row.get("annotations")
-    if not isinstance(data, dict):
-        raise RowRejected(Reason.MISSING_VALUE)
-    annotation = annotations[0] if isinstance(annotations, list) and annotations else None
-    if not isinstance(annotation, dict) or annotation.get("was_cancelled"):
-        raise RowRejected(Reason.NOT_LABELLED)
-    found = annotation.get("result")
-    entries = [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
-    results = [entry for entry in entries if entry.get("type") == "pairwise"]
-    if not results:
-        raise RowRejected(Reason.NOT_LABELLED)
-    value = results[0].get("value")
-    selected = value.get("selected") if isinstance(value, dict) else None
-    if len(results) > 1 or selected not in ("left", "right"):
-        raise RowRejected(Reason.UNKNOWN_WINNER)
-    data = respelled(data)
-    compared = results[0].get("to_name")
-    names = compared.split(",") if isinstance(compared, str) else compared if isinstance(compared, list) else []
-    columns = {spelling(name): name for name in data}
-    shown = [columns[spelling(str(name))] for name in names if spelling(str(name)) in columns]
-    answers = [(shown[0], shown[1])] if len(shown) == 2 else _two_answers(data)
-    if not answers:
-        raise RowRejected(Reason.MISSING_VALUE)
-    sides = only(answers, "the two answers")
-    who = annotation.get("completed_by")
-    who = who.get("id") if isinstance(who, dict) else who
-    if who is not None and annotator_of(data) is None:
-        data[ANNOTATOR] = who
-    return _preferred(data, sides, _SIDES[selected], prompt_column(data), ("pair_id",))
-
-
-def _argilla(sample: Row) -> Translate | None:
-    nested = isinstance(sample.get("fields"), dict) and isinstance(sample.get("responses"), dict)
-    flat = any(name.endswith(".responses") for name in sample)
-    return _translate_argilla if nested or flat else None
-
-
-def _unfold_argilla(row: Row) -> list[Row]:
-    """One row for each user, `{"fields", "metadata", "said": {question: value}, "user"}`; a draft says nothing."""
-    fields, metadata, responses = row.get("fields"), row.get("metadata"), row.get("responses")
-    if not isinstance(fields, dict) or not isinstance(responses, dict):
-        fields = {name: value for name, value in row.items() if "." not in name and name not in ("id", "_server_id")}
-        metadata, responses = None, _flat_responses(row)
-    by_user: dict[str | None, dict[str, Any]] = {}
-    for question, entries in responses.items():
-        for entry in entries if isinstance(entries, list) else ():
-            if not isinstance(entry, dict):
-                continue
-            said = by_user.setdefault(_user(entry.get("user_id")), {})
-            if entry.get("status") not in _NO_ANSWERS:
-                said[question] = entry.get("value")
-    labels = list(by_user.items()) or [(None, {})]
-    return [{"fields": fields, "metadata": metadata, "said": said, "user": user} for user, said in labels]
-
-
-def _user(user: Any) -> str | None:
-    return None if user is None else str(user)
-
-
-def _flat_responses(row: Row) -> dict[str, list[dict[str, Any]]]:
-    """QUESTION.responses, .users and .status, lists in one order, as the nested form has them."""
-    responses = {}
-    for name in [name for name in row if name.endswith(".responses")]:
-        columns = [row.get(name), row.get(f"{name}.users"), row.get(f"{name}.status")]
-        values, users, statuses = (column if isinstance(column, list) else [] for column in columns)
-        responses[name.removesuffix(".responses")] = [
-            {"value": value, "user_id": dict(enumerate(users)).get(i), "status": dict(enumerate(statuses)).get(i)}
-            for i, value in enumerate(values)
-        ]
-    return responses
-
-
-def _translate_argilla(row: Row) -> dict[str, Any]:
-    """Translate what one user said of the answers: a ranking of them, the better one of two, or a rating of each."""
-    fields, said = respelled(row["fields"]), row["said"]
-    prompt = prompt_column(fields)
-    answers = [name for name in fields if name != prompt]
-    verdicts: dict[str, tuple[str, dict[str, Any]]] = {}
-    ratings: dict[str, Any] = {}
-    tied: dict[str, Any] = {}
-    for question, value in said.items():
-        if ranked := _argilla_ranks(value, answers):
-            verdicts[question] = ("ranks", ranked)
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            rated = [name for name in answers if _is_named(name, question)]
-            if len(rated) == 1 and rated[0] in ratings:
-                raise DataError(f"two questions rate {rated[0]}: drop one of them from the Argilla export.")
-            ratings |= {name: value for name in rated if len(rated) == 1}
-        if isinstance(value, str) and word(value) in _TIES:
-            tied = _argilla_tie(answers)
-    if len(ratings) > 1:
-        verdicts["the ratings"] = ("scores", ratings)
-    if not verdicts and tied:
-        verdicts["the tie"] = ("ranks", tied)
-    if not verdicts:
-        raise RowRejected(Reason.NOT_LABELLED)
-    kind, numbers = verdicts[only(list(verdicts), "the preference")]
-    unused = {name: value for name, value in fields.items() if name not in {prompt, "pair_id", *numbers}}
-    metadata = row["metadata"] if isinstance(row["metadata"], dict) else {}
-    responses = [fields[name] for name in numbers]
-    asked = None if prompt is None else fields[prompt]
-    translated = {**unused, **metadata, "prompt": asked, "responses": responses, kind: list(numbers.values())}
-    return translated if row["user"] is None or annotator_of(translated) else translated | {ANNOTATOR: row["user"]}
-
-
-def _argilla_tie(answers: Sequence[str]) -> dict[str, Any]:
-    """Field -> rank 1 for the two answers; empty where it is not clear which they are."""
-    found = _two_answers(answers) or ([(answers[0], answers[1])] if len(answers) == 2 else [])
-    return dict.fromkeys(found[0], 1) if len(found) == 1 else {}
-
-
-def _is_named(field: str, question: str) -> bool:
-    """Whether a question's name holds that of a field as a whole: response_1 in "rating of response_1"."""
-    return re.search(rf"(^|_)({re.escape(word(field))}|{re.escape(spelling(field))})(_|$)", word(question)) is not None
-
-
-def _argilla_ranks(value: Any, answers: Sequence[str]) -> dict[str, Any] | None:
-    """Field -> rank, from names in their order, from {value, rank}, or from the name of the better of two."""
-    by_spelling = {spelling(name): name for name in answers}
-    if isinstance(value, str):
-        chosen = by_spelling.get(spelling(value))
-        pairs = [pair for pair in _two_answers(answers) if chosen in pair]
-        return {name: 1 if name == chosen else 2 for name in pairs[0]} if pairs else None
-    if not isinstance(value, list) or len(value) < 2:
-        return None
-    entries = [one if isinstance(one, dict) else {"value": one, "rank": place} for place, one in enumerate(value)]
-    named = [by_spelling.get(spelling(str(entry.get("value")))) for entry in entries]
-    ranks = {name: entry.get("rank") for name, entry in zip(named, entries, strict=True) if name is not None}
-    return ranks if len(ranks) == len(entries) else None
-
-
 FOREIGN = (
     Foreign("two answers and a winner", "prompt, response_a, response_b, winner (a, b or tie)", _winner),
     Foreign("LMArena", "prompt, response_a, response_b, winner_model_a, winner_model_b, winner_tie", _arena),
@@ -545,10 +336,10 @@ FOREIGN = (
     Foreign(
         "Label Studio",
         "annotations with a pairwise result, data with prompt and two answers (answer1, answer2)",
-        _label_studio,
-        _unfold_label_studio,
+        label_studio,
+        unfold_label_studio,
     ),
     Foreign(
-        "Argilla", "fields with prompt and answers, responses that rank, choose or rate them", _argilla, _unfold_argilla
+        "Argilla", "fields with prompt and answers, responses that rank, choose or rate them", argilla, unfold_argilla
     ),
 )

@@ -61,8 +61,9 @@ from rmcore.data.readers.fields import (
     text_value,
     turn_list,
 )
-from rmcore.data.readers.foreign import FOREIGN, Translate, only, prompt_column, whole
+from rmcore.data.readers.foreign import FOREIGN, whole
 from rmcore.data.readers.strict_pairs import strict_pairs
+from rmcore.data.readers.two_answers import Translate, only, prompt_column
 from rmcore.data.survey import OVERALL_GRADES
 
 SIDE_ROWS = "side rows"

@@ -1,0 +1,164 @@
+"""Exports of annotation tools, translated into the rows that `layouts` reads: Label Studio and Argilla.
+
+Several people may have labelled a row; it is unfolded into one for each label.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from rmcore.core.errors import DataError
+from rmcore.data.observation import ANNOTATOR, annotator_of
+from rmcore.data.readers.columns import Row, respelled, spelling, word
+from rmcore.data.readers.fields import Reason, RowRejected
+from rmcore.data.readers.two_answers import SIDES, TIES, Translate, only, preferred, prompt_column, two_answers
+
+_NO_ANSWERS = ("draft", "discarded")
+
+
+def label_studio(sample: Row) -> Translate | None:
+    """A translation of Label Studio's tasks, where the columns are theirs."""
+    is_export = isinstance(sample.get("annotations"), list) and isinstance(sample.get("data"), dict)
+    return _translate_label_studio if is_export else None
+
+
+def unfold_label_studio(row: Row) -> list[Row]:
+    """One row for each annotation of a task."""
+    annotations = row.get("annotations")
+    if not isinstance(annotations, list) or not annotations:
+        return [row]
+    return [{**row, "annotations": [annotation]} for annotation in annotations]
+
+
+def _translate_label_studio(row: Row) -> dict[str, Any]:
+    """One annotation of a task: its pairwise result names the left or the right one of `to_name`."""
+    data, annotations = row.get("data"), row.get("annotations")
+    if not isinstance(data, dict):
+        raise RowRejected(Reason.MISSING_VALUE)
+    annotation = annotations[0] if isinstance(annotations, list) and annotations else None
+    if not isinstance(annotation, dict) or annotation.get("was_cancelled"):
+        raise RowRejected(Reason.NOT_LABELLED)
+    found = annotation.get("result")
+    entries = [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+    results = [entry for entry in entries if entry.get("type") == "pairwise"]
+    if not results:
+        raise RowRejected(Reason.NOT_LABELLED)
+    value = results[0].get("value")
+    selected = value.get("selected") if isinstance(value, dict) else None
+    if len(results) > 1 or selected not in ("left", "right"):
+        raise RowRejected(Reason.UNKNOWN_WINNER)
+    data = respelled(data)
+    compared = results[0].get("to_name")
+    names = compared.split(",") if isinstance(compared, str) else compared if isinstance(compared, list) else []
+    columns = {spelling(name): name for name in data}
+    shown = [columns[spelling(str(name))] for name in names if spelling(str(name)) in columns]
+    answers = [(shown[0], shown[1])] if len(shown) == 2 else two_answers(data)
+    if not answers:
+        raise RowRejected(Reason.MISSING_VALUE)
+    sides = only(answers, "the two answers")
+    who = annotation.get("completed_by")
+    who = who.get("id") if isinstance(who, dict) else who
+    if who is not None and annotator_of(data) is None:
+        data[ANNOTATOR] = who
+    return preferred(data, sides, SIDES[selected], prompt_column(data), ("pair_id",))
+
+
+def argilla(sample: Row) -> Translate | None:
+    """A translation of Argilla's records, where the columns are theirs."""
+    nested = isinstance(sample.get("fields"), dict) and isinstance(sample.get("responses"), dict)
+    flat = any(name.endswith(".responses") for name in sample)
+    return _translate_argilla if nested or flat else None
+
+
+def unfold_argilla(row: Row) -> list[Row]:
+    """One row for each user, `{"fields", "metadata", "said": {question: value}, "user"}`; a draft says nothing."""
+    fields, metadata, responses = row.get("fields"), row.get("metadata"), row.get("responses")
+    if not isinstance(fields, dict) or not isinstance(responses, dict):
+        fields = {name: value for name, value in row.items() if "." not in name and name not in ("id", "_server_id")}
+        metadata, responses = None, _flat_responses(row)
+    by_user: dict[str | None, dict[str, Any]] = {}
+    for question, entries in responses.items():
+        for entry in entries if isinstance(entries, list) else ():
+            if not isinstance(entry, dict):
+                continue
+            said = by_user.setdefault(_user(entry.get("user_id")), {})
+            if entry.get("status") not in _NO_ANSWERS:
+                said[question] = entry.get("value")
+    labels = list(by_user.items()) or [(None, {})]
+    return [{"fields": fields, "metadata": metadata, "said": said, "user": user} for user, said in labels]
+
+
+def _user(user: Any) -> str | None:
+    return None if user is None else str(user)
+
+
+def _flat_responses(row: Row) -> dict[str, list[dict[str, Any]]]:
+    """QUESTION.responses, .users and .status, lists in one order, as the nested form has them."""
+    responses = {}
+    for name in [name for name in row if name.endswith(".responses")]:
+        columns = [row.get(name), row.get(f"{name}.users"), row.get(f"{name}.status")]
+        values, users, statuses = (column if isinstance(column, list) else [] for column in columns)
+        responses[name.removesuffix(".responses")] = [
+            {"value": value, "user_id": dict(enumerate(users)).get(i), "status": dict(enumerate(statuses)).get(i)}
+            for i, value in enumerate(values)
+        ]
+    return responses
+
+
+def _translate_argilla(row: Row) -> dict[str, Any]:
+    """Translate what one user said of the answers: a ranking of them, the better one of two, or a rating of each."""
+    fields, said = respelled(row["fields"]), row["said"]
+    prompt = prompt_column(fields)
+    answers = [name for name in fields if name != prompt]
+    verdicts: dict[str, tuple[str, dict[str, Any]]] = {}
+    ratings: dict[str, Any] = {}
+    tied: dict[str, Any] = {}
+    for question, value in said.items():
+        if ranked := _argilla_ranks(value, answers):
+            verdicts[question] = ("ranks", ranked)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            rated = [name for name in answers if _is_named(name, question)]
+            if len(rated) == 1 and rated[0] in ratings:
+                raise DataError(f"two questions rate {rated[0]}: drop one of them from the Argilla export.")
+            ratings |= {name: value for name in rated if len(rated) == 1}
+        if isinstance(value, str) and word(value) in TIES:
+            tied = _argilla_tie(answers)
+    if len(ratings) > 1:
+        verdicts["the ratings"] = ("scores", ratings)
+    if not verdicts and tied:
+        verdicts["the tie"] = ("ranks", tied)
+    if not verdicts:
+        raise RowRejected(Reason.NOT_LABELLED)
+    kind, numbers = verdicts[only(list(verdicts), "the preference")]
+    unused = {name: value for name, value in fields.items() if name not in {prompt, "pair_id", *numbers}}
+    metadata = row["metadata"] if isinstance(row["metadata"], dict) else {}
+    responses = [fields[name] for name in numbers]
+    asked = None if prompt is None else fields[prompt]
+    translated = {**unused, **metadata, "prompt": asked, "responses": responses, kind: list(numbers.values())}
+    return translated if row["user"] is None or annotator_of(translated) else translated | {ANNOTATOR: row["user"]}
+
+
+def _argilla_tie(answers: Sequence[str]) -> dict[str, Any]:
+    """Field -> rank 1 for the two answers; empty where it is not clear which they are."""
+    found = two_answers(answers) or ([(answers[0], answers[1])] if len(answers) == 2 else [])
+    return dict.fromkeys(found[0], 1) if len(found) == 1 else {}
+
+
+def _is_named(field: str, question: str) -> bool:
+    """Whether a question's name holds that of a field as a whole: response_1 in "rating of response_1"."""
+    return re.search(rf"(^|_)({re.escape(word(field))}|{re.escape(spelling(field))})(_|$)", word(question)) is not None
+
+
+def _argilla_ranks(value: Any, answers: Sequence[str]) -> dict[str, Any] | None:
+    """Field -> rank, from names in their order, from {value, rank}, or from the name of the better of two."""
+    by_spelling = {spelling(name): name for name in answers}
+    if isinstance(value, str):
+        chosen = by_spelling.get(spelling(value))
+        pairs = [pair for pair in two_answers(answers) if chosen in pair]
+        return {name: 1 if name == chosen else 2 for name in pairs[0]} if pairs else None
+    if not isinstance(value, list) or len(value) < 2:
+        return None
+    entries = [one if isinstance(one, dict) else {"value": one, "rank": place} for place, one in enumerate(value)]
+    named = [by_spelling.get(spelling(str(entry.get("value")))) for entry in entries]
+    ranks = {name: entry.get("rank") for name, entry in zip(named, entries, strict=True) if name is not None}
+    return ranks if len(ranks) == len(entries) else None
