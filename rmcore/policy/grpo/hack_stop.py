@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from transformers import TrainerCallback
 
 from rmcore.config.rlhf import WatchConfig
@@ -38,12 +37,10 @@ from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, TrainingError
 from rmcore.core.files import append_json_lines, read_json_lines, write_json, write_json_lines
 from rmcore.data.pair import PreferencePair, Prompt, content_id, is_blank, prompt_text
-from rmcore.policy.grpo.policy_meter import TOKENS_AT_ONCE, draw
+from rmcore.policy.grpo.policy_in_training import PolicyInTraining, policy_of
 from rmcore.policy.grpo.rlhf_requirements import require_labels
 from rmcore.policy.grpo.snapshots import Snapshots
 from rmcore.policy.policy import Policy
-from rmcore.policy.sampling.generate_sampler import whole_distribution
-from rmcore.policy.sft import Example, longest_first, response_log_probs
 from rmcore.policy.stopping.bets import confidence_sequence
 from rmcore.policy.stopping.chosen_pairs import Chosen
 from rmcore.policy.stopping.pair_judges import CALIBRATED, PairJudge
@@ -165,6 +162,7 @@ class HackStop(TrainerCallback):
         self.best = 0
         self._trainer: Any = None
         self._watch: Watch
+        self._sampled: PolicyInTraining
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._snapshots = Snapshots(folder / "snapshots")
 
@@ -189,8 +187,8 @@ class HackStop(TrainerCallback):
             ConfigError: the labels are too few for so many looks, too few prompts can be read, or the folder holds the
                 watch of another training.
         """
-        if self.policy is None:
-            self.policy = _policy_of(model, tokenizer)
+        policy = policy_of(model, tokenizer) if self.policy is None else self.policy
+        self._sampled = PolicyInTraining(policy, temperature=self.temperature, max_new_tokens=self.max_new_tokens)
         num_looks = math.ceil(max_steps / self.every)
         require_labels(self.settings, num_looks, self.judge.labels_per_pair)
         self._keep_readable()
@@ -285,9 +283,9 @@ class HackStop(TrainerCallback):
         asked: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"best": None}
         if asked["best"] != [self.best, len(prompts)]:
             (folder / "judged.jsonl").unlink(missing_ok=True)
-            later = self._answers(model, prompts, self.seed + 1)
+            later = self._sampled.answers(model, prompts, self.seed + 1)
             with self._snapshots.inside(model, 0):
-                earlier = self._answers(model, prompts, self.seed + 2)
+                earlier = self._sampled.answers(model, prompts, self.seed + 2)
             asked = {"best": [self.best, len(prompts)], "later": later, "earlier": earlier}
             write_json(file, asked)
         found: list[float] = []
@@ -327,14 +325,13 @@ class HackStop(TrainerCallback):
         self._snapshots.save(model, 0)
         if self.judge.calibrates:
             prompts = self._first_prompts()
-            first, second = (self._answers(model, prompts, self.seed + 10 + number) for number in range(2))
+            first, second = (self._sampled.answers(model, prompts, self.seed + 10 + number) for number in range(2))
             self.judge.calibrate(prompts, first, second)
         write_json(self.folder / STATE, {"scale": self.judge.scale, "whose": whose})
 
     def _keep_readable(self) -> None:
         """Leave out the prompts that the policy cannot answer, which are counted and said on stderr."""
-        readable = self._known_policy.readable_ids(self.prompts, self.max_new_tokens)
-        self.prompts = [self.prompts[place] for place in readable]
+        self.prompts = self._sampled.readable(self.prompts)
         if len(self.prompts) < FEWEST_PROMPTS:
             raise ConfigError(
                 f"the policy can answer {len(self.prompts)} of the held-out prompts, and a watch wants at least "
@@ -385,11 +382,11 @@ class HackStop(TrainerCallback):
         prompts = [self.prompts[place] for place in places]
         seed = self.seed + 1000 * number
         # The distance decides whom to compare with, so it is not measured on the responses that are then compared.
-        kl = self._distance(model, seed + 2)
+        kl = self._sampled.distance(model, self._snapshots, 0, self._first_prompts(), seed + 2)
         reference = watch.begin(step, kl)
-        later = self._answers(model, prompts, seed)
+        later = self._sampled.answers(model, prompts, seed)
         with self._snapshots.inside(model, reference):
-            earlier = self._answers(model, prompts, seed + 1)
+            earlier = self._sampled.answers(model, prompts, seed + 1)
         proxy, doubt = self.proxy.differences(prompts, later, earlier)
         if not (np.isfinite(proxy).all() and np.isfinite(doubt).all()):
             raise TrainingError("the reward gives numbers that are not finite, from which no pair can be chosen.")
@@ -488,62 +485,3 @@ class HackStop(TrainerCallback):
             order += np.random.default_rng([self.seed, turn]).permutation(len(self.prompts)).tolist()
             turn += 1
         return order[used % len(self.prompts) :][:wanted]
-
-    def _distance(self, model: Any, seed: int) -> float:
-        """Nats from the start: mean log-ratio over one response to each of the first prompts.
-
-        Raises:
-            TrainingError: it is not finite: the policy's weights are broken.
-        """
-        ids, drawn = self._drawn(model, self._first_prompts(), seed)
-        examples = [Example(tuple(prompt), tuple(row)) for prompt, row in zip(ids, drawn, strict=True)]
-        now = self._log_probs(model, examples)
-        with self._snapshots.inside(model, 0):
-            kl = float((now - self._log_probs(model, examples)).mean())
-        if not math.isfinite(kl):
-            raise TrainingError(
-                "the policy's distance from its start is not a finite number: its weights are broken. Lower the "
-                "learning rate, or raise the KL penalty."
-            )
-        return kl
-
-    def _answers(self, model: Any, prompts: Sequence[Prompt], seed: int) -> list[str]:
-        return self._texts(self._drawn(model, prompts, seed)[1])
-
-    def _drawn(self, model: Any, prompts: Sequence[Prompt], seed: int) -> tuple[list[list[int]], list[list[int]]]:
-        """Token ids of the prompts and of one response to each."""
-        policy = self._known_policy
-        ids = policy.fitting_ids(prompts, self.max_new_tokens)
-        config = whole_distribution(policy, self.temperature, self.max_new_tokens)
-        return ids, draw(model, policy, ids, config, seed)
-
-    def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        return [self._known_policy.response_text(row) for row in rows]
-
-    @torch.no_grad()
-    def _log_probs(self, model: Any, examples: Sequence[Example]) -> FloatArray:
-        """Log-probabilities of E responses, in nats: (E,)."""
-        was_training = model.training
-        model.eval()
-        found = np.zeros(len(examples))
-        for taken in longest_first(examples, TOKENS_AT_ONCE):
-            part = response_log_probs(model, [examples[index] for index in taken], self.temperature)
-            found[taken] = part.double().cpu().numpy()
-        model.train(was_training)
-        return found
-
-    @property
-    def _known_policy(self) -> Policy:
-        if self.policy is None:
-            raise ValueError("the training has not begun")
-        return self.policy
-
-
-def _policy_of(model: Any, tokenizer: Any) -> Policy:
-    """The trainer's model as a policy: its tokenizer's and its configurations' tokens end a response."""
-    stops = {tokenizer.eos_token_id}
-    for config in (model.config.get_text_config(), model.generation_config):
-        ends = getattr(config, "eos_token_id", None)
-        stops.update([] if ends is None else [ends] if isinstance(ends, int) else ends)
-    name = str(model.config.name_or_path)
-    return Policy(name, Path(name), model.config, tokenizer, tuple(sorted(stops - {None})))

@@ -1,0 +1,84 @@
+"""A policy whose weights are those of a model in training: its answers, and its distance from an earlier checkpoint."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rmcore.core.arrays import FloatArray
+from rmcore.core.errors import TrainingError
+from rmcore.data.pair import Prompt
+from rmcore.policy.grpo.policy_meter import TOKENS_AT_ONCE, draw
+from rmcore.policy.grpo.snapshots import Snapshots
+from rmcore.policy.policy import Policy
+from rmcore.policy.sampling.generate_sampler import whole_distribution
+from rmcore.policy.sft import Example, longest_first, response_log_probs
+
+
+class PolicyInTraining:
+    """Answers prompts with whatever weights a model has at the moment; random states stay as they were.
+
+    Args:
+        policy: what prompts and responses mean in token ids.
+        temperature, max_new_tokens: of the sampling.
+    """
+
+    def __init__(self, policy: Policy, *, temperature: float, max_new_tokens: int) -> None:
+        self.policy, self.temperature, self.max_new_tokens = policy, temperature, max_new_tokens
+
+    def readable(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """Those of the prompts that the policy can answer; the others are counted and said on stderr."""
+        return [prompts[place] for place in self.policy.readable_ids(prompts, self.max_new_tokens)]
+
+    def answers(self, model: Any, prompts: Sequence[Prompt], seed: int) -> list[str]:
+        """One response to each of N prompts."""
+        return [self.policy.response_text(row) for row in self._drawn(model, prompts, seed)[1]]
+
+    def distance(self, model: Any, snapshots: Snapshots, number: int, prompts: Sequence[Prompt], seed: int) -> float:
+        """Nats from checkpoint `number`: mean log-ratio over one response to each prompt.
+
+        Raises:
+            TrainingError: it is not finite: the policy's weights are broken.
+        """
+        ids, drawn = self._drawn(model, prompts, seed)
+        examples = [Example(tuple(prompt), tuple(row)) for prompt, row in zip(ids, drawn, strict=True)]
+        now = self._log_probs(model, examples)
+        with snapshots.inside(model, number):
+            kl = float((now - self._log_probs(model, examples)).mean())
+        if not math.isfinite(kl):
+            raise TrainingError(
+                "the policy's distance from its start is not a finite number: its weights are broken. Lower the "
+                "learning rate, or raise the KL penalty."
+            )
+        return kl
+
+    def _drawn(self, model: Any, prompts: Sequence[Prompt], seed: int) -> tuple[list[list[int]], list[list[int]]]:
+        """Token ids of the prompts and of one response to each."""
+        ids = self.policy.fitting_ids(prompts, self.max_new_tokens)
+        config = whole_distribution(self.policy, self.temperature, self.max_new_tokens)
+        return ids, draw(model, self.policy, ids, config, seed)
+
+    @torch.no_grad()
+    def _log_probs(self, model: Any, examples: Sequence[Example]) -> FloatArray:
+        """Log-probabilities of E responses, in nats: (E,)."""
+        was_training = model.training
+        model.eval()
+        found = np.zeros(len(examples))
+        for taken in longest_first(examples, TOKENS_AT_ONCE):
+            part = response_log_probs(model, [examples[index] for index in taken], self.temperature)
+            found[taken] = part.double().cpu().numpy()
+        model.train(was_training)
+        return found
+
+
+def policy_of(model: Any, tokenizer: Any) -> Policy:
+    """A trainer's model as a policy: its tokenizer's and its configurations' tokens end a response."""
+    stops = {tokenizer.eos_token_id}
+    for config in (model.config.get_text_config(), model.generation_config):
+        ends = getattr(config, "eos_token_id", None)
+        stops.update([] if ends is None else [ends] if isinstance(ends, int) else ends)
+    name = str(model.config.name_or_path)
+    return Policy(name, Path(name), model.config, tokenizer, tuple(sorted(stops - {None})))
