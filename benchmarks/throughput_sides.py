@@ -31,7 +31,8 @@ from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.tiny import tiny_tokenizer
 from rmcore.training.loop import Trainer
 
-SIDES = ("TRL", "padded", "packed")
+SIDES = ("TRL", "TRL-default", "padded", "packed")
+"""TRL-default: with gradient checkpointing, as TRL trains unless told otherwise, whatever the other sides do."""
 PAIRS_PER_STEP = 16
 SEED = 0
 QWEN_SHAPES = {
@@ -270,7 +271,7 @@ def measure_trl(cell: Cell, pairs: Sequence[TokenizedPair], device: torch.device
             max_grad_norm=settings.clip,
             max_length=cell.max_seq_len,
             bf16=cell.precision == "bf16",
-            gradient_checkpointing=cell.gradient_checkpointing,
+            gradient_checkpointing=cell.gradient_checkpointing or cell.side == "TRL-default",
             use_cpu=device.type == "cpu",
             seed=SEED,
             train_sampling_strategy="sequential",  # the rows are in the order of our own steps
@@ -297,7 +298,7 @@ def run_cell(cell: Cell, pairs: Sequence[TokenizedPair]) -> dict[str, Any]:
     """Measure one cell; to be called in a process of its own."""
     torch.set_num_threads(cell.threads)
     device = pick_device("auto")
-    measure = measure_trl if cell.side == "TRL" else measure_here
+    measure = measure_trl if cell.side.startswith("TRL") else measure_here
     seen = measure(cell, pairs, device)
     return {"cell": asdict(cell), "device": device.type, "machine": machine(cell.threads)} | seen
 
