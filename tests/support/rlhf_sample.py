@@ -60,12 +60,15 @@ def look(number, seed, turns):
         for k in range(number + 1)
     ]
     ends = turns and number == 7
+    learns = number == 3 and not turns and seed == 0
     return {
         "number": number, "step": 5 * number, "kl": 3.21 * done**1.4, "reference": max(0, number - 3), "num_pairs": 37,
         "difference": 0.171 - 0.31 * done * turns, "error": 0.183, "gained": 2.1 * done, "stopped": 4.2 * done * turns,
-        "turned": 3.31 * done * turns - 0.4, "needed": 2.9957, "best": min(number, 4), "gains": gains,
-        "action": "stop" if ends else "go_on",
-        "reason": "gold has stopped gaining; back to step 20" if ends else "nothing is shown yet",
+        "turned": 3.31 * done * turns - 0.4, "needed": 2.9957, "best": 1 if learns else min(number, 4), "gains": gains,
+        "action": "stop" if ends else "refresh" if learns else "go_on",
+        "reason": "gold has stopped gaining; back to step 20" if ends
+        else "gold has turned; back to step 5, and on from there: the reward model learns from 41 pairs" if learns
+        else "nothing is shown yet",
     }  # fmt: skip
 
 
@@ -131,7 +134,7 @@ def record(*, judged=True, num_seeds=3, num_points=9, refreshes=True, early_stop
         },
         "judge": "the <gold> world" if judged else "nobody",
         "num_seeds": num_seeds, "num_steps": 40, "prompts_per_step": 8, "group_size": 6, "learning_rate": 1e-4,
-        "loss": "dapo", "kl_beta": 0.02, "aggregate": "worst_case", "length_penalty": 0.003,
+        "loss": "dapo", "kl_beta": 0.02, "aggregate": "worst_case", "length_penalty": 0.003, "reward_clip": 1.7,
         "refresh_every": 10 if refreshes else None,
         "num_prompts": 48, "samples_per_prompt": 4,
         "saved_seed": 0,
