@@ -107,7 +107,7 @@ def _refreshes(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
     """Mark where the policy went back to its best checkpoint, and on from there against a refreshed reward model."""
     steps = sorted({look["step"] for one in seeds for look in one["watch"]["looks"] if look["action"] == "refresh"})
     for index, step in enumerate(steps):
-        label = "back to the best, reward model refreshed" if index == 0 else None
+        label = "reward model refreshed" if index == 0 else None
         ax.axvline(step, color=INK, linewidth=1.1, linestyle=":", zorder=1, label=label)
 
 
