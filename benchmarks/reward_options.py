@@ -46,6 +46,7 @@ def trained(given: argparse.Namespace, number: int, settings: tuple[str, ...]) -
     if not file.is_file():
         asked = [
             "rlhf.watch=null",
+            "rlhf.kl_target=null",
             f"rlhf.kl_beta={given.kl_beta}",
             f"rlhf.steps={given.steps}",
             "rlhf.measure_every=3",

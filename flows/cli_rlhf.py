@@ -41,7 +41,7 @@ def rlhf(
     ] = None,
     refreshes: Annotated[
         int | None,
-        typer.Option(min=0, help="Times that the reward model learns by what the judge saw, instead of an end."),
+        typer.Option(min=1, help="Times that the reward model learns by what the judge saw, instead of an end."),
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Trainings of the policy, which differ by the seed.")] = None,
     judge: Annotated[

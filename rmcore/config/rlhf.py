@@ -112,12 +112,12 @@ class RlhfConfig(Settings):
         if self.kl_target is not None and self.watch is None:
             raise ValueError(
                 f"kl_target={self.kl_target:g} is kept to by the watch, and there is none; set a field of "
-                "rlhf.watch, or leave kl_target out"
+                "rlhf.watch, or leave kl_target out (rlhf.kl_target=null)"
             )
         if self.kl_target is not None and self.kl_beta == 0:
             raise ValueError(
                 f"kl_target={self.kl_target:g} steers the KL penalty, and kl_beta=0 leaves that out; set kl_beta to "
-                "what the steering begins with, such as 0.1"
+                "what the steering begins with, such as 0.1, or leave kl_target out (rlhf.kl_target=null)"
             )
         return self
 
@@ -128,6 +128,11 @@ class RlhfConfig(Settings):
             raise ValueError(
                 f"the reward model is refreshed every {self.refresh_every} steps by refresh_every, and where gold has "
                 f"turned by watch.refreshes={refreshes}; leave one of them out"
+            )
+        if refreshes and self.stop_on_disagreement:
+            raise ValueError(
+                f"stop_on_disagreement ends a training that watch.refreshes={refreshes} would have go on from its best "
+                "checkpoint; leave one of them out"
             )
         if refreshes and self.rollout_staleness:
             raise ValueError(

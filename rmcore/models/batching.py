@@ -228,8 +228,10 @@ def micro_batches(
         shares = _padded_shares(lengths, token_budget, world)
     else:
         aim = row_tokens(token_budget, packing)
-        units = [[at] for at in range(len(pairs))] if prompts is None else _of_one_prompt(pairs, prompts, aim, packing)
-        lengths = [_unit_tokens([pairs[at] for at in unit], packing) for unit in units]
+        units = [[at] for at in range(len(pairs))]
+        if prompts is not None:
+            units = of_one_prompt(pairs, prompts, aim, packing, most_pairs=max(1, len(pairs) // world))
+        lengths = [unit_tokens([pairs[at] for at in unit], packing) for unit in units]
         shares = even_shares(lengths, token_budget, num_ranks=world, aim=aim)
 
         def together(chosen: Sequence[int]) -> MicroBatch:
@@ -241,20 +243,21 @@ def micro_batches(
     return with_idle_ones(shares, rank, lengths, partial(collate, pairs, pad_id=pad_id, packing=packing))
 
 
-def _unit_tokens(pairs: Sequence[TokenizedPair], packing: Packing) -> int:
+def unit_tokens(pairs: Sequence[TokenizedPair], packing: Packing) -> int:
     """Tokens that pairs which are computed together take in a packed row."""
     return group_tokens([side.ids for pair in pairs for side in (pair.chosen, pair.rejected)], packing)
 
 
-def _of_one_prompt(
-    pairs: Sequence[TokenizedPair], prompts: Sequence[int], most_tokens: int, packing: Packing
+def of_one_prompt(
+    pairs: Sequence[TokenizedPair], prompts: Sequence[int], most_tokens: int, packing: Packing, *, most_pairs: int
 ) -> list[list[int]]:
-    """Neighbours of one prompt, as positions, as many as a row and a group hold; one pair at least."""
+    """Neighbours of one prompt, as positions, as many as a row, a group and a process hold; one pair at least."""
     units: list[list[int]] = []
+    most = min(most_pairs, LARGEST_GROUP // 2)
     for at, prompt in enumerate(prompts):
-        if units and prompts[units[-1][-1]] == prompt and 2 * len(units[-1]) < LARGEST_GROUP:
+        if units and prompts[units[-1][-1]] == prompt and len(units[-1]) < most:
             joined = [*units[-1], at]
-            if _unit_tokens([pairs[one] for one in joined], packing) <= most_tokens:
+            if unit_tokens([pairs[one] for one in joined], packing) <= most_tokens:
                 units[-1] = joined
                 continue
         units.append([at])

@@ -76,7 +76,6 @@ def run(settings: GrpoSettings, upstream: Upstream, out: Path, tracker: Tracker,
     start = _start(settings.rlhf, upstream, judge)
     reward = _local_reward(settings, upstream, pairs)
     threshold = reward.calibration.threshold
-    watched = _watched(settings, upstream, policy, judge, reward)
     asked = settings.temperature, settings.max_new_tokens
     with (
         rollout_service(settings.rlhf, policy, _prompts(pairs), *asked, settings.device) as served,
@@ -90,7 +89,8 @@ def run(settings: GrpoSettings, upstream: Upstream, out: Path, tracker: Tracker,
                 reward = _local_reward(settings, upstream, pairs)
                 if service.publish is not None:
                     service.publish(reward.rm)
-            plan = replace(_plan(settings, policy, judge, pairs, start, reward, service, served), **watched)
+            plan = _plan(settings, policy, judge, pairs, start, reward, service, served)
+            plan = replace(plan, **_watched(settings, upstream, policy, judge, reward))
             train_policy(plan, place, seed=settings.seed + number, tracker=tracker, report=report)
     record = _collect(settings, out, threshold, "nobody" if judge is None else judge.name, service.name)
     _draw(record, upstream["overoptimization"] / "overoptimization.json", out / "figures")

@@ -167,6 +167,11 @@ def make_feed(
         reason = "these data say more than pairs (train.objective=pairs takes the pairs alone)" if observed else (
             "rows of this model are padded, so pairs of one prompt share nothing"
         )  # fmt: skip
+        if order is not None:
+            raise ConfigError(
+                f"train.group_prompts={config.group_prompts} draws an order of its own, and another is given; leave it "
+                "at 1."
+            )
         if observed or packing is None:
             raise ConfigError(f"train.group_prompts={config.group_prompts}, and {reason}; leave it at 1.")
         groups = find_prompt_groups(pairs, config.group_prompts)  # type: ignore[arg-type]

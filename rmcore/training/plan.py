@@ -14,9 +14,10 @@ from rmcore.core.tracking import NullTracker
 from rmcore.data.rendering import TokenizedPair
 from rmcore.data.tokenized import Pairs, token_lengths
 from rmcore.data.tokenized_observations import Observations, TokenizedObservation
-from rmcore.models.batching import StepOrder, pack_pairs, pair_tokens
+from rmcore.models.batching import StepOrder, of_one_prompt, pack_pairs, pair_tokens, row_tokens, unit_tokens
 from rmcore.models.device import pick_device
 from rmcore.models.observation_batching import observation_tokens
+from rmcore.models.packing.layout import Packing
 from rmcore.models.plain_batching import plain_groups
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training.feed import ObservationFeed
@@ -100,10 +101,19 @@ def _form(trainer: Trainer) -> str:
     return "packed, a common prompt once" if trainer.packing.causal else "packed"
 
 
+def _grouped_tokens(trainer: Trainer, packing: Packing, step: Sequence[int]) -> int:
+    """Tokens of a step whose pairs share prompts and answers, in one process."""
+    feed: Any = trainer.feed
+    pairs, prompts = [feed.pairs[index] for index in step], feed.prompts[list(step)].tolist()
+    aim = row_tokens(trainer.at.token_budget, packing)
+    units = of_one_prompt(pairs, prompts, aim, packing, most_pairs=len(pairs))
+    return sum(unit_tokens([pairs[at] for at in unit], packing) for unit in units)
+
+
 def _computed_tokens(trainer: Trainer, pairs: Trained) -> int:
     config, packing = trainer.config, trainer.packing
-    if trainer.feed.prompts is not None:
-        return sum(batch.rows.num_tokens for step in trainer.feed.order for batch in trainer.feed.cut(step, 2**62))
+    if trainer.feed.prompts is not None and packing is not None:
+        return sum(_grouped_tokens(trainer, packing, step) for step in trainer.feed.order)
     steps = StepOrder(len(pairs), config.pairs_per_step, trainer.num_steps, seed=trainer.seed)
     observed = isinstance(trainer.feed, ObservationFeed)
     trained: Any = pairs

@@ -37,14 +37,17 @@ def find_prompt_groups(pairs: Sequence[TokenizedPair], size: int) -> PromptGroup
         pairs: with their prompts' digests; without, each is of a prompt of its own.
         size: pairs of a group, at most.
     """
-    prompts: dict[str, int] = {}
-    answers: dict[bytes, int] = {}
     numbers = np.empty((2, len(pairs)), dtype=np.int64)
-    for place, pair in enumerate(pairs):
-        answer = hashlib.sha256(np.asarray(pair.chosen.ids, dtype=np.int32).tobytes()).digest()
-        prompt = pair.prompt_id or f"alone {place}"
-        numbers[:, place] = prompts.setdefault(prompt, len(prompts)), answers.setdefault(answer, len(answers))
-    return PromptGroups(numbers[0], numbers[1], size)
+    for place, pair in enumerate(pairs):  # eight bytes each: there may be ten million
+        prompt = (pair.prompt_id or f"alone {place}").encode()
+        answer = np.asarray(pair.chosen.ids, dtype=np.int32).tobytes()
+        numbers[:, place] = _number(prompt), _number(prompt + b" " + answer)
+    prompts, answers = (np.unique(row, return_inverse=True)[1] for row in numbers)
+    return PromptGroups(prompts, answers, size)
+
+
+def _number(content: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "big", signed=True)
 
 
 class GroupedOrder(StepOrder):

@@ -64,7 +64,8 @@ def look(number, seed, turns):
     return {
         "number": number, "step": 5 * number, "kl": 3.21 * done**1.4, "reference": max(0, number - 3), "num_pairs": 37,
         "difference": 0.171 - 0.31 * done * turns, "error": 0.183, "gained": 2.1 * done, "stopped": 4.2 * done * turns,
-        "turned": 3.31 * done * turns - 0.4, "needed": 2.9957, "best": 1 if learns else min(number, 4), "gains": gains,
+        "turned": 3.31 * done * turns - 0.4, "needed": 2.9957, "needed_to_stop": 3.6889,
+        "best": 1 if learns else min(number, 4), "gains": gains,
         "action": "stop" if ends else "refresh" if learns else "go_on",
         "reason": "gold has stopped gaining; back to step 20" if ends
         else "gold has turned; back to step 5, and on from there: the reward model learns from 41 pairs" if learns

@@ -118,8 +118,9 @@ class HackStop(TrainerCallback):
             began with; None: it is left alone until gold stops gaining.
         seed: of prompts, samples and choices.
         policy: how prompts and responses become token ids; None: by the trainer's model and tokenizer.
-        refresh: trains the reward model on the pairs that were judged since the last time, given with the step; called
-            again with the same step if the process was cut off before the look was written down.
+        refresh: trains the reward model on the pairs that were judged since the last time, given with the step, and
+            puts it into use; called again with the same step if the process was cut off before the look was written
+            down. Who resumes a training brings back the reward model as its last call has left it.
 
     Raises:
         ConfigError: too few prompts, several processes, or refreshes are wanted and nothing does them.
@@ -246,6 +247,7 @@ class HackStop(TrainerCallback):
                 control.should_training_stop = control.should_save = True
             elif self._is_back(state.global_step):
                 self._go_back(given["model"], given.get("optimizer"))
+                control.should_save = True  # nothing may resume before it against what the reward model is now
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Put the best checkpoint's weights into the model."""
@@ -348,11 +350,13 @@ class HackStop(TrainerCallback):
         folder = self.folder / f"look_{step}"
         folder.mkdir(exist_ok=True)
         number = len(watch.curve)
+        # Not before: until the state of the last look's step is written, one before it may be resumed from.
+        self._snapshots.keep(watch.kept)
         self._snapshots.save(model, number)
         file = folder / "asked.json"
         if file.is_file():
             asked = json.loads(file.read_text(encoding="utf-8"))
-            watch.begin(step, asked["kl"])
+            watch.begin(step, asked["kl"], asked["reference"])
             watch.prompts_used = asked["prompts_used"]
         else:
             asked = self._ask(model, step, number)
@@ -362,13 +366,13 @@ class HackStop(TrainerCallback):
         name = f"step{step}-seed{self.seed}"
         for pair, difference in enumerate(self._judged(folder, name, prompts, asked["later"], asked["earlier"])):
             paid_for = (pair + 1) % (self.judge.at_once or len(prompts)) != 0  # the rest of what was asked together
-            if not watch.see(chosen, pair, difference) and not paid_for:
+            teaches = _teaches(asked["later"][pair], asked["earlier"][pair], difference)
+            if not watch.see(chosen, pair, difference, teaches=teaches) and not paid_for:
                 break
         look = watch.end()
         if look.action == "refresh" and self._refresh is not None:
             self._refresh(self._judged_pairs(), step)
         watch.forget(KEPT)
-        self._snapshots.keep(watch.kept)
         self._act(look)
         self.looks.append(look)
         row = {"step": step, "look": look.to_dict(), "state": watch.to_dict()}
@@ -395,6 +399,7 @@ class HackStop(TrainerCallback):
         judged = [group * size + int(place) for group, place in enumerate(chosen.places)]
         return {
             "kl": kl,
+            "reference": reference,
             "prompts_used": watch.prompts_used,
             "chosen": {name: np.asarray(values).tolist() for name, values in vars(chosen).items()},
             "prompts": [places[one] for one in judged],
@@ -418,7 +423,7 @@ class HackStop(TrainerCallback):
             yield from found
 
     def _judged_pairs(self) -> list[PreferencePair]:
-        """Judged since the last refresh, the oldest first: pairs that the judge does not find equal, without blanks."""
+        """Those judged since the last refresh that teach something, the oldest first."""
         since = max((look.step for look in self.looks if look.action == "refresh"), default=0)
         found = []
         for step in self._watch.steps:
@@ -429,7 +434,7 @@ class HackStop(TrainerCallback):
             judged = [row["difference"] for row in read_json_lines(folder / "judged.jsonl")]
             rows = zip(asked["prompts"], asked["later"], asked["earlier"], judged, strict=False)  # the rest is unasked
             for number, (place, later, earlier, difference) in enumerate(rows):
-                if difference and later != earlier and not is_blank(later) and not is_blank(earlier):
+                if _teaches(later, earlier, difference):
                     chosen, rejected = (later, earlier) if difference > 0 else (earlier, later)
                     name = f"watched-step{step}-{number}"
                     found.append(PreferencePair(self.prompts[place], chosen, rejected, pair_id=name))
@@ -485,3 +490,8 @@ class HackStop(TrainerCallback):
             order += np.random.default_rng([self.seed, turn]).permutation(len(self.prompts)).tolist()
             turn += 1
         return order[used % len(self.prompts) :][:wanted]
+
+
+def _teaches(later: str, earlier: str, difference: float) -> bool:
+    """Whether a judged pair is one that a reward model can be trained on."""
+    return difference != 0 and later != earlier and not is_blank(later) and not is_blank(earlier)

@@ -15,6 +15,7 @@ import numpy as np
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError, TrainingError
+from rmcore.core.files import write_json
 from rmcore.core.tracking import NullTracker
 from rmcore.data.integrity import select_training_pairs
 from rmcore.data.pair import PreferencePair, Prompt
@@ -25,6 +26,8 @@ from rmcore.policy.judge import Judge
 from rmcore.training.loop import Trainer
 
 PAIRS_FILE = "pairs.parquet"
+REFRESH_FILE = "refresh.json"
+"""Written last: a folder without it is of a refresh that was cut off."""
 TESTED_SHARE = 0.25
 """Share of the new labels that are only tested on: the training would flatter itself on the others."""
 
@@ -36,7 +39,8 @@ class Refresh:
     step: of the policy.
     weight_version: that the refreshed reward model is served as.
     num_pairs: new labels.
-    accuracy_before, accuracy_after: of the reward model on those of them that it was not trained on.
+    accuracy_before, accuracy_after: of the reward model on those of them that it was not trained on. Where a watch has
+        asked for the refresh, they are among the judgements that convinced it, so `before` is low by selection.
     """
 
     step: int
@@ -98,21 +102,28 @@ class Refresher:
         Args:
             labelled: where the policy is now; a quarter of them, drawn at random, is only tested on.
             step: of the policy.
-            folder: for the checkpoint (`best/`) and the pairs that were trained on (`pairs.parquet`).
+            folder: for the checkpoint (`best/`), the pairs that were trained on (`pairs.parquet`), and what came out
+                (`refresh.json`), before it is published.
             seed: of the run.
 
         Raises:
             TrainingError: too few pairs are labelled.
             ServingError, RequestError: the server did not take the weights.
         """
-        new = list(labelled)
-        random.Random(f"tested {seed} {step}").shuffle(new)  # noqa: S311 - data, not cryptography
+        order = list(dict.fromkeys(pair.prompt_id for pair in labelled))
+        random.Random(f"tested {seed} {step}").shuffle(order)  # noqa: S311 - data, not cryptography
+        places = {prompt: place for place, prompt in enumerate(order)}
+        new = sorted(labelled, key=lambda pair: places[pair.prompt_id])
         before, after, trained = train_further(
             self.reward.rm, new, self.old, self.train, self.settings,
             earlier=self.labelled, folder=folder, seed=seed + step,
         )  # fmt: skip
         write_pairs(trained, folder / PAIRS_FILE)
-        return Refresh(step, self._adopt(self.reward.rm, trained), len(new), before, after)
+        found: dict[str, Any] = {
+            "step": step, "num_pairs": len(new), "accuracy_before": before, "accuracy_after": after,
+        }  # fmt: skip
+        write_json(folder / REFRESH_FILE, found)
+        return Refresh(weight_version=self._adopt(self.reward.rm, trained), **found)
 
     def restore(self, folders: Sequence[Path]) -> None:
         """Put the reward model of the last of some refreshes into use, as it was after it.
@@ -174,7 +185,7 @@ def train_further(
 
     Args:
         rm: the reward model in use.
-        new: labelled where the policy is now; the last quarter is tested on.
+        new: labelled where the policy is now, those of a prompt together; the last quarter is tested on.
         old: pairs of the first training, of which some are mixed in lest they be forgotten.
         config: of the first training; optimizer and batch are its.
         settings: steps and learning rate.
@@ -189,12 +200,14 @@ def train_further(
         TrainingError: too few of the policy's samples could be labelled.
     """
     num_tested = int(len(new) * TESTED_SHARE)
+    while num_tested and new[-num_tested].prompt_id == new[-num_tested - 1].prompt_id:
+        num_tested -= 1  # no prompt is on both sides
     trained, tested = list(new[: len(new) - num_tested]), new[len(new) - num_tested :]
     if not tested:
         raise TrainingError(
             f"only {len(new)} pairs of the policy's samples could be labelled, too few to refresh the reward model "
-            "with: its samples are all alike, empty, or judged equal. Lower refresh_every, so that it has not "
-            "collapsed yet, or raise refresh_pairs."
+            "with: its samples are all alike, empty, or judged equal. Refresh sooner, so that it has not collapsed yet "
+            "(rlhf.refresh_every), or with more labels (rlhf.refresh_pairs)."
         )
     before = _accuracy(rm, tested)
     rng = random.Random(f"refresh {seed}")  # noqa: S311 - data, not cryptography

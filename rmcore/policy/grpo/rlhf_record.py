@@ -183,11 +183,13 @@ def verdict_of_watch(watches: Sequence[Mapping[str, Any]], final: Mapping[str, A
     kept = [one["kept_step"] for one in watches]
     unit = watches[0]["unit"]
     ends = [one["looks"][-1] for one in watches if one["looks"]]
-    reasons = list(dict.fromkeys(look["reason"] for look in ends if look["action"] == "stop"))
+    learned = [look for one in watches for look in one["looks"] if look["action"] == "refresh"]
+    reasons = list(dict.fromkeys(look["reason"] for look in [*learned, *ends] if look["action"] in ("stop", "refresh")))
     if not any(kept):
         return {
             "status": "refused",
-            "headline": "Not against this reward model: no policy was shown to be better than the start, which is kept",
+            "headline": f"Not against this reward model{_refreshed(len(learned))}: no policy was shown to be better "
+            "than the start, which is kept",
             "reasons": reasons,
         }
     where = f"at step {kept[0]} and {watches[0]['kept_kl']:.2g} nats" if len(kept) == 1 else (
@@ -210,6 +212,10 @@ def verdict_of_watch(watches: Sequence[Mapping[str, Any]], final: Mapping[str, A
     if final["ci_high"] < 0:
         return {"status": "fell", "headline": f"The policy is worse than its start: gold {shown}", "reasons": reasons}
     return {"status": "unclear", "headline": f"Not shown to be better than its start: gold {shown}", "reasons": reasons}
+
+
+def _refreshed(times: int) -> str:
+    return "" if not times else ", refreshed once" if times == 1 else f", refreshed {times} times"
 
 
 def _apart(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:

@@ -16,7 +16,7 @@ FEWEST_PAIRS = 4
 NOBODY_WATCHES = (
     "rlhf.watch wants a judge, and nobody judges: only the gold world judges itself. Name a function of (prompt, "
     "response) in policy.judge, or a folder for people's files in rlhf.watch.people, or go "
-    "without (--set rlhf.watch=null)."
+    "without (--set rlhf.watch=null, and rlhf.kl_target=null where one is set)."
 )
 
 

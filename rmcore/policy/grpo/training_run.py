@@ -37,7 +37,7 @@ from rmcore.policy.grpo.group_reward import SCORE_KEY
 from rmcore.policy.grpo.grpo import make_grpo_with_rm
 from rmcore.policy.grpo.hack_stop import HackStop
 from rmcore.policy.grpo.policy_meter import PolicyMeter, draw
-from rmcore.policy.grpo.refresh import Refresher
+from rmcore.policy.grpo.refresh import REFRESH_FILE, Refresher
 from rmcore.policy.grpo.vllm_rollouts import Parity
 from rmcore.policy.policy import Policy
 from rmcore.policy.sampling.rollouts import RolloutScorer
@@ -322,10 +322,14 @@ def _rewind(folder: Path) -> Path | None:
         if (folder / name).is_file():
             (folder / name).unlink()
             append_json_lines(folder / name, kept)
-    refreshed = {row["step"] for row in read_json_lines(folder / REFRESHES)}
+    written = {row["step"] for row in read_json_lines(folder / REFRESHES)}
     for place in _refreshes(folder):
-        if _step(place) not in refreshed:  # later, or cut off
+        if _step(place) > last or not (place / REFRESH_FILE).is_file():  # cut off
             shutil.rmtree(place)
+    for number, place in enumerate(_refreshes(folder)):
+        if _step(place) not in written:  # it was trained, and not published: that is done when it is restored
+            found = json.loads((place / REFRESH_FILE).read_text(encoding="utf-8"))
+            append_json_lines(folder / REFRESHES, [found | {"weight_version": number + 2}])
     return whole[-1] if whole else None
 
 

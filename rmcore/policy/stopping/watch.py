@@ -12,7 +12,8 @@ are made before the responses of a look are drawn, from earlier judgements, by a
 
 Where the reward model may be refreshed, gold that has turned or stopped does that instead of ending the training: the
 policy goes back to the best checkpoint, and goes on from there against a reward model that has learned from all that
-was judged. Bets begin anew then, each at its share of the level, and compare with checkpoints on the way alone.
+was judged. The bets that it has stopped or turned begin anew then, each at its share of the level, about the policy's
+way from that checkpoint alone: what an earlier reward model has spoilt is no evidence against this one.
 """
 
 from collections.abc import Mapping
@@ -36,7 +37,7 @@ FAR_BACK = 0.5
 """Share of the newest checkpoint's KL that an earlier one has at most, to show that gold has stopped gaining: close
 neighbours are always alike."""
 AFTER_FEWEST = 2
-"""Checkpoints before gold can be said to have stopped."""
+"""Checkpoints against a reward model before gold can be said to have stopped."""
 FEWEST_TO_LEARN = 32
 """Judged pairs that a reward model is refreshed with at least: three quarters of them are trained on, the others say
 whether it has helped."""
@@ -52,7 +53,8 @@ class Look:
     reference: number of the checkpoint that it was compared with.
     num_pairs: judged.
     difference: mean of the groups' values, and its standard error.
-    gained, stopped, turned: evidence for each, in nats; `needed` convinces.
+    gained, stopped, turned: evidence for each, in nats; `needed` convinces that it has turned, `needed_to_stop` that it
+        has stopped.
     best: number of the checkpoint that would be kept now.
     gains: mean and standard deviation of each checkpoint's gain over the start, as far as is known.
     action: what to do, and why.
@@ -69,6 +71,7 @@ class Look:
     stopped: float
     turned: float
     needed: float
+    needed_to_stop: float
     best: int
     gains: list[tuple[float, float]]
     action: Action
@@ -122,17 +125,26 @@ class Watch:
         self._spread, self._weight = FIRST_SPREAD, FIRST_WEIGHT
         self._lowered = False
         self._unlearned = 0
-        """Pairs that the judge does not find equal, since the last refresh."""
+        """Pairs since the last refresh from which a reward model can learn."""
+        self._origin, self._first = 0, 0
+        """Checkpoint that the policy's way against the present reward model begins at, and the last one before it."""
         self._reference, self._known = 0, (0.0, 0.0)
         self._values: list[float] = []
 
-    def begin(self, step: int, kl: float) -> int:
-        """Begin a look at a new checkpoint; the number of the earlier one to compare it with."""
+    def begin(self, step: int, kl: float, reference: int | None = None) -> int:
+        """Begin a look at a new checkpoint; the number of the earlier one to compare it with.
+
+        Args:
+            step: of the policy.
+            kl: nats from the start.
+            reference: that an earlier call gave for this look; None: it is chosen.
+        """
         self.curve.add_checkpoint(kl)
         self._values = []
         self.steps.append(step)
         self.kls.append(kl)
-        self._reference = self.curve.telling_reference(self.kept)
+        on_the_way = [one for one in self.kept if one == self._origin or one > self._first]
+        self._reference = self.curve.telling_reference(on_the_way) if reference is None else reference
         self._known = self.curve.difference(len(self.curve) - 1, self._reference)
         return self._reference
 
@@ -141,11 +153,18 @@ class Watch:
         looks_left = max(1, self.num_looks - (len(self.curve) - 1))
         return (self.settings.labels - self.labels_used) // (self.labels_per_pair * looks_left)
 
-    def see(self, chosen: Chosen, number: int, difference: float) -> bool:
+    def see(self, chosen: Chosen, number: int, difference: float, *, teaches: bool = True) -> bool:
         """Take up the judgement of group `number`: the newest checkpoint's response less the earlier one's.
 
+        Args:
+            chosen: the groups of this look.
+            number: of the group.
+            difference: as judged.
+            teaches: whether a reward model can be trained on this pair.
+
         Returns:
-            Whether more judgements can still change what follows: not where gold has turned.
+            Whether more judgements can still change what follows: not where gold has turned, unless the reward model is
+            to learn from them.
         """
         newest = len(self.curve) - 1
         value = chosen.value(number, difference)
@@ -154,8 +173,9 @@ class Watch:
             share = unsure / (unsure + self._spread / len(self._values))
             expected += share * (float(np.mean(self._values)) - expected)
             unsure *= 1 - share
-        far_back = self.kls[self._reference] <= FAR_BACK * self.kls[newest]
-        for bet in (self._gained, self._turned, *([self._stopped] if far_back and newest > AFTER_FEWEST else [])):
+        near, far = (self.kls[one] - self.kls[self._origin] for one in (self._reference, newest))
+        may_stop = near <= FAR_BACK * far and newest - self._first > AFTER_FEWEST
+        for bet in (self._gained, self._turned, *([self._stopped] if may_stop else [])):
             bet.settle(
                 value,
                 expected=expected,
@@ -164,10 +184,14 @@ class Watch:
                 high=self.chooser.bound,
             )
         self._values.append(value)
-        self._unlearned += difference != 0
+        self._unlearned += teaches
         self.labels_used += self.labels_per_pair
         self.chooser.learn(float(chosen.proxy[number]), difference)
-        return not self._turned.won
+        return not self._turned.won or (self._can_refresh and self._unlearned < FEWEST_TO_LEARN)
+
+    @property
+    def _can_refresh(self) -> bool:
+        return self.refreshes_left > 0 and self.num_looks > len(self.curve) - 1
 
     def end(self) -> Look:
         """Close the look; what follows."""
@@ -195,6 +219,7 @@ class Watch:
             stopped=before[1].log_wealth,
             turned=before[2].log_wealth,
             needed=before[2].needed,
+            needed_to_stop=before[1].needed,
             best=best,
             gains=[
                 (float(one), float(max(var, 0.0) ** 0.5)) for one, var in zip(mean, np.diag(covariance), strict=True)
@@ -206,11 +231,11 @@ class Watch:
     def forget(self, most: int) -> None:
         """Drop checkpoints from `kept` that are least likely to be the best until `most` are left.
 
-        The start, the newest and the best stay.
+        The start, the newest and the best stay, and where the way against the present reward model begins.
         """
         mean, covariance = self.curve.posterior()
         hope = mean + np.sqrt(np.maximum(np.diag(covariance), 0.0))
-        safe = {0, self.kept[-1], self.curve.best(self.kept, CAUTIOUS)}
+        safe = {0, self._origin, self.kept[-1], self.curve.best(self.kept, CAUTIOUS)}
         gone = sorted((one for one in self.kept if one not in safe), key=lambda one: float(hope[one]))
         gone = gone[: max(0, len(self.kept) - most)]
         self.kept = [one for one in self.kept if one not in gone]
@@ -237,8 +262,7 @@ class Watch:
         return "go_on", "nothing is shown yet"
 
     def _end_or_learn(self, found: str, best: int, at_best: str) -> tuple[Action, str]:
-        looks_left = self.num_looks - (len(self.curve) - 1)
-        if not self.refreshes_left or not looks_left:
+        if not self._can_refresh:
             return "stop", f"{found}; back to {at_best}"
         if self._unlearned < FEWEST_TO_LEARN:
             few = f"{self._unlearned} judged pairs are too few to refresh the reward model with ({FEWEST_TO_LEARN})"
@@ -251,6 +275,7 @@ class Watch:
         # What the old reward model was worth says nothing of the new one, and what lies behind the best checkpoint is
         # on the way of no policy any more.
         self.chooser = PairChooser(self.chooser.limit, self.chooser.size)
+        self._origin, self._first = best, len(self.curve) - 1
         self.kept = [number for number in self.kept if number <= best]
         self.curve.branch(best)
         return "refresh", reason
@@ -270,6 +295,7 @@ class Watch:
             "lowered": self._lowered,
             "refreshes_left": self.refreshes_left,
             "unlearned": self._unlearned,
+            "way": [self._origin, self._first],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -284,3 +310,4 @@ class Watch:
         self._spread, self._weight = state["spread"]
         self._lowered = state["lowered"]
         self.refreshes_left, self._unlearned = state["refreshes_left"], state["unlearned"]
+        self._origin, self._first = state["way"]

@@ -116,7 +116,7 @@ def _evidence(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
         ax, title="evidence, which may be looked at after every pair",
         x="optimizer step of the policy", y="evidence (nats)",
     )  # fmt: skip
-    needed = 0.0
+    needed = to_stop = 0.0
     for number, seed in enumerate(seeds):
         looks = seed["watch"]["looks"]
         for key, colour, label in BETS:
@@ -125,10 +125,14 @@ def _evidence(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
             ax.plot(steps, values, color=colour, marker="o", markersize=3.5, alpha=1.0 if number == 0 else 0.4,
                     label=label if number == 0 else None)  # fmt: skip
         needed = max([needed, *(look["needed"] for look in looks)])
+        to_stop = max([to_stop, *(look["needed_to_stop"] for look in looks)])
     if not needed:
         note(ax, "there was no look")
         return
     ax.axhline(needed, color=INK, linestyle="--", linewidth=1.1, label=f"convinces ({needed:.1f})")
+    if to_stop > needed:
+        label = f"convinces that it has stopped ({to_stop:.1f})"
+        ax.axhline(to_stop, color=PINK, linestyle="--", linewidth=1.1, label=label)
     _refreshes(ax, seeds)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     legend_below(ax)

@@ -27,7 +27,7 @@ from rmcore.policy.grpo.grpo import make_grpo_with_rm
 from rmcore.policy.grpo.hack_stop import FunctionProxy, HackStop
 from rmcore.policy.grpo.local_reward import LocalReward
 from rmcore.policy.grpo.policy_meter import QUANTITIES, PolicyMeter, StartPools
-from rmcore.policy.grpo.refresh import Refresher
+from rmcore.policy.grpo.refresh import Refresher, train_further
 from rmcore.policy.grpo.training_run import FINISHED, PROGRESS, REFRESHES, ROLLOUTS, TrainingPlan, train_policy
 from rmcore.policy.judge import GoldJudge
 from rmcore.policy.policy import Policy
@@ -443,6 +443,44 @@ def test_a_watch_that_sees_a_turn_has_the_reward_model_learn_by_what_it_judged(
     assert versions == {1: 1, 2: 1, 3: 2, 4: 2}
     trained = load_file(tmp_path / "model" / "model.safetensors")
     assert same(load_file(plan.policy.folder / "model.safetensors"), trained)  # the start, to the bit
+
+
+def test_a_refresh_that_was_trained_and_not_published_is_published_when_the_training_goes_on(
+    plan, tiny_folder, gold_pairs, tmp_path
+):
+    settings = plan.settings.model_copy(
+        update={"steps": 4, "refresh_every": 2, "refresh_pairs": 16, "refresh_steps": 2, "measure_every": 2}
+    )
+    published = []
+
+    def publish(rm):
+        published.append(rm)
+        if len(published) == 1:
+            raise ServingError("no server")
+        return len(published)
+
+    changes = refreshed(plan, tiny_folder, gold_pairs, settings)
+    with pytest.raises(ServingError):
+        finish(plan, tmp_path, **changes | {"refresher": replace(changes["refresher"], publish=publish)})
+    again = refreshed(plan, tiny_folder, gold_pairs, settings)
+    finish(plan, tmp_path, **again | {"refresher": replace(again["refresher"], publish=publish)})
+    assert len(published) == 2
+    assert [(row["step"], row["weight_version"]) for row in read_json_lines(tmp_path / REFRESHES)] == [(2, 2)]
+    versions = {row["step"]: row["weight_version"] for row in read_json_lines(tmp_path / ROLLOUTS)}
+    assert versions == {1: 1, 2: 1, 3: 2, 4: 2}
+
+
+def test_no_prompt_of_a_refresh_is_both_trained_on_and_tested(tiny_folder, gold_pairs, tmp_path):
+    rm = BradleyTerryRM.from_pretrained(tiny_folder, device="cpu", max_seq_len=128)
+    settings = RlhfConfig(refresh_steps=1)
+    few = [pair for pair in gold_pairs if pair.prompt_id in {one.prompt_id for one in gold_pairs[:24:4]}]
+    labelled = sorted(few, key=lambda pair: pair.prompt_id)
+    *_, trained = train_further(
+        rm, labelled, gold_pairs[60:90], TrainConfig(token_budget=4096), settings, folder=tmp_path, seed=0
+    )
+    tested = [pair for pair in labelled if pair not in trained]
+    assert tested
+    assert not {pair.prompt_id for pair in tested} & {pair.prompt_id for pair in trained}
 
 
 def test_a_clip_is_taken_around_the_start_samples(plan, tmp_path):

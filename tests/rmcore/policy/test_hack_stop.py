@@ -159,7 +159,7 @@ class CutAt(TrainerCallback):
             raise CutError
 
 
-def learned(policy, out, judge, *, resume=None, cut_at=None):
+def learned(policy, out, judge, *, resume=None, cut_at=None, knows=False):
     """A training whose reward model learns by what its watch has judged, where gold has turned."""
     reward = Learning()  # prompts for all steps: in a second epoch TRL orders them otherwise after a resume
     settings = SETTINGS.model_copy(update={"steps": 32, "prompts_per_step": 6, "learning_rate": 4e-3})
@@ -173,8 +173,7 @@ def learned(policy, out, judge, *, resume=None, cut_at=None):
         callbacks=[stop, CutAt(cut_at)],
     )  # fmt: skip
     stop.attach(trainer)
-    if resume is not None:
-        reward.knows = True
+    reward.knows = knows
     trainer.train(resume_from_checkpoint=resume)
     return stop, trainer, reward
 
@@ -200,14 +199,16 @@ def test_where_gold_has_turned_the_reward_model_learns_and_the_policy_goes_on_fr
     assert stop.final_gain(trainer.model, [f"What is {number} + 3?" for number in range(60)]).value > 0
 
 
-def test_a_training_that_went_back_and_was_cut_off_goes_on_as_if_it_had_not_been(policy, whole, tmp_path):
+@pytest.mark.parametrize("later", [0, 1])
+def test_a_training_that_went_back_and_was_cut_off_goes_on_as_if_it_had_not_been(policy, whole, tmp_path, later):
+    """Cut off after the step's state was written, or before: then the look is taken and the lesson given once more."""
     uncut, trainer, _ = whole
     (turn,) = [look for look in uncut.looks if look.action == "refresh"]
     with pytest.raises(CutError):
-        learned(policy, tmp_path, Judge(gold), cut_at=turn.step + 1)
-    state = str(tmp_path / f"checkpoint-{turn.step}")
-    again, other, reward = learned(policy, tmp_path, Judge(gold), resume=state)
-    assert not reward.taught
+        learned(policy, tmp_path, Judge(gold), cut_at=turn.step + later)
+    state = tmp_path / f"checkpoint-{turn.step if later else turn.step - 2}"
+    again, other, reward = learned(policy, tmp_path, Judge(gold), resume=str(state), knows=bool(later))
+    assert [step for step, _ in reward.taught] == ([] if later else [turn.step])
     assert json.dumps([look.to_dict() for look in again.looks]) == json.dumps([one.to_dict() for one in uncut.looks])
     assert same(weights(other.model), weights(trainer.model))
 

@@ -207,6 +207,8 @@ def test_refreshes_that_contradict_other_settings_are_refused():
     refreshed = WatchConfig(refreshes=1)
     with pytest.raises(ValueError, match="leave one of them out"):
         RlhfConfig(watch=refreshed, refresh_every=5)
+    with pytest.raises(ValueError, match="go on from its best"):
+        RlhfConfig(watch=refreshed, stop_on_disagreement=True)
     with pytest.raises(ValueError, match="would draw from those that it left"):
         RlhfConfig(watch=refreshed, rollout_staleness=1)
     for settings in ({"watch": refreshed}, {"refresh_every": 5}):

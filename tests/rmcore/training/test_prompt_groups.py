@@ -141,6 +141,13 @@ def test_several_processes_share_whole_groups_and_compute_each_pair_once(packing
         assert len({len(batches) for _, batches in shares}) == 1
 
 
+def test_one_prompt_alone_is_shared_out_among_the_processes(packing):
+    pairs = drawn_pairs(num_prompts=1, pairs=12)
+    shares = [feed(packing, 12, Ranks(rank, 3), pairs=pairs)[0][1] for rank in range(3)]
+    assert all(not batch.idle for batches in shares for batch in batches)
+    assert all(sum(batch.num_pairs for batch in batches) == 4 for batches in shares)
+
+
 def test_a_group_that_is_larger_than_the_budget_is_cut_between_pairs(packing):
     grouped = feed(packing, 7, budget=40)
     for step in range(3):
@@ -152,6 +159,11 @@ def test_a_group_that_is_larger_than_the_budget_is_cut_between_pairs(packing):
 def test_where_nothing_can_be_shared_it_is_refused(packing):
     with pytest.raises(ConfigError, match="share nothing"):
         feed(None, 4)
+    with pytest.raises(ConfigError, match="another is given"):
+        make_feed(
+            PAIRS, TrainConfig(group_prompts=2), num_steps=1, seed=0, token_budget=400, pad_id=PAD, ranks=ALONE,
+            packing=packing, order=[[0]],
+        )  # fmt: skip
     for settings in ({"batching": "plain"}, {"packing": False}, {"curriculum": "easy_first"}):
         with pytest.raises(ValueError, match="an order of its own"):
             TrainConfig(group_prompts=2, **settings)
