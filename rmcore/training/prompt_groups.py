@@ -18,7 +18,7 @@ from rmcore.models.batching import StepOrder
 
 @dataclass(frozen=True)
 class PromptGroups:
-    """What pairs share, and how many of a prompt are drawn together.
+    """Pairs by what they share, and how many of a prompt are drawn together.
 
     prompts: (P,) a number for the prompt of each pair.
     answers: (P,) a number for its chosen answer.

@@ -7,7 +7,7 @@ from rmcore.core.errors import DataError
 from rmcore.data.readers.columns import PROMPTS, TWO_ANSWERS, Row
 
 Translate = Callable[[Row], dict[str, Any]]
-"""Of a row, into one that `rmcore.data.readers.layouts` reads."""
+"""A row in, one that `rmcore.data.readers.layouts` reads out."""
 SIDES = {"left": 0, "right": 1, "first": 0, "second": 1}
 TIES = frozenset(
     ("tie", "ties", "tied", "tie_bothbad", "tie_both_bad", "both_bad", "bothbad", "both_good", "both", "neither",
