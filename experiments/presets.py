@@ -49,16 +49,16 @@ RLHF = PipelineConfig(
     landscape=LandscapeConfig(parts=("normalized",), num_pairs=8, lanczos_steps=10, trace_probes=4),
     readiness=ReadinessConfig(planned_optimizer="kl_optimum", planned_kl=2.0),
     policy=PolicyConfig(base="tiny-small", num_prompts=120, max_new_tokens=160, gradient_prompts=4),
-    # Many prompts a step, and a penalty that is steered to the 2 nats that readiness was asked for: with 16 prompts and
-    # a fixed 0.05 the policy went to 4, with a fixed 0.2 some seeds were held at 1 (experiments/LOG.md).
+    # Many prompts a step, and a penalty that is raised beyond the 2 nats that readiness was asked for: with 16 prompts
+    # and 0.05 the policy went to 4; 60 steps from 0.1 overshoot to 3.6, and keep no more (experiments/LOG.md).
     rlhf=RlhfConfig(
-        steps=60,
+        steps=40,
         prompts_per_step=24,
         learning_rate=1e-4,
-        kl_beta=0.1,
+        kl_beta=0.2,
         kl_target=2.0,
         rewards="local",
-        measure_every=6,
+        measure_every=5,
         refresh_steps=60,  # with 41 labels 0.45 of the pairs that followed became 0.75; 0.46 at a seventh of the rate
         refresh_lr=2e-3,
         num_prompts=24,
@@ -125,14 +125,14 @@ DESCRIBED: dict[str, Preset] = {
         "From preferences to a policy, cold: reward model, readiness, GRPO against it.",
         RLHF,
         command="rlhf",
-        time="10 min",
+        time="8 min",
     ),
     "rlhf-flawed": Preset(
         "The same with annotators who name the longer answer in half of the pairs, whatever it says: readiness refuses "
         "it, and a policy trained against it all the same loses gold.",
         RLHF.model_copy(update={"study": "rlhf-flawed", "data": labelled_where_the_policy_is(0.5)}),
         command="rlhf",
-        time="10 min",
+        time="8 min",
     ),
     "validation": Preset(
         "What readiness predicts, on 400 reward models of known gain in two gold worlds.",
