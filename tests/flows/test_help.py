@@ -107,7 +107,7 @@ def test_the_shell_completes_commands_and_options_that_the_page_leaves_out(words
 
 
 @pytest.mark.parametrize(
-    "example", ["rm-opt best-of-n", "rm-opt readiness policy --policy sft", "rm-opt rlhf --refresh-every 10 --seeds 3"]
+    "example", ["rm-opt best-of-n", "rm-opt readiness policy --policy sft", "rm-opt rlhf --refreshes 2 --seeds 3"]
 )
 def test_the_help_shows_examples(example, capsys):
     with pytest.raises(SystemExit):
