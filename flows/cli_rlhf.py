@@ -45,7 +45,8 @@ def rlhf(
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Trainings of the policy, which differ by the seed.")] = None,
     judge: Annotated[
-        str | None, typer.Option(help="module:function of (prompt, response): the gold reward, where known.")
+        str | None,
+        typer.Option(help="The gold reward: module:function of (prompt, response), or another reward model's folder."),
     ] = None,
     labels: Annotated[
         int | None, typer.Option(min=40, help="Responses that the judge is asked about on the way, at most.")

@@ -42,9 +42,9 @@ class PolicyConfig(Settings):
     """Column of `samples` with the gold reward; rows without it are left out. The gold world judges itself."""
     judge_ceiling: float = Field(default=1.0, gt=0.5, le=1)
     """How often the judge agrees with itself, or with people, on a pair: accuracies are corrected for the rest."""
-    judge: str | None = Field(default=None, pattern=r"^[\w.]+:\w+$")
-    """module:function of (prompt, response) that gives the gold reward, for samples drawn here; code of yours,
-    from the current folder or PYTHONPATH."""
+    judge: str | None = Field(default=None, pattern=r"^([\w.]+:\w+|[^:]+)$")
+    """Who gives the gold reward of samples drawn here: module:function of (prompt, response), code of yours from the
+    current folder or PYTHONPATH; or the folder of another reward model, which stands in for the truth."""
     num_members: int = Field(default=4, ge=2, le=64)
     """Bootstrap reward heads whose disagreement on the samples is measured."""
     gradient_prompts: int = Field(default=16, ge=0)

@@ -33,7 +33,7 @@ RECORD_FILE = "confirmation.json"
 
 def run(settings: ConfirmationSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Draw, choose, judge."""
-    judge = judge_of(settings.judge, GoldConfig() if settings.is_gold else None)
+    judge = judge_of(settings.judge, GoldConfig() if settings.is_gold else None, settings.device)
     if judge is None:
         raise ConfigError(
             "who judges what best-of-n gives is unknown: only the gold world judges itself. Name a function of "

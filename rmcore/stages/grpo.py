@@ -71,7 +71,7 @@ def run(settings: GrpoSettings, upstream: Upstream, out: Path, tracker: Tracker,
     """Train, measure, judge."""
     require_rlhf(settings.rlhf, settings.judge, settings.gold)
     policy = Policy.load(policy_place(settings.name, upstream["policy"]))
-    judge = judge_of(settings.judge, settings.gold)
+    judge = judge_of(settings.judge, settings.gold, settings.device)
     pairs = read_pairs(upstream["prepare"] / "train.parquet")
     start = _start(settings.rlhf, upstream, judge)
     reward = _local_reward(settings, upstream, pairs)

@@ -76,7 +76,7 @@ def _draw(
         }
     )
     # Its reward, which is all that is asked here, is the same under all settings of the gold world.
-    judge = judge_of(settings.judge, GoldConfig() if settings.is_gold else None)
+    judge = judge_of(settings.judge, GoldConfig() if settings.is_gold else None, settings.device)
     asked = [prompts[index] for index in rows["prompt_index"]]
     table["gold"] = np.nan if judge is None else judge.rewards(asked, rows["response"].tolist())
     return table, {"engine": engine, "source": settings.name}

@@ -36,6 +36,7 @@ from rmcore.core.named_function import source_file_digest
 from rmcore.core.store import make_key
 from rmcore.data.readers.sources import source_digest
 from rmcore.data.render_fn import render_fn_digest
+from rmcore.policy.judge import is_function, judge_name, require_named_judge
 from rmcore.stages.requirements import (
     required_active,
     required_benchmark,
@@ -607,7 +608,9 @@ def _judged_by(config: PipelineConfig) -> str:
     policy = required_policy(config)
     if policy.samples is not None:
         return f"column {policy.judge_column} of the given samples"  # by content: the file may be renamed
-    return policy.judge or ("the gold world" if _is_gold(config) else "nobody")
+    if policy.judge is not None:
+        return judge_name(policy.judge)
+    return "the gold world" if _is_gold(config) else "nobody"
 
 
 def _weights(name: str) -> dict[str, str]:
@@ -631,4 +634,8 @@ def _rule(named: str) -> str:
 
 
 def _judge(named: str | None) -> dict[str, str]:
-    return {} if named is None else {"judge": f"{named} {source_file_digest('policy.judge', named)}"}
+    if named is None:
+        return {}
+    require_named_judge(named)
+    content = f"{named} {source_file_digest('policy.judge', named)}" if is_function(named) else source_digest(named)
+    return {"judge": content}

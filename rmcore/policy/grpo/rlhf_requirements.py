@@ -7,8 +7,7 @@ import math
 from rmcore.config.data import GoldConfig
 from rmcore.config.rlhf import RlhfConfig, WatchConfig
 from rmcore.core.errors import ConfigError
-from rmcore.core.named_function import load_function
-from rmcore.policy.judge import JUDGE_MEANING, JUDGE_SETTING
+from rmcore.policy.judge import require_named_judge
 from rmcore.serving.vllm_process import find_vllm
 
 FEWEST_PAIRS = 4
@@ -46,7 +45,7 @@ def require_rlhf(settings: RlhfConfig, judge: str | None, gold: GoldConfig | Non
     if "vllm" in (settings.rewards, settings.rollouts):
         find_vllm()
     if judge is not None:
-        load_function(JUDGE_SETTING, judge, JUDGE_MEANING)
+        require_named_judge(judge)
     watch = settings.watch
     if watch is not None:
         if watch.people is None and judge is None and gold is None:

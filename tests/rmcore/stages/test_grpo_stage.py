@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import shutil
 import sys
 
 import numpy as np
@@ -282,3 +283,24 @@ def test_a_training_needs_a_policy(settings):
     tree = changed(CONFIG, **settings).model_dump()
     with pytest.raises(ValueError, match=r"policy\.name"):
         type(CONFIG).model_validate(tree)
+
+
+@pytest.mark.slow
+def test_another_reward_model_judges_by_its_content(chain, tiny_folder, tmp_path):
+    """Moved it is the same judge, changed it is another."""
+
+    def inputs(folder):
+        config = changed(CONFIG, policy={"judge": str(folder)}, rlhf={"num_seeds": 1, "refresh_every": None})
+        return config, stage_call("grpo", config, {name: chain.ref(name) for name in STAGES["grpo"].upstream}).inputs
+
+    shutil.copytree(tiny_folder, tmp_path / "first")
+    config, first = inputs(tmp_path / "first")
+    record = run_alone(chain, tmp_path / "out", config)
+    assert record["judge"] == "the reward model first"
+    samples = pd.read_parquet(tmp_path / "out" / "samples.parquet")
+    assert samples["gold"].notna().all()
+    (tmp_path / "first").rename(tmp_path / "moved")
+    _, moved = inputs(tmp_path / "moved")
+    assert moved == first
+    (tmp_path / "moved" / "note.txt").write_text("another")
+    assert inputs(tmp_path / "moved")[1] != first
