@@ -110,6 +110,7 @@ def shown(value: dict | None, digits: int = 1) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=sorted(MODELS), default="tiny")
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="1 among them, the first")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--train-prompts", type=int, default=110)
     parser.add_argument("--max-seq-len", type=int, default=256)
@@ -124,10 +125,10 @@ def main() -> None:
         ModelConfig(name=given.model, max_seq_len=given.max_seq_len), seed=0, device=pick_device("cpu")
     )
     pairs = rm.renderer.tokenize_pairs(data["train"])
-    costs = {size: tokens_a_pair(rm, pairs, given.model, size) for size in SIZES}
+    costs = {size: tokens_a_pair(rm, pairs, given.model, size) for size in given.sizes}
     an_epoch = len(pairs) / TrainConfig().pairs_per_step
-    steps = {size: round(epochs * an_epoch * costs[1] / costs[size]) for size in SIZES}
-    places = {size: [trained(given, size, seed, steps[size], data) for seed in range(given.seeds)] for size in SIZES}
+    steps = {size: round(epochs * an_epoch * costs[1] / costs[size]) for size in given.sizes}
+    places = {size: [trained(given, size, seed, steps[size], data) for seed in range(given.seeds)] for size in given.sizes}
     after = BradleyTerryRM.from_pretrained(places[1][0] / "best")
     print(f"{given.model}, {len(pairs)} pairs of {len(first)} prompts, {given.seeds} seeds\n")
     print(
@@ -139,9 +140,9 @@ def main() -> None:
         size: pd.concat(
             [pd.read_parquet(one / "right.parquet").assign(seed=seed) for seed, one in enumerate(places[size])]
         )
-        for size in SIZES
+        for size in given.sizes
     }
-    for size in SIZES:
+    for size in given.sizes:
         both = right[size].merge(right[1], on=["seed", "prompt"], suffixes=("", "_alone"))
         less = value_over_seeds(both.assign(less=both["right"] - both["right_alone"]), "less", 2000, 0)
         ratios = [noise(one, pairs, given.model, size) / alone for one, alone in zip((rm, after), base, strict=True)]
