@@ -128,7 +128,9 @@ def main() -> None:
     costs = {size: tokens_a_pair(rm, pairs, given.model, size) for size in given.sizes}
     an_epoch = len(pairs) / TrainConfig().pairs_per_step
     steps = {size: round(epochs * an_epoch * costs[1] / costs[size]) for size in given.sizes}
-    places = {size: [trained(given, size, seed, steps[size], data) for seed in range(given.seeds)] for size in given.sizes}
+    places = {
+        size: [trained(given, size, seed, steps[size], data) for seed in range(given.seeds)] for size in given.sizes
+    }
     after = BradleyTerryRM.from_pretrained(places[1][0] / "best")
     print(f"{given.model}, {len(pairs)} pairs of {len(first)} prompts, {given.seeds} seeds\n")
     print(
