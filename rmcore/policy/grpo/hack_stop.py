@@ -86,7 +86,8 @@ class FunctionProxy:
 class FinalGain:
     """The gain of what is kept over the start, on prompts that nothing was decided on.
 
-    value: mean difference, in the judge's unit, clipped at its limit.
+    value: mean difference, in the judge's unit, clipped at its limit; or the end of the interval that it lies beyond,
+        as the mean of judgements may that were unlike at first.
     interval: 95 %, valid at whatever number of pairs one stops.
     path: the interval after 1, 2, ... pairs.
     differences: (N,) of the pairs.
@@ -296,9 +297,10 @@ class HackStop(TrainerCallback):
             report(len(found), len(prompts))
         path = confidence_sequence(found, -self.judge.limit, self.judge.limit, 0.05)
         rows = zip(prompts[:3], asked["earlier"], asked["later"], found, strict=False)
+        interval = (float(path[-1, 0]), float(path[-1, 1]))
         return FinalGain(
-            float(np.mean(found)),
-            (float(path[:, 0].max()), float(path[:, 1].min())),
+            float(np.clip(np.mean(found), *interval)),
+            interval,
             [(float(low), float(high)) for low, high in path],
             found,
             [

@@ -79,6 +79,9 @@ class Bet:
 def confidence_sequence(values: Sequence[float], low: float, high: float, level: float) -> FloatArray:
     """Intervals for a mean that hold after every one of N values together, with chance 1 - level: (N, 2).
 
+    Each lies within those before it. Where none is left, because later values contradict earlier ones, it stays as it
+    was; the mean of the values may lie outside.
+
     Args:
         values: N of them, independent, of one mean, within `low` and `high`.
         low: least that a value can be.
@@ -108,5 +111,8 @@ def confidence_sequence(values: Sequence[float], low: float, high: float, level:
         squares += (value - total / count) ** 2
         inside = means[alive]
         step = (high - low) / (GRID - 1)  # a mean between two that are tried: the wider end
-        found[place] = (max(low, inside[0] - step), min(high, inside[-1] + step)) if len(inside) else (mean, mean)
+        if len(inside):
+            found[place] = (max(low, inside[0] - step), min(high, inside[-1] + step))
+        else:
+            found[place] = found[place - 1] if place else (low, high)
     return found

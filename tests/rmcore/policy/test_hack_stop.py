@@ -366,3 +366,23 @@ def test_its_folder_holds_what_its_text_says(policy, tmp_path):
     assert {place.name for place in (tmp_path / "watch").iterdir()} == {
         "watch.json", "snapshots", "looks.jsonl", "look_2", "look_4", "look_6", "look_8"
     }  # fmt: skip
+
+
+class Turning:
+    """People who prefer the later response a hundred times, and then the earlier one."""
+
+    name, unit, limit, labels_per_pair, at_once, calibrates, scale = "them", "wins", 1.0, 1, None, False, None
+
+    def compare(self, asked, prompts, later, earlier):
+        return np.where(np.arange(len(prompts)) < len(prompts) // 2, 1.0, -1.0)
+
+
+def test_a_gain_lies_within_its_interval_whatever_the_order_of_the_judgements(policy, tmp_path):
+    """The sequence knows after a hundred pairs what the mean of all then contradicts."""
+    settings = SETTINGS.model_copy(update={"steps": 2})
+    stop, trainer = train(policy, tmp_path, Turning(), settings, WatchConfig(labels=60))
+    stop.best = 1
+    gain = stop.final_gain(trainer.model, PROMPTS[:200])
+    low, high = gain.interval
+    assert np.mean(gain.differences) < low <= high
+    assert gain.value == low

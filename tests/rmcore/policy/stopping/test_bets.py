@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rmcore.policy.stopping.bets import Bet, confidence_sequence
 
@@ -87,3 +89,11 @@ def test_intervals_narrow_and_are_no_wider_than_the_range():
     assert path.max() <= 1
     assert path[-1, 1] - path[-1, 0] < 0.15
     assert confidence_sequence([], -1.0, 1.0, 0.05).shape == (0, 2)
+
+
+@given(st.lists(st.floats(-1.0, 1.0), min_size=1, max_size=150))
+def test_each_interval_lies_within_those_before_it_whatever_comes(values):
+    path = confidence_sequence([*values, *[1.0] * 100, *[-1.0] * 150], -1.0, 1.0, 0.05)
+    assert (np.diff(path[:, 0]) >= 0).all()
+    assert (np.diff(path[:, 1]) <= 0).all()
+    assert (path[:, 0] <= path[:, 1]).all()
