@@ -184,7 +184,14 @@ def verdict_of_watch(watches: Sequence[Mapping[str, Any]], final: Mapping[str, A
     unit = watches[0]["unit"]
     ends = [one["looks"][-1] for one in watches if one["looks"]]
     learned = [look for one in watches for look in one["looks"] if look["action"] == "refresh"]
-    reasons = list(dict.fromkeys(look["reason"] for look in [*learned, *ends] if look["action"] in ("stop", "refresh")))
+    reasons = list(dict.fromkeys(look["reason"] for look in ends if look["action"] == "stop"))
+    if learned:
+        trainings = "this training" if len(watches) == 1 else f"{len(watches)} trainings"
+        reasons = [
+            f"gold turned or stopped gaining {len(learned)} times in {trainings}, where the reward model learned from "
+            "what was judged and the policy went on from its best checkpoint",
+            *reasons,
+        ]
     if not any(kept):
         return {
             "status": "refused",

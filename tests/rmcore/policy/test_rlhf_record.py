@@ -6,7 +6,7 @@ import pytest
 
 from rmcore.evaluation.uncertainty import t_interval
 from rmcore.policy.grpo.policy_meter import QUANTITIES
-from rmcore.policy.grpo.rlhf_record import curve_of, parity_of
+from rmcore.policy.grpo.rlhf_record import curve_of, parity_of, verdict_of_watch
 
 NUM_PROMPTS, TRUTH, EXPERIMENTS = 48, 0.3, 200
 
@@ -72,3 +72,22 @@ def test_parity_weighs_steps_by_their_tokens():
         "truncated_share": pytest.approx(0.03), "max_steps_behind": 2,
     }  # fmt: skip
     assert parity_of([]) is None
+
+
+def watched(*actions, kept=0):
+    looks = [{"action": action, "reason": f"look {number}"} for number, action in enumerate(actions)]
+    return {"looks": looks, "unit": "sd", "kept_step": kept, "kept_kl": 1.0, "final": None}
+
+
+def test_a_refused_training_says_how_often_its_reward_model_learned():
+    never = verdict_of_watch([watched("go_on", "stop")], None)
+    assert never["headline"].startswith("Not against this reward model: ")
+    assert never["reasons"] == ["look 1"]
+    learned = verdict_of_watch([watched("refresh", "go_on", "stop"), watched("refresh", "refresh")], None)
+    assert learned["status"] == "refused"
+    assert "this reward model, refreshed 3 times: " in learned["headline"]
+    assert learned["reasons"][0].startswith("gold turned or stopped gaining 3 times in 2 trainings")
+    assert learned["reasons"][1:] == ["look 2"]
+    kept = verdict_of_watch([watched("refresh", "go_on", kept=40)], {"value": 0.2, "ci_low": 0.1, "ci_high": 0.3})
+    assert kept["status"] == "rose"
+    assert "in this training" in kept["reasons"][0]
