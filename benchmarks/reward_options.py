@@ -25,13 +25,13 @@ NATS = (1.0, 2.0)
 PLAIN = "as it is"
 
 
-def options(penalty: float) -> dict[str, tuple[str, ...]]:
-    """Settings of each reward by its name."""
+def options(penalty: float, steps: int) -> dict[str, tuple[str, ...]]:
+    """Settings of each reward by its name; where length pays nothing a policy moves half as fast."""
     return {
         PLAIN: (),
         "worst case of 5 members": ("rlhf.aggregate=worst_case",),
         "members' mean less a tenth of their variance": ("rlhf.aggregate=uncertainty_weighted",),
-        "length-controlled": (f"rlhf.length_penalty={penalty:.4g}",),
+        "length-controlled": (f"rlhf.length_penalty={penalty:.4g}", f"rlhf.steps={2 * steps}"),
         "clipped at 1 sd of the start samples": ("rlhf.reward_clip=1",),
     }
 
@@ -108,7 +108,7 @@ def main() -> None:
         print("longer answers are not rewarded, so there is nothing to control\n")
     print("| reward | nats | gold gain, sd | less that of the reward as it is | tokens | steps to get there |")
     print("| --- | ---: | --- | --- | ---: | ---: |")
-    for number, (name, settings) in enumerate(options(max(penalty, 0.0)).items()):
+    for number, (name, settings) in enumerate(options(max(penalty, 0.0), given.steps).items()):
         results = plain if name == PLAIN else trained(given, number, settings)
         for nats in NATS:
             rows, beside = at_distance(results, nats), at_distance(plain, nats)
