@@ -244,3 +244,18 @@ def test_labels_are_shared_and_never_exceeded():
     counts = [look.num_pairs for look in looks]
     assert watch.labels_used <= 100
     assert max(counts) - min(counts) <= 1
+
+
+def test_a_refreshed_reward_model_is_compared_from_where_its_way_begins():
+    """Even where the curve holds an earlier checkpoint for far better, which would show a fall at once."""
+    watch = Watch(WatchConfig(labels=1200, refreshes=1), num_looks=LOOKS, limit=LIMIT, can_refresh=True)
+    rng, true = np.random.default_rng(0), [0.0, 0.6, 1.4, -2.0]
+    looks = [look_at(watch, n, 0.5 * n, lambda k, n=n: true[n] - true[k], rng) for n in (1, 2, 3)]
+    assert [look.action for look in looks] == ["go_on", "go_on", "refresh"]
+    assert looks[-1].best == 2
+    watch.curve.compare(1, 0, 4.0, 1e-4)
+    watch.curve.compare(1, 2, 2.5, 1e-4)
+    assert watch.curve.best(watch.kept, 0.0) == 1
+    for number in (4, 5, 6):
+        assert watch.begin(10 * number, 0.5 * number) in {2, *range(4, number)}
+        watch.end()
