@@ -29,7 +29,7 @@ def options(penalty: float, steps: int) -> dict[str, tuple[str, ...]]:
     """Settings of each reward by its name; where length pays nothing a policy moves half as fast."""
     return {
         PLAIN: (),
-        "worst case of 5 members": ("rlhf.aggregate=worst_case",),
+        "worst case of the members": ("rlhf.aggregate=worst_case",),
         "members' mean less a tenth of their variance": ("rlhf.aggregate=uncertainty_weighted",),
         "length-controlled": (f"rlhf.length_penalty={penalty:.4g}", f"rlhf.steps={2 * steps}"),
         "clipped at 1 sd of the start samples": ("rlhf.reward_clip=1",),
