@@ -96,7 +96,7 @@ def test_a_matrix_over_two_workers_of_which_one_loses_its_power_is_whole_and_the
 
 @pytest.mark.timeout(900)
 def test_a_worker_that_is_asked_to_end_hands_its_run_back_and_another_one_continues(cluster, declare, tmp_path):
-    long = {"steps": 400, "eval_every": 200, "log_every": 100, "early_stopping_patience": None}
+    long = {"steps": 250, "eval_every": 125, "log_every": 50, "early_stopping_patience": None}
     file, summary = declare("handed", seeds=1, **long, resume_every_seconds=1), tmp_path / "summary.json"
     first = cluster.worker("first")
     cluster.wait_for(lambda: "started!" in first.said())
