@@ -76,7 +76,13 @@ def test_parity_weighs_steps_by_their_tokens():
 
 def watched(*actions, kept=0):
     looks = [{"action": action, "reason": f"look {number}"} for number, action in enumerate(actions)]
-    return {"looks": looks, "unit": "sd", "kept_step": kept, "kept_kl": 1.0, "final": None}
+    return {"looks": looks, "unit": "sd", "kept_step": kept, "kept_kl": 1.0, "final": None, "labels": 648}
+
+
+def test_a_start_that_is_kept_for_want_of_evidence_is_no_refusal():
+    found = verdict_of_watch([watched("go_on", "go_on"), watched("go_on", "lower_kl")], None)
+    assert found["status"] == "unclear"
+    assert "1,296 labels showed neither a gain nor that gold turned" in found["headline"]
 
 
 def test_a_refused_training_says_how_often_its_reward_model_learned():
