@@ -196,8 +196,8 @@ def verdict_of_watch(watches: Sequence[Mapping[str, Any]], final: Mapping[str, A
         labels = sum(one["labels"] for one in watches)
         return {
             "status": "unclear",
-            "headline": f"Not shown to be better than the start, which is kept: {labels:,} labels showed neither a gain "
-            "nor that gold turned",
+            "headline": f"Not shown to be better than the start, which is kept: {labels:,} labels showed neither a "
+            "gain nor that gold turned",
             "reasons": ["allow more labels (rlhf.watch.labels), more steps, or a smaller KL penalty"],
         }
     if not any(kept):
