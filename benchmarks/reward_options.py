@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from rlhf_endings import interval, places_of
 
 from rmcore.policy.grpo.rlhf_record import value_over_seeds
 
@@ -34,10 +35,6 @@ def options(penalty: float, steps: int) -> dict[str, tuple[str, ...]]:
         "length-controlled": (f"rlhf.length_penalty={penalty:.4g}", f"rlhf.steps={2 * steps}"),
         "clipped at 1 sd of the start samples": ("rlhf.reward_clip=1",),
     }
-
-
-def place_of(results: Mapping[str, Any], stage: str) -> Path:
-    return next(Path(one["path"]) for one in results["stages"] if one["name"] == stage)
 
 
 def trained(given: argparse.Namespace, number: int, settings: tuple[str, ...]) -> dict[str, Any]:
@@ -61,7 +58,7 @@ def trained(given: argparse.Namespace, number: int, settings: tuple[str, ...]) -
 
 def length_slope(results: Mapping[str, Any]) -> float:
     """What a token adds to the reward within prompts, over the start policy's samples: what the control takes off."""
-    table = pd.read_parquet(place_of(results, "overoptimization") / "rewards.parquet")
+    table = pd.read_parquet(places_of(results)["overoptimization"] / "rewards.parquet")
     apart = table[["reward", "num_tokens"]] - table.groupby("prompt_id")[["reward", "num_tokens"]].transform("mean")
     tokens = apart["num_tokens"].to_numpy(dtype=np.float64)
     return float(tokens @ apart["reward"].to_numpy(dtype=np.float64) / (tokens @ tokens))
@@ -69,7 +66,7 @@ def length_slope(results: Mapping[str, Any]) -> float:
 
 def at_distance(results: Mapping[str, Any], nats: float) -> pd.DataFrame | None:
     """Gold and length at a distance, a row a seed and prompt; None where a training did not get there."""
-    progress = pd.read_parquet(place_of(results, "grpo") / "progress.parquet")
+    progress = pd.read_parquet(places_of(results)["grpo"] / "progress.parquet")
     found = []
     for seed, rows in progress.groupby("seed"):
         roots = np.sqrt(rows.groupby("step")["kl"].mean().clip(lower=0.0))
@@ -88,7 +85,7 @@ def at_distance(results: Mapping[str, Any], nats: float) -> pd.DataFrame | None:
 def shown(value: Mapping[str, Any] | None) -> str:
     if value is None or value["ci_low"] is None:
         return "-"
-    return f"{value['value']:+.2f} ({value['ci_low']:+.2f} to {value['ci_high']:+.2f})"
+    return interval(value)
 
 
 def main() -> None:

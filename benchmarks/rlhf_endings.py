@@ -45,6 +45,11 @@ def interval(value: Mapping[str, Any]) -> str:
     return f"{value['value']:+.2f} ({value['ci_low']:+.2f} to {value['ci_high']:+.2f})"
 
 
+def places_of(results: Mapping[str, Any]) -> dict[str, Path]:
+    """Folder of each stage's artifact."""
+    return {stage["name"]: Path(stage["path"]) for stage in results["stages"]}
+
+
 def panel(ax: Axes, results: Mapping[str, Any]) -> None:
     """Proxy and gold of one run by step: means with 95 % intervals, and each seed as a faint line."""
     found, trained = judged(results), results["rlhf"]
@@ -97,7 +102,7 @@ def table(name: str, results: Mapping[str, Any]) -> str:
 
 def fresh_gain(results: Mapping[str, Any], num_prompts: int) -> str:
     """What the trained policy of the first seed gains over the start policy on prompts that nothing has seen."""
-    places = {stage["name"]: Path(stage["path"]) for stage in results["stages"]}
+    places = places_of(results)
     files = [places["prepare"] / f"{name}.parquet" for name in ("train", "validation", "test", "ood")]
     known = {str(pair.prompt) for file in files if file.is_file() for pair in read_pairs(file)}
     rng, prompts = random.Random("endings"), dict[str, None]()  # noqa: S311 - data, not cryptography

@@ -25,7 +25,7 @@ class WatchConfig(Settings):
     """Chance of a false alarm in the whole training, at most: of each of the decisions by itself."""
     refreshes: int = Field(default=0, ge=0, le=10)
     """Times that gold which has turned or stopped does not end the training: the reward model is trained further on all
-    that was judged (`refresh_steps`, `refresh_lr`), and the policy goes on against it from the best checkpoint. Each
+    that was judged (`refresh_steps`, `refresh_lr`), and training continues from the best checkpoint against it. Each
     reward model has its share of the level."""
     people: str | None = None
     """A folder for files of pairs that people judge, instead of `policy.judge`. The training ends at each of them, and

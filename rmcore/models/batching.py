@@ -30,6 +30,7 @@ from rmcore.models.packing.layout import (
     Packing,
     cut_into_runs,
     find_groups,
+    first_equals,
     group_tokens,
     pack_sides,
 )
@@ -171,7 +172,7 @@ def check_budget(token_budget: int, largest: int, what: str = "pair") -> None:
 
 def pair_tokens(pair: TokenizedPair, packing: Packing) -> int:
     """Tokens that a pair takes in a packed row."""
-    return group_tokens((pair.chosen.ids, pair.rejected.ids), packing)
+    return _unit_tokens([pair], packing)
 
 
 def collate(
@@ -228,10 +229,7 @@ def micro_batches(
         shares = _padded_shares(lengths, token_budget, world)
     else:
         aim = row_tokens(token_budget, packing)
-        units = [[at] for at in range(len(pairs))]
-        if prompts is not None:
-            units = of_one_prompt(pairs, prompts, aim, packing, most_pairs=max(1, len(pairs) // world))
-        lengths = [unit_tokens([pairs[at] for at in unit], packing) for unit in units]
+        units, lengths = packed_units(pairs, prompts, aim, packing, world=world)
         shares = even_shares(lengths, token_budget, num_ranks=world, aim=aim)
 
         def together(chosen: Sequence[int]) -> MicroBatch:
@@ -243,12 +241,38 @@ def micro_batches(
     return with_idle_ones(shares, rank, lengths, partial(collate, pairs, pad_id=pad_id, packing=packing))
 
 
-def unit_tokens(pairs: Sequence[TokenizedPair], packing: Packing) -> int:
+def packed_units(
+    pairs: Sequence[TokenizedPair],
+    prompts: Sequence[int] | None,
+    most_tokens: int,
+    packing: Packing,
+    *,
+    world: int = 1,
+) -> tuple[list[list[int]], list[int]]:
+    """Sort the pairs of a step into those that a packed row computes together, and count the tokens of each.
+
+    Args:
+        pairs: P of the step.
+        prompts: a number for each pair, of which neighbours stay together; None: each pair is alone.
+        most_tokens: of several pairs together.
+        packing: the form that the model wants.
+        world: processes that share the step.
+
+    Returns:
+        Units as lists of positions in `pairs`, each exactly once, and their tokens.
+    """
+    units = [[at] for at in range(len(pairs))]
+    if prompts is not None:
+        units = _of_one_prompt(pairs, prompts, most_tokens, packing, most_pairs=max(1, len(pairs) // world))
+    return units, [_unit_tokens([pairs[at] for at in unit], packing) for unit in units]
+
+
+def _unit_tokens(pairs: Sequence[TokenizedPair], packing: Packing) -> int:
     """Tokens that pairs which are computed together take in a packed row."""
     return group_tokens([side.ids for pair in pairs for side in (pair.chosen, pair.rejected)], packing)
 
 
-def of_one_prompt(
+def _of_one_prompt(
     pairs: Sequence[TokenizedPair], prompts: Sequence[int], most_tokens: int, packing: Packing, *, most_pairs: int
 ) -> list[list[int]]:
     """Neighbours of one prompt, as positions, as many as a row, a group and a process hold; one pair at least."""
@@ -257,7 +281,7 @@ def of_one_prompt(
     for at, prompt in enumerate(prompts):
         if units and prompts[units[-1][-1]] == prompt and len(units[-1]) < most:
             joined = [*units[-1], at]
-            if unit_tokens([pairs[one] for one in joined], packing) <= most_tokens:
+            if _unit_tokens([pairs[one] for one in joined], packing) <= most_tokens:
                 units[-1] = joined
                 continue
         units.append([at])
@@ -309,10 +333,9 @@ def distinct_sides(sides: Sequence[TokenizedSide]) -> tuple[list[TokenizedSide],
 
     Each is computed once: equal sides of one call then have equal rewards to the last bit, so a tie is a tie.
     """
-    numbers: dict[tuple[int, ...], int] = {}
-    which = [numbers.setdefault(tuple(side.ids), len(numbers)) for side in sides]
-    firsts = {number: position for position, number in reversed(list(enumerate(which)))}
-    return [sides[firsts[number]] for number in range(len(numbers))], np.asarray(which, dtype=np.int64)
+    firsts = np.array(first_equals([side.ids for side in sides]), dtype=np.int64)
+    different, which = np.unique(firsts, return_inverse=True)  # in the order of their first places
+    return [sides[at] for at in different], which
 
 
 def scoring_chunks(sides: Sequence[list[int]], *, token_budget: int, packing: Packing | None) -> list[list[list[int]]]:

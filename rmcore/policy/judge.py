@@ -131,7 +131,17 @@ def require_named_judge(named: str) -> None:
     """
     if is_function(named):
         load_function(JUDGE_SETTING, named, JUDGE_MEANING)
-    elif not (Path(named) / "config.json").is_file():
+    else:
+        require_model_folder(named)
+
+
+def require_model_folder(named: str) -> None:
+    """Check that `policy.judge`, which is no function, is the folder of a reward model.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not (Path(named) / "config.json").is_file():
         raise ConfigError(
             f"{JUDGE_SETTING}={named} is neither module:function nor the folder of a reward model (config.json and "
             "weights, such as a checkpoint's best/)."
@@ -139,7 +149,7 @@ def require_named_judge(named: str) -> None:
 
 
 def judge_of(named: str | None, gold: GoldConfig | None, device: str = "auto") -> Judge | None:
-    """The judge of a run: the named function or reward model, else the gold world on its own data, else nobody.
+    """The judge of a run: the named function or reward model, else the gold world on its own data, else None.
 
     Args:
         named: `policy.judge`.
@@ -152,9 +162,9 @@ def judge_of(named: str | None, gold: GoldConfig | None, device: str = "auto") -
     """
     if named is None:
         return None if gold is None else GoldJudge(gold)
-    require_named_judge(named)
     if is_function(named):
         return HookJudge(named, load_function(JUDGE_SETTING, named, JUDGE_MEANING))
+    require_model_folder(named)
     from rmcore.models.device import pick_device
     from rmcore.models.reward_model import BradleyTerryRM
 

@@ -76,6 +76,7 @@ def run(settings: GrpoSettings, upstream: Upstream, out: Path, tracker: Tracker,
     start = _start(settings.rlhf, upstream, judge)
     reward = _local_reward(settings, upstream, pairs)
     threshold = reward.calibration.threshold
+    watched = _watched(settings, upstream, policy, judge)
     asked = settings.temperature, settings.max_new_tokens
     with (
         rollout_service(settings.rlhf, policy, _prompts(pairs), *asked, settings.device) as served,
@@ -89,8 +90,7 @@ def run(settings: GrpoSettings, upstream: Upstream, out: Path, tracker: Tracker,
                 reward = _local_reward(settings, upstream, pairs)
                 if service.publish is not None:
                     service.publish(reward.rm)
-            plan = _plan(settings, policy, judge, pairs, start, reward, service, served)
-            plan = replace(plan, **_watched(settings, upstream, policy, judge, reward))
+            plan = replace(_plan(settings, policy, judge, pairs, start, reward, service, served), **watched)
             train_policy(plan, place, seed=settings.seed + number, tracker=tracker, report=report)
     record = _collect(settings, out, threshold, "nobody" if judge is None else judge.name, service.name)
     _draw(record, upstream["overoptimization"] / "overoptimization.json", out / "figures")
@@ -103,9 +103,7 @@ def run(settings: GrpoSettings, upstream: Upstream, out: Path, tracker: Tracker,
         shutil.rmtree(out / f"seed_{number}")
 
 
-def _watched(
-    settings: GrpoSettings, upstream: Upstream, policy: Policy, judge: Judge | None, reward: LocalReward
-) -> dict[str, Any]:
+def _watched(settings: GrpoSettings, upstream: Upstream, policy: Policy, judge: Judge | None) -> dict[str, Any]:
     """The watch over each training and the prompts for what it gains in the end: fields of the plan."""
     watch = settings.rlhf.watch
     if watch is None:
@@ -130,7 +128,7 @@ def _watched(
         final = min(final, len(left) // 3)
         fresh, prompts = left[:final], left[final:]
 
-    def make(folder: Path, seed: int, learn: Relearn | None) -> HackStop:
+    def make(folder: Path, seed: int, reward: LocalReward, learn: Relearn | None) -> HackStop:
         return HackStop(
             prompts,
             asked,

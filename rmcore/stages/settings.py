@@ -36,7 +36,7 @@ from rmcore.core.named_function import source_file_digest
 from rmcore.core.store import make_key
 from rmcore.data.readers.sources import source_digest
 from rmcore.data.render_fn import render_fn_digest
-from rmcore.policy.judge import is_function, judge_name, require_named_judge
+from rmcore.policy.judge import is_function, judge_name, require_model_folder
 from rmcore.stages.requirements import (
     required_active,
     required_benchmark,
@@ -636,6 +636,7 @@ def _rule(named: str) -> str:
 def _judge(named: str | None) -> dict[str, str]:
     if named is None:
         return {}
-    require_named_judge(named)
-    content = f"{named} {source_file_digest('policy.judge', named)}" if is_function(named) else source_digest(named)
-    return {"judge": content}
+    if is_function(named):
+        return {"judge": f"{named} {source_file_digest('policy.judge', named)}"}
+    require_model_folder(named)
+    return {"judge": source_digest(named)}

@@ -4,7 +4,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -162,24 +162,23 @@ def make_feed(
             f"batching=plain on {ranks.world} processes: its loss is a mean over the micro-batches of a step, which "
             "would depend on how pairs are shared out. Train in one process, or use batching=pairs."
         )
-    groups = None
+    prompts = None
     if config.group_prompts > 1:
-        reason = "these data say more than pairs (train.objective=pairs takes the pairs alone)" if observed else (
-            "rows of this model are padded, so pairs of one prompt share nothing"
-        )  # fmt: skip
+        refused = None
         if order is not None:
-            raise ConfigError(
-                f"train.group_prompts={config.group_prompts} draws an order of its own, and another is given; leave it "
-                "at 1."
-            )
-        if observed or packing is None:
-            raise ConfigError(f"train.group_prompts={config.group_prompts}, and {reason}; leave it at 1.")
-        groups = find_prompt_groups(pairs, config.group_prompts)  # type: ignore[arg-type]
-        order = GroupedOrder(groups, config.pairs_per_step, num_steps, seed)
+            refused = "it draws an order of its own, and another is given"
+        elif observed:
+            refused = "these data say more than pairs (train.objective=pairs takes the pairs alone)"
+        elif packing is None:
+            refused = "rows of this model are padded, so pairs of one prompt share nothing"
+        if refused is not None:
+            raise ConfigError(f"train.group_prompts={config.group_prompts}, and {refused}; leave it at 1.")
+        groups = find_prompt_groups(cast(Sequence[TokenizedPair], pairs), config.group_prompts)
+        prompts, order = groups.prompts, GroupedOrder(groups, config.pairs_per_step, num_steps, seed)
     if order is None:
         order = StepOrder(len(pairs), config.pairs_per_step, num_steps, seed)
     kind: Any = ObservationFeed if observed else StepFeed
-    return kind(pairs, order, token_budget, pad_id, ranks, packing, plain, None if groups is None else groups.prompts)
+    return kind(pairs, order, token_budget, pad_id, ranks, packing, plain, prompts)
 
 
 @contextmanager

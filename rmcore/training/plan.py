@@ -14,7 +14,7 @@ from rmcore.core.tracking import NullTracker
 from rmcore.data.rendering import TokenizedPair
 from rmcore.data.tokenized import Pairs, token_lengths
 from rmcore.data.tokenized_observations import Observations, TokenizedObservation
-from rmcore.models.batching import StepOrder, of_one_prompt, pack_pairs, pair_tokens, row_tokens, unit_tokens
+from rmcore.models.batching import StepOrder, pack_pairs, packed_units, pair_tokens, row_tokens
 from rmcore.models.device import pick_device
 from rmcore.models.observation_batching import observation_tokens
 from rmcore.models.packing.layout import Packing
@@ -105,9 +105,7 @@ def _grouped_tokens(trainer: Trainer, packing: Packing, step: Sequence[int]) -> 
     """Tokens of a step whose pairs share prompts and answers, in one process."""
     feed: Any = trainer.feed
     pairs, prompts = [feed.pairs[index] for index in step], feed.prompts[list(step)].tolist()
-    aim = row_tokens(trainer.at.token_budget, packing)
-    units = of_one_prompt(pairs, prompts, aim, packing, most_pairs=len(pairs))
-    return sum(unit_tokens([pairs[at] for at in unit], packing) for unit in units)
+    return sum(packed_units(pairs, prompts, row_tokens(trainer.at.token_budget, packing), packing)[1])
 
 
 def _computed_tokens(trainer: Trainer, pairs: Trained) -> int:

@@ -191,6 +191,12 @@ def pack_sides(sides: Sequence[Sequence[int]], groups: Sequence[Sequence[int]], 
     )
 
 
+def first_equals(sides: Sequence[Sequence[int]]) -> list[int]:
+    """For each side the position of the first one that equals it, which is its own where none does before."""
+    seen: dict[tuple[int, ...], int] = {}
+    return [seen.setdefault(tuple(side), place) for place, side in enumerate(sides)]
+
+
 def _distinct(
     sides: Sequence[Sequence[int]], groups: Sequence[Sequence[int]]
 ) -> tuple[dict[int, int], list[Sequence[int]]]:
@@ -198,11 +204,8 @@ def _distinct(
     first_of: dict[int, int] = {}
     for group in groups:
         if len(group) > 2:  # a pair's sides differ
-            seen: dict[tuple[int, ...], int] = {}
-            for index in group:
-                first = seen.setdefault(tuple(sides[index]), index)
-                if first != index:
-                    first_of[index] = first
+            firsts = first_equals([sides[index] for index in group])
+            first_of |= {group[at]: group[first] for at, first in enumerate(firsts) if first != at}
     if not first_of:
         return first_of, [*groups]
     return first_of, [[index for index in group if index not in first_of] for group in groups]
@@ -236,7 +239,7 @@ def group_prefix(sides: Sequence[Sequence[int]]) -> int:
 def group_tokens(sides: Sequence[Sequence[int]], packing: Packing) -> int:
     """Tokens that a group takes in a row."""
     if len(sides) > 2:  # equal ones are computed once; a pair's differ
-        sides = [*{tuple(side): side for side in sides}.values()]
+        sides = [sides[at] for at, first in enumerate(first_equals(sides)) if first == at]
     saved = (len(sides) - 1) * group_prefix(sides) if packing.causal else 0
     return sum(len(side) for side in sides) - saved
 

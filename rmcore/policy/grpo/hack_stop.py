@@ -310,7 +310,7 @@ class HackStop(TrainerCallback):
         )
 
     def _is_back(self, step: int) -> bool:
-        """Whether the policy goes on from the best checkpoint after the look of this step."""
+        """Whether training continues from the best checkpoint after the look of this step."""
         return bool(self.looks) and self.looks[-1].step == step and self.looks[-1].action == "refresh"
 
     def _go_back(self, model: Any, optimizer: Any) -> None:

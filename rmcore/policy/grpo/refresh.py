@@ -88,10 +88,10 @@ class Refresher:
             seed: of the run; each step draws its own prompts.
 
         Raises:
-            ConfigError: nobody labels.
+            ConfigError: there is no judge.
         """
         if self.judge is None:
-            raise ConfigError("nobody labels the policy's samples: name a judge, or give labelled pairs.")
+            raise ConfigError("there is no judge to label the policy's samples: name one, or give labelled pairs.")
         rng = random.Random(f"refresh {seed} {step}")  # noqa: S311 - data, not cryptography
         asked = rng.sample(list(self.prompts), min(len(self.prompts), self.settings.refresh_pairs))
         return label_samples(asked, sample(asked), self.judge, self.settings.refresh_pairs, rng)

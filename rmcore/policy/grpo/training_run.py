@@ -36,6 +36,7 @@ from rmcore.policy.grpo.credit import LengthCredit, RewardModelCreditAssigner
 from rmcore.policy.grpo.group_reward import SCORE_KEY
 from rmcore.policy.grpo.grpo import make_grpo_with_rm
 from rmcore.policy.grpo.hack_stop import HackStop
+from rmcore.policy.grpo.local_reward import LocalReward
 from rmcore.policy.grpo.policy_meter import PolicyMeter, draw
 from rmcore.policy.grpo.refresh import REFRESH_FILE, Refresher
 from rmcore.policy.grpo.vllm_rollouts import Parity
@@ -63,8 +64,8 @@ class TrainingPlan:
     device: auto, cpu or cuda.
     refresher: renews the reward model; None: never.
     served: the vLLM that draws the samples; None: `generate` in the process.
-    watch: makes the watch over a training of a folder and a seed, which refreshes the reward model by a function of
-        judged pairs and the step, or has None for it; None: only the steps end the training.
+    watch: makes the watch over a training of a folder and a seed, with the reward that is trained on, which it
+        refreshes by a function of judged pairs and the step, or has None for it; None: only the steps end the training.
     final_prompts: fresh, for what the watched policy has gained in the end.
     """
 
@@ -76,7 +77,7 @@ class TrainingPlan:
     device: str
     refresher: Refresher | None
     served: ServedPolicy | None = None
-    watch: Callable[[Path, int, Relearn | None], HackStop] | None = None
+    watch: Callable[[Path, int, LocalReward, Relearn | None], HackStop] | None = None
     final_prompts: Sequence[Prompt] = ()
 
 
@@ -98,7 +99,8 @@ def train_policy(plan: TrainingPlan, folder: Path, *, seed: int, tracker: Tracke
     run = _Run(plan, folder, seed, tracker, report)
     watch = None
     if plan.watch is not None:
-        watch = plan.watch(folder / "watch", seed, None if plan.refresher is None else run.learn)
+        learn = None if plan.refresher is None else run.learn
+        watch = plan.watch(folder / "watch", seed, plan.meter.reward, learn)
     trainer = make_grpo_with_rm(
         plan.policy,
         plan.prompts,

@@ -56,8 +56,14 @@ class GainCurve:
         return len(self) - 1
 
     def branch(self, origin: int) -> None:
-        """Let the checkpoints that follow go on from `origin`."""
+        """Let the checkpoints that follow continue from `origin`."""
         self._origins.append(origin)
+
+    @property
+    def present_branch(self) -> tuple[int, int]:
+        """Checkpoint that the present branch begins at, and the last one before its own; (0, 0) is the first branch."""
+        branch = len(self._origins) - 1
+        return self._origins[branch], max(0, sum(one < branch for one in self._branches) - 1)
 
     def compare(self, later: int, earlier: int, difference: float, variance: float) -> None:
         """Take up that checkpoint `later` was judged better than `earlier` by `difference`, give or take."""

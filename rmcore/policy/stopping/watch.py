@@ -10,9 +10,8 @@ bets are settled with every judged pair:
 Each by itself is wrong at most with the chance `level` in the whole training, at any number of looks (`bets`): stakes
 are made before the responses of a look are drawn, from earlier judgements, by a bound that does not depend on them.
 
-Where the reward model may be refreshed, gold that has turned or stopped does that instead of ending the training: the
-policy goes back to the best checkpoint, and goes on from there against a reward model that has learned from all that
-was judged. The bets that it has stopped or turned begin anew then, each at its share of the level, about the policy's
+Where the reward model may be refreshed, gold that has turned or stopped does that instead of ending the training, which
+continues from the best checkpoint, against a reward model that was trained further on all that was judged. The bets that it has stopped or turned begin anew then, each at its share of the level, about the policy's
 way from that checkpoint alone: what an earlier reward model has spoilt is no evidence against this one.
 """
 
@@ -126,8 +125,6 @@ class Watch:
         self._lowered = False
         self._unlearned = 0
         """Pairs since the last refresh from which a reward model can learn."""
-        self._origin, self._first = 0, 0
-        """Checkpoint that the policy's way against the present reward model begins at, and the last one before it."""
         self._reference, self._known = 0, (0.0, 0.0)
         self._values: list[float] = []
 
@@ -143,7 +140,8 @@ class Watch:
         self._values = []
         self.steps.append(step)
         self.kls.append(kl)
-        on_the_way = [one for one in self.kept if one == self._origin or one > self._first]
+        origin, last_before = self.curve.present_branch
+        on_the_way = [one for one in self.kept if one == origin or one > last_before]
         self._reference = self.curve.telling_reference(on_the_way) if reference is None else reference
         self._known = self.curve.difference(len(self.curve) - 1, self._reference)
         return self._reference
@@ -173,8 +171,9 @@ class Watch:
             share = unsure / (unsure + self._spread / len(self._values))
             expected += share * (float(np.mean(self._values)) - expected)
             unsure *= 1 - share
-        near, far = (self.kls[one] - self.kls[self._origin] for one in (self._reference, newest))
-        may_stop = near <= FAR_BACK * far and newest - self._first > AFTER_FEWEST
+        origin, last_before = self.curve.present_branch
+        near, far = (self.kls[one] - self.kls[origin] for one in (self._reference, newest))
+        may_stop = near <= FAR_BACK * far and newest - last_before > AFTER_FEWEST
         for bet in (self._gained, self._turned, *([self._stopped] if may_stop else [])):
             bet.settle(
                 value,
@@ -235,7 +234,7 @@ class Watch:
         """
         mean, covariance = self.curve.posterior()
         hope = mean + np.sqrt(np.maximum(np.diag(covariance), 0.0))
-        safe = {0, self._origin, self.kept[-1], self.curve.best(self.kept, CAUTIOUS)}
+        safe = {0, self.curve.present_branch[0], self.kept[-1], self.curve.best(self.kept, CAUTIOUS)}
         gone = sorted((one for one in self.kept if one not in safe), key=lambda one: float(hope[one]))
         gone = gone[: max(0, len(self.kept) - most)]
         self.kept = [one for one in self.kept if one not in gone]
@@ -275,7 +274,6 @@ class Watch:
         # What the old reward model was worth says nothing of the new one, and what lies behind the best checkpoint is
         # on the way of no policy any more.
         self.chooser = PairChooser(self.chooser.limit, self.chooser.size)
-        self._origin, self._first = best, len(self.curve) - 1
         self.kept = [number for number in self.kept if number <= best]
         self.curve.branch(best)
         return "refresh", reason
@@ -295,7 +293,6 @@ class Watch:
             "lowered": self._lowered,
             "refreshes_left": self.refreshes_left,
             "unlearned": self._unlearned,
-            "way": [self._origin, self._first],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -310,4 +307,3 @@ class Watch:
         self._spread, self._weight = state["spread"]
         self._lowered = state["lowered"]
         self.refreshes_left, self._unlearned = state["refreshes_left"], state["unlearned"]
-        self._origin, self._first = state["way"]

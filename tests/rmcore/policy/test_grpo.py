@@ -415,7 +415,7 @@ def test_a_watch_that_sees_a_turn_has_the_reward_model_learn_by_what_it_judged(
     settings = plan.settings.model_copy(update={"steps": 8, "refresh_steps": 2, "watch": watch})
     prompts = [f"What is {number} + 2?" for number in range(300)]
 
-    def watched(folder, seed, learn):
+    def watched(folder, seed, reward, learn):
         return HackStop(
             prompts, FindsEachLaterOneWorse(), FunctionProxy(lambda asked, texts: [float(len(one)) for one in texts]),
             folder, settings=watch, every=2, max_new_tokens=10, seed=seed, policy=plan.policy, refresh=learn,
