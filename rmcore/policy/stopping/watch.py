@@ -11,8 +11,9 @@ Each by itself is wrong at most with the chance `level` in the whole training, a
 are made before the responses of a look are drawn, from earlier judgements, by a bound that does not depend on them.
 
 Where the reward model may be refreshed, gold that has turned or stopped does that instead of ending the training, which
-continues from the best checkpoint, against a reward model that was trained further on all that was judged. The bets that it has stopped or turned begin anew then, each at its share of the level, about the policy's
-way from that checkpoint alone: what an earlier reward model has spoilt is no evidence against this one.
+continues from the best checkpoint, against a reward model that was trained further on all that was judged. The bets
+that gold has stopped or turned begin anew then, each at its share of the level, about the policy's way from that
+checkpoint alone: what an earlier reward model has spoilt is no evidence against this one.
 """
 
 from collections.abc import Mapping
