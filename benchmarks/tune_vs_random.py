@@ -224,7 +224,7 @@ def on_a_file(args: argparse.Namespace) -> None:
 
     quiet_prefect()
     own = {"data.source": args.data, "model.name": args.model, "skip": ("landscape",)}
-    own |= {"data.pairs_per_prompt": args.pairs_per_prompt}
+    own |= {"data.pairs_per_prompt": args.pairs_per_prompt, "data.eval_source": args.test}
     given = changes_of("minilm", change_config(PRESETS["minilm"], own))
     outcome = tune(preset="minilm", overrides=given, budget=args.budget, seeds=args.seeds)
     results = outcome["results"]
@@ -254,6 +254,7 @@ def main() -> None:
     parser.add_argument("--validation-prompts", type=int, default=500, help="prompts, two pairs each, to choose by")
     parser.add_argument("--fresh-prompts", type=int, default=1500, help="prompts that winners are judged on")
     parser.add_argument("--data", help="a file of pairs: compare with our and TRL's defaults on it, instead")
+    parser.add_argument("--test", help="test pairs of --data; otherwise a part of it is held out")
     parser.add_argument("--model", default="minilm")
     parser.add_argument("--pairs-per-prompt", type=int, help="use at most so many pairs of a prompt of --data")
     parser.add_argument("--budget", default="60m")
