@@ -50,6 +50,7 @@ from rmcore.reporting.figures.policy import (
 )
 from rmcore.reporting.figures.rlhf import rlhf_curves_figure
 from rmcore.reporting.figures.runs import runs_figure
+from rmcore.reporting.figures.served import served_figure
 from rmcore.reporting.figures.slices import slices_figure, surface_figure
 from rmcore.reporting.figures.soup import soup_figure
 from rmcore.reporting.figures.tradeoff import tradeoff_figure
@@ -400,6 +401,12 @@ SHOWN = {
         "rlhf",
         "Top right: a line above the dashed one convinces. Bottom right: what is kept is better than the start where "
         "the band leaves zero.",
+    ),
+    "served": Shown(
+        lambda: served_figure(policy_sample.served()),
+        "readiness confirm",
+        "It may be read, and ended, after any pair: gold rose where the band leaves zero, by as much as was asked for "
+        "where it leaves the dashed line.",
     ),
     "label_efficiency": Shown(
         lambda: label_efficiency_figure(_saving_study()),

@@ -137,7 +137,10 @@ def _tell(
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "summary.json", results)
     if telling.write is None:
-        report = write_text_report(folder.name, telling.markdown(results), figures(refs), folder / REPORT_FILE)
+        shown = figures(
+            {name: refs[name] for name in reversed(list(refs))}
+        )  # what was asked for last is what the page is about
+        report = write_text_report(folder.name, telling.markdown(results), shown, folder / REPORT_FILE)
     else:
         report = telling.write(refs, folder)
     write_index(folder.parent)

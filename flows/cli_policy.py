@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -104,18 +105,29 @@ def confirm(
     inputs: PolicyOptions,
     given: FlowOptions,
     kl: Annotated[float | None, typer.Option(help="Nats that the policy is to be moved by; default 3.")] = None,
-    prompts: Annotated[int | None, typer.Option(min=10, help="Fresh prompts at most; default 200.")] = None,
+    prompts: Annotated[int | None, typer.Option(min=10, help="Fresh prompts at most; default 400.")] = None,
+    people: Annotated[
+        str | None, typer.Option(help="Let people judge: a folder for files of pairs, at which it waits.")
+    ] = None,
 ) -> None:
     """Serve best-of-n on fresh prompts, as far as is planned, and say what was gained: rung 4.
 
-    Five responses of each prompt are judged: the chosen one, and four that it was not chosen from. Examples:
+    Two responses of each prompt are judged, the chosen one and one that it was not chosen from, and no more once it is
+    decided. Examples:
     rm-opt readiness confirm --policy world
 
     rm-opt readiness confirm --checkpoint out/best --data pairs.parquet --policy my-policy --set policy.judge=mine:judge
+
+    rm-opt readiness confirm --checkpoint out/best --data pairs.parquet --policy my-policy --people to_judge
     """
     from rmcore.reporting.html.policy import CONFIRMATION_HEADINGS, confirmation_rows
 
-    wanted = settings_of({"readiness.planned_kl": kl, "policy.fresh_prompts": prompts})
+    own = {
+        "readiness.planned_kl": kl,
+        "policy.fresh_prompts": prompts,
+        "policy.people": None if people is None else str(Path(people).resolve()),
+    }
+    wanted = settings_of(own)
     outcome = run_configured(_loader("confirm", inputs), inputs.preset, given, [*inputs.settings(), *wanted])
     results = outcome["results"]
     print()

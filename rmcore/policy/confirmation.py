@@ -1,25 +1,39 @@
-"""Best-of-n as it would be served, on fresh prompts: whether the gold reward rose for certain.
+"""Best-of-n as it would be served, on fresh prompts: whether the gold reward rose for certain, after as few as will do.
 
 Readiness judges a plan from samples of some prompts. This carries the plan out on others: n samples of each prompt are
-scored, the best is what a user would get, and a judge compares it with samples that were not among the n. It takes a
-judgement of `1 + OPPONENTS` responses a prompt, however large n is.
+scored, the best is what a user would get, and a judge compares it with one that was not among the n. That is two labels
+a prompt, however large n is; a second opponent would tell less than its label costs.
+
+Pairs are judged one after the other, and the interval may be looked at after each (`bets.ConfidenceSequence`): serving
+that does harm ends after few, and what is clear costs little. In any loop that serves the best of n:
+
+    gain = ServedGain(judge.limit, useful_gain=0.3)
+    for prompt in prompts:
+        *pool, other = sample(prompt, n + 1)
+        best = max(pool, key=lambda response: reward(prompt, response))
+        if not gain.see(judge.compare("served", [prompt], [best], [other])[0]):
+            break
+    print(gain.interval, gain.decision)
 """
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError
-from rmcore.evaluation.uncertainty import MetricValue, cluster_bootstrap, metric_value
+from rmcore.evaluation.uncertainty import MetricValue
 from rmcore.policy.sampling.best_of_n import nominal_kl
+from rmcore.policy.stopping.bets import ConfidenceSequence
 
-OPPONENTS = 4
-"""Samples of each prompt that the best is compared with: enough to know how far samples of a prompt lie apart."""
-FEWEST_TELLING = 10
-"""Prompts whose judged responses differ, below which no interval is given: a few of them decide alone then, and
-resamples without them have no unit. With one in 200, 30 % of "gained" were false (simulated)."""
+NOBODY_JUDGES = (
+    "who judges what best-of-n gives is unknown: only the gold world judges itself. Name a function of (prompt, "
+    "response) in policy.judge, or with --people a folder for files of pairs that people fill in (policy.people)."
+)
+Decision = Literal["rose", "fell", "unclear"]
+LEVEL = 0.05
+"""Chance that an interval is ever wrong."""
 MOST_SAMPLES = 4096
 FURTHEST_KL = nominal_kl(MOST_SAMPLES)
 """7.3 nats: a plan beyond them is none that best-of-n carries out."""
@@ -42,83 +56,101 @@ def smallest_n(planned_kl: float) -> int:
     return n
 
 
-def confirm(best: FloatArray, opponents: FloatArray, *, num_resamples: int, seed: int) -> dict[str, MetricValue]:
-    """Measure the gain on C prompts from serving the best of n instead of one sample.
+def wins_of_gain(gain: float) -> float:
+    """Wins less losses a comparison that a gain comes to, where the responses of a prompt are normal.
+
+    The better one of two that differ by `gain` standard deviations on average wins with the chance Phi(gain / sqrt 2).
 
     Args:
-        best: (C,) a reward of the response that was chosen.
-        opponents: (C, M) the same reward of M samples of the same prompts that it was not chosen from.
-        num_resamples: of the bootstrap over prompts.
-        seed: of the bootstrap.
-
-    Returns:
-        gain: mean of the chosen one minus mean of a sample, in standard deviations of samples within prompts;
-        win_rate: how often the chosen one beats a sample, ties half. Each with a 95 % interval over prompts, or with
-        the reason why there is none: fewer than `FEWEST_TELLING` prompts tell the responses apart.
-
-    Raises:
-        DataError: there are not two prompts with two opponents each, a reward is not finite, or all samples of each
-            prompt have one reward.
+        gain: in standard deviations within prompts.
     """
-    if best.ndim != 1 or opponents.shape[:1] != best.shape or opponents.shape[1:] < (2,) or len(best) < 2:
-        raise DataError(
-            f"rewards of shape {best.shape} for the chosen ones and {opponents.shape} for the others: two prompts or "
-            "more are needed, with one chosen response and the same number of others, at least two, each."
-        )
-    if not (np.isfinite(best).all() and np.isfinite(opponents).all()):
-        raise DataError("a reward of these responses is not finite, so no gain follows from them; judge them again.")
-    usual = opponents.mean(axis=1)  # (C,)
-    rise = best - usual  # (C,)
-    squares = ((opponents - usual[:, None]) ** 2).sum(axis=1)  # (C,), of M - 1 freedoms each
-    if not squares.any():
-        raise DataError(
-            "all samples of each prompt got one and the same reward, so a gain has no unit. A judge that gives "
-            "constants, or a policy that always answers alike, cannot be judged."
-        )
-    wins = ((1 + np.sign(best[:, None] - opponents)) / 2).mean(axis=1)  # (C,)
-    free = opponents.shape[1] - 1
-
-    def compute(weights: FloatArray) -> dict[str, FloatArray]:
-        num_prompts = weights.sum(axis=1)
-        with np.errstate(divide="ignore", invalid="ignore"):  # a resample of prompts without any spread: no number
-            deviation = np.sqrt(weights @ squares / (free * num_prompts))
-            return {"gain": weights @ rise / num_prompts / deviation, "win_rate": weights @ wins / num_prompts}
-
-    num_telling = int(((np.ptp(opponents, axis=1) > 0) & (rise != 0)).sum())
-    if num_telling < FEWEST_TELLING:
-        point = compute(np.ones((1, len(best))))
-        reason = (
-            f"the judge tells the chosen response and the others apart on {num_telling} of {len(best)} prompts, and an "
-            f"interval takes {FEWEST_TELLING}"
-        )
-        return {name: MetricValue(float(value[0]), None, None, len(best), reason) for name, value in point.items()}
-    drawn = cluster_bootstrap(compute, len(best), num_resamples=num_resamples, seed=seed)
-    return {
-        name: metric_value(value, drawn.replicates.get(name), num_prompts=len(best), num_pairs=len(best))
-        for name, value in drawn.point.items()
-    }
+    return math.erf(gain / 2)
 
 
-def verdict_of_confirmation(record: dict[str, Any]) -> dict[str, Any]:
-    """Judge by the 95 % interval of its gain whether the gold reward rose when best-of-n was served.
+class ServedGain:
+    """The gain from serving the best of n instead of one sample, as far as it is known after each judged pair.
 
     Args:
-        record: n, num_prompts, min_gain, and gold and proxy, {"gain", "win_rate"} each, as `confirm` gives them.
+        limit: size that a judged difference has at most.
+        useful_gain: that is asked for, in the judge's unit.
+    """
+
+    def __init__(self, limit: float, useful_gain: float) -> None:
+        self.useful_gain = useful_gain
+        self.differences: list[float] = []
+        """The chosen response less the other one, as judged, by prompt."""
+        self.path: list[tuple[float, float]] = []
+        """The interval of the mean difference after each pair: all of them hold with the chance 1 - LEVEL."""
+        self._gain = ConfidenceSequence(-limit, limit, LEVEL)
+        self._wins = ConfidenceSequence(-1.0, 1.0, LEVEL)
+
+    def see(self, difference: float) -> bool:
+        """Take up one judged pair; whether more of them can still change what is said.
+
+        Raises:
+            ValueError: the difference is larger than the limit.
+        """
+        self.differences.append(difference)
+        self.path.append(self._gain.see(difference))
+        self._wins.see(float(np.sign(difference)))
+        return not self.is_decided
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the gain, valid whenever one stops."""
+        return self._gain.interval
+
+    @property
+    def decision(self) -> Decision:
+        """Whether the gold reward is shown to have risen or fallen."""
+        low, high = self.interval
+        return "rose" if low > 0 else "fell" if high < 0 else "unclear"
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether gold fell, rose by as much as was asked for, or rose by less than that."""
+        low, high = self.interval
+        return high < 0 or low >= self.useful_gain or (low > 0 and high < self.useful_gain)
+
+    def gain(self) -> MetricValue:
+        """The mean difference; where the end came early it lies a little too far from zero, and its interval does not.
+
+        Raises:
+            DataError: nothing was judged.
+        """
+        return _within(self.differences, self.interval)
+
+    def win_rate(self) -> MetricValue:
+        """How often the chosen one is better, ties half.
+
+        Raises:
+            DataError: nothing was judged.
+        """
+        low, high = self._wins.interval
+        wins = [(1 + float(np.sign(one))) / 2 for one in self.differences]
+        return _within(wins, ((1 + low) / 2, (1 + high) / 2))
+
+
+def verdict_of_confirmation(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Judge by the interval of its gain whether the gold reward rose when best-of-n was served.
+
+    Args:
+        record: n, num_prompts, useful_gain, unit, and gold with the gain of `ServedGain`.
 
     Returns:
         {"status": rose, fell or unclear, "headline", "reasons"}.
     """
     gain = record["gold"]["gain"]
+    shown = shown_gain(gain, record["unit"])
     where = f"best-of-{record['n']} on {record['num_prompts']} fresh prompts"
-    if gain["ci_low"] is None:
-        headline = f"Unclear whether gold moved, {gain['value']:+.2f} sd without an interval, by {where}"
-        return {"status": "unclear", "headline": headline, "reasons": [gain["reason"] or "there is no interval"]}
-    shown = shown_gain(gain)
+    asked = f"a gain of {record['useful_gain']:.2g} {record['unit']} was asked for"
     reasons = []
     if gain["ci_low"] > 0:
         status, headline = "rose", f"Gained {shown} of gold by {where}"
-        if gain["ci_low"] < record["min_gain"]:
-            reasons.append(f"a gain of {record['min_gain']:g} sd was asked for, and is not shown")
+        if gain["ci_high"] < record["useful_gain"]:
+            reasons.append(f"{asked}, and it is less")
+        elif gain["ci_low"] < record["useful_gain"]:
+            reasons.append(f"{asked}, and is not shown")
     elif gain["ci_high"] < 0:
         status, headline = "fell", f"Lost gold, {shown}, by {where}"
     else:
@@ -127,8 +159,14 @@ def verdict_of_confirmation(record: dict[str, Any]) -> dict[str, Any]:
     return {"status": status, "headline": headline, "reasons": reasons}
 
 
-def shown_gain(value: Mapping[str, Any]) -> str:
-    """A gain in standard deviations with its interval, as verdicts say it; without one where there is none."""
+def shown_gain(value: Mapping[str, Any], unit: str = "sd") -> str:
+    """A gain with its interval, as verdicts say it; without one where there is none."""
     if value["ci_low"] is None:
-        return f"{value['value']:+.2f} sd"
-    return f"{value['value']:+.2f} sd ({value['ci_low']:+.2f} to {value['ci_high']:+.2f})"
+        return f"{value['value']:+.2f} {unit}"
+    return f"{value['value']:+.2f} {unit} ({value['ci_low']:+.2f} to {value['ci_high']:+.2f})"
+
+
+def _within(values: list[float], interval: tuple[float, float]) -> MetricValue:
+    if not values:
+        raise DataError("no pair was judged, so nothing is known of a gain.")
+    return MetricValue(float(np.clip(np.mean(values), *interval)), *interval, num=len(values))

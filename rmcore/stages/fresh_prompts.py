@@ -31,6 +31,11 @@ def new_prompts(prepared: Path, number: int, name: str) -> list[Prompt]:
     return list(fresh)
 
 
+def seen_prompts(prepared: Path, number: int) -> list[Prompt]:
+    """The first `number` held-out prompts, one a conversation: those that readiness sees."""
+    return one_each(read_pairs(prepared / "test.parquet"))[:number]
+
+
 def held_out_prompts(prepared: Path, *, seen: int, why: str, lower: str) -> list[Prompt]:
     """Held-out prompts after the first `seen`, one a conversation.
 

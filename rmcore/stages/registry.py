@@ -140,7 +140,7 @@ STAGES: dict[str, Stage] = {
             of_stage.ConfirmationSettings,
             ("confirmation.json",),
             libraries=TORCH,
-            kept=("drawn.jsonl",),
+            kept=("unit.json", "drawn_*.jsonl", "judged_*.jsonl"),
         ),
         Stage(
             "grpo",

@@ -410,23 +410,21 @@ class ConfirmationSettings(CheckpointSettings):
     """Whether the gold world draws the prompts, and judges where no function is named."""
     shortcut: Shortcut | None
     """Shortcut of the gold world's writer, where that is the policy."""
-    num_resamples: int
     planned_kl: float
     min_gain: float
+    people: str | None
 
     @classmethod
     def of(cls, config: PipelineConfig) -> Self:
         """See `StageSettings.of`."""
         policy = required_policy(config)
-        own = {"name", "engine", "temperature", "max_new_tokens", "num_prompts", "fresh_prompts", "judge"}
+        own = {"name", "engine", "temperature", "max_new_tokens", "num_prompts", "fresh_prompts", "judge", "people"}
         return cls(
             **_loading(config),
             **policy.model_dump(include=own),
             is_gold=_is_gold(config),
             shortcut=config.data.gold.shortcut if policy.name == WORLD else None,
-            num_resamples=config.evaluate.num_resamples,
-            planned_kl=config.readiness.planned_kl,
-            min_gain=config.readiness.min_gain,
+            **config.readiness.model_dump(include={"planned_kl", "min_gain"}),
         )
 
     def named(self) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import numpy as np
 
 from rmcore.config.readiness import ReadinessConfig
+from rmcore.policy.confirmation import ServedGain, verdict_of_confirmation
 from rmcore.policy.conservative import conservative_gains, disagreement_along_n
 from rmcore.policy.overoptimization import METHODS, overoptimization
 from rmcore.policy.readiness.components import JudgedPools, on_policy_parts
@@ -45,3 +46,20 @@ def judged(results, quality=1.0):
     """A run's results with a policy."""
     found = policy(quality)
     return results | {"policy": found, "gate": found["readiness"]["gate"], "verdict": found["readiness"]["verdict"]}
+
+
+def served(num=120):
+    """The record of a best-of-64 that was served to `num` prompts, as the stage confirmation writes it."""
+    rng = np.random.default_rng(3)
+    known = ServedGain(3.0, 0.3)
+    for difference in np.clip(rng.normal(0.7, 1.4, num), -3, 3):
+        known.see(float(difference))
+    record = {
+        "n": 64, "kl": 3.17, "num_prompts": num, "num_allowed": 400, "num_labels": 2 * num + 48,
+        "judge": "the gold world", "unit": "sd", "useful_gain": 0.3, "is_decided": known.is_decided,
+        "differences": known.differences, "path": known.path, "characters": {"chosen": 266.0, "other": 128.0},
+        "gold": {"gain": known.gain().to_dict(), "win_rate": known.win_rate().to_dict()},
+        "proxy": {"gain": {"value": 1.36, "ci_low": None, "ci_high": None, "num": num, "reason": "chosen by it"}},
+        "examples": [{"prompt": "Sort | these\nnumbers.", "chosen": "1, 2 <b>", "other": "", "difference": 0.31}],
+    }  # fmt: skip
+    return record | {"verdict": verdict_of_confirmation(record)}

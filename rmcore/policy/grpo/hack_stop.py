@@ -35,7 +35,7 @@ from transformers import TrainerCallback
 from rmcore.config.rlhf import WatchConfig
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, TrainingError
-from rmcore.core.files import append_json_lines, read_json_lines, write_json, write_json_lines
+from rmcore.core.files import append_json_lines, read_json_lines, write_json
 from rmcore.data.pair import PreferencePair, Prompt, content_id, is_blank, prompt_text
 from rmcore.policy.grpo.policy_in_training import PolicyInTraining, policy_of
 from rmcore.policy.grpo.rlhf_requirements import require_labels
@@ -43,7 +43,7 @@ from rmcore.policy.grpo.snapshots import Snapshots
 from rmcore.policy.policy import Policy
 from rmcore.policy.stopping.bets import confidence_sequence
 from rmcore.policy.stopping.chosen_pairs import Chosen
-from rmcore.policy.stopping.pair_judges import CALIBRATED, PairJudge
+from rmcore.policy.stopping.pair_judges import CALIBRATED, PairJudge, judge_in_turns
 from rmcore.policy.stopping.watch import Look, Watch
 
 LOOKS, STATE = "looks.jsonl", "watch.json"
@@ -292,8 +292,9 @@ class HackStop(TrainerCallback):
             asked = {"best": [self.best, len(prompts)], "later": later, "earlier": earlier}
             write_json(file, asked)
         found: list[float] = []
-        for difference in self._judged(folder, f"final-seed{self.seed}", prompts, asked["later"], asked["earlier"]):
-            found.append(difference)
+        responses, kept = (asked["later"], asked["earlier"]), folder / "judged.jsonl"
+        for turn in judge_in_turns(self.judge, f"final-seed{self.seed}", prompts, *responses, kept):
+            found += turn
             report(len(found), len(prompts))
         path = confidence_sequence(found, -self.judge.limit, self.judge.limit, 0.05)
         rows = zip(prompts[:3], asked["earlier"], asked["later"], found, strict=False)
@@ -366,10 +367,15 @@ class HackStop(TrainerCallback):
         chosen = Chosen(**{name: np.array(values) for name, values in asked["chosen"].items()})
         prompts = [self.prompts[place] for place in asked["prompts"]]
         name = f"step{step}-seed{self.seed}"
-        for pair, difference in enumerate(self._judged(folder, name, prompts, asked["later"], asked["earlier"])):
-            paid_for = (pair + 1) % (self.judge.at_once or len(prompts)) != 0  # the rest of what was asked together
-            teaches = _teaches(asked["later"][pair], asked["earlier"][pair], difference)
-            if not watch.see(chosen, pair, difference, teaches=teaches) and not paid_for:
+        responses, kept = (asked["later"], asked["earlier"]), folder / "judged.jsonl"
+        pair = 0
+        for turn in judge_in_turns(self.judge, name, prompts, *responses, kept):
+            more = True
+            for difference in turn:
+                teaches = _teaches(asked["later"][pair], asked["earlier"][pair], difference)
+                more = watch.see(chosen, pair, difference, teaches=teaches)
+                pair += 1
+            if not more:
                 break
         look = watch.end()
         if look.action == "refresh" and self._refresh is not None:
@@ -408,21 +414,6 @@ class HackStop(TrainerCallback):
             "later": [later[one] for one in judged],
             "earlier": [earlier[one] for one in judged],
         }
-
-    def _judged(
-        self, folder: Path, name: str, prompts: Sequence[Prompt], later: Sequence[str], earlier: Sequence[str]
-    ) -> Any:
-        """The differences, one after the other; what was answered before is not asked again."""
-        kept = folder / "judged.jsonl"
-        known = [row["difference"] for row in read_json_lines(kept)]
-        write_json_lines(kept, [{"difference": one} for one in known])  # without a line that a kill has cut
-        yield from known
-        at_once = self.judge.at_once or max(len(prompts), 1)
-        for first in range(len(known), len(prompts), at_once):
-            part = slice(first, first + at_once)
-            found = self.judge.compare(name, prompts[part], later[part], earlier[part]).tolist()
-            append_json_lines(kept, [{"difference": one} for one in found])
-            yield from found
 
     def _judged_pairs(self) -> list[PreferencePair]:
         """Those judged since the last refresh that teach something, the oldest first."""

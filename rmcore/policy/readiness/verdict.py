@@ -26,7 +26,7 @@ from rmcore.evaluation.diagnosis import (
     baseline_check,
     no_better_than_length,
 )
-from rmcore.policy.confirmation import FURTHEST_KL, OPPONENTS, shown_gain, smallest_n
+from rmcore.policy.confirmation import FURTHEST_KL, shown_gain, smallest_n
 from rmcore.reporting.schema import NextRung, Verdict
 
 ASKED = {OVER_BASELINE: "knows more than chance and length", ECE: "is calibrated"}
@@ -213,15 +213,17 @@ def next_rung(verdict: Verdict, config: PipelineConfig, checkpoint: str) -> Next
     if verdict["rung"] == 3 and _can_be_served(config):
         words = ["--checkpoint", checkpoint, *([] if is_gold else ["--data", config.data.source])]
         words += ["--kl", f"{config.readiness.planned_kl:g}", *_same_policy_and_split(config, policy)]
-        is_file = policy.samples is not None
+        is_file, by_people = policy.samples is not None, not is_gold and policy.judge is None
         words += [] if is_file or policy.name == SFT else ["--policy", policy.name]
+        words += ["--people", "to_judge"] if by_people else []
+        judged = "a pair of each for people" if by_people else "2 judgements of each"
         return {
             "rung": 4,
             "evidence": "best-of-n served on fresh prompts, judged",
             "command": shlex.join(["rm-opt", "readiness", "confirm", *words])
             + (" --policy YOUR_POLICY" if is_file else ""),
-            "cost": f"{policy.fresh_prompts} fresh prompts, {smallest_n(config.readiness.planned_kl) + OPPONENTS} "
-            f"samples and {1 + OPPONENTS} judgements of each",
+            "cost": f"{policy.fresh_prompts} fresh prompts at most, {smallest_n(config.readiness.planned_kl) + 1} "
+            f"samples and {judged}; fewer where it is clear sooner",
         }
     if verdict["rung"] == 3:
         words = ["--mode", "policy", "--checkpoint", checkpoint, "--seeds", "3"]
@@ -245,7 +247,7 @@ def _same_policy_and_split(config: PipelineConfig, policy: PolicyConfig) -> list
     What was trained on and what readiness saw follows from the seed and the split, so without them no prompt is fresh.
     """
     usual, data = PolicyConfig(), config.data
-    elsewhere = {"name", "samples", "judge_column", "judge_ceiling", "num_members", "gradient_prompts"}
+    elsewhere = {"name", "samples", "people", "judge_column", "judge_ceiling", "num_members", "gradient_prompts"}
     settings: dict[str, Any] = {} if config.seed == 0 else {"seed": config.seed}
     if data.source == "gold":
         settings["data.eval_limit"] = data.eval_limit
@@ -262,10 +264,9 @@ def _same_policy_and_split(config: PipelineConfig, policy: PolicyConfig) -> list
 
 
 def _can_be_served(config: PipelineConfig) -> bool:
-    """Whether best-of-n can carry the plan out, and new responses get a gold reward without people."""
-    judged = config.data.source == "gold" or (config.policy is not None and config.policy.judge is not None)
+    """Whether best-of-n can carry the plan out."""
     plan = config.readiness
-    return judged and plan.planned_optimizer == "best_of_n" and plan.planned_kl <= FURTHEST_KL
+    return plan.planned_optimizer == "best_of_n" and plan.planned_kl <= FURTHEST_KL
 
 
 def verdict_tags(verdict: Verdict, more: NextRung | None) -> dict[str, str]:

@@ -76,43 +76,56 @@ class Bet:
         self.won = self.won or self.log_wealth >= self.needed
 
 
-def confidence_sequence(values: Sequence[float], low: float, high: float, level: float) -> FloatArray:
-    """Intervals for a mean that hold after every one of N values together, with chance 1 - level: (N, 2).
+class ConfidenceSequence:
+    """An interval for a mean that narrows with every value; it holds after all of them together, with chance 1 - level.
 
-    Each lies within those before it. Where none is left, because later values contradict earlier ones, it stays as it
-    was; the mean of the values may lie outside.
+    Each interval lies within those before it. Where none is left, because later values contradict earlier ones, it
+    stays as it was; the mean of the values may lie outside.
 
     Args:
-        values: N of them, independent, of one mean, within `low` and `high`.
         low: least that a value can be.
         high: most that a value can be.
         level: chance that the mean is ever outside, at most.
+    """
+
+    def __init__(self, low: float, high: float, level: float) -> None:
+        self.low, self.high, self.needed = low, high, math.log(1 / level)
+        self.interval = (low, high)
+        self._means = np.linspace(low, high, GRID)[1:-1]  # (M,)
+        # The bettor against each mean stakes on the side where the values so far lie; half a value of a quarter of the
+        # range's square is what he starts from (ibid., eq. 15).
+        self._log_wealth = np.zeros(len(self._means))
+        self._alive = np.ones(len(self._means), dtype=bool)
+        self._total, self._squares, self._count = (low + high) / 2, ((high - low) / 2) ** 2, 1.0
+
+    def see(self, value: float) -> tuple[float, float]:
+        """Take up a value, which is independent of those before it and of the same mean; the interval then.
+
+        Raises:
+            ValueError: it lies outside its ends.
+        """
+        if not self.low <= value <= self.high:
+            raise ValueError(f"{value} was promised to lie between {self.low} and {self.high}")
+        means = self._means
+        mean, variance = self._total / self._count, self._squares / self._count
+        edge = mean - means
+        stake = np.clip(edge / (variance + edge * edge), -MOST / (self.high - means), MOST / (means - self.low))
+        self._log_wealth += np.log1p(stake * (value - means))
+        self._alive &= self._log_wealth < self.needed
+        self._total, self._count = self._total + value, self._count + 1
+        self._squares += (value - self._total / self._count) ** 2
+        inside = means[self._alive]
+        step = (self.high - self.low) / (GRID - 1)  # a mean between two that are tried: the wider end
+        if len(inside):
+            self.interval = (max(self.low, float(inside[0]) - step), min(self.high, float(inside[-1]) + step))
+        return self.interval
+
+
+def confidence_sequence(values: Sequence[float], low: float, high: float, level: float) -> FloatArray:
+    """Intervals for a mean that hold after every one of N values together (`ConfidenceSequence`): (N, 2).
 
     Raises:
         ValueError: a value lies outside its ends.
     """
-    seen = np.asarray(values, dtype=np.float64)
-    if len(seen) and not (low <= seen.min() and seen.max() <= high):
-        raise ValueError(f"values from {seen.min()} to {seen.max()} were promised to lie between {low} and {high}")
-    means = np.linspace(low, high, GRID)[1:-1]  # (M,)
-    # The bettor against each mean stakes on the side where the values so far lie; half a value of a quarter of the
-    # range's square is what he starts from (ibid., eq. 15).
-    log_wealth = np.zeros(len(means))
-    alive = np.ones(len(means), dtype=bool)
-    total, squares, count = (low + high) / 2, ((high - low) / 2) ** 2, 1.0
-    found = np.empty((len(seen), 2))
-    for place, value in enumerate(seen):
-        mean, variance = total / count, squares / count
-        edge = mean - means
-        stake = np.clip(edge / (variance + edge * edge), -MOST / (high - means), MOST / (means - low))
-        log_wealth += np.log1p(stake * (value - means))
-        alive &= log_wealth < math.log(1 / level)
-        total, count = total + value, count + 1
-        squares += (value - total / count) ** 2
-        inside = means[alive]
-        step = (high - low) / (GRID - 1)  # a mean between two that are tried: the wider end
-        if len(inside):
-            found[place] = (max(low, inside[0] - step), min(high, inside[-1] + step))
-        else:
-            found[place] = found[place - 1] if place else (low, high)
-    return found
+    sequence = ConfidenceSequence(low, high, level)
+    return np.array([sequence.see(float(value)) for value in values]).reshape(-1, 2)

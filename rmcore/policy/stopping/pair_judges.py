@@ -1,6 +1,6 @@
 """Who compares two responses of one prompt in a watch: a judge of single responses, or people with a file."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -9,6 +9,7 @@ import numpy as np
 from rmcore.active.labels import plain, read_proposal, same_texts, write_proposal
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError, RmcoreError
+from rmcore.core.files import append_json_lines, read_json_lines, write_json_lines
 from rmcore.data.pair import PreferencePair, Prompt, is_blank
 from rmcore.policy.judge import Judge
 from rmcore.policy.sampling.best_of_n import pooled_deviation
@@ -69,6 +70,41 @@ class PairJudge(Protocol):
             DataError: there is no judgement of a response.
             JudgementsWantedError: people have not answered yet.
         """
+
+
+def judge_in_turns(
+    judge: PairJudge,
+    asked: str,
+    prompts: Sequence[Prompt],
+    later: Sequence[str],
+    earlier: Sequence[str],
+    kept: Path,
+) -> Iterator[list[float]]:
+    """Judge N pairs, at each turn as many as the judge takes together; whoever has seen enough asks for no more.
+
+    Args:
+        judge: who compares.
+        asked: name of these questions.
+        prompts: N.
+        later: responses that may be better.
+        earlier: responses that they are compared with.
+        kept: JSONL file that takes the differences of each turn; those that it holds are not asked for again.
+
+    Raises:
+        DataError: there is no judgement of a response.
+        JudgementsWantedError: people have not answered yet.
+    """
+    known = [row["difference"] for row in read_json_lines(kept)]
+    write_json_lines(kept, [{"difference": one} for one in known])  # without a line that a kill has cut
+    size = judge.at_once or max(len(prompts), 1)
+    for first in range(0, len(prompts), size):
+        part, start = known[first : first + size], max(first, len(known))
+        turn = slice(start, first + size)
+        if start < min(first + size, len(prompts)):
+            found = judge.compare(asked, prompts[turn], later[turn], earlier[turn]).tolist()
+            append_json_lines(kept, [{"difference": one} for one in found])
+            part = [*part, *found]
+        yield part
 
 
 class ScoreJudge:

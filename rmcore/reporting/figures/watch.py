@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from rmcore.core.arrays import FloatArray
+from rmcore.reporting.figures.served import draw_gain
 from rmcore.reporting.figures.style import (
     BLUE,
     GREEN,
@@ -164,20 +165,13 @@ def _final(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
         note(ax, "the start was kept, or no final label was allowed")
         return
     for number, final in enumerate(known):
-        low, high = np.array(final["path"]).T
-        pairs = np.arange(1, len(low) + 1)
-        means = np.cumsum(final["differences"]) / pairs
-        ax.plot(pairs, means, color=BLUE, alpha=1.0 if number == 0 else 0.4, label="mean" if number == 0 else None)
-        if number == 0:
-            ax.fill_between(
-                pairs,
-                low,
-                high,
-                color=BLUE,
-                alpha=0.16,
-                linewidth=0,
-                label="95 %, valid at every pair" + (" (first seed)" if len(known) > 1 else ""),
-            )
-    ax.axhline(0, color=MUTED, linewidth=0.8)
-    ax.set_ylim(-1.5, 1.5)
+        first = number == 0
+        draw_gain(
+            ax,
+            final["differences"],
+            final["path"] if first else None,
+            note=" (first seed)" if len(known) > 1 else "",
+            alpha=1.0 if first else 0.4,
+            label="mean" if first else None,
+        )
     legend_below(ax)

@@ -133,25 +133,37 @@ def readiness_markdown(results: Mapping[str, Any]) -> str:
     return titled_table(results["verdict"]["headline"], ("part", "value, 95 %"), readiness_rows(results), checks)
 
 
-CONFIRMATION_HEADINGS = ("of the chosen response", "value, 95 %")
+CONFIRMATION_HEADINGS = ("of the chosen response", "value, 95 % whenever one stops")
 
 
 def confirmation_rows(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Give the outcome of serving best-of-n, in reading order."""
-    length = results["characters"]
+    length, labels = results["characters"], f"{results['num_labels']:,}"
+    ended = "decided" if results["is_decided"] else "no prompt was left"
     return [
-        ("gold gain over a sample, sd within prompts", shown(results["gold"]["gain"])),
+        (f"gold gain over a sample, {results['unit']}", shown(results["gold"]["gain"])),
         ("gold win rate over a sample", shown(results["gold"]["win_rate"])),
-        ("the same of the reward that chose: gain", shown(results["proxy"]["gain"])),
-        ("length in characters, and of a sample", f"{length['chosen']:.0f}, {length['others']:.0f}"),
+        ("gain of the reward that chose it, sd within prompts", shown(results["proxy"]["gain"])),
+        ("length in characters, and of a sample", f"{length['chosen']:.0f}, {length['other']:.0f}"),
         ("KL from the policy, nats, at most", f"{results['kl']:.2f}"),
+        ("labels", f"{labels} ({results['num_prompts']} of {results['num_allowed']} prompts; {ended})"),
     ]
 
 
 def confirmation_markdown(results: Mapping[str, Any]) -> str:
-    """Verdict and what was measured."""
+    """Verdict, what was measured, and the first prompts with both responses."""
     verdict = results["verdict"]
-    return titled_table(verdict["headline"], CONFIRMATION_HEADINGS, confirmation_rows(results), verdict["reasons"])
+    measured = titled_table(verdict["headline"], CONFIRMATION_HEADINGS, confirmation_rows(results), verdict["reasons"])
+    examples = [
+        (
+            one["prompt"],
+            *(one[name] or "(an empty answer)" for name in ("chosen", "other")),
+            f"{one['difference']:+.2f}",
+        )
+        for one in results["examples"]
+    ]
+    headings = ("prompt", f"best of {results['n']}", "another one", f"judged, {results['unit']}")
+    return f"{measured}\n# The first prompts\n\n{text_table(headings, examples)}\n"
 
 
 def curves_markdown(found: Mapping[str, Any]) -> str:

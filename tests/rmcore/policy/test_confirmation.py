@@ -1,92 +1,114 @@
-"""Serving best-of-n on fresh prompts: the gain is the true one, its interval covers, and nothing is said of no data."""
+"""Serving best-of-n on fresh prompts: intervals that hold whenever one stops, and an end where it is decided."""
 
 import numpy as np
 import pytest
 
 from rmcore.core.errors import DataError
-from rmcore.policy.confirmation import MOST_SAMPLES, OPPONENTS, confirm, smallest_n, verdict_of_confirmation
+from rmcore.policy.confirmation import (
+    LEVEL,
+    MOST_SAMPLES,
+    ServedGain,
+    smallest_n,
+    verdict_of_confirmation,
+    wins_of_gain,
+)
 from rmcore.policy.sampling.best_of_n import nominal_kl
 
-NUMBERS = {"num_resamples": 400, "seed": 0}
+CLIP = 3.0
 
 
 def served(rng, num_prompts, n, quality):
-    """Gold of the chosen and of the others, of a proxy whose correlation with gold is `quality`, differing by prompt.
+    """Differences of the chosen and another response, by a proxy whose correlation with gold is `quality`.
 
-    Prompts differ in level, in spread and in how well the proxy sees them, as they do.
+    Prompts differ in spread and in how well the proxy sees them, as they do; the unit is their mean spread.
     """
-    level, spread = rng.normal(size=(num_prompts, 1)), rng.uniform(0.5, 2, size=(num_prompts, 1))
-    gold = rng.normal(size=(num_prompts, n + OPPONENTS))
+    spread = rng.uniform(0.5, 2, size=num_prompts)
+    gold = rng.normal(size=(num_prompts, n + 1))
     own = np.clip(quality + rng.normal(0, 0.2, size=(num_prompts, 1)), -1, 1)
     proxy = own * gold + np.sqrt(1 - own**2) * rng.normal(size=gold.shape)
-    best = proxy[:, :n].argmax(axis=1)
-    gold = level + spread * gold
-    return gold[np.arange(num_prompts), best], gold[:, n:]
+    best = gold[np.arange(num_prompts), proxy[:, :n].argmax(axis=1)]
+    return np.clip((best - gold[:, n]) * spread / 1.25, -CLIP, CLIP)
+
+
+def errors_of(repeats, level=LEVEL):
+    """Share of wrong ones that chance allows at this level: three standard errors above it."""
+    return level + 3 * (level * (1 - level) / repeats) ** 0.5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("quality", [0.0, 0.6, -0.4])
-def test_intervals_cover_the_true_gain(quality):
+def test_the_true_gain_is_inside_after_every_pair(quality):
+    """However often one looks: also where the end was chosen by what was seen."""
     rng = np.random.default_rng(5)
-    truth = confirm(*served(rng, 400_000, 16, quality), num_resamples=1, seed=0)
-    inside = {"gain": 0, "win_rate": 0}
-    repeats = 400
+    truth = served(rng, 400_000, 16, quality)
+    gain, wins = truth.mean(), ((1 + np.sign(truth)) / 2).mean()
+    repeats, missed = 300, {"gain": 0, "stopped": 0, "win_rate": 0}
     for _ in range(repeats):
-        found = confirm(*served(rng, 60, 16, quality), **NUMBERS)
-        for name in inside:
-            inside[name] += found[name].ci_low <= truth[name].value <= found[name].ci_high
-    # Nominal 95 %; three standard errors of 400 repeats are 3.3 points, and a ratio of sums is slightly too narrow.
-    assert min(inside.values()) / repeats >= 0.915, inside
-    assert max(inside.values()) / repeats <= 0.985, inside
+        known = ServedGain(CLIP, 0.3)
+        at_the_end = None
+        for difference in served(rng, 150, 16, quality):
+            if not known.see(float(difference)) and at_the_end is None:
+                at_the_end = known.interval
+        low, high = np.array(known.path).T
+        missed["gain"] += bool(((low > gain) | (high < gain)).any())
+        missed["stopped"] += at_the_end is not None and not at_the_end[0] <= gain <= at_the_end[1]
+        rate = known.win_rate()
+        missed["win_rate"] += not rate.ci_low <= wins <= rate.ci_high
+    assert max(missed.values()) / repeats <= errors_of(repeats), missed
 
 
-@pytest.mark.parametrize(("num_prompts", "passes"), [(200, 0.995), (60, 0.98), (60, 0.9), (12, 0.9)])
-def test_a_judge_of_passes_and_failures_is_believed_only_where_prompts_enough_tell_them_apart(num_prompts, passes):
-    """The chosen one is no better than the others: claims are errors, and a few prompts must not make them."""
+@pytest.mark.parametrize("passes", [0.995, 0.9, 0.5])
+def test_a_chosen_one_that_is_no_better_is_hardly_ever_called_so(passes):
+    """A judge of passes and failures, most of which tie: a few prompts must not make a claim."""
     rng = np.random.default_rng(7)
     claimed, repeats = 0, 200
     for _ in range(repeats):
-        judged = (rng.random((num_prompts, 1 + OPPONENTS)) < passes).astype(float)
-        if not np.ptp(judged[:, 1:], axis=1).any():
-            continue  # refused: it has no unit
-        found = confirm(judged[:, 0], judged[:, 1:], **NUMBERS)["gain"]
-        record = {"n": 16, "num_prompts": num_prompts, "min_gain": 0.3, "gold": {"gain": found.to_dict()}}
-        claimed += verdict_of_confirmation(record)["status"] != "unclear"
-    assert claimed / repeats <= 0.095  # nominal 5 %, three standard errors of 200 repeats
+        known = ServedGain(CLIP, 0.3)
+        judged = (rng.random((200, 2)) < passes).astype(float)
+        for one, other in judged:
+            if not known.see(float(np.clip((one - other) / 0.05, -CLIP, CLIP))):
+                break
+        claimed += known.decision != "unclear"
+    assert claimed / repeats <= errors_of(repeats)
 
 
-def test_a_perfect_choice_gains_what_the_largest_of_n_normals_does():
-    best, others = served(np.random.default_rng(1), 200_000, 16, 10.0)
-    equal = confirm(best, others, num_resamples=1, seed=0)
-    assert equal["win_rate"].value == pytest.approx(16 / 17, abs=0.003)  # n / (n + 1)
-    spread = np.random.default_rng(2).normal(size=(200_000, 16)).max(axis=1).mean()  # 1.766, in each prompt's own unit
-    mean_over_root = 1.25 / np.sqrt((0.5**2 + 0.5 * 2 + 2**2) / 3)  # of uniform spreads between 0.5 and 2
-    assert equal["gain"].value == pytest.approx(spread * mean_over_root, abs=0.02)
+@pytest.mark.parametrize(("quality", "decision"), [(0.9, "rose"), (-0.9, "fell")])
+def test_what_is_clear_is_decided_after_few_and_stays_so(quality, decision):
+    known, decided = ServedGain(CLIP, 0.3), []
+    differences = served(np.random.default_rng(1), 300, 16, quality)
+    for difference in differences:
+        known.see(float(difference))
+        decided.append(known.decision)
+    first = decided.index(decision)
+    assert first < 60
+    assert set(decided[first:]) == {decision}
+    ends = np.array(known.path)
+    assert (np.diff(ends[:, 0]) >= 0).all()
+    assert (np.diff(ends[:, 1]) <= 0).all()
+    assert known.gain().value == pytest.approx(differences.mean())
+    assert known.win_rate().value == pytest.approx(((1 + np.sign(differences)) / 2).mean())
 
 
-def test_offsets_of_prompts_and_the_unit_of_the_judge_do_not_matter():
+def test_a_gain_that_is_real_and_less_than_asked_for_ends_it_as_well():
+    rng = np.random.default_rng(2)
+    known = ServedGain(1.0, 0.4)
+    while known.see(float(rng.choice([1.0, -1.0], p=[0.6, 0.4]))):
+        assert len(known.differences) < 5000
+    low, high = known.interval
+    assert 0 < low < high < 0.4
+    assert known.decision == "rose"
+
+
+def test_wins_of_a_gain_are_those_of_normal_responses():
     rng = np.random.default_rng(3)
-    best, others = served(rng, 30, 8, 0.5)
-    offsets = rng.normal(0, 50, size=30)
-    moved = confirm(3 * best + offsets, 3 * others + offsets[:, None], **NUMBERS)
-    for name, value in confirm(best, others, **NUMBERS).items():
-        assert moved[name].value == pytest.approx(value.value)
-        assert moved[name].ci_low == pytest.approx(value.ci_low)
+    for gain in (0.1, 0.3, 1.0):
+        wins = np.sign(gain + rng.normal(size=1_000_000) - rng.normal(size=1_000_000)).mean()
+        assert wins_of_gain(gain) == pytest.approx(wins, abs=0.004)
 
 
-@pytest.mark.parametrize(
-    ("best", "others", "message"),
-    [
-        (np.ones(5), np.ones((5, 4)), "one and the same reward"),
-        (np.ones(5), np.ones((4, 4)), "rewards of shape"),
-        (np.ones(1), np.eye(1, 4), "two prompts or more"),
-        (np.ones(5), np.eye(5, 1), "at least two"),
-        (np.array([1.0, np.nan]), np.eye(2, 4), "not finite"),
-    ],
-)
-def test_nothing_is_said_of_what_tells_nothing(best, others, message):
-    with pytest.raises(DataError, match=message):
-        confirm(best, others, **NUMBERS)
+def test_nothing_is_said_of_nothing():
+    with pytest.raises(DataError, match="no pair was judged"):
+        ServedGain(CLIP, 0.3).gain()
 
 
 @pytest.mark.parametrize("planned", [0.01, 0.5, 1.0, 2.0, 3.0, 7.0])
@@ -105,14 +127,17 @@ def test_a_plan_beyond_best_of_n_is_refused():
     ("low", "high", "status", "reason"),
     [
         (0.35, 0.6, "rose", None),
-        (0.1, 0.6, "rose", "0.3 sd was asked for"),
+        (0.1, 0.6, "rose", "0.3 sd was asked for, and is not shown"),
+        (0.1, 0.2, "rose", "0.3 sd was asked for, and it is less"),
         (-0.1, 0.2, "unclear", "fresh_prompts"),
         (-0.4, -0.1, "fell", None),
     ],
 )
 def test_the_interval_decides(low, high, status, reason):
     gain = {"value": (low + high) / 2, "ci_low": low, "ci_high": high}
-    found = verdict_of_confirmation({"n": 16, "num_prompts": 50, "min_gain": 0.3, "gold": {"gain": gain}})
+    found = verdict_of_confirmation(
+        {"n": 16, "num_prompts": 50, "useful_gain": 0.3, "unit": "sd", "gold": {"gain": gain}}
+    )
     assert found["status"] == status
     assert "best-of-16 on 50 fresh prompts" in found["headline"]
     assert [reason in one for one in found["reasons"]] == ([] if reason is None else [True])

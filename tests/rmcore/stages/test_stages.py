@@ -124,6 +124,7 @@ ADDRESSES = {
     "policy.judge",
 }  # by content
 OTHER_VALUES = {
+    "policy.people": "to_judge",
     "data.attribute_weights": {"helpfulness": 1.0},
     "data.grade_columns": ("stars",),
     "data.grade_levels": (0.0, 1.0),
@@ -184,7 +185,7 @@ STAGES_OF_A_SETTING = {
     "data.gold.temperature": {"prepare", "active", "active_check", "grpo"},  # also of what labels anew
     "data.gold.flip_rate": {"prepare", "grpo"},
     "data.gold.length_bias": {"prepare", "grpo"},
-    "evaluate.num_resamples": {"evaluate", "readiness", "overoptimization", "confirmation", "grpo"},
+    "evaluate.num_resamples": {"evaluate", "readiness", "overoptimization", "grpo"},
     "readiness.planned_optimizer": {"readiness", "readiness_v2", "validation"},
     "readiness.planned_kl": {
         "readiness",
@@ -204,6 +205,7 @@ STAGES_OF_A_SETTING = {
     "policy.engine": {"samples", "confirmation"},
     "policy.num_prompts": {"samples", "confirmation"},
     "policy.fresh_prompts": {"confirmation"},
+    "policy.people": {"confirmation"},
     "policy.samples_per_prompt": {"samples"},
     "policy.temperature": {"samples", "confirmation", "grpo"},
     "policy.max_new_tokens": {"samples", "confirmation", "grpo"},

@@ -4,7 +4,7 @@ import pytest
 
 import report_sample as sample
 from rmcore.reporting.html.html import write_report
-from rmcore.reporting.html.policy import best_of_n_markdown, readiness_markdown
+from rmcore.reporting.html.policy import best_of_n_markdown, confirmation_markdown, readiness_markdown
 
 policy_sample = sample.policy_sample
 
@@ -59,3 +59,13 @@ def test_the_markdown_has_the_same_numbers():
     assert "510 samples" in told
     judged = readiness_markdown(found["readiness"])
     assert judged.count("pass: ") + judged.count("FAIL: ") == len(found["readiness"]["gate"])
+
+
+def test_what_was_served_is_told_with_its_labels_and_its_first_prompts():
+    found = policy_sample.served()
+    told = confirmation_markdown(found)
+    gain = found["gold"]["gain"]
+    assert told.startswith(f"# {found['verdict']['headline']}".replace("_", r"\_"))
+    assert f"{gain['value']:.3f} ({gain['ci_low']:.3f} to {gain['ci_high']:.3f})" in told
+    assert "288 (120 of 400 prompts; " in told
+    assert r"| Sort \| these numbers. | 1, 2 \<b\> | (an empty answer) | +0.31 |" in told
