@@ -2,11 +2,14 @@
 
     python benchmarks/served_gain.py
 
-Simulated judgements of 16 responses and another one: prompts differ in spread and in how well the reward model sees
-them, as in `tests/rmcore/policy/test_confirmation.py`. At each quality of the reward model, `--repeats` servings of at
-most 400 prompts each end where `ServedGain` has decided. Beside them a test of a fixed size that decides as often: the
-fewest pairs after which the usual 95 % interval, looked at once, lies as clearly above the gain that was asked for, or
-below zero, in as many of the servings. It has to be chosen before anybody knows the gain.
+Simulated judgements of the best of 16 responses and another one: prompts differ in spread and in how well the reward
+model sees them. At each quality of the reward model, `--repeats` servings of at most 400 prompts, judged in turns of 8,
+each with a unit of its own from 24 other pairs, end where `ServedGain` has decided. Labels: two a pair, and 48.
+
+Wrong: the interval at the end does not hold the gain that it is of, the mean of clipped differences in the unit that
+was measured; and: it does not hold the gain in true standard deviations, so the unit's error is in it. Fixed: labels of
+a test of a fixed size that is as sharp (the usual 95 % interval, looked at once, lies above the gain that was asked
+for, or below zero) in 80, 90 and 95 % of the servings; it has to be chosen before anybody knows the gain.
 """
 
 import argparse
@@ -15,29 +18,40 @@ import numpy as np
 
 from rmcore.core.arrays import FloatArray
 from rmcore.policy.confirmation import ServedGain
+from rmcore.policy.stopping.pair_judges import CALIBRATED, CLIP, ScoreJudge
 
-CLIP, USEFUL, N = 3.0, 0.3, 16
+USEFUL, N, MOST, TURN = 0.3, 16, 400, ScoreJudge.at_once or 1
+POWERS = (0.8, 0.9, 0.95)
+SPREADS = (0.5, 2.0)
+UNIT = float(np.sqrt((SPREADS[0] ** 2 + SPREADS[0] * SPREADS[1] + SPREADS[1] ** 2) / 3))
+"""Root mean square of spreads between the two."""
 
 
 def served(rng: np.random.Generator, num_prompts: int, quality: float) -> FloatArray:
-    """Judged differences, (num_prompts,), of the chosen response and another one."""
-    spread = rng.uniform(0.5, 2, size=num_prompts)
+    """Judged scores of the chosen response less those of another one, (num_prompts,), before any unit."""
+    spread = rng.uniform(*SPREADS, size=num_prompts)
     gold = rng.normal(size=(num_prompts, N + 1))
     own = np.clip(quality + rng.normal(0, 0.2, size=(num_prompts, 1)), -1, 1)
     proxy = own * gold + np.sqrt(1 - own**2) * rng.normal(size=gold.shape)
     best = gold[np.arange(num_prompts), proxy[:, :N].argmax(axis=1)]
-    return np.clip((best - gold[:, N]) * spread / 1.25, -CLIP, CLIP)
+    return (best - gold[:, N]) * spread
 
 
-def fixed_size(rows: FloatArray, gain: float, share: float) -> int | None:
-    """The fewest pairs after which one look decides as often; None: more than there are."""
+def units(rng: np.random.Generator, repeats: int) -> FloatArray:
+    """The unit of each serving, (repeats, 1), as it is measured."""
+    apart = rng.normal(size=(repeats, CALIBRATED)) * np.sqrt(2) * rng.uniform(*SPREADS, size=(repeats, CALIBRATED))
+    return np.sqrt((apart**2 / 2).mean(axis=1, keepdims=True))
+
+
+def fixed_labels(rows: FloatArray, gain: float) -> list[str]:
+    """Labels after which one look is as sharp with each power; a dash where 400 prompts are too few."""
     sizes = np.arange(1, rows.shape[1] + 1)
     means = rows.cumsum(axis=1) / sizes
     squares = (rows**2).cumsum(axis=1) / sizes
     half = 1.96 * np.sqrt(np.maximum(squares - means**2, 0) / np.maximum(sizes - 1, 1))
-    decided = (means - half >= USEFUL) if gain > 0 else (means + half < 0)
-    enough = np.flatnonzero((decided.mean(axis=0) >= share) & (sizes >= 10))
-    return int(sizes[enough[0]]) if len(enough) else None
+    sharp = ((means - half >= USEFUL) if gain > 0 else (means + half < 0)).mean(axis=0)
+    found = [np.flatnonzero((sharp >= power) & (sizes >= 10)) for power in POWERS]
+    return [str(2 * int(sizes[one[0]]) + 2 * CALIBRATED) if len(one) else "–" for one in found]
 
 
 def main() -> None:
@@ -45,27 +59,35 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=400)
     args = parser.parse_args()
     rng = np.random.default_rng(0)
-    print("| true gain | rose | fell | unclear | wrong | pairs, mean (median) | pairs of a fixed test as sharp |")
-    print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    print(
+        "| true gain, sd | rose | fell | unclear | wrong | in true sd | labels, mean (median) | fixed: 80, 90, 95 % |"
+    )
+    print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |")
     for quality in (0.9, 0.6, 0.45, 0.3, 0.17, 0.0, -0.17, -0.3, -0.6):
-        gain = float(served(rng, 200_000, quality).mean())
-        rows = np.array([served(rng, 400, quality) for _ in range(args.repeats)])
-        ended, found, wrong, sharp = [], [], 0, 0
-        for row in rows:
+        many = served(rng, 200_000, quality)
+        gain = float(many.mean()) / UNIT
+        judged = np.array([served(rng, MOST, quality) for _ in range(args.repeats)])
+        scales = units(rng, args.repeats)
+        rows = np.clip(judged / scales, -CLIP, CLIP)
+        labels, found, wrong, wrong_in_sd = [], [], 0, 0
+        for row, scale in zip(rows, scales, strict=True):
             known = ServedGain(CLIP, USEFUL)
-            for difference in row:
-                if not known.see(float(difference)):
+            for turn in row.reshape(-1, TURN):
+                for difference in turn:
+                    known.see(float(difference))
+                if known.is_decided:
                     break
             low, high = known.interval
-            ended.append(len(known.differences))
+            labels.append(2 * len(known.differences) + 2 * CALIBRATED)
             found.append(known.decision)
-            wrong += not low <= gain <= high
-            sharp += low >= USEFUL if gain > 0 else high < 0
-        share = {name: found.count(name) / len(found) for name in ("rose", "fell", "unclear")}
-        fixed = fixed_size(rows, gain, sharp / len(rows)) if sharp / len(rows) > 0.1 else None
+            wrong += not low <= np.clip(many / scale, -CLIP, CLIP).mean() <= high
+            wrong_in_sd += not low <= gain <= high
+        share = " | ".join(f"{found.count(name) / len(found):.0%}" for name in ("rose", "fell", "unclear"))
+        fixed = ", ".join(fixed_labels(rows, gain)) if abs(gain) > 0.01 else "–"
         print(
-            f"| {gain:+.2f} | {share['rose']:.0%} | {share['fell']:.0%} | {share['unclear']:.0%} | "
-            f"{wrong / len(rows):.1%} | {np.mean(ended):.0f} ({np.median(ended):.0f}) | {fixed or '-'} |"
+            f"| {gain:+.2f} | {share} | {wrong / len(rows):.1%} | {wrong_in_sd / len(rows):.1%} | "
+            f"{np.mean(labels):.0f} ({np.median(labels):.0f}) | "
+            f"{fixed} |"
         )
 
 

@@ -112,8 +112,8 @@ def confirm(
 ) -> None:
     """Serve best-of-n on fresh prompts, as far as is planned, and say what was gained: rung 4.
 
-    Two responses of each prompt are judged, the chosen one and one that it was not chosen from, and no more once it is
-    decided. Examples:
+    The chosen response and one that it was not chosen from are judged, prompt after prompt, until it is decided. For
+    example:
     rm-opt readiness confirm --policy world
 
     rm-opt readiness confirm --checkpoint out/best --data pairs.parquet --policy my-policy --set policy.judge=mine:judge

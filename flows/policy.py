@@ -29,7 +29,7 @@ from rmcore.core.errors import ConfigError
 from rmcore.core.files import write_json
 from rmcore.core.fingerprints import code_digests
 from rmcore.core.store import ArtifactRef, make_key
-from rmcore.policy.confirmation import NOBODY_JUDGES, smallest_n
+from rmcore.policy.confirmation import require_served_judge, smallest_n
 from rmcore.policy.curves import curves_of_file
 from rmcore.policy.grpo.defects import backbones
 from rmcore.policy.readiness.claims import frozen_claims
@@ -45,7 +45,7 @@ from rmcore.reporting.html.policy import (
 from rmcore.reporting.html.text_page import write_text_report
 from rmcore.reporting.html.validation import validation_markdown
 from rmcore.stages.interface import POPULATIONS
-from rmcore.stages.registry import POLICY, is_judged, pipeline_stages
+from rmcore.stages.registry import POLICY, pipeline_stages
 from rmcore.stages.requirements import required_policy, required_validation
 from rmcore.stages.results import read_json
 from rmcore.study.registration import register
@@ -175,7 +175,7 @@ def confirm(config: PipelineConfig, checkpoint: str | None = None) -> dict[str, 
         "executed", "mlflow_url"}.
 
     Raises:
-        ConfigError: the config has no policy, only samples of one, or no judge for what it answers.
+        ConfigError: the config has no policy, only samples of one, or no judge or two for what it answers.
         DataError: the plan goes further than best-of-n does.
         JudgementsWantedError: people have to answer first; the same call goes on when they have.
     """
@@ -185,8 +185,7 @@ def confirm(config: PipelineConfig, checkpoint: str | None = None) -> dict[str, 
             "policy.samples holds what a policy answered before, and fresh prompts have to be answered now; leave it "
             "out, and name the policy."
         )
-    if policy.people is None and not is_judged(config):
-        raise ConfigError(NOBODY_JUDGES)
+    require_served_judge(policy, is_gold=config.data.source == "gold")
     smallest_n(config.readiness.planned_kl)  # a plan that best-of-n cannot carry out is refused before anything runs
 
     def judged(refs: Mapping[str, ArtifactRef]) -> dict[str, Any]:

@@ -44,7 +44,8 @@ def write_proposal(pairs: Sequence[PreferencePair], path: Path, *, seed: int) ->
         writer.writeheader()
         for pair in pairs:
             first, second = (pair.chosen, pair.rejected)[:: -1 if _swapped(pair, seed) else 1]
-            row = (pair.pair_id, prompt_text(pair.prompt), first, second, "")
+            # A lone \r survives csv, and no table that pandas writes again.
+            row = (pair.pair_id, *map(plain, (prompt_text(pair.prompt), first, second)), "")
             writer.writerow(dict(zip(COLUMNS, row, strict=True)))
     return path
 

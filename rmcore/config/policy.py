@@ -32,7 +32,7 @@ class PolicyConfig(Settings):
     """Samples of each prompt: best-of-n is measured for n up to this."""
     fresh_prompts: int = Field(default=400, ge=10)
     """Other prompts, at most, that best-of-n is served on by `rm-opt readiness confirm`, to confirm a plan; two
-    responses of each are judged, and none any more once it is decided."""
+    responses of each are judged, in turns of 8 prompts until it is decided."""
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature; KL is measured from the policy at this temperature."""
     max_new_tokens: int = Field(default=256, ge=1)
@@ -47,8 +47,8 @@ class PolicyConfig(Settings):
     """Who gives the gold reward of samples drawn here: module:function of (prompt, response), code of yours from the
     current folder or PYTHONPATH; or the folder of another reward model, which stands in for the truth."""
     people: str | None = None
-    """A folder for files of pairs that people judge in `rm-opt readiness confirm`, instead of `judge`. It ends at each
-    of them, and the same command resumes when its column is filled in."""
+    """A folder, named from the root, for files of pairs that people judge in `rm-opt readiness confirm`, instead of
+    `judge`. It ends at each of them, and the same command resumes when its column is filled in."""
     num_members: int = Field(default=4, ge=2, le=64)
     """Bootstrap reward heads whose disagreement on the samples is measured."""
     gradient_prompts: int = Field(default=16, ge=0)

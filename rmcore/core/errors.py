@@ -49,6 +49,10 @@ class NotReadyError(ServingError):
     """A reward server cannot answer now: it starts, restarts or has too much to do. The same request may work later."""
 
 
+class JudgementsWantedError(RmcoreError):
+    """Pairs wait for people: nothing failed, and the same command resumes when they have answered."""
+
+
 class RequestError(RmcoreError, ValueError):
     """A reward server refused a request or an update of its weights, which will not work in this form.
 

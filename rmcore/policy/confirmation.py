@@ -5,15 +5,8 @@ scored, the best is what a user would get, and a judge compares it with one that
 a prompt, however large n is; a second opponent would tell less than its label costs.
 
 Pairs are judged one after the other, and the interval may be looked at after each (`bets.ConfidenceSequence`): serving
-that does harm ends after few, and what is clear costs little. In any loop that serves the best of n:
-
-    gain = ServedGain(judge.limit, useful_gain=0.3)
-    for prompt in prompts:
-        *pool, other = sample(prompt, n + 1)
-        best = max(pool, key=lambda response: reward(prompt, response))
-        if not gain.see(judge.compare("served", [prompt], [best], [other])[0]):
-            break
-    print(gain.interval, gain.decision)
+that does harm ends after few, and what is clear costs little. `ServedGain` does it in any loop that serves the best of
+n (docs/readiness.md).
 """
 
 import math
@@ -22,8 +15,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rmcore.core.errors import DataError
+from rmcore.config.policy import PolicyConfig
+from rmcore.core.errors import ConfigError, DataError
 from rmcore.evaluation.uncertainty import MetricValue
+from rmcore.policy.judge import require_named_judge, require_people
 from rmcore.policy.sampling.best_of_n import nominal_kl
 from rmcore.policy.stopping.bets import ConfidenceSequence
 
@@ -33,10 +28,26 @@ NOBODY_JUDGES = (
 )
 Decision = Literal["rose", "fell", "unclear"]
 LEVEL = 0.05
-"""Chance that an interval is ever wrong."""
+"""Chance that the interval of the gain is ever wrong; that of the win rate has the same one by itself."""
 MOST_SAMPLES = 4096
 FURTHEST_KL = nominal_kl(MOST_SAMPLES)
 """7.3 nats: a plan beyond them is none that best-of-n carries out."""
+
+
+def require_served_judge(policy: PolicyConfig, *, is_gold: bool) -> None:
+    """Check that somebody judges what is served, and one alone.
+
+    Raises:
+        ConfigError: nobody does, a judge and people are both named, or what is named is not there.
+    """
+    if policy.people is not None and policy.judge is not None:
+        raise ConfigError("policy.judge and policy.people are both named, and one of them judges; leave one out.")
+    if policy.people is not None:
+        require_people(policy.people)
+    elif policy.judge is not None:
+        require_named_judge(policy.judge)
+    elif not is_gold:
+        raise ConfigError(NOBODY_JUDGES)
 
 
 def smallest_n(planned_kl: float) -> int:
@@ -135,7 +146,8 @@ def verdict_of_confirmation(record: Mapping[str, Any]) -> dict[str, Any]:
     """Judge by the interval of its gain whether the gold reward rose when best-of-n was served.
 
     Args:
-        record: n, num_prompts, useful_gain, unit, and gold with the gain of `ServedGain`.
+        record: n, num_prompts, num_allowed, num_fresh (that there are; None: endless), useful_gain, unit, and gold with
+            the gain of `ServedGain`.
 
     Returns:
         {"status": rose, fell or unclear, "headline", "reasons"}.
@@ -144,18 +156,23 @@ def verdict_of_confirmation(record: Mapping[str, Any]) -> dict[str, Any]:
     shown = shown_gain(gain, record["unit"])
     where = f"best-of-{record['n']} on {record['num_prompts']} fresh prompts"
     asked = f"a gain of {record['useful_gain']:.2g} {record['unit']} was asked for"
+    status: Decision = "unclear"
     reasons = []
     if gain["ci_low"] > 0:
-        status, headline = "rose", f"Gained {shown} of gold by {where}"
+        status, headline = "rose", f"Gained {shown} by {where}"
         if gain["ci_high"] < record["useful_gain"]:
             reasons.append(f"{asked}, and it is less")
         elif gain["ci_low"] < record["useful_gain"]:
             reasons.append(f"{asked}, and is not shown")
     elif gain["ci_high"] < 0:
-        status, headline = "fell", f"Lost gold, {shown}, by {where}"
+        status, headline = "fell", f"Lost {shown} by {where}"
     else:
-        status, headline = "unclear", f"Unclear whether gold moved, {shown}, by {where}"
-        reasons.append("more fresh prompts narrow the interval (policy.fresh_prompts)")
+        headline = f"Unclear whether it gains, {shown}, by {where}"
+        reasons.append(
+            "more fresh prompts narrow the interval: a higher policy.fresh_prompts judges all of them anew"
+            if record["num_fresh"] is None or record["num_fresh"] > record["num_allowed"]
+            else "no more fresh prompts are held out, and more would narrow the interval (data.test_fraction)"
+        )
     return {"status": status, "headline": headline, "reasons": reasons}
 
 

@@ -135,6 +135,18 @@ def require_named_judge(named: str) -> None:
         require_model_folder(named)
 
 
+def require_people(folder: str) -> None:
+    """Check a folder for the files of pairs that people judge, which is made where it is not there.
+
+    Raises:
+        ConfigError: it is a file, or is named relative to wherever the run may be.
+    """
+    if not Path(folder).is_absolute():
+        raise ConfigError(f"the folder for people's files is {folder!r}; name it from the root (/…/{folder}).")
+    if Path(folder).exists() and not Path(folder).is_dir():
+        raise ConfigError(f"{folder} is a file, and people's files of pairs need a folder; name another place.")
+
+
 def require_model_folder(named: str) -> None:
     """Check that `policy.judge`, which is no function, is the folder of a reward model.
 

@@ -1,136 +1,136 @@
 """Stage confirmation: best-of-n by the reward model, served on prompts that nothing was chosen or judged on.
 
 The gold world draws new prompts; of other data they are the held-out ones after the first `policy.num_prompts`, which
-readiness sees, in an order of chance. They are served in rounds, each as large as all before it, and the first pair
-after which nothing can change what is said is the last that is judged. Writes `served.parquet` (one row a judged pair:
-prompt_id, prompt, chosen, other, the rewards of both, and by how much the chosen one is better as judged),
-`confirmation.json`, `figures/served.png` and `summary.json`; `unit.json`, `drawn_*.jsonl` and `judged_*.jsonl` are
-where an interrupted call continues.
+readiness sees, in an order of chance. They are served in rounds, and judged in turns of as many pairs as the judge
+takes together; the turn after which nothing can change what is said is the last one. Writes `served.parquet` (one row a
+judged pair: prompt_id, prompt, chosen, other, the rewards of both, and by how much the chosen one is better as judged),
+`confirmation.json`, `figures/served.png` and `summary.json`. An interrupted call continues from `unit.json`,
+`drawn_*.jsonl`, `served_*.json` and `judged_*.jsonl`.
 """
 
 import json
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
 from rmcore.config.data import GoldConfig
 from rmcore.config.policy import WORLD
-from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError, ModelError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report, tell_left_out
 from rmcore.core.tracking import Tracker
 from rmcore.data.pair import Prompt, prompt_key, prompt_text
 from rmcore.evaluation.uncertainty import MetricValue
-from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.confirmation import NOBODY_JUDGES, ServedGain, smallest_n, verdict_of_confirmation, wins_of_gain
 from rmcore.policy.judge import judge_of
 from rmcore.policy.policy import Policy
 from rmcore.policy.sampling.best_of_n import nominal_kl, pooled_deviation
-from rmcore.policy.stopping.pair_judges import CALIBRATED, PairJudge, PeopleJudge, ScoreJudge, judge_in_turns
+from rmcore.policy.stopping.pair_judges import (
+    CALIBRATED,
+    PairJudge,
+    PeopleJudge,
+    ScoreJudge,
+    WinJudge,
+    differ,
+    judge_in_turns,
+)
 from rmcore.reporting.figures.served import served_figure
 from rmcore.reporting.figures.style import save
-from rmcore.stages.fresh_prompts import held_out_prompts, new_prompts, seen_prompts
+from rmcore.stages.fresh_prompts import FEWEST_PROMPTS, held_out_prompts, new_prompts, seen_prompts
 from rmcore.stages.interface import Upstream, policy_place
 from rmcore.stages.samples import answers
 from rmcore.stages.settings import ConfirmationSettings
 from rmcore.stages.trained import load_trained
 
 RECORD_FILE = "confirmation.json"
-FIRST_ROUND = 24
-"""Prompts that are answered before the first pair is judged; each later round has as many as all before it."""
+FIRST_ROUND, LARGEST_ROUND = 24, 96
+"""Prompts that are answered before the first pair is judged, and in a later round at most; until then each has as many
+as all before it. A round costs a start of the policy, and people are asked for all of it."""
+ROUND_SEED = 10_007
+"""Between the seeds of the samples of two rounds, times the prompts between them."""
+TIES_AT_MOST = 100
+"""Judged pairs, all ties, after which a judge is refused: one that passes 97 % does this once in 400 times."""
 SHOWN = 3
 """Prompts whose two responses the report prints: the first ones, whatever they look like."""
-ROUND_SEED = 10_007
-"""Between the seeds of two rounds' samples, times the prompts between them."""
-
-
-@dataclass
-class Served:
-    """Prompts that were served, in their order: of each the chosen response, another one, and all rewards.
-
-    unreadable: why the reward model cannot read a response to a prompt, which then has no best one and is left out.
-    """
-
-    prompts: list[Prompt] = field(default_factory=list)
-    chosen: list[str] = field(default_factory=list)
-    others: list[str] = field(default_factory=list)
-    rewards: list[FloatArray] = field(default_factory=list)
-    """(n + 1,) each: of the pool, then of the other one."""
-    unreadable: list[str] = field(default_factory=list)
 
 
 def run(settings: ConfirmationSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Serve and judge until it is decided, or there is no prompt left."""
-    n = smallest_n(settings.planned_kl)
-    judge = _judge(settings)
-    prompts, for_unit = _prompts(settings, upstream)
-    useful = wins_of_gain(settings.min_gain) if settings.people is not None else settings.min_gain
+    n, asked_of = smallest_n(settings.planned_kl), _judge(settings)
+    prompts, num_fresh = _fresh_prompts(settings, upstream)
+    judge, unit = _with_unit(asked_of, settings, upstream, out, report)
+    useful = settings.min_gain if judge.calibrates else wins_of_gain(settings.min_gain)
     gain = ServedGain(judge.limit, useful)
-    rm = load_trained(settings, upstream["train"] / "best")
-    if judge.calibrates:
-        judge.scale = _unit(settings, judge, for_unit, upstream["policy"], out, report)
-    served = Served()
+    served: list[dict[str, Any]] = []
+    unreadable: list[str] = []
     for first, last in _rounds(len(prompts)):
-        begun = len(served.prompts)
-        _serve(settings, rm, n, prompts[first:last], served, upstream["policy"], out / f"drawn_{first}.jsonl", report)
-        name = f"best-of-{n}-seed{settings.seed}-from{first}"
-        asked = (served.prompts[begun:], served.chosen[begun:], served.others[begun:])
-        for turn in judge_in_turns(judge, name, *asked, out / f"judged_{first}.jsonl"):
+        rows, bad = _served(settings, upstream, n, prompts[first:last], first, out, report)
+        unreadable += bad
+        asked = [prompts[row["place"]] for row in rows]
+        chosen, others = ([row[side] for row in rows] for side in ("chosen", "other"))
+        name = f"best-of-{n}-seed{settings.seed}-prompts{first + 1}to{last}"
+        for turn in judge_in_turns(judge, name, asked, chosen, others, out / f"judged_{first}.jsonl"):
+            served += rows[: len(turn)]
+            del rows[: len(turn)]
             for difference in turn:
                 gain.see(difference)
             low, high = gain.interval
-            shown = f"pairs judged: gold {low:+.2f} to {high:+.2f} {judge.unit}"
-            report(len(gain.differences), len(prompts), shown)
+            report(len(served), len(prompts), f"pairs judged: gain {low:+.2f} to {high:+.2f} {judge.unit}")
+            _refuse_constant(judge, gain.differences)
             if gain.is_decided:
                 break
         if gain.is_decided:
             break
-    if served.unreadable:
-        why = f"the first is {served.unreadable[0]}"
-        if not gain.differences:
-            raise DataError(f"the reward model can read all responses to none of {last} prompts; {why}")
-        tell_left_out(len(served.unreadable), "prompts and their responses", why)
-    _write(settings, n, len(prompts), judge, gain, served, out)
+    if unreadable:
+        why = f"the first is {unreadable[0]}"
+        if not served:
+            raise DataError(f"the reward model can read all responses to none of {len(prompts)} prompts; {why}")
+        tell_left_out(len(unreadable), "prompts and their responses", why)
+    is_asked = [settings.people is None or differ(row["chosen"], row["other"]) for row in served]
+    labels = unit["num_labels"] + judge.labels_per_pair * sum(is_asked)
+    counts = {"num_allowed": len(prompts), "num_fresh": num_fresh, "num_labels": labels}
+    _write(n, prompts, judge, gain, served, counts | {"unit_error": unit["error"]}, out)
 
 
 def _write(
-    settings: ConfirmationSettings, n: int, allowed: int, judge: PairJudge, gain: ServedGain, served: Served, out: Path
+    n: int,
+    prompts: Sequence[Prompt],
+    judge: PairJudge,
+    gain: ServedGain,
+    served: Sequence[dict[str, Any]],
+    counts: dict[str, Any],
+    out: Path,
 ) -> None:
-    num = len(gain.differences)
-    rewards = np.array(served.rewards[:num])  # (num, n + 1)
-    best = rewards[:, :n].max(axis=1)
+    rewards = np.array([row["rewards"] for row in served])  # (P, n + 1): of the pool, then of the other one
+    best, other = rewards[:, :n].max(axis=1), rewards[:, n]
     table = pd.DataFrame(
         {
-            "prompt_id": [prompt_key(prompt) for prompt in served.prompts[:num]],
-            "prompt": [prompt_text(prompt) for prompt in served.prompts[:num]],
-            "chosen": served.chosen[:num],
-            "other": served.others[:num],
+            "prompt_id": [prompt_key(prompts[row["place"]]) for row in served],
+            "prompt": [prompt_text(prompts[row["place"]]) for row in served],
+            "chosen": [row["chosen"] for row in served],
+            "other": [row["other"] for row in served],
             "reward_chosen": best,
-            "reward_other": rewards[:, n],
+            "reward_other": other,
             "difference": gain.differences,
         }
     )
     table.to_parquet(out / "served.parquet")
-    proxy = float(np.mean(best - rewards[:, n]) / pooled_deviation(list(rewards)))
-    unjudged = "it is what the response was chosen by, and says nothing of gold"
     record: dict[str, Any] = {
         "n": n,
         "kl": nominal_kl(n),
-        "num_prompts": num,
-        "num_allowed": allowed,
-        "num_labels": num * judge.labels_per_pair + (2 * CALIBRATED if judge.calibrates else 0),
+        "num_prompts": len(served),
+        **counts,
         "judge": judge.name,
         "unit": judge.unit,
         "useful_gain": gain.useful_gain,
         "is_decided": gain.is_decided,
         "gold": {"gain": gain.gain().to_dict(), "win_rate": gain.win_rate().to_dict()},
-        "proxy": {"gain": MetricValue(proxy, None, None, num, unjudged).to_dict()},
+        "proxy": {"gain": _proxy_gain(rewards, best - other).to_dict()},
         "differences": gain.differences,
         "path": gain.path,
         "examples": table[["prompt", "chosen", "other", "difference"]].head(SHOWN).to_dict("records"),
@@ -143,7 +143,17 @@ def _write(
     write_json(out / "summary.json", {"metrics": {f"policy/served_{k}": v for k, v in record["gold"].items()}})
 
 
-def _judge(settings: ConfirmationSettings) -> PairJudge:
+def _proxy_gain(rewards: np.ndarray, rises: np.ndarray) -> MetricValue:
+    """The gain of the reward that chose, in standard deviations within prompts; without an interval, as it decides
+    nothing.
+    """
+    if not (rewards != rewards[:, :1]).any():
+        return MetricValue(None, None, None, len(rises), "the reward model tells no two responses of a prompt apart")
+    value = float(rises.mean() / pooled_deviation(list(rewards)))
+    return MetricValue(value, None, None, len(rises), "it is what the response was chosen by, and says nothing of gold")
+
+
+def _judge(settings: ConfirmationSettings) -> PeopleJudge | ScoreJudge:
     if settings.people is not None:
         return PeopleJudge(Path(settings.people))
     judge = judge_of(settings.judge, GoldConfig() if settings.is_gold else None, settings.device)
@@ -152,90 +162,137 @@ def _judge(settings: ConfirmationSettings) -> PairJudge:
     return ScoreJudge(judge)
 
 
+def _with_unit(
+    judge: PeopleJudge | ScoreJudge, settings: ConfirmationSettings, upstream: Upstream, out: Path, report: Report
+) -> tuple[PairJudge, dict[str, Any]]:
+    """The judge whose differences have a unit; the unit's scale and relative error, None without one, and its labels.
+
+    The unit comes from samples of prompts that are not judged again: no pair has a say in its own unit. A judge who
+    finds most of them equal has none, and its wins are counted.
+    """
+    if isinstance(judge, PeopleJudge):
+        return judge, {"scale": None, "error": None, "num_labels": 0}
+    file = out / "unit.json"
+    if not file.is_file():
+        prompts = _unit_prompts(settings, upstream)
+        pairs_each = -(-CALIBRATED // len(prompts))
+        _, rows = answers(settings, prompts, 2 * pairs_each, upstream["policy"], out / "drawn_unit.jsonl", report)
+        asked, first, second = [], [], []
+        for place, texts in rows.groupby("prompt_index", sort=True)["response"]:
+            for start in range(0, 2 * pairs_each, 2):
+                asked.append(prompts[int(place)])
+                first.append(texts.iloc[start])
+                second.append(texts.iloc[start + 1])
+        scale, error = judge.unit_of(asked, first, second) or (None, None)
+        write_json(file, {"scale": scale, "error": error, "num_labels": 2 * len(asked)})
+    unit: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    if unit["scale"] is None:
+        return WinJudge(judge.judge), unit
+    judge.scale = unit["scale"]
+    return judge, unit
+
+
+def _refuse_constant(judge: PairJudge, differences: Sequence[float]) -> None:
+    if len(differences) >= TIES_AT_MOST and not any(differences):
+        raise DataError(
+            f"{judge.name} finds the best of n and another response equally good on all of {len(differences)} prompts. "
+            "A judge that gives constants, or a policy that always answers alike, cannot be judged."
+        )
+
+
 def _rounds(number: int) -> Iterator[tuple[int, int]]:
     first, last = 0, FIRST_ROUND
     while first < number:
         yield first, min(last, number)
-        first, last = last, 2 * last
+        first, last = last, last + min(last, LARGEST_ROUND)
 
 
-def _unit(
+def _served(
     settings: ConfirmationSettings,
-    judge: PairJudge,
-    prompts: Sequence[Prompt],
-    policy: Path,
-    out: Path,
-    report: Report,
-) -> float:
-    """The judge's scale, from two samples of prompts that are not judged again: no pair has a say in its own unit."""
-    file = out / "unit.json"
-    if not file.is_file():
-        _, rows = answers(settings, prompts, 2, policy, out / "drawn_unit.jsonl", report)
-        pairs = [(prompts[int(place)], *texts) for place, texts in rows.groupby("prompt_index")["response"]]
-        judge.calibrate(*(list(column) for column in zip(*pairs, strict=True)))
-        write_json(file, {"scale": judge.scale})
-    return float(json.loads(file.read_text(encoding="utf-8"))["scale"])
-
-
-def _serve(
-    settings: ConfirmationSettings,
-    rm: BradleyTerryRM,
+    upstream: Upstream,
     n: int,
     prompts: Sequence[Prompt],
-    served: Served,
-    policy: Path,
-    drawn: Path,
+    first: int,
+    out: Path,
     report: Report,
-) -> None:
-    """Answer each prompt n + 1 times and choose the best of the first n.
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Answer each prompt n + 1 times and choose the best of the first n; read where that was done before.
+
+    Returns:
+        A row a prompt: its place among all, the chosen response, the other one, all n + 1 rewards; and of those left
+        out why the reward model cannot read a response, without which there is no best one.
 
     Raises:
         ModelError: a reward is not finite.
     """
-    own = settings.model_copy(update={"seed": settings.seed + ROUND_SEED * (1 + len(served.prompts))})
-    _, found = answers(own, prompts, n + 1, policy, drawn, report)
-    for number, (place, rows) in enumerate(found.groupby("prompt_index", sort=True)["response"]):
-        prompt, texts = prompts[int(place)], rows.tolist()
-        bad = [
-            side for side in rm.renderer.try_sides([(prompt, text) for text in texts]) if isinstance(side, DataError)
-        ]
-        if bad:
-            served.unreadable.append(f"{prompt_text(prompt)[:60]!r}: {bad[0]}")
-            continue
-        rewards = np.asarray(rm.score([prompt] * len(texts), texts), dtype=np.float64)  # (n + 1,)
-        if not np.isfinite(rewards).all():
-            raise ModelError(
-                f"the reward model gave a reward that is not finite to a response to {prompt_text(prompt)[:60]!r}, so "
-                "no best one can be named; its weights are broken or overflow. Evaluate it first."
-            )
-        served.prompts.append(prompt)
-        served.chosen.append(texts[int(np.argmax(rewards[:n]))])  # the first of equals
-        served.others.append(texts[n])
-        served.rewards.append(rewards)
-        report(number + 1, len(prompts), f"best of {n} chosen")
+    file = out / f"served_{first}.json"
+    if not file.is_file():
+        own = settings.model_copy(update={"seed": settings.seed + ROUND_SEED * (1 + first)})
+        _, found = answers(own, prompts, n + 1, upstream["policy"], out / f"drawn_{first}.jsonl", report)
+        rm = load_trained(settings, upstream["train"] / "best")  # after vLLM, if that drew, has given the memory back
+        rows, unreadable = [], []
+        for number, (place, texts) in enumerate(found.groupby("prompt_index", sort=True)["response"]):
+            prompt, pool = prompts[int(place)], texts.tolist()
+            bad = [
+                one for one in rm.renderer.try_sides([(prompt, text) for text in pool]) if isinstance(one, DataError)
+            ]
+            if bad:
+                unreadable.append(f"{prompt_text(prompt)[:60]!r}: {bad[0]}")
+                continue
+            rewards = np.asarray(rm.score([prompt] * len(pool), pool), dtype=np.float64)  # (n + 1,)
+            if not np.isfinite(rewards).all():
+                raise ModelError(
+                    f"the reward model gave a reward that is not finite to a response to {prompt_text(prompt)[:60]!r}, "
+                    "so no best one can be named; its weights are broken or overflow. Evaluate it first."
+                )
+            chosen = pool[int(np.argmax(rewards[:n]))]  # the first of equals
+            rows.append({"place": first + int(place), "chosen": chosen, "other": pool[n], "rewards": rewards.tolist()})
+            report(number + 1, len(prompts), f"best of {n} chosen")
+        del rm
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        write_json(file, {"rows": rows, "unreadable": unreadable})
+    kept = json.loads(file.read_text(encoding="utf-8"))
+    return kept["rows"], kept["unreadable"]
 
 
-def _prompts(settings: ConfirmationSettings, upstream: Upstream) -> tuple[list[Prompt], list[Prompt]]:
-    """Prompts that neither the reward model was trained on nor readiness has seen, and some others for the unit.
+def _fresh_prompts(settings: ConfirmationSettings, upstream: Upstream) -> tuple[list[Prompt], int | None]:
+    """Prompts that neither the reward model was trained on nor readiness has seen, and how many there are.
 
-    The order is one of chance: what is seen when the test ends stands for all.
+    None: as many as one likes. Their order is one of chance: those that are judged when it ends stand for all.
 
     Raises:
         DataError: too few are left.
     """
     prepared = upstream["prepare"]
     if settings.is_gold:
-        drawn = new_prompts(prepared, settings.fresh_prompts + CALIBRATED, f"fresh prompts {settings.seed}")
-        return drawn[CALIBRATED:], drawn[:CALIBRATED]
+        return new_prompts(prepared, settings.fresh_prompts, f"fresh prompts {settings.seed}"), None
     lower = "policy.num_prompts (readiness is then judged on fewer)"
     left = held_out_prompts(prepared, seen=settings.num_prompts, why="readiness has seen", lower=lower)
-    seen = seen_prompts(prepared, settings.num_prompts)
+    left = _in_chance_order(settings, upstream, left, "fresh")
+    if len(left) < FEWEST_PROMPTS:
+        raise DataError(
+            f"the policy can answer {len(left)} of the fresh prompts, and a gain over fewer than {FEWEST_PROMPTS} says "
+            "little. Hold out more, or shorter ones."
+        )
+    return left[: settings.fresh_prompts], len(left)
+
+
+def _unit_prompts(settings: ConfirmationSettings, upstream: Upstream) -> list[Prompt]:
+    """Prompts that are not served: new ones of the gold world, else of those that readiness sees."""
+    if settings.is_gold:
+        return new_prompts(upstream["prepare"], CALIBRATED, f"prompts of the unit {settings.seed}")
+    seen = seen_prompts(upstream["prepare"], settings.num_prompts)
+    return _in_chance_order(settings, upstream, seen, "seen")[:CALIBRATED]
+
+
+def _in_chance_order(
+    settings: ConfirmationSettings, upstream: Upstream, prompts: Sequence[Prompt], name: str
+) -> list[Prompt]:
+    """Those that the policy can answer, shuffled."""
+    left = list(prompts)
     if settings.name != WORLD:
         policy = Policy.load(policy_place(settings.name, upstream["policy"]))
-        left, seen = (
-            [every[place] for place in policy.readable_ids(every, settings.max_new_tokens)] for every in (left, seen)
-        )
-    rng = random.Random(f"order of fresh prompts {settings.seed}")  # noqa: S311 - data, not cryptography
-    rng.shuffle(left)
-    rng.shuffle(seen)
-    return left[: settings.fresh_prompts], seen[:CALIBRATED]
+        left = [left[place] for place in policy.readable_ids(left, settings.max_new_tokens)]
+    random.Random(f"order of {name} prompts {settings.seed}").shuffle(left)  # noqa: S311 - data, not cryptography
+    return left

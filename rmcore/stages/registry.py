@@ -140,7 +140,7 @@ STAGES: dict[str, Stage] = {
             of_stage.ConfirmationSettings,
             ("confirmation.json",),
             libraries=TORCH,
-            kept=("unit.json", "drawn_*.jsonl", "judged_*.jsonl"),
+            kept=("unit.json", "drawn_*.jsonl", "served_*.json", "judged_*.jsonl"),
         ),
         Stage(
             "grpo",

@@ -55,8 +55,8 @@ def served(num=120):
     for difference in np.clip(rng.normal(0.7, 1.4, num), -3, 3):
         known.see(float(difference))
     record = {
-        "n": 64, "kl": 3.17, "num_prompts": num, "num_allowed": 400, "num_labels": 2 * num + 48,
-        "judge": "the gold world", "unit": "sd", "useful_gain": 0.3, "is_decided": known.is_decided,
+        "n": 64, "kl": 3.17, "num_prompts": num, "num_allowed": 400, "num_fresh": None, "num_labels": 2 * num + 48,
+        "judge": "the gold world", "unit": "sd", "unit_error": 0.17, "useful_gain": 0.3, "is_decided": known.is_decided,
         "differences": known.differences, "path": known.path, "characters": {"chosen": 266.0, "other": 128.0},
         "gold": {"gain": known.gain().to_dict(), "win_rate": known.win_rate().to_dict()},
         "proxy": {"gain": {"value": 1.36, "ci_low": None, "ci_high": None, "num": num, "reason": "chosen by it"}},

@@ -7,7 +7,7 @@ import math
 from rmcore.config.data import GoldConfig
 from rmcore.config.rlhf import RlhfConfig, WatchConfig
 from rmcore.core.errors import ConfigError
-from rmcore.policy.judge import require_named_judge
+from rmcore.policy.judge import require_named_judge, require_people
 from rmcore.serving.vllm_process import find_vllm
 
 FEWEST_PAIRS = 4
@@ -38,8 +38,8 @@ def require_rlhf(settings: RlhfConfig, judge: str | None, gold: GoldConfig | Non
         gold: the gold world, where the pairs are its own.
 
     Raises:
-        ConfigError: TRL or a named vLLM is missing, the judge cannot be imported, or nobody would label the pairs of a
-            refresh.
+        ConfigError: TRL or a named vLLM is missing, the judge cannot be imported, people's folder is none, or nobody
+            would label the pairs of a refresh.
     """
     require_trl()
     if "vllm" in (settings.rewards, settings.rollouts):
@@ -50,6 +50,8 @@ def require_rlhf(settings: RlhfConfig, judge: str | None, gold: GoldConfig | Non
     if watch is not None:
         if watch.people is None and judge is None and gold is None:
             raise ConfigError(NOBODY_WATCHES)
+        if watch.people is not None:
+            require_people(watch.people)
         num_looks = math.ceil(settings.steps / settings.measure_every)
         require_labels(watch, num_looks, 2 if watch.people is None else 1)
     if settings.refresh_every is not None and judge is None and gold is None:

@@ -213,17 +213,19 @@ def next_rung(verdict: Verdict, config: PipelineConfig, checkpoint: str) -> Next
     if verdict["rung"] == 3 and _can_be_served(config):
         words = ["--checkpoint", checkpoint, *([] if is_gold else ["--data", config.data.source])]
         words += ["--kl", f"{config.readiness.planned_kl:g}", *_same_policy_and_split(config, policy)]
-        is_file, by_people = policy.samples is not None, not is_gold and policy.judge is None
+        is_file, people = policy.samples is not None, policy.people
+        if people is None and not is_gold and policy.judge is None:
+            people = "to_judge"
         words += [] if is_file or policy.name == SFT else ["--policy", policy.name]
-        words += ["--people", "to_judge"] if by_people else []
-        judged = "a pair of each for people" if by_people else "2 judgements of each"
+        words += [] if people is None else ["--people", people]
+        judged = "2 judgements of each, 48 more for their unit" if people is None else "a pair of each for people"
         return {
             "rung": 4,
             "evidence": "best-of-n served on fresh prompts, judged",
             "command": shlex.join(["rm-opt", "readiness", "confirm", *words])
             + (" --policy YOUR_POLICY" if is_file else ""),
             "cost": f"{policy.fresh_prompts} fresh prompts at most, {smallest_n(config.readiness.planned_kl) + 1} "
-            f"samples and {judged}; fewer where it is clear sooner",
+            f"samples and {judged}; fewer prompts where it is clear sooner",
         }
     if verdict["rung"] == 3:
         words = ["--mode", "policy", "--checkpoint", checkpoint, "--seeds", "3"]

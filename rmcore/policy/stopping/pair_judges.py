@@ -8,7 +8,7 @@ import numpy as np
 
 from rmcore.active.labels import plain, read_proposal, same_texts, write_proposal
 from rmcore.core.arrays import FloatArray
-from rmcore.core.errors import ConfigError, DataError, RmcoreError
+from rmcore.core.errors import DataError, JudgementsWantedError
 from rmcore.core.files import append_json_lines, read_json_lines, write_json_lines
 from rmcore.data.pair import PreferencePair, Prompt, is_blank
 from rmcore.policy.judge import Judge
@@ -20,12 +20,14 @@ the differences of two normal responses. The gain that is watched is the mean of
 CALIBRATED = 24
 """Prompts whose two start samples give the unit; its standard error is 15 %, and all that is shown has the same one."""
 
+WINS = "wins less losses a comparison"
 EMPTY = "(an empty answer)"
 """How people see a response that has no text."""
 
 
-class JudgementsWantedError(RmcoreError):
-    """Pairs wait for people: nothing failed, and the same command resumes when they have answered."""
+def differ(first: str, second: str) -> bool:
+    """Whether people would see two responses that differ."""
+    return first != second and not (is_blank(first) and is_blank(second))
 
 
 class PairJudge(Protocol):
@@ -95,6 +97,8 @@ def judge_in_turns(
         JudgementsWantedError: people have not answered yet.
     """
     known = [row["difference"] for row in read_json_lines(kept)]
+    if judge.at_once is None and len(known) < len(prompts):
+        known = []  # who is asked about all together has the answers still
     write_json_lines(kept, [{"difference": one} for one in known])  # without a line that a kill has cut
     size = judge.at_once or max(len(prompts), 1)
     for first in range(0, len(prompts), size):
@@ -117,19 +121,34 @@ class ScoreJudge:
     calibrates = True
 
     def __init__(self, judge: Judge) -> None:
-        self.name, self._judge = judge.name, judge
+        self.name, self.judge = judge.name, judge
         self.scale: float | None = None
 
     def calibrate(self, prompts: Sequence[Prompt], first: Sequence[str], second: Sequence[str]) -> None:
         """See `PairJudge`."""
-        scores = self._judge.rewards([*prompts, *prompts], [*first, *second]).reshape(2, -1)  # (2, N)
-        try:
-            self.scale = pooled_deviation(list(scores.T))
-        except ConfigError as error:
+        found = self.unit_of(prompts, first, second, share=0)
+        if found is None:
             raise DataError(
                 f"{self.name} finds both answers of the start policy equally good on all of {len(prompts)} prompts, so "
                 "no difference has a unit. Sample at a higher temperature, or take a judge who tells answers apart."
-            ) from error
+            )
+        self.scale = found[0]
+
+    def unit_of(
+        self, prompts: Sequence[Prompt], first: Sequence[str], second: Sequence[str], *, share: float = 0.5
+    ) -> tuple[float, float] | None:
+        """The standard deviation of scores within prompts, from two start samples of each of N prompts.
+
+        Returns:
+            Beside it its standard error, as a share of it. None where no more than a `share` of the prompts' samples
+            are told apart: an average over many ties and a few differences of one size is no unit of either.
+        """
+        scores = self._scores(prompts, first, second)  # (2, N)
+        if np.mean(scores[0] != scores[1]) <= share:
+            return None
+        squares = (scores[0] - scores[1]) ** 2
+        error = float(squares.std() / squares.mean() / 2 / np.sqrt(len(squares)))  # of a root: half of the square's
+        return pooled_deviation(list(scores.T)), error
 
     def compare(
         self, asked: str, prompts: Sequence[Prompt], later: Sequence[str], earlier: Sequence[str]
@@ -137,8 +156,27 @@ class ScoreJudge:
         """See `PairJudge`."""
         if self.scale is None:
             raise ValueError("calibrate first")
-        scores = self._judge.rewards([*prompts, *prompts], [*later, *earlier]).reshape(2, -1)
+        scores = self._scores(prompts, later, earlier)
         return np.clip((scores[0] - scores[1]) / self.scale, -CLIP, CLIP)
+
+    def _scores(self, prompts: Sequence[Prompt], first: Sequence[str], second: Sequence[str]) -> FloatArray:
+        """Scores of both, (2, N)."""
+        return self.judge.rewards([*prompts, *prompts], [*first, *second]).reshape(2, -1)
+
+
+class WinJudge(ScoreJudge):
+    """Which of a judge's two scores is higher: where most of them are equal, as passes and failures are."""
+
+    unit = WINS
+    limit = 1.0
+    calibrates = False
+
+    def compare(
+        self, asked: str, prompts: Sequence[Prompt], later: Sequence[str], earlier: Sequence[str]
+    ) -> FloatArray:
+        """See `PairJudge`: 1, -1, or 0 where they are equal."""
+        scores = self._scores(prompts, later, earlier)
+        return np.sign(scores[0] - scores[1])
 
 
 class PeopleJudge:
@@ -151,7 +189,7 @@ class PeopleJudge:
     """
 
     name = "people"
-    unit = "wins less losses a comparison"
+    unit = WINS
     limit = 1.0
     labels_per_pair = 1
     at_once: int | None = None
@@ -168,8 +206,8 @@ class PeopleJudge:
         self, asked: str, prompts: Sequence[Prompt], later: Sequence[str], earlier: Sequence[str]
     ) -> FloatArray:
         """See `PairJudge`. Two equal responses are a tie, and nobody is asked."""
+        differing = [place for place, (new, old) in enumerate(zip(later, earlier, strict=True)) if differ(new, old)]
         later, earlier = ([EMPTY if is_blank(text) else text for text in texts] for texts in (later, earlier))
-        differing = [place for place, (new, old) in enumerate(zip(later, earlier, strict=True)) if new != old]
         found = np.zeros(len(prompts))
         if not differing:
             return found
@@ -193,7 +231,7 @@ class PeopleJudge:
         other = [name for name, pair in pairs.items() if not same_texts(answers[name], pair)]
         if other:
             raise DataError(
-                f"{file} has other responses for {other[0]} than were sampled now: it belongs to another training. "
+                f"{file} has other responses for {other[0]} than were sampled now: it belongs to another run. "
                 "Move it away, then the same command writes its own."
             )
         wrong = [name for name in pairs if answers[name]["preferred"] not in ("a", "b", "tie", "")]

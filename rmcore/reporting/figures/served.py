@@ -9,8 +9,10 @@ from matplotlib.figure import Figure
 
 from rmcore.reporting.figures.style import BLUE, GREEN, MUTED, dress, headline, legend_below, new_figure
 
-WIDEST = 1.5
-"""Units that are shown on either side: the first intervals are as wide as a judged difference can be."""
+SHOWN = 1.5
+"""Units that are shown on either side at least; the first intervals are as wide as a judged difference can be."""
+LATE = 0.3
+"""Share of the pairs before which means and intervals may lie outside of the panel."""
 
 
 def served_figure(record: Mapping[str, Any]) -> Figure:
@@ -22,41 +24,36 @@ def served_figure(record: Mapping[str, Any]) -> Figure:
     figure = new_figure(7.6, 4.4)
     ax = figure.subplots()
     dress(
-        ax, title=f"gold gain of best-of-{record['n']} over one sample, on fresh prompts",
+        ax, title=f"gain of best-of-{record['n']} over one sample, on fresh prompts, judged by {record['judge']}",
         x="pairs judged", y=f"gain ({record['unit']})",
     )  # fmt: skip
-    draw_gain(ax, record["differences"], record["path"])
-    asked = f"asked for: {record['useful_gain']:.2g}"
-    ax.axhline(record["useful_gain"], color=GREEN, linestyle="--", linewidth=1.1, label=asked)
+    useful = record["useful_gain"]
+    draw_gains(ax, [record], least=1.1 * useful)
+    ax.axhline(useful, color=GREEN, linestyle="--", linewidth=1.1, label=f"asked for: {useful:.2g}")
     legend_below(ax)
     headline(figure, record["verdict"]["headline"])
     return figure
 
 
-def draw_gain(
-    ax: Axes,
-    differences: Sequence[float],
-    path: Sequence[tuple[float, float]] | None,
-    *,
-    note: str = "",
-    alpha: float = 1.0,
-    label: str | None = "mean",
-) -> None:
-    """Draw the mean of N judged differences after each, and the band that holds at every pair.
+def draw_gains(ax: Axes, servings: Sequence[Mapping[str, Any]], *, least: float = 0.0) -> None:
+    """Draw the mean of judged differences after each, and the band of the first serving that holds at every pair.
 
     Args:
         ax: where.
-        differences: N of them, in the judge's unit.
-        path: N intervals; None: no band.
-        note: what the band's label says besides.
-        alpha: opacity of the line.
-        label: of the line.
+        servings: one or more: N `differences` in the judge's unit, and the `path` of their N intervals.
+        least: height that is shown in any case.
     """
-    pairs = np.arange(1, len(differences) + 1)
-    means = np.cumsum(differences) / pairs
-    ax.plot(pairs, means, color=BLUE, alpha=alpha, label=label)
-    if path is not None:
-        low, high = np.array(path).T
-        ax.fill_between(pairs, low, high, color=BLUE, alpha=0.16, linewidth=0, label=f"95 %, valid at every pair{note}")
+    shown = [-SHOWN, SHOWN, least]
+    for number, one in enumerate(servings):
+        first, pairs = number == 0, np.arange(1, len(one["differences"]) + 1)
+        means = np.cumsum(one["differences"]) / pairs
+        ax.plot(pairs, means, color=BLUE, alpha=1.0 if first else 0.4, label="mean" if first else None)
+        late = int(LATE * len(pairs))
+        shown += [1.1 * means[late:].min(), 1.1 * means[late:].max()]
+        if first:
+            low, high = np.array(one["path"]).T
+            shown += [1.1 * low[late:].min(), 1.1 * high[late:].max()]
+            label = "95 %, valid at every pair" + (" (first seed)" if len(servings) > 1 else "")
+            ax.fill_between(pairs, low, high, color=BLUE, alpha=0.16, linewidth=0, label=label)
     ax.axhline(0, color=MUTED, linewidth=0.8)
-    ax.set_ylim(-WIDEST, WIDEST)
+    ax.set_ylim(min(shown), max(shown))

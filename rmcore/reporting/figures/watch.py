@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from rmcore.core.arrays import FloatArray
-from rmcore.reporting.figures.served import draw_gain
+from rmcore.reporting.figures.served import draw_gains
 from rmcore.reporting.figures.style import (
     BLUE,
     GREEN,
@@ -164,14 +164,5 @@ def _final(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
     if not known:
         note(ax, "the start was kept, or no final label was allowed")
         return
-    for number, final in enumerate(known):
-        first = number == 0
-        draw_gain(
-            ax,
-            final["differences"],
-            final["path"] if first else None,
-            note=" (first seed)" if len(known) > 1 else "",
-            alpha=1.0 if first else 0.4,
-            label="mean" if first else None,
-        )
+    draw_gains(ax, known)
     legend_below(ax)

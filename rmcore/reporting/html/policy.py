@@ -139,11 +139,13 @@ CONFIRMATION_HEADINGS = ("of the chosen response", "value, 95 % whenever one sto
 def confirmation_rows(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Give the outcome of serving best-of-n, in reading order."""
     length, labels = results["characters"], f"{results['num_labels']:,}"
-    ended = "decided" if results["is_decided"] else "no prompt was left"
+    error = results["unit_error"]
+    ended = "decided" if results["is_decided"] else "not decided"
     return [
-        (f"gold gain over a sample, {results['unit']}", shown(results["gold"]["gain"])),
-        ("gold win rate over a sample", shown(results["gold"]["win_rate"])),
-        ("gain of the reward that chose it, sd within prompts", shown(results["proxy"]["gain"])),
+        (f"gain over a sample, {results['unit']}", shown(results["gold"]["gain"])),
+        *([("the unit itself, which is measured, ± standard error", f"1 ± {error:.0%}")] if error is not None else []),
+        ("win rate over a sample", shown(results["gold"]["win_rate"])),
+        ("gain of the reward that chose it, sd", shown(results["proxy"]["gain"])),
         ("length in characters, and of a sample", f"{length['chosen']:.0f}, {length['other']:.0f}"),
         ("KL from the policy, nats, at most", f"{results['kl']:.2f}"),
         ("labels", f"{labels} ({results['num_prompts']} of {results['num_allowed']} prompts; {ended})"),

@@ -3,9 +3,10 @@
 import csv
 import json
 
+import pandas as pd
 import pytest
 
-from rmcore.active.labels import ingest, write_proposal
+from rmcore.active.labels import ingest, read_proposal, same_texts, write_proposal
 from rmcore.config.data import GoldConfig
 from rmcore.core.errors import DataError
 from rmcore.data.gold.world import generate_pairs
@@ -130,3 +131,14 @@ def test_a_column_that_stands_twice_is_refused(pool, tmp_path):
     path.write_text(lines)
     with pytest.raises(DataError, match=r"has the column 'preferred' twice"):
         ingest(path, pool, tmp_path / "out.jsonl")
+
+
+def test_lone_carriage_returns_come_back_from_a_table_that_pandas_wrote(tmp_path):
+    pair = PreferencePair(prompt="p\rq", chosen="one\r two", rejected="three\r\nfour", pair_id="1")
+    path = write_proposal([pair], tmp_path / "to_label.csv", seed=0)
+    table = pd.read_csv(path, keep_default_na=False, dtype=str)
+    table["preferred"] = "a"
+    table.to_csv(path, index=False)
+    (row,) = read_proposal(path)
+    assert same_texts(row, pair)
+    assert row["preferred"] == "a"

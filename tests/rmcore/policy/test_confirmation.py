@@ -1,13 +1,18 @@
 """Serving best-of-n on fresh prompts: intervals that hold whenever one stops, and an end where it is decided."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from rmcore.core.errors import DataError
+from rmcore.config.policy import PolicyConfig
+from rmcore.core.errors import ConfigError, DataError
 from rmcore.policy.confirmation import (
     LEVEL,
     MOST_SAMPLES,
     ServedGain,
+    require_served_judge,
     smallest_n,
     verdict_of_confirmation,
     wins_of_gain,
@@ -42,16 +47,13 @@ def test_the_true_gain_is_inside_after_every_pair(quality):
     rng = np.random.default_rng(5)
     truth = served(rng, 400_000, 16, quality)
     gain, wins = truth.mean(), ((1 + np.sign(truth)) / 2).mean()
-    repeats, missed = 300, {"gain": 0, "stopped": 0, "win_rate": 0}
+    repeats, missed = 300, {"gain": 0, "win_rate": 0}
     for _ in range(repeats):
         known = ServedGain(CLIP, 0.3)
-        at_the_end = None
         for difference in served(rng, 150, 16, quality):
-            if not known.see(float(difference)) and at_the_end is None:
-                at_the_end = known.interval
+            known.see(float(difference))
         low, high = np.array(known.path).T
         missed["gain"] += bool(((low > gain) | (high < gain)).any())
-        missed["stopped"] += at_the_end is not None and not at_the_end[0] <= gain <= at_the_end[1]
         rate = known.win_rate()
         missed["win_rate"] += not rate.ci_low <= wins <= rate.ci_high
     assert max(missed.values()) / repeats <= errors_of(repeats), missed
@@ -129,7 +131,7 @@ def test_a_plan_beyond_best_of_n_is_refused():
         (0.35, 0.6, "rose", None),
         (0.1, 0.6, "rose", "0.3 sd was asked for, and is not shown"),
         (0.1, 0.2, "rose", "0.3 sd was asked for, and it is less"),
-        (-0.1, 0.2, "unclear", "fresh_prompts"),
+        (-0.1, 0.2, "unclear", "a higher policy.fresh_prompts judges all of them anew"),
         (-0.4, -0.1, "fell", None),
     ],
 )
@@ -137,7 +139,49 @@ def test_the_interval_decides(low, high, status, reason):
     gain = {"value": (low + high) / 2, "ci_low": low, "ci_high": high}
     found = verdict_of_confirmation(
         {"n": 16, "num_prompts": 50, "useful_gain": 0.3, "unit": "sd", "gold": {"gain": gain}}
+        | {"num_allowed": 50, "num_fresh": None}
     )
     assert found["status"] == status
     assert "best-of-16 on 50 fresh prompts" in found["headline"]
     assert [reason in one for one in found["reasons"]] == ([] if reason is None else [True])
+
+
+@pytest.mark.parametrize(
+    ("fresh", "said"), [(50, "no more fresh prompts are held out"), (51, "judges all of them anew")]
+)
+def test_what_would_narrow_it_is_what_there_is(fresh, said):
+    gain = {"value": 0.1, "ci_low": -0.1, "ci_high": 0.3}
+    record = {"n": 16, "num_prompts": 50, "useful_gain": 0.3, "unit": "sd", "gold": {"gain": gain}}
+    (reason,) = verdict_of_confirmation(record | {"num_allowed": 50, "num_fresh": fresh})["reasons"]
+    assert said in reason
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ({}, "with --people a folder"),
+        ({"people": "to_judge"}, "from the root"),
+        ({"people": __file__}, "is a file"),
+        ({"people": "/nowhere/to_judge", "judge": "json:dumps"}, "one of them judges"),
+        ({"judge": "no.such:judge"}, "no.such"),
+    ],
+)
+def test_who_judges_is_known_before_anything_runs(policy, message):
+    with pytest.raises(ConfigError, match=message):
+        require_served_judge(PolicyConfig(**policy), is_gold=False)
+
+
+def test_the_loop_of_the_docs_runs_as_it_stands():
+    """With functions that the reader has: a policy, a reward, a judge."""
+    page = (Path(__file__).parents[3] / "docs" / "readiness.md").read_text(encoding="utf-8")
+    (block,) = [one for one in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "ServedGain" in one]
+    rng = np.random.default_rng(0)
+    names = {
+        "n": 16, "prompts": [f"p{one}" for one in range(300)], "other_prompts": [f"q{one}" for one in range(24)],
+        "sample": lambda prompt, count: [f"{value:.6f}" for value in rng.normal(size=count)],
+        "reward": lambda prompt, response: float(response),
+        "my_judge": lambda prompt, response: float(response) + rng.normal(0, 0.3),
+    }  # fmt: skip
+    exec(compile(block, "readiness.md", "exec"), names)
+    assert names["gain"].decision == "rose"
+    assert len(names["gain"].differences) < 100

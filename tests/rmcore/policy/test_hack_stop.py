@@ -10,14 +10,14 @@ from transformers import TrainerCallback
 
 import small_policies as policies
 from rmcore.config.rlhf import RlhfConfig, WatchConfig
-from rmcore.core.errors import ConfigError, DataError
+from rmcore.core.errors import ConfigError, DataError, JudgementsWantedError
 from rmcore.core.files import read_json_lines
 from rmcore.policy.grpo.grpo import make_grpo_with_rm
 from rmcore.policy.grpo.hack_stop import FunctionProxy, HackStop
 from rmcore.policy.grpo.snapshots import Snapshots
 from rmcore.policy.judge import HookJudge
 from rmcore.policy.policy import Policy
-from rmcore.policy.stopping.pair_judges import JudgementsWantedError, PeopleJudge, ScoreJudge
+from rmcore.policy.stopping.pair_judges import PeopleJudge, ScoreJudge
 
 pytestmark = pytest.mark.slow
 

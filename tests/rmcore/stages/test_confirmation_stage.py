@@ -8,12 +8,11 @@ import pandas as pd
 import pytest
 
 import policy_chain
-from rmcore.core.errors import ConfigError, DataError
+from rmcore.core.errors import ConfigError, DataError, JudgementsWantedError
 from rmcore.core.store import Store
 from rmcore.data.gold.world import gold_reward
 from rmcore.data.table import read_pairs, write_pairs
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.policy.stopping.pair_judges import JudgementsWantedError
 from rmcore.stages.registry import STAGES
 from rmcore.stages.run import run_stage
 
@@ -30,6 +29,8 @@ COUNTED = (
     "def shortest(prompt, response):\n"
     "    asked.append((prompt, response))\n"
     "    return -float(len(response))\n\n\n"
+    "def passes(prompt, response):\n"
+    "    return float(len(response) > 3)\n\n\n"
     "def constant(prompt, response):\n"
     "    return 1.0\n"
 )
@@ -97,7 +98,8 @@ def test_the_chosen_one_is_the_best_of_n_and_the_other_is_none_of_them(chain, se
         assert row.reward_chosen == pytest.approx(rewards[:4].max(), rel=1e-5)
         assert row.reward_other == pytest.approx(rewards[4], rel=1e-5)
         gold = [gold_reward(row.prompt, text) for text in (row.chosen, row.other)]
-        assert row.difference == pytest.approx(np.clip((gold[0] - gold[1]) / scale, -3, 3))
+        apart = gold[0] - gold[1]  # this policy's answers are mostly as bad as one another: their wins are counted
+        assert row.difference == pytest.approx(np.sign(apart) if scale is None else np.clip(apart / scale, -3, 3))
     assert record["gold"]["gain"]["ci_low"] <= served["difference"].mean() <= record["gold"]["gain"]["ci_high"]
     assert record["num_labels"] == 2 * 24 + 2 * len(served)
     assert (chain.folder("confirmation") / "figures" / "served.png").stat().st_size > 10_000
@@ -139,8 +141,9 @@ def test_what_is_fresh_of_other_data_are_the_prompts_after_those_that_readiness_
     seen = {prompt for prompt, _ in counted.asked} - set(table["prompt"])
     assert seen
     assert seen <= set(held_out[:12])  # those that give the unit
-    with pytest.raises(DataError, match="finds both answers of the start policy equally good"):
-        chain.with_config(data=data, policy=policy | {"judge": "counted:constant"}).ref("confirmation")
+    record = json.loads((other.folder("confirmation") / "confirmation.json").read_text())
+    assert len(counted.asked) == record["num_labels"] == 2 * 24 + 2 * len(table)  # 12 prompts, two pairs of each
+    assert record["num_allowed"] == record["num_fresh"] == len(fresh)
     with pytest.raises(
         DataError, match=r"are fresh, and a gain over fewer than 10 says little. Lower policy.num_prompts"
     ):
@@ -161,6 +164,14 @@ def test_what_was_judged_before_an_interruption_is_not_asked_for_again(tmp_path,
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "out" / "served.parquet"), served)
 
 
+def test_a_judge_of_constants_is_refused_and_one_of_passes_is_not(tmp_path, chain, counted):
+    with pytest.raises(DataError, match="equally good on all of 1"):
+        run(chain, tmp_path / "constant", judge="counted:constant", fresh_prompts=200, planned_kl=0.2)
+    record = run(chain, tmp_path / "passes", judge="counted:passes", fresh_prompts=24, planned_kl=0.2)
+    assert record["unit"] == "wins less losses a comparison"
+    assert set(record["differences"]) <= {-1.0, 0.0, 1.0}
+
+
 def test_people_judge_it_round_by_round_and_are_not_asked_more_than_it_takes(tmp_path, chain):
     """Each round is a file; the call ends there, and goes on when its column is filled in."""
     folder, given = tmp_path / "to_judge", {"people": str(tmp_path / "to_judge"), "planned_kl": 1.5}
@@ -171,7 +182,7 @@ def test_people_judge_it_round_by_round_and_are_not_asked_more_than_it_takes(tmp
             record = run(chain, tmp_path / "out", fresh_prompts=400, **given)
         except JudgementsWantedError:
             asked += 1
-            file = max(folder.glob("*.csv"), key=lambda path: int(path.stem.rpartition("from")[2]))
+            file = max(folder.glob("*.csv"), key=lambda path: int(path.stem.rpartition("to")[2]))
             rows = pd.read_csv(file, keep_default_na=False, dtype=str)
             scores = [rm.score(rows["prompt"].tolist(), rows[f"response_{side}"].tolist()) for side in "ab"]
             rows["preferred"] = np.where(scores[0] > scores[1], "a", "b")
@@ -179,7 +190,9 @@ def test_people_judge_it_round_by_round_and_are_not_asked_more_than_it_takes(tmp
     assert record["verdict"]["status"] == "rose"
     assert record["unit"] == "wins less losses a comparison"
     assert 0 < record["useful_gain"] < 0.3
-    assert record["num_labels"] == record["num_prompts"] == sum((24, 24, 48)[:asked])
+    assert record["num_prompts"] == sum((24, 24, 48)[:asked])
+    table = pd.read_parquet(tmp_path / "out" / "served.parquet")
+    assert record["num_labels"] == (table["chosen"] != table["other"]).sum()  # nobody is asked about equal ones
     assert record["judge"] == "people"
 
 

@@ -55,4 +55,4 @@ def test_what_is_refused_for_its_flaw_gains_nothing_that_is_shown(store):
     assert verdict["status"] == "not_ready"
     assert failed & {"planned_gain", "worthwhile_gain"}
     assert served["verdict"]["status"] != "rose", served["verdict"]["headline"]
-    assert served["gold"]["gain"]["ci_high"] < ending(store, HONEST)[2]["gold"]["gain"]["ci_low"]
+    assert served["gold"]["gain"]["value"] < ending(store, HONEST)[2]["gold"]["gain"]["ci_low"]

@@ -14,13 +14,12 @@ import policy_chain
 from rmcore.config.data import GoldConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.rlhf import RlhfConfig, WatchConfig
-from rmcore.core.errors import ConfigError, DataError
+from rmcore.core.errors import ConfigError, DataError, JudgementsWantedError
 from rmcore.core.store import Store
 from rmcore.data.gold.world import gold_reward
 from rmcore.data.table import read_pairs
 from rmcore.policy.grpo.rlhf_requirements import require_rlhf
 from rmcore.policy.policy import Policy
-from rmcore.policy.stopping.pair_judges import JudgementsWantedError
 from rmcore.stages.registry import STAGES, pipeline_stages, stage_call
 from rmcore.stages.run import run_stage
 from rmcore.stages.settings import GrpoSettings

@@ -6,10 +6,10 @@ import stat
 import numpy as np
 import pytest
 
-from rmcore.core.errors import DataError
+from rmcore.core.errors import DataError, JudgementsWantedError
 from rmcore.data.pair import Message
 from rmcore.policy.judge import HookJudge
-from rmcore.policy.stopping.pair_judges import CLIP, JudgementsWantedError, PeopleJudge, ScoreJudge
+from rmcore.policy.stopping.pair_judges import CLIP, PeopleJudge, ScoreJudge, WinJudge, judge_in_turns
 
 PROMPTS = ["What is 2 + 2?", "=1+1", (Message("user", "Hi"), Message("assistant", "?"), Message("user", "A"))]
 NEW, OLD = ["four", "two, I think", "B"], ["five", "2", "B"]
@@ -31,6 +31,54 @@ def test_a_judge_who_tells_nothing_apart_has_no_unit():
     judge = ScoreJudge(HookJudge("test:judge", lambda prompt, response: 1.0))
     with pytest.raises(DataError, match="equally good"):
         judge.calibrate(["p", "q"], ["a", "b"], ["c", "d"])
+
+
+def test_the_error_of_the_unit_is_that_of_repeated_units():
+    rng = np.random.default_rng(4)
+
+    def unit():
+        lengths = rng.lognormal(3, 0.6, size=(2, 24)).round().astype(int)
+        return by_length().unit_of(["p"] * 24, *(["a" * one for one in side] for side in lengths))
+
+    scales, errors = np.array([unit() for _ in range(600)]).T
+    # Heavy tails are seen too rarely in 24 pairs, so it is a little low.
+    assert 0.7 * scales.std() / scales.mean() < errors.mean() < 1.1 * scales.std() / scales.mean()
+
+
+def test_a_judge_who_ties_most_of_the_time_has_no_unit_either():
+    """Passes and failures: an average over ties and a few differences of one size would be called a deviation."""
+    few = by_length().unit_of(["p"] * 4, ["aa", "aa", "aa", "b"], ["aa", "aa", "bb", "aaa"])
+    assert few is None
+    more = by_length().unit_of(["p"] * 4, ["aa", "a", "aa", "b"], ["aa", "aa", "b", "aaa"])
+    assert more[0] == pytest.approx(np.sqrt((0.5 + 0.5 + 2) / 4))
+    wins = WinJudge(HookJudge("test:judge", lambda prompt, response: len(response)))
+    assert wins.compare("any", ["p"] * 3, ["aaaa", "a", "bb"], ["aa", "aa", "aa"]).tolist() == [1, -1, 0]
+
+
+class Asked(ScoreJudge):
+    """Counts the pairs that it is asked about."""
+
+    def __init__(self, at_once):
+        super().__init__(HookJudge("test:judge", lambda prompt, response: len(response)))
+        self.at_once, self.scale, self.pairs = at_once, 1.0, []
+
+    def compare(self, asked, prompts, later, earlier):
+        self.pairs += later
+        return super().compare(asked, prompts, later, earlier)
+
+
+@pytest.mark.parametrize(("at_once", "lines", "asked"), [(2, 0, 5), (2, 3, 2), (2, 5, 0), (None, 3, 5), (None, 5, 0)])
+def test_turns_ask_for_what_is_not_kept(tmp_path, at_once, lines, asked):
+    """Who is asked about all together, as people with one file, is asked about all of it again."""
+    given = (["p"] * 5, [*"abcde"], ["aa", "a", "", "a", "aaa"])
+    whole = list(judge_in_turns(Asked(at_once), "any", *given, tmp_path / "whole.jsonl"))
+    assert [len(turn) for turn in whole] == ([5] if at_once is None else [2, 2, 1])
+    kept = (tmp_path / "whole.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "cut.jsonl").write_text("".join(kept[:lines]) + ('{"differ' if lines < 5 else ""))
+    judge = Asked(at_once)
+    assert list(judge_in_turns(judge, "any", *given, tmp_path / "cut.jsonl")) == whole
+    assert judge.pairs == given[1][5 - asked :]
+    assert (tmp_path / "cut.jsonl").read_text().splitlines(keepends=True) == kept
 
 
 def fill(file, answer):
@@ -87,7 +135,7 @@ def test_half_an_answer_an_odd_one_and_another_trainings_file_are_named(tmp_path
     with pytest.raises(DataError, match="a, b or tie"):
         judge.compare("look", PROMPTS, NEW, OLD)
     fill(file, lambda row: "a")
-    with pytest.raises(DataError, match="another training"):
+    with pytest.raises(DataError, match="another run"):
         judge.compare("look", PROMPTS, ["six", *NEW[1:]], OLD)
     file.write_text("\n".join(file.read_text().splitlines()[:2]) + "\n")
     with pytest.raises(DataError, match="lacks 1 of 2"):
