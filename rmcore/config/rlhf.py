@@ -28,8 +28,8 @@ class WatchConfig(Settings):
     that was judged (`refresh_steps`, `refresh_lr`), and training continues from the best checkpoint against it. Each
     reward model has its share of the level."""
     people: str | None = None
-    """A folder for files of pairs that people judge, instead of `policy.judge`. The training ends at each of them, and
-    the same command resumes when its column is filled in."""
+    """A folder, named from the root, for files of pairs that people judge, instead of `policy.judge`. The training ends
+    at each of them, and the same command resumes when its column is filled in."""
 
 
 class RlhfConfig(Settings):
