@@ -137,9 +137,8 @@ def _tell(
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "summary.json", results)
     if telling.write is None:
-        shown = figures(
-            {name: refs[name] for name in reversed(list(refs))}
-        )  # what was asked for last is what the page is about
+        last_first = {name: refs[name] for name in reversed(list(refs))}  # what was asked for is at its end
+        shown = figures(last_first)
         report = write_text_report(folder.name, telling.markdown(results), shown, folder / REPORT_FILE)
     else:
         report = telling.write(refs, folder)
