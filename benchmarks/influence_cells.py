@@ -1,4 +1,4 @@
-"""Trainings of benchmarks/influence.py, with all pairs and without those of each set, and kernels of their gradients."""
+"""Trainings of benchmarks/influence.py, with all pairs and without those of a set, and kernels of their gradients."""
 
 import re
 import time
@@ -39,7 +39,13 @@ NUM_BEFORE = 3600
 """Other pairs that the backbone is trained on before."""
 SIZES, KINDS, REPEATS = (100, 10, 1), ("random", "similar"), 3
 EPSILON = 0.05
-COMMON = {"pairs_per_step": 32, "warmup_steps": 6, "token_budget": 2048, "label_smoothing": EPSILON}
+COMMON = {
+    "pairs_per_step": 32,
+    "warmup_steps": 6,
+    "token_budget": 2048,
+    "label_smoothing": EPSILON,
+    "precision": "fp32",
+}
 REGIMES: dict[str, TrainConfig] = {
     "adamw": TrainConfig(optimizer="adamw", lr=3e-4, **COMMON),
     "sgd": TrainConfig(optimizer="sgd", lr=0.01, clip=100.0, **COMMON),

@@ -59,7 +59,7 @@ def packed_cut(rm: BradleyTerryRM, row_tokens: int) -> Cut:
 
 def measure(rm: BradleyTerryRM, pairs: list[TokenizedPair], cut: Cut, steps: int) -> tuple[float, int, int]:
     """Seconds, micro-batches and computed tokens of `steps` optimizer steps."""
-    config = TrainConfig()
+    config = TrainConfig(precision="fp32")
     forward = make_forward(rm.model, make_bradley_terry(config), config.precision, rm.device)
     context = StepContext(rm.model, forward, make_optimizer(rm.model, config), config.clip, rm.device)
     rm.model.train()

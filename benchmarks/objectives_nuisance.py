@@ -100,6 +100,7 @@ def cell(arm: str, seed: int, args: argparse.Namespace) -> dict[str, float]:
         steps=args.steps,
         lr=1e-3,
         label_smoothing=0,
+        precision="fp32",
         nuisance=ARMS[arm],
         early_stopping_patience=None,
         best_metric="last",

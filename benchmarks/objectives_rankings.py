@@ -73,6 +73,7 @@ def make_trainer(side: str, rankings: list[Observation], args: argparse.Namespac
         pairs_per_step=args.rankings_per_step * each,
         lr=1e-3,
         label_smoothing=0,
+        precision="fp32",
         token_budget=args.token_budget,
         best_metric="last",
         early_stopping_patience=None,
