@@ -106,6 +106,9 @@ def confirm(
     given: FlowOptions,
     kl: Annotated[float | None, typer.Option(help="Nats that the policy is to be moved by; default 3.")] = None,
     prompts: Annotated[int | None, typer.Option(min=10, help="Fresh prompts at most; default 400.")] = None,
+    judge: Annotated[
+        str | None, typer.Option(help="Who judges: module:function, or another reward model's folder.")
+    ] = None,
     people: Annotated[
         str | None, typer.Option(help="Let people judge: a folder for files of pairs, at which it waits.")
     ] = None,
@@ -116,7 +119,7 @@ def confirm(
     example:
     rm-opt readiness confirm --policy world
 
-    rm-opt readiness confirm --checkpoint out/best --data pairs.parquet --policy my-policy --set policy.judge=mine:judge
+    rm-opt readiness confirm --checkpoint out/best --data pairs.parquet --policy my-policy --judge mine:judge
 
     rm-opt readiness confirm --checkpoint out/best --data pairs.parquet --policy my-policy --people to_judge
     """
@@ -125,6 +128,7 @@ def confirm(
     own = {
         "readiness.planned_kl": kl,
         "policy.fresh_prompts": prompts,
+        "policy.judge": judge,
         "policy.people": None if people is None else str(Path(people).resolve()),
     }
     wanted = settings_of(own)
