@@ -8,12 +8,12 @@ from typing import Any
 import typer
 from pydantic_core import ValidationError  # pydantic's own, without the import of pydantic
 
-from rmcore.core.errors import RmcoreError
+from rmcore.core.errors import JudgementsWantedError, RmcoreError
 from rmcore.core.progress import below_the_echo
 
 USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """Exception of a wrong call: click's own class, or since typer 0.29 the one of its copy of click."""
-FAILED = 2
+FAILED, WAITING = 2, 3
 INTERRUPTED = 130
 SHOWN_CHARS = 200
 """Characters of a refused value that a message shows."""
@@ -23,10 +23,13 @@ def guard(run: Callable[[], Any]) -> int:
     """Run a command line; every expected failure becomes one clear message on standard error, never a traceback.
 
     Returns:
-        Exit status: 0, 2 for a deliberate refusal or a wrong call, 130 for Ctrl-C.
+        Exit status: 0, 2 for a deliberate refusal or a wrong call, 3 where people have to answer first, 130 for Ctrl-C.
     """
     try:
         result = run()
+    except JudgementsWantedError as wanted:
+        print(f"waiting: {wanted}", file=sys.stderr)
+        return WAITING
     except RmcoreError as error:
         return _fail(str(error))
     except ValidationError as error:

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from flows.cli import app
 from rmcore.cli.guard import guard
+from rmcore.core.errors import JudgementsWantedError
 from rmcore.core.files import file_digest
 from rmcore.data.table import read_pairs, write_pairs
 from rmcore.models.preference import PREFERENCE_FILE
@@ -341,6 +342,14 @@ def test_early_stopping_and_callbacks_can_be_switched_off(files, tmp_path):
     )  # fmt: skip
     assert json.loads((out / "training.json").read_text())["num_steps"] == 8
     assert "calib/" not in (out / "metrics.jsonl").read_text()
+
+
+def test_waiting_for_people_is_no_error(capsys):
+    def command():
+        raise JudgementsWantedError("24 of 24 pairs wait to be judged in to_judge/1.csv")
+
+    assert guard(command) == 3
+    assert capsys.readouterr().err == "waiting: 24 of 24 pairs wait to be judged in to_judge/1.csv\n"
 
 
 def test_ctrl_c_in_a_command_says_once_that_it_was_interrupted(capsys):
