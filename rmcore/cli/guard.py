@@ -23,7 +23,8 @@ def guard(run: Callable[[], Any]) -> int:
     """Run a command line; every expected failure becomes one clear message on standard error, never a traceback.
 
     Returns:
-        Exit status: 0, 2 for a deliberate refusal or a wrong call, 3 where people have to answer first, 130 for Ctrl-C.
+        Exit status: 0, 2 for a deliberate refusal or a wrong call, 3 where people have to answer first, 130 for
+        Ctrl-C.
     """
     try:
         result = run()
