@@ -28,11 +28,8 @@ def guard(run: Callable[[], Any]) -> int:
     """
     try:
         result = run()
-    except JudgementsWantedError as wanted:
-        print(f"waiting: {wanted}", file=sys.stderr)
-        return WAITING
     except RmcoreError as error:
-        return _fail(str(error))
+        return _fail(str(error), WAITING if isinstance(error, JudgementsWantedError) else FAILED)
     except ValidationError as error:
         return _fail(describe_validation(error))
     except USAGE_ERROR as error:
@@ -71,5 +68,5 @@ def _shown(value: Any) -> str:
 
 
 def _fail(message: str, status: int = FAILED) -> int:
-    print(f"error: {message}", file=sys.stderr)
+    print(f"{'waiting' if status == WAITING else 'error'}: {message}", file=sys.stderr)
     return status
