@@ -72,6 +72,7 @@ def test_a_nightly_study_that_is_killed_decides_what_one_that_was_not_decides(se
         return [run for run in nights("RUNNING") if run["id"] not in before and pids(run)]
 
     services.wait_for(later)
+    services.wait_for(lambda: nights("COMPLETED"))  # the first has written it: what follows kills every stage's process
     services.wait_for(lambda: list(services.home.glob("store/.wip/train-*/metrics.jsonl")) or not is_active())
     killed = [psutil.Process(pid) for run in later() for pid in pids(run) if psutil.pid_exists(pid)]
     assert killed
