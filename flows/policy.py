@@ -175,9 +175,9 @@ def confirm(config: PipelineConfig, checkpoint: str | None = None) -> dict[str, 
         "executed", "mlflow_url"}.
 
     Raises:
-        ConfigError: the config has no policy, only samples of one, or no judge or two for what it answers.
+        ConfigError: the config has no policy, only samples of one, or no judge of what it answers, or two.
         DataError: the plan goes further than best-of-n does.
-        JudgementsWantedError: people have to answer first; the same call goes on when they have.
+        JudgementsWantedError: people have to answer first; the same call resumes when they have.
     """
     policy = required_policy(config)
     if policy.samples is not None:

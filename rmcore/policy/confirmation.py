@@ -35,10 +35,10 @@ FURTHEST_KL = nominal_kl(MOST_SAMPLES)
 
 
 def require_served_judge(policy: PolicyConfig, *, is_gold: bool) -> None:
-    """Check that somebody judges what is served, and one alone.
+    """Check that there is one judge of what is served.
 
     Raises:
-        ConfigError: nobody does, a judge and people are both named, or what is named is not there.
+        ConfigError: there is none, a judge and people are both named, or what is named is not there.
     """
     if policy.people is not None and policy.judge is not None:
         raise ConfigError("policy.judge and policy.people are both named, and one of them judges; leave one out.")
@@ -88,10 +88,6 @@ class ServedGain:
 
     def __init__(self, limit: float, useful_gain: float) -> None:
         self.useful_gain = useful_gain
-        self.differences: list[float] = []
-        """The chosen response less the other one, as judged, by prompt."""
-        self.path: list[tuple[float, float]] = []
-        """The interval of the mean difference after each pair: all of them hold with the chance 1 - LEVEL."""
         self._gain = ConfidenceSequence(-limit, limit, LEVEL)
         self._wins = ConfidenceSequence(-1.0, 1.0, LEVEL)
 
@@ -101,10 +97,19 @@ class ServedGain:
         Raises:
             ValueError: the difference is larger than the limit.
         """
-        self.differences.append(difference)
-        self.path.append(self._gain.see(difference))
+        self._gain.see(difference)
         self._wins.see(float(np.sign(difference)))
         return not self.is_decided
+
+    @property
+    def differences(self) -> list[float]:
+        """The chosen response less the other one, as judged, by prompt."""
+        return self._gain.values
+
+    @property
+    def path(self) -> list[tuple[float, float]]:
+        """The interval of the mean difference after each pair: all of them hold with the chance 1 - LEVEL."""
+        return self._gain.path
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -129,7 +134,7 @@ class ServedGain:
         Raises:
             DataError: nothing was judged.
         """
-        return _within(self.differences, self.interval)
+        return MetricValue(self._gain.mean, *self.interval, num=len(self.differences))
 
     def win_rate(self) -> MetricValue:
         """How often the chosen one is better, ties half.
@@ -137,9 +142,8 @@ class ServedGain:
         Raises:
             DataError: nothing was judged.
         """
-        low, high = self._wins.interval
-        wins = [(1 + float(np.sign(one))) / 2 for one in self.differences]
-        return _within(wins, ((1 + low) / 2, (1 + high) / 2))
+        rate, low, high = ((1 + one) / 2 for one in (self._wins.mean, *self._wins.interval))
+        return MetricValue(rate, low, high, num=len(self.differences))
 
 
 def verdict_of_confirmation(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,9 +185,3 @@ def shown_gain(value: Mapping[str, Any], unit: str = "sd") -> str:
     if value["ci_low"] is None:
         return f"{value['value']:+.2f} {unit}"
     return f"{value['value']:+.2f} {unit} ({value['ci_low']:+.2f} to {value['ci_high']:+.2f})"
-
-
-def _within(values: list[float], interval: tuple[float, float]) -> MetricValue:
-    if not values:
-        raise DataError("no pair was judged, so nothing is known of a gain.")
-    return MetricValue(float(np.clip(np.mean(values), *interval)), *interval, num=len(values))

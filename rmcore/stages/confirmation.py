@@ -68,24 +68,27 @@ def run(settings: ConfirmationSettings, upstream: Upstream, out: Path, tracker: 
     gain = ServedGain(judge.limit, useful)
     served: list[dict[str, Any]] = []
     unreadable: list[str] = []
-    for first, last in _rounds(len(prompts)):
-        rows, bad = _served(settings, upstream, n, prompts[first:last], first, out, report)
-        unreadable += bad
-        asked = [prompts[row["place"]] for row in rows]
-        chosen, others = ([row[side] for row in rows] for side in ("chosen", "other"))
-        name = f"best-of-{n}-seed{settings.seed}-prompts{first + 1}to{last}"
-        for turn in judge_in_turns(judge, name, asked, chosen, others, out / f"judged_{first}.jsonl"):
-            served += rows[: len(turn)]
-            del rows[: len(turn)]
-            for difference in turn:
-                gain.see(difference)
-            low, high = gain.interval
-            report(len(served), len(prompts), f"pairs judged: gain {low:+.2f} to {high:+.2f} {judge.unit}")
-            _refuse_constant(judge, gain.differences)
-            if gain.is_decided:
-                break
+
+    def turns() -> Iterator[list[float]]:
+        for first, last in _rounds(len(prompts)):
+            rows, bad = _served(settings, upstream, n, prompts[first:last], first, out, report)
+            served.extend(rows)
+            unreadable.extend(bad)
+            asked = [prompts[row["place"]] for row in rows]
+            chosen, others = ([row[side] for row in rows] for side in ("chosen", "other"))
+            name = f"best-of-{n}-seed{settings.seed}-prompts{first + 1}to{last}"
+            yield from judge_in_turns(judge, name, asked, chosen, others, out / f"judged_{first}.jsonl")
+
+    for turn in turns():
+        for difference in turn:
+            gain.see(difference)
+        low, high = gain.interval
+        done = len(gain.differences)
+        report(done, len(prompts), f"pairs judged: gain {low:+.2f} to {high:+.2f} {judge.unit}")
+        _refuse_constant(judge, gain.differences)
         if gain.is_decided:
             break
+    del served[len(gain.differences) :]  # of the last round, which was not needed to its end
     if unreadable:
         why = f"the first is {unreadable[0]}"
         if not served:

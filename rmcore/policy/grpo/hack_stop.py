@@ -41,7 +41,7 @@ from rmcore.policy.grpo.policy_in_training import PolicyInTraining, policy_of
 from rmcore.policy.grpo.rlhf_requirements import require_labels
 from rmcore.policy.grpo.snapshots import Snapshots
 from rmcore.policy.policy import Policy
-from rmcore.policy.stopping.bets import confidence_sequence
+from rmcore.policy.stopping.bets import ConfidenceSequence
 from rmcore.policy.stopping.chosen_pairs import Chosen
 from rmcore.policy.stopping.pair_judges import CALIBRATED, PairJudge, judge_in_turns
 from rmcore.policy.stopping.watch import Look, Watch
@@ -291,19 +291,18 @@ class HackStop(TrainerCallback):
                 earlier = self._sampled.answers(model, prompts, self.seed + 2)
             asked = {"best": [self.best, len(prompts)], "later": later, "earlier": earlier}
             write_json(file, asked)
-        found: list[float] = []
-        responses, kept = (asked["later"], asked["earlier"]), folder / "judged.jsonl"
-        for turn in judge_in_turns(self.judge, f"final-seed{self.seed}", prompts, *responses, kept):
-            found += turn
-            report(len(found), len(prompts))
-        path = confidence_sequence(found, -self.judge.limit, self.judge.limit, 0.05)
-        rows = zip(prompts[:3], asked["earlier"], asked["later"], found, strict=False)
-        interval = (float(path[-1, 0]), float(path[-1, 1]))
+        gain = ConfidenceSequence(-self.judge.limit, self.judge.limit, 0.05)
+        name, later, earlier = f"final-seed{self.seed}", asked["later"], asked["earlier"]
+        for turn in judge_in_turns(self.judge, name, prompts, later, earlier, folder / "judged.jsonl"):
+            for difference in turn:
+                gain.see(difference)
+            report(len(gain.values), len(prompts))
+        rows = zip(prompts[:3], earlier, later, gain.values, strict=False)
         return FinalGain(
-            float(np.clip(np.mean(found), *interval)),
-            interval,
-            [(float(low), float(high)) for low, high in path],
-            found,
+            gain.mean,
+            gain.interval,
+            gain.path,
+            gain.values,
             [
                 {"prompt": prompt_text(prompt), "before": old, "after": new, "difference": difference}
                 for prompt, old, new, difference in rows
@@ -367,14 +366,12 @@ class HackStop(TrainerCallback):
         chosen = Chosen(**{name: np.array(values) for name, values in asked["chosen"].items()})
         prompts = [self.prompts[place] for place in asked["prompts"]]
         name = f"step{step}-seed{self.seed}"
-        responses, kept = (asked["later"], asked["earlier"]), folder / "judged.jsonl"
-        pair = 0
-        for turn in judge_in_turns(self.judge, name, prompts, *responses, kept):
+        later, earlier = asked["later"], asked["earlier"]
+        pairs = iter(enumerate(zip(later, earlier, strict=True)))
+        for turn in judge_in_turns(self.judge, name, prompts, later, earlier, folder / "judged.jsonl"):
             more = True
-            for difference in turn:
-                teaches = _teaches(asked["later"][pair], asked["earlier"][pair], difference)
-                more = watch.see(chosen, pair, difference, teaches=teaches)
-                pair += 1
+            for difference, (pair, (new, old)) in zip(turn, pairs, strict=False):
+                more = watch.see(chosen, pair, difference, teaches=_teaches(new, old, difference))
             if not more:
                 break
         look = watch.end()

@@ -38,8 +38,8 @@ def require_rlhf(settings: RlhfConfig, judge: str | None, gold: GoldConfig | Non
         gold: the gold world, where the pairs are its own.
 
     Raises:
-        ConfigError: TRL or a named vLLM is missing, the judge cannot be imported, people's folder is none, or nobody
-            would label the pairs of a refresh.
+        ConfigError: TRL or a named vLLM is missing, the judge cannot be imported, people's folder is not one, or there
+            is no judge to label the pairs of a refresh.
     """
     require_trl()
     if "vllm" in (settings.rewards, settings.rollouts):

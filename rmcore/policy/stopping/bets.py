@@ -12,13 +12,12 @@ Source:
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from rmcore.core.arrays import FloatArray
+from rmcore.core.errors import DataError
 
 MOST = 0.9
 """Share of the wealth that the worst possible value may take: all of it would end the game."""
@@ -91,6 +90,10 @@ class ConfidenceSequence:
     def __init__(self, low: float, high: float, level: float) -> None:
         self.low, self.high, self.needed = low, high, math.log(1 / level)
         self.interval = (low, high)
+        self.values: list[float] = []
+        """All that were seen, in their order."""
+        self.path: list[tuple[float, float]] = []
+        """The interval after each of them."""
         self._means = np.linspace(low, high, GRID)[1:-1]  # (M,)
         # The bettor against each mean stakes on the side where the values so far lie; half a value of a quarter of the
         # range's square is what he starts from (ibid., eq. 15).
@@ -118,14 +121,17 @@ class ConfidenceSequence:
         step = (self.high - self.low) / (GRID - 1)  # a mean between two that are tried: the wider end
         if len(inside):
             self.interval = (max(self.low, float(inside[0]) - step), min(self.high, float(inside[-1]) + step))
+        self.values.append(value)
+        self.path.append(self.interval)
         return self.interval
 
+    @property
+    def mean(self) -> float:
+        """The mean of the values; or the end of the interval that it lies beyond, as that of unlike values may.
 
-def confidence_sequence(values: Sequence[float], low: float, high: float, level: float) -> FloatArray:
-    """Intervals for a mean that hold after every one of N values together (`ConfidenceSequence`): (N, 2).
-
-    Raises:
-        ValueError: a value lies outside its ends.
-    """
-    sequence = ConfidenceSequence(low, high, level)
-    return np.array([sequence.see(float(value)) for value in values]).reshape(-1, 2)
+        Raises:
+            DataError: there is no value.
+        """
+        if not self.values:
+            raise DataError("no pair was judged, so nothing is known of a gain.")
+        return float(np.clip(np.mean(self.values), *self.interval))

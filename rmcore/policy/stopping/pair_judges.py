@@ -19,7 +19,6 @@ CLIP = 3.0
 the differences of two normal responses. The gain that is watched is the mean of clipped differences."""
 CALIBRATED = 24
 """Prompts whose two start samples give the unit; its standard error is 15 %, and all that is shown has the same one."""
-
 WINS = "wins less losses a comparison"
 EMPTY = "(an empty answer)"
 """How people see a response that has no text."""

@@ -133,6 +133,7 @@ def readiness_markdown(results: Mapping[str, Any]) -> str:
     return titled_table(results["verdict"]["headline"], ("part", "value, 95 %"), readiness_rows(results), checks)
 
 
+EMPTY = "(an empty answer)"
 CONFIRMATION_HEADINGS = ("of the chosen response", "value, 95 % whenever one stops")
 
 
@@ -159,7 +160,7 @@ def confirmation_markdown(results: Mapping[str, Any]) -> str:
     examples = [
         (
             one["prompt"],
-            *(one[name] or "(an empty answer)" for name in ("chosen", "other")),
+            *(one[name] or EMPTY for name in ("chosen", "other")),
             f"{one['difference']:+.2f}",
         )
         for one in results["examples"]

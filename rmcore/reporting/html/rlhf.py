@@ -5,7 +5,7 @@ from typing import Any
 
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.html.markdown import bullets, escape, text_table
-from rmcore.reporting.html.policy import shown
+from rmcore.reporting.html.policy import EMPTY, shown
 
 CAPTIONS = {
     "rlhf": "The proxy is what the policy is trained on, so it rises. Where gold no longer follows, training on does "
@@ -108,7 +108,7 @@ def watch_examples(record: Mapping[str, Any]) -> list[dict[str, str]]:
     """The first final prompts with the answers of the start and of the kept policy: not chosen for how they look."""
     watch = record["seeds"][0].get("watch") or {"final": None}
     return [
-        {name: one[name] or "(an empty answer)" for name in ("prompt", "before", "after")}
+        {name: one[name] or EMPTY for name in ("prompt", "before", "after")}
         | {"difference": f"{one['difference']:+.2f} {watch['unit']}"}
         for one in (watch["final"] or {"examples": []})["examples"]
         if watch["kept_step"]

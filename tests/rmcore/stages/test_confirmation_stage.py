@@ -173,7 +173,7 @@ def test_a_judge_of_constants_is_refused_and_one_of_passes_is_not(tmp_path, chai
 
 
 def test_people_judge_it_round_by_round_and_are_not_asked_more_than_it_takes(tmp_path, chain):
-    """Each round is a file; the call ends there, and goes on when its column is filled in."""
+    """Each round is a file; the call ends there, and resumes when its column is filled in."""
     folder, given = tmp_path / "to_judge", {"people": str(tmp_path / "to_judge"), "planned_kl": 1.5}
     rm = BradleyTerryRM.from_pretrained(chain.folder("train") / "best", device="cpu")
     asked, record = 0, None

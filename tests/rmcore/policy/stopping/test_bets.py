@@ -5,9 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmcore.policy.stopping.bets import Bet, confidence_sequence
+from rmcore.policy.stopping.bets import Bet, ConfidenceSequence
 
 LOW, HIGH = -3.0, 3.0
+
+
+def confidence_sequence(values, low, high, level):
+    """The interval after each value: (N, 2)."""
+    sequence = ConfidenceSequence(low, high, level)
+    return np.array([sequence.see(float(value)) for value in values]).reshape(-1, 2)
 
 
 def stake_all(bet, values, expected, spread=1.0):
