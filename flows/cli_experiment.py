@@ -26,6 +26,7 @@ from rmcore.cli.options import options
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import write_text
 from rmcore.core.metrics import CELL_METRICS
+from rmcore.reporting.figures.claims import deciding
 from rmcore.reporting.figures.quantities import distance
 from rmcore.study.plan import total_seconds
 from tasks.home import home
@@ -293,11 +294,15 @@ def print_looks(plan: MatrixPlan, looks: Sequence[LookPlan]) -> None:
     if taken is None:
         print("claims      the smallest effect that can be seen is known when the cells of the first look are there")
         return
+    left = [one for one in plan.cells if one.state != "cached"]
+    prices = [{"arm": one.cell.arm, "device_seconds": total_seconds([one])} for one in left]
     for one in taken.results:
         info = CELL_METRICS[one["metric"]]
         seen = distance(one["smallest_detectable"], info.unit, one["comparison"])
         state = "open" if one["name"] in taken.open else one["closed"] or "all seeds"
         print(f"{one['name']:<11} {one['verdict']:<13} {state}; smallest effect seen so far {seen} from the threshold")
+        if size := deciding(one, prices):
+            print(f"{'':<11} {size}")
 
 
 def print_outcome(outcome: dict[str, Any]) -> None:
@@ -313,6 +318,8 @@ def print_outcome(outcome: dict[str, Any]) -> None:
         named = one["metric"] if one["comparison"] == "level" else ""
         value = "-" if one["value"] is None else " ".join(filter(None, shown_numbers(named, one)))
         print(f"{one['name']:<11} {one['verdict']:<13} {value}, claimed {one['direction']} {one['threshold']:g}")
+        if size := deciding(one, results["cells"]):
+            print(f"{'':<11} {size}")
     if not results["hypotheses"]:
         print("verdicts    none: this experiment has no hypothesis")
     for cell in results["cells"]:

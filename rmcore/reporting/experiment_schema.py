@@ -94,6 +94,15 @@ class LookResult(TypedDict):
     """Over this look and those before it."""
 
 
+class Size(TypedDict):
+    """Size of an experiment that would decide a claim, were the truth what was measured (80 % power)."""
+
+    seeds: int | None
+    """Seeds of each arm; None: no number of them on these prompts."""
+    prompts: int | None
+    """Prompts that are needed at least; None where seeds are enough, or not known."""
+
+
 class HypothesisResult(TypedDict):
     """One pre-registered claim and what became of it."""
 
@@ -122,6 +131,8 @@ class HypothesisResult(TypedDict):
     """Paired test over prompts that arm and versus do not differ at all; only for differences of pair metrics."""
     smallest_detectable: float | None
     """Distance from the threshold that this matrix would have seen with 80 % power."""
+    deciding_size: Size | None
+    """Of an inconclusive claim; None where it is decided, or its spread over seeds is not known."""
     verdict: Literal["supported", "refuted", "inconclusive"]
     reason: str
     """One sentence: why this verdict."""

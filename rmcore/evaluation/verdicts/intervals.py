@@ -77,6 +77,10 @@ class ModeratedComponent:
         return high if high - low <= 1e-12 * high else float(optimize.brentq(excess, low, high, xtol=1e-12 * high))
 
 
+Components = Sequence[Component | ModeratedComponent]
+"""Independent errors whose sum is that of a value."""
+
+
 @dataclass(frozen=True, slots=True)
 class TInterval:
     """Student t interval of a value whose error is the sum of independent components.
@@ -91,7 +95,7 @@ class TInterval:
     """
 
     centre: float
-    components: Sequence[Component | ModeratedComponent]
+    components: Components
 
     def bounds(self, alpha: float) -> tuple[float, float]:
         """Ends of the 1 - alpha interval."""
@@ -177,19 +181,32 @@ def spread_variance(values: FloatArray) -> float:
     return float(values.var(ddof=1)) if np.ptp(values) else 0.0  # a rounded mean would leave 1e-34
 
 
-def half_width(components: Sequence[Component | ModeratedComponent], alpha: float) -> float:
+def half_width(components: Components, alpha: float) -> float:
     """Half of the width of the 1 - alpha interval of the sum of the components' errors."""
     return math.hypot(*(component.half(alpha) for component in components))
 
 
-def smallest_detectable(
-    components: Sequence[Component | ModeratedComponent], *, alpha: float, power: float
-) -> float | None:
+def half_widths_to_come(components: Components, *, alpha: float) -> FloatArray:
+    """Half-widths, equally likely, of 1 - alpha intervals of experiments whose true variances are the components'.
+
+    The next experiment estimates each variance anew, with a chi-square spread.
+
+    Returns:
+        (100 ** len(components),): one entry a combination of the estimates' quantiles.
+    """
+    squares = np.zeros(1)
+    for component in components:
+        variance, df = component.variance, component.df
+        seen = variance * 2 * special.gammaincinv(df / 2, (np.arange(_POWER_GRID) + 0.5) / _POWER_GRID) / df
+        squares = np.add.outer(squares, special.stdtrit(df, alpha / 2) ** 2 * seen).ravel()
+    return np.sqrt(squares)
+
+
+def smallest_detectable(components: Components, *, alpha: float, power: float) -> float | None:
     """Distance from the threshold at which the two-sided test rejects on the true side with the wanted power.
 
-    The components are taken as the true variances; that the next experiment estimates each of them anew, with a
-    chi-square spread, is integrated over (for one component this is the non-central t distribution). None where a
-    variance is infinite.
+    The components are taken as the true variances; that the next experiment estimates each of them anew is integrated
+    over (for one component this is the non-central t distribution). None where a variance is infinite.
 
     Raises:
         ConfigError: not 0 < alpha < power < 1.
@@ -202,12 +219,7 @@ def smallest_detectable(
     deviation = math.sqrt(sum(component.variance for component in components))
     if deviation == 0 or math.isinf(deviation):
         return 0.0 if deviation == 0 else None
-    squares = np.zeros(1)  # of the half-widths that may come out, one entry a combination of the components' quantiles
-    for component in components:
-        variance, df = component.variance, component.df
-        seen = variance * 2 * special.gammaincinv(df / 2, (np.arange(_POWER_GRID) + 0.5) / _POWER_GRID) / df
-        squares = np.add.outer(squares, special.stdtrit(df, alpha / 2) ** 2 * seen).ravel()
-    halves = np.sqrt(squares)
+    halves = half_widths_to_come(components, alpha=alpha)
 
     def missing_power(distance: float) -> float:
         return float(special.ndtr((distance - halves) / deviation).mean()) - power

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.quantities import compared
 
 
@@ -44,6 +45,31 @@ def borders(hypothesis: Mapping[str, Any]) -> list[float]:
     if hypothesis["direction"] != "within":
         return [threshold]
     return [1 / threshold, threshold] if hypothesis["comparison"] == "ratio" else [-threshold, threshold]
+
+
+def deciding(hypothesis: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> str:
+    """Say what would decide an inconclusive claim and what that costs, in one sentence; empty where that is not known.
+
+    Args:
+        hypothesis: a claim with its verdict.
+        cells: of the experiment; those of the claim's arms say what one takes.
+    """
+    size = hypothesis["deciding_size"]
+    if size is None:
+        return ""
+    start = "Were the truth what was measured"
+    if size["seeds"] is None:
+        prompts = hypothesis["num_prompts"]
+        if size["prompts"] is None or prompts is None:
+            return f"{start}, a thousand seeds would not decide it: it is too near to the threshold."
+        here, needed = numbers.count(prompts), numbers.count(size["prompts"])
+        return f"{start}, no number of seeds would decide it on these {here} prompts: at least {needed} are needed."
+    arms = {hypothesis["arm"], hypothesis["versus"]} - {None}
+    more = (size["seeds"] - hypothesis["num_seeds"]) * len(arms)
+    taken = [cell["device_seconds"] for cell in cells if cell["arm"] in arms and cell["device_seconds"] is not None]
+    price = f", some {numbers.duration(more * sum(taken) / len(taken))} of a device" if taken else ""
+    seeds = numbers.count(size["seeds"]) + (" seeds of each arm" if len(arms) > 1 else " seeds")
+    return f"{start}, {seeds} would decide it: {numbers.count(more)} cells more{price}."
 
 
 def tally(hypotheses: Sequence[Mapping[str, Any]]) -> str:

@@ -17,7 +17,7 @@ from rmcore.reporting.experiment_schema import (
 )
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import looks, main_metrics
-from rmcore.reporting.figures.claims import VERDICTS, claimed, subject, tally
+from rmcore.reporting.figures.claims import VERDICTS, claimed, deciding, subject, tally
 from rmcore.reporting.figures.quantities import capital, compared, distance, estimate, level
 from rmcore.reporting.html.experiment_summary import measured, metric_info, web_address
 from rmcore.reporting.html.glossary import EXPERIMENT_WORDS
@@ -69,7 +69,7 @@ def view(results: ExperimentResults) -> dict[str, Any]:
         "short_hash": results["registration"]["hash"][:_KEY],
         "tally": tally(results["hypotheses"]),
         "link": web_address(results["mlflow_url"]),
-        "answers": [_answer(item, metric_info(results, item["metric"])) for item in results["hypotheses"]],
+        "answers": [_answer(item, metric_info(results, item["metric"]), results) for item in results["hypotheses"]],
         "detectable": [_detectable(item, metric_info(results, item["metric"])) for item in results["hypotheses"]],
         "colours": colours,
         "metrics": [results["metrics"][name] for name in shown],
@@ -108,7 +108,7 @@ def setting_text(value: Any) -> str:
     return yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("\n").removesuffix("\n...")
 
 
-def _answer(item: HypothesisResult, info: MetricInfo) -> dict[str, Any]:
+def _answer(item: HypothesisResult, info: MetricInfo, results: ExperimentResults) -> dict[str, Any]:
     value, bounds = measured(item, info["unit"])
     prompts = item["num_prompts"]
     tests = [
@@ -128,6 +128,7 @@ def _answer(item: HypothesisResult, info: MetricInfo) -> dict[str, Any]:
         "claimed": f"claimed: {claimed(item, info['unit'])}",
         "reason": item["reason"],
         "closed": item["closed"],
+        "deciding": deciding(item, results["cells"]),
         "over": over if prompts is None else f"{over}, {numbers.count(prompts)} prompts",
         "tests": [(name, numbers.decimal(p), meaning) for name, p, meaning in tests if numbers.finite(p) is not None],
         "method": item["method"],

@@ -70,6 +70,28 @@ def test_the_answer_stands_before_everything_else(page):
     assert page.text.index(sample.results()["question"]) < page.text.index("The answer")
 
 
+SIZES = {
+    "seeds": (
+        {"seeds": 9, "prompts": None},
+        "9 seeds of each arm would decide it: 12 cells more, some 40 min of a device",
+    ),
+    "prompts": ({"seeds": None, "prompts": 1234}, "on these 137 prompts: at least 1,234 are needed"),
+    "neither": ({"seeds": None, "prompts": None}, "a thousand seeds would not decide it"),
+}
+
+
+@pytest.mark.parametrize(("size", "words"), SIZES.values(), ids=SIZES.keys())
+def test_an_undecided_claim_says_what_would_decide_it(size, words, render, tmp_path):
+    results = sample.results()
+    item = results["hypotheses"][2] | {"num_seeds": 3, "num_prompts": 137, "deciding_size": size}
+    results["hypotheses"] = [item]
+    for cell in results["cells"]:
+        own = cell["arm"] in (item["arm"], item["versus"])
+        cell["device_seconds"] = None if cell["status"] == "failed" else 200.0 if own else 9999.0
+    for shown in (render(results, {}, tmp_path).section("answer"), experiment_markdown(results)):
+        assert words in shown.replace("\u00a0", " ")
+
+
 @pytest.mark.parametrize("item", sample.hypotheses(), ids=lambda item: item["name"])
 def test_every_claim_is_answered_in_words(parse, page, item):
     info = sample.metric_infos()[item["metric"]]
@@ -164,6 +186,7 @@ def emptied() -> dict:
     results = sample.results()
     for item in results["hypotheses"]:
         item.update(value=None, ci_low=None, ci_high=None, num_seeds=0, num_prompts=None, smallest_detectable=None)
+        item.update(deciding_size=None)
         item.update(p=None, p_holm=None, sign_flip_p=None, verdict="inconclusive", reason="no cell finished")
     for arm in results["arms"]:
         arm.update(metrics={name: sample.metric([]) for name in arm["metrics"]}, bands={}, tuned=None, changes={})
