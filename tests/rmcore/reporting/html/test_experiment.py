@@ -73,7 +73,7 @@ def test_the_answer_stands_before_everything_else(page):
 SIZES = {
     "seeds": (
         {"seeds": 9, "prompts": None},
-        "9 seeds of each arm would decide it: 12 cells more, some 40 min of a device",
+        f"9 seeds of each arm would decide it: 12 cells more, some {numbers.duration(2400)} of a device",
     ),
     "prompts": ({"seeds": None, "prompts": 1234}, "on these 137 prompts: at least 1,234 are needed"),
     "neither": ({"seeds": None, "prompts": None}, "a thousand seeds would not decide it"),
