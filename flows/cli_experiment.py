@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,7 +29,7 @@ from rmcore.core.files import write_text
 from rmcore.core.metrics import CELL_METRICS
 from rmcore.reporting.figures.claims import deciding
 from rmcore.reporting.figures.quantities import distance
-from rmcore.study.plan import total_seconds
+from rmcore.study.plan import Cell, CellPlan, total_seconds
 from tasks.home import home
 
 NameArgument = Annotated[str, typer.Argument(help=f"One of {', '.join(SHIPPED)}, or a YAML file.")]
@@ -262,12 +263,13 @@ def run_matrix(
 
 
 def print_plan(plan: MatrixPlan) -> None:
-    """Show every trial and cell: its state, why it would run, and the expected time."""
+    """Show every trial and cell, alike ones in one row: state, why it would run, and the expected time."""
     declared = plan.experiment
     table = Table("cell", "state", "expected", "why", title=f"{declared.title}, size {declared.size}")
-    for one in (*plan.trials, *plan.cells):
-        expected = "" if one.state == "cached" else _duration(total_seconds([one]))
-        table.add_row(escape(one.cell.label), one.state, expected, escape(one.why))
+    for group in _alike((*plan.trials, *plan.cells)):
+        one, each = group[0], " each" if len(group) > 1 else ""
+        expected = "" if one.state == "cached" else f"{_duration(total_seconds([one]))}{each}"
+        table.add_row(escape(_label([plan.cell for plan in group])), one.state, expected, escape(one.why))
     console = Console()
     console.print(table)
     for arm in declared.arms():
@@ -275,7 +277,7 @@ def print_plan(plan: MatrixPlan) -> None:
             console.print(escape(f"{', '.join(arm.merged)}: the same settings as {arm.name}; merged into it"))
     for problem in plan.probed.problems:
         console.print(f"[yellow]time unknown:[/] {escape(problem)}")
-    total = "nothing to run" if not plan.due else f"{len(plan.due)} to run, about {_duration(plan.seconds)}"
+    total = "nothing to run" if not plan.due else f"{len(plan.due)} to run, {_about(plan.seconds)}"
     console.print(f"{total}; budget {declared.budget_minutes:g} min; shared stages run once")
 
 
@@ -287,7 +289,7 @@ def print_looks(plan: MatrixPlan, looks: Sequence[LookPlan]) -> None:
     if declared.looks:
         for number, look in enumerate(looks, 1):
             due = [one for one in look.cells if one.state != "cached"]
-            needed = f"{len(due)} cells to run, about {_duration(total_seconds(due))}" if due else "cached"
+            needed = f"{len(due)} cells to run, {_about(total_seconds(due))}" if due else "cached"
             most = "" if look.taken or number == 1 else "at most "
             print(f"look {number}      {look.num_seeds} seeds: {most}{needed}")
     taken = next((look.taken for look in reversed(looks) if look.taken), None)
@@ -330,6 +332,25 @@ def print_outcome(outcome: dict[str, Any]) -> None:
     if outcome["mlflow_url"] is not None:
         print(f"MLflow      {outcome['mlflow_url']}")
         print(f"charts      {outcome['mlflow_charts_url']}")
+
+
+def _alike(plans: Sequence[CellPlan]) -> list[list[CellPlan]]:
+    """Cells that follow one another and are the same but for their seed, each group one row."""
+    groups = groupby(plans, key=lambda one: (one.cell.name, one.cell.trial, one.state, one.why, total_seconds([one])))
+    return [list(group) for _, group in groups]
+
+
+def _label(cells: Sequence[Cell]) -> str:
+    """The name of a row: `A3 seed 4`, `A3 seeds 0 to 19`, `A3 seeds 0, 3, 4`."""
+    if len(cells) == 1:
+        return cells[0].label
+    seeds = [cell.seed for cell in cells]
+    in_a_row = len(seeds) > 2 and seeds == list(range(seeds[0], seeds[-1] + 1))
+    return f"{cells[0].name} seeds {f'{seeds[0]} to {seeds[-1]}' if in_a_row else ', '.join(map(str, seeds))}"
+
+
+def _about(seconds: float | None) -> str:
+    return "time unknown" if seconds is None else f"about {_duration(seconds)}"
 
 
 def _duration(seconds: float | None) -> str:

@@ -414,7 +414,10 @@ def _card(refs: Mapping[str, ArtifactRef]) -> Mapping[str, Metric]:
 
 
 def _claim_row(one: HypothesisResult) -> dict[str, Any]:
-    return {name: value for name, value in one.items() if name != "looks"} | {"num_looks": len(one["looks"])}
+    row = {name: value for name, value in one.items() if name not in ("looks", "deciding_size")}
+    size = one["deciding_size"]
+    row |= {"deciding_seeds": size and size["seeds"], "deciding_prompts": size and size["prompts"]}
+    return row | {"num_looks": len(one["looks"])}
 
 
 def _arm_row(arm: ArmResult) -> dict[str, Any]:

@@ -131,6 +131,8 @@ class Planner:
         nearest, differing = explain_inputs([entry for entry in self._entries if entry.stage == name], inputs)
         if nearest is None:
             return "nothing like it is in the store"
+        if set(differing) == {"config.seed"}:
+            return "has run under other seeds"
         shown = [f"{place} {_value(before)} -> {_value(now)}" for place, (before, now) in differing.items()]
         more = len(shown) - SHOWN_DIFFERENCES
         listed = ", ".join(shown[:SHOWN_DIFFERENCES]) + (f" and {more} more" if more > 0 else "")

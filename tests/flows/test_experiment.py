@@ -182,9 +182,7 @@ def test_the_plan_runs_nothing_and_says_what_would_run_and_why(place, finished):
     status, output, errors = place.rm_opt("experiment", place.file, "--plan")
     assert status == 0, errors
     lines = {line.split("│")[1].strip(): line for line in output.splitlines() if line.count("│") > 3}
-    assert [lines[f"{arm} seed {seed}"].split("│")[2].strip() for arm in ("small", "large") for seed in (0, 1)] == [
-        "cached"
-    ] * 4
+    assert [lines[f"{arm} seeds 0, 1"].split("│")[2].strip() for arm in ("small", "large")] == ["cached"] * 2
     assert re.search(r"train: differs from \w{12} in config.train.lr \S+ -> 1e\+30", lines["diverging seed 0"])
     assert "same: the same settings as small" in output
     assert place.manifests() == before
@@ -345,6 +343,12 @@ def test_a_study_takes_one_look_a_run_until_none_is_left_and_stands_by_what_it_s
     status, outcome, said = look("--take", 1)
     assert (status, outcome["computed"], outcome["results"]["looks_taken"]) == (0, [], 1)  # its cells were there
     assert "1 new look taken, as asked for; the next needs 2 cells" in said
+    status, plan, _ = place.rm_opt("experiment", file, "--plan")
+    assert status == 0
+    for shown in (said, plan):
+        sizes = re.findall(r"Were the truth what was measured, (?:(\d+) seeds of each arm would decide|.*)", shown)
+        assert len(sizes) == 2  # of each claim, decided by neither
+        assert all(int(seeds) > 2 for seeds in sizes if seeds)
     assert {one["name"]: one["closed"] is None for one in outcome["results"]["hypotheses"]} == {"H1": True, "H2": False}
     status, outcome, said = look()
     assert (status, outcome["computed"]) == (0, ["small seed 2", "large seed 2"])
