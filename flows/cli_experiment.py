@@ -27,6 +27,7 @@ from rmcore.cli.options import options
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import write_text
 from rmcore.core.metrics import CELL_METRICS
+from rmcore.reporting.experiment_schema import HypothesisResult
 from rmcore.reporting.figures.claims import deciding
 from rmcore.reporting.figures.quantities import distance
 from rmcore.study.plan import Cell, CellPlan, total_seconds
@@ -301,10 +302,20 @@ def print_looks(plan: MatrixPlan, looks: Sequence[LookPlan]) -> None:
     for one in taken.results:
         info = CELL_METRICS[one["metric"]]
         seen = distance(one["smallest_detectable"], info.unit, one["comparison"])
-        state = "open" if one["name"] in taken.open else one["closed"] or "all seeds"
+        state = _open(one, declared.when()[-1]) if one["name"] in taken.open else one["closed"] or "all seeds"
         print(f"{one['name']:<11} {one['verdict']:<13} {state}; smallest effect seen so far {seen} from the threshold")
         if size := deciding(one, prices):
             print(f"{'':<11} {size}")
+
+
+def _open(claim: HypothesisResult, num_seeds: int) -> str:
+    """Whether the seeds that are registered are enough for an open claim, as far as is known today."""
+    size = claim["deciding_size"]
+    if size is None or (size["seeds"] is not None and size["seeds"] <= num_seeds):
+        return "open"
+    return (
+        f"open, exploratory: were it as measured, {num_seeds} seeds would decide it in fewer than four of five studies"
+    )
 
 
 def print_outcome(outcome: dict[str, Any]) -> None:
