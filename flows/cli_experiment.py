@@ -1,6 +1,7 @@
 """`rm-opt experiment` and `rm-opt compare`: plan, run and read a comparison of recipes."""
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -27,9 +28,11 @@ from rmcore.cli.options import options
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import write_text
 from rmcore.core.metrics import CELL_METRICS
-from rmcore.reporting.experiment_schema import HypothesisResult
-from rmcore.reporting.figures.claims import deciding
+from rmcore.core.store import Store
+from rmcore.reporting.figures.claims import decided_by
 from rmcore.reporting.figures.quantities import distance
+from rmcore.stages.results import artifact_seconds
+from rmcore.study.deciding import chances, deciding_sizes
 from rmcore.study.plan import Cell, CellPlan, total_seconds
 from tasks.home import home
 
@@ -39,6 +42,7 @@ SIZE_HELP: Any = typer.Option(
     "RM_OPT_DATA and a pretrained encoder. paper: Qwen2.5-0.5B on hub data, for a GPU."
 )
 OPTIMIZERS = "adam,muon,lion"
+_KEY = re.compile(r"\b[0-9a-f]{12}\b")
 NUM_SEEDS = 3
 """Seeds that `rm-opt compare` runs where nothing else is named."""
 SeedsOption = Annotated[int | None, typer.Option(min=1, max=100, help="Replicates of every arm; default: as declared.")]
@@ -191,12 +195,11 @@ def run_or_plan(
     )
     require_hub_names(*(arm.config for arm in declared.arms()))
     if given.plan:
-        from rmcore.core.store import Store
-
-        found = make_plan(declared, Store(home() / "store"), home())
+        store = Store(home() / "store")
+        found = make_plan(declared, store, home())
         looked = plan_looks(found)
         print_plan(found)
-        print_looks(found, looked)
+        print_looks(found, looked, store)
         replace(found, cells=next((look.cells for look in looked if look.taken is None), ())).check_budget()
         return 0
     if summary is not None:
@@ -269,7 +272,8 @@ def print_plan(plan: MatrixPlan) -> None:
     table = Table("cell", "state", "expected", "why", title=f"{declared.title}, size {declared.size}")
     for group in _alike((*plan.trials, *plan.cells)):
         one, each = group[0], " each" if len(group) > 1 else ""
-        expected = "" if one.state == "cached" else f"{_duration(total_seconds([one]))}{each}"
+        seconds = total_seconds([one])
+        expected = "" if one.state == "cached" else f"{_duration(seconds)}{'' if seconds is None else each}"
         table.add_row(escape(_label([plan.cell for plan in group])), one.state, expected, escape(one.why))
     console = Console()
     console.print(table)
@@ -282,7 +286,7 @@ def print_plan(plan: MatrixPlan) -> None:
     console.print(f"{total}; budget {declared.budget_minutes:g} min; shared stages run once")
 
 
-def print_looks(plan: MatrixPlan, looks: Sequence[LookPlan]) -> None:
+def print_looks(plan: MatrixPlan, looks: Sequence[LookPlan], store: Store) -> None:
     """Show what each look needs, what those that are taken have decided, and what can be seen of open claims."""
     declared = plan.experiment
     if not declared.hypotheses:
@@ -297,25 +301,20 @@ def print_looks(plan: MatrixPlan, looks: Sequence[LookPlan]) -> None:
     if taken is None:
         print("claims      the smallest effect that can be seen is known when the cells of the first look are there")
         return
-    left = [one for one in plan.cells if one.state != "cached"]
-    prices = [{"arm": one.cell.arm, "device_seconds": total_seconds([one])} for one in left]
+    finished = [one for one in plan.cells if one.state == "cached"]
+    took = [sum(artifact_seconds(store, one.refs.values(), on_device=True).values()) for one in finished]
+    prices = [{"arm": one.cell.arm, "device_seconds": seconds} for one, seconds in zip(finished, took, strict=True)]
+    likely, sizes = chances(taken, declared.when()), deciding_sizes(taken)
     for one in taken.results:
         info = CELL_METRICS[one["metric"]]
         seen = distance(one["smallest_detectable"], info.unit, one["comparison"])
-        state = _open(one, declared.when()[-1]) if one["name"] in taken.open else one["closed"] or "all seeds"
+        state = one["closed"] or "all seeds"
+        if one["name"] in taken.open:
+            chance = likely.get(one["name"])
+            state = "open" if chance is None else f"open, {declared.when()[-1]} seeds decide it with {chance:.0%}"
         print(f"{one['name']:<11} {one['verdict']:<13} {state}; smallest effect seen so far {seen} from the threshold")
-        if size := deciding(one, prices):
-            print(f"{'':<11} {size}")
-
-
-def _open(claim: HypothesisResult, num_seeds: int) -> str:
-    """Whether the seeds that are registered are enough for an open claim, as far as is known today."""
-    size = claim["deciding_size"]
-    if size is None or (size["seeds"] is not None and size["seeds"] <= num_seeds):
-        return "open"
-    return (
-        f"open, exploratory: were it as measured, {num_seeds} seeds would decide it in fewer than four of five studies"
-    )
+        if sentence := decided_by(one, sizes.get(one["name"]), prices):
+            print(f"{'':<11} {sentence}")
 
 
 def print_outcome(outcome: dict[str, Any]) -> None:
@@ -331,8 +330,8 @@ def print_outcome(outcome: dict[str, Any]) -> None:
         named = one["metric"] if one["comparison"] == "level" else ""
         value = "-" if one["value"] is None else " ".join(filter(None, shown_numbers(named, one)))
         print(f"{one['name']:<11} {one['verdict']:<13} {value}, claimed {one['direction']} {one['threshold']:g}")
-        if size := deciding(one, results["cells"]):
-            print(f"{'':<11} {size}")
+        if sentence := decided_by(one, results["sizes"].get(one["name"]), results["cells"]):
+            print(f"{'':<11} {sentence}")
     if not results["hypotheses"]:
         print("verdicts    none: this experiment has no hypothesis")
     for cell in results["cells"]:
@@ -347,8 +346,12 @@ def print_outcome(outcome: dict[str, Any]) -> None:
 
 def _alike(plans: Sequence[CellPlan]) -> list[list[CellPlan]]:
     """Cells that follow one another and are the same but for their seed, each group one row."""
-    groups = groupby(plans, key=lambda one: (one.cell.name, one.cell.trial, one.state, one.why, total_seconds([one])))
-    return [list(group) for _, group in groups]
+
+    def shown(one: CellPlan) -> tuple[object, ...]:
+        why = _KEY.sub("", one.why)  # of the artifact that a cell is compared with: each seed has its own
+        return one.cell.name, one.cell.trial, one.state, why, _duration(total_seconds([one]))
+
+    return [list(group) for _, group in groupby(plans, key=shown)]
 
 
 def _label(cells: Sequence[Cell]) -> str:

@@ -363,7 +363,7 @@ class Matrix:
         tracker.log_file(report, REPORT_FOLDER)
         tracker.log_table([_arm_row(arm) for arm in results["arms"]], "arms")
         if results["hypotheses"]:
-            tracker.log_table([_claim_row(one) for one in results["hypotheses"]], "hypotheses")
+            tracker.log_table([_claim_row(one, results) for one in results["hypotheses"]], "hypotheses")
         tracker.log_metrics(summary_metrics(results))
         tracker.set_tags({f"rm.verdict.{one['name']}": one["verdict"] for one in results["hypotheses"]})
         prepared = {
@@ -413,11 +413,11 @@ def _card(refs: Mapping[str, ArtifactRef]) -> Mapping[str, Metric]:
     return found
 
 
-def _claim_row(one: HypothesisResult) -> dict[str, Any]:
-    row = {name: value for name, value in one.items() if name not in ("looks", "deciding_size")}
-    size = one["deciding_size"]
-    row |= {"deciding_seeds": size and size["seeds"], "deciding_prompts": size and size["prompts"]}
-    return row | {"num_looks": len(one["looks"])}
+def _claim_row(one: HypothesisResult, results: ExperimentResults) -> dict[str, Any]:
+    size = results["sizes"].get(one["name"])
+    would_decide = {"deciding_seeds": size and size["seeds"], "deciding_prompts": size and size["prompts"]}
+    row = {name: value for name, value in one.items() if name != "looks"}
+    return row | would_decide | {"num_looks": len(one["looks"])}
 
 
 def _arm_row(arm: ArmResult) -> dict[str, Any]:

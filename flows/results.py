@@ -28,6 +28,7 @@ from rmcore.reporting.experiment_schema import (
 from rmcore.stages.results import artifact_seconds, environment, run_key
 from rmcore.study.analysis import Cells, LooksTaken, arm_bands, arm_metrics
 from rmcore.study.cells import Measured
+from rmcore.study.deciding import deciding_sizes
 from tasks.device import device_slots
 
 
@@ -71,6 +72,7 @@ def gather(matrix: Matrix, outcomes: Mapping[str, Outcome], tuned: Mapping[str, 
         "metrics": {name: _info(name) for name in declared.metrics},
         "registration": matrix.registration,
         "hypotheses": matrix.taken.results,
+        "sizes": deciding_sizes(matrix.taken),
         "arms": [_arm(arm, declared, control, measured, seeds[arm.name], tuned.get(arm.name)) for arm in arms],
         "cells": [
             _cell(outcome, measured.get((outcome.cell.arm, outcome.cell.seed)), matrix) for outcome in outcomes.values()

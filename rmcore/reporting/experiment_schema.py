@@ -95,12 +95,12 @@ class LookResult(TypedDict):
 
 
 class Size(TypedDict):
-    """Size of an experiment that would decide a claim, were the truth what was measured (80 % power)."""
+    """Two new studies of an inconclusive claim alone that would decide it with 80 % power, were it as measured."""
 
     seeds: int | None
-    """Seeds of each arm; None: no number of them on these prompts."""
+    """Seeds of each arm on the same prompts; None: not even a thousand."""
     prompts: int | None
-    """Prompts that are needed at least; None where seeds are enough, or not known."""
+    """Other prompts with as many seeds as there were; None: no number of them, or the metric has none of its own."""
 
 
 class HypothesisResult(TypedDict):
@@ -131,8 +131,6 @@ class HypothesisResult(TypedDict):
     """Paired test over prompts that arm and versus do not differ at all; only for differences of pair metrics."""
     smallest_detectable: float | None
     """Distance from the threshold that this matrix would have seen with 80 % power."""
-    deciding_size: Size | None
-    """Of an inconclusive claim; None where it is decided, or its spread over seeds is not known."""
     verdict: Literal["supported", "refuted", "inconclusive"]
     reason: str
     """One sentence: why this verdict."""
@@ -203,6 +201,8 @@ class ExperimentResults(TypedDict):
     """The reported metrics, the first one being the main one."""
     registration: Registration
     hypotheses: Sequence[HypothesisResult]
+    sizes: Mapping[str, Size]
+    """By inconclusive claim, where its spread over seeds is known well enough."""
     arms: Sequence[ArmResult]
     """In declared order."""
     cells: Sequence[CellResult]

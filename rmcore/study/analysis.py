@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,7 @@ from rmcore.evaluation.uncertainty import sign_flip_test
 from rmcore.evaluation.verdicts.estimate import Estimate, SeedSample, estimate_over_seeds, variance_prior
 from rmcore.evaluation.verdicts.judgement import Claim, Judgement, Looks, chance_to_decide, judge
 from rmcore.evaluation.verdicts.moderation import RatioPrior
-from rmcore.evaluation.verdicts.size import deciding_size
-from rmcore.reporting.experiment_schema import HypothesisResult, LookResult, Size
+from rmcore.reporting.experiment_schema import HypothesisResult, LookResult
 from rmcore.reporting.schema import Metric
 from rmcore.study.cells import SHARES, Measured, prompt_scores
 
@@ -46,6 +45,8 @@ class LooksTaken:
     results: list[HypothesisResult]
     open: tuple[str, ...]
     """Claims that the next look is for; empty where all are closed, or no look is left."""
+    evidence: Mapping[str, tuple[Claim, Sequence[Estimate]]] = field(default_factory=dict)
+    """Each claim that was judged, with an estimate of every look that was taken at it."""
 
 
 def resolve(hypotheses: Sequence[Mapping[str, Any]], control: str) -> list[dict[str, Any]]:
@@ -103,11 +104,12 @@ def judge_hypotheses(
     if not judgements:
         return LooksTaken([], tuple(claims))
     results = [
-        _result(one, claims[name], estimates[name], judgements[name], plan, cells, seeds, closed.get(name), len(claims))
+        _result(one, claims[name], estimates[name], judgements[name], plan, cells, seeds, closed.get(name))
         for name, one in ((one["name"], one) for one in resolved)
     ]
     is_last = number_taken == len(plan.num_seeds)
-    return LooksTaken(results, () if is_last else tuple(name for name in claims if name not in closed))
+    still_open = () if is_last else tuple(name for name in claims if name not in closed)
+    return LooksTaken(results, still_open, {name: (claims[name], estimates[name]) for name in claims})
 
 
 def _closes(
@@ -139,7 +141,6 @@ def _result(
     cells: Cells,
     seeds: Sequence[int],
     closed: str | None,
-    num_claims: int,
 ) -> HypothesisResult:
     estimate = estimates[-1]
     low, high = _shown(one, *(judgement.interval or (None, None)))
@@ -161,20 +162,12 @@ def _result(
         "p_holm": judgement.p_holm,
         "sign_flip_p": _sign_flip(one, cells, seeds[: looks.num_seeds[len(estimates) - 1]]),
         "smallest_detectable": _detectable(one, judgement.smallest_detectable),
-        "deciding_size": _size(claim, estimate, looks, num_claims) if judgement.verdict == "inconclusive" else None,
         "verdict": judgement.verdict,
         "reason": judgement.reason,
         "method": estimate.method,
         "looks": [_look(one, claim, estimates[:number], looks) for number in range(1, len(estimates) + 1)],
         "closed": closed,
     }
-
-
-def _size(claim: Claim, estimate: Estimate, looks: Looks, num_claims: int) -> Size | None:
-    """Size that would decide a claim at Holm's strictest step, as its last look is judged."""
-    alpha = looks.last_level(ALPHA / num_claims, estimate)
-    found = deciding_size(estimate, claim.borders, alpha=alpha)
-    return None if found is None else {"seeds": found.seeds, "prompts": found.prompts}
 
 
 def _shown(one: Mapping[str, Any], *values: float | None) -> list[float | None]:

@@ -132,7 +132,8 @@ class Planner:
         if nearest is None:
             return "nothing like it is in the store"
         if set(differing) == {"config.seed"}:
-            return "has run under other seeds"
+            return f"differs from {nearest.key[:12]} in its seed alone"
+        differing.pop("config.seed", None)  # each seed is a cell of its own, and says so
         shown = [f"{place} {_value(before)} -> {_value(now)}" for place, (before, now) in differing.items()]
         more = len(shown) - SHOWN_DIFFERENCES
         listed = ", ".join(shown[:SHOWN_DIFFERENCES]) + (f" and {more} more" if more > 0 else "")

@@ -158,7 +158,6 @@ def hypothesis(name: str, claim: str, metric_name: str, verdict: str, reason: st
         "p_holm": None,
         "sign_flip_p": None,
         "smallest_detectable": None,
-        "deciding_size": None,
         "method": "random-effects t interval over 3 seeds, prompts resampled within each, paired by pair",
         "closed": None,
     }
@@ -212,7 +211,7 @@ def hypotheses() -> list[dict[str, Any]]:
             "H5", "Early stopping cuts the training time to less than 70 % of the plain loop's.", SECONDS,
             "inconclusive", "the interval 0.55× to 0.73× holds the threshold", comparison="ratio", arm="A4 stopping",
             direction="below", threshold=0.7, value=0.641, ci_low=0.551, ci_high=0.731, num_prompts=None, p=0.11,
-            p_holm=0.11, smallest_detectable=0.08, deciding_size={"seeds": 9, "prompts": None},
+            p_holm=0.11, smallest_detectable=0.08,
         ),
     ]  # fmt: skip
 
@@ -260,6 +259,7 @@ def results() -> dict[str, Any]:
             "path": "/data/registrations/ablation-small-2.json",
         },
         "hypotheses": hypotheses(),
+        "sizes": {"H5": {"seeds": 9, "prompts": None}},
         "arms": [arm_result(name, cells) for name in ARMS],
         "cells": cells,
         "curves": curves(),

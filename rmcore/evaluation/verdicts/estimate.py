@@ -65,6 +65,9 @@ class Estimate:
     reason: str | None
     spread: TInterval | PercentileInterval | None = field(repr=False, compare=False)
     """The data that the interval is made of; None where there is no interval."""
+    together: float = field(default=0.0, repr=False, compare=False)
+    """What of the variance over seeds is of seed and prompt together, so that more prompts make it smaller; 0 where
+    seeds share no prompts."""
 
     def interval(self, alpha: float = 0.05) -> tuple[float, float] | None:
         """Ends of the 1 - alpha interval."""
@@ -127,14 +130,14 @@ def estimate_over_seeds(
     replicates = [sample.replicates for sample in ordered if sample.replicates is not None]
     # Own prompts need no replicates: their error is in the spread over seeds, except where there is one seed only.
     crossed = np.stack(replicates) if replicates and (prompts_shared or len(values) == 1) else None
-    spread = _spread(values, crossed, num_prompts or 0, prior)
+    spread, together = _spread(values, crossed, num_prompts or 0, prior)
     limits = spread if isinstance(spread, str) else _limits(spread)
     moderated = isinstance(spread, TInterval) and isinstance(spread.components[0], ModeratedComponent)
     method = _method(len(values), num_prompts, shared=prompts_shared, resampled=bool(replicates), moderated=moderated)
     centre = _mean(values)
     if isinstance(spread, str) or isinstance(limits, str):
         return Estimate(centre, None, None, len(values), num_prompts, method, str(limits), None)
-    return Estimate(centre, *limits, len(values), num_prompts, method, None, spread)
+    return Estimate(centre, *limits, len(values), num_prompts, method, None, spread, together)
 
 
 def variance_prior(arms: Sequence[Sequence[SeedSample]], *, num_prompts: int) -> RatioPrior | None:
@@ -188,8 +191,8 @@ def shared_variances(crossed: FloatArray, num_prompts: int) -> tuple[float, floa
 
 def _spread(
     values: FloatArray, crossed: FloatArray | None, num_prompts: int, prior: RatioPrior | None
-) -> TInterval | PercentileInterval | str:
-    """Compute what the interval is made of, or say why there is none.
+) -> tuple[TInterval | PercentileInterval | str, float]:
+    """Compute what the interval is made of, or say why there is none; and the part of seed and prompt together.
 
     Args:
         values: (S,) of the seeds.
@@ -198,18 +201,18 @@ def _spread(
         prior: what other arms say about the variance over seeds.
     """
     if crossed is None:
-        return _NO_SPREAD if len(values) == 1 else TInterval(_mean(values), (_seed_component(values),))
+        return (_NO_SPREAD if len(values) == 1 else TInterval(_mean(values), (_seed_component(values),))), 0.0
     centre, defined = _mean(values), crossed[:, ~np.isnan(crossed).any(axis=0)]
     if num_prompts < 2 or defined.shape[1] < 2:
-        return _ONE_PROMPT if num_prompts < 2 else _UNBOUNDED
+        return (_ONE_PROMPT if num_prompts < 2 else _UNBOUNDED), 0.0
     if len(values) == 1:
-        return PercentileInterval(centre, defined[0], num_prompts)
+        return PercentileInterval(centre, defined[0], num_prompts), 0.0
     of_prompts, together = shared_variances(defined, num_prompts)
     over_prompts = Component(of_prompts - together, num_prompts - 1)
     over_seeds = _seed_component(values)
     if prior is None or together == 0 or len(values) >= MODERATED_BELOW_SEEDS:
-        return TInterval(centre, (over_seeds, over_prompts))
-    return TInterval(centre, (prior.moderate(over_seeds, together), over_prompts))
+        return TInterval(centre, (over_seeds, over_prompts)), together
+    return TInterval(centre, (prior.moderate(over_seeds, together), over_prompts)), together
 
 
 def _seed_component(values: FloatArray) -> Component:

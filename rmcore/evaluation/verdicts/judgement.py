@@ -28,14 +28,10 @@ class Claim:
         within: p of the nearer border, so below alpha where the 1 - alpha interval lies wholly inside or wholly outside
         (two one-sided tests at alpha / 2 each).
         """
-        p_values = [estimate.p_value(border) for border in self.borders]
-        known = [p for p in p_values if p is not None]
-        return max(known) if len(known) == len(p_values) else None
-
-    @property
-    def borders(self) -> tuple[float, ...]:
-        """Where what is claimed ends, rising: the threshold, or both ends."""
-        return (-self.threshold, self.threshold) if self.direction == "within" else (self.threshold,)
+        if self.direction != "within":
+            return estimate.p_value(self.threshold)
+        inner, outer = estimate.p_value(self.threshold), estimate.p_value(-self.threshold)
+        return None if inner is None or outer is None else max(inner, outer)
 
     def holds(self, value: float) -> bool:
         """Whether a value lies where the claim puts it."""
@@ -61,12 +57,6 @@ class Looks:
         if len(self.num_seeds) == 1:
             return alpha
         return look_levels(alpha, self.shares[:taken], information(estimates[-1], self.num_seeds[:taken]))[-1]
-
-    def last_level(self, alpha: float, estimate: Estimate) -> float:
-        """The level of the last look by what an estimate shows of its variance; alpha without looks."""
-        if len(self.num_seeds) == 1:
-            return alpha
-        return look_levels(alpha, self.shares, information(estimate, self.num_seeds))[-1]
 
     def p_value(self, claim: Claim, estimates: Sequence[Estimate]) -> float | None:
         """P over all looks taken at a claim; None where the newest has no interval. An earlier one without says 1."""
@@ -165,7 +155,7 @@ def chance_to_decide(claim: Claim, estimates: Sequence[Estimate], looks: Looks, 
     if now.spread is None:
         return 1.0
     known = information(now, looks.num_seeds)
-    level = looks.last_level(alpha, now)
+    level = look_levels(alpha, looks.shares, known)[-1]
     variance = sum(component.variance for component in now.spread.components)
     last = variance * known[len(estimates) - 1]  # known[-1] is 1
     news, reach = max(variance - last, 0.0) ** 0.5, -float(special.ndtri(level / 2)) * last**0.5
@@ -202,9 +192,11 @@ def _judgement(
     seen = f"The {100 * (1 - alpha):.4g} % interval{of_looks}"
     family = f"Holm's correction over {num_claims} hypotheses (p = {p_holm:.2g})"
     border = "an end of what is claimed" if claim.direction == "within" else "the threshold"
+    if p >= alpha:
+        return Judgement("inconclusive", p, p_holm, detectable, f"{seen} includes {border}.", interval)
     excluded = f"{seen} lies {_side(claim, estimate.value)}"
     if p_holm >= alpha:
-        reason = f"{seen} includes {border}." if p >= alpha else f"{excluded}, but not after {family}."
+        reason = f"{excluded}, but not after {family}."
         return Judgement("inconclusive", p, p_holm, detectable, reason, interval)
     reason = f"{excluded}, also after {family}." if num_claims > 1 else f"{excluded} (p = {p:.2g})."
     verdict: Literal["supported", "refuted"] = "supported" if claim.holds(estimate.value) else "refuted"

@@ -32,8 +32,9 @@ def information(estimate: Estimate, num_seeds: Sequence[int]) -> list[float]:
             not.
         num_seeds: of the looks, rising.
     """
-    parts = [1.0] if estimate.spread is None else [component.variance for component in estimate.spread.components]
-    one_seed, fixed = parts[0] * estimate.num_seeds, sum(parts[1:])
+    over_seeds, *over_prompts = [] if estimate.spread is None else list(estimate.spread.components)
+    fixed = sum(component.variance for component in over_prompts)
+    one_seed = over_seeds.variance * estimate.num_seeds if estimate.spread is not None else 1.0
     variances = [one_seed / number + fixed for number in num_seeds]
     return [variances[-1] / variance if variance > 0 else 1.0 for variance in variances]
 

@@ -1,4 +1,4 @@
-"""The size of an experiment that would decide a claim, from one that did not: how many seeds, or how many prompts."""
+"""The size of a study that would decide a claim, from one that did not: how many seeds, or how many prompts."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,75 +12,78 @@ from rmcore.evaluation.verdicts.intervals import Component, Components, half_wid
 
 POWER = 0.8
 MOST_SEEDS = 1000
-"""Nobody trains more, and what is left is the prompts' error. Reports call it a thousand."""
+"""Nobody trains more. Reports call it a thousand."""
+FEWEST_SEEDS = 5
+"""Fewer know their variance too badly to plan by, and their intervals may borrow from other arms."""
 _MOST_PROMPTS = 10**9
-_FEWEST_SEEDS = 2
 
 
 class DecidingSize(NamedTuple):
-    """Seeds that would decide a claim, or prompts where seeds alone would not."""
+    """Two studies, either of which would decide a claim."""
 
     seeds: int | None
-    """Of each arm, on as many prompts as there are; None: no number of them up to MOST_SEEDS."""
+    """Seeds of each arm on the same prompts; None: not even MOST_SEEDS."""
     prompts: int | None
-    """Prompts that at least are needed, with MOST_SEEDS seeds; None where seeds are enough, or prompts are not known to
-    be what it lacks."""
+    """Other prompts with as many seeds as there were; None: no number of them, or the quantity has none."""
 
 
-def deciding_size(estimate: Estimate, borders: Sequence[float], *, alpha: float) -> DecidingSize | None:
-    """Give the size at which a claim is decided with 80 % power, were the truth exactly what was measured.
+def deciding_size(estimate: Estimate, borders: Sequence[float], *, alpha: float = 0.05) -> DecidingSize | None:
+    """Give the sizes at which a new study, judged once, decides a claim with 80 % power, were it as measured.
 
-    The variance over seeds falls with their number, that over prompts with theirs; how both will be estimated then is
-    integrated over. The truth is not what was measured: a value that came out near the threshold by luck makes the
-    size too large, one that came out far from it too small.
+    More seeds: these prompts stay, and with them what they do to the value. The news is of seeds alone, but the
+    interval holds the prompts' part, and no number of seeds comes nearer to a border than its half-width. More prompts:
+    their part shrinks, and so does that of seed and prompt together within the seeds' part; all of it is drawn anew.
+    How each variance will be estimated then is integrated over.
+
+    It is a plan by what was measured, no more: a value that lies near the border by luck asks for too much, one that
+    lies far from it for too little.
 
     Args:
         estimate: of a claim that is undecided.
         borders: where what is claimed ends: the threshold, or both ends, rising.
-        alpha: level of the test that has to decide it.
+        alpha: level of the interval that has to lie on one side.
 
     Returns:
-        None where nothing is known of the spread over seeds: one seed, or no interval.
+        None where the spread over seeds is not known well enough: fewer than FEWEST_SEEDS, or no interval.
     """
-    if estimate.spread is None or estimate.num_seeds < _FEWEST_SEEDS:
+    if estimate.spread is None or estimate.num_seeds < FEWEST_SEEDS:
         return None
     over_seeds, *over_prompts = estimate.spread.components
 
-    def power(num_seeds: int, num_prompts: int | None) -> float:
-        one_seed = over_seeds.variance * estimate.num_seeds
-        parts = [Component(one_seed / num_seeds, num_seeds - 1)]
-        if over_prompts and num_prompts is not None and estimate.num_prompts is not None:
-            one_prompt = over_prompts[0].variance * estimate.num_prompts
-            parts.append(Component(one_prompt / num_prompts, num_prompts - 1))
-        return power_to_decide(estimate.value, borders, parts, alpha=alpha)
+    def decides_by_seeds(num_seeds: int) -> bool:
+        seeds = Component(over_seeds.variance * estimate.num_seeds / num_seeds, num_seeds - 1)
+        halves = half_widths_to_come((seeds, *over_prompts), alpha=alpha)
+        return power_to_decide(estimate.value, borders, halves, math.sqrt(seeds.variance)) >= POWER
 
-    here = estimate.num_prompts
-    # These data did not decide it, so fewer or as many do not, whatever luck their own spread had.
-    seeds = _fewest(lambda num_seeds: power(num_seeds, here) >= POWER, estimate.num_seeds + 1, MOST_SEEDS)
-    if seeds is not None or not over_prompts or here is None:
-        return DecidingSize(seeds, None)
-    return DecidingSize(None, _fewest(lambda prompts: power(MOST_SEEDS, prompts) >= POWER, here + 1, _MOST_PROMPTS))
+    def decides_by_prompts(num_prompts: int) -> bool:
+        times = (estimate.num_prompts or 0) / num_prompts
+        alone = over_seeds.variance - estimate.together
+        seeds = Component(max(alone, 0.0) + estimate.together * times, estimate.num_seeds - 1)
+        parts: Components = (seeds, Component(over_prompts[0].variance * times, num_prompts - 1))
+        halves = half_widths_to_come(parts, alpha=alpha)
+        deviation = math.sqrt(sum(part.variance for part in parts))
+        return power_to_decide(estimate.value, borders, halves, deviation) >= POWER
+
+    seeds = _fewest(decides_by_seeds, FEWEST_SEEDS, MOST_SEEDS)
+    return DecidingSize(seeds, _fewest(decides_by_prompts, 2, _MOST_PROMPTS) if over_prompts else None)
 
 
-def power_to_decide(truth: float, borders: Sequence[float], components: Components, *, alpha: float) -> float:
-    """Probability that an experiment puts its whole interval on the truth's side of the border, or between the two.
+def power_to_decide(truth: float, borders: Sequence[float], halves: FloatArray, deviation: float) -> float:
+    """Probability that an interval lies wholly on the truth's side of the border, or between the two.
 
     Args:
-        truth: of the quantity; on a border, nothing can be decided and the power is 0.
+        truth: the mean of the estimates to come; on a border, nothing can be decided and the power is 0.
         borders: one, or two rising.
-        components: the error that the experiment will have.
-        alpha: level of its interval.
+        halves: half-widths that the interval may have, equally likely.
+        deviation: standard deviation of the estimates to come.
     """
     if truth in borders:
         return 0.0
-    deviation = math.sqrt(sum(component.variance for component in components))
-    if deviation == 0:
-        return 1.0
-    halves = half_widths_to_come(components, alpha=alpha)
 
     def clears(distance: float) -> FloatArray:
         """Chance, by half-width, that the interval ends before a border at this distance from the truth."""
-        chances: FloatArray = special.ndtr((distance - halves) / deviation)
+        room = distance - halves
+        chances: FloatArray = special.ndtr(room / deviation) if deviation else (room > 0).astype(float)
         return chances
 
     low, high = borders[0], borders[-1]
@@ -91,7 +94,7 @@ def power_to_decide(truth: float, borders: Sequence[float], components: Componen
 
 def _fewest(enough: Callable[[int], bool], low: int, high: int) -> int | None:
     """The fewest from `low` on that are enough, where more are, too; None where `high` are not."""
-    if low > high or not enough(high):
+    if not enough(high):
         return None
     while low < high:
         middle = (low + high) // 2

@@ -47,29 +47,38 @@ def borders(hypothesis: Mapping[str, Any]) -> list[float]:
     return [1 / threshold, threshold] if hypothesis["comparison"] == "ratio" else [-threshold, threshold]
 
 
-def deciding(hypothesis: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> str:
-    """Say what would decide an inconclusive claim and what that costs, in one sentence; empty where that is not known.
+def decided_by(claim: Mapping[str, Any], size: Mapping[str, Any] | None, cells: Sequence[Mapping[str, Any]]) -> str:
+    """Say in one sentence which new study would decide an inconclusive claim, and its price; empty where unknown.
 
     Args:
-        hypothesis: a claim with its verdict.
-        cells: of the experiment; those of the claim's arms say what one takes.
+        claim: a hypothesis with its verdict.
+        size: what would decide it, as in `rmcore.reporting.experiment_schema.Size`; None: not known.
+        cells: of the experiment, with `arm` and `device_seconds`: what a cell of each of the claim's arms took.
     """
-    size = hypothesis["deciding_size"]
     if size is None:
         return ""
-    start = "Were the truth what was measured"
-    if size["seeds"] is None:
-        prompts = hypothesis["num_prompts"]
-        if size["prompts"] is None or prompts is None:
-            return f"{start}, a thousand seeds would not decide it: it is too near to the threshold."
-        here, needed = numbers.count(prompts), numbers.count(size["prompts"])
-        return f"{start}, no number of seeds would decide it on these {here} prompts: at least {needed} are needed."
-    arms = {hypothesis["arm"], hypothesis["versus"]} - {None}
-    more = (size["seeds"] - hypothesis["num_seeds"]) * len(arms)
-    taken = [cell["device_seconds"] for cell in cells if cell["arm"] in arms and cell["device_seconds"] is not None]
-    price = f", some {numbers.duration(more * sum(taken) / len(taken))} of a device" if taken else ""
-    seeds = numbers.count(size["seeds"]) + (" seeds of each arm" if len(arms) > 1 else " seeds")
-    return f"{start}, {seeds} would decide it: {numbers.count(more)} cells more{price}."
+    arms = [arm for arm in (claim["arm"], claim["versus"]) if arm is not None]
+    of_each = " of each arm" if len(arms) > 1 else ""
+    seeds, prompts, here = size["seeds"], size["prompts"], claim["num_prompts"]
+    on_these = "" if here is None else f" on these {numbers.count(here)} prompts"
+    ways = []
+    if seeds is not None:
+        ways.append(f"some {numbers.count(seeds)} new seeds{of_each}{on_these}{_price(arms, seeds, cells)}")
+    if prompts is not None and (seeds is None or prompts > here):
+        ways.append(f"{numbers.count(claim['num_seeds'])} new seeds{of_each} on some {numbers.count(prompts)} prompts")
+    if not ways:
+        return f"Were it as measured, not even a thousand seeds{of_each}{on_these} would decide it."
+    study = "A study of this claim alone, were it as measured, would decide it in four of five cases with"
+    return f"{study} {', or with '.join(ways)}."
+
+
+def _price(arms: Sequence[str], num_seeds: int, cells: Sequence[Mapping[str, Any]]) -> str:
+    """What so many seeds of each arm cost, in brackets; empty where no cell of an arm says it."""
+    taken = [[one["device_seconds"] for one in cells if one["arm"] == arm] for arm in arms]
+    known = [[seconds for seconds in of_arm if seconds is not None] for of_arm in taken]
+    if not all(known):
+        return ""
+    return f" ({numbers.duration(num_seeds * sum(sum(of_arm) / len(of_arm) for of_arm in known))} of a device)"
 
 
 def tally(hypotheses: Sequence[Mapping[str, Any]]) -> str:

@@ -17,7 +17,7 @@ from rmcore.reporting.experiment_schema import (
 )
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import looks, main_metrics
-from rmcore.reporting.figures.claims import VERDICTS, claimed, deciding, subject, tally
+from rmcore.reporting.figures.claims import VERDICTS, claimed, decided_by, subject, tally
 from rmcore.reporting.figures.quantities import capital, compared, distance, estimate, level
 from rmcore.reporting.html.experiment_summary import measured, metric_info, web_address
 from rmcore.reporting.html.glossary import EXPERIMENT_WORDS
@@ -128,7 +128,7 @@ def _answer(item: HypothesisResult, info: MetricInfo, results: ExperimentResults
         "claimed": f"claimed: {claimed(item, info['unit'])}",
         "reason": item["reason"],
         "closed": item["closed"],
-        "deciding": deciding(item, results["cells"]),
+        "decided_by": decided_by(item, results["sizes"].get(item["name"]), results["cells"]),
         "over": over if prompts is None else f"{over}, {numbers.count(prompts)} prompts",
         "tests": [(name, numbers.decimal(p), meaning) for name, p, meaning in tests if numbers.finite(p) is not None],
         "method": item["method"],

@@ -4,7 +4,7 @@ from rmcore.core.cost import money_text
 from rmcore.reporting.experiment_schema import ArmResult, ExperimentResults, HypothesisResult, MetricInfo
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import main_metrics
-from rmcore.reporting.figures.claims import VERDICTS, claimed, deciding, subject, tally
+from rmcore.reporting.figures.claims import VERDICTS, claimed, decided_by, subject, tally
 from rmcore.reporting.figures.quantities import estimate
 from rmcore.reporting.html.markdown import escape, table, text_table
 
@@ -57,7 +57,8 @@ def _verdicts(results: ExperimentResults) -> list[str]:
         seen = f"{value} ({bounds or 'no interval'}): {info['label']}, {subject(item)}"
         claim, words = f"{item['name']}: {item['claim']}", VERDICTS[item["verdict"]].words
         closed = f"Closed at {item['closed']}." if item["closed"] else ""
-        why = " ".join(filter(None, (item["reason"], closed, deciding(item, results["cells"]))))
+        would_decide = decided_by(item, results["sizes"].get(item["name"]), results["cells"])
+        why = " ".join(filter(None, (item["reason"], closed, would_decide)))
         rows.append((claim, words, seen, claimed(item, info["unit"]), why))
     return [text_table(headings, rows), ""]
 

@@ -1,4 +1,4 @@
-"""The size that is named for an undecided claim decides it in four of five experiments, and no smaller one does."""
+"""The sizes that are named for an undecided claim decide it in four of five studies, and smaller ones do not."""
 
 import numpy as np
 import pytest
@@ -6,117 +6,147 @@ import pytest
 from rmcore.evaluation.verdicts.estimate import Estimate, SeedSample, estimate_over_seeds
 from rmcore.evaluation.verdicts.intervals import Component, TInterval
 from rmcore.evaluation.verdicts.judgement import ONE_LOOK, Claim, judge
-from rmcore.evaluation.verdicts.size import MOST_SEEDS, deciding_size, power_to_decide
+from rmcore.evaluation.verdicts.size import FEWEST_SEEDS, deciding_size
 
 SEED_SD, PROMPT_SD, BOTH_SD = 0.03, 0.08, 0.4
 """Of a seed, a prompt, and an answer of a seed to a prompt: of the size that differences of accuracies have."""
-
-
-def experiment(rng, truth, weights, *, num_seeds):
-    """What S seeds measure on C common prompts, with the replicates that `weights` (B, C) draw."""
-    num_prompts = weights.shape[1]
-    answers = (
-        truth
-        + SEED_SD * rng.normal(size=(num_seeds, 1))
-        + PROMPT_SD * rng.normal(size=num_prompts)
-        + BOTH_SD * rng.normal(size=(num_seeds, num_prompts))
-    )
-    replicates = answers @ weights.T / num_prompts
-    samples = [SeedSample(float(row.mean()), own) for row, own in zip(answers, replicates, strict=True)]
-    return estimate_over_seeds(samples, num_prompts=num_prompts, prompts_shared=True)
-
-
-def typical(truth, *, num_seeds, num_prompts):
-    """An experiment that measured the truth, with the variances that its size has on average."""
-    over_seeds = Component((SEED_SD**2 + BOTH_SD**2 / num_prompts) / num_seeds, num_seeds - 1)
-    over_prompts = Component(PROMPT_SD**2 / num_prompts, num_prompts - 1)
-    spread = TInterval(truth, (over_seeds, over_prompts))
-    return Estimate(truth, *spread.bounds(0.05), num_seeds, num_prompts, "", None, spread)
-
-
-def share_decided(truth, claim, *, num_seeds, num_prompts, num_experiments=600):
-    rng = np.random.default_rng(8)
-    weights = rng.multinomial(num_prompts, np.full(num_prompts, 1 / num_prompts), size=150).astype(float)
-    verdicts = [
-        judge({"H": (claim, [experiment(rng, truth, weights, num_seeds=num_seeds)])}, ONE_LOOK)["H"].verdict
-        for _ in range(num_experiments)
-    ]
-    return verdicts.count("supported" if claim.holds(truth) else "refuted") / num_experiments
-
-
 CLAIMS = {
-    "above": (0.02, Claim("H", "above", 0.0)),
-    "refuted": (0.02, Claim("H", "above", 0.045)),
-    "equal": (0.005, Claim("H", "within", 0.03)),
+    "above": (0.02, Claim("H", "above", 0.0), (0.0,)),
+    "refuted": (0.02, Claim("H", "above", 0.045), (0.045,)),
+    "equal": (0.005, Claim("H", "within", 0.03), (-0.03, 0.03)),
 }
 
 
+def weights_of(rng, num_prompts):
+    return rng.multinomial(num_prompts, np.full(num_prompts, 1 / num_prompts), size=150).astype(float)
+
+
+def study(rng, prompts, weights, *, num_seeds):
+    """What S new seeds measure on prompts (C,) whose own effects are given, with the replicates that `weights` draw."""
+    both = BOTH_SD * rng.normal(size=(num_seeds, len(prompts)))
+    answers = prompts + SEED_SD * rng.normal(size=(num_seeds, 1)) + both
+    replicates = answers @ weights.T / len(prompts)
+    samples = [SeedSample(float(row.mean()), own) for row, own in zip(answers, replicates, strict=True)]
+    return estimate_over_seeds(samples, num_prompts=len(prompts), prompts_shared=True)
+
+
+def typical(truth, *, num_seeds, num_prompts):
+    """A study that measured the truth, with the variances that its size has on average."""
+    together = BOTH_SD**2 / num_prompts / num_seeds
+    over_seeds = Component(SEED_SD**2 / num_seeds + together, num_seeds - 1)
+    over_prompts = Component(PROMPT_SD**2 / num_prompts, num_prompts - 1)
+    spread = TInterval(truth, (over_seeds, over_prompts))
+    return Estimate(truth, *spread.bounds(0.05), num_seeds, num_prompts, "", None, spread, together)
+
+
+def share_decided(truth, claim, draw, *, num_seeds, num_studies=600):
+    """Of studies with as many new seeds, each on the prompts that `draw` gives."""
+    rng = np.random.default_rng(8)
+    right = "supported" if claim.holds(truth) else "refuted"
+    verdicts = [
+        judge({"H": (claim, [study(rng, *draw(rng), num_seeds=num_seeds)])}, ONE_LOOK)["H"].verdict
+        for _ in range(num_studies)
+    ]
+    return verdicts.count(right) / num_studies
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("truth", "claim"), CLAIMS.values(), ids=CLAIMS.keys())
-def test_the_seeds_that_are_named_decide_four_of_five(truth, claim):
-    found = deciding_size(typical(truth, num_seeds=5, num_prompts=400), claim.borders, alpha=0.05)
-    assert found.prompts is None
-    assert 6 < found.seeds < 60
-    # 600 experiments know a share of 0.8 to 0.016 (one standard error); 150 replicates blur the prompts' part.
-    assert share_decided(truth, claim, num_seeds=found.seeds, num_prompts=400) == pytest.approx(0.8, abs=0.06)
-    assert share_decided(truth, claim, num_seeds=found.seeds // 2, num_prompts=400) < 0.65
+@pytest.mark.parametrize(("truth", "claim", "borders"), CLAIMS.values(), ids=CLAIMS.keys())
+def test_the_seeds_that_are_named_decide_four_of_five_on_the_same_prompts(truth, claim, borders):
+    found = deciding_size(typical(truth, num_seeds=5, num_prompts=400), borders)
+    assert found.seeds > 8
+    rng = np.random.default_rng(1)
+    own = rng.normal(size=400)
+    own = truth + PROMPT_SD * (own - own.mean()) / own.std()
+    weights = weights_of(rng, 400)
+
+    def decided(num_seeds):
+        return share_decided(truth, claim, lambda _: (own, weights), num_seeds=num_seeds)
+
+    # 600 studies know a share of 0.8 to 0.016 (one standard error).
+    assert decided(found.seeds) == pytest.approx(0.8, abs=0.05)
+    assert decided(found.seeds // 2) < 0.65
 
 
-def test_where_seeds_cannot_decide_the_prompts_that_could_are_named():
-    truth, claim = 0.02, Claim("H", "above", 0.0)
-    found = deciding_size(typical(truth, num_seeds=5, num_prompts=100), claim.borders, alpha=0.05)
-    assert found.seeds is None
-    # 80 % power takes 1.96 + 0.84 standard errors, and the prompts' part alone is one that no seeds make smaller.
-    assert found.prompts == pytest.approx((2.8 * PROMPT_SD / truth) ** 2, rel=0.2)
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_seeds", "truth"), [(5, 0.08), (12, 0.05)])
+def test_the_prompts_that_are_named_decide_four_of_five_with_as_many_seeds(num_seeds, truth):
+    """All is drawn anew: seeds, prompts, and what each seed makes of each prompt."""
+    claim, borders = Claim("H", "above", 0.0), (0.0,)
+    found = deciding_size(typical(truth, num_seeds=num_seeds, num_prompts=20), borders)
+    assert 20 < found.prompts < 500
+
+    def decided(num_prompts):
+        weights = weights_of(np.random.default_rng(3), num_prompts)
+        return share_decided(
+            truth, claim, lambda rng: (truth + PROMPT_SD * rng.normal(size=num_prompts), weights), num_seeds=num_seeds
+        )
+
+    assert decided(found.prompts) == pytest.approx(0.8, abs=0.05)
+    assert decided(found.prompts // 2) < 0.7
+
+
+def test_the_part_of_seed_and_prompt_together_is_measured_with_the_spread():
+    rng = np.random.default_rng(6)
+    weights = weights_of(rng, 300)
+    seen = [study(rng, PROMPT_SD * rng.normal(size=300), weights, num_seeds=6) for _ in range(60)]
+    assert np.mean([one.together for one in seen]) == pytest.approx(BOTH_SD**2 / 300 / 6, rel=0.05)
+    assert all(one.together > 0 for one in seen)
+
+
+def test_no_seeds_come_nearer_to_a_border_than_the_interval_of_the_prompts():
+    prompt_half = 1.96 * PROMPT_SD / 100**0.5
+    near = deciding_size(typical(0.9 * prompt_half, num_seeds=60, num_prompts=100), (0.0,))
+    far = deciding_size(typical(1.2 * prompt_half, num_seeds=60, num_prompts=100), (0.0,))
+    assert near.seeds is None
+    assert near.prompts > 100
+    assert far.seeds is not None
 
 
 @pytest.mark.parametrize("borders", [(0.0,), (-0.08, 0.08), (0.09,)])
-def test_a_nearer_border_and_a_stricter_level_take_more_seeds(borders):
-    estimate = typical(0.04, num_seeds=5, num_prompts=4000)
-    needed = [deciding_size(estimate, borders, alpha=alpha).seeds for alpha in (0.2, 0.05, 0.01, 0.001)]
-    assert needed == sorted(needed)
-    assert needed[0] < needed[-1]
-    near = [(estimate.value - distance,) for distance in (0.04, 0.02, 0.01)]
-    nearer = [deciding_size(estimate, border, alpha=0.05).seeds for border in near]
-    assert nearer == sorted(nearer)
-    assert nearer[0] < nearer[-1]
+def test_a_stricter_level_and_a_nearer_border_take_more_of_either(borders):
+    estimate = typical(0.04, num_seeds=8, num_prompts=1000)
+    sizes = [deciding_size(estimate, borders, alpha=alpha) for alpha in (0.2, 0.05, 0.01, 0.001)]
+    sizes_near = [deciding_size(estimate, (0.04 - distance,)) for distance in (0.04, 0.02, 0.012)]
+    for found in (sizes, sizes_near):
+        seeds, prompts = [one.seeds or 10**6 for one in found], [one.prompts or 10**12 for one in found]
+        assert seeds == sorted(seeds)
+        assert seeds[0] < seeds[-1]
+        assert prompts == sorted(prompts)
+        assert prompts[0] < prompts[-1]
 
 
-def test_no_size_is_named_that_was_there_already():
-    assert deciding_size(typical(0.5, num_seeds=5, num_prompts=400), (0.0,), alpha=0.05) == (6, None)
+def test_where_the_seeds_part_alone_reaches_the_border_no_prompts_help():
+    found = deciding_size(typical(0.02, num_seeds=5, num_prompts=2000), (0.0,))
+    assert 1.96 * SEED_SD / 5**0.5 > 0.02
+    assert found.prompts is None
+    assert found.seeds > 5
 
 
 def test_on_a_border_nothing_decides():
-    estimate = estimate_over_seeds(
-        [SeedSample(x, None) for x in (0.1, 0.2, 0.3)], num_prompts=None, prompts_shared=True
-    )
-    assert deciding_size(estimate, (estimate.value,), alpha=0.05) == (None, None)
+    assert deciding_size(typical(0.2, num_seeds=6, num_prompts=50), (0.2,)) == (None, None)
 
 
 def test_times_need_seeds_alone():
-    estimate = estimate_over_seeds(
-        [SeedSample(x, None) for x in (0.1, 0.2, 0.3)], num_prompts=None, prompts_shared=True
-    )
-    found = deciding_size(estimate, (0.15,), alpha=0.05)
+    samples = [SeedSample(x, None) for x in (0.1, 0.2, 0.3, 0.15, 0.25)]
+    estimate = estimate_over_seeds(samples, num_prompts=None, prompts_shared=True)
+    found = deciding_size(estimate, (0.16,))
     assert found.prompts is None
-    variance = 0.01
-    for num_seeds, decides in ((found.seeds, True), (found.seeds - 1, False)):
-        part = Component(variance / num_seeds, num_seeds - 1)
-        assert (power_to_decide(0.2, (0.15,), (part,), alpha=0.05) >= 0.8) == decides
+    rng, half = np.random.default_rng(2), {}
+    for num_seeds in (found.seeds, found.seeds // 2):
+        drawn = estimate.value + np.std([0.1, 0.2, 0.3, 0.15, 0.25], ddof=1) * rng.normal(size=(4000, num_seeds))
+        half[num_seeds] = np.mean([one_sided(row) for row in drawn])
+    assert half[found.seeds] == pytest.approx(0.8, abs=0.03)
+    assert half[found.seeds // 2] < 0.6
 
 
-def test_one_seed_says_nothing_of_others():
-    one = estimate_over_seeds([SeedSample(0.1, np.linspace(0, 0.2, 99))], num_prompts=9, prompts_shared=True)
-    assert deciding_size(one, (0.0,), alpha=0.05) is None
-    same = estimate_over_seeds([SeedSample(0.1, None)] * 3, num_prompts=None, prompts_shared=True)
-    assert deciding_size(same, (0.0,), alpha=0.05) is None
+def one_sided(values):
+    estimate = estimate_over_seeds([SeedSample(float(x), None) for x in values], num_prompts=None, prompts_shared=True)
+    return estimate.ci_low > 0.16
 
 
-def test_power_grows_with_either_part_and_ends_at_one():
-    powers = [
-        power_to_decide(0.02, (0.0,), (Component(0.001 / n, n - 1), Component(1e-6, 900)), alpha=0.05)
-        for n in (3, 10, 100, MOST_SEEDS)
-    ]
-    assert powers == sorted(powers)
-    assert powers[-1] > 0.999
-    assert power_to_decide(0.02, (0.0,), (Component(0.0, 4),), alpha=0.05) == 1.0
+def test_few_seeds_and_no_spread_name_no_size():
+    few = typical(0.1, num_seeds=FEWEST_SEEDS - 1, num_prompts=50)
+    assert deciding_size(few, (0.0,)) is None
+    same = estimate_over_seeds([SeedSample(0.1, None)] * 6, num_prompts=None, prompts_shared=True)
+    assert deciding_size(same, (0.0,)) is None

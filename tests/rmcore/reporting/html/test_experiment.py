@@ -70,26 +70,31 @@ def test_the_answer_stands_before_everything_else(page):
     assert page.text.index(sample.results()["question"]) < page.text.index("The answer")
 
 
+STUDY = "A study of this claim alone, were it as measured, would decide it in four of five cases with"
 SIZES = {
     "seeds": (
-        {"seeds": 9, "prompts": None},
-        f"9 seeds of each arm would decide it: 12 cells more, some {numbers.duration(2400)} of a device",
+        {"seeds": 9, "prompts": 130},
+        f"{STUDY} some 9 new seeds of each arm on these 137 prompts ({numbers.duration(9 * (200 + 500))} of a device).",
     ),
-    "prompts": ({"seeds": None, "prompts": 1234}, "on these 137 prompts: at least 1,234 are needed"),
-    "neither": ({"seeds": None, "prompts": None}, "a thousand seeds would not decide it"),
+    "prompts": ({"seeds": None, "prompts": 1234}, f"{STUDY} 3 new seeds of each arm on some 1,234 prompts."),
+    "either": ({"seeds": 9, "prompts": 1234}, "of a device), or with 3 new seeds of each arm on some 1,234 prompts."),
+    "neither": ({"seeds": None, "prompts": None}, "not even a thousand seeds of each arm on these 137 prompts would"),
 }
 
 
 @pytest.mark.parametrize(("size", "words"), SIZES.values(), ids=SIZES.keys())
 def test_an_undecided_claim_says_what_would_decide_it(size, words, render, tmp_path):
     results = sample.results()
-    item = results["hypotheses"][2] | {"num_seeds": 3, "num_prompts": 137, "deciding_size": size}
-    results["hypotheses"] = [item]
+    item = results["hypotheses"][2] | {"num_seeds": 3, "num_prompts": 137}
+    results |= {"hypotheses": [item], "sizes": {item["name"]: size}}
     for cell in results["cells"]:
-        own = cell["arm"] in (item["arm"], item["versus"])
-        cell["device_seconds"] = None if cell["status"] == "failed" else 200.0 if own else 9999.0
+        seconds = {item["arm"]: 200.0, item["versus"]: 500.0}.get(cell["arm"], 9999.0)
+        cell["device_seconds"] = None if cell["status"] == "failed" else seconds
     for shown in (render(results, {}, tmp_path).section("answer"), experiment_markdown(results)):
         assert words in shown.replace("\u00a0", " ")
+    for cell in results["cells"]:
+        cell["device_seconds"] = None if cell["arm"] == item["arm"] else 9999.0
+    assert "of a device" not in experiment_markdown(results).split("| arm |")[0]  # nobody knows what that arm takes
 
 
 @pytest.mark.parametrize("item", sample.hypotheses(), ids=lambda item: item["name"])
@@ -186,7 +191,6 @@ def emptied() -> dict:
     results = sample.results()
     for item in results["hypotheses"]:
         item.update(value=None, ci_low=None, ci_high=None, num_seeds=0, num_prompts=None, smallest_detectable=None)
-        item.update(deciding_size=None)
         item.update(p=None, p_holm=None, sign_flip_p=None, verdict="inconclusive", reason="no cell finished")
     for arm in results["arms"]:
         arm.update(metrics={name: sample.metric([]) for name in arm["metrics"]}, bands={}, tuned=None, changes={})
@@ -194,7 +198,7 @@ def emptied() -> dict:
         cell.update(status="failed", error=None, key=None, metrics={}, seconds=None, gate=[], diagnoses=[], paths={})
     results["cost"].update(estimated_seconds=None)
     results["registration"].update(number=1, changes=[])
-    results.update(curves={}, notes=[], environment={}, mlflow_url=None)
+    results.update(curves={}, notes=[], environment={}, mlflow_url=None, sizes={})
     return results
 
 
@@ -217,7 +221,7 @@ def test_missing_numbers_are_dashes_and_missing_parts_are_said(render, tmp_path)
 
 def test_an_experiment_without_claims_or_arms(render, tmp_path):
     results = emptied()
-    results.update(hypotheses=[], arms=[], cells=[], metrics={}, seeds=[])
+    results.update(hypotheses=[], sizes={}, arms=[], cells=[], metrics={}, seeds=[])
     page = render(results, draw_experiment(results, tmp_path), tmp_path)
     assert "No claim was registered" in page.text
     assert "No claim was registered" in experiment_markdown(results)
