@@ -1,4 +1,4 @@
-"""Of claims that are undecided: what would decide them, and how likely the looks that are left do.
+"""Sizes that would decide claims that are undecided, and how likely the looks that are left do.
 
 Nothing here decides anything, and no registration depends on it.
 """

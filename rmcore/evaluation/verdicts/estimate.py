@@ -66,8 +66,8 @@ class Estimate:
     spread: TInterval | PercentileInterval | None = field(repr=False, compare=False)
     """The data that the interval is made of; None where there is no interval."""
     together: float = field(default=0.0, repr=False, compare=False)
-    """What of the variance over seeds is of seed and prompt together, so that more prompts make it smaller; 0 where
-    seeds share no prompts."""
+    """The part of the variance over seeds that is of seed and prompt together, so that more prompts make it smaller; 0
+    where seeds share no prompts."""
 
     def interval(self, alpha: float = 0.05) -> tuple[float, float] | None:
         """Ends of the 1 - alpha interval."""

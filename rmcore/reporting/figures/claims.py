@@ -73,7 +73,7 @@ def decided_by(claim: Mapping[str, Any], size: Mapping[str, Any] | None, cells: 
 
 
 def _price(arms: Sequence[str], num_seeds: int, cells: Sequence[Mapping[str, Any]]) -> str:
-    """What so many seeds of each arm cost, in brackets; empty where no cell of an arm says it."""
+    """Price of so many seeds of each arm, in brackets; empty where no cell of an arm says it."""
     taken = [[one["device_seconds"] for one in cells if one["arm"] == arm] for arm in arms]
     known = [[seconds for seconds in of_arm if seconds is not None] for of_arm in taken]
     if not all(known):
