@@ -25,6 +25,7 @@ from rmcore.study.plan import Cell, CellPlan, Planner, folders, total_seconds
 from rmcore.study.tuning import choose, trial_score
 from tasks.device import visible_gpus
 from tasks.probe import Probed, estimates, probe_unknown
+from tasks.sharing import shared_digest
 
 Runner = Literal["threads", "pool", "ray"]
 """Who computes the cells of a matrix: threads of this process, other machines' workers (flows/pool.py), or Ray."""
@@ -100,12 +101,12 @@ def make_plan(
     """
     arms = experiment.arms()
     folder = home / "throughput"
-    due = _resolve(experiment, arms, Planner(store, estimates(store, folder)), failed)
+    due = _resolve(experiment, arms, Planner(store, estimates(store, folder), shared_digest()), failed)
     unknown = [plan.cell.config for plan in due.due] if measure and due.seconds is None else []
     if not unknown:
         return due
     probed = probe_unknown(store, folder, unknown)
-    found = _resolve(experiment, arms, Planner(store, estimates(store, folder)), failed)
+    found = _resolve(experiment, arms, Planner(store, estimates(store, folder), shared_digest()), failed)
     return replace(found, probed=probed)
 
 
@@ -116,10 +117,10 @@ def plan_run(config: PipelineConfig, store: Store, home: Path) -> tuple[CellPlan
     """
     folder, probed = home / "throughput", Probed()
     cell = Cell(config.study, config.study, config.seed, config, tuple(pipeline_stages(config)))
-    plan = Planner(store, estimates(store, folder)).plan(cell)
+    plan = Planner(store, estimates(store, folder), shared_digest()).plan(cell)
     if any(stage.seconds is None and stage.name in CELL_STAGES for stage in plan.stages):
         probed = probe_unknown(store, folder, [config])
-        plan = Planner(store, estimates(store, folder)).plan(cell)
+        plan = Planner(store, estimates(store, folder), shared_digest()).plan(cell)
     return plan, probed
 
 

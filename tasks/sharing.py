@@ -60,6 +60,23 @@ def named_store() -> SharedStore:
     return shared
 
 
+def shared_digest() -> Callable[[str, str], str | None]:
+    """Give the function that looks an artifact up in the shared store, by stage and key: its digest, or None.
+
+    Each is looked up once, and nothing is where no store is shared.
+    """
+    shared = shared_store()
+    if shared is None:
+        return lambda stage, key: None
+
+    @cache
+    def digest(stage: str, key: str) -> str | None:
+        record = shared.find(stage, key)
+        return None if record is None else str(record["manifest"]["digest"])
+
+    return digest
+
+
 def write_once() -> Callable[[str, bytes], bytes] | None:
     """Give the function that writes a registration down for all machines; None where no store is shared."""
     shared = shared_store()

@@ -1,10 +1,10 @@
 """The plan of an experiment: each cell cached, partial or to run, why, and how long it would take.
 
 Nothing runs here. A stage's key depends on the content of what it reads, so a stage is looked up where that is in the
-store, and has to run in any case where it is not.
+store, or in one that machines share, and has to run in any case where it is not.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -51,6 +51,8 @@ class StagePlan:
     """Why it has to run; empty where it does not."""
     seconds: float | None
     """Expected wall seconds, 0 where nothing runs; None: unknown."""
+    is_shared: bool = False
+    """It is taken from other machines instead of being run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +66,17 @@ class CellPlan:
 
     @property
     def state(self) -> Literal["cached", "partial", "run"]:
-        """cached: nothing runs; partial: something is there beside the prepared data; run: all of it runs."""
+        """cached: nothing runs; partial: more than the prepared data is there, or shared; run: all of it runs."""
         if all(stage.ref for stage in self.stages) and not self.waits_for:
             return "cached"
-        return "partial" if any(stage.ref and stage.name != "prepare" for stage in self.stages) else "run"
+        there = (stage for stage in self.stages if stage.ref is not None or stage.is_shared)
+        return "partial" if any(stage.name != "prepare" for stage in there) else "run"
 
     @property
     def why(self) -> str:
-        """Why the first missing stage has to run."""
-        return self.waits_for or next((f"{stage.name}: {stage.why}" for stage in self.stages if stage.why), "")
+        """Why the first missing stage has to run, or where all that are missing come from."""
+        missing = sorted((stage for stage in self.stages if stage.why), key=lambda stage: stage.is_shared)
+        return self.waits_for or next((f"{stage.name}: {stage.why}" for stage in missing), "")
 
     @property
     def refs(self) -> dict[str, ArtifactRef]:
@@ -86,6 +90,8 @@ class Planner:
 
     store: Store
     estimates: Estimates
+    elsewhere: Callable[[str, str], str | None] = lambda stage, key: None
+    """Digest of an artifact, by stage and key, that other machines have and this one takes; None: they have not."""
     _checked: dict[tuple[str, str], ArtifactStatus] = field(default_factory=dict)
 
     @cached_property
@@ -113,6 +119,11 @@ class Planner:
             if status.state == "valid":
                 refs[name] = self.store.ref(name, key)
                 yield StagePlan(name, refs[name], key, "", 0.0)
+                continue
+            digest = self.elsewhere(name, key)
+            if digest is not None:
+                refs[name] = ArtifactRef(name, key, "", digest)  # what follows is keyed by its content alone
+                yield StagePlan(name, None, key, "taken from the shared store", 0.0, is_shared=True)
                 continue
             first[name] = name
             is_corrupt = status.state == "corrupt"

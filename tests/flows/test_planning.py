@@ -25,6 +25,7 @@ from rmcore.training.resume import FINISHED_FILE
 from tasks import probe
 from tasks.device import device_slot
 from tasks.probe import Probed
+from tasks.sharing import named_store
 
 ACCURACY = "eval/test_pairwise_accuracy"
 BASE = {
@@ -92,6 +93,32 @@ def finish(store):
         return refs
 
     return finished
+
+
+def test_what_other_machines_have_computed_is_taken_and_costs_nothing(store, tmp_path, finish, probed, monkeypatch):
+    """A machine whose home is empty plans by the shared store; a stage that it lacks runs on what it has."""
+    experiment = declare(budget_minutes=0.01)
+    (tmp_path / "shared").mkdir()
+    monkeypatch.setenv("RM_OPT_SHARED", (tmp_path / "shared").as_uri())
+    theirs = make_plan(experiment, store, tmp_path, measure=False)
+    for one in theirs.cells:
+        finish(one.cell)
+    shared = named_store()
+    assert list(shared.push_all(store))
+    empty = Store(tmp_path / "other" / "store")
+    plan = make_plan(experiment, empty, tmp_path, measure=False)
+    assert {one.state for one in plan.cells} == {"partial"}
+    assert {one.why for one in plan.cells} == {"prepare: taken from the shared store"}
+    assert plan.seconds == 0.0
+    plan.check_budget()
+    key = next(stage.key for stage in plan.cells[0].stages if stage.name == "evaluate")
+    shared.objects.delete(f"manifests/evaluate/{key}.json")
+    plan = make_plan(experiment, empty, tmp_path, measure=False)
+    assert plan.cells[0].why == "evaluate: nothing like it is in the store"
+    assert [stage.is_shared for stage in plan.cells[0].stages] == [True, True, False]
+    assert plan.seconds > 0
+    with pytest.raises(ConfigError, match="budget_minutes"):
+        plan.check_budget()
 
 
 @pytest.mark.slow
