@@ -13,6 +13,8 @@ row (`RowRejected`).
 | OpenAI preferences | input.messages, preferred_output, non_preferred_output | as named |
 | answers and a ranking | prompt, answers, ranking or order | see `_ranking` |
 | raw UltraFeedback | instruction, completions of {response, annotations, overall_score} | mean of the ratings |
+| Nectar | prompt, answers of {answer, rank} | rank 1 |
+| Stack Exchange pairs | question, response_j, response_k | response_j |
 | Label Studio | data, annotations with a result of the type pairwise | left, right; each annotation is a label |
 | Argilla | fields, responses; or QUESTION.responses | a ranking, a choice or ratings of each user |
 
@@ -40,6 +42,7 @@ from rmcore.data.readers.columns import (
 from rmcore.data.readers.fields import (
     Reason,
     RowRejected,
+    dialogue_turns,
     json_object,
     json_or_text,
     list_value,
@@ -61,6 +64,7 @@ from rmcore.data.readers.two_answers import (
 _SIDE = re.compile(
     r"[ab]|(?:model|response|answer|completion|output|reply|text|conversation|option|assistant|candidate|choice)_?[ab12]"
 )
+_STACK_EXCHANGE = ("question", "response_j", "response_k")
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
 
 
@@ -305,6 +309,48 @@ def _ultrafeedback(sample: Row) -> Translate | None:
     return translate
 
 
+def _nectar(sample: Row) -> Translate | None:
+    r"""Nectar (Zhu et al. 2023): answers that each carry their rank, and a prompt `\n\nHuman: …\n\nAssistant: `."""
+    answers = sample.get("answers")
+    first = answers[0] if isinstance(answers, list) and answers else None
+    if not isinstance(first, dict) or not {"answer", "rank"} <= first.keys():
+        return None
+    prompt = prompt_column(sample)
+    if prompt is None:
+        return None
+
+    def translate(row: Row) -> dict[str, Any]:
+        items = list_value(row.get("answers"))
+        if not all(isinstance(item, dict) for item in items):
+            raise RowRejected(Reason.WRONG_TYPE)
+        extras = {name: value for name, value in row.items() if name not in (prompt, "answers")}
+        responses, ranks = ([item.get(name) for item in items] for name in ("answer", "rank"))
+        return {**extras, "prompt": _asked(row.get(prompt)), "responses": responses, "ranks": ranks}
+
+    return translate
+
+
+def _asked(prompt: Any) -> Any:
+    """The messages of a dialogue that ends where the assistant is to speak; any other prompt as it is."""
+    if not isinstance(prompt, str) or not prompt.rstrip().endswith("\n\nAssistant:"):
+        return prompt
+    *asked, _ = dialogue_turns(prompt)
+    return [{"role": message.role, "content": message.content} for message in asked]
+
+
+def _stack_exchange(sample: Row) -> Translate | None:
+    """Pairs of answers to a question; `response_j` has more votes (Beeching et al. 2023, StackLLaMA)."""
+    if any(name not in sample for name in _STACK_EXCHANGE):
+        return None
+
+    def translate(row: Row) -> dict[str, Any]:
+        extras = {name: value for name, value in row.items() if name not in _STACK_EXCHANGE}
+        prompt, chosen, rejected = (row.get(name) for name in _STACK_EXCHANGE)
+        return {**extras, "prompt": prompt, "chosen": chosen, "rejected": rejected}
+
+    return translate
+
+
 def _mean_ratings(completions: list[dict[str, Any]]) -> list[float]:
     """Each completion's mean over the aspects that were rated (not "N/A") for all of them."""
     ratings = [_ratings(completion.get("annotations")) for completion in completions]
@@ -333,6 +379,8 @@ FOREIGN = (
     Foreign("OpenAI preferences", "input with messages, preferred_output, non_preferred_output", _openai),
     Foreign("answers and a ranking", "prompt, answers, ranking or order", _ranking),
     Foreign("raw UltraFeedback", "instruction, completions with response and annotations", _ultrafeedback),
+    Foreign("Nectar", "prompt, answers with answer and rank", _nectar),
+    Foreign("Stack Exchange pairs", "question, response_j, response_k", _stack_exchange),
     Foreign(
         "Label Studio",
         "annotations with a pairwise result, data with prompt and two answers (answer1, answer2)",

@@ -47,6 +47,22 @@ EXPECTED = {
         {},
     ),
     "ultrafeedback_scores.json": ("raw UltraFeedback", [(*FRUIT_PAIR[:3], 6.5)], {}),
+    "nectar.jsonl": (
+        "Nectar",
+        [
+            (FRUIT, "An apple.", "A pear.", None),
+            (FRUIT, "A pear.", "A chair.", None),
+            FRUIT_PAIR,
+            (
+                (Message("user", "Hello."), Message("assistant", "Hi."), Message("user", TOOL)),
+                "A hammer.",
+                "A cloud.",
+                None,
+            ),
+        ],
+        {"fewer than two answers": 1, "missing value": 1},
+    ),
+    "stack_exchange.jsonl": ("Stack Exchange pairs", [FRUIT_PAIR, TOOL_PAIR], {"empty rejected": 1}),
     "label_studio.json": (
         "Label Studio",
         [FRUIT_PAIR, (FRUIT, "A chair.", "An apple.", None), TOOL_PAIR],
