@@ -59,7 +59,7 @@ def decided_by(claim: Mapping[str, Any], size: Mapping[str, Any] | None, cells: 
         return ""
     arms = [arm for arm in (claim["arm"], claim["versus"]) if arm is not None]
     of_each = " of each arm" if len(arms) > 1 else ""
-    seeds, prompts, here = size["seeds"], size["prompts"], claim["num_prompts"]
+    seeds, prompts, here = _roughly(size["seeds"]), _roughly(size["prompts"]), claim["num_prompts"]
     on_these = "" if here is None else f" on these {numbers.count(here)} prompts"
     ways = []
     if seeds is not None:
@@ -70,6 +70,14 @@ def decided_by(claim: Mapping[str, Any], size: Mapping[str, Any] | None, cells: 
         return f"Were it as measured, not even a thousand seeds{of_each}{on_these} would decide it."
     study = "A study of this claim alone, were it as measured, would decide it in four of five cases with"
     return f"{study} {', or with '.join(ways)}."
+
+
+def _roughly(number: int | None) -> int | None:
+    """Two digits, rounded up: what was measured knows no more of what will be."""
+    if number is None:
+        return None
+    unit = 10 ** max(len(str(number)) - 2, 0)
+    return -(-number // unit) * unit
 
 
 def _price(arms: Sequence[str], num_seeds: int, cells: Sequence[Mapping[str, Any]]) -> str:

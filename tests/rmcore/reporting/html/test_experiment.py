@@ -76,8 +76,9 @@ SIZES = {
         {"seeds": 9, "prompts": 130},
         f"{STUDY} some 9 new seeds of each arm on these 137 prompts ({numbers.duration(9 * (200 + 500))} of a device).",
     ),
-    "prompts": ({"seeds": None, "prompts": 1234}, f"{STUDY} 3 new seeds of each arm on some 1,234 prompts."),
-    "either": ({"seeds": 9, "prompts": 1234}, "of a device), or with 3 new seeds of each arm on some 1,234 prompts."),
+    "prompts": ({"seeds": None, "prompts": 1234}, f"{STUDY} 3 new seeds of each arm on some 1,300 prompts."),
+    "either": ({"seeds": 9, "prompts": 1234}, "of a device), or with 3 new seeds of each arm on some 1,300 prompts."),
+    "rough": ({"seeds": 101, "prompts": None}, f"{STUDY} some 110 new seeds of each arm on these 137 prompts"),
     "neither": ({"seeds": None, "prompts": None}, "not even a thousand seeds of each arm on these 137 prompts would"),
 }
 
