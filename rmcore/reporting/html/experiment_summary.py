@@ -1,5 +1,7 @@
 """An experiment in a few lines of Markdown: for Prefect's run page and, as it is, for the log of experiments."""
 
+from collections import Counter
+
 from rmcore.core.cost import money_text
 from rmcore.reporting.experiment_schema import ArmResult, ExperimentResults, HypothesisResult, MetricInfo
 from rmcore.reporting.figures import numbers
@@ -74,7 +76,15 @@ def _arms(results: ExperimentResults) -> list[str]:
         values = [_mean(arm, name, results["metrics"][name]["unit"]) for name in names]
         rows.append([title, *values])
     means = table(("arm", *labels), rows, right=range(1, len(names) + 1))
-    return [means, "", f"Means over seeds {escape(', '.join(map(str, results['seeds'])))}, 95 % intervals.", ""]
+    seeds = escape(", ".join(map(str, results["seeds"])))
+    return [means, "", f"Means over seeds {seeds}{_fewer(results)}, 95 % intervals.", ""]
+
+
+def _fewer(results: ExperimentResults) -> str:
+    """Name the arms that finished under fewer seeds than were taken, in brackets: closed early, or cells failed."""
+    finished = Counter(cell["arm"] for cell in results["cells"] if cell["status"] != "failed")
+    arms = [arm["name"] for arm in results["arms"] if finished[arm["name"]] < len(results["seeds"])]
+    return f" (fewer: {escape(', '.join(f'{name} {finished[name]}' for name in arms))})" if arms else ""
 
 
 def _mean(arm: ArmResult, name: str, unit: str) -> str:

@@ -285,3 +285,12 @@ def test_the_record_is_left_as_it_was(render, tmp_path):
 def test_a_figure_that_is_no_png_is_refused(tmp_path):
     with pytest.raises(DataError, match="cannot be read"):
         write_experiment_report(sample.results(), {"tradeoff": tmp_path / "gone.png"}, tmp_path / "r.html")
+
+
+def test_the_summary_names_arms_of_fewer_seeds():
+    results = sample.results()
+    arm, seed = sample.FAILED
+    assert f"Means over seeds 0, 1, 2 (fewer: {arm} 2), 95 % intervals." in experiment_markdown(results)
+    results["cells"] = [cell for cell in results["cells"] if cell["seed"] != seed]
+    results["seeds"] = [0, 1]
+    assert "Means over seeds 0, 1, 95 % intervals." in experiment_markdown(results)
