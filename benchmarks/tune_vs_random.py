@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import yaml
 from scipy import stats
 
 from experiments.presets import PRESETS
@@ -50,18 +51,8 @@ from rmcore.training.resume import rewind
 
 SIDES = ("ours", "random")
 FRESH_SEEDS = (1001, 1002)
-TRL_DEFAULTS = {
-    "train.lr": 1e-4,
-    "train.pairs_per_step": 8,
-    "train.epochs": 3.0,
-    "train.steps": None,
-    "train.schedule": "linear",
-    "train.label_smoothing": 0.0,
-    "train.regularization_lambda": 0.0,
-    "train.optimizer": "adamw",
-    "train.weight_decay": 0.0,
-    "train.warmup_steps": 0,
-}
+TRL_DEFAULTS = yaml.safe_load(Path(__file__).with_name("trl_defaults.yaml").read_text())["factors"][0]["levels"]["trl"]
+"""Settings of TRL 1.16's RewardTrainer, as the experiment has them that compares them with ours."""
 
 
 def tiny_base(repeat: int, steps: int, validation_prompts: int) -> PipelineConfig:

@@ -301,9 +301,11 @@ def print_looks(plan: MatrixPlan, looks: Sequence[LookPlan], store: Store) -> No
     if taken is None:
         print("claims      the smallest effect that can be seen is known when the cells of the first look are there")
         return
-    finished = [one for one in plan.cells if one.state == "cached"]
-    took = [sum(artifact_seconds(store, one.refs.values(), on_device=True).values()) for one in finished]
-    prices = [{"arm": one.cell.arm, "device_seconds": seconds} for one, seconds in zip(finished, took, strict=True)]
+    prices = [
+        {"arm": one.cell.arm, "device_seconds": artifact_seconds(store, one.refs.values(), on_device=True)}
+        for one in plan.cells
+        if one.state == "cached"
+    ]
     likely, sizes = chances(taken, declared.when()), deciding_sizes(taken)
     for one in taken.results:
         info = CELL_METRICS[one["metric"]]

@@ -321,7 +321,7 @@ class Matrix:
             found = measured_cell(self.declared, cell, refs)
             self.measured[cell.label] = found
             derived = {name: found.samples[name].value for name in DERIVED if name in found.samples}
-            spent = sum(artifact_seconds(self.store, refs.values(), on_device=True).values())
+            spent = artifact_seconds(self.store, refs.values(), on_device=True)
             cost = {"cost/device_hours": spent / 3600, "cost/money": money(spent, price_per_hour())}
             tracker.log_metrics(derived | {name: value for name, value in cost.items() if value is not None})
 

@@ -100,13 +100,13 @@ def make_plan(
         failed: labels of trials that were tried and failed, which the choice of a setting does not wait for.
     """
     arms = experiment.arms()
-    folder = home / "throughput"
-    due = _resolve(experiment, arms, Planner(store, estimates(store, folder), shared_digest()), failed)
+    folder, elsewhere = home / "throughput", shared_digest()
+    due = _resolve(experiment, arms, Planner(store, estimates(store, folder), elsewhere), failed)
     unknown = [plan.cell.config for plan in due.due] if measure and due.seconds is None else []
     if not unknown:
         return due
     probed = probe_unknown(store, folder, unknown)
-    found = _resolve(experiment, arms, Planner(store, estimates(store, folder), shared_digest()), failed)
+    found = _resolve(experiment, arms, Planner(store, estimates(store, folder), elsewhere), failed)
     return replace(found, probed=probed)
 
 
@@ -115,12 +115,12 @@ def plan_run(config: PipelineConfig, store: Store, home: Path) -> tuple[CellPlan
 
     Where nothing is known about the speed of its training, two real steps are timed first, unless the device is busy.
     """
-    folder, probed = home / "throughput", Probed()
+    folder, elsewhere, probed = home / "throughput", shared_digest(), Probed()
     cell = Cell(config.study, config.study, config.seed, config, tuple(pipeline_stages(config)))
-    plan = Planner(store, estimates(store, folder), shared_digest()).plan(cell)
+    plan = Planner(store, estimates(store, folder), elsewhere).plan(cell)
     if any(stage.seconds is None and stage.name in CELL_STAGES for stage in plan.stages):
         probed = probe_unknown(store, folder, [config])
-        plan = Planner(store, estimates(store, folder), shared_digest()).plan(cell)
+        plan = Planner(store, estimates(store, folder), elsewhere).plan(cell)
     return plan, probed
 
 

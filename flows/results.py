@@ -154,9 +154,7 @@ def _cell(outcome: Outcome, measured: Measured | None, matrix: Matrix) -> CellRe
         "error": outcome.error,
         "key": None if failed else run_key(outcome.refs),
         "metrics": {name: None if measured is None else measured.value(name) for name in matrix.declared.metrics},
-        "device_seconds": None
-        if failed
-        else sum(artifact_seconds(matrix.store, outcome.refs.values(), on_device=True).values()),
+        "device_seconds": None if failed else artifact_seconds(matrix.store, outcome.refs.values(), on_device=True),
         "diagnoses": [] if measured is None else [asdict(found) for found in measured.diagnoses],  # type: ignore[misc]
         "gate": [] if measured is None else [asdict(check) for check in measured.gate],  # type: ignore[misc]
         "paths": {name: ref.path for name, ref in outcome.refs.items()},
@@ -218,8 +216,8 @@ def _cost(matrix: Matrix, outcomes: Mapping[str, Outcome]) -> Cost:
     computed = sum(outcome.computed and outcome.error is None for outcome in outcomes.values())
     return {
         "estimated_seconds": matrix.expected,
-        "measured_seconds": sum(artifact_seconds(matrix.store, refs).values()),
-        "device_seconds": sum(artifact_seconds(matrix.store, refs, on_device=True).values()),
+        "measured_seconds": artifact_seconds(matrix.store, refs),
+        "device_seconds": artifact_seconds(matrix.store, refs, on_device=True),
         "price_per_hour": price_per_hour(),
         "run_seconds": time.monotonic() - matrix.started,
         "num_computed": computed,

@@ -44,9 +44,7 @@ def gather_tuning(run: Tuning, best: Any, cells: Mapping[str, Outcome], prepared
     found = compare_arms(objective, winner, defaults)
     difference = NOTHING if are_defaults else metric(found.difference)
     search_seconds = run.search.seconds
-    confirmation = sum(
-        sum(artifact_seconds(run.store, one.refs.values(), on_device=True).values()) for one in cells.values()
-    )
+    confirmation = sum(artifact_seconds(run.store, one.refs.values(), on_device=True) for one in cells.values())
     total = search_seconds + confirmation
     rows = [_trial_row(run, one) for one in records]
     pairs = {name: count_pairs(Path(prepared.path) / f"{name}.parquet") for name in ("train", "validation")}

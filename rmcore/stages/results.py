@@ -157,17 +157,17 @@ def _stage(store: Store, ref: ArtifactRef, cached: bool) -> StageResult:
     }
 
 
-def artifact_seconds(store: Store, refs: Iterable[ArtifactRef], *, on_device: bool = False) -> dict[str, float]:
-    """Wall seconds that each artifact took when it was made, by key.
+def artifact_seconds(store: Store, refs: Iterable[ArtifactRef], *, on_device: bool = False) -> float:
+    """Wall seconds that the artifacts took when they were made; one that stands there twice counts once.
 
     Args:
         store: where they are.
         refs: the artifacts.
         on_device: only of stages that hold a device while they run.
     """
-    counted = [ref for ref in refs if STAGES[ref.stage].on_device or not on_device]
-    manifests = {ref.key: store.manifest(ref.stage, ref.key) or {} for ref in counted}
-    return {key: float(manifest.get("wall_seconds", 0.0)) for key, manifest in manifests.items()}
+    counted = {ref.key: ref for ref in refs if STAGES[ref.stage].on_device or not on_device}
+    manifests = [store.manifest(ref.stage, ref.key) or {} for ref in counted.values()]
+    return sum(float(manifest.get("wall_seconds", 0.0)) for manifest in manifests)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Nothing here decides anything, and no registration depends on it.
 
 from collections.abc import Sequence
 
-from rmcore.evaluation.verdicts.judgement import Claim, Looks, chance_to_decide
+from rmcore.evaluation.verdicts.judgement import Looks, chance_to_decide
 from rmcore.evaluation.verdicts.size import deciding_size
 from rmcore.reporting.experiment_schema import Size
 from rmcore.study.analysis import ALPHA, LooksTaken
@@ -22,7 +22,7 @@ def deciding_sizes(taken: LooksTaken) -> dict[str, Size]:
         claim, estimates = taken.evidence[one["name"]]
         if one["verdict"] != "inconclusive":
             continue
-        found = deciding_size(estimates[-1], _borders(claim), alpha=ALPHA)
+        found = deciding_size(estimates[-1], claim.borders, alpha=ALPHA)
         if found is not None:
             # The gap's prompts are those of the training, too, which no test set adds to.
             sizes[one["name"]] = {"seeds": found.seeds, "prompts": None if one["metric"] == GAP else found.prompts}
@@ -45,7 +45,3 @@ def chances(taken: LooksTaken, looks: Sequence[int]) -> dict[str, float]:
         for name, (claim, estimates) in seen.items()
         if estimates[-1].spread is not None
     }
-
-
-def _borders(claim: Claim) -> tuple[float, ...]:
-    return (-claim.threshold, claim.threshold) if claim.direction == "within" else (claim.threshold,)

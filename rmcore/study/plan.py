@@ -142,9 +142,9 @@ class Planner:
         nearest, differing = explain_inputs([entry for entry in self._entries if entry.stage == name], inputs)
         if nearest is None:
             return "nothing like it is in the store"
-        if set(differing) == {"config.seed"}:
-            return f"differs from {nearest.key[:12]} in its seed alone"
         differing.pop("config.seed", None)  # each seed is a cell of its own, and says so
+        if not differing:
+            return f"differs from {nearest.key[:12]} in its seed alone"
         shown = [f"{place} {_value(before)} -> {_value(now)}" for place, (before, now) in differing.items()]
         more = len(shown) - SHOWN_DIFFERENCES
         listed = ", ".join(shown[:SHOWN_DIFFERENCES]) + (f" and {more} more" if more > 0 else "")

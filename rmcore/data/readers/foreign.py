@@ -25,6 +25,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rmcore.core.errors import DataError
@@ -64,7 +65,7 @@ from rmcore.data.readers.two_answers import (
 _SIDE = re.compile(
     r"[ab]|(?:model|response|answer|completion|output|reply|text|conversation|option|assistant|candidate|choice)_?[ab12]"
 )
-_STACK_EXCHANGE = ("question", "response_j", "response_k")
+_VOTED = ("response_j", "response_k")
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
 
 
@@ -288,19 +289,14 @@ def _ultrafeedback(sample: Row) -> Translate | None:
 
     Early copies hold overall scores of 10 that should be 1 (corrected by its authors in December 2023), ratings do not.
     """
-    completions = sample.get("completions")
-    first = completions[0] if isinstance(completions, list) and completions else None
-    if not isinstance(first, dict) or "response" not in first:
-        return None
-    prompt = prompt_column(sample)
+    first = _first_object(sample.get("completions"))
+    prompt = prompt_column(sample) if "response" in first else None
     if prompt is None:
         return None
     is_rated = isinstance(first.get("annotations"), dict)
 
     def translate(row: Row) -> dict[str, Any]:
-        items = list_value(row.get("completions"))
-        if not all(isinstance(item, dict) for item in items):
-            raise RowRejected(Reason.WRONG_TYPE)
+        items = _objects(row.get("completions"))
         scores = _mean_ratings(items) if is_rated else [item.get("overall_score") for item in items]
         extras = {name: value for name, value in row.items() if name not in (prompt, "completions")}
         responses = [item.get("response") for item in items]
@@ -311,23 +307,32 @@ def _ultrafeedback(sample: Row) -> Translate | None:
 
 def _nectar(sample: Row) -> Translate | None:
     r"""Nectar (Zhu et al. 2023): answers that each carry their rank, and a prompt `\n\nHuman: …\n\nAssistant: `."""
-    answers = sample.get("answers")
-    first = answers[0] if isinstance(answers, list) and answers else None
-    if not isinstance(first, dict) or not {"answer", "rank"} <= first.keys():
-        return None
-    prompt = prompt_column(sample)
+    first = _first_object(sample.get("answers"))
+    prompt = prompt_column(sample) if {"answer", "rank"} <= first.keys() else None
     if prompt is None:
         return None
 
     def translate(row: Row) -> dict[str, Any]:
-        items = list_value(row.get("answers"))
-        if not all(isinstance(item, dict) for item in items):
-            raise RowRejected(Reason.WRONG_TYPE)
+        items = _objects(row.get("answers"))
         extras = {name: value for name, value in row.items() if name not in (prompt, "answers")}
         responses, ranks = ([item.get(name) for item in items] for name in ("answer", "rank"))
         return {**extras, "prompt": _asked(row.get(prompt)), "responses": responses, "ranks": ranks}
 
     return translate
+
+
+def _first_object(value: Any) -> dict[str, Any]:
+    """The first of a list of objects; an empty one where it is no such list."""
+    first = value[0] if isinstance(value, list) and value else None
+    return first if isinstance(first, dict) else {}
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    """A list of objects and nothing else."""
+    items = list_value(value)
+    if not all(isinstance(item, dict) for item in items):
+        raise RowRejected(Reason.WRONG_TYPE)
+    return items
 
 
 def _asked(prompt: Any) -> Any:
@@ -340,15 +345,9 @@ def _asked(prompt: Any) -> Any:
 
 def _stack_exchange(sample: Row) -> Translate | None:
     """Pairs of answers to a question; `response_j` has more votes (Beeching et al. 2023, StackLLaMA)."""
-    if any(name not in sample for name in _STACK_EXCHANGE):
+    if not {"question", *_VOTED} <= sample.keys():
         return None
-
-    def translate(row: Row) -> dict[str, Any]:
-        extras = {name: value for name, value in row.items() if name not in _STACK_EXCHANGE}
-        prompt, chosen, rejected = (row.get(name) for name in _STACK_EXCHANGE)
-        return {**extras, "prompt": prompt, "chosen": chosen, "rejected": rejected}
-
-    return translate
+    return partial(preferred, answers=_VOTED, better=0, prompt="question")
 
 
 def _mean_ratings(completions: list[dict[str, Any]]) -> list[float]:

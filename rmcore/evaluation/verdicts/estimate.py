@@ -18,6 +18,7 @@ import numpy as np
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.evaluation.verdicts.intervals import (
+    POWER,
     Component,
     ModeratedComponent,
     PercentileInterval,
@@ -65,9 +66,6 @@ class Estimate:
     reason: str | None
     spread: TInterval | PercentileInterval | None = field(repr=False, compare=False)
     """The data that the interval is made of; None where there is no interval."""
-    together: float = field(default=0.0, repr=False, compare=False)
-    """The part of the variance over seeds that is of seed and prompt together, so that more prompts make it smaller; 0
-    where seeds share no prompts."""
 
     def interval(self, alpha: float = 0.05) -> tuple[float, float] | None:
         """Ends of the 1 - alpha interval."""
@@ -77,7 +75,7 @@ class Estimate:
         """Two-sided p that the quantity equals the threshold: below alpha where `interval(alpha)` excludes it."""
         return self.spread.p_value(threshold) if self.spread else None
 
-    def smallest_detectable(self, *, alpha: float, power: float = 0.8) -> float | None:
+    def smallest_detectable(self, *, alpha: float, power: float = POWER) -> float | None:
         """Distance from a threshold that an experiment of this size and spread shows with the given power.
 
         Raises:
@@ -130,14 +128,14 @@ def estimate_over_seeds(
     replicates = [sample.replicates for sample in ordered if sample.replicates is not None]
     # Own prompts need no replicates: their error is in the spread over seeds, except where there is one seed only.
     crossed = np.stack(replicates) if replicates and (prompts_shared or len(values) == 1) else None
-    spread, together = _spread(values, crossed, num_prompts or 0, prior)
+    spread = _spread(values, crossed, num_prompts or 0, prior)
     limits = spread if isinstance(spread, str) else _limits(spread)
     moderated = isinstance(spread, TInterval) and isinstance(spread.components[0], ModeratedComponent)
     method = _method(len(values), num_prompts, shared=prompts_shared, resampled=bool(replicates), moderated=moderated)
     centre = _mean(values)
     if isinstance(spread, str) or isinstance(limits, str):
         return Estimate(centre, None, None, len(values), num_prompts, method, str(limits), None)
-    return Estimate(centre, *limits, len(values), num_prompts, method, None, spread, together)
+    return Estimate(centre, *limits, len(values), num_prompts, method, None, spread)
 
 
 def variance_prior(arms: Sequence[Sequence[SeedSample]], *, num_prompts: int) -> RatioPrior | None:
@@ -191,8 +189,8 @@ def shared_variances(crossed: FloatArray, num_prompts: int) -> tuple[float, floa
 
 def _spread(
     values: FloatArray, crossed: FloatArray | None, num_prompts: int, prior: RatioPrior | None
-) -> tuple[TInterval | PercentileInterval | str, float]:
-    """Compute what the interval is made of, or say why there is none; and the part of seed and prompt together.
+) -> TInterval | PercentileInterval | str:
+    """Compute what the interval is made of, or say why there is none.
 
     Args:
         values: (S,) of the seeds.
@@ -201,18 +199,18 @@ def _spread(
         prior: what other arms say about the variance over seeds.
     """
     if crossed is None:
-        return (_NO_SPREAD if len(values) == 1 else TInterval(_mean(values), (_seed_component(values),))), 0.0
+        return _NO_SPREAD if len(values) == 1 else TInterval(_mean(values), (_seed_component(values),))
     centre, defined = _mean(values), crossed[:, ~np.isnan(crossed).any(axis=0)]
     if num_prompts < 2 or defined.shape[1] < 2:
-        return (_ONE_PROMPT if num_prompts < 2 else _UNBOUNDED), 0.0
+        return _ONE_PROMPT if num_prompts < 2 else _UNBOUNDED
     if len(values) == 1:
-        return PercentileInterval(centre, defined[0], num_prompts), 0.0
+        return PercentileInterval(centre, defined[0], num_prompts)
     of_prompts, together = shared_variances(defined, num_prompts)
     over_prompts = Component(of_prompts - together, num_prompts - 1)
     over_seeds = _seed_component(values)
     if prior is None or together == 0 or len(values) >= MODERATED_BELOW_SEEDS:
-        return TInterval(centre, (over_seeds, over_prompts)), together
-    return TInterval(centre, (prior.moderate(over_seeds, together), over_prompts)), together
+        return TInterval(centre, (over_seeds, over_prompts), together)
+    return TInterval(centre, (prior.moderate(over_seeds, together), over_prompts), together)
 
 
 def _seed_component(values: FloatArray) -> Component:

@@ -22,6 +22,8 @@ from rmcore.evaluation.uncertainty import percentile_interval
 
 _LOG_SMALLEST_P = -230.0  # p below 1e-100 is given as 0; beyond it t quantiles of one degree of freedom overflow
 _MOST_DF = 1e6  # a normal error, to six digits
+POWER = 0.8
+"""Chance to see an effect that studies are planned for."""
 _POWER_GRID = 100  # midpoints a component: power is then known to about 0.001
 
 
@@ -96,6 +98,8 @@ class TInterval:
 
     centre: float
     components: Components
+    together: float = 0.0
+    """The part of the first component that is of seed and prompt together, so that more prompts make it smaller."""
 
     def bounds(self, alpha: float) -> tuple[float, float]:
         """Ends of the 1 - alpha interval."""

@@ -8,6 +8,7 @@ from scipy import special
 
 from rmcore.core.errors import ConfigError
 from rmcore.evaluation.verdicts.estimate import Estimate
+from rmcore.evaluation.verdicts.intervals import POWER
 from rmcore.evaluation.verdicts.sequential import information, look_levels, sequential_p
 
 Direction = Literal["above", "below", "within"]
@@ -28,10 +29,12 @@ class Claim:
         within: p of the nearer border, so below alpha where the 1 - alpha interval lies wholly inside or wholly outside
         (two one-sided tests at alpha / 2 each).
         """
-        if self.direction != "within":
-            return estimate.p_value(self.threshold)
-        inner, outer = estimate.p_value(self.threshold), estimate.p_value(-self.threshold)
-        return None if inner is None or outer is None else max(inner, outer)
+        return max(estimate.spread.p_value(border) for border in self.borders) if estimate.spread else None
+
+    @property
+    def borders(self) -> tuple[float, ...]:
+        """Where what is claimed ends, rising: the threshold, or both ends."""
+        return (-self.threshold, self.threshold) if self.direction == "within" else (self.threshold,)
 
     def holds(self, value: float) -> bool:
         """Whether a value lies where the claim puts it."""
@@ -124,8 +127,10 @@ def judge(
     Raises:
         ConfigError: not 0 < alpha < 0.8, the power that smallest_detectable is for.
     """
-    if not 0 < alpha < 0.8:
-        raise ConfigError(f"judge got alpha={alpha:g}: an error rate is a share such as 0.05. Pass 0 < alpha < 0.8.")
+    if not 0 < alpha < POWER:
+        raise ConfigError(
+            f"judge got alpha={alpha:g}: an error rate is a share such as 0.05. Pass 0 < alpha < {POWER}."
+        )
     p_values = {name: looks.p_value(claim, estimates) for name, (claim, estimates) in claims.items()}
     adjusted = dict(zip(p_values, holm([1.0 if p is None else p for p in p_values.values()]), strict=True))
     return {

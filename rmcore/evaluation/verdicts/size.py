@@ -8,9 +8,8 @@ from scipy import special
 
 from rmcore.core.arrays import FloatArray
 from rmcore.evaluation.verdicts.estimate import Estimate
-from rmcore.evaluation.verdicts.intervals import Component, Components, half_widths_to_come
+from rmcore.evaluation.verdicts.intervals import POWER, Component, Components, TInterval, half_widths_to_come
 
-POWER = 0.8
 MOST_SEEDS = 1000
 """Nobody trains more. Reports call it a thousand."""
 FEWEST_SEEDS = 5
@@ -46,9 +45,10 @@ def deciding_size(estimate: Estimate, borders: Sequence[float], *, alpha: float 
     Returns:
         None where the spread over seeds is not known well enough: fewer than FEWEST_SEEDS, or no interval.
     """
-    if estimate.spread is None or estimate.num_seeds < FEWEST_SEEDS:
+    spread = estimate.spread
+    if not isinstance(spread, TInterval) or estimate.num_seeds < FEWEST_SEEDS:
         return None
-    over_seeds, *over_prompts = estimate.spread.components
+    over_seeds, *over_prompts = spread.components
 
     def decides_by_seeds(num_seeds: int) -> bool:
         seeds = Component(over_seeds.variance * estimate.num_seeds / num_seeds, num_seeds - 1)
@@ -57,8 +57,8 @@ def deciding_size(estimate: Estimate, borders: Sequence[float], *, alpha: float 
 
     def decides_by_prompts(num_prompts: int) -> bool:
         times = (estimate.num_prompts or 0) / num_prompts
-        alone = over_seeds.variance - estimate.together
-        seeds = Component(max(alone, 0.0) + estimate.together * times, estimate.num_seeds - 1)
+        alone = over_seeds.variance - spread.together
+        seeds = Component(max(alone, 0.0) + spread.together * times, estimate.num_seeds - 1)
         parts: Components = (seeds, Component(over_prompts[0].variance * times, num_prompts - 1))
         halves = half_widths_to_come(parts, alpha=alpha)
         deviation = math.sqrt(sum(part.variance for part in parts))

@@ -19,7 +19,7 @@ from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import looks, main_metrics
 from rmcore.reporting.figures.claims import VERDICTS, claimed, decided_by, subject, tally
 from rmcore.reporting.figures.quantities import capital, compared, distance, estimate, level
-from rmcore.reporting.html.experiment_summary import measured, metric_info, web_address
+from rmcore.reporting.html.experiment_summary import finished_seeds, measured, metric_info, web_address
 from rmcore.reporting.html.glossary import EXPERIMENT_WORDS
 from rmcore.reporting.html.page import date, gate_row, write_page
 from rmcore.reporting.schema import Metric
@@ -156,14 +156,13 @@ def _arm(arm: ArmResult, results: ExperimentResults, shown: Sequence[str], rest:
     for setting, value in arm["changes"].items():
         before = _in_base(results["base"], setting)
         changes.append((setting, setting_text(value), None if before is _UNKNOWN else setting_text(before)))
-    seeds = [cell for cell in results["cells"] if cell["arm"] == arm["name"] and cell["status"] != "failed"]
     units = {name: info["unit"] for name, info in results["metrics"].items()}
     return {
         "name": arm["name"],
         "is_control": arm["is_control"],
         "merged": arm["merged"],
         "changes": changes,
-        "seeds": f"{len(seeds)} of {len(results['seeds'])}",
+        "seeds": f"{finished_seeds(results)[arm['name']]} of {len(results['seeds'])}",
         "metrics": [_mean(name, arm["metrics"].get(name), units[name]) for name in shown],
         "more_metrics": [_mean(name, arm["metrics"].get(name), units[name]) for name in rest],
         "bands": [(name, band, _BANDS.get(band, "muted")) for name, band in arm["bands"].items()],

@@ -38,6 +38,11 @@ def metric_info(results: ExperimentResults, name: str) -> MetricInfo:
     return results["metrics"].get(name, {"label": name, "unit": "", "higher_is_better": None})
 
 
+def finished_seeds(results: ExperimentResults) -> Counter[str]:
+    """Count the seeds under which each arm finished."""
+    return Counter(cell["arm"] for cell in results["cells"] if cell["status"] != "failed")
+
+
 def measured(item: HypothesisResult, unit: str) -> tuple[str, str]:
     """A hypothesis' value and its interval (empty where there is none)."""
     return estimate(item["metric"], item, unit, item["comparison"])
@@ -82,7 +87,7 @@ def _arms(results: ExperimentResults) -> list[str]:
 
 def _fewer(results: ExperimentResults) -> str:
     """Name the arms that finished under fewer seeds than were taken, in brackets: closed early, or cells failed."""
-    finished = Counter(cell["arm"] for cell in results["cells"] if cell["status"] != "failed")
+    finished = finished_seeds(results)
     arms = [arm["name"] for arm in results["arms"] if finished[arm["name"]] < len(results["seeds"])]
     return f" (fewer: {escape(', '.join(f'{name} {finished[name]}' for name in arms))})" if arms else ""
 

@@ -35,8 +35,8 @@ def typical(truth, *, num_seeds, num_prompts):
     together = BOTH_SD**2 / num_prompts / num_seeds
     over_seeds = Component(SEED_SD**2 / num_seeds + together, num_seeds - 1)
     over_prompts = Component(PROMPT_SD**2 / num_prompts, num_prompts - 1)
-    spread = TInterval(truth, (over_seeds, over_prompts))
-    return Estimate(truth, *spread.bounds(0.05), num_seeds, num_prompts, "", None, spread, together)
+    spread = TInterval(truth, (over_seeds, over_prompts), together)
+    return Estimate(truth, *spread.bounds(0.05), num_seeds, num_prompts, "", None, spread)
 
 
 def share_decided(truth, claim, draw, *, num_seeds, num_studies=600):
@@ -90,8 +90,8 @@ def test_the_part_of_seed_and_prompt_together_is_measured_with_the_spread():
     rng = np.random.default_rng(6)
     weights = weights_of(rng, 300)
     seen = [study(rng, PROMPT_SD * rng.normal(size=300), weights, num_seeds=6) for _ in range(60)]
-    assert np.mean([one.together for one in seen]) == pytest.approx(BOTH_SD**2 / 300 / 6, rel=0.05)
-    assert all(one.together > 0 for one in seen)
+    assert np.mean([one.spread.together for one in seen]) == pytest.approx(BOTH_SD**2 / 300 / 6, rel=0.05)
+    assert all(one.spread.together > 0 for one in seen)
 
 
 def test_no_seeds_come_nearer_to_a_border_than_the_interval_of_the_prompts():

@@ -95,7 +95,7 @@ def test_an_undecided_claim_says_what_would_decide_it(size, words, render, tmp_p
         assert words in shown.replace("\u00a0", " ")
     for cell in results["cells"]:
         cell["device_seconds"] = None if cell["arm"] == item["arm"] else 9999.0
-    assert "of a device" not in experiment_markdown(results).split("| arm |")[0]  # nobody knows what that arm takes
+    assert "of a device" not in experiment_markdown(results).split("| arm |")[0]  # the cost of one arm is unknown
 
 
 @pytest.mark.parametrize("item", sample.hypotheses(), ids=lambda item: item["name"])
