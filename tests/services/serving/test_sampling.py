@@ -77,6 +77,8 @@ def test_a_vllm_that_dies_is_started_again_and_after_that_the_same_call_goes_on(
     vllm, policy, tmp_path, capfd, monkeypatch
 ):
     monkeypatch.setattr("rmcore.policy.sampling.vllm_sampler.MAX_RESTARTS", 1)
+    # A vLLM that is killed at its first answer may have computed all that it was asked by then: a third of the prompts.
+    monkeypatch.setattr("rmcore.policy.sampling.vllm_sampler.SAMPLES_IN_FLIGHT", 20 * 16)
     # So long that prompts queue up: on a CPU vLLM would die of that by itself, see WHOLE_PROMPTS.
     prompts = [f"What is {number} + 2? " * 12 for number in range(60)]
     settings, out, killed = SamplingSettings(16, max_new_tokens=24), tmp_path / "s.jsonl", []
@@ -96,7 +98,7 @@ def test_a_vllm_that_dies_is_started_again_and_after_that_the_same_call_goes_on(
     assert "Traceback" not in said
     stored = out.read_bytes()
     num_stored = stored.count(b"\n") - 1
-    assert 2 <= num_stored < len(prompts)
+    assert 2 <= num_stored <= 2 * 20
     assert f"The samples of {num_stored} of 60 prompts are stored" in str(caught.value)
 
     found = draw(policy, prompts, settings, out)
