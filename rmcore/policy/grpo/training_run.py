@@ -26,7 +26,7 @@ import pandas as pd
 from transformers import TrainerCallback
 
 from rmcore.config.rlhf import RlhfConfig
-from rmcore.core.errors import RmcoreError
+from rmcore.core.errors import ModelError, RmcoreError
 from rmcore.core.files import append_json_lines, read_json_lines, write_json
 from rmcore.core.progress import Report
 from rmcore.core.saving import save_pretrained
@@ -89,6 +89,7 @@ def train_policy(plan: TrainingPlan, folder: Path, *, seed: int, tracker: Tracke
     Raises:
         TrainingError: the reward server stayed away, a reward is not finite, or a refresh had nothing to learn from.
         RequestError: the server refused samples or weights.
+        ModelError: rewards of the start samples are to be clipped by their spread, and have none.
     """
     if (folder / FINISHED).is_file():
         return
@@ -306,6 +307,12 @@ def _credit(settings: RlhfConfig, meter: PolicyMeter) -> RewardModelCreditAssign
     if settings.reward_clip is not None:
         known = np.concatenate(meter.start_rewards())
         middle, far = float(known.mean()), settings.reward_clip * float(known.std())
+        if known.min() == known.max():
+            raise ModelError(
+                f"all {len(known):,} rewards of the start policy's samples are {middle:g}, so there is no spread that "
+                "reward_clip could be a multiple of, and nothing that GRPO could learn from: `rm-opt evaluate` shows "
+                "what the reward model tells apart."
+            )
         clip = (middle - far, middle + far)
     if settings.length_penalty == 0:
         return RewardModelCreditAssigner(clip=clip)

@@ -492,6 +492,13 @@ def test_a_clip_is_taken_around_the_start_samples(plan, tmp_path):
     assert not np.allclose(rows["credit"], rows["reward"])
 
 
+def test_a_clip_of_rewards_without_spread_is_refused_before_a_step(plan, tmp_path, monkeypatch):
+    monkeypatch.setattr(plan.meter, "start_rewards", lambda: [np.full(3, 0.7), np.full(2, 0.7)])
+    with pytest.raises(ModelError, match=r"all 5 rewards .* are 0\.7, so there is no spread"):
+        finish(plan, tmp_path, settings=plan.settings.model_copy(update={"reward_clip": 0.5}))
+    assert not (tmp_path / ROLLOUTS).exists()
+
+
 def test_a_scorer_that_stays_away_ends_the_training_with_its_state_saved(plan, whole, tmp_path):
     settings = plan.settings.model_copy(update={"wait_seconds": 0.2, "measure_every": 5})
     with pytest.raises(TrainingError, match="same command continues"):
