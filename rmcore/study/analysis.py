@@ -1,6 +1,7 @@
 """From measured cells to arms with intervals and hypotheses with verdicts."""
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,6 +14,7 @@ from rmcore.evaluation.uncertainty import sign_flip_test
 from rmcore.evaluation.verdicts.estimate import Estimate, SeedSample, estimate_over_seeds, variance_prior
 from rmcore.evaluation.verdicts.judgement import Claim, Judgement, Looks, chance_to_decide, judge
 from rmcore.evaluation.verdicts.moderation import RatioPrior
+from rmcore.evaluation.verdicts.size import FEWEST_SEEDS
 from rmcore.reporting.experiment_schema import HypothesisResult, LookResult
 from rmcore.reporting.schema import Metric
 from rmcore.study.cells import SHARES, Measured, prompt_scores
@@ -26,6 +28,8 @@ ALPHA = 0.05
 FUTILITY = 0.1
 """A claim that the last look is less likely to decide than this is closed; below the usual 0.2 of clinical trials,
 because a look that turns out to have been needless costs seeds only."""
+
+LARGEST_LOG_RATIO = math.log(sys.float_info.max)
 
 
 def arm_metrics(cells: Cells, arm: str, seeds: Sequence[int], metrics: Sequence[str]) -> dict[str, Metric]:
@@ -66,10 +70,11 @@ def judge_hypotheses(
 ) -> LooksTaken:
     """The verdict of each hypothesis, all of them and all looks sharing one error rate.
 
-    A claim is closed, and its arms are not trained under further seeds for it, once it is decided, once a seed that it
-    needs has failed, or once the last look is less likely than `futility` to decide it. Closing for futility cannot
-    make a wrong verdict likelier, so nothing is paid for it. What is open after a look is a function of the cells under
-    the seeds of that look alone: a study that was killed decides the same as one that was not.
+    A claim is closed, and its arms are not trained under further seeds for it, once it is decided, once a seed that
+    it needs has failed, or once the last look is less likely than `futility` to decide it, by five seeds or more:
+    fewer do not know their variance. Closing for futility cannot make a wrong verdict likelier, so nothing is paid
+    for it. What is open after a look is a function of the cells under the seeds of that look alone: a study that
+    was killed decides the same as one that was not.
 
     Args:
         hypotheses: as declared: name, claim, metric, comparison, arm, versus, direction, threshold.
@@ -120,7 +125,7 @@ def _closes(
         return "decided"
     # Its own p alone: where other claims are decided later, Holm asks less of it than it does now.
     chance = chance_to_decide(claim, estimates, looks, alpha=ALPHA)
-    if chance < futility:
+    if chance < futility and estimates[-1].num_seeds >= FEWEST_SEEDS:
         return f"only {100 * chance:.2g} % likely to be decided by {looks.num_seeds[-1]} seeds"
     return None
 
@@ -174,7 +179,7 @@ def _shown(one: Mapping[str, Any], *values: float | None) -> list[float | None]:
     """Values as they are reported: ratios in place of their logarithms, levels of shares within [0, 1], no NaN."""
     found = [None if value is None or math.isnan(value) else value for value in values]
     if one["comparison"] == "ratio":
-        return [None if value is None else math.exp(value) for value in found]
+        return [None if value is None else _exp(value) for value in found]
     if one["comparison"] == "level" and one["metric"] in SHARES:
         return [None if value is None else min(max(value, 0.0), 1.0) for value in found]
     return found
@@ -204,8 +209,13 @@ def _detectable(one: Mapping[str, Any], distance: float | None) -> float | None:
     """In units of the metric; of a ratio, the distance of the ratio from its threshold on the claimed side."""
     if distance is None or one["comparison"] != "ratio":
         return distance
-    sign = -1 if one["direction"] == "below" else 1
-    return abs(one["threshold"] * math.expm1(sign * distance))
+    ratio = _exp(-distance if one["direction"] == "below" else distance)
+    return None if ratio is None else abs(one["threshold"] * (ratio - 1))
+
+
+def _exp(log_ratio: float) -> float | None:
+    """The ratio; None where it is beyond all bounds, as the end of an interval over two seeds may be."""
+    return None if log_ratio > LARGEST_LOG_RATIO else math.exp(log_ratio)
 
 
 def _estimate(one: Mapping[str, Any], cells: Cells, seeds: Sequence[int], priors: Priors) -> Estimate:
@@ -233,7 +243,7 @@ def _prior(cells: Cells, seeds: Sequence[int], metric: str, comparison: str) -> 
     arms = [[one for one in of_arm if one is not None] for of_arm in samples]
     if any(len(of_arm) < len(seeds) for of_arm in arms):
         return None
-    return variance_prior(arms, num_prompts=min(cell.test.num_prompts for [cell, *_] in found if cell.test is not None))
+    return variance_prior(arms, num_prompts=_carrying([one for of_arm in arms for one in of_arm]))
 
 
 def _on_scale(sample: SeedSample | None, comparison: str) -> SeedSample | None:
@@ -244,7 +254,8 @@ def _on_scale(sample: SeedSample | None, comparison: str) -> SeedSample | None:
         return sample
     if sample.value <= 0:
         return None
-    return SeedSample(math.log(sample.value), _log_ratio(sample.replicates, np.ones_like(sample.replicates)))
+    logs = _log_ratio(sample.replicates, np.ones_like(sample.replicates))
+    return SeedSample(math.log(sample.value), logs, sample.num_prompts)
 
 
 def _level(cells: Cells, arm: str, seeds: Sequence[int], metric: str) -> Estimate:
@@ -277,17 +288,22 @@ def _combine(arm: Measured, versus: Measured, metric: str, comparison: str) -> S
     if ours is None or theirs is None:
         return None
     if comparison == "difference":
-        return SeedSample(ours.value - theirs.value, _both(np.subtract, ours, theirs))
+        return SeedSample(ours.value - theirs.value, *_both(np.subtract, ours, theirs))
     if ours.value <= 0 or theirs.value <= 0:
         return None
-    return SeedSample(math.log(ours.value / theirs.value), _both(_log_ratio, ours, theirs))
+    return SeedSample(math.log(ours.value / theirs.value), *_both(_log_ratio, ours, theirs))
 
 
-def _both(operation: Any, ours: SeedSample, theirs: SeedSample) -> FloatArray | None:
+def _both(operation: Any, ours: SeedSample, theirs: SeedSample) -> tuple[FloatArray | None, int | None]:
+    """Replicates of both together and the prompts that carry both."""
     if ours.replicates is None or theirs.replicates is None:
-        return None
-    combined: FloatArray = operation(ours.replicates, theirs.replicates)
-    return combined
+        return None, None
+    return operation(ours.replicates, theirs.replicates), _carrying([ours, theirs])
+
+
+def _carrying(samples: Sequence[SeedSample]) -> int:
+    """The number of prompts that carry each of some samples with replicates."""
+    return min(sample.num_prompts for sample in samples if sample.num_prompts is not None)
 
 
 def _log_ratio(ours: FloatArray, theirs: FloatArray) -> FloatArray:
@@ -313,10 +329,9 @@ def _over_seeds(
     if any(resampled) and not all(resampled):
         # A seed with one test prompt has none, so the prompts differ by seed, and the spread over seeds holds both.
         defined = [SeedSample(sample.value, None) for sample in defined]
-    tables = [cell.test for of_seed in cells for cell in of_seed if cell.test is not None]
     estimate = estimate_over_seeds(
         defined,
-        num_prompts=min(table.num_prompts for table in tables) if all(resampled) else None,
+        num_prompts=_carrying(defined) if all(resampled) else None,
         prompts_shared=len({tuple(cell.prompts for cell in of_seed) for of_seed in cells}) == 1,
         prior=prior,
     )

@@ -130,8 +130,9 @@ def _bootstrap(
         seed=int(prompts[:15], 16),  # the same prompts are drawn alike in every cell, others independently
         row_size=table.num_pairs,
     )
+    carrying = {mean.name: len(np.unique(table.prompt[mean.mask])) for mean in means}
     return {
-        name: SeedSample(value, resampled.replicates.get(name))
+        name: SeedSample(value, resampled.replicates.get(name), carrying.get(name, table.num_prompts))
         for name, value in resampled.point.items()
         if math.isfinite(value)
     }
@@ -149,7 +150,8 @@ def _gap(test: SeedSample | None, train: pd.DataFrame) -> SeedSample | None:
         return None
     if trained.replicates is None or test.replicates is None:
         return SeedSample(trained.value - test.value, None)
-    return SeedSample(trained.value - test.value, trained.replicates - test.replicates)
+    fewest = min(one.num_prompts for one in (trained, test) if one.num_prompts is not None)
+    return SeedSample(trained.value - test.value, trained.replicates - test.replicates, fewest)
 
 
 def _summaries(folders: Mapping[str, Path], metrics: Sequence[str]) -> Mapping[str, SeedSample]:

@@ -47,6 +47,9 @@ class SeedSample:
     replicates: FloatArray | None
     """(B,) bootstrap replicates over prompts; where seeds share their prompts, replicate b of every seed was drawn with
     the same prompt weights. None: there is no prompt-level error (a time, a size)."""
+    num_prompts: int | None = None
+    """Prompts that carry the quantity, of those resampled: of an accuracy of length-matched pairs, those with such a
+    pair. The spread over prompts is known by so many, however many others are drawn beside them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +106,15 @@ def estimate_over_seeds(
     among 3 seeds, they give the seeds' part the prompts' many degrees of freedom (simulated coverage down to 92 %).
     A bootstrap over seeds and prompts counts E up to three times.
 
-    With a prior, fewer than five seeds: A is moderated by what the other arms' seeds show (`RatioPrior.moderate`).
+    Fewer than five seeds: A is moderated by what the other arms' seeds show (`RatioPrior.moderate`), and without a
+    prior it is at least E.
 
     One seed: the interval over prompts alone. No replicates: seeds alone. A spread of exactly zero is a sign of too few
     observations (no training of three stopped early), and no interval is given.
 
     Args:
         samples: one a seed, in any order.
-        num_prompts: C, the prompts behind each seed's replicates; None where the quantity has none.
+        num_prompts: C, the prompts that carry each seed's replicates; None where the quantity has none.
         prompts_shared: whether all seeds were measured on the same prompts. Without replicates it does not matter.
         prior: from `variance_prior` of all arms of the experiment, for a difference between two of them.
 
@@ -208,8 +212,12 @@ def _spread(
     of_prompts, together = shared_variances(defined, num_prompts)
     over_prompts = Component(of_prompts - together, num_prompts - 1)
     over_seeds = _seed_component(values)
-    if prior is None or together == 0 or len(values) >= MODERATED_BELOW_SEEDS:
+    if len(values) >= MODERATED_BELOW_SEEDS:
         return TInterval(centre, (over_seeds, over_prompts), together)
+    if prior is None or together == 0:
+        # Two seeds may agree to the last digit; seed and prompt together are in their part whatever they show.
+        at_least = Component(max(over_seeds.variance, together), over_seeds.df)
+        return TInterval(centre, (at_least, over_prompts), together)
     return TInterval(centre, (prior.moderate(over_seeds, together), over_prompts), together)
 
 

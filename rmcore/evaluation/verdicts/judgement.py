@@ -116,8 +116,9 @@ def judge(
     """Verdicts of all claims of an experiment, by name.
 
     A claim is supported or refuted where its p value, over its looks and after Holm over all claims given, is below
-    alpha, by the side on which the newest estimate lies. The test is two-sided, because a claim may also turn out the
-    other way round. A claim without an interval stays inconclusive but counts among the k: it was registered.
+    alpha, by the side on which the newest interval lies. Where that interval includes the border again, what an earlier
+    look excluded decides nothing. The test is two-sided, because a claim may also turn out the other way round. A claim
+    without an interval stays inconclusive but counts among the k: it was registered.
 
     Args:
         claims: each claim with the estimates of its quantity, one for each look that was taken at it.
@@ -199,6 +200,9 @@ def _judgement(
     border = "an end of what is claimed" if claim.direction == "within" else "the threshold"
     if p >= alpha:
         return Judgement("inconclusive", p, p_holm, detectable, f"{seen} includes {border}.", interval)
+    if interval is None or any(interval[0] <= end <= interval[1] for end in claim.borders):
+        reason = f"An earlier look excluded {border}, and {seen[0].lower()}{seen[1:]} includes it again."
+        return Judgement("inconclusive", p, p_holm, detectable, reason, interval)
     excluded = f"{seen} lies {_side(claim, estimate.value)}"
     if p_holm >= alpha:
         reason = f"{excluded}, but not after {family}."

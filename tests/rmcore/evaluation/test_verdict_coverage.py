@@ -151,3 +151,18 @@ def test_intervals_with_a_variance_borrowed_from_other_arms_cover(num_seeds, unl
     assert hits / (3 * trials) >= 0.94
     # What alike arms say of one another shortens intervals; arms that are not alike say little, and lengthen none.
     assert np.median(halves["moderated"]) < at_most * np.median(halves["own"])
+
+
+def test_two_seeds_that_agree_are_no_certainty_about_seeds():
+    """Equal arms under two seeds: far in the tail as seldom as it says, so Holm over many claims holds, too."""
+    rng, num_prompts, trials = np.random.default_rng(2), 60, 1500
+    weights = rng.multinomial(num_prompts, np.full(num_prompts, 1 / num_prompts), size=200) / num_prompts
+    p_values = []
+    for _ in range(trials):
+        right = rng.normal(size=num_prompts) + 1.0 + rng.normal(size=(2, 2, num_prompts)) > 0
+        apart = right[0].astype(float) - right[1]
+        samples = [SeedSample(float(row.mean()), row @ weights.T) for row in apart]
+        estimate = estimate_over_seeds(samples, num_prompts=num_prompts, prompts_shared=True)
+        p_values.append(1.0 if estimate.p_value(0.0) is None else estimate.p_value(0.0))
+    for level in (0.05, 0.005, 0.001):
+        assert np.mean(np.array(p_values) < level) <= level + 3 * np.sqrt(level / trials)

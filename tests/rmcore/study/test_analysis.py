@@ -370,3 +370,63 @@ def test_arms_may_be_claimed_to_be_as_good_as_equal():
     )
     assert ratio["verdict"] == "supported"
     assert 1 / 1.02 < ratio["ci_low"] < 1 < ratio["ci_high"] < 1.02
+
+
+def test_what_an_earlier_look_excluded_decides_nothing_where_the_newest_interval_includes_it_again():
+    """The first look is sure of one claim but not by Holm; then the effect turns out smaller than it seemed."""
+    few, many = np.linspace(-1, 1, 5), np.linspace(-1, 1, 15)
+    faded = np.concatenate([0.1 + 0.06 * few, -0.1 / 3 + 0.05 * many])
+    sure = np.concatenate([0.5 + few, 0.5 + 0.1 * many])
+    speeds = {"old": [10.0] * 20, "new": (10 + faded).tolist(), "sure": (10 + sure).tolist()}
+    claims = [hypothesis(metric=SPEED), hypothesis(name="H2", metric=SPEED, arm="sure")]
+    [first, _] = looked(timed(speeds), *claims, taken=1).results
+    assert first["p"] < 0.05 <= first["p_holm"]
+    [last, sure] = looked(timed(speeds), *claims, taken=4).results
+    assert sure["verdict"] == "supported"
+    assert last["p_holm"] < 0.05
+    assert last["ci_low"] < 0 < last["ci_high"]
+    assert last["verdict"] == "inconclusive"
+    assert "An earlier look excluded the threshold, and the 95 % interval" in last["reason"]
+
+
+@pytest.mark.parametrize(("num_seeds", "is_open"), [(2, True), (5, False)])
+def test_seeds_that_agree_close_no_claim_for_futility_while_they_are_few(num_seeds, is_open, measure, make_rewards):
+    cells = {
+        (arm, seed): measure(arm, seed, make_rewards(number, num_pairs=300, num_prompts=60, gain=0.4))
+        for number, arm in enumerate(("old", "new"))
+        for seed in range(num_seeds)
+    }
+    taken = judge_hypotheses([hypothesis()], cells, list(range(20)), control="old", looks=(num_seeds, 20), taken=1)
+    assert taken.results[0]["verdict"] == "inconclusive"
+    assert (taken.open == ("H1",)) == is_open
+
+
+def test_bounds_of_a_ratio_beyond_all_numbers_are_left_out_and_the_rest_is_told():
+    cells = timed({"old": [10.0, 10.0], "new": [9.0, 22.0]})
+    claims = [hypothesis(name=f"H{k}", metric=SPEED, comparison="ratio", threshold=1.0) for k in range(10)]
+    found = judge_hypotheses(claims, cells, list(range(20)), control="old", looks=(2, 20), taken=1).results
+    json.dumps(found, allow_nan=False)
+    assert found[0]["value"] == pytest.approx(math.sqrt(0.9 * 2.2))
+    assert (found[0]["smallest_detectable"], found[0]["verdict"]) == (None, "inconclusive")
+
+
+@pytest.mark.parametrize(("num_matched", "has_interval"), [(1, False), (12, True)])
+def test_the_spread_over_prompts_is_known_by_the_prompts_that_carry_a_metric(
+    num_matched, has_interval, measure, make_rewards
+):
+    """A hundred prompts, of which few have sides of one length: as many degrees of freedom as those give."""
+    name, cells = "eval/test_length_matched_accuracy", {}
+    for number, (arm, gain) in enumerate({"old": -0.5, "new": 0.8}.items()):
+        for seed in range(5):
+            frame = make_rewards(10 * number + seed, num_pairs=300, num_prompts=100, gain=gain)
+            matched = frame["prompt_id"].isin([f"prompt-0-{i}" for i in range(num_matched)])
+            frame["chosen_chars"], frame["rejected_chars"] = 100, np.where(matched, 100, 300)
+            cells[arm, seed] = measure(arm, seed, frame)
+    found = judged(cells, hypothesis(metric=name), seeds=range(5))
+    assert found["num_prompts"] == num_matched
+    assert (found["ci_low"] is not None) == has_interval
+    if not has_interval:
+        assert found["verdict"] == "inconclusive"
+        assert "only one prompt" in found["reason"]
+    level = arm_metrics(cells, "new", range(5), [name])[name]
+    assert (level["ci_low"] is not None) == has_interval
