@@ -30,6 +30,8 @@ MIN_ANSWERS = 4
 MIN_PROMPTS = 10
 """Prompts that a claim needs: of fewer, percentile intervals lie above a true 0.5 too often."""
 COLUMNS = ("prompt_id", "prompt", "chosen", "rejected", "target_margin", "reward_chosen", "reward_rejected")
+BLIND = (("win_rate", "win rate", 0.5), ("gain", "gain", 0.0))
+"""What a choice is judged by, and what a blind one has of it."""
 _TEXTS = ["prompt", "chosen", "rejected"]
 _REWARDS = ["reward_chosen", "reward_rejected"]
 
@@ -95,13 +97,15 @@ def logged_answers(
 
     Returns:
         None where no prompt has `MIN_ANSWERS` connected answers that its labels tell apart. Else JSON-ready:
-        num_prompts, num_left_out (fewer answers), num_undecided (labels that rate all answers of the prompt alike, for
-        example round a circle; left out too), num_answers, num_pairs, num_loops and agreement (share of the pairs that
-        the ratings order as labelled), strength ("annotated margins", "outcomes" or "mixed"), best_k, stopped (why the
-        sequence ended) and choices: for each k num_prompts, with intervals win_rate, gain, longest_win_rate and
-        over_longest (win rate minus that of choosing the longest answer), and perfect_win_rate, perfect_gain of
-        choosing by the labels. Gains are in standard deviations of the strength within prompts, pooled over the
-        prompts of one kind of strength; the intervals take that unit as given.
+        num_prompts, num_left_out (fewer answers), num_undecided (labels that rate all answers of the prompt alike,
+        for example round a circle; left out too), num_answers, num_pairs, num_loops and agreement (share of the
+        pairs that the ratings order as labelled), strength ("annotated margins", "outcomes" or "mixed"), best_k,
+        stopped (why the sequence ended), outcome ("claimed" up to best_k; "too_few" prompts for any claim;
+        "refuted": k = 2 is shown to be worse than a blind choice; "open") and choices: for each k num_prompts, with
+        intervals win_rate, gain, longest_win_rate and over_longest (win rate minus that of choosing the longest
+        answer), and perfect_win_rate, perfect_gain of choosing by the labels. Gains are in standard deviations of
+        the strength within prompts, pooled over the prompts of one kind of strength; the intervals take that unit
+        as given.
 
     Raises:
         DataError: a column is missing, or a reward is not a finite number.
@@ -142,7 +146,7 @@ def connected_answers(table: pd.DataFrame) -> list[tuple[LoggedPool, Ratings]]:
 def best_of_logged(
     pools: Sequence[LoggedPool], *, num_resamples: int, seed: int, report: Report = silent
 ) -> dict[str, Any]:
-    """The choices, best_k and stopped of `logged_answers`.
+    """The choices, best_k, stopped and outcome of `logged_answers`.
 
     Args:
         pools: at least one, each with more than two answers that do not all have one strength.
@@ -152,15 +156,17 @@ def best_of_logged(
     """
     strengths = _in_deviations(pools)
     choices: list[dict[str, Any]] = []
-    k, best_k, stopped = 2, None, None
+    k, best_k, stopped, is_asked = 2, None, None, False
     while True:
         entering = [place for place, pool in enumerate(pools) if len(pool.strength) > k]
         num_units = len({pools[place].prompt_id for place in entering})
         enough = num_units >= MIN_PROMPTS
+        is_asked = is_asked or enough
         if not enough:
             stopped = stopped or f"prompts with more than {k} answers: {num_units}, and a claim needs {MIN_PROMPTS}"
         if choices and not enough:
-            return {"choices": choices, "best_k": best_k, "stopped": stopped}
+            outcome = "claimed" if best_k is not None else _outcome(choices[0], is_asked)
+            return {"choices": choices, "best_k": best_k, "stopped": stopped, "outcome": outcome}
         of_k = prefixed(report, f"best of {k}")
         choice = _choice([pools[i] for i in entering], [strengths[i] for i in entering], k, num_resamples, seed, of_k)
         choices.append(choice)
@@ -267,9 +273,16 @@ def _of_prompt(pool: LoggedPool, strength: FloatArray, k: int) -> tuple[float, .
     )
 
 
+def _outcome(best_of_two: dict[str, Any], is_asked: bool) -> str:
+    """What nothing claimed means: "too_few" prompts to ask, "refuted" where it is shown, else "open"."""
+    highs = [(best_of_two[name]["ci_high"], least) for name, _, least in BLIND]
+    is_refuted = any(high is not None and high < least for high, least in highs)
+    return "too_few" if not is_asked else "refuted" if is_refuted else "open"
+
+
 def _failed(choice: dict[str, Any]) -> str | None:
     """Why a choice is not better for certain; None where it is."""
-    for name, words, least in (("win_rate", "win rate", 0.5), ("gain", "gain", 0.0)):
+    for name, words, least in BLIND:
         low = choice[name]["ci_low"]
         if low is None:
             return f"the {words} of the best of {choice['k']} has no interval: {choice[name]['reason']}"

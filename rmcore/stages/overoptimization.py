@@ -126,6 +126,7 @@ def _judged(
     save(disagreement_by_gain_figure(along, conservative), folder / "ensemble_disagreement.png")
     return {
         "curves": curves,
+        "num_telling_prompts": judged.num_telling_prompts,
         "parts": {name: value.to_dict() for name, value in parts.items()},
         "conservative": conservative,
         "disagreement": along,

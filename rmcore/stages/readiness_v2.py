@@ -38,7 +38,9 @@ def run(settings: ReadinessV2Settings, upstream: Upstream, out: Path, tracker: T
     why = None if "landscape" in upstream else "the curvature was not measured"
     curvature = {"value": largest_eigenvalue(upstream), "ci_low": None, "ci_high": None, "num": 0, "reason": why}
     parts["lambda_max"] = curvature
-    judged = judge_v2(parts, settings.readiness, optimized["judge"])
+    judged = judge_v2(
+        parts, settings.readiness, optimized["judge"], num_telling=optimized.get("num_telling_prompts", 0)
+    )
     write_json(out / "readiness.json", judged)
     shown = {"ready/gain_probability": judged["readiness"]["probability"]}
     shown["ready/gate_passed"] = float(judged["verdict"]["status"] == "ready")

@@ -38,7 +38,7 @@ def policy(quality=1.0):
             "conservative": conservative_gains(rewards, members, gold, **settings),
             "disagreement": disagreement_along_n(rewards, members, **settings),
         },
-        "readiness": judge_v2(parts, config, "the <gold> world"),
+        "readiness": judge_v2(parts, config, "the <gold> world", num_telling=30),
     }  # fmt: skip
 
 

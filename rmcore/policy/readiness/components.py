@@ -61,6 +61,11 @@ class JudgedPools:
         """In all."""
         return sum(len(pool) for pool in self.rewards)
 
+    @property
+    def num_telling_prompts(self) -> int:
+        """Prompts whose samples the judge tells apart."""
+        return sum(bool(np.ptp(pool) > 0) for pool in self.judged)
+
 
 def on_policy_parts(
     pools: JudgedPools, *, judge_ceiling: float = 1.0, num_resamples: int = 1000, seed: int = 0

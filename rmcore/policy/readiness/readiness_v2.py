@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.evaluation.diagnosis import GateCheck
+from rmcore.policy.logged_answers import MIN_PROMPTS
 from rmcore.policy.readiness.verdict import verdict_on_samples
 
 FIT_FILE = "readiness_fit.json"
@@ -62,7 +63,9 @@ def conditions(config: ReadinessConfig) -> tuple[Condition, ...]:
     )
 
 
-def judge_v2(parts: Mapping[str, Mapping[str, Any]], config: ReadinessConfig, judge: str) -> dict[str, Any]:
+def judge_v2(
+    parts: Mapping[str, Mapping[str, Any]], config: ReadinessConfig, judge: str, *, num_telling: int
+) -> dict[str, Any]:
     """Checks, probability and verdict.
 
     Args:
@@ -70,12 +73,13 @@ def judge_v2(parts: Mapping[str, Mapping[str, Any]], config: ReadinessConfig, ju
             beside.
         config: plan and thresholds.
         judge: who judged the samples, as people read it.
+        num_telling: prompts whose samples the judge tells apart; the others show nothing of a choice.
 
     Returns:
         {"readiness": {"version", "parts", "probability", "plan", "judge"}, "gate": checks, "verdict": see
         rmcore.policy.readiness.verdict}; JSON-ready.
     """
-    checks = [_check(condition, parts.get(condition.part)) for condition in conditions(config)]
+    checks = [_enough(num_telling), *(_check(condition, parts.get(condition.part)) for condition in conditions(config))]
     fit = shipped_fit()
     plan = f"a KL of {config.planned_kl:g} nats by {OPTIMIZERS[config.planned_optimizer]}"
     return {
@@ -93,16 +97,24 @@ def judge_v2(parts: Mapping[str, Mapping[str, Any]], config: ReadinessConfig, ju
     }
 
 
+def _enough(num_telling: int) -> GateCheck:
+    """Whether the intervals over prompts may be believed: of fewer they exclude a true 0 too often."""
+    text = f"prompts whose samples the judge tells apart: {num_telling}, wanted at least {MIN_PROMPTS}"
+    return GateCheck("telling_prompts", float(num_telling), float(MIN_PROMPTS), num_telling >= MIN_PROMPTS, text)
+
+
 def _check(condition: Condition, part: Mapping[str, Any] | None) -> GateCheck:
-    """Passed only where the end of the interval is known and high enough."""
+    """Passed only where the end of the interval is known and high enough: strictly if it has to be shown."""
     bound = None if part is None else part[f"ci_{condition.end}"]
-    passed = bound is not None and bound >= condition.threshold
+    has_to_be_shown = condition.end == "low"
+    wanted = f"wanted {'above' if has_to_be_shown else 'at least'} {condition.threshold:g}"
+    passed = bound is not None and (bound > condition.threshold if has_to_be_shown else bound >= condition.threshold)
     if bound is None:
         why = "it was not measured" if part is None else part.get("reason") or "it has no interval"
-        text = f"{condition.meaning}: {why}; wanted at least {condition.threshold:g}"
+        text = f"{condition.meaning}: {why}; {wanted}"
     else:
         end = {"low": "lower", "high": "upper"}[condition.end]
-        text = f"{condition.meaning}: {end} end {bound:.3g}, wanted at least {condition.threshold:g}"
+        text = f"{condition.meaning}: {end} end {bound:.3g}, {wanted}"
     return GateCheck(condition.name, bound, condition.threshold, passed, text)
 
 

@@ -50,7 +50,8 @@ def verdict_on_labels(
 
     Args:
         checks: on labelled pairs, one or more.
-        logged: record of `rmcore.policy.logged_answers`; None where no prompt has answers enough.
+        logged: record of `rmcore.policy.logged_answers`; None where no prompt has answers enough. Too few such prompts
+            for any claim say nothing. What they leave open is unclear where the labels fail nothing.
         over_baseline: the metric of that name. Where zero lies within its interval, the pairs are too few to say, which
             is another verdict than a failure, whatever other checks make of point values. So they are where only the
             calibration error fails and its interval holds the threshold.
@@ -73,8 +74,16 @@ def verdict_on_labels(
         if others := len(failed) - len(undecided):
             labels += f", and {others} of the {len(checks) - len(undecided)} other checks on them failed"
     shown, against = f"{_capital(labels)}; no policy was tried on it", []
-    if logged is not None and logged["best_k"] is None:
-        status, shown = "fails", f"Not shown to pick better answers among logged ones; {labels}"
+    if logged is not None and logged["outcome"] == "too_few":
+        logged = None
+    if logged is not None and logged["outcome"] == "refuted":
+        status, shown = "fails", f"Picks worse answers among logged ones than a blind choice; {labels}"
+        against = [logged["stopped"]]
+    elif logged is not None and logged["outcome"] == "open":
+        status, shown = (
+            "fails" if status == "fails" else "unclear",
+            f"Not shown to pick better answers among logged ones; {labels}",
+        )
         against = [logged["stopped"]]
     elif logged is not None:
         best = logged["best_k"]

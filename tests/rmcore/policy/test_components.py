@@ -287,3 +287,10 @@ def test_too_few_samples_and_samples_that_do_not_fit_are_refused():
         JudgedPools(pools.rewards, pools.judged[1:], pools.lengths)
     with pytest.raises(DataError, match="at least four"):
         JudgedPools([], [], [])
+
+
+def test_prompts_that_the_judge_calls_alike_are_not_counted():
+    pools = world(0, size=16)
+    some = [pool if number < 3 else np.full_like(pool, 0.5) for number, pool in enumerate(pools.judged)]
+    assert JudgedPools(pools.rewards, some, pools.lengths).num_telling_prompts == 3
+    assert pools.num_telling_prompts == len(pools.rewards)

@@ -193,7 +193,14 @@ def test_one_prompt_has_no_interval_and_supports_no_claim():
     found = record(5.0, num_prompts=1, sizes=(9, 9))
     (choice,) = found["choices"]
     assert choice["win_rate"]["ci_low"] is None
-    assert found["best_k"] is None
+    assert (found["best_k"], found["outcome"]) == (None, "too_few")
+
+
+def test_what_nothing_claimed_means_is_told():
+    assert record(5.0, num_prompts=MIN_PROMPTS - 1, sizes=(9, 9))["outcome"] == "too_few"
+    assert record(5.0, num_prompts=MIN_PROMPTS, sizes=(9, 9))["outcome"] == "claimed"
+    assert record(0.0, num_prompts=MIN_PROMPTS, sizes=(9, 9))["outcome"] == "open"
+    assert record(-5.0, num_prompts=MIN_PROMPTS, sizes=(9, 9))["outcome"] == "refuted"
 
 
 def test_prompts_of_one_conversation_are_one_piece_of_evidence():

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmcore.config.readiness import ReadinessConfig
+from rmcore.policy.logged_answers import MIN_PROMPTS
 from rmcore.policy.readiness.readiness_v2 import conditions, judge_v2, probability, shipped_fit
 
 CONFIG = ReadinessConfig(planned_optimizer="kl_optimum")  # which has all conditions
@@ -31,8 +32,8 @@ def perfect():
     return best | {"length_correlation": part(0.0), "on_policy_accuracy": part(1.0)}
 
 
-def judged(parts, config=CONFIG):
-    return judge_v2(parts, config, "the gold world")
+def judged(parts, config=CONFIG, num_telling=MIN_PROMPTS):
+    return judge_v2(parts, config, "the gold world", num_telling=num_telling)
 
 
 def status(*arguments, **changes):
@@ -51,9 +52,18 @@ def test_a_perfect_model_is_ready_and_says_for_what():
     assert (found["verdict"]["status"], found["verdict"]["reasons"]) == ("ready", [])
     assert found["verdict"]["headline"].startswith("Ready for")
     assert f"{CONFIG.planned_kl:g} nats by RL with a KL penalty" in found["verdict"]["headline"]
-    assert f"all {len(GATES)} checks on samples of the policy" in found["verdict"]["headline"]
+    assert f"all {len(GATES) + 1} checks on samples of the policy" in found["verdict"]["headline"]
     assert f"gold gains {CONFIG.min_gain + 3:+.2f} sd (" in found["verdict"]["headline"]
-    assert [check["name"] for check in found["gate"]] == [*GATES]
+    assert [check["name"] for check in found["gate"]] == ["telling_prompts", *GATES]
+
+
+@pytest.mark.parametrize(("num_telling", "expected"), [(0, "not_ready"), (9, "not_ready"), (10, "ready")])
+def test_a_few_prompts_that_the_judge_tells_apart_show_nothing(num_telling, expected):
+    found = judged(perfect(), num_telling=num_telling)
+    assert found["verdict"]["status"] == expected
+    if expected == "not_ready":
+        [reason] = found["verdict"]["reasons"]
+        assert reason == f"prompts whose samples the judge tells apart: {num_telling}, wanted at least 10"
 
 
 @pytest.mark.parametrize("name", GATES)
@@ -78,13 +88,15 @@ def test_an_end_of_the_interval_decides_and_not_the_value(name, value, width):
     gate = GATES[name]
     low, high = value - width, value + width
     end = low if gate.end == "low" else high
-    expected = end >= gate.threshold
+    expected = end > gate.threshold if gate.end == "low" else end >= gate.threshold
     [check] = [one for one in judged(perfect() | {gate.part: part(value, low, high)})["gate"] if one["name"] == name]
     assert check["passed"] == expected
     assert check["value"] == end
 
 
 def test_a_gain_has_to_be_shown_and_that_it_is_too_small_or_turns_too():
+    assert status(perfect() | {"planned_gain": part(1.0, 0.0, 2.0)}) == "not_ready"
+    assert status(perfect() | {"win_rate_16": part(0.6, 0.5, 0.7)}) == "not_ready"
     assert status(perfect() | {"planned_gain": part(1.0, -0.01, 2.0)}) == "not_ready"
     assert status(perfect() | {"planned_gain": part(0.2, 0.01, CONFIG.min_gain + 0.01)}) == "ready"
     assert status(perfect() | {"planned_gain": part(0.2, 0.01, CONFIG.min_gain - 0.01)}) == "not_ready"
@@ -113,10 +125,10 @@ def test_a_part_that_is_missing_or_has_no_interval_fails_with_its_reason(name):
 
 
 def test_nothing_measured_is_not_ready_and_still_a_record():
-    found = judged({})
+    found = judged({}, num_telling=0)
     assert found["verdict"]["status"] == "not_ready"
     assert found["readiness"]["probability"] is None
-    assert len(found["verdict"]["reasons"]) == len(GATES)
+    assert len(found["verdict"]["reasons"]) == len(GATES) + 1
     json.dumps(found, allow_nan=False)
 
 

@@ -37,10 +37,12 @@ def part(value, low, high):
 OVER = part(0.1, 0.05, 0.15)
 
 
-def logged(best_k, over_longest=0.02):
+def logged(best_k, over_longest=0.02, outcome=None):
     won, gained, over = part(0.6, 0.55, 0.65), part(0.4, 0.2, 0.6), part(0.1, over_longest, 0.2)
     choices = [{"k": k, "win_rate": won, "gain": gained, "over_longest": over} for k in (2, 4)]
-    return {"num_prompts": 30, "choices": choices, "best_k": best_k, "stopped": "the win rate may be as low as 0.4"}
+    return {"num_prompts": 30, "choices": choices, "best_k": best_k, "stopped": "the win rate may be as low as 0.4"} | {
+        "outcome": outcome or ("open" if best_k is None else "claimed")
+    }
 
 
 def trained(status):
@@ -85,9 +87,25 @@ def test_choosing_among_logged_answers_is_said_up_to_the_largest_k_that_was_show
     assert "up to k = 4, winning 0.60 (0.55 to 0.65) there; all" in verdict["headline"]
     assert "no policy was tried on it" in verdict["headline"]
     assert verdict["reasons"] == []
-    unclear = verdict_on_labels([PASS], logged(None), OVER)
-    assert (unclear["status"], unclear["reasons"]) == ("fails", ["the win rate may be as low as 0.4"])
-    assert "k =" not in unclear["headline"]
+    assert "k =" not in verdict_on_labels([PASS], logged(None), OVER)["headline"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "check", "rung", "status"),
+    [
+        ("open", PASS, 2, "unclear"),
+        ("open", FAIL, 2, "fails"),
+        ("refuted", PASS, 2, "fails"),
+        ("too_few", PASS, 1, "passes"),
+        ("too_few", FAIL, 1, "fails"),
+    ],
+)
+def test_what_logged_answers_leave_open_fails_nothing_and_too_few_of_them_are_no_rung(outcome, check, rung, status):
+    verdict = verdict_on_labels([check], logged(None, outcome=outcome), OVER)
+    assert (verdict["rung"], verdict["status"]) == (rung, status)
+    assert ("the win rate may be as low as 0.4" in verdict["reasons"]) == (rung == 2)
+    if outcome == "too_few":
+        assert verdict == verdict_on_labels([check], None, OVER)
 
 
 @pytest.mark.parametrize("answers", [None, logged(4)])
