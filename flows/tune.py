@@ -219,7 +219,7 @@ def track(tracker: RunTracker, results: TuningResults, report: Path, files: list
         "cost/confirmation_seconds": results["cost"]["confirmation_seconds"],
     }
     tracker.log_metrics({name: value for name, value in found.items() if value is not None})
-    tracker.set_tags({"rm.verdict": "better" if results["is_better"] else "no better"})
+    tracker.set_tags({"rm.verdict": "better" if results["is_better"] else "not shown to be better"})
     tracker.describe(run_note(results["headline"], *places(report)))
 
 

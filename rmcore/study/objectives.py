@@ -39,6 +39,8 @@ DEFINITIONS: dict[Objective, str] = {
     "length-matched": "pairwise accuracy where the two sides differ by less than 15 % in characters",
     "best-of-k": "share of prompts with several labelled answers whose top scored answer was never the rejected one",
 }
+FEWEST_PROMPTS = 10
+"""Prompts that a comparison of trials needs; readiness asks for as many (`rmcore.policy.logged_answers`)."""
 
 
 def higher_is_better(objective: Objective) -> bool:
@@ -136,18 +138,25 @@ def _best_of_k(table: pd.DataFrame) -> Scores:
 
 
 def require_objective(objective: Objective, pairs: Sequence[PreferencePair], what: str = "validation") -> None:
-    """Refuse an objective that no trial could report on these pairs, before anything is trained.
+    """Refuse an objective that no trial could report on these pairs, or by luck alone, before anything is trained.
 
     Raises:
-        DataError: there are no pairs, or none of them says anything about the objective.
+        DataError: there are no pairs, or those of fewer than FEWEST_PROMPTS prompts say anything about the objective.
     """
     if not pairs:
         raise DataError(
             f"there are no {what} pairs, and the search compares on them: raise data.{what}_fraction above 0."
         )
     rewards = rewards_table(pairs, np.tile([1.0, 0.0], (len(pairs), 1)))
-    if score(objective, rewards, pairs).counts.sum() > 0:
+    num_telling = int(np.count_nonzero(score(objective, rewards, pairs).counts))
+    if num_telling >= FEWEST_PROMPTS:
         return
+    if num_telling:
+        raise DataError(
+            f"objective {objective} is about pairs of {num_telling} of the {what} prompts, and by fewer than "
+            f"{FEWEST_PROMPTS} the best trial would be chosen by luck. Raise data.{what}_fraction, or take another "
+            "--objective."
+        )
     missing = {
         "length-matched": "no pair has two sides of about the same length (within 15 %)",
         "best-of-k": "no prompt has more than one pair with an answer that was never the rejected one",

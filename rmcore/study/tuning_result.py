@@ -103,7 +103,7 @@ def compare_arms(objective: Objective, winner: Sequence[Confirmed], defaults: Se
     sign = 1 if higher_is_better(objective) else -1
     both = [_paired(ours, theirs, sign) for ours, theirs in zip(winner, defaults, strict=True)]
     num_prompts = min(num for _, num in both)
-    shared = len({one.prompts for one in (*winner, *defaults)}) == 1
+    shared = len({(ours.prompts, theirs.prompts) for ours, theirs in zip(winner, defaults, strict=True)}) == 1
 
     def over(name: str) -> Estimate:
         samples = [found[name] for found, _ in both]
@@ -117,8 +117,11 @@ def compare_arms(objective: Objective, winner: Sequence[Confirmed], defaults: Se
 
 
 def _paired(ours: Confirmed, theirs: Confirmed, sign: int) -> tuple[dict[str, SeedSample], int]:
-    """Values with replicates of both arms under one seed and of their difference, and the number of prompts."""
-    prompts = tuple(sorted({*ours.test.prompts, *theirs.test.prompts}))
+    """Values with replicates of both arms under one seed and of their difference, and the prompts that carry both.
+
+    On the prompts that both can read: one that reads no hard ones would win by that.
+    """
+    prompts = tuple(sorted({*ours.test.prompts} & {*theirs.test.prompts}))
     first, second = _on(ours.test, prompts), _on(theirs.test, prompts)
     if first.counts.sum() == 0 or second.counts.sum() == 0:
         raise DataError(
@@ -133,18 +136,15 @@ def _paired(ours: Confirmed, theirs: Confirmed, sign: int) -> tuple[dict[str, Se
     drawn = cluster_bootstrap(
         compute, len(prompts), num_resamples=NUM_RESAMPLES, seed=int(ours.prompts[:15], 16)
     )  # the same prompts are drawn alike under every seed
-    return {name: SeedSample(value, drawn.replicates.get(name)) for name, value in drawn.point.items()}, len(prompts)
+    carrying = int(np.count_nonzero((first.counts > 0) & (second.counts > 0)))
+    return {name: SeedSample(value, drawn.replicates.get(name)) for name, value in drawn.point.items()}, carrying
 
 
 def _on(scores: Scores, prompts: tuple[str, ...]) -> Scores:
-    """Scores on a longer list of prompts, about the further ones of which they say nothing."""
-    if scores.prompts == prompts:
-        return scores
-    places = {prompt: place for place, prompt in enumerate(prompts)}
-    sums, counts = np.zeros(len(prompts)), np.zeros(len(prompts))
-    at = [places[prompt] for prompt in scores.prompts]
-    sums[at], counts[at] = scores.sums, scores.counts
-    return Scores(prompts, sums, counts)
+    """Scores on some of their prompts."""
+    places = {prompt: place for place, prompt in enumerate(scores.prompts)}
+    at = [places[prompt] for prompt in prompts]
+    return Scores(prompts, scores.sums[at], scores.counts[at])
 
 
 def metric(estimate: Estimate, of: str = "") -> Metric:
@@ -174,7 +174,9 @@ def verdict(objective: Objective, difference: Metric, *, are_defaults: bool) -> 
     shown = shown_difference(difference, objective)
     if is_better(difference):
         return f"Better than the defaults by {shown} of test {LABELS[objective]}."
-    return f"No better than the defaults: keep them. The difference is {shown} of test {LABELS[objective]}."
+    is_worse = difference["ci_high"] is not None and difference["ci_high"] < 0
+    found = "Worse than the defaults" if is_worse else "Not shown to be better than the defaults"
+    return f"{found}: keep them. The difference is {shown} of test {LABELS[objective]}."
 
 
 def shown_difference(difference: Metric, objective: Objective) -> str:

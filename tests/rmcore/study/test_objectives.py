@@ -64,10 +64,14 @@ def test_an_objective_that_no_trial_can_report_is_refused(gold_pairs):
             require_objective(objective, [])
     with pytest.raises(DataError, match=r"objective best-of-k.*no prompt has more than one pair.*another --objective"):
         require_objective("best-of-k", single)
-    unequal = [PreferencePair(f"p{number}", "x" * 100, "y") for number in range(5)]
+    unequal = [PreferencePair(f"p{number}", "x" * 100, "y") for number in range(12)]
     with pytest.raises(DataError, match=r"objective length-matched.*about the same length"):
         require_objective("length-matched", unequal)
     require_objective("accuracy", unequal)
+    by_prompt = {pair.prompt_id: pair for pair in gold_pairs}
+    with pytest.raises(DataError, match="pairs of 9 of the validation prompts, and by fewer than 10"):
+        require_objective("accuracy", list(by_prompt.values())[:9])
+    require_objective("accuracy", list(by_prompt.values())[:10])
 
 
 def test_a_prompt_with_ties_alone_says_nothing_about_accuracy():

@@ -60,17 +60,35 @@ def first(scores, number):
     return Scores(scores.prompts[:number], scores.sums[:number], scores.counts[:number])
 
 
-def test_prompts_that_one_arm_cannot_read_count_for_the_other_alone():
+def test_prompts_that_one_arm_cannot_read_count_for_neither():
     rng = np.random.default_rng(3)
     difficulty = rng.normal(0, 1, 30)
     whole = [confirmed(rng, seed, 0.5, difficulty) for seed in range(2)]
     fewer = [replace(one, test=first(one.test, 20)) for one in whole]
     found = compare_arms("accuracy", fewer, whole)
+    assert found.winner == found.defaults
     assert found.winner.value == pytest.approx(np.mean([one.test.value for one in fewer]))
-    assert found.defaults.value == pytest.approx(np.mean([one.test.value for one in whole]))
+    assert found.winner.num_prompts == 20
+    other = [replace(one, prompts="fedcba9876543210") for one in fewer]
+    mixed = compare_arms("accuracy", other, whole)
+    assert "they share (MOVER)" in mixed.difference.method  # under every seed the same two sets
     silent = [replace(one, test=first(one.test, 0)) for one in whole]
     with pytest.raises(DataError, match="no test pair of seed 0"):
         compare_arms("accuracy", silent, whole)
+
+
+def test_the_spread_over_prompts_is_known_by_the_prompts_that_the_objective_is_about():
+    rng = np.random.default_rng(5)
+    arms = [[confirmed(rng, seed, level, rng.normal(0, 1, 50)) for seed in range(3)] for level in (2.0, 0.0)]
+    few = np.arange(50) < 1
+    scarce = [
+        [replace(one, test=Scores(one.test.prompts, one.test.sums * few, one.test.counts * few)) for one in arm]
+        for arm in arms
+    ]
+    assert compare_arms("accuracy", *arms).difference.num_prompts == 50
+    found = compare_arms("length-matched", *scarce).difference
+    assert (found.num_prompts, found.ci_low) == (1, None)
+    assert "only one prompt" in found.reason
 
 
 def difference(value, low, high, reason=None):
@@ -81,9 +99,12 @@ def test_sentences_say_the_difference_and_what_to_do():
     better = verdict("accuracy", difference(0.021, 0.006, 0.036), are_defaults=False)
     assert better == "Better than the defaults by +2.1 points [+0.6, +3.6] of test pairwise accuracy."
     equal = verdict("loss", difference(0.003, -0.01, 0.016), are_defaults=False)
-    assert equal.startswith("No better than the defaults: keep them. The difference is +0.003 nats [-0.010, +0.016]")
+    said = "Not shown to be better than the defaults: keep them."
+    assert equal.startswith(f"{said} The difference is +0.003 nats [-0.010, +0.016]")
+    worse = verdict("accuracy", difference(-0.05, -0.06, -0.04), are_defaults=False)
+    assert worse.startswith("Worse than the defaults: keep them. The difference is -5.0 points")
     unknown = verdict("accuracy", difference(0.021, None, None, "one prompt"), are_defaults=False)
-    assert unknown.startswith("No better than the defaults: keep them.")
+    assert unknown.startswith(said)
     assert "no interval: one prompt" in shown_difference(difference(0.0, None, None, "one prompt"), "accuracy")
     assert "keep them" in verdict("accuracy", difference(0.0, None, None), are_defaults=True)
 
