@@ -31,7 +31,7 @@ MIN_PROMPTS = 10
 """Prompts that a claim needs: of fewer, percentile intervals lie above a true 0.5 too often."""
 COLUMNS = ("prompt_id", "prompt", "chosen", "rejected", "target_margin", "reward_chosen", "reward_rejected")
 BLIND = (("win_rate", "win rate", 0.5), ("gain", "gain", 0.0))
-"""What a choice is judged by, and what a blind one has of it."""
+"""A choice is judged by these; last, the value of a blind one."""
 _TEXTS = ["prompt", "chosen", "rejected"]
 _REWARDS = ["reward_chosen", "reward_rejected"]
 
@@ -274,7 +274,7 @@ def _of_prompt(pool: LoggedPool, strength: FloatArray, k: int) -> tuple[float, .
 
 
 def _outcome(best_of_two: dict[str, Any], is_asked: bool) -> str:
-    """What nothing claimed means: "too_few" prompts to ask, "refuted" where it is shown, else "open"."""
+    """Say why nothing is claimed: "too_few" prompts to ask, "refuted" where it is shown, else "open"."""
     highs = [(best_of_two[name]["ci_high"], least) for name, _, least in BLIND]
     is_refuted = any(high is not None and high < least for high, least in highs)
     return "too_few" if not is_asked else "refuted" if is_refuted else "open"
