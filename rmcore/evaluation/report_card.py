@@ -21,6 +21,7 @@ from rmcore.evaluation.ranking import (
     PairMean,
     PooledSides,
     Spread,
+    correctness,
     mean_statistic,
     pair_means,
     softplus,
@@ -196,7 +197,7 @@ def batch_metrics(
 ) -> dict[str, float]:
     """Quick metrics of (P, 2) rewards, chosen first, without intervals, for validation during training.
 
-    Keys, as in `evaluate_pairs`: pairwise_accuracy (over untied pairs; NaN where all are tied), tie_rate, loss (nats),
+    Keys, as in `evaluate_pairs`: pairwise_accuracy (ties half), tie_rate, loss (nats),
     mean_margin, margin_std (population), margin_p05 to margin_p95, negative_margin_rate, ece (plug-in), and of the
     single sides roc_auc and tpr@t, fpr@t, fnr@t for each of `thresholds`. `beta` as there.
 
@@ -218,14 +219,13 @@ def batch_metrics(
     table = RewardTable.of_rewards(values, beta=beta)
     margin = table.margin
     once = np.ones((1, table.num_pairs))  # (1, P): here each pair is its own cluster, and nothing is resampled
-    wins, losses = int((margin > 0).sum()), int((margin < 0).sum())
     sides = PooledSides(table, thresholds)(once) | MarginPercentiles(table)(once)
     return {
-        "pairwise_accuracy": wins / (wins + losses) if wins + losses else float("nan"),
+        "pairwise_accuracy": float(correctness(margin).mean()),
         "tie_rate": float((margin == 0).mean()),
         "loss": float(softplus(-table.log_odds).mean()),
         "mean_margin": float(margin.mean()),
         "margin_std": float(margin.std()),
-        "negative_margin_rate": losses / len(margin),
+        "negative_margin_rate": float((margin < 0).mean()),
         "ece": calib.expected_calibration_error(table.log_odds, num_bins),
     } | {name: float(value[0]) for name, value in sides.items()}

@@ -48,11 +48,12 @@ def test_one_prompt_has_values_but_no_intervals(make_rewards):
     assert metrics["pairwise_accuracy"].value is not None
 
 
-def test_all_tied_pairs_have_no_accuracy(make_rewards):
-    metrics = evaluate_pairs(make_rewards().assign(reward_chosen=1.5, reward_rejected=1.5), num_resamples=100)
-    assert metrics["pairwise_accuracy"].value is None
-    assert "tied" in metrics["pairwise_accuracy"].reason
-    assert metrics["pairwise_accuracy"].num == 0
+def test_all_tied_pairs_have_the_accuracy_of_a_guess(make_rewards):
+    frame = make_rewards().assign(reward_chosen=1.5, reward_rejected=1.5)
+    metrics = evaluate_pairs(frame, num_resamples=100)
+    for name in ("pairwise_accuracy", "length_matched_accuracy", "pairwise_accuracy[easy]"):
+        assert metrics[name].value == 0.5, name
+    assert metrics["pairwise_accuracy"].num == len(frame)
     assert metrics["tie_rate"].value == 1.0
     assert metrics["loss"].value == pytest.approx(np.log(2))
     assert metrics["ece_debiased"].value == 0.0
@@ -139,7 +140,7 @@ def test_batch_metrics_agree_with_the_report_card(make_rewards):
             assert value == pytest.approx(full[name].value, abs=1e-12), name
     assert {"roc_auc", "margin_p05", "margin_p50", "fpr@0.2", "fnr@0.9", "tpr@0.9"} <= quick.keys()
     assert not any(name.endswith("@0.5") for name in full)
-    assert np.isnan(batch_metrics(np.zeros((3, 2)))["pairwise_accuracy"])
+    assert batch_metrics(np.zeros((3, 2)))["pairwise_accuracy"] == 0.5
     with pytest.raises(DataError, match=r"positions \[1\]"):
         batch_metrics(np.array([[0.5, 0.0], [0.0, np.nan]]))
     with pytest.raises(DataError, match="at least one"):
