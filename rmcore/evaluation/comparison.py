@@ -105,6 +105,7 @@ def _accuracies(
             num_prompts=len(np.unique(first.prompt[mask])),
             num_pairs=int(mask.sum()),
             is_share=name != "accuracy_difference",
+            is_difference=name == "accuracy_difference",
         )
         for name, value in resampled.point.items()
     }

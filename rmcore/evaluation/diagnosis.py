@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from rmcore.evaluation.ranking import OVER_BASELINE
+
 ACCURACY_CHANGE = 0.02
 """A change of mean accuracy between thirds of the run that counts: two points."""
 STUCK_IMPROVEMENT = 0.02
@@ -236,9 +238,6 @@ def validation_gate(values: Mapping[str, float | None]) -> list[GateCheck]:
     return checks
 
 
-OVER_BASELINE = "accuracy_over_baseline"
-
-
 def baseline_check(over_baseline: Mapping[str, Any]) -> GateCheck:
     """Whether a model is shown to know more than chance and length: on the lower end of the interval.
 
@@ -303,10 +302,11 @@ def no_better_than_length(over_baseline: Mapping[str, Any]) -> Diagnosis | None:
         f"accuracy minus that of the better of chance and length is {_points(value, low, high)} on "
         f"{over_baseline['num']} held-out pairs"
     )
-    if high > 0:
+    if high >= 0:
+        equal = "it is equal to the better of chance and length on these pairs: " if value == 0 else ""
         return Diagnosis(
             symptom,
-            "too few held-out pairs to say whether it knows more than chance and length",
+            f"{equal}too few held-out pairs to say whether it knows more than chance and length",
             "hold out more pairs (data.test_fraction, data.eval_source); their number has to grow with the square of "
             "the precision that is wanted",
         )

@@ -17,6 +17,8 @@ from rmcore.evaluation.rewards import RewardTable
 
 PERCENTILES = (5, 25, 50, 75, 95)
 SIDE_THRESHOLDS = (0.3, 0.5, 0.7)
+OVER_BASELINE = "accuracy_over_baseline"
+"""The metric of `OverBaseline`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ class OverBaseline:
         """Give {"accuracy_over_baseline": (B,)} for weights (B, C)."""
         pairs = weights @ self._pairs
         longer = ratio(weights @ self._longer, pairs)
-        return {"accuracy_over_baseline": ratio(weights @ self._right, pairs) - np.maximum(longer, 1 - longer)}
+        return {OVER_BASELINE: ratio(weights @ self._right, pairs) - np.maximum(longer, 1 - longer)}
 
 
 class Spread:

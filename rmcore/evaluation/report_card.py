@@ -15,6 +15,7 @@ from rmcore.core.errors import DataError
 from rmcore.core.progress import Report, prefixed, silent
 from rmcore.evaluation import calibration as calib
 from rmcore.evaluation.ranking import (
+    OVER_BASELINE,
     SIDE_THRESHOLDS,
     MarginPercentiles,
     OverBaseline,
@@ -49,8 +50,8 @@ def evaluate_pairs(
     `rmcore.evaluation.calibration` (ece_debiased, temperature). ece_tempered_debiased is the calibration error of
     beta * margin / temperature on pairs that the temperature was not fitted on.
 
-    Intervals are expanded percentile intervals (`percentile_interval`); a share that is exactly 0 or 1 gets the exact
-    binomial bound over prompts, and a calibration error `BinnedCalibration.interval`.
+    Intervals are expanded percentile intervals (`percentile_interval`); a share that is the same in all prompts gets
+    the exact bound over prompts (`unanimous_interval`), and a calibration error `BinnedCalibration.interval`.
 
     Args:
         rewards: one row a pair with pair_id, prompt_id (of a dialogue, that of its first user turn), reward_chosen,
@@ -121,6 +122,7 @@ def _value(name: str, table: RewardTable, resampled: Resampled) -> MetricValue:
         num_prompts=table.num_prompts,
         num_pairs=table.num_pairs,
         is_share="@" in name,
+        is_difference=name == OVER_BASELINE,
     )
 
 

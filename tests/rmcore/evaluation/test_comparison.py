@@ -60,11 +60,24 @@ def test_swapping_the_models_swaps_the_result(make_rewards):
     assert back["only_a_right"] == forward["only_b_right"]
 
 
+@pytest.mark.parametrize("num_prompts", [3, 4, 5, 6, 8])
+def test_where_every_prompt_says_the_same_the_interval_agrees_with_the_exact_test(num_prompts):
+    prompts = [str(number) for number in range(num_prompts)]
+    frame = pd.DataFrame({"pair_id": prompts, "prompt_id": prompts, "reward_chosen": 1.0, "reward_rejected": 0.0})
+    frame = frame.assign(chosen_chars=9, rejected_chars=9, subset=None)
+    result = paired_comparison(frame, frame.assign(reward_chosen=-1.0), num_resamples=100)
+    difference = result["accuracy_difference"]
+    assert (difference["value"], difference["ci_high"]) == (1.0, 1.0)
+    assert (difference["ci_low"] > 0) is (result["sign_flip_p"] < 0.05)
+
+
 def test_equal_models_do_not_differ(make_rewards):
     frame = make_rewards()
     result = paired_comparison(frame, frame)
     assert result["sign_flip_p"] == 1.0
-    assert result["accuracy_difference"]["value"] == 0.0
+    difference = result["accuracy_difference"]
+    assert difference["value"] == 0.0
+    assert difference["ci_low"] < 0 < difference["ci_high"]
     assert result["margin_pearson"] == pytest.approx(1.0)
 
 

@@ -156,6 +156,20 @@ def test_a_run_without_fault_is_told_none():
         ),
         (
             losses(0.5, 0.4, 0.3),
+            over_baseline(-0.02, -0.12, 0.0),
+            WHOLE,
+            "too few held-out pairs",
+            "-2.0 points",
+        ),
+        (
+            losses(0.5, 0.4, 0.3),
+            over_baseline(0.0, -0.07, 0.07),
+            WHOLE,
+            "it is equal to the better of chance and length",
+            "+0.0 points",
+        ),
+        (
+            losses(0.5, 0.4, 0.3),
             over_baseline(-0.1, -0.15, -0.05),
             WHOLE,
             "it loses to chance or to length",

@@ -67,6 +67,25 @@ def test_a_perfect_score_has_no_zero_width_interval(make_rewards):
     assert metric.ci_low == pytest.approx(0.025 ** (1 / 20))
 
 
+@pytest.mark.parametrize(
+    ("right", "longer", "shown"),
+    [(True, True, None), (False, False, False), (False, True, False), (True, "half", True)],
+    ids=["as length has it", "against length", "length alone is right", "more than length"],
+)
+def test_what_is_alike_in_every_prompt_is_shown_as_far_as_their_number_goes(right, longer, shown):
+    """40 prompts: a perfect model whose chosen sides are all longer is equal to length, and loses to nothing."""
+    index = np.repeat(np.arange(40), 2).astype(str)
+    is_longer = np.resize([True, False], 80) if longer == "half" else np.full(80, longer)
+    frame = pd.DataFrame({"pair_id": range(80), "prompt_id": index, "reward_rejected": 0.0, "subset": None}).assign(
+        reward_chosen=1.0 if right else -1.0,
+        chosen_chars=np.where(is_longer, 20, 10),
+        rejected_chars=np.where(is_longer, 10, 20),
+    )
+    over = evaluate_pairs(frame, num_resamples=100)["accuracy_over_baseline"]
+    assert over.ci_low < over.ci_high
+    assert {None: over.ci_low < 0 < over.ci_high, True: over.ci_low > 0, False: over.ci_high < 0}[shown]
+
+
 def test_a_subset_within_one_prompt_has_no_interval(make_rewards):
     frame = make_rewards(100, 20)
     frame["subset"] = np.where(frame.prompt_id == frame.prompt_id[0], "lonely", "rest")
