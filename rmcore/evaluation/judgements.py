@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 
 from rmcore.core.arrays import BoolArray, FloatArray, IntArray
+from rmcore.evaluation.calibration import BinnedCalibration
 from rmcore.evaluation.ranking import PairMean, mean_statistic, ratio
 from rmcore.evaluation.uncertainty import Compute, MetricValue, cluster_bootstrap, metric_value
 
@@ -105,7 +106,8 @@ def measure_choices(choices: Choices, *, num_prompts: int, num_resamples: int, s
 
     Returns:
         `nats`, `nats[KIND]`, `nats_gained` and `nats_gained[KIND]` (over chance), `top_accuracy` and `ndcg` (three
-        answers or more), `tie_share`, `tie_probability`, `tie_ece` (expected calibration error over ten equal bins).
+        answers or more), `tie_share`, `tie_probability`, `tie_ece` (expected calibration error over ten bins
+        of equally many, debiased, with the interval of `BinnedCalibration`, which resampling cannot give).
     """
     kinds = np.array(choices.kinds)
     lists = np.isin(kinds, ("ranking", "best of K")) & ~np.isnan(choices.top_is_best)
@@ -121,8 +123,9 @@ def measure_choices(choices: Choices, *, num_prompts: int, num_resamples: int, s
         means.append(PairMean(f"nats_gained{name}", choices.chance_nats - choices.nats, some, False, NOTHING))
     found = _means(means, choices.prompts, num_prompts, num_resamples, seed)
     if two.any():
-        compute = _tie_calibration(choices, two, num_prompts)
-        found |= _resampled({"tie_ece": compute}, {"tie_ece": choices.prompts[two]}, num_prompts, num_resamples, seed)
+        carrying, prompt = np.unique(choices.prompts[two], return_inverse=True)
+        said, is_tie = choices.tie_probability[two], choices.is_tie[two]
+        found["tie_ece"] = BinnedCalibration.of_events(said, is_tie, prompt, len(carrying), TIE_BINS).value()
     return found
 
 
@@ -197,17 +200,6 @@ def _resampled(
             is_share=name in shares,
         )
     return found
-
-
-def _tie_calibration(choices: Choices, two: BoolArray, num_prompts: int) -> _Statistic:
-    said, is_tie, prompts = choices.tie_probability[two], choices.is_tie[two], choices.prompts[two]
-    order = np.argsort(said, kind="stable")
-    bins = np.empty(len(said), dtype=np.int64)
-    bins[order] = np.arange(len(said)) * TIE_BINS // len(said)  # equally many in each
-    gaps = np.zeros((num_prompts, TIE_BINS))
-    np.add.at(gaps, (prompts, bins), is_tie - said)
-    counts = np.bincount(prompts, minlength=num_prompts).astype(np.float64)
-    return lambda weights: ratio(np.abs(weights @ gaps).sum(1), weights @ counts)
 
 
 def _auc(grades: GradesOf) -> _Statistic:

@@ -127,14 +127,8 @@ def _value(name: str, table: RewardTable, resampled: Resampled) -> MetricValue:
 
 
 def _calibration_error(table: RewardTable, temperature: float, num_bins: int) -> MetricValue:
-    """The debiased error of log-odds / temperature: a value below 0 says that none was found, and is shown as 0."""
-    binned = calib.BinnedCalibration(table.log_odds / temperature, table.prompt, table.num_prompts, num_bins)
-    # One row of weights, 1 for each prompt, is the estimate itself; (B, C) rows are a bootstrap's.
-    value = max(0.0, float(binned(np.ones((1, table.num_prompts)))["ece_debiased"][0]))
-    interval = binned.interval()
-    if interval is None:
-        return metric_value(value, None, num_prompts=table.num_prompts, num_pairs=table.num_pairs)
-    return MetricValue(value, min(interval[0], value), max(interval[1], value), table.num_pairs)
+    """The debiased error of log-odds / temperature."""
+    return calib.BinnedCalibration(table.log_odds / temperature, table.prompt, table.num_prompts, num_bins).value()
 
 
 def _temperature_split(

@@ -97,10 +97,33 @@ def test_choices_are_measured_by_kind_and_ties_by_their_probability() -> None:
     assert found["nats[tie]"].value == pytest.approx(nats[is_tie].mean())
     assert found["nats_gained"].value == pytest.approx(np.log(3) - nats.mean())
     assert found["tie_share"].ci_low <= found["tie_probability"].value <= found["tie_share"].ci_high
-    assert found["tie_ece"].value < 0.04  # of sampling alone: ten bins of 400
+    assert found["tie_ece"].value < 0.02
+    assert found["tie_ece"].ci_low == 0
     assert "ndcg" not in found
     wrong = Choices(**{**vars(choices), "tie_probability": 0.5 * chance})
-    assert measure_choices(wrong, num_prompts=number // 2, **HOW)["tie_ece"].value > 0.1
+    assert measure_choices(wrong, num_prompts=number // 2, **HOW)["tie_ece"].ci_low > 0.1
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.9, 0.6])
+@pytest.mark.parametrize("num_prompts", [100, 20])
+def test_the_calibration_error_of_ties_covers_the_truth_where_it_is_0_too(factor: float, num_prompts: int) -> None:
+    """Two choices a prompt, which tie together half of the time; a resampled plug-in has 0 outside in every case."""
+    rng = np.random.default_rng(7)
+    covered, of_zero, repeats = 0, 0, 200
+    for _ in range(repeats):
+        chance = np.repeat(rng.uniform(0.05, 0.4, num_prompts), 2)
+        luck = rng.random((num_prompts, 2))
+        luck[:, 1] = np.where(rng.random(num_prompts) < 0.5, luck[:, 0], luck[:, 1])
+        nan, size = np.full(2 * num_prompts, np.nan), 2 * num_prompts
+        choices = Choices(
+            np.arange(size) // 2, ["pair"] * size, nan, nan, nan, nan, factor * chance, luck.ravel() < chance
+        )
+        found = measure_choices(choices, num_prompts=num_prompts, num_resamples=1, seed=0)["tie_ece"]
+        # Ties are likelier than said in every bin, so the error is the mean gap, whatever the bins.
+        covered += found.ci_low <= (1 - factor) * chance.mean() <= found.ci_high
+        of_zero += found.ci_low == 0
+    assert covered / repeats >= 0.95 - 3 * np.sqrt(0.95 * 0.05 / repeats)
+    assert factor < 1 or of_zero / repeats >= 0.95
 
 
 def test_a_mean_over_prompts_is_over_rows() -> None:
