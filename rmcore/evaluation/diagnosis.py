@@ -44,8 +44,8 @@ def diagnose(history: Sequence[Mapping[str, Any]]) -> list[Diagnosis]:
             Read are train/loss, train/pairwise_accuracy, eval/pairwise_accuracy, eval/mean_margin.
 
     Returns:
-        Empty where nothing is seen or the history is too short to tell (three points of a metric; six evaluations for
-        oscillation).
+        Empty where nothing is seen or the history is too short to tell (three points of a metric; two evaluations for
+        a reversed model, six for oscillation).
     """
     found = (_exploding(history), _reversed(history), _overfitting(history), _stuck(history), _oscillating(history))
     return [diagnosis for diagnosis in found if diagnosis is not None]
@@ -101,14 +101,14 @@ def _exploding(history: Sequence[Mapping[str, Any]]) -> Diagnosis | None:
 
 def _reversed(history: Sequence[Mapping[str, Any]]) -> Diagnosis | None:
     series = _finite(_series(history, "eval/mean_margin"))
-    thirds = _thirds(series)
-    if not series:
+    if len(series) < 2:
         return None
-    margin = thirds[-1].mean if thirds else series[-1][1]
-    if margin >= 0:
+    end = _third(series[-max(2, len(series) // 3) :])
+    # two standard errors: the margins of an untrained model wander about zero
+    if end.mean >= -2 * math.sqrt(end.error2):
         return None
     return Diagnosis(
-        f"eval margin is negative ({margin:.3f} at the end)",
+        f"eval margin is negative ({end.mean:.3f} at the end)",
         "reversed model",
         "check data loading (are chosen and rejected swapped?); reduce the learning rate drastically",
     )
