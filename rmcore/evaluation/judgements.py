@@ -17,6 +17,7 @@ from rmcore.evaluation.ranking import PairMean, mean_statistic, ratio
 from rmcore.evaluation.uncertainty import Compute, MetricValue, cluster_bootstrap, metric_value
 
 TIE_BINS = 10
+_NO_VARIANCE = 1e-12  # of the mean square: float32 values that differ by rounding alone are one value
 NOTHING = "there is none of its kind"
 _Statistic = Callable[[FloatArray], FloatArray]
 """Prompt weights (B, C) -> one statistic (B,), NaN where undefined."""
@@ -234,7 +235,9 @@ def _kappa(grades: GradesOf, num_prompts: int) -> _Statistic:
 
 
 def _correlation(grades: GradesOf, num_prompts: int) -> _Statistic:
-    x, y = grades.said, grades.codes
+    # About their means: sums of squares of what is far from zero would leave rounding for a variance.
+    x, y = grades.said - grades.said.mean(), grades.codes - grades.codes.mean()
+    floor_x, floor_y = (_NO_VARIANCE * float(np.mean(values**2)) for values in (grades.said, grades.codes))
     moments = np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], axis=1)
     sums = np.stack(
         [np.bincount(grades.prompts, weights=column, minlength=num_prompts) for column in moments.T], axis=1
@@ -242,7 +245,9 @@ def _correlation(grades: GradesOf, num_prompts: int) -> _Statistic:
 
     def compute(weights: FloatArray) -> FloatArray:
         count, sx, sy, sxx, syy, sxy = (weights @ sums).T
-        covariance = sxy - sx * sy / count
-        return ratio(covariance, np.sqrt(np.maximum((sxx - sx**2 / count) * (syy - sy**2 / count), 0)))
+        variance_x, variance_y = (sxx - sx**2 / count) / count, (syy - sy**2 / count) / count
+        varies = (variance_x > floor_x) & (variance_y > floor_y)
+        covariance = (sxy - sx * sy / count) / count
+        return ratio(covariance, np.where(varies, np.sqrt(np.maximum(variance_x * variance_y, 0)), 0.0))
 
     return compute

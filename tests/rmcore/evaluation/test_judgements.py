@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 from sklearn.metrics import cohen_kappa_score, roc_auc_score
 
@@ -60,6 +62,29 @@ def test_grades_of_one_level_have_no_auc() -> None:
     found = measure_grades(same, num_prompts=20, **HOW)["auc"]
     assert (found.value, found.ci_low) == (None, None)
     assert "undefined" in found.reason
+
+
+@given(st.floats(-1e6, 1e6), st.integers(2, 40), st.sampled_from([0.0, 1e-16, 1e-9]))
+@settings(max_examples=100, deadline=None)
+def test_a_constant_prediction_has_no_correlation_whatever_its_rounding(said: float, number: int, error: float) -> None:
+    rng = np.random.default_rng(number)
+    grades = rng.normal(size=2 * number)
+    ones, nan = np.ones(2 * number), np.full(2 * number, np.nan)
+    same = said * (1 + error * rng.choice([-1, 1], size=2 * number))
+    for x, y in ((same, grades), (grades, same)):
+        of = GradesOf(np.arange(2 * number) // 2, ones, ones, x, y, nan, 0)
+        found = measure_grades(of, num_prompts=number, num_resamples=20, seed=0)["correlation"]
+        assert (found.value, found.ci_low) == (None, None)
+        assert "undefined" in found.reason
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e5])
+def test_a_correlation_does_not_depend_on_an_offset(offset: float) -> None:
+    grades = graded(np.random.default_rng(2), 40, 0)
+    moved = GradesOf(**{**vars(grades), "said": grades.said + offset, "codes": grades.codes - offset})
+    before, after = (measure_grades(one, num_prompts=40, **HOW)["correlation"] for one in (grades, moved))
+    assert before.value == pytest.approx(np.corrcoef(grades.said, grades.codes)[0, 1])
+    assert (after.value, after.ci_low, after.ci_high) == pytest.approx((before.value, before.ci_low, before.ci_high))
 
 
 @pytest.mark.parametrize(("levels", "name"), [(2, "auc"), (4, "kappa"), (0, "correlation")])
