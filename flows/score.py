@@ -125,7 +125,7 @@ def scores_markdown(summary: dict[str, Any]) -> str:
         "sides cut to the model's limit": summary["num_cut"],
         "speed": f"{summary['rows_per_second']:.1f} rows/s, {summary['tokens_per_second']:.0f} tokens/s",
         "seconds": f"{summary['seconds']:.1f}, after {summary['start_seconds']:.1f} until vLLM answered",
-        **({} if accuracy is None else {"pairwise accuracy": f"{accuracy:.4f} of untied pairs"}),
+        **({} if accuracy is None else {"pairwise accuracy": f"{accuracy:.4f}, ties half"}),
     }
     lines = [f"# Rewards by {escape(summary['model'])} behind vLLM", "", "| | |", "| --- | --- |"]
     return "\n".join([*lines, *(f"| {name} | {escape(str(value))} |" for name, value in found.items())]) + "\n"

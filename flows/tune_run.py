@@ -138,12 +138,12 @@ class Tuning:
         places = folders(outcome.refs)
         try:
             scores = validation_scores(self.objective, places, beta=trial.config.train.beta)
-        except DataError as error:  # a model whose rewards are all tied chose no step on the validation pairs
+        except DataError as error:  # no step of it was measured on validation pairs
             self._fail(trial, str(error))
             return
         if not math.isfinite(scores.value):
             self._fail(
-                trial, f"its {LABELS[self.objective]} is not defined: the rewards of all pairs that count are tied"
+                trial, f"its {LABELS[self.objective]} is not defined: no validation pair that could be read counts"
             )
             return
         self.failed_in_a_row = 0

@@ -21,6 +21,7 @@ from rmcore.core.store import KEY_LENGTH, Store, make_key
 from rmcore.data.pair import PreferencePair, Prompt
 from rmcore.data.readers.sources import load_pairs, source_digest
 from rmcore.data.responses import load_responses
+from rmcore.evaluation.ranking import correctness
 from tasks.device import device_slot, in_the_way, slot_environment
 from tasks.home import home, tracking_address
 from tasks.model_versions import REGISTRY_SCHEME, checkpoint_of
@@ -201,9 +202,8 @@ def rewards_table(data: ScoringData, rewards: Sequence[float], num_cut: Sequence
 def summarise(served: ModelToServe, data: ScoringData, table: pd.DataFrame, scored: Scored) -> dict[str, Any]:
     """Sum up a scored file, JSON-ready. `rows_per_second` leaves the start of vLLM out."""
     accuracy = None
-    if data.is_pairs:
-        untied = table[table.reward_chosen != table.reward_rejected]
-        accuracy = float((untied.reward_chosen > untied.reward_rejected).mean()) if len(untied) else None
+    if data.is_pairs and len(table):
+        accuracy = float(correctness((table.reward_chosen - table.reward_rejected).to_numpy()).mean())
     return {
         "model": served.name,
         "checkpoint": served.address,

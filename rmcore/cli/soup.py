@@ -218,10 +218,10 @@ def _load(name: str, model: ModelReading) -> Any:
 
 
 def _accuracy(table: "pd.DataFrame") -> float:
-    """Share of untied pairs that a model ranks right; 0.5 where all are tied, as guessing has."""
-    margins = (table["reward_chosen"] - table["reward_rejected"]).to_numpy()
-    untied = margins[margins != 0]
-    return float((untied > 0).mean()) if len(untied) else 0.5
+    """Share of pairs that a model ranks right, ties half."""
+    from rmcore.evaluation.ranking import correctness
+
+    return float(correctness((table["reward_chosen"] - table["reward_rejected"]).to_numpy()).mean())
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ _OF_PAIRS = (
         "pairwise_accuracy",
         "pairwise accuracy",
         "share",
-        "share of pairs whose chosen side gets the higher reward; ties count on neither side",
+        "share of pairs whose chosen side gets the higher reward; ties count half",
         better="higher",
         cell_name="eval/test_pairwise_accuracy",
         cell_label="held-out pairwise accuracy",
@@ -104,7 +104,7 @@ _OF_PAIRS = (
         "longer_wins_accuracy",
         "“the longer one wins”",
         "share",
-        "accuracy of always preferring the longer completion: a yardstick, not this model",
+        "accuracy of always preferring the longer completion, pairs of equal length half: a yardstick, not this model",
     ),
     MetricSpec(
         "accuracy_over_baseline",

@@ -21,6 +21,7 @@ from scipy.special import expit, ndtr, stdtrit
 from rmcore.core.arrays import BoolArray, FloatArray, IntArray
 from rmcore.core.errors import ConfigError
 from rmcore.evaluation.rewards import RewardTable
+from rmcore.evaluation.uncertainty import MetricValue, metric_value
 
 FOLD_TAU = 0.5
 """Share 1 / (1 + tau^2) = 4/5 of the evidence decides the sign of a gap, the rest measures it: five folds."""
@@ -87,14 +88,33 @@ class BinnedCalibration:
 
     def __init__(self, log_odds: FloatArray, prompt: IntArray, num_prompts: int, num_bins: int) -> None:
         confidence, correct = confidence_and_correctness(log_odds)
-        cell = prompt * num_bins + bin_of(confidence, num_bins)  # (P,) index into (C, bins)
-        shape = (num_prompts, num_bins)
+        self._sum_up(confidence, correct, bin_of(confidence, num_bins), prompt, (num_prompts, num_bins))
+
+    @classmethod
+    def of_events(
+        cls, probability: FloatArray, happened: BoolArray, prompt: IntArray, num_prompts: int, num_bins: int
+    ) -> "BinnedCalibration":
+        """The same of any events: (P,) the probability that each was given, and whether it happened.
+
+        Bins hold equally many events, by their probability: rare ones would share a single bin of equal width.
+        """
+        bins = np.empty(len(probability), dtype=np.int64)
+        bins[np.argsort(probability, kind="stable")] = np.arange(len(probability)) * num_bins // len(probability)
+        made = cls.__new__(cls)
+        made._sum_up(probability, happened.astype(np.float64), bins, prompt, (num_prompts, num_bins))
+        return made
+
+    def _sum_up(
+        self, confidence: FloatArray, correct: FloatArray, bins: IntArray, prompt: IntArray, shape: tuple[int, int]
+    ) -> None:
+        """Sums by prompt and bin, all that is kept of the pairs; `shape` is (C, bins)."""
+        cell = prompt * shape[1] + bins
 
         def sums(values: FloatArray) -> FloatArray:
-            totals = np.bincount(cell, values, minlength=num_prompts * num_bins)
+            totals = np.bincount(cell, values, minlength=shape[0] * shape[1])
             return totals.astype(np.float64).reshape(shape)
 
-        self._count = sums(np.ones_like(log_odds))  # (C, bins)
+        self._count = sums(np.ones_like(confidence))  # (C, bins)
         self._gap = sums(correct - confidence)
         self._square = sums((correct - confidence) ** 2)
         self._right = sums(correct)
@@ -104,6 +124,16 @@ class BinnedCalibration:
         """(B, C) weights -> ece_debiased, (B,)."""
         gap, error, share = self._bins(weights)
         return {"ece_debiased": (share * _folded(gap, error)).sum(axis=1)}
+
+    def value(self) -> MetricValue:
+        """The error with its interval: an estimate below 0 says that none was found, and is shown as 0."""
+        num_prompts, num_pairs = len(self._count), int(self._count.sum())
+        # One row of weights, 1 for each prompt, is the estimate itself; (B, C) rows are a bootstrap's.
+        found = max(0.0, float(self(np.ones((1, num_prompts)))["ece_debiased"][0]))
+        interval = self.interval()
+        if interval is None:
+            return metric_value(found, None, num_prompts=num_prompts, num_pairs=num_pairs)
+        return MetricValue(found, min(interval[0], found), max(interval[1], found), num_pairs)
 
     def interval(self, level: float = 0.95) -> tuple[float, float] | None:
         """Interval of the true binned error sum_b P(b) |E[correct - confidence | b]|; None with one prompt.

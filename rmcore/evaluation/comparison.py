@@ -12,7 +12,7 @@ import pandas as pd
 
 from rmcore.core.arrays import BoolArray, FloatArray
 from rmcore.core.errors import DataError
-from rmcore.evaluation.ranking import PairMean, mean_statistic
+from rmcore.evaluation.ranking import PairMean, correctness, mean_statistic
 from rmcore.evaluation.rewards import RewardTable
 from rmcore.evaluation.uncertainty import MetricValue, cluster_bootstrap, metric_value, sign_flip_test
 
@@ -27,8 +27,8 @@ def paired_comparison(a: pd.DataFrame, b: pd.DataFrame, *, num_resamples: int = 
         seed: of the resampling and the sign flips.
 
     Returns:
-        JSON-ready: num_pairs, num_prompts; accuracy_a, accuracy_b, accuracy_difference (A - B, over each model's untied
-        pairs) and the same three with length_matched_ before, each value/ci_low/ci_high/num/reason; sign_flip_p (over
+        JSON-ready: num_pairs, num_prompts; accuracy_a, accuracy_b, accuracy_difference (A - B; a tie is half
+        right) and the same three with length_matched_ before, each value/ci_low/ci_high/num/reason; sign_flip_p (over
         prompts; a tie scores 0.5); only_a_right, only_b_right, both_right, neither_right (a tie is not right);
         margin_pearson, margin_spearman (null where a model's margins are all equal).
 
@@ -43,7 +43,7 @@ def paired_comparison(a: pd.DataFrame, b: pd.DataFrame, *, num_resamples: int = 
     for prefix, mask in (("", every), ("length_matched_", first.length_matched)):
         compared = _accuracies(first, second, mask, num_resamples, seed)
         metrics |= {f"{prefix}{name}": value.to_dict() for name, value in compared.items()}
-    score_a, score_b = ((np.sign(table.margin) + 1) / 2 for table in (first, second))
+    score_a, score_b = (correctness(table.margin) for table in (first, second))
     by_prompt = np.bincount(first.prompt, score_a - score_b, minlength=first.num_prompts)
     right_a, right_b = first.margin > 0, second.margin > 0
     return metrics | {
@@ -87,7 +87,7 @@ def _accuracies(
 ) -> dict[str, MetricValue]:
     """accuracy_a, accuracy_b and accuracy_difference over the pairs of `mask`, from one set of resamples."""
     sides = [
-        PairMean(name, (table.margin > 0).astype(np.float64), mask & (table.margin != 0), True, "")
+        PairMean(name, correctness(table.margin), mask, True, "")
         for name, table in (("accuracy_a", first), ("accuracy_b", second))
     ]
 
@@ -96,21 +96,19 @@ def _accuracies(
         return values | {"accuracy_difference": values["accuracy_a"] - values["accuracy_b"]}
 
     resampled = cluster_bootstrap(compute, first.num_prompts, num_resamples=num_resamples, seed=seed)
-    both = sides[0].mask & sides[1].mask
-    over = {"accuracy_a": sides[0].mask, "accuracy_b": sides[1].mask, "accuracy_difference": both}
-    metrics = {}
-    for name, used in over.items():
-        if np.isnan(resampled.point[name]):
-            metrics[name] = MetricValue(None, None, None, 0, "a model has no untied pair among these")
-            continue
-        metrics[name] = metric_value(
-            resampled.point[name],
+    if not mask.any():
+        return dict.fromkeys(resampled.point, MetricValue(None, None, None, 0, "no pair is length-matched"))
+    return {
+        name: metric_value(
+            value,
             resampled.replicates.get(name),
-            num_prompts=len(np.unique(first.prompt[used])),
-            num_pairs=int(used.sum()),
+            num_prompts=len(np.unique(first.prompt[mask])),
+            num_pairs=int(mask.sum()),
             is_share=name != "accuracy_difference",
+            is_difference=name == "accuracy_difference",
         )
-    return metrics
+        for name, value in resampled.point.items()
+    }
 
 
 def _correlation(x: FloatArray, y: FloatArray) -> float | None:

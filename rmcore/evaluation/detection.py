@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from rmcore.core.arrays import FloatArray, IntArray
 from rmcore.core.errors import ConfigError, DataError
-from rmcore.evaluation.ranking import PairMean, mean_statistic, ratio
+from rmcore.evaluation.ranking import PairMean, correctness, mean_statistic, ratio
 from rmcore.evaluation.uncertainty import MetricValue, cluster_bootstrap, metric_value
 
 
@@ -75,7 +75,7 @@ def accuracies(
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> list[MetricValue]:
-    """Pairwise accuracy of K margins for P pairs, each with its 95 % interval over prompts; ties are left out.
+    """Pairwise accuracy of K margins for P pairs, each with its 95 % interval over prompts; ties half.
 
     Args:
         margins: (K, P) chosen minus rejected, any unit.
@@ -89,9 +89,9 @@ def accuracies(
     """
     values = np.asarray(margins, dtype=np.float64)
     prompt = next(_group(row, prompt_ids, "margins")[1] for row in values)
-    counted = (values != 0) & (True if masks is None else np.asarray(masks, dtype=bool))
+    counted = np.ones(values.shape, dtype=bool) if masks is None else np.asarray(masks, dtype=bool)
     means = [
-        PairMean(str(number), (row > 0).astype(np.float64), mask, True, "no untied pair")
+        PairMean(str(number), correctness(row), mask, True, "no pair counts")
         for number, (row, mask) in enumerate(zip(values, counted, strict=True))
     ]
     found = cluster_bootstrap(

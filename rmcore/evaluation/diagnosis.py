@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from rmcore.evaluation.ranking import OVER_BASELINE
+
 ACCURACY_CHANGE = 0.02
 """A change of mean accuracy between thirds of the run that counts: two points."""
 STUCK_IMPROVEMENT = 0.02
@@ -42,8 +44,8 @@ def diagnose(history: Sequence[Mapping[str, Any]]) -> list[Diagnosis]:
             Read are train/loss, train/pairwise_accuracy, eval/pairwise_accuracy, eval/mean_margin.
 
     Returns:
-        Empty where nothing is seen or the history is too short to tell (three points of a metric; six evaluations for
-        oscillation).
+        Empty where nothing is seen or the history is too short to tell (three points of a metric; two evaluations for
+        a reversed model, six for oscillation).
     """
     found = (_exploding(history), _reversed(history), _overfitting(history), _stuck(history), _oscillating(history))
     return [diagnosis for diagnosis in found if diagnosis is not None]
@@ -99,14 +101,14 @@ def _exploding(history: Sequence[Mapping[str, Any]]) -> Diagnosis | None:
 
 def _reversed(history: Sequence[Mapping[str, Any]]) -> Diagnosis | None:
     series = _finite(_series(history, "eval/mean_margin"))
-    thirds = _thirds(series)
-    if not series:
+    if len(series) < 2:
         return None
-    margin = thirds[-1].mean if thirds else series[-1][1]
-    if margin >= 0:
+    end = _third(series[-max(2, len(series) // 3) :])
+    # two standard errors: the margins of an untrained model wander about zero
+    if end.mean >= -2 * math.sqrt(end.error2):
         return None
     return Diagnosis(
-        f"eval margin is negative ({margin:.3f} at the end)",
+        f"eval margin is negative ({end.mean:.3f} at the end)",
         "reversed model",
         "check data loading (are chosen and rejected swapped?); reduce the learning rate drastically",
     )
@@ -236,9 +238,6 @@ def validation_gate(values: Mapping[str, float | None]) -> list[GateCheck]:
     return checks
 
 
-OVER_BASELINE = "accuracy_over_baseline"
-
-
 def baseline_check(over_baseline: Mapping[str, Any]) -> GateCheck:
     """Whether a model is shown to know more than chance and length: on the lower end of the interval.
 
@@ -303,10 +302,11 @@ def no_better_than_length(over_baseline: Mapping[str, Any]) -> Diagnosis | None:
         f"accuracy minus that of the better of chance and length is {_points(value, low, high)} on "
         f"{over_baseline['num']} held-out pairs"
     )
-    if high > 0:
+    if high >= 0:
+        equal = "it is equal to the better of chance and length on these pairs: " if value == 0 else ""
         return Diagnosis(
             symptom,
-            "too few held-out pairs to say whether it knows more than chance and length",
+            f"{equal}too few held-out pairs to say whether it knows more than chance and length",
             "hold out more pairs (data.test_fraction, data.eval_source); their number has to grow with the square of "
             "the precision that is wanted",
         )

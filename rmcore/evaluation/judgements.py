@@ -12,10 +12,12 @@ from functools import partial
 import numpy as np
 
 from rmcore.core.arrays import BoolArray, FloatArray, IntArray
+from rmcore.evaluation.calibration import BinnedCalibration
 from rmcore.evaluation.ranking import PairMean, mean_statistic, ratio
 from rmcore.evaluation.uncertainty import Compute, MetricValue, cluster_bootstrap, metric_value
 
 TIE_BINS = 10
+_NO_VARIANCE = 1e-12  # of the mean square: float32 values that differ by rounding alone are one value
 NOTHING = "there is none of its kind"
 _Statistic = Callable[[FloatArray], FloatArray]
 """Prompt weights (B, C) -> one statistic (B,), NaN where undefined."""
@@ -105,7 +107,8 @@ def measure_choices(choices: Choices, *, num_prompts: int, num_resamples: int, s
 
     Returns:
         `nats`, `nats[KIND]`, `nats_gained` and `nats_gained[KIND]` (over chance), `top_accuracy` and `ndcg` (three
-        answers or more), `tie_share`, `tie_probability`, `tie_ece` (expected calibration error over ten equal bins).
+        answers or more), `tie_share`, `tie_probability`, `tie_ece` (expected calibration error over ten bins
+        of equally many, debiased, with the interval of `BinnedCalibration`, which resampling cannot give).
     """
     kinds = np.array(choices.kinds)
     lists = np.isin(kinds, ("ranking", "best of K")) & ~np.isnan(choices.top_is_best)
@@ -121,8 +124,9 @@ def measure_choices(choices: Choices, *, num_prompts: int, num_resamples: int, s
         means.append(PairMean(f"nats_gained{name}", choices.chance_nats - choices.nats, some, False, NOTHING))
     found = _means(means, choices.prompts, num_prompts, num_resamples, seed)
     if two.any():
-        compute = _tie_calibration(choices, two, num_prompts)
-        found |= _resampled({"tie_ece": compute}, {"tie_ece": choices.prompts[two]}, num_prompts, num_resamples, seed)
+        carrying, prompt = np.unique(choices.prompts[two], return_inverse=True)
+        said, is_tie = choices.tie_probability[two], choices.is_tie[two]
+        found["tie_ece"] = BinnedCalibration.of_events(said, is_tie, prompt, len(carrying), TIE_BINS).value()
     return found
 
 
@@ -199,17 +203,6 @@ def _resampled(
     return found
 
 
-def _tie_calibration(choices: Choices, two: BoolArray, num_prompts: int) -> _Statistic:
-    said, is_tie, prompts = choices.tie_probability[two], choices.is_tie[two], choices.prompts[two]
-    order = np.argsort(said, kind="stable")
-    bins = np.empty(len(said), dtype=np.int64)
-    bins[order] = np.arange(len(said)) * TIE_BINS // len(said)  # equally many in each
-    gaps = np.zeros((num_prompts, TIE_BINS))
-    np.add.at(gaps, (prompts, bins), is_tie - said)
-    counts = np.bincount(prompts, minlength=num_prompts).astype(np.float64)
-    return lambda weights: ratio(np.abs(weights @ gaps).sum(1), weights @ counts)
-
-
 def _auc(grades: GradesOf) -> _Statistic:
     order = np.argsort(grades.said, kind="stable")
     said, positive, prompts = grades.said[order], grades.codes[order] > 0, grades.prompts[order]
@@ -242,7 +235,9 @@ def _kappa(grades: GradesOf, num_prompts: int) -> _Statistic:
 
 
 def _correlation(grades: GradesOf, num_prompts: int) -> _Statistic:
-    x, y = grades.said, grades.codes
+    # About their means: sums of squares of what is far from zero would leave rounding for a variance.
+    x, y = grades.said - grades.said.mean(), grades.codes - grades.codes.mean()
+    floor_x, floor_y = (_NO_VARIANCE * float(np.mean(values**2)) for values in (grades.said, grades.codes))
     moments = np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], axis=1)
     sums = np.stack(
         [np.bincount(grades.prompts, weights=column, minlength=num_prompts) for column in moments.T], axis=1
@@ -250,7 +245,9 @@ def _correlation(grades: GradesOf, num_prompts: int) -> _Statistic:
 
     def compute(weights: FloatArray) -> FloatArray:
         count, sx, sy, sxx, syy, sxy = (weights @ sums).T
-        covariance = sxy - sx * sy / count
-        return ratio(covariance, np.sqrt(np.maximum((sxx - sx**2 / count) * (syy - sy**2 / count), 0)))
+        variance_x, variance_y = (sxx - sx**2 / count) / count, (syy - sy**2 / count) / count
+        varies = (variance_x > floor_x) & (variance_y > floor_y)
+        covariance = (sxy - sx * sy / count) / count
+        return ratio(covariance, np.where(varies, np.sqrt(np.maximum(variance_x * variance_y, 0)), 0.0))
 
     return compute

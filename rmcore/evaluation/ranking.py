@@ -1,6 +1,7 @@
 """How well rewards order the pairs: accuracies, margins, and the spread of rewards.
 
-A tie (margin exactly 0) is neither right nor wrong: accuracies are over untied pairs and `tie_rate` stands beside them.
+A tie (margin exactly 0) is half right, as a guess would be: left out, it would raise the accuracy of a model that ties
+where it would be wrong. `tie_rate` stands beside the accuracies.
 All statistics are functions of prompt weights (see `rmcore.evaluation.uncertainty`); a weight w equals w copies of the
 prompt. Axes: B resamples, C prompts, P pairs.
 """
@@ -16,6 +17,8 @@ from rmcore.evaluation.rewards import RewardTable
 
 PERCENTILES = (5, 25, 50, 75, 95)
 SIDE_THRESHOLDS = (0.3, 0.5, 0.7)
+OVER_BASELINE = "accuracy_over_baseline"
+"""The metric of `OverBaseline`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ class PairMean:
     mask: BoolArray
     """(P,) pairs that count."""
     is_share: bool
-    """Whether the values are 0 or 1."""
+    """Whether the values lie between 0 and 1, wrong and right."""
     undefined: str
     """Why there is no value, should no pair count."""
 
@@ -36,50 +39,43 @@ class PairMean:
 def pair_means(table: RewardTable) -> list[PairMean]:
     """The metrics of `table` that are means over pairs, subset accuracies included.
 
-    - pairwise_accuracy: share of untied pairs with margin > 0. tie_rate: share of pairs with margin 0.
+    - pairwise_accuracy: share of pairs with margin > 0, ties half. tie_rate: share of pairs with margin 0.
     - loss: mean of softplus(-beta * margin), nats. mean_margin: logits. negative_margin_rate: share with margin < 0.
     - brier: mean of (1 - sigmoid(beta * margin))^2, which is the same for either orientation of the pair.
     - length_matched_accuracy: accuracy where |chars difference| < 15 % of the longer side.
     - expected_accuracy: accuracy against fresh labels, where how likely these name either side is known of all pairs:
-      the mean of that probability for the side with the higher reward, over untied pairs. It expects what
+      the mean of that probability for the side with the higher reward, 0.5 of tied pairs. It expects what
       pairwise_accuracy does and has none of the scatter of drawn labels (Rao and Blackwell).
-    - longer_wins_accuracy: baseline; share of chosen sides that are longer, over pairs of different length.
+    - longer_wins_accuracy: baseline; share of chosen sides that are longer, pairs of equal length half.
     - pairwise_accuracy[s]: accuracy over the pairs of subset s.
     """
     margin, log_odds = table.margin, table.log_odds
-    untied = margin != 0
     every = np.ones(table.num_pairs, dtype=bool)
-    right = (margin > 0).astype(np.float64)
+    right = correctness(margin)
     longer = table.chosen_chars - table.rejected_chars
-    tied = "every pair is tied: the rewards of both sides are equal"
     means = [
-        PairMean("pairwise_accuracy", right, untied, True, tied),
-        PairMean("tie_rate", (~untied).astype(np.float64), every, True, ""),
+        PairMean("pairwise_accuracy", right, every, True, ""),
+        PairMean("tie_rate", (margin == 0).astype(np.float64), every, True, ""),
         PairMean("loss", softplus(-log_odds), every, False, ""),
         PairMean("mean_margin", margin, every, False, ""),
         PairMean("negative_margin_rate", (margin < 0).astype(np.float64), every, True, ""),
         PairMean("brier", np.exp(-2 * softplus(log_odds)), every, False, ""),
-        PairMean(
-            "length_matched_accuracy", right, untied & table.length_matched, True, "no untied pair is length-matched"
-        ),
-        PairMean(
-            "longer_wins_accuracy",
-            (longer > 0).astype(np.float64),
-            longer != 0,
-            True,
-            "the two sides of every pair are equally long",
-        ),
+        PairMean("length_matched_accuracy", right, table.length_matched, True, "no pair is length-matched"),
+        PairMean("longer_wins_accuracy", correctness(longer), every, True, ""),
     ]
     if (probability := table.chosen_probability) is not None:
-        means.append(
-            PairMean("expected_accuracy", np.where(margin > 0, probability, 1 - probability), untied, False, tied)
-        )
+        means.append(PairMean("expected_accuracy", 0.5 + np.sign(margin) * (probability - 0.5), every, False, ""))
     labelled = np.array([subset is not None for subset in table.subset])
     codes = np.full(table.num_pairs, -1)
     names, codes[labelled] = np.unique(table.subset[labelled].astype(str), return_inverse=True)
     for code, name in enumerate(names):
-        means.append(PairMean(f"pairwise_accuracy[{name}]", right, untied & (codes == code), True, tied))
+        means.append(PairMean(f"pairwise_accuracy[{name}]", right, codes == code, True, ""))
     return means
+
+
+def correctness(margin: FloatArray) -> FloatArray:
+    """How right each margin is: 1 above zero, 0 below, 0.5 at zero, where the model says nothing."""
+    return np.asarray((1 + np.sign(margin)) / 2, dtype=np.float64)
 
 
 def softplus(x: FloatArray) -> FloatArray:
@@ -111,7 +107,7 @@ class OverBaseline:
     def __init__(self, table: RewardTable) -> None:
         def by_prompt(difference: FloatArray) -> FloatArray:
             """How often a difference is above zero, ties half: (C,) sums over the pairs of a prompt."""
-            sums = np.bincount(table.prompt, (1 + np.sign(difference)) / 2, minlength=table.num_prompts)
+            sums = np.bincount(table.prompt, correctness(difference), minlength=table.num_prompts)
             return sums.astype(np.float64)
 
         self._right = by_prompt(table.margin)
@@ -122,7 +118,7 @@ class OverBaseline:
         """Give {"accuracy_over_baseline": (B,)} for weights (B, C)."""
         pairs = weights @ self._pairs
         longer = ratio(weights @ self._longer, pairs)
-        return {"accuracy_over_baseline": ratio(weights @ self._right, pairs) - np.maximum(longer, 1 - longer)}
+        return {OVER_BASELINE: ratio(weights @ self._right, pairs) - np.maximum(longer, 1 - longer)}
 
 
 class Spread:

@@ -15,12 +15,14 @@ from rmcore.core.errors import DataError
 from rmcore.core.progress import Report, prefixed, silent
 from rmcore.evaluation import calibration as calib
 from rmcore.evaluation.ranking import (
+    OVER_BASELINE,
     SIDE_THRESHOLDS,
     MarginPercentiles,
     OverBaseline,
     PairMean,
     PooledSides,
     Spread,
+    correctness,
     mean_statistic,
     pair_means,
     softplus,
@@ -48,8 +50,8 @@ def evaluate_pairs(
     `rmcore.evaluation.calibration` (ece_debiased, temperature). ece_tempered_debiased is the calibration error of
     beta * margin / temperature on pairs that the temperature was not fitted on.
 
-    Intervals are expanded percentile intervals (`percentile_interval`); a share that is exactly 0 or 1 gets the exact
-    binomial bound over prompts, and a calibration error `BinnedCalibration.interval`.
+    Intervals are expanded percentile intervals (`percentile_interval`); a share that is the same in all prompts gets
+    the exact bound over prompts (`unanimous_interval`), and a calibration error `BinnedCalibration.interval`.
 
     Args:
         rewards: one row a pair with pair_id, prompt_id (of a dialogue, that of its first user turn), reward_chosen,
@@ -120,18 +122,13 @@ def _value(name: str, table: RewardTable, resampled: Resampled) -> MetricValue:
         num_prompts=table.num_prompts,
         num_pairs=table.num_pairs,
         is_share="@" in name,
+        is_difference=name == OVER_BASELINE,
     )
 
 
 def _calibration_error(table: RewardTable, temperature: float, num_bins: int) -> MetricValue:
-    """The debiased error of log-odds / temperature: a value below 0 says that none was found, and is shown as 0."""
-    binned = calib.BinnedCalibration(table.log_odds / temperature, table.prompt, table.num_prompts, num_bins)
-    # One row of weights, 1 for each prompt, is the estimate itself; (B, C) rows are a bootstrap's.
-    value = max(0.0, float(binned(np.ones((1, table.num_prompts)))["ece_debiased"][0]))
-    interval = binned.interval()
-    if interval is None:
-        return metric_value(value, None, num_prompts=table.num_prompts, num_pairs=table.num_pairs)
-    return MetricValue(value, min(interval[0], value), max(interval[1], value), table.num_pairs)
+    """The debiased error of log-odds / temperature."""
+    return calib.BinnedCalibration(table.log_odds / temperature, table.prompt, table.num_prompts, num_bins).value()
 
 
 def _temperature_split(
@@ -196,7 +193,7 @@ def batch_metrics(
 ) -> dict[str, float]:
     """Quick metrics of (P, 2) rewards, chosen first, without intervals, for validation during training.
 
-    Keys, as in `evaluate_pairs`: pairwise_accuracy (over untied pairs; NaN where all are tied), tie_rate, loss (nats),
+    Keys, as in `evaluate_pairs`: pairwise_accuracy (ties half), tie_rate, loss (nats),
     mean_margin, margin_std (population), margin_p05 to margin_p95, negative_margin_rate, ece (plug-in), and of the
     single sides roc_auc and tpr@t, fpr@t, fnr@t for each of `thresholds`. `beta` as there.
 
@@ -218,14 +215,13 @@ def batch_metrics(
     table = RewardTable.of_rewards(values, beta=beta)
     margin = table.margin
     once = np.ones((1, table.num_pairs))  # (1, P): here each pair is its own cluster, and nothing is resampled
-    wins, losses = int((margin > 0).sum()), int((margin < 0).sum())
     sides = PooledSides(table, thresholds)(once) | MarginPercentiles(table)(once)
     return {
-        "pairwise_accuracy": wins / (wins + losses) if wins + losses else float("nan"),
+        "pairwise_accuracy": float(correctness(margin).mean()),
         "tie_rate": float((margin == 0).mean()),
         "loss": float(softplus(-table.log_odds).mean()),
         "mean_margin": float(margin.mean()),
         "margin_std": float(margin.std()),
-        "negative_margin_rate": losses / len(margin),
+        "negative_margin_rate": float((margin < 0).mean()),
         "ece": calib.expected_calibration_error(table.log_odds, num_bins),
     } | {name: float(value[0]) for name, value in sides.items()}

@@ -22,6 +22,7 @@ Compute = Callable[[FloatArray], dict[str, FloatArray]]
 """Prompt weights (B, C) -> named statistics (B,), NaN where undefined."""
 
 _CHUNK_ELEMENTS = 2_000_000  # 16 MB per float64 temporary: bounded memory, and still long vectors
+_ROUNDING = 1e-12  # of a value: sums in another order differ by less
 _EXACT_LIMIT = 16  # 2^16 sign patterns are enumerated in milliseconds
 _ONE_PROMPT = "only one prompt: its pairs are not independent, so the spread over prompts cannot be estimated"
 _NO_INTERVAL = "too few prompts carry this metric: resamples leave it undefined or without bound"
@@ -144,38 +145,52 @@ def interval_p(replicates: FloatArray | None, num_prompts: int) -> float | None:
 
 
 def metric_value(
-    value: float, replicates: FloatArray | None, *, num_prompts: int, num_pairs: int, is_share: bool = False
+    value: float,
+    replicates: FloatArray | None,
+    *,
+    num_prompts: int,
+    num_pairs: int,
+    is_share: bool = False,
+    is_difference: bool = False,
 ) -> MetricValue:
     """A defined value with its interval from (B,) replicates, or with the reason why there is none.
+
+    Resampling cannot show what was never seen: where all replicates are alike, an interval would have no width and seem
+    sure. Shares and their differences get `unanimous_interval` there. Other statistics may be alike by definition, as
+    the gain of a policy over itself.
 
     Args:
         value: the point estimate.
         replicates: of the bootstrap over prompts; None where there was one prompt only.
         num_prompts: prompts that carry the metric.
         num_pairs: pairs that it is over.
-        is_share: whether it is a share of pairs; one of exactly 0 or 1 gets `exact_share_interval`.
+        is_share: whether it is a mean of what lies between 0 and 1.
+        is_difference: whether it is a difference of two shares, or a share minus the better of others.
     """
     if num_prompts < 2 or replicates is None:
         return MetricValue(value, None, None, num_pairs, _ONE_PROMPT)
-    if is_share and value in {0.0, 1.0}:
-        return MetricValue(value, *exact_share_interval(value, num_prompts), num_pairs)
     interval = percentile_interval(replicates, num_prompts)
     if interval is None:
         return MetricValue(value, None, None, num_pairs, _NO_INTERVAL)
-    return MetricValue(value, *interval, num_pairs)
+    low, high = interval
+    if (is_share or is_difference) and high - low <= _ROUNDING * max(abs(low), abs(high)):
+        low, high = unanimous_interval(value, num_prompts, -1.0 if is_difference else 0.0)
+    return MetricValue(value, low, high, num_pairs)
 
 
-def exact_share_interval(share: float, num_prompts: int) -> tuple[float, float]:
-    """95 % Clopper-Pearson interval of a share that is exactly 0 or 1 in all of `num_prompts` prompts.
+def unanimous_interval(value: float, num_prompts: int, lowest: float = 0.0) -> tuple[float, float]:
+    """95 % interval of a mean that is the same in all of `num_prompts` prompts and lies between `lowest` and 1.
 
-    Resampling cannot show there what was never seen: it would give a zero-width interval. With the prompt as the
-    independent unit the far end is 1 - (alpha/2)^(1/C) away, alpha being 0.05.
+    With the prompt as the independent unit, prompts that are otherwise make up to u = 1 - (alpha/2)^(1/C) of all,
+    alpha being 0.05: more would show among C with a probability of 1 - alpha/2. They may lie at either bound. Of a
+    share of 0 or 1 this is the interval of Clopper and Pearson. A share minus the better of two complementary ones,
+    max(l, 1 - l), lies within it, too: the maximum is convex, and moves by no more than u.
 
     Source:
         Clopper and Pearson 1934, Biometrika 26(4), the case of zero successes.
     """
-    width = 1 - 0.025 ** (1 / num_prompts)
-    return (0.0, width) if share == 0 else (1 - width, 1.0)
+    unseen = 1 - 0.025 ** (1 / num_prompts)
+    return value - unseen * (value - lowest), value + unseen * (1 - value)
 
 
 def sign_flip_test(differences_by_prompt: npt.ArrayLike, *, num_permutations: int = 9_999, seed: int = 0) -> float:

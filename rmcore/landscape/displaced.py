@@ -15,8 +15,8 @@ from rmcore.landscape.operators import PairCurvature
 class LossPoint(NamedTuple):
     """Loss, accuracy and ties of all pairs at one place.
 
-    loss: mean, nats a pair; None where a margin is not finite. accuracy: share of untied pairs with margin > 0, None
-    where the loss is or every pair is tied. tie_rate: share of pairs with margin 0, None where the loss is.
+    loss: mean, nats a pair; None where a margin is not finite. accuracy: share of pairs with margin > 0,
+    ties half. tie_rate: share of pairs with margin 0. Both are None where the loss is.
     """
 
     loss: float | None
@@ -74,20 +74,14 @@ def _point(margins: Tensor, temperature: float) -> LossPoint:
     if not bool(torch.isfinite(margins).all()):
         return LossPoint(None, None, None)
     loss = float(softplus(-margins / temperature).mean())
-    tied = int((margins == 0).sum())
-    untied = len(margins) - tied
-    return LossPoint(loss, int((margins > 0).sum()) / untied if untied else None, tied / len(margins))
+    right, tied = int((margins > 0).sum()), int((margins == 0).sum())
+    return LossPoint(loss, (right + tied / 2) / len(margins), tied / len(margins))
 
 
 def undefined_points(points: Sequence[LossPoint]) -> tuple[int, dict[str, str]]:
     """Number of points without a loss, and the reasons for what is undefined."""
     missing = sum(point.loss is None for point in points)
-    tied = sum(point.tie_rate == 1 for point in points)
-    reasons = {}
-    if missing:
-        overflow = f"at {missing} of {len(points)} points a reward is not finite: the weights are too far out."
-        reasons = dict.fromkeys(("loss", "accuracy", "tie_rate"), overflow)
-    if tied:
-        same = f"at {tied} of {len(points)} points every pair is tied."
-        reasons["accuracy"] = " ".join([*([reasons["accuracy"]] if missing else []), same])
-    return missing, reasons
+    if not missing:
+        return 0, {}
+    overflow = f"at {missing} of {len(points)} points a reward is not finite: the weights are too far out."
+    return missing, dict.fromkeys(("loss", "accuracy", "tie_rate"), overflow)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rmcore.core.arrays import FloatArray
 from rmcore.core.progress import Report, prefixed, silent
-from rmcore.evaluation.ranking import PairMean, mean_statistic
+from rmcore.evaluation.ranking import PairMean, correctness, mean_statistic
 from rmcore.evaluation.uncertainty import MetricValue, cluster_bootstrap, metric_value
 from rmcore.landscape.directions import checkpoint_direction, split_direction
 from rmcore.landscape.displaced import margins_at
@@ -42,7 +42,7 @@ class MemberPath:
         name: of the member.
         length: Euclidean distance of its weights from the average.
         loss: nats a pair, at the model's own temperature.
-        accuracy: share of untied pairs with margin > 0.
+        accuracy: share of pairs with margin > 0, ties half.
         height: nats a pair above the mixture of the members' losses, paired; 0 at the member itself.
     """
 
@@ -120,12 +120,11 @@ class _Pairs:
     def means(self, chord: FloatArray) -> list[PairMean]:
         """The three means of this place; `chord` (n,) is the mixture of the members' losses at it."""
         known = np.full(len(self.loss), bool(np.isfinite(self.loss).all() and np.isfinite(chord).all()))
-        right = (self.margins > 0).astype(np.float64)
         with np.errstate(invalid="ignore"):
             height = self.loss - chord
         return [
             PairMean("loss", self.loss, known, False, NOT_FINITE),
-            PairMean("accuracy", right, known & (self.margins != 0), True, f"every pair is tied, or {NOT_FINITE}"),
+            PairMean("accuracy", correctness(self.margins), known, True, NOT_FINITE),
             PairMean("height", height, known, False, NOT_FINITE),
         ]
 

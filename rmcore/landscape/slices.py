@@ -31,7 +31,7 @@ class LossSlice:
         unit: what a distance of 1 is, for people.
         distances: (G,) d of theta + d * direction; 0 is this model.
         loss: (G,) nats a pair, at the operator's temperature; None where a margin is not finite.
-        accuracy: (G,) share of untied pairs with margin > 0; None where the loss is, or where every pair is tied.
+        accuracy: (G,) share of pairs with margin > 0, ties half; None where the loss is.
         tie_rate: (G,) share of pairs with margin 0; None where the loss is.
         quadratic: (G,) the prediction from slope and curvature at the model, where these were given.
         slope: gradient . direction, nats per unit of distance.

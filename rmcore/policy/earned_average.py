@@ -97,8 +97,14 @@ def compare_best_of(
     drawn = cluster_bootstrap(compute, len(units), num_resamples=num_resamples, seed=seed)
 
     def value(name: str) -> dict[str, Any]:
-        found = metric_value(drawn.point[name], drawn.replicates.get(name), num_prompts=len(units), num_pairs=len(unit))
-        return found.to_dict()
+        return metric_value(
+            drawn.point[name],
+            drawn.replicates.get(name),
+            num_prompts=len(units),
+            num_pairs=len(unit),
+            is_share=name != "difference",
+            is_difference=name == "difference",
+        ).to_dict()
 
     return record | {"win_rate": {name: value(f"of {name}") for name in sums}, "difference": value("difference")}
 

@@ -248,8 +248,14 @@ def _choice(
     drawn = cluster_bootstrap(compute, len(units), num_resamples=num_resamples, seed=seed, report=report)
 
     def value(name: str) -> MetricValue:
-        replicates = drawn.replicates.get(name)
-        return metric_value(drawn.point[name], replicates, num_prompts=len(units), num_pairs=len(pools))
+        return metric_value(
+            drawn.point[name],
+            drawn.replicates.get(name),
+            num_prompts=len(units),
+            num_pairs=len(pools),
+            is_share=name.endswith("win_rate"),
+            is_difference=name == "over_longest",
+        )
 
     perfect_win_rate, perfect_gain = (float(mean) for mean in values[:, 3:].mean(axis=0))
     return {

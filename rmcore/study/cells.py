@@ -141,7 +141,7 @@ def _bootstrap(
 def _gap(test: SeedSample | None, train: pd.DataFrame) -> SeedSample | None:
     """Train accuracy minus test accuracy; the two have different prompts, so their errors are independent.
 
-    None where all pairs of either side are tied, as those of a model with constant rewards are.
+    None where either side has no accuracy.
     """
     table = RewardTable.from_frame(train)
     [accuracy] = [mean for mean in pair_means(table) if mean.name == "pairwise_accuracy"]

@@ -34,7 +34,7 @@ LABELS: dict[Objective, str] = {
 }
 """Objectives as people read them."""
 DEFINITIONS: dict[Objective, str] = {
-    "accuracy": "share of untied pairs whose chosen side gets the higher reward",
+    "accuracy": "share of pairs whose chosen side gets the higher reward; ties count half",
     "loss": "mean of log(1 + exp(−β · margin)) over pairs, nats; 0.693 is guessing",
     "length-matched": "pairwise accuracy where the two sides differ by less than 15 % in characters",
     "best-of-k": "share of prompts with several labelled answers whose top scored answer was never the rejected one",

@@ -77,7 +77,7 @@ def results(num_trials: int = 40) -> dict[str, Any]:
         "name": "helpful-accuracy", "study": "helpful", "created": "2026-11-21T01:30:00+00:00",
         "headline": "Better than the defaults by +2.1 points [+0.6, +3.6] of test pairwise accuracy.",
         "is_better": True, "objective": "accuracy", "label": "pairwise accuracy",
-        "definition": "share of untied pairs whose chosen side gets the higher reward", "unit": "share",
+        "definition": "share of pairs whose chosen side gets the higher reward; ties count half", "unit": "share",
         "higher_is_better": True, "model": "minilm", "data": "pairs.parquet", "num_train": 1875, "num_validation": 250,
         "num_test_prompts": 210, "seed": 0, "seeds": [1, 2, 3], "space": SPACE, "trials": trials,
         "winner": arm(best, best["values"][-1] - 0.013, 0.689), "defaults": arm(trials[0], 0.671, 0.668),

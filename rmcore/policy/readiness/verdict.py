@@ -66,7 +66,7 @@ def verdict_on_labels(
     status: Literal["passes", "fails", "unclear"] = "fails" if failed else "passes"
     is_open = {check.name: check.unclear for check in failed}
     if OVER_BASELINE in is_open:
-        is_open[OVER_BASELINE] = high is None or high > 0
+        is_open[OVER_BASELINE] = high is None or high >= 0
     undecided = [name for name, unclear in is_open.items() if unclear]
     if failed and (len(undecided) == len(failed) or OVER_BASELINE in undecided):
         asked = " and ".join(ASKED[name] for name in undecided)

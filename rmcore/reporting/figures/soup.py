@@ -38,7 +38,7 @@ def soup_figure(paths: Mapping[str, Any], tolerance: float, checks: Sequence[Map
     _ways(height, paths, "height", "height over the members (nats a pair)", "a barrier stands above the line")
     height.axhline(tolerance, color=INK, linestyle="--", linewidth=1.1, label=f"allowed: {tolerance:g} nats a pair")
     height.axhline(0, color=MUTED, linestyle=":", linewidth=1)
-    _ways(accuracy, paths, "accuracy", "pairwise accuracy (of untied pairs)", "how often the right side is preferred")
+    _ways(accuracy, paths, "accuracy", "pairwise accuracy (ties half)", "how often the right side is preferred")
     percent_ticks(accuracy.yaxis)
     handles, labels = height.get_legend_handles_labels()
     shared_legend(figure, min(len(labels), 4), handles=handles, labels=labels)

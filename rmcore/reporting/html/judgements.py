@@ -21,7 +21,11 @@ LISTS = {
     "ndcg": ("NDCG", "", "1 where all are in the order of their ranks; a better answer counts more near the top"),
     "tie_probability": ("probability of a tie, on average", "share", "of two answers"),
     "tie_share": ("ties, in fact", "share", "of two answers"),
-    "tie_ece": ("calibration error of ties", "share", "mean gap of probability and share over ten bins"),
+    "tie_ece": (
+        "calibration error of ties",
+        "share",
+        "mean gap of probability and share over ten bins, debiased; 0 where none was found",
+    ),
 }
 NAMES = {"pair": "pairs", "tie": "ties", "ranking": "rankings", "grades": "prompts with graded answers"}
 """Kinds of judgements, several of them."""

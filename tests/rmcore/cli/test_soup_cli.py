@@ -43,7 +43,9 @@ def run(home, out, *members, options=()):
 @pytest.mark.parametrize("how", ["uniform", "greedy"])
 def test_an_average_in_one_basin_is_written_and_loads_anywhere(how, home, tmp_path):
     out = tmp_path / "out"
-    result = run(home, out, "a", "b", "c", options=["--how", how, "--json", str(tmp_path / "also.json")])
+    # All agree on every pair of 21 prompts, which shows that at most 16 points are lost.
+    options = ["--how", how, "--json", str(tmp_path / "also.json"), "--tolerance", "0.2"]
+    result = run(home, out, "a", "b", "c", options=options)
     assert result.exit_code == 0, result.output
     record = json.loads((out / "soup.json").read_text())
     assert json.loads((tmp_path / "also.json").read_text()) == record

@@ -5,6 +5,8 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rmcore.core.errors import DataError
 from rmcore.evaluation.comparison import paired_comparison
@@ -58,21 +60,51 @@ def test_swapping_the_models_swaps_the_result(make_rewards):
     assert back["only_a_right"] == forward["only_b_right"]
 
 
+@pytest.mark.parametrize("num_prompts", [3, 4, 5, 6, 8])
+def test_where_every_prompt_says_the_same_the_interval_agrees_with_the_exact_test(num_prompts):
+    prompts = [str(number) for number in range(num_prompts)]
+    frame = pd.DataFrame({"pair_id": prompts, "prompt_id": prompts, "reward_chosen": 1.0, "reward_rejected": 0.0})
+    frame = frame.assign(chosen_chars=9, rejected_chars=9, subset=None)
+    result = paired_comparison(frame, frame.assign(reward_chosen=-1.0), num_resamples=100)
+    difference = result["accuracy_difference"]
+    assert (difference["value"], difference["ci_high"]) == (1.0, 1.0)
+    assert (difference["ci_low"] > 0) is (result["sign_flip_p"] < 0.05)
+
+
 def test_equal_models_do_not_differ(make_rewards):
     frame = make_rewards()
     result = paired_comparison(frame, frame)
     assert result["sign_flip_p"] == 1.0
-    assert result["accuracy_difference"]["value"] == 0.0
+    difference = result["accuracy_difference"]
+    assert difference["value"] == 0.0
+    assert difference["ci_low"] < 0 < difference["ci_high"]
     assert result["margin_pearson"] == pytest.approx(1.0)
 
 
-def test_constant_margins_have_no_correlation_and_ties_no_accuracy(make_rewards):
+def test_constant_margins_have_no_correlation_and_ties_the_accuracy_of_a_guess(make_rewards):
     frame = make_rewards()
     result = paired_comparison(frame, frame.assign(reward_chosen=0.0, reward_rejected=0.0))
     assert result["margin_spearman"] is None
-    assert result["accuracy_b"]["value"] is None
-    assert result["accuracy_difference"]["value"] is None
-    assert result["accuracy_a"]["value"] is not None
+    assert result["accuracy_b"]["value"] == 0.5
+    assert result["accuracy_difference"]["value"] == pytest.approx(result["accuracy_a"]["value"] - 0.5)
+
+
+@given(st.lists(st.tuples(st.integers(-1, 1), st.integers(-1, 1)), min_size=4, max_size=40))
+@settings(max_examples=60, deadline=None)
+def test_the_difference_is_the_sum_that_is_tested_whatever_ties(margins):
+    """Otherwise a model that ties where it would be wrong could lead in one number and trail in the other."""
+    prompts = [f"prompt {index % 4}" for index in range(len(margins))]
+    frames = [
+        pd.DataFrame(
+            {"pair_id": range(len(margins)), "prompt_id": prompts, "reward_chosen": own, "reward_rejected": 0.0}
+        ).assign(chosen_chars=9, rejected_chars=9, subset=None)
+        for own in np.array(margins, dtype=float).T
+    ]
+    result = paired_comparison(*frames, num_resamples=10)
+    scores = np.sign(margins).sum(axis=0) / 2
+    for prefix in ("", "length_matched_"):
+        assert result[f"{prefix}accuracy_difference"]["value"] == pytest.approx((scores[0] - scores[1]) / len(margins))
+        assert result[f"{prefix}accuracy_difference"]["num"] == len(margins)
 
 
 def test_other_pairs_are_refused_with_counts(make_rewards):

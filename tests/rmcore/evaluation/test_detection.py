@@ -51,13 +51,12 @@ def test_a_perfect_detector_has_no_interval_of_width_zero():
     assert found.ci_low < 0.5  # two prompts a group prove little
 
 
-def test_accuracy_leaves_ties_out_and_intervals_are_over_prompts():
+def test_accuracy_counts_ties_half_and_intervals_are_over_prompts():
     margins = np.array([[1, -1, 0, 2, 3, 1], [0, 0, 0, 0, 0, 0]])
     right, tied = accuracies(margins, ids(6))
-    assert right.value == pytest.approx(4 / 5)
-    assert right.num == 5
-    assert tied.value is None
-    assert "untied" in tied.reason
+    assert right.value == pytest.approx(4.5 / 6)
+    assert right.num == tied.num == 6
+    assert tied.value == 0.5
     rng = np.random.default_rng(0)
     wide, narrow = (accuracies(np.repeat(rng.choice([-1.0, 1.0], 50), 8)[None], ids(400, size))[0] for size in (8, 1))
     assert wide.ci_high - wide.ci_low > 2 * (narrow.ci_high - narrow.ci_low)

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from rmcore.evaluation.diagnosis import baseline_check, diagnose, diagnose_outcome, validation_gate
 
@@ -57,6 +58,27 @@ def test_each_symptom_alone_is_recognised_alone(name):
     assert [diagnosis.diagnosis for diagnosis in found] == [name]
     assert found[0].advice
     assert diagnose(history[::-1]) == found
+
+
+def margins(*values):
+    return [{"step": index, "metrics": {"eval/mean_margin": float(value)}} for index, value in enumerate(values)]
+
+
+@pytest.mark.parametrize("num_evaluations", [3, 5, 9, 30])
+def test_margins_that_wander_about_zero_are_no_reversed_model(num_evaluations):
+    """The lower side of two standard errors, of few values: at most what Student's t says, 15 % of two."""
+    rng = np.random.default_rng(num_evaluations)
+    called = [bool(diagnose(margins(*rng.normal(0, 0.01, num_evaluations)))) for _ in range(1000)]
+    late = max(2, num_evaluations // 3)
+    expected = stats.t.cdf(-2, late - 1)
+    assert abs(np.mean(called) - expected) < 4 * math.sqrt(expected * (1 - expected) / 1000)
+
+
+@pytest.mark.parametrize("values", [(-0.2, -0.25), (-0.1, -0.3, -0.4, -0.45), (0.1, -0.2, -0.3, -0.31, -0.3, -0.32)])
+def test_margins_that_stay_negative_are_a_reversed_model(values):
+    [found] = diagnose(margins(*values))
+    assert found.diagnosis == "reversed model"
+    assert diagnose(margins(values[-1])) == []  # one evaluation cannot tell
 
 
 @pytest.mark.parametrize("broken", [None, math.nan, math.inf])
@@ -153,6 +175,20 @@ def test_a_run_without_fault_is_told_none():
             WHOLE,
             "too few held-out pairs",
             "52 held-out pairs",
+        ),
+        (
+            losses(0.5, 0.4, 0.3),
+            over_baseline(-0.02, -0.12, 0.0),
+            WHOLE,
+            "too few held-out pairs",
+            "-2.0 points",
+        ),
+        (
+            losses(0.5, 0.4, 0.3),
+            over_baseline(0.0, -0.07, 0.07),
+            WHOLE,
+            "it is equal to the better of chance and length",
+            "+0.0 points",
         ),
         (
             losses(0.5, 0.4, 0.3),

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 from sklearn.metrics import cohen_kappa_score, roc_auc_score
 
@@ -62,6 +64,29 @@ def test_grades_of_one_level_have_no_auc() -> None:
     assert "undefined" in found.reason
 
 
+@given(st.floats(-1e6, 1e6), st.integers(2, 40), st.sampled_from([0.0, 1e-16, 1e-9]))
+@settings(max_examples=100, deadline=None)
+def test_a_constant_prediction_has_no_correlation_whatever_its_rounding(said: float, number: int, error: float) -> None:
+    rng = np.random.default_rng(number)
+    grades = rng.normal(size=2 * number)
+    ones, nan = np.ones(2 * number), np.full(2 * number, np.nan)
+    same = said * (1 + error * rng.choice([-1, 1], size=2 * number))
+    for x, y in ((same, grades), (grades, same)):
+        of = GradesOf(np.arange(2 * number) // 2, ones, ones, x, y, nan, 0)
+        found = measure_grades(of, num_prompts=number, num_resamples=20, seed=0)["correlation"]
+        assert (found.value, found.ci_low) == (None, None)
+        assert "undefined" in found.reason
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e5])
+def test_a_correlation_does_not_depend_on_an_offset(offset: float) -> None:
+    grades = graded(np.random.default_rng(2), 40, 0)
+    moved = GradesOf(**{**vars(grades), "said": grades.said + offset, "codes": grades.codes - offset})
+    before, after = (measure_grades(one, num_prompts=40, **HOW)["correlation"] for one in (grades, moved))
+    assert before.value == pytest.approx(np.corrcoef(grades.said, grades.codes)[0, 1])
+    assert (after.value, after.ci_low, after.ci_high) == pytest.approx((before.value, before.ci_low, before.ci_high))
+
+
 @pytest.mark.parametrize(("levels", "name"), [(2, "auc"), (4, "kappa"), (0, "correlation")])
 def test_intervals_cover_the_truth_in_spite_of_prompts_that_share_an_offset(levels: int, name: str) -> None:
     rng = np.random.default_rng(4)
@@ -97,10 +122,33 @@ def test_choices_are_measured_by_kind_and_ties_by_their_probability() -> None:
     assert found["nats[tie]"].value == pytest.approx(nats[is_tie].mean())
     assert found["nats_gained"].value == pytest.approx(np.log(3) - nats.mean())
     assert found["tie_share"].ci_low <= found["tie_probability"].value <= found["tie_share"].ci_high
-    assert found["tie_ece"].value < 0.04  # of sampling alone: ten bins of 400
+    assert found["tie_ece"].value < 0.02
+    assert found["tie_ece"].ci_low == 0
     assert "ndcg" not in found
     wrong = Choices(**{**vars(choices), "tie_probability": 0.5 * chance})
-    assert measure_choices(wrong, num_prompts=number // 2, **HOW)["tie_ece"].value > 0.1
+    assert measure_choices(wrong, num_prompts=number // 2, **HOW)["tie_ece"].ci_low > 0.1
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.9, 0.6])
+@pytest.mark.parametrize("num_prompts", [100, 20])
+def test_the_calibration_error_of_ties_covers_the_truth_where_it_is_0_too(factor: float, num_prompts: int) -> None:
+    """Two choices a prompt, which tie together half of the time; a resampled plug-in has 0 outside in every case."""
+    rng = np.random.default_rng(7)
+    covered, of_zero, repeats = 0, 0, 200
+    for _ in range(repeats):
+        chance = np.repeat(rng.uniform(0.05, 0.4, num_prompts), 2)
+        luck = rng.random((num_prompts, 2))
+        luck[:, 1] = np.where(rng.random(num_prompts) < 0.5, luck[:, 0], luck[:, 1])
+        nan, size = np.full(2 * num_prompts, np.nan), 2 * num_prompts
+        choices = Choices(
+            np.arange(size) // 2, ["pair"] * size, nan, nan, nan, nan, factor * chance, luck.ravel() < chance
+        )
+        found = measure_choices(choices, num_prompts=num_prompts, num_resamples=1, seed=0)["tie_ece"]
+        # Ties are likelier than said in every bin, so the error is the mean gap, whatever the bins.
+        covered += found.ci_low <= (1 - factor) * chance.mean() <= found.ci_high
+        of_zero += found.ci_low == 0
+    assert covered / repeats >= 0.95 - 3 * np.sqrt(0.95 * 0.05 / repeats)
+    assert factor < 1 or of_zero / repeats >= 0.95
 
 
 def test_a_mean_over_prompts_is_over_rows() -> None:

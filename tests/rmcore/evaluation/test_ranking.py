@@ -37,30 +37,29 @@ def statistics(frame: pd.DataFrame, weights: np.ndarray | None = None) -> dict[s
 def test_definitions_match_plain_pandas(make_rewards):
     frame = make_rewards(decimals=1)
     margin = frame.reward_chosen - frame.reward_rejected
-    untied = margin != 0
-    assert (~untied).sum() > 0
+    right = (np.sign(margin) + 1) / 2
+    assert (margin == 0).sum() > 0
     sides = pd.concat([frame.reward_chosen, frame.reward_rejected])
     prompts = pd.concat([frame.prompt_id, frame.prompt_id])
     longer = frame[["chosen_chars", "rejected_chars"]].max(axis=1)
-    matched = untied & ((frame.chosen_chars - frame.rejected_chars).abs() / longer < 0.15)
-    unequal = frame.chosen_chars != frame.rejected_chars
+    matched = (frame.chosen_chars - frame.rejected_chars).abs() / longer < 0.15
     p = expit(margin)
     expected = {
-        "pairwise_accuracy": (margin[untied] > 0).mean(),
-        "tie_rate": (~untied).mean(),
+        "pairwise_accuracy": right.mean(),
+        "tie_rate": (margin == 0).mean(),
         "loss": -np.log(p).mean(),
         "mean_margin": margin.mean(),
         "margin_std": margin.std(ddof=0),
         "negative_margin_rate": (margin < 0).mean(),
         "brier": ((1 - p) ** 2).mean(),
-        "length_matched_accuracy": (margin[matched] > 0).mean(),
-        "longer_wins_accuracy": (frame.chosen_chars > frame.rejected_chars)[unequal].mean(),
+        "length_matched_accuracy": right[matched].mean(),
+        "longer_wins_accuracy": (np.sign(frame.chosen_chars - frame.rejected_chars).mean() + 1) / 2,
         "accuracy_over_baseline": (
             np.sign(margin).mean() - abs(np.sign(frame.chosen_chars - frame.rejected_chars).mean())
         )
         / 2,
-        "pairwise_accuracy[easy]": (margin[untied & (frame.subset == "easy")] > 0).mean(),
-        "pairwise_accuracy[hard]": (margin[untied & (frame.subset == "hard")] > 0).mean(),
+        "pairwise_accuracy[easy]": right[frame.subset == "easy"].mean(),
+        "pairwise_accuracy[hard]": right[frame.subset == "hard"].mean(),
         "pooled_reward_variance": sides.var(ddof=0),
         "within_prompt_reward_variance": sides.groupby(prompts).var(ddof=1).mean(),
     }
@@ -72,8 +71,7 @@ def test_definitions_match_plain_pandas(make_rewards):
         expected[f"fnr@{threshold}"] = 1 - good_chosen.mean()
         expected[f"fpr@{threshold}"] = (expit(frame.reward_rejected - sides.mean()) >= threshold).mean()
     probability = np.random.default_rng(1).random(len(frame))
-    right = np.where(margin > 0, probability, 1 - probability)
-    expected["expected_accuracy"] = right[untied].mean()
+    expected["expected_accuracy"] = (right * probability + (1 - right) * (1 - probability)).mean()
     actual = statistics(frame.assign(chosen_probability=probability))
     assert set(actual) == set(expected) | {"roc_auc"}
     for name, value in expected.items():

@@ -48,11 +48,12 @@ def test_one_prompt_has_values_but_no_intervals(make_rewards):
     assert metrics["pairwise_accuracy"].value is not None
 
 
-def test_all_tied_pairs_have_no_accuracy(make_rewards):
-    metrics = evaluate_pairs(make_rewards().assign(reward_chosen=1.5, reward_rejected=1.5), num_resamples=100)
-    assert metrics["pairwise_accuracy"].value is None
-    assert "tied" in metrics["pairwise_accuracy"].reason
-    assert metrics["pairwise_accuracy"].num == 0
+def test_all_tied_pairs_have_the_accuracy_of_a_guess(make_rewards):
+    frame = make_rewards().assign(reward_chosen=1.5, reward_rejected=1.5)
+    metrics = evaluate_pairs(frame, num_resamples=100)
+    for name in ("pairwise_accuracy", "length_matched_accuracy", "pairwise_accuracy[easy]"):
+        assert metrics[name].value == 0.5, name
+    assert metrics["pairwise_accuracy"].num == len(frame)
     assert metrics["tie_rate"].value == 1.0
     assert metrics["loss"].value == pytest.approx(np.log(2))
     assert metrics["ece_debiased"].value == 0.0
@@ -64,6 +65,25 @@ def test_a_perfect_score_has_no_zero_width_interval(make_rewards):
     metric = evaluate_pairs(make_rewards(200, 20).assign(reward_chosen=1.0, reward_rejected=0.0))["pairwise_accuracy"]
     assert metric.value == metric.ci_high == 1.0
     assert metric.ci_low == pytest.approx(0.025 ** (1 / 20))
+
+
+@pytest.mark.parametrize(
+    ("right", "longer", "shown"),
+    [(True, True, None), (False, False, False), (False, True, False), (True, "half", True)],
+    ids=["as length has it", "against length", "length alone is right", "more than length"],
+)
+def test_what_is_alike_in_every_prompt_is_shown_as_far_as_their_number_goes(right, longer, shown):
+    """40 prompts: a perfect model whose chosen sides are all longer is equal to length, and loses to nothing."""
+    index = np.repeat(np.arange(40), 2).astype(str)
+    is_longer = np.resize([True, False], 80) if longer == "half" else np.full(80, longer)
+    frame = pd.DataFrame({"pair_id": range(80), "prompt_id": index, "reward_rejected": 0.0, "subset": None}).assign(
+        reward_chosen=1.0 if right else -1.0,
+        chosen_chars=np.where(is_longer, 20, 10),
+        rejected_chars=np.where(is_longer, 10, 20),
+    )
+    over = evaluate_pairs(frame, num_resamples=100)["accuracy_over_baseline"]
+    assert over.ci_low < over.ci_high
+    assert {None: over.ci_low < 0 < over.ci_high, True: over.ci_low > 0, False: over.ci_high < 0}[shown]
 
 
 def test_a_subset_within_one_prompt_has_no_interval(make_rewards):
@@ -139,7 +159,7 @@ def test_batch_metrics_agree_with_the_report_card(make_rewards):
             assert value == pytest.approx(full[name].value, abs=1e-12), name
     assert {"roc_auc", "margin_p05", "margin_p50", "fpr@0.2", "fnr@0.9", "tpr@0.9"} <= quick.keys()
     assert not any(name.endswith("@0.5") for name in full)
-    assert np.isnan(batch_metrics(np.zeros((3, 2)))["pairwise_accuracy"])
+    assert batch_metrics(np.zeros((3, 2)))["pairwise_accuracy"] == 0.5
     with pytest.raises(DataError, match=r"positions \[1\]"):
         batch_metrics(np.array([[0.5, 0.0], [0.0, np.nan]]))
     with pytest.raises(DataError, match="at least one"):

@@ -36,6 +36,24 @@ def test_up_to_each_look_a_true_claim_is_rejected_as_often_as_was_registered(kno
             assert crossed[:, look].mean() == pytest.approx(spent, abs=4 * np.sqrt(spent / num))
 
 
+@pytest.mark.parametrize(
+    ("looks", "prompts", "percent"),
+    [
+        ((5, 8, 12, 20), 0, 11.5),
+        ((5, 8, 12, 20), 1, 8),
+        ((5, 8, 12, 20), 5, 4),
+        ((5, 8, 12, 20), 50, 0),
+        ((5, 20), 0, 5),
+    ],
+)
+def test_an_interval_after_looks_is_as_much_wider_as_the_page_says(looks, prompts, percent):
+    """docs/experiments.md; `prompts` is their part of the last variance, in units of the seeds'."""
+    last = looks[-1]
+    level = look_levels(0.05, [now / last for now in looks], [1 / (last / now + prompts) for now in looks])[-1]
+    wider = 100 * (special.ndtri(level / 2) / special.ndtri(0.025) - 1)
+    assert wider == pytest.approx(percent, abs=0.5)
+
+
 def test_looks_at_shared_prompts_cost_less_than_bonferroni_and_less_than_looks_at_seeds_alone():
     few, many = (look_levels(0.05, SHARES, KNOWN[kind])[-1] for kind in ("seeds alone", "mostly prompts"))
     assert 0.05 * (SHARES[-1] - SHARES[-2]) < few < many < 0.05

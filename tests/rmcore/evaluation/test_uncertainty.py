@@ -12,12 +12,12 @@ from rmcore.core.errors import ConfigError, DataError
 from rmcore.evaluation import uncertainty
 from rmcore.evaluation.uncertainty import (
     cluster_bootstrap,
-    exact_share_interval,
     interval_p,
     metric_value,
     percentile_interval,
     sign_flip_test,
     t_interval,
+    unanimous_interval,
 )
 
 
@@ -134,9 +134,35 @@ def test_undefined_replicates_are_left_out_and_infinite_ends_are_not_given():
 @pytest.mark.parametrize("num_prompts", [3, 137])
 def test_a_share_of_zero_or_one_gets_the_exact_binomial_bound(num_prompts):
     exact = stats.binomtest(0, num_prompts).proportion_ci(method="exact")
-    assert exact_share_interval(0.0, num_prompts) == pytest.approx((exact.low, exact.high))
-    low, high = exact_share_interval(1.0, num_prompts)
+    assert unanimous_interval(0.0, num_prompts) == pytest.approx((exact.low, exact.high))
+    low, high = unanimous_interval(1.0, num_prompts)
     assert (1 - high, 1 - low) == pytest.approx((exact.low, exact.high))
+
+
+@pytest.mark.parametrize(("common", "other", "lowest"), [(0.5, 0.0, 0.0), (0.0, -1.0, -1.0), (1.0, -1.0, -1.0)])
+def test_what_all_prompts_have_in_common_is_held_against_prompts_that_are_otherwise(common, other, lowest):
+    """The rare prompts are as far from the common value as there can be, and as seldom as 20 prompts may miss them."""
+    rng = np.random.default_rng(0)
+    covered, repeats = 0, 2000
+    for rare in (0.02, 0.1, 0.16):
+        truth = (1 - rare) * common + rare * other
+        covered = 0
+        for _ in range(repeats):
+            if (rng.random(20) < rare).any():
+                covered += 1  # resamples differ then: not the case of this interval
+                continue
+            low, high = unanimous_interval(common, 20, lowest)
+            covered += low <= truth <= high
+        assert covered / repeats >= 0.95, rare
+
+
+def test_shares_whose_resamples_are_all_alike_have_no_interval_of_width_zero():
+    alike = np.full(50, 0.3)
+    for what in ({"is_share": True}, {"is_difference": True}):
+        found = metric_value(0.3, alike, num_prompts=8, num_pairs=9, **what)
+        assert found.ci_low < 0.3 < found.ci_high, what
+    gain = metric_value(0.0, 0 * alike, num_prompts=8, num_pairs=9)
+    assert (gain.ci_low, gain.ci_high) == (0.0, 0.0)
 
 
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=9))

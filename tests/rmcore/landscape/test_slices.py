@@ -112,15 +112,14 @@ def test_losses_that_are_not_finite_are_left_out_and_counted(tiny, rows):
     assert same_bits(tiny, before)
 
 
-def test_ties_are_neither_right_nor_wrong(tiny, rows):
+def test_ties_are_half_right(tiny, rows):
     operator = LossHessian(tiny, [rows], parameters="score.weight")
     direction = -tiny.score.weight.detach().flatten()  # at 1 every reward is the bias
     found = loss_slice(operator, direction, (0.0, 1.0), **NAMED)
     assert found.tie_rate == (0.0, 1.0)
-    assert found.accuracy[0] is not None
-    assert found.accuracy[1] is None
+    assert found.accuracy[1] == 0.5
     assert found.loss[1] == pytest.approx(math.log(2))
-    assert "1 of 2 points every pair is tied" in found.reasons["accuracy"]
+    assert "accuracy" not in found.reasons
 
 
 def test_progress_counts_every_point_and_ends_at_the_total(tiny, rows):

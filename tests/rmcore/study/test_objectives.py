@@ -1,7 +1,6 @@
 """Objectives: the definitions of the evaluation by prompt, and the choice among several answers."""
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from rmcore.core.errors import DataError
@@ -10,6 +9,7 @@ from rmcore.data.table import rewards_table
 from rmcore.evaluation.ranking import mean_statistic, pair_means
 from rmcore.evaluation.rewards import RewardTable
 from rmcore.study.objectives import METRICS, Scores, require_objective, score
+from rmcore.study.rungs import worse_p
 
 
 def rewards_of(pairs, seed=0):
@@ -74,10 +74,14 @@ def test_an_objective_that_no_trial_can_report_is_refused(gold_pairs):
     require_objective("accuracy", list(by_prompt.values())[:10])
 
 
-def test_a_prompt_with_ties_alone_says_nothing_about_accuracy():
-    pairs = [*pairs_of("tied", ("a", "b")), *pairs_of("told", ("c", "d"))]
-    found = score("accuracy", rewards_table(pairs, np.array([[1.0, 1.0], [2.0, 1.0]])))
-    assert found.value == 1.0
-    assert sorted(found.counts) == [0, 1]
-    assert np.isnan(score("accuracy", rewards_table(pairs, np.ones((2, 2)))).value)
-    assert isinstance(rewards_table(pairs, np.ones((2, 2))), pd.DataFrame)
+@pytest.mark.parametrize("objective", ["accuracy", "length-matched"])
+def test_a_trial_whose_rewards_tie_is_worth_a_guess_on_those_pairs(objective):
+    """Were ties left out, a model that tells one pair from 200 would beat one that ranks 170 of them right."""
+    pairs = [pair for number in range(200) for pair in pairs_of(f"prompt {number}", ("a", "b"))]
+    tied, told = np.ones((200, 2)), np.ones((200, 2))
+    tied[0, 0] = 2.0
+    told[:170, 0], told[170:, 1] = 2.0, 2.0
+    collapsed, useful = (score(objective, rewards_table(pairs, rewards)) for rewards in (tied, told))
+    assert collapsed.value == pytest.approx((1 + 199 / 2) / 200)
+    assert useful.value == pytest.approx(0.85)
+    assert worse_p(collapsed, useful, higher=True) < 0.001
