@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from huggingface_hub import snapshot_download
 from huggingface_hub.utils import disable_progress_bars
 from torch import Tensor, nn
 from transformers import (
@@ -311,6 +312,15 @@ def guard(source: str, load: Callable[[], Any]) -> Any:
             f"the model {source!r} could not be loaded ({detail}). It must be a folder with config.json, safetensors "
             "weights and a tokenizer, a hub name (needs a network), or one of tiny, minilm, deberta, llama."
         ) from error
+
+
+def fetch_snapshot(hub_name: str, patterns: list[str], revision: str | None = None) -> Path:
+    """Download a hub model's files of these patterns, where they are not here yet, and give the folder they are in.
+
+    Raises:
+        ModelError: they are not here and the hub cannot be asked.
+    """
+    return Path(guard(hub_name, lambda: snapshot_download(hub_name, revision=revision, allow_patterns=patterns)))
 
 
 def is_headless(config: PretrainedConfig) -> bool:
