@@ -17,7 +17,8 @@ one of a small fixed set of reasons; nothing is guessed and nothing is repaired.
 
 Layouts of other programs are in `foreign`, and are translated into these.
 
-All take a prompt of several turns except SHP, whose `history` is one user turn whatever it holds.
+All take a prompt of several turns, SHP's `history` as a transcript only. In all of them a prompt that is one
+transcript, `\n\nHuman: ...\n\nAssistant:`, is read as its turns.
 """
 
 import math
@@ -49,6 +50,7 @@ from rmcore.data.readers.columns import (
 from rmcore.data.readers.fields import (
     Reason,
     RowRejected,
+    asked_turns,
     dialogue_turns,
     grade,
     json_object,
@@ -289,7 +291,7 @@ def _parse_shp(row: Row) -> PreferencePair:
     margin = _annotated_margin(row)
     if margin is None and ratio is not None:
         margin = math.log(ratio)
-    return _pair((prompt,), chosen, rejected, row, margin=margin, used=SHP_COLUMNS)
+    return _pair(asked_turns((prompt,)), chosen, rejected, row, margin=margin, used=SHP_COLUMNS)
 
 
 def _parse_ranked(row: Row, *, most: int, is_implicit: bool = False) -> RowPairs:
@@ -461,7 +463,7 @@ def _completion(value: Any, empty: Reason) -> tuple[tuple[Message, ...], str]:
         raise RowRejected(empty)
     if messages[-1].role != "assistant":
         raise RowRejected(Reason.NO_FINAL_ASSISTANT_TURN)
-    return messages[:-1], text_value(messages[-1].content, empty)
+    return asked_turns(messages[:-1]), text_value(messages[-1].content, empty)
 
 
 def _whole_prompt(row: Row, context: tuple[Message, ...]) -> tuple[Message, ...]:
@@ -471,11 +473,14 @@ def _whole_prompt(row: Row, context: tuple[Message, ...]) -> tuple[Message, ...]
     """
     raw = row.get("prompt")
     if isinstance(raw, list | dict):
-        messages = message_list(raw)
+        messages = asked_turns(message_list(raw))
         return context if context[: len(messages)] == messages else messages + context
     text = text_value(raw, Reason.EMPTY_PROMPT)
+    messages = asked_turns((Message("user", text),))
     if not context:
-        return (Message("user", text),)
+        return messages
+    if context[: len(messages)] == messages:
+        return context
     if not any(text.strip() in message.content for message in context if message.role == "user"):
         raise RowRejected(Reason.PROMPTS_DIFFER)
     return context

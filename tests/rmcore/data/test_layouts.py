@@ -17,6 +17,8 @@ from rmcore.data.observation import WEIGHT
 from rmcore.data.pair import Message, PreferencePair, is_blank
 from rmcore.data.readers.columns import ColumnMap
 from rmcore.data.readers.layouts import Reason, RowRejected, recognise
+from rmcore.data.readers.sources import load_pairs
+from rmcore.data.splits import split_by_prompt
 
 SYSTEM, HELLO, HI, ASK = (
     Message("system", "Be brief."),
@@ -24,6 +26,8 @@ SYSTEM, HELLO, HI, ASK = (
     Message("assistant", "Hi!"),
     Message("user", "Why?"),
 )
+
+TRANSCRIPT = "\n\nHuman: Hello\n\nAssistant: Hi!\n\nHuman: Why?\n\nAssistant:"
 
 
 def parse_record(row, columns=None):
@@ -90,6 +94,22 @@ MULTI_TURN = {
         "rejected": side(HI, ASK, text="b"),
     },
     "prompt list with plain completions": {"prompt": turns(HELLO, HI, ASK), "chosen": "a", "rejected": "b"},
+    "prompt is a transcript": {"prompt": TRANSCRIPT, "chosen": "a", "rejected": "b"},
+    "prompt is a transcript as bytes": {"prompt": TRANSCRIPT.encode(), "chosen": "a", "rejected": "b"},
+    "prompt list of a transcript": {"prompt": turns(Message("user", TRANSCRIPT)), "chosen": "a", "rejected": "b"},
+    "the sides repeat a transcript": {
+        "prompt": TRANSCRIPT,
+        "chosen": side(HELLO, HI, ASK, text="a"),
+        "rejected": side(HELLO, HI, ASK, text="b"),
+    },
+    "the sides' prompt is a transcript": {
+        "chosen": side(Message("user", TRANSCRIPT), text="a"),
+        "rejected": side(Message("user", TRANSCRIPT), text="b"),
+    },
+    "ranked answers to a transcript": {"prompt": TRANSCRIPT, "responses": ["b", "a"], "ranks": [2, 1]},
+    "best answer to a transcript": {"prompt": TRANSCRIPT, "responses": ["b", "a"], "best_index": 1},
+    "winner's transcript": {"prompt": TRANSCRIPT, "response_a": "b", "response_b": "a", "winner": "b"},
+    "SHP": {"history": TRANSCRIPT, "human_ref_A": "a", "human_ref_B": "b", "labels": 1},
 }
 
 
@@ -103,6 +123,34 @@ def test_a_system_turn_is_part_of_the_prompt():
     assert parse_record(record)[0].prompt == (SYSTEM, HELLO)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Human: Hello",
+        "Hello\n\nAssistant:",
+        "Human: Hello\nAssistant:",
+        "Human: Hello\n\nAssistant: Hi!",
+        "Say 'Human: a\n\nAssistant:'",
+    ],
+)
+def test_a_prompt_that_is_no_transcript_up_to_the_assistant_stays_text(text):
+    assert parse_record({"prompt": text, "chosen": "a", "rejected": "b"})[0].prompt == text
+
+
+def test_the_turns_of_transcripts_are_one_conversation(tmp_path):
+    """Dahoas/full-hh-rlhf: whether one knows a dialogue's first turn or both, it is one dialogue, in one split."""
+    rows = []
+    for number in range(60):
+        first = f"\n\nHuman: question {number}\n\nAssistant:"
+        rows += [first, f"{first} an answer\n\nHuman: and then?\n\nAssistant:"]
+    path = tmp_path / "hh.jsonl"
+    path.write_text("".join(json.dumps({"prompt": one, "chosen": " yes", "rejected": " no"}) + "\n" for one in rows))
+    pairs = load_pairs(str(path)).pairs
+    assert len({pair.prompt_id for pair in pairs}) == 60
+    splits = split_by_prompt(pairs, fractions={"train": 0.7, "test": 0.3}, seed=0)
+    assert not {pair.prompt_id for pair in splits["train"]} & {pair.prompt_id for pair in splits["test"]}
+
+
 def test_a_dialogue_marker_inside_a_line_is_text():
     text = "\n\nHuman: he said\nAssistant: no\n\nAssistant: "
     (pair,) = parse_record({"chosen": text + "a Human: b", "rejected": text + "b"})
@@ -112,6 +160,7 @@ def test_a_dialogue_marker_inside_a_line_is_text():
 BAD = [
     ({"prompt": " ", "chosen": "a", "rejected": "b"}, Reason.EMPTY_PROMPT),
     ({"prompt": [], "chosen": "a", "rejected": "b"}, Reason.EMPTY_PROMPT),
+    ({"prompt": "\n\nHuman: \n\nAssistant:", "chosen": "a", "rejected": "b"}, Reason.EMPTY_PROMPT),
     ({"prompt": turns(Message("user", "")), "chosen": "a", "rejected": "b"}, Reason.EMPTY_PROMPT),
     ({"chosen": side(text="a"), "rejected": side(text="b")}, Reason.EMPTY_PROMPT),
     ({"prompt": "p", "chosen": "\n", "rejected": "b"}, Reason.EMPTY_CHOSEN),
