@@ -469,21 +469,32 @@ def _completion(value: Any, empty: Reason) -> tuple[tuple[Message, ...], str]:
 def _whole_prompt(row: Row, context: tuple[Message, ...]) -> tuple[Message, ...]:
     """The prompt column together with the turns that the sides carry before the completion.
 
-    The sides usually repeat the prompt (UltraFeedback); a prompt list may also continue in them (TRL).
+    The sides usually repeat the prompt (UltraFeedback); a prompt of turns may also continue in them (TRL).
     """
     raw = row.get("prompt")
     if isinstance(raw, list | dict):
-        messages = asked_turns(message_list(raw))
-        return context if context[: len(messages)] == messages else messages + context
+        return _joined(asked_turns(message_list(raw)), context)
     text = text_value(raw, Reason.EMPTY_PROMPT)
     messages = asked_turns((Message("user", text),))
-    if not context:
-        return messages
-    if context[: len(messages)] == messages:
-        return context
-    if not any(text.strip() in message.content for message in context if message.role == "user"):
+    if not context or len(messages) > 1:
+        return _joined(messages, context)
+    if not any(messages[0].content.strip() in message.content for message in context if message.role == "user"):
         raise RowRejected(Reason.PROMPTS_DIFFER)
     return context
+
+
+def _joined(prompt: tuple[Message, ...], context: tuple[Message, ...]) -> tuple[Message, ...]:
+    """One dialogue of the prompt's turns and the sides', with those that both have once.
+
+    The sides repeat the prompt, behind a system turn of their own perhaps, or its last turns, or go on behind it.
+    """
+    own = next((place for place, message in enumerate(context) if message.role != "system"), len(context))
+    if prompt in (context[: len(prompt)], context[own : own + len(prompt)]):
+        return context
+    repeated = next(size for size in range(len(prompt), -1, -1) if prompt[len(prompt) - size :] == context[:size])
+    if not repeated and context and (context[0].role == "system" or prompt[-1].role == context[0].role == "user"):
+        raise RowRejected(Reason.PROMPTS_DIFFER)  # two questions, of which it is not known which one was answered
+    return prompt + context[repeated:]
 
 
 def _annotated_margin(row: Row) -> float | None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rmcore.config.data import DataConfig
 from rmcore.core.errors import DataError
 from rmcore.data.observation import WEIGHT
-from rmcore.data.pair import Message, PreferencePair, is_blank
+from rmcore.data.pair import Message, PreferencePair, is_blank, plain_prompt
 from rmcore.data.readers.columns import ColumnMap
 from rmcore.data.readers.layouts import Reason, RowRejected, recognise
 from rmcore.data.readers.sources import load_pairs
@@ -118,6 +118,36 @@ def test_the_same_dialogue_in_every_layout(record):
     assert parse_record(record) == [PreferencePair((HELLO, HI, ASK), "a", "b")]
 
 
+JOINED = {
+    "the sides repeat the last turn": ([SYSTEM, HELLO], [HELLO], (SYSTEM, HELLO)),
+    "the sides repeat the last turns": ([HELLO, HI, ASK], [HI, ASK], (HELLO, HI, ASK)),
+    "the sides repeat the last turn and go on": ([SYSTEM, HELLO], [HELLO, HI, ASK], (SYSTEM, HELLO, HI, ASK)),
+    "the sides put a system turn before": ([HELLO], [SYSTEM, HELLO], (SYSTEM, HELLO)),
+    "the sides put a system turn before and go on": ([HELLO], [SYSTEM, HELLO, HI, ASK], (SYSTEM, HELLO, HI, ASK)),
+    "a transcript's last turn": (TRANSCRIPT, [ASK], (HELLO, HI, ASK)),
+    "the sides go on behind a system turn": ([SYSTEM], [HELLO], (SYSTEM, HELLO)),
+    "the sides go on behind the assistant": ([HELLO, HI], [ASK], (HELLO, HI, ASK)),
+    "two users' turns in one prompt": ([HELLO, ASK], [], (HELLO, ASK)),
+}
+
+
+@pytest.mark.parametrize(("prompt", "context", "expected"), JOINED.values(), ids=JOINED.keys())
+def test_turns_of_the_prompt_that_the_sides_repeat_stand_once(prompt, context, expected):
+    prompt = prompt if isinstance(prompt, str) else turns(*prompt)
+    record = {"prompt": prompt, "chosen": side(*context, text="a"), "rejected": side(*context, text="b")}
+    assert parse_record(record) == [PreferencePair(expected, "a", "b")]
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=6), st.integers(0, 6), st.integers(0, 6))
+def test_a_dialogue_in_two_overlapping_parts_is_whole_again(contents, first, second):
+    """Turn by turn, the prompt up to one place and the sides from an earlier one; alike turns may be met there."""
+    whole = tuple(Message("user" if i % 2 == 0 else "assistant", f"{i}{text}") for i, text in enumerate(contents))
+    whole = whole if len(whole) % 2 else (*whole, ASK)
+    prompt, context = whole[: max(1, first)], whole[min(second, max(1, first)) :]
+    record = {"prompt": turns(*prompt), "chosen": side(*context, text="a"), "rejected": side(*context, text="b")}
+    assert parse_record(record) == [PreferencePair(plain_prompt(whole), "a", "b")]
+
+
 def test_a_system_turn_is_part_of_the_prompt():
     record = {"prompt": "Hello", "chosen": side(SYSTEM, HELLO, text="a"), "rejected": side(SYSTEM, HELLO, text="b")}
     assert parse_record(record)[0].prompt == (SYSTEM, HELLO)
@@ -182,6 +212,11 @@ BAD = [
     ({"prompt": "p", "chosen": "a", "rejected": "b", "margin": 10**400}, Reason.BAD_MARGIN),
     ({"prompt": "p", "chosen": side(ASK, text="a"), "rejected": side(ASK, text="b")}, Reason.PROMPTS_DIFFER),
     ({"chosen": side(HELLO, text="a"), "rejected": side(ASK, text="b")}, Reason.PROMPTS_DIFFER),
+    ({"prompt": turns(HELLO), "chosen": side(ASK, text="a"), "rejected": side(ASK, text="b")}, Reason.PROMPTS_DIFFER),
+    (
+        {"prompt": turns(HELLO), "chosen": side(SYSTEM, ASK, text="a"), "rejected": side(SYSTEM, ASK, text="b")},
+        Reason.PROMPTS_DIFFER,
+    ),
     ({"chosen": turns(HELLO), "rejected": turns(HELLO)}, Reason.NO_FINAL_ASSISTANT_TURN),
     ({"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: c\n\nAssistant: d"}, Reason.PROMPTS_DIFFER),
     ({"chosen": "\n\nHuman: a", "rejected": "\n\nHuman: a"}, Reason.NO_FINAL_ASSISTANT_TURN),
