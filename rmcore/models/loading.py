@@ -43,6 +43,14 @@ KNOWN_TEXT = "What is 2 + 2? The answer is 4."
 """Letters and digits that any tokenizer for text gives back, or calls unknown."""
 DEFAULT_LIMIT = 2048
 """Most tokens a side of a model trained elsewhere: longer ones are rare and cost quadratically."""
+BEHIND_THE_PAD_ID = frozenset(
+    (
+        *("camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm"),
+        *("mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+    )
+)
+"""Model types whose first position is the one behind the id of the pad token, as RoBERTa's: all such of transformers
+5.23, by their modules. Known by name, as limits are asked for where there is a config and no module."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,6 +364,7 @@ def max_positions(config: PretrainedConfig) -> int | None:
     positions = getattr(text_config, "max_position_embeddings", None)
     if positions is None or positions <= 0:
         return None
-    if text_config.model_type in ("roberta", "xlm-roberta", "camembert"):
-        return positions - text_config.pad_token_id - 1  # these count positions from the pad id on
+    pad_id = text_config.pad_token_id
+    if text_config.model_type in BEHIND_THE_PAD_ID and pad_id is not None:
+        return int(positions - pad_id - 1)
     return int(positions)
