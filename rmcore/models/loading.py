@@ -137,7 +137,8 @@ def load_backbone(
             source = str(build_tiny(Path(stack.enter_context(tempfile.TemporaryDirectory())), seed=seed, size=name))
         place = tokenizer_folder or source
         tokenizer = load_tokenizer(place, trust_remote_code=trust_remote_code)
-        ensure_pad_token(tokenizer)
+        config = read_config(source, trust_remote_code=trust_remote_code)
+        give_pad_token(tokenizer, config, is_trained=tokenizer_folder is not None or not is_headless(config))
         deferred = None
         if defer:
             found = _load_deferred(name, source, len(tokenizer), seed=seed, trust_remote_code=trust_remote_code)
@@ -235,6 +236,24 @@ def _from_pretrained_rounded(source: str, config: PretrainedConfig, options: dic
         )
     with_float32_head(model)
     return model, info
+
+
+def give_pad_token(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, *, is_trained: bool) -> None:
+    """Give the tokenizer a pad token where it needs one.
+
+    Args:
+        tokenizer: of the model; in place.
+        config: of the model, which may name the pad where the tokenizer does not.
+        is_trained: whether a reward head was trained. One that was with EOS as the pad keeps it: it reads the token
+            before EOS.
+    """
+    recorded = tokenizer.pad_token_id
+    if recorded is None:
+        recorded = config.get_text_config().pad_token_id
+    if is_trained and recorded is not None and recorded == tokenizer.eos_token_id:
+        tokenizer.pad_token = tokenizer.eos_token
+    else:
+        ensure_pad_token(tokenizer)
 
 
 def load_tokenizer(source: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

@@ -11,7 +11,7 @@ from rmcore.config.model import WeightDtype
 from rmcore.core.errors import ModelError
 from rmcore.core.hub import is_hub_name
 from rmcore.data.render_fn import load_render_fn
-from rmcore.data.rendering import Renderer, Rendering, choose_rendering, ensure_pad_token
+from rmcore.data.rendering import Renderer, Rendering, choose_rendering
 from rmcore.models import lora
 from rmcore.models.head import is_reward_head
 from rmcore.models.loading import (
@@ -20,6 +20,7 @@ from rmcore.models.loading import (
     Origin,
     check_positions,
     fetch_snapshot,
+    give_pad_token,
     is_headless,
     load_backbone,
     load_tokenizer,
@@ -92,8 +93,8 @@ def load_renderer(name_or_path: str, *, max_seq_len: int | None, render_fn: str 
     is_adapter = lora.is_adapter(folder)
     base = lora.read_base(folder).name if is_adapter else source
     tokenizer = load_tokenizer(str(folder) if is_adapter else source)
-    ensure_pad_token(tokenizer)
     config = read_config(resolve_model(base), trust_remote_code=False)
+    give_pad_token(tokenizer, config, is_trained=True)
     rendering = _rendering(source, folder, config, tokenizer, max_seq_len, render_fn)
     return Renderer(tokenizer, rendering, load_render_fn(render_fn) if render_fn else None)
 
