@@ -21,6 +21,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
 
 RENDERING_FILE = "rm_rendering.json"
 TOKENIZER_BATCH = 2048
+FIXED_DATE = date(2024, 7, 26)
+"""Date that a template writes in a training: what Llama's write by themselves where no clock is at hand."""
+_DAYS_DATE = re.compile(r"""strftime_now\(\s*(?:format\s*=\s*)?("[^"]*"|'[^']*')\s*\)""")
+"""A call of the function that transformers offers to templates, with its form as a literal."""
 FOR_PADDING = re.compile(r"^\W*(?:finetune_right_)?pad(?:ding)?(?:_id|_token)?\W*$", re.IGNORECASE)
 """Names of tokens for padding text: `<pad>`, `[PAD]`, Llama 3.1's `<|finetune_right_pad_id|>`; not for pictures."""
 IN_RESERVE = re.compile(r"reserved|unused|(?:extra|special|control)_\d|placeholder|dummy", re.IGNORECASE)
@@ -442,6 +447,33 @@ def choose_rendering(
     if render_fn is not None:
         return Rendering("custom", max_seq_len, render_fn)
     return Rendering("chat" if use_chat_template and tokenizer.chat_template else "plain", max_seq_len)
+
+
+def fix_date(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    """Put FIXED_DATE into the chat template where it asks for the day's date. True if it does.
+
+    The tokens of a training and of its scores would depend on the day otherwise, for whoever reads the checkpoint.
+    """
+    found = tokenizer.chat_template
+    if isinstance(found, dict):
+        fixed: Any = {name: _DAYS_DATE.sub(_fixed, one) for name, one in found.items()}
+    else:
+        fixed = _DAYS_DATE.sub(_fixed, found or "")
+    if fixed == (found or ""):
+        return False
+    tokenizer.chat_template = fixed
+    return True
+
+
+def _fixed(call: re.Match[str]) -> str:
+    """The date as a literal of the template, in the quotes of the form that was asked for."""
+    quote, form = call[1][0], call[1][1:-1]
+    return quote + FIXED_DATE.strftime(form) + quote
+
+
+def depends_on_the_day(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    """Whether the chat template asks for the day's date."""
+    return "strftime_now(" in str(tokenizer.chat_template)
 
 
 def ensure_pad_token(tokenizer: "PreTrainedTokenizerBase") -> bool:

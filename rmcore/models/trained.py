@@ -11,7 +11,7 @@ from rmcore.config.model import WeightDtype
 from rmcore.core.errors import ModelError
 from rmcore.core.hub import is_hub_name
 from rmcore.data.render_fn import load_render_fn
-from rmcore.data.rendering import Renderer, Rendering, choose_rendering
+from rmcore.data.rendering import Renderer, Rendering, choose_rendering, depends_on_the_day
 from rmcore.models import lora
 from rmcore.models.head import is_reward_head
 from rmcore.models.loading import (
@@ -119,8 +119,11 @@ def _rendering(
     )
     check_positions(config, limit, name=source)
     if recorded:
-        return replace(recorded, max_seq_len=limit)
-    return choose_rendering(tokenizer, use_chat_template=True, max_seq_len=limit, render_fn=render_fn)
+        rendering = replace(recorded, max_seq_len=limit)
+    else:
+        rendering = choose_rendering(tokenizer, use_chat_template=True, max_seq_len=limit, render_fn=render_fn)
+    warn_of_date(tokenizer, rendering, source)
+    return rendering
 
 
 def _load_whole(source: str, *, trust_remote_code: bool, dtype: WeightDtype) -> Backbone:
@@ -136,6 +139,16 @@ def _load_whole(source: str, *, trust_remote_code: bool, dtype: WeightDtype) -> 
             "random; restore its weight files, or train it first."
         )
     return loaded
+
+
+def warn_of_date(tokenizer: PreTrainedTokenizerBase, rendering: Rendering, name: str) -> None:
+    """Say so on stderr where a model's rewards depend on the day, as its chat template writes the date."""
+    if rendering.format == "chat" and depends_on_the_day(tokenizer):
+        print(
+            f"warning: the chat template of {name} writes the day's date (strftime_now), so its tokens and rewards "
+            "depend on the day; put a date in its place in chat_template.jinja.",
+            file=sys.stderr,
+        )
 
 
 def warn_of_random_weights(loaded: Backbone, name: str) -> None:
