@@ -132,7 +132,7 @@ def read_from_file(cell: Cell) -> list[TokenizedPair]:
     kept = [
         pair
         for pair in renderer.tokenize_pairs(shuffled)
-        if not pair.equal_after_cut and (cell.data == "alpacaeval" or not any(pair.truncation.values()))
+        if pair.chosen.ids != pair.rejected.ids and (cell.data == "alpacaeval" or not any(pair.truncation.values()))
     ]
     return kept[: cell.steps * cell.pairs_per_step]
 

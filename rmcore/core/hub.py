@@ -13,7 +13,8 @@ ALIASES = {"deberta": "microsoft/deberta-v3-large", "llama": "meta-llama/Llama-3
 TIMEOUT_SECONDS = 10.0
 """How long the hub may take to answer: huggingface_hub's own default for one request."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
-_CONFIG = "config.json"
+_CONFIGS = ("config.json", "adapter_config.json")
+"""A model has one of them: adapters alone the second."""
 _LOCAL = "or name a folder or one of tiny, minilm, which need no hub"
 
 
@@ -44,7 +45,7 @@ def require_model(name: str) -> None:
     )
 
     try:
-        if isinstance(try_to_load_from_cache(wanted, _CONFIG), str):
+        if any(isinstance(try_to_load_from_cache(wanted, config), str) for config in _CONFIGS):
             return
         HfApi().model_info(wanted, timeout=TIMEOUT_SECONDS)
     except (RepositoryNotFoundError, GatedRepoError, HFValidationError) as error:

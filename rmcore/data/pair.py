@@ -146,7 +146,10 @@ class PreferencePair:
         return content_id(opening(self.prompt))
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready record that `rmcore.data.readers.sources` reads back to an equal pair."""
+        """A JSON-ready record that `rmcore.data.readers.sources` reads back to an equal pair.
+
+        A prompt that is the transcript of a dialogue comes back as its turns.
+        """
         prompt = self.prompt if isinstance(self.prompt, str) else [message._asdict() for message in self.prompt]
         return {
             "pair_id": self.pair_id,

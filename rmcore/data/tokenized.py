@@ -23,7 +23,7 @@ import pyarrow as pa
 from rmcore.core.errors import DataError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report, silent
-from rmcore.data.integrity import EQUAL_AFTER_CUT, OVER_LENGTH, nothing_left, reason_left_out
+from rmcore.data.integrity import REASONS, nothing_left, reason_left_out
 from rmcore.data.pair import PreferencePair
 from rmcore.data.rendering import DroppedPair, Renderer, TokenizedPair, TokenizedSide, count_cut
 
@@ -222,7 +222,7 @@ def write_tokenized(
             for row, one in enumerate(sorted_out, first):
                 if isinstance(one, DroppedPair):
                     records.write(json.dumps({"row": row, **one.to_dict()}) + "\n")
-                    reasons[one.reason if one.reason in (OVER_LENGTH, EQUAL_AFTER_CUT) else UNREADABLE] += 1
+                    reasons[one.reason if one.reason in REASONS else UNREADABLE] += 1
             report(first + len(batch), len(pairs), "pairs tokenized")
     write_json(folder / f"{number}.json", {"cut": cut, "reasons": reasons})
 

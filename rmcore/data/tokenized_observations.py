@@ -28,7 +28,8 @@ from rmcore.data.tokenized import TokenizedOnDisk, json_lines, read_counts
 
 OBSERVATIONS_A_BATCH = 256
 """Observations that are tokenized, and lie in the file, together."""
-EQUAL = "two answers are the same within max_seq_len"
+EQUAL_AFTER_CUT = "two answers are the same within max_seq_len"
+EQUAL_TOKENS = "two answers are the same tokens"
 CUT = "an answer is longer than max_seq_len"
 TOO_MANY_TIED = f"more than {LARGEST_TIE} answers are called equal"
 NOTHING_LEFT = "no grade that training has"
@@ -207,8 +208,8 @@ def write_observations_tokenized(
 ) -> None:
     """Tokenize this process's share of the observations into `folder`, for `open_observations_tokenized`.
 
-    Left out, each with a reason, is what cannot be read, loses what its answers differ in to the length limit, or has
-    a grade or a tie that the coding does not have.
+    Left out, each with a reason, is what cannot be read, loses what its answers differ in to the tokenizer or the
+    length limit, or has a grade or a tie that the coding does not have.
 
     Args:
         renderer: of the model.
@@ -287,8 +288,10 @@ def _coded(
     """The observation as it is trained on, or why it is left out."""
     if over_length == "drop" and any(side.num_cut for side in sides):
         return CUT
-    if len({tuple(side.ids) for side in sides}) < len(sides):
-        return EQUAL
+    times = Counter(tuple(side.ids) for side in sides)
+    if len(times) < len(sides):
+        was_cut = any(side.num_cut for side in sides if times[tuple(side.ids)] > 1)
+        return EQUAL_AFTER_CUT if was_cut else EQUAL_TOKENS
     if one.ranks is not None and not one.top_only and max(Counter(one.ranks).values()) > LARGEST_TIE:
         return TOO_MANY_TIED
     judged = coding.judge(one, sides)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from huggingface_hub import snapshot_download
 from huggingface_hub.utils import disable_progress_bars
 from torch import Tensor, nn
 from transformers import (
@@ -42,6 +43,14 @@ KNOWN_TEXT = "What is 2 + 2? The answer is 4."
 """Letters and digits that any tokenizer for text gives back, or calls unknown."""
 DEFAULT_LIMIT = 2048
 """Most tokens a side of a model trained elsewhere: longer ones are rare and cost quadratically."""
+BEHIND_THE_PAD_ID = frozenset(
+    (
+        *("camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm"),
+        *("mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+    )
+)
+"""Model types whose first position is the one behind the id of the pad token, as RoBERTa's: all such of transformers
+5.23, by their modules. Known by name, as limits are asked for where there is a config and no module."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +137,8 @@ def load_backbone(
             source = str(build_tiny(Path(stack.enter_context(tempfile.TemporaryDirectory())), seed=seed, size=name))
         place = tokenizer_folder or source
         tokenizer = load_tokenizer(place, trust_remote_code=trust_remote_code)
-        ensure_pad_token(tokenizer)
+        config = read_config(source, trust_remote_code=trust_remote_code)
+        give_pad_token(tokenizer, config, is_trained=tokenizer_folder is not None or not is_headless(config))
         deferred = None
         if defer:
             found = _load_deferred(name, source, len(tokenizer), seed=seed, trust_remote_code=trust_remote_code)
@@ -228,6 +238,24 @@ def _from_pretrained_rounded(source: str, config: PretrainedConfig, options: dic
     return model, info
 
 
+def give_pad_token(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, *, is_trained: bool) -> None:
+    """Give the tokenizer a pad token where it needs one.
+
+    Args:
+        tokenizer: of the model; in place.
+        config: of the model, which may name the pad where the tokenizer does not.
+        is_trained: whether a reward head was trained. One that was with EOS as the pad keeps it: it reads the token
+            before EOS.
+    """
+    recorded = tokenizer.pad_token_id
+    if recorded is None:
+        recorded = config.get_text_config().pad_token_id
+    if is_trained and recorded is not None and recorded == tokenizer.eos_token_id:
+        tokenizer.pad_token = tokenizer.eos_token
+    else:
+        ensure_pad_token(tokenizer)
+
+
 def load_tokenizer(source: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """Read the tokenizer of a folder or hub model.
 
@@ -313,6 +341,15 @@ def guard(source: str, load: Callable[[], Any]) -> Any:
         ) from error
 
 
+def fetch_snapshot(hub_name: str, patterns: list[str], revision: str | None = None) -> Path:
+    """Download a hub model's files of these patterns, where they are not here yet, and give the folder they are in.
+
+    Raises:
+        ModelError: they are not here and the hub cannot be asked.
+    """
+    return Path(guard(hub_name, lambda: snapshot_download(hub_name, revision=revision, allow_patterns=patterns)))
+
+
 def is_headless(config: PretrainedConfig) -> bool:
     """Whether a checkpoint is a backbone without a reward head."""
     return not any("SequenceClassification" in name for name in config.architectures or [])
@@ -346,6 +383,7 @@ def max_positions(config: PretrainedConfig) -> int | None:
     positions = getattr(text_config, "max_position_embeddings", None)
     if positions is None or positions <= 0:
         return None
-    if text_config.model_type in ("roberta", "xlm-roberta", "camembert"):
-        return positions - text_config.pad_token_id - 1  # these count positions from the pad id on
+    pad_id = text_config.pad_token_id
+    if text_config.model_type in BEHIND_THE_PAD_ID and pad_id is not None:
+        return int(positions - pad_id - 1)
     return int(positions)

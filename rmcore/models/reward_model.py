@@ -21,7 +21,7 @@ from rmcore.core.progress import Report, silent
 from rmcore.core.saving import save_pretrained
 from rmcore.data.pair import PreferencePair, Prompt
 from rmcore.data.render_fn import RenderFn, load_render_fn
-from rmcore.data.rendering import Renderer, Rendering, TokenizedSide, choose_rendering
+from rmcore.data.rendering import FIXED_DATE, Renderer, Rendering, TokenizedSide, choose_rendering, fix_date
 from rmcore.models import lora
 from rmcore.models.batching import distinct_sides, scoring_chunks
 from rmcore.models.deferred import Deferred
@@ -34,7 +34,7 @@ from rmcore.models.packing.layout import Packing, pack_sides
 from rmcore.models.packing.rows import Rows, pad_rows
 from rmcore.models.precision import Precision, float32_head, narrow_floats, precision_context, reward_heads
 from rmcore.models.preference import checked_beta, write_beta
-from rmcore.models.trained import load_trained, warn_of_random_weights
+from rmcore.models.trained import load_trained, warn_of_date, warn_of_random_weights
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -128,6 +128,13 @@ class BradleyTerryRM:
             max_seq_len=config.max_seq_len,
             render_fn=config.render_fn,
         )
+        if rendering.format == "chat" and fix_date(loaded.tokenizer):
+            print(
+                f"note: the chat template of {config.name} writes the day's date; {FIXED_DATE:%d %b %Y} stands in its "
+                "place here and in the checkpoints, so that tokens and rewards depend on no day.",
+                file=sys.stderr,
+            )
+        warn_of_date(loaded.tokenizer, rendering, config.name)
         warn_of_random_weights(loaded, config.name)
         rm = cls(loaded.model, loaded.tokenizer, rendering, render_fn=render_fn, origin=loaded.origin)
         rm.deferred = loaded.deferred

@@ -9,8 +9,9 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from rmcore.config.model import WeightDtype
 from rmcore.core.errors import ModelError
+from rmcore.core.hub import is_hub_name
 from rmcore.data.render_fn import load_render_fn
-from rmcore.data.rendering import Renderer, Rendering, choose_rendering, ensure_pad_token
+from rmcore.data.rendering import Renderer, Rendering, choose_rendering, depends_on_the_day
 from rmcore.models import lora
 from rmcore.models.head import is_reward_head
 from rmcore.models.loading import (
@@ -18,6 +19,8 @@ from rmcore.models.loading import (
     Backbone,
     Origin,
     check_positions,
+    fetch_snapshot,
+    give_pad_token,
     is_headless,
     load_backbone,
     load_tokenizer,
@@ -26,6 +29,10 @@ from rmcore.models.loading import (
     resolve_model,
 )
 from rmcore.models.preference import read_beta
+
+RECORD_PATTERNS = ["*.json", "*.jinja", "*.txt", "*.model", lora.ADAPTER_WEIGHTS]
+"""Files of a hub model that are read here beside its weights: records, tokenizer, and adapters, which PEFT wants in a
+folder. Whole weights transformers fetches itself, as safetensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,7 @@ def load_trained(
         ConfigError: max_seq_len exceeds the model's positions.
     """
     source = resolve_model(name_or_path)
-    folder = Path(source)
+    folder = _records(source)
     beta = read_beta(folder)
     base = lora.read_base(folder) if lora.is_adapter(folder) else None
     loaded = (
@@ -69,7 +76,7 @@ def load_trained(
         if base is not None
         else _load_whole(source, trust_remote_code=trust_remote_code, dtype=dtype)
     )
-    rendering = _rendering(source, loaded.model.config, loaded.tokenizer, max_seq_len, render_fn)
+    rendering = _rendering(source, folder, loaded.model.config, loaded.tokenizer, max_seq_len, render_fn)
     model = loaded.model if base is None else lora.load_adapter(loaded, folder, base)
     return Trained(model, loaded.tokenizer, rendering, loaded.origin, base, beta)
 
@@ -82,31 +89,41 @@ def load_renderer(name_or_path: str, *, max_seq_len: int | None, render_fn: str 
         ConfigError: max_seq_len exceeds the model's positions, or render_fn cannot be imported.
     """
     source = resolve_model(name_or_path)
-    folder = Path(source)
-    base = lora.read_base(folder).name if lora.is_adapter(folder) else source
-    tokenizer = load_tokenizer(source)
-    ensure_pad_token(tokenizer)
+    folder = _records(source)
+    is_adapter = lora.is_adapter(folder)
+    base = lora.read_base(folder).name if is_adapter else source
+    tokenizer = load_tokenizer(str(folder) if is_adapter else source)
     config = read_config(resolve_model(base), trust_remote_code=False)
-    rendering = _rendering(source, config, tokenizer, max_seq_len, render_fn)
+    give_pad_token(tokenizer, config, is_trained=True)
+    rendering = _rendering(source, folder, config, tokenizer, max_seq_len, render_fn)
     return Renderer(tokenizer, rendering, load_render_fn(render_fn) if render_fn else None)
+
+
+def _records(source: str) -> Path:
+    """The folder of a model's records, and of its adapters where it has some: of a hub model one that is fetched."""
+    return fetch_snapshot(source, RECORD_PATTERNS) if is_hub_name(source) else Path(source)
 
 
 def _rendering(
     source: str,
+    folder: Path,
     config: PretrainedConfig,
     tokenizer: PreTrainedTokenizerBase,
     max_seq_len: int | None,
     render_fn: str | None,
 ) -> Rendering:
     """The recorded one, else what suits the tokenizer; with the limit that was asked for."""
-    recorded = Rendering.load(Path(source))
+    recorded = Rendering.load(folder)
     limit = max_seq_len or (
         recorded.max_seq_len if recorded else min(DEFAULT_LIMIT, max_positions(config) or DEFAULT_LIMIT)
     )
     check_positions(config, limit, name=source)
     if recorded:
-        return replace(recorded, max_seq_len=limit)
-    return choose_rendering(tokenizer, use_chat_template=True, max_seq_len=limit, render_fn=render_fn)
+        rendering = replace(recorded, max_seq_len=limit)
+    else:
+        rendering = choose_rendering(tokenizer, use_chat_template=True, max_seq_len=limit, render_fn=render_fn)
+    warn_of_date(tokenizer, rendering, source)
+    return rendering
 
 
 def _load_whole(source: str, *, trust_remote_code: bool, dtype: WeightDtype) -> Backbone:
@@ -122,6 +139,16 @@ def _load_whole(source: str, *, trust_remote_code: bool, dtype: WeightDtype) -> 
             "random; restore its weight files, or train it first."
         )
     return loaded
+
+
+def warn_of_date(tokenizer: PreTrainedTokenizerBase, rendering: Rendering, name: str) -> None:
+    """Say so on stderr where a model's rewards depend on the day, as its chat template writes the date."""
+    if rendering.format == "chat" and depends_on_the_day(tokenizer):
+        print(
+            f"warning: the chat template of {name} writes the day's date (strftime_now), so its tokens and rewards "
+            "depend on the day; put a date in its place in chat_template.jinja.",
+            file=sys.stderr,
+        )
 
 
 def warn_of_random_weights(loaded: Backbone, name: str) -> None:

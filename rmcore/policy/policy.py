@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -19,7 +18,15 @@ from rmcore.core.errors import DataError, ModelError
 from rmcore.core.progress import tell_left_out
 from rmcore.data.control_tokens import ControlTokens, texts_of
 from rmcore.data.pair import Prompt, prompt_messages, prompt_text
-from rmcore.models.loading import guard, load_tokenizer, max_positions, quiet_libraries, read_config, resolve_model
+from rmcore.models.loading import (
+    fetch_snapshot,
+    guard,
+    load_tokenizer,
+    max_positions,
+    quiet_libraries,
+    read_config,
+    resolve_model,
+)
 from rmcore.serving.model_files import folder_digest
 from rmcore.serving.vllm_process import EngineDtype
 
@@ -61,7 +68,7 @@ class Policy:
         if not Path(source).is_dir() and (source.startswith((".", "/", "~")) or source.count("/") > 1):
             raise ModelError(f"there is no folder {source}; name that of a causal language model, or a hub name.")
         hub_name = None if Path(source).is_dir() else source
-        folder = Path(source).resolve() if hub_name is None else _snapshot(hub_name, TEXT_PATTERNS)
+        folder = Path(source).resolve() if hub_name is None else fetch_snapshot(hub_name, TEXT_PATTERNS)
         config = read_config(str(folder), trust_remote_code=trust_remote_code)
         _check_causal(name, config)
         if (folder / "adapter_config.json").is_file():
@@ -80,7 +87,7 @@ class Policy:
             ModelError: the hub cannot be asked.
         """
         if self.hub_name is not None:
-            _snapshot(self.hub_name, WEIGHT_PATTERNS, revision=self.folder.name)
+            fetch_snapshot(self.hub_name, WEIGHT_PATTERNS, revision=self.folder.name)
         return self.folder
 
     def digest(self) -> str:
@@ -236,11 +243,6 @@ def plain_form(prompt: str) -> str:
 def shown(text: str, limit: int = 60) -> str:
     """The beginning of a text, as an error names it."""
     return repr(text if len(text) <= limit else text[:limit] + "...")
-
-
-def _snapshot(hub_name: str, patterns: list[str], revision: str | None = None) -> Path:
-    """The folder of a hub model's files, downloaded where they are not here yet."""
-    return Path(guard(hub_name, lambda: snapshot_download(hub_name, revision=revision, allow_patterns=patterns)))
 
 
 def _check_causal(name: str, config: PretrainedConfig) -> None:

@@ -81,6 +81,18 @@ def dialogue_turns(text: str) -> tuple[Message, ...]:
     )
 
 
+def asked_turns(prompt: tuple[Message, ...]) -> tuple[Message, ...]:
+    r"""The turns of a prompt that is one transcript `\n\nHuman: ...\n\nAssistant:`; of any other the prompt as it is.
+
+    As one text, each turn of a dialogue would begin a conversation of its own, on both sides of a split.
+    """
+    if len(prompt) != 1 or prompt[0].role != "user":
+        return prompt
+    text = prompt[0].content.strip()
+    is_transcript = text.startswith("Human:") and text.endswith("\n\nAssistant:")
+    return dialogue_turns(text)[:-1] if is_transcript else prompt
+
+
 def message_list(value: Any) -> tuple[Message, ...]:
     """A list of {role, content}, or one alone; also {role: [...], content: [...]}, as `datasets` stores structs."""
     value = turn_list(value)

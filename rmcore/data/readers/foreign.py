@@ -43,7 +43,6 @@ from rmcore.data.readers.columns import (
 from rmcore.data.readers.fields import (
     Reason,
     RowRejected,
-    dialogue_turns,
     json_object,
     json_or_text,
     list_value,
@@ -316,7 +315,7 @@ def _nectar(sample: Row) -> Translate | None:
         items = _objects(row.get("answers"))
         extras = {name: value for name, value in row.items() if name not in (prompt, "answers")}
         responses, ranks = ([item.get(name) for item in items] for name in ("answer", "rank"))
-        return {**extras, "prompt": _asked(row.get(prompt)), "responses": responses, "ranks": ranks}
+        return {**extras, "prompt": row.get(prompt), "responses": responses, "ranks": ranks}
 
     return translate
 
@@ -333,14 +332,6 @@ def _objects(value: Any) -> list[dict[str, Any]]:
     if not all(isinstance(item, dict) for item in items):
         raise RowRejected(Reason.WRONG_TYPE)
     return items
-
-
-def _asked(prompt: Any) -> Any:
-    """The messages of a dialogue that ends where the assistant is to speak; any other prompt as it is."""
-    if not isinstance(prompt, str) or not prompt.rstrip().endswith("\n\nAssistant:"):
-        return prompt
-    *asked, _ = dialogue_turns(prompt)
-    return [{"role": message.role, "content": message.content} for message in asked]
 
 
 def _stack_exchange(sample: Row) -> Translate | None:

@@ -17,7 +17,8 @@ one of a small fixed set of reasons; nothing is guessed and nothing is repaired.
 
 Layouts of other programs are in `foreign`, and are translated into these.
 
-All take a prompt of several turns except SHP, whose `history` is one user turn whatever it holds.
+All take a prompt of several turns, SHP's `history` as a transcript only. In all of them a prompt that is one
+transcript, `\n\nHuman: ...\n\nAssistant:`, is read as its turns.
 """
 
 import math
@@ -49,6 +50,7 @@ from rmcore.data.readers.columns import (
 from rmcore.data.readers.fields import (
     Reason,
     RowRejected,
+    asked_turns,
     dialogue_turns,
     grade,
     json_object,
@@ -289,7 +291,7 @@ def _parse_shp(row: Row) -> PreferencePair:
     margin = _annotated_margin(row)
     if margin is None and ratio is not None:
         margin = math.log(ratio)
-    return _pair((prompt,), chosen, rejected, row, margin=margin, used=SHP_COLUMNS)
+    return _pair(asked_turns((prompt,)), chosen, rejected, row, margin=margin, used=SHP_COLUMNS)
 
 
 def _parse_ranked(row: Row, *, most: int, is_implicit: bool = False) -> RowPairs:
@@ -461,24 +463,38 @@ def _completion(value: Any, empty: Reason) -> tuple[tuple[Message, ...], str]:
         raise RowRejected(empty)
     if messages[-1].role != "assistant":
         raise RowRejected(Reason.NO_FINAL_ASSISTANT_TURN)
-    return messages[:-1], text_value(messages[-1].content, empty)
+    return asked_turns(messages[:-1]), text_value(messages[-1].content, empty)
 
 
 def _whole_prompt(row: Row, context: tuple[Message, ...]) -> tuple[Message, ...]:
     """The prompt column together with the turns that the sides carry before the completion.
 
-    The sides usually repeat the prompt (UltraFeedback); a prompt list may also continue in them (TRL).
+    The sides usually repeat the prompt (UltraFeedback); a prompt of turns may also continue in them (TRL).
     """
     raw = row.get("prompt")
     if isinstance(raw, list | dict):
-        messages = message_list(raw)
-        return context if context[: len(messages)] == messages else messages + context
+        return _joined(asked_turns(message_list(raw)), context)
     text = text_value(raw, Reason.EMPTY_PROMPT)
-    if not context:
-        return (Message("user", text),)
-    if not any(text.strip() in message.content for message in context if message.role == "user"):
+    messages = asked_turns((Message("user", text),))
+    if not context or len(messages) > 1:
+        return _joined(messages, context)
+    if not any(messages[0].content.strip() in message.content for message in context if message.role == "user"):
         raise RowRejected(Reason.PROMPTS_DIFFER)
     return context
+
+
+def _joined(prompt: tuple[Message, ...], context: tuple[Message, ...]) -> tuple[Message, ...]:
+    """One dialogue of the prompt's turns and the sides', with those that both have once.
+
+    The sides repeat the prompt, behind a system turn of their own perhaps, or its last turns, or go on behind it.
+    """
+    own = next((place for place, message in enumerate(context) if message.role != "system"), len(context))
+    if prompt in (context[: len(prompt)], context[own : own + len(prompt)]):
+        return context
+    repeated = next(size for size in range(len(prompt), -1, -1) if prompt[len(prompt) - size :] == context[:size])
+    if not repeated and context and (context[0].role == "system" or prompt[-1].role == context[0].role == "user"):
+        raise RowRejected(Reason.PROMPTS_DIFFER)  # two questions, of which it is not known which one was answered
+    return prompt + context[repeated:]
 
 
 def _annotated_margin(row: Row) -> float | None:

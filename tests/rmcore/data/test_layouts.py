@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from rmcore.config.data import DataConfig
 from rmcore.core.errors import DataError
 from rmcore.data.observation import WEIGHT
-from rmcore.data.pair import Message, PreferencePair, is_blank
+from rmcore.data.pair import Message, PreferencePair, is_blank, plain_prompt
 from rmcore.data.readers.columns import ColumnMap
 from rmcore.data.readers.layouts import Reason, RowRejected, recognise
+from rmcore.data.readers.sources import load_pairs
+from rmcore.data.splits import split_by_prompt
 
 SYSTEM, HELLO, HI, ASK = (
     Message("system", "Be brief."),
@@ -24,6 +26,8 @@ SYSTEM, HELLO, HI, ASK = (
     Message("assistant", "Hi!"),
     Message("user", "Why?"),
 )
+
+TRANSCRIPT = "\n\nHuman: Hello\n\nAssistant: Hi!\n\nHuman: Why?\n\nAssistant:"
 
 
 def parse_record(row, columns=None):
@@ -90,6 +94,22 @@ MULTI_TURN = {
         "rejected": side(HI, ASK, text="b"),
     },
     "prompt list with plain completions": {"prompt": turns(HELLO, HI, ASK), "chosen": "a", "rejected": "b"},
+    "prompt is a transcript": {"prompt": TRANSCRIPT, "chosen": "a", "rejected": "b"},
+    "prompt is a transcript as bytes": {"prompt": TRANSCRIPT.encode(), "chosen": "a", "rejected": "b"},
+    "prompt list of a transcript": {"prompt": turns(Message("user", TRANSCRIPT)), "chosen": "a", "rejected": "b"},
+    "the sides repeat a transcript": {
+        "prompt": TRANSCRIPT,
+        "chosen": side(HELLO, HI, ASK, text="a"),
+        "rejected": side(HELLO, HI, ASK, text="b"),
+    },
+    "the sides' prompt is a transcript": {
+        "chosen": side(Message("user", TRANSCRIPT), text="a"),
+        "rejected": side(Message("user", TRANSCRIPT), text="b"),
+    },
+    "ranked answers to a transcript": {"prompt": TRANSCRIPT, "responses": ["b", "a"], "ranks": [2, 1]},
+    "best answer to a transcript": {"prompt": TRANSCRIPT, "responses": ["b", "a"], "best_index": 1},
+    "winner's transcript": {"prompt": TRANSCRIPT, "response_a": "b", "response_b": "a", "winner": "b"},
+    "SHP": {"history": TRANSCRIPT, "human_ref_A": "a", "human_ref_B": "b", "labels": 1},
 }
 
 
@@ -98,9 +118,67 @@ def test_the_same_dialogue_in_every_layout(record):
     assert parse_record(record) == [PreferencePair((HELLO, HI, ASK), "a", "b")]
 
 
+JOINED = {
+    "the sides repeat the last turn": ([SYSTEM, HELLO], [HELLO], (SYSTEM, HELLO)),
+    "the sides repeat the last turns": ([HELLO, HI, ASK], [HI, ASK], (HELLO, HI, ASK)),
+    "the sides repeat the last turn and go on": ([SYSTEM, HELLO], [HELLO, HI, ASK], (SYSTEM, HELLO, HI, ASK)),
+    "the sides put a system turn before": ([HELLO], [SYSTEM, HELLO], (SYSTEM, HELLO)),
+    "the sides put a system turn before and go on": ([HELLO], [SYSTEM, HELLO, HI, ASK], (SYSTEM, HELLO, HI, ASK)),
+    "a transcript's last turn": (TRANSCRIPT, [ASK], (HELLO, HI, ASK)),
+    "the sides go on behind a system turn": ([SYSTEM], [HELLO], (SYSTEM, HELLO)),
+    "the sides go on behind the assistant": ([HELLO, HI], [ASK], (HELLO, HI, ASK)),
+    "two users' turns in one prompt": ([HELLO, ASK], [], (HELLO, ASK)),
+}
+
+
+@pytest.mark.parametrize(("prompt", "context", "expected"), JOINED.values(), ids=JOINED.keys())
+def test_turns_of_the_prompt_that_the_sides_repeat_stand_once(prompt, context, expected):
+    prompt = prompt if isinstance(prompt, str) else turns(*prompt)
+    record = {"prompt": prompt, "chosen": side(*context, text="a"), "rejected": side(*context, text="b")}
+    assert parse_record(record) == [PreferencePair(expected, "a", "b")]
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=6), st.integers(0, 6), st.integers(0, 6))
+def test_a_dialogue_in_two_overlapping_parts_is_whole_again(contents, first, second):
+    """Turn by turn, the prompt up to one place and the sides from an earlier one; alike turns may be met there."""
+    whole = tuple(Message("user" if i % 2 == 0 else "assistant", f"{i}{text}") for i, text in enumerate(contents))
+    whole = whole if len(whole) % 2 else (*whole, ASK)
+    prompt, context = whole[: max(1, first)], whole[min(second, max(1, first)) :]
+    record = {"prompt": turns(*prompt), "chosen": side(*context, text="a"), "rejected": side(*context, text="b")}
+    assert parse_record(record) == [PreferencePair(plain_prompt(whole), "a", "b")]
+
+
 def test_a_system_turn_is_part_of_the_prompt():
     record = {"prompt": "Hello", "chosen": side(SYSTEM, HELLO, text="a"), "rejected": side(SYSTEM, HELLO, text="b")}
     assert parse_record(record)[0].prompt == (SYSTEM, HELLO)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Human: Hello",
+        "Hello\n\nAssistant:",
+        "Human: Hello\nAssistant:",
+        "Human: Hello\n\nAssistant: Hi!",
+        "Say 'Human: a\n\nAssistant:'",
+    ],
+)
+def test_a_prompt_that_is_no_transcript_up_to_the_assistant_stays_text(text):
+    assert parse_record({"prompt": text, "chosen": "a", "rejected": "b"})[0].prompt == text
+
+
+def test_the_turns_of_transcripts_are_one_conversation(tmp_path):
+    """Dahoas/full-hh-rlhf: whether one knows a dialogue's first turn or both, it is one dialogue, in one split."""
+    rows = []
+    for number in range(60):
+        first = f"\n\nHuman: question {number}\n\nAssistant:"
+        rows += [first, f"{first} an answer\n\nHuman: and then?\n\nAssistant:"]
+    path = tmp_path / "hh.jsonl"
+    path.write_text("".join(json.dumps({"prompt": one, "chosen": " yes", "rejected": " no"}) + "\n" for one in rows))
+    pairs = load_pairs(str(path)).pairs
+    assert len({pair.prompt_id for pair in pairs}) == 60
+    splits = split_by_prompt(pairs, fractions={"train": 0.7, "test": 0.3}, seed=0)
+    assert not {pair.prompt_id for pair in splits["train"]} & {pair.prompt_id for pair in splits["test"]}
 
 
 def test_a_dialogue_marker_inside_a_line_is_text():
@@ -112,6 +190,7 @@ def test_a_dialogue_marker_inside_a_line_is_text():
 BAD = [
     ({"prompt": " ", "chosen": "a", "rejected": "b"}, Reason.EMPTY_PROMPT),
     ({"prompt": [], "chosen": "a", "rejected": "b"}, Reason.EMPTY_PROMPT),
+    ({"prompt": "\n\nHuman: \n\nAssistant:", "chosen": "a", "rejected": "b"}, Reason.EMPTY_PROMPT),
     ({"prompt": turns(Message("user", "")), "chosen": "a", "rejected": "b"}, Reason.EMPTY_PROMPT),
     ({"chosen": side(text="a"), "rejected": side(text="b")}, Reason.EMPTY_PROMPT),
     ({"prompt": "p", "chosen": "\n", "rejected": "b"}, Reason.EMPTY_CHOSEN),
@@ -133,6 +212,11 @@ BAD = [
     ({"prompt": "p", "chosen": "a", "rejected": "b", "margin": 10**400}, Reason.BAD_MARGIN),
     ({"prompt": "p", "chosen": side(ASK, text="a"), "rejected": side(ASK, text="b")}, Reason.PROMPTS_DIFFER),
     ({"chosen": side(HELLO, text="a"), "rejected": side(ASK, text="b")}, Reason.PROMPTS_DIFFER),
+    ({"prompt": turns(HELLO), "chosen": side(ASK, text="a"), "rejected": side(ASK, text="b")}, Reason.PROMPTS_DIFFER),
+    (
+        {"prompt": turns(HELLO), "chosen": side(SYSTEM, ASK, text="a"), "rejected": side(SYSTEM, ASK, text="b")},
+        Reason.PROMPTS_DIFFER,
+    ),
     ({"chosen": turns(HELLO), "rejected": turns(HELLO)}, Reason.NO_FINAL_ASSISTANT_TURN),
     ({"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: c\n\nAssistant: d"}, Reason.PROMPTS_DIFFER),
     ({"chosen": "\n\nHuman: a", "rejected": "\n\nHuman: a"}, Reason.NO_FINAL_ASSISTANT_TURN),

@@ -38,6 +38,14 @@ def side_tokens(tokenizer, prompt, completion, limit=64):
     return tokenizer.convert_ids_to_tokens(side.ids), side.num_cut
 
 
+def ending_in_eos(added, written=""):
+    """A chat tokenizer as Llama 3's: no pad token, special tokens of its own, and a template that ends turns in EOS."""
+    tokenizer = word_tokenizer(bos_token="<s>", eos_token="</s>")
+    tokenizer.add_tokens(added, special_tokens=True)
+    tokenizer.chat_template = written + "{% for message in messages %}{{ message.content }} </s> {% endfor %}"
+    return tokenizer
+
+
 def test_a_causal_side_has_one_bos_and_ends_in_eos():
     tokens, _ = side_tokens(word_tokenizer(**CAUSAL), "w1 w2", "w3")
     assert tokens == ["<s>", "Prompt", ":", "w1", "w2", "Response", ":", "w3", "</s>"]
@@ -80,6 +88,44 @@ def test_where_eos_is_the_pad_a_side_ends_in_text_so_that_every_pooling_reads_th
     tokenizer = word_tokenizer(bos_token="<s>", eos_token="</s>")
     ensure_pad_token(tokenizer)
     assert side_tokens(tokenizer, "w1", "w3")[0][-1] == "w3"
+
+
+UNUSED_TOKENS = {
+    "a pad token that was not named": (
+        ["<|tool|>", "<|reserved_special_token_0|>", "<|finetune_right_pad_id|>"],
+        {},
+        2,
+    ),
+    "a reserved token": (["<|tool|>", "<|reserved_special_token_0|>", "<|reserved_special_token_1|>"], {}, 1),
+    "one that the template does not write": (["[control_1]", "[control_2]"], {"written": "[control_1]"}, 1),
+    "a picture's place is none": (["<|image_pad|>", "<unused7>"], {}, 1),
+}
+
+
+@pytest.mark.parametrize(("added", "template", "place"), UNUSED_TOKENS.values(), ids=UNUSED_TOKENS.keys())
+@pytest.mark.parametrize("names_eos", [True, False])
+def test_a_chat_model_pads_with_a_token_that_ends_no_side(added, template, place, names_eos):
+    """Its template ends sides in EOS, which no reader may pass over; a base that names EOS as the pad was not read."""
+    tokenizer = ending_in_eos(added, **template)
+    if names_eos:
+        tokenizer.pad_token = tokenizer.eos_token
+    known = len(tokenizer)
+    assert ensure_pad_token(tokenizer) is False
+    assert (tokenizer.pad_token, len(tokenizer)) == (added[place], known)
+    for form in ("chat", "plain"):
+        (side,) = Renderer(tokenizer, Rendering(form, 64)).tokenize_sides([("w1", "w3")])
+        assert side.ids[-1] == tokenizer.eos_token_id != tokenizer.pad_token_id
+
+
+def test_a_chat_model_without_an_unused_token_pads_with_unk_else_a_new_one():
+    tokenizer = ending_in_eos(["<|tool|>"])
+    assert ensure_pad_token(tokenizer) is False
+    assert tokenizer.pad_token == "[UNK]"
+    bare = ending_in_eos(["<|tool|>"])
+    bare.unk_token = None
+    assert ensure_pad_token(bare) is True
+    assert bare.pad_token == "[PAD]"
+    assert bare.pad_token_id == len(bare) - 1
 
 
 @given(

@@ -1,0 +1,94 @@
+"""A reward model under its name on the hub is what its folder is: here from the hub's cache, without a network."""
+
+import shutil
+
+import huggingface_hub.constants
+import numpy as np
+import pytest
+import torch
+
+from rmcore.config.model import LoraSettings, ModelConfig
+from rmcore.core.errors import ModelError
+from rmcore.data.rendering import Rendering
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.models.trained import load_renderer
+
+NAME, COMMIT = "alice/judge", "c0ffee" * 6 + "abcd"
+PROMPTS, RESPONSES = ["What is 2 + 2?", "Name a fruit " * 30], ["4", "lemon"]
+
+
+@pytest.fixture
+def fetched(tmp_path, monkeypatch):
+    """Put a folder into the hub's cache, as a download of NAME does: a snapshot of links to blobs."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+
+    def fetch(folder):
+        place = tmp_path / "cache" / f"models--{NAME.replace('/', '--')}"
+        snapshot = place / "snapshots" / COMMIT
+        for kind in (place / "refs", place / "blobs", snapshot):
+            kind.mkdir(parents=True)
+        (place / "refs" / "main").write_text(COMMIT)
+        for number, file in enumerate(sorted(path for path in folder.iterdir() if path.is_file())):
+            shutil.copy(file, place / "blobs" / str(number))
+            (snapshot / file.name).symlink_to(place / "blobs" / str(number))
+
+    return fetch
+
+
+def saved(rm, folder):
+    """Save a model whose rendering, limit and beta are none that a folder without records would get."""
+    rm.beta = 0.25
+    rm.renderer.rendering = Rendering("plain", 40)
+    rm.save(folder)
+    return folder
+
+
+def test_a_hub_model_s_recorded_rendering_limit_and_beta_are_obeyed(rm, fetched, tmp_path):
+    folder = saved(rm, tmp_path / "best")
+    fetched(folder)
+    there, here = (BradleyTerryRM.from_pretrained(name, device="cpu") for name in (NAME, folder))
+    assert there.renderer.rendering == here.renderer.rendering == Rendering("plain", 40)
+    assert there.beta == here.beta == 0.25
+    assert np.array_equal(there.score(PROMPTS, RESPONSES), here.score(PROMPTS, RESPONSES))
+    sides = list(zip(PROMPTS, RESPONSES, strict=True))
+    renderer = load_renderer(NAME, max_seq_len=None, render_fn=None)
+    assert renderer.rendering == Rendering("plain", 40)
+    assert renderer.tokenize_sides(sides) == here.renderer.tokenize_sides(sides)
+
+
+def test_a_hub_model_s_rendering_function_wants_to_be_named(rm, fetched, tmp_path):
+    folder = saved(rm, tmp_path / "best")
+    Rendering("custom", 40, "my.module:render").save(folder)
+    fetched(folder)
+    with pytest.raises(ModelError, match=r"rendered by my\.module:render.*render_fn='my\.module:render'"):
+        BradleyTerryRM.from_pretrained(NAME, device="cpu")
+
+
+def test_a_hub_model_of_others_has_no_record_and_is_read_as_before(rm, fetched, tmp_path):
+    folder = saved(rm, tmp_path / "best")
+    for record in folder.glob("rm_*.json"):
+        record.unlink()
+    fetched(folder)
+    there = BradleyTerryRM.from_pretrained(NAME, device="cpu", max_seq_len=64)
+    assert (there.renderer.rendering.format, there.beta) == ("chat", 1.0)
+
+
+@pytest.mark.slow
+def test_a_hub_adapter_is_put_on_its_base(fetched, tiny_folder, tmp_path):
+    config = ModelConfig(name=str(tiny_folder), max_seq_len=96, lora=LoraSettings())
+    rm = BradleyTerryRM.new(config, seed=0, device=torch.device("cpu"))
+    for name, parameter in rm.model.named_parameters():
+        if "lora_B" in name:  # adapters that do something
+            torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(1))
+    adapter = saved(rm, tmp_path / "best") / "adapter"
+    fetched(adapter)
+    there, here = (BradleyTerryRM.from_pretrained(name, device="cpu") for name in (NAME, adapter))
+    assert there.has_adapters
+    assert there.beta == 0.25
+    assert np.array_equal(there.score(PROMPTS, RESPONSES), here.score(PROMPTS, RESPONSES))
+    assert load_renderer(NAME, max_seq_len=None, render_fn=None).rendering == Rendering("plain", 40)
+
+
+def test_a_hub_model_that_was_not_fetched_is_refused_without_a_network(fetched, tmp_path):
+    with pytest.raises(ModelError, match=rf"{NAME}.*not fetched before"):
+        BradleyTerryRM.from_pretrained(NAME, device="cpu")
