@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 MAX_ROWS = 4096
 """Most inputs of one request."""
@@ -155,6 +155,12 @@ class RewardProbe(Wire):
     token_ids: tuple[TokenIds, ...] = Field(min_length=1, description="Inputs, special tokens included.")
     rewards: tuple[float, ...] = Field(min_length=1, description="Logits, one an input.")
     tolerance: float = Field(gt=0, description="Largest absolute difference that is rounding, in logits.")
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        if len(self.token_ids) != len(self.rewards):
+            raise ValueError(f"{len(self.token_ids)} inputs and {len(self.rewards)} rewards; give one reward an input")
+        return self
 
 
 class WeightUpdate(Wire):

@@ -71,3 +71,9 @@ def test_a_request_cannot_be_changed():
 def test_no_reward_that_is_not_finite_travels(reward):
     with pytest.raises(ValidationError):
         RewardProbe(token_ids=((1,),), rewards=(reward,), tolerance=1.0)
+
+
+@pytest.mark.parametrize("num_rewards", [1, 3])
+def test_a_probe_has_one_reward_an_input(num_rewards):
+    with pytest.raises(ValidationError, match=f"2 inputs and {num_rewards} rewards"):
+        RewardProbe(token_ids=((1,), (2,)), rewards=(0.5,) * num_rewards, tolerance=1.0)
