@@ -32,6 +32,8 @@ def test_each_form_is_taken_for_what_it_is_and_survives_the_wire():
         ([1, "a"], "inputs.1.token_ids.1"),
         ([True, False], "inputs.1.token_ids.0"),
         (MESSAGES[:1], "inputs.1.messages"),
+        ([*MESSAGES, {"role": "user", "content": "c"}], "inputs.1.messages"),
+        ([*MESSAGES, {"role": "tool", "content": "c"}], "inputs.1.messages"),
         ([{"role": "", "content": "a"}, MESSAGES[1]], "inputs.1.messages.0.role"),
         ([{"role": "user"}, MESSAGES[1]], "inputs.1.messages.0.content"),
         ({"prompt": "a"}, "inputs.1.pair.response"),
