@@ -66,7 +66,7 @@ class ServedModel:
         self._weights_lock = ReadWriteLock()
         self._changing = asyncio.Lock()
         self._watch: asyncio.Task[None] | None = None
-        self._exchange: asyncio.Task[VersionInfo] | None = None
+        self._exchanges = set[asyncio.Task[VersionInfo]]()
         self._ending: asyncio.Task[None] | None = None
         self._numbers = first.version
 
@@ -163,18 +163,20 @@ class ServedModel:
             ServingError: the exchange failed, above all because the new weights did not reproduce their probe; the old
                 weights serve, or the server restarts from them.
         """
-        async with self._changing:
-            if self.state != "ready":
-                raise NotReadyError(f"the reward server is {self.state}: {self.reason}")
-            self._exchange = asyncio.create_task(self._update(update))
-            return await asyncio.shield(self._exchange)
+        exchange = asyncio.create_task(self._update(update))
+        self._exchanges.add(exchange)  # the event loop keeps no task alive by itself
+        exchange.add_done_callback(self._exchanges.discard)
+        return await asyncio.shield(exchange)
 
     async def _update(self, update: WeightUpdate) -> VersionInfo:
-        try:
-            await self._exchange_for(update, self._weights)
-        finally:  # taken or not, nobody asks for it again
-            await asyncio.to_thread(_drop_old, self._weights.folder, update.folder)
-        return self.version()
+        async with self._changing:  # until its own end and not its caller's
+            if self.state != "ready":
+                raise NotReadyError(f"the reward server is {self.state}: {self.reason}")
+            try:
+                await self._exchange_for(update, self._weights)
+            finally:  # taken or not, nobody asks for it again
+                await asyncio.to_thread(_drop_old, self._weights.folder, update.folder)
+            return self.version()
 
     async def _exchange_for(self, update: WeightUpdate, old: Weights) -> None:
         """Load other weights, which answer when this ends; where it fails, the old ones do or will."""

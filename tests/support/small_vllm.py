@@ -5,7 +5,7 @@ rows that are longer than `--max-model-len` or hold ids beyond the vocabulary. T
 in steer it:
 
     nonsense   as many answers of /classify as the file's number says are JSON that nobody expects
-    gate       a FIFO: each reload has begun when the FIFO can be opened for writing, and goes on when that is closed
+    gate       a FIFO: a request is under way once the FIFO can be opened for writing, and goes on when that is closed
 """
 
 import json
@@ -67,12 +67,12 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         text = self.rfile.read(int(self.headers.get("content-length", 0)))
         body = json.loads(text) if text else {}
+        gate = self.server.place / "gate"
+        if gate.exists():
+            gate.read_bytes()
         if self.path == "/classify":
             self.answer(*self.server.classify(body["input"]))
         elif self.path == "/collective_rpc":
-            gate = self.server.place / "gate"
-            if gate.exists():
-                gate.read_bytes()
             self.server.load(Path(body["kwargs"]["weights_path"]))
             self.answer(200, {})
         else:

@@ -1,6 +1,7 @@
 """Weights that are exchanged: whatever goes wrong, nobody is answered by weights that did not reproduce their probe."""
 
 import asyncio
+import os
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -136,5 +137,32 @@ def test_a_probe_that_is_longer_than_the_server_reads_is_refused_before_anything
             await assert_answers(served, 1.0, 1)
             await served.update(published(served, 2.0, probe_of(2.0, rows[:1])))  # as long as it reads is read
             await assert_answers(served, 2.0, 2)
+
+    asyncio.run(run())
+
+
+def test_an_exchange_whose_caller_left_is_over_before_the_next_one_begins(tmp_path):
+    """The first waits for a request under way when its caller leaves and the second one comes."""
+
+    async def run():
+        async with serving(tmp_path) as served:
+            gate = tmp_path / "gate"
+            os.mkfifo(gate)
+            request = asyncio.create_task(served.score(ROWS))
+            with await asyncio.to_thread(gate.open, "wb"):
+                first = asyncio.create_task(served.update(published(served, 2.0)))
+                async with asyncio.timeout(60):
+                    while not (served.weights.folder.parent / "served-000002").exists():
+                        await asyncio.sleep(0.01)
+                first.cancel()
+                await asyncio.wait([first])
+                second = asyncio.create_task(served.update(published(served, 3.0)))
+                for _ in range(10):  # it is asked for before the first one can go on
+                    await asyncio.sleep(0)
+                gate.unlink()
+            assert (await request)[1].version == 1
+            assert (await second).weight_version == 3
+            await assert_answers(served, 3.0, 3)
+            assert served.num_updates == {"done": 2, "refused": 0, "failed": 0}
 
     asyncio.run(run())
