@@ -26,7 +26,9 @@ def serve(
     render_fn: RenderFn = None,
     weights_dir: Annotated[
         Path | None,
-        typer.Option(help="Folder through which weights are published; default: one that goes with the server."),
+        typer.Option(
+            help="Folder through which weights are published, for this server alone; default: one that goes with it."
+        ),
     ] = None,
     vllm: Annotated[
         str | None, typer.Option(help="Python of an environment with vLLM, or its vllm. Default: .venv-vllm.")

@@ -96,7 +96,7 @@ class RlhfConfig(Settings):
     samples_per_prompt: int = Field(default=8, ge=1)
     """Samples of each at a measurement."""
     wait_seconds: float = Field(default=300.0, gt=0)
-    """How long a step waits for a reward server that went away before the training stops, with its state saved."""
+    """How long a step waits for a reward server that is away or fails before the training stops, its state saved."""
 
     @model_validator(mode="after")
     def _members_are_scored_here(self) -> Self:

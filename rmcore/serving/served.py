@@ -66,7 +66,7 @@ class ServedModel:
         self._weights_lock = ReadWriteLock()
         self._changing = asyncio.Lock()
         self._watch: asyncio.Task[None] | None = None
-        self._exchange: asyncio.Task[VersionInfo] | None = None
+        self._exchanges = set[asyncio.Task[VersionInfo]]()
         self._ending: asyncio.Task[None] | None = None
         self._numbers = first.version
 
@@ -120,7 +120,7 @@ class ServedModel:
             ServingError: vLLM did not answer in time.
         """
         async with self._weights_lock.shared():
-            if not self.is_ready:
+            if self.state != "ready":
                 raise NotReadyError(f"the reward server is {self.state}: {self.reason}")
             weights = self._weights
             try:
@@ -158,22 +158,25 @@ class ServedModel:
         The exchange continues where its caller leaves, because half of one must never be the end of it.
 
         Raises:
-            RequestError: the update does not fit what is served, or did not reproduce its probe; the old weights serve.
+            RequestError: the update or its probe does not fit what is served; nothing was touched.
             NotReadyError: the server is not ready, so there is nothing that an update could be laid on.
-            ServingError: the exchange failed; the old weights serve, or the server restarts from them.
+            ServingError: the exchange failed, above all because the new weights did not reproduce their probe; the old
+                weights serve, or the server restarts from them.
         """
-        async with self._changing:
-            if self.state != "ready":
-                raise NotReadyError(f"the reward server is {self.state}: {self.reason}")
-            self._exchange = asyncio.create_task(self._update(update))
-            return await asyncio.shield(self._exchange)
+        exchange = asyncio.create_task(self._update(update))
+        self._exchanges.add(exchange)  # the event loop keeps no task alive by itself
+        exchange.add_done_callback(self._exchanges.discard)
+        return await asyncio.shield(exchange)
 
     async def _update(self, update: WeightUpdate) -> VersionInfo:
-        try:
-            await self._exchange_for(update, self._weights)
-        finally:  # taken or not, nobody asks for it again
-            await asyncio.to_thread(_drop_old, self._weights.folder, update.folder)
-        return self.version()
+        async with self._changing:  # until its own end and not its caller's
+            if self.state != "ready":
+                raise NotReadyError(f"the reward server is {self.state}: {self.reason}")
+            try:
+                await self._exchange_for(update, self._weights)
+            finally:  # taken or not, nobody asks for it again
+                await asyncio.to_thread(_drop_old, self._weights.folder, update.folder)
+            return self.version()
 
     async def _exchange_for(self, update: WeightUpdate, old: Weights) -> None:
         """Load other weights, which answer when this ends; where it fails, the old ones do or will."""
@@ -189,16 +192,25 @@ class ServedModel:
             try:
                 await self.engine.reload(new.folder)
                 await self._verify(new)
-            except ServingError as error:
+            except BaseException as error:  # whatever it is, vLLM may hold weights that nobody has verified
                 self.num_updates["failed"] += 1
                 outcome = await self._back_to(old)
-                raise ServingError(f"version {new.version} was not taken: {error} {outcome}") from error
+                if isinstance(error, RmcoreError):
+                    raise ServingError(f"version {new.version} was not taken: {error} {outcome}") from error
+                raise
             self._weights = new
             self.num_updates["done"] += 1
             self._become("ready")
 
     def _stage(self, update: WeightUpdate, old: Weights) -> Weights:
         """Check the files of an update and lay them out as a whole folder. Nothing that serves is touched."""
+        limit, longest = self.engine.settings.max_seq_len, max(map(len, update.probe.token_ids))
+        if longest > limit:
+            raise RequestError(
+                f"the probe has a row of {longest} tokens and this server reads at most {limit}, so the update cannot "
+                f"be verified here and was not loaded. Start the server with --max-seq-len {longest}, or publish a "
+                "model that reads no more than the server."
+            )
         place = old.folder.parent
         checked = check_update(place, update.folder, update.digest, update.mode, WeightLayout.read(old.folder))
         self._numbers += 1  # a number is never used again, so a folder of a failed exchange is in nobody's way
@@ -215,21 +227,25 @@ class ServedModel:
         try:
             await self.engine.reload(old.folder)
             await self._verify(old)
-        except ServingError as error:
-            self._become("restarting", f"an exchange of weights failed, and so did going back ({error}).")
+        except BaseException as error:
+            self._become("restarting", f"an exchange of weights failed, and so did going back ({_words(error)}).")
             await self.engine.kill()
+            if not isinstance(error, RmcoreError):
+                raise
             return f"Going back failed too, so vLLM is started again with version {old.version}."
         self._become("ready")
         return f"Version {old.version} serves on."
 
     async def _restart_when_it_dies(self) -> None:
-        while True:
-            status = await self.engine.exited()
-            self._become("restarting", f"vLLM ended with status {status}.")
-            async with self._weights_lock.alone():  # those under way have failed, and no exchange may begin
-                await self._restart()
-            if self.state == "broken":
-                return
+        try:
+            while self.state != "broken":
+                status = await self.engine.exited()
+                self._become("restarting", f"vLLM ended with status {status}.")
+                async with self._weights_lock.alone():  # those under way have failed, and no exchange may begin
+                    await self._restart()
+        except Exception as error:  # nobody watches from now on
+            self._become("broken", f"vLLM could not be started again ({_words(error)}).")
+            raise
 
     async def _restart(self) -> None:
         for attempt in range(1, MAX_RESTARTS + 1):
@@ -238,7 +254,7 @@ class ServedModel:
             try:
                 await self.engine.start(self._weights.folder)
                 await self._verify(self._weights)
-            except ServingError as error:
+            except RmcoreError as error:
                 self._become("restarting", f"attempt {attempt} of {MAX_RESTARTS} failed: {error}")
             else:
                 self._become("ready")
@@ -249,6 +265,10 @@ class ServedModel:
     def _become(self, state: ServerState, reason: str | None = None) -> None:
         self.state, self.reason = state, reason
         print(f"{time.strftime('%H:%M:%S')} {state}{f': {reason}' if reason else ''}", file=sys.stderr, flush=True)
+
+
+def _words(error: BaseException) -> str:
+    return str(error) if isinstance(error, RmcoreError) else f"{type(error).__name__}: {error}"
 
 
 def _drop_old(served: Path, taken: str) -> None:

@@ -18,8 +18,10 @@ import torch
 import uvicorn
 
 from rmcore.core.errors import ConfigError, ServingError
+from rmcore.core.files import try_exclusive
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.serving.engine import VllmEngine
+from rmcore.serving.folders import drop_stale
 from rmcore.serving.http_app import HttpSettings, RewardApp
 from rmcore.serving.model_files import folder_digest
 from rmcore.serving.parity import make_probe
@@ -30,6 +32,10 @@ from rmcore.serving.vllm_process import EngineDtype, EngineSettings, find_vllm
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 LOG_FILE = "vllm.log"
+SERVER_LOCK = ".server"
+"""Held in the weights folder by the one server that it belongs to. The kernel frees it when that dies."""
+MERGED = ".merged"
+"""Where adapters are merged for a moment, before the result is staged."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,8 @@ class ServeSettings:
     dtype: what vLLM computes in.
     max_seq_len: tokens of an input; None: as recorded.
     render_fn: the rendering function of the checkpoint, as `module:function`, where it has one.
-    weights_folder: where updates are published through; None makes one that goes with the server.
+    weights_folder: where updates are published through, one server at a time, which drops what an earlier one left;
+        None makes one that goes with the server.
     """
 
     checkpoint: str
@@ -73,7 +80,8 @@ async def serve(
     Raises:
         ConfigError: no vLLM, or an address beyond loopback without a token.
         ModelError: the checkpoint cannot be read.
-        ServingError: the port is taken, vLLM did not start, or its rewards are not those of PyTorch.
+        ServingError: the port is taken, the weights folder is another server's, vLLM did not start, or its rewards are
+            not those of PyTorch.
     """
     if settings.host not in LOOPBACK and settings.http.token is None:
         raise ConfigError(
@@ -138,7 +146,7 @@ async def _open(settings: ServeSettings, program: Path, place: Path) -> AsyncIte
 def _stage_first(rm: BradleyTerryRM, checkpoint: str, folder: Path) -> None:
     """The folder to begin with: links to a plain checkpoint, or what merging an adapter gives."""
     if rm.has_adapters or not Path(checkpoint).is_dir():
-        merged = folder.with_name(".merged")
+        merged = folder.with_name(MERGED)
         rm.save(merged)
         stage_checkpoint(merged, folder)
         shutil.rmtree(merged)
@@ -205,9 +213,18 @@ def _listen(host: str, port: int) -> socket.socket:
 
 @contextlib.contextmanager
 def _weights_folder(settings: ServeSettings) -> Iterator[Path]:
+    """The folder that weights are published through, for this server alone; a named one without an earlier server's."""
     if settings.weights_folder is not None:
-        settings.weights_folder.mkdir(parents=True, exist_ok=True)
-        yield settings.weights_folder.resolve()
+        place = settings.weights_folder.resolve()
+        with try_exclusive(place / SERVER_LOCK) as is_ours:
+            if not is_ours:
+                raise ServingError(
+                    f"another reward server publishes through {place} and would lose the weights that it serves: give "
+                    "this one another folder with --weights-dir, or end that one."
+                )
+            drop_stale(place, keep=[])
+            shutil.rmtree(place / MERGED, ignore_errors=True)
+            yield place
         return
     with tempfile.TemporaryDirectory(prefix="rm-opt-weights-") as folder:
         yield Path(folder)

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
 MAX_ROWS = 4096
 """Most inputs of one request."""
@@ -64,9 +65,19 @@ def _kind_of(value: Any) -> str | None:
     return None
 
 
+def _ending_with_an_answer(turns: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]:
+    if turns[-1].role != "assistant":
+        raise PydanticCustomError(
+            "no_final_assistant_turn",
+            "the last message has the role {role} and would be scored as an answer; end with the assistant's message",
+            {"role": repr(turns[-1].role)[:40]},
+        )
+    return turns
+
+
 Text = Annotated[str, Field(min_length=1)]
 TokenIds = Annotated[tuple[Annotated[int, Field(ge=0, strict=True)], ...], Field(min_length=1)]
-Messages = Annotated[tuple[ChatMessage, ...], Field(min_length=2)]
+Messages = Annotated[tuple[ChatMessage, ...], Field(min_length=2), AfterValidator(_ending_with_an_answer)]
 ScoringInput = Annotated[
     Annotated[Text, Tag("text")]
     | Annotated[Messages, Tag("messages")]
@@ -155,6 +166,12 @@ class RewardProbe(Wire):
     token_ids: tuple[TokenIds, ...] = Field(min_length=1, description="Inputs, special tokens included.")
     rewards: tuple[float, ...] = Field(min_length=1, description="Logits, one an input.")
     tolerance: float = Field(gt=0, description="Largest absolute difference that is rounding, in logits.")
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        if len(self.token_ids) != len(self.rewards):
+            raise ValueError(f"{len(self.token_ids)} inputs and {len(self.rewards)} rewards; give one reward an input")
+        return self
 
 
 class WeightUpdate(Wire):

@@ -1,5 +1,6 @@
 """The reward function that GRPO calls: it scores the samples of a step by one version of a reward model."""
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,9 @@ from rmcore.policy.sampling.rollouts import RolloutScorer, one_step
 from rmcore.serving.scorer import Rollout
 
 SCORE_KEY = "rm_score"
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 10.0
+"""Pauses between tries to score a step double up to this."""
 Record = Callable[[int, Sequence[Rollout], Sequence[float]], None]
 """Called with the step, its rollouts (scored, with `meta`) and their credits."""
 
@@ -28,7 +32,7 @@ class GroupReward:
         prompts: by the dataset's column `place`.
         scorer: of the rollouts.
         credit: from rewards to what TRL compares within each group; nothing normalised, TRL does that.
-        wait_seconds: how long a scorer that is away is waited for.
+        wait_seconds: how long a scorer that is away or fails is waited for.
         record: sees every step's rollouts.
 
     Raises:
@@ -63,7 +67,8 @@ class GroupReward:
         """Credits of N completions.
 
         Raises:
-            TrainingError: the scorer stayed away, a reward is not finite, or two versions scored one step.
+            TrainingError: the scorer stayed away or went on failing, a reward is not finite, or two versions scored one
+                step.
             RequestError: the scorer refuses an input; nothing is gained by asking again.
         """
         stops = self.policy.stop_ids
@@ -82,13 +87,13 @@ class GroupReward:
         return credits
 
     def _score(self, rollouts: Sequence[Rollout]) -> None:
-        """Score; while the scorer is away, wait and ask again."""
+        """Score; while the scorer is away or fails, wait and ask again."""
         end = time.monotonic() + self.wait_seconds
-        while True:
+        for attempt in itertools.count(1):
             try:
                 rewards = self.scorer.score(rollouts)
             except ServingError as error:
-                self._wait(end, error)
+                self._wait(end, attempt, error)
             else:
                 break
         for rollout, reward in zip(rollouts, rewards, strict=True):
@@ -100,17 +105,25 @@ class GroupReward:
                     "reward model before a policy is trained on it."
                 )
 
-    def _wait(self, end: float, error: ServingError) -> None:
+    def _wait(self, end: float, attempt: int, error: ServingError) -> None:
+        """Return when the scorer is ready and a pause is over, which grows: who is ready may fail all the same."""
+        goes_on = "The policy is as it was before that step"
         left = end - time.monotonic()
+        if left <= 0:
+            between = ", though in between it was ready" if attempt > 1 else ""
+            raise TrainingError(
+                f"the scoring of a step failed {attempt} times within {self.wait_seconds:g} s{between}: {error} "
+                f"{goes_on}; see the log of what scores, then the same command continues."
+            ) from error
         try:
-            if left <= 0:
-                raise error
             self.scorer.wait_ready(left)
         except ServingError as last:
             raise TrainingError(
-                f"the reward server was away for {self.wait_seconds:g} s in the middle of a step: {last} The policy is "
-                "as it was before that step; start the server again, then the same command continues."
+                f"the reward server was away for {self.wait_seconds:g} s in the middle of a step: {last} {goes_on}; "
+                "start the server again, then the same command continues."
             ) from last
+        pause = min(FIRST_PAUSE_S * 2 ** min(attempt - 1, 30), LONGEST_PAUSE_S)
+        time.sleep(max(0.0, min(pause, end - time.monotonic())))
 
 
 def _one_version(rollouts: Sequence[Rollout]) -> int:

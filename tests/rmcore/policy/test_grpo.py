@@ -274,6 +274,22 @@ def test_a_scorer_that_comes_back_is_waited_for_and_the_same_samples_are_scored(
     assert seen == plain
 
 
+class Failing(Scorer):
+    """Says that it is ready and fails each call."""
+
+    def score(self, rollouts):
+        self.calls += 1
+        raise ServingError("status 500")
+
+
+def test_a_scorer_that_is_ready_and_fails_is_asked_ever_more_rarely_and_not_called_away(policy, tmp_path):
+    scorer = Failing(len)
+    settings = SMALL.model_copy(update={"wait_seconds": 1.0})
+    with pytest.raises(TrainingError, match=r"failed \d+ times within 1 s, .* was ready: status 500 .*same command"):
+        trainer(policy, scorer, tmp_path, settings).train()
+    assert 3 <= scorer.calls <= 6  # pauses of 0.1, 0.2, 0.4 s and what is left
+
+
 def texts(rollouts):
     return [rollout.steps[0].completion for rollout in rollouts]
 

@@ -51,11 +51,15 @@ def test_no_byte_is_read_without_a_login(door, login):
     assert sent[0]["status"] == 401
 
 
+ASKS_LAST = b'{"inputs":[[1],[{"role":"assistant","content":"a"},{"role":"user","content":"b"}]]}'
+
+
 @pytest.mark.parametrize(
     ("content", "kind", "status", "field"),
     [
         (b'{"inputs": [""]}', "application/json", 422, "inputs.0"),
         (b'{"inputs": ["\xff"]}', "application/json", 422, "body"),
+        (ASKS_LAST, "application/json", 422, "inputs.1"),
         (b'{"inputs": []}', "text/plain", 422, "content-type"),
         (b" " * 101, "application/json", 413, None),
         (b'{"inputs": [[1], [1], [1]]}', "application/json", 429, None),

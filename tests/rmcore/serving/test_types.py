@@ -32,6 +32,8 @@ def test_each_form_is_taken_for_what_it_is_and_survives_the_wire():
         ([1, "a"], "inputs.1.token_ids.1"),
         ([True, False], "inputs.1.token_ids.0"),
         (MESSAGES[:1], "inputs.1.messages"),
+        ([*MESSAGES, {"role": "user", "content": "c"}], "inputs.1.messages"),
+        ([*MESSAGES, {"role": "tool", "content": "c"}], "inputs.1.messages"),
         ([{"role": "", "content": "a"}, MESSAGES[1]], "inputs.1.messages.0.role"),
         ([{"role": "user"}, MESSAGES[1]], "inputs.1.messages.0.content"),
         ({"prompt": "a"}, "inputs.1.pair.response"),
@@ -71,3 +73,9 @@ def test_a_request_cannot_be_changed():
 def test_no_reward_that_is_not_finite_travels(reward):
     with pytest.raises(ValidationError):
         RewardProbe(token_ids=((1,),), rewards=(reward,), tolerance=1.0)
+
+
+@pytest.mark.parametrize("num_rewards", [1, 3])
+def test_a_probe_has_one_reward_an_input(num_rewards):
+    with pytest.raises(ValidationError, match=f"2 inputs and {num_rewards} rewards"):
+        RewardProbe(token_ids=((1,), (2,)), rewards=(0.5,) * num_rewards, tolerance=1.0)
