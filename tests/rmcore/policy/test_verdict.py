@@ -95,6 +95,7 @@ def test_choosing_among_logged_answers_is_said_up_to_the_largest_k_that_was_show
     ("high", "others", "status"),
     [
         (0.05, [PASS], "unclear"),
+        (0.0, [PASS], "unclear"),
         (-0.01, [PASS], "fails"),
         (0.05, [PASS, FAIL], "unclear"),
         (0.05, [PASS, OPEN], "unclear"),
