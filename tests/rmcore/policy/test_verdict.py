@@ -113,6 +113,7 @@ def test_what_logged_answers_leave_open_fails_nothing_and_too_few_of_them_are_no
     ("high", "others", "status"),
     [
         (0.05, [PASS], "unclear"),
+        (0.0, [PASS], "unclear"),
         (-0.01, [PASS], "fails"),
         (0.05, [PASS, FAIL], "unclear"),
         (0.05, [PASS, OPEN], "unclear"),
