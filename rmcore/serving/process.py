@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 from pydantic import TypeAdapter
 
@@ -36,7 +36,8 @@ class RewardServer:
 
     Args:
         settings: what is served and where.
-        log: file that the server's own messages are appended to; None shows them on standard error.
+        log: file that the server's own messages, and what a rendering function prints, are appended to; None shows them
+            on standard error.
         environment: variables that it has beside this process's own.
     """
 
@@ -54,6 +55,7 @@ class RewardServer:
 
         Raises:
             RmcoreError: as `rmcore.serving.server.serve`.
+            ServingError: its process ended, or said something else than its address.
         """
         output = None if self.log is None else self.log.open("ab")
         try:
@@ -84,7 +86,13 @@ class RewardServer:
         if not line:
             shown = "" if self.log is None else f" {tail(self.log)}"
             raise ServingError(f"the reward server ended before it was ready.{shown}")
-        said: dict[str, Any] = json.loads(line)
+        try:
+            said: dict[str, Any] = json.loads(line)
+        except ValueError as error:
+            raise ServingError(
+                f"the reward server's process began with {line[:200].decode(errors='replace')!r} in place of its "
+                "address: something prints before any code of ours runs, such as a sitecustomize module. Keep it quiet."
+            ) from error
         if "error" in said:
             raise getattr(errors, said["error"], ServingError)(said["message"])
         return str(said["address"])
@@ -121,8 +129,16 @@ class RewardServer:
         self.stop()
 
 
-def _say(**words: str) -> None:
-    print(json.dumps(words), flush=True)
+def _take_channel() -> TextIO:
+    """Give the one way to the parent, by a number that nobody else knows; whatever is printed from now on is logged."""
+    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # for what is printed by C code
+    sys.stdout = sys.stderr  # at once, and not when a block of it is full
+    return channel
+
+
+def _say(channel: TextIO, **words: str) -> None:
+    print(json.dumps(words), file=channel, flush=True)
 
 
 async def _until_parent_ends() -> None:
@@ -133,11 +149,12 @@ async def _until_parent_ends() -> None:
 
 def main() -> int:
     """Serve with the settings from standard input until that is closed."""
+    channel = _take_channel()  # a rendering function may print
     settings = SETTINGS.validate_json(sys.stdin.buffer.readline())
     try:
-        asyncio.run(serve(settings, lambda address: _say(address=address), until=_until_parent_ends))
+        asyncio.run(serve(settings, lambda address: _say(channel, address=address), until=_until_parent_ends))
     except RmcoreError as error:
-        _say(error=type(error).__name__, message=str(error))
+        _say(channel, error=type(error).__name__, message=str(error))
         return DELIBERATE_ERROR
     return 0
 

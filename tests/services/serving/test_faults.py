@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import serving_world as world
-from rmcore.config.model import LoraSettings
+from rmcore.config.model import LoraSettings, ModelConfig
 from rmcore.core.errors import ConfigError, ModelError, ServingError
 from rmcore.models.lora_targets import make_lora_config
 from rmcore.models.reward_model import BradleyTerryRM
@@ -133,6 +133,33 @@ def test_a_vllm_that_does_not_start_shows_the_end_of_its_log(checkpoint, tmp_pat
     settings = ServeSettings(str(checkpoint), port=0, vllm=silent, start_timeout_s=1)
     with pytest.raises(ServingError, match="did not answer within 1 s"):
         RewardServer(settings, log=tmp_path / "log").__enter__()
+
+
+def test_what_a_rendering_function_prints_goes_to_the_log_and_not_to_who_waits_for_the_address(tmp_path, monkeypatch):
+    (tmp_path / "printing_renderer.py").write_text(
+        "print('at its import')\n\ndef join(prompt, completion):\n    print('in a call ' * 9000)\n"
+        "    return f'{prompt} => {completion}'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    printing = "printing_renderer:join"
+    model = ModelConfig(name="tiny", max_seq_len=world.MAX_SEQ_LEN, render_fn=printing)
+    BradleyTerryRM.new(model, seed=0, device=torch.device("cpu")).save(tmp_path / "custom")
+    failing = program(tmp_path / "python", "exit 7")
+    settings = ServeSettings(str(tmp_path / "custom"), port=0, vllm=failing, render_fn=printing)
+    log = tmp_path / "log"
+    with pytest.raises(ServingError, match="status 7 while it started"):
+        RewardServer(settings, log=log).__enter__()
+    assert "at its import" in log.read_text()
+    assert "in a call" in log.read_text()
+
+
+def test_a_process_that_says_something_else_than_its_address_is_quoted(checkpoint, tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text("print('welcome to this machine', flush=True)\n")  # before our code
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    failing = program(tmp_path / "python", "exit 7")
+    with pytest.raises(ServingError, match="welcome to this machine"):
+        RewardServer(ServeSettings(str(checkpoint), port=0, vllm=failing)).__enter__()
 
 
 def test_a_weights_folder_serves_again_without_what_an_earlier_server_left(checkpoint, tmp_path):
