@@ -130,7 +130,7 @@ class RewardServer:
 
 
 def _take_channel() -> TextIO:
-    """What the parent reads, under a number that nobody else knows; whatever prints from now on prints to the log."""
+    """Give the one way to the parent, by a number that nobody else knows; whatever is printed from now on is logged."""
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # for what is printed by C code
     sys.stdout = sys.stderr  # at once, and not when a block of it is full
