@@ -198,6 +198,8 @@ class Trainer:
             repair_interrupted(self.folder)
             if self.is_new:
                 resume.begin(self.folder, self.settings, {"token_budget": self.at.token_budget})
+            else:
+                self.writer.go_back(self.point)
         states.seed_everything(self.seed, self.ranks)
         context = make_context(self.rm, self.config, self.ranks)
         self._peak = PeakMeter(context, self.at, self.num_steps)
@@ -346,7 +348,7 @@ class Trainer:
         tensors = states.collect_state(self.rm.model, context.optimizer, randoms, self.best_rewards)
         write = partial(write_parts, tensors, self.folder, ranks=self.ranks)
         if self.ranks.is_main:
-            resume.publish_state(self.folder, self.at.step, write, self.at.to_dict())
+            resume.publish_state(self.folder, self.at.step, write, self.at.to_dict(), self.writer.chosen())
         else:
             write(None)
         self.ranks.wait()
