@@ -27,9 +27,6 @@ from rmcore.models.device import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training.loop import Trainer
 
-CHOOSES_NOTHING = {"early_stopping_patience": None, "best_metric": "last", "callbacks": (), "resume_every_seconds": 1e9}
-"""Every model is trained to its last step: no validation pairs are paid for."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainedModel:
@@ -62,7 +59,7 @@ class FullRetrainer:
 
     def __init__(self, model: ModelConfig, train: TrainConfig, *, device: str, seed: int) -> None:
         self.model, self.device, self.seed = model, device, seed
-        self.train = TrainConfig.model_validate(train.model_dump() | CHOOSES_NOTHING)
+        self.train = train.to_the_end()  # no validation pairs are paid for
 
     def fit(
         self, labelled: Sequence[PreferencePair], *, seed: int, before: Fitted | None, with_members: bool

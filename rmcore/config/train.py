@@ -1,6 +1,6 @@
 """Settings of the training."""
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -133,6 +133,28 @@ class TrainConfig(Settings):
         if self.precision == "auto":
             raise ValueError("train.precision=auto has not been resolved: see rmcore.core.hardware.choose_precision")
         return self.precision
+
+    def to_the_end(self, **changes: Any) -> Self:
+        """Give the settings of a training that is a part of other work: the same steps, and nothing but their outcome.
+
+        It ends where its steps do, chooses, stops and keeps nothing before, measures nothing, and is not resumed.
+
+        Args:
+            changes: other fields that differ.
+
+        Raises:
+            ValueError: they do not fit.
+        """
+        outcome_alone = {
+            "stop_step": None,
+            "early_stopping_patience": None,
+            "best_metric": "last",
+            "keep_top_k": 1,
+            "save_every": None,
+            "callbacks": (),
+            "resume_every_seconds": 1e9,
+        }
+        return type(self).model_validate(self.model_dump() | outcome_alone | changes)
 
     @model_validator(mode="after")
     def _nothing_is_chosen_by_the_last_step(self) -> Self:

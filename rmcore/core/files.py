@@ -235,3 +235,14 @@ def link_or_copy(source: Path, target: Path) -> None:
         if error.errno not in NO_LINKS:
             raise
         shutil.copyfile(source, target)
+
+
+def link_tree(source: Path, target: Path) -> None:
+    """Make all files of `source` files of `target` too, as `link_or_copy` does; it may be there, without them.
+
+    Raises:
+        OSError: `target` cannot be written.
+    """
+    shutil.copytree(
+        source, target, copy_function=lambda one, other: link_or_copy(Path(one), Path(other)), dirs_exist_ok=True
+    )

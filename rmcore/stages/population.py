@@ -106,19 +106,11 @@ def train_backbone(
         place: a folder.
         report: what is being done.
     """
-    quick = {
-        "steps": study.steps,
-        "eval_every": study.steps,
-        "early_stopping_patience": None,
-        "best_metric": "last",
-        "callbacks": (),
-        "resume_every_seconds": 1e9,
-    }
     start = {"name": policy} if recipe.from_policy else {}
     changed = settings.model_copy(
         update={
             "seed": settings.seed + (recipe.again is not None),
-            "train": settings.train.model_copy(update=quick | dict(recipe.train)),
+            "train": settings.train.to_the_end(**{"steps": study.steps} | dict(recipe.train)),
             "model": settings.model.model_copy(update=start | dict(recipe.model)),
         }
     )

@@ -16,7 +16,7 @@ import numpy as np
 
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.arrays import FloatArray
-from rmcore.core.files import fsync_folder, link_or_copy
+from rmcore.core.files import fsync_folder, link_tree
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.stages.registry import STAGES
 from rmcore.study.objectives import Scores
@@ -84,18 +84,18 @@ def hand_over(earlier: Path, unfinished: Path) -> bool:
     for pattern in STAGES["train"].kept:
         for found in sorted(earlier.glob(pattern)):
             if found.name != RESUME_FOLDER:
-                _link_tree(found, unfinished / found.name)
+                _link_anew(found, unfinished / found.name)
     shutil.copyfile(earlier / METRICS_FILE, unfinished / METRICS_FILE)  # it grows in place, so it is no link
     beside = unfinished / f".{RESUME_FOLDER}.tmp"
-    _link_tree(states, beside)
+    _link_anew(states, beside)
     beside.rename(place)
     fsync_folder(unfinished)
     return True
 
 
-def _link_tree(source: Path, target: Path) -> None:
+def _link_anew(source: Path, target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)  # of an attempt that was killed here
-    shutil.copytree(source, target, copy_function=lambda one, other: link_or_copy(Path(one), Path(other)))
+    link_tree(source, target)
 
 
 def is_promoted(value: float, others: Sequence[float], *, higher: bool) -> bool:

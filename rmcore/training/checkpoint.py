@@ -11,9 +11,10 @@ from safetensors import SafetensorError
 
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import StoreError
-from rmcore.core.files import atomic_folder, link_or_copy
+from rmcore.core.files import atomic_folder, link_tree
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training.ranks import ALONE, Ranks
+from rmcore.training.resume import CHECKPOINTS, ResumePoint
 from rmcore.training.selection import Selection
 from rmcore.training.sharding import whole_state_dict
 
@@ -32,11 +33,7 @@ def save_checkpoint(rm: BradleyTerryRM, folder: Path, ranks: Ranks = ALONE) -> N
 
 def copy_checkpoint(source: Path, folder: Path) -> None:
     """Make `folder` the same checkpoint as `source`, atomically, and by hard links where the disk has them."""
-    _publish(folder, lambda place: shutil.copytree(source, place, copy_function=_link, dirs_exist_ok=True))
-
-
-def _link(source: str, target: str) -> None:
-    link_or_copy(Path(source), Path(target))
+    _publish(folder, lambda place: link_tree(source, place))
 
 
 def repair_interrupted(folder: Path) -> None:
@@ -75,6 +72,28 @@ class CheckpointWriter:
     ) -> None:
         self.rm, self.config, self.folder, self.selection, self.ranks = rm, config, folder, selection, ranks
         self._saved = -1  # step whose folder was written last: one evaluation may ask for it twice
+
+    def chosen(self) -> list[Path]:
+        """List the checkpoints that the selection speaks of."""
+        if self.selection.best is None:
+            return []
+        steps = [step for _, step in self.selection.kept] if self.config.keep_top_k > 1 else []
+        return [self.folder / "best", *map(self.step_folder, steps)]
+
+    def go_back(self, point: ResumePoint | None) -> None:
+        """Put those of a state back, and remove what is later: steps that were lost, and will be done again.
+
+        Rank 0 alone calls this. `best` of a lost step stays where there was none before; the next one takes its place.
+
+        Args:
+            point: the state; None: the training starts anew.
+        """
+        for place in self.folder.glob("step_*"):
+            if place.name[5:].isdigit() and int(place.name[5:]) > (point.step if point else 0):
+                shutil.rmtree(place)
+        if point is not None:
+            for held in (point.state / CHECKPOINTS).glob("*"):
+                copy_checkpoint(held, self.folder / held.name)
 
     def step_folder(self, step: int) -> Path:
         """Place of the checkpoint of a step."""

@@ -1,9 +1,11 @@
 """The micro-batches of every step, in order, built ahead by worker processes where that pays."""
 
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, cast
 
 import numpy as np
@@ -26,6 +28,10 @@ from rmcore.training.step import Batch
 
 WORKERS_ON_GPU = 2
 """A CPU trains in the time that a worker would take from it; a GPU must not wait for packing or padding."""
+
+
+class LostWorkerError(TrainingError):
+    """The micro-batches of a step did not come from the worker processes; the steps before it are whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +194,8 @@ def steps_from(
     """The steps from `start` (steps already done) on, for use inside the block.
 
     Raises:
-        TrainingError: a worker process gave nothing for `fetch_timeout_seconds`, or died. torch reports a death by a
-            signal, so it ends the block wherever it happens to be.
+        LostWorkerError: a worker process gave nothing for `fetch_timeout_seconds`, or died. The next step is where that
+            is raised: what is done with the one before is not disturbed.
     """
     on_gpu = device.type == "cuda"
     workers = (WORKERS_ON_GPU if on_gpu else 0) if config.num_workers is None else config.num_workers
@@ -205,34 +211,59 @@ def steps_from(
         worker_init_fn=_leave_interruption_to_the_trainer,
     )
     steps: Any = iter(loader)
+    if not workers:
+        yield steps
+        return
     try:
-        yield _fetched(steps, workers)
-    except RuntimeError as error:
-        if "DataLoader" not in str(error) or isinstance(error, TrainingError):
-            raise
-        raise _lost(workers, error) from error
+        with closing(_fetched(steps, workers)) as fetched:
+            yield fetched
     finally:
-        if (
-            workers
-        ):  # else torch continues watching them, and the death of any child raises anywhere, however much later
+        try:  # else torch continues watching them, and the death of any child raises anywhere, however much later
             with suppress(RuntimeError):  # the death that is being reported may be signalled once more meanwhile
                 steps._shutdown_workers()
+        finally:
+            for worker in steps._workers:  # one that hangs ignores the SIGTERM that torch sends in the end
+                worker.kill()
+                worker.join()
 
 
-def _fetched(steps: Iterator[Any], workers: int) -> Iterator[tuple[list[int], list[Batch]]]:
-    """The steps as they come. A tensor is handed over by a socket of the worker's, so a death may show there first."""
+def _fetched(steps: Iterator[Any], workers: int) -> Generator[tuple[list[int], list[Batch]]]:
+    """The steps as they come. A tensor is handed over by a socket of the worker's, so a death may show there first.
+
+    torch reports a death by SIGCHLD, wherever the trainer happens to be: in an update, too, which it would cut in half.
+    It is heard here alone.
+    """
+    is_waiting = False
+
+    def hear_if_waiting(number: int, frame: FrameType | None) -> None:
+        if is_waiting:
+            hear(number, frame)
+
+    hear: Any = signal.getsignal(signal.SIGCHLD)  # torch's, but in a thread of a program that has used it in no other
+    is_heard = callable(hear) and threading.current_thread() is threading.main_thread()
     try:
-        yield from steps
-    except (ConnectionError, EOFError, FileNotFoundError) as error:
-        raise _lost(workers, error) from error
-
-
-def _lost(workers: int, error: Exception) -> TrainingError:
-    return TrainingError(
-        f"the next step's micro-batches did not come from the {workers} worker processes ({error}); a worker was "
-        "killed, often for lack of memory, or the machine is overloaded. Lower num_workers (0 builds them in this "
-        "process) or raise fetch_timeout_seconds."
-    )
+        if is_heard:
+            signal.signal(signal.SIGCHLD, hear_if_waiting)
+        while True:
+            is_waiting = True
+            if is_heard:
+                hear(signal.SIGCHLD, None)  # of a death meanwhile
+            step = next(steps, None)
+            is_waiting = False
+            if step is None:
+                return
+            yield step
+    except (ConnectionError, EOFError, FileNotFoundError, RuntimeError) as error:
+        if isinstance(error, TrainingError) or (isinstance(error, RuntimeError) and "DataLoader" not in str(error)):
+            raise
+        raise LostWorkerError(
+            f"the next step's micro-batches did not come from the {workers} worker processes ({error}); a worker was "
+            "killed, often for lack of memory, or the machine is overloaded. Lower num_workers (0 builds them in this "
+            "process) or raise fetch_timeout_seconds."
+        ) from error
+    finally:
+        if is_heard:
+            signal.signal(signal.SIGCHLD, hear)
 
 
 def _unchanged(item: Any) -> Any:
@@ -240,5 +271,8 @@ def _unchanged(item: Any) -> Any:
 
 
 def _leave_interruption_to_the_trainer(worker: int) -> None:
-    """Ctrl-C reaches the whole process group, but the step that it lets finish may still need its micro-batches."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Ctrl-C reaches the whole process group, and so does SIGTERM from Slurm, systemd or `timeout`, but the step that
+    they let finish may still need its micro-batches. Where the trainer is gone, torch's watch in a worker ends it.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)

@@ -36,7 +36,7 @@ from rmcore.training import state as states
 from rmcore.training.callbacks import Callback, Evaluation
 from rmcore.training.checkpoint import CheckpointWriter, repair_interrupted
 from rmcore.training.compiling import CompiledForward
-from rmcore.training.feed import make_feed, steps_from
+from rmcore.training.feed import LostWorkerError, make_feed, steps_from
 from rmcore.training.length import planned_steps
 from rmcore.training.memory import memory_metrics, peak_memory_bytes
 from rmcore.training.optimizers import set_learning_rate
@@ -160,7 +160,8 @@ class Trainer:
 
         Raises:
             TrainingError: loss or gradient is not finite, memory does not suffice, a worker process failed.
-            KeyboardInterrupt: after Ctrl-C or SIGTERM, when the step is done and its state saved.
+            KeyboardInterrupt: after Ctrl-C or SIGTERM, when the step is done (or a worker process has failed) and the
+                state saved.
         """
         with ExitStack() as stack:
             interruption = stack.enter_context(deferred_interruption())
@@ -169,7 +170,17 @@ class Trainer:
             if self.ranks.is_main:
                 self._table = MetricsTable(self.folder / "metrics.csv", self.at.rows)
                 stack.callback(self._table.close)
-            stop_reason = self._steps(context, interruption)
+            stepper = Stepper(context, self.feed)
+            try:
+                stop_reason = self._steps(stepper, interruption)
+            except LostWorkerError as error:
+                # Among several processes one alone has failed, and cannot gather the others' part of a state.
+                if self.at.step and self.ranks.world == 1:
+                    self._settle(stepper)
+                    self._save_state(context)
+                if interruption.asked:
+                    raise KeyboardInterrupt from error
+                raise
         return self._finish(context, stop_reason)
 
     def probe(self, num_steps: int) -> int:
@@ -187,6 +198,8 @@ class Trainer:
             repair_interrupted(self.folder)
             if self.is_new:
                 resume.begin(self.folder, self.settings, {"token_budget": self.at.token_budget})
+            else:
+                self.writer.go_back(self.point)
         states.seed_everything(self.seed, self.ranks)
         context = make_context(self.rm, self.config, self.ranks)
         self._peak = PeakMeter(context, self.at, self.num_steps)
@@ -195,13 +208,13 @@ class Trainer:
             self.at.resumed_from.append(self.point.step)
         return context
 
-    def _steps(self, context: StepContext, interruption: "Interruption") -> str:
+    def _steps(self, stepper: Stepper, interruption: "Interruption") -> str:
         """Run the steps that are left; why they ended."""
+        context = stepper.context
         if (reason := self._reason_to_stop()) is not None:  # interrupted just then
             return reason
         if self.config.stop_step is not None and self.config.stop_step <= self.at.step < self.num_steps:
             return resume.CUT_OFF
-        stepper = Stepper(context, self.feed)
         saved_at = time.monotonic()
         with steps_from(stepper.feed, self.at.step, self.config, self.rm.device) as steps:
             for step, (indices, batches) in enumerate(steps, self.at.step + 1):
@@ -335,7 +348,7 @@ class Trainer:
         tensors = states.collect_state(self.rm.model, context.optimizer, randoms, self.best_rewards)
         write = partial(write_parts, tensors, self.folder, ranks=self.ranks)
         if self.ranks.is_main:
-            resume.publish_state(self.folder, self.at.step, write, self.at.to_dict())
+            resume.publish_state(self.folder, self.at.step, write, self.at.to_dict(), self.writer.chosen())
         else:
             write(None)
         self.ranks.wait()

@@ -3,6 +3,7 @@
     <training folder>/resume/step_<n>/*.safetensors  weights, optimizer, random states (rmcore/training/state.py), each
                                                      process's part in files of its own
                                      record.json     numbers: step, metrics, stopping; the sha256 of each file
+                                     checkpoints/    those that the selection of the state names, as hard links
                              resume/beginning.json   the settings it began with, and what was chosen then
 
 A state is written beside its place and renamed, so it is there whole or not at all; the newest two are kept, so that
@@ -12,17 +13,18 @@ one damaged by the disk does not cost the training. Only their owner can read th
 import json
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rmcore.core.errors import ConfigError, StoreError
-from rmcore.core.files import atomic_file, atomic_folder, file_digest, write_json
+from rmcore.core.files import atomic_file, atomic_folder, file_digest, link_tree, write_json
 from rmcore.core.tracking import METRICS_FILE
 
 RESUME_FOLDER, RECORD_FILE, BEGINNING_FILE = "resume", "record.json", "beginning.json"
 TENSOR_FILES = "*.safetensors"
+CHECKPOINTS = "checkpoints"
 FINISHED_FILE = "training.json"
 """Written when a training is over; a folder with it is not resumed."""
 CUT_OFF = "cut off at stop_step"
@@ -59,7 +61,11 @@ def find_resume_point(folder: Path) -> ResumePoint | None:
 
 
 def publish_state(
-    folder: Path, step: int, write_tensors: Callable[[Path], Mapping[str, str]], record: Mapping[str, Any]
+    folder: Path,
+    step: int,
+    write_tensors: Callable[[Path], Mapping[str, str]],
+    record: Mapping[str, Any],
+    checkpoints: Sequence[Path] = (),
 ) -> None:
     """Write the state of `step`; older states but one are removed.
 
@@ -68,6 +74,7 @@ def publish_state(
         step: optimizer steps that are in it.
         write_tensors: writes the tensors into a folder; gives the sha256 of each file by name.
         record: the numbers.
+        checkpoints: folders that the record speaks of. Later ones take their places, so the state has them, too.
 
     Raises:
         StoreError: it could not be written. The states before are untouched.
@@ -79,6 +86,8 @@ def publish_state(
         temporary.chmod(0o700)
         try:
             digests = write_tensors(temporary)
+            for checkpoint in checkpoints:
+                link_tree(checkpoint, temporary / CHECKPOINTS / checkpoint.name)
         except (OSError, RuntimeError) as error:  # torch tells of a full disk by a RuntimeError
             raise StoreError(
                 f"the state of step {step} could not be written ({error}), most often because the disk is full; the "

@@ -213,19 +213,8 @@ def train_further(
     rng = random.Random(f"refresh {seed}")  # noqa: S311 - data, not cryptography
     labelled = [*trained, *earlier]
     mixed = labelled + rng.sample(list(old), min(len(old), len(labelled)))
-    quick = config.model_copy(
-        update={
-            "steps": settings.refresh_steps,
-            "epochs": 1,
-            "lr": settings.refresh_lr,
-            "warmup_steps": min(5, settings.refresh_steps),
-            "eval_every": settings.refresh_steps,
-            "early_stopping_patience": None,
-            "best_metric": "last",
-            "callbacks": (),
-            "save_every": None,
-            "resume_every_seconds": 1e9,
-        }
+    quick = config.to_the_end(
+        steps=settings.refresh_steps, lr=settings.refresh_lr, warmup_steps=min(5, settings.refresh_steps)
     )
     kept, _ = select_training_pairs(rm.renderer.tokenize_readable(mixed).tokenized, over_length=config.over_length)
     Trainer(rm, quick, train=kept, validation=[], folder=folder, tracker=NullTracker(), seed=seed).run()

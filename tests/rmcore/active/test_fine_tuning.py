@@ -43,6 +43,14 @@ def test_each_choice_starts_alike_and_trains_at_every_label_count():
     )
 
 
+@pytest.mark.slow
+def test_a_model_of_the_check_is_trained_to_its_end_whatever_ends_the_training_beside_it():
+    train = CONFIG.train.model_copy(update={"stop_step": 1, "save_every": 1, "keep_top_k": 2})
+    cut = FullRetrainer(CONFIG.model, train, device=CONFIG.device, seed=0)
+    fitted = [one.fit(PAIRS[:8], seed=0, before=None, with_members=False) for one in (cut, retrainer(0))]
+    np.testing.assert_array_equal(*(one.margins(PAIRS[:4]) for one in fitted))
+
+
 def test_what_needs_members_or_has_no_room_is_refused():
     with pytest.raises(ConfigError, match="gives one member"):
         retrainer(0).fit(PAIRS[:4], seed=0, before=None, with_members=True)

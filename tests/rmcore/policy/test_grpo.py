@@ -499,6 +499,20 @@ def test_no_prompt_of_a_refresh_is_both_trained_on_and_tested(tiny_folder, gold_
     assert not {pair.prompt_id for pair in tested} & {pair.prompt_id for pair in trained}
 
 
+def test_a_refresh_is_trained_to_its_end_whatever_ends_the_first_training(tiny_folder, gold_pairs, tmp_path):
+    """And it keeps its last step alone."""
+    trained = {}
+    for name, more in (("plain", {}), ("cut", {"stop_step": 1, "save_every": 1, "keep_top_k": 2})):
+        rm = BradleyTerryRM.from_pretrained(tiny_folder, device="cpu", max_seq_len=128)
+        train_further(
+            rm, gold_pairs[:12], gold_pairs[60:90], TrainConfig(token_budget=4096, **more),
+            RlhfConfig(refresh_steps=3), folder=tmp_path / name, seed=0,
+        )  # fmt: skip
+        trained[name] = rm.score_pairs(gold_pairs[:4])
+        assert [place.name for place in (tmp_path / name).glob("step_*")] == ["step_3"]
+    np.testing.assert_array_equal(trained["plain"], trained["cut"])
+
+
 def test_a_clip_is_taken_around_the_start_samples(plan, tmp_path):
     finish(plan, tmp_path, settings=plan.settings.model_copy(update={"reward_clip": 0.5}))
     known = np.concatenate(plan.meter.start_rewards())

@@ -12,6 +12,7 @@ from rmcore.config.validation import ValidationConfig
 from rmcore.core.progress import silent
 from rmcore.core.store import Store
 from rmcore.core.tracking import NullTracker
+from rmcore.data.table import read_pairs
 from rmcore.policy.grpo.defects import backbones
 from rmcore.policy.readiness.claims import claims_digest
 from rmcore.stages import population, validation
@@ -93,6 +94,19 @@ def test_an_interrupted_population_continues_with_the_next_backbone(upstream, wh
     assert names[1:] == TRAINED
     again, at_once = (pd.read_parquet(place / "rows.parquet") for place in (tmp_path, whole[world]))
     pd.testing.assert_frame_equal(again, at_once)
+
+
+def test_a_backbone_is_trained_to_its_end_whatever_ends_the_training_beside_it(upstream, tmp_path):
+    settings = settings_in(STUDY.worlds[0])
+    train = settings.train.model_copy(update={"stop_step": 1, "save_every": 1, "keep_top_k": 2})
+    settings = settings.model_copy(update={"train": train})
+    recipe, pairs = (
+        backbones(train, settings.shortcut)[0],
+        read_pairs(upstream[STUDY.worlds[0]]["prepare"] / "train.parquet"),
+    )
+    population.train_backbone(settings, STUDY, recipe, pairs, "", tmp_path, silent)
+    assert json.loads((tmp_path / "training.json").read_text())["num_steps"] == STUDY.steps == 3
+    assert [place.name for place in tmp_path.glob("step_*")] == ["step_3"]
 
 
 def test_rows_and_rewards_are_those_of_the_backbones(upstream, whole):

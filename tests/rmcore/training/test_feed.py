@@ -1,10 +1,14 @@
 """The feed: a function of its arguments, whoever builds its micro-batches and wherever it starts."""
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections import Counter
-from multiprocessing import resource_sharer
+from multiprocessing import active_children, resource_sharer
 
+import psutil
 import pytest
 import torch
 from hypothesis import given, settings
@@ -90,7 +94,54 @@ class Trouble(list):
 def test_a_worker_in_trouble_ends_training_with_advice(kind):
     with pytest.raises(TrainingError, match=r"1 worker processes.*Lower num_workers.*fetch_timeout_seconds"):
         walk(Trouble(PAIRS, kind), num_workers=1, fetch_timeout_seconds=0.5 if kind == "hangs" else 30)
+    assert not active_children()
     assert len(walk(Trouble(PAIRS, kind), num_workers=0)) == 12
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_of_the_whole_process_group_leave_the_workers_at_work(number):
+    expected = [indices for indices, _ in feed_of(PAIRS)]
+    with steps_from(feed_of(PAIRS), 0, TrainConfig(pairs_per_step=8, num_workers=2), CPU) as steps:
+        first = [next(steps)[0] for _ in range(2)]  # one of each worker, which has begun to work by then
+        workers = active_children()
+        for worker in workers:
+            os.kill(worker.pid, number)
+        assert first + [indices for indices, _ in steps] == expected
+    assert len(workers) == 2
+    assert not active_children()
+
+
+def test_a_death_is_told_where_micro_batches_are_waited_for_and_nowhere_else():
+    """A step between two of them is whole, whatever happens to a worker meanwhile."""
+    with steps_from(feed_of(PAIRS), 0, TrainConfig(pairs_per_step=8, num_workers=1), CPU) as steps:
+        next(steps)
+        [worker] = active_children()
+        worker.kill()
+        worker.join()
+        assert not worker.is_alive()  # Python has run what hears of a death
+        with pytest.raises(TrainingError, match="1 worker processes"):
+            list(steps)
+
+
+@pytest.mark.slow
+def test_no_worker_outlives_a_trainer_that_was_killed():
+    program = (
+        "import multiprocessing, os, sys\n"
+        "from test_feed import CPU, PAIRS, TrainConfig, feed_of, steps_from\n"
+        "with steps_from(feed_of(PAIRS), 0, TrainConfig(pairs_per_step=8, num_workers=2), CPU) as steps:\n"
+        "    next(steps), next(steps)\n"
+        "    print(*(worker.pid for worker in multiprocessing.active_children()), flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    places = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": places}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as trainer:  # fmt: skip
+        workers = [psutil.Process(int(pid)) for pid in trainer.stdout.readline().split()]
+        assert len(workers) == 2
+        trainer.kill()
+    assert not psutil.wait_procs(workers, timeout=60)[1]
 
 
 @given(

@@ -5,11 +5,13 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from rmcore.core.errors import TrainingError
 from rmcore.training.loop import ECHO_SECONDS, deferred_interruption
 from rmcore.training.resume import find_resume_point
 
@@ -74,6 +76,76 @@ def test_a_signal_as_training_stops_early_costs_no_further_step(tmp_path, start)
     resumed = start(tmp_path, **hopeless).run()
     assert resumed.result.num_steps == 4
     assert "did not improve for 3 evaluations" in resumed.result.stop_reason
+
+
+@pytest.mark.slow
+def test_a_signal_to_the_whole_process_group_in_mid_step_saves_too(tmp_path):
+    """As Slurm, systemd and `timeout` send it: to workers as well as to the trainer."""
+    program = (
+        "import os, subprocess, sys\n"
+        "from pathlib import Path\n"
+        "from conftest import Training\n"
+        "from rmcore.config.data import GoldConfig\n"
+        "from rmcore.data.gold.world import generate_pairs\n"
+        "pairs = generate_pairs(GoldConfig(num_prompts=20, pairs_per_prompt=2), seed=0).pairs\n"
+        "training = Training(Path(sys.argv[1]), pairs[:20], pairs[20:30], num_workers=2)\n"
+        "def ask(head, *_):\n"
+        "    if head.training and training.trainer.at.step == 2 and not asked:\n"
+        "        asked.append(True)\n"
+        "        subprocess.run(['kill', '-TERM', '--', str(-os.getpgrp())], check=False, start_new_session=True)\n"
+        "asked = []\n"
+        "training.rm.model.score.register_forward_hook(ask)\n"
+        "try:\n"
+        "    training.run()\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted')\n"
+    )
+    places = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], env=os.environ | {"PYTHONPATH": places},
+        capture_output=True, text=True, start_new_session=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr[-2000:]
+    assert find_resume_point(tmp_path).step == 3
+
+
+class Deadly(list):
+    """Pairs of which one ends the worker that builds its micro-batch, once `ready` is there."""
+
+    def __init__(self, pairs, deadly, ready, number):
+        super().__init__(pairs)
+        self.deadly, self.ready, self.number, self.home = deadly, ready, number, os.getpid()
+
+    def __getitem__(self, index):
+        if os.getpid() != self.home and index == self.deadly:
+            while not self.ready.exists():
+                time.sleep(0.001)
+            if self.number is not None:
+                os.kill(self.home, self.number)
+            os._exit(1)
+        return super().__getitem__(index)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [None, signal.SIGTERM], ids=["its death alone", "SIGTERM"])
+def test_where_no_micro_batches_come_any_more_what_was_trained_is_saved(tmp_path, start, undisturbed, number):
+    folder, ready, last = tmp_path / "lost", tmp_path / "ready", 3
+
+    def wait(step):
+        if step == last:
+            ready.touch()
+
+    lost = start(folder, stop=wait, num_workers=1)
+    [deadly, *_] = set(lost.trainer.feed.order[last]) - {
+        index for at in range(last) for index in lost.trainer.feed.order[at]
+    }
+    lost.trainer.feed = replace(lost.trainer.feed, pairs=Deadly(lost.trainer.feed.pairs, deadly, ready, number))
+    with pytest.raises(KeyboardInterrupt if number else TrainingError):
+        lost.run()
+    assert find_resume_point(folder).step == last
+    resumed = start(folder).run()
+    expected = undisturbed.rm.model.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in resumed.rm.model.state_dict().items())
 
 
 def test_a_second_signal_later_ends_at_once():

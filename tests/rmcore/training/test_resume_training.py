@@ -1,5 +1,6 @@
 """A training that was stopped and resumed is the training that was left alone."""
 
+import os
 import pickle
 import signal
 from pathlib import Path
@@ -130,8 +131,67 @@ def test_a_damaged_state_costs_the_steps_since_the_one_before(tmp_path, start, c
     assert_same(resumed, undisturbed)
 
 
+class Killed(BaseException):
+    """Ends a training on the spot, as SIGKILL does."""
+
+
+def killed(start, folder, step, **changes):
+    """Kill a training as `step` is done."""
+
+    def stop(done):
+        if done == step:
+            raise Killed
+
+    with pytest.raises(Killed):
+        start(folder, stop=stop, **changes).run()
+
+
+BY_LOSS = {"best_metric": "eval/loss", "steps": 10, "lr": 3e-4}  # which falls from evaluation to evaluation
+
+
+def steps_in(folder):
+    return {int(path.name.removeprefix("step_")) for path in folder.glob("step_*")}
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_checkpoints_are_those_of_the_state_that_was_resumed_and_not_of_the_part_that_was_lost(tmp_path, start, keep):
+    folder = tmp_path / "killed"
+    changes = BY_LOSS | {"keep_top_k": keep, "save_every": 5}
+    stopped(start, folder, 2, **changes)
+    known = load_file(folder / "best" / "model.safetensors")
+    killed(start, folder, 7, **changes)
+    lost = load_file(folder / "best" / "model.safetensors")
+    assert not all(torch.equal(lost[name], value) for name, value in known.items())
+    assert steps_in(folder) == ({4, 5, 6} if keep == 2 else {5})
+
+    cut_off = start(folder, stop_step=3, **changes).run()
+    assert cut_off.result.best_step == 2
+    assert [one["step"] for one in cut_off.result.kept_steps] == [2]
+    assert steps_in(folder) == ({2} if keep == 2 else set())
+    best = load_file(folder / "best" / "model.safetensors")
+    assert all(torch.equal(best[name], value) for name, value in known.items())
+    undisturbed = start(tmp_path / "undisturbed", **changes).run()
+    assert_same(start(folder, **changes).run(), undisturbed)
+
+
+def test_where_a_training_was_killed_before_its_first_state_none_of_its_steps_stay(tmp_path, start):
+    changes = BY_LOSS | {"keep_top_k": 2, "save_every": 5}
+    killed(start, tmp_path, 7, **changes)
+    assert steps_in(tmp_path) == {4, 5, 6}
+    assert not start(tmp_path, stop_step=1, **changes).run().result.kept_steps
+    assert not steps_in(tmp_path)
+
+
+def test_a_state_holds_its_checkpoints_in_no_room_of_their_own(tmp_path, start):
+    stopped(start, tmp_path, 4, keep_top_k=2, **BY_LOSS)
+    held = {path.relative_to(tmp_path) for path in tmp_path.glob("resume/step_4/checkpoints/*/model.safetensors")}
+    assert {path.parent.name for path in held} == {"best", "step_2", "step_4"}
+    for path in held:
+        assert os.path.samefile(tmp_path / path, tmp_path / path.parent.name / path.name)
+
+
 def content_of(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_other_settings_are_refused_by_name_and_nothing_is_touched(tmp_path, start):
@@ -203,8 +263,8 @@ def test_a_state_that_holds_a_program_is_refused_and_not_run(tmp_path, start, na
     """`.metadata` is what torch's distributed checkpoint unpickles where it is in its own format."""
     stopped(start, tmp_path, 3)
     state = find_resume_point(tmp_path).state
-    for file in state.iterdir():
-        file.unlink()
+    for file in content_of(state):
+        (state / file).unlink()
     (state / name).write_bytes(pickle.dumps(Program(tmp_path / "trace")))
     model = start(tmp_path / "another").rm.model
     with pytest.raises((StoreError, TrainingError)):
