@@ -11,7 +11,7 @@ import math
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -274,15 +274,18 @@ def _words(error: BaseException) -> str:
 def _drop_old(served: Path, taken: str) -> None:
     """Delete what is neither served nor on its way: another publisher may be about to submit one."""
     place = served.parent
-    waiting = [
-        path.name
-        for path in place.glob("update-*")
-        if path.name != taken and time.time() - path.stat().st_mtime < WAITING_SECONDS
-    ]
     try:
+        waiting = [path.name for path in place.glob("update-*") if path.name != taken and _is_young(path)]
         drop_stale(place, keep=[served.name, *waiting])
     except OSError as error:  # the new weights serve all the same
         print(f"warning: old weights in {place} could not be deleted ({error}); delete them by hand", file=sys.stderr)
+
+
+def _is_young(path: Path) -> bool:
+    """Whether a publisher may still submit an update; one that withdraws it just now does not."""
+    with suppress(FileNotFoundError):
+        return time.time() - path.stat().st_mtime < WAITING_SECONDS
+    return False
 
 
 class ReadWriteLock:
