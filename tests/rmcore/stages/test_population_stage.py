@@ -64,6 +64,12 @@ def settings_in(world):
     return PopulationSettings.of(CONFIG.in_world(world))
 
 
+def test_one_process_writes_the_study_whatever_a_training_alone_takes():
+    config = CONFIG.model_copy(update={"train": CONFIG.train.model_copy(update={"num_processes": 2, "num_nodes": 2})})
+    settings = PopulationSettings.of(config)
+    assert (settings.num_processes, settings.num_nodes) == (1, 1)
+
+
 @pytest.fixture(scope="module")
 def whole(upstream, tmp_path_factory):
     """Folders of the populations by world, each made at once."""
