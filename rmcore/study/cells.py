@@ -203,20 +203,9 @@ def _gate(metrics: Mapping[str, Any]) -> list[GateCheck]:
 
 
 def prompt_scores(table: RewardTable, metric: str) -> FloatArray | None:
-    """(C,) sum of the per-pair scores of each prompt, for the metrics that are means over pairs; else None.
-
-    In an accuracy a tie scores one half, so that it speaks for neither of two models.
-    """
-    name = TEST_METRICS.get(metric, "")
-    if name == "expected_accuracy" and table.chosen_probability is not None:
-        scores = 0.5 + np.sign(table.margin) * (table.chosen_probability - 0.5)
-        mask = np.ones(table.num_pairs, dtype=bool)
-    elif name in ("pairwise_accuracy", "length_matched_accuracy"):
-        scores = (np.sign(table.margin) + 1) / 2
-        mask = table.length_matched if name.startswith("length") else np.ones(table.num_pairs, dtype=bool)
-    else:
-        found = [mean for mean in pair_means(table) if mean.name == name]
-        if not found:
-            return None
-        scores, mask = found[0].values, found[0].mask
-    return np.bincount(table.prompt[mask], scores[mask], minlength=table.num_prompts).astype(np.float64)
+    """(C,) sum of the per-pair scores of each prompt, for the metrics that are means over pairs; else None."""
+    found = next((mean for mean in pair_means(table) if mean.name == TEST_METRICS.get(metric)), None)
+    if found is None:
+        return None
+    scores = np.bincount(table.prompt[found.mask], found.values[found.mask], minlength=table.num_prompts)
+    return scores.astype(np.float64)
