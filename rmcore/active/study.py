@@ -16,6 +16,7 @@ from rmcore.config.active import ActiveConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.progress import Report, silent
 from rmcore.data.pair import PreferencePair
+from rmcore.evaluation.ranking import correctness
 
 MARGIN_FOR_UNEVEN_PROMPTS = 0.9
 """Prompts have differently many pairs, so the test prompts of a seed may take more pairs than their share."""
@@ -143,8 +144,8 @@ def seed_record(
 
 
 def accuracy(model: Fitted, pairs: Sequence[PreferencePair]) -> float:
-    """Share of P pairs whose margin is above 0; a tie is no success."""
-    return float((model.margins(pairs) > 0).mean())
+    """Share of P pairs whose margin is above 0, ties half."""
+    return float(correctness(model.margins(pairs)).mean())
 
 
 def _answers(labeller: Labeller, pairs: Sequence[PreferencePair], seed: int) -> list[PreferencePair]:

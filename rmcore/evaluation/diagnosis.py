@@ -303,7 +303,7 @@ def no_better_than_length(over_baseline: Mapping[str, Any]) -> Diagnosis | None:
         f"{over_baseline['num']} held-out pairs"
     )
     if high >= 0:
-        equal = "it is equal to the better of chance and length on these pairs: " if value == 0 else ""
+        equal = "it is equal to the better of chance and length on these pairs: " if abs(value) < 1e-9 else ""
         return Diagnosis(
             symptom,
             f"{equal}too few held-out pairs to say whether it knows more than chance and length",

@@ -117,13 +117,15 @@ def load_backbone(
     seed: int,
     trust_remote_code: bool = False,
     tokenizer_folder: str | None = None,
+    is_adapted: bool = False,
     dtype: WeightDtype = "float32",
     defer: bool = False,
 ) -> Backbone:
     """Load the model called `name`; a missing head is drawn under `seed`.
 
     `name` is `tiny` or another of its sizes, an alias, a folder or a hub name. The tokenizer comes from
-    `tokenizer_folder`, where given; the vocabulary grows to fit it. With bfloat16 the weights are rounded as they are
+    `tokenizer_folder`, where given; the vocabulary grows to fit it. `is_adapted`: trained adapters will lie on it, so
+    its pad token stays what they were trained with. With bfloat16 the weights are rounded as they are
     read, one at a time, and the reward head stays float32 (`rmcore.models.precision`). With `defer`, for training, the
     float32 weights are left in their files where the model allows that, for whoever shards it; why not is said.
 
@@ -138,7 +140,7 @@ def load_backbone(
         place = tokenizer_folder or source
         tokenizer = load_tokenizer(place, trust_remote_code=trust_remote_code)
         config = read_config(source, trust_remote_code=trust_remote_code)
-        give_pad_token(tokenizer, config, is_trained=tokenizer_folder is not None or not is_headless(config))
+        give_pad_token(tokenizer, config, is_trained=is_adapted or not is_headless(config))
         deferred = None
         if defer:
             found = _load_deferred(name, source, len(tokenizer), seed=seed, trust_remote_code=trust_remote_code)

@@ -228,6 +228,7 @@ def _read_base(base: AdapterBase, folder: Path, *, trust_remote_code: bool, dtyp
             seed=base.seed,
             trust_remote_code=trust_remote_code,
             tokenizer_folder=str(folder) if has_tokenizer else None,
+            is_adapted=True,
             dtype=dtype,
         )
     except ModelError as error:

@@ -24,6 +24,7 @@ from rmcore.core.arrays import FloatArray, IntArray
 from rmcore.core.progress import Report, silent
 from rmcore.data.observation import annotator_of
 from rmcore.data.pair import PreferencePair
+from rmcore.evaluation.ranking import correctness
 from rmcore.noise.contradictions import contradicted, couples, in_cycles, near_copies, repeated
 from rmcore.noise.rate import LabelModel, Rate, called, check_margins, fit_labels, flipped, group_rates
 from rmcore.noise.strengths import Strengths, with_other_labels
@@ -91,7 +92,7 @@ class Ledger:
             "rate_is_shown": self.model.is_shown,
             "by_source": {name: asdict(rate) for name, rate in self.rates.get("source", {}).items()},
             "by_annotator": {name: asdict(rate) for name, rate in self.rates.get("annotator", {}).items()},
-            "model_agrees": float((self.table["margin"] > 0).mean()),
+            "model_agrees": float(correctness(self.table["margin"].to_numpy()).mean()),
             "others_agree": float((self.table["with_others"] > 0).mean()),
             "strengths": None if self.strengths is None else asdict(self.strengths),
             "scale": self.model.scale,

@@ -281,8 +281,8 @@ def _of_prompt(pool: LoggedPool, strength: FloatArray, k: int) -> tuple[float, .
 
 def _outcome(best_of_two: dict[str, Any], is_asked: bool) -> str:
     """Say why nothing is claimed: "too_few" prompts to ask, "refuted" where it is shown, else "open"."""
-    highs = [(best_of_two[name]["ci_high"], least) for name, _, least in BLIND]
-    is_refuted = any(high is not None and high < least for high, least in highs)
+    high = best_of_two["win_rate"]["ci_high"]
+    is_refuted = high is not None and high < 0.5
     return "too_few" if not is_asked else "refuted" if is_refuted else "open"
 
 

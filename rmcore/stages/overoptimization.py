@@ -17,6 +17,7 @@ from rmcore.core.files import write_json
 from rmcore.core.progress import Report, labelled
 from rmcore.core.tracking import Tracker
 from rmcore.data.pair import Prompt, prompt_key, prompt_text
+from rmcore.data.readers.fields import asked_prompt
 from rmcore.data.table import read_pairs
 from rmcore.models.device import pick_device
 from rmcore.models.loading import guard
@@ -73,7 +74,8 @@ def run(settings: OveroptimizationSettings, upstream: Upstream, out: Path, track
 def _prompts(prepared: Path, samples: pd.DataFrame) -> list[Prompt]:
     """Give the prompt that each sample answers, dialogues as their turns: samples are stored with the text alone."""
     prompts = {prompt_key(pair.prompt): pair.prompt for pair in read_pairs(prepared / "test.parquet")}
-    return [prompts.get(key, text) for key, text in zip(samples["prompt_id"], samples["prompt"], strict=True)]
+    found = zip(samples["prompt_id"], samples["prompt"], strict=True)
+    return [prompts.get(key) or asked_prompt(text) for key, text in found]
 
 
 def _choices(table: pd.DataFrame) -> list[dict[str, float]]:

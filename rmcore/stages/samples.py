@@ -20,6 +20,7 @@ from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
 from rmcore.data.gold.world import written_responses
 from rmcore.data.pair import PreferencePair, Prompt, prompt_key, prompt_text
+from rmcore.data.readers.fields import asked_prompt
 from rmcore.data.table import read_pairs
 from rmcore.policy.judge import judge_of
 from rmcore.policy.policy import Policy
@@ -167,7 +168,7 @@ def _read(path: str, judge_column: str) -> tuple[pd.DataFrame, dict[str, Any]]:
         )
     table = pd.DataFrame(
         {
-            "prompt_id": [prompt_key(prompt) for prompt in rows["prompt"].astype(str)],
+            "prompt_id": [prompt_key(asked_prompt(prompt)) for prompt in rows["prompt"].astype(str)],
             "prompt": rows["prompt"].astype(str),
             "response": rows["response"].fillna("").astype(str),
             "num_tokens": rows.get("num_tokens", pd.Series(0, index=rows.index)),

@@ -153,9 +153,9 @@ def require_objective(objective: Objective, pairs: Sequence[PreferencePair], wha
         return
     if num_telling:
         raise DataError(
-            f"objective {objective} is about pairs of {num_telling} of the {what} prompts, and by fewer than "
-            f"{FEWEST_PROMPTS} the best trial would be chosen by luck. Raise data.{what}_fraction, or take another "
-            "--objective."
+            f"objective {objective} is about pairs of {num_telling} of the {what} prompts, and fewer than "
+            f"{FEWEST_PROMPTS} tell trials, or the winner and the defaults, apart by luck alone. Raise "
+            f"data.{what}_fraction, or take another --objective."
         )
     missing = {
         "length-matched": "no pair has two sides of about the same length (within 15 %)",

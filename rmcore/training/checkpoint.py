@@ -74,11 +74,11 @@ class CheckpointWriter:
         self._saved = -1  # step whose folder was written last: one evaluation may ask for it twice
 
     def chosen(self) -> list[Path]:
-        """List the checkpoints that the selection speaks of."""
+        """List the checkpoints that the selection speaks of and that are there: a kept one may be deleted by hand."""
         if self.selection.best is None:
             return []
         steps = [step for _, step in self.selection.kept] if self.config.keep_top_k > 1 else []
-        return [self.folder / "best", *map(self.step_folder, steps)]
+        return [place for place in (self.folder / "best", *map(self.step_folder, steps)) if place.is_dir()]
 
     def go_back(self, point: ResumePoint | None) -> None:
         """Put those of a state back, and remove what is later: steps that were lost, and will be done again.

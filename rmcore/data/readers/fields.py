@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from rmcore.core.errors import DataError
-from rmcore.data.pair import Message, is_blank
+from rmcore.data.pair import Message, Prompt, is_blank
 from rmcore.data.readers.json_stream import parse_json
 
 _MAX_METADATA_DEPTH = 20
@@ -84,13 +84,22 @@ def dialogue_turns(text: str) -> tuple[Message, ...]:
 def asked_turns(prompt: tuple[Message, ...]) -> tuple[Message, ...]:
     r"""The turns of a prompt that is one transcript `\n\nHuman: ...\n\nAssistant:`; of any other the prompt as it is.
 
-    As one text, each turn of a dialogue would begin a conversation of its own, on both sides of a split.
+    As one text, each turn of a dialogue would begin a conversation of its own, on both sides of a split. System turns
+    may stand before it.
     """
-    if len(prompt) != 1 or prompt[0].role != "user":
+    *system, asked = prompt or (Message("system", ""),)
+    if asked.role != "user" or any(message.role != "system" for message in system):
         return prompt
-    text = prompt[0].content.strip()
+    text = asked.content.strip()
     is_transcript = text.startswith("Human:") and text.endswith("\n\nAssistant:")
-    return dialogue_turns(text)[:-1] if is_transcript else prompt
+    return (*system, *dialogue_turns(text)[:-1]) if is_transcript else prompt
+
+
+def asked_prompt(text: str) -> Prompt:
+    """The prompt that one text is: its turns where it is a transcript (`asked_turns`), else the text."""
+    alone = (Message("user", text),)
+    turns = asked_turns(alone)
+    return text if turns == alone else turns
 
 
 def message_list(value: Any) -> tuple[Message, ...]:

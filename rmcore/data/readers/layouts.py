@@ -486,10 +486,11 @@ def _whole_prompt(row: Row, context: tuple[Message, ...]) -> tuple[Message, ...]
 def _joined(prompt: tuple[Message, ...], context: tuple[Message, ...]) -> tuple[Message, ...]:
     """One dialogue of the prompt's turns and the sides', with those that both have once.
 
-    The sides repeat the prompt, behind a system turn of their own perhaps, or its last turns, or go on behind it.
+    The sides repeat the prompt, behind a system turn of their own perhaps, or its last turns, or go on behind it; or
+    they are the whole dialogue, of which the prompt is the end.
     """
     own = next((place for place, message in enumerate(context) if message.role != "system"), len(context))
-    if prompt in (context[: len(prompt)], context[own : own + len(prompt)]):
+    if prompt in (context[: len(prompt)], context[own : own + len(prompt)], context[-len(prompt) :]):
         return context
     repeated = next(size for size in range(len(prompt), -1, -1) if prompt[len(prompt) - size :] == context[:size])
     if not repeated and context and (context[0].role == "system" or prompt[-1].role == context[0].role == "user"):

@@ -154,11 +154,11 @@ def variance_prior(arms: Sequence[Sequence[SeedSample]], *, num_prompts: int) ->
         num_prompts: C behind the replicates.
 
     Returns:
-        None where there is nothing to borrow: fewer than three arms, one seed or five and more, or an arm whose answers
-        do not differ by seed and prompt at all.
+        None where there is nothing to borrow: fewer than three arms, one seed or five and more, one prompt, or an arm
+        whose answers do not differ by seed and prompt at all.
     """
     num_seeds = min((len(arm) for arm in arms), default=0)
-    if len(arms) < MODERATED_FROM_ARMS or not 1 < num_seeds < MODERATED_BELOW_SEEDS:
+    if len(arms) < MODERATED_FROM_ARMS or not 1 < num_seeds < MODERATED_BELOW_SEEDS or num_prompts < 2:
         return None
     values = np.array([[sample.value for sample in arm] for arm in arms])  # (A, S)
     crossed = np.array([[sample.replicates for sample in arm] for arm in arms], dtype=np.float64)  # (A, S, B)

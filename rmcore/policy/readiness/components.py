@@ -18,6 +18,7 @@ from rmcore.policy.sampling.best_of_n import best_of_n_win_rate
 
 WIN_COUNTS = (4, 16, 64)
 """n of the best-of-n win rates."""
+ACCURACIES = frozenset(("on_policy_accuracy", "hard_accuracy"))
 _ROUNDING = 1e-9
 
 
@@ -116,6 +117,9 @@ def on_policy_parts(
         return found
 
     num_prompts = len(pools.rewards)
+    carrying = {name: int(np.count_nonzero(bottom)) for name, (_, bottom, _) in ratios.items()}
+    # Where all prompts say the same, a share has an exact interval; undoing a judge's noise leaves no share.
+    shares = {f"win_rate_{n}" for n in WIN_COUNTS} | (ACCURACIES if judge_ceiling == 1 else frozenset())
     drawn = cluster_bootstrap(compute, num_prompts, num_resamples=num_resamples, seed=seed)
     too_many = {
         f"win_rate_{n}": f"it takes {n + 1} samples of each prompt (policy.samples_per_prompt), and one has {smallest}"
@@ -126,7 +130,13 @@ def on_policy_parts(
     return unmeasured | {
         name: MetricValue(None, None, None, 0, "no two samples of a prompt that the judge tells apart allow it")
         if math.isnan(value)
-        else metric_value(value, drawn.replicates.get(name), num_prompts=num_prompts, num_pairs=pools.num_samples)
+        else metric_value(
+            value,
+            drawn.replicates.get(name),
+            num_prompts=carrying.get(name, num_prompts),
+            num_pairs=pools.num_samples,
+            is_share=name in shares,
+        )
         for name, value in drawn.point.items()
     }
 

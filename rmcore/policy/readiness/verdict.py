@@ -3,7 +3,7 @@
 | rung | evidence | the best that may be said |
 | --- | --- | --- |
 | 1 | labelled pairs | passes the checks; no policy was tried on it |
-| 2 | logged answers: prompts with four or more labelled ones | picks better answers among logged ones up to k |
+| 2 | logged answers: ten prompts with four or more labelled ones | picks better answers among logged ones up to k |
 | 3 | samples of the policy, judged | ready for this policy up to a planned KL |
 | 4 | best-of-n served, or a policy that was trained, judged on prompts that neither has seen | gained |
 
@@ -77,8 +77,9 @@ def verdict_on_labels(
     if logged is not None and logged["outcome"] == "too_few":
         logged = None
     if logged is not None and logged["outcome"] == "refuted":
+        first = logged["choices"][0]
         status, shown = "fails", f"Picks worse answers among logged ones than a blind choice; {labels}"
-        against = [logged["stopped"]]
+        against = [f"win rate of the best of {first['k']} among logged answers: {_interval(first['win_rate'])}"]
     elif logged is not None and logged["outcome"] == "open":
         status, shown = (
             "fails" if status == "fails" else "unclear",

@@ -56,8 +56,9 @@ def finding(found: Mapping[str, Any]) -> str:
     best = next((row for row in found["choices"] if row["k"] == found["best_k"]), None)
     if best is None:
         first = found["choices"][0]
-        high = finite(first["win_rate"]["ci_high"])
-        if high is not None and high < 0.5:
+        if found["outcome"] == "too_few":
+            return "Too few prompts with several labelled answers to say whether the model picks better ones"
+        if found["outcome"] == "refuted":
             shown = f"best of {first['k']} wins {with_interval(first['win_rate'], 'share')}"
             return f"The model picks the worse answers among logged ones: {shown}"
         return "It is not certain that the model picks better answers among logged ones"

@@ -127,6 +127,13 @@ JOINED = {
     "a transcript's last turn": (TRANSCRIPT, [ASK], (HELLO, HI, ASK)),
     "the sides go on behind a system turn": ([SYSTEM], [HELLO], (SYSTEM, HELLO)),
     "the sides go on behind the assistant": ([HELLO, HI], [ASK], (HELLO, HI, ASK)),
+    "the end of the sides' dialogue": ([ASK], [HELLO, HI, ASK], (HELLO, HI, ASK)),
+    "a transcript behind a system turn": ([SYSTEM, Message("user", TRANSCRIPT)], [], (SYSTEM, HELLO, HI, ASK)),
+    "a transcript that the sides have behind a system turn": (
+        TRANSCRIPT,
+        [SYSTEM, Message("user", TRANSCRIPT)],
+        (SYSTEM, HELLO, HI, ASK),
+    ),
     "two users' turns in one prompt": ([HELLO, ASK], [], (HELLO, ASK)),
 }
 

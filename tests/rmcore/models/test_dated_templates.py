@@ -77,7 +77,7 @@ def test_a_model_that_was_trained_on_the_day_s_date_is_read_as_before_and_said(c
 
 
 def test_a_format_that_is_no_literal_is_said_to_depend_on_the_day(clock, tiny_folder, tmp_path, capsys):
-    template = "{% set form = '%d %B' %}{{ strftime_now(form) }}" + SMOL
+    template = "{% set form = '%d %B' %}{{ strftime_now (form) }}" + SMOL
     base = with_template(tiny_folder, tmp_path / "base", template)
     rm = BradleyTerryRM.new(ModelConfig(name=str(base), max_seq_len=512), seed=0, device=CPU)
     assert "01 May" in rm.renderer.render(*SIDE)

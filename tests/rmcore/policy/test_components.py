@@ -294,3 +294,14 @@ def test_prompts_that_the_judge_calls_alike_are_not_counted():
     some = [pool if number < 3 else np.full_like(pool, 0.5) for number, pool in enumerate(pools.judged)]
     assert JudgedPools(pools.rewards, some, pools.lengths).num_telling_prompts == 3
     assert pools.num_telling_prompts == len(pools.rewards)
+
+
+def test_a_share_that_all_prompts_agree_on_has_an_interval_with_a_width():
+    """A judge who passes one sample of each of ten prompts, the one that the model ranks first."""
+    rewards = [np.linspace(1.0, 0.0, 64)] * 10
+    judged = [np.array([1.0] + [0.0] * 63)] * 10
+    lengths = [np.arange(64)[::-1] % 7 + 1.0] * 10
+    found = on_policy_parts(JudgedPools(rewards, judged, lengths), num_resamples=200)
+    for name in ("win_rate_4", "win_rate_16", "on_policy_accuracy", "hard_accuracy"):
+        assert found[name].ci_low < found[name].value <= found[name].ci_high
+    assert found["win_rate_16"].ci_low < 0.55

@@ -103,7 +103,7 @@ def test_choosing_among_logged_answers_is_said_up_to_the_largest_k_that_was_show
 def test_what_logged_answers_leave_open_fails_nothing_and_too_few_of_them_are_no_rung(outcome, check, rung, status):
     verdict = verdict_on_labels([check], logged(None, outcome=outcome), OVER)
     assert (verdict["rung"], verdict["status"]) == (rung, status)
-    assert ("the win rate may be as low as 0.4" in verdict["reasons"]) == (rung == 2)
+    assert any("win rate" in reason for reason in verdict["reasons"]) == (rung == 2)
     if outcome == "too_few":
         assert verdict == verdict_on_labels([check], None, OVER)
 

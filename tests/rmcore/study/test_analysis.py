@@ -430,3 +430,15 @@ def test_the_spread_over_prompts_is_known_by_the_prompts_that_carry_a_metric(
         assert "only one prompt" in found["reason"]
     level = arm_metrics(cells, "new", range(5), [name])[name]
     assert (level["ci_low"] is not None) == has_interval
+
+
+def test_a_metric_of_one_prompt_has_no_interval_among_many_arms_of_few_seeds_either(measure, make_rewards):
+    name, cells = "eval/test_length_matched_accuracy", {}
+    for number, arm in enumerate(("old", "new", "third")):
+        for seed in SEEDS:
+            frame = make_rewards(10 * number + seed, num_pairs=120, num_prompts=40)
+            matched = frame["prompt_id"] == "prompt-0-0"
+            frame["chosen_chars"], frame["rejected_chars"] = 100, np.where(matched, 100, 300)
+            cells[arm, seed] = measure(arm, seed, frame)
+    found = judged(cells, hypothesis(metric=name))
+    assert (found["num_prompts"], found["ci_low"], found["verdict"]) == (1, None, "inconclusive")

@@ -69,7 +69,7 @@ def test_an_objective_that_no_trial_can_report_is_refused(gold_pairs):
         require_objective("length-matched", unequal)
     require_objective("accuracy", unequal)
     by_prompt = {pair.prompt_id: pair for pair in gold_pairs}
-    with pytest.raises(DataError, match="pairs of 9 of the validation prompts, and by fewer than 10"):
+    with pytest.raises(DataError, match="pairs of 9 of the validation prompts, and fewer than 10"):
         require_objective("accuracy", list(by_prompt.values())[:9])
     require_objective("accuracy", list(by_prompt.values())[:10])
 

@@ -1,6 +1,7 @@
 """Which checkpoint folders a training leaves, and that each is whole whatever happens while it is written."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -48,9 +49,16 @@ def test_what_is_kept(tmp_path, rm, top):
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
-def test_a_copy_takes_no_room_and_outlives_what_it_was_copied_from(tmp_path, rm):
-    import shutil
+def test_a_kept_checkpoint_that_was_deleted_by_hand_is_no_part_of_a_state(tmp_path, rm):
+    config = TrainConfig(keep_top_k=3)
+    writer = CheckpointWriter(rm, config, tmp_path, Selection.of(config), ALONE)
+    for step, value in enumerate([0.5, 0.7, 0.6], start=1):
+        writer.evaluated(step, value)
+    shutil.rmtree(tmp_path / "step_1")
+    assert {place.name for place in writer.chosen()} == {"best", "step_2", "step_3"}
 
+
+def test_a_copy_takes_no_room_and_outlives_what_it_was_copied_from(tmp_path, rm):
     save_checkpoint(rm, tmp_path / "step_1")
     copy_checkpoint(tmp_path / "step_1", tmp_path / "best")
     assert os.path.samefile(*(tmp_path / name / "model.safetensors" for name in ("step_1", "best")))
