@@ -137,7 +137,8 @@ class TrainConfig(Settings):
     def to_the_end(self, **changes: Any) -> Self:
         """Give the settings of a training that is a part of other work: the same steps, and nothing but their outcome.
 
-        It ends where its steps do, chooses, stops and keeps nothing before, measures nothing, and is not resumed.
+        It ends where its steps do, chooses, stops and keeps nothing before, and is not resumed. What is measured on the
+        way is for who gives it validation pairs.
 
         Args:
             changes: other fields that differ.
