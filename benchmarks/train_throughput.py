@@ -35,6 +35,7 @@ from importlib.util import find_spec
 from itertools import takewhile
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -43,6 +44,7 @@ from torch import nn
 from transformers import AutoModel, PretrainedConfig
 
 from rmcore.core.files import write_json
+from rmcore.data.integrity import reason_left_out
 from rmcore.data.readers.sources import load_pairs
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
 
@@ -129,11 +131,8 @@ def read_from_file(cell: Cell) -> list[TokenizedPair]:
     renderer = make_rm(cell, torch.device("cpu")).renderer
     found = load_pairs(str(Path(os.environ.get("RM_OPT_DATA", ".")) / FILES[cell.data])).pairs
     shuffled = random.Random(SEED).sample(found, len(found))  # noqa: S311
-    kept = [
-        pair
-        for pair in renderer.tokenize_pairs(shuffled)
-        if pair.chosen.ids != pair.rejected.ids and (cell.data == "alpacaeval" or not any(pair.truncation.values()))
-    ]
+    over_length: Literal["cut", "drop"] = "cut" if cell.data == "alpacaeval" else "drop"
+    kept = [pair for pair in renderer.tokenize_pairs(shuffled) if reason_left_out(pair, over_length) is None]
     return kept[: cell.steps * cell.pairs_per_step]
 
 

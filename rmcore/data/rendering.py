@@ -39,8 +39,10 @@ RENDERING_FILE = "rm_rendering.json"
 TOKENIZER_BATCH = 2048
 FIXED_DATE = date(2024, 7, 26)
 """Date that a template writes in a training: what Llama's write by themselves where no clock is at hand."""
-_DAYS_DATE = re.compile(r"""strftime_now\s*\(\s*(?:format\s*=\s*)?("[^"]*"|'[^']*')\s*\)""")
-"""A call of the function that transformers offers to templates, with its form as a literal."""
+_ASKS_THE_DAY = re.compile(r"strftime_now\s*\(")
+"""The beginning of a call of the function that transformers offers to templates."""
+_DAYS_DATE = re.compile(_ASKS_THE_DAY.pattern + r"""\s*(?:format\s*=\s*)?("[^"]*"|'[^']*')\s*\)""")
+"""Such a call with its form as a literal."""
 FOR_PADDING = re.compile(r"^\W*(?:finetune_right_)?pad(?:ding)?(?:_id|_token)?\W*$", re.IGNORECASE)
 """Names of tokens for padding text: `<pad>`, `[PAD]`, Llama 3.1's `<|finetune_right_pad_id|>`; not for pictures."""
 IN_RESERVE = re.compile(r"reserved|unused|(?:extra|special|control)_\d|placeholder|dummy", re.IGNORECASE)
@@ -473,7 +475,7 @@ def _fixed(call: re.Match[str]) -> str:
 
 def depends_on_the_day(tokenizer: "PreTrainedTokenizerBase") -> bool:
     """Whether the chat template asks for the day's date."""
-    return re.search(r"strftime_now\s*\(", str(tokenizer.chat_template)) is not None
+    return _ASKS_THE_DAY.search(str(tokenizer.chat_template)) is not None
 
 
 def ensure_pad_token(tokenizer: "PreTrainedTokenizerBase") -> bool:

@@ -30,8 +30,6 @@ MIN_ANSWERS = 4
 MIN_PROMPTS = 10
 """Prompts that a claim needs: of fewer, percentile intervals lie above a true 0.5 too often."""
 COLUMNS = ("prompt_id", "prompt", "chosen", "rejected", "target_margin", "reward_chosen", "reward_rejected")
-BLIND = (("win_rate", "win rate", 0.5), ("gain", "gain", 0.0))
-"""A choice is judged by these; last, the value of a blind one."""
 _TEXTS = ["prompt", "chosen", "rejected"]
 _REWARDS = ["reward_chosen", "reward_rejected"]
 
@@ -156,23 +154,25 @@ def best_of_logged(
     """
     strengths = _in_deviations(pools)
     choices: list[dict[str, Any]] = []
-    k, best_k, stopped, is_asked = 2, None, None, False
+    k, best_k, stopped, outcome = 2, None, None, "too_few"
     while True:
         entering = [place for place, pool in enumerate(pools) if len(pool.strength) > k]
         num_units = len({pools[place].prompt_id for place in entering})
         enough = num_units >= MIN_PROMPTS
-        is_asked = is_asked or enough
         if not enough:
             stopped = stopped or f"prompts with more than {k} answers: {num_units}, and a claim needs {MIN_PROMPTS}"
         if choices and not enough:
-            outcome = "claimed" if best_k is not None else _outcome(choices[0], is_asked)
             return {"choices": choices, "best_k": best_k, "stopped": stopped, "outcome": outcome}
         of_k = prefixed(report, f"best of {k}")
         choice = _choice([pools[i] for i in entering], [strengths[i] for i in entering], k, num_resamples, seed, of_k)
         choices.append(choice)
         if stopped is None:
-            failed = _failed(choice)
-            best_k, stopped = (k, None) if failed is None else (best_k, failed)
+            stopped = _failed(choice)
+            if stopped is None:
+                best_k, outcome = k, "claimed"
+            elif best_k is None:
+                high = choice["win_rate"]["ci_high"]
+                outcome = "refuted" if high is not None and high < 0.5 else "open"
         k *= 2
 
 
@@ -279,16 +279,9 @@ def _of_prompt(pool: LoggedPool, strength: FloatArray, k: int) -> tuple[float, .
     )
 
 
-def _outcome(best_of_two: dict[str, Any], is_asked: bool) -> str:
-    """Say why nothing is claimed: "too_few" prompts to ask, "refuted" where it is shown, else "open"."""
-    high = best_of_two["win_rate"]["ci_high"]
-    is_refuted = high is not None and high < 0.5
-    return "too_few" if not is_asked else "refuted" if is_refuted else "open"
-
-
 def _failed(choice: dict[str, Any]) -> str | None:
     """Why a choice is not better for certain; None where it is."""
-    for name, words, least in BLIND:
+    for name, words, least in (("win_rate", "win rate", 0.5), ("gain", "gain", 0.0)):
         low = choice[name]["ci_low"]
         if low is None:
             return f"the {words} of the best of {choice['k']} has no interval: {choice[name]['reason']}"

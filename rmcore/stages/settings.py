@@ -486,15 +486,9 @@ class PopulationSettings(TrainSettings):
             planned_kl=config.readiness.planned_kl,
         )
 
-    @property
-    def num_processes(self) -> int:
-        """One, whatever a training alone would take: each of several would write all of the study."""
-        return 1
-
-    @property
-    def num_nodes(self) -> int:
-        """One, for the same reason."""
-        return 1
+    # Whatever a training alone would take: each of several processes would write all of the study.
+    num_processes = StageSettings.num_processes
+    num_nodes = StageSettings.num_nodes
 
     def named(self) -> dict[str, str]:
         """The policy beside all that a training names."""
