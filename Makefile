@@ -15,7 +15,7 @@ JOBS ?= 3
 PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile
 
 # `## …` after a target's name is what `make help` prints of it.
-.PHONY: help demo test test-fast lint typecheck unit mutants walk docs install vllm clean
+.PHONY: help demo test test-fast lint typecheck unit mutants fuzz walk docs install vllm clean
 
 help: ## Show what can be made.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,7 +49,11 @@ unit: $(STAMP) ## Run every test.
 mutants: $(STAMP) ## Show that the tests notice small wrong changes.
 	@$(BIN)/python tests/mutants/run.py --jobs $(JOBS)
 
-# For eyes: screenshots of the start page, Prefect, MLflow and the reports as a person goes through them. Some minutes.
+# Wrong data, settings, checkpoints and stores, and runs at once, by the thousand: some twenty minutes, no part of `make test`.
+fuzz: $(STAMP) ## Try wrong files and runs at once; findings are kept in build/fuzz.
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py
+
+# For eyes: screenshots of Prefect, MLflow and the reports as a person goes through them. Some minutes.
 walk: $(STAMP) ## Walk through all pages in a headless Chromium; the pictures are in build/walk.
 	@PYTHONPATH=tests/support $(BIN)/python tests/services/walk.py build/walk
 

@@ -7,24 +7,20 @@ are those of torch's operations and there is no idling.
 """
 
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import suppress
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_throughput import HALF, LARGE, cell_of
-from gpu_work import Work
-from throughput_sides import SEED, LoopEndedError, make_rm, model_config, steps_of
+from gpu_plan import Work
+from gpu_training import HALF, LARGE, cell_of, trained
+from throughput_sides import model_config, steps_of
 from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile, schedule
+from torch.profiler import ProfilerActivity, schedule
+from torch.profiler import profile as profiler_of
 from train_throughput import PEAK_TFLOPS, needed_work, pairs_for
-
-from rmcore.core.tracking import MemoryTracker
-from rmcore.training.loop import Trainer
 
 WARM_UP, PROFILED = 3, 3
 LARGEST_TRACE = 15 * 2**20
@@ -43,49 +39,41 @@ WAITS = re.compile(r"cuda(Stream|Device|Event)Synchronize|cudaMemcpy$|aten::(ite
 IDEAL = ("matrix products", "attention")
 
 
-def run(work: Work) -> None:
-    """The 0.5 B shape with its trace, then 1.5 B without."""
-    models = ("smoke",) if work.smoke else (HALF, LARGE)
-    work.units((model, 15, partial(profiled, model, work.out, work.smoke, model == models[0])) for model in models)
+def profile(work: Work) -> None:
+    """0.5 B with its trace, then 1.5 B without."""
+    for size in ("smoke",) if work.smoke else (HALF, LARGE):
+        work.measure(size, lambda size=size: profiled(work, size, keep_trace=size != LARGE))
 
 
-def profiled(model: str, out: Path, smoke: bool, keep_trace: bool) -> dict[str, Any]:
+def profiled(work: Work, size: str, *, keep_trace: bool) -> dict[str, Any]:
     """Train some steps as a user would, and look at three of them."""
-    cell = cell_of((model, "hh-like", "packed", {"steps": WARM_UP + PROFILED + 1}), smoke=smoke)
-    pairs = pairs_for(cell)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
-    profiler = profile(activities=activities, schedule=schedule(wait=1, warmup=WARM_UP - 1, active=PROFILED))
+    cell = cell_of(size, smoke=work.smoke, steps=WARM_UP + PROFILED + 1)
+    cell = replace(cell, steps=WARM_UP + PROFILED + 1)
+    on_gpu = torch.cuda.is_available()
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_gpu else [])
+    profiler = profiler_of(
+        activities=activities, schedule=schedule(wait=1, warmup=WARM_UP - 1, active=PROFILED, repeat=1)
+    )
 
-    def after_step(step: int, total: int, _: str) -> None:
-        if device.type == "cuda" and step in (WARM_UP, WARM_UP + PROFILED):  # whole steps: both ends with an idle GPU
+    def after_step(step: int) -> None:
+        if on_gpu and step in (WARM_UP, WARM_UP + PROFILED):  # whole steps: both ends with an idle GPU
             torch.cuda.synchronize()
         profiler.step()
-        if step == WARM_UP + PROFILED:
-            raise LoopEndedError
 
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(
-            make_rm(cell, device),
-            cell.settings,
-            train=pairs,
-            validation=[],
-            folder=Path(folder),
-            tracker=MemoryTracker(),
-            seed=SEED,
-            report=after_step,
-        )
-        profiler.start()
-        with suppress(LoopEndedError):
-            trainer.run()
-        profiler.stop()
-    work = needed_work([pair for step in steps_of(pairs, cell)[WARM_UP:-1] for pair in step], causal=True)
-    ideal_us = work.flops(model_config(model)) / (PEAK_TFLOPS * 1e6)
-    found = summary(list(profiler.events()), ideal_us, on_gpu=device.type == "cuda")
-    return found | {"trace": save_trace(profiler, out) if keep_trace else "not kept"}
+    profiler.start()
+    seen = trained(work, cell, after_step=after_step)
+    profiler.stop()
+    pairs = [pair for step in steps_of(pairs_for(cell), cell)[WARM_UP:-1] for pair in step]
+    ideal_us = needed_work(pairs, causal=True).flops(model_config(cell.model)) / (PEAK_TFLOPS * 1e6)
+    found = summary(list(profiler.events()), ideal_us, on_gpu=on_gpu)
+    return (
+        found
+        | {"token_budget": seen["token_budget"]}
+        | ({"trace": save_trace(profiler, work.records.file.parent)} if keep_trace else {})
+    )
 
 
-def save_trace(profiler: profile, out: Path) -> str:
+def save_trace(profiler: profiler_of, out: Path) -> str:
     """Write the trace unless it is too large to be brought back."""
     file = out / "trace.json.gz"
     profiler.export_chrome_trace(str(file))

@@ -4,7 +4,7 @@ Such a machine has torch, transformers and their company, and reaches no package
 
     benchmarks/gpu.sh --fetch-wheels
 
-puts the pinned versions of what is usually absent into `.wheels` (8 MB, ignored by git). Carried to the machine, they
+puts the pinned versions of what is usually absent into `.wheels` (11 MB, ignored by git). Carried to the machine, they
 are installed into a temporary folder, those alone that are missing there: nothing of the machine's own is changed.
 Standard library only: this runs before anything is installed.
 """
@@ -19,35 +19,23 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PLATFORMS = ("2_28", "2_27", "2_17", "2_5", "2014", "1")
+PLATFORMS = ("2_28", "2_27", "2_24", "2_17", "2_5", "2014", "1")
 """Of manylinux on x86-64, for Python 3.12: pip takes no older one by itself."""
 OF_THE_MACHINE = ("torch", "transformers", "numpy", "pandas", "pyarrow", "scipy", "peft", "accelerate", "safetensors")
 """Too large to be carried, or bound to the machine's driver: where one of them is missing nothing can run."""
-ALWAYS = {
-    "pydantic": "2.14",
-    "pydantic-core": "",
-    "annotated-types": "",
-    "typing-inspection": "",
-    "typing-extensions": "4.16",
-    "psutil": "6",
-    "pyyaml": "",
-    "jinja2": "",
+WANTED = {
+    **{"pydantic": "2.14", "pydantic-core": "", "annotated-types": "", "typing-inspection": ""},
+    **{"typing-extensions": "4.16", "psutil": "6", "pyyaml": "", "jinja2": ""},
+    **{"trl": "1.16", "datasets": "4.4", "dill": "", "multiprocess": "", "xxhash": ""},
+    **{"liger-kernel": "0.8", "torchao": "0.18"},
 }
-BY_USE = {
-    "tests": {"pytest": "8", "hypothesis": "", "sortedcontainers": "", "pytest-timeout": ""},
-    "Lion, in one test": {"pytorch-optimizer": "4"},
-    "TRL, in some units": {"trl": "1.16", "datasets": "4.4", "dill": "", "multiprocess": "", "xxhash": ""},
-}
-"""Distribution and least version, "" for any: of rmcore as it is used here, of parts, and of less than a part."""
+"""Distribution and least version, "" for any: of rmcore as it is used here, of TRL, of kernels to compare."""
 
 
-def missing(part: str | None = None) -> list[str]:
-    """Distributions that are not here, or too old: those that every part needs, with those of `part`; None: all."""
-    wanted = dict(ALWAYS)
-    for use, needs in BY_USE.items():
-        wanted |= needs if part in (None, use) else {}
+def missing() -> list[str]:
+    """Distributions that are not here, or too old."""
     return [name for name in OF_THE_MACHINE if not _is_here(name, "")] + [
-        name for name, least in wanted.items() if not _is_here(name, least)
+        name for name, least in WANTED.items() if not _is_here(name, least)
     ]
 
 
@@ -71,11 +59,10 @@ def pinned(names: Iterable[str]) -> list[str]:
 
 def fetch(folder: Path) -> int:
     """Download the wheels for Python 3.12 on x86-64 Linux into `folder`; pip's own index is asked. pip's status."""
-    names = [*ALWAYS, *(name for needs in BY_USE.values() for name in needs)]
     platforms = [part for number in PLATFORMS for part in ("--platform", _platform(number))]
     options = ["--no-deps", "--only-binary", ":all:", "--implementation", "cp", "--python-version", "3.12"]
     target = ["--dest", str(folder), *platforms]
-    command = [sys.executable, "-m", "pip", "download", *options, *target, *pinned(names)]
+    command = [sys.executable, "-m", "pip", "download", *options, *target, *pinned(WANTED)]
     return subprocess.run(command, check=False).returncode
 
 

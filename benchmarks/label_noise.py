@@ -35,7 +35,6 @@ import torch
 from scipy.special import expit, stdtrit
 from sklearn.metrics import roc_auc_score
 
-from rmcore.active.fine_tuning import FullRetrainer
 from rmcore.cli.data_noise import TRAINING
 from rmcore.config.data import GoldConfig
 from rmcore.config.model import ModelConfig
@@ -137,9 +136,9 @@ def gold(args: argparse.Namespace, rate: float, seed: int) -> dict[str, Any]:
     pairs = gold_pairs(args, rate, seed)
     turned, truth = gold_truth(pairs)
     model = ModelConfig(name="tiny-small", max_seq_len=256)
-    retrainer = FullRetrainer(model, TrainConfig.model_validate(TRAINING), device="cpu", seed=seed)
+    scorer = Trainings(pairs, model, TrainConfig.model_validate(TRAINING), device="cpu", seed=seed)
     folds = deal_folds(pairs, FOLDS["gold"], seed=seed)
-    margins = cross_fit(pairs, Trainings(pairs, retrainer), folds, folder=args.out / f"gold_{rate}_{seed}")
+    margins = cross_fit(pairs, scorer, folds, folder=args.out / f"gold_{rate}_{seed}")
     found = judged(margins, pairs, turned, own=0.0)
     return found | {"limit": float(roc_auc_score(turned, -truth)) if turned.any() else None}
 

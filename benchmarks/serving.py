@@ -77,7 +77,8 @@ def bare_vllm(server: RewardServer) -> tuple[httpx.AsyncClient, Ask]:
 
 def http_app(server: RewardServer) -> tuple[httpx.AsyncClient, Ask]:
     """The same rows through the HTTP app."""
-    session = httpx.AsyncClient(base_url=server.address, timeout=600)
+    headers = {"Authorization": f"Bearer {server.token}"}
+    session = httpx.AsyncClient(base_url=server.address, headers=headers, timeout=600)
 
     async def ask(rows: Rows) -> None:
         answer = await session.post("/score", json={"inputs": [list(row) for row in rows]})
@@ -131,7 +132,7 @@ def measure_torch(rm: BradleyTerryRM, rows: Rows, rounds: int) -> dict[str, obje
 
 async def measure_updates(server: RewardServer, rm: BradleyTerryRM, rows: Rows, number: int) -> dict[str, object]:
     """Publish while rows are asked for."""
-    publisher = create_rm_publisher(server.address)
+    publisher = create_rm_publisher(server.address, token=server.token)
     session, ask = http_app(server)
     took, waits, done = [], [], asyncio.Event()
 

@@ -48,7 +48,6 @@ from rmcore.data.gold.world import BANKS, generate_pairs, gold_reward
 from rmcore.data.pair import PreferencePair, prompt_text
 from rmcore.evaluation.uncertainty import cluster_bootstrap, metric_value, t_interval
 from rmcore.explain.effects import span_effects
-from rmcore.explain.gradients import integrated_gradients
 from rmcore.explain.spans import Span, spans_of, text_of
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages.settings import TrainSettings
@@ -62,11 +61,11 @@ WORLDS = {
 STEPS = {"none": 200, "flattery": 60, "length": 50}
 SHORTCUTS: dict[str, Shortcut] = {"none": "none", "flattery": "flattery", "length": "length"}
 """Sentences that answers have more of, and that are looked for."""
-NUM_ANSWERS, NUM_INTEGRATED = 150, 20
-"""Answers a seed, one a prompt; gradients are integrated for the first of them, which takes far longer."""
+NUM_ANSWERS = 150
+"""Answers a seed, one a prompt."""
 MOST = 8
 """Sentences of an answer: the true Shapley value needs the gold reward of each subset."""
-EFFECTS = ("share", "removed", "integrated gradients", "random")
+EFFECTS = ("share", "removed", "random")
 
 
 def train(world: str, seed: int, folder: Path) -> BradleyTerryRM:
@@ -121,7 +120,6 @@ def measure(rm: BradleyTerryRM, world: str, fresh: Sequence[PreferencePair], see
     for (prompt, answer), effects in zip(sides, span_effects(rm, sides, "sentence"), strict=True):
         spans = [Span(one.start, one.end) for one in effects.spans]
         removed, shapley = true_worth(prompt, answer, spans)
-        gradients = integrated_gradients(rm, prompt, answer) if len(records) < NUM_INTEGRATED else None
         records.append(
             {
                 "prompt": prompt,
@@ -129,12 +127,10 @@ def measure(rm: BradleyTerryRM, world: str, fresh: Sequence[PreferencePair], see
                 "Shapley in gold": shapley,
                 "share": [one.share for one in effects.spans],
                 "removed": [one.removed for one in effects.spans],
-                "integrated gradients": None if gradients is None else gradients.by_span(spans),
                 "random": [rng.random() - 0.5 for _ in spans],
                 "shortcut": [any(one in span.of(answer) for one in BANKS[SHORTCUTS[world]]) for span in spans],
                 "difference": effects.total - effects.base,
                 "interaction": effects.interaction,
-                "error": 0.0 if gradients is None else gradients.error,
             }
         )
     return records
@@ -228,8 +224,8 @@ def over_answers(cells: Sequence[dict[str, Any]], value: Callable[[dict[str, Any
 
 def seconds(models: Sequence[str]) -> None:
     """Processor seconds an answer, one after the other, of a middling and of the longest answer of the gold world."""
-    print("| model | answer, words | sentences | sentences, s | words, s | integrated gradients, s |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    print("| model | answer, words | sentences | sentences, s | words, s |")
+    print("| --- | ---: | ---: | ---: | ---: |")
     pairs = generate_pairs(GoldConfig(num_prompts=60, shortcut="length", tail_share=1.0), 77).pairs
     by_words = sorted(pairs, key=lambda pair: len(pair.chosen.split()))
     for model in models:
@@ -242,8 +238,6 @@ def seconds(models: Sequence[str]) -> None:
             for unit in ("sentence", "word"):
                 span_effects(rm, [side], unit)
                 times.append(time.process_time())
-            integrated_gradients(rm, *side)
-            times.append(time.process_time())
             count = len(spans_of(pair.chosen, "sentence", most=64))
             shown = " | ".join(f"{after - before:.2f}" for before, after in itertools.pairwise(times))
             print(f"| {model} | {len(pair.chosen.split())} | {count} | {shown} |")

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
 
-from rmcore.data.pair import PreferencePair, prompt_messages, prompt_text
+from rmcore.data.pair import PreferencePair, dialogue_records, prompt_text
 from rmcore.data.readers.sources import load_pairs
 from rmcore.data.rendering import Renderer, TokenizedPair, choose_rendering, ensure_pad_token
 from rmcore.models.loading import quiet_libraries, resolve_model
@@ -68,7 +68,7 @@ def trl_rows(pairs: Sequence[PreferencePair], tokenizer: PreTrainedTokenizerBase
         ]
     return [
         {
-            "prompt": [message._asdict() for message in prompt_messages(pair.prompt)],
+            "prompt": dialogue_records(pair.prompt),
             "chosen": [{"role": "assistant", "content": pair.chosen}],
             "rejected": [{"role": "assistant", "content": pair.rejected}],
         }

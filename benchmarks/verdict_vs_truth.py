@@ -34,6 +34,7 @@ from rmcore.core.store import ArtifactRef, Store
 from rmcore.data.gold.prompts import draw_prompt
 from rmcore.data.gold.world import gold_reward, written_responses
 from rmcore.data.table import read_pairs
+from rmcore.evaluation.uncertainty import ends
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.overoptimization import overoptimization
 from rmcore.policy.readiness.readiness_v2 import judge_v2
@@ -48,7 +49,7 @@ from tasks.home import configure_environment, home
 FRESH_PROMPTS, SAMPLES = 200, 64
 PLAN = {"planned_optimizer": "best_of_n", "planned_kl": 3.0}
 """What the verdict is about, and what is tried: best-of-64 moves by 3.2 nats."""
-CURVATURE = LandscapeConfig(parts=("normalized",), num_pairs=4, lanczos_steps=6, trace_probes=2)
+CURVATURE = LandscapeConfig(num_pairs=4, lanczos_steps=6, trace_probes=2)
 """As little as there is: it decides nothing."""
 HELD_OUT = 300
 """Prompts that are kept for the labelled checks and for readiness, whatever the number of training pairs."""
@@ -150,7 +151,7 @@ def table(rows: list[dict]) -> str:
         is_ready = row["verdict"] in PASSED
         counts[is_ready, row["is_worth_it"]] += 1
         estimated, gain = (
-            f"{one['value']:+.2f} ({one['ci_low']:+.2f} to {one['ci_high']:+.2f})"
+            f"{one['value']:+.2f} ({ends(one)[0]:+.2f} to {ends(one)[1]:+.2f})"
             for one in (row["estimated"], row["gain"])
         )
         lines.append(
@@ -187,10 +188,11 @@ def figure_of(rows: list[dict], min_gain: float) -> Figure:
         ax.plot(sizes, means, color=colour, linewidth=1.2, label=label)
         for row in own:
             gain = row["gain"]
+            low, high = ends(gain)
             ax.errorbar(
                 row["pairs"],
                 gain["value"],
-                yerr=[[gain["value"] - gain["ci_low"]], [gain["ci_high"] - gain["value"]]],
+                yerr=[[gain["value"] - low], [high - gain["value"]]],
                 fmt="o",
                 color=colour,
                 markerfacecolor=colour if row["verdict"] in PASSED else "white",

@@ -6,7 +6,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypedDict
 
-from experiments import ablation, baseline, curriculum, lora, optimizers, sensitivity
+from experiments import ablation, baseline, lora, optimizers, sensitivity
 from experiments.schema import Experiment
 from experiments.sizes import Size
 from rmcore.config.files import read_mapping
@@ -18,7 +18,6 @@ SHIPPED: dict[str, Callable[[Size], Experiment]] = {
     "lora": lora.experiment,
     "sensitivity": sensitivity.experiment,
     "optimizers": optimizers.experiment,
-    "curriculum": curriculum.experiment,
 }
 
 

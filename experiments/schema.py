@@ -6,6 +6,7 @@ whatever does not fit is refused, naming the field.
 
 from collections.abc import Iterable, Mapping
 from itertools import combinations, product
+from math import prod
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self
 
@@ -19,6 +20,8 @@ from rmcore.core.metrics import CELL_METRICS
 
 TUNING_SEED = 1_000_003
 """Seed of all tuning trials, far from any replicate's: what an arm is tuned on is not what it is judged on."""
+MOST_ARMS = 1000
+"""Arms of one experiment: more would be listed for minutes before the first of them trains."""
 FILE_ENDINGS = (".parquet", ".json", ".jsonl", ".csv", ".gz")
 """Endings of data files; a relative name without one may be of the hub, where `owner/` is part of it."""
 
@@ -149,8 +152,16 @@ class Experiment(Declared):
         """The arms in declared order, equal ones merged into the first of them.
 
         Raises:
-            ValueError: a change names no setting, or gives a config that is not allowed; names the arm.
+            ValueError: there are more than `MOST_ARMS`, or a change names no setting or gives a config that is not
+                allowed; names the arm.
         """
+        counts = [len(factor.levels) for factor in self.factors]
+        number = prod(counts) if self.design == "grid" else 1 + sum(counts)
+        if number > MOST_ARMS:
+            raise ValueError(
+                f"factors: their levels make {number:,} arms, and an experiment compares at most {MOST_ARMS:,}; name "
+                "fewer levels, or vary them one_at_a_time"
+            )
         named = self._grid() if self.design == "grid" else self._one_at_a_time()
         arms: list[Arm] = []
         for name, changes in named:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from rmcore.config.data import DataConfig, GoldConfig
 from rmcore.config.evaluate import EvaluateConfig
-from rmcore.config.landscape import CurvaturePart, LandscapeConfig
+from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.model import ModelConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.train import TrainConfig
@@ -32,8 +32,6 @@ ACCURACY: dict[Size, str] = {
 }
 """Accuracy that claims are about. Where the chance of a label is known its luck is no part of the number, as if as many
 annotators as one likes had been asked: the same mean with less noise."""
-PARTS: tuple[CurvaturePart, ...] = ("normalized",)
-"""Curvature of a cell: the ends and the trace, and the same at margins of equal size, so that arms compare."""
 
 NOTHING: dict[str, Any] = {
     "train.schedule": "constant",
@@ -63,7 +61,7 @@ def _smoke() -> PipelineConfig:
             lr=1e-3, steps=20, warmup_steps=1, pairs_per_step=8, eval_every=4, log_every=4, token_budget=8192
         ),
         evaluate=EvaluateConfig(num_resamples=200, train_pairs=60),
-        landscape=LandscapeConfig(parts=PARTS, num_pairs=4, lanczos_steps=6, trace_probes=2, top_k=2),
+        landscape=LandscapeConfig(normalized=True, num_pairs=4, lanczos_steps=6, trace_probes=2, top_k=2),
     )
 
 
@@ -82,7 +80,7 @@ def _gold() -> PipelineConfig:
             lr=1e-3, steps=500, warmup_steps=25, pairs_per_step=8, eval_every=50, log_every=50, token_budget=8192
         ),
         evaluate=EvaluateConfig(num_resamples=200, train_pairs=300),
-        landscape=LandscapeConfig(parts=PARTS, num_pairs=8, lanczos_steps=6, trace_probes=2, top_k=2),
+        landscape=LandscapeConfig(normalized=True, num_pairs=8, lanczos_steps=6, trace_probes=2, top_k=2),
     )
 
 
@@ -116,7 +114,7 @@ def _small() -> PipelineConfig:
             token_budget=8192,
         ),
         evaluate=EvaluateConfig(num_resamples=200, train_pairs=100),
-        landscape=LandscapeConfig(parts=PARTS, num_pairs=8, lanczos_steps=6, trace_probes=2, top_k=2),
+        landscape=LandscapeConfig(normalized=True, num_pairs=8, lanczos_steps=6, trace_probes=2, top_k=2),
     )
 
 
@@ -127,5 +125,5 @@ def _paper() -> PipelineConfig:
         ),
         model=ModelConfig(name="Qwen/Qwen2.5-0.5B", max_seq_len=1024),
         train=TrainConfig(steps=1000, eval_every=100, token_budget=8192, precision="bf16", tf32=True),
-        landscape=LandscapeConfig(parts=PARTS),
+        landscape=LandscapeConfig(normalized=True, num_pairs=32, lanczos_steps=20, trace_probes=8),
     )

@@ -64,4 +64,4 @@ def benchmark(config: PipelineConfig, checkpoint: str | None = None) -> dict[str
         return read_json(refs["benchmark"], "benchmark.json")
 
     telling = Telling(found, benchmarks_markdown, lambda results: title(results["suites"]))
-    return run_chain(config, STAGES, telling, kind="benchmark", checkpoint=checkpoint).outcome()
+    return run_chain(config, STAGES, telling, kind="benchmark", checkpoint=checkpoint)

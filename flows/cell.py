@@ -1,7 +1,7 @@
 """One cell of an experiment as a flow run of its own, for a worker on any machine: plain data in, shared artifacts out.
 
-It computes the cell's stages, which reach all machines through the shared store, and tracks nothing: whoever planned
-the experiment takes the artifacts from there, as it takes those of a cell that was computed before.
+It computes the cell's stages, which reach all machines through the shared store, and tracks nothing: the run that
+planned the experiment takes the artifacts from there, as it takes those of a cell that was computed before.
 """
 
 from typing import Any
@@ -11,10 +11,9 @@ from tasks.home import configure_environment
 configure_environment()  # before Prefect and MLflow read their settings
 
 # ruff: noqa: E402
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
@@ -22,8 +21,9 @@ from flows.console import say, told_while_waiting
 from flows.form import described_flow
 from flows.pipeline import open_store
 from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.digests import make_key
 from rmcore.core.errors import ConfigError
-from rmcore.core.store import ArtifactRef, make_key
+from rmcore.core.store import ArtifactRef
 from rmcore.stages.registry import STAGES, stage_call, stage_code
 from rmcore.stages.settings import device_type
 from rmcore.study.plan import Cell
@@ -88,7 +88,7 @@ def cell(order: CellOrder) -> dict[str, Any]:
             name,
             config,
             refs,
-            untracked,
+            lambda metrics: nullcontext(),  # they come with the artifact
             waiting=partial(told_while_waiting, name),
             label=name,
             run=f"{order.label} of {order.study}",
@@ -124,9 +124,3 @@ def refuse_other(order: CellOrder, config: PipelineConfig) -> None:
 def _made_by(stages: Sequence[str], config: PipelineConfig) -> str:
     code = {name: stage_code(STAGES[name]) for name in stages}
     return make_key({"first": stage_call(stages[0], config, {}).key, "code": code})[:12]
-
-
-@contextmanager
-def untracked(metrics: Path) -> Iterator[None]:
-    """Follow a stage without telling anybody of its metrics: they come with its artifact."""
-    yield

@@ -23,11 +23,8 @@ from rmcore.reporting.html.note import run_note, verdict_note
 from rmcore.reporting.html.text_page import write_text_report
 from rmcore.stages.results import figures, run_key
 from tasks.checkpoints import given_checkpoint, trained_key
-from tasks.stages import StageRun, run_step
+from tasks.stages import run_step
 from tasks.tracking import RunTracker
-
-WriteReport = Callable[[Mapping[str, ArtifactRef], Path], Path]
-"""Given the artifacts by stage and the run's folder, writes its report and gives the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,54 +37,23 @@ class Telling:
     """Gives the record as people read it on the flow run's page."""
     headline: Callable[[dict[str, Any]], str] | None = None
     """Gives it in one sentence; None where the record has a `verdict` of the ladder and the `next_rung`."""
-    write: WriteReport | None = None
-    """Writes its report; None: the Markdown with the figures."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """Artifacts of a chain of stages by stage, which of them were computed, and where MLflow shows the run."""
-
-    refs: dict[str, ArtifactRef]
-    executed: list[str]
-    mlflow_url: str | None
-    folder: Path
-    """Folder of the run, below the home's reports."""
-    runs: dict[str, StageRun]
-    results: dict[str, Any]
-    report: Path | None
-    """None where nothing was to be told of it."""
-
-    def claims(self) -> dict[str, str]:
-        """Give the verdict on each claim of a study."""
-        return {claim["name"]: claim["verdict"] for claim in self.results["claims"]}
-
-    def outcome(self, **more: Any) -> dict[str, Any]:
-        """Make the outcome that a flow returns."""
-        shown = {name: str(path) for name, path in figures(self.refs).items()}
-        return {
-            "results": self.results,
-            "figures": shown,
-            "folder": str(self.folder),
-            "report": None if self.report is None else str(self.report),
-            "executed": self.executed,
-            "mlflow_url": self.mlflow_url,
-        } | more
 
 
 def run_chain(
     config: PipelineConfig,
     names: Sequence[str],
-    telling: Telling | None,
+    telling: Telling,
     *,
     kind: str,
     checkpoint: str | None = None,
-    earlier: Mapping[str, StageRun] | None = None,
-    suffix: str = "",
-) -> Chain:
+) -> dict[str, Any]:
     """Run the stages `names` with tracking, and tell what they found: in a report, in MLflow, on the flow run's page.
 
-    `checkpoint` stands in for the stage train; for `earlier` and `suffix` see `run_stages`.
+    `checkpoint` replaces the stage train.
+
+    Returns:
+        The flow's outcome: {"results": the record, "figures": paths by name, "folder": of the run, below the home's
+        reports, "report": file, "executed": stages that were computed, "mlflow_url"}.
     """
     store = open_store()
     if checkpoint is not None:
@@ -101,32 +67,30 @@ def run_chain(
         loggers=config.loggers,
     ) as tracker:
         tracker.watch_machine()
-        there = {name: run.ref for name, run in (earlier or {}).items()}
-        if checkpoint is not None:
-            there["train"] = given_checkpoint(checkpoint, home() / "given")
+        there = {} if checkpoint is None else {"train": given_checkpoint(checkpoint, home() / "given")}
         wanted = [name for name in names if name not in there]
-        runs = run_stages(wanted, config, store, tracker, there, earlier=earlier, suffix=suffix)
+        runs = run_stages(wanted, config, store, tracker, there)
         refs = there | {name: run.ref for name, run in runs.items()}
         key = run_key(refs)
         cached = [name for name, run in runs.items() if run.cached]
         tracker.set_tags({"rm.key": key, "rm.cache": ",".join(cached) or "none"})
         folder = home() / "reports" / f"{run_name}-{key[:12]}"
-        results: dict[str, Any] = {}
-        report = None
-        if telling is None:
-            tracker.describe(run_note(f"{run_name}: a part of a study", *places(None)))
-        else:
-            told = partial(_tell, telling, refs, folder, tracker)
-            results, report = run_step("report", told, last_of(runs, config)).found
-            verdict = results.get("verdict")
-            if isinstance(verdict, dict) and verdict.get("rung") == 4:
-                trained = _trained(refs, checkpoint, store)
-                if trained is not None:
-                    tracker.confirm_model(trained, results["verdict"])
-    executed = [name for name, run in runs.items() if not run.cached]
-    if telling is not None and report is not None:
-        show_on_page(telling.markdown(results), report, tracker.url)
-    return Chain(refs, executed, tracker.url, folder, runs, results, report)
+        told = partial(_tell, telling, refs, folder, tracker)
+        results, report = run_step("report", told, last_of(runs, config)).found
+        verdict = results.get("verdict")
+        if isinstance(verdict, dict) and verdict.get("rung") == 4:
+            trained = _trained(refs, checkpoint, store)
+            if trained is not None:
+                tracker.confirm_model(trained, results["verdict"])
+    show_on_page(telling.markdown(results), report, tracker.url)
+    return {
+        "results": results,
+        "figures": {name: str(path) for name, path in figures(refs).items()},
+        "folder": str(folder),
+        "report": str(report),
+        "executed": [name for name, run in runs.items() if not run.cached],
+        "mlflow_url": tracker.url,
+    }
 
 
 def _tell(
@@ -136,12 +100,9 @@ def _tell(
     results = telling.results(refs)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "summary.json", results)
-    if telling.write is None:
-        last_first = {name: refs[name] for name in reversed(list(refs))}  # what was asked for is at its end
-        shown = figures(last_first)
-        report = write_text_report(folder.name, telling.markdown(results), shown, folder / REPORT_FILE)
-    else:
-        report = telling.write(refs, folder)
+    last_first = {name: refs[name] for name in reversed(list(refs))}  # the requested stages are at its end
+    shown = figures(last_first)
+    report = write_text_report(folder.name, telling.markdown(results), shown, folder / REPORT_FILE)
     write_index(folder.parent)
     tracker.log_file(report, REPORT_FOLDER)
     if telling.headline is None:

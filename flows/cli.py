@@ -12,20 +12,19 @@ import typer
 from rmcore.cli import COMMANDS as WITHOUT_ORCHESTRATOR
 from rmcore.cli.guard import guard
 from rmcore.cli.lazy import Listed, lazy_app
+from rmcore.cli.output import outlive_readers
 
 COMMANDS = WITHOUT_ORCHESTRATOR | {
     "run": Listed("flows.cli_run:run", "Run the whole pipeline on preference pairs, to a verdict and a report."),
     "presets": Listed(
-        "flows.cli_start:presets", "List the runs that have a name: what each is for, its data and model, its time."
+        "flows.cli_start:presets", "List the runs that have a name: what each is for, its model, its time on two cores."
     ),
     "init": Listed(
         "flows.cli_start:init", "Write rm-opt.yaml here: the common settings, with their help, for `rm-opt run`."
     ),
-    "runs": Listed("flows.cli_runs:runs", "List what was run here, newest first: verdict, rung, accuracy, cost."),
+    "runs": Listed("flows.cli_runs:runs", "List what was run here, newest first: verdict, evidence, accuracy, cost."),
     "open": Listed("flows.cli_runs:open_report", "Open the newest report in the browser, or that of a run."),
-    "trajectory": Listed(
-        "flows.cli_trajectory:trajectory", "Train, and measure the curvature of the loss at every saved checkpoint."
-    ),
+    "verdict": Listed("flows.cli_runs:verdict", "Print a run's verdict as JSON, with an exit status for pipelines."),
     "readiness": WITHOUT_ORCHESTRATOR["readiness"]._replace(place="flows.cli_policy:readiness_app"),
     "best-of-n": Listed(
         "flows.cli_policy:best_of_n",
@@ -41,19 +40,16 @@ COMMANDS = WITHOUT_ORCHESTRATOR | {
         "flows.cli_experiment:compare",
         "Compare finished runs side by side; with none named, optimizers by an experiment.",
     ),
-    "tune": Listed("flows.cli_tune:tune", "Search for the best settings on your pairs within a budget."),
-    "active": WITHOUT_ORCHESTRATOR["active"]._replace(place="flows.cli_active:app"),
+    "tune": Listed("flows.cli_tune:tune", "Search for the best settings on your pairs."),
     "up": Listed("flows.cli_services:up", "Start Prefect, its worker and MLflow here, and deploy the flows."),
     "worker": Listed("flows.cli_services:worker", "Compute cells of experiments for another machine."),
     "down": Listed("flows.cli_services:down", "End what `rm-opt up` started, and nothing else."),
     "status": Listed("flows.cli_services:status", "Show which services run, where, and whether they answer."),
-    "sync": Listed("flows.cli_services:sync", "Send runs to MLflow that could not be sent when they ran."),
     "info": Listed("flows.cli_info:info", "Show versions, GPUs, CUDA, vLLM, the device, and where everything lies."),
-    "store": Listed("flows.cli_store:app", "List, verify and bound the stored artifacts."),
-    "why": Listed("flows.cli_store:why", "Show why a stage ran: what differs from its nearest earlier artifact."),
+    "store": Listed("flows.cli_store:app", "List, verify, explain and bound artifacts; send what MLflow missed."),
 }
 PANELS = {
-    "Start here": ("run", "presets", "init", "runs", "open"),
+    "Start here": ("run", "presets", "init", "runs", "open", "verdict"),
     "Train and measure": (
         "data",
         "train",
@@ -64,19 +60,21 @@ PANELS = {
         "score",
         "diff",
         "ensemble",
-        "soup",
         "analyze",
-        "trajectory",
         "export",
         "card",
         "push",
     ),
-    "Policies": ("readiness", "best-of-n", "overoptimize", "rlhf"),
-    "Experiments": ("experiment", "compare", "tune", "active"),
-    "Services": ("up", "worker", "down", "status", "sync", "serve", "publish"),
-    "House-keeping": ("info", "store", "why"),
+    "Policies": ("readiness", "judge", "best-of-n", "overoptimize", "rlhf"),
+    "Experiments": ("experiment", "compare", "tune"),
+    "Services and the store": (
+        *("up", "worker", "down", "status", "serve", "publish"),
+        *("info", "store"),
+    ),
 }
 """Headings of `rm-opt --help` and the commands under each, in this order."""
+COMPUTING = frozenset(("run", *PANELS["Train and measure"], *PANELS["Policies"], *PANELS["Experiments"]))
+"""Commands whose results are stored: they end when they are done, and not when their output is no longer read."""
 
 
 app = lazy_app(COMMANDS, PANELS)
@@ -103,6 +101,11 @@ def main() -> None:
     """Entry point of the console script."""
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # no child takes a file of the current folder for a library
     # OpenMP's threads sleep when they wait for one another: spinning, they take the cores from whatever else runs, and
-    # two threads of a training on a busy machine need three times as long (benchmarks/RESULTS.md, "A busy machine").
+    # two threads of a training on a busy machine need three times as long (benchmarks/results/busy-machine.md).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # What the guard does for this process: a letter that a stream's encoding does not have ends no child, either.
+    encoding = os.environ.get("PYTHONIOENCODING", "").partition(":")[0]
+    os.environ["PYTHONIOENCODING"] = f"{encoding}:backslashreplace"
+    if not COMPUTING.isdisjoint(sys.argv[1:2]):
+        outlive_readers()
     sys.exit(guard(lambda: app(standalone_mode=False)))

@@ -21,12 +21,13 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ServiceError
 from rmcore.core.files import write_text
 from rmcore.core.loggers import require_loggers
-from tasks.home import configure_environment
+from rmcore.reporting.html.cards import trained_on
+from tasks.home import configure_environment, home
+from tasks.local_services import SERVERS, running_services
 
 FIGURES = (
     "overoptimization",
     "ensemble_disagreement",
-    "readiness_against_gain",
     "reliability",
     "rlhf",
     "label_efficiency",
@@ -171,10 +172,17 @@ def print_reported(outcome: dict[str, Any]) -> None:
         says = "both sides are equally long" if length is None else f"the longer one has {length:.3f}"
         ends = "" if over["ci_low"] is None else f" [{over['ci_low']:+.3f}, {over['ci_high']:+.3f}]"
         print(f"of length   {says}; above the better of chance and length by {over['value']:+.3f}{ends}")
+    print(f"trained on  {trained_on(results['training'])}")
     print_verdict(results["verdict"], results["next_rung"])
     print(f"report      {shown_path(outcome['report'])}")
     print(f"checkpoint  {shown_path(outcome['checkpoint'])}")
     if outcome["model_version"] is not None:
         print(f"registered  rm-{results['study']} version {outcome['model_version']} in MLflow")
+    running = running_services(home())
+    if places := [str(running[name].url) for name in SERVERS if name in running]:
+        if outcome["mlflow_url"] is not None:
+            print(f"this run    {outcome['mlflow_url']}")
+        print(f"UIs         {' and '.join(places)}")
+        return
     program = shown_path(sys.argv[0]) if os.path.dirname(sys.argv[0]) else "rm-opt"
     print(f"UIs         `{program} up` starts the Prefect and MLflow UIs on this machine and prints their addresses")

@@ -24,6 +24,7 @@ from flows.cli_runs import run_names
 from flows.hub_names import require_hub_names
 from flows.planning import LookPlan, MatrixPlan, Runner, make_plan, plan_looks
 from rmcore.cli.common import shown_numbers
+from rmcore.cli.inputs import written_as
 from rmcore.cli.options import options
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import write_text
@@ -78,10 +79,7 @@ class MatrixOptions:
     summary: Annotated[Path | None, typer.Option(help="Write everything that was found to this JSON file.")] = None
     runner: Annotated[
         Runner | None,
-        typer.Option(
-            help="threads (default): cells run here. pool: on the machines that run `rm-opt worker`. ray: on the "
-            "cluster of RAY_ADDRESS."
-        ),
+        typer.Option(help="threads (default): cells run here. pool: on the machines that run `rm-opt worker`."),
     ] = None
 
     def named(self) -> dict[str, Any]:
@@ -140,7 +138,10 @@ def compare(
         typer.Argument(metavar="RUN", help="Finished runs, see `rm-opt runs`.", autocompletion=run_names),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="With runs: PNG file of their curves; default: below the home's reports.")
+        Path | None,
+        typer.Option(
+            help="With runs: PNG file of their curves; default: below the home's reports.", callback=written_as(".png")
+        ),
     ] = None,
     optimizers: Annotated[
         str | None, typer.Option(help=f"Optimizers to compare, separated by commas; default: {OPTIMIZERS}.")

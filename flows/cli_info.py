@@ -10,8 +10,7 @@ def info() -> None:
     """Show versions, GPUs, CUDA, vLLM, the device, and where everything lies."""
     import torch
 
-    from rmcore.models.device import pick_device
-    from rmcore.training.memory import free_bytes
+    from rmcore.models.device import free_bytes, pick_device
 
     device = pick_device("auto")
     facts = {

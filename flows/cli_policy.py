@@ -7,12 +7,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from experiments.presets import PRESETS
 from flows.cli_common import FlowOptions, print_findings, print_places, run_configured, settings_of
 from rmcore.cli.measure import readiness_app
 from rmcore.cli.options import options
 from rmcore.cli.verdict import print_verdict
-from rmcore.config.validation import StudiedWorld
+from rmcore.reporting.verdict_style import check_result
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +42,6 @@ class PolicyOptions:
         own = {"policy.name": self.policy, "data.source": self.data, "policy.samples": self.samples}
         more = self.checkpoint is not None and self.data is not None
         return settings_of(own) + (["data.test_fraction=0.5"] if more else [])
-
-
-Size = Literal["smoke", "full"]
-
-
-def _num_models(preset: str) -> int:
-    study = PRESETS[preset].validation
-    return 0 if study is None else study.num_models
 
 
 @options()
@@ -94,7 +85,7 @@ def readiness(
     results = outcome["results"]
     print()
     print_verdict(results["verdict"], results["next_rung"])
-    checks = [f"{'pass' if check['passed'] else 'FAIL'}  {check['text']}" for check in results["gate"]]
+    checks = [f"{check_result(check):<11} {check['text']}" for check in results["gate"]]
     print_findings(("part", "value, 95 %"), readiness_rows(results), checks)
     print_places(outcome)
 
@@ -140,40 +131,6 @@ def confirm(
     print_places(outcome)
 
 
-@readiness_app.command()
-@options()
-def validate(
-    given: FlowOptions,
-    size: Annotated[
-        Size,
-        typer.Option(
-            help=f"full ({_num_models('validation')} reward models, about 90 minutes) or smoke "
-            f"({_num_models('validation-smoke')}, a minute)."
-        ),
-    ] = "full",
-    world: Annotated[
-        StudiedWorld | None,
-        typer.Option(help="Only compute the reward models of this gold world: a second process takes the other one."),
-    ] = None,
-) -> None:
-    """Run the study that tests readiness against the truth: what it predicts of reward models whose gain is known.
-
-    Example: rm-opt readiness validate --size smoke
-    """
-    from rmcore.reporting.html import validation as shown
-
-    preset = "validation" if size == "full" else "validation-smoke"
-    outcome = run_configured(partial(_load_validation, world), preset, given)
-    results = outcome["results"]
-    if world is None:
-        print_findings(shown.CLAIM_HEADINGS, shown.claim_rows(results), [results["verdict"]])
-        print_findings(shown.VALIDATION_HEADINGS, shown.validation_rows(results), shown.findings(results))
-        for way, title in shown.OPERATING_WAYS.items():
-            print(title)
-            print_findings(shown.OPERATING_HEADINGS, shown.operating_rows(results, way), [])
-    print_places(outcome)
-
-
 def _loader(name: Literal["best_of_n", "readiness", "confirm"], inputs: PolicyOptions) -> Any:
     """Make a function that imports a flow with its checkpoint; Prefect reads its address then, not before."""
 
@@ -183,9 +140,3 @@ def _loader(name: Literal["best_of_n", "readiness", "confirm"], inputs: PolicyOp
         return partial(getattr(policy, name), checkpoint=inputs.checkpoint)
 
     return load
-
-
-def _load_validation(world: StudiedWorld | None) -> Any:
-    from flows.policy import readiness_validation
-
-    return partial(readiness_validation, world=world)

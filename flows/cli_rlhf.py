@@ -1,5 +1,6 @@
 """`rm-opt rlhf`: from preferences to a trained policy, and whether the gold reward rose with the proxy."""
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,8 @@ from rmcore.cli.options import options
 from rmcore.core.errors import ConfigError
 
 Mode = Literal["full", "rm", "policy"]
+WATCHED = ("rlhf.watch", "rlhf.kl_target", "policy.judge", "rlhf=")
+"""Beginnings of `--set` that say something about who judges, so that the preset's watch stays as it is."""
 
 
 @options()
@@ -36,13 +39,6 @@ def rlhf(
     ] = None,
     rm_steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps of the reward model.")] = None,
     policy_steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps of the policy.")] = None,
-    refresh_every: Annotated[
-        int | None, typer.Option(min=1, help="Steps between refreshes of the reward model with new on-policy labels.")
-    ] = None,
-    refreshes: Annotated[
-        int | None,
-        typer.Option(min=1, help="Times that the reward model learns by what the judge saw, instead of an end."),
-    ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Trainings of the policy, which differ by the seed.")] = None,
     judge: Annotated[
         str | None,
@@ -66,7 +62,7 @@ def rlhf(
 
     rm-opt rlhf
 
-    rm-opt rlhf --refreshes 2 --seeds 3
+    rm-opt rlhf --seeds 3
 
     rm-opt rlhf --preference-data pairs.parquet --rm-base-model my-base --policy-model my-policy --judge mine:judge
 
@@ -80,16 +76,24 @@ def rlhf(
         "data.source": preference_data,
         "train.steps": rm_steps,
         "rlhf.steps": policy_steps,
-        "rlhf.refresh_every": refresh_every,
-        "rlhf.watch.refreshes": refreshes,
         "rlhf.num_seeds": seeds,
         "policy.judge": judge,
         "rlhf.watch.labels": labels,
         "rlhf.watch.people": None if people is None else str(Path(people).resolve()),
     }
+    settings = settings_of(own)
+    asks = judge or people or labels
+    says = given.config is not None or any(one.startswith(WATCHED) for one in given.set_ or [])
+    if preference_data is not None and not asks and not says:
+        settings += ["rlhf.watch=null", "rlhf.kl_target=null"]
+        print(
+            "note: nothing watches this training, because no judge is named for these pairs. It ends "
+            "with its steps. --judge or --people names a judge, who ends it where the policy stops gaining.",
+            file=sys.stderr,
+        )
     if (mode == "policy") != (checkpoint is not None):
         raise ConfigError("--mode policy goes with --checkpoint, and no other mode does: the others train their own.")
-    outcome = run_configured(_loader(mode, checkpoint), preset, given, settings_of(own))
+    outcome = run_configured(_loader(mode, checkpoint), preset, given, settings)
     if mode != "rm":
         from rmcore.reporting.html.rlhf import RLHF_HEADINGS, rlhf_findings, rlhf_rows
 

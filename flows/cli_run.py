@@ -1,7 +1,6 @@
 """`rm-opt run`: the whole pipeline."""
 
 import json
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -16,8 +15,6 @@ from rmcore.cli.common import setting
 from rmcore.cli.options import options
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
-from tasks.home import home, make_home
-from tasks.nodes import is_helper
 
 
 @options()
@@ -38,10 +35,17 @@ def run(
             help=f"Your pairs: a file, a datasets folder or a hub name; with no preset, that of {OWN_DATA_PRESET}.",
         ),
     ] = None,
+    answers: Annotated[
+        str | None,
+        typer.Option(help="Answers with a judge's scores, ranks or comparisons, several a prompt: they decide rung 2."),
+    ] = None,
     resume: Annotated[
         str | None,
         typer.Option(
-            help="Take the settings of this run, see `rm-opt runs`: an unfinished one continues where it was stopped.",
+            "--from",
+            "--resume",
+            help="Take the settings of this run, see `rm-opt runs`, and change some by --set: "
+            "--set train.epochs=5. An unfinished one continues where it was stopped.",
             autocompletion=cli_runs.run_names,
         ),
     ] = None,
@@ -72,37 +76,19 @@ def run(
             preset = OWN_DATA_PRESET  # the demo's policy writes in the gold world, and nowhere else
             print(f"preset      {preset}: for pairs of your own; `rm-opt presets` lists others")
     elif preset is not None or given.config is not None:
-        raise ConfigError(
-            "--resume has all settings of a run; leave out --preset and --config, or change one by --set."
-        )
+        raise ConfigError("--from has all settings of a run; leave out --preset and --config, or change one by --set.")
     else:
-        recorded = recorded_config(resume, cli_runs.found_runs())
+        recorded = recorded_config(resume, cli_runs.found_runs(), print)
         print(f"settings    of the run {recorded.study}-seed{recorded.seed}")
     lists = {"skip": skip, "loggers": logger}
-    chosen = settings_of({"data.source": data, "device": device})
+    chosen = settings_of({"data.source": data, "device": device, "evaluate.answers": answers})
     chosen += [f"{name}={json.dumps(value)}" for name, value in lists.items() if value]
     if plan:
         config = load_config(preset, given.config, [*chosen, *(given.set_ or [])], recorded)
         require_hub_names(config)
         cli_runs.print_plan(config)
-    elif _is_helper(preset, given, chosen, recorded):
-        return
     else:
         print_reported(run_configured(_load_pipeline, preset, given, assignments=chosen, recorded=recorded))
-
-
-def _is_helper(
-    preset: str | None, given: FlowOptions, assignments: Sequence[str], recorded: PipelineConfig | None
-) -> bool:
-    """Help another host with its training, where this one is there for that."""
-    config = load_config(preset, given.config, [*assignments, *(given.set_ or [])], recorded)
-    if not is_helper(config.train.num_nodes):
-        return False
-    from tasks.helping import help_training  # imports Prefect, which on the first host must find its address set
-
-    make_home(home())
-    print(help_training(config))
-    return True
 
 
 def _load_pipeline() -> Flow:

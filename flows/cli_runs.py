@@ -1,12 +1,13 @@
-"""`rm-opt runs | open`, and the plan of a run: what was run here, its report in the browser, what would run."""
+"""`rm-opt runs | open | verdict`, and the plan of a run: what was run here, its report, what would run."""
 
+import json
 import os
 import shlex
 import sys
 import webbrowser
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -14,24 +15,27 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from flows.settings import named_changes
 from flows.unfinished import read_unfinished
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.cost import money, price_per_hour
 from rmcore.core.errors import ConfigError
 from rmcore.core.store import Store
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.runs import Run, find_run, read_runs, short_names
+from rmcore.reporting.runs import RECORD, Run, find_run, read_runs, short_names
 from tasks.home import configure_environment, home
 
 PIPED_WIDTH = 160
 """Columns where no terminal says how many there are."""
+VERDICT_STATUS = {"met": 0, "refuted": 10, "unclear": 11, "lower_evidence": 12}
+"""Exit statuses of `rm-opt verdict`; 2 and 3 are those of every command."""
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 """Variables, one of which is set where a browser can be shown on Linux."""
 
 
 def run_names(incomplete: str) -> list[str]:
     """List the runs' names that the shell completes to."""
-    names = [*(run.name for run in read_unfinished()), *(run.name for run in found_runs())]
+    names = [*(run.resume for run in read_unfinished()), *(run.name for run in found_runs())]
     return [name for name in names if name.startswith(incomplete)]
 
 
@@ -60,14 +64,17 @@ def runs(
     ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Show so many, the newest ones.")] = 20,
 ) -> None:
-    """List what was run here, newest first: verdict, rung, accuracy, cost.
+    """List what was run here, newest first: verdict, evidence, accuracy, cost.
 
     Read from the reports under $RM_OPT_HOME; no server is asked. Money is shown where RM_OPT_PRICE_PER_HOUR is set.
 
     Example: rm-opt runs "not ready"
     """
     for begun in read_unfinished():
-        state = "running" if begun.is_running else f"unfinished: rm-opt run --resume {begun.name}"
+        if begun.problem is not None:
+            print(f"unreadable  {begun.file}: {begun.problem}; restore it, or delete it")
+            continue
+        state = "running" if begun.is_running else f"unfinished: rm-opt run --from {begun.resume}"
         print(f"{begun.name}  begun {_moment(begun.started)}, {state}")
     found = found_runs()
     if not found:
@@ -83,18 +90,31 @@ def runs(
     table.add_column("run", no_wrap=True, min_width=max(len(short[run.name]) for run in shown))
     table.add_column("finished", no_wrap=True, min_width=11)
     price = price_per_hour()
-    for heading in ("verdict", "rung", "accuracy", "device time", *(["cost"] if price else [])):
+    table.add_column("what it changes", overflow="fold")
+    for heading in ("verdict", "level", "accuracy", "device time", *(["cost"] if price else [])):
         table.add_column(heading)
     for run in shown:
-        verdict = f"{run.style.sign} {run.status}" if run.status else "-"
-        facts = (short[run.name], _moment(run.finished), verdict, run.rung[:1], _accuracy(run), _device_time(run))
+        verdict = "unreadable" if run.problem else f"{run.style.sign} {run.status}" if run.status else "-"
+        changes = named_changes(run.record["config"]) if run.record.get("config") else "-"
+        facts = (
+            short[run.name],
+            _moment(run.finished),
+            changes,
+            verdict,
+            run.rung[:1],
+            _accuracy(run),
+            _device_time(run),
+        )
         cost = money(run.device_seconds, price)
         table.add_row(*map(escape, facts), *([] if price is None else ["-" if cost is None else f"{cost:.2f}"]))
     wide_console().print(table)
+    for run in shown:
+        if run.problem is not None:
+            print(f"unreadable  {run.folder / RECORD}: {run.problem}; restore that file, or move its folder away")
     if len(found) > limit:
         asked = "" if text is None else f" {shlex.quote(text)}"
         print(f"{len(found) - limit} older ones: rm-opt runs{asked} --limit {len(found)}")
-    print("report      rm-opt open RUN; accuracy is held out, with its 95 % interval; docs/readiness.md explains rungs")
+    print("report      rm-opt open RUN; accuracy is held out, with its 95 % interval; level: of the evidence")
     print(f"all reports {_index()}")
 
 
@@ -123,9 +143,10 @@ def _device_time(run: Run) -> str:
 
 def print_plan(config: PipelineConfig) -> None:
     """Say which stages of a run are there and which would run, why, and about how long that takes; nothing is run."""
-    from flows.planning import plan_run  # here: pandas and scipy, which the list of runs needs not
+    from flows.planning import plan_run, require_start  # here: pandas and scipy, which the list of runs needs not
 
     configure_environment()
+    require_start(config)
     plan, probed = plan_run(config, Store(home() / "store"), home())
     due = [stage for stage in plan.stages if stage.ref is None]
     table = Table("stage", "state", "expected", "why", box=SIMPLE_HEAD, pad_edge=False)
@@ -185,6 +206,52 @@ def _report(name: str | None) -> Path:
     if run.report is None:
         raise ConfigError(f"{run.name} has no report of its own; what it found is in {run.folder}.")
     return run.report
+
+
+def verdict(
+    run: RunName = None,
+    require: Annotated[
+        Literal["passes", "ready", "gained"],
+        typer.Option(help="What it has to be: passes its checks, ready for its policy, or gained with a policy."),
+    ] = "ready",
+) -> None:
+    """Print a run's verdict as JSON, with an exit status for pipelines.
+
+    The run is the newest one, or RUN. Status 0: the verdict is what is required. 10: fails, not ready, or lost.
+    11: unclear. 12: nothing speaks against it, on a lower level of evidence than required. 2: there is no such run, it
+    has no verdict, or RUN is left out and a run that began later has not ended well.
+
+    Example: rm-opt verdict my-run --require ready && ./deploy.sh
+    """
+    from rmcore.policy.readiness.verdict import meets  # here: scipy, which the list of runs needs not
+
+    found = found_runs()
+    if not found and run is None:
+        raise ConfigError(f"nothing was run to its end yet in {home()}; start with `rm-opt run`.")
+    one = _newest(found) if run is None else find_run(found, run)
+    judged = one.record.get("verdict")
+    if not isinstance(judged, dict) or "status" not in judged or judged.get("rung") is None:
+        raise ConfigError(f"{one.name} has no verdict on a reward model: {one.headline}. `rm-opt runs` lists others.")
+    outcome = meets(judged, require)
+    said = {"run": one.name, "folder": str(one.folder), "finished": one.finished.isoformat(), "required": require}
+    print(json.dumps(said | {"outcome": outcome, "exit_status": VERDICT_STATUS[outcome], "verdict": judged}, indent=2))
+    raise typer.Exit(VERDICT_STATUS[outcome])
+
+
+def _newest(found: list[Run]) -> Run:
+    """The newest of the finished runs.
+
+    Raises:
+        ConfigError: one that began after its end is running or has failed, so that its verdict is an older one's.
+    """
+    later = next((run for run in read_unfinished() if run.started > found[0].finished), None)
+    if later is not None:
+        state = "is still running" if later.is_running else "has not ended well"
+        raise ConfigError(
+            f"{later.name}, begun {_moment(later.started)}, {state}, and the newest verdict is that of "
+            f"{found[0].name}, which finished before. Name the run that is meant: rm-opt verdict RUN."
+        )
+    return found[0]
 
 
 def can_show() -> bool:

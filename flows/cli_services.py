@@ -1,4 +1,4 @@
-"""`rm-opt up | worker | down | status | sync`: the services beside the runs."""
+"""`rm-opt up | worker | down | status`: the services beside the runs."""
 
 import shlex
 from functools import partial
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tasks.home import configure_environment, home
+from tasks.home import home
 
 
 def up(
@@ -16,9 +16,6 @@ def up(
     ] = None,
     mlflow_port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Port of the MLflow server and UI; default 5000.")
-    ] = None,
-    start_port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Port of the start page; default 4300.")
     ] = None,
     database: Annotated[
         str | None,
@@ -38,17 +35,11 @@ def up(
         bool, typer.Option("--stay", help="Stay until Ctrl-C or SIGTERM, then end what was started: for containers.")
     ] = False,
 ) -> None:
-    """Start Prefect, its worker and MLflow here, and deploy the flows.
-
-    Their start page has links to both UIs, all reports, what runs, and a switch for each schedule. With a web address
-    in RM_OPT_WEBHOOK_URL, messages are posted there: a run failed, waits for half an hour, a study was decided.
-    """
+    """Start Prefect, its worker and MLflow here, and deploy the flows."""
     from flows import services
 
     _print_services(
-        services.up(
-            prefect_port, mlflow_port, start_port, host=host, database=database, tell=partial(print, flush=True)
-        )
+        services.up(prefect_port, mlflow_port, host=host, database=database, tell=partial(print, flush=True))
     )
     if stay:
         services.stay()
@@ -56,14 +47,15 @@ def up(
 
 def worker(
     server: Annotated[
-        str, typer.Option(help="Start page of the machine where `rm-opt up --host …` runs: http://HOST:4300.")
+        str, typer.Option(help="Prefect of the machine where `rm-opt up --host …` runs: http://HOST:4200.")
     ],
     password_file: Annotated[
         Path | None,
-        typer.Option(help="Copy of services/password of that machine's home; default: $RM_OPT_PASSWORD_FILE."),
+        typer.Option(help="Copy of services/key of that machine's home; default: $RM_OPT_PASSWORD_FILE."),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Take so many cells at a time; default: the slots of the device.")
+        int | None,
+        typer.Option(min=1, max=1024, help="Take so many cells at a time; default: the slots of the device."),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name on Prefect's page; default: machine and pid.")] = None,
 ) -> int:
@@ -72,13 +64,12 @@ def worker(
     It hands them out with `rm-opt experiment --runner pool`; cells and their saved states travel through RM_OPT_SHARED.
     Runs until Ctrl-C or SIGTERM, upon which what is running saves, is handed back, and resumes elsewhere.
 
-    Example: rm-opt worker --server http://10.0.0.5:4300 --password-file head-password
+    Example: rm-opt worker --server http://10.0.0.5:4200 --password-file head-key
     """
     from flows.worker import Worker, find_cluster
-    from tasks import local_services
+    from tasks.passwords import key_file, read_key
 
-    secret = local_services.read_password(password_file or local_services.password_file(home()))
-    return Worker(find_cluster(server, secret), secret, name, limit).run()
+    return Worker(*find_cluster(server, read_key(password_file or key_file(home()))), name, limit).run()
 
 
 def down() -> None:
@@ -97,20 +88,11 @@ def status() -> None:
 
 
 def _print_services(found: list[Any]) -> None:
-    from tasks.local_services import password_file
+    from tasks.passwords import password_file
 
     for service in found:
         print(service)
-    if any(service.pid for service in found):
-        print(f"{'password':<15} of all pages, asked for once each: cat {shlex.quote(str(password_file(home())))}")
-
-
-def sync(
-    to: Annotated[str | None, typer.Option(help="MLflow address; default: the one each run was meant for.")] = None,
-) -> None:
-    """Send runs to MLflow that could not be sent when they ran."""
-    configure_environment()
-    from tasks.sync import sync_pending
-
-    sent = sync_pending(home(), to)
-    print(f"sent: {', '.join(sent)}" if sent else "nothing waits to be sent")
+    for service in found:
+        if service.pid and service.url:
+            file = shlex.quote(str(password_file(home(), service.name)))
+            print(f"{'password':<15} of the page of {service.name}, new at each start: cat {file}")

@@ -4,12 +4,8 @@ from dataclasses import replace
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from experiments.presets import DESCRIBED, Preset
+from experiments.presets import DESCRIBED
 from flows.cli_common import FlowOptions
 from flows.settings_file import FILE, OWN_DATA_PRESET, write_settings
 from rmcore.config.pipeline import PipelineConfig
@@ -21,27 +17,15 @@ def preset_names(incomplete: str) -> list[str]:
 
 
 def presets() -> None:
-    """List the runs that have a name: what each is for, its data and model, its time."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("preset", no_wrap=True)
-    table.add_column("what it is for", ratio=1)
-    for heading, width in (("data", 14), ("model", 11), ("on two cores", 12)):
-        table.add_column(heading, width=width)
+    """List the runs that have a name: what each is for, its model, its time on two cores."""
+    width = max(map(len, DESCRIBED))
     for name, one in DESCRIBED.items():
-        purpose = one.purpose if one.command == "run" else f"{one.purpose} Started by `rm-opt {one.command}`."
-        table.add_row(
-            name, escape(purpose), escape(_data(one)), escape(_model(one.config)), one.time or "by your pairs"
-        )
-    Console().print(table)
+        by = "" if one.command == "run" else f"rm-opt {one.command}: "
+        first = one.purpose.partition(". ")[0].partition(": ")[0].removesuffix(".")
+        print(f"{name:<{width}}  {by}{first} ({_model(one.config)}, {one.time or 'by your pairs'})")
     print(
         "rm-opt run --preset NAME starts one, --set train.lr=1e-4 changes a setting of it, rm-opt init writes them down"
     )
-
-
-def _data(preset: Preset) -> str:
-    data = preset.config.data
-    named = f"gold world, {data.gold.num_prompts:,} prompts" if data.source == "gold" else data.source
-    return named if preset.time else f"yours; else {named}"
 
 
 def _model(config: PipelineConfig) -> str:

@@ -1,4 +1,4 @@
-"""`rm-opt store | why`: what is stored, and why it was computed."""
+"""`rm-opt store`: what is stored, why it was computed, and what MLflow has not been sent yet."""
 
 import re
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,12 +8,12 @@ import typer
 from flows import cli_runs
 from rmcore.core.errors import ConfigError
 from rmcore.reporting.runs import find_run
-from tasks.home import digests_file, home, make_home
+from tasks.home import configure_environment, digests_file, home, make_home
 
 if TYPE_CHECKING:
     from rmcore.core.store import Entry, Store
 
-app = typer.Typer(no_args_is_help=True, help="List, verify and bound the stored artifacts.")
+app = typer.Typer(no_args_is_help=True, help="List, verify, explain and bound artifacts; send what MLflow missed.")
 
 
 @app.command("ls")
@@ -107,7 +107,20 @@ def store_gc_shared(
     print(f"removed {artifacts} artifacts and {blobs} files from {shared.url}")
 
 
-def why(
+@app.command("sync")
+def store_sync(
+    to: Annotated[str | None, typer.Option(help="MLflow address; default: the one each run was meant for.")] = None,
+) -> None:
+    """Send runs to MLflow that could not be sent when they ran."""
+    configure_environment()
+    from tasks.sync import sync_pending
+
+    sent = sync_pending(home(), to)
+    print(f"sent: {', '.join(sent)}" if sent else "nothing waits to be sent")
+
+
+@app.command("why")
+def store_why(
     name: Annotated[
         str,
         typer.Argument(

@@ -81,13 +81,8 @@ def _state_name(reason: str) -> str:
     return "Waiting for the device" if reason.startswith(DEVICE) else "Waiting for another run"
 
 
-NOTICES = {"prepare": ("audit.json", "notices"), "landscape": ("curvature.json", "left_out")}
-"""Stages that may go without something, and where they tell of it."""
-
-
 def say_notices(stage: str, folder: Path) -> None:
-    """Say what the artifact of a stage goes without, and why: usable pairs, parts for which there was no time."""
-    if stage in NOTICES:
-        file, name = NOTICES[stage]
-        for sentence in json.loads((folder / file).read_text(encoding="utf-8")).get(name, []):
+    """Say what the artifact of a stage goes without, and why: usable pairs."""
+    if stage == "prepare":
+        for sentence in json.loads((folder / "audit.json").read_text(encoding="utf-8")).get("notices", []):
             say(sentence)

@@ -19,7 +19,6 @@ from pydantic import Field
 from experiments.library import SHIPPED, Shared, load_experiment, restrict
 from experiments.schema import Experiment
 from experiments.sizes import Size
-from flows.automations import tell_study
 from flows.console import say
 from flows.form import described_flow
 from flows.hub_names import require_hub_names
@@ -37,12 +36,12 @@ from flows.pipeline import (
 )
 from flows.planning import MatrixPlan, Runner, cells_of_look, frozen, judged, make_plan, matrix_key, measured_cell
 from flows.pool import PoolRunner
-from flows.ray_cells import RayRunner
 from flows.results import command, gather
 from rmcore.core.cost import money, price_per_hour
+from rmcore.core.digests import make_key
 from rmcore.core.errors import TrainingError
 from rmcore.core.files import write_json, write_text
-from rmcore.core.store import ArtifactRef, Store, flatten, make_key
+from rmcore.core.store import ArtifactRef, Store, flatten
 from rmcore.reporting.experiment_schema import ArmResult, ExperimentResults, HypothesisResult, Registration, Tuned
 from rmcore.reporting.figures.arms import declared_colours
 from rmcore.reporting.figures.claims import tally
@@ -96,7 +95,7 @@ def experiment(
     """Compare recipes for reward models on pre-registered hypotheses; only cells that are missing run.
 
     Args:
-        experiment: which question: baseline, ablation, lora, sensitivity, optimizers or curriculum (the command line
+        experiment: which question: baseline, ablation, lora, sensitivity or optimizers (the command line
             also takes a YAML file).
         size: smoke (gold world, minutes), gold (the same at a size that decides), small (real pairs and a pretrained
             encoder) or paper (Qwen2.5-0.5B on hub data, for a GPU).
@@ -111,8 +110,7 @@ def experiment(
         looks: numbers of seeds after which the claims are judged, for example 5, 8, 12, 20: a decided claim gets no
             further seeds; left out, as declared.
         take: at most so many looks in this run, for a schedule that takes one a night; left out, until all is decided.
-        runner: threads computes the cells on this machine; pool hands them to the machines that run `rm-opt worker`;
-            ray to the Ray cluster of RAY_ADDRESS.
+        runner: threads computes the cells on this machine; pool hands them to the machines that run `rm-opt worker`.
 
     Returns:
         {"results": everything the report shows, "report": path, "mlflow_url" and "mlflow_charts_url": the
@@ -215,19 +213,11 @@ class Matrix:
             found = run_step("judge", lambda: gather(self, outcomes, tuned), handed)
             results = found.found
             report = run_step("report", lambda: self._report(tracker, results, outcomes), [found.handed]).found
-        if not self.taken.open:
-            verdicts = {one["name"]: one["verdict"] for one in results["hypotheses"]}
-            failed = [label for label, outcome in outcomes.items() if outcome.error]
-            tell_study(self.study, verdicts, tally(results["hypotheses"]), report, failed)
         return self._outcome(outcomes, results, report, tracker)
 
     def _run_cells(self, plan: MatrixPlan) -> tuple[dict[str, Outcome], Mapping[str, Tuned], list[Any]]:
         """Run the trials, then the cells under what the trials chose; the last is what the cells handed on."""
-        ready = {
-            "threads": lambda: at_once,
-            "pool": lambda: PoolRunner(self.study, self.key).ready,
-            "ray": lambda: RayRunner(self.study).ready,
-        }[self.runner]()
+        ready = PoolRunner(self.study, self.key).ready if self.runner == "pool" else at_once
         runner = MatrixRunner(self.study, self.store, self._start_tracker, self._finish_tracker, ready=ready)
         if not plan.trials:
             outcomes, handed = self._run_looks(runner, plan, {})
@@ -335,7 +325,7 @@ class Matrix:
             metrics=list(self.declared.metrics),
             with_interval=[name for name in self.declared.metrics if name in claimed and has_interval(name)],
         )
-        results["mlflow_url"] = tracker.comparison_url
+        results["mlflow_url"] = tracker.comparison()
         folder = home() / "reports" / f"{self.study}-{self.key}"
         figures = draw_experiment(results, folder / "figures")
         report = write_experiment_report(results, figures, folder / REPORT_FILE)
@@ -373,8 +363,8 @@ class Matrix:
             log_pairs(tracker, outcome.cell.config, outcome.refs["prepare"])
         links, others = places(report)
         views = {
-            "Cells side by side": tracker.comparison_url,
-            "Charts of the cells": tracker.comparison_charts_url,
+            "Cells side by side": tracker.comparison(),
+            "Charts of the cells": tracker.comparison(charts=True),
         }
         shown = {name: address for name, address in views.items() if address is not None}
         headline = f"{tally(results['hypotheses'])}. {results['question']}"
@@ -395,8 +385,8 @@ class Matrix:
         return {
             "results": results,
             "report": str(report),
-            "mlflow_url": tracker.comparison_url,
-            "mlflow_charts_url": tracker.comparison_charts_url,
+            "mlflow_url": tracker.comparison(),
+            "mlflow_charts_url": tracker.comparison(charts=True),
             "computed": [label for label, outcome in (self.trials | outcomes).items() if outcome.computed],
             "failed": [label for label, outcome in outcomes.items() if outcome.error],
         }

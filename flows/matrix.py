@@ -4,7 +4,7 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,17 +36,11 @@ FinishTracker = Callable[[RunTracker, Cell, dict[str, ArtifactRef]], None]
 """Tells the run of a finished cell what became of it."""
 Ready = Callable[[Sequence[CellPlan]], Iterable[tuple[CellPlan, str | None]]]
 """Gives each plan when its cell may be begun here, or with the reason why it never may."""
-BeforeStage = Callable[[Cell, str, Mapping[str, ArtifactRef]], None]
-"""Called when a stage of a cell has its lock and slot and is about to start, with the cell's artifacts so far."""
 
 
 def at_once(plans: Sequence[CellPlan]) -> Iterable[tuple[CellPlan, str | None]]:
     """Cells are computed here, so each may be begun whenever there is a thread for it."""
     return ((plan, None) for plan in plans)
-
-
-def _nothing(cell: Cell, stage: str, refs: Mapping[str, ArtifactRef]) -> None:
-    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +66,9 @@ class MatrixRunner:
         store: Store,
         start: StartTracker,
         finish: FinishTracker,
-        before: BeforeStage = _nothing,
         ready: Ready = at_once,
     ) -> None:
-        self.study, self.store, self.start, self.finish, self.before = study, store, start, finish, before
+        self.study, self.store, self.start, self.finish = study, store, start, finish
         self.ready = ready
         self.handed: list[Any] = []
         """Futures of the cells that ran last: a step after them waits for these, whatever became of them."""
@@ -107,40 +100,6 @@ class MatrixRunner:
                 future.wait()
         self.handed = [allow_failure(future) for future in futures.values()]
         return {plan.cell.label: self._outcome(plan.cell, futures[plan.cell.label]) for plan in plans}
-
-    def run_as_asked(
-        self, ask: Callable[[], CellPlan | None], told: Callable[[Outcome], None], *, slots: int, what: str, total: int
-    ) -> None:
-        """Keep as many cells running as there are slots, each asked for when one is free, until none is given.
-
-        Both functions are called by this thread, so what they share needs no lock.
-
-        Args:
-            ask: the next cell; None: none for now, and the end if nothing runs.
-            told: hears the outcome of each as it ends.
-            slots: how many run at once.
-            what: what they are called together.
-            total: at most so many.
-
-        Raises:
-            KeyboardInterrupt: as `run`.
-            TerminationSignal: as `run`.
-        """
-        futures: dict[str, PrefectFuture[Outcome]] = {}
-        running: dict[str, Cell] = {}
-        self.handed = []
-        with self._ended_with(futures), shown_progress(what, total) as progress:
-            while True:
-                while len(running) < slots and (plan := ask()) is not None:
-                    futures[plan.cell.label] = self._submit(plan, progress, ())
-                    running[plan.cell.label] = plan.cell
-                if not running:
-                    break
-                wait([_thread_of(futures[label]) for label in running], return_when=FIRST_COMPLETED)
-                for label in [label for label in running if _thread_of(futures[label]).done()]:
-                    futures[label].wait()
-                    told(self._outcome(running.pop(label), futures[label]))
-                    self.handed.append(allow_failure(futures[label]))
 
     @contextmanager
     def _ended_with(self, futures: Mapping[str, PrefectFuture[Outcome]]) -> Iterator[None]:
@@ -212,7 +171,7 @@ class MatrixRunner:
                     cell.config,
                     refs,
                     tracker.follow,
-                    before=partial(self._begin, cell, name, refs),
+                    before=partial(self._check_going_on, name),
                     waiting=partial(told_while_waiting, f"{cell.label}, {name}"),
                     label=f"{name} of {cell.label}",
                     run=f"{cell.label} of {self.study}",
@@ -230,19 +189,9 @@ class MatrixRunner:
             self.finish(tracker, cell, refs)
         return Outcome(cell, refs, None, computed=ran)
 
-    def _begin(self, cell: Cell, stage: str, refs: Mapping[str, ArtifactRef]) -> None:
-        self._check_going_on(stage)
-        self.before(cell, stage, refs)
-
     def _check_going_on(self, stage: str) -> None:
         if self._stopping.is_set():
             raise TrainingError(f"stopped before stage {stage}; the same command resumes from there.")
-
-
-def _thread_of(future: PrefectFuture[Outcome]) -> Future[Any]:
-    if not isinstance(future, PrefectConcurrentFuture):
-        raise TypeError(f"a {type(future).__name__} is no thread of this process")
-    return future.wrapped_future
 
 
 def _hear_part(hear: Callable[[float], None], place: int, number: int, share: float) -> None:

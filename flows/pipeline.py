@@ -23,15 +23,18 @@ from flows.form import FIELDS, Form, configured_flow, presets_for
 from flows.prefect_api import api_is_embedded
 from flows.prefect_client import is_owner_tag, reap_dead_runs, run_owner_tags
 from flows.progress import Progress, shown_progress
+from flows.settings import named_changes
 from flows.unfinished import unfinished
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError, ServiceError
+from rmcore.core.extras import require_extra
 from rmcore.core.files import read_json_lines, write_json
 from rmcore.core.processes import terminate_children
 from rmcore.core.progress import below_the_echo, progress_bar
 from rmcore.core.store import ArtifactRef, Store, flatten
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.policy.grpo.rlhf_requirements import require_rlhf
+from rmcore.policy.judge import audit_of, require_named_judge
 from rmcore.policy.readiness.verdict import verdict_tags
 from rmcore.reporting.html.html import write_report
 from rmcore.reporting.html.index import write_index
@@ -44,14 +47,13 @@ from rmcore.reporting.html.note import (
     verdict_note,
 )
 from rmcore.reporting.html.summary import summary_markdown
+from rmcore.reporting.runs import KEY_DIGITS
 from rmcore.reporting.schema import Results
 from rmcore.stages.registry import STAGES, in_order, is_judged, pipeline_stages
 from rmcore.stages.requirements import required_benchmark
 from rmcore.stages.results import figures, gather_results, read_json, run_key
 from rmcore.stages.run import INTERRUPTED
 from rmcore.stages.settings import GrpoSettings
-from tasks.local_services import START_PAGE_VARIABLE
-from tasks.sharing import share_all
 from tasks.stages import StageRun, run_stage, run_step
 from tasks.tracking import RunTracker
 
@@ -89,12 +91,18 @@ def pipeline(config: PipelineConfig) -> dict[str, Any]:
 
     Raises:
         ConfigError: there is a policy and nobody who judges its samples, or no benchmark of a name.
+        DataError: the judged answers that are named tell nothing.
     """
     require_judge(config)
     require_benchmarks(config)
+    require_answers(config)
+    if config.explain is not None:
+        require_extra("sklearn", "explain", "the stage explain")
+    if config.train.optimizer == "lion":
+        require_extra("pytorch_optimizer", "lion", "train.optimizer=lion")
     if config.rlhf is not None:
         settings = GrpoSettings.of(config)
-        require_rlhf(settings.rlhf, settings.judge, settings.gold)
+        require_rlhf(settings.rlhf, settings.judge, settings.gold, settings.judging)
     return run_pipeline(config, kind="pipeline", run_name=f"{config.study}-seed{config.seed}")
 
 
@@ -164,12 +172,18 @@ def require_judge(config: PipelineConfig) -> None:
         ConfigError: there is a policy, the data are not the gold world's, and neither judged samples nor a judge are
             named. A training of the policy continues without: nothing but its own rise can be shown then.
     """
-    if config.policy is not None and config.rlhf is None and not is_judged(config):
+    policy = config.policy
+    if policy is not None and policy.judge is not None:
+        if policy.samples is None:
+            require_named_judge(policy.judge, policy.judging)
+        else:  # it has judged them before, and its audit says how far to trust it
+            audit_of(policy.judge, policy.judging)
+    if policy is not None and config.rlhf is None and not is_judged(config):
         raise ConfigError(
             "readiness v2 asks what the gold reward makes of the policy's samples, and nobody knows it for "
             f"{config.data.source}. Draw samples with `rm-opt best-of-n`, have them judged, and name the file in "
-            "policy.samples; or name a function of (prompt, response) in policy.judge; or leave the policy out, for a "
-            "verdict on labelled pairs alone."
+            "policy.samples; or name a judge in policy.judge: openai:MODEL@URL, or a function of (prompt, "
+            "response); or leave the policy out, for a verdict on labelled pairs alone."
         )
 
 
@@ -184,6 +198,18 @@ def require_benchmarks(config: PipelineConfig) -> None:
         from rmcore.suites.sets import read_sets
 
         read_sets(required_benchmark(config).suites, partial=config.benchmark.partial)
+
+
+def require_answers(config: PipelineConfig) -> None:
+    """Read the judged answers that are named, before hours are spent; which prompts are trained on is not known yet.
+
+    Raises:
+        DataError: the file tells nothing; see `read_judged_answers`.
+    """
+    if config.evaluate.answers is not None:
+        from rmcore.policy.judged_answers import read_judged_answers
+
+        read_judged_answers(Path(config.evaluate.answers))
 
 
 def open_store() -> Store:
@@ -214,33 +240,23 @@ def run_stages(
     store: Store,
     tracker: RunTracker,
     given: Mapping[str, ArtifactRef] | None = None,
-    *,
-    earlier: Mapping[str, StageRun] | None = None,
-    suffix: str = "",
 ) -> dict[str, StageRun]:
     """Run the stages `names`, each after those it needs, and send what they hold to the tracker.
 
-    `given` are artifacts of stages that are not run, `earlier` such that ran in this flow before. `suffix` follows a
-    stage's name where a flow runs the same stages more than once.
+    `given` are artifacts of stages that are not run.
     """
     runs: dict[str, StageRun] = {}
-    before = dict(earlier or {})
-    refs = {name: run.ref for name, run in before.items()} | dict(given or {})
+    refs = dict(given or {})
     ordered = list(in_order(names, config))
-    with shown_progress(f"stages{suffix}", len(ordered)) as progress:
+    with shown_progress("stages", len(ordered)) as progress:
         for name in ordered:
             upstream = {needed: refs[needed] for needed in STAGES[name].needs(config)}
-            after = [before[needed] for needed in upstream if needed in before]
-            runs[name] = run_and_say(
-                store, name, config, upstream, tracker, label=f"{name}{suffix}", after=after, progress=progress
-            )
-            before[name] = runs[name]
+            after = [runs[needed] for needed in upstream if needed in runs]
+            runs[name] = run_and_say(store, name, config, upstream, tracker, after=after, progress=progress)
             if runs[name].cached:  # one that ran was followed
                 tracker.replay(Path(runs[name].ref.path) / METRICS_FILE)
             say_notices(name, Path(runs[name].ref.path))
             refs[name] = runs[name].ref
-            if config.train.num_nodes > 1:  # the other hosts wait for it, also where it was here before
-                share_all(store, {name: refs[name]})
             tracker.log_artifact_folder(Path(runs[name].ref.path), name)
     if "prepare" in refs:
         log_pairs(tracker, config, refs["prepare"])
@@ -271,16 +287,14 @@ def run_and_say(
     tracker: RunTracker,
     *,
     progress: Progress,
-    label: str | None = None,
     after: Iterable[StageRun] = (),
 ) -> StageRun:
-    """Run one stage, or take it from the store, and say which; `label` stands for it where one stage runs often.
+    """Run one stage, or take it from the store, and say which.
 
     `after` are the runs of this flow whose artifacts it reads; it is a part of what `progress` shows.
     """
-    shown = label or name
     interrupted = partial(leave_embedded, tracker)
-    with progress.part(shown) as hear:
+    with progress.part(name) as hear:
         run = run_stage(
             store,
             name,
@@ -288,16 +302,16 @@ def run_and_say(
             upstream,
             tracker.follow,
             on_interrupt=interrupted,
-            waiting=partial(told_while_waiting, shown),
-            label=shown,
+            waiting=partial(told_while_waiting, name),
+            label=name,
             run=tracker.record.run_name,
             after=after,
             progress=hear,
         )
     if run.damage:
-        say(f"{shown:<10} stored artifact was damaged and made again: {run.damage}")
+        say(f"{name:<10} stored artifact was damaged and made again: {run.damage}")
     seconds = (store.manifest(name, run.ref.key) or {}).get("wall_seconds", 0.0)
-    say(f"{shown:<10} {'cached' if run.cached else f'{seconds:.1f} s'}  {shown_path(run.ref.path)}")
+    say(f"{name:<10} {'cached' if run.cached else f'{seconds:.1f} s'}  {shown_path(run.ref.path)}")
     return run
 
 
@@ -336,6 +350,8 @@ def _track(
     tracker.log_table(number_rows(results), "numbers")
     note = verdict_note(results["verdict"], results["next_rung"], *places(report), numbers_line(results["metrics"]))
     tracker.describe(note)
+    # Three runs of one study with one name cannot be told apart in MLflow's lists and legends.
+    tracker.rename(f"{named_changes(config.model_dump(mode='json'))} · {run_key(refs)[:KEY_DIGITS]}")
     tracker.set_tags(
         {
             "rm.key": run_key(refs),
@@ -370,19 +386,15 @@ def places(report: Path | None) -> tuple[dict[str, str], list[str]]:
     return links, others
 
 
-def link_report(report: Path) -> None:
-    """Leave a link to a report on the flow run's page, where a start page serves it (tasks/start_page.py)."""
-    start = os.environ.get(START_PAGE_VARIABLE)
-    if start is not None and report.is_relative_to(home() / "reports"):
-        place = quote(report.relative_to(home()).as_posix())
-        link_on_page(f"{start}/{place}", "Report")
-
-
 def show_on_page(markdown: str, report: Path, mlflow_url: str | None) -> None:
-    """Leave a readable summary, called by its first line, and links on the flow run's page."""
+    """Leave a readable summary, called by its first line, and links on the flow run's page.
+
+    `report` is logged in `REPORT_FOLDER` of the run in MLflow, whose page shows it.
+    """
     create_markdown_artifact(markdown=markdown, description=markdown.partition("\n")[0].lstrip("# "))
-    link_report(report)
     if mlflow_url is not None and mlflow_url.startswith("http"):
+        run, _, parameters = mlflow_url.partition("?")
+        link_on_page(f"{run}/artifacts/{REPORT_FOLDER}/{quote(report.name)}?{parameters}", "Report")
         link_on_page(mlflow_url, "This run in MLflow")
 
 

@@ -12,9 +12,12 @@ from experiments.elements import Tuning
 from experiments.schema import TUNING_SEED, Experiment
 from rmcore.config.changes import change_config
 from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.digests import make_key
 from rmcore.core.errors import ConfigError
 from rmcore.core.fingerprints import code_digests
-from rmcore.core.store import ArtifactRef, Store, make_key
+from rmcore.core.store import ArtifactRef, Store
+from rmcore.data.readers.columns import ColumnMap
+from rmcore.data.readers.sources import iter_records, probe, source_kind
 from rmcore.reporting.experiment_schema import Tuned
 from rmcore.stages.registry import STAGES, pipeline_stages, stage_code
 from rmcore.stages.settings import PrepareSettings
@@ -27,8 +30,8 @@ from tasks.device import visible_gpus
 from tasks.probe import Probed, estimates, probe_unknown
 from tasks.sharing import shared_digest
 
-Runner = Literal["threads", "pool", "ray"]
-"""Who computes the cells of a matrix: threads of this process, other machines' workers (flows/pool.py), or Ray."""
+Runner = Literal["threads", "pool"]
+"""Who computes the cells of a matrix: threads of this process, or other machines' workers (flows/pool.py)."""
 TRIAL_STAGES = ("prepare", "train")
 
 
@@ -108,6 +111,24 @@ def make_plan(
     probed = probe_unknown(store, folder, unknown)
     found = _resolve(experiment, arms, Planner(store, estimates(store, folder), elsewhere), failed)
     return replace(found, probed=probed)
+
+
+def require_start(config: PipelineConfig) -> None:
+    """Refuse a run that could not start: on a GPU that is not there, or on files whose columns fit no layout.
+
+    Raises:
+        ConfigError: there is no such device.
+        DataError: the pairs cannot be read.
+    """
+    if config.device.startswith("cuda"):
+        from rmcore.models.device import pick_device  # here: torch, which a plan on a CPU needs not
+
+        pick_device(config.device)
+    data = config.data
+    columns = ColumnMap.from_config(data)
+    for source, split in ((data.source, data.split), (data.eval_source, data.eval_split or data.split)):
+        if source is not None and source != "gold" and source_kind(source) in ("file", "folder"):
+            probe(iter_records(source, split=split), source, columns, data.pairs_per_row)
 
 
 def plan_run(config: PipelineConfig, store: Store, home: Path) -> tuple[CellPlan, Probed]:
@@ -240,11 +261,6 @@ def plan_looks(plan: MatrixPlan) -> list[LookPlan]:
 def arm_cells(experiment: Experiment, arm: Arm, tuned: Tuned | None) -> list[Cell]:
     """The cells of an arm, one a seed, with its tuned setting where that is decided."""
     config = arm.config if tuned is None else change_config(arm.config, {tuned["setting"]: tuned["chosen"]})
-    if config.train.num_nodes > 1:
-        raise ConfigError(
-            f"arm {arm.name}: train.num_nodes={config.train.num_nodes} is of `rm-opt run`, which the other hosts help; "
-            "a cell of an experiment is trained on one host. Take it out of the arm's settings."
-        )
     stages = tuple(experiment.stages())
     return [Cell(arm.name, arm.name, seed, change_config(config, {"seed": seed}), stages) for seed in experiment.seeds]
 

@@ -1,4 +1,4 @@
-"""Flows about a policy: best-of-n by a reward model, readiness v2, and the study that tests it. Order only."""
+"""Flows about a policy: best-of-n by a reward model, and readiness v2. Order only."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -13,7 +13,6 @@ configure_environment()  # before Prefect and MLflow read their settings
 from prefect import runtime
 from pydantic import Field
 
-from flows.automations import tell_study
 from flows.chain import Telling, run_chain
 from flows.form import Form, configured_flow, described_flow, presets_for
 from flows.pipeline import (
@@ -24,15 +23,11 @@ from flows.pipeline import (
     show_on_page,
 )
 from rmcore.config.pipeline import PipelineConfig
-from rmcore.config.validation import StudiedWorld
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import write_json
-from rmcore.core.fingerprints import code_digests
-from rmcore.core.store import ArtifactRef, make_key
+from rmcore.core.store import ArtifactRef
 from rmcore.policy.confirmation import require_served_judge, smallest_n
 from rmcore.policy.curves import curves_of_file
-from rmcore.policy.grpo.defects import backbones
-from rmcore.policy.readiness.claims import frozen_claims
 from rmcore.policy.readiness.verdict import next_rung, verdict_on_served
 from rmcore.reporting.html.note import run_note
 from rmcore.reporting.html.policy import (
@@ -43,13 +38,9 @@ from rmcore.reporting.html.policy import (
     readiness_markdown,
 )
 from rmcore.reporting.html.text_page import write_text_report
-from rmcore.reporting.html.validation import validation_markdown
-from rmcore.stages.interface import POPULATIONS
 from rmcore.stages.registry import POLICY, pipeline_stages
-from rmcore.stages.requirements import required_policy, required_validation
+from rmcore.stages.requirements import required_policy
 from rmcore.stages.results import read_json
-from rmcore.study.registration import register
-from tasks.sharing import write_once
 from tasks.stages import run_step
 from tasks.tracking import RunTracker
 
@@ -60,7 +51,6 @@ SERVED = ("data", "model", "train", "policy")
 WITH_POLICY = presets_for("run", "rlhf")
 BEST_OF_N = ("prepare", "train", *POLICY)
 CONFIRMATION = ("prepare", "train", "policy", "confirmation")
-POPULATION = ("prepare", "policy", "samples", "population")
 
 
 @configured_flow(
@@ -100,7 +90,7 @@ def best_of_n(config: PipelineConfig, checkpoint: str | None = None) -> dict[str
         }
 
     telling = Telling(found, best_of_n_markdown, best_of_n_headline)
-    return run_chain(config, BEST_OF_N, telling, kind="best-of-n", checkpoint=checkpoint).outcome()
+    return run_chain(config, BEST_OF_N, telling, kind="best-of-n", checkpoint=checkpoint)
 
 
 @configured_flow(
@@ -143,7 +133,7 @@ def readiness(config: PipelineConfig, checkpoint: str | None = None) -> dict[str
         return found | {"next_rung": next_rung(found["verdict"], config, place)}
 
     telling = Telling(judged, readiness_markdown)
-    return run_chain(config, pipeline_stages(config), telling, kind="readiness", checkpoint=checkpoint).outcome()
+    return run_chain(config, pipeline_stages(config), telling, kind="readiness", checkpoint=checkpoint)
 
 
 @configured_flow(
@@ -193,80 +183,7 @@ def confirm(config: PipelineConfig, checkpoint: str | None = None) -> dict[str, 
         return found | {"verdict": verdict_on_served(found), "next_rung": None}
 
     telling = Telling(judged, confirmation_markdown)
-    return run_chain(config, CONFIRMATION, telling, kind="confirm", checkpoint=checkpoint).outcome()
-
-
-@configured_flow(
-    "readiness-validation",
-    Form(
-        "validation",
-        {
-            "num_backbones": "validation.num_backbones",
-            "steps": "validation.steps",
-            "measured_prompts": "validation.measured_prompts",
-            "planned_kl": "readiness.planned_kl",
-        }
-        | NAMES,
-        (*SERVED, "readiness", "validation"),
-        presets_for("readiness validate", "readiness validate --size smoke"),
-    ),
-    """
-    in each of two gold worlds: prepare ──> policy ──> samples ──> population
-    population of both worlds ──> validation ──> claims with verdicts
-    """,
-    "-validation",
-)
-def readiness_validation(config: PipelineConfig, world: StudiedWorld | None = None) -> dict[str, Any]:
-    """Test readiness against the truth: what optimising many small reward models of two gold worlds really gains.
-
-    What is claimed is written down with hash and time before the first reward model is trained.
-
-    Args:
-        config: gold world, policy, training of the backbones, and in validation the size of the study.
-        world: compute the population of this world alone and judge nothing, so that two processes share the work.
-
-    Returns:
-        {"results": the study's record with its registration, "figures": paths by name, "folder", "report": HTML file or
-        None, "executed", "mlflow_url"}.
-
-    Raises:
-        ConfigError: the config has no policy or no study, its data have no known truth, or the study has no such world.
-    """
-    required_policy(config)
-    require_judge(config)
-    study = required_validation(config)
-    if world is not None and world not in study.worlds:
-        raise ConfigError(f"the study has no world {world}, but {' and '.join(study.worlds)}; name one of them.")
-    registration = register(home() / "registrations" / f"readiness-{config.study}", _frozen(config), write_once())
-    populations, executed = {}, []
-    for role, shortcut in zip(POPULATIONS, study.worlds, strict=True):
-        if world in (None, shortcut):
-            chain = run_chain(
-                config.in_world(shortcut), POPULATION, None, kind=f"validation-{shortcut}", suffix=f" in {shortcut}"
-            )
-            populations[role] = chain.runs["population"]
-            executed += [f"{name} in {shortcut}" for name in chain.executed]
-    if world is not None:
-        return chain.outcome(results={"world": world, "registration": registration}, executed=executed)
-
-    def found(refs: Mapping[str, ArtifactRef]) -> dict[str, Any]:
-        return read_json(refs["validation"], "validation.json") | {"registration": registration}
-
-    telling = Telling(found, validation_markdown, lambda results: str(results["verdict"]))
-    chain = run_chain(config, ("validation",), telling, kind="validation", earlier=populations)
-    tell_study(f"readiness-{config.study}", chain.claims(), str(chain.results["verdict"]), chain.report)
-    return chain.outcome(executed=[*executed, *chain.executed])
-
-
-def _frozen(config: PipelineConfig) -> dict[str, Any]:
-    """Gather what decides the verdicts of the study: the claims, what is trained and measured, and the analysis."""
-    sections = ("seed", "data", "model", "train", "policy", "validation", "readiness")
-    recipes = backbones(config.train, "none")[: required_validation(config).num_backbones]
-    return frozen_claims() | {
-        "config": {name: value for name, value in config.model_dump(mode="json").items() if name in sections},
-        "backbones": [{"name": one.name, "defect": one.defect, "again": one.again} for one in recipes],
-        "analysis": make_key(code_digests("rmcore.stages.validation"))[:12],
-    }
+    return run_chain(config, CONFIRMATION, telling, kind="confirm", checkpoint=checkpoint)
 
 
 @described_flow(

@@ -44,7 +44,6 @@ def choose_api() -> None:
             return
         except httpx.HTTPError as error:
             del os.environ["PREFECT_API_URL"]
-            os.environ["PREFECT_API_AUTH_STRING"] = os.environ["PREFECT_SERVER_API_AUTH_STRING"]
             print(
                 f"warning: Prefect at {configured} does not answer ({error}); the embedded API is used, so this run "
                 "will not show on that server. `rm-opt up` starts one here.",
@@ -52,6 +51,7 @@ def choose_api() -> None:
             )
     _embedded = EmbeddedPrefect()
     os.environ["PREFECT_API_URL"] = os.environ[EMBEDDED_VARIABLE] = _embedded.api
+    os.environ["PREFECT_API_AUTH_STRING"] = _embedded.password
 
 
 def api_is_embedded() -> bool:

@@ -2,10 +2,11 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from json import JSONDecodeError
+from pathlib import Path
 from uuid import UUID
 
 import httpx
@@ -14,27 +15,27 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import (
     ArtifactCreate,
     ArtifactUpdate,
+    VariableCreate,
+    VariableUpdate,
     WorkPoolCreate,
     WorkPoolUpdate,
 )
 from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
+from prefect.client.schemas.objects import StateType
 from prefect.exceptions import ObjectNotFound
 from prefect.states import AwaitingRetry, Cancelled, Crashed, Running
 from pydantic import ValidationError
 
 from rmcore.core.errors import ServiceError
-from tasks.local_services import CELLS_POOL, WORK_POOL
+from tasks.database import DATABASE_VARIABLE
+from tasks.declared_deployments import FIELDS, JOB_TEMPLATE, read_declared
+from tasks.local_services import CELLS_POOL, CLUSTER, WORK_POOL
 from tasks.run_owner import HOST, OWNER_FIELDS, has_died, this_machine, this_process
+from tasks.sharing import SHARED_VARIABLE
 
 OWNER_PREFIX = "rm-"
 """Prefix of the tags that name the process of a flow run."""
 REASON = "The process of this run has ended without reporting; start the run again."
-JOB_TEMPLATE = {
-    # Names neither command nor environment nor folder, so those are the worker's; and no run may bring values of its
-    # own: with Prefect's template they are the choice of whoever may create a run.
-    "job_configuration": {"stream_output": True},
-    "variables": {"type": "object", "properties": {}, "additionalProperties": False},
-}
 
 
 @contextmanager
@@ -99,6 +100,44 @@ def ensure_work_pools(api: str) -> None:
                 client.update_work_pool(name, WorkPoolUpdate(base_job_template=JOB_TEMPLATE))
 
 
+def tell_cluster(api: str, environment: Mapping[str, str]) -> None:
+    """Write down as a variable of Prefect's what `rm-opt worker` asks for: where MLflow, the records and artifacts are.
+
+    Args:
+        api: address of Prefect's API.
+        environment: of the services.
+
+    Raises:
+        ServiceError: Prefect does not answer.
+    """
+    value = {
+        "mlflow": environment["MLFLOW_TRACKING_URI"],
+        "database": "postgresql" if DATABASE_VARIABLE in environment else "sqlite",
+        "shared": environment.get(SHARED_VARIABLE) or None,
+    }
+    with prefect_at(api) as client:
+        if client.read_variable_by_name(CLUSTER) is None:
+            client.create_variable(VariableCreate(name=CLUSTER, value=value))
+        else:
+            client.update_variable(VariableUpdate(name=CLUSTER, value=value))
+
+
+def drop_undeclared(api: str, project: Path) -> list[str]:
+    """Delete deployments that the project's prefect.yaml does not declare; gives their names.
+
+    The server takes none (tasks/declared_deployments.py), so they are from an older version, or from an attack on one.
+
+    Raises:
+        ServiceError: Prefect does not answer.
+    """
+    declared = read_declared(project)
+    with prefect_at(api) as client:
+        found = [one for one in client.read_deployments() if declared.refusal(one.model_dump(include=set(FIELDS)))]
+        for one in found:
+            client.delete_deployment(one.id)
+    return [one.name for one in found]
+
+
 def workers_online(pool: str, api: str | None = None) -> list[str]:
     """Names of the workers that poll a pool of an API, or of the one that this process's flows use.
 
@@ -135,6 +174,9 @@ def is_owner_tag(tag: str) -> bool:
     return tag.startswith(tuple(f"{OWNER_PREFIX}{name}:" for name in OWNER_FIELDS))
 
 
+RUNNING_TYPES = (StateType.RUNNING, StateType.CANCELLING)
+
+
 def reap_dead_runs(api: str | None = None) -> list[str]:
     """Mark flow runs of this machine, and their tasks, as Crashed whose process has ended; return the runs' names.
 
@@ -146,12 +188,19 @@ def reap_dead_runs(api: str | None = None) -> list[str]:
     Raises:
         ServiceError: Prefect does not answer.
     """
-    running = {"state": {"type": {"any_": ["RUNNING", "CANCELLING"]}}}
+    running = {"state": {"type": {"any_": list(RUNNING_TYPES)}}}
     mine = {"tags": {"all_": [f"{OWNER_PREFIX}{HOST}:{this_machine()}"]}}
     with prefect_at(api) as client:
         runs = client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate({**running, **mine}))
-        dead = [run for run in runs if has_died(_owner(run.tags))]
-        for run in dead:
+        dead = []
+        for run in runs:
+            if not has_died(_owner(run.tags)):
+                continue
+            # Read once more: between the search and the look at its process it may have ended well, or been resumed.
+            now = client.read_flow_run(run.id)
+            if now.state is None or now.state.type not in RUNNING_TYPES or _owner(now.tags) != _owner(run.tags):
+                continue
+            dead.append(run)
             for task in client.read_task_runs(
                 flow_run_filter=FlowRunFilter.model_validate({"id": {"any_": [run.id]}}),
                 task_run_filter=TaskRunFilter.model_validate({"state": {"type": {"any_": ["RUNNING"]}}}),

@@ -79,7 +79,7 @@ def rlhf(config: PipelineConfig, mode: Mode = "full", checkpoint: str | None = N
         without = config.model_copy(update={"rlhf": None, "policy": started_from})
         return run_pipeline(without, kind="rlhf", run_name=run_name, names=PIPELINE)
     settings = GrpoSettings.of(config)
-    require_rlhf(settings.rlhf, settings.judge, settings.gold)
+    require_rlhf(settings.rlhf, settings.judge, settings.gold, settings.judging)
     require_judge(config)
     if mode == "full":
         outcome = run_pipeline(config, kind="rlhf", run_name=run_name)
@@ -90,4 +90,4 @@ def rlhf(config: PipelineConfig, mode: Mode = "full", checkpoint: str | None = N
         rlhf_markdown,
         lambda record: str(record["verdict"]["headline"]),
     )
-    return run_chain(config, POLICY_ONLY, telling, kind="rlhf", checkpoint=checkpoint).outcome()
+    return run_chain(config, POLICY_ONLY, telling, kind="rlhf", checkpoint=checkpoint)

@@ -1,4 +1,4 @@
-"""Local services: start page, Prefect server, worker and MLflow server (`rm-opt up`, `down`, `status`).
+"""Local services: Prefect server, worker and MLflow server (`rm-opt up`, `down`, `status`).
 
 All data stays in `RM_OPT_HOME`: the same databases that runs without servers use. With a PostgreSQL database they may
 listen on an address that other machines reach, whose workers take cells from here (flows/worker.py).
@@ -21,23 +21,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 import psutil
 
 from rmcore.core.errors import ConfigError, ServiceError
 from rmcore.core.files import exclusive
-from rmcore.core.processes import marked, owner_of, runs, tail, terminate
+from rmcore.core.ports import claim, held, hold, owner_of
+from rmcore.core.processes import marked, runs, tail, terminate
+from rmcore.core.proxies import keep_direct
 from tasks.database import DATABASE_VARIABLE, SQLITE, chosen_database, keep_choice, make_schemas, prefect_environment
+from tasks.declared_deployments import FILE
 from tasks.home import (
     MLFLOW_PORT,
     PREFECT_PORT,
     PROJECT_VARIABLE,
     QUIET_ENVIRONMENT,
     SAFE_ENVIRONMENT,
-    START_PORT,
-    WEBHOOK_VARIABLE,
     home,
     make_home,
     project_root,
@@ -48,21 +48,21 @@ from tasks.local_services import (
     HOST,
     MLFLOW_SERVER,
     PREFECT_SERVER,
-    START_PAGE,
-    START_PAGE_VARIABLE,
+    SERVERS,
     WORK_POOL,
     WORKER,
     Service,
     known_addresses,
     log_file,
-    mlflow_login,
-    password,
     running_services,
     services_folder,
 )
+from tasks.passwords import identity, mlflow_login, renew
 
-HEALTH_PATHS = {START_PAGE: "/health", PREFECT_SERVER: "/api/health", MLFLOW_SERVER: "/health"}
+HEALTH_PATHS = {PREFECT_SERVER: "/api/health", MLFLOW_SERVER: "/health"}
 POLL_SECONDS = 0.25
+START_SECONDS = 180.0
+"""How long each service may take to answer."""
 STAY_SECONDS = 5.0
 
 
@@ -81,7 +81,7 @@ class ServiceStatus:
 
 
 def status() -> list[ServiceStatus]:
-    """The four services of this home, in the order they start."""
+    """The three services of this home, in the order they start."""
     running = running_services(home())
     return [_status(name, running.get(name)) for name in COMMANDS]
 
@@ -94,35 +94,18 @@ def _status(name: str, service: Service | None) -> ServiceStatus:
 
 def _answers(service: Service) -> bool:
     try:
-        return httpx.get(f"{service.url}{HEALTH_PATHS[service.name]}", timeout=3).is_success
+        return httpx.get(f"{service.url}{HEALTH_PATHS[service.name]}", timeout=3, trust_env=False).is_success
     except httpx.HTTPError:
         return False
-
-
-def webhook_address() -> str | None:
-    """The address that messages are posted to; None where none is named.
-
-    Raises:
-        ConfigError: it is no address of the web. The message does not hold it.
-    """
-    address = os.environ.get(WEBHOOK_VARIABLE) or None
-    if address is not None and (urlsplit(address).scheme not in ("http", "https") or not urlsplit(address).netloc):
-        raise ConfigError(
-            f"{WEBHOOK_VARIABLE} is no address that can be posted to (it is not shown: it is a secret). It begins with "
-            "https:// or http:// and a host."
-        )
-    return address
 
 
 def up(
     prefect_port: int | None = None,
     mlflow_port: int | None = None,
-    start_port: int | None = None,
     *,
     host: str = HOST,
     database: str | None = None,
     root: Path | None = None,
-    timeout_s: float = 180.0,
     tell: Callable[[str], None] = lambda line: None,
 ) -> list[ServiceStatus]:
     """Start what is not running yet, deploy `prefect.yaml`, and wait until everything answers.
@@ -130,25 +113,23 @@ def up(
     Args:
         prefect_port: port of Prefect's server and UI; default 4200, or where it runs already.
         mlflow_port: port of MLflow's server and UI; default 5000, or where it runs already.
-        start_port: port of the start page; default 4300, or where it runs already.
         host: address of this machine that they listen on; only under it do they answer.
         database: address of a PostgreSQL database, or `sqlite`; left out, that of the last start.
         root: project folder that holds prefect.yaml; default: the checkout.
-        timeout_s: how long each service may take to answer.
         tell: hears a line when a service begins to start and when it is ready.
 
     Raises:
-        ConfigError: the home cannot be made, the webhook or the database is no address, or other machines shall reach
+        ConfigError: the home cannot be made, the database is no address, or other machines shall reach
             what lies in files of this one.
-        ServiceError: a port is taken, prefect.yaml is missing, or something did not start (what this call started is
-            ended again).
+        ServiceError: a port is another program's, which is named and was sent no password, prefect.yaml is missing, or
+            something did not start (what this call started is ended again).
     """
     root = root or project_root()
-    if not (root / "prefect.yaml").is_file():
+    if not (root / FILE).is_file():
         raise ServiceError(
             f"{root} has no prefect.yaml: there is nothing to deploy. Run this in a checkout of the project."
         )
-    webhook = webhook_address()
+    keep_direct([host])
     make_home(home())
     with exclusive(services_folder(home()) / "lock"):
         chosen = chosen_database(services_folder(home()), database)
@@ -157,26 +138,28 @@ def up(
                 f"--host {host} lets other machines in, and the home's SQLite files are for this one: name a "
                 "PostgreSQL database with --database, too."
             )
-        starter = _Starter(home(), root, host, chosen, timeout_s, tell)
+        starter = _Starter(home(), root, host, chosen, tell)
         starter.require_same_database()
+        if not starter.running:
+            renew(home())
         if chosen is not None:
             make_schemas(chosen)
         keep_choice(services_folder(home()), chosen)
-        ports = {
-            START_PAGE: starter.port(START_PAGE, start_port, START_PORT, "--start-port"),
-            PREFECT_SERVER: starter.port(PREFECT_SERVER, prefect_port, PREFECT_PORT, "--prefect-port"),
-            MLFLOW_SERVER: starter.port(MLFLOW_SERVER, mlflow_port, MLFLOW_PORT, "--mlflow-port"),
-        }
-        try:
-            starter.start_all(ports, webhook)
-        except BaseException:  # Ctrl-C too: no half-started set stays behind
-            _end(starter.started)
-            raise
+        with starter:
+            ports = {
+                PREFECT_SERVER: starter.port(PREFECT_SERVER, prefect_port, PREFECT_PORT, "--prefect-port"),
+                MLFLOW_SERVER: starter.port(MLFLOW_SERVER, mlflow_port, MLFLOW_PORT, "--mlflow-port"),
+            }
+            try:
+                starter.start_all(ports)
+            except BaseException:  # Ctrl-C too: no half-started set stays behind
+                _end(starter.started)
+                raise
     return status()
 
 
-class _Starter:
-    """Starts services one by one."""
+class _Starter(contextlib.ExitStack):
+    """Starts services one by one; inside the block it has the sockets that they will listen on."""
 
     def __init__(
         self,
@@ -184,20 +167,19 @@ class _Starter:
         root: Path,
         host: str,
         database: str | None,
-        timeout_s: float,
         tell: Callable[[str], None],
     ) -> None:
+        super().__init__()
         self.directory = directory
         self.root = root
         self.host = host
         self.database = database
-        self.timeout_s = timeout_s
         self.tell = tell
         self.began = time.monotonic()
-        self.ready: set[str] = set()
         self.running = running_services(directory)
         self.known = known_addresses(directory)
         self.started: list[Service] = []
+        self.listeners: dict[str, socket.socket] = {}
 
     def require_same_database(self) -> None:
         """See that what runs already keeps its records where what is started will.
@@ -214,7 +196,10 @@ class _Starter:
                 )
 
     def port(self, name: str, wanted: int | None, default: int, flag: str) -> int:
-        """The port of a service: the one that is in use or was, or the wanted one if it is free."""
+        """The port of a service: the one that is in use or was, or the wanted one if it is free.
+
+        It is ours from then on: bound here, and handed down to the server.
+        """
         known_url = httpx.URL(self.known[name]) if name in self.known else None
         if known_url is not None and known_url.host != self.host:
             raise ServiceError(
@@ -230,53 +215,53 @@ class _Starter:
         port = known or wanted or default
         if name in self.running:
             return port
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((self.host, port))
-            except OSError as error:
-                if error.errno in (errno.EADDRNOTAVAIL, None) or isinstance(error, socket.gaierror):
-                    raise ConfigError(
-                        f"--host {self.host} is no address of this machine ({error.strerror}); `ip address` lists them."
-                    ) from error
-                raise ServiceError(
-                    f"port {port} on {self.host} cannot be used for {name} ({error.strerror}{owner_of(port)}): another "
-                    f"program has it. Choose another port with {flag}, or stop that program."
+        try:
+            listener = self.listeners[name] = self.enter_context(claim(self.host, port))
+            with socket.socket() as probe:  # a program of our own may share its port
+                if probe.connect_ex((self.host, port)) == 0:
+                    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+        except OSError as error:
+            if error.errno in (errno.EADDRNOTAVAIL, None) or isinstance(error, socket.gaierror):
+                raise ConfigError(
+                    f"--host {self.host} is no address of this machine ({error.strerror}); `ip address` lists them."
                 ) from error
+            said = ", ".join(filter(None, [error.strerror, owner_of(port)]))
+            raise ServiceError(
+                f"port {port} on {self.host} cannot be used for {name} ({said}): another program has it, and was sent "
+                f"no password. Choose another port with {flag}, or stop that program."
+            ) from error
+        listener.listen()
         return port
 
-    def start_all(self, ports: dict[str, int], webhook: str | None) -> None:
-        """Start what does not run, in an order that lets slow starts overlap; messages go to `webhook`."""
+    def start_all(self, ports: dict[str, int]) -> None:
+        """Start what does not run, in an order that lets slow starts overlap."""
         urls = {name: f"http://{self.host}:{port}" for name, port in ports.items()}
+        for url in urls.values():
+            hold(url)
         environment = self._environment(urls)
         for name in (*QUIET_ENVIRONMENT, "PREFECT_HOME", "PREFECT_API_AUTH_STRING"):
             os.environ[name] = environment[name]  # for our own requests
-        self._start(PREFECT_SERVER, environment, urls[PREFECT_SERVER])
-        self._start(MLFLOW_SERVER, environment, urls[MLFLOW_SERVER])
-        self._start(START_PAGE, environment, urls[START_PAGE])
+        for name in SERVERS:
+            self._start(name, environment, urls[name])
         from flows import automations, prefect_client  # imports Prefect, for seconds: the servers start meanwhile
 
-        self._wait(PREFECT_SERVER, lambda: _answers(self.running[PREFECT_SERVER]))
+        for name in SERVERS:
+            self._wait(name, partial(_answers, self.running[name]))
         api = f"{urls[PREFECT_SERVER]}/api"
         prefect_client.reap_dead_runs(api)
         prefect_client.ensure_work_pools(api)
+        prefect_client.tell_cluster(api, environment)
+        for name in prefect_client.drop_undeclared(api, self.root):
+            self.tell(f"deployment      {name} is removed: it would run other code than {self.root / FILE} declares")
         self._start(WORKER, environment, None)
         self._deploy(environment)  # which takes as long as the worker does
         self._wait(WORKER, lambda: bool(prefect_client.workers_online(WORK_POOL, api)))
         if self.database is not None:
             automations.deploy_watch(api)
-        if webhook is None:
-            self.tell(f"webhook         none; {WEBHOOK_VARIABLE} names one, to hear of runs that fail")
-        else:
-            names = automations.deploy_automations(api, webhook)
-            self.tell(f"webhook         {len(names)} automations post to it; each has a switch in Prefect")
-        for name in (MLFLOW_SERVER, START_PAGE):
-            self._wait(name, partial(_answers, self.running[name]))
 
     def _environment(self, urls: dict[str, str]) -> dict[str, str]:
-        secret = password(self.directory)
-        ours = (WEBHOOK_VARIABLE, DATABASE_VARIABLE)
-        inherited = {name: value for name, value in os.environ.items() if name not in ours}
+        known = identity(self.directory)
+        inherited = {name: value for name, value in os.environ.items() if name != DATABASE_VARIABLE}
         database = (
             {} if self.database is None else {DATABASE_VARIABLE: self.database, **prefect_environment(self.database)}
         )
@@ -288,8 +273,8 @@ class _Starter:
             PROJECT_VARIABLE: str(self.root),
             "PREFECT_HOME": str(self.directory / "prefect"),
             "PREFECT_API_URL": f"{urls[PREFECT_SERVER]}/api",
-            "PREFECT_API_AUTH_STRING": secret,
-            "PREFECT_SERVER_API_AUTH_STRING": secret,
+            "PREFECT_API_AUTH_STRING": known.password(PREFECT_SERVER),
+            "PREFECT_SERVER_API_AUTH_STRING": known.password(PREFECT_SERVER),
             "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": urls[PREFECT_SERVER],
             "PREFECT_LOGGING_LEVEL": "INFO",  # the log of a flow run in the UI
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -297,11 +282,10 @@ class _Starter:
             "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
             **database,
             "MLFLOW_TRACKING_URI": urls[MLFLOW_SERVER],
-            **mlflow_login(secret),
+            **mlflow_login(known.password(MLFLOW_SERVER)),
             # Our guard lets in its own address only; MLflow's would let in private ones only.
             "MLFLOW_SERVER_ALLOWED_HOSTS": urls[MLFLOW_SERVER].removeprefix("http://"),
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # one process instead of 10
-            START_PAGE_VARIABLE: urls[START_PAGE],
             "PYTHONUNBUFFERED": "1",
             HOME_MARK: str(self.directory),
         }
@@ -309,7 +293,8 @@ class _Starter:
     def _start(self, name: str, environment: dict[str, str], url: str | None) -> None:
         if name in self.running:
             return
-        address = [] if url is None else [url.removeprefix("http://")]
+        listener = [] if url is None else [self.listeners[name].fileno()]
+        address = [] if url is None else [url.removeprefix("http://"), *map(str, listener)]
         self.tell(f"{name:<15} starting")
         with log_file(self.directory, name).open("wb") as output:
             child = subprocess.Popen(
@@ -319,6 +304,7 @@ class _Starter:
                 stderr=subprocess.STDOUT,
                 env=environment,
                 cwd=self.directory,
+                pass_fds=[*listener, *held()],  # each holds all ports: while one lives, no other user gets any
                 start_new_session=True,
             )
         self.running[name] = Service(name, psutil.Process(child.pid), url)
@@ -326,49 +312,35 @@ class _Starter:
 
     def _wait(self, name: str, ready: Callable[[], bool]) -> None:
         process, log = self.running[name].process, log_file(self.directory, name)
-        deadline = time.monotonic() + self.timeout_s
+        deadline = time.monotonic() + START_SECONDS
         while not ready():
             if not runs(process):
                 raise ServiceError(f"{name} ended while starting. {tail(log)}")
             if time.monotonic() > deadline:
-                raise ServiceError(f"{name} did not answer within {self.timeout_s:.0f} s. {tail(log)}")
-            self._pause()
-        self._say_ready(name)
-
-    def _pause(self) -> None:
-        """Wait for a moment, and say which servers have become ready meanwhile."""
-        time.sleep(POLL_SECONDS)
-        for service in self.started:
-            if service.url is not None and service.name not in self.ready and _answers(service):
-                self._say_ready(service.name)
-
-    def _say_ready(self, name: str) -> None:
-        if name not in self.ready and name in [service.name for service in self.started]:
+                raise ServiceError(f"{name} did not answer within {START_SECONDS:.0f} s. {tail(log)}")
+            time.sleep(POLL_SECONDS)
+        if self.running[name] in self.started:
             self.tell(f"{name:<15} ready after {time.monotonic() - self.began:.0f} s")
-        self.ready.add(name)
 
     def _deploy(self, environment: dict[str, str]) -> None:
         log = services_folder(self.directory) / "deploy.log"
         command = [sys.executable, "-P", "-m", "prefect", "--no-prompt", "deploy", "--all"]
         began = time.monotonic()
+        # Where the code is, each worker says; filled in here, it would be this machine's place.
+        unfilled = {name: value for name, value in environment.items() if name != PROJECT_VARIABLE}
         self.tell(f"{'flows':<15} deploying")
         with log.open("wb") as output:
-            done = subprocess.Popen(
+            done = subprocess.run(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=environment,
+                env=unfilled,
                 cwd=self.root,
+                check=False,
             )
-            try:
-                while done.poll() is None:
-                    self._pause()
-            finally:
-                done.kill()
-                done.wait()
         if done.returncode:
-            raise ServiceError(f"{self.root / 'prefect.yaml'} could not be deployed. {tail(log)}")
+            raise ServiceError(f"{self.root / FILE} could not be deployed. {tail(log)}")
         self.tell(f"{'flows':<15} deployed in {time.monotonic() - began:.0f} s")
 
 

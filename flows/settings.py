@@ -2,23 +2,27 @@
 
 import difflib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
+from pydantic import BaseModel, ValidationError
 
 from experiments.presets import PRESETS
-from rmcore.config.active import ActiveConfig, CheckConfig
 from rmcore.config.base import Settings
 from rmcore.config.benchmark import BenchmarkConfig
+from rmcore.config.elsewhere import foreign_name
 from rmcore.config.explain import ExplainConfig
-from rmcore.config.files import parse_yaml, read_mapping
+from rmcore.config.files import lines_of, parse_yaml, read_mapping
+from rmcore.config.gone import PRESETS as REMOVED_PRESETS
+from rmcore.config.gone import removed_setting
 from rmcore.config.model import LoraSettings
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import PolicyConfig
 from rmcore.config.probe import ProbeConfig
 from rmcore.config.rlhf import RlhfConfig, WatchConfig
-from rmcore.config.validation import ValidationConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.store import flatten
 
@@ -28,9 +32,6 @@ OPTIONAL_GROUPS: dict[str, type[Settings]] = {
     "probe": ProbeConfig,
     "explain": ExplainConfig,
     "policy": PolicyConfig,
-    "validation": ValidationConfig,
-    "active": ActiveConfig,
-    "active.check": CheckConfig,
     "rlhf": RlhfConfig,
     "rlhf.watch": WatchConfig,
     "model.lora": LoraSettings,
@@ -64,13 +65,21 @@ def load_config(
     changes.pop(PRESET, None)
     preset = base_preset(preset, file)
     tree = (recorded or PRESETS[preset]).model_dump()
-    _merge(tree, changes, "")
+    places = {} if file is None else {name: f"{file}, line {line}: " for name, line in lines_of(file).items()}
+    _merge(tree, changes, "", places)
     for assignment in assignments:
         name, separator, text = assignment.partition("=")
         if not separator or not name.strip():
             raise ConfigError(f"--set {assignment!r} is not of the form dotted.name=value, for example train.lr=1e-4.")
         _merge(tree, _nested(name.strip(), _value(name, text)), "")
-    return PipelineConfig.model_validate(tree)
+        places.pop(name.strip(), None)
+    try:
+        return PipelineConfig.model_validate(tree)
+    except ValidationError as error:
+        wrong = {".".join(map(str, item["loc"])): None for item in error.errors()}
+        for name in filter(places.get, wrong):
+            error.add_note(f"{places[name]}{name}")
+        raise
 
 
 def base_preset(preset: str | None, file: Path | None) -> str:
@@ -85,7 +94,14 @@ def base_preset(preset: str | None, file: Path | None) -> str:
             f"{file} changes the preset {named}, and this command starts from {preset}: the two together are neither. "
             f"Add --preset {named}, or remove the line `{PRESET}: {named}` from the file."
         )
+    if file is not None and not isinstance(named, str | None):
+        line = lines_of(file)[PRESET]
+        raise ConfigError(
+            f"{file}, line {line}: preset is a {type(named).__name__}; write one name, such as `preset: demo`."
+        )
     preset = preset or named or DEFAULT_PRESET
+    if preset in REMOVED_PRESETS:
+        raise ConfigError(f"the preset {preset} was removed: {REMOVED_PRESETS[preset]}")
     if preset not in PRESETS:
         raise ConfigError(f"no preset {preset!r}; there are {', '.join(PRESETS)}.{_near(str(preset), list(PRESETS))}")
     return preset
@@ -127,6 +143,39 @@ def changes_of(preset: str, config: PipelineConfig) -> dict[str, Any]:
     return changes
 
 
+UNNAMED = frozenset(("study", "data.source", "device", "loggers"))
+"""Settings that name no run: those of one study mostly share them."""
+MOST_NAMED, LONGEST_VALUE = 4, 24
+
+
+def named_changes(recorded: Mapping[str, Any]) -> str:
+    """Say in short what a run changes of the preset that is nearest to it, by the last part of each setting's name.
+
+    A settings record of an earlier version is compared in what both have. Nothing changed: the preset's name.
+
+    >>> named_changes(PRESETS["minilm"].model_dump(mode="json") | {"study": "mine", "seed": 2})
+    'seed=2'
+    """
+    own = flatten(recorded)
+
+    def changed(preset: str) -> dict[str, Any]:
+        usual = flatten(PRESETS[preset].model_dump(mode="json"))
+        return {
+            name: own[name]
+            for name, value in usual.items()
+            if name in own and name not in UNNAMED and value != own[name]
+        }
+
+    found = {preset: changed(preset) for preset in PRESETS}
+    nearest = min(found, key=lambda preset: len(found[preset]))
+    parts = []
+    for name, value in list(found[nearest].items())[:MOST_NAMED]:
+        text = f"{value:g}" if isinstance(value, float) else str(value).rpartition("/")[2]
+        parts.append(f"{name.rpartition('.')[2]}={text[:LONGEST_VALUE]}")
+    more = len(found[nearest]) - len(parts)
+    return ", ".join(parts) + (f" and {more} more" if more > 0 else "") if parts else nearest
+
+
 def _differences(before: Tree, now: Tree, path: str, changes: dict[str, Any]) -> None:
     for name, value in now.items():
         where = f"{path}.{name}" if path else name
@@ -146,17 +195,22 @@ def _nested(name: str, value: Any) -> Tree:
     return dict(value)
 
 
-def _merge(tree: Tree, change: Tree, path: str) -> None:
+def _merge(tree: Tree, change: Tree, path: str, places: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Apply a change in place; `places` says of each setting where it was given, for messages."""
     for name, value in change.items():
         where = f"{path}.{name}" if path else str(name)
+        place = places.get(where, "")
         if name not in tree:
-            raise ConfigError(f"no setting {where!r}; here are {', '.join(tree)}.{_near(str(name), list(tree))}")
+            if (removed := removed_setting(where)) is not None:
+                raise ConfigError(f"{place}{removed} Remove it from the settings.")
+            raise ConfigError(f"{place}no setting {where!r}.{_meant(where)}")
         if tree[name] is None and isinstance(value, dict) and where in OPTIONAL_GROUPS:
             tree[name] = OPTIONAL_GROUPS[where]().model_dump()
         if isinstance(tree[name], dict) and isinstance(value, dict):
-            _merge(tree[name], value, where)
+            _merge(tree[name], value, where, places)
         elif isinstance(tree[name], dict) and not (value is None and where in OPTIONAL_GROUPS):
-            raise ConfigError(f"{where} is a group of settings, not a value; set one of {', '.join(tree[name])} in it.")
+            inside = ", ".join(tree[name])
+            raise ConfigError(f"{place}{where} is a group of settings, not a value; set one of {inside} in it.")
         else:
             tree[name] = value
 
@@ -172,6 +226,33 @@ def _value(name: str, text: str) -> Any:
         except ValueError:
             return value
     return value
+
+
+def _meant(where: str) -> str:
+    """Suggest what an unknown setting may stand for: another trainer's name first, then what is spelled nearly so."""
+    if (ours := foreign_name(where)) is not None:
+        return f" {ours.library} call so what is {ours.setting} here."
+    known = _setting_names()
+    own = where.rpartition(".")[2]
+    found = [name for name in known if name.rpartition(".")[2] == own]
+    found = found or difflib.get_close_matches(where, known, n=1) or difflib.get_close_matches(own, known, n=1)
+    meant = f" Did you mean {' or '.join(map(repr, found[:3]))}?" if found else ""
+    return f"{meant} `rm-opt init` writes the common settings down."
+
+
+@cache
+def _setting_names() -> list[str]:
+    """Dotted names of all settings, those of groups that most runs do without among them."""
+    groups: list[tuple[str, type[BaseModel]]] = [("", PipelineConfig)]
+    groups += [(f"{name}.", group) for name, group in OPTIONAL_GROUPS.items()]
+    names = []
+    while groups:
+        prefix, group = groups.pop()
+        for name, field in group.model_fields.items():
+            names.append(f"{prefix}{name}")
+            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+                groups.append((f"{prefix}{name}.", field.annotation))
+    return sorted(names)
 
 
 def _near(name: str, known: list[str]) -> str:

@@ -23,7 +23,7 @@ COMMON = (
     *("model.name", "model.max_seq_len", "model.lora", "model.head_only"),
     *("train.epochs", "train.steps", "train.pairs_per_step", "train.optimizer", "train.lr", "train.warmup_steps"),
     *("train.token_budget", "train.precision", "train.eval_every", "train.early_stopping_patience"),
-    *("train.save_every", "landscape.minutes", "landscape.parts", "landscape.num_pairs"),
+    *("train.save_every", "landscape.num_pairs"),
     *("policy.name", "policy.samples"),
 )
 """Settings that most runs change, group by group."""

@@ -1,15 +1,19 @@
-"""A search for the best settings: prepare, trials over rungs, choose, confirm with fresh seeds, report. Order only."""
+"""A search for the best settings: prepare, trials, choose, confirm with fresh seeds, report."""
 
+import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tasks.home import configure_environment, home
 
 configure_environment()  # before Prefect and MLflow read their settings
 
 # ruff: noqa: E402
+import yaml
 from prefect import runtime
 from prefect.exceptions import TerminationSignal
 from prefect.task_runners import ThreadPoolTaskRunner
@@ -17,37 +21,63 @@ from pydantic import Field
 
 from flows.console import say
 from flows.form import FIELDS, Form, configured_flow, presets_for
+from flows.matrix import MatrixRunner, Outcome
 from flows.pipeline import (
     REPORT_FILE,
     REPORT_FOLDER,
     leave_embedded,
+    log_pairs,
     open_store,
     places,
     run_stages,
     show_on_page,
 )
-from flows.tune_plan import tuned_base, tuning_plan
-from flows.tune_results import gather_tuning, write_recipe
-from flows.tune_run import Tuning
+from flows.planning import TRIAL_STAGES
 from rmcore.config.pipeline import PipelineConfig
-from rmcore.core.errors import ConfigError
-from rmcore.core.files import write_json
-from rmcore.core.store import ArtifactRef, flatten, make_key
+from rmcore.core.cost import price_per_hour
+from rmcore.core.digests import make_key
+from rmcore.core.errors import ConfigError, DataError, TrainingError
+from rmcore.core.files import write_json, write_text
+from rmcore.core.store import ArtifactRef, Store, flatten
 from rmcore.data.table import count_pairs, read_pairs
 from rmcore.reporting.html.index import write_index
 from rmcore.reporting.html.note import run_note
-from rmcore.reporting.html.tuning import draw_tuning, tuning_markdown, write_tuning_report
-from rmcore.reporting.tuning_schema import TuningResults
+from rmcore.reporting.html.text_page import write_text_report
+from rmcore.reporting.html.tuning import TuningResults, tuning_markdown
 from rmcore.stages.interface import observations_of
-from rmcore.study.objectives import Objective, higher_is_better, require_objective
-from rmcore.study.search_space import default_space, parse_space
+from rmcore.stages.results import artifact_seconds, run_key
+from rmcore.study.analysis import arm_metrics
+from rmcore.study.cells import read_cell
+from rmcore.study.estimates import Estimates
+from rmcore.study.plan import Cell, Planner, folders
+from rmcore.study.tuning import (
+    DEFAULTS,
+    OBJECTIVES,
+    WHY,
+    WINNER,
+    Objective,
+    compare,
+    trial_score,
+    verdict,
+)
 from tasks.device import device_slots
 from tasks.stages import run_step
 from tasks.tracking import RunTracker
 
-NUM_SEEDS = 3
-"""Fresh seeds of the confirmation, unless others are asked for."""
+if TYPE_CHECKING:
+    from optuna.trial import Trial
+
+    from rmcore.study.search import Search
+
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,60}")
+FEWEST_PROMPTS = 10
+"""Prompts below which trials, or the winner and the defaults, differ by luck alone."""
+MOST_FAILURES = 8
+"""Trials in a row that may fail before something else is wrong."""
+STOPPED = ("was asked to stop", "stopped before stage")
+"""Words of the error of a cell that did not fail of itself."""
+RECIPE_SECTIONS = ("study", "seed", "data", "model", "train", "evaluate", "policy", "rlhf")
+"""Sections of a recipe: all that decides its numbers, and what the preset beneath must not bring."""
 FORM = Form(
     "minilm",
     {name: FIELDS[name] for name in ("data", "model", "seed", "study")},
@@ -55,9 +85,8 @@ FORM = Form(
     presets_for("run"),
 )
 PICTURE = """
-prepare ─┬─> trial 0, the defaults: 1/9 ──> 1/3 ──> all of its steps ─┐
-         ├─> trial 1: 1/9 ──> 1/3, given up                           ├─> the best ──> confirmation ──> report
-         └─> trial n: 1/9, given up                                  ─┘
+prepare ─┬─> trial 0, the defaults ─┐
+         └─> trials 1 to n         ─┴─> the best ──> confirmation ──> report
 confirmation: winner and defaults with fresh seeds, prepare ──> train ──> evaluate on the test pairs
 """
 
@@ -65,59 +94,47 @@ confirmation: winner and defaults with fresh seeds, prepare ──> train ──
 @configured_flow("tune", FORM, PICTURE, "-tune", task_runner=ThreadPoolTaskRunner(max_workers=device_slots()))
 def tune(
     config: PipelineConfig,
-    budget: str | None = "60m",
-    trials: Annotated[int | None, Field(ge=1, le=10_000)] = None,
+    trials: Annotated[int, Field(ge=1, le=10_000)] = 20,
     objective: Objective = "accuracy",
     space: dict[str, Any] | None = None,
     name: str | None = None,
-    seeds: Annotated[int, Field(ge=2, le=100)] = NUM_SEEDS,
-    storage: str | None = None,
+    seeds: Annotated[int, Field(ge=2, le=100)] = 3,
 ) -> dict[str, Any]:
-    """Search for the best settings of a reward model on these pairs within a budget, and say what the best are worth.
+    """Search for the best settings of a reward model on these pairs, and say what the best are worth.
 
-    Trials see training and validation pairs; bad ones are given up early. The winner and the defaults are then trained
-    with fresh seeds and measured on test pairs that no trial saw. A search that was stopped resumes where it was.
+    Trials see training and validation pairs. The winner and the defaults are then trained with fresh seeds and measured
+    on test pairs that no trial saw. A search that was stopped continues where it was.
 
     Args:
         config: data, model, and the defaults, which are the first trial.
-        budget: of all runs of this search, the confirmation included: 90s, 60m or 1.5h; left out, trials alone counts.
-        trials: stop after this many, those that are given up or fail included.
-        objective: what is compared on the validation pairs: accuracy, loss, length-matched (accuracy between answers
-            of about the same length) or best-of-k (how often the best scored of several answers was never rejected).
+        trials: how many, the defaults and those that fail included.
+        objective: what is compared on the validation pairs: accuracy or loss.
         space: the settings that are searched, each with choices or a range; left out, a small space around the
             defaults.
-        name: of the search; the same name resumes it. Left out: study and objective.
+        name: of the search, in MLflow and in the folder of its report. Left out: study and objective.
         seeds: fresh seeds of the confirmation.
-        storage: database of the search as an SQLAlchemy URL without a password, for example of PostgreSQL; left out, a
-            file of this home.
 
     Returns:
         {"results": everything the report shows, "report": path, "recipe": path, "mlflow_url": address or None,
         "computed": labels of what ran, "failed": labels of trials that failed}.
 
     Raises:
-        ConfigError: neither budget nor trials, a space or objective that cannot be used, a budget below one trial, or a
-            search of that name with other settings; or no trial came to its end.
+        ConfigError: a space or objective that cannot be used, or no trial came to its end.
     """
-    from rmcore.study.search import earlier_best, open_search, open_storage
+    from rmcore.study.search import Search, default_space, parse_space, space_record
 
-    if budget is None and trials is None:
-        raise ConfigError("neither a budget nor a number of trials is given, so the search would never end; give one.")
-    name = checked_name(name or f"{config.study}-{objective}")
+    name = name or f"{config.study}-{objective}"
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"a search cannot be called {name!r}: use letters, digits, '.', '_' and '-', at most 61.")
     base = tuned_base(config)
     chosen = default_space(base) if space is None else parse_space(space, base)
+    declared: dict[str, Any] = {
+        "base": base.model_dump(mode="json", exclude={"study", "loggers", "skip", "device"}),
+        "space": space_record(chosen),
+        "objective": objective,
+    }
     store = open_store()
-    plan = tuning_plan(base, store, home(), seeds=seeds, budget=budget)
-    for problem in plan.problems:
-        say(f"time unknown: {problem}")
-    if plan.budget is not None and plan.times is not None:
-        plan.budget.check()
-    tuning = home() / "tuning"
-    # Before MLflow's thread begins: see `open_storage`.
-    earlier = earlier_best(tuning, name, chosen, base, higher=higher_is_better(objective))
-    opened = open_storage(tuning / name, storage)
-    identity = {"name": name, "config": base.model_dump(mode="json"), "space": chosen.to_dict(), "objective": objective}
-    key = make_key(identity)[:12]
+    key = make_key({"name": name, **declared})[:12]
     with RunTracker.start(
         base.study,
         name,
@@ -126,105 +143,294 @@ def tune(
         uid=f"tune-{key}",
     ) as tracker:
         tracker.watch_machine()
-        prepared = run_stages(("prepare",), base, store, tracker)["prepare"]
-        require_objective(objective, _pairs(prepared.ref, "validation"))
-        require_objective(objective, _pairs(prepared.ref, "test"), "test")  # told before the search is paid for
-        frozen = {
-            "base": base.model_dump(mode="json", exclude={"study", "loggers", "skip", "device"}),
-            "pairs": prepared.ref.digest,
-            "space": chosen.to_dict(),
-            "objective": objective,
-        }
-        with open_search(
-            tuning / name,
-            base,
-            chosen,
-            objective,
-            frozen,
-            num_pairs=_num_trained(Path(prepared.ref.path), base),
-            warm=[drawn for kept in earlier.values() for drawn in kept],
-            parallel=device_slots() > 1,
-            storage=opened,
-        ) as search:
-            run = Tuning(name, key, base, chosen, objective, store, search, plan.budget, trials)
-            run.notes += [f"begun with the best {len(kept)} of {other}" for other, kept in earlier.items()]
-            try:
-                run.search_all()
-                best = search.best()
-                cells = run.confirm(seeds)
-            except (KeyboardInterrupt, TerminationSignal):
-                say("stopped; all finished rungs are kept: the same command resumes from there")
-                leave_embedded(tracker)
-                raise
-            folder = home() / "reports" / f"{name}-{key}"
+        prepared = Path(run_stages(("prepare",), base, store, tracker)["prepare"].ref.path)
+        for split in ("validation", "test"):  # told before the search is paid for
+            require_prompts(prepared, split)
+        for setting, shown in declared["space"].items():
+            say(f"{setting:<24} {shown}")
+        search = Search(base, chosen, objective, num_trained(prepared, base))
+        folder = home() / "reports" / f"{name}-{key}"
+        run = Tuning(name, key, store, search, trials, seeds, folder)
+        try:
+            run.search_all()
+            cells = run.confirm()
+        except (KeyboardInterrupt, TerminationSignal):
+            say("stopped; all finished trainings are kept: the same command continues from there")
+            leave_embedded(tracker)
+            raise
 
-            def tell() -> tuple[TuningResults, Path]:
-                results = gather_tuning(run, best, cells, prepared.ref)
-                recipe = write_recipe(run, best, results, folder / "recipe.yaml")
-                results["recipe"] = str(recipe)
-                figures = draw_tuning(results, folder / "figures")
-                report = write_tuning_report(results, figures, recipe.read_text(encoding="utf-8"), folder / REPORT_FILE)
-                write_json(folder / "summary.json", results)
-                write_index(folder.parent)
-                track(tracker, results, report, [*figures.values(), recipe])
-                return results, report
+        def tell() -> tuple[TuningResults, Path]:
+            results = run.results(cells, prepared)
+            text = run.recipe(results)
+            write_text(folder / "recipe.yaml", text)
+            report = write_text_report(name, tuning_markdown(results, text), {}, folder / REPORT_FILE)
+            write_json(folder / "summary.json", results)
+            write_index(folder.parent)
+            for file in (report, folder / "recipe.yaml"):
+                tracker.log_file(file, REPORT_FOLDER)
+            difference = results["difference"]
+            found = {"tune/gain": difference["value"], "tune/gain_ci_low": difference["ci_low"]}
+            found |= {"tune/gain_ci_high": difference["ci_high"], "cost/search_seconds": results["search_seconds"]}
+            tracker.log_metrics({metric: value for metric, value in found.items() if value is not None})
+            tracker.set_tags({"rm.verdict": "better" if results["is_better"] else "not shown to be better"})
+            tracker.describe(run_note(results["headline"], *places(report)))
+            return results, report
 
-            results, report = run_step("report", tell, run.handed).found
+        results, report = run_step("report", tell, run.runner.handed).found
     show_on_page(tuning_markdown(results), report, tracker.url)
     return {
         "results": results,
         "report": str(report),
         "recipe": results["recipe"],
-        "mlflow_url": tracker.comparison_url,
+        "mlflow_url": tracker.comparison(),
         "computed": run.computed,
         "failed": [f"trial {one['number']}" for one in results["trials"] if one["state"] == "failed"],
     }
 
 
-def checked_name(name: str) -> str:
-    """The name of a search, which is a folder's.
+def tuned_base(config: PipelineConfig) -> PipelineConfig:
+    """Return the settings that trials change: those of the config, with one test set that no trial sees for all seeds.
+
+    What only other flows read is left out, so that a recipe is about the reward model.
+    """
+    data = config.data
+    if data.eval_source is None and data.eval_split is None and data.test_seed is None:
+        data = data.model_copy(update={"test_seed": config.seed})
+    rest = {"policy": None, "rlhf": None, "data": data}
+    return PipelineConfig.model_validate(config.model_copy(update=rest).model_dump())
+
+
+def require_prompts(prepared: Path, split: str) -> None:
+    """Refuse prepared data in which trials, or the winner and the defaults, could be told apart by luck alone.
 
     Raises:
-        ConfigError: it cannot be one.
+        DataError: fewer than FEWEST_PROMPTS prompts are in the split.
     """
-    if NAME.fullmatch(name):
-        return name
-    raise ConfigError(f"a search cannot be called {name!r}: use letters, digits, '.', '_' and '-', at most 61.")
+    place = prepared / f"{split}.parquet"
+    num = len({pair.prompt_id for pair in read_pairs(place)}) if place.is_file() else 0
+    if num < FEWEST_PROMPTS:
+        raise DataError(
+            f"the {split} pairs are of {num} prompts, and fewer than {FEWEST_PROMPTS} tell settings apart by luck "
+            f"alone: raise data.{split}_fraction, or give more data."
+        )
 
 
-def _num_trained(prepared: Path, base: PipelineConfig) -> int:
-    """Pairs that a trial is trained on; or observations, where the data say more than strict pairs."""
+def num_trained(prepared: Path, base: PipelineConfig) -> int:
+    """Return the pairs that a trial is trained on; or observations, where the data say more than strict pairs."""
     said = observations_of(prepared, "train") if base.train.objective == "auto" else None
     return count_pairs(prepared / "train.parquet") if said is None else len(said)
 
 
-def _pairs(prepared: ArtifactRef, split: str) -> list[Any]:
-    place = Path(prepared.path) / f"{split}.parquet"
-    return read_pairs(place) if place.is_file() else []
+@dataclass
+class Tuning:
+    """One run of a search, whose finished trainings are taken from the store."""
 
+    name: str
+    key: str
+    store: Store
+    search: "Search"
+    num_trials: int
+    num_seeds: int
+    folder: Path
+    computed: list[str] = field(default_factory=list)
+    seconds: dict[int, float] = field(default_factory=dict)
+    """Seconds of training of each complete trial, by its number."""
+    failed_in_a_row: int = 0
 
-def track(tracker: RunTracker, results: TuningResults, report: Path, files: list[Path]) -> None:
-    """Send what belongs to the whole search, and describe it."""
-    for file in files:
-        tracker.log_file(file, "figures" if file.suffix == ".png" else REPORT_FOLDER)
-    tracker.log_file(report, REPORT_FOLDER)
-    tracker.log_table([flat_trial(one) for one in results["trials"]], "trials")
-    found = {
-        "tune/selected": results["winner"]["selected"],
-        "tune/optimism": results["winner"]["optimism"],
-        "tune/gain": results["difference"]["value"],
-        "tune/gain_ci_low": results["difference"]["ci_low"],
-        "tune/gain_ci_high": results["difference"]["ci_high"],
-        "cost/search_seconds": results["cost"]["search_seconds"],
-        "cost/confirmation_seconds": results["cost"]["confirmation_seconds"],
-    }
-    tracker.log_metrics({name: value for name, value in found.items() if value is not None})
-    tracker.set_tags({"rm.verdict": "better" if results["is_better"] else "not shown to be better"})
-    tracker.describe(run_note(results["headline"], *places(report)))
+    def __post_init__(self) -> None:
+        self.base, self.objective = self.search.base, OBJECTIVES[self.search.objective]
+        self.planner = Planner(self.store, Estimates((), {}))
+        self.runner = MatrixRunner(self.name, self.store, self._start_tracker, self._finish_tracker)
+        self.seeds = [(self.base.seed + 1 + place) % 2**31 for place in range(self.num_seeds)]
 
+    def search_all(self) -> None:
+        """Run trials as many side by side as the device has slots."""
+        while batch := self._next():
+            cells = [
+                Cell(f"trial {one.number}", f"trial {one.number}", self.base.seed, config, TRIAL_STAGES)
+                for one, config in batch
+            ]
+            outcomes = self.runner.run([self.planner.plan(cell) for cell in cells], "trials")
+            for (trial, _), outcome in zip(batch, outcomes.values(), strict=True):
+                self._tell(trial, outcome)
 
-def flat_trial(one: Mapping[str, Any]) -> dict[str, Any]:
-    """A trial as one row of a table."""
-    values = {f"value_{place}": value for place, value in enumerate(one["values"], 1)}
-    kept = {name: one[name] for name in ("number", "state", "seconds", "why")}
-    return kept | values | {name: str(value) for name, value in one["settings"].items()}
+    def _next(self) -> "list[tuple[Trial, PipelineConfig]]":
+        """Draw the next trials, none where the search is over."""
+        from rmcore.study.search import reason, settings_line
+
+        drawn: list[tuple[Trial, PipelineConfig]] = []
+        while len(drawn) < device_slots() and (number := len(self.search.trials)) < self.num_trials:
+            trial = self.search.ask()
+            try:
+                config = self.search.config_of(number)
+            except ValueError as error:
+                self._fail(trial, f"its settings do not fit together ({settings_line(trial.params)}): {reason(error)}")
+                continue
+            drawn.append((trial, config))
+        return drawn
+
+    def _tell(self, trial: "Trial", outcome: Outcome) -> None:
+        """Tell the search how a trial ended."""
+        if outcome.error is not None and any(words in outcome.error for words in STOPPED):
+            raise TrainingError(outcome.error)
+        value = None
+        if outcome.error is None:
+            value = trial_score(folders(outcome.refs)["train"], f"eval/{self.objective.name}")
+        if value is None:
+            self._fail(trial, outcome.error or f"no step of it has a finite validation {self.objective.label}")
+            return
+        self.failed_in_a_row = 0
+        if outcome.computed:
+            self.computed.append(outcome.cell.arm)
+        self.seconds[trial.number] = artifact_seconds(self.store, [outcome.refs["train"]])
+        self.search.study.tell(trial, value)
+        say(f"{outcome.cell.arm:<24} {self.objective.label} {value:.4f}")
+
+    def _fail(self, trial: "Trial", why: str) -> None:
+        if not trial.number:
+            raise TrainingError(
+                f"the defaults themselves failed, with which all trials are compared: {why} Correct the preset, "
+                "--set or --config, or what the machine lacks, and repeat the command."
+            )
+        self.search.fail(trial, why)
+        say(f"failed, and the search continues: trial {trial.number}: {why}")
+        self.failed_in_a_row += 1
+        if self.failed_in_a_row >= MOST_FAILURES:
+            raise TrainingError(
+                f"{MOST_FAILURES} trials in a row failed, the last one because: {why} Correct that (a full disk, a "
+                "space whose values do not fit together) and repeat the command."
+            )
+
+    def confirm(self) -> dict[str, Outcome]:
+        """Train winner and defaults with fresh seeds and measure them on the test pairs.
+
+        Raises:
+            TrainingError: a cell failed; the same command tries it again.
+        """
+        best = self.search.best()
+        arms = {DEFAULTS: 0} | ({WINNER: best.number} if best.number else {})
+        cells = [
+            Cell(arm, arm, seed, self._config_of(number, seed), ("prepare", "train", "evaluate"))
+            for seed in self.seeds
+            for arm, number in arms.items()
+        ]
+        say(f"winner: trial {best.number}; confirmed with {len(self.seeds)} fresh seeds on the test pairs")
+        outcomes = self.runner.run([self.planner.plan(cell) for cell in cells], "cells of the confirmation")
+        if failed := {label: one.error for label, one in outcomes.items() if one.error}:
+            raise TrainingError(
+                f"{len(failed)} of {len(cells)} trainings of the confirmation failed: {failed}. Nothing is said on the "
+                "strength of those that are left; the same command tries them again."
+            )
+        self.computed += [label for label, one in outcomes.items() if one.computed]
+        return outcomes
+
+    def _config_of(self, number: int, seed: int) -> PipelineConfig:
+        return self.search.config_of(number).model_copy(update={"seed": seed})
+
+    def _looked_at(self, winner: int) -> list[int]:
+        """Return the trials that were confirmed so far, this one included."""
+        file = self.folder / "summary.json"
+        before = json.loads(file.read_text()).get("confirmed", []) if file.is_file() else []
+        return sorted({*before, winner})
+
+    def results(self, cells: Mapping[str, Outcome], prepared: Path) -> TuningResults:
+        """Gather everything that the report shows."""
+        from rmcore.study.search import space_record
+
+        best, spec, objective = self.search.best(), self.objective, self.search.objective
+        metric = spec.cell_name
+        measured = {
+            (one.cell.arm, one.cell.seed): read_cell(one.cell.arm, one.cell.seed, folders(one.refs), [metric])
+            for one in cells.values()
+        }
+        compared = compare(objective, measured, self.seeds) if best.number else None
+        tested = {arm: arm_metrics(measured, arm, self.seeds, [metric])[metric] for arm, _ in measured}
+        difference: dict[str, float | None] = {"value": 0.0, "ci_low": None, "ci_high": None}
+        if compared is not None:
+            difference = {"value": compared["value"], "ci_low": compared["ci_low"], "ci_high": compared["ci_high"]}
+        confirmed, notes = self._looked_at(best.number), []
+        if before := [str(number) for number in confirmed if number != best.number]:
+            notes.append(
+                f"the test pairs were looked at before, for trials {', '.join(before)}: each look is another chance "
+                "to be better by luck, which the interval does not allow for"
+            )
+        return {
+            "name": self.name,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "headline": verdict(objective, compared),
+            "is_better": compared is not None and compared["verdict"] == "supported",
+            "label": spec.label,
+            "unit": spec.unit,
+            "model": self.base.model.name,
+            "data": self.base.data.source,
+            "num_pairs": {
+                split: count_pairs(prepared / f"{split}.parquet") for split in ("train", "validation", "test")
+            },
+            "seeds": self.seeds,
+            "space": space_record(self.search.space),
+            "defaults": self.search.settings_of(0),
+            "winner": self.search.settings_of(best.number),
+            "winner_trial": best.number,
+            "confirmed": confirmed,
+            "trials": [
+                {
+                    "number": one.number,
+                    "state": "failed" if one.value is None else "complete",
+                    "settings": self.search.settings_of(one.number),
+                    "value": one.value,
+                    "seconds": self.seconds.get(one.number, 0.0),
+                    "why": one.user_attrs.get(WHY, ""),
+                }
+                for one in self.search.trials
+            ],
+            "test": {"defaults": tested[DEFAULTS], "winner": tested[WINNER if best.number else DEFAULTS]},
+            "difference": difference,
+            "method": compared["method"] if compared else "",
+            "notes": notes,
+            "search_seconds": sum(self.seconds.values()),
+            "confirmation_seconds": artifact_seconds(
+                self.store, [ref for one in cells.values() for ref in one.refs.values()], on_device=True
+            ),
+            "price_per_hour": price_per_hour(),
+            "recipe": str(self.folder / "recipe.yaml"),
+        }
+
+    def recipe(self, results: TuningResults) -> str:
+        """Return the settings to keep as a file that `rm-opt run --config` takes.
+
+        They are the winner's where it is shown to be better than the defaults, and else the defaults: among noisy
+        trials one is always the best. Under the first fresh seed, so the run finds its training in the store.
+        """
+        number = results["winner_trial"] if results["is_better"] else 0
+        tree = self._config_of(number, self.seeds[0]).model_dump(mode="json", include=set(RECIPE_SECTIONS))
+        for name in ("source", "eval_source"):
+            if (given := tree["data"][name]) is not None and Path(given).exists():
+                tree["data"][name] = str(Path(given).resolve())
+        head = [f"Trial {number} of the search {self.name}.", results["headline"], "rm-opt run --config recipe.yaml"]
+        ordered = {name: tree[name] for name in RECIPE_SECTIONS if name in tree}
+        body = yaml.safe_dump(ordered, sort_keys=False, allow_unicode=True, width=100)
+        return "".join(f"# {line}\n" for line in head) + body
+
+    def _start_tracker(self, cell: Cell, refs: dict[str, ArtifactRef]) -> RunTracker:
+        tracker = RunTracker.start(
+            self.base.study,
+            f"{self.name} {cell.label}",
+            {
+                "rm.kind": "trial" if cell.arm.startswith("trial") else "cell",
+                "rm.tuning": self.key,
+                "rm.arm": cell.arm,
+                "rm.seed": str(cell.seed),
+                **({"rm.key": run_key(refs)} if refs else {}),
+            },
+            flatten(cell.config.model_dump(mode="json")),
+            uid=f"tune-{self.key}-{make_key({'cell': cell.label})[:12]}",
+            parent_uid=f"tune-{self.key}",
+        )
+        if not refs:
+            tracker.watch_machine()
+        return tracker
+
+    def _finish_tracker(self, tracker: RunTracker, cell: Cell, refs: dict[str, ArtifactRef]) -> None:
+        tracker.set_tags({"rm.key": run_key(refs)})
+        log_pairs(tracker, cell.config, refs["prepare"])
+        tracker.describe(run_note(f"{cell.label}: a part of the search {self.name}", *places(None)))

@@ -1,48 +1,72 @@
 """Runs that have begun and not ended: their settings, so that they can be resumed by name."""
 
 import json
-import os
-from collections.abc import Iterator, Mapping
+import stat
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-import psutil
-
+from rmcore.config.gone import without_removed
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
-from rmcore.core.files import write_json
+from rmcore.core.files import remove_abandoned, write_json
 from rmcore.reporting.runs import Run, find_run
-from tasks.home import OWNER_ONLY, find_process, home, make_home
+from tasks.home import OWNER_ONLY, home, make_home
+from tasks.run_owner import has_died, this_process
 
 FOLDER = ".unfinished"
 
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """A run that has not ended well yet."""
+    """A run that has not ended well yet.
+
+    `name` is that of its study and seed, which equal runs share; `file` is its own. `resume` is what it is resumed by:
+    the name, where that is no other's.
+    """
 
     name: str
     started: datetime
     config: Mapping[str, Any]
     is_running: bool
+    file: Path
+    resume: str
+    problem: str | None = None
+    """Why its record cannot be read; it cannot be resumed then."""
 
 
 @contextmanager
 def unfinished(run_name: str, config: PipelineConfig) -> Iterator[None]:
-    """Keep the settings of a run from now until it ends well; after a failure or a kill they stay."""
-    file = home() / "reports" / FOLDER / f"{run_name}.json"
+    """Keep the settings of a run from now until it ends well; after a failure or a kill they stay.
+
+    The record is the run's own: runs of one name that are under way together do not touch each other's. It replaces
+    those of runs of this name and these settings that have died, as it says the same.
+    """
+    folder = home() / "reports" / FOLDER
+    file = folder / f"{run_name}.{uuid.uuid4().hex[:12]}.json"
     record = {
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "pid": os.getpid(),
-        "process_created": psutil.Process().create_time(),
+        "name": run_name,
+        "started": datetime.now(UTC).isoformat(),
+        "owner": this_process(),
         "config": config.model_dump(mode="json"),
     }
     make_home(home())
-    file.parent.mkdir(mode=OWNER_ONLY, exist_ok=True)
+    folder.mkdir(mode=OWNER_ONLY, exist_ok=True)
+    remove_abandoned(folder, lambda name: name.endswith(".json"))  # no later run has the name of one that was killed
     write_json(file, record)
-    yield
+    for other in read_unfinished():
+        if other.name == run_name and not other.is_running and without_removed(other.config)[0] == record["config"]:
+            other.file.unlink(missing_ok=True)
+    try:
+        yield
+    except BaseException:
+        write_json(file, record | {"owner": None})  # it has ended, though its process may continue
+        raise
     file.unlink(missing_ok=True)
 
 
@@ -50,34 +74,67 @@ def read_unfinished() -> list[Unfinished]:
     """All such runs of this home, the newest first."""
     found = []
     for file in (home() / "reports" / FOLDER).glob("*.json"):
-        with suppress(OSError, ValueError, KeyError, TypeError):  # nothing can be resumed by such a file
-            record = json.loads(file.read_text(encoding="utf-8"))
-            running = find_process(record["pid"], record["process_created"]) is not None
-            started = datetime.fromisoformat(record["started"])
-            found.append(Unfinished(file.stem, started, dict(record["config"]), running))
-    return sorted(found, key=lambda run: run.started, reverse=True)
+        with suppress(FileNotFoundError):  # its run has just ended
+            found.append(_read(file))
+    shared = Counter(run.name for run in found)
+    own = [run if shared[run.name] > 1 else replace(run, resume=run.name) for run in found]
+    return sorted(own, key=lambda run: run.started, reverse=True)
 
 
-def recorded_config(name: str, finished: list[Run]) -> PipelineConfig:
+def _read(file: Path) -> Unfinished:
+    try:
+        if not stat.S_ISREG(file.stat().st_mode):
+            raise ValueError("it is no file")
+        record = json.loads(file.read_text(encoding="utf-8"))
+        started = datetime.fromisoformat(record["started"]).astimezone(UTC)
+        name, owner = record.get("name", file.stem), record.get("owner")
+        if not isinstance(name, str) or not name.isprintable():
+            raise TypeError("its name is no name")
+        if owner is not None and not isinstance(owner, dict):
+            raise TypeError("its owner is no process")
+        running = owner is not None and not has_died(owner)
+        return Unfinished(name, started, dict(record["config"]), running, file, file.stem)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        return Unfinished(file.stem, datetime.fromtimestamp(0, UTC), {}, False, file, file.stem, problem)
+
+
+def recorded_config(name: str, finished: list[Run], tell: Callable[[str], None] = lambda line: None) -> PipelineConfig:
     """The settings of a run, an unfinished one first, as it was begun.
 
     Args:
         name: of the run, or how that begins.
         finished: the runs that ended.
+        tell: hears which settings of an earlier version are left out.
 
     Raises:
         ConfigError: there is no such run, there are several, it runs now, or it is none of the pipeline.
-        pydantic.ValidationError: another version had other settings; names them.
+        pydantic.ValidationError: another version had other settings, without which the outcome would be another one;
+            names them.
     """
-    begun = read_unfinished()
-    named = [run for run in begun if run.name == name] or [run for run in begun if run.name.startswith(name)]
-    if len(named) > 1:
-        raise ConfigError(f"{name!r} may be {', '.join(run.name for run in named)}; write more of the name.")
-    if named and named[0].is_running:
+    begun = [run for run in read_unfinished() if run.problem is None or run.name == name]
+    named = [run for run in begun if name in (run.name, run.file.stem)] or [
+        run for run in begun if run.file.stem.startswith(name)
+    ]
+    stopped = [run for run in named if not run.is_running]
+    if len({run.name for run in named}) > 1 or any(run.config != stopped[0].config for run in stopped):
+        raise ConfigError(f"{name!r} may be {', '.join(run.resume for run in named)}; write more of the name.")
+    if named and not stopped:
         raise ConfigError(f"{named[0].name} is running; wait for it, or end it first.")
-    if named:
-        return PipelineConfig.model_validate(named[0].config)
+    if stopped and stopped[0].problem is not None:
+        raise ConfigError(f"{stopped[0].file} cannot be read ({stopped[0].problem}): restore it, or delete it.")
+    if stopped:
+        return _of_this_version(stopped[0].config, tell)
     run = find_run(finished, name, also="; no unfinished run is called so either")
     if "config" not in run.record:
         raise ConfigError(f"{run.name} is not a run of the pipeline; start it again with the command it came from.")
-    return PipelineConfig.model_validate(run.record["config"])
+    return _of_this_version(run.record["config"], tell)
+
+
+def _of_this_version(recorded: Mapping[str, Any], tell: Callable[[str], None]) -> PipelineConfig:
+    kept, removed = without_removed(recorded)
+    if removed:
+        tell(f"left out    {', '.join(removed)}: the run is of an earlier version, and these settings were removed")
+    return PipelineConfig.model_validate(kept)

@@ -1,6 +1,6 @@
 """A worker of this machine: it takes cells from the server that `rm-opt up` started on another one (`rm-opt worker`).
 
-It is told one address, that of the start page, and learns the others there. What it computes reaches everybody through
+It is told one address, that of Prefect, and learns the others there. What it computes reaches everybody through
 the shared store, so this machine's home is only a cache. A worker that is asked to end (SIGTERM, as before a spot
 machine goes) lets its runs save their state, hands them back, and somebody else continues them.
 """
@@ -21,17 +21,20 @@ import psutil
 
 from rmcore.core.child_process import StageServer
 from rmcore.core.errors import ConfigError, ServiceError
+from rmcore.core.ports import held, hold
 from rmcore.core.processes import runs as is_running
+from rmcore.core.processes import terminate
+from rmcore.core.proxies import keep_direct
 from tasks.device import device_slots
 from tasks.execution import SAVING_SECONDS
 from tasks.home import PROJECT_VARIABLE, QUIET_ENVIRONMENT, SAFE_ENVIRONMENT, home, make_home, project_root
 from tasks.local_services import (
     CELLS_POOL,
-    CLUSTER_PATH,
-    START_PAGE_VARIABLE,
-    basic_authorization,
-    mlflow_login,
+    CLUSTER,
+    MLFLOW_SERVER,
+    PREFECT_SERVER,
 )
+from tasks.passwords import Identity, ask_for_proof, basic_authorization, mlflow_login
 from tasks.run_owner import this_machine
 from tasks.sharing import SHARED_VARIABLE, named_store
 
@@ -39,12 +42,14 @@ HEARTBEAT_SECONDS = 30
 """Between two signs of life of a run, the least that Prefect allows; `flows.automations` looks for them."""
 MOST_ON_SQLITE = 2
 """Workers that SQLite serves well: with 8 runs at once a step of a run took 90 s there, and 10 s on PostgreSQL."""
+PROOF_SECONDS = 5.0
+"""Between two looks whether Prefect's server is still the one that the password is for."""
 RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """The servers beside a start page, as it says."""
+    """Facts that the machine that hands cells out has told its Prefect (`prefect_client.tell_cluster`)."""
 
     prefect: str
     mlflow: str
@@ -52,45 +57,45 @@ class Cluster:
     shared: str | None
 
 
-def find_cluster(server: str, secret: str) -> Cluster:
-    """Ask the start page where everything is.
+def find_cluster(server: str, key: str) -> tuple[Cluster, Identity]:
+    """Ask Prefect where everything is, and each server for a proof that it is one of them.
 
     Args:
         server: its address, as `rm-opt up` printed it.
-        secret: the password of that home's servers.
+        key: of that home's servers.
 
     Raises:
         ConfigError: it is no address.
-        ServiceError: nobody answers there, or it refuses the password.
+        ServiceError: no Prefect of `rm-opt up` answers there, or a server has another key.
     """
     address = server.rstrip("/")
     if urlsplit(address).scheme not in ("http", "https") or not urlsplit(address).netloc:
-        raise ConfigError(f"--server {server} is no address: write that of the start page, http://HOST:4300.")
+        raise ConfigError(f"--server {server} is no address: write that of Prefect, http://HOST:4200.")
+    keep_direct()
     try:
-        answer = httpx.get(f"{address}{CLUSTER_PATH}", headers=basic_authorization(secret), timeout=20)
-        if answer.status_code == httpx.codes.UNAUTHORIZED:
-            raise ServiceError(
-                f"{address} refuses the password: copy services/password of the home that `rm-opt up` runs in, and "
-                "name it with --password-file."
-            )
-        answer.raise_for_status()
-        return Cluster(**answer.json())
-    except (httpx.HTTPError, ValueError, TypeError) as error:
+        known = ask_for_proof(address, key)
+        login = basic_authorization(known.password(PREFECT_SERVER))
+        told = httpx.get(f"{address}/api/variables/name/{CLUSTER}", headers=login, timeout=20).raise_for_status().json()
+        cluster = Cluster(address, **told["value"])
+        ask_for_proof(cluster.mlflow, key)
+        return cluster, known
+    except (httpx.HTTPError, ValueError, TypeError, KeyError) as error:
         raise ServiceError(
-            f"{address} does not answer as a start page of this version ({error}): see that `rm-opt up --host …` runs "
-            "there and that this machine reaches it."
+            f"{address} does not answer as Prefect of `rm-opt up` of this version does ({error}): see that `rm-opt up "
+            "--host …` runs there and that this machine reaches it."
         ) from error
 
 
 class Worker:
     """One worker process of Prefect's, in an environment of ours, and its end."""
 
-    def __init__(self, cluster: Cluster, secret: str, name: str | None, limit: int | None) -> None:
+    def __init__(self, cluster: Cluster, known: Identity, name: str | None, limit: int | None) -> None:
         self.limit = limit or device_slots()
         self.name = name or f"{this_machine()}-{os.getpid()}".replace("/", "-")
         self.cluster = cluster
+        self.known = known
         self.api = f"{cluster.prefect}/api"
-        self.environment = _environment(cluster, secret)
+        self.environment = _environment(cluster, known)
         os.environ |= self.environment  # for our own requests
         self._asked = threading.Event()
 
@@ -99,11 +104,13 @@ class Worker:
 
         Raises:
             ConfigError: no store is shared, or another one than the server's.
-            ServiceError: Prefect does not answer, or the worker ended by itself.
+            ServiceError: Prefect does not answer, the worker ended by itself, or another program has its port.
             StoreError: the shared store cannot be used.
         """
         make_home(home())
         named_store()
+        for address in (self.cluster.prefect, self.cluster.mlflow):
+            hold(address)  # where they are of this machine
         from flows import prefect_client  # imports Prefect
 
         others = prefect_client.workers_online(CELLS_POOL, self.api)
@@ -123,11 +130,15 @@ class Worker:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "prefect", "worker", "start", "--pool", CELLS_POOL, "--type", "process",
              "--name", self.name, "--limit", str(self.limit)],
-            env=environment, stdin=subprocess.DEVNULL, start_new_session=True,
+            env=environment, stdin=subprocess.DEVNULL, pass_fds=held(), start_new_session=True,
         )  # fmt: skip
         print(f"worker      {self.name} takes {self.limit} at a time from {self.cluster.prefect}", flush=True)
+        asked_for_proof = time.monotonic()
         try:
             while not self._asked.wait(0.5):
+                if time.monotonic() - asked_for_proof > PROOF_SECONDS:
+                    self.require_same_servers(psutil.Process(process.pid))
+                    asked_for_proof = time.monotonic()
                 if process.poll() is not None:
                     raise ServiceError(
                         f"Prefect's worker has ended with status {process.returncode}; its log is above."
@@ -139,6 +150,30 @@ class Worker:
             for number, handler in before.items():
                 signal.signal(number, handler)
         return 0
+
+    def require_same_servers(self, worker: psutil.Process) -> None:
+        """See that the address of Prefect's server is still one's that has the key: it may have died, and be another's.
+
+        Args:
+            worker: Prefect's worker, which ends with all its runs where that is not so.
+
+        Raises:
+            ServiceError: it is not, or the servers were started again, with other passwords.
+        """
+        try:
+            known = ask_for_proof(self.cluster.prefect, self.known.key)
+        except httpx.HTTPError:  # it is away or busy; Prefect's worker waits for it
+            return
+        except ServiceError:
+            for process in [*worker.children(recursive=True), worker]:  # at once: each would send its password there
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            raise
+        if known != self.known:
+            terminate([*worker.children(recursive=True), worker])
+            raise ServiceError(
+                "the servers were started again and have other passwords now: start this worker again, too."
+            )
 
     def _hear(self, number: int, frame: object) -> None:
         self._asked.set()
@@ -183,7 +218,7 @@ def path_of_runs() -> str:
     return os.pathsep.join(dict.fromkeys(filter(None, [str(project_root()), *inherited])))
 
 
-def _environment(cluster: Cluster, secret: str) -> dict[str, str]:
+def _environment(cluster: Cluster, known: Identity) -> dict[str, str]:
     given = os.environ.get(SHARED_VARIABLE)
     if given and cluster.shared and given != cluster.shared:
         raise ConfigError(
@@ -199,14 +234,13 @@ def _environment(cluster: Cluster, secret: str) -> dict[str, str]:
         PROJECT_VARIABLE: str(project_root()),
         "PREFECT_HOME": str(home() / "prefect"),
         "PREFECT_API_URL": f"{cluster.prefect}/api",
-        "PREFECT_API_AUTH_STRING": secret,
+        "PREFECT_API_AUTH_STRING": known.password(PREFECT_SERVER),
         "PREFECT_LOGGING_LEVEL": "INFO",
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
         "MLFLOW_TRACKING_URI": cluster.mlflow,
-        **mlflow_login(secret),
+        **mlflow_login(known.password(MLFLOW_SERVER)),
         "PYTHONUNBUFFERED": "1",
         # As Prefect sets it for each run: stages of runs with another path would not be forked from our stage server.
         "PYTHONPATH": path_of_runs(),
     }
-    environment.pop(START_PAGE_VARIABLE, None)
     return environment if shared is None else environment | {SHARED_VARIABLE: shared}

@@ -1,0 +1,62 @@
+"""Reward models from preference pairs: trained, measured with honest intervals, and judged.
+
+    import rmcore
+
+    pairs = rmcore.load_pairs("pairs.csv")
+    splits = rmcore.split_by_prompt(pairs, fractions={"train": 0.75, "validation": 0.1, "test": 0.15}, seed=0)
+    rm = rmcore.train(splits["train"], "minilm", validation=splits["validation"], output_dir="out")
+    metrics = rmcore.evaluate(rm, splits["test"])
+    print(rmcore.verdict(metrics, rmcore.evaluate(rm, splits["train"]))["headline"])
+    print(rmcore.score(rm, "What is 2 + 2?", "It is 4."))
+
+The names below are imported when they are used, so `import rmcore` loads neither torch nor transformers.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rmcore.data.pair import PreferencePair
+    from rmcore.data.splits import split_by_prompt
+    from rmcore.ensembles.ensemble import RewardModelEnsemble
+    from rmcore.frontdoor import evaluate, load_pairs, score, train, verdict
+    from rmcore.landscape import HessianAnalyzer
+    from rmcore.models.reward_model import BradleyTerryRM
+    from rmcore.policy.readiness.original_score import RLReadinessScorer
+    from rmcore.tutorial import create_dataloader
+
+_PLACES = {
+    **dict.fromkeys(("load_pairs", "train", "evaluate", "score", "verdict"), "rmcore.frontdoor"),
+    "PreferencePair": "rmcore.data.pair",
+    "split_by_prompt": "rmcore.data.splits",
+    "BradleyTerryRM": "rmcore.models.reward_model",
+    "RewardModelEnsemble": "rmcore.ensembles.ensemble",
+    "HessianAnalyzer": "rmcore.landscape",
+    "RLReadinessScorer": "rmcore.policy.readiness.original_score",
+    "create_dataloader": "rmcore.tutorial",
+}
+"""Modules of the public names."""
+__all__ = [
+    "BradleyTerryRM",
+    "HessianAnalyzer",
+    "PreferencePair",
+    "RLReadinessScorer",
+    "RewardModelEnsemble",
+    "create_dataloader",
+    "evaluate",
+    "load_pairs",
+    "score",
+    "split_by_prompt",
+    "train",
+    "verdict",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'rmcore' has no attribute {name!r}; public names: {', '.join(__all__)}")
+    return getattr(import_module(_PLACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -56,7 +56,7 @@ def publish_view(
     metrics: Sequence[str],
     with_interval: Sequence[str] = (),
 ) -> None:
-    """Save the two views of a matrix in the tracker's experiment; sets `tracker.comparison_url`. Returns at once.
+    """Save the two views of a matrix in the tracker's experiment, for `tracker.comparison()`. Returns at once.
 
     Args:
         tracker: of the matrix; its run's name is the views' name.

@@ -7,7 +7,7 @@ starts it, open to every Host, and left behind by a process that is killed.
 import atexit
 import contextlib
 import os
-import socket
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -16,6 +16,7 @@ import time
 import httpx
 
 from rmcore.core.errors import ServiceError
+from rmcore.core.ports import claim, hold
 from tasks.local_services import EMBEDDED_PREFECT, GUARDED_SERVER, HOST
 
 TIMEOUT_VARIABLE = "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
@@ -41,17 +42,21 @@ class EmbeddedPrefect:
     """
 
     def __init__(self) -> None:
-        # Bound here and handed down, so that nobody can take the port meanwhile, and requests wait instead of failing.
-        with socket.create_server((HOST, 0)) as listener:
+        self.password = secrets.token_urlsafe()
+        # Bound here and handed down, so that no program can take the port meanwhile, and requests wait instead of
+        # failing; held, so that none of another user gets it, and with it the password, when the server has died.
+        with claim(HOST, 0) as listener:
+            listener.listen()
             port = listener.getsockname()[1]
             self.api = f"http://{HOST}:{port}/api"
+            hold(self.api)
             self._output = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the server
             self._process = subprocess.Popen(
                 [sys.executable, *GUARDED_SERVER, EMBEDDED_PREFECT, f"{HOST}:{port}", str(listener.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=subprocess.STDOUT,
-                env=os.environ | SERVER_ENVIRONMENT,
+                env=os.environ | SERVER_ENVIRONMENT | {"PREFECT_SERVER_API_AUTH_STRING": self.password},
                 pass_fds=[listener.fileno()],
                 start_new_session=True,  # Ctrl-C in the terminal is for the run, which ends the server last
             )

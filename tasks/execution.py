@@ -16,8 +16,7 @@ from typing import Any
 from prefect.exceptions import TerminationSignal
 
 from rmcore.core import errors
-from rmcore.core.errors import RmcoreError, StoreError, TrainingError
-from rmcore.core.leases import Lease
+from rmcore.core.errors import RmcoreError, TrainingError
 from rmcore.core.progress import progress_descriptor
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.core.tracking import METRICS_FILE
@@ -27,7 +26,6 @@ from rmcore.stages.settings import DeviceSettings, StageSettings
 from rmcore.training.resume import ResumePoint, clear, rewind
 from tasks.device import as_seen, in_the_way, several_device_slots, slots_environment, slots_needed
 from tasks.holders import holder, noted
-from tasks.nodes import this_node
 from tasks.sharing import pushed, shared_store, states_shared, taken
 from tasks.stage_processes import LOG_FILE, StageProcesses
 from tasks.waiting import Wait
@@ -73,40 +71,30 @@ def execute(
         device = call.settings.device if isinstance(call.settings, DeviceSettings) else None
         processes = call.settings.num_processes
         shared = shared_store()
-        while True:
-            if shared is not None and taken(shared, store, call, wait, tell):
-                wait.end()
+        if taken(shared, store, call, tell):
+            wait.end()
+            return store.ref(stage.name, key), False
+        needed = 0 if device is None else slots_needed(device, processes)
+        wait.on(partial(in_the_way, store, device or "auto", needed))
+        with noted(store, key, run), several_device_slots(store, run, device or "auto", needed) as slots:
+            wait.end()
+            if taken(shared, store, call, tell):  # another machine committed it while this one waited for its device
                 return store.ref(stage.name, key), False
-            needed = 0 if device is None else slots_needed(device, processes)
-            wait.on(partial(in_the_way, store, device or "auto", needed))
+            before()
             with (
-                noted(store, key, run),
-                several_device_slots(store, run, device or "auto", needed) as slots,
-                nullcontext(Lease()) if shared is None else shared.leases.hold(key, run) as lease,
+                store.publish(
+                    stage.name, call.slug, call.inputs, outcome=stage.outcome, resumable=bool(stage.kept), key=key
+                ) as out,
+                nullcontext() if shared is None else states_shared(shared, call, out, tell),
             ):
-                if lease is None:  # another machine was faster; nobody's device waits for it
-                    continue
-                if shared is not None and shared.pull(store, stage.name, key):
-                    wait.end()  # it was committed while this one waited for its device
-                    return store.ref(stage.name, key), False
-                wait.end()
-                before()
-                with (
-                    store.publish(
-                        stage.name, call.slug, call.inputs, outcome=stage.outcome, resumable=bool(stage.kept), key=key
-                    ) as out,
-                    nullcontext() if shared is None else states_shared(shared, call, out, lease, tell),
-                ):
-                    pinned = {} if device is None else slots_environment(slots, device, processes)
-                    _compute(call, out, follow, tell, pinned, run, lease)
-                if shared is not None:
-                    pushed(shared, store, call, tell)
-                return store.ref(stage.name, key), True
+                pinned = {} if device is None else slots_environment(slots, device, processes)
+                _compute(call, out, follow, tell, pinned, run)
+            if shared is not None:
+                pushed(shared, store, call, tell)
+            return store.ref(stage.name, key), True
 
 
-def _compute(
-    call: StageCall, out: Path, follow: Follow, tell: Tell, environment: Mapping[str, str], run: str, lease: Lease
-) -> None:
+def _compute(call: StageCall, out: Path, follow: Follow, tell: Tell, environment: Mapping[str, str], run: str) -> None:
     """Run the stage into `out`, from where an earlier attempt was cut off."""
     stage = call.stage
     if stage.finished and (out / stage.finished).is_file():
@@ -118,7 +106,7 @@ def _compute(
     (out / METRICS_FILE).touch()
     try:
         with follow(out / METRICS_FILE):
-            run_child(call, out, environment, tell, run, lease)
+            run_child(call, out, environment, tell, run)
     except RmcoreError:
         if not _left(stage, out):  # refused before it began: nothing to resume from
             shutil.rmtree(out)
@@ -137,15 +125,18 @@ def same_stage(store: Store, name: str, key: str) -> str:
 
 
 def run_child(
-    call: StageCall, out: Path, environment: Mapping[str, str], tell: Tell, run: str, lease: Lease | None = None
+    call: StageCall,
+    out: Path,
+    environment: Mapping[str, str],
+    tell: Tell,
+    run: str,
 ) -> None:
     """Run a stage in a process of its own and wait. What it prints goes to a log, its progress to standard error.
 
     The lines of its progress are told, too: where that is a terminal they are beside its bar.
 
-    If it fails, the error names the checkpoints that it had written. It is ended when the `lease` is lost.
+    If it fails, the error names the checkpoints that it had written.
     """
-    lease = lease or Lease()
     stage = call.stage
     with tempfile.TemporaryDirectory(prefix="rm-opt-") as folder:
         place = Path(folder)
@@ -156,12 +147,7 @@ def run_child(
             "out": str(out),
         }
         try:
-            status, own = _wait_for_children(place, spec, call.settings, environment, tell, run, lease)
-            if lease.lost.is_set():
-                raise StoreError(
-                    f"stage {stage.name} was ended: the shared store did not hear of this machine for too long, or "
-                    "gave the stage to another one. Run the same command again to take its result, or to resume."
-                )
+            status, own = _wait_for_children(place, spec, call.settings, environment, tell, run)
             if status == DELIBERATE_ERROR:
                 raise _stage_error(own / ERROR_FILE)
             if status == INTERRUPTED:
@@ -190,14 +176,11 @@ def _wait_for_children(
     environment: Mapping[str, str],
     tell: Tell,
     run: str,
-    lease: Lease,
 ) -> tuple[int, Path]:
     with _progress_told(tell, run) as shown:
-        node = this_node(settings.num_nodes)
-        processes = StageProcesses(place, spec, settings.num_processes, os.environ | environment, shown, node)
+        processes = StageProcesses(place, spec, settings.num_processes, os.environ | environment, shown)
         try:
-            with lease.ending(processes.kill):
-                return processes.wait()
+            return processes.wait()
         except (KeyboardInterrupt, TerminationSignal):
             # Not everybody who interrupts us reaches the child as a terminal does. SIGTERM, because what was started in
             # the background ignores Ctrl-C.

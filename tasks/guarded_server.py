@@ -1,45 +1,44 @@
-"""Prefect's or MLflow's server, or the start page, behind a guard, as `rm-opt up` starts it.
+"""Prefect's or MLflow's server behind a guard, as `rm-opt up` starts it.
 
-    python -P -m tasks.guarded_server NAME HOST:PORT [SOCKET]
+    python -P -m tasks.guarded_server NAME HOST:PORT SOCKET
 
-SOCKET is an inherited file descriptor that listens there already; such a server ends with its parent.
+SOCKET is an inherited file descriptor that listens there already: the port never was another program's in between.
 
 Whoever may post to Prefect runs code as its user, and a port on loopback is reached by every user of the machine and by
 every web page in a browser on it. So a request must name the server by its own address (no other name that was made to
 point here), must come from no other page, and must carry the password. Prefect checks the password by itself, because
-its UI asks for it; MLflow's own login wants a user database, so the guard asks.
+its UI asks for it; MLflow's own login wants a user database, so the guard asks. Whoever has the home's key may ask the
+guard to prove that it has it, too, before a password is sent.
 """
 
 import asyncio
 import base64
 import hmac
+import json
 import os
 import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
 
 from rmcore.core.files import exclusive
 from rmcore.core.processes import die_with_parent
+from rmcore.core.web import Denial, misaddressed, values_of
 from tasks.database import DATABASE_VARIABLE, mlflow_address
-from tasks.home import default_artifact_root, default_tracking_uri, home
-from tasks.local_services import EMBEDDED_PREFECT, MLFLOW_SERVER, PREFECT_SERVER, START_PAGE, password
+from tasks.declared_deployments import OnlyDeclared, read_declared
+from tasks.home import PROJECT_VARIABLE, default_artifact_root, default_tracking_uri, home
+from tasks.local_services import EMBEDDED_PREFECT, MLFLOW_SERVER, PREFECT_SERVER
 from tasks.mlflow_client import alone_with
 from tasks.model_training import ModelTrainingFirst
+from tasks.passwords import PROOF_PATH, TOKEN, Identity, identity
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 OPEN_PATH = "/health"
 """Answers that the server lives, and nothing else; `rm-opt status` and clients ask it before they know more."""
-
-
-class Denial(NamedTuple):
-    """Why a request goes no further."""
-
-    status: int
-    reason: str
 
 
 class Guard:
@@ -49,16 +48,21 @@ class Guard:
         app: what is guarded.
         address: `http://host:port` under which it is printed; the only one that it answers under.
         secret: password of HTTP's basic authentication, with any user name; None: `app` asks for it itself.
+        known: what is proven to any client that asks; None: nothing.
     """
 
-    def __init__(self, app: "ASGIApp", address: str, secret: str | None = None) -> None:
+    def __init__(self, app: "ASGIApp", address: str, secret: str | None = None, known: Identity | None = None) -> None:
         self.app = app
         self.address = address
         self._secret = secret
+        self._known = known
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
         """Answer one connection: by `app`, or with a denial."""
         if scope["type"] == "lifespan" or (denial := self._denial(scope)) is None:
+            if self._known is not None and scope.get("path") == PROOF_PATH:
+                await self._prove(self._known, scope, send)
+                return
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
             await receive()
@@ -70,15 +74,25 @@ class Guard:
             await send({"type": "http.response.start", "status": denial.status, "headers": headers})
             await send({"type": "http.response.body", "body": denial.reason.encode()})
 
-    def _denial(self, scope: "Scope") -> Denial | None:
-        def given(name: bytes) -> list[str]:
-            return [value.decode("latin-1") for key, value in scope["headers"] if key == name]
+    async def _prove(self, known: Identity, scope: "Scope", send: "Send") -> None:
+        [question, *_] = [*parse_qs(scope["query_string"].decode("latin-1")).get("question", []), ""]
+        place = self.address.removeprefix("http://")
+        is_one = TOKEN.fullmatch(question) is not None
+        said = (
+            {"era": known.era, "proof": known.proof(place, question)} if is_one else {"detail": "question is no token"}
+        )
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 200 if is_one else 400, "headers": headers})
+        await send({"type": "http.response.body", "body": json.dumps(said).encode()})
 
-        if given(b"host") != [self.address.removeprefix("http://")]:
-            return Denial(421, f"This server answers as {self.address} only.")
-        if given(b"origin") not in ([], [self.address]):
-            return Denial(403, "Pages of other addresses may not use this server.")
-        if self._secret is not None and scope["path"] != OPEN_PATH and not self._is_secret(given(b"authorization")):
+    def _denial(self, scope: "Scope") -> Denial | None:
+        headers = scope["headers"]
+        denial = misaddressed(headers, self.address.removeprefix("http://").__eq__, self.address)
+        if denial is not None:
+            return denial
+        authorization = values_of(headers, b"authorization")
+        is_open = scope["path"] in (OPEN_PATH, PROOF_PATH)
+        if self._secret is not None and not is_open and not self._is_secret(authorization):
             return Denial(401, "The password is missing or wrong. `rm-opt status` says where it is.")
         return None
 
@@ -89,6 +103,38 @@ class Guard:
         except ValueError:  # no base64, or not even ASCII
             return False
         return scheme.lower() == "basic" and hmac.compare_digest(secret, (self._secret or "").encode())
+
+
+class AnyName:
+    """Let the password of Prefect's log-in be given with any user name: its own field suggests `admin:pass`.
+
+    Prefect compares the whole text with the one that it was started with, which is the password alone.
+
+    Args:
+        app: Prefect's.
+        secret: the password.
+    """
+
+    def __init__(self, app: "ASGIApp", secret: str) -> None:
+        self.app = app
+        self._secret = secret.encode()
+
+    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
+        """Hand a connection on, with the log-in as Prefect wants it."""
+        headers = [
+            (name, self._alone(value) if name == b"authorization" else value)
+            for name, value in scope.get("headers", ())
+        ]
+        await self.app({**scope, "headers": headers} if headers else scope, receive, send)
+
+    def _alone(self, value: bytes) -> bytes:
+        scheme, _, credentials = value.partition(b" ")
+        try:
+            _, colon, secret = base64.b64decode(credentials, validate=True).rpartition(b":")
+        except ValueError:
+            return value
+        is_ours = scheme.lower() == b"basic" and colon and hmac.compare_digest(secret, self._secret)
+        return b"Basic " + base64.b64encode(self._secret) if is_ours else value
 
 
 def migrate_prefect() -> None:
@@ -104,12 +150,24 @@ def migrate_prefect() -> None:
 
 
 def prefect_app(address: str) -> Guard:
-    """Prefect's server; it finds its password in PREFECT_SERVER_API_AUTH_STRING."""
+    """Prefect's server, which runs what prefect.yaml declares only."""
+    declared = read_declared(Path(os.environ[PROJECT_VARIABLE]))
+    secret = os.environ["PREFECT_SERVER_API_AUTH_STRING"]
+    return Guard(AnyName(OnlyDeclared(_prefect(), declared), secret), address, known=identity(home()))
+
+
+def embedded_app(address: str) -> Guard:
+    """Prefect's server of one run: no worker asks it."""
+    return Guard(_prefect(), address)
+
+
+def _prefect() -> "ASGIApp":
+    """Prefect's own application; it finds its password in PREFECT_SERVER_API_AUTH_STRING."""
     os.environ["PREFECT_SERVER_DATABASE_MIGRATE_ON_START"] = "false"  # read at import
     from prefect.server.api.server import create_app
 
     migrate_prefect()
-    return Guard(create_app(final=True), address)
+    return create_app(final=True)
 
 
 def mlflow_app(address: str) -> Guard:
@@ -132,37 +190,27 @@ def mlflow_app(address: str) -> Guard:
         initialize_backend_stores(database, database, artifacts)
     from mlflow.server.fastapi_app import app
 
-    return Guard(ModelTrainingFirst(app), address, password(home()))
-
-
-def start_app(address: str) -> Guard:
-    """The start page, and the reports of this home."""
-    from tasks.start_page import start_page_app
-
-    return Guard(start_page_app(home()), address, password(home()))
+    known = identity(home())
+    return Guard(ModelTrainingFirst(app), address, known.password(MLFLOW_SERVER), known)
 
 
 APPS: dict[str, Callable[[str], Guard]] = {
-    START_PAGE: start_app,
     PREFECT_SERVER: prefect_app,
-    EMBEDDED_PREFECT: prefect_app,
+    EMBEDDED_PREFECT: embedded_app,
     MLFLOW_SERVER: mlflow_app,
 }
 
 
 def main() -> None:
     """Serve until SIGTERM."""
-    name, address = sys.argv[1:3]
-    host, _, port = address.rpartition(":")
-    sockets = None
-    if len(sys.argv) > 3:
+    name, address, descriptor = sys.argv[1:]
+    if name == EMBEDDED_PREFECT:
         die_with_parent(os.getppid())
-        sockets = [socket.socket(fileno=int(sys.argv[3]))]
+    listener = socket.socket(fileno=int(descriptor))
     import uvicorn
 
-    app = APPS[name](f"http://{address}")
-    config = uvicorn.Config(app, host=host, port=int(port), log_level="warning", access_log=False)
-    uvicorn.Server(config).run(sockets)
+    config = uvicorn.Config(APPS[name](f"http://{address}"), log_level="warning", access_log=False)
+    uvicorn.Server(config).run([listener])
 
 
 if __name__ == "__main__":

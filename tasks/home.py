@@ -7,33 +7,26 @@ already (by the user, a worker or `rm-opt up`) stands.
 
 import os
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import DIGESTS_VARIABLE
-from tasks.local_services import (
-    MLFLOW_SERVER,
-    PREFECT_SERVER,
-    START_PAGE,
-    START_PAGE_VARIABLE,
-    mlflow_login,
-    password,
-    running_services,
-)
+from rmcore.core.ports import hold
+from rmcore.core.proxies import keep_direct
+from tasks.local_services import EMBEDDED_PREFECT, HOME_MARK, MLFLOW_SERVER, PREFECT_SERVER, running_services
+from tasks.passwords import identity, mlflow_login
 
-START_PORT = 4300
 PREFECT_PORT = 4200
 MLFLOW_PORT = 5000
-WEBHOOK_VARIABLE = "RM_OPT_WEBHOOK_URL"
-"""Environment variable with the address that `rm-opt up` has messages posted to (flows/automations.py): a secret."""
 PROJECT_VARIABLE = "RM_OPT_PROJECT"
 """Environment variable with the checkout, in a worker: where the runs that it starts find the flows."""
 HOME_FOLDERS = (
-    *("given", "mlflow", "prefect", "registrations", "reports"),
+    *("compiled", "given", "judge", "mlflow", "prefect", "registrations", "reports"),
     *("scores", "services", "store", "tuning", "unsynced"),
 )
-"""Where all of our data lies in a home: prompts and answers, rewards, databases, logs, a password."""
+"""Where all of our data lies in a home: prompts and answers, rewards, databases, logs, a password; compiled code."""
 OWNER_ONLY = 0o700
 CREATE_TIME_TOLERANCE_S = 1.0
 """psutil derives a process's creation time from the boot time, which moves a little when the clock is corrected."""
@@ -49,6 +42,7 @@ QUIET_ENVIRONMENT = {
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     # A server that went away costs seconds: one retry after 1 s instead of 7 over four minutes.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
@@ -66,13 +60,6 @@ SAFE_ENVIRONMENT = {
     # Origins whose pages may ask Prefect's server; by default all. `rm-opt up` names its UI, the embedded one has none.
     "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": "none",
 }
-LOGIN_VARIABLES = (
-    "PREFECT_SERVER_API_AUTH_STRING",
-    "PREFECT_API_AUTH_STRING",
-    "MLFLOW_TRACKING_USERNAME",
-    "MLFLOW_TRACKING_PASSWORD",
-)
-"""Environment that holds the password."""
 
 
 def project_root() -> Path:
@@ -112,26 +99,22 @@ def tracking_address(directory: Path) -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or default_tracking_uri(directory)
 
 
-def _keep_loopback_off_the_proxy() -> None:
-    """Behind a proxy, HTTP clients would ask it even for servers on this machine."""
-    for name in ("NO_PROXY", "no_proxy"):
-        kept = [host for host in os.environ.get(name, "").split(",") if host]
-        os.environ[name] = ",".join([*kept, *(host for host in ("127.0.0.1", "localhost") if host not in kept)])
-
-
 def make_home(directory: Path) -> None:
-    """Make the home and its folders; nobody but their owner may look into them.
+    """Make the home and its folders; only their owner may look into them.
 
     A home that is there already keeps its own mode: it may be a folder that holds other things, too.
 
     Raises:
-        ConfigError: that cannot be done.
+        ConfigError: that cannot be done, or a folder, or the link to one, is another user's, who could put anything
+            into it: settings, code of a checkpoint, a password that they know.
     """
     try:
         directory.mkdir(mode=OWNER_ONLY, parents=True, exist_ok=True)
+        _require_ours(directory)
         for name in HOME_FOLDERS:
             folder = directory / name
             folder.mkdir(mode=OWNER_ONLY, exist_ok=True)
+            _require_ours(folder)
             if folder.stat().st_mode & 0o077:
                 folder.chmod(OWNER_ONLY)
     except OSError as error:
@@ -139,6 +122,15 @@ def make_home(directory: Path) -> None:
             f"RM_OPT_HOME is {directory}, which cannot be made, or not for you alone ({error.strerror}: "
             f"{error.filename}): nothing could be stored. Set RM_OPT_HOME to a folder of your own."
         ) from error
+
+
+def _require_ours(folder: Path) -> None:
+    owners = {folder.stat().st_uid, folder.lstat().st_uid} - {os.geteuid()}
+    if owners:
+        raise ConfigError(
+            f"{folder} belongs to uid {owners.pop()}, and this process runs as uid {os.geteuid()}: its owner could "
+            "change what is read from there. Set RM_OPT_HOME to a folder of your own, or change the owner with chown."
+        )
 
 
 def digests_file() -> Path:
@@ -154,9 +146,11 @@ def configure_environment() -> None:
     so that the local servers get theirs and no other server does.
 
     Raises:
-        ConfigError: the home cannot be made.
+        ConfigError: the home cannot be made or is another user's, or a proxy is set that HTTP clients cannot use.
+        ServiceError: the port of a local server is another user's.
     """
     directory = home()
+    make_home(directory)
     running = {name: service.url for name, service in running_services(directory).items()}
     prefect_api = f"{running[PREFECT_SERVER]}/api" if PREFECT_SERVER in running else ""
     settings = {
@@ -165,20 +159,25 @@ def configure_environment() -> None:
         "RM_OPT_HOME": str(directory),
         DIGESTS_VARIABLE: str(digests_file()),
         "PREFECT_HOME": str(directory / "prefect"),
+        "TORCHINDUCTOR_CACHE_DIR": str(directory / "compiled"),  # torch's is in /tmp, which is emptied
         "MLFLOW_TRACKING_URI": running.get(MLFLOW_SERVER) or default_tracking_uri(directory),
     }
     if prefect_api:
         settings["PREFECT_API_URL"] = prefect_api
-    if START_PAGE in running:
-        settings[START_PAGE_VARIABLE] = str(running[START_PAGE])
-    make_home(directory)
+    keep_direct(str(url.hostname) for url in map(urlsplit, filter(None, running.values())))
     for name, value in settings.items():
         os.environ.setdefault(name, value)
-    secret = password(directory)
-    os.environ["PREFECT_SERVER_API_AUTH_STRING"] = secret  # of the embedded server, which listens on loopback, too
-    if os.environ.get("PREFECT_API_URL", "").rstrip("/") in ("", prefect_api):
-        os.environ["PREFECT_API_AUTH_STRING"] = secret
+    ours = {url for url in running.values() if url}
+    if os.environ.get(HOME_MARK) == str(directory):  # a process below those of `rm-opt up`: a server may have died
+        ours |= {os.environ[name] for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI") if name in os.environ}
+    for address in ours:
+        hold(address)
+    known = identity(directory)
+    # Of a server that Prefect itself would embed; tasks/embedded_prefect.py makes one for each of its own.
+    os.environ["PREFECT_SERVER_API_AUTH_STRING"] = known.password(EMBEDDED_PREFECT)
+    api = os.environ.get("PREFECT_API_URL", "").rstrip("/")
+    if api in ("", prefect_api):
+        os.environ["PREFECT_API_AUTH_STRING"] = known.password(PREFECT_SERVER if api else EMBEDDED_PREFECT)
     if os.environ["MLFLOW_TRACKING_URI"].rstrip("/") == running.get(MLFLOW_SERVER):
-        os.environ |= mlflow_login(secret)
-    _keep_loopback_off_the_proxy()
+        os.environ |= mlflow_login(known.password(MLFLOW_SERVER))
     Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)  # Prefect makes no parents

@@ -3,11 +3,14 @@
 MLflow is imported by the first use: its import takes 2 s, its first connection to a new database 5 s.
 """
 
+import functools
 import logging
-from collections.abc import Iterator
+import random
+import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import urlsplit, urlunsplit
 
 from rmcore.core.files import exclusive
@@ -16,13 +19,23 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 PROBE_TIMEOUT_S = 5.0
-
-
 DATABASE_FILE = "sqlite:///"
+PASSING = frozenset({"BAD_REQUEST", "INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "ABORTED", "RESOURCE_CONFLICT"})
+"""MLflow's answers that the same call may not get again. BAD_REQUEST is how it tells that its database refused a row,
+above all one that another run inserted between MLflow's own look and its insert; the call is rolled back then."""
+RETRY_SECONDS = 30.0
+"""No call is repeated later than this after its first try."""
+IMPATIENT_SECONDS = 1.0
+"""The same once a call was refused for all of RETRY_SECONDS: what is asked next would be, too, and each would wait."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
+LOCAL_FILE_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+T = TypeVar("T")
 
 
 def connect(tracking_uri: str) -> "MlflowClient":
-    """A client of `tracking_uri`; a server is asked for a sign of life first, so a dead address costs seconds.
+    """A client of `tracking_uri` whose calls are repeated where MLflow's answer may be another one the next time.
+
+    A server is probed first, so a dead address costs seconds.
 
     Raises:
         OSError: no server answers there.
@@ -36,7 +49,72 @@ def connect(tracking_uri: str) -> "MlflowClient":
     from mlflow import MlflowClient
 
     with alone_with(tracking_uri):
-        return MlflowClient(tracking_uri, registry_uri=tracking_uri)
+        client = persistent(lambda: MlflowClient(tracking_uri, registry_uri=tracking_uri))
+        return cast("MlflowClient", _PersistentClient(client))
+
+
+class _PersistentClient:
+    """An MlflowClient, each call of which is `persistent`."""
+
+    def __init__(self, client: "MlflowClient") -> None:
+        self._client = client
+        self._seconds = RETRY_SECONDS
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._client, name)
+
+        @functools.wraps(call)
+        def repeated(*given: Any, **named: Any) -> Any:
+            began = time.monotonic()
+            try:
+                return persistent(lambda: call(*given, **named), self._seconds)
+            except Exception:
+                if time.monotonic() - began > self._seconds:
+                    self._seconds = IMPATIENT_SECONDS
+                raise
+
+        return repeated
+
+
+def persistent(call: Callable[[], T], seconds: float = RETRY_SECONDS) -> T:
+    """Return what one call to MLflow gives, repeating it for some seconds while its answer is a passing one.
+
+    Four runs that begin at once meet in MLflow's tables: of two that insert one row, such as the data set of both, the
+    second is refused, and of two that write a SQLite file, one may be told that it is locked. Neither is an outage.
+    """
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    began, pause = time.monotonic(), FIRST_PAUSE_S
+    while True:
+        try:
+            return call()
+        except (MlflowException, SQLAlchemyError) as error:
+            passes = isinstance(error, SQLAlchemyError) or error.error_code in PASSING
+            # What `requests` raised was tried again below MLflow already: the server is away.
+            if not passes or _is_connection_failure(error) or time.monotonic() - began > seconds:
+                raise
+        time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - runs that met must not meet again
+        pause = min(2 * pause, LONGEST_PAUSE_S)
+
+
+def _is_connection_failure(error: BaseException | None) -> bool:
+    """Whether an error, or one that it was raised for, is of the network."""
+    while error is not None:
+        if isinstance(error, OSError) and not isinstance(error, LOCAL_FILE_ERRORS):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def is_outage(error: Exception) -> bool:
+    """Whether MLflow does not answer, or has no database: what is told next would fail, too.
+
+    That is a connection refused or timed out, and an answer of 500 or more after all repetitions, which is also how a
+    database file that cannot be opened is told.
+    """
+    status = getattr(error, "get_http_status_code", None)  # MLflow's own errors; it may be what cannot be imported
+    return _is_connection_failure(error) or (status is not None and status() >= 500)
 
 
 def alone_with(tracking_uri: str) -> AbstractContextManager[None]:
@@ -72,6 +150,8 @@ def without_login(address: str) -> str:
 
     >>> without_login("https://me:secret@tracking.example/mlflow")
     'https://tracking.example/mlflow'
+    >>> without_login("sqlite:////home/me/mlflow.db")
+    'sqlite:////home/me/mlflow.db'
     """
     parts = urlsplit(address)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if parts.netloc else address

@@ -1,6 +1,11 @@
 """One MLflow run, fed with events. MLflow is used here and in the modules that this one imports, nowhere else.
 
 Everything goes through `MlflowClient` with an explicit run id, never through MLflow's global "active run".
+
+A run has a uid. Started again, one that MLflow has whole is used again and gets nothing but tags. Any other with this
+uid (killed, cut off by an outage, of another outcome) is set aside as superseded, still there to be read, and a new one
+is made: two attempts never mix in one run's curves, and sending a record twice does no harm. A child looks for its
+parent by uid when it begins, and a parent for its children when it ends, so either may come first.
 """
 
 import json
@@ -13,23 +18,12 @@ from typing import TYPE_CHECKING, Any
 from rmcore.core.files import exclusive
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.reporting.html.note import in_run
-from tasks.mlflow_client import connect, tolerating
+from tasks.mlflow_client import connect, in_one_line, is_outage, tolerating
 from tasks.model_training import EXPERIMENT_TAGS
 from tasks.model_versions import VersionJudgement, confirm_versions, register_checkpoint
-from tasks.run_identity import (
-    EXPERIMENT_PREFIX,
-    MISSING_TAG,
-    adopt_children,
-    contradicts,
-    find_run,
-    identity_tags,
-    is_complete,
-    join_parent,
-    make_run,
-    owner_tags,
-    set_aside,
-)
+from tasks.run_owner import HOST, OWNER_FIELDS, has_died, this_machine, this_process
 from tasks.run_record import (
+    KEY_TAG,
     MAX_VALUE_CHARS,
     Event,
     MetricRow,
@@ -40,7 +34,8 @@ from tasks.run_record import (
 )
 
 if TYPE_CHECKING:
-    from mlflow.entities import Metric, Run
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
 logger = logging.getLogger(__name__)
@@ -52,84 +47,109 @@ LOGGED_ARTIFACTS_TAG = "mlflow.loggedArtifacts"
 """Where MLflow's evaluation view looks for tables: a JSON list of {"path", "type": "table"}."""
 NOTE_TAG = "mlflow.note.content"
 """Tag of the description that MLflow shows on a run's page."""
+PARENT_TAG = "mlflow.parentRunId"
+UID_TAG, PARENT_UID_TAG, KIND_TAG = "rm.run_uid", "rm.parent_uid", "rm.kind"
+START_TAG = "rm.start"
+"""Names the start of the run that MLflow was told of last."""
+MISSING_TAG = "rm.missing_files"
+"""Names what the run was sent without: such a run is not whole."""
+OWNER_PREFIX = "rm."
+"""Prefix of the tags that name the process which feeds a run."""
+EXPERIMENT_PREFIX = "rm/"
+"""Prefix of the names of all our experiments."""
+FINISHED = "FINISHED"
+SUPERSEDED = "superseded"
+"""Kind of a run that was set aside, and the end of its name and uid."""
 TAKEN_WHEN_COMPLETE = ("set_tags", "experiment_tags", "note", "model", "confirmation")
 """Events that a complete run still takes; each leaves MLflow as it is when it is told again."""
+
+
+def replay(record: RunRecord, directory: Path) -> "MlflowRun":
+    """Send all of a record to MLflow; what is gone from the disk, or refused, is named and left out.
+
+    Raises what MLflow raises where it does not answer.
+    """
+    run = MlflowRun(record, directory)
+    for event in record.events:
+        needed = event.get("path") or event.get("checkpoint")
+        try:
+            if run.complete or needed is None or Path(needed).exists():
+                run.apply(event)
+                continue
+            reason = f"{needed} is gone"
+        except Exception as error:
+            if is_outage(error):
+                raise
+            reason = in_one_line(error)
+        if event["kind"] != "follow":  # a followed file has usually moved into its artifact folder
+            run.missing.append(reason)
+            logger.warning("%s, so run %s goes to MLflow without it; run the same again.", reason, record.run_name)
+    return run
 
 
 class MlflowRun:
     """One MLflow run: applies events to it, and raises what MLflow raises. Used by one thread."""
 
-    def __init__(self, record: RunRecord, directory: Path, tracking_uri: str, *, resume: bool) -> None:
-        """Open the run of `record`.
-
-        Args:
-            record: what the run is.
-            directory: the home, for locks and the artifacts of a bare database.
-            tracking_uri: MLflow's address.
-            resume: look for a run of this uid first.
-        """
-        self.client = connect(tracking_uri)
-        self.directory = directory
-        self.record = record
-        self.experiment_id = self._experiment(record.study, tracking_uri)
+    def __init__(self, record: RunRecord, directory: Path) -> None:
+        """Open the run of `record`; `directory` is the home, for locks and the artifacts of a bare database."""
+        self.client = connect(record.tracking_uri)
+        self.directory, self.record = directory, record
+        self.experiment_id = self._experiment(record.study)
         self.missing: list[str] = []
-        self._run, self._resumed = self._find_or_make(record) if resume else (self._make(record), False)
-        self.run_id: str = self._run.info.run_id
-        self.complete = self._resumed and is_complete(self._run, record)
         self._sent_lines: set[bytes] = set()
-        self._known: dict[str, set[tuple[float, int]]] = {}
-        self._summary: dict[tuple[str, int], float] = {}
         self._next_step = 0
-        self._tracking_uri = tracking_uri
         self._monitor: SystemMetricsMonitor | None = None
-        self._begin()
-
-    def _find_or_make(self, record: RunRecord) -> "tuple[Run, bool]":
-        # Two processes that start the same run at once must make one.
-        with exclusive(self.directory / "mlflow" / "take-up.lock"):
-            found = find_run(self.client, self.experiment_id, record.uid)
-            if found is None:
-                return self._make(record), False
-            if contradicts(found, record):
-                set_aside(self.client, found)
-                return self._make(record), False
-            return found, True
-
-    def _make(self, record: RunRecord) -> "Run":
-        return make_run(self.client, self.experiment_id, record)
-
-    def _begin(self) -> None:
-        known = self._run.data if self._resumed else None
-        tags = identity_tags(self.record) if known else {}
-        self.set_tags({name: text for name, text in tags.items() if known and known.tags.get(name) != text})
-        if not self.complete:
-            if self._resumed:
-                self.set_tags(owner_tags())
-            if self._run.info.status != "RUNNING":
+        # Two processes that start the same run at once must not both take it for theirs.
+        with exclusive(directory / "mlflow" / "take-up.lock"):
+            self._run, is_new = self._find_or_make()
+        self.run_id: str = self._run.info.run_id
+        of_this_start = self._run.data.tags.get(START_TAG) == record.start  # a record that is sent twice
+        self.complete = not is_new and (record.key is not None or of_this_start)
+        parent_uid = record.parent_uid
+        parent = None if parent_uid is None else find_run(self.client, self.experiment_id, parent_uid)
+        if parent is not None:
+            set_parent(self.client, self._run, parent)
+        if is_new:
+            self._send_params(record.params)
+        else:
+            self.set_tags(record.tags if self.complete else {**record.tags, **self._start_tags()})
+            if not self.complete:
                 self.client.update_run(self.run_id, "RUNNING")
-            self._send_params(
-                {name: text for name, text in self.record.params.items() if not known or name not in known.params}
-            )
-        self._has_parent = self.record.parent_uid is None or self._join_parent(self.record.parent_uid)
-        if not self._resumed:
-            adopt_children(self.client, self._run, self.record.uid)
 
-    def _experiment(self, study: str, tracking_uri: str) -> str:
+    def _find_or_make(self) -> "tuple[Run, bool]":
+        found = find_run(self.client, self.experiment_id, self.record.uid)
+        if found is not None:
+            if is_whole(found, self.record):
+                return found, False
+            set_aside(self.client, found)
+        record = self.record
+        parent = {} if record.parent_uid is None else {PARENT_UID_TAG: record.parent_uid}
+        tags = {**record.tags, UID_TAG: record.uid, **parent, **self._start_tags()}
+        made = self.client.create_run(
+            self.experiment_id, start_time=record.started_ms, run_name=record.run_name, tags=tags
+        )
+        return made, True
+
+    def _start_tags(self) -> dict[str, str]:
+        """Name this start of the run and the process that feeds it."""
+        return {
+            START_TAG: self.record.start,
+            **{f"{OWNER_PREFIX}{name}": value for name, value in this_process().items()},
+        }
+
+    def _experiment(self, study: str) -> str:
         """Id of the experiment `rm/<study>`, made where missing and restored where deleted."""
         name = f"{EXPERIMENT_PREFIX}{study}"
         # A server knows its own artifact root; MLflow's default for a bare database is the current folder.
         artifacts = self.directory / "mlflow" / "artifacts" / study
-        location = None if tracking_uri.startswith("http") else artifacts.as_uri()
+        location = None if self.record.tracking_uri.startswith("http") else artifacts.as_uri()
         experiment = self.client.get_experiment_by_name(name)
         if experiment is None:
             with tolerating("RESOURCE_ALREADY_EXISTS"):  # another run may be faster
                 return str(self.client.create_experiment(name, artifact_location=location, tags=EXPERIMENT_TAGS))
-            return self._experiment(study, tracking_uri)
+            return self._experiment(study)
         if experiment.lifecycle_stage == "deleted":
             self.client.restore_experiment(experiment.experiment_id)
-        for tag, value in EXPERIMENT_TAGS.items():  # one that an older version made, or a person, may lack it
-            if experiment.tags.get(tag) != value:
-                self.client.set_experiment_tag(experiment.experiment_id, tag, value)
         return str(experiment.experiment_id)
 
     def _send_params(self, params: Mapping[str, str]) -> None:
@@ -152,6 +172,10 @@ class MlflowRun:
 
         if tags:
             self.client.log_batch(self.run_id, tags=[RunTag(name, value) for name, value in tags.items()])
+
+    def rename(self, name: str) -> None:
+        """Call the run otherwise, now that it is known what tells it from others."""
+        self.client.update_run(self.run_id, name=name)
 
     def experiment_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags of the whole experiment."""
@@ -176,7 +200,7 @@ class MlflowRun:
         self.client.log_artifact(self.run_id, path, folder or None)
 
     def follow(self, path: str) -> None:
-        """Replay of a followed file: whatever of it was not sent line by line."""
+        """Send what of a followed file was not sent line by line."""
         if Path(path).is_file():
             self.send_lines(Path(path).read_bytes().splitlines(), Path(path))
 
@@ -185,7 +209,7 @@ class MlflowRun:
         artifact = Path(path)
         self.follow(str(artifact / METRICS_FILE))
         # One step after the curves: MLflow shows the value of the last step as a run's metric.
-        self.send_metrics([(self._next_step, summary_metrics(artifact, stage))])
+        self._send_metrics([(self._next_step, summary_metrics(artifact, stage))])
         for part in ("figures", "tables"):
             if (artifact / part).is_dir():
                 self.client.log_artifacts(self.run_id, str(artifact / part), f"{stage}/{part}")
@@ -195,42 +219,19 @@ class MlflowRun:
         new = [line for line in dict.fromkeys(lines) if line not in self._sent_lines]
         rows = parse_metric_lines(new, source=source)
         self._next_step = max([self._next_step, *(step + 1 for step, _ in rows)])
-        self.send_metrics(rows)
+        self._send_metrics(rows)
         self._sent_lines.update(new)
 
-    def send_metrics(self, rows: Sequence[MetricRow]) -> None:
-        """Send rows in as few calls as MLflow allows; into a resumed run, only what it has not got."""
-        now_ms = time.time_ns() // 1_000_000
-        points = [(name, value, step) for step, values in rows for name, value in values.items()]
-        if self._resumed:
-            points = [point for point in points if point[1:] not in self._points_of(point[0])]
-            for name, value, step in points:
-                self._known[name].add((value, step))
-        self._send_points(points, now_ms)
-
-    def _points_of(self, name: str) -> set[tuple[float, int]]:
-        """Values and steps of a metric that the resumed run has."""
-        if name not in self._known:
-            self._known[name] = {(point.value, point.step) for point in self._history(name)}
-        return self._known[name]
-
-    def _history(self, name: str) -> "list[Metric]":
-        return sorted(self.client.get_metric_history(self.run_id, name), key=lambda point: point.timestamp)
-
     def metrics(self, values: Mapping[str, float], step: int, time_ms: int) -> None:
-        """Set numbers of the run as a whole; of several told at one step, the last one holds."""
-        if self._resumed:
-            for name in values:
-                if (name, step) not in self._summary:
-                    self._summary |= {(name, point.step): point.value for point in self._history(name)}
-        new = [(name, value, step) for name, value in values.items() if self._summary.get((name, step)) != value]
-        self._send_points(new, time_ms)
-        self._summary |= {(name, step): value for name, value, step in new}
+        """Set numbers of the run as a whole; of several told at one step, MLflow shows the last one."""
+        self._send_metrics([(step, dict(values))], time_ms)
 
-    def _send_points(self, points: Sequence[tuple[str, float, int]], time_ms: int) -> None:
+    def _send_metrics(self, rows: Sequence[MetricRow], time_ms: int | None = None) -> None:
+        """Send rows in as few calls as MLflow allows."""
         from mlflow.entities import Metric
 
-        metrics = [Metric(name, value, time_ms, step) for name, value, step in points]
+        now_ms = time_ms or time.time_ns() // 1_000_000
+        metrics = [Metric(name, value, now_ms, step) for step, values in rows for name, value in values.items()]
         for start in range(0, len(metrics), MAX_METRICS_PER_CALL):
             self.client.log_batch(self.run_id, metrics=metrics[start : start + MAX_METRICS_PER_CALL])
 
@@ -251,27 +252,24 @@ class MlflowRun:
 
         # Its thread ends at the first failure; an outage is told once, by the tracker.
         logging.getLogger(SystemMetricsMonitor.__module__).setLevel(logging.CRITICAL)
-        self._monitor = SystemMetricsMonitor(self.run_id, resume_logging=self._resumed, tracking_uri=self._tracking_uri)
+        self._monitor = SystemMetricsMonitor(self.run_id, tracking_uri=self.record.tracking_uri)
         self._monitor.start()
 
-    def end(self, status: str, ended_ms: int) -> None:
-        """Set the run's final status and end time, after all else: whoever reads FINISHED takes the run for whole."""
+    def stop_watching(self) -> None:
+        """End the thread of `watch_machine`."""
         if self._monitor is not None:
             self._monitor.finish()
-        if not self._has_parent and not self._join_parent(str(self.record.parent_uid)):
-            logger.warning(
-                "MLflow does not know the parent of run %s: its matrix was never sent there, so the run stands alone "
-                "until the parent is sent (`rm-opt sync`, or the same command again).",
-                self.record.run_name,
-            )
+            self._monitor = None
+
+    def end(self, status: str, ended_ms: int) -> None:
+        """Set the run's final status and end time, after all else: a run that is FINISHED is taken for whole."""
+        self.stop_watching()
+        uid = self.record.uid
+        for child in self.client.search_runs([self.experiment_id], f"tags.`{PARENT_UID_TAG}` = '{uid}'"):
+            set_parent(self.client, child, self._run)  # one that looked for its parent before that was there
         if self.missing:
             self.set_tags(texts({MISSING_TAG: "; ".join(self.missing)}))
-        elif self._resumed and MISSING_TAG in self._run.data.tags:
-            self.client.delete_tag(self.run_id, MISSING_TAG)
         self.client.set_terminated(self.run_id, status, ended_ms)
-
-    def _join_parent(self, parent_uid: str) -> bool:
-        return join_parent(self.client, self._run, parent_uid)
 
     def note(self, text: str) -> None:
         """Set the run's description."""
@@ -302,3 +300,67 @@ class MlflowRun:
             found = confirm_versions(self.client, key, tags)
         if found:
             self.set_tags({"rm.model": found[-1]})
+
+
+def find_run(client: "MlflowClient", experiment_id: str, uid: str) -> "Run | None":
+    """Return the run of this uid; None where there is none (or only a deleted one)."""
+    runs = client.search_runs([experiment_id], f"tags.`{UID_TAG}` = '{uid}'", max_results=1)
+    return runs[0] if runs else None
+
+
+def is_whole(run: "Run", record: RunRecord) -> bool:
+    """Whether MLflow has all of the outcome that `record` is about; without a key, of an earlier start of the same.
+
+    FINISHED is the last thing that a run is told, after all that belongs to it.
+    """
+    tags, params = run.data.tags, run.data.params
+    is_same = tags.get(KEY_TAG) == record.key and all(
+        params.get(name, text) == text for name, text in record.params.items()
+    )
+    return is_same and run.info.status == FINISHED and MISSING_TAG not in tags
+
+
+def set_aside(client: "MlflowClient", run: "Run") -> None:
+    """Take `run` out of all views and searches of its matrix; it keeps its numbers and its parent."""
+    run_id, tags = run.info.run_id, run.data.tags
+    logger.info("Run %s (%s) holds an earlier attempt; it is kept as superseded.", run.info.run_name, run_id)
+    client.set_tag(run_id, KIND_TAG, SUPERSEDED)
+    client.set_tag(run_id, UID_TAG, f"{tags[UID_TAG]} {SUPERSEDED}")
+    still_open = run.info.status == "RUNNING"
+    client.update_run(run_id, "KILLED" if still_open else None, f"{run.info.run_name} ({SUPERSEDED})")
+
+
+def reap_dead_runs(client: "MlflowClient") -> list[str]:
+    """Set runs that a process of this machine left open when it was killed to KILLED; return their names.
+
+    A run without an owner, or of another machine, is left alone.
+    """
+    experiments = client.search_experiments(filter_string=f"name LIKE '{EXPERIMENT_PREFIX}%'")
+    is_ours = f"tags.`{OWNER_PREFIX}{HOST}` = '{this_machine()}'"
+    running = client.search_runs(
+        [experiment.experiment_id for experiment in experiments], f"attributes.status = 'RUNNING' and {is_ours}"
+    )
+    ended = []
+    for run in running:
+        if has_died(_owner(run)):
+            # Read once more: between the search and the look at its process it may have ended well.
+            now = client.get_run(run.info.run_id)
+            if now.info.status == "RUNNING" and _owner(now) == _owner(run):
+                client.set_terminated(run.info.run_id, "KILLED")
+                ended.append(run.info.run_name)
+    return ended
+
+
+def _owner(run: "Run") -> dict[str, str]:
+    tags = run.data.tags
+    return {name: tags[f"{OWNER_PREFIX}{name}"] for name in OWNER_FIELDS if f"{OWNER_PREFIX}{name}" in tags}
+
+
+def set_parent(client: "MlflowClient", child: "Run", parent: "Run") -> None:
+    """Make `child` a child of `parent`, unless it is."""
+    from mlflow.entities import RunTag
+
+    # Parent and child may do this at the same moment. MLflow's `set_tag` reads and then inserts, so the second of two
+    # fails on the table's key; `log_batch` tries again.
+    if child.data.tags.get(PARENT_TAG) != parent.info.run_id:
+        client.log_batch(child.info.run_id, tags=[RunTag(PARENT_TAG, parent.info.run_id)])

@@ -4,20 +4,17 @@ Aliases follow the evidence: `candidate` is the newest version, `passed-labels` 
 answers, `ready` was judged so on a policy's samples, `confirmed` gained when it was optimised against.
 """
 
-import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import urlsplit
 
 import rmcore
-from rmcore.core.errors import ConfigError, RmcoreError, ServiceError
 from rmcore.policy.readiness.verdict import LOWEST_READY_RUNG, PASSED, verdict_tags
 from rmcore.reporting.html.note import plain
 from rmcore.reporting.schema import NextRung, Verdict
-from tasks.mlflow_client import connect, in_one_line, tolerating, without_login
+from tasks.mlflow_client import tolerating
 from tasks.run_record import MAX_VALUE_CHARS, texts
 
 if TYPE_CHECKING:
@@ -28,9 +25,6 @@ if TYPE_CHECKING:
 MODEL_REQUIREMENTS = ("mlflow", "torch", "transformers", "safetensors", "pydantic", "numpy", "pandas", "jinja2")
 """Packages that serve a registered model elsewhere; named, because MLflow's own guess would import torch here."""
 REGISTRY_SCHEME = "models:/"
-_REGISTERED = re.compile(r"models:/([^/@']+)(?:/(\d+)|@([^/@']+))")
-_SHOWN = 20
-"""Most names that a message lists."""
 CANDIDATE, PASSED_LABELS, READY, CONFIRMED = "candidate", "passed-labels", "ready", "confirmed"
 """Aliases: the newest version; passed on rung 1 or 2; ready on rung 3 (or gained); gained on rung 4."""
 TOP_RUNG = 4
@@ -218,92 +212,3 @@ def save_reward_model(folder: Path, checkpoint: Path, *, run_id: str, logged_mod
             run_id=run_id,
         ),
     )
-
-
-class RegisteredCheckpoint(NamedTuple):
-    """A version of a registered model, for example ("rm-demo/3", its checkpoint folder)."""
-
-    name: str
-    folder: Path
-
-
-def checkpoint_of(model: str, tracking_uri: str, folder: Path) -> RegisteredCheckpoint:
-    """The checkpoint of `models:/NAME/VERSION` or `models:/NAME@ALIAS`, as `register_checkpoint` put it there.
-
-    Args:
-        model: the version's address; `rm-opt run` registers a study's models as `rm-STUDY`.
-        tracking_uri: of the MLflow whose registry is asked.
-        folder: what is not on this machine's disk is downloaded into it; else the version's own folder is given.
-
-    Raises:
-        ConfigError: there is no such model, version or alias (the message lists what there is), or it was not made by
-            `register_checkpoint`.
-        ServiceError: MLflow does not answer, or the version's files are not to be had.
-    """
-    if (named := _REGISTERED.fullmatch(model)) is None:
-        raise ConfigError(
-            f"{model} names no version of a registered model: write models:/NAME/VERSION, such as models:/rm-demo/3, "
-            "or models:/NAME@ALIAS, such as models:/rm-demo@candidate."
-        )
-    name, number, alias = named.groups()
-    try:
-        client = connect(tracking_uri)
-        found = _find(client, name, number, alias)
-        if found is None:
-            raise ConfigError(f"{model} is not in MLflow's registry: {_what_there_is(client, name)}")
-        source = client.get_model_version_download_uri(name, found.version)
-        return RegisteredCheckpoint(f"{name}/{found.version}", _fetch(source, tracking_uri, folder))
-    except KeyError as error:
-        raise ConfigError(
-            f"{model} holds no checkpoint ({error} is missing from its MLmodel file): something else registered it. "
-            "Name a model that `rm-opt run` registered."
-        ) from error
-    except RmcoreError:
-        raise
-    except Exception as error:  # MLflow's, its database's or its storage's
-        raise ServiceError(
-            f"{model} could not be read from MLflow at {without_login(tracking_uri)} ({in_one_line(error)}): MLflow is "
-            "away, or its files lie on another machine or were deleted. See `rm-opt status`, or name a checkpoint "
-            "folder."
-        ) from error
-
-
-def _find(client: "MlflowClient", name: str, number: str | None, alias: str | None) -> "ModelVersion | None":
-    # MLflow calls an alias that is not there an invalid value, and everything else that is not there by its name.
-    with tolerating("RESOURCE_DOES_NOT_EXIST"), tolerating("INVALID_PARAMETER_VALUE"):
-        if alias is not None:
-            return client.get_model_version_by_alias(name, alias)
-        return client.get_model_version(name, str(number))
-    return None
-
-
-def _what_there_is(client: "MlflowClient", name: str) -> str:
-    """The versions of `name` with their aliases; where there is no such model, the names of those there are."""
-    versions = sorted((int(one.version) for one in client.search_model_versions(f"name = '{name}'")), reverse=True)
-    if versions:
-        aliases = client.get_registered_model(name).aliases
-        shown = [
-            " ".join([str(version), *(f"(@{alias})" for alias, of in sorted(aliases.items()) if int(of) == version)])
-            for version in versions[:_SHOWN]
-        ]
-        return f"{name} has the versions {', '.join(shown)}. Name one of them."
-    names = [model.name for model in client.search_registered_models(max_results=_SHOWN) if model.name != name]
-    if names:
-        return f"{name} has no versions, and there are the models {', '.join(names)}. Name one of them."
-    return "it is empty. `rm-opt run` registers what it trained."
-
-
-def _fetch(source: str, tracking_uri: str, folder: Path) -> Path:
-    """The checkpoint inside the pyfunc folder at `source`, which says itself where it lies."""
-    import yaml
-    from mlflow.artifacts import download_artifacts
-
-    is_here = urlsplit(source).scheme in ("", "file")
-
-    def get(path: str) -> Path:
-        # Without a destination, MLflow gives the place of what is on this machine and copies nothing.
-        destination = None if is_here else str(folder)
-        return Path(download_artifacts(f"{source}/{path}", dst_path=destination, tracking_uri=tracking_uri))
-
-    described = yaml.safe_load(get("MLmodel").read_text(encoding="utf-8"))
-    return get(described["flavors"]["python_function"]["artifacts"]["checkpoint"]["path"])

@@ -1,7 +1,7 @@
 """The record of what a run told its tracker, as plain data, and how a folder becomes metrics. No MLflow in here.
 
 A tracker writes down everything it is told, as a list of events that name files rather than hold them. Sent once, it
-is the live MLflow run; kept in `unsynced/` while MLflow does not answer, it is all that `rm-opt sync` needs.
+is the live MLflow run; kept in `unsynced/` while MLflow does not answer, it is all that `rm-opt store sync` needs.
 
 An artifact folder holds `metrics.jsonl` (metrics by step), `summary.json` (final numbers), `figures/` and `tables/`.
 """
@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from rmcore.core.errors import DataError
-from rmcore.core.files import write_text
+from rmcore.core.files import exclusive, write_text
 
 logger = logging.getLogger(__name__)
 
@@ -32,10 +32,12 @@ KEY_TAG = "rm.key"
 """Names the outcome that a run shows: the digest of its artifacts' keys."""
 MAX_VALUE_CHARS = 5000
 """MLflow refuses tags over 8,000 and version tags over 5,000 characters."""
-
-
+SYNC_LOCK, SAVED_LOCK = "unsynced.lock", "unsynced.saved.lock"
+"""Held in the home while records are sent, and for the moment in which one is written or removed."""
 SHOWN_CHARS = 300
 """Longest text of what is wrong with a record."""
+PARTS = ("value", "ci_low", "ci_high", "low_if_no_disaster", "high_if_no_disaster")
+"""Parts of a number with ends that become a metric each."""
 
 
 @dataclass
@@ -56,6 +58,8 @@ class RunRecord:
     parent_uid: str | None = None
     started_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
     events: list[Event] = field(default_factory=list)
+    start: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
+    """Names this start of the run: equal runs may begin in one millisecond."""
 
     @property
     def key(self) -> str | None:
@@ -66,19 +70,27 @@ class RunRecord:
     def path(self, directory: Path) -> Path:
         """Where the record waits for MLflow, under the home `directory`.
 
-        Two runs may share a name, never a uid; a run started twice shares a uid, never its time, so that a second
-        start that dies early does not overwrite what the first one wrote down.
+        Each start of a run has one of its own, so that a second start that dies early does not overwrite what the
+        first one wrote down.
         """
         uid = hashlib.sha256(self.uid.encode()).hexdigest()
-        name = f"{self.run_name[:80]}-{uid[:8]}-{self.started_ms}"
+        name = f"{self.run_name[:80]}-{uid[:8]}-{self.start}"
         return unsynced_folder(directory) / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}.json"
 
     def save(self, directory: Path) -> Path:
         """Write the record below the home `directory`, whole or not at all, and return its path."""
         path = self.path(directory)
-        # Not durable: while MLflow is away it is written after every number.
-        write_text(path, json.dumps(asdict(self), indent=1), durable=False)
+        with exclusive(directory / SAVED_LOCK):
+            # Not durable: while MLflow is away it is written after every number.
+            write_text(path, json.dumps(asdict(self), indent=1), durable=False)
         return path
+
+
+def remove_sent(path: Path, record: RunRecord, directory: Path) -> None:
+    """Remove the record at `path`, all of which MLflow has, unless its run has written down more meanwhile."""
+    with exclusive(directory / SAVED_LOCK):
+        if path.exists() and read_record(path) == record:
+            path.unlink()
 
 
 def unsynced_folder(directory: Path) -> Path:
@@ -174,7 +186,8 @@ def summary_metrics(folder: Path, stage: str) -> dict[str, float]:
     """Final numbers of an artifact folder's `summary.json`, flat.
 
     Under the key "metrics": a number stays one metric; `{"value", "ci_low", "ci_high"}` becomes three, with the
-    suffixes `_ci_low` and `_ci_high`. Nulls and texts are not metrics and are left out.
+    suffixes `_ci_low` and `_ci_high`, or, of a gain over few prompts, `_low_if_no_disaster` and
+    `_high_if_no_disaster`. Nulls and texts are not metrics and are left out.
 
     Raises:
         DataError: the file is damaged.
@@ -192,8 +205,8 @@ def summary_metrics(folder: Path, stage: str) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for name, entry in summary.get("metrics", {}).items():
         parts = entry if isinstance(entry, Mapping) else {"value": entry}
-        for part, suffix in (("value", ""), ("ci_low", "_ci_low"), ("ci_high", "_ci_high")):
-            value = parts.get(part)
+        for part in PARTS:
+            value, suffix = parts.get(part), "" if part == "value" else f"_{part}"
             if isinstance(value, int | float) and math.isfinite(value):
                 metrics[metric_name(stage, name) + suffix] = float(value)
     return metrics

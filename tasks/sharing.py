@@ -1,7 +1,7 @@
-"""A stage among machines that share a store (`RM_OPT_SHARED`): who computes it, and what the others take.
+"""A stage among machines that share a store (`RM_OPT_SHARED`): what one has committed the others take.
 
-Whoever has its own device and the key's lease computes; all others take the artifact when it is committed. So the same
-command may be started on several machines: each takes stages that no other one works on.
+No machine reserves a stage. Where two compute the same one, the first commit stays and the other machine takes its
+bytes (rmcore/core/shared_store.py), so that costs time and changes nothing.
 """
 
 import os
@@ -14,16 +14,13 @@ from functools import cache
 from pathlib import Path
 
 from rmcore.core.errors import ConfigError, StoreError
-from rmcore.core.leases import Lease
 from rmcore.core.shared_store import SharedStore, saved_files
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.stages.registry import StageCall
-from tasks.nodes import SHARED_VARIABLE
-from tasks.run_owner import BOOT, HOST, PID, has_died, this_boot, this_process
-from tasks.waiting import Wait
+from tasks.run_owner import this_process
 
-POLL_SECONDS = 2.0
+SHARED_VARIABLE = "RM_OPT_SHARED"
 LOOK_SECONDS = 2.0
 """How often it is looked whether a running stage has saved something new."""
 SENDING_SHARE = 0.1
@@ -32,8 +29,7 @@ SENDING_SHARE = 0.1
 
 @cache
 def _opened(url: str) -> SharedStore:
-    # Of a process under another kernel nobody can be sure at once: its lease runs out.
-    return SharedStore(url, this_process(), lambda owner: owner.get(BOOT) == this_boot() and has_died(owner))
+    return SharedStore(url, this_process())
 
 
 def shared_store() -> SharedStore | None:
@@ -83,25 +79,13 @@ def write_once() -> Callable[[str, bytes], bytes] | None:
     return None if shared is None else shared.register
 
 
-def taken(shared: SharedStore, store: Store, call: StageCall, wait: Wait, tell: Callable[[str], None]) -> bool:
-    """Take a stage's artifact from the shared store; waits while another machine computes it. False: nobody does.
-
-    The caller holds the key's lock.
-    """
-    name, key = call.stage.name, call.key
-    said = ""
-    wait.on(lambda: said)
-    while True:
-        began = time.monotonic()
-        if shared.pull(store, name, key):
-            tell(f"{name} taken from {shared.url} in {time.monotonic() - began:.1f} s")
-            return True
-        holder = shared.leases.holder(key)
-        if holder is None:
-            return False
-        owner = holder["owner"]
-        said = f"the same {name}, which {holder['run']} computes on {owner[HOST]} (pid {owner[PID]})"
-        time.sleep(POLL_SECONDS)
+def taken(shared: SharedStore | None, store: Store, call: StageCall, tell: Callable[[str], None]) -> bool:
+    """Take a stage's artifact from the shared store, if one is shared and has it. The caller holds the key's lock."""
+    began = time.monotonic()
+    if shared is None or not shared.pull(store, call.stage.name, call.key):
+        return False
+    tell(f"{call.stage.name} taken from {shared.url} in {time.monotonic() - began:.1f} s")
+    return True
 
 
 def pushed(shared: SharedStore, store: Store, call: StageCall, tell: Callable[[str], None]) -> None:
@@ -129,9 +113,7 @@ def share_all(store: Store, refs: Mapping[str, ArtifactRef]) -> None:
 
 
 @contextmanager
-def states_shared(
-    shared: SharedStore, call: StageCall, out: Path, lease: Lease, tell: Callable[[str], None]
-) -> Iterator[None]:
+def states_shared(shared: SharedStore, call: StageCall, out: Path, tell: Callable[[str], None]) -> Iterator[None]:
     """Begin from what another machine had saved of this stage, and share what is saved inside the block.
 
     A store that is away for a moment is tried again at the next look; at the end nothing is left to share.
@@ -147,7 +129,7 @@ def states_shared(
 
     def send() -> bool:
         try:
-            shared.keep_state(stage.name, key, out, patterns, lease)
+            shared.keep_state(stage.name, key, out, patterns)
         except StoreError as error:
             tell(f"warning: what {stage.name} has saved is on this machine alone so far: {error}")
             return False
@@ -156,7 +138,7 @@ def states_shared(
     def look() -> None:
         sent: object = None
         due = time.monotonic()
-        while not done.wait(LOOK_SECONDS) and not lease.lost.is_set():
+        while not done.wait(LOOK_SECONDS):
             now = _saved(out, stage.kept)
             if now and now != sent and time.monotonic() >= due:
                 began = time.monotonic()
@@ -173,8 +155,8 @@ def states_shared(
     finally:
         done.set()
         looking.join()
-        if not finished and not lease.lost.is_set() and _saved(out, stage.kept):
-            tell(f"sends what {stage.name} has saved to {shared.url}")  # asked to stop: somebody else may resume now
+        if not finished and _saved(out, stage.kept):
+            tell(f"sends what {stage.name} has saved to {shared.url}")  # asked to stop: another machine may resume now
             send()
 
 

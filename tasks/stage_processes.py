@@ -6,6 +6,7 @@ the artifact and tells its progress. When one ends badly the others cannot go on
 
 import contextlib
 import json
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,12 +14,11 @@ from typing import Any
 
 from rmcore.core.child_process import ForkedProcess
 from rmcore.stages.run import ERROR_FILE
-from tasks.nodes import ALONE, Node, places
 
 MODULE = "rmcore.stages.run"
 LOG_FILE = "log.txt"
 LOOK_SECONDS = 0.5
-"""Longest wait in one piece: an interruption that is no signal, as Ray's is, is noticed between two."""
+"""Longest wait in one piece: whether the others still run is looked at between two."""
 GRACE_SECONDS = 10.0
 """How long the others have to notice that one has ended badly. They wait for it in a collective, some for ever."""
 LOST = "LostProcessError"
@@ -34,7 +34,6 @@ class StageProcesses:
         number: how many.
         environment: variables of all of them.
         progress: descriptors that the first one shows its progress on.
-        node: which host this is, where others run as many processes of the same stage.
     """
 
     def __init__(
@@ -44,12 +43,11 @@ class StageProcesses:
         number: int,
         environment: Mapping[str, str],
         progress: Sequence[int] = (),
-        node: Node = ALONE,
     ) -> None:
         self.folders = [folder / str(rank) for rank in range(number)]
         self._processes: list[ForkedProcess] = []
         try:
-            for place, own in zip(places(number, node), self.folders, strict=True):
+            for place, own in zip(_places(number), self.folders, strict=True):
                 own.mkdir()
                 (own / "spec.json").write_text(json.dumps(spec))
                 with (own / LOG_FILE).open("w") as log:
@@ -98,6 +96,21 @@ class StageProcesses:
         """End all of them."""
         for process in self._processes:
             process.kill()
+
+
+def _places(number: int) -> list[Mapping[str, str]]:
+    """Give each of `number` processes its variables, as torchrun does; none for one that is alone."""
+    if number == 1:
+        return [{}]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+    shared = {
+        "WORLD_SIZE": str(number),
+        "LOCAL_WORLD_SIZE": str(number),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+    return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(number)]
 
 
 def _only_noticed(folder: Path) -> bool:

@@ -1,17 +1,19 @@
-"""Sending what MLflow missed: the runs that wait in `$RM_OPT_HOME/unsynced/` (`rm-opt sync`)."""
+"""Sending what MLflow missed: the runs that wait in `$RM_OPT_HOME/unsynced/` (`rm-opt store sync`)."""
 
 import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from rmcore.core.errors import DataError, ServiceError
 from rmcore.core.files import exclusive
-from tasks.local_services import MLFLOW_SERVER, mlflow_login, password, running_services
+from tasks.local_services import MLFLOW_SERVER, running_services
 from tasks.mlflow_client import in_one_line
-from tasks.mlflow_run import MlflowRun
-from tasks.run_record import RunRecord, read_record, unsynced_folder
+from tasks.mlflow_run import replay
+from tasks.passwords import identity, mlflow_login
+from tasks.run_record import SYNC_LOCK, RunRecord, read_record, remove_sent, unsynced_folder
 
 logger = logging.getLogger(__name__)
 
@@ -19,9 +21,9 @@ logger = logging.getLogger(__name__)
 def sync_pending(directory: Path, tracking_uri: str | None = None) -> list[str]:
     """Send every run that waits in `directory/unsynced/` to MLflow; names of the runs sent, parents first.
 
-    Safe to repeat: a run that MLflow knows in part is completed, not duplicated. Files that are gone from the store
-    meanwhile are named in a warning and left out; the run is tagged `rm.missing_files`, so that the next start of the
-    same run sends them.
+    Safe to repeat: what MLflow knows of a run in part is superseded, not doubled. What is gone from the store meanwhile
+    is named in a warning and left out; the run is tagged `rm.missing_files`, so that the next start of the same run
+    sends it.
 
     Args:
         directory: the home that holds the records.
@@ -35,27 +37,28 @@ def sync_pending(directory: Path, tracking_uri: str | None = None) -> list[str]:
     waiting: dict[Path, RunRecord] = {}
     damaged: list[str] = []
     failures: list[str] = []
-    with exclusive(directory / "unsynced.lock"):
+    with exclusive(directory / SYNC_LOCK):
         for path in sorted(unsynced_folder(directory).glob("*.json")):
             try:
                 waiting[path] = read_record(path)
             except DataError as error:
-                damaged.append(str(error))
+                if path.exists():  # else its run has just sent it
+                    damaged.append(str(error))
         for path, record in sorted(waiting.items(), key=lambda item: _order(item[1])):
             target = tracking_uri or record.tracking_uri
             try:
                 with _login_for(target, directory):
-                    _replay(record, directory, target)
+                    replay(replace(record, tracking_uri=target), directory)
             except Exception as error:  # noqa: BLE001 - whatever it is, the others are sent and this one stays
                 failures.append(f"{record.run_name} to {target}: {in_one_line(error)}")
                 continue
-            path.unlink()
+            remove_sent(path, record, directory)
             sent.append(record.run_name)
     if failures:
         raise ServiceError(
             f"MLflow still fails for {len(failures)} of {len(waiting)} waiting runs ({'; '.join(failures[:3])}); they "
             f"stay in {unsynced_folder(directory)}, {len(sent)} were sent. Start MLflow (`rm-opt up` for the local "
-            "one) and run `rm-opt sync` again, with --to ADDRESS if it has moved."
+            "one) and run `rm-opt store sync` again, with --to ADDRESS if it has moved."
             + "".join(f" And {reason}" for reason in damaged)
         )
     if damaged:
@@ -66,7 +69,7 @@ def sync_pending(directory: Path, tracking_uri: str | None = None) -> list[str]:
 @contextmanager
 def _login_for(tracking_uri: str, directory: Path) -> Iterator[None]:
     """Log in to this home's server with its password, and tell it to no other: a record may be meant for anybody's."""
-    login, before = mlflow_login(password(directory)), dict(os.environ)
+    login, before = mlflow_login(identity(directory).password(MLFLOW_SERVER)), dict(os.environ)
     local = running_services(directory).get(MLFLOW_SERVER)
     if local is not None and tracking_uri == local.url:
         os.environ |= login
@@ -81,18 +84,3 @@ def _login_for(tracking_uri: str, directory: Path) -> Iterator[None]:
 
 def _order(record: RunRecord) -> tuple[bool, int, str]:
     return record.parent_uid is not None, record.started_ms, record.uid
-
-
-def _replay(record: RunRecord, directory: Path, tracking_uri: str) -> None:
-    run = MlflowRun(record, directory, tracking_uri, resume=True)
-    for event in record.events:
-        needed = event.get("path") or event.get("checkpoint")
-        if run.complete or needed is None or Path(needed).exists():
-            run.apply(event)
-        elif event["kind"] != "follow":  # a followed file has usually moved into its artifact folder
-            run.missing.append(needed)
-            logger.warning(
-                "%s is gone, so run %s goes to MLflow without it. Run the pipeline again to make it anew.",
-                needed,
-                record.run_name,
-            )

@@ -1,9 +1,10 @@
 """Tracking that never slows a run down and never stops it.
 
 Each call of a `RunTracker` is written down in a `RunRecord` and handed to one background thread, the only one that
-uses MLflow (tasks/mlflow_run.py): importing and connecting happen beside the run, and order is kept. When MLflow
-fails, that is said once, the record goes to `$RM_OPT_HOME/unsynced/`, and tasks/sync.py (`rm-opt sync`) sends it
-later. Call `tasks.home.configure_environment` first.
+uses MLflow (tasks/mlflow_run.py): importing and connecting happen while the run continues, and order is kept. Where
+MLflow fails, that is said once and the record goes to `$RM_OPT_HOME/unsynced/`; at the end of the run all of it is sent
+again, and else tasks/sync.py (`rm-opt store sync`) sends it later. What MLflow refuses for good is left out then, and
+the run is tagged `rm.missing_files`. Call `tasks.home.configure_environment` first.
 """
 
 import logging
@@ -19,17 +20,17 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from rmcore.core.errors import RmcoreError, StoreError
+from rmcore.core.files import exclusive
 from rmcore.core.loggers import give_lines, open_loggers, require_loggers
 from rmcore.core.tracking import NullTracker, Tracker
 from rmcore.reporting.schema import NextRung, Verdict
 from tasks.comparison_view import comparison_url
 from tasks.home import MLFLOW_PORT, home, tracking_address
-from tasks.mlflow_client import in_one_line, without_login
-from tasks.mlflow_run import NOTE_TAG, MlflowRun
+from tasks.mlflow_client import in_one_line, is_outage, without_login
+from tasks.mlflow_run import NOTE_TAG, MlflowRun, reap_dead_runs, replay
 from tasks.model_training import ADDRESS_PARAMETER
 from tasks.model_versions import alias_moves, confirmation_tags, judgement_tags
-from tasks.run_identity import reap_dead_runs
-from tasks.run_record import Event, GrowingFile, RunRecord, metric_name, plain_table, texts
+from tasks.run_record import SYNC_LOCK, Event, GrowingFile, RunRecord, metric_name, plain_table, texts
 
 logger = logging.getLogger(__name__)
 
@@ -43,14 +44,13 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 class RunTracker:
     """One MLflow run, fed from any thread without waiting. Close it with `end`, or use it in a `with` statement."""
 
-    def __init__(self, record: RunRecord, directory: Path, *, resume: bool) -> None:
+    def __init__(self, record: RunRecord, directory: Path) -> None:
         self.record = record
         self.matrix_key: str | None = None
         """Key of the matrix whose comparison view was published."""
         self.logger_folder: Path | None = None
         """Folder of what other loggers keep; None without any."""
         self._directory = directory
-        self._resume = resume
         self._offline = threading.Event()
         self._unsaved = False
         """Whether it was said that the record cannot be written."""
@@ -60,7 +60,7 @@ class RunTracker:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mlflow")
         self._results: list[Future[Any]] = []
         self._submit(self._open)
-        self._submit(self._reap)
+        self._submit(self._reap, is_recorded=False)
 
     @classmethod
     def start(
@@ -76,9 +76,8 @@ class RunTracker:
     ) -> Self:
         """Open a run `run_name` in the experiment `rm/<study>` at `$MLFLOW_TRACKING_URI`; returns at once.
 
-        With a `uid` that MLflow knows in that experiment, the run is resumed: a FINISHED run with the same tag
-        `rm.key` is complete and gets nothing but tags, whatever it is told; an unfinished one is completed; one with
-        another `rm.key` or other params is renamed "(superseded)" and a new run made (tasks/run_identity.py). So give
+        With a `uid` that MLflow knows in that experiment, a FINISHED run with the same tag `rm.key` is complete and
+        gets nothing but tags, whatever it is told; any other is renamed "(superseded)" and a new run made. So give
         `rm.key` here if the outcome is known, and set it as a tag later if it is still to be computed.
 
         Args:
@@ -107,7 +106,7 @@ class RunTracker:
             record.params["train.log10_lr"] = f"{math.log10(float(params['train.lr'])):.4f}"
         if uid is not None:
             record.uid = uid
-        tracker = cls(record, directory, resume=uid is not None)
+        tracker = cls(record, directory)
         if loggers:
             tracker._log_also(loggers, params)
         return tracker
@@ -125,6 +124,10 @@ class RunTracker:
         """Set tags of the run."""
         self._tell({"kind": "set_tags", "tags": texts(tags)})
 
+    def rename(self, name: str) -> None:
+        """Call the run otherwise in MLflow."""
+        self._tell({"kind": "rename", "name": name})
+
     def set_experiment_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags of the whole experiment."""
         self._tell({"kind": "experiment_tags", "tags": dict(tags)})
@@ -140,24 +143,13 @@ class RunTracker:
     def log_table(self, rows: Sequence[Mapping[str, Any]], name: str) -> None:
         """Keep a table as the artifact `<name>.json`, in the form of `mlflow.log_table`; replaces one of this name.
 
-        Args:
-            rows: numbers, texts, booleans and None by column; a column that a row lacks is empty there.
-            name: without suffix, for example `arms`.
-
         Raises:
-            TypeError: a value is none of these.
+            TypeError: a value is neither a number, a text, a boolean nor None.
         """
         self._tell({"kind": "table", "name": name, **plain_table(rows)})
 
     def log_dataset(self, name: str, fingerprint: str, source: str, num_rows: int) -> None:
-        """Name a data set as the run's input.
-
-        Args:
-            name: shown in MLflow's run table, for example `train`.
-            fingerprint: content digest; its first 36 characters are MLflow's digest, all of it is in the profile.
-            source: path or address the rows came from.
-            num_rows: number of preference pairs.
-        """
+        """Name a data set as the run's input: its content digest, where its rows came from, how many there are."""
         event = {"name": name, "fingerprint": fingerprint, "source": source, "num_rows": num_rows}
         self._tell({"kind": "dataset", **event})
 
@@ -170,7 +162,7 @@ class RunTracker:
 
         Only while MLflow answers: it is not written down for later.
         """
-        self._submit(lambda: self._opened().watch_machine())
+        self._submit(lambda: self._opened().watch_machine(), is_recorded=False)
 
     def describe(self, note: str) -> None:
         """Set the run's description: Markdown by `rmcore.reporting.html.note`, with links to files of the run."""
@@ -205,22 +197,11 @@ class RunTracker:
     ) -> str | None:
         """Put a checkpoint into MLflow's registry as `name`: a pyfunc model (prompt, response) -> reward. Waits.
 
-        Its version gets the aliases that its evidence allows (tasks/model_versions.py). A `key` that is registered
-        already gets no second version, only fresh tags, aliases and description.
-
-        Args:
-            checkpoint: Hugging Face folder.
-            name: registered model's name.
-            key: store key of the checkpoint's artifact.
-            gate: checks with `name`, `passed` and `text`; each becomes a tag `rm.gate.<name>`.
-            readiness: record of the original score, or None; its numbers and texts become tags
-                `rm.original_score.<name>`.
-            verdict: see rmcore.policy.readiness.verdict, whose `verdict_tags` it becomes.
-            next_rung: what would raise it.
-            note: the version's description, as `describe` takes it.
+        Its version gets the tags and aliases that its evidence allows (tasks/model_versions.py). A `key` (of the
+        checkpoint's artifact) that is registered already gets no second version, only fresh tags, aliases and note.
 
         Returns:
-            The version, or None when MLflow does not answer (`rm-opt sync` registers it later).
+            The version, or None when MLflow does not answer (`rm-opt store sync` registers it later).
 
         Raises:
             StoreError: there is no such checkpoint.
@@ -273,7 +254,7 @@ class RunTracker:
 
     def _log_also(self, loggers: Sequence[str], params: Mapping[str, Any]) -> None:
         begun = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
-        folder = self._directory / "loggers" / f"{self.record.run_name}-{begun}"
+        folder = self._directory / "loggers" / f"{self.record.run_name}-{begun}-{self.record.start}"
         study, run = self.record.study, self.record.run_name
         try:
             opened = open_loggers(loggers, study=study, run=run, folder=folder, config=params)
@@ -292,6 +273,7 @@ class RunTracker:
             status = "FAILED"
         self._loggers.close()
         self._tell({"kind": "end", "status": status, "ended_ms": time.time_ns() // 1_000_000})
+        self._results.append(self._thread.submit(self._catch_up))
         self._thread.shutdown()
         for result in self._results:
             result.result()
@@ -309,21 +291,12 @@ class RunTracker:
         return None if page is None else f"{page}/runs/{self.run_id}?{ADDRESS_PARAMETER}"
 
     @property
-    def comparison_url(self) -> str | None:
-        """Address of MLflow's table of the cells of the published matrix; None without MLflow or `publish_view`."""
-        return self._comparison(charts=False)
-
-    @property
-    def comparison_charts_url(self) -> str | None:
-        """Address of MLflow's charts of the same cells; None without MLflow or `publish_view`."""
-        return self._comparison(charts=True)
-
-    @property
     def pending(self) -> bool:
-        """Whether MLflow failed, so that this run waits for `rm-opt sync`."""
+        """Whether MLflow lacks something of this run, so that it waits for `rm-opt store sync`."""
         return self._offline.is_set()
 
-    def _comparison(self, *, charts: bool) -> str | None:
+    def comparison(self, *, charts: bool = False) -> str | None:
+        """Address of MLflow's table (or charts) of the cells of the published matrix; None without MLflow or view."""
         page = self._experiment_page()
         if page is None or self.matrix_key is None or self.pending:
             return None
@@ -337,7 +310,7 @@ class RunTracker:
         return f"{server}/#/experiments/{self._run.experiment_id}"
 
     def _open(self) -> None:
-        self._run = MlflowRun(self.record, self._directory, self.record.tracking_uri, resume=self._resume)
+        self._run = MlflowRun(self.record, self._directory)
 
     def _reap(self) -> None:
         """End what a killed process left open; the first tracker of a process looks, after its own run is there."""
@@ -355,27 +328,58 @@ class RunTracker:
         self.record.events.append(event)
         return self._submit(lambda: self._opened().apply(event))
 
-    def _submit(self, action: Callable[[], Any]) -> "Future[Any]":
-        result = self._thread.submit(self._attempt, action)
+    def _submit(self, action: Callable[[], Any], *, is_recorded: bool = True) -> "Future[Any]":
+        result = self._thread.submit(self._attempt, action, is_recorded)
         self._results.append(result)
         return result
 
-    def _attempt(self, action: Callable[[], Any]) -> Any:
-        """Run `action` unless MLflow has failed before; whatever MLflow misses is in the saved record."""
+    def _attempt(self, action: Callable[[], Any], is_recorded: bool) -> Any:
+        """Run `action` unless MLflow is away; save the record where MLflow misses something of it."""
+        done = None
         if not self._offline.is_set():
             try:
-                return action()
+                done = action()
             except RmcoreError:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever it is, hours of computation must not end for it
-                self._offline.set()
-                logger.warning(
-                    "MLflow at %s failed (%s): the run continues without it, its metrics are on disk and its record is "
-                    "%s. Run `rm-opt sync` when MLflow is back.",
-                    without_login(self.record.tracking_uri),
-                    in_one_line(error),
-                    self.record.path(self._directory),
-                )
+                self._tell_failure(error, is_recorded)
+        if self.pending:
+            self._save()
+        return done
+
+    def _tell_failure(self, error: Exception, is_recorded: bool) -> None:
+        reason, address = in_one_line(error), without_login(self.record.tracking_uri)
+        if self._run is not None and not is_recorded and not is_outage(error):
+            logger.warning("MLflow at %s failed (%s): the run continues and loses nothing of its own.", address, reason)
+            return
+        self._offline.set()
+        logger.warning(
+            "MLflow at %s failed (%s): run %s continues without it, its metrics are on disk and its record is %s. "
+            "All of it is sent at the end of the run, or by `rm-opt store sync` when MLflow is back.",
+            address,
+            reason,
+            self.record.run_name,
+            self.record.path(self._directory),
+        )
+
+    def _catch_up(self) -> None:
+        """At the end, send all that MLflow has missed in an outage, if it answers again; else the record waits."""
+        if not self._offline.is_set():
+            return
+        if self._run is not None:
+            self._run.stop_watching()
+        try:
+            with exclusive(self._directory / SYNC_LOCK):
+                self._run = replay(self.record, self._directory)
+                self.record.path(self._directory).unlink(missing_ok=True)
+        except Exception as error:  # noqa: BLE001 - as in `_attempt`: the record is saved, and the outage was told
+            logger.debug("MLflow is still away: %s", in_one_line(error))
+            return
+        self._offline.clear()
+        if not self._run.missing:
+            logger.warning("MLflow answers again and has all of run %s.", self.record.run_name)
+
+    def _save(self) -> None:
         try:
             self.record.save(self._directory)
         except OSError as error:  # a full disk, above all; what was computed must not be lost with it
@@ -383,12 +387,10 @@ class RunTracker:
                 self._unsaved = True
                 logger.warning(
                     "The record of run %s cannot be written (%s), so MLflow may never get what it has missed. The "
-                    "outcomes are in the store: make room, and run the same command again, which computes nothing "
-                    "twice and sends them.",
+                    "outcomes are in the store: make room, and run the same command again, which sends them.",
                     self.record.run_name,
                     in_one_line(error),
                 )
-        return None
 
 
 def _existing(path: Path) -> str:

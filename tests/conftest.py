@@ -17,6 +17,7 @@ SERVICES_TIMEOUT_S = 900.0
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("DO_NOT_TRACK", "1")
+os.environ.setdefault("RM_OPT_DIGESTS", os.devnull)  # and not the cache of who runs the tests
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # vLLM's engine computes in its own process, as it does on a GPU: a third of a start's time less than with a worker of
 # its own, which it has on a CPU. The server that all tests of a folder share is started that way.
@@ -54,8 +55,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ordered += computing[len(spread) * between :]
     items[:] = [item for group in ordered for item in group]
     for item in items:
-        if item.get_closest_marker("services") and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(SERVICES_TIMEOUT_S))
+        if item.get_closest_marker("services"):
+            item.add_marker(pytest.mark.integration)
+            if not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(SERVICES_TIMEOUT_S))
 
 
 def pytest_collection_finish() -> None:
@@ -140,6 +143,50 @@ def databases(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     own = tmp_path_factory.getbasetemp()
     return make_databases(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
+
+
+@pytest.fixture(scope="session")
+def chain_store(tmp_path_factory: pytest.TempPathFactory):
+    """What `policy_chain` has made, of all files and processes of the tests: read it, and write nothing into it."""
+    from rmcore.core.store import Store
+
+    own = tmp_path_factory.getbasetemp()
+    return Store((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "chain_store")
+
+
+@pytest.fixture
+def serve():
+    """Starts ASGI applications on ports of this machine: gives the address of what `make(address)` makes."""
+    import socket
+    import threading
+
+    import uvicorn
+
+    servers = []
+
+    def start(make):
+        listener = socket.create_server(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server = uvicorn.Server(uvicorn.Config(make(address), log_level="warning", lifespan="off"))
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        servers.append((server, thread))
+        return address
+
+    yield start
+    for server, thread in servers:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def other_user():
+    """Another user of this machine, who takes ports where that works."""
+    from other_user import OtherUser
+
+    other = OtherUser()
+    yield other
+    other.end()
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,7 @@ def test_the_compose_file_starts_a_head_and_workers_that_find_it():
         assert services[name]["environment"]["RM_OPT_SHARED"].startswith("s3://")
         assert services[name]["secrets"] == ["password"]
         assert set(services[name]["depends_on"]) <= set(services)
-    assert f"--server http://{services['head']['hostname']}:4300" in services["worker"]["command"]
+    assert f"--server http://{services['head']['hostname']}:4200" in services["worker"]["command"]
     assert f"--host {services['head']['hostname']}" in services["head"]["command"]
     assert f"@database/{services['database']['environment']['POSTGRES_DB']}" in services["head"]["command"]
     used = {volume.partition(":")[0] for one in services.values() for volume in one.get("volumes", ())}
@@ -57,7 +57,7 @@ def test_the_kubernetes_workers_are_told_what_they_need():
 
 @pytest.mark.parametrize("missing", ["SERVER", "RM_OPT_PASSWORD_FILE", "RM_OPT_SHARED"])
 def test_the_slurm_script_refuses_what_it_was_not_told(missing, tmp_path):
-    given = {"SERVER": "http://h:4300", "RM_OPT_PASSWORD_FILE": "p", "RM_OPT_SHARED": "file:///s", "SLURM_JOB_ID": "1"}
+    given = {"SERVER": "http://h:4200", "RM_OPT_PASSWORD_FILE": "p", "RM_OPT_SHARED": "file:///s", "SLURM_JOB_ID": "1"}
     environment = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)} | given
     del environment[missing]
     done = subprocess.run(
@@ -72,7 +72,7 @@ def test_the_slurm_script_runs_a_worker_in_a_home_of_its_own(tmp_path):
     program.write_text('#!/bin/sh\necho "$RM_OPT_HOME" "$@"\n')
     program.chmod(0o755)
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": str(tmp_path), "SLURM_JOB_ID": "7"}
-    environment |= {"SERVER": "http://h:4300", "RM_OPT_PASSWORD_FILE": "p", "RM_OPT_SHARED": "file:///s"}
+    environment |= {"SERVER": "http://h:4200", "RM_OPT_PASSWORD_FILE": "p", "RM_OPT_SHARED": "file:///s"}
     done = subprocess.run(
         ["bash", FOLDER / "worker.slurm"], env=environment, capture_output=True, text=True, timeout=60
     )

@@ -1,4 +1,4 @@
-"""The documentation site: its generated pages are complete, its links lead somewhere, its commands exist."""
+"""The documents: generated pages are complete, links lead somewhere, commands exist, numbers are those of the code."""
 
 import ast
 import io
@@ -31,6 +31,11 @@ from rmcore.stages import prepare
 from rmcore.stages.settings import PrepareSettings
 
 WRITTEN = [*sorted(path.relative_to(pages.ROOT).as_posix() for path in (pages.ROOT / "docs").glob("*.md")), "README.md"]
+FOUND = sorted(
+    path.relative_to(pages.ROOT).as_posix()
+    for path in (*pages.ROOT.glob("benchmarks/**/*.md"), *pages.ROOT.glob("experiments/**/*.md"))
+)
+"""What was measured: of then, so its commands need not be those of today."""
 ROOT = typer.main.get_command(app)
 
 
@@ -82,7 +87,7 @@ def test_every_setting_is_on_the_settings_page_with_its_default_and_sentence():
     assert re.search(r"`train.precision` .*one of `auto`, `fp32`, `bf16`.*h100 `bf16`", page)
 
 
-@pytest.mark.parametrize("page", WRITTEN)
+@pytest.mark.parametrize("page", [*WRITTEN, *FOUND, "CHANGELOG.md"])
 def test_every_link_and_anchor_leads_somewhere(page):
     def check(line):
         for target, anchor in pages.LINK.findall(line):
@@ -145,7 +150,7 @@ def test_the_runs_that_a_page_asks_for_would_train_on_the_file(page, own_pairs, 
     monkeypatch.setattr(cli_run, "run_configured", configured)
     monkeypatch.setattr(cli_run, "print_reported", lambda outcome: None)
     lines = [shlex.split(line, comments=True)[1:] for line in commands_shown(page)]
-    runs = [words for words in lines if words[0] == "run" and "--resume" not in words]
+    runs = [words for words in lines if words[0] == "run" and "--from" not in words]
     assert runs
     for words in runs:
         told(*words)
@@ -230,13 +235,14 @@ def test_the_notebook_runs_from_its_first_cell_to_its_last(tmp_path, monkeypatch
     with redirect_stdout(printed):
         for number, (source, _) in enumerate(cells(), start=1):
             exec(compile(source, f"cell {number}", "exec"), names)
-    assert names["result"].num_steps == 40
+    imported = [line for source, _ in cells() for line in source.splitlines() if "import " in line]
+    assert imported == ["import rmcore"]
     assert names["margin"] == pytest.approx(float(names["rewards"][0] - names["rewards"][1]), abs=1e-5)
     accuracy = names["metrics"]["pairwise_accuracy"]
     assert accuracy.ci_low < accuracy.value < accuracy.ci_high
     assert names["spectrum"].lambda_max > names["spectrum"].lambda_min
     assert names["verdict"]["rung"] == 1
-    assert f"rung 1: {names['verdict']['headline']}" in printed.getvalue()
+    assert f"evidence level 1: {names['verdict']['headline']}" in printed.getvalue()
     assert "No verdict follows from it" in printed.getvalue()
     assert (Path("out") / "best" / "model.safetensors").is_file()
 
@@ -254,7 +260,7 @@ def test_pages_of_the_checkout_come_along_and_links_are_turned(site):
     assert "def micro_batches" in (site / "checkout/rmcore/models/batching.py.md").read_text()
     assert "| `losses.py` | " in (site / "checkout/rmcore/training/index.md").read_text()
     assert "[`data.gold.tail_share`](settings.md" not in (site / "rlhf.md").read_text()  # it stands there with a value
-    assert "[`active.check.labels`](settings.md#active.check.labels)" in (site / "data-efficiency.md").read_text()
+    assert "[`policy.num_prompts`](settings.md#policy.num_prompts)" in (site / "readiness.md").read_text()
     for page in site.rglob("*.md"):
         for target, _ in pages.LINK.findall(page.read_text()):
             assert not target or (page.parent / target).exists(), f"{page.relative_to(site)} links to {target}"
@@ -263,3 +269,64 @@ def test_pages_of_the_checkout_come_along_and_links_are_turned(site):
 def test_an_item_of_a_list_is_indented_for_the_builder():
     text = "1. one\n   more\n\n   | a |\n2. two:\n   - deeper\n\nafter\n  kept\n"
     assert pages.for_markdown_py(text) == "1. one\n    more\n\n    | a |\n2. two:\n\n    - deeper\n\nafter\n  kept\n"
+
+
+def test_every_make_target_that_a_text_names_exists():
+    root = pages.ROOT
+    targets = set(re.findall(r"^([a-z-]+):", (root / "Makefile").read_text(), flags=re.MULTILINE))
+    texts = [
+        *root.glob("*.md"),
+        *root.glob("docs/*.md"),
+        *(f for d in ("rmcore", "tasks", "flows") for f in (root / d).rglob("*.py")),
+    ]
+    named = {(file.name, name) for file in texts for name in re.findall(r"`make ([a-z-]+)`", file.read_text())}
+    assert named
+    assert [one for one in named if one[1] not in targets] == []
+
+
+def table(text, heading):
+    """The rows of the table whose first header cell is `heading`, as lists of cells."""
+    lines = text.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.strip().startswith(f"| {heading} |"))
+    rows = []
+    for line in lines[start + 2 :]:
+        if not line.strip().startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip().strip("|").split("|")])
+    return rows
+
+
+def choices(name):
+    from typing import get_args
+
+    from rmcore.config.train import TrainConfig
+
+    return set(get_args(TrainConfig.model_fields[name].annotation))
+
+
+def test_the_training_table_names_what_there_is():
+    from rmcore.core.hardware import HARDWARE
+
+    page = text_of("docs/training.md")
+    rows = dict(table(page, "training"))
+    optimizers, schedules, _ = rows["optimizers, schedules"].split("; ")
+    assert set(optimizers.split(", ")) == choices("optimizer")
+    assert set(schedules.split(", ")) == choices("schedule")
+    assert set(re.findall(r"presets ([\w, ]+)", rows["scale"])[0].split(", ")) == set(HARDWARE)
+
+
+def test_the_trainer_page_gives_the_real_defaults():
+    from rmcore.config.train import TrainConfig
+    from rmcore.core.hardware import HARDWARE
+
+    page = text_of("docs/training.md")
+    defaults = TrainConfig()
+    for _, names, given in table(page, "term"):
+        for name, value in zip(re.findall(r"`(\w+)`", names), given.split(", "), strict=True):
+            real = getattr(defaults, name)
+            assert (real is None) if value == "off" else real == float(value), name
+    assert {name for cell, _, _ in table(page, "optimizer") for name in re.findall(r"`(\w+)`", cell)} == choices(
+        "optimizer"
+    )
+    assert {cell.strip("`") for cell, _ in table(page, "preset")} == set(HARDWARE)
+    assert f"`resume_every_seconds` ({defaults.resume_every_seconds:.0f})" in page

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from scipy.linalg import cholesky, solve_triangular
 from scipy.special import expit
 
 from rmcore.core.arrays import FloatArray, IntArray
@@ -24,20 +23,15 @@ from rmcore.ensembles.features import pair_features
 
 @dataclass(frozen=True, slots=True, eq=False)
 class View:
-    """Margins and features of P pairs. Which side is called chosen says nothing: no function reads it.
+    """Margins of P pairs. Which side is called chosen says nothing: no function reads it.
 
     margins: (M, P) rewards of the first side minus those of the second, times the member's beta: the log-odds that it
         prefers the first.
-    differences: (P, D) features of the first side minus those of the second, on the first backbone.
     prompt_ids: (P,)
-    labelled: the same of the pairs whose labels are known already, for what asks how much is left to learn; None:
-        nothing is known of any.
     """
 
     margins: FloatArray
-    differences: FloatArray
     prompt_ids: Sequence[str]
-    labelled: "View | None" = None
 
 
 def look(
@@ -60,20 +54,19 @@ def look(
     if not pool:
         raise DataError("the pool is empty: there is nothing to choose from. Pass pairs that are not labelled yet.")
     backbones = model.members.backbones
-    margins, differences = [], None
+    margins = []
     for number, shared in enumerate(backbones):
         first, second = pair_features(shared.rm, pool, report=counting_on(report, number, len(backbones)))
         apart = first - second
         margins.append(np.array(shared.betas)[:, None] * (np.stack(shared.heads) @ apart.T))
-        differences = apart if differences is None else differences
     found = np.concatenate(margins)
     broken = np.flatnonzero(~np.isfinite(found).all(axis=0))
-    if differences is None or len(broken):
+    if len(broken):
         raise ModelError(
             f"{len(broken)} pairs of the pool have no finite margin, the first is {pool[broken[0]].pair_id}: "
             "a member's weights are broken. Leave it out, or train it again."
         )
-    return View(found, differences, [pair.prompt_id for pair in pool])
+    return View(found, [pair.prompt_id for pair in pool])
 
 
 class AcquisitionFunction(ABC):
@@ -154,94 +147,10 @@ class UncertaintySampling(AcquisitionFunction):
         return np.asarray(view.margins.var(axis=0))
 
 
-class Bald(AcquisitionFunction):
-    """Mutual information of label and member, in nats: unsure together, sure apart.
-
-    Source: Houlsby et al. 2011, Bayesian active learning for classification and preference learning, arXiv:1112.5745.
-    """
-
-    needs_members = True
-
-    def score_view(self, view: View) -> FloatArray:
-        """H(mean p) - mean H(p), never below zero but for rounding."""
-        chances = expit(view.margins)
-        return np.asarray(binary_entropy(chances.mean(axis=0)) - binary_entropy(chances).mean(axis=0))
-
-
-class DOptimal(AcquisitionFunction):
-    """Log determinant of the last layer's Fisher information, chosen greedily: pairs that tell of new directions.
-
-    I = ridge 1 + sum_i sigmoid'(m_i) x_i x_i^T with x_i the difference of features, in units of their root mean square.
-    The greedy choice reaches 1 - 1/e of the best set of its size: log det is submodular (Nemhauser et al. 1978).
-    Pairs that are labelled already (`View.labelled`) have added their information: a direction that they cover is not
-    new.
-
-    Args:
-        ridge: prior precision of the head, on those features; left out: their number D, under which margins have a
-            mean square of one before any label is seen.
-    """
-
-    def __init__(self, ridge: float | None = None) -> None:
-        if ridge is not None and not ridge > 0:
-            raise ConfigError(f"ridge={ridge}: without a prior the first pairs would be infinitely informative.")
-        self.ridge = ridge
-
-    def score_view(self, view: View) -> FloatArray:
-        """Gain of each pair as the first one: log(1 + x^T I^-1 x sigmoid'(m)), in nats."""
-        weighted, ridge = self._weighted(view)
-        return np.log1p(np.einsum("pd,pd->p", weighted, weighted) / ridge)
-
-    def order(self, view: View, k: int, max_per_prompt: int | None = None) -> IntArray:
-        """The greedy order; a pair whose prompt has had its share is passed over and adds no information."""
-        x, ridge = self._weighted(view)
-        gains = np.einsum("pd,pd->p", x, x) / ridge
-        most = len(x) if max_per_prompt is None else max_per_prompt
-        prompt = np.unique(np.asarray(view.prompt_ids), return_inverse=True)[1]
-        taken: Counter[int] = Counter()
-        closed = np.zeros(len(x), dtype=bool)
-        chosen: list[int] = []
-        directions = np.zeros((min(k, len(x)), x.shape[1]))
-        for number in range(len(directions)):
-            best = int(np.argmax(np.where(closed, -np.inf, gains)))
-            # I^-1 x of the best one, from the directions so far (Sherman and Morrison 1950).
-            solved = x[best] / ridge - directions[:number].T @ (directions[:number] @ x[best])
-            directions[number] = solved / np.sqrt(1 + x[best] @ solved)
-            gains = gains - (x @ directions[number]) ** 2
-            chosen.append(best)
-            closed[best] = True
-            taken[prompt[best]] += 1
-            if taken[prompt[best]] == most:
-                closed |= prompt == prompt[best]
-        return np.array(chosen, dtype=np.int64)
-
-    def _weighted(self, view: View) -> tuple[FloatArray, float]:
-        """Features times the root of sigmoid'(m), (P, D), and the ridge.
-
-        With labelled pairs both are in coordinates in which the information so far is the unit matrix.
-        """
-        root = np.sqrt((view.differences**2).mean(axis=0))
-        scale = np.where(root > 0, root, 1.0)
-        x = _times_doubt(view, scale)
-        ridge = float(x.shape[1]) if self.ridge is None else self.ridge
-        if view.labelled is None or len(view.labelled.prompt_ids) == 0:
-            return x, ridge
-        known = _times_doubt(view.labelled, scale)
-        factor = cholesky(known.T @ known + ridge * np.eye(x.shape[1]), lower=True)
-        return np.ascontiguousarray(solve_triangular(factor, x.T, lower=True).T), 1.0
-
-
-def _times_doubt(view: View, scale: FloatArray) -> FloatArray:
-    """Features in units of `scale`, times the root of sigmoid'(m): (P, D)."""
-    chance = expit(view.margins.mean(axis=0))
-    return np.asarray(view.differences / scale * np.sqrt(chance * (1 - chance))[:, None])
-
-
 ACQUISITIONS: dict[str, Callable[[int], AcquisitionFunction]] = {
     "random": RandomSampling,
     "entropy": lambda seed: MarginEntropy(),
     "variance": lambda seed: UncertaintySampling(),
-    "bald": lambda seed: Bald(),
-    "d-optimal": lambda seed: DOptimal(),
 }
 """By the name that the command line has for it; each is made from a seed."""
 

@@ -1,4 +1,4 @@
-"""Labels from people: a CSV that says nothing of the order that is expected, and its way back into pairs.
+"""Labels from people or a judge: a CSV that says nothing of the order that is expected, and its way back into pairs.
 
 The CSV holds pair_id, prompt, response_a, response_b and an empty column `preferred`, to be filled with a or b. Which
 response is called a is drawn for each pair, so a labeller who always takes the first one adds noise and no bias.
@@ -7,15 +7,17 @@ response is called a is drawn for each pair, so a labeller who always takes the 
 import csv
 import hashlib
 import json
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError
 from rmcore.core.files import atomic_file, exclusive, write_text
-from rmcore.data.pair import PreferencePair, Prompt, prompt_messages, prompt_text
+from rmcore.data.pair import PreferencePair, answer_turn, dialogue_records, prompt_text, tools_of
 
 COLUMNS = ("pair_id", "prompt", "response_a", "response_b", "preferred")
 SHOWN = 5
@@ -24,11 +26,28 @@ SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """The outcome of reading a CSV: new labels, rows left empty, and all labels in the file now."""
+    """The outcome of reading a CSV: new labels, rows left empty, and all labels in the file now.
+
+    Of the rows that a judge was asked about, ties and those that it could not judge are no labels.
+    """
 
     num_new: int
     num_empty: int
     num_labelled: int
+    num_ties: int = 0
+    num_unread: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LabellingJudge:
+    """Who answers the rows that people have left empty.
+
+    margins: P pairs -> (P,) by how much `chosen` is better; 0 is a tie, NaN could not be judged.
+    signature: columns of each of its labels, such as `annotator`.
+    """
+
+    margins: Callable[[Sequence[PreferencePair]], FloatArray]
+    signature: Mapping[str, Any] = field(default_factory=dict)
 
 
 def write_proposal(pairs: Sequence[PreferencePair], path: Path, *, seed: int) -> Path:
@@ -57,7 +76,7 @@ def _swapped(pair: PreferencePair, seed: int) -> bool:
     return bool(coin) != (pair.chosen > pair.rejected)
 
 
-def ingest(labels: Path, pool: Sequence[PreferencePair], out: Path) -> Ingested:
+def ingest(labels: Path, pool: Sequence[PreferencePair], out: Path, judge: LabellingJudge | None = None) -> Ingested:
     """Add the labels of a filled-in CSV to the JSONL file `out`, whole or not at all.
 
     Args:
@@ -65,6 +84,7 @@ def ingest(labels: Path, pool: Sequence[PreferencePair], out: Path) -> Ingested:
             later.
         pool: the pairs that were proposed from; texts are taken from here.
         out: pairs with pair_id, prompt, chosen, rejected; made where it is missing.
+        judge: is asked about the rows left empty, once all others are found to be in order.
 
     Raises:
         DataError: a column is missing or there twice; an id is unknown, twice in the CSV or in `out` already; a text
@@ -79,17 +99,60 @@ def ingest(labels: Path, pool: Sequence[PreferencePair], out: Path) -> Ingested:
     _refuse("prefer neither a nor b (leave what is undecided empty)", wrong, labels)
     changed = [row["pair_id"] for row in rows if not same_texts(row, known[row["pair_id"]])]
     _refuse("have other responses than the pool", changed, labels)
-    labelled = [row for row in rows if row["preferred"]]
     out.parent.mkdir(parents=True, exist_ok=True)
+    judged = [row for row in rows if not row["preferred"]] if judge is not None else []
+    if judge is not None and judged:
+        _refuse_labelled(judged, out, labels)  # before anything is spent on them
+        judged = _judged(judged, known, judge)
+    answered = {row["pair_id"]: row for row in judged if row["preferred"] in ("a", "b")}
+    labelled = [answered.get(row["pair_id"], row) for row in rows if row["preferred"] or row["pair_id"] in answered]
     with exclusive(out.with_name(f".{out.name}.lock")):
-        before = out.read_text(encoding="utf-8").splitlines() if out.is_file() else []
-        there = {json.loads(line)["pair_id"] for line in before}
-        _refuse(
-            f"are labelled in {out} already", [row["pair_id"] for row in labelled if row["pair_id"] in there], labels
-        )
-        lines = before + [json.dumps(_record(row, known[row["pair_id"]]), ensure_ascii=False) for row in labelled]
+        before = _refuse_labelled(labelled, out, labels)
+        signature = {} if judge is None else judge.signature
+        records = [
+            {**_record(row, known[row["pair_id"]]), **(signature if row["pair_id"] in answered else {})}
+            for row in labelled
+        ]
+        lines = before + [json.dumps(record, ensure_ascii=False) for record in records]
         write_text(out, "".join(f"{line}\n" for line in lines))
-    return Ingested(len(labelled), len(rows) - len(labelled), len(lines))
+    said = Counter(row["preferred"] for row in judged)
+    num_empty = len(rows) - len(labelled) - said["tie"] - said[""]
+    return Ingested(len(labelled), num_empty, len(lines), said["tie"], said[""])
+
+
+def _judged(
+    rows: Sequence[Mapping[str, str]], known: Mapping[str, PreferencePair], judge: LabellingJudge
+) -> list[dict[str, str]]:
+    """The rows with the judge's answer: a, b, tie, or nothing where there is none."""
+    pairs = [known[row["pair_id"]] for row in rows]
+    found = []
+    for row, pair, margin in zip(rows, pairs, judge.margins(pairs).tolist(), strict=True):
+        is_first = plain(row["response_a"]) == plain(pair.chosen)
+        preferred = "" if math.isnan(margin) else "tie" if margin == 0 else "a" if (margin > 0) == is_first else "b"
+        found.append({**row, "preferred": preferred})
+    return found
+
+
+def _refuse_labelled(rows: Sequence[Mapping[str, str]], out: Path, labels: Path) -> list[str]:
+    """The lines of the file so far, which has none of these rows."""
+    before = _labelled_lines(out)
+    there = {_pair_id(line, out) for line in before}
+    _refuse(f"are labelled in {out} already", [row["pair_id"] for row in rows if row["pair_id"] in there], labels)
+    return before
+
+
+def _labelled_lines(out: Path) -> list[str]:
+    r"""The lines of the file so far. They end at `\n` alone: answers may hold U+2028, where `splitlines` splits."""
+    return [line for line in out.read_bytes().decode("utf-8").split("\n") if line.strip()] if out.is_file() else []
+
+
+def _pair_id(line: str, out: Path) -> str:
+    try:
+        return str(json.loads(line)["pair_id"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(
+            f"{out} has a line that is no label ({line[:80]}): it was damaged or edited. Correct or remove that line."
+        ) from error
 
 
 def read_proposal(labels: Path) -> list[dict[str, str]]:
@@ -142,11 +205,7 @@ def _record(row: Mapping[str, str], pair: PreferencePair) -> dict[str, Any]:
         chosen, rejected = rejected, chosen
     if isinstance(pair.prompt, str):
         return {"pair_id": pair.pair_id, "prompt": pair.prompt, "chosen": chosen, "rejected": rejected}
-    answers = {
-        name: [{"role": "assistant", "content": text}] for name, text in (("chosen", chosen), ("rejected", rejected))
-    }
-    return {"pair_id": pair.pair_id, "prompt": _turns(pair.prompt), **answers}
-
-
-def _turns(prompt: Prompt) -> list[dict[str, str]]:
-    return [message._asdict() for message in prompt_messages(prompt)]
+    answers = {name: [answer_turn(text).record()] for name, text in (("chosen", chosen), ("rejected", rejected))}
+    tools = tools_of(pair.prompt)
+    record = {"pair_id": pair.pair_id, "prompt": dialogue_records(pair.prompt), **answers}
+    return record if tools is None else record | {"tools": tools}

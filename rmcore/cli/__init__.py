@@ -8,9 +8,12 @@ COMMANDS = {
         "rmcore.cli.measure:evaluate",
         "Measure a reward model on pairs: accuracy, calibration, margins, with intervals.",
     ),
-    "analyze": Listed("rmcore.cli.analyze:analyze", "Measure the curvature of the loss at a checkpoint."),
+    "analyze": Listed(
+        "rmcore.cli.analyze:analyze",
+        "Measure the curvature of the loss at a checkpoint: both ends of the spectrum, and the trace.",
+    ),
     "score": Listed(
-        "rmcore.cli.score:score", "Write rewards of preference pairs, or of prompt/response rows, to Parquet."
+        "rmcore.cli.score:score", "Write rewards of preference pairs, or of prompt/response rows, to a file."
     ),
     "benchmark": Listed(
         "rmcore.cli.benchmark:benchmark", "Score a reward model on public benchmarks, each by its own rule."
@@ -18,19 +21,12 @@ COMMANDS = {
     "probe": Listed(
         "rmcore.cli.probe:probe", "Edit answers in ways that must not pay, or must cost, and see what the rewards do."
     ),
-    "explain": Listed(
-        "rmcore.cli.explain:explain", "Show the parts of an answer, the edits and the training pairs behind a reward."
-    ),
+    "explain": Listed("rmcore.cli.explain:explain", "Show the parts of an answer and the edits behind a reward."),
     "diff": Listed(
         "rmcore.cli.measure:diff", "Compare two reward models on the same pairs: difference, interval, sign-flip test."
     ),
     "ensemble": Listed(
         "rmcore.cli.ensemble:ensemble", "Make an ensemble of reward models, and measure what their disagreement tells."
-    ),
-    "soup": Listed(
-        "rmcore.cli.soup:soup",
-        "Average the weights of reward models into one, and write it only if that is shown to cost nothing.",
-        is_hidden=True,  # the root page is full; the page of `ensemble` names it
     ),
     "overoptimize": Listed(
         "rmcore.cli.overoptimize:overoptimize",
@@ -51,8 +47,8 @@ COMMANDS = {
     "publish": Listed(
         "rmcore.cli.serve:publish", "Have a running reward server serve another checkpoint, without stopping it."
     ),
-    "data": Listed("rmcore.cli.data:app", "Look at preference data before training on it, and convert it."),
-    "active": Listed("rmcore.cli.active:app", "Choose which pairs to label next, and take the labels back."),
+    "data": Listed("rmcore.cli.data:app", "Look at preference data, convert it, and choose what to label next."),
+    "judge": Listed("rmcore.cli.judge:app", "Compare a judge with people before it is believed."),
     "readiness": Listed(
         "rmcore.cli.measure:readiness_app", "Judge whether a policy may be optimised against a reward model."
     ),

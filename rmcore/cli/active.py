@@ -1,41 +1,38 @@
-"""`rm-opt active`: which pairs to label next, and their labels back."""
+"""`rm-opt data propose | ingest`: which pairs to label next, and their labels back."""
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from rmcore.cli.inputs import Device, PairLayout, RenderFn, Seed, read_pairs
-from rmcore.cli.options import options
+from rmcore.cli.help import common
+from rmcore.cli.inputs import Device, PairLayout, RenderFn, Seed, read_pairs, written_as
+from rmcore.cli.judge import LABELLING, labelling_judge
+from rmcore.cli.options import field_options, options
+from rmcore.config.judging import JudgingConfig
 
-app = typer.Typer(no_args_is_help=True, help="Choose which pairs to label next, and take the labels back.")
 Pool = Annotated[
     str, typer.Option(help="Unlabelled pairs: a file, a folder or a hub name; which side is which is ignored.")
 ]
-Acquisition = Literal["random", "entropy", "variance", "bald", "d-optimal"]
+Acquisition = Literal["random", "entropy", "variance"]
 
 
-@app.command()
 @options()
 def propose(
     pool: Pool,
     checkpoint: Annotated[list[str], typer.Option(help="A trained checkpoint; repeat it for one member each.")],
-    out: Annotated[Path, typer.Option(help="CSV file to be labelled.")],
+    out: Annotated[Path, typer.Option(help="CSV file to be labelled.", callback=written_as(".csv"))],
     layout: PairLayout,
     k: Annotated[int, typer.Option(min=1, help="How many pairs.")] = 100,
     acquisition: Annotated[
         Acquisition,
-        typer.Option(
-            help="entropy: least sure; variance, bald: members disagree; d-optimal: new directions of the features; "
-            "random: what those have to beat."
-        ),
+        typer.Option(help="entropy: least sure; variance: members disagree; random: what those have to beat."),
     ] = "entropy",
     labelled: Annotated[
         str | None, typer.Option(help="Pairs that are labelled already: left out, and what --heads are fitted on.")
     ] = None,
     heads: Annotated[
-        int | None, typer.Option(min=2, help="With one checkpoint: members that share its backbone.")
+        int | None, typer.Option(min=2, max=1000, help="With one checkpoint: members that share its backbone.")
     ] = None,
     max_per_prompt: Annotated[int | None, typer.Option(min=1, help="At most so many pairs of one prompt.")] = None,
     render_fn: RenderFn = None,
@@ -44,8 +41,8 @@ def propose(
 ) -> None:
     """Write the pairs whose labels would tell most, in blind order, as a CSV to fill in.
 
-    Write a or b into the column `preferred`, then `rm-opt active ingest`. Example:
-    rm-opt active propose --pool pool.parquet --checkpoint out/best --k 100 --out to_label.csv
+    Write a or b into the column `preferred`, then `rm-opt data ingest`. Example:
+    rm-opt data propose --pool pool.parquet --checkpoint out/best --k 100 --out to_label.csv
     """
     from rmcore.active.acquisition import ACQUISITIONS, look, select
     from rmcore.active.labels import write_proposal
@@ -65,27 +62,40 @@ def propose(
     rest = model.members.readable([pair for pair in read_pairs(pool, layout) if pair.pair_id not in done])
     with progress_bar("pool") as report:
         view = look(rest, model, report=report)
-    if known and acquisition == "d-optimal":
-        view = replace(view, labelled=look(model.members.readable(known), model))
     chosen = select(view, k, ACQUISITIONS[acquisition](seed), max_per_prompt=max_per_prompt)
     write_proposal([rest[index] for index in chosen], out, seed=seed)
     print(f"{len(chosen)} of {len(rest)} unlabelled pairs by {acquisition}: {out}")
-    print("fill in the column `preferred` with a or b, then: rm-opt active ingest")
+    print("fill in the column `preferred` with a or b, then: rm-opt data ingest")
 
 
-@app.command()
-@options()
+@options(*field_options(JudgingConfig, LABELLING))
+@common("judge", "mode", "rubric", "max_calls", "audit")
 def ingest(
     labels: Annotated[Path, typer.Option(help="The CSV, filled in.")],
     pool: Pool,
-    out: Annotated[Path, typer.Option(help="JSONL file of labelled pairs that the labels are added to.")],
+    out: Annotated[
+        Path,
+        typer.Option(help="JSONL file of labelled pairs that the labels are added to.", callback=written_as(".jsonl")),
+    ],
     layout: PairLayout,
+    judge: Annotated[
+        str | None,
+        typer.Option(
+            help="Who labels the rows left empty: openai:MODEL@URL, module:function, or a reward model's folder."
+        ),
+    ] = None,
+    **settings: Any,
 ) -> None:
     """Check a filled-in CSV against the pool and add its labels to a file of pairs, whole or not at all.
 
-    Example: rm-opt active ingest --labels to_label.csv --pool pool.parquet --out labelled.jsonl
+    With --judge the rows that are left empty are judged; ties, and what the judge cannot read, become no pairs.
+
+    Example: rm-opt data ingest --labels to_label.csv --pool pool.parquet --out labelled.jsonl
     """
     from rmcore.active.labels import ingest as take
 
-    found = take(labels, read_pairs(pool, layout), out)
+    asked = None if judge is None else labelling_judge(judge, settings)
+    found = take(labels, read_pairs(pool, layout), out, asked)
     print(f"{found.num_new} new labels, {found.num_empty} rows left empty, {found.num_labelled} labelled pairs: {out}")
+    if asked is not None:
+        print(f"left out of what the judge was asked: {found.num_ties} ties and {found.num_unread} unread")

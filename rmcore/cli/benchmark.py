@@ -88,8 +88,8 @@ def benchmark(
         "max_seq_len": model.max_seq_len,
         "render_fn": None if model.render_fn is None else render_fn_digest(model.render_fn),
     }
-    if model.dtype != "float32":  # so that rewards in float32 keep the names they had before there was a choice
-        read_as["dtype"] = model.dtype
+    if model.weights != "float32":  # so that rewards in float32 keep the names they had before there was a choice
+        read_as["dtype"] = model.weights
     rewards = {name: stored_rewards(name, sets, out, model.load, read_as) for name in models}
     record = benchmark_record(sets, rewards, published=published, pairs=pairs, overlaps=overlaps)
     write_report_json(json_out, model.named(checkpoint) | record)

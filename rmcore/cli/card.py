@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from rmcore.cli.card_facts import Origin, find_origin, gather_facts, read_record
-from rmcore.cli.inputs import Device, RenderFn
+from rmcore.cli.inputs import Device, RenderFn, written_as
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.files import write_text
 
@@ -46,7 +46,8 @@ def card(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="File to write; default: README.md in the checkpoint folder.")
+        Path | None,
+        typer.Option(help="File to write; default: README.md in the checkpoint folder.", callback=written_as(".md")),
     ] = None,
     license_id: License = None,
     render_fn: RenderFn = None,
@@ -75,7 +76,9 @@ def card(
 def tell_card(made: MadeCard) -> None:
     """Say the verdict of a card, and what it has to leave open."""
     judged = made.judgement
-    print(f"verdict     {'nobody judged' if judged is None else f'{judged.headline} (rung {judged.rung} of 4)'}")
+    print(
+        f"verdict     {'nobody judged' if judged is None else f'{judged.headline} (evidence level {judged.rung} of 4)'}"
+    )
     facts = made.facts
     open_points = {
         "the model's licence (--license)": facts.license,

@@ -99,7 +99,8 @@ def _of_store(trained: Path) -> tuple[Mapping[str, Any] | None, Run | None]:
 
 def _run_of(key: str, reports: Path) -> Run | None:
     for run in read_runs(reports):
-        if any(stage.get("name") == "train" and stage.get("key") == key for stage in run.record.get("stages", ())):
+        stages = run.record.get("stages", ())
+        if run.record.get("config") and any(one.get("name") == "train" and one.get("key") == key for one in stages):
             return run
     return None
 
@@ -171,11 +172,13 @@ def _token_ids(rm: "BradleyTerryRM") -> str | None:
 
     None where none do: the text is made by a function of the user, or cut already.
     """
+    from rmcore.data.chat_template import render_chat
+
     wanted = rm.renderer.tokenize_sides([(PROMPT, RESPONSE)])[0].ids
     tokenizer = rm.tokenizer
     messages = [{"role": "user", "content": PROMPT}, {"role": "assistant", "content": RESPONSE}]
     if rm.renderer.rendering.format == "chat":
-        text, own, lines = tokenizer.apply_chat_template(messages, tokenize=False), False, CHAT_TEXT
+        text, own, lines = render_chat(tokenizer, messages), False, CHAT_TEXT
     elif rm.renderer.rendering.format == "plain":
         text, own, lines = f"Prompt: {PROMPT}\n\nResponse: {RESPONSE}", True, PLAIN_TEXT
     else:

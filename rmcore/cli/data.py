@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from rmcore.cli.active import ingest, propose
 from rmcore.cli.common import setting, write_report_json
 from rmcore.cli.data_noise import noise
 from rmcore.cli.inputs import JsonOut, PairReading
+from rmcore.cli.judge import label
 from rmcore.cli.options import options
 from rmcore.config.data import PAIRS_PER_ROW, DataConfig
 
@@ -19,12 +21,12 @@ RejectedRows = Annotated[
 
 GradeColumns = Annotated[list[str] | None, setting(DataConfig, "grade_columns")]
 
-app = typer.Typer(no_args_is_help=True, help="Look at preference data before training on it, and convert it.")
+app = typer.Typer(no_args_is_help=True, help="Look at preference data, convert it, and choose what to label next.")
 
 
 @app.callback()
 def group() -> None:
-    """Look at preference data before training on it, and convert it."""
+    """Look at preference data, convert it, and choose what to label next."""
 
 
 @app.command()
@@ -37,8 +39,9 @@ def check(
     rejected_rows: RejectedRows = None,
     json_out: JsonOut = None,
 ) -> None:
-    """Audit preference data: layout, kinds of judgements, unusable rows, duplicates, lengths, what length predicts."""
+    """Audit preference data: layout, judgements, unusable rows, duplicates, lengths, and three rows as understood."""
     from rmcore.data.audit import audit, format_audit
+    from rmcore.data.examples import examples, format_examples
     from rmcore.data.observation import Observation
     from rmcore.data.observation_counts import annotator_notices
     from rmcore.data.readers.sources import load_pairs, write_rejected
@@ -50,7 +53,8 @@ def check(
         said = [Observation.of_pair(pair) for pair in loaded.pairs]
         loaded = replace(loaded, sentences=[*loaded.sentences, *annotator_notices(file, said)])
     findings = audit({"all": loaded.pairs}, [loaded], {"all": said})
-    print(format_audit(findings))
+    findings["examples"] = examples(said)
+    print(format_audit(findings) + format_examples(findings["examples"], len(said)))
     if rejected_rows is not None:
         write_rejected(loaded.rejected, rejected_rows)
     write_report_json(json_out, findings)
@@ -102,3 +106,6 @@ def convert(
 
 
 app.command()(noise)
+app.command()(label)
+app.command()(propose)
+app.command()(ingest)

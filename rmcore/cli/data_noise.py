@@ -47,7 +47,9 @@ def noise(
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the ledger; an interrupted run resumes there.")],
     reading: PairReading,
-    folds: Annotated[int, typer.Option(min=2, help="Parts of the prompts, each scored by a model of the others.")] = 5,
+    folds: Annotated[
+        int, typer.Option(min=2, max=1000, help="Parts of the prompts, each scored by a model of the others.")
+    ] = 5,
     false_share: Annotated[
         float,
         typer.Option(min=0, max=1, help="Expected share of right labels among those that are called wrong."),
@@ -75,11 +77,10 @@ def noise(
 
     Example: rm-opt data noise pairs.parquet --model minilm --out ledger --apply weight --to cleaned.parquet
 
-    Reviewed: rm-opt active ingest --labels ledger/review.csv --pool pairs.parquet --out reviewed.jsonl
+    Reviewed: rm-opt data ingest --labels ledger/review.csv --pool pairs.parquet --out reviewed.jsonl
 
     Whether a cleaned file is better is for an experiment to say: docs/label-noise.md
     """
-    from rmcore.active.fine_tuning import FullRetrainer
     from rmcore.active.labels import write_proposal
     from rmcore.config.train import TrainConfig
     from rmcore.core.files import atomic_file, write_json
@@ -111,10 +112,10 @@ def noise(
         scorer: Scorer
         if model in TINY_SIZES:
             train = TrainConfig.model_validate(TRAINING)
-            scorer = Trainings(pairs, FullRetrainer(config, train, device=device, seed=seed))
+            scorer = Trainings(pairs, config, train, device=device, seed=seed)
         else:
             backbone = {
-                **ModelReading(max_seq_len=max_seq_len, device=device).named(model),
+                **ModelReading(max_seq_len=max_seq_len, device=device, dtype="float32").named(model),
                 "max_seq_len": max_seq_len,
                 "seed_of_what_it_lacks": seed,
             }
@@ -130,7 +131,7 @@ def noise(
         chosen = ledger.for_review(review)
         write_proposal(chosen, sheet, seed=seed)
         print(f"review      {len(chosen)} pairs: {sheet}; fill in `preferred` with a or b, then")
-        print(f"            rm-opt active ingest --labels {sheet} --pool {data} --out reviewed.jsonl")
+        print(f"            rm-opt data ingest --labels {sheet} --pool {data} --out reviewed.jsonl")
     if apply is not None and to is not None:
         _clean(ledger, apply, to, every)
 
@@ -171,6 +172,7 @@ def _print(ledger: "Ledger", data: str) -> None:
     import numpy as np
 
     from rmcore.data.pair import prompt_text
+    from rmcore.noise.ledger import EQUALLY_LIKELY
 
     record, rate = ledger.record(), ledger.model.rate
     flags = record["flags"]
@@ -180,7 +182,12 @@ def _print(ledger: "Ledger", data: str) -> None:
     print(f"{record['model_agrees']:.1%} of the labels")
     if ledger.strengths is not None:
         print(f"{'':<32}{record['others_agree']:>6.1%} with the other labels of the same answers")
-    print(f"{'wrong labels':<32}{_interval(rate)}")
+    model = ledger.model
+    print(
+        f"{'wrong labels':<32}{rate.value:>6.1%} [{model.low:.1%}, {model.high:.1%}] "
+        "however mistakes depend on the margin"
+    )
+    print(f"{'':<32}{'':>6} [{rate.low:.1%}, {rate.high:.1%}] if {EQUALLY_LIKELY}, as below")
     if ledger.model.says_nothing:
         print("    no rate can be told: the other labels tell too little of these, or pairs are too few")
     elif not ledger.model.is_shown:

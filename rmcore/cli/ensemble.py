@@ -35,14 +35,16 @@ def ensemble(
     out: Annotated[Path, typer.Option(help="Folder for the ensemble, its figure and its record.")],
     reading: PairReading,
     heads: Annotated[
-        int | None, typer.Option(min=2, help="With one checkpoint: members that share its backbone.")
+        int | None, typer.Option(min=2, max=1000, help="With one checkpoint: members that share its backbone.")
     ] = None,
     ood: Annotated[
         str | None,
         typer.Option(help="Pairs unlike those; with --data gold the gold world's own. Their labels are not needed."),
     ] = None,
     share: Annotated[float, typer.Option(help="Share of responses like those of --data that are not flagged.")] = 0.95,
-    num_resamples: Annotated[int, typer.Option(min=100, help="Resamples of the bootstrap over prompts.")] = 1000,
+    num_resamples: Annotated[
+        int, typer.Option(min=100, max=100_000, help="Resamples of the bootstrap over prompts.")
+    ] = 1000,
     render_fn: RenderFn = None,
     device: Device = "auto",
     dtype: Dtype = "float32",
@@ -58,9 +60,7 @@ def ensemble(
 
     Of one model: rm-opt ensemble --checkpoint a/best --heads 8 --data held_out.parquet --out ensemble
 
-    One model that costs one pass, the average of their weights: rm-opt soup --help
-
-    Python: RewardModelEnsemble.load("ensemble").score(prompts, responses, "worst_case")
+    Python: RewardModelEnsemble.load("ensemble").predict(prompts, responses)
     """
     if (heads is None) == (len(checkpoint) == 1):
         raise ConfigError(

@@ -1,6 +1,5 @@
 """`rm-opt explain`: why a reward model says what it says."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,25 +7,23 @@ import typer
 
 from rmcore.cli.common import printable, setting, write_report_json
 from rmcore.cli.help import common
-from rmcore.cli.inputs import Checkpoint, JsonOut, ModelReading, PairReading, Seed
+from rmcore.cli.inputs import Checkpoint, JsonOut, ModelReading, PairReading, Seed, written_as
 from rmcore.cli.options import options
 from rmcore.config.explain import ExplainConfig
-from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from rmcore.data.pair import PreferencePair
     from rmcore.explain.explanation import Explanation
-    from rmcore.explain.record import Explained, TrainingData
+    from rmcore.explain.record import Explained
 
 SHOWN_CHARS = 90
 """Characters of a text in the terminal."""
 SHOWN_SPANS = 5
-WAYS = {"weights": "all weights", "head": "reward head"}
 
 
 @options()
-@common("data", "row", "prompt", "response", "against", "train", "out", "json_out")
+@common("data", "row", "prompt", "response", "against", "out", "json_out")
 def explain(
     checkpoint: Checkpoint,
     reading: PairReading,
@@ -44,18 +41,14 @@ def explain(
     against: Annotated[
         str | None, typer.Option(help="Another answer to --prompt, held to be worse: the pair is explained.")
     ] = None,
-    train: Annotated[str | None, typer.Option(help="Pairs it was trained on: which of them are behind it.")] = None,
-    train_pairs: Annotated[int, setting(ExplainConfig, "train_pairs")] = 1000,
-    label_smoothing: Annotated[float, setting(TrainConfig, "label_smoothing")] = 0.05,
-    memory_gib: Annotated[float | None, setting(ExplainConfig, "memory_gib")] = None,
-    out: Annotated[Path, typer.Option(help="The page.")] = Path("explain.html"),
+    out: Annotated[Path, typer.Option(help="The page.", callback=written_as(".html"))] = Path("explain.html"),
     json_out: JsonOut = None,
     seed: Seed = 0,
 ) -> None:
-    """Show the parts of an answer, the edits and the training pairs behind a reward.
+    """Show the parts of an answer and the edits behind a reward.
 
     Of --data its worst mistakes are explained and grouped into kinds, or the pairs that --row names. A page shows all,
-    the terminal most of it. Example: rm-opt explain --checkpoint out/best --data test.parquet --train train.parquet
+    the terminal most of it. Example: rm-opt explain --checkpoint out/best --data test.parquet
     """
     from rmcore.core.progress import progress_bar
     from rmcore.data.pair import PreferencePair
@@ -71,18 +64,8 @@ def explain(
         )
     if row and (data is None or prompt is not None):
         raise ConfigError("--row names a pair of --data; name the file, and no --prompt.")
-    if train is not None and train_pairs == 0:
-        raise ConfigError("--train-pairs 0 leaves none of --train; leave out one of the two.")
-    if train is not None and data is None:
-        raise ConfigError(
-            "--train asks for the training pairs behind a margin, which takes held-out pairs to choose a damping by; "
-            "name them with --data."
-        )
-    model.require_float32("what a word adds to one is often less than their rounding")
+    model = model.in_float32("what a word adds to one is often less than their rounding")
     held_out = [] if data is None else reading.read(data)
-    training = None
-    if train is not None:
-        training = _training(train, reading, train_pairs, seed, label_smoothing, memory_gib)
     rm = model.load(checkpoint)
     with progress_bar("explain") as report:
         if prompt is not None and response is not None and against is None:
@@ -90,14 +73,14 @@ def explain(
             what = "an answer"
         elif prompt is not None and response is not None and against is not None:
             pair = PreferencePair(prompt, response, against)
-            found = explain_named(rm, [pair], held_out, training, seed=seed, report=report)
+            found = explain_named(rm, [pair], seed=seed, report=report)
             what = "two answers"
         elif row:
             pairs = [pair for one in row for pair in _named(one, held_out, str(data))]
-            found = explain_named(rm, pairs, held_out, training, seed=seed, report=report)
+            found = explain_named(rm, pairs, seed=seed, report=report)
             what = f"{len(pairs)} pairs of {data}" if len(pairs) > 1 else f"a pair of {data}"
         else:
-            found = explain_mistakes(rm, held_out, training, most=mistakes, seed=seed, report=report)
+            found = explain_mistakes(rm, held_out, most=mistakes, seed=seed, report=report)
             what = f"its worst mistakes of {data}"
     _print(found)
     record: dict[str, Any] = {
@@ -109,22 +92,6 @@ def explain(
     }
     write_report_json(json_out, record)
     print(f"page: {write_explanation(record, out)}")
-
-
-def _training(
-    train: str,
-    reading: PairReading,
-    most: int,
-    seed: int,
-    label_smoothing: float,
-    memory_gib: float | None,
-) -> "TrainingData | None":
-    from rmcore.explain.record import TrainingData
-
-    pairs = replace(reading, limit=None).read(train)
-    return TrainingData.drawn(
-        pairs, len(pairs), most=most, seed=seed, label_smoothing=label_smoothing, memory_gib=memory_gib
-    )
 
 
 def _named(row: str, pairs: "list[PreferencePair]", data: str) -> "list[PreferencePair]":
@@ -158,8 +125,6 @@ def _print(found: "Explained") -> None:
         _print_spans(answer.text, answer.sentences.ranked())
     for pair in found.pairs:
         _print_pair(pair)
-    if found.influence_note:
-        print(f"\n{found.influence_note}")
 
 
 def _print_pair(pair: "Explanation") -> None:
@@ -175,10 +140,6 @@ def _print_pair(pair: "Explanation") -> None:
         words = "1 word" if turn.edit.num_words == 1 else f"{turn.edit.num_words} words"
         moved = f"{turn.margin:+.3f} -> {turn.edit.margin:+.3f}"
         print(f"  {what} `{turn.edit.rule}` on the {turn.edit.edited} answer, {words}: {moved}")
-    for way, behind in pair.behind.items():
-        for one in (*behind.harmful[:1], *behind.helpful[:1]):
-            named = f"training pair {printable(one.pair_id)} ({WAYS[way]})"
-            print(f"  {named}: {one.effect:+.4f}  {_short(one.prompt)!r}")
 
 
 def _print_spans(text: str, ranked: list[Any]) -> None:

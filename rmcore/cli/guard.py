@@ -1,6 +1,7 @@
 """One way to fail: every expected failure of a command is one clear message."""
 
 import errno
+import io
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +9,8 @@ from typing import Any
 import typer
 from pydantic_core import ValidationError  # pydantic's own, without the import of pydantic
 
-from rmcore.core.errors import JudgementsWantedError, RmcoreError
+from rmcore.core.errors import ConfigError, JudgementsWantedError, RmcoreError
+from rmcore.core.files import full_places
 from rmcore.core.progress import below_the_echo
 
 USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
@@ -26,21 +28,24 @@ def guard(run: Callable[[], Any]) -> int:
         Exit status: 0, 2 for a deliberate refusal or a wrong call, 3 where people have to answer first, 130 for
         Ctrl-C.
     """
+    _print_any_character()
     try:
-        result = run()
+        result = _with_names_that_libraries_take(run)
     except RmcoreError as error:
         return _fail(str(error), WAITING if isinstance(error, JudgementsWantedError) else FAILED)
     except ValidationError as error:
         return _fail(describe_validation(error))
     except USAGE_ERROR as error:
         error.show()
+        _say_removed(error)
+        _say_our_name(error)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         result = INTERRUPTED
     except OSError as error:
         if error.errno is None:  # not the operating system's: a defect of ours
             raise
-        place = error.filename or "while writing"
+        place = error.filename or full_places() or "while writing"
         advice = "free space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "name another path or repair that one"
         return _fail(f"{error.strerror or error}: {place}. No half-written artifact was kept; {advice}.")
     if result == INTERRUPTED:  # typer makes this status of Ctrl-C, and says nothing
@@ -49,13 +54,60 @@ def guard(run: Callable[[], Any]) -> int:
     return result if isinstance(result, int) else 0
 
 
+def _say_removed(error: Any) -> None:
+    """Add what happened to an option, or to a value of one, that a release before had."""
+    from rmcore.config.gone import OPTIONS
+
+    for given, sentence in OPTIONS.items():
+        option, _, value = given.partition(" ")
+        is_value = option in getattr(getattr(error, "param", None), "opts", ())
+        if getattr(error, "option_name", None) == given or (is_value and f"{value!r} is not one of" in error.message):
+            print(f"{given} was removed: {sentence}", file=sys.stderr)
+
+
+def _say_our_name(error: Any) -> None:
+    """Add what an option of another trainer is called here, as the called command takes it."""
+    from rmcore.config.elsewhere import foreign_name
+
+    given = getattr(error, "option_name", None)
+    ours = None if given is None else foreign_name(given)
+    if ours is not None:
+        command = getattr(getattr(error, "ctx", None), "command", None)
+        flags = {flag for parameter in getattr(command, "params", ()) for flag in parameter.opts}
+        named = ours.flag if ours.flag in flags or "--set" not in flags else f"--set {ours.setting}=…"
+        print(f"{given} is of {ours.library}; here it is {named}.", file=sys.stderr)
+
+
+def _with_names_that_libraries_take(run: Callable[[], Any]) -> Any:
+    try:
+        return run()
+    except UnicodeEncodeError as error:
+        odd = next((given for given in sys.argv[1:] if any("\udc80" <= char <= "\udcff" for char in given)), None)
+        if odd is None:
+            raise
+        raise ConfigError(
+            f"the name {odd} is not UTF-8, and a library that has to open it takes only such names. Rename it."
+        ) from error
+
+
+def _print_any_character() -> None:
+    """Escape what standard output cannot encode, such as names of files that are not UTF-8."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and (stream.errors == "strict" or "utf" not in stream.encoding.lower()):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def describe_validation(error: ValidationError) -> str:
     """One line a wrong setting: where, what was given, what is allowed."""
+    from rmcore.config.gone import removed_setting
+
     lines = []
     for item in error.errors():
         where = ".".join(str(part) for part in item["loc"]) or "config"
         given = "" if isinstance(item["input"], dict) else f" (given: {_shown(item['input'])})"
-        lines.append(f"{where}: {item['msg']}{given}")
+        removed = removed_setting(where) if item["type"] == "extra_forbidden" else None
+        lines.append(f"{where}: {item['msg']}{given}" if removed is None else removed)
+    lines += [f"in {note}" for note in getattr(error, "__notes__", ())]
     return "the configuration cannot be used:\n  " + "\n  ".join(lines)
 
 

@@ -1,9 +1,9 @@
 """Inputs of the measuring commands: a model, pairs, and how both are read."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import typer
 
@@ -31,7 +31,31 @@ Dtype = Annotated[
     WeightDtype,
     typer.Option(help="Of the weights but the head's; bfloat16 takes half the memory and rounds rewards a little."),
 ]
+ScoringDtype = Annotated[
+    WeightDtype | None,
+    typer.Option(
+        help="Of the weights but the head's. Left out: bfloat16 on a GPU (half the memory, rewards rounded a little), "
+        "else float32."
+    ),
+]
 MaxLen = Annotated[int | None, typer.Option(help="Longest side in tokens; default: as the checkpoint was trained.")]
+
+
+def written_as(*endings: str) -> Callable[[Path | None], Path | None]:
+    """Make the callback of an option that names a file to write: another ending than that of a form is refused.
+
+    So a file is what its name says, and the refusal comes before anything is computed.
+    """
+
+    def check(value: Path | None) -> Path | None:
+        if value is not None and value.suffix.lower() not in endings:
+            raise ConfigError(
+                f"{value} does not end in {' or '.join(endings)}, and a file is written in the form of its name: "
+                "name it so."
+            )
+        return value
+
+    return check
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +65,14 @@ class ModelReading:
     max_seq_len: MaxLen = None
     render_fn: RenderFn = None
     device: Device = "auto"
-    dtype: Dtype = "float32"
+    dtype: ScoringDtype = None
+
+    @property
+    def weights(self) -> WeightDtype:
+        """Format of the weights: as named, or what the device takes."""
+        from rmcore.models.device import scoring_dtype
+
+        return self.dtype or scoring_dtype(self.device)
 
     def load(self, checkpoint: str) -> Any:
         """A BradleyTerryRM, imported here: `--help` must not pay for torch."""
@@ -52,7 +83,7 @@ class ModelReading:
             device=self.device,
             max_seq_len=self.max_seq_len,
             render_fn=self.render_fn,
-            dtype=self.dtype,
+            dtype=self.weights,
         )
 
     def named(self, checkpoint: str) -> dict[str, str | None]:
@@ -64,16 +95,17 @@ class ModelReading:
 
         folder = Path(checkpoint)
         digest = checkpoint_digest(folder) if folder.is_dir() else None
-        return {"checkpoint": checkpoint, "checkpoint_digest": digest, "dtype": self.dtype}
+        return {"checkpoint": checkpoint, "checkpoint_digest": digest, "dtype": self.weights}
 
-    def require_float32(self, why: str) -> None:
-        """Refuse rounded weights where a command does more than compare rewards; before anything is loaded.
+    def in_float32(self, why: str) -> Self:
+        """The same with float32 weights, where a command does more than compare rewards; before anything is loaded.
 
         Raises:
             ConfigError: --dtype is bfloat16.
         """
-        if self.dtype != "float32":
+        if self.dtype == "bfloat16":
             raise ConfigError(f"--dtype {self.dtype} is for rewards, and {why}: leave it out.")
+        return replace(self, dtype="float32")
 
 
 @dataclass(frozen=True, slots=True)

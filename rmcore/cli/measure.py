@@ -1,6 +1,8 @@
 """`rm-opt evaluate | readiness pairs | diff`: measure checkpoints on a file of pairs."""
 
-from collections.abc import Mapping
+import json
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,13 +20,25 @@ from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.data.pair import PreferencePair
+from rmcore.data.pairs_on_disk import PairFile
+from rmcore.data.readers.columns import ColumnMap
+from rmcore.data.readers.sources import load_pairs
+from rmcore.policy.readiness.mending import mending_of_checkpoint
 from rmcore.policy.readiness.verdict import next_rung
 from rmcore.reporting.figures import numbers
+from rmcore.reporting.verdict_style import check_result
 
 Metrics = Mapping[str, Mapping[str, Any]]
 EVALUATE_FIELDS = ("num_resamples", "num_bins", "thresholds", "per_response")
 LANDSCAPE_FIELDS = ("num_pairs",)
 THRESHOLD = {"thresholds": ("--threshold",)}
+MEASURES = {
+    "win_rate": "win rate of the best of n",
+    "on_policy_accuracy": "accuracy on pairs of these answers",
+    "hard_accuracy": "accuracy where the better answer is the shorter one",
+    "reward_variance": "variance of the rewards within prompts",
+}
+"""Measures of `rank_models` as people read them."""
 readiness_app = typer.Typer(
     no_args_is_help=True, help="Judge whether a policy may be optimised against a reward model."
 )
@@ -59,9 +73,16 @@ def evaluate(
     config = EvaluateConfig.model_validate(given(settings, EVALUATE_FIELDS))
     pairs = reading.read(data)
     rm = model.load(checkpoint)
+    num_known = num_trained_on(checkpoint, pairs)
     table, cut, metrics = _evaluate(rm, pairs, config, seed)
     for sentence in in_words(metrics):
         print(sentence)
+    if num_known:
+        print(
+            f"warning: {num_known} of these {len(pairs)} pairs are pairs that it was trained on, so the numbers say "
+            "how well it remembers them; measure it on pairs that it has not seen.",
+            file=sys.stderr,
+        )
     if cut["num_cut_sides"]:
         print(f"{cut['num_cut_sides']} of {2 * cut['num_pairs']} sides were longer than the limit and were cut")
     print_metrics(f"{checkpoint} on {data}", metrics)
@@ -72,6 +93,39 @@ def evaluate(
     write_report_json(json_out, {**model.named(checkpoint), "data": data, **told})
 
 
+def num_trained_on(checkpoint: str, pairs: Sequence[PreferencePair]) -> int:
+    """Count the pairs that a checkpoint was trained on, as far as the folder of its training says which these were.
+
+    A stage's artifact names what it was made of by its digest, and that of the stage before is stored next to it; the
+    folder of `rm-opt train` has its settings. Of other checkpoints, or where the files have gone, nothing is known: 0.
+    """
+    folder = Path(checkpoint).parent
+    if (manifest := read_object(folder / "MANIFEST.json")) is not None:
+        wanted = manifest.get("inputs", {}).get("upstream", {}).get("prepare")
+        found = (path for path in (folder.parents[1] / "prepare").glob("*/MANIFEST.json"))
+        known = [path.parent / "train.parquet" for path in found if (read_object(path) or {}).get("digest") == wanted]
+        trained = [pair for path in known[:1] for pair in PairFile(path)]
+    elif (settings := read_object(folder / "settings.json")) is not None:
+        data = DataConfig.model_validate(settings.get("data", {}))
+        if not Path(data.source).is_file():
+            return 0
+        columns = ColumnMap.from_config(data)
+        trained = list(load_pairs(data.source, columns=columns, limit=data.limit).pairs)
+    else:
+        return 0
+    texts = {hash((pair.prompt, pair.chosen, pair.rejected)) for pair in trained}
+    return sum(hash((pair.prompt, pair.chosen, pair.rejected)) in texts for pair in pairs)
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """Read the JSON object of a file; None where there is none, or something else is in it."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
 @readiness_app.command("pairs")
 @options(*field_options(LandscapeConfig, LANDSCAPE_FIELDS))
 def readiness(
@@ -80,7 +134,7 @@ def readiness(
     reading: PairReading,
     model: ModelReading,
     train_data: Annotated[
-        str | None, typer.Option(help="Pairs it was trained on, for the train-test gap; without, that check fails.")
+        str | None, typer.Option(help="Pairs it was trained on, for the train-test gap; without, no verdict passes.")
     ] = None,
     json_out: JsonOut = None,
     seed: Seed = 0,
@@ -93,9 +147,9 @@ def readiness(
     from rmcore.policy.logged_answers import logged_answers, logged_table
     from rmcore.stages.readiness import judge
 
-    model.require_float32("one of the checks is of curvature, which rounding drowns")
+    model = model.in_float32("one of the checks is of curvature, which rounding drowns")
     pairs = reading.read(data)
-    landscape = LandscapeConfig.model_validate({"parts": (), **given(settings, LANDSCAPE_FIELDS)})
+    landscape = LandscapeConfig.model_validate(given(settings, LANDSCAPE_FIELDS))
     config = PipelineConfig(landscape=landscape)
     rm = model.load(checkpoint)
     table, _, metrics = _evaluate(rm, pairs, config.evaluate, seed)
@@ -104,14 +158,13 @@ def readiness(
         seen = read_pairs(train_data, reading, config.evaluate.train_pairs)
         train_metrics = _evaluate(rm, seen, config.evaluate, seed)[2]
         train_accuracy = train_metrics["pairwise_accuracy"]["value"]
-    spectrum = measure_model(rm, pairs, config.landscape, seed=seed)["spectrum"]
-    values = {name: entry["value"] for name, entry in metrics.items()}
+    spectrum = measure_model(rm, pairs, config.landscape, seed=seed)
     logged = logged_answers(logged_table(pairs, table), num_resamples=config.evaluate.num_resamples, seed=seed)
-    over_baseline = metrics["accuracy_over_baseline"]
-    judged = judge(values, train_accuracy, spectrum["lambda_max"], ReadinessConfig(), over_baseline, logged)
-    more = next_rung(judged["verdict"], config.model_copy(update={"data": DataConfig(source=data)}), checkpoint)
+    judged = judge(metrics, train_accuracy, spectrum["lambda_max"], ReadinessConfig(), logged)
+    more = mending_of_checkpoint(judged["verdict"], checkpoint, data)
+    more = more or next_rung(judged["verdict"], config.model_copy(update={"data": DataConfig(source=data)}), checkpoint)
     for check in judged["gate"]:
-        print(f"{'pass' if check['passed'] else 'FAIL'}        {check['text']}")
+        print(f"{check_result(check):<11} {check['text']}")
     if (original := judged["readiness"]) is not None:
         for advice in original["recommendations"]:
             print(f"advice      {advice}")
@@ -120,6 +173,85 @@ def readiness(
     print_verdict(judged["verdict"], more)
     told = {"num_pairs": len(pairs), **judged, "logged_answers": logged, "next_rung": more}
     write_report_json(json_out, {**model.named(checkpoint), "data": data, **told})
+
+
+@readiness_app.command("rank")
+@options()
+def rank(
+    checkpoints: Annotated[list[str], typer.Argument(help="Trained checkpoints, or any Hugging Face reward models.")],
+    answers: Annotated[
+        Path,
+        typer.Option(
+            help="Judged answers: rows of prompt, response and judge, rank or wins; or prompt, chosen, rejected."
+        ),
+    ],
+    model: ModelReading,
+    n: Annotated[
+        int | None,
+        typer.Option(min=2, help="Answers that the best is chosen from; default: 16, or as many as there are."),
+    ] = None,
+    json_out: JsonOut = None,
+    seed: Seed = 0,
+) -> None:
+    """Say which of several reward models to optimise against, and which measure predicts it, on judged answers.
+
+    Example: rm-opt readiness rank out/a/best out/b/best out/c/best --answers judged.parquet
+    """
+    from rmcore.policy.judged_answers import read_judged_answers, require_readable, rewards_of, tell_left_out_answers
+    from rmcore.policy.readiness.rank import largest_choice, rank_models
+
+    given_answers = read_judged_answers(answers)
+    tell_left_out_answers(given_answers)
+    judged = given_answers.pools(given_answers.table["strength"].to_numpy())
+    lengths = given_answers.pools(given_answers.table["response"].str.len().to_numpy(dtype=float))
+    choice = largest_choice([len(pool) for pool in judged], n)
+    rewards = []
+    for checkpoint in checkpoints:
+        rm = model.load(checkpoint)
+        require_readable(rm.renderer, given_answers, answers)
+        rewards.append(given_answers.pools(rewards_of(rm, given_answers)))
+    found = rank_models(checkpoints, rewards, judged, lengths, n=choice, seed=seed)
+    _print_ranking(found)
+    told = {"answers": str(answers), "judged": given_answers.kind, "left_out": given_answers.left_out, **found}
+    write_report_json(json_out, told)
+
+
+def _print_ranking(found: Mapping[str, Any]) -> None:
+    """Show the models by gain, what longest and perfect choices reach, and how well each measure predicts the gain."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from rmcore.evaluation.uncertainty import ends
+    from rmcore.policy.readiness.rank import FEWEST_MODELS
+
+    n = found["n"]
+    table = Table("group", "reward model", f"gain of the best of {n}, sd (95 %)", "length taken out, sd", "win rate")
+    for one in [*found["models"], {"name": "the longest answer", "group": "", **found["longest"]}]:
+        cells = (numbers.with_interval(one[name]) for name in ("gain", "gain_without_length"))
+        table.add_row(str(one["group"]), one["name"], *cells, numbers.with_interval(one["win_rate"], "share"))
+    print(f"{found['num_answers']:,} judged answers to {found['num_prompts']} prompts")
+    Console().print(table)
+    best = found["models"][0]
+    alike = [one["name"] for one in found["models"] if one["group"] == 1]
+    low, longest = ends(best["gain"])[0], found["longest"]["gain"]["value"]
+    if low is None or low <= 0:
+        print(
+            "none of these models is shown to choose better answers than a blind choice; optimise against none of them"
+        )
+    elif len(alike) > 1:
+        print(f"optimise against one of {', '.join(alike)}: these answers do not tell them apart")
+    else:
+        print(f"optimise against {best['name']}: it gains more than any other for certain")
+    if best["gain"]["value"] <= longest:
+        print(f"the longest answer gains {longest:.2f} sd: no more is shown of these models than that they know length")
+    print(f"a perfect choice gains {found['perfect_gain']:.2f} sd")
+    if not found["measures"]:
+        print(f"which measure predicts the gain is not computed of fewer than {FEWEST_MODELS} models")
+        return
+    predictions = Table("measure on half of the prompts", "rank correlation with the gain on the others (95 %)")
+    for one in found["measures"]:
+        predictions.add_row(MEASURES[one["measure"]], numbers.with_interval(one))
+    Console().print(predictions)
 
 
 @options()
@@ -141,7 +273,7 @@ def diff(
     print(f"A = {checkpoint_a}\nB = {checkpoint_b}\n{len(pairs)} pairs of {data}")
     for name, value in compared.items():
         print(f"  {name:<34} {_shown(value)}")
-    told = {"num_pairs": len(pairs), "a": checkpoint_a, "b": checkpoint_b, "dtype": model.dtype}
+    told = {"num_pairs": len(pairs), "a": checkpoint_a, "b": checkpoint_b, "dtype": model.weights}
     write_report_json(json_out, {**told, "comparison": compared})
 
 

@@ -20,8 +20,10 @@ def overoptimize(
     proxy: Annotated[list[str], typer.Option(help="Column of a reward model's rewards. May be repeated.")],
     out: Annotated[Path, typer.Option(help="Folder for the figures and the record.")],
     prompt: Annotated[str, typer.Option(help="Column that samples of one prompt share.")] = "prompt",
-    max_n: Annotated[int, typer.Option(min=4, help="Largest n of best-of-n.")] = 64,
-    num_resamples: Annotated[int, typer.Option(min=100, help="Resamples of the bootstrap over prompts.")] = 1000,
+    max_n: Annotated[int, typer.Option(min=4, max=100_000, help="Largest n of best-of-n.")] = 64,
+    num_resamples: Annotated[
+        int, typer.Option(min=100, max=100_000, help="Resamples of the bootstrap over prompts.")
+    ] = 1000,
     seed: Seed = 0,
     json_out: JsonOut = None,
 ) -> None:

@@ -32,18 +32,20 @@ def push(
 ) -> None:
     """Publish a reward model with its card on the Hugging Face hub, private by default.
 
-    Sent are weights (safetensors), configuration, tokenizer, our records of rendering and beta, and the card that
-    `rm-opt card` wrote; where there is none it is made. The token is read from HF_TOKEN. A repository that is there is
-    replaced only where its card says that an earlier push wrote it.
+    Sent are weights (safetensors), configuration, tokenizer, our records of rendering and beta, a seal over them, and
+    the card that `rm-opt card` wrote; where there is none it is made. The token is read from HF_TOKEN. A repository
+    that is there is replaced only where its card says that an earlier push wrote it.
 
     Example: rm-opt push OWNER/my-reward-model --checkpoint out/best --dry-run
     """
+    from rmcore.models.seal import SEAL_FILE, check_seal, seal_text
     from rmcore.reporting.card.model_card import CARD_FILE, name_repository
     from rmcore.serving.model_files import check_links
 
     origin = find_origin(checkpoint)
     names = _files(origin.folder)
     check_links(origin.folder, [*names, CARD_FILE])
+    check_seal(origin.folder)
     token = None if dry_run else hub_token()
     place = origin.folder / CARD_FILE
     if place.is_file():
@@ -68,7 +70,7 @@ def push(
     _check_replaced(repository, card)
     _tell_files(origin.folder, names, card)
     contents: dict[str, Path | bytes] = {file: origin.folder / file for file in names}
-    contents[CARD_FILE] = card.encode()
+    contents |= {CARD_FILE: card.encode(), SEAL_FILE: seal_text(origin.folder, names).encode()}
     if stale := repository.stale(contents):
         print(f"removed     {', '.join(stale)}: weights that lie on the hub under other names")
     address = repository.publish(contents, "Reward model and card, by rm-opt push")
@@ -129,14 +131,15 @@ def _files(folder: Path) -> list[str]:
 
 
 def _tell_files(folder: Path, names: list[str], card: str) -> None:
-    """Say what is sent, with sizes, and what of the folder is not."""
+    """Say what is sent, with sizes, and what of the folder is not; a seal is made of what is sent."""
+    from rmcore.models.seal import SEAL_FILE
     from rmcore.reporting.card.model_card import CARD_FILE
 
     sizes = {CARD_FILE: len(card.encode())} | {name: (folder / name).stat().st_size for name in names}
     for name, size in sizes.items():
         print(f"{_size(size):>11} {name}")
-    print(f"{_size(sum(sizes.values())):>11} in {len(sizes)} files")
-    if left_out := sorted(path.name for path in folder.iterdir() if path.name not in sizes):
+    print(f"{_size(sum(sizes.values())):>11} in {len(sizes)} files, and {SEAL_FILE} with their digests")
+    if left_out := sorted(path.name for path in folder.iterdir() if path.name not in {*sizes, SEAL_FILE}):
         print(f"left out    {', '.join(left_out)}")
 
 

@@ -6,10 +6,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from rmcore.cli.inputs import Checkpoint, ModelReading, PairReading, tell_unusable
+from rmcore.cli.inputs import Checkpoint, ModelReading, PairReading, tell_unusable, written_as
 from rmcore.cli.options import options
 from rmcore.core.errors import ConfigError
 
+REWARD_FILES = (".parquet", ".jsonl", ".csv")
 PART_ROWS = 10_000
 """Some tens of MiB of text, and minutes of a GPU at most: what a kill can cost."""
 
@@ -17,8 +18,11 @@ PART_ROWS = 10_000
 @options()
 def score(
     checkpoint: Checkpoint,
-    data: Annotated[str, typer.Option("--data", help="Pairs, or rows with columns prompt and response.")],
-    out: Annotated[Path, typer.Option(help="Parquet file for the rewards.")],
+    data: Annotated[str, typer.Option("--data", "-d", help="Pairs, or rows with columns prompt and response.")],
+    out: Annotated[
+        Path,
+        typer.Option(help="File for the rewards: .parquet, .jsonl or .csv.", callback=written_as(*REWARD_FILES)),
+    ],
     reading: PairReading,
     model: ModelReading,
     engine: Annotated[
@@ -29,13 +33,14 @@ def score(
         ),
     ] = "local",
     actors: Annotated[
-        int | None, typer.Option(min=1, help="Models of ray or vllm, each with a GPU; default: all that are free.")
+        int | None,
+        typer.Option(min=1, max=4096, help="Models of ray or vllm, each with a GPU; default: all that are free."),
     ] = None,
     part_rows: Annotated[
-        int, typer.Option(min=1, help="Rows that are scored and kept at once; a kill costs as many.")
+        int, typer.Option(min=1, max=10_000_000, help="Rows that are scored and kept at once; a kill costs as many.")
     ] = PART_ROWS,
 ) -> None:
-    """Write rewards of preference pairs, or of prompt/response rows, to Parquet.
+    """Write rewards of preference pairs, or of prompt/response rows, to a file.
 
     The file may be larger than memory. After a kill the same command continues with the rows that are missing.
 
@@ -69,7 +74,7 @@ def _ray_scorer(checkpoint: str, model: ModelReading, actors: int | None) -> Any
 
     # Actors run elsewhere, where a path that begins here would mean another file.
     place = str(Path(checkpoint).resolve()) if Path(checkpoint).exists() else checkpoint
-    return RayScorer(Loading(place, model.device, model.max_seq_len, model.render_fn, model.dtype), actors)
+    return RayScorer(Loading(place, model.device, model.max_seq_len, model.render_fn, model.weights), actors)
 
 
 def _vllm_scorer(checkpoint: str, model: ModelReading, actors: int | None) -> Any:
@@ -81,7 +86,7 @@ def _vllm_scorer(checkpoint: str, model: ModelReading, actors: int | None) -> An
         )
     print(f"starting vLLM with {checkpoint}; the first time takes a minute", flush=True)
     return VllmScorer(
-        checkpoint, max_seq_len=model.max_seq_len, render_fn=model.render_fn, number=actors, dtype=model.dtype
+        checkpoint, max_seq_len=model.max_seq_len, render_fn=model.render_fn, number=actors, dtype=model.weights
     )
 
 
@@ -98,7 +103,9 @@ def _job(checkpoint: str, model: ModelReading, reading: PairReading, source: Any
         "part_rows": source.size,
         "max_seq_len": model.max_seq_len,
         "render_fn": model.render_fn,
-        "dtype": None if model.dtype == "float32" else model.dtype,  # as jobs from before there was a choice have it
+        "dtype": None
+        if model.weights == "float32"
+        else model.weights,  # as jobs from before there was a choice have it
         "split": reading.split,
         "limit": reading.limit,
         "columns": [reading.prompt_column, reading.chosen_column, reading.rejected_column],

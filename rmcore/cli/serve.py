@@ -2,23 +2,29 @@
 
 import asyncio
 import os
+import shlex
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import quote
 
 import typer
 
 from rmcore.cli.inputs import Checkpoint, MaxLen, RenderFn
 from rmcore.config.model import WeightDtype
 
-TOKEN_VARIABLE = "RM_OPT_TOKEN"  # noqa: S105 - the name of a variable
-
 
 def serve(
     checkpoint: Checkpoint,
-    host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback RM_OPT_TOKEN must be set.")] = (
-        "127.0.0.1"
-    ),
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all of this machine's.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8100,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Another host name that clients use, of a proxy for example; requests to others are refused."
+        ),
+    ] = None,
     dtype: Annotated[
         WeightDtype, typer.Option(help="What vLLM computes in; bfloat16 takes half the memory.")
     ] = "float32",
@@ -33,6 +39,9 @@ def serve(
     vllm: Annotated[
         str | None, typer.Option(help="Python of an environment with vLLM, or its vllm. Default: .venv-vllm.")
     ] = None,
+    protocols: Annotated[
+        str, typer.Option(help="Other trainers' protocols that are answered, too: any of vllm,openrlhf,slime.")
+    ] = "",
     gpu_memory_share: Annotated[
         float, typer.Option(min=0.01, max=1.0, help="Share of a GPU's memory that vLLM may take.")
     ] = 0.5,
@@ -40,12 +49,20 @@ def serve(
 ) -> None:
     """Serve a reward model with vLLM: POST /score, /health, /version, /metrics.
 
-    Ctrl-C ends it. The token of clients is read from RM_OPT_TOKEN. Example: rm-opt serve --checkpoint checkpoints/best
+    Clients need the token of RM_OPT_TOKEN, or the one that is made and printed at the start. Ctrl-C ends the server.
+
+    Example: rm-opt serve --checkpoint checkpoints/best
     """
     from rmcore.serving.http_app import HttpSettings
     from rmcore.serving.server import ServeSettings
     from rmcore.serving.server import serve as run
+    from rmcore.serving.token_file import TOKEN_VARIABLE, kept_token
 
+    named = os.environ.get(TOKEN_VARIABLE)
+    spoken = tuple(one.strip() for one in protocols.split(",") if one.strip())
+    http = HttpSettings(names=tuple(name or ()), protocols=spoken)
+    if named is not None:
+        http = replace(http, token=named)
     settings = ServeSettings(
         checkpoint=str(checkpoint),
         host=host,
@@ -57,18 +74,35 @@ def serve(
         weights_folder=weights_dir,
         gpu_memory_share=gpu_memory_share,
         start_timeout_s=start_timeout,
-        http=HttpSettings(token=os.environ.get(TOKEN_VARIABLE)),
+        http=http,
     )
     print(f"starting vLLM with {checkpoint}; the first time takes a minute", flush=True)
-    asyncio.run(run(settings, _announce))
+    with ExitStack() as until_it_ends:
+
+        def announce(address: str) -> None:
+            header = f"${TOKEN_VARIABLE}"
+            if named is None:
+                place = until_it_ends.enter_context(kept_token(address, http.token))
+                print(f"token       {http.token}", flush=True)
+                print(f"            kept until the end in {place}, where `rm-opt publish` and RewardClient find it")
+                header = f"$(cat {shlex.quote(str(place))})"
+            _announce(address, header)
+            if http.protocols:
+                login = f"${TOKEN_VARIABLE}" if named is not None else quote(http.token, safe="")
+                print(
+                    f"protocols   {', '.join(http.protocols)}, at {address.replace('://', f'://rm:{login}@')}/…",
+                    flush=True,
+                )
+
+        asyncio.run(run(settings, announce))
     print("stopped")
 
 
-def _announce(address: str) -> None:
+def _announce(address: str, token: str) -> None:
     example = '{"inputs": [{"prompt": "2 + 2?", "response": "4"}]}'
-    header = f' -H "Authorization: Bearer ${TOKEN_VARIABLE}"' if TOKEN_VARIABLE in os.environ else ""
+    headers = f"-H \"Authorization: Bearer {token}\" -H 'Content-Type: application/json'"
     print(f"serving     {address}", flush=True)
-    print(f"try         curl {address}/score{header} -H 'Content-Type: application/json' -d '{example}'", flush=True)
+    print(f"try         curl {address}/score {headers} -d '{example}'", flush=True)
 
 
 def publish(
@@ -92,6 +126,6 @@ def publish(
     from rmcore.serving.weight_sync import create_rm_publisher
 
     rm = BradleyTerryRM.from_pretrained(checkpoint, device="cpu", render_fn=render_fn)
-    publisher = create_rm_publisher(server, token=os.environ.get(TOKEN_VARIABLE), mode=mode, weights_folder=weights_dir)
+    publisher = create_rm_publisher(server, mode=mode, weights_folder=weights_dir)
     version = publisher.publish(rm)
     print(f"version {version.weight_version} serves, {version.checkpoint_digest[:12]}")

@@ -1,9 +1,11 @@
 """`rm-opt train`: train a reward model on a file or hub data set, without an orchestrator. Also under torchrun."""
 
+import hashlib
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, NamedTuple, NoReturn
@@ -18,9 +20,10 @@ from rmcore.config.model import LoraSettings, ModelConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError
-from rmcore.core.files import exclusive, is_free, write_json
-from rmcore.core.hardware import HARDWARE
+from rmcore.core.files import is_free, try_exclusive, write_json
+from rmcore.core.hardware import BY_MODEL_SIZE, HARDWARE, hopper_pairs
 from rmcore.core.loggers import ManyTrackers, open_loggers, require_loggers
+from rmcore.core.processes import die_with_parent
 from rmcore.data.observation import Observation
 from rmcore.data.pair import PreferencePair
 
@@ -52,6 +55,10 @@ FLAGS = {
 }
 """Flags that are not called as their field, or have a short form."""
 OUTPUT_DIR = Path("checkpoints")
+LOCK_FILE = ".lock"
+"""Held in the folder of a training by its first process. The kernel frees it when that one dies."""
+LAUNCHED, LAUNCHER_VARIABLE = "TORCHELASTIC_RUN_ID", "RM_OPT_LAUNCHER"
+"""Variables by which a process knows that torchrun has started it, and the pid of that where it was started here."""
 SETTINGS_FILE = "settings.json"
 """All settings of the training, in its folder: what it was made of, which no checkpoint says by itself."""
 COMMON = (
@@ -123,8 +130,6 @@ def train(
     if lora_settings and not lora:
         flags = [FLAGS.get(name, (f"--lora-{name}",))[0] for name in lora_settings]
         raise ConfigError(f"{', '.join(flags)} without --lora; add --lora.")
-    if preset is not None and preset not in HARDWARE:
-        raise ConfigError(f"preset {preset!r} is unknown; choose one of {', '.join(HARDWARE)}.")
     config = PipelineConfig.model_validate(
         {
             "study": "train",
@@ -139,7 +144,7 @@ def train(
             },
             "model": {"name": model, "lora": lora_settings if lora else None, **given(settings, MODEL_FIELDS)},
             "train": {
-                **HARDWARE.get(preset or "", {}),
+                **_of_the_machine(preset, model, settings),
                 **given(settings, TRAIN_FIELDS),
                 **({"early_stopping_patience": None} if no_early_stopping else {}),
                 **({"callbacks": ()} if settings["callbacks"] == ["none"] else {}),
@@ -148,28 +153,51 @@ def train(
     )
     ranks = environment_ranks()
     if config.train.num_processes > 1 and ranks.world == 1 and not dry_run:
+        if not is_free(output_dir / LOCK_FILE):
+            raise _taken(output_dir)
         _start_several(config.train.num_processes)
+    if LAUNCHED in os.environ:
+        die_with_parent(int(os.environ.get(LAUNCHER_VARIABLE, os.getppid())))
     if config.train.num_processes not in (1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) and not dry_run:
         raise ConfigError(
             f"--num-processes {config.train.num_processes} under torchrun, which has started "
             f"{os.environ.get('LOCAL_WORLD_SIZE', '1')} here; leave it out: --nproc-per-node says how many there are."
-        )
-    if config.train.num_nodes > 1:
-        raise ConfigError(
-            f"train.num_nodes={config.train.num_nodes} is of `rm-opt run`; here torchrun --nnodes starts several hosts."
         )
     ranks.check_divides(config.train.pairs_per_step)
     if dry_run:
         _print_plan(config, _load(config.data, None))
         return
     require_loggers(config.loggers)
-    _check_free(output_dir)
-    _train(config, _load(config.data, output_dir), output_dir, is_main=ranks.is_main)
+    with _claimed(output_dir) if ranks.is_main else nullcontext():
+        _check_free(output_dir, is_main=ranks.is_main)
+        _train(config, _load(config.data, output_dir), output_dir, is_main=ranks.is_main)
+
+
+def _of_the_machine(preset: str | None, model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a preset; on h100 and h200 with as many pairs a step as suit the size of the model, which is said."""
+    if preset is None:
+        return {}
+    if preset not in HARDWARE:
+        raise ConfigError(f"preset {preset!r} is unknown; choose one of {', '.join(HARDWARE)}.")
+    if preset not in BY_MODEL_SIZE or settings["pairs_per_step"] is not None:
+        return HARDWARE[preset]
+    from rmcore.models.loading import count_parameters
+
+    size = count_parameters(model, trust_remote_code=bool(settings["trust_remote_code"]))
+    pairs = hopper_pairs(size)
+    if os.environ.get("RANK", "0") == "0":
+        print(
+            f"note: {pairs} pairs a step, the default of {preset} for {size / 1e9:.2f} B parameters; --batch-size "
+            "takes another number, and --dry-run says what a larger one saves.",
+            file=sys.stderr,
+        )
+    return HARDWARE[preset] | {"pairs_per_step": pairs}
 
 
 def _start_several(number: int) -> NoReturn:
     """Become the launcher of so many processes of this command."""
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // number)))
+    os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
     launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={number}", "--no-python")
     program = ("-P", "-c", "from flows.cli import main; main()")
     os.execv(sys.executable, [sys.executable, *launcher, sys.executable, *program, *sys.argv[1:]])  # noqa: S606 - no shell is wanted
@@ -181,15 +209,45 @@ def _one_source(data: str | None, hf_dataset: str | None) -> str:
     return str(data or hf_dataset)
 
 
-def _check_free(output_dir: Path) -> None:
-    """Refuse a folder that holds a finished training, or checkpoints of something else."""
+@contextmanager
+def _claimed(output_dir: Path) -> Iterator[None]:
+    """Hold the folder of a training against other processes, from before anything in it is looked at.
+
+    A folder that was not there and in which nothing was kept is removed again.
+
+    Raises:
+        ConfigError: another process trains into it.
+    """
+    is_new = not output_dir.exists()
+    lock = output_dir / LOCK_FILE
+    with try_exclusive(lock) as is_ours:
+        if not is_ours:
+            raise _taken(output_dir)
+        try:
+            yield
+        except BaseException:
+            if is_new and [path.name for path in output_dir.iterdir()] == [LOCK_FILE]:
+                lock.unlink()  # while it is held: a process that has opened it sees that it is not the lock any more
+                with suppress(OSError):  # another process has made its lock there
+                    output_dir.rmdir()
+            raise
+
+
+def _taken(output_dir: Path) -> ConfigError:
+    return ConfigError(f"another process is training into {output_dir}; wait for it, or name another folder.")
+
+
+def _check_free(output_dir: Path, *, is_main: bool) -> None:
+    """Refuse a folder that holds a finished training, or checkpoints of something else; `is_main`: may change it."""
     from rmcore.training.resume import FINISHED_FILE, RESUME_FOLDER, clear, was_cut_off
 
     finished = output_dir / FINISHED_FILE
-    if was_cut_off(output_dir):
+    was_cut = was_cut_off(output_dir)
+    if was_cut and is_main:
         finished.unlink()  # it resumes from there
-    if finished.exists():
-        clear(output_dir)  # left by a kill just after the end
+    if finished.exists() and not was_cut:
+        if is_main:
+            clear(output_dir)  # left by a kill just after the end
         raise ConfigError(
             f"{output_dir} already holds a finished training, which would be overwritten; name another --output-dir."
         )
@@ -219,16 +277,19 @@ def _load(config: DataConfig, output_dir: Path | None) -> _Read:
         with TemporaryDirectory(ignore_cleanup_errors=True) as spool:  # what is mapped outlives its name
             loaded = load_sources(config, spool=Path(spool), holds_out=False)
     else:
-        place = output_dir / f".pairs-{ranks.rank}"  # a name of its own: one that was left by a kill is not kept
+        # Of this training alone: processes that share it may begin before the first one has claimed the folder.
+        names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
+        own = hashlib.sha256(repr([os.environ.get(name) for name in names]).encode()).hexdigest()[:8]
+        place = output_dir / f".pairs-{own}-{ranks.rank}"
+        if ranks.is_main:  # left by a kill
+            for left in {*output_dir.glob(".pairs-*")} - {*output_dir.glob(f".pairs-{own}-*")}:
+                shutil.rmtree(left, ignore_errors=True)
         shutil.rmtree(place, ignore_errors=True)
-        is_new = not output_dir.exists()
         place.mkdir(parents=True)
         try:
             loaded = load_sources(config, spool=place, holds_out=False)
-        except BaseException:
-            shutil.rmtree(output_dir if is_new and ranks.world == 1 else place, ignore_errors=True)
-            raise
-        shutil.rmtree(place, ignore_errors=True)
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
     for one in loaded:
         more = f", {len(one.observations)} judgements" if one.observations else ""
         _say(
@@ -263,10 +324,7 @@ def _train(
         silence = NullTracker(), lambda done, total, text: None
         train_into(settings, read.pairs, read.held_out, output_dir, *silence, observations=read.observations)
         return
-    lock = output_dir / ".lock"
-    if not is_free(lock):
-        raise ConfigError(f"another process is training into {output_dir}; wait for it, or name another folder.")
-    with exclusive(lock), progress_bar("train") as report:
+    with progress_bar("train") as report:
         rewind(output_dir)
         write_json(output_dir / SETTINGS_FILE, config.model_dump(mode="json"))
         also = open_loggers(config.loggers, study=config.study, run=output_dir.name, folder=output_dir, config=flat)

@@ -13,7 +13,7 @@ Shortcut = Literal["length", "flattery", "claims", "none"]
 class GoldConfig(Settings):
     """The gold world: procedural preferences with a known true reward (rmcore/data/gold/world.py)."""
 
-    num_prompts: int = Field(default=1200, ge=20)
+    num_prompts: int = Field(default=1200, ge=20, le=1_000_000)
     """Different in-distribution prompts; a fifth as many out-of-distribution ones come on top."""
     pairs_per_prompt: int = Field(default=3, ge=1, le=64)
     """Preference pairs drawn for each prompt."""
@@ -54,7 +54,7 @@ class DataConfig(Settings):
     """Use at most this many pairs of one prompt of `source`: the first ones. SHP's authors advise 5."""
     eval_pairs_per_prompt: int | None = Field(default=None, ge=1)
     """The same for held-out pairs of their own source."""
-    pairs_per_row: int = Field(default=PAIRS_PER_ROW, ge=1)
+    pairs_per_row: int = Field(default=PAIRS_PER_ROW, ge=1, le=10_000)
     """Most pairs that one row of ranked answers gives, drawn at random beyond: 36 are all pairs of 9 answers."""
     validation_fraction: float = Field(default=0.1, ge=0, lt=0.9)
     """Share of the training prompts kept for choosing the checkpoint and fitting the temperature."""

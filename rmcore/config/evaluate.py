@@ -3,14 +3,15 @@
 from pydantic import Field
 
 from rmcore.config.base import Settings, Threshold
+from rmcore.config.model import WeightDtype
 
 
 class EvaluateConfig(Settings):
     """Held-out metrics and their intervals."""
 
-    num_resamples: int = Field(default=1000, ge=100)
+    num_resamples: int = Field(default=1000, ge=100, le=100_000)
     """Bootstrap resamples over prompts for the 95 % intervals."""
-    num_bins: int = Field(default=10, ge=2)
+    num_bins: int = Field(default=10, ge=2, le=10_000)
     """Calibration bins."""
     thresholds: tuple[Threshold, ...] = (0.3, 0.5, 0.7)
     """Probabilities from which a single response counts as good: for its true and false positive rates."""
@@ -18,3 +19,8 @@ class EvaluateConfig(Settings):
     """Also measure single responses over all prompts: ROC AUC, and the rates at the thresholds."""
     train_pairs: int = Field(default=500, ge=1)
     """Training pairs scored for the train-test gap."""
+    answers: str | None = None
+    """A file of answers that a judge has scored, ranked or compared, several a prompt: what the model chooses among
+    them decides on rung 2, in place of the labelled pairs' own answers."""
+    dtype: WeightDtype | None = None
+    """Format of the weights while held-out pairs are scored. Left out: bfloat16 on a GPU, else float32."""

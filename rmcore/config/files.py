@@ -21,6 +21,18 @@ class _YamlLoader(yaml.SafeLoader):
     """YAML without what is read as something else than it looks like."""
 
     where: str
+    has_lines: bool
+    last: yaml.Node
+
+    @property
+    def place(self) -> str:
+        """Where the value that was last begun is."""
+        return f"{self.where}, line {self.last.start_mark.line + 1}" if self.has_lines else self.where
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Construct a value, and know which it is where that fails."""
+        self.last = node
+        return super().construct_object(node, deep)
 
     def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
         """Look for repeated keys here, where merged ones (`<<`), which a mapping may set anew, are not among them."""
@@ -44,7 +56,7 @@ class _YamlLoader(yaml.SafeLoader):
         for pattern, base in ((_OCTAL, "8, for its leading zero"), (_SEXAGESIMAL, "60, for its colons")):
             if pattern.fullmatch(node.value):
                 raise ConfigError(
-                    f"{self.where}: YAML would read {node.value} as {number:g}, a number in base {base}. Write the "
+                    f"{self.place}: YAML would read {node.value} as {number:g}, a number in base {base}. Write the "
                     f"number in the usual way, or '{node.value}' in quotes where text is meant."
                 )
         return number
@@ -67,8 +79,8 @@ def _size(node: yaml.Node, known: dict[int, int], where: str) -> int:
     return known[id(node)]
 
 
-def parse_yaml(text: str, where: str) -> Any:
-    """The value that a YAML text holds; `where` it stands is what messages begin with.
+def parse_yaml(text: str, where: str, *, has_lines: bool = False) -> Any:
+    """The value that a YAML text holds; `where` it is read from is what messages begin with, a line with `has_lines`.
 
     Raises:
         ConfigError: a key stands twice in a mapping, a number is written in base 8 or 60, a date or number cannot be
@@ -76,7 +88,7 @@ def parse_yaml(text: str, where: str) -> Any:
         yaml.YAMLError: it is no YAML.
     """
     loader = _YamlLoader(text)
-    loader.where = where
+    loader.where, loader.has_lines = where, has_lines
     try:
         node = loader.get_single_node()
         if node is None:
@@ -90,8 +102,8 @@ def parse_yaml(text: str, where: str) -> Any:
         raise
     except (ValueError, LookupError, AttributeError, OverflowError) as error:  # of PyYAML, at numbers and dates
         raise ConfigError(
-            f"{where} has a number or a date that cannot be read ({error}); correct it, or put it in quotes where text "
-            "is meant."
+            f"{loader.place} has a number or a date that cannot be read ({error}); correct it, or put it in quotes "
+            "where text is meant."
         ) from error
     finally:
         loader.dispose()
@@ -104,11 +116,34 @@ def read_mapping(file: Path, advice: str) -> dict[str, Any]:
         ConfigError: it cannot be read, or holds no YAML mapping, or see `parse_yaml`.
     """
     try:
-        loaded = parse_yaml(file.read_text(encoding="utf-8"), str(file))
+        text = file.read_text(encoding="utf-8")
+        loaded = parse_yaml(text, str(file), has_lines=True)
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} is not valid YAML: {str(error).splitlines()[0]}; fix that line.") from error
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{file}, line {line} holds a byte that is no UTF-8; save the file as UTF-8.") from error
+    except yaml.YAMLError as error:
+        if isinstance(error, yaml.MarkedYAMLError):
+            mark, why = error.problem_mark or error.context_mark, error.problem or error.context
+            line = 1 if mark is None else mark.line + 1
+        else:  # a character that no YAML may hold
+            line, why = text.count("\n", 0, getattr(error, "position", 0)) + 1, str(error).splitlines()[0]
+        raise ConfigError(f"{file}, line {line} is not valid YAML: {why}; fix that line.") from error
     if not isinstance(loaded, dict):
         raise ConfigError(f"{file} holds a {type(loaded).__name__}; {advice}.")
     return loaded
+
+
+def lines_of(file: Path) -> dict[str, int]:
+    """The line of each setting in a YAML file that `read_mapping` has read, by dotted name."""
+    lines: dict[str, int] = {}
+
+    def note(node: yaml.Node, path: tuple[str, ...]) -> None:
+        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            name = (*path, str(key.value))
+            lines.setdefault(".".join(name), key.start_mark.line + 1)
+            note(value, name)
+
+    note(yaml.compose(file.read_text(encoding="utf-8"), yaml.SafeLoader), ())
+    return lines

@@ -17,7 +17,7 @@ TINY_SIZES = {"tiny": (1.0, 1.0), "tiny-small": (0.6, 0.5), "tiny-wide": (1.6, 1
 class LoraSettings(Settings):
     """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685) beside the reward head, in place of full fine-tuning."""
 
-    rank: int = Field(default=8, ge=1)
+    rank: int = Field(default=8, ge=1, le=8192)
     """Rank of each adapter."""
     alpha: float = Field(default=16, gt=0)
     """Scale: an adapter's product is multiplied by alpha / rank."""
@@ -32,8 +32,8 @@ class ModelConfig(Settings):
     """Backbone, reward head and how text becomes tokens."""
 
     name: str = "tiny"
-    """A folder, a hub name, or `tiny`, `minilm`, `deberta`, `llama`; `policy` starts from the policy's own weights, as
-    InstructGPT's reward model did (Ouyang et al. 2022, arXiv:2203.02155)."""
+    """A folder, a hub name, or `tiny`, `minilm`, `deberta`, `llama`; `policy`: the policy's own weights
+    (arXiv:2203.02155)."""
     max_seq_len: int = Field(default=512, ge=8)
     """Longest side (prompt + one completion) in tokens; longer ones are cut and counted."""
     use_chat_template: bool = True

@@ -8,7 +8,6 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from rmcore.config.active import ActiveConfig
 from rmcore.config.base import Settings
 from rmcore.config.benchmark import BenchmarkConfig
 from rmcore.config.data import DataConfig
@@ -21,7 +20,6 @@ from rmcore.config.probe import ProbeConfig
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.config.train import TrainConfig
-from rmcore.config.validation import StudiedWorld, ValidationConfig
 from rmcore.core.loggers import LoggerName
 
 DEVICES = r"^(auto|cpu|cuda(:\d{1,3})?)$"
@@ -61,10 +59,6 @@ class PipelineConfig(Settings):
     """Why the model makes its worst mistakes. Left out: that is not asked. No verdict follows from it."""
     policy: PolicyConfig | None = None
     """The policy to be optimised. Without it, and without its judged samples, no verdict says "ready"."""
-    validation: ValidationConfig | None = None
-    """The study of what readiness predicts; used by its flow only."""
-    active: ActiveConfig | None = None
-    """The study of what active learning saves; used by its flow only."""
     rlhf: RlhfConfig | None = None
     """Training of the policy against the reward model; needs a policy."""
 
@@ -76,11 +70,6 @@ class PipelineConfig(Settings):
             raise ValueError(
                 "model.name=policy starts the reward model from the policy's weights, and there are none: set "
                 "policy.name to sft, a folder or a hub name (without policy.samples), or name another model"
-            )
-        if self.validation is not None or self.active is not None:
-            raise ValueError(
-                "model.name=policy is for a reward model of one's own; the studies of readiness and of active learning "
-                "name a model"
             )
         return self
 
@@ -98,7 +87,7 @@ class PipelineConfig(Settings):
                     f"{self.data.source}; name a causal model, or a file of samples in policy.samples, or leave the "
                     "policy out (policy=null) for a verdict on labelled pairs alone"
                 )
-            if self.rlhf is not None or self.validation is not None:
+            if self.rlhf is not None:
                 raise ValueError(
                     "policy.name=world has no weights, so nothing can be trained or started from it; set policy.name "
                     "to sft, a folder or a hub name"
@@ -116,10 +105,5 @@ class PipelineConfig(Settings):
 
     @property
     def needs_policy(self) -> bool:
-        """Whether anything is computed with the policy itself: not where its samples are given, but for the study."""
-        return self.policy is not None and (self.policy.samples is None or self.validation is not None)
-
-    def in_world(self, shortcut: StudiedWorld) -> Self:
-        """The same in the gold world of a shortcut."""
-        gold = self.data.gold.model_copy(update={"shortcut": shortcut})
-        return self.model_copy(update={"data": self.data.model_copy(update={"gold": gold})})
+        """Whether anything is computed with the policy itself: not where its samples are given."""
+        return self.policy is not None and self.policy.samples is None

@@ -1,10 +1,11 @@
 """Settings of the policy, and of the samples drawn from it."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rmcore.config.base import Settings
+from rmcore.config.judging import JudgingConfig
 
 SFT = "sft"
 WORLD = "world"
@@ -18,38 +19,52 @@ class PolicyConfig(Settings):
     world's own writer, which costs nothing and cannot be trained. Else a folder or hub name of a causal model."""
     base: str = "tiny"
     """Model that `sft` starts from: tiny or another of its sizes, or a folder or hub name of a causal model."""
-    sft_examples: int = Field(default=8000, ge=10)
+    sft_examples: int = Field(default=8000, ge=10, le=1_000_000)
     """Responses that `sft` is trained on, at most; the gold world writes as many as asked for."""
-    sft_epochs: int = Field(default=3, ge=1)
+    sft_epochs: int = Field(default=3, ge=1, le=1000)
     """Passes of `sft` over them."""
     sft_lr: float = Field(default=4e-3, gt=0)
     """Peak learning rate of `sft`, by Muon; 1e-5 to 1e-4 for a pretrained model."""
     engine: Literal["auto", "vllm", "generate"] = "auto"
     """Engine that draws the samples: vLLM, or transformers' generate; auto takes vLLM where it and a GPU are there."""
-    num_prompts: int = Field(default=150, ge=4)
+    num_prompts: int = Field(default=150, ge=4, le=1_000_000)
     """Held-out prompts that samples are drawn for, at most: the first ones of the test pairs."""
-    samples_per_prompt: int = Field(default=64, ge=4)
+    samples_per_prompt: int = Field(default=64, ge=4, le=100_000)
     """Samples of each prompt: best-of-n is measured for n up to this."""
-    fresh_prompts: int = Field(default=400, ge=10)
+    fresh_prompts: int = Field(default=400, ge=10, le=1_000_000)
     """Other prompts, at most, that best-of-n is served on by `rm-opt readiness confirm`, to confirm a plan; two
     responses of each are judged, in turns of 8 prompts until it is decided."""
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature; KL is measured from the policy at this temperature."""
-    max_new_tokens: int = Field(default=256, ge=1)
+    max_new_tokens: int = Field(default=256, ge=1, le=1_000_000)
     """Longest response in tokens; one that has not ended by then is cut, and counted."""
     samples: str | None = None
     """A file of samples drawn elsewhere, with columns prompt, response and `judge_column`: nothing is sampled then."""
     judge_column: str = "judge"
     """Column of `samples` with the gold reward; rows without it are left out. The gold world judges itself."""
-    judge_ceiling: float = Field(default=1.0, gt=0.5, le=1)
-    """How often the judge agrees with itself, or with people, on a pair: accuracies are corrected for the rest."""
-    judge: str | None = Field(default=None, pattern=r"^([\w.]+:\w+|[^:]+)$")
-    """Who gives the gold reward of samples drawn here: module:function of (prompt, response), code of yours from the
-    current folder or PYTHONPATH; or the folder of another reward model, which stands in for the truth."""
+    topic_column: str | None = None
+    """Column of `samples`, or of what the held-out pairs carry besides their texts, whose equal values mark prompts of
+    one topic. These, and near-copies of a prompt, count as one independent prompt; left out, near-copies alone."""
+    judge_ceiling: float | None = Field(default=None, gt=0.5, le=1)
+    """How often the judge is right on a pair that it tells apart: accuracies are corrected for the rest. Left out: the
+    reliability of the judge's audit with its error (`judging.audit`), and 1 without one."""
+    judge: str | None = Field(default=None, pattern=r"^(openai:\S+@https?://\S+|[\w.]+:\w+|[^:]+)$")
+    """Who gives the gold reward of samples drawn here: openai:MODEL@URL, a language model behind an OpenAI-compatible
+    endpoint; module:function of (prompt, response), code of yours from the current folder or PYTHONPATH; or the folder
+    of another reward model, which stands in for the truth. With `samples`, who judged them: its audit is read alone."""
+    judging: JudgingConfig = JudgingConfig()
+    """How a language model that judges is asked, and what it may cost."""
     people: str | None = None
     """A folder, named from the root, for files of pairs that people judge in `rm-opt readiness confirm`, instead of
     `judge`. It ends at each of them, and the same command resumes when its column is filled in."""
     num_members: int = Field(default=4, ge=2, le=64)
     """Bootstrap reward heads whose disagreement on the samples is measured."""
-    gradient_prompts: int = Field(default=16, ge=0)
-    """Prompts over which the variance of the policy gradient is estimated, 16 samples each; 0: it is not."""
+
+    @model_validator(mode="after")
+    def _an_audit_is_of_a_judge(self) -> Self:
+        if self.judging.audit is not None and self.judge is None:
+            raise ValueError(
+                f"policy.judging.audit={self.judging.audit} is the audit of a judge, and policy.judge names none; name "
+                "the judge that was audited, or leave the audit out"
+            )
+        return self

@@ -19,42 +19,33 @@ class TrainConfig(Settings):
     """Let the grades of one prompt share an offset, integrated out: graders differ from prompt to prompt."""
     reliability: bool = False
     """Learn how often each annotator judges at random, from a column `annotator`; scoring needs none of it."""
-    nuisance: tuple[Literal["length", "markdown"], ...] = ()
-    """Features of an answer whose part of the preference a second head explains, so that the reward is without it."""
 
     steps: int | None = Field(default=None, ge=1)
     """Optimizer steps; takes precedence over epochs."""
-    epochs: float = Field(default=1.0, gt=0)
-    """Passes over the training pairs, where steps is not given."""
+    epochs: float | None = Field(default=1.0, gt=0)
+    """Passes over the pairs, or: steps. null: for 60 steps, 1 to 10."""
     stop_step: int | None = Field(default=None, ge=1)
     """Step after which training is cut off: its state is kept, and the same training without this, or with a later one,
     resumes from there. The learning rate is that of the whole run."""
-    pairs_per_step: int = Field(default=16, ge=1)
-    """Preference pairs in one optimizer step."""
+    pairs_per_step: int = Field(default=16, ge=1, le=1_000_000)
+    """Preference pairs of one update."""
     packing: bool = True
     """Compute a pair's common prompt once and pad nothing, where the model allows it; the gradient is the same."""
     batching: Literal["pairs", "plain"] = "pairs"
     """plain: the usual loop, to compare with: padded, pairs as drawn, the mean of micro-batch means as the loss."""
-    group_prompts: int = Field(default=1, ge=1, le=32)
-    """Pairs of one prompt that are drawn together, at most: the prompt, and an answer that stands in several of them,
-    is computed once. 1: each pair is drawn by itself. Fewer tokens a pair, and fewer prompts a step."""
     token_budget: int | None = Field(default=None, ge=16)
-    """Most tokens computed in one micro-batch, padding included. Left out: chosen from free memory."""
+    """Most tokens computed in one micro-batch, padding included. Left out: chosen from the memory of the device."""
     over_length: Literal["cut", "drop"] = "cut"
     """A training pair with a side over max_seq_len: cut that side, or drop the pair. Both are counted."""
-    curriculum: Literal["none", "easy_first", "hard_first"] = "none"
-    """Order of the pairs in an epoch: none draws evenly; easy_first brings more easy ones early and hard ones late."""
-    curriculum_margins: Literal["annotated", "predicted"] = "annotated"
-    """Measure of how easy a pair is: its annotated margin, or that of reward heads fitted on the untrained backbone
-    without the pair, which takes one pass over the pairs."""
-    optimizer: Literal["adamw", "adam", "sgd", "muon", "lion", "sam"] = "adamw"
-    """muon: hidden matrices, AdamW for the rest. lion wants a 3 to 10 times smaller lr. sam: AdamW in two passes."""
+    optimizer: Literal["adamw", "adamw8bit", "adam", "sgd", "muon", "lion", "sam"] = "adamw"
+    """muon: hidden matrices, AdamW for the rest. lion: a 3 to 10 times smaller lr. sam: two passes. adamw8bit: AdamW
+    in 8 bytes a weight."""
     sam_rho: float = Field(default=0.05, gt=0)
     """Radius of the ascent step of `sam` (Foret et al. 2021, arXiv:2010.01412)."""
     adam_beta2: float = Field(default=0.999, ge=0, lt=1)
     """Decay of the mean squared gradient in adamw, adam, sam and muon's AdamW; OpenRLHF takes 0.95."""
     lr: float = Field(default=5e-6, gt=0)
-    """Peak learning rate. Small models want more: 5e-5 for MiniLM, 1e-3 for `tiny`."""
+    """Peak learning rate. MiniLM wants 5e-5, `tiny` 1e-3."""
     weight_decay: float = Field(default=0.01, ge=0)
     """Weight decay, decoupled but for adam and sgd; 0.01 to 0.05 is usual, 0.1 was too strong."""
     schedule: Literal["cosine", "cosine_with_min", "linear", "constant"] = "cosine"
@@ -80,19 +71,20 @@ class TrainConfig(Settings):
     clip: float = Field(default=1.0, gt=0)
     """Largest gradient norm."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """bf16 = autocast; weights, reward head and loss stay float32. auto: bf16 on a GPU and on a CPU with bf16 units,
-    else fp32, as for the tiny models; the artifact's key has what was chosen."""
+    """bf16: autocast on a CPU, bfloat16 copies of the weights on a GPU; weights, reward head and loss stay float32.
+    auto: bf16 on a GPU and on a CPU with bf16 units, else fp32, as for the tiny models; the artifact's key has what
+    was chosen."""
     dropout: bool = False
     """Keep the model's own dropout on: noise in the margin of a pair. LoRA's dropout has a setting of its own."""
     tf32: bool = False
     """Let a GPU round float32 matrix products to TF32: several times faster, about three digits."""
     compile: bool = False
-    """torch.compile of model and loss with dynamic shapes; if that fails, training continues without it and says so."""
+    """torch.compile of each layer with dynamic shapes; if that fails, training continues without it and says so."""
     eval_every: int = Field(default=100, ge=1)
     """Steps between evaluations on the validation pairs."""
     eval_thresholds: tuple[Threshold, ...] = (0.3, 0.5, 0.7)
     """Probabilities from which a single response counts as good, for its rates at these evaluations."""
-    calibration_bins: int = Field(default=10, ge=2)
+    calibration_bins: int = Field(default=10, ge=2, le=10_000)
     """Bins of the calibration error at these evaluations."""
     early_stopping_patience: int | None = Field(default=5, ge=1)
     """Evaluations without improvement before training stops; null (--no-early-stopping) never stops early."""
@@ -106,20 +98,19 @@ class TrainConfig(Settings):
     """Steps between logged training metrics."""
     save_every: int | None = Field(default=None, ge=1)
     """Steps between kept `step_*/` checkpoints; the last step is always kept."""
-    keep_top_k: int = Field(default=1, ge=1)
+    keep_top_k: int = Field(default=1, ge=1, le=10_000)
     """How many of the best evaluated steps to keep: `best/` alone, or the next ones too as `step_*/`."""
     resume_every_seconds: float = Field(default=300.0, ge=0)
     """Seconds between resumable states, of which the newest two are kept: what a kill can cost at most."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
-    num_workers: int | None = Field(default=None, ge=0)
+    gradient_checkpointing: bool | None = None
+    """Recompute activations in the backward pass: less memory, about a third more time. Left out: in as few
+    layers as the memory of the device demands."""
+    num_workers: int | None = Field(default=None, ge=0, le=256)
     """Processes that build micro-batches ahead, into pinned memory on a GPU. Left out: 2 on a GPU, none on a CPU."""
     fetch_timeout_seconds: float = Field(default=60.0, gt=0)
     """How long a step waits for such a process before training stops with an error."""
-    num_processes: int = Field(default=1, ge=1)
+    num_processes: int = Field(default=1, ge=1, le=256)
     """Processes of this machine that train the model together, sharded over them (FSDP2): one a GPU."""
-    num_nodes: int = Field(default=1, ge=1)
-    """Hosts that train the model together, each with so many processes; the same command runs on each of them."""
     profile_memory: bool = False
     """Log the memory of device and host with the training metrics."""
 
@@ -174,7 +165,7 @@ class TrainConfig(Settings):
 
     @model_validator(mode="after")
     def _pairs_have_no_likelihood_of_their_own(self) -> Self:
-        asked = [name for name in ("grade_offset", "reliability", "nuisance") if getattr(self, name)]
+        asked = [name for name in ("grade_offset", "reliability") if getattr(self, name)]
         if self.objective == "pairs" and asked:
             raise ValueError(
                 f"objective=pairs trains on the Bradley-Terry loss alone, which has no {', '.join(asked)}; leave "
@@ -183,27 +174,42 @@ class TrainConfig(Settings):
         return self
 
     @model_validator(mode="after")
-    def _groups_are_packed_in_an_order_of_their_own(self) -> Self:
-        if self.group_prompts > 1 and (self.curriculum != "none" or self.batching == "plain" or not self.packing):
+    def _halves_of_weights_are_bfloat16(self) -> Self:
+        if self.optimizer == "adamw8bit" and (self.precision != "bf16" or "curvature" in self.callbacks):
             raise ValueError(
-                f"group_prompts={self.group_prompts} draws the pairs in an order of its own and packs what they share, "
-                "so it goes with curriculum=none, batching=pairs and packing=true alone."
+                f"optimizer=adamw8bit computes with the bfloat16 halves of the weights, and precision={self.precision},"
+                f" callbacks={','.join(self.callbacks)} want whole ones; set precision to bf16, and measure curvature "
+                "on the saved checkpoints."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_loss_that_depends_on_the_cut_has_a_budget(self) -> Self:
+        if self.batching == "plain" and self.token_budget is None:
+            raise ValueError(
+                "batching=plain takes a mean over micro-batches, so its loss depends on how steps are cut, and without "
+                "token_budget the memory of the machine would decide that; set token_budget, for example to 8192."
             )
         return self
 
     @model_validator(mode="after")
     def _processes_can_share(self) -> Self:
-        number = self.num_processes * self.num_nodes
-        hosts = f" on each of num_nodes={self.num_nodes} hosts" if self.num_nodes > 1 else ""
+        number = self.num_processes
         if self.pairs_per_step % number:
             raise ValueError(
-                f"pairs_per_step={self.pairs_per_step} does not divide among num_processes={self.num_processes}{hosts}"
-                ", so some would idle in every step; use a multiple."
+                f"pairs_per_step={self.pairs_per_step} does not divide among num_processes={self.num_processes}, "
+                "so some would idle in every step; use a multiple."
+            )
+        if number > 1 and self.optimizer == "adamw8bit":
+            raise ValueError(
+                f"optimizer=adamw8bit trains in one process, and num_processes={self.num_processes} share the "
+                "model: its blocks of weights would depend on how many there are. Use adamw, of which each process "
+                "keeps its share."
             )
         if number > 1 and "curvature" in self.callbacks:
             raise ValueError(
-                f"the curvature callback needs the whole model in one process, and num_processes={self.num_processes}"
-                f"{hosts} share it; leave it out of callbacks and analyze the saved checkpoints afterwards."
+                f"the curvature callback needs the whole model in one process, and num_processes={self.num_processes} "
+                "share it; leave it out of callbacks and analyze the saved checkpoints afterwards."
             )
         return self
 
@@ -214,7 +220,6 @@ RUN_ONLY_FIELDS = (
     "num_workers",
     "fetch_timeout_seconds",
     "num_processes",
-    "num_nodes",
     "profile_memory",
 )
 """Fields of TrainConfig that do not change the weights: no part of a cache key, free when a training is resumed."""

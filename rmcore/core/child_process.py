@@ -7,6 +7,12 @@ programs follow one another, whoever starts them may keep a `StageServer` for al
 
 The server imports libraries only. A child imports rmcore itself, so that what was edited since the last one is what
 runs, as the key of a stage's artifact says.
+
+The standard library's `multiprocessing` has a `forkserver` with preload, too, which does not do for stages (Python
+3.11): it has one server a process, whose libraries have read the variables of its start (of a server with
+`OMP_NUM_THREADS=1` a child with 2 computes with one thread); each child imports the starter's main module again, so a
+user's script without a `__main__` guard runs twice or is refused; a child outlives a starter that was killed; a fork of
+the starter cannot ask it; and no other program can, so each flow run of a worker would import the libraries once more.
 """
 
 import contextlib
@@ -243,12 +249,8 @@ def terminate_forked() -> None:
         process.terminate()
 
 
-def start_server(environment: Mapping[str, str]) -> None:
-    """Start the server for children with these variables, unless it runs: forks of this process share it."""
-    _server(environment)
-
-
 def _server(environment: Mapping[str, str]) -> _ForkServer:
+    """The server for children with these variables, started unless it runs: forks of this process share it."""
     read = _read_by_libraries(environment)
     with _starting:
         if read not in _servers or not _servers[read].runs():

@@ -6,12 +6,14 @@ import fcntl
 import hashlib
 import json
 import os
+import re
+import secrets
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP})
 """Why a file cannot be linked though it can be read: another file system, the kernel's rule about other people's
@@ -25,7 +27,7 @@ def file_digest(path: Path) -> str:
 
 
 DIGESTS_VARIABLE = "RM_OPT_DIGESTS"
-"""Names the file in which digests of large files are remembered between processes; where unset, they are not."""
+"""Names the file in which digests of large files are remembered between processes; default: one in the user's cache."""
 REMEMBERED_FROM = 2**20
 """Bytes: smaller files are read again each time."""
 SETTLED_NS = 2 * 10**9
@@ -35,24 +37,33 @@ SETTLED_NS = 2 * 10**9
 def known_digest(path: Path) -> str:
     """Digest a file's bytes: 64 hex digits. A large file is read only where its size or modification time is new.
 
-    For files that are not ours, such as a backbone or a given checkpoint, which every run asks about.
+    For files that are asked about in every run, such as the weights of a backbone or of a checkpoint. A hard link or a
+    new name of a file is that file; a copy is another one, whatever its times.
 
     Raises:
         OSError: the file cannot be read.
     """
     stat = path.stat()
-    memory = os.environ.get(DIGESTS_VARIABLE)
-    if memory is None or stat.st_size < REMEMBERED_FROM:
+    if stat.st_size < REMEMBERED_FROM:
         return file_digest(path)
-    state = {"path": str(path.resolve()), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-    for row in reversed(_remembered(Path(memory))):
+    memory = _digests_memory()
+    state = {"device": stat.st_dev, "inode": stat.st_ino, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+    for row in reversed(_remembered(memory)):
         if {name: row.get(name) for name in state} == state and isinstance(row.get("sha256"), str):
             return str(row["sha256"])
     digest = file_digest(path)
     if time.time_ns() - stat.st_mtime_ns > SETTLED_NS:
         with contextlib.suppress(OSError):  # it is read again next time
-            append_json_lines(Path(memory), [state | {"sha256": digest}])
+            memory.parent.mkdir(parents=True, exist_ok=True)
+            append_json_lines(memory, [state | {"path": str(path.resolve()), "sha256": digest}])
     return digest
+
+
+def _digests_memory() -> Path:
+    named = os.environ.get(DIGESTS_VARIABLE)
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "rm-opt" / "digests.jsonl"
 
 
 def _remembered(memory: Path) -> list[dict[str, Any]]:
@@ -82,31 +93,127 @@ def fsync_tree(folder: Path) -> None:
         fsync_folder(path)
 
 
+_TEMPORARY = re.compile(r"\.(?P<name>.+?)(\.[0-9a-f]{16})?\.tmp", re.DOTALL)
+LONGEST_NAME = 200
+"""Bytes of a file's name that its temporaries repeat: with what is added they stay below the 255 of a file system."""
+
+
+def hidden_name(path: Path) -> Path:
+    """Return a path in the same folder that nothing else has: `.NAME.<16 random hex digits>.tmp`."""
+    name = os.fsdecode(os.fsencode(path.name)[:LONGEST_NAME])
+    return path.with_name(f".{name}.{secrets.token_hex(8)}.tmp")
+
+
+@contextmanager
+def _own_temporary(path: Path, make: Callable[[Path], int]) -> Iterator[Path]:
+    """Give a hidden path that this writer alone has made, locked until the end of the block.
+
+    The lock says that the writer is alive, so that the next one can remove what a killed writer left, and no more. A
+    file is locked a moment after it was made; one that was removed in that moment is made again.
+
+    Args:
+        path: what the hidden path is for; its folder is made.
+        make: makes the path, refusing one that is there or is a link, and gives an open descriptor of it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(path.parent, lambda name: name == os.fsdecode(os.fsencode(path.name)[:LONGEST_NAME]))
+    while True:
+        temporary = hidden_name(path)
+        try:
+            descriptor = make(temporary)
+        except FileNotFoundError:
+            if not path.parent.is_dir():
+                raise
+            continue
+        try:
+            _lock_if_possible(descriptor)
+            if _is_at(temporary, descriptor):
+                yield temporary
+                return
+        finally:
+            os.close(descriptor)
+
+
+def _lock_if_possible(descriptor: int, operation: int = fcntl.LOCK_EX) -> bool:
+    """Lock an open file or folder; False where another process holds it, or where the file system cannot (NFS)."""
+    try:
+        fcntl.flock(descriptor, operation)
+    except OSError:
+        return False
+    return True
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def remove_abandoned(folder: Path, belongs: Callable[[str], bool]) -> list[str]:
+    """Remove the temporaries in `folder` whose writer was killed; what a living writer works on stays.
+
+    Args:
+        folder: where they are.
+        belongs: whether a temporary of the file or folder of this name is one of the caller's.
+
+    Returns:
+        The names of what was removed, sorted.
+    """
+    removed = []
+    for path in sorted(folder.glob(".*.tmp")):
+        found = _TEMPORARY.fullmatch(path.name)
+        if found is None or not belongs(found["name"]):
+            continue
+        with contextlib.suppress(OSError):  # another process was faster, or it is a link, which is none of ours
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                if _lock_if_possible(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) and _is_at(path, descriptor):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+                    removed.append(path.name)
+            finally:
+                os.close(descriptor)
+    return removed
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder that loses its name first, so that no reader takes half of it for the whole.
+
+    Raises:
+        OSError: it is not there, or cannot be removed; it has lost its name by then.
+    """
+    nameless = hidden_name(folder)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _lock_if_possible(descriptor)  # `remove_abandoned` leaves it to this process
+        folder.rename(nameless)
+        shutil.rmtree(nameless)
+    finally:
+        os.close(descriptor)
+
+
 @contextmanager
 def atomic_file(path: Path, *, mode: int | None = None, durable: bool = True) -> Iterator[Path]:
     """Give a hidden path to write to; it becomes `path`, synced, when the block ends well, else it is removed.
 
-    A kill leaves the hidden file at most, and the next writer of `path` begins it anew. One writer at a time: where
-    two may come, the caller holds a lock.
+    Each writer has a path of its own, so of several at once each writes a whole file and the last one's stays. A kill
+    leaves the hidden file at most, and the next writer of `path` removes it.
 
     Args:
         path: the file; its folder is made.
         mode: its permissions, from before the first byte is written; None: what the umask leaves.
         durable: whether it survives a power cut, which costs milliseconds; a killed process it survives anyway.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        if mode is not None:
-            temporary.unlink(missing_ok=True)  # of a writer that was killed: an open file would keep its readers
-            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
-        yield temporary
-        if durable:
-            fsync_folder(temporary)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    with _own_temporary(path, lambda place: os.open(place, flags, 0o666 if mode is None else mode)) as temporary:
+        try:
+            yield temporary
+            if durable:
+                fsync_folder(temporary)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
     if durable:
         fsync_folder(path.parent)
 
@@ -115,8 +222,9 @@ def atomic_file(path: Path, *, mode: int | None = None, durable: bool = True) ->
 def atomic_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
     """Give a hidden folder to fill; it becomes `folder`, synced, when the block ends well, else it is removed.
 
-    A kill leaves `.NAME.tmp`, and the next writer of that name begins it anew. No folder can be renamed onto one that
-    holds files, so one that is replaced is `.NAME.old` for a moment; after a kill in that moment it is the only one.
+    Each writer has a folder of its own; a kill leaves it, and the next writer of that name removes it. No folder can be
+    renamed onto one that holds files, so one that is replaced is `.NAME.old` for a moment; after a kill in that moment
+    it is the only one.
 
     Args:
         folder: where; its parent is made.
@@ -125,22 +233,36 @@ def atomic_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
     Raises:
         OSError: it cannot be written, or `folder` is there, holds files and is not to be replaced.
     """
-    temporary, retired = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("tmp", "old"))
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        fsync_tree(temporary)
-        replaced = replace and folder.exists()
-        if replaced:
-            shutil.rmtree(retired, ignore_errors=True)
-            folder.rename(retired)
-        temporary.rename(folder)
+
+    def make(place: Path) -> int:
+        place.mkdir()
+        return os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+
+    with _own_temporary(folder, make) as temporary:
+        try:
+            yield temporary
+            fsync_tree(temporary)
+            parent = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                _lock_if_possible(parent)  # two that replace one folder take turns
+                _rename_onto(temporary, folder, replace=replace)
+                os.fsync(parent)
+            finally:
+                os.close(parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _rename_onto(temporary: Path, folder: Path, *, replace: bool) -> None:
+    retired = folder.with_name(f".{folder.name}.old")
+    replaced = replace and folder.exists()
+    if replaced:
+        shutil.rmtree(retired, ignore_errors=True)
+        folder.rename(retired)
+    temporary.rename(folder)
+    if replaced:
         fsync_folder(folder.parent)
-        if replaced:
-            shutil.rmtree(retired)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(retired)
 
 
 def write_text(path: Path, text: str, *, mode: int | None = None, durable: bool = True) -> None:
@@ -165,11 +287,13 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Rows of a JSONL file, none where it is not there; a last line cut by a crash is left out."""
+    r"""Rows of a JSONL file, none where it is not there; a last line cut by a crash is left out.
+
+    Lines end at `\n` alone: a text in them may hold the other characters that `str.splitlines` splits at (U+2028).
+    """
     if not path.is_file():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
 
 
 def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -204,15 +328,33 @@ def _locked(path: Path, operation: int) -> Iterator[None]:
 
 @contextmanager
 def try_exclusive(path: Path) -> Iterator[bool]:
-    """Hold the file lock `path` inside the block if nobody else does; gives whether it is held. Never waits."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as lock:
+    """Hold the file lock `path` inside the block if nobody else does; gives whether it is held. Never waits.
+
+    The lock that is held is the file of that name: where its holder removed it meanwhile, a new one is made.
+    """
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
+            lock = path.open("a")
+        except FileNotFoundError:  # the folder was removed since
+            continue
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            if not _is_named(lock, path):
+                continue
             yield True
+            return
+
+
+def _is_named(opened: IO[str], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(opened.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def is_free(path: Path) -> bool:
@@ -246,3 +388,18 @@ def link_tree(source: Path, target: Path) -> None:
     shutil.copytree(
         source, target, copy_function=lambda one, other: link_or_copy(Path(one), Path(other)), dirs_exist_ok=True
     )
+
+
+def full_places(least: int = 2**20) -> str:
+    """The temporary folder, /dev/shm and the current folder where they have less than `least` bytes free; "" if none.
+
+    An error of writing to an open file says not which file that was.
+    """
+    places = {"TMPDIR": os.environ.get("TMPDIR") or "/tmp", "shared memory": "/dev/shm", "the current folder": "."}  # noqa: S108
+    full = []
+    for name, place in places.items():
+        with contextlib.suppress(OSError):
+            free = shutil.disk_usage(place).free
+            if free < least:
+                full.append(f"{name} ({os.path.abspath(place)}) has {free:,} bytes free")
+    return ", ".join(full)

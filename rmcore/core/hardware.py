@@ -1,37 +1,42 @@
-"""Choices that the machine makes where nothing else was said: a training's settings, and the curvature's time."""
+"""Choices that the machine makes where nothing else was said: a training's settings."""
 
 from pathlib import Path
 from typing import Any, Literal
 
 _HOPPER: dict[str, Any] = {"precision": "bf16", "tf32": True, "compile": True, "num_workers": 8}
-"""bf16 matrix units, TF32 for what stays float32, compiled graphs, and processes that pad ahead."""
+"""bf16 matrix units, TF32 for what stays float32, compiled graphs, and processes that pad ahead. Token budget and
+recomputation follow the memory of the device, the pairs of a step the size of the model (`hopper_pairs`)."""
 
 HARDWARE: dict[str, dict[str, Any]] = {
-    # 80 GB: activations of billions of parameters do not fit beside float32 moments.
-    "h100": {**_HOPPER, "gradient_checkpointing": True, "pairs_per_step": 32},
-    # 141 GB: the same without recomputing activations, about a third faster.
-    "h200": {**_HOPPER, "gradient_checkpointing": False, "pairs_per_step": 32},
+    "h100": _HOPPER,
+    "h200": _HOPPER,
     # Whatever the CPU is good at; micro-batches that stay in cache.
     "cpu": {"precision": "auto", "token_budget": 4096, "num_workers": 0, "pairs_per_step": 16},
     # To see that everything is wired: no number of it means anything.
     "smoke": {"steps": 6, "eval_every": 3, "log_every": 2, "warmup_steps": 0, "lr": 1e-3, "token_budget": 8192},
 }
 
+BY_MODEL_SIZE = ("h100", "h200")
+"""Presets with which the pairs of a step follow the size of the model."""
+HOPPER_PAIRS = ((1_000_000_000, 128), (10_000_000_000, 32))
+"""Pairs of a step by the most parameters of a model that get so many by default on h100 and h200 (DeBERTa-large, 7 B);
+larger ones (13 B) get `LEAST_PAIRS`."""
+LEAST_PAIRS = 16
+
+
+def hopper_pairs(num_parameters: int) -> int:
+    """Pairs of a step on one H100 or H200 where nothing else was said.
+
+    >>> [hopper_pairs(number) for number in (435_000_000, 7_000_000_000, 13_000_000_000)]
+    [128, 32, 16]
+    """
+    return next((pairs for most, pairs in HOPPER_PAIRS if num_parameters <= most), LEAST_PAIRS)
+
+
 CPU_INFO = Path("/proc/cpuinfo")
 BF16_UNITS = {"avx512_bf16", "amx_bf16"}
 """Flags of CPUs that multiply bfloat16 numbers themselves. On those without, bf16 is slower than float32 (tables in
-benchmarks/RESULTS.md); what ARM has was not measured."""
-CPU_MINUTES = 1.0
-"""Minutes of the curvature on a CPU. Here and not among the settings, whose code is no part of a stage's key."""
-
-
-def curvature_minutes(device_type: str, minutes: float | None) -> float | None:
-    """The limit that holds: `landscape.minutes`, where that is null a minute on a CPU and none elsewhere.
-
-    >>> curvature_minutes("cpu", None), curvature_minutes("cuda", None), curvature_minutes("cpu", 5.0)
-    (1.0, None, 5.0)
-    """
-    return CPU_MINUTES if minutes is None and device_type == "cpu" else minutes
+benchmarks/results/training-throughput.md); what ARM has was not measured."""
 
 
 def cpu_multiplies_bf16(cpu_info: Path = CPU_INFO) -> bool:

@@ -78,6 +78,13 @@ _OF_PAIRS = (
         ),
     ),
     MetricSpec(
+        "accuracy_by_prompt",
+        "accuracy, each prompt alike",
+        "share",
+        "mean over prompts of the accuracy of each one's pairs: prompts with many pairs do not outweigh the others",
+        better="higher",
+    ),
+    MetricSpec(
         "length_matched_accuracy",
         "length-matched accuracy",
         "share",

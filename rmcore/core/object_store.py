@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from rmcore.core.errors import ConfigError, StoreError
-from rmcore.core.files import atomic_file, exclusive
+from rmcore.core.files import atomic_file
 
 if TYPE_CHECKING:
     from obstore.store import RetryConfig
@@ -69,13 +69,12 @@ class ObjectStore:
             "store that knows conditional writes (If-None-Match: S3 since 2024, GCS, Azure, MinIO)."
         )
 
-    def read(self, place: str) -> tuple[bytes, str] | None:
-        """An object and the token of this version of it; None where there is none."""
+    def read(self, place: str) -> bytes | None:
+        """Return an object's content; None where there is none."""
         import obstore
 
         with self.errors(), suppress(FileNotFoundError):
-            found = obstore.get(self._objects, place)
-            return bytes(found.bytes()), _token(found.meta)
+            return bytes(obstore.get(self._objects, place).bytes())
         return None
 
     def write(self, place: str, content: bytes) -> None:
@@ -85,28 +84,14 @@ class ObjectStore:
         with self.errors():
             obstore.put(self._objects, place, content)
 
-    def create(self, place: str, content: bytes) -> str | None:
-        """Write an object that is not there; its token, or None where it is."""
+    def create(self, place: str, content: bytes) -> bool:
+        """Write an object unless there is one at that place; gives whether it was written."""
         import obstore
 
         with self.errors(), suppress(obstore.exceptions.AlreadyExistsError):
-            return _token(obstore.put(self._objects, place, content, mode="create"))
-        return None
-
-    def swap(self, place: str, content: bytes, token: str) -> str | None:
-        """Write over the version of an object that `token` names; the new token, or None where that one has gone."""
-        import obstore
-
-        if (folder := _folder(self.url)) is not None:  # local files know no conditional update, but locks
-            with self.errors(), exclusive(folder / ".locks" / place.replace("/", "-")):
-                found = self.read(place)
-                if found is None or found[1] != token:
-                    return None
-                return _token(obstore.put(self._objects, place, content))
-        missing = (obstore.exceptions.PreconditionError, FileNotFoundError)
-        with self.errors(), suppress(*missing):
-            return _token(obstore.put(self._objects, place, content, mode=json.loads(token)))
-        return None
+            obstore.put(self._objects, place, content, mode="create")
+            return True
+        return False
 
     def delete(self, *places: str) -> None:
         """Remove objects, those that are there."""

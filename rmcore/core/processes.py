@@ -1,4 +1,4 @@
-"""Ending processes with all that they started or with who started them, and saying who holds a port."""
+"""Ending processes with all that they started, or with who started them."""
 
 import contextlib
 import ctypes
@@ -73,17 +73,6 @@ def marked(variable: str, token: str) -> list[psutil.Process]:
         except psutil.Error:  # ended meanwhile
             continue
     return found
-
-
-def owner_of(port: int) -> str:
-    """`, pid 7 (name)` of the program that listens on a port, where the system tells."""
-    try:
-        listening = [
-            c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr.port == port
-        ]
-        return f", pid {listening[0].pid} ({psutil.Process(listening[0].pid).name()})" if listening else ""
-    except psutil.Error:
-        return ""
 
 
 def tail(log: Path) -> str:

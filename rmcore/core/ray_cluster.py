@@ -113,27 +113,6 @@ class RayCluster:
         done, _ = self.ray.wait(list(running), num_returns=1, timeout=timeout)
         return done[0] if done else None
 
-    def cancel(self, running: Sequence[Any], seconds: float) -> None:
-        """Interrupt tasks, and wait so long for them to save and end."""
-        for one in running:
-            self.ray.cancel(one)
-        if running:
-            self.ray.wait(list(running), num_returns=len(running), timeout=seconds)
-
-    def result(self, done: Any) -> Any:
-        """Wait for a task and give its result.
-
-        Raises:
-            RmcoreError: what it refused with.
-            ServiceError: its process died, each time that it was begun, or it failed otherwise.
-        """
-        value, died = self.outcome(done)
-        if died:
-            raise ServiceError(
-                f"its process on the Ray cluster died each time that it was begun, often for lack of memory ({died})"
-            )
-        return value
-
     def outcome(self, done: Any) -> tuple[Any, str]:
         """Wait for a task: its result, or how its process was lost.
 

@@ -6,27 +6,26 @@
     states/<stage>/<key>.json       what a running stage has saved so far, for whoever resumes it elsewhere
     states/<stage>/<key>/<sha256>   the files of that
     registrations/<name>.json       created once: when the claims of an experiment were declared first
-    leases/<key>.json               who computes an artifact right now (rmcore/core/leases.py)
 
-Blobs go first and the manifest last, so whoever dies between leaves nothing that anybody sees. Of two machines that
-computed the same the first one's manifest stands, and the other one takes its bytes: what runs downstream, anywhere,
-reads the same.
+Blobs go first and the manifest last, so a machine that dies between leaves nothing that any other sees. Of two
+machines that computed the same the first one's manifest stays, and the other one takes its bytes: what runs downstream,
+anywhere, reads the same. So no machine reserves a stage: one that is computed twice costs time and changes nothing.
 """
 
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from rmcore.core.digests import is_whole
 from rmcore.core.errors import StoreError
-from rmcore.core.leases import LEASE_SECONDS, Lease, Leases
 from rmcore.core.object_store import CHUNK, ObjectStore, mapping
-from rmcore.core.store import Entry, Store, is_whole
+from rmcore.core.store import Entry, Store
 
 TRANSFERS = 8
 """Files that are sent or fetched side by side."""
@@ -37,26 +36,17 @@ GRACE = timedelta(days=1)
 class SharedStore:
     """An object store that several homes push finished artifacts to and pull them from."""
 
-    def __init__(
-        self,
-        url: str,
-        owner: Mapping[str, str],
-        has_died: Callable[[Mapping[str, str]], bool] = lambda owner: False,
-        lease_seconds: float = LEASE_SECONDS,
-    ) -> None:
+    def __init__(self, url: str, owner: Mapping[str, str]) -> None:
         """Open it.
 
         Args:
             url: address of the object store.
             owner: names this process to others, JSON-ready.
-            has_died: whether the process that an `owner` names is known to have ended.
-            lease_seconds: see `LEASE_SECONDS`.
 
         Raises:
             RmcoreError: as `ObjectStore`.
         """
         self.objects, self.owner = ObjectStore(url), dict(owner)
-        self.leases = Leases(self.objects, owner, has_died, lease_seconds)
         self.url = self.objects.url
 
     def find(self, stage: str, key: str) -> dict[str, Any] | None:
@@ -65,7 +55,7 @@ class SharedStore:
         found = self.objects.read(place)
         if found is None:
             return None
-        record = mapping(found[0])
+        record = mapping(found)
         manifest, name = record.get("manifest"), record.get("name")
         if not is_whole(manifest) or (manifest["stage"], manifest["key"]) != (stage, key) or not isinstance(name, str):
             raise StoreError(f"{self.url}/{place} is not what was written; remove it, and the artifact is made again.")
@@ -104,7 +94,7 @@ class SharedStore:
             raise StoreError(f"no {stage} artifact {key} in {local.root} to share; this is a defect, report it.")
         self._upload({name: entry["sha256"] for name, entry in manifest["files"].items()}, folder)
         record = json.dumps({"name": folder.name, "manifest": manifest, "made_by": self.owner}).encode()
-        stands = self.objects.create(f"manifests/{stage}/{key}.json", record) is not None
+        stands = self.objects.create(f"manifests/{stage}/{key}.json", record)
         if not stands:  # the same outcome, as nearly always: only logs or times differ, and ours is being read perhaps
             committed = self.find(stage, key)
             stands = committed is not None and committed["manifest"]["digest"] == manifest["digest"]
@@ -131,18 +121,16 @@ class SharedStore:
             if stands or committed is None or committed["manifest"]["digest"] != entry.digest:
                 yield entry, stands
 
-    def keep_state(self, stage: str, key: str, folder: Path, patterns: Iterable[str], lease: Lease) -> None:
+    def keep_state(self, stage: str, key: str, folder: Path, patterns: Iterable[str]) -> None:
         """Keep what a running stage has saved in `folder`, the newest alone; files that vanish meanwhile are left out.
 
-        As after a kill, what one file says may be newer than what another does: whoever resumes is used to that. Of a
-        stage whose lease was lost nothing is kept: the one who has it now keeps its own.
+        As after a kill, one file may be newer than another, which resuming allows for. Of two machines that compute the
+        same stage the last to save is kept; where each removes the other's files, `take_state` finds nothing whole.
         """
         place, digests = f"states/{stage}/{key}", dict[str, str]()
         for path in saved_files(folder, patterns):
             with self.objects.errors(), suppress(FileNotFoundError):
                 digests[str(path.relative_to(folder))] = self._upload_changing(path, place)
-        if lease.lost.is_set():
-            return
         self.objects.write(
             f"{place}.json", json.dumps({"saved_in": str(folder), **self.owner, "files": digests}).encode()
         )
@@ -157,12 +145,12 @@ class SharedStore:
         """
         place = f"states/{stage}/{key}"
         found = self.objects.read(f"{place}.json")
-        state = {} if found is None else mapping(found[0])
+        state = {} if found is None else mapping(found)
         files, own = state.get("files"), {"saved_in": str(folder), "host": self.owner.get("host")}
         is_own = {name: state.get(name) for name in own} == own and saved_files(folder, patterns)
         if not isinstance(files, dict) or not files or is_own:
             return False
-        arriving = folder.with_name(f"{folder.name}.arriving")
+        arriving = folder.with_name(f"arriving-{folder.name}")  # ends with the key, whose lock keeps it
         shutil.rmtree(arriving, ignore_errors=True)
         arriving.mkdir(parents=True)
         try:
@@ -184,10 +172,10 @@ class SharedStore:
 
     def register(self, name: str, record: bytes) -> bytes:
         """Write down once what is declared under `name`; gives what stands there: this, or what came before it."""
-        if self.objects.create(f"registrations/{name}", record) is not None:
+        if self.objects.create(f"registrations/{name}", record):
             return record
         found = self.objects.read(f"registrations/{name}")
-        return record if found is None else found[0]
+        return record if found is None else found
 
     def collect_garbage(self, older_than: timedelta, grace: timedelta = GRACE) -> tuple[int, int]:
         """Remove artifacts that nobody took for so long, and blobs that none names and that are older than `grace`.
@@ -213,7 +201,7 @@ class SharedStore:
         old += [place for place, made in self.objects.list("states/") if now - made > older_than]
         self.objects.delete(*old)
         loose = [place for place, made in self.objects.list("blobs/") if place not in named and now - made > grace]
-        self.objects.delete(*loose, *(place for place, made in self.objects.list("leases/") if now - made > grace))
+        self.objects.delete(*loose, *(place for place, _ in self.objects.list("leases/")))  # of a version that had some
         return sum(place.startswith("manifests/") for place in old), len(loose)
 
     def _upload(self, digests: Mapping[str, str], folder: Path) -> None:

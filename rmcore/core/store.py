@@ -13,7 +13,6 @@ locked until it is collected or its process ends, and `collect_garbage` spares w
 """
 
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -26,8 +25,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, TypeGuard
+from typing import IO, Any, Literal
 
+from rmcore.core.digests import is_whole, make_key, sealed
 from rmcore.core.errors import StoreError
 from rmcore.core.files import (
     exclusive,
@@ -49,8 +49,6 @@ UNFINISHED = ".wip"
 LEASES = ".leases"
 LEASE_LOCK = "leases"
 """Held in common while a lease grows, alone while an artifact loses its name: who holds it first, is heard."""
-SEAL = "manifest_sha256"
-"""Field of a manifest that holds the digest of all the rest of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +90,6 @@ class Entry:
     """Digest of its outcome files."""
     inputs: Mapping[str, Any]
     """Inputs that its key digests, as the manifest records them."""
-
-
-def canonical_json(value: Any) -> str:
-    """JSON with sorted keys and no spaces: equal values give equal text. Raises ValueError on NaN."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
-def make_key(inputs: Mapping[str, Any]) -> str:
-    """Digest a stage's inputs: 64 hex digits."""
-    return hashlib.sha256(canonical_json(inputs).encode()).hexdigest()
 
 
 class Store:
@@ -419,17 +407,6 @@ def _end_lease(lease: IO[str]) -> None:
     lease.close()
 
 
-def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """A manifest with its own digest in it, by which a change of any of it is seen."""
-    content = {name: value for name, value in manifest.items() if name != SEAL}
-    return {**content, SEAL: make_key(content)}
-
-
-def is_whole(manifest: Any) -> TypeGuard[dict[str, Any]]:
-    """Whether a manifest is what was written."""
-    return isinstance(manifest, dict) and manifest == sealed(manifest)
-
-
 def _read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest in `folder`; None where it is missing, unreadable or not what was written."""
     try:
@@ -469,7 +446,7 @@ def _damage(folder: Path, files: Mapping[str, Mapping[str, Any]], times: Mapping
 def _read_times(folder: Path) -> dict[str, int]:
     try:
         times = json.loads((folder / TIMES).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):  # as in `_read_manifest`
         return {}
     return times if isinstance(times, dict) else {}
 

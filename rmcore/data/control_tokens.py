@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jinja2 import TemplateError
 
 from rmcore.core.errors import DataError, ModelError
-from rmcore.data.pair import Message, Prompt
+from rmcore.data.chat_template import render_chat
+from rmcore.data.pair import Answer, Message, Prompt, as_answer
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -92,10 +93,13 @@ class ControlTokens:
         def marked(text: str) -> str:
             return self._pattern.sub(lambda found: mark + found[0], text)
 
+        def marked_turn(turn: Message) -> Message:
+            return Message(*map(marked, turn))
+
+        answer = as_answer(marked_turn(completion.turn)) if isinstance(completion, Answer) else marked(completion)
         if isinstance(prompt, str):
-            return Marked(marked(prompt), marked(completion), mark)
-        turns = tuple(Message(marked(one.role), marked(one.content)) for one in prompt)
-        return Marked(turns, marked(completion), mark)
+            return Marked(marked(prompt), answer, mark)
+        return Marked(tuple(map(marked_turn, prompt)), answer, mark)
 
     def rename(self, rendered: str, mark: str) -> str:
         """A text rendered of marked parts as `encode` takes it: unmarked control tokens renamed, and no marks."""
@@ -132,8 +136,9 @@ class ControlTokens:
 
 
 def texts_of(prompt: Prompt, completion: str) -> list[str]:
-    """All text of a side, as data gave it: contents, and roles too."""
-    return [prompt, completion] if isinstance(prompt, str) else [part for one in prompt for part in one] + [completion]
+    """All text of a side, as data gave it: contents, roles, and the turns' own fields, too."""
+    answer = list(completion.turn) if isinstance(completion, Answer) else [completion]
+    return [prompt, *answer] if isinstance(prompt, str) else [part for one in prompt for part in one] + answer
 
 
 def _control_strings(tokenizer: "PreTrainedTokenizerBase") -> tuple[str, ...]:
@@ -143,7 +148,9 @@ def _control_strings(tokenizer: "PreTrainedTokenizerBase") -> tuple[str, ...]:
     if others and tokenizer.chat_template:
         turns = [{"role": role, "content": "0"} for role in ("user", "assistant", "user")]
         try:
-            written = str(tokenizer.apply_chat_template(turns, tokenize=False))
+            written = render_chat(tokenizer, turns)
+        except ModelError:
+            raise
         except (TemplateError, TypeError, ValueError, LookupError):  # wants a system turn, or will fail on data, too
             written = ""
         control |= {string for string in others if string in written}

@@ -2,9 +2,10 @@
 
 import hashlib
 import json
+import sys
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,10 +13,69 @@ from rmcore.core.errors import DataError
 
 
 class Message(NamedTuple):
-    """One turn of a dialogue."""
+    """One turn of a dialogue; `fields` is what else it has for the chat template, as one JSON object, or empty.
+
+    Tools that may be called are the turn `TOOLS` before all others, with their JSON list as its content.
+
+    >>> Message("user", "2 + 2?", '{"name": "Ada"}').record()
+    {'role': 'user', 'content': '2 + 2?', 'name': 'Ada'}
+    """
 
     role: str
     content: str
+    fields: str = ""
+
+    def record(self) -> dict[str, Any]:
+        """The message as a chat template takes it: role, content and the fields of its own."""
+        return {"role": self.role, "content": self.content, **self.further()}
+
+    def further(self) -> dict[str, Any]:
+        """The fields of its own: tool_calls, tool_call_id, name, reasoning_content and whatever else it has."""
+        return json.loads(self.fields) if self.fields else {}
+
+    @property
+    def text(self) -> str:
+        """All of it but the role, for people and digests: the content, then each field as `[name: JSON]` on a line."""
+        fields = (f"[{name}: {as_json(value)}]" for name, value in self.further().items())
+        return "\n".join([self.content] * bool(self.content or not self.fields) + list(fields))
+
+
+TOOLS = "tools"
+"""Role of the turn that holds the tools of a dialogue."""
+
+
+class Answer(str):
+    """A completion that is more than a text: an assistant's turn with fields of its own, such as tool calls.
+
+    Wherever text is wanted it is the turn's `text`, so that sides which differ in their fields are different texts;
+    only `answer_turn` gives what a chat template is to render.
+    """
+
+    turn: Message
+
+    def __new__(cls, turn: Message) -> "Answer":
+        """An answer of this turn."""
+        answer = super().__new__(cls, turn.text)
+        answer.turn = turn
+        return answer
+
+    def __reduce__(self) -> tuple[type["Answer"], tuple[Message]]:
+        return Answer, (self.turn,)
+
+
+def as_answer(turn: Message) -> str:
+    """The completion that an assistant's turn is: its content where it has nothing else."""
+    return Answer(turn) if turn.fields else turn.content
+
+
+def answer_turn(completion: str) -> Message:
+    """The assistant's turn that a completion is."""
+    return completion.turn if isinstance(completion, Answer) else Message("assistant", completion)
+
+
+def as_json(value: Any) -> str:
+    """JSON as turns hold it: with the letters and the order that were given."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 _UNSEEN_CATEGORIES = frozenset(("Cc", "Cf", "Zs", "Zl", "Zp"))
@@ -29,6 +89,36 @@ Prompt = str | tuple[Message, ...]
 """The prompt that a completion answers: a plain string (one user turn) or the turns of a dialogue, oldest first."""
 
 
+def as_rows(
+    prompts: Prompt | Sequence[Prompt], responses: str | Sequence[str]
+) -> tuple[Sequence[Prompt], Sequence[str]]:
+    """Return N prompts and N responses as lists; one of each that is given without a list is one row.
+
+    A string is a sequence of its characters, so without this `score("one prompt", "one answer")` would be ten rows.
+
+    Raises:
+        ValueError: one of both is a single one, and the other is a list.
+    """
+    is_one_prompt, is_one_response = _is_prompt(prompts), isinstance(responses, str)
+    if is_one_prompt != is_one_response:
+        one, many = ("prompt", "responses") if is_one_prompt else ("response", "prompts")
+        raise ValueError(
+            f"one {one} and a list of {many}: it is not clear which belong together. Give a list of each, of equal "
+            "lengths, or one of each."
+        )
+    return ([prompts], [responses]) if is_one_prompt else (prompts, responses)  # type: ignore[list-item,return-value]  # told apart above
+
+
+def as_prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """Return prompts as a list; one that is given without a list is a list of one."""
+    return [prompts] if _is_prompt(prompts) else prompts  # type: ignore[list-item,return-value]  # told apart above
+
+
+def _is_prompt(value: Prompt | Sequence[Prompt]) -> bool:
+    """Whether this is one prompt: a text, or the turns of one dialogue."""
+    return isinstance(value, str) or (len(value) > 0 and all(isinstance(one, Message) for one in value))
+
+
 def prompt_messages(prompt: Prompt) -> tuple[Message, ...]:
     """The prompt as dialogue turns; a plain string is one user turn."""
     return (Message("user", prompt),) if isinstance(prompt, str) else prompt
@@ -36,15 +126,41 @@ def prompt_messages(prompt: Prompt) -> tuple[Message, ...]:
 
 def plain_prompt(prompt: tuple[Message, ...]) -> Prompt:
     """One form for one meaning: a single user turn is its text, everything else stays a dialogue."""
-    return prompt[0].content if len(prompt) == 1 and prompt[0].role == "user" else prompt
+    lone = len(prompt) == 1 and prompt[0].role == "user" and not prompt[0].fields
+    return prompt[0].content if lone else prompt
+
+
+def tools_of(prompt: Prompt) -> list[Any] | None:
+    """The tools that the answer may call, as a chat template takes them; None where none are given.
+
+    Raises:
+        DataError: the turn `TOOLS` holds no JSON list, or is not the first one.
+    """
+    turns = prompt_messages(prompt)
+    places = [place for place, turn in enumerate(turns) if turn.role == TOOLS]
+    if not places:
+        return None
+    try:
+        tools = json.loads(turns[0].content) if places == [0] else None
+    except (ValueError, RecursionError):
+        tools = None
+    if not isinstance(tools, list) or not tools:
+        raise DataError(
+            f"a turn with the role {TOOLS!r} holds the JSON list of the tools and is the first one; here it is turn "
+            f"{places[-1] + 1} of {len(turns)}, {turns[places[-1]].content[:60]!r}. Give the tools in a column `tools`."
+        )
+    return tools
 
 
 def prompt_text(prompt: Prompt) -> str:
-    """The prompt as plain text: one user turn is its content, several turns are `Role: content` paragraphs."""
+    """The prompt as plain text: one user turn is its content, several turns are `Role: content` paragraphs.
+
+    It tells prompts apart: tools and the turns' own fields are in it.
+    """
     messages = prompt_messages(prompt)
     if len(messages) == 1 and messages[0].role == "user":
-        return messages[0].content
-    return "\n\n".join(f"{message.role.capitalize()}: {message.content}" for message in messages)
+        return messages[0].text
+    return "\n\n".join(f"{message.role.capitalize()}: {message.text}" for message in messages)
 
 
 def opening(prompt: Prompt) -> str:
@@ -150,15 +266,53 @@ class PreferencePair:
 
         A prompt that is the transcript of a dialogue comes back as its turns.
         """
-        prompt = self.prompt if isinstance(self.prompt, str) else [message._asdict() for message in self.prompt]
+        tools = tools_of(self.prompt)
+        prompt = self.prompt if isinstance(self.prompt, str) else dialogue_records(self.prompt)
         return {
             "pair_id": self.pair_id,
             "prompt": prompt,
-            "chosen": self.chosen,
-            "rejected": self.rejected,
-            "target_margin": self.target_margin,
+            "chosen": answer_record(self.chosen),
+            "rejected": answer_record(self.rejected),
+            **({} if tools is None else {"tools": tools}),
+            "margin": self.target_margin,
             "metadata": json.loads(json.dumps(dict(self.metadata))),
         }
+
+
+def dialogue_records(prompt: Prompt) -> list[dict[str, Any]]:
+    """The turns of a prompt as a chat template takes them, without the tools (`tools_of`)."""
+    return [turn.record() for turn in prompt_messages(prompt) if turn.role != TOOLS]
+
+
+def answer_record(completion: str) -> str | list[dict[str, Any]]:
+    """A completion as a JSON-ready value: its text, or a list of the one message that it is."""
+    return [completion.turn.record()] if isinstance(completion, Answer) else completion
+
+
+def with_text_answers(pairs: Sequence[PreferencePair], purpose: str) -> list[PreferencePair]:
+    """The pairs whose answers are texts alone; how many are not, such as calls of tools, is said on stderr.
+
+    Args:
+        pairs: some.
+        purpose: what cannot be done with the others, for the message: "edited".
+
+    Raises:
+        DataError: there are pairs, and none has such answers.
+    """
+    kept = [pair for pair in pairs if not any(isinstance(side, Answer) for side in (pair.chosen, pair.rejected))]
+    left_out = len(pairs) - len(kept)
+    if left_out and not kept:
+        raise DataError(
+            f"the answers of all {len(pairs)} pairs are more than texts, such as calls of tools, and cannot be "
+            f"{purpose}; take pairs with answers of text."
+        )
+    if left_out:
+        print(
+            f"warning: answers of {left_out} of {len(pairs)} pairs are more than texts, such as calls of tools, and "
+            f"cannot be {purpose}; these pairs are left out",
+            file=sys.stderr,
+        )
+    return kept
 
 
 def cap_pairs(pairs: Iterable[PreferencePair], most: int | None) -> list[PreferencePair]:

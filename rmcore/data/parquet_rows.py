@@ -63,7 +63,8 @@ def write_tables(form: Form[Record], tables: Iterable[pa.Table], path: Path) -> 
     """
     with (
         atomic_file(path) as unfinished,
-        pq.ParquetWriter(unfinished, form.schema, compression="zstd", write_statistics=False) as writer,
+        unfinished.open("wb") as file,  # pyarrow itself opens no file whose name is not UTF-8
+        pq.ParquetWriter(file, form.schema, compression="zstd", write_statistics=False) as writer,
     ):
         waiting: list[pa.Table] = []
         for table in tables:
@@ -90,7 +91,7 @@ def iter_records(form: Form[Record], path: Path) -> Iterator[Record]:
     Raises:
         DataError: the file is missing, damaged, or not such a table.
     """
-    with _damage_in_words(form, path), pq.ParquetFile(path) as file:
+    with _damage_in_words(form, path), path.open("rb") as opened, pq.ParquetFile(opened) as file:
         absent = [name for name in form.schema.names if name not in file.schema_arrow.names]
         if absent:
             raise DataError(
@@ -107,8 +108,8 @@ def count_records(form: Form[Record], path: Path) -> int:
     Raises:
         DataError: as `iter_records`.
     """
-    with _damage_in_words(form, path):
-        return int(pq.read_metadata(path).num_rows)
+    with _damage_in_words(form, path), path.open("rb") as file:
+        return int(pq.read_metadata(file).num_rows)
 
 
 @contextmanager

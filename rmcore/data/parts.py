@@ -5,18 +5,23 @@ same ones each time, so that work on them can be continued.
 """
 
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from typing import Any
 
 from rmcore.config.data import PAIRS_PER_ROW
-from rmcore.data.pair import PreferencePair
+from rmcore.data.pair import PreferencePair, Prompt
 from rmcore.data.readers.columns import USUAL_COLUMNS, ColumnMap
+from rmcore.data.readers.fields import RowRejected
 from rmcore.data.readers.files import RawRecord
 from rmcore.data.readers.layouts import GRADED_ROWS, SIDE_ROWS
 from rmcore.data.readers.rejected import RejectedRow
 from rmcore.data.readers.sources import check_usable, iter_records, load_pairs, notices, outcomes, probe
-from rmcore.data.responses import is_response, nothing_to_score, response_of
+from rmcore.data.readers.turns import OF_THE_PROMPT
+from rmcore.data.readers.unread import LOOKED_AT, unread_columns, unread_parts
+from rmcore.data.responses import counted, is_response, nothing_to_score, response_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +31,7 @@ class Part:
     number: int
     """From 0."""
     pairs: Sequence[PreferencePair] = ()
-    responses: list[tuple[str, str]] = field(default_factory=list)
+    responses: list[tuple[Prompt, str]] = field(default_factory=list)
     first_row: int = 0
     """Place of the first response among those of the source, from 0."""
 
@@ -75,22 +80,30 @@ class SourceInParts:
         yield from self._responses(again) if head and is_response(head[-1]) else self._pairs(again)
 
     def _responses(self, records: Iterator[RawRecord]) -> Iterator[Part]:
-        rows: list[tuple[str, str]] = []
+        rows: list[tuple[Prompt, str]] = []
+        reasons: Counter[str] = Counter()
+        looked_at: list[tuple[Prompt, dict[str, Any]]] = []
         number = done = 0
         for record in islice(records, None if self.limit is None else min(self.limit, sys.maxsize)):
             self.num_rows += 1
-            row = response_of(record)
-            if row is None:
+            try:
+                rows.append(response_of(record))
+                if len(looked_at) < LOOKED_AT:
+                    beside = {name: value for name, value in (record.fields or {}).items() if name not in OF_THE_PROMPT}
+                    looked_at.append((rows[-1][0], beside))
+            except RowRejected as rejection:
                 self.num_unusable += 1
-            else:
-                rows.append(row)
+                reasons[rejection.reason] += 1
             if len(rows) == self.size:
                 yield Part(number, responses=rows, first_row=done)
                 number, done, rows = number + 1, done + len(rows), []
         if rows:
             yield Part(number, responses=rows, first_row=done)
         elif not done:
-            raise nothing_to_score(self.source, self.num_rows)
+            raise nothing_to_score(self.source, self.num_rows, reasons)
+        self.notices = unread_columns(self.source, looked_at)
+        if reasons:
+            self.notices += [f"{self.num_unusable:,} rows of {self.source} are set aside ({counted(reasons)})."]
 
     def _pairs(self, records: Iterator[RawRecord]) -> Iterator[Part]:
         records, layout = probe(records, self.source, self.columns, PAIRS_PER_ROW)
@@ -104,6 +117,7 @@ class SourceInParts:
             return
         rejected: list[RejectedRow] = []
         pairs: list[PreferencePair] = []
+        unread: list[str] = []
         number = done = num_over_cap = num_ties = num_contradicting = 0
         for record in records:
             for outcome in outcomes(record, self.source, layout):
@@ -119,11 +133,13 @@ class SourceInParts:
                     self.num_unusable += not outcome.pairs
             while len(pairs) >= self.size and (self.limit is None or done < self.limit):
                 part = pairs[: self.size if self.limit is None else min(self.size, self.limit - done)]
+                unread = unread or unread_parts(self.source, part)
                 yield Part(number, pairs=part)
                 number, done, pairs = number + 1, done + len(part), pairs[self.size :]
             if self.limit is not None and done + len(pairs) >= self.limit:
                 break
         rest = pairs if self.limit is None else pairs[: max(0, self.limit - done)]
+        unread = unread or unread_parts(self.source, rest)
         if rest:
             yield Part(number, pairs=rest)
         check_usable(self.source, rejected, self.num_rows, done + len(rest), layout, num_ties=num_ties)
@@ -136,3 +152,4 @@ class SourceInParts:
             num_ties=num_ties,
             num_contradicting=num_contradicting,
         )
+        self.notices += unread

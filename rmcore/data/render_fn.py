@@ -1,9 +1,11 @@
 """A user's own rendering: `module:function`, called as function(prompt, completion) -> text of one side.
 
-The prompt is a string (one user turn) or a tuple of `Message` turns, oldest first; the text must hold the completion,
-for the limit cuts around it. Control tokens that the function writes are read as such; those that someone typed into
-what it is given are text: before each stands a private-use character as a mark, which must stay. It is code, so it is
-imported only where a person or a configuration names it, never because a checkpoint does.
+The prompt is a string (one user turn) or a tuple of `Message` turns, oldest first, tools as the first of them; a
+completion that calls tools is an `Answer` (`rmcore.data.pair`). The text must hold the completion, for the limit cuts
+around it, and the tools and further fields of messages, where there are some; which turns it reads is the function's.
+Control tokens that the function writes are read as such; those that someone typed into what it is given are text:
+before each is a private-use character as a mark, which must stay. It is code, so it is imported only where a person
+or a configuration names it, never because a checkpoint does.
 """
 
 from collections.abc import Callable

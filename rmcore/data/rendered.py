@@ -19,6 +19,28 @@ class RenderedSide:
     guarded: bool = False
     """Whether data brought a control token's string, so that `text` is for `ControlTokens.encode`."""
 
+    @property
+    def answer(self) -> str:
+        """The text of the completion."""
+        return self.text[self.start : self.end]
+
+
+def locate_turn(text: str, others: Sequence[str]) -> RenderedSide:
+    """Find an answer that is more than a text, such as a tool call: what differs from the dialogue with other answers.
+
+    Args:
+        text: what was rendered.
+        others: the same dialogue rendered with two answers that have no character in common.
+    """
+    start = _num_common([text, *others])
+    return RenderedSide(text, start, len(text) - _num_common([one[start:][::-1] for one in (text, *others)]))
+
+
+def _num_common(texts: Sequence[str]) -> int:
+    """How many characters all texts begin with."""
+    places = enumerate(zip(*texts, strict=False))
+    return next((place for place, chars in places if len(set(chars)) > 1), min(map(len, texts)))
+
 
 def locate(text: str, completion: str, renderer: str) -> RenderedSide:
     """Find the completion, perhaps stripped of white space, in a rendered text: where either form ends last.

@@ -11,6 +11,8 @@ Training, evaluation, scoring and serving all go through `Renderer`, and a check
 
 All three take prompts of several turns: the template and the function get the turns as they are; the plain format
 writes a lone user turn as its content alone and everything else as `Role: content` paragraphs (`pair.prompt_text`).
+Only templates and functions know tools and further fields of messages. What is not shown of a dialogue makes its side
+one that cannot be read (`rmcore.data.shown`).
 
 A side longer than `max_seq_len` is cut, never dropped: the prompt loses tokens from its left, then the completion
 from its right. A side's tokens depend on that side alone. Control tokens come from the template, the function and the
@@ -27,10 +29,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rmcore.core.errors import DataError, ModelError
+from rmcore.data.chat_template import render_chat
 from rmcore.data.control_tokens import ControlTokens, texts_of
-from rmcore.data.pair import PreferencePair, Prompt, plain_prompt, prompt_messages, prompt_text
+from rmcore.data.pair import (
+    TOOLS,
+    Answer,
+    Message,
+    PreferencePair,
+    Prompt,
+    answer_turn,
+    as_answer,
+    dialogue_records,
+    plain_prompt,
+    prompt_messages,
+    prompt_text,
+    tools_of,
+)
+from rmcore.data.readers.turns import exchange
 from rmcore.data.render_fn import RenderFn
-from rmcore.data.rendered import RenderedSide, cut, locate
+from rmcore.data.rendered import RenderedSide, cut, locate, locate_turn
+from rmcore.data.shown import Shown, Turns
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedTokenizerBase
@@ -127,8 +145,6 @@ class TokenizedPair:
     rejected: TokenizedSide
     target_margin: float | None = None
     """Annotated strength of the preference, in the annotator's unit."""
-    prompt_id: str = ""
-    """Digest of the prompt; empty where nothing is said of it."""
 
     @property
     def truncation(self) -> dict[str, int]:
@@ -162,7 +178,8 @@ class DroppedPair:
 class Readable(NamedTuple):
     """Pairs that a model can read, their tokens in the same order, and the other pairs with reasons.
 
-    A pair cannot be read where the template refuses its roles, or the template or the function rewrites a completion.
+    A pair cannot be read where the template refuses its roles, the template or the function rewrites a completion, or a
+    part of the dialogue is not shown.
     """
 
     pairs: list[PreferencePair]
@@ -207,6 +224,12 @@ class Renderer:
         self.rendering = rendering
         self._render_fn = render_fn
         self._control = ControlTokens(tokenizer)
+        self._by = {
+            "chat": "the chat template",
+            "plain": "the plain format",
+            "custom": f"render_fn {rendering.render_fn}",
+        }[rendering.format]
+        self._shown = Shown(self._written, self._by, ask_turns=rendering.format != "custom")
 
     def tokenize_pairs(self, pairs: Sequence[PreferencePair]) -> list[TokenizedPair]:
         """Tokenize both sides of all pairs.
@@ -252,8 +275,8 @@ class Renderer:
         """Tokenize (prompt, completion) sides; order is kept.
 
         Raises:
-            DataError: the template refuses a dialogue, or the template or the function rewrites a completion, or the
-                special tokens leave no room within the limit.
+            DataError: the template refuses a dialogue, or the template or the function rewrites a completion or leaves
+                out a part of the dialogue, or the special tokens leave no room within the limit.
         """
         return _or_raise(self.try_sides(sides))
 
@@ -263,6 +286,12 @@ class Renderer:
         Raises:
             DataError: the side cannot be read, or the tokenizer is a slow one, which says not what its tokens are of.
         """
+        given, (prompt, completion) = completion, exchange(prompt, completion)
+        if isinstance(completion, Answer):
+            raise DataError(
+                f"the answer {completion[:60]!r} is more than a text, and which of its characters a template's tokens "
+                "stand for is not known; take pairs whose answers are texts."
+            )
         if not self.tokenizer.is_fast:
             raise DataError(
                 "this tokenizer is a slow one, which does not say which characters its tokens stand for; use its fast "
@@ -281,6 +310,7 @@ class Renderer:
             kept = cut(side, numbers, offsets[first:], bos=bos, closing=added, limit=self.rendering.max_seq_len)
         whole = side.end - side.start == len(completion)
         moved = side.start - (0 if whole else len(completion) - len(completion.lstrip()))
+        moved -= given.find(completion)  # as a transcript's, a completion lost the white space around it
         places: list[tuple[int, int] | None] = []
         for number in kept:
             start, end = offsets[number] if number >= 0 else (0, 0)
@@ -303,8 +333,8 @@ class Renderer:
 
     def render(self, prompt: Prompt, completion: str) -> str:
         """The text of one side as it is tokenized, without the special tokens a tokenizer adds by itself."""
-        text, renderer = self._text(prompt, completion)
-        return locate(text, completion, renderer).text
+        prompt, completion = exchange(prompt, completion)
+        return self._located(self._text(prompt, completion), prompt, completion).text
 
     def try_sides(self, sides: Sequence[tuple[Prompt, str]]) -> list[TokenizedSide | DataError]:
         """Tokenize sides as `tokenize_sides` does, with the error in the place of a side that cannot be read."""
@@ -315,33 +345,51 @@ class Renderer:
 
     def _render(self, prompt: Prompt, completion: str) -> RenderedSide | DataError:
         try:
+            prompt, completion = exchange(prompt, completion)
+            text = self._text(prompt, completion)
             if not self._control.stand_in(texts_of(prompt, completion)):
-                text, renderer = self._text(prompt, completion)
-                return locate(text, completion, renderer)
+                return self._located(text, prompt, completion)
             marked = self._control.mark(prompt, completion)
-            text, renderer = self._text(marked.prompt, marked.completion)
-            side = locate(self._control.rename(text, marked.mark), completion, renderer)
-            return replace(side, guarded=True)
+            written = self._written((*prompt_messages(marked.prompt), answer_turn(marked.completion)))
+            side = self._located(written, marked.prompt, marked.completion)
+            return self._unmarked(side, completion, marked.mark)
         except DataError as error:
             return error
 
-    def _text(self, prompt: Prompt, completion: str) -> tuple[str, str]:
-        """The rendered text, and who rendered it."""
+    def _unmarked(self, side: RenderedSide, completion: str, mark: str) -> RenderedSide:
+        """A side rendered of marked text as it is tokenized: names in place of control tokens, and no marks."""
+        text = self._control.rename(side.text, mark)
+        if not isinstance(completion, Answer):
+            return replace(locate(text, completion, self._by), guarded=True)
+        start, length = (len(self._control.rename(part, mark)) for part in (side.text[: side.start], side.answer))
+        return RenderedSide(text, start, start + length, guarded=True)
+
+    def _located(self, text: str, prompt: Prompt, completion: str) -> RenderedSide:
+        if not isinstance(completion, Answer):
+            return locate(text, completion, self._by)
+        before = prompt_messages(prompt)
+        return locate_turn(text, [self._written((*before, answer_turn(other))) for other in ("0", "1")])
+
+    def _text(self, prompt: Prompt, completion: str) -> str:
+        """The rendered text of a dialogue, which shows all of it.
+
+        Raises:
+            DataError: it does not, or cannot be rendered.
+        """
+        turns = (*prompt_messages(prompt), answer_turn(completion))
+        text = self._written(turns)
+        self._shown.check(turns, text)
+        return text
+
+    def _written(self, turns: Turns) -> str:
+        """Render a dialogue that ends with the answer."""
+        prompt, answer = plain_prompt(turns[:-1]), turns[-1]
         if self._render_fn is not None:
-            text = self._render_fn(plain_prompt(prompt_messages(prompt)), completion)
-            return text, f"render_fn {self._render_fn.name}"
+            return self._render_fn(prompt, as_answer(answer))
         if self.rendering.format == "plain":
-            return f"Prompt: {prompt_text(prompt)}\n\nResponse: {completion}", "the plain format"
-        messages = [message._asdict() for message in prompt_messages(prompt)]
-        answer = {"role": "assistant", "content": completion}
-        try:
-            text = str(self.tokenizer.apply_chat_template([*messages, answer], tokenize=False))
-        except Exception as error:  # a template is a program, and fails as it likes
-            raise DataError(
-                f"the chat template refuses a dialogue with the roles {[message['role'] for message in messages]} "
-                f"({error}); train with use_chat_template=false, or drop such dialogues."
-            ) from error
-        return text, "the chat template"
+            known = tuple(turn._replace(fields="") for turn in turns[:-1] if turn.role != TOOLS)
+            return f"Prompt: {prompt_text(known)}\n\nResponse: {answer.content}"
+        return chat_text(self.tokenizer, prompt, answer)
 
     def _tokenize(self, sides: Sequence[RenderedSide | DataError]) -> list[TokenizedSide | DataError]:
         # One completion often stands in several pairs of its prompt.
@@ -408,12 +456,46 @@ class Renderer:
         return encoded[index].offsets
 
 
+def chat_text(
+    tokenizer: "PreTrainedTokenizerBase", prompt: Prompt, answer: Message | None, by: str = "the chat template"
+) -> str:
+    """Write a dialogue by the chat template, with its tools and all fields of its messages.
+
+    Args:
+        tokenizer: with a template.
+        prompt: the turns before the answer.
+        answer: the assistant's turn; None ends the text where the answer is to begin.
+        by: how an error names the template.
+
+    Raises:
+        DataError: the template refuses the dialogue, or its tools are no list.
+        ModelError: the template did not end; see `render_chat`.
+    """
+    messages = dialogue_records(prompt)
+    tools = tools_of(prompt)
+    try:
+        return render_chat(
+            tokenizer,
+            messages if answer is None else [*messages, answer.record()],
+            tools=tools,
+            add_generation_prompt=answer is None,
+        )
+    except ModelError:
+        raise
+    except Exception as error:  # a template is a program, and fails as it likes
+        remedy = "drop such prompts" if answer is None else "train with use_chat_template=false, or drop such dialogues"
+        raise DataError(
+            f"{by} refuses a dialogue with the roles {[message['role'] for message in messages]}"
+            f"{' and tools' if tools else ''} ({error}); {remedy}."
+        ) from error
+
+
 def _sides(pairs: Sequence[PreferencePair]) -> list[tuple[Prompt, str]]:
     return [(pair.prompt, text) for pair in pairs for text in (pair.chosen, pair.rejected)]
 
 
 def _pair(pair: PreferencePair, chosen: TokenizedSide, rejected: TokenizedSide) -> TokenizedPair:
-    return TokenizedPair(pair.pair_id, chosen, rejected, pair.target_margin, pair.prompt_id)
+    return TokenizedPair(pair.pair_id, chosen, rejected, pair.target_margin)
 
 
 def _or_raise(sides: Sequence[TokenizedSide | DataError]) -> list[TokenizedSide]:

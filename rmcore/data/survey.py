@@ -48,11 +48,6 @@ class Scale:
             return (grade - self.mean) / self.deviation
         return float(self.levels.index(grade)) if grade in self.levels else None
 
-    @property
-    def num_thresholds(self) -> int:
-        """Thresholds between its levels; the mean of real grades is a threshold, too."""
-        return max(1, len(self.levels) - 1)
-
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> "Scale":
         """Read a JSON-ready record of its fields back."""
@@ -97,11 +92,6 @@ class Survey:
     annotators: Mapping[str, float] = field(default_factory=dict)
     num_weighted: int = 0
     num_shared: int = 0
-
-    @property
-    def largest_tie(self) -> int:
-        """The most answers that were called equal, `LARGEST_TIE` at most; 1 where there are no ties."""
-        return len(self.tie_odds)
 
     @property
     def has_choices(self) -> bool:

@@ -3,8 +3,9 @@
 | column | type | what |
 | --- | --- | --- |
 | pair_id, prompt_id | string | digests of the pair and of its conversation's opening, see `rmcore.data.pair` |
-| prompt | list of {role, content} | a plain prompt is one user turn; read back, one user turn is a plain prompt |
+| prompt | list of {role, content, fields} | a plain prompt is one user turn, and is read back as such; fields is JSON |
 | chosen, rejected | string | the completions |
+| chosen_fields, rejected_fields | string, may be null | JSON object: what the completion has besides its text |
 | target_margin | double, may be null | annotated strength |
 | subset | string, may be null | copy of `metadata["subset"]`, for readers of the table |
 | metadata | string | JSON object |
@@ -25,19 +26,32 @@ import pyarrow as pa
 
 from rmcore.core.errors import DataError
 from rmcore.core.files import atomic_file
-from rmcore.data.pair import CHOSEN_PROBABILITY, Message, PreferencePair, plain_prompt, prompt_messages
+from rmcore.data.pair import (
+    CHOSEN_PROBABILITY,
+    Message,
+    PreferencePair,
+    Prompt,
+    answer_turn,
+    as_answer,
+    plain_prompt,
+    prompt_messages,
+)
 from rmcore.data.parquet_rows import Form, count_records, iter_records, write_records
 
 if TYPE_CHECKING:
     import pandas as pd
 
+TURNS = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string()), ("fields", pa.string())]))
+"""A prompt as a column."""
 SCHEMA = pa.schema(
     [
         pa.field("pair_id", pa.string(), nullable=False),
         pa.field("prompt_id", pa.string(), nullable=False),
-        pa.field("prompt", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())])), nullable=False),
+        pa.field("prompt", TURNS, nullable=False),
         pa.field("chosen", pa.string(), nullable=False),
         pa.field("rejected", pa.string(), nullable=False),
+        pa.field("chosen_fields", pa.string()),
+        pa.field("rejected_fields", pa.string()),
         pa.field("target_margin", pa.float64()),
         pa.field("subset", pa.string()),
         pa.field("metadata", pa.string(), nullable=False),
@@ -81,15 +95,35 @@ def count_pairs(path: Path) -> int:
     return count_records(PAIRS, path)
 
 
+def row_of_prompt(prompt: Prompt) -> list[dict[str, str | None]]:
+    """A prompt as a value of `TURNS`."""
+    return [
+        {"role": turn.role, "content": turn.content, "fields": turn.fields or None} for turn in prompt_messages(prompt)
+    ]
+
+
+def prompt_of_row(turns: Iterable[Mapping[str, Any]]) -> Prompt:
+    """A value of `TURNS` as the prompt that it was."""
+    return plain_prompt(tuple(Message(turn["role"], turn["content"], turn["fields"] or "") for turn in turns))
+
+
+def answer_of_row(content: str, fields: str | None) -> str:
+    """A completion of its text and its further fields."""
+    return as_answer(Message("assistant", content, fields or ""))
+
+
 def row_of_pair(pair: PreferencePair) -> dict[str, Any]:
     """A pair as a row of `SCHEMA`."""
     subset = pair.metadata.get("subset")
+    chosen, rejected = answer_turn(pair.chosen), answer_turn(pair.rejected)
     return {
         "pair_id": pair.pair_id,
         "prompt_id": pair.prompt_id,
-        "prompt": [message._asdict() for message in prompt_messages(pair.prompt)],
-        "chosen": pair.chosen,
-        "rejected": pair.rejected,
+        "prompt": row_of_prompt(pair.prompt),
+        "chosen": chosen.content,
+        "rejected": rejected.content,
+        "chosen_fields": chosen.fields or None,
+        "rejected_fields": rejected.fields or None,
         "target_margin": pair.target_margin,
         "subset": None if subset is None else str(subset),
         "metadata": json.dumps(dict(pair.metadata)),
@@ -99,9 +133,9 @@ def row_of_pair(pair: PreferencePair) -> dict[str, Any]:
 def pair_of_row(row: Mapping[str, Any]) -> PreferencePair:
     """A row of `SCHEMA` as the pair that it was."""
     return PreferencePair(
-        prompt=plain_prompt(tuple(Message(**turn) for turn in row["prompt"])),
-        chosen=row["chosen"],
-        rejected=row["rejected"],
+        prompt=prompt_of_row(row["prompt"]),
+        chosen=answer_of_row(row["chosen"], row["chosen_fields"]),
+        rejected=answer_of_row(row["rejected"], row["rejected_fields"]),
         target_margin=row["target_margin"],
         metadata=json.loads(row["metadata"]),
         pair_id=row["pair_id"],

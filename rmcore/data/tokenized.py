@@ -40,7 +40,6 @@ _SCHEMA = pa.schema(
         pa.field("chosen_cut", pa.int32(), nullable=False),
         pa.field("rejected_cut", pa.int32(), nullable=False),
         pa.field("target_margin", pa.float64()),
-        pa.field("prompt_id", pa.string(), nullable=False),
     ]
 )
 
@@ -68,7 +67,6 @@ class _Batch(NamedTuple):
     chosen: _Side
     rejected: _Side
     target_margin: pa.DoubleArray
-    prompt_id: pa.StringArray
 
     def at(self, row: int) -> TokenizedPair:
         return TokenizedPair(
@@ -76,7 +74,6 @@ class _Batch(NamedTuple):
             self.chosen.at(row),
             self.rejected.at(row),
             self.target_margin[row].as_py(),
-            self.prompt_id[row].as_py(),
         )
 
 
@@ -156,8 +153,7 @@ def _mapped(batch: pa.RecordBatch) -> _Batch:
         lists = batch.column(name)
         return _Side(lists.values.to_numpy(), lists.offsets.to_numpy(), batch.column(f"{name}_cut").to_numpy())
 
-    plain = (batch.column(name) for name in ("target_margin", "prompt_id"))
-    return _Batch(batch.column("pair_id"), side("chosen"), side("rejected"), *plain)
+    return _Batch(batch.column("pair_id"), side("chosen"), side("rejected"), batch.column("target_margin"))
 
 
 def token_lengths(pairs: Sequence[TokenizedPair]) -> npt.NDArray[np.int32]:
@@ -270,7 +266,6 @@ def _row(pair: TokenizedPair) -> dict[str, Any]:
         "chosen_cut": pair.chosen.num_cut,
         "rejected_cut": pair.rejected.num_cut,
         "target_margin": pair.target_margin,
-        "prompt_id": pair.prompt_id,
     }
 
 

@@ -1,7 +1,7 @@
 """Tokenized observations on disk: what a training on more than pairs draws its steps from, whatever their number.
 
 As `rmcore.data.tokenized` for pairs: a batch at a time into Arrow files that are mapped into memory; several processes
-of one host share the work. Grades, annotators and features are numbers here already, by the `Coding` of the training.
+of one host share the work. Grades and annotators are numbers here already, by the `Coding` of the training.
 """
 
 import json
@@ -20,7 +20,6 @@ import pyarrow as pa
 from rmcore.core.errors import DataError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report, silent
-from rmcore.data.nuisance import Feature
 from rmcore.data.observation import Observation
 from rmcore.data.rendering import Renderer, TokenizedPair, TokenizedSide, count_cut
 from rmcore.data.survey import LARGEST_TIE, Scale
@@ -57,7 +56,6 @@ class Coding:
     scales: tuple[Scale, ...] = ()
     annotators: Mapping[str, int] = field(default_factory=dict)
     """Those with a reliability of their own, counted from 1; 0 is anybody else."""
-    features: tuple[Feature, ...] = ()
 
     def grades(self, observation: Observation) -> list[CodedGrade]:
         """The grades of the attributes that have a scale, and are on it."""
@@ -81,7 +79,6 @@ class Coding:
             tuple(self.grades(observation)),
             self.annotators.get(observation.annotator or "", 0),
             observation.weight,
-            tuple(tuple(feature.of(answer) for feature in self.features) for answer in observation.answers),
         )
 
     def num_off_scale(self, observation: Observation) -> int:
@@ -101,8 +98,6 @@ class TokenizedObservation:
     grades: tuple[CodedGrade, ...]
     annotator: int
     weight: float
-    features: tuple[tuple[float, ...], ...]
-    """(K, F) standardised features of the answers."""
 
     @property
     def num_terms(self) -> float:
@@ -159,7 +154,6 @@ def _read(batch: pa.RecordBatch, row: int) -> TokenizedObservation:
         tuple(CodedGrade(*grade) for grade in said["grades"]),
         said["annotator"],
         said["weight"],
-        tuple(map(tuple, said["features"])),
     )
 
 
@@ -306,7 +300,6 @@ def _row(one: TokenizedObservation) -> dict[str, Any]:
         "grades": one.grades,
         "annotator": one.annotator,
         "weight": one.weight,
-        "features": one.features,
     }
     return {
         "tokens": [token for side in one.sides for token in side.ids],

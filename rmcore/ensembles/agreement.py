@@ -8,7 +8,7 @@ rewards are then in standard deviations within prompts, and shifting or stretchi
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,6 @@ import numpy.typing as npt
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError, ModelError
 from rmcore.data.pair import Prompt, prompt_key
-
-Aggregation = Literal["mean", "worst_case", "uncertainty_weighted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,20 +110,3 @@ def _spread_within(rewards: FloatArray, prompt: npt.NDArray[np.int64]) -> float:
     counts = np.bincount(prompt)
     centred = rewards - (np.bincount(prompt, rewards) / counts)[prompt]
     return math.sqrt(float(centred @ centred) / (len(rewards) - len(counts)))
-
-
-def aggregate(rewards: FloatArray, aggregation: Aggregation, penalty: float) -> FloatArray:
-    """One reward a response from those of M members, (M, N) -> (N,): what a policy may be optimised against.
-
-    Args:
-        rewards: in one unit.
-        aggregation: mean; worst_case, the least of the members'; uncertainty_weighted, mean - penalty std^2.
-        penalty: of the variance over members, in 1 / unit of the rewards.
-
-    Source:
-        Coste et al. 2023, Reward model ensembles help mitigate overoptimization, arXiv:2310.02743, eq. 3 to 5.
-    """
-    if aggregation == "worst_case":
-        return np.asarray(rewards.min(axis=0))
-    mean = np.asarray(rewards.mean(axis=0))
-    return mean if aggregation == "mean" else mean - penalty * disagreement(rewards) ** 2

@@ -4,6 +4,7 @@ Each part's rewards are a file of their own beside the output until the last one
 with the parts that are missing, and a part is written whole or not at all, so no row is lost and none is there twice.
 """
 
+import csv
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rmcore.core.errors import ConfigError, DataError
-from rmcore.core.files import atomic_file, try_exclusive, write_json
+from rmcore.core.files import atomic_file, remove_abandoned, remove_folder, try_exclusive, write_json
 from rmcore.core.progress import Report, silent, tell_left_out
 from rmcore.data.parts import Part, SourceInParts
 from rmcore.ensembles.score import SideScorer, score_readable_pairs, score_readable_responses
@@ -33,7 +34,7 @@ class ScoredPart:
 
     number: int
     table: pd.DataFrame
-    """As `score_pairs_table` or `score_responses_table` gives them; empty where the model can read none."""
+    """As `score_pairs_table` or `score_readable_responses` gives them; empty where the model can read none."""
     num_left_out: int
     """Rows that the model cannot read."""
     first_left_out: str
@@ -79,14 +80,14 @@ def score_part(rm: SideScorer, part: Part) -> ScoredPart:
 def score_source(
     source: SourceInParts, scorer: Scorer, out: Path, job: Mapping[str, Any], *, report: Report = silent
 ) -> int:
-    """Score a source into the Parquet file `out`; rows that it has then. Continues what was begun there.
+    """Score a source into the file `out`; rows that it has then. Continues what was begun there.
 
     Rows that the model cannot read are left out, and said on stderr at the end.
 
     Args:
         source: what is scored.
         scorer: by what.
-        out: file for the rewards, in the order of the source.
+        out: file for the rewards, in the order of the source: Parquet, or JSON lines or CSV where its name says so.
         job: what decides the rewards and the cut into parts; JSON-ready.
         report: called as report(rows done, rows read so far, "scored").
 
@@ -111,14 +112,13 @@ def score_source(
             raise DataError(
                 f"none of the rows of {source.source} can be read as this model reads text; {unreadable[1]}"
             )
+        num_rows = sum(pq.read_metadata(place).num_rows for place in places)
         _join(places, out)
-        over = folder.with_name(folder.name + ".done")  # so that nobody takes what is left of it for a job's parts
-        shutil.rmtree(over, ignore_errors=True)
-        folder.rename(over)
-    shutil.rmtree(over)
+        remove_abandoned(folder.parent, lambda name: name == folder.name)
+        remove_folder(folder)
     if unreadable[0]:
         tell_left_out(unreadable[0], "rows", unreadable[1])
-    return int(pq.read_metadata(out).num_rows)
+    return num_rows
 
 
 def _score_missing(
@@ -180,6 +180,29 @@ def _join(parts: list[Path], out: Path) -> None:
     """Write the parts into one file, one at a time. A column that has no value in some part has the others' type."""
     schemas = [pq.read_schema(part).remove_metadata() for part in parts]
     schema = pa.unify_schemas(schemas, promote_options="permissive")
-    with atomic_file(out) as temporary, pq.ParquetWriter(temporary, schema) as writer:
-        for part in parts:
-            writer.write_table(pq.read_table(part).replace_schema_metadata(None).cast(schema))
+    tables = (pq.read_table(part).replace_schema_metadata(None).cast(schema) for part in parts)
+    with atomic_file(out) as temporary:
+        if out.suffix.lower() in (".jsonl", ".csv"):
+            _write_text(tables, temporary, is_csv=out.suffix.lower() == ".csv")
+            return
+        with pq.ParquetWriter(temporary, schema) as writer:
+            for table in tables:
+                writer.write_table(table)
+
+
+def _write_text(tables: Iterable[pa.Table], path: Path, *, is_csv: bool) -> None:
+    """Write tables as JSON lines or CSV. Turns of a dialogue are JSON in a cell of CSV."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        for number, table in enumerate(tables):
+            if is_csv and not number:
+                writer.writerow(table.column_names)
+            for row in table.to_pylist():
+                if is_csv:
+                    writer.writerow([_cell(value) for value in row.values()])
+                else:
+                    file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else value

@@ -17,8 +17,8 @@ from rmcore.config.model import WeightDtype
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError
 from rmcore.core.progress import Report, silent
-from rmcore.data.pair import Prompt
-from rmcore.ensembles.agreement import Aggregation, Calibration, aggregate, calibration_of, disagreement
+from rmcore.data.pair import Prompt, as_rows
+from rmcore.ensembles.agreement import Calibration, calibration_of, disagreement
 from rmcore.ensembles.ensemble_folder import Source, read_folder, write_folder
 from rmcore.ensembles.members import Members
 from rmcore.models.precision import narrow_floats
@@ -54,15 +54,15 @@ class RewardModelEnsemble:
 
     Args:
         models: members in order. Those with one and the same backbone are scored in one pass.
-        uncertainty_threshold: disagreement above which a response counts as uncertain, in logits; `calibrate` replaces
-            it by one that held-out data justify.
+        uncertainty_threshold: disagreement above which a response counts as uncertain, in logits; the default is the
+            tutorial's, and `calibrate` replaces it by one that held-out data justify. None: no threshold.
 
     Raises:
         ConfigError: there are no models.
         ModelError: a model's rewards are not linear in anything; see `rmcore.ensembles.features.head_of`.
     """
 
-    def __init__(self, models: Sequence[BradleyTerryRM], uncertainty_threshold: float | None = None) -> None:
+    def __init__(self, models: Sequence[BradleyTerryRM], uncertainty_threshold: float | None = 0.5) -> None:
         members = Members()
         for number, model in enumerate(models):
             members.add(model, str(number))
@@ -147,7 +147,7 @@ class RewardModelEnsemble:
         Raises:
             ModelError: a reward is not finite; the message names the member.
         """
-        raw = self.members.rewards(prompts, responses, report=report)
+        raw = self.members.rewards(*as_rows(prompts, responses), report=report)
         return raw if self.calibration is None else self.calibration.apply(raw)
 
     def predict(
@@ -165,36 +165,13 @@ class RewardModelEnsemble:
         high = None if threshold is None else spread > threshold
         return EnsemblePrediction(rewards.mean(axis=0), spread, rewards, high)
 
-    def score(
-        self,
-        prompts: Sequence[Prompt],
-        responses: Sequence[str],
-        aggregation: Aggregation = "mean",
-        penalty: float = 1.0,
-    ) -> FloatArray:
-        """One reward a response, (N,): what a policy may be optimised against.
-
-        Args:
-            prompts: (N,)
-            responses: (N,)
-            aggregation: mean; worst_case, the least of the members'; uncertainty_weighted, mean - penalty std^2.
-            penalty: of the variance over members, in 1 / unit of the rewards. Coste et al. show 0.5 for best-of-n and
-                0.1 with PPO.
+    def score(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> FloatArray:
+        """Return the mean of the members' rewards of N responses, (N,).
 
         Raises:
-            ConfigError: another aggregation, a negative penalty, or one member's variance is asked for.
             ModelError: see `individual_rewards`.
-        Source:
-            Coste et al. 2023, Reward model ensembles help mitigate overoptimization, arXiv:2310.02743, eq. 3 to 5.
         """
-        if aggregation not in ("mean", "worst_case", "uncertainty_weighted") or not penalty >= 0:
-            raise ConfigError(
-                f"aggregation={aggregation!r}, penalty={penalty}: choose mean, worst_case or uncertainty_weighted, and "
-                "a penalty of 0 or more."
-            )
-        if aggregation == "uncertainty_weighted":
-            self._need_several()
-        return aggregate(self.individual_rewards(prompts, responses), aggregation, penalty)
+        return np.asarray(self.individual_rewards(prompts, responses).mean(axis=0))
 
     def detect_ood(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Whether the members disagree more on a response than the threshold allows: (N,).

@@ -19,8 +19,9 @@ from safetensors.numpy import load_file, save_file
 
 from rmcore.config.model import WeightDtype
 from rmcore.core.errors import ConfigError, ModelError
-from rmcore.core.files import atomic_file, file_digest, write_json
+from rmcore.core.files import atomic_file, file_digest, known_digest, write_json
 from rmcore.ensembles.agreement import Calibration
+from rmcore.models.seal import SEAL_FILE
 
 RECORD_FILE, HEADS_FILE = "ensemble.json", "heads.safetensors"
 FORMAT = 1
@@ -104,8 +105,10 @@ def read_folder(folder: Path) -> Record:
 
 def checkpoint_digest(folder: Path) -> str:
     """sha256, in 64 hex digits, over the sorted (name, sha256) of the files in a folder that decide its rewards."""
-    files = sorted(path for path in folder.iterdir() if path.is_file() and path.suffix in MODEL_SUFFIXES)
-    listed = json.dumps([[path.name, file_digest(path)] for path in files])
+    files = sorted(
+        path for path in folder.iterdir() if path.is_file() and path.suffix in MODEL_SUFFIXES and path.name != SEAL_FILE
+    )
+    listed = json.dumps([[path.name, known_digest(path)] for path in files])
     return hashlib.sha256(listed.encode()).hexdigest()
 
 

@@ -79,7 +79,6 @@ def bootstrap_heads(
     *,
     l2: float | None = None,
     label_smoothing: float = 0.0,
-    starts: npt.ArrayLike | None = None,
 ) -> FloatArray:
     """Heads that differ by the pairs they were fitted on: (M, D) float64.
 
@@ -93,8 +92,6 @@ def bootstrap_heads(
         seed: of the draws.
         l2: as for `fit_head`.
         label_smoothing: as for `fit_head`.
-        starts: (M, D) first iterates, such as the members before some pairs were added; they save time and change
-            nothing else.
 
     Raises:
         ConfigError: num_members is below 1; see also `fit_head`.
@@ -112,15 +109,10 @@ def bootstrap_heads(
             f"bootstrap_heads got {len(x)} pairs, {len(prompt)} prompt ids and {len(prompts)} different prompts: what "
             "is drawn are prompts, one id a pair, so there must be several. Pass pairs of more prompts."
         )
-    if starts is None:
-        first = [fit_head(x, l2=l2, label_smoothing=label_smoothing, tolerance=1e-4)] * num_members
-    else:
-        first = list(np.asarray(starts, dtype=np.float64))
-    if len(first) != num_members:
-        raise ConfigError(f"starts has {len(first)} heads for {num_members} members; pass one each, or leave it out.")
+    start = fit_head(x, l2=l2, label_smoothing=label_smoothing, tolerance=1e-4)
     rng = np.random.default_rng(seed)
     heads = []
-    for start in first:
+    for _ in range(num_members):
         counts = rng.multinomial(len(prompts), np.full(len(prompts), 1 / len(prompts)))
         member = fit_head(x, start=start, l2=l2, weights=counts[prompt], label_smoothing=label_smoothing)
         heads.append(member)

@@ -8,10 +8,10 @@ import pandas as pd
 
 from rmcore.core.errors import DataError
 from rmcore.core.progress import Report, labelled, silent, tell_left_out
-from rmcore.data.pair import PreferencePair, prompt_text
+from rmcore.data.pair import PreferencePair, Prompt, prompt_text
 from rmcore.data.rendering import DroppedPair, Renderer, TokenizedSide, count_cut
 from rmcore.data.table import rewards_table
-from rmcore.models.reward_model import BradleyTerryRM, refuse_not_finite
+from rmcore.models.reward_model import BradleyTerryRM, refuse_not_finite, warn_of_equal
 
 
 class SideScorer(Protocol):
@@ -59,6 +59,7 @@ def score_readable_pairs(
 
     rewards = rm.score_sides(sides, report=labelled(report, "sides scored")).astype("float64")
     refuse_not_finite(rewards, lambda place: f"{('chosen', 'rejected')[place % 2]} of pair {pairs[place // 2].pair_id}")
+    warn_of_equal(rewards)
     frame = rewards_table(pairs, rewards.reshape(-1, 2)).assign(
         chosen_cut=[pair.truncation["chosen"] for pair in tokenized],
         rejected_cut=[pair.truncation["rejected"] for pair in tokenized],
@@ -79,32 +80,18 @@ def with_texts(table: pd.DataFrame, pairs: Sequence[PreferencePair]) -> pd.DataF
     return table.merge(texts, on="pair_id", how="left")
 
 
-def score_responses_table(
-    rm: BradleyTerryRM, rows: Sequence[tuple[str, str]], *, report: Report = silent
-) -> pd.DataFrame:
-    """Score N (prompt, response) rows, each prompt one user turn.
+def score_readable_responses(
+    rm: SideScorer, rows: Sequence[tuple[Prompt, str]], *, first_row: int = 0, report: Report = silent
+) -> tuple[pd.DataFrame, list[str]]:
+    """Score N (prompt, response) rows; `first_row` are before them in their source.
 
     Returns:
-        Those that the model can read, in order, with columns prompt, response, reward (logits). The others are said on
-        stderr.
+        Those that the model can read, in order, with columns prompt, response, reward (logits); and a sentence for each
+        of the others.
 
     Raises:
         DataError: no row can be read.
         ModelError: a reward is not finite; the message names the rows, counted from 1.
-    """
-    table, unreadable = score_readable_responses(rm, rows, report=report)
-    if unreadable:
-        tell_left_out(len(unreadable), "rows", unreadable[0])
-    return table
-
-
-def score_readable_responses(
-    rm: SideScorer, rows: Sequence[tuple[str, str]], *, first_row: int = 0, report: Report = silent
-) -> tuple[pd.DataFrame, list[str]]:
-    """The same, with a sentence for each row that the model cannot read; `first_row` are before them in their source.
-
-    Raises:
-        DataError, ModelError: as `score_responses_table`.
     """
     found = rm.renderer.try_sides(rows)
     placed = list(enumerate(found, first_row + 1))
@@ -117,7 +104,12 @@ def score_readable_responses(
 
     rewards = rm.score_sides(sides, report=labelled(report, "responses scored")).astype("float64")
     refuse_not_finite(rewards, lambda place: f"row {numbers[place]}")
-    columns = {"prompt": [row[0] for row in rows], "response": [row[1] for row in rows], "reward": rewards}
+    warn_of_equal(rewards)
+    columns = {
+        "prompt": [prompt_text(prompt) for prompt, _ in rows],
+        "response": [str(response) for _, response in rows],
+        "reward": rewards,
+    }
     return pd.DataFrame(columns), unreadable
 
 

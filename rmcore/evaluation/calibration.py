@@ -21,7 +21,14 @@ from scipy.special import expit, ndtr, stdtrit
 from rmcore.core.arrays import BoolArray, FloatArray, IntArray
 from rmcore.core.errors import ConfigError
 from rmcore.evaluation.rewards import RewardTable
-from rmcore.evaluation.uncertainty import MetricValue, metric_value
+from rmcore.evaluation.uncertainty import (
+    ONE_PROMPT,
+    UNEVEN,
+    MetricValue,
+    effective_prompts,
+    heaviest_tail,
+    unseen_weight,
+)
 
 FOLD_TAU = 0.5
 """Share 1 / (1 + tau^2) = 4/5 of the evidence decides the sign of a gap, the rest measures it: five folds."""
@@ -132,11 +139,14 @@ class BinnedCalibration:
         found = max(0.0, float(self(np.ones((1, num_prompts)))["ece_debiased"][0]))
         interval = self.interval()
         if interval is None:
-            return metric_value(found, None, num_prompts=num_prompts, num_pairs=num_pairs)
+            return MetricValue(found, None, None, num_pairs, ONE_PROMPT if num_prompts < 2 else UNEVEN)
         return MetricValue(found, min(interval[0], found), max(interval[1], found), num_pairs)
 
     def interval(self, level: float = 0.95) -> tuple[float, float] | None:
-        """Interval of the true binned error sum_b P(b) |E[correct - confidence | b]|; None with one prompt.
+        """Interval of the true binned error sum_b P(b) |E[correct - confidence | b]|.
+
+        None with one prompt, and where a few prompts hold most of the pairs (`heaviest_tail`); else it counts with the
+        effective number of prompts, and holds what larger ones than were seen may say.
 
         It holds the truth at least as often as it says, also where that is 0 and where a prompt has several pairs.
         Resampling cannot give it: every resample folds noise into |gaps| once more, and at 0 nothing is normal.
@@ -154,10 +164,13 @@ class BinnedCalibration:
         than two more right and two more wrong answers would leave it (Agresti and Coull 1998), which guards bins where
         nothing was wrong yet.
         """
-        num_prompts = len(self._count)
-        if num_prompts < 2:
+        sizes = self._count.sum(axis=1)
+        sizes = sizes[sizes > 0]
+        tail = heaviest_tail(sizes)
+        if len(self._count) < 2 or tail >= 1:
             return None
-        gap, error, share = (values[0] for values in self._bins(np.ones((1, num_prompts))))
+        num_prompts, unseen = effective_prompts(sizes), unseen_weight(sizes, tail)
+        gap, error, share = (values[0] for values in self._bins(np.ones((1, len(self._count)))))
         error = np.maximum(error, self._conservative_error(gap))
         plug_in, scale = float(share @ np.abs(gap)), float(share @ error)
         # The signed sum of gaps as one mean over pairs: what prompts and the sizes of bins do to all bins at once.
@@ -165,14 +178,16 @@ class BinnedCalibration:
         joint = (scores**2).sum() / self._count.sum() ** 2 * num_prompts / (num_prompts - 1)
         reach = float(stdtrit(num_prompts - 1, 0.5 + level / 2) * np.sqrt(max(joint, ((share * error) ** 2).sum())))
         low = max(0.0, float(share @ _folded(gap, error)) - FOLDED_SPREAD * reach)
+        low = max(0.0, low * (1 - unseen) - unseen)  # unseen gaps may be opposite to those of their bins
         if scale == 0:  # every bin is sure of what it says, and right
-            return low, plug_in
+            return low, plug_in + unseen * (1 - plug_in)
         seen = max(plug_in, scale * float(_mean_size(np.zeros(1))[0]))
         truths = np.linspace(0.0, (seen + reach) / scale, 1001)  # in standard errors; above, it would show for certain
         size = _mean_size(truths)
         spread = np.sqrt(np.maximum(1 + truths**2 - size**2, 0.0))
         last = int(np.flatnonzero(scale * size - reach * spread <= seen)[-1])
-        return low, min(1.0, scale * float(truths[min(last + 1, len(truths) - 1)]))
+        high = min(1.0, scale * float(truths[min(last + 1, len(truths) - 1)]))
+        return low, high + unseen * (1 - high)
 
     def _conservative_error(self, gap: FloatArray) -> FloatArray:
         """(bins,) standard errors of gaps that a bin alone, with few prompts or without a mistake, would not show."""

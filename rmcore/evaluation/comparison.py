@@ -12,7 +12,7 @@ import pandas as pd
 
 from rmcore.core.arrays import BoolArray, FloatArray
 from rmcore.core.errors import DataError
-from rmcore.evaluation.ranking import PairMean, correctness, mean_statistic
+from rmcore.evaluation.ranking import PairMean, correctness, mean_statistic, prompt_sizes
 from rmcore.evaluation.rewards import RewardTable
 from rmcore.evaluation.uncertainty import MetricValue, cluster_bootstrap, metric_value, sign_flip_test
 
@@ -106,6 +106,7 @@ def _accuracies(
             num_pairs=int(mask.sum()),
             is_share=name != "accuracy_difference",
             is_difference=name == "accuracy_difference",
+            sizes=prompt_sizes(first.prompt[mask]),
         )
         for name, value in resampled.point.items()
     }

@@ -26,6 +26,16 @@ TURNING_SHARE = 0.5
 """... when at least this share of the possible turning points turn."""
 
 
+UNDER_TRAINED, STUCK, OVERFITTING, REVERSED, WILD = (
+    "under-trained",
+    "learning rate too low",
+    "overfitting",
+    "reversed model",
+    "learning rate too high",
+)
+"""Diagnoses that a next step follows from."""
+
+
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """One symptom that was seen, what it means and what to do."""
@@ -96,7 +106,7 @@ def _exploding(history: Sequence[Mapping[str, Any]]) -> Diagnosis | None:
         if not means or means[-1] <= math.log(2) or means[-1] < EXPLODED_FACTOR * min(means):
             return None
         symptom = f"train loss explodes: {min(means):.3f} at its best third, {means[-1]:.3f} in the last"
-    return Diagnosis(symptom, "learning rate too high", "lower the learning rate; check gradients and clipping")
+    return Diagnosis(symptom, WILD, "lower the learning rate; check gradients and clipping")
 
 
 def _reversed(history: Sequence[Mapping[str, Any]]) -> Diagnosis | None:
@@ -109,7 +119,7 @@ def _reversed(history: Sequence[Mapping[str, Any]]) -> Diagnosis | None:
         return None
     return Diagnosis(
         f"eval margin is negative ({end.mean:.3f} at the end)",
-        "reversed model",
+        REVERSED,
         "check data loading (are chosen and rejected swapped?); reduce the learning rate drastically",
     )
 
@@ -132,7 +142,7 @@ def _overfitting(history: Sequence[Mapping[str, Any]]) -> Diagnosis | None:
     return Diagnosis(
         f"eval accuracy falls from {best.mean:.3f} to {end.mean:.3f} "
         f"while train accuracy rises from {before:.3f} to {after:.3f}",
-        "overfitting",
+        OVERFITTING,
         "lower the learning rate, regularise, stop early",
     )
 
@@ -148,7 +158,7 @@ def _stuck(history: Sequence[Mapping[str, Any]]) -> Diagnosis | None:
         return None
     return Diagnosis(
         f"train loss is stuck: {means[0]:.3f} in the first third, {means[-1]:.3f} in the last",
-        "learning rate too low",
+        STUCK,
         "raise the learning rate",
     )
 
@@ -175,8 +185,7 @@ class GateCheck:
     """One condition of the gate.
 
     value: None where it was not measured, which does not pass.
-    unclear: the threshold lies within the interval of the error, so that it does not pass, and more pairs might show
-        that it does.
+    unclear: it does not pass, and the threshold is within the interval, so that more pairs might show that it does.
     """
 
     name: str
@@ -197,41 +206,37 @@ _GATE = (
 )
 
 
-def gate_values(test: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:
-    """Point values of held-out metrics by name, with the ends of the interval that the gate decides by.
+def validation_gate(test: Mapping[str, Mapping[str, Any]], train_accuracy: float | None) -> list[GateCheck]:
+    """The gate before scaling up, on held-out metrics and, of the calibration error, an end of its interval.
 
-    Args:
-        test: metrics as `evaluate_pairs` gives them, as records.
-    """
-    values = {name: metric["value"] for name, metric in test.items()}
-    return values | {f"{ECE}_{end}": test.get(ECE, {}).get(end) for end in ("ci_low", "ci_high")}
-
-
-def validation_gate(values: Mapping[str, float | None]) -> list[GateCheck]:
-    """The gate before scaling up, on point values and, of the calibration error, an end of its interval; all must pass.
-
-    Accuracy > 60 %, median margin > 0, negative-margin rate < 40 %, ECE < 0.15, train-test gap < 15 points. (Its sixth
-    condition compares LoRA with full fine-tuning, so it needs two runs and is not part of this gate.)
+    Accuracy > 60 %, median margin > 0, negative-margin rate < 40 %, ECE < 0.15, train-test gap < 15 points; all must
+    pass. (Its sixth condition compares LoRA with full fine-tuning, so it needs two runs and is not part of this gate.)
 
     Of few pairs an ECE says little: what counts is the upper end of the debiased value's interval, which covers.
 
     Args:
-        values: pairwise_accuracy, margin_p50, negative_margin_rate, ece_debiased, ece_debiased_ci_low and
-            ece_debiased_ci_high as from `gate_values`, and train_test_gap as a fraction. A missing, None or non-finite
-            value does not pass.
+        test: held-out metrics by name with their intervals, as `evaluate_pairs` gives them, as records. Records and no
+            point values, because a check that reads an interval's end would find none. A missing metric, or one that is
+            None or not finite, does not pass.
+        train_accuracy: pairwise accuracy on training pairs as a fraction, for the gap; None does not pass.
     """
+    accuracy = test.get("pairwise_accuracy", {}).get("value")
+    gap = None if train_accuracy is None or accuracy is None else train_accuracy - accuracy
     checks = []
     for name, side, threshold, label in _GATE:
-        value = values.get(f"{ECE}_ci_high" if name == ECE else name)
+        found = {"value": gap} if name == "train_test_gap" else test.get(name, {})
+        value = found.get("ci_high" if name == ECE else "value")
         if value is None or not math.isfinite(value):
             text = f"{label}: not measured; it has to be {side} {threshold:g}"
             checks.append(GateCheck(name, None, threshold, False, text))
             continue
         passed = value > threshold if side == "above" else value < threshold
-        shown, unclear = f"{value:.3f},", False
+        far = found.get("ci_high" if side == "above" else "ci_low")
+        unclear = not passed and far is not None and (far > threshold if side == "above" else far < threshold)
+        shown = f"{value:.3f},"
         if name == ECE:
-            point, low = (max(0.0, values.get(part) or 0.0) for part in (ECE, f"{ECE}_ci_low"))
-            unclear = not passed and low < threshold
+            point, low = (max(0.0, found.get(part) or 0.0) for part in ("value", "ci_low"))
+            unclear = not passed and low < threshold  # also where no lower end is known
             shown = f"{point:.3f} (95 %: {low:.3f} to {value:.3f}), upper end"
         text = f"{label}: {shown} {'' if passed else 'not '}{side} {threshold:g}"
         checks.append(GateCheck(name, float(value), threshold, passed, text, unclear))
@@ -248,9 +253,11 @@ def baseline_check(over_baseline: Mapping[str, Any]) -> GateCheck:
     value, low, high = (over_baseline[name] for name in ("value", "ci_low", "ci_high"))
     if value is None or low is None:
         why = over_baseline["reason"] or "it has no interval"
-        return GateCheck(OVER_BASELINE, None, 0.0, False, f"{label}: {why}; its lower end has to be above 0")
+        text = f"{label}: {why}; its lower end has to be above 0"
+        return GateCheck(OVER_BASELINE, None, 0.0, False, text, unclear=True)
     passed, shown = low > 0, f"{_points(value, low, high)} on {over_baseline['num']} pairs"
-    return GateCheck(OVER_BASELINE, low, 0.0, passed, f"{label}: {shown}, lower end {'' if passed else 'not '}above 0")
+    text = f"{label}: {shown}, lower end {'' if passed else 'not '}above 0"
+    return GateCheck(OVER_BASELINE, low, 0.0, passed, text, unclear=not passed and high >= 0)
 
 
 def _points(value: float, low: float, high: float) -> str:
@@ -260,7 +267,10 @@ def _points(value: float, low: float, high: float) -> str:
 MANY_CUT = 0.1
 """A share of sides cut at the length limit that is named."""
 UNDERTRAINED_SHARE = 0.9
-"""A loss above this share of log 2 that still falls is one of a training that ended too early."""
+"""A loss above this share of log 2 that still falls is one of a training that ended too early ..."""
+UNLEARNED_SHARE = 0.98
+"""... and one above this share has learned next to nothing, whether it falls or not: calibrated guesses that are right
+in 58 % have it."""
 
 
 def diagnose_outcome(
@@ -283,12 +293,14 @@ def _undertrained(history: Sequence[Mapping[str, Any]]) -> Diagnosis | None:
         return None
     thirds = _thirds(series)
     first, last = (thirds[0].mean, thirds[-1].mean) if thirds else (math.log(2), series[-1][1])
-    is_high = UNDERTRAINED_SHARE * math.log(2) <= last <= math.log(2)
-    if not is_high or last >= (1 - STUCK_IMPROVEMENT) * first:
+    share, falls = last / math.log(2), last < (1 - STUCK_IMPROVEMENT) * first
+    is_unlearned = UNLEARNED_SHARE <= share <= 2 - UNLEARNED_SHARE  # further above, it is not at rest: it explodes
+    if not is_unlearned and not (UNDERTRAINED_SHARE <= share <= 1 and falls):
         return None
+    and_falls = " and was falling" if falls else ""
     return Diagnosis(
-        f"train loss ends at {last:.3f} after {series[-1][0]} steps and was falling; guessing is {math.log(2):.3f}",
-        "under-trained",
+        f"train loss ends at {last:.3f} after {series[-1][0]} steps{and_falls}; guessing is {math.log(2):.3f}",
+        UNDER_TRAINED,
         "train longer (train.epochs or train.steps), or raise the learning rate",
     )
 

@@ -80,12 +80,13 @@ def discounted_gain(ranks: Sequence[int], rewards: Sequence[float]) -> float:
     Source:
         Järvelin and Kekäläinen 2002; as scikit-learn's `ndcg_score`, with its average over ties.
     """
-    from sklearn.metrics import ndcg_score
-
     if min(ranks) == max(ranks):
         return math.nan
-    gains = np.array([[max(ranks) - rank for rank in ranks]], dtype=np.float64)
-    return float(ndcg_score(gains, np.array([rewards], dtype=np.float64)))
+    gains, said = max(ranks) - np.array(ranks, dtype=np.float64), np.array(rewards, dtype=np.float64)
+    discounts = 1 / np.log2(np.arange(len(ranks)) + 2)  # by place, from 0
+    _, group = np.unique(-said, return_inverse=True)  # equal rewards are one group, the highest is group 0
+    shared = np.bincount(group, gains) / np.bincount(group)
+    return float(shared[np.sort(group)] @ discounts / (np.sort(gains)[::-1] @ discounts))
 
 
 def top_is_best(ranks: Sequence[int], rewards: Sequence[float]) -> float:

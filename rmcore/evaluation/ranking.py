@@ -19,6 +19,11 @@ PERCENTILES = (5, 25, 50, 75, 95)
 SIDE_THRESHOLDS = (0.3, 0.5, 0.7)
 OVER_BASELINE = "accuracy_over_baseline"
 """The metric of `OverBaseline`."""
+BY_PROMPT = "accuracy_by_prompt"
+"""The metric of `PromptMean`."""
+ROC_AUC = "roc_auc"
+ALIKE = (BY_PROMPT, "within_prompt_reward_variance")
+"""Metrics over all pairs in which each prompt counts alike, however many pairs it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,11 @@ def mean_statistic(mean: PairMean, prompt: IntArray, weights: FloatArray) -> Flo
     return ratio(used @ sums, used @ counts)
 
 
+def prompt_sizes(prompt: IntArray) -> FloatArray:
+    """(C,) pairs of each prompt that has some of (P,) pairs."""
+    return np.unique(prompt, return_counts=True)[1].astype(np.float64)
+
+
 def ratio(numerator: FloatArray, denominator: FloatArray) -> FloatArray:
     """Element-wise quotient, NaN where the denominator is 0."""
     return np.divide(numerator, denominator, out=np.full_like(numerator, np.nan), where=denominator > 0)
@@ -119,6 +129,18 @@ class OverBaseline:
         pairs = weights @ self._pairs
         longer = ratio(weights @ self._longer, pairs)
         return {OVER_BASELINE: ratio(weights @ self._right, pairs) - np.maximum(longer, 1 - longer)}
+
+
+class PromptMean:
+    """accuracy_by_prompt as a function of prompt weights: the accuracy of each prompt's pairs, each prompt alike."""
+
+    def __init__(self, table: RewardTable) -> None:
+        right = np.bincount(table.prompt, correctness(table.margin), minlength=table.num_prompts)
+        self._accuracy = right / prompt_sizes(table.prompt)
+
+    def __call__(self, weights: FloatArray) -> dict[str, FloatArray]:
+        """Give {"accuracy_by_prompt": (B,)} for weights (B, C)."""
+        return {BY_PROMPT: weights @ self._accuracy / weights.sum(axis=1)}
 
 
 class Spread:
@@ -204,7 +226,7 @@ class PooledSides:
         pairs = weights @ self._pairs
         wins = np.einsum("bp,bp->b", chosen_weights, rejected[:, self._below])
         wins += np.einsum("bp,bp->b", chosen_weights, rejected[:, self._not_above])
-        values = {"roc_auc": wins / 2 / pairs**2}
+        values = {ROC_AUC: wins / 2 / pairs**2}
         chosen = _cumulative(chosen_weights)
         mean = weights @ self._sums / (2 * pairs)
         rows = np.arange(len(weights))

@@ -15,16 +15,21 @@ from rmcore.core.errors import DataError
 from rmcore.core.progress import Report, prefixed, silent
 from rmcore.evaluation import calibration as calib
 from rmcore.evaluation.ranking import (
+    ALIKE,
+    BY_PROMPT,
     OVER_BASELINE,
+    ROC_AUC,
     SIDE_THRESHOLDS,
     MarginPercentiles,
     OverBaseline,
     PairMean,
     PooledSides,
+    PromptMean,
     Spread,
     correctness,
     mean_statistic,
     pair_means,
+    prompt_sizes,
     softplus,
 )
 from rmcore.evaluation.rewards import RewardTable
@@ -46,12 +51,14 @@ def evaluate_pairs(
 
     Definitions: `rmcore.evaluation.ranking` (pairwise_accuracy, tie_rate, loss, mean_margin, margin_std, margin_p05 to
     p95, negative_margin_rate, brier, roc_auc, tpr/fpr/fnr@t, length_matched_accuracy, longer_wins_accuracy,
-    accuracy_over_baseline, pairwise_accuracy[subset], within_prompt_ and pooled_reward_variance) and
-    `rmcore.evaluation.calibration` (ece_debiased, temperature). ece_tempered_debiased is the calibration error of
+    accuracy_over_baseline, accuracy_by_prompt, pairwise_accuracy[subset], within_prompt_ and pooled_reward_variance)
+    and `rmcore.evaluation.calibration` (ece_debiased, temperature). ece_tempered_debiased is the calibration error of
     beta * margin / temperature on pairs that the temperature was not fitted on.
 
     Intervals are expanded percentile intervals (`percentile_interval`); a share that is the same in all prompts gets
-    the exact bound over prompts (`unanimous_interval`), and a calibration error `BinnedCalibration.interval`.
+    the exact bound over prompts (`unanimous_interval`), and what weighs prompts by their pairs the effective number of
+    prompts, with what larger ones than were seen may say (`metric_value`). A calibration error has
+    `BinnedCalibration.interval`.
 
     Args:
         rewards: one row a pair with pair_id, prompt_id (of a dialogue, that of its first user turn), reward_chosen,
@@ -77,6 +84,7 @@ def evaluate_pairs(
     by_name = {mean.name: mean for mean in means}
     others = (
         OverBaseline(table),
+        PromptMean(table),
         Spread(table),
         MarginPercentiles(table),
         *(() if thresholds is None else (PooledSides(table, thresholds),)),
@@ -111,6 +119,7 @@ def _mean_value(mean: PairMean, table: RewardTable, resampled: Resampled) -> Met
         num_prompts=len(np.unique(table.prompt[mean.mask])),
         num_pairs=num_pairs,
         is_share=mean.is_share,
+        sizes=prompt_sizes(table.prompt[mean.mask]),
     )
 
 
@@ -121,8 +130,10 @@ def _value(name: str, table: RewardTable, resampled: Resampled) -> MetricValue:
         resampled.replicates.get(name),
         num_prompts=table.num_prompts,
         num_pairs=table.num_pairs,
-        is_share="@" in name,
+        is_share="@" in name or name in (ROC_AUC, BY_PROMPT),
         is_difference=name == OVER_BASELINE,
+        is_across=name == ROC_AUC,
+        sizes=None if name in ALIKE else prompt_sizes(table.prompt),
     )
 
 
@@ -162,7 +173,13 @@ def _tempered(
     fitted = cluster_bootstrap(statistic, fit.num_prompts, num_resamples=num_resamples, seed=seed, report=report)
     replicates = fitted.replicates.get("temperature")
     metrics = {
-        "temperature": metric_value(temperature, replicates, num_prompts=fit.num_prompts, num_pairs=fit.num_pairs)
+        "temperature": metric_value(
+            temperature,
+            replicates,
+            num_prompts=fit.num_prompts,
+            num_pairs=fit.num_pairs,
+            sizes=prompt_sizes(fit.prompt),
+        )
     }
     if judge is None:
         none = MetricValue(

@@ -1,16 +1,13 @@
-"""Everything that is said of one pair or answer: its parts, the edit that turns it, the training pairs behind it."""
+"""Everything that is said of one pair or answer: its parts, and the edit that turns the preference."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from rmcore.core.errors import DataError, ModelError
 from rmcore.core.progress import Report, prefixed, silent
-from rmcore.data.pair import PreferencePair, Prompt, prompt_text
+from rmcore.data.pair import PreferencePair, Prompt, prompt_text, with_text_answers
 from rmcore.explain.counterfactual import Counterfactual, turn_preferences
 from rmcore.explain.effects import Effects, span_effects
-from rmcore.explain.gradients import Gradients, integrated_gradients
-from rmcore.explain.spans import Span
 from rmcore.models.reward_model import BradleyTerryRM
 
 
@@ -24,34 +21,6 @@ class Answer:
     """In logits."""
     sentences: Effects
     words: Effects
-    gradients: tuple[float, ...] | None
-    """Integrated gradients summed over each sentence; None where they cannot be taken."""
-    gradients_note: str
-    """How much of the reward they miss, or why there are none."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingPair:
-    """A training pair, and what its presence did to a margin."""
-
-    pair_id: str
-    prompt: str
-    chosen: str
-    rejected: str
-    effect: float
-    """Change of the explained margin, in logits: above 0, it helped to prefer the answer that is labelled better."""
-    margin: float
-    """Its own, in logits."""
-
-
-@dataclass(frozen=True, slots=True)
-class Behind:
-    """The training pairs that moved one margin most."""
-
-    helpful: tuple[TrainingPair, ...]
-    """Those that raised it most, most first."""
-    harmful: tuple[TrainingPair, ...]
-    """Those that lowered it most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +31,6 @@ class Explanation:
     chosen: Answer
     rejected: Answer
     counterfactual: Counterfactual
-    behind: dict[str, Behind] = field(default_factory=dict)
-    """By `weights` and by `head`; empty where no training pairs were given."""
 
     @property
     def margin(self) -> float:
@@ -83,7 +50,7 @@ def explain_answers(
     Args:
         rm: the reward model.
         sides: N (prompt, answer).
-        report: told of texts scored, then of answers whose gradients are taken.
+        report: told of texts scored.
 
     Raises:
         DataError: the model cannot read a side.
@@ -91,30 +58,16 @@ def explain_answers(
     """
     sentences = span_effects(rm, sides, "sentence", report=prefixed(report, "sentences"))
     words = span_effects(rm, sides, "word", report=prefixed(report, "words"))
-    found = []
-    for number, (side, by_sentence, by_word) in enumerate(zip(sides, sentences, words, strict=True), 1):
-        sums, note = _gradients(rm, side, by_sentence)
-        found.append(Answer(prompt_text(side[0]), side[1], by_sentence.total, by_sentence, by_word, sums, note))
-        report(number, len(sides), "integrated gradients")
-    return found
-
-
-def _gradients(
-    rm: BradleyTerryRM, side: tuple[Prompt, str], sentences: Effects
-) -> tuple[tuple[float, ...] | None, str]:
-    try:
-        found: Gradients = integrated_gradients(rm, *side)
-    except (DataError, ModelError) as refusal:  # a second opinion, without which the first one stands
-        return None, str(refusal)
-    spans = [Span(one.start, one.end) for one in sentences.spans]
-    missed = f"{found.num_steps} steps miss {found.error:+.2g} of {found.total - found.base:+.3g} logits"
-    return tuple(found.by_span(spans)), missed
+    return [
+        Answer(prompt_text(prompt), text, by_sentence.total, by_sentence, by_word)
+        for (prompt, text), by_sentence, by_word in zip(sides, sentences, words, strict=True)
+    ]
 
 
 def explain_pairs(
     rm: BradleyTerryRM, pairs: Sequence[PreferencePair], *, seed: int, report: Report = silent
 ) -> list[Explanation]:
-    """Take both answers of P pairs apart and look for the smallest edit that turns each, without training pairs.
+    """Take both answers of P pairs apart and look for the smallest edit that turns each.
 
     Args:
         rm: the reward model.
@@ -123,9 +76,10 @@ def explain_pairs(
         report: told of each part.
 
     Raises:
-        DataError: the model cannot read a side.
+        DataError: the model cannot read a side, or no pair has answers that are texts.
         ModelError: a reward is not finite.
     """
+    pairs = with_text_answers(pairs, "taken apart")
     turned = turn_preferences(rm, pairs, seed=seed, report=prefixed(report, "edits"))
     answers = explain_answers(
         rm, [(pair.prompt, text) for pair in pairs for text in (pair.chosen, pair.rejected)], report=report

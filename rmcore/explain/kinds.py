@@ -24,11 +24,14 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.stats import binom, hypergeom
-from sklearn.cluster import KMeans
-from sklearn.metrics import silhouette_score
 
 from rmcore.core.arrays import FloatArray, IntArray
+from rmcore.core.extras import require_extra
 from rmcore.data.pair import PreferencePair, prompt_text
+
+require_extra("sklearn", "explain", "rm-opt explain")
+from sklearn.cluster import KMeans  # noqa: E402
+from sklearn.metrics import silhouette_score  # noqa: E402
 
 MOST_KINDS = 5
 NUM_SIMULATED = 19

@@ -1,7 +1,7 @@
 """The analyzer: from a model and pairs to the record of its loss Hessian's spectrum."""
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -10,7 +10,6 @@ from rmcore.core.errors import ConfigError, CurvatureError
 from rmcore.core.progress import Report, silent
 from rmcore.landscape.eigensolvers import (
     EigenvalueSet,
-    TraceSamples,
     dense_eigenvalues,
     dense_matrix,
     hutchinson,
@@ -82,21 +81,7 @@ class HessianAnalyzer:
         hessian = LossHessian.from_loader(self.model, loader, parameters=parameters)
         return hessian_spectrum(
             hessian, method, top_k, num_steps=num_steps, trace_probes=trace_probes, seed=seed, report=report
-        ).record
-
-
-class AnalyzedSpectrum(NamedTuple):
-    """A record, and what further parts of an analysis can start from.
-
-    record: see HessianSpectrum.
-    ends: (2, N) unit vectors of the spectrum's two ends; with `power_iteration` of the first and the last eigenvalue
-        found, None with `pyhessian`.
-    traces: the samples behind the trace, by parameter tensor; None with `full` and `pyhessian`.
-    """
-
-    record: HessianSpectrum
-    ends: Tensor | None
-    traces: TraceSamples | None
+        )[0]
 
 
 def hessian_spectrum(
@@ -108,15 +93,15 @@ def hessian_spectrum(
     trace_probes: int = 16,
     seed: int = 0,
     report: Report = silent,
-) -> AnalyzedSpectrum:
-    """Compute `HessianAnalyzer.compute_spectrum` from an operator, with the vectors and samples behind it."""
+) -> tuple[HessianSpectrum, Tensor]:
+    """Compute `HessianAnalyzer.compute_spectrum` from an operator; also its (N,) eigenvector of the largest value."""
     _check_settings(method, top_k=top_k, num_steps=num_steps, trace_probes=trace_probes)
     size = hessian.num_parameters
     num_steps = min(num_steps, size) if method == "lanczos" else num_steps
     counter = ProductCounter(_most_products(method, size, top_k, num_steps, trace_probes), report)
     # Only the product differentiates, and no dot product may be cast to bf16 by the caller's autocast.
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(hessian.device.type, enabled=False):
-        found, traces, (trace, trace_error) = _estimate(
+        found, trace, trace_error = _estimate(
             hessian, counter, method, top_k=top_k, num_steps=num_steps, trace_probes=trace_probes, seed=seed
         )
     counter.finish()
@@ -129,7 +114,7 @@ def hessian_spectrum(
         top_k=top_k,
         num_products=counter.done,
     )
-    return AnalyzedSpectrum(record, found.ends, traces)
+    return record, found.top
 
 
 def _estimate(
@@ -141,18 +126,17 @@ def _estimate(
     num_steps: int,
     trace_probes: int,
     seed: int,
-) -> tuple[EigenvalueSet, TraceSamples | None, tuple[float, float]]:
-    """Eigenvalues, the trace's samples where there are any, and the trace with its standard error."""
+) -> tuple[EigenvalueSet, float, float]:
+    """Eigenvalues, and the trace with its standard error."""
     size, product = hessian.num_parameters, counter.counting(hessian.product)
     if method == "full":
         _refuse_large(size)
         found = dense_eigenvalues(dense_matrix(product, size, hessian.dtype, hessian.device))
-        return found, None, (float(found.values.sum()), 0.0)
+        return found, float(found.values.sum()), 0.0
     if method == "pyhessian":
-        found, trace, trace_error = pyhessian_spectrum(
+        return pyhessian_spectrum(
             hessian, counter, top_k=top_k, max_iterations=num_steps, num_probes=trace_probes, seed=seed
         )
-        return found, None, (trace, trace_error)
     generator = torch.Generator(hessian.device).manual_seed(seed)
     if method == "lanczos":
         excess = basis_excess(num_steps, size, hessian.dtype, hessian.device)
@@ -164,15 +148,15 @@ def _estimate(
         found = power_iteration(
             product, size, top_k=top_k, max_iterations=num_steps, generator=generator, dtype=hessian.dtype
         )
-    # A generator of its own, so that errors over prompts can be told from the same probes.
-    traces = hutchinson(
+    trace, trace_error = hutchinson(
         counter.counting(hessian.products),
-        hessian.sizes,
+        size,
         num_probes=trace_probes,
+        # A generator of its own: the probes are then the same whichever method found the eigenvalues.
         generator=torch.Generator(hessian.device).manual_seed(seed),
         dtype=hessian.dtype,
     )
-    return found, traces, traces.trace()
+    return found, trace, trace_error
 
 
 def _check_settings(method: Method, *, top_k: int, num_steps: int, trace_probes: int) -> None:

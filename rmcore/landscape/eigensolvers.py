@@ -6,7 +6,7 @@ The Symmetric Eigenvalue Problem, theorem 4.5.1): the residual is the error bar.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,22 +38,19 @@ class EigenvalueSet:
     values: (K,) signed.
     residuals: (K,) ||H v - theta v||.
     multiplicities: (K,) how many of the N eigenvalues each stands for, where the method estimates that; else None.
-    ends: (2, N) unit eigenvectors of the first and the last value, where the method gives them; else None.
+    top: (N,) unit eigenvector of the first value.
     """
 
     values: Floats
     residuals: Floats
+    top: Tensor
     multiplicities: Floats | None = None
-    ends: Tensor | None = None
 
     @classmethod
-    def largest_first(
-        cls, values: list[float], residuals: list[float], vectors: Sequence[Tensor] | None = None
-    ) -> "EigenvalueSet":
+    def largest_first(cls, values: list[float], residuals: list[float], vectors: Sequence[Tensor]) -> "EigenvalueSet":
         """A set without multiplicities, from lists in any order."""
         order = np.argsort(values)[::-1]
-        ends = None if vectors is None else torch.stack([vectors[order[0]], vectors[order[-1]]])
-        return cls(np.array(values)[order], np.array(residuals)[order], ends=ends)
+        return cls(np.array(values)[order], np.array(residuals)[order], vectors[order[0]])
 
 
 @dataclass(frozen=True)
@@ -137,11 +134,11 @@ def lanczos_eigenvalues(factorization: LanczosFactorization, product: Product) -
     values, vectors = factorization.ritz()
     basis = factorization.basis
     formula = np.abs(factorization.last_beta * vectors[-1])
-    ends = torch.as_tensor(vectors[:, [0, -1]].T.copy(), dtype=basis.dtype, device=basis.device) @ basis
-    top = 0 if abs(values[0]) >= abs(values[-1]) else len(values) - 1
-    vector = ends[0 if top == 0 else 1]
-    true_residual = norm(product(vector) - values[top] * vector)
-    rounding = max(true_residual - formula[top], torch.finfo(basis.dtype).eps * abs(values[top]))
+    ends = torch.as_tensor(vectors[:, [0, -1]].T.copy(), dtype=basis.dtype, device=basis.device) @ basis  # (2, N)
+    largest = 0 if abs(values[0]) >= abs(values[-1]) else len(values) - 1
+    vector = ends[0 if largest == 0 else 1]
+    true_residual = norm(product(vector) - values[largest] * vector)
+    rounding = max(true_residual - formula[largest], torch.finfo(basis.dtype).eps * abs(values[largest]))
     residuals = np.maximum(formula, rounding)
     weights = vectors[0] ** 2
     converged = residuals <= RELATIVE_TOLERANCE * np.abs(values)
@@ -149,7 +146,7 @@ def lanczos_eigenvalues(factorization: LanczosFactorization, product: Product) -
     multiplicities = np.ones_like(weights)
     if left > 0:
         multiplicities[~converged] = (basis.shape[1] - converged.sum()) * weights[~converged] / left
-    return EigenvalueSet(values, residuals, multiplicities, ends)
+    return EigenvalueSet(values, residuals, ends[0], multiplicities)
 
 
 def power_iteration(
@@ -206,41 +203,21 @@ def dense_eigenvalues(matrix: Tensor) -> EigenvalueSet:
     """
     values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
     residuals = (matrix @ vectors - vectors * values).norm(dim=0)
-    ends = vectors[:, [-1, 0]].T
-    return EigenvalueSet(values.flip(0).numpy(), residuals.flip(0).numpy(), np.ones(len(values)), ends)
-
-
-@dataclass(frozen=True)
-class TraceSamples:
-    """Hutchinson's samples of a trace, by part of the diagonal.
-
-    forms: (P, K) the sum of z_i (H z)_i over part p, for probe k.
-    touched: (P,) whether any entry of any H z is not 0 in the part. Where none is, H is 0 in these rows.
-    """
-
-    forms: Floats
-    touched: NDArray[np.bool_]
-
-    def trace(self, parts: Sequence[int] | None = None) -> tuple[float, float]:
-        """Trace over these parts together, or over all, and its standard error."""
-        sums = (self.forms if parts is None else self.forms[list(parts)]).sum(axis=0)
-        return float(sums.mean()), float(sums.std(ddof=1) / math.sqrt(len(sums)))
+    return EigenvalueSet(values.flip(0).numpy(), residuals.flip(0).numpy(), vectors[:, -1], np.ones(len(values)))
 
 
 def hutchinson(
-    products: Product, sizes: Sequence[int], *, num_probes: int, generator: torch.Generator, dtype: torch.dtype
-) -> TraceSamples:
-    """Samples of the trace of H from z^T H z over Rademacher vectors z, kept apart by part of the diagonal.
+    products: Product, size: int, *, num_probes: int, generator: torch.Generator, dtype: torch.dtype
+) -> tuple[float, float]:
+    """Estimate the trace of H as the mean of z^T H z over Rademacher vectors z, with its standard error.
 
     Unbiased; the variance of one probe is twice the squared Frobenius norm of H without its diagonal (Hutchinson 1990,
-    doi:10.1080/03610919008812866), the smallest of all probes with independent entries. A part is unbiased too, because
-    z_i (H z)_i is H_ii on average (Bekas, Kokiopoulou and Saad 2007, doi:10.1016/j.apnum.2007.01.003). All parts come
-    from the same probes, so they add up to the whole.
+    doi:10.1080/03610919008812866), the smallest of all probes with independent entries.
 
     Args:
         products: maps (K, N) to (K, N), so that what several products share is computed once.
-        sizes: lengths of the P parts, in order, N in all.
-        num_probes: products to spend, at least 2. Standard errors fall with the root.
+        size: N.
+        num_probes: products to spend, at least 2. The standard error falls with the root.
         generator: of the probes, on the device of H.
         dtype: of the probes.
 
@@ -249,21 +226,9 @@ def hutchinson(
     """
     if num_probes < 2:
         raise CurvatureError(f"trace_probes={num_probes} gives no standard error; use at least 2.")
-    forms: list[Tensor] = []
-    touched = torch.zeros(len(sizes), dtype=torch.bool)
-    for signs in probe_chunks(sum(sizes), num_probes, generator, dtype):
-        parts = (signs * products(signs)).split(list(sizes), dim=1)
-        forms += torch.stack([part.sum(dim=1, dtype=torch.float64) for part in parts], dim=1).cpu()  # (chunk, P)
-        touched |= torch.stack([part.any() for part in parts]).cpu()
-    return TraceSamples(torch.stack(forms, dim=1).numpy(), touched.numpy())
-
-
-def probe_chunks(size: int, num_probes: int, generator: torch.Generator, dtype: torch.dtype) -> Iterator[Tensor]:
-    """Rademacher probes, a few at a time as rows (K, N). The same for the same seed, whoever asks."""
+    forms: list[float] = []
     for start in range(0, num_probes, PROBES_AT_ONCE):
-        yield rademacher((min(PROBES_AT_ONCE, num_probes - start), size), generator, dtype)
-
-
-def rademacher(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
-    """Independent signs, +1 or -1, on the generator's device."""
-    return torch.randint(0, 2, shape, generator=generator, device=generator.device).to(dtype) * 2 - 1
+        shape = (min(PROBES_AT_ONCE, num_probes - start), size)
+        signs = torch.randint(0, 2, shape, generator=generator, device=generator.device).to(dtype) * 2 - 1
+        forms += [dot(probe, image) for probe, image in zip(signs, products(signs), strict=True)]
+    return float(np.mean(forms)), float(np.std(forms, ddof=1) / math.sqrt(num_probes))

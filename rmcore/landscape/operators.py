@@ -1,23 +1,18 @@
-"""Products with the Hessian and the Gauss-Newton matrix of the mean Bradley-Terry loss, without ever forming them.
+"""Products with the Hessian of the mean Bradley-Terry loss, without ever forming it.
 
 A matrix over N parameters has N x N entries; a product with one vector costs a few gradients. Everything in this
-package (extreme eigenvalues, trace, density) is built from such products.
+package (extreme eigenvalues, trace) is built from such products.
 
-With margins m_p = reward_chosen[p] - reward_rejected[p], their gradients J_p (1, N), and a temperature T (that of the
-training's loss unless given: 1 / beta), over n pairs:
+With margins m_p = reward_chosen[p] - reward_rejected[p] and a temperature T (that of the training's loss unless given:
+1 / beta), over n pairs:
 
     loss          L = (1/n) sum_p softplus(-m_p / T)
-    Hessian       H = G + (1/n) sum_p -sigmoid(-m_p / T) / T  d2 m_p / d theta2
-    Gauss-Newton  G = (1/n) sum_p sigmoid'(m_p / T) / T^2  J_p^T J_p       (Schraudolph 2002, equation 6)
-
-G is the Hessian of the loss with the model replaced by its linearisation: positive semidefinite, of rank at most n.
+    Hessian       H = d2 L / d theta2
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any, Self
 
 import torch
@@ -26,7 +21,6 @@ from torch.nn.functional import softplus
 
 from rmcore.core.errors import ConfigError, CurvatureError, DataError
 from rmcore.landscape.autograd import gradient_of, second_derivative_errors
-from rmcore.landscape.kept_graphs import KeptGraphs, Linearization
 from rmcore.landscape.pair_rows import MicroBatch, Rows, checked_rows, margins
 from rmcore.landscape.parameters import (
     ParameterSubset,
@@ -39,13 +33,12 @@ from rmcore.landscape.parameters import (
 LOSS_REPEAT_TOLERANCE = 1e-5  # two float32 passes over reordered pairs differ by rounding only, about 1e-7
 
 
-class PairCurvature(ABC):
-    """A symmetric (N, N) matrix of curvature over n pairs, known by its products with vectors.
+class LossHessian:
+    """H, a symmetric (N, N) matrix over n pairs, known by its products with vectors.
 
-    Sums run over the micro-batches and are divided once by n, so that the cut into micro-batches does not matter.
-    The graph of a micro-batch is built once for all vectors of a call, and kept for the next calls where all graphs
-    together take at most half of the free memory (measured at the first); they stay taken until `release`
-    or the end of this object. So do not change the weights between products.
+    By reverse over reverse (Pearlmutter 1994, Fast exact multiplication by the Hessian): differentiate <grad, v>. Sums
+    run over the micro-batches and are divided once by n, so that the cut into micro-batches does not matter.
+    The graph of a micro-batch is built once for all vectors of a call of `products`, and freed after it.
 
     Args:
         model: a torch module whose `model(input_ids=..., attention_mask=...).logits` is (R, 1), or an object with such
@@ -55,8 +48,6 @@ class PairCurvature(ABC):
         temperature: T, logits; the root mean square of the margins makes models with margins of any size comparable.
             None: 1 / `model.beta` where the model has one, as BradleyTerryRM does, else 1, which a bare torch module
             always gets: the curvature is then that of the loss it was trained with.
-        keep_graphs: False never keeps a graph, None decides by the memory.
-        bf16: run the model in bf16 autocast, to see what that costs in exactness.
 
     Attributes:
         num_pairs: n.
@@ -75,8 +66,6 @@ class PairCurvature(ABC):
         *,
         parameters: ParameterSubset = "all",
         temperature: float | None = None,
-        keep_graphs: bool | None = None,
-        bf16: bool = False,
     ) -> None:
         self.module = reward_module(model)
         self.micro_batches = tuple(checked_rows(micro_batch) for micro_batch in micro_batches)
@@ -96,8 +85,6 @@ class PairCurvature(ABC):
         self.num_parameters = sum(self.sizes)
         self.device = self.parameters[0].device
         self.dtype = torch.float64 if any(p.dtype == torch.float64 for p in self.parameters) else torch.float32
-        self._bf16 = bf16
-        self._graphs = KeptGraphs(self.module, keep_graphs)
 
     @classmethod
     def from_loader(
@@ -130,14 +117,6 @@ class PairCurvature(ABC):
                 "list of micro-batches or a loader that repeats itself, and a model whose randomness is off in eval()."
             )
         return operator
-
-    @abstractmethod
-    def _linearize(self, rows: Rows) -> Linearization:
-        """Build the graph of one micro-batch; called inside `measuring`."""
-
-    @abstractmethod
-    def _apply(self, built: Linearization, directions: list[Tensor], *, keep: bool) -> tuple[Tensor, ...]:
-        """Summed (not yet averaged) product of one micro-batch with one direction, one tensor a parameter."""
 
     def margins(self) -> Tensor:
         """(n,) margins in logits, without temperature, in the order of the micro-batches."""
@@ -199,13 +178,19 @@ class PairCurvature(ABC):
         with self._measuring(), second_derivative_errors():
             directions = [self._split(vector) for vector in vectors.to(self.device)]
             totals = torch.zeros((len(directions), self.num_parameters), dtype=self.dtype, device=self.device)
-            self._graphs.release_if_weights_changed()
-            for index in range(len(self.micro_batches)):
-                built = self._graphs.get(index, partial(self._linearize, self.micro_batches[index]))
+            for rows in self.micro_batches:
+                gradient = gradient_of([self._loss(rows)], self.parameters, create_graph=True)
+                # A parameter that the loss does not touch has a constant zero gradient, which has no graph.
+                live = [index for index, g in enumerate(gradient) if g.requires_grad]
                 for k, direction in enumerate(directions):
-                    keep = index in self._graphs or k + 1 < len(directions)
-                    totals[k] += self._flat(self._apply(built, direction, keep=keep))
-                del built
+                    found = gradient_of(
+                        [gradient[index] for index in live],
+                        self.parameters,
+                        weights=[direction[index] for index in live],
+                        keep=k + 1 < len(directions),
+                    )
+                    totals[k] += self._flat(found)
+                del gradient  # its graph is as large as two backward passes: free it before the next one is built
         if not bool(torch.isfinite(totals).all()):
             raise CurvatureError(
                 f"a product over {self.num_pairs} pairs has NaN or infinite entries: weights or rewards are not finite "
@@ -213,12 +198,8 @@ class PairCurvature(ABC):
             )
         return totals / self.num_pairs
 
-    def release(self) -> None:
-        """Free the kept graphs; the next product builds them again."""
-        self._graphs.release()
-
     def _measuring(self) -> AbstractContextManager[None]:
-        return measuring(self.module, self.parameters, bf16=self._bf16)
+        return measuring(self.module, self.parameters)
 
     def _split(self, vector: Tensor) -> list[Tensor]:
         pieces = vector.split(self.sizes)
@@ -228,44 +209,6 @@ class PairCurvature(ABC):
         return torch.cat([part.detach().reshape(-1).to(self.dtype) for part in parts])
 
 
-class LossHessian(PairCurvature):
-    """H, by reverse over reverse (Pearlmutter 1994, Fast exact multiplication by the Hessian): differentiate <grad, v>.
-
-    Costs in gradients: benchmarks/RESULTS.md, Curvature.
-    """
-
-    def _linearize(self, rows: Rows) -> Linearization:
-        return Linearization(gradient_of([self._loss(rows)], self.parameters, create_graph=True))
-
-    def _apply(self, built: Linearization, directions: list[Tensor], *, keep: bool) -> tuple[Tensor, ...]:
-        # A parameter that the loss does not touch has a constant zero gradient, which has no graph.
-        live = [(g, d) for g, d in zip(built.outputs, directions, strict=True) if g.requires_grad]
-        return gradient_of([g for g, _ in live], self.parameters, weights=[d for _, d in live], keep=keep)
-
-
-class LossGaussNewton(PairCurvature):
-    """G, by J^T (D (J v)): J v as the derivative of J^T u against u, then one more backward pass."""
-
-    def _linearize(self, rows: Rows) -> Linearization:
-        found = margins(self.module, rows, self.device)
-        dual = torch.zeros_like(found, requires_grad=True)
-        return Linearization((found,), (dual, gradient_of([found], self.parameters, weights=[dual], create_graph=True)))
-
-    def _apply(self, built: Linearization, directions: list[Tensor], *, keep: bool) -> tuple[Tensor, ...]:
-        assert built.dual is not None  # noqa: S101 - made by _linearize above
-        dual, transposed = built.dual
-        live = [(g, d) for g, d in zip(transposed, directions, strict=True) if g.requires_grad]
-        along = gradient_of([g for g, _ in live], [dual], weights=[d for _, d in live], keep=True)[0]
-        weights = gauss_newton_weights(built.outputs[0].detach(), self.temperature)
-        return gradient_of(built.outputs, self.parameters, weights=[weights * along], keep=keep)
-
-
 def _pair_tokens(micro_batches: Iterable[Rows]) -> list[tuple[list[int], list[int]]]:
     """The pairs in an order of their own, to compare two passes by."""
     return sorted(pair for rows in micro_batches for pair in rows.pair_tokens())
-
-
-def gauss_newton_weights(margins: Tensor, temperature: float = 1.0) -> Tensor:
-    """sigmoid'(m / T) / T^2 of each margin: the second derivative of softplus(-m / T) against m."""
-    scaled = margins / temperature
-    return torch.sigmoid(scaled) * torch.sigmoid(-scaled) / temperature**2  # 1 - sigmoid(x) has no digits for large x

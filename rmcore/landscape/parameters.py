@@ -84,8 +84,9 @@ def _check_known(part: str, named: Iterable[str]) -> None:
     names = list(named)
     if part in NAMED_SUBSETS or any(_belongs(name, part) for name in names):
         return
-    known = parameter_blocks(names)
-    near = get_close_matches(part, [*NAMED_SUBSETS, *known, *names], n=3, cutoff=0.4) or list(known)[:3]
+    inside = [name.split(".") for name in names]
+    modules = list(dict.fromkeys(".".join(one[:depth]) for one in inside for depth in range(1, len(one))))
+    near = get_close_matches(part, [*NAMED_SUBSETS, *modules, *names], n=3, cutoff=0.4) or modules[:3]
     raise ConfigError(
         f"parameters={part!r} names nothing in this model. Choose {', '.join(NAMED_SUBSETS)}, or the dotted name "
         f"of a module or parameter, such as {', '.join(near)}."
@@ -118,37 +119,11 @@ def _why_none(subset: ParameterSubset, chosen: Sequence[nn.Parameter]) -> str:
     return f"no module is named {' or '.join(wanted.get(part, part) for part in parts)}"
 
 
-def parameter_blocks(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Parameter names by block, in order: each numbered layer, `embeddings`, `head`, and the other modules by name.
-
-    A block's name selects just its members of `names` (see `ParameterSubset`). So a parameter of a module that has
-    others inside is a block by itself, under its own name.
-    """
-    everything = tuple(names)
-    blocks: dict[str, list[str]] = {}
-    for name in everything:
-        blocks.setdefault(_block(name, everything), []).append(name)
-    return {block: tuple(members) for block, members in blocks.items()}
-
-
-def _block(name: str, everything: Sequence[str]) -> str:
-    if is_reward_head(name):
-        return "head"
-    if _is_embedding(name):
-        return "embeddings"
-    layer = _LAYER.match(name)
-    if layer:
-        return layer[1]
-    module = name.rpartition(".")[0]
-    inside = [other for other in everything if other.startswith(f"{module}.")]
-    return module if module and all("." not in other[len(module) + 1 :] for other in inside) else name
-
-
 @contextmanager
-def measuring(module: nn.Module, selected: Sequence[nn.Parameter], *, bf16: bool = False) -> Iterator[None]:
+def measuring(module: nn.Module, selected: Sequence[nn.Parameter]) -> Iterator[None]:
     """Evaluation mode, twice differentiable attention, gradients to `selected` only; then as before.
 
-    Full precision whatever autocast the caller is in, unless `bf16` asks for it.
+    Full precision whatever autocast the caller is in.
 
     Freezing the rest spares its graph: for the head alone the backbone then runs without any. The modes are kept
     module by module, because a caller may hold part of a model in evaluation mode.
@@ -164,7 +139,7 @@ def measuring(module: nn.Module, selected: Sequence[nn.Parameter], *, bf16: bool
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
-            torch.autocast(device_type, dtype=torch.bfloat16, enabled=bf16),
+            torch.autocast(device_type, enabled=False),
             sdpa_kernel(SDPBackend.MATH),
         ):
             yield

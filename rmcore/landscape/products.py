@@ -5,7 +5,7 @@ from torch import Tensor
 
 from rmcore.core.progress import Report
 from rmcore.landscape.eigensolvers import Product
-from rmcore.training.memory import free_bytes
+from rmcore.models.device import free_bytes
 
 
 class ProductCounter:

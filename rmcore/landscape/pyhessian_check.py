@@ -91,10 +91,10 @@ def pyhessian_spectrum(
             for parameter, gradient in gradients:
                 parameter.grad = gradient
     product = counter.counting(hessian.product)
-    residuals = []
+    found, residuals = [], []
     for value, parts in zip(values, vectors, strict=True):
         vector = torch.cat([part.detach().reshape(-1) for part in parts])
-        vector = vector / norm(vector)
-        residuals.append(norm(product(vector) - value * vector))
+        found.append(vector / norm(vector))
+        residuals.append(norm(product(found[-1]) - value * found[-1]))
     trace_error = float(np.std(samples, ddof=1) / math.sqrt(len(samples)))
-    return EigenvalueSet.largest_first(values, residuals), float(np.mean(samples)), trace_error
+    return EigenvalueSet.largest_first(values, residuals, found), float(np.mean(samples)), trace_error

@@ -72,16 +72,6 @@ class CurvatureSample:
         """The micro-batches."""
         return [pad_pairs([self.pairs[index] for index in group], pad_id=self.pad_id) for group in self.order]
 
-    @property
-    def batch_prompts(self) -> list[str]:
-        """The prompt of each pair in the order of the micro-batches."""
-        return [self.prompts[index] for group in self.order for index in group]
-
-    def some(self, num_pairs: int, seed: int) -> "CurvatureSample":
-        """`num_pairs` of the pairs, drawn by `seed`."""
-        drawn = draw_positions(len(self.pairs), num_pairs, seed)
-        return CurvatureSample([self.pairs[i] for i in drawn], [self.prompts[i] for i in drawn], self.pad_id)
-
     def prompt_groups(self, max_groups: int) -> list["CurvatureSample"]:
         """The same pairs as at most `max_groups` samples; a prompt is never cut."""
         return [

@@ -38,7 +38,7 @@ class HessianSpectrum:
             al. 2020, arXiv:1906.11300, definition 3, with magnitudes as H is indefinite). Estimated by Lanczos
             quadrature (eigensolvers.lanczos_eigenvalues), exact with `full`.
         negative_mass: sum of |lambda| over the negative eigenvalues / sum |lambda|, 0 for a convex loss; estimated and
-            exact as effective_rank is. density.py gives it with an error.
+            exact as effective_rank is.
         sharpness_score: lambda_max / trace.
         flatness_index: 1 / lambda_max.
         num_pairs: preference pairs the loss is averaged over.

@@ -22,11 +22,6 @@ def dot(first: Tensor, second: Tensor) -> float:
     return float(inner_products(first[None], second[None]))
 
 
-def dots(first: Tensor, second: Tensor) -> list[float]:
-    """Inner product of each of K rows with the same row of the other, (K, N)."""
-    return [dot(a, b) for a, b in zip(first, second, strict=True)]
-
-
 def inner_products(rows: Tensor, others: Tensor) -> Tensor:
     """Rows (A, C) times others^T (C, B) as float64 (A, B), without a float64 copy of either."""
     num_pieces = rows.shape[1] // PIECE_COLUMNS

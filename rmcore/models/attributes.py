@@ -20,6 +20,7 @@ from rmcore.core.errors import ModelError
 from rmcore.core.files import write_json
 from rmcore.models.lora import ADAPTER_FOLDER
 from rmcore.models.precision import reward_heads
+from rmcore.models.seal import check_seal, write_seal
 
 FOLDER = "attributes"
 WEIGHTS_FILE, RECORD_FILE = "heads.safetensors", "attributes.json"
@@ -147,6 +148,7 @@ def save_attributes(state: Mapping[str, Tensor], names: Sequence[str], folder: P
     save_file(tensors, place / WEIGHTS_FILE, metadata={"format": "pt"})
     weights = dict(zip(names, tensors["combination"].tolist(), strict=True))
     write_json(place / RECORD_FILE, {"reward_is_sum_of": weights})
+    write_seal(place)
 
 
 def attributes_folder(checkpoint: Path) -> Path:
@@ -201,6 +203,7 @@ def load_attributes(model: nn.Module, folder: Path) -> dict[str, float]:
     weights = read_attributes(folder)
     if weights is None:
         raise ModelError(f"{folder} has no attributes: it was trained on pairs, rankings or one grade.")
+    check_seal(attributes_folder(folder))
     add_attributes(model, list(weights.values()), learned=False)
     tensors = load_file(attributes_folder(folder) / WEIGHTS_FILE)
     try:

@@ -16,7 +16,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar, overload
 
 import numpy as np
@@ -26,7 +25,6 @@ from torch import Tensor
 from rmcore.core.errors import ConfigError
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
 from rmcore.models.packing.layout import (
-    LARGEST_GROUP,
     Packing,
     cut_into_runs,
     find_groups,
@@ -43,15 +41,15 @@ Batch = TypeVar("Batch", bound="DataclassInstance")
 MICRO_BATCH_OVERHEAD_TOKENS = 128
 """Fixed cost of one more forward/backward, in the time of computing that many tokens.
 
-Measured with benchmarks/micro_batch_overhead.py on 2 CPU cores (table in benchmarks/RESULTS.md): the optimum is flat
-from 64 to 128 for a 1.3 M and a 22 M model alike.
+Measured with benchmarks/micro_batch_overhead.py on 2 CPU cores (table in
+benchmarks/results/micro-batches.md): the optimum is flat from 64 to 128 for a 1.3 M and a 22 M model alike.
 """
 
 
 PACKED_TOKENS_ON_CPU = 4096
 """Tokens of a packed micro-batch beyond which a CPU gets no faster.
 
-Measured with benchmarks/micro_batch_overhead.py --packed (table in benchmarks/RESULTS.md).
+Measured with benchmarks/micro_batch_overhead.py --packed (table in benchmarks/results/micro-batches.md).
 """
 
 
@@ -172,7 +170,7 @@ def check_budget(token_budget: int, largest: int, what: str = "pair") -> None:
 
 def pair_tokens(pair: TokenizedPair, packing: Packing) -> int:
     """Tokens that a pair takes in a packed row."""
-    return _unit_tokens([pair], packing)
+    return group_tokens([pair.chosen.ids, pair.rejected.ids], packing)
 
 
 def collate(
@@ -181,20 +179,14 @@ def collate(
     *,
     pad_id: int,
     packing: Packing | None = None,
-    sizes: Sequence[int] | None = None,
 ) -> MicroBatch:
-    """One micro-batch of the pairs at `indices`: packed as the model wants it, else right-padded.
-
-    `sizes` are the numbers of pairs, one after the other, whose common prefix and equal sides a packed row computes
-    once; None: each pair is alone.
-    """
+    """One micro-batch of the pairs at `indices`: packed as the model wants it, else right-padded."""
     chosen = [pairs[index].chosen.ids for index in indices]
     rejected = [pairs[index].rejected.ids for index in indices]
     if packing is None:
         rows: Rows = pad_rows(chosen + rejected, pad_id=pad_id)
     else:
-        ends = np.cumsum([0, *(sizes or [1] * len(chosen))]).tolist()
-        groups = [[*range(a, b), *range(len(chosen) + a, len(chosen) + b)] for a, b in pairwise(ends)]
+        groups = [[at, len(chosen) + at] for at in range(len(chosen))]
         rows = pack_sides(chosen + rejected, groups, packing)
     margins = [pairs[index].target_margin for index in indices]
     target_margins = torch.tensor([math.nan if margin is None else margin for margin in margins], dtype=torch.float32)
@@ -214,12 +206,8 @@ def micro_batches(
     packing: Packing | None = None,
     rank: int = 0,
     world: int = 1,
-    prompts: Sequence[int] | None = None,
 ) -> list[MicroBatch]:
     """The micro-batches of one step that process `rank` of `world` computes: whole pairs, equally many micro-batches.
-
-    With `prompts`, a number for each pair, neighbours of one prompt stay together in a packed row, which computes once
-    what they share.
 
     Every process works this out for itself from the same list. Where one has fewer micro-batches than another it
     computes idle ones of the shortest pair, because sharded weights are gathered by all processes together.
@@ -229,63 +217,9 @@ def micro_batches(
         shares = _padded_shares(lengths, token_budget, world)
     else:
         aim = row_tokens(token_budget, packing)
-        units, lengths = packed_units(pairs, prompts, aim, packing, world=world)
+        lengths = [pair_tokens(pair, packing) for pair in pairs]
         shares = even_shares(lengths, token_budget, num_ranks=world, aim=aim)
-
-        def together(chosen: Sequence[int]) -> MicroBatch:
-            indices = [at for unit in chosen for at in units[unit]]
-            sizes = [len(units[unit]) for unit in chosen]
-            return collate(pairs, indices, pad_id=pad_id, packing=packing, sizes=sizes)
-
-        return with_idle_ones(shares, rank, lengths, together)
     return with_idle_ones(shares, rank, lengths, partial(collate, pairs, pad_id=pad_id, packing=packing))
-
-
-def packed_units(
-    pairs: Sequence[TokenizedPair],
-    prompts: Sequence[int] | None,
-    most_tokens: int,
-    packing: Packing,
-    *,
-    world: int = 1,
-) -> tuple[list[list[int]], list[int]]:
-    """Sort the pairs of a step into those that a packed row computes together, and count the tokens of each.
-
-    Args:
-        pairs: P of the step.
-        prompts: a number for each pair, of which neighbours stay together; None: each pair is alone.
-        most_tokens: of several pairs together.
-        packing: the form that the model wants.
-        world: processes that share the step.
-
-    Returns:
-        Units as lists of positions in `pairs`, each exactly once, and their tokens.
-    """
-    units = [[at] for at in range(len(pairs))]
-    if prompts is not None:
-        units = _of_one_prompt(pairs, prompts, most_tokens, packing, most_pairs=max(1, len(pairs) // world))
-    return units, [_unit_tokens([pairs[at] for at in unit], packing) for unit in units]
-
-
-def _unit_tokens(pairs: Sequence[TokenizedPair], packing: Packing) -> int:
-    """Tokens that pairs which are computed together take in a packed row."""
-    return group_tokens([side.ids for pair in pairs for side in (pair.chosen, pair.rejected)], packing)
-
-
-def _of_one_prompt(
-    pairs: Sequence[TokenizedPair], prompts: Sequence[int], most_tokens: int, packing: Packing, *, most_pairs: int
-) -> list[list[int]]:
-    """Neighbours of one prompt, as positions, as many as a row, a group and a process hold; one pair at least."""
-    units: list[list[int]] = []
-    most = min(most_pairs, LARGEST_GROUP // 2)
-    for at, prompt in enumerate(prompts):
-        if units and prompts[units[-1][-1]] == prompt and len(units[-1]) < most:
-            joined = [*units[-1], at]
-            if _unit_tokens([pairs[one] for one in joined], packing) <= most_tokens:
-                units[-1] = joined
-                continue
-        units.append([at])
-    return units
 
 
 def with_idle_ones(

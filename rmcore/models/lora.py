@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -27,6 +27,7 @@ from transformers import PreTrainedModel
 from rmcore.config.model import WeightDtype
 from rmcore.core.errors import ConfigError, ModelError
 from rmcore.models.deferred import Deferred
+from rmcore.models.foreign_heads import find_foreign_head, install
 from rmcore.models.head import is_reward_head
 from rmcore.models.loading import Backbone, Origin, check_finite, guard, load_backbone, resolve_model, seeded
 from rmcore.models.lora_targets import check_names, default_targets, describe_layers
@@ -245,11 +246,12 @@ def load_adapter(loaded: Backbone, folder: Path, base: AdapterBase) -> "PeftMode
     Raises:
         ModelError: the adapter lacks weights, above all the head, or does not fit the base.
     """
-    from peft import LoraConfig, PeftModel
-
     held = guard(str(folder), lambda: load_file(folder / ADAPTER_WEIGHTS))
     check_finite(held.items(), str(folder))
-    absent = sorted(loaded.origin.fresh - {name.removeprefix(PEFT_PREFIX) for name in held})
+    fresh, head = loaded.origin.fresh, find_foreign_head(folder)
+    if head is not None:
+        fresh -= {install(head, loaded.model, str(folder))}
+    absent = sorted(fresh - {name.removeprefix(PEFT_PREFIX) for name in held})
     if absent:
         raise ModelError(
             f"neither the adapter {folder} nor its base {base.name} holds {', '.join(absent)}, so rewards would be "
@@ -258,14 +260,35 @@ def load_adapter(loaded: Backbone, folder: Path, base: AdapterBase) -> "PeftMode
     with _quiet_peft():
         warnings.filterwarnings("error", message="Found missing adapter keys")
         try:
-            adapted = PeftModel.from_pretrained(
-                loaded.model, str(folder), is_trainable=True, config=LoraConfig.from_pretrained(str(folder))
-            )
+            adapted = _adapted(loaded.model, folder, held, has_foreign_head=head is not None)
         except Exception as error:  # PEFT raises whatever a damaged file makes it trip over
             raise ModelError(
                 f"the adapter {folder} does not fit its base {base.name} ({error}); restore the adapter's files."
             ) from error
     return adapted.eval()
+
+
+def _adapted(
+    model: PreTrainedModel, folder: Path, held: Mapping[str, Tensor], *, has_foreign_head: bool
+) -> "PeftModel":
+    """The model with the adapter in `folder`, trainable.
+
+    An adapter of a language model, with another trainer's head next to it, becomes one of a reward model, whose head
+    (which `model` has by now) is trained and saved with it.
+    """
+    from peft import LoraConfig, PeftModel, get_peft_model, set_peft_model_state_dict
+
+    config: Any = LoraConfig.from_pretrained(str(folder))
+    if not has_foreign_head:
+        return PeftModel.from_pretrained(model, str(folder), is_trainable=True, config=config)
+    config.task_type, config.modules_to_save, config.inference_mode = "SEQ_CLS", ["score"], False
+    head = {f"{PEFT_PREFIX}score.weight": model.get_parameter("score.weight").detach().clone()}
+    adapted: Any = get_peft_model(model, config)
+    found: Any = set_peft_model_state_dict(adapted, {**held, **head})
+    lost = [name for name in found.missing_keys if "lora_" in name] + list(found.unexpected_keys)
+    if lost:
+        raise ValueError(f"{lost[0]} is in one of the two alone")
+    return cast("PeftModel", adapted)
 
 
 def merged_state(model: "PeftModel", state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
@@ -278,18 +301,31 @@ def merged_state(model: "PeftModel", state: Mapping[str, Tensor] | None = None) 
         model: with adapters.
         state: full tensors by the names of `model.state_dict()`, where the live ones are sharded.
     """
-    from peft import get_peft_model
-
-    base = model.get_base_model()
-    plain: Any = next(kind for kind in type(base).__mro__ if not issubclass(kind, FSDPModule))
-    with torch.device("meta"), _quiet_peft():
-        config = copy.deepcopy(model.peft_config["default"])
-        config.base_model_name_or_path = None  # the shell comes from nowhere, and PEFT would warn
-        shell = get_peft_model(plain(base.config), config, low_cpu_mem_usage=True)
-    on_cpu = {name: tensor.detach().cpu() for name, tensor in _full(model, state).items()}
+    shell = hollow_model(model)
+    on_cpu = {name: _wide(tensor.detach().cpu()) for name, tensor in _full(model, state).items()}
     shell.load_state_dict(on_cpu, assign=True)
     merged: Any = shell.merge_and_unload(safe_merge=True)
     return {name: tensor.detach() for name, tensor in merged.state_dict().items()}
+
+
+def hollow_model(model: Any) -> Any:
+    """A model of the same classes and adapters, sharded by nobody, on torch's meta device: shapes without memory."""
+    from peft import get_peft_model
+
+    base = model.get_base_model() if hasattr(model, "peft_config") else model
+    plain: Any = next(kind for kind in type(base).__mro__ if not issubclass(kind, FSDPModule))
+    with torch.device("meta"), _quiet_peft():
+        shell = plain(base.config)
+        if base is model:
+            return shell
+        config = copy.deepcopy(model.peft_config["default"])
+        config.base_model_name_or_path = None  # the shell comes from nowhere, and PEFT would warn
+        return get_peft_model(shell, config, low_cpu_mem_usage=True)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """The same in float32: a product of adapters that is added to a base in bfloat16 must not be rounded to that."""
+    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
 
 def _full(model: nn.Module, state: Mapping[str, Tensor] | None) -> dict[str, Tensor]:

@@ -33,7 +33,6 @@ class ObservationLabels:
     prompts: Tensor  # (M,) long below G, which observation
     grade_annotators: Tensor  # (M,) long
     grade_weights: Tensor  # (M,) float32
-    features: Tensor  # (S, F) float32
     num_observations: int  # G
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "ObservationLabels":
@@ -94,7 +93,6 @@ def label(observations: Sequence[TokenizedObservation]) -> ObservationLabels:
         answers[row, : len(places)] = torch.tensor(places)
         ranks[row, : len(given)] = torch.tensor(given)
     columns = list(zip(*grades, strict=True)) or [()] * 6
-    features = [values for one in observations for values in one.features]
     return ObservationLabels(
         answers=answers,
         ranks=ranks,
@@ -107,7 +105,6 @@ def label(observations: Sequence[TokenizedObservation]) -> ObservationLabels:
         prompts=torch.tensor(columns[3], dtype=torch.long),
         grade_annotators=torch.tensor(columns[4], dtype=torch.long),
         grade_weights=torch.tensor(columns[5], dtype=torch.float32),
-        features=torch.tensor(features, dtype=torch.float32).reshape(start, -1),
         num_observations=len(observations),
     )
 

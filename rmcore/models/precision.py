@@ -100,28 +100,60 @@ def round_backbone(model: nn.Module) -> None:
             parameter.data = parameter.data.to(torch.bfloat16)
 
 
+def exact_in_bfloat16(model: nn.Module) -> list[nn.Linear]:
+    """Frozen linear layers of `model` whose float32 weights are bfloat16 numbers: those of files of bfloat16 weights.
+
+    Autocast rounds the weights of these layers for each product, so held in bfloat16 they give the same bits.
+    """
+    embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    return [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.Linear)
+        and not module.weight.requires_grad
+        and module.weight.dtype == torch.float32
+        and id(module.weight) not in embedded
+        and torch.equal(module.weight.bfloat16().float(), module.weight)
+    ]
+
+
 class InFloat32(TorchFunctionMode):
     """Inside the block operations on bfloat16 compute in float32, on operands that are widened for each of them.
 
     So a model whose weights are rounded computes as exactly as they are, without a second copy of them: a weight is
     widened while it is used. Slow, and for forward passes: what is written in place goes to the copy.
+
+    Args:
+        exact: gives the float32 numbers that a tensor is the rounded form of, where they are known, else the tensor.
     """
+
+    def __init__(self, exact: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> None:
+        super().__init__()
+        self._exact = exact
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Call `func` with wide operands; of an embedding, or a tensor's attribute, what comes out is made wide."""
-        if func in (functional.embedding, torch.embedding) or func.__name__ == "__get__":
-            return _widened(func(*args, **(kwargs or {})))
-        return func(*map(_widened, args), **{name: _widened(value) for name, value in (kwargs or {}).items()})
+        if func.__name__ == "__get__":
+            return self._widened(func(*args, **(kwargs or {})))
+        if func in (functional.embedding, torch.embedding):
+            return self._widened(
+                func(*map(self._known, args), **{k: self._known(v) for k, v in (kwargs or {}).items()})
+            )
+        return func(*map(self._widened, args), **{name: self._widened(value) for name, value in (kwargs or {}).items()})
 
+    def _known(self, value: Any) -> Any:
+        return self._exact(value) if isinstance(value, Tensor) else value
 
-def _widened(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.float() if value.dtype == torch.bfloat16 else value
-    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
-        return [_widened(one) for one in value] if isinstance(value, list) else tuple(map(_widened, value))
-    return torch.float32 if value is torch.bfloat16 else value
+    def _widened(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            value = self._exact(value)
+            return value.float() if value.dtype == torch.bfloat16 else value
+        if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+            wide = [self._widened(one) for one in value]
+            return wide if isinstance(value, list) else tuple(wide)
+        return torch.float32 if value is torch.bfloat16 else value
 
 
 def narrow_floats(model: nn.Module) -> list[str]:

@@ -4,6 +4,7 @@
 Hugging Face folders, so `AutoModelForSequenceClassification.from_pretrained` gives the same rewards anywhere.
 """
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,33 +15,46 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rmcore.config.model import TINY_SIZES, ModelConfig, WeightDtype
 from rmcore.core.errors import ConfigError, ModelError
 from rmcore.core.progress import Report, silent
 from rmcore.core.saving import save_pretrained
-from rmcore.data.pair import PreferencePair, Prompt
+from rmcore.data.pair import PreferencePair, Prompt, as_rows
 from rmcore.data.render_fn import RenderFn, load_render_fn
 from rmcore.data.rendering import FIXED_DATE, Renderer, Rendering, TokenizedSide, choose_rendering, fix_date
 from rmcore.models import lora
+from rmcore.models.ahead import made_ahead
 from rmcore.models.batching import distinct_sides, scoring_chunks
 from rmcore.models.deferred import Deferred
 from rmcore.models.device import pick_device
 from rmcore.models.head import is_reward_head
 from rmcore.models.loading import Origin, check_positions, load_backbone, quiet_libraries
 from rmcore.models.lora_targets import make_lora_config
-from rmcore.models.packing.forward import find_packing, outputs_of
+from rmcore.models.packing.forward import find_packing, outputs_of, without_adapters
 from rmcore.models.packing.layout import Packing, pack_sides
-from rmcore.models.packing.rows import Rows, pad_rows
-from rmcore.models.precision import Precision, float32_head, narrow_floats, precision_context, reward_heads
+from rmcore.models.packing.rows import PaddedRows, Rows, pad_rows
+from rmcore.models.precision import (
+    InFloat32,
+    Precision,
+    exact_in_bfloat16,
+    float32_head,
+    narrow_floats,
+    precision_context,
+    reward_heads,
+)
 from rmcore.models.preference import checked_beta, write_beta
+from rmcore.models.seal import write_seal
 from rmcore.models.trained import load_trained, warn_of_date, warn_of_random_weights
 
 if TYPE_CHECKING:
     from peft import LoraConfig
 
-SCORING_TOKEN_BUDGET = 8192
-"""Computed tokens of one batch where nothing but rewards is computed."""
+ENOUGH_TO_DIFFER = 4
+"""Rewards of which not all are equal, unless the model or the answers are odd: two pairs."""
+SCORING_TOKEN_BUDGET = {"cpu": 8192, "cuda": 65536}
+"""Computed tokens of one batch where nothing but rewards is computed, by kind of device."""
 
 
 class Companion(Protocol):
@@ -56,6 +70,22 @@ class Companion(Protocol):
 
     def save(self, state: Mapping[str, Tensor], folder: Path) -> None:
         """Write what the plain state lacks into the checkpoint's folder."""
+        ...
+
+
+class SplitWeights(Protocol):
+    """Float32 weights of which `BradleyTerryRM.model` has the bfloat16 halves, while it is trained."""
+
+    def whole_weights(self, model: torch.nn.Module) -> dict[str, Tensor]:
+        """Give them by name, on the CPU."""
+        ...
+
+    def exact(self, tensor: Tensor) -> Tensor:
+        """Give those that a tensor is the halves of; else the tensor."""
+        ...
+
+    def widen(self) -> None:
+        """Put them in the place of their halves."""
         ...
 
 
@@ -101,12 +131,17 @@ class BradleyTerryRM:
         training set it, and for checkpoints without a record."""
         self.allow_packing = True
         """Whether rows are packed where the model can be; off: always padded."""
+        self.recomputed_share = 1.0
+        """Share of the layers that recompute their activations once that is enabled."""
         self.companion: Companion | None = None
         """See there; None: the model is the plain one."""
         self.deferred: Deferred | None = None
         """Weights that are read when the model is sharded (`rmcore.training.sharding.shard`), before which it computes
         nothing; None: it has all."""
         self._packing: dict[tuple[Precision, str], Packing | None] = {}
+        self._narrowed: list[torch.nn.Linear] = []
+        self.split: SplitWeights | None = None
+        """See there; None: the weights are the model's."""
 
     @classmethod
     def new(cls, config: ModelConfig, *, seed: int, device: torch.device, defer: bool = False) -> "BradleyTerryRM":
@@ -245,6 +280,11 @@ class BradleyTerryRM:
         return self._adapter_base is not None
 
     @property
+    def is_rewritten(self) -> bool:
+        """Whether the head is another trainer's, so that its files read by Hugging Face's class are another model."""
+        return self._origin.is_rewritten
+
+    @property
     def device(self) -> torch.device:
         """Where the weights are."""
         return self.model.device
@@ -265,26 +305,87 @@ class BradleyTerryRM:
         return int(self.tokenizer.pad_token_id)
 
     def enable_gradient_checkpointing(self) -> None:
-        """Recompute activations in the backward pass, from now on while in training mode.
+        """Recompute activations in the backward pass, of `recomputed_share` of the layers, while in training mode.
 
         The non-reentrant kind, which needs no gradient at its input: beside adapters the embeddings are frozen.
         """
-        plain = self.model.get_base_model() if self.has_adapters else self.model
-        how = {"use_reentrant": False}
-        if hasattr(plain, "activation_checkpointing_enable"):
-            plain.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
-        else:  # transformers before 5.23
-            plain.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
+        recompute_layers(self.model, self.recomputed_share)
+
+    def narrow_base(self) -> int:
+        """Hold the base of adapters in bfloat16 where that rounds nothing: to train in bf16, in half of its memory.
+
+        What a training computes under autocast, and what is saved, stay the same to the bit; see `exact_in_bfloat16`.
+
+        Returns:
+            Weights that are held so from now on.
+        """
+        layers = exact_in_bfloat16(self.model) if self.has_adapters else []
+        for layer in layers:
+            layer.weight.data = layer.weight.data.bfloat16()
+        self._narrowed += layers
+        return sum(layer.weight.numel() for layer in layers)
+
+    def widen(self) -> None:
+        """Make every weight float32 again, after `narrow_base` and where they are split: no number changes by it."""
+        self.join()
+        for layer in self._narrowed:
+            layer.weight.data = layer.weight.data.float()
+        self._narrowed.clear()
+
+    def join(self) -> None:
+        """Make split weights float32 again; the optimizer that has the other halves is of no use afterwards."""
+        if self.split is not None:
+            self.split.widen()
+            self.split = None
+
+    def whole_state(self) -> dict[str, Tensor]:
+        """The state of `model`; of weights that are split, the float32 numbers, on the CPU."""
+        state = self.model.state_dict()
+        return state if self.split is None else {**state, **self.split.whole_weights(self.model)}
+
+    def _in_float32(self, precision: Precision) -> AbstractContextManager[Any]:
+        """Make the block compute in float32 where weights are held in bfloat16 and fp32 is requested."""
+        if precision == "fp32" and self.split is not None:
+            return InFloat32(self.split.exact)
+        return InFloat32() if precision == "fp32" and self._narrowed else nullcontext()
+
+    def tokenize(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> PaddedRows:
+        """Render and tokenize N responses to their prompts as right-padded rows: (N, L).
+
+        Raises:
+            ValueError: the lists differ in length.
+            DataError: a side cannot be read; see `Renderer.tokenize_sides`.
+        """
+        sides = self.renderer.tokenize_sides(list(zip(*as_rows(prompts, responses), strict=True)))
+        return pad_rows([side.ids for side in sides], pad_id=self.pad_id)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return the rewards of R rows (R, L), with gradients: (R,) float32, in logits."""
+        rows = PaddedRows(input_ids, attention_mask, int(attention_mask.sum()))
+        return outputs_of(self.model, rows.to(self.device)).float()[:, 0]
+
+    def compute_loss(self, rows: PaddedRows) -> Tensor:
+        """Return the mean Bradley-Terry loss of P pairs, softplus(-beta * margin), with gradients: 0-d, in nats.
+
+        Args:
+            rows: (2P, L), chosen rows first, as `rmcore.tutorial.create_dataloader` makes them. The trainer's loss has
+                more terms; see `rmcore.training.losses.PairLoss`.
+        """
+        rewards = self.forward(rows.input_ids, rows.attention_mask)  # (2P,)
+        chosen, rejected = rewards.chunk(2)  # (P,) each
+        return torch.nn.functional.softplus(-self.beta * (chosen - rejected)).mean()
 
     def score(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> np.ndarray:
         """Rewards of N responses to their prompts: (N,) float32, in logits. A prompt may be a dialogue of turns.
+
+        One prompt and one response, each given as it is and not in a list, are one row.
 
         Raises:
             ValueError: the lists differ in length.
             DataError: a side cannot be read; see `Renderer.tokenize_sides`.
             ModelError: a reward is not finite; the message names the places.
         """
-        rewards = self.score_sides(self.renderer.tokenize_sides(list(zip(prompts, responses, strict=True))))
+        rewards = self.score_sides(self.renderer.tokenize_sides(list(zip(*as_rows(prompts, responses), strict=True))))
         refuse_not_finite(rewards, lambda place: f"response {place}")
         return rewards
 
@@ -311,12 +412,13 @@ class BradleyTerryRM:
         place = (precision, self.device.type)
         if place not in self._packing:
             try:
-                found = find_packing(
-                    self.model,
-                    longest_side=self.renderer.rendering.max_seq_len,
-                    precision=precision,
-                    pad_id=self.pad_id,
-                )
+                with self._in_float32(precision):
+                    found = find_packing(
+                        self.model,
+                        longest_side=self.renderer.rendering.max_seq_len,
+                        precision=precision,
+                        pad_id=self.pad_id,
+                    )
             except ModelError as refusal:
                 print(f"note: sides are padded, not packed: {refusal}.", file=sys.stderr)
                 found = None
@@ -328,14 +430,15 @@ class BradleyTerryRM:
         self,
         sides: Sequence[TokenizedSide],
         *,
-        token_budget: int = SCORING_TOKEN_BUDGET,
+        token_budget: int | None = None,
         precision: Precision = "fp32",
         report: Report = silent,
     ) -> np.ndarray:
         """Rewards of N tokenized sides: (N,) float32, in the order of `sides`.
 
         Inside, sides with a common prefix are computed together where the model allows it, so N answers to one prompt
-        cost one prompt. `report` is told of the sides done.
+        cost one prompt. `token_budget` is of a batch; left out, `SCORING_TOKEN_BUDGET`. `report` is told of the sides
+        done; on a GPU of those that it was given.
         """
         return self.score_outputs(sides, token_budget=token_budget, precision=precision, report=report)[:, 0]
 
@@ -344,28 +447,36 @@ class BradleyTerryRM:
         self,
         sides: Sequence[TokenizedSide],
         *,
-        token_budget: int = SCORING_TOKEN_BUDGET,
+        token_budget: int | None = None,
         precision: Precision = "fp32",
         report: Report = silent,
     ) -> np.ndarray:
         """All that the head says of N tokenized sides: (N, 1), or (N, 1 + A) with A attributes; the reward first."""
         different, which = distinct_sides(sides)  # D sides, and (N,) which of them each one is
+        if not different:
+            return np.zeros((0, 1), dtype=np.float32)
         times = np.bincount(which, minlength=len(different))
-        outputs: np.ndarray | None = None
+        on_gpu = self.device.type == "cuda"
+        budget = token_budget or SCORING_TOKEN_BUDGET[self.device.type]
+        chunks = self.scoring_chunks(different, token_budget=budget, precision=precision)
+        packing = self.packing(precision)
+
+        def make_rows(chunk: Sequence[Sequence[int]]) -> Rows:
+            rows = self._rows_of(different, chunk, packing)
+            return rows.pin_memory() if on_gpu else rows
+
         was_training = self.model.training
         self.model.eval()
+        found: list[Tensor] = []
         done = 0
-        for chunk in self.scoring_chunks(different, token_budget=token_budget, precision=precision):
-            indices = [index for group in chunk for index in group]
-            found = self.output_chunk(different, chunk, precision=precision).cpu().numpy()
-            if outputs is None:
-                outputs = np.zeros((len(different), found.shape[1]), dtype=np.float32)
-            outputs[indices] = found
-            done += int(times[indices].sum())
+        # A GPU is not waited for before all is given to it.
+        for chunk, rows in zip(chunks, (made_ahead if on_gpu else map)(make_rows, chunks), strict=True):
+            found.append(self._compute(rows, precision))
+            done += int(times[[index for group in chunk for index in group]].sum())
             report(done, len(sides), "sides")
         self.model.train(was_training)
-        if outputs is None:
-            return np.zeros((0, 1), dtype=np.float32)
+        outputs = np.zeros((len(different), found[0].shape[1]), dtype=np.float32)
+        outputs[[index for chunk in chunks for group in chunk for index in group]] = torch.cat(found).cpu().numpy()
         return outputs[which]  # (D, 1) -> (N, 1)
 
     def scoring_chunks(
@@ -390,14 +501,19 @@ class BradleyTerryRM:
         self, sides: Sequence[TokenizedSide], chunk: Sequence[Sequence[int]], *, precision: Precision = "fp32"
     ) -> Tensor:
         """All that the head says of the sides of one batch of groups: (S, 1), with attributes (S, 1 + A); as above."""
+        return self._compute(self._rows_of(sides, chunk, self.packing(precision)), precision)
+
+    def _rows_of(self, sides: Sequence[TokenizedSide], chunk: Sequence[Sequence[int]], packing: Packing | None) -> Rows:
         ids = [sides[index].ids for group in chunk for index in group]
-        packing = self.packing(precision)
         if packing is None:
-            rows: Rows = pad_rows(ids, pad_id=self.pad_id)
-        else:
-            places = iter(range(len(ids)))  # `ids` are in the order of the groups, so places count up through them
-            rows = pack_sides(ids, [[next(places) for _ in group] for group in chunk], packing)
+            return pad_rows(ids, pad_id=self.pad_id)
+        places = iter(range(len(ids)))  # `ids` are in the order of the groups, so places count up through them
+        return pack_sides(ids, [[next(places) for _ in group] for group in chunk], packing)
+
+    def _compute(self, rows: Rows, precision: Precision) -> Tensor:
+        """All that the head says of rows, on the model's device."""
         with (
+            self._in_float32(precision),
             precision_context(precision, self.device),
             float32_head(self.model) if precision == "bf16" else nullcontext(),
         ):
@@ -417,6 +533,8 @@ class BradleyTerryRM:
             ModelError: the weights are narrower than float32.
         """
         self.require_float32("saved: the file would hold rounded weights and not say so")
+        if self.split is not None:
+            state = self.whole_state()  # what is split is not sharded
         if self.companion is None:
             self._save_plain(folder, state)
             return
@@ -434,7 +552,8 @@ class BradleyTerryRM:
         Raises:
             ModelError: the weights are narrower than float32.
         """
-        if narrow := narrow_floats(self.model):
+        is_exact = self._narrowed or self.split is not None  # more of them is known than the model holds
+        if not is_exact and (narrow := narrow_floats(self.model)):
             raise ModelError(
                 f"the weights of {self._origin.name} are {', '.join(narrow)} here, and such a model cannot be {what}. "
                 "Load it in float32; a file of bfloat16 weights is made by rm-opt export --dtype bfloat16, which "
@@ -443,20 +562,58 @@ class BradleyTerryRM:
 
     def _save_plain(self, folder: Path, state: Mapping[str, Tensor] | None) -> None:
         if self._adapter_base is None:
-            save_pretrained(self.model, folder, state_dict=None if state is None else dict(state))
+            self._save_model(self.model, folder, None if state is None else dict(state))
             self.save_records(folder)
             return
-        save_pretrained(self.model.get_base_model(), folder, state_dict=lora.merged_state(self.model, state))
+        self._save_model(self.model.get_base_model(), folder, lora.merged_state(self.model, state))
         self.save_records(folder)
         adapter = folder / lora.ADAPTER_FOLDER
         lora.save_adapter(self.model, adapter, self._adapter_base, state)
         self.save_records(adapter)
 
+    def _save_model(self, model: Any, folder: Path, state: dict[str, Tensor] | None) -> None:
+        """Write weights and configuration; the latter names the type of the weights that are written."""
+        dtype = model.config.dtype
+        save_pretrained(model, folder, state_dict=state)  # which names the type of the model's first parameter
+        if self.split is not None:
+            model.config.dtype = torch.float32
+            save_pretrained(model.config, folder)
+        model.config.dtype = dtype
+
     def save_records(self, folder: Path) -> None:
-        """Write what a checkpoint holds beside its weights: tokenizer, rendering record, beta."""
-        save_pretrained(self.tokenizer, folder)
+        """Write what a checkpoint holds besides its weights: tokenizer, rendering record, beta, and the seal of all."""
+        # Several templates stay in tokenizer_config.json: tools that copy the files of a model copy no folders in it.
+        several = isinstance(self.tokenizer.chat_template, dict)
+        save_pretrained(self.tokenizer, folder, **({"save_jinja_files": False} if several else {}))
         self.renderer.rendering.save(folder)
         write_beta(folder, self.beta)
+        write_seal(folder)
+
+
+def recompute_layers(model: Any, share: float = 1.0) -> None:
+    """Have `share` of the layers of `model` recompute activations, the others not; see `enable_gradient_checkpointing`.
+
+    The last ones keep theirs: these are free again before the first layer is recomputed.
+    """
+    plain = without_adapters(model)
+    if share == 0:
+        for module in plain.modules():
+            if hasattr(module, "gradient_checkpointing"):
+                module.gradient_checkpointing = False
+        return
+    how = {"use_reentrant": False}
+    if hasattr(plain, "activation_checkpointing_enable"):
+        plain.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
+    else:  # transformers before 5.23
+        plain.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
+    layers = [module for module in plain.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for layer in layers[math.ceil(share * len(layers) - 1e-6) :]:
+        layer.gradient_checkpointing = False
+
+
+def can_recompute(model: Any) -> bool:
+    """Whether layers of the model can recompute activations."""
+    return bool(getattr(without_adapters(model), "supports_gradient_checkpointing", False))
 
 
 def refuse_not_finite(rewards: np.ndarray, name: Callable[[int], str]) -> None:
@@ -475,4 +632,15 @@ def refuse_not_finite(rewards: np.ndarray, name: Callable[[int], str]) -> None:
         raise ModelError(
             f"{len(broken)} of {len(rewards)} rewards are not finite ({named}{', ...' if len(broken) > 5 else ''}): "
             "the weights are broken, or so large that sums overflow. Go back to an earlier checkpoint."
+        )
+
+
+def warn_of_equal(rewards: np.ndarray) -> None:
+    """Say on stderr where all of N rewards of different answers are one number: a model that tells nothing."""
+    if len(rewards) >= ENOUGH_TO_DIFFER and np.ptp(rewards) == 0:
+        print(
+            f"warning: all {len(rewards)} rewards are {float(rewards[0]):g}, so this model tells no answer from "
+            "another: its weights, above all the reward head, may be zero or damaged. Compare with an earlier "
+            "checkpoint.",
+            file=sys.stderr,
         )

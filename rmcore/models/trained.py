@@ -19,16 +19,18 @@ from rmcore.models.loading import (
     Backbone,
     Origin,
     check_positions,
+    check_sealed,
     fetch_snapshot,
     give_pad_token,
-    is_headless,
     load_backbone,
     load_tokenizer,
     max_positions,
+    num_labels,
     read_config,
     resolve_model,
 )
 from rmcore.models.preference import read_beta
+from rmcore.models.seal import check_seal
 
 RECORD_PATTERNS = ["*.json", "*.jinja", "*.txt", "*.model", lora.ADAPTER_WEIGHTS]
 """Files of a hub model that are read here beside its weights: records, tokenizer, and adapters, which PEFT wants in a
@@ -70,7 +72,10 @@ def load_trained(
     source = resolve_model(name_or_path)
     folder = _records(source)
     beta = read_beta(folder)
-    base = lora.read_base(folder) if lora.is_adapter(folder) else None
+    base = None
+    if lora.is_adapter(folder):
+        check_sealed(source)  # as `load_backbone` does it of a whole model
+        base = lora.read_base(folder)
     loaded = (
         lora.load_base(base, folder, trust_remote_code=trust_remote_code, dtype=dtype)
         if base is not None
@@ -90,6 +95,7 @@ def load_renderer(name_or_path: str, *, max_seq_len: int | None, render_fn: str 
     """
     source = resolve_model(name_or_path)
     folder = _records(source)
+    check_seal(folder, texts_only=True)
     is_adapter = lora.is_adapter(folder)
     base = lora.read_base(folder).name if is_adapter else source
     tokenizer = load_tokenizer(str(folder) if is_adapter else source)
@@ -127,7 +133,7 @@ def _rendering(
 
 
 def _load_whole(source: str, *, trust_remote_code: bool, dtype: WeightDtype) -> Backbone:
-    if is_headless(read_config(source, trust_remote_code=trust_remote_code)):
+    if num_labels(source, read_config(source, trust_remote_code=trust_remote_code)) is None:
         raise ModelError(
             f"{source} has no reward head, so its rewards would be random; train it first, or name a "
             "sequence-classification model with one label."

@@ -1,11 +1,23 @@
-"""The index of a model that is saved in several files: it says which of them has which tensor, and is not trusted."""
+"""Which tensors a model's files hold: the index of several files, which is not trusted, and the headers of each."""
 
 import json
 from pathlib import Path
+from typing import NamedTuple
+
+from safetensors import SafetensorError, safe_open
 
 from rmcore.core.errors import ModelError
 
+WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+
+
+class Held(NamedTuple):
+    """A tensor as the header of its file describes it."""
+
+    dtype: str
+    """Safetensors' word."""
+    shape: tuple[int, ...]
 
 
 def read_index(folder: Path) -> dict[str, str] | None:
@@ -36,6 +48,29 @@ def read_index(folder: Path) -> dict[str, str] | None:
                 "model's folder; such a folder cannot be trusted. Put the file itself there, if the weights are yours."
             )
     return dict(listed)
+
+
+def read_tensors(folder: Path) -> dict[str, Held]:
+    """Describe the tensors of a model's folder by the headers of its files; {} where it has no safetensors.
+
+    Raises:
+        ModelError: the index or a file is damaged.
+    """
+    whole = (folder / WEIGHTS_FILE).is_file()  # which the library takes where there is an index, too
+    files = [WEIGHTS_FILE] if whole else sorted(set((read_index(folder) or {}).values()))
+    found: dict[str, Held] = {}
+    for file in files:
+        try:
+            with safe_open(folder / file, framework="np") as opened:
+                for name in opened.keys():  # noqa: SIM118 - it is no mapping
+                    held = opened.get_slice(name)
+                    found[name] = Held(held.get_dtype(), tuple(held.get_shape()))
+        except (SafetensorError, OSError) as error:
+            raise ModelError(
+                f"{folder / file} cannot be read as safetensors ({error}): it is absent, cut short or damaged; copy or "
+                "save it again."
+            ) from error
+    return found
 
 
 def _lies_in(folder: Path, file: Path) -> bool:

@@ -9,6 +9,7 @@ A finished fold is kept in the folder, so that an interrupted run resumes with t
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,19 +17,25 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rmcore.active.fine_tuning import FullRetrainer
-from rmcore.active.retraining import L2_FACTORS
+from rmcore.config.model import ModelConfig
+from rmcore.config.train import TrainConfig
 from rmcore.core.arrays import FloatArray, IntArray
 from rmcore.core.errors import ConfigError, DataError, ModelError
 from rmcore.core.files import atomic_file, write_json
 from rmcore.core.progress import Report, silent
+from rmcore.core.tracking import NullTracker
+from rmcore.data.integrity import select_training_pairs
 from rmcore.data.pair import PreferencePair, content_id, prompt_text
 from rmcore.data.splits import conversation, split_by_prompt
 from rmcore.ensembles.features import pair_features
 from rmcore.ensembles.linear_probes import fit_head
+from rmcore.models.device import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.training.loop import Trainer
 
 SETTINGS_FILE, FEATURES_FILE = "folds.json", "features.npy"
+L2_FACTORS = (10.0, 1.0, 0.1)
+"""Penalties that the folds choose from, in units of the default; the strongest of equally good ones wins."""
 
 
 class Scorer(Protocol):
@@ -107,21 +114,38 @@ class Heads:
 
 
 class Trainings:
-    """Full trainings of a reward model, one for each fold."""
+    """Full trainings of a reward model, one for each fold, each from the backbone's own weights.
 
-    def __init__(self, pairs: Sequence[PreferencePair], retrainer: FullRetrainer) -> None:
-        self.pairs, self.retrainer = pairs, retrainer
+    Args:
+        pairs: P pairs, those that are learned from and scored.
+        model: the model that each training starts from.
+        train: how it is trained; there are no validation pairs, so it runs to its end.
+        device: where.
+        seed: of the new head and the data order.
+    """
+
+    def __init__(
+        self, pairs: Sequence[PreferencePair], model: ModelConfig, train: TrainConfig, *, device: str, seed: int
+    ) -> None:
+        self.pairs, self.model, self.device, self.seed = pairs, model, device, seed
+        self.train = train.to_the_end()
 
     def margins(self, learn: IntArray, score: IntArray) -> FloatArray:
         """See `Scorer`."""
-        model = self.retrainer.fit(
-            [self.pairs[place] for place in learn], seed=self.retrainer.seed, before=None, with_members=False
-        )
-        return model.margins([self.pairs[place] for place in score])
+        rm = BradleyTerryRM.new(self.model, seed=self.seed, device=pick_device(self.device))
+        read = rm.renderer.tokenize_readable([self.pairs[place] for place in learn]).tokenized
+        pairs, _ = select_training_pairs(read, over_length=self.train.over_length)
+        with tempfile.TemporaryDirectory(prefix="rm-opt-noise-") as scratch:
+            Trainer(
+                rm, self.train, train=pairs, validation=[], folder=Path(scratch), tracker=NullTracker(), seed=self.seed
+            ).run()
+        rewards = rm.score_pairs([self.pairs[place] for place in score]).astype(np.float64)  # (S, 2)
+        return np.asarray(rm.beta * (rewards[:, 0] - rewards[:, 1]))
 
     def settings(self) -> dict[str, Any]:
         """See `Scorer`."""
-        return {"kind": "full trainings", **self.retrainer.settings()}
+        shown = {"model": self.model.model_dump(mode="json"), "train": self.train.model_dump(mode="json")}
+        return {"kind": "full trainings", "retrained": "all weights", "seed": self.seed, **shown}
 
 
 def deal_folds(pairs: Sequence[PreferencePair], num_folds: int, *, seed: int) -> IntArray:

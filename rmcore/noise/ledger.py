@@ -33,6 +33,8 @@ FALSE_SHARE = 0.2
 """Default of the expected share of right labels among those that are called wrong: four of five are wrong."""
 CLOSE = 0.6
 """A pair of which neither answer is better with more than this probability is a close call."""
+EQUALLY_LIKELY = "mistakes are as likely for close calls as for clear ones"
+"""The assumption under which the intervals of `LabelModel.rate` and of the rates of groups hold."""
 NOBODY = "(not named)"
 FLAGS = ("called", "close_call", "contradicted", "in_cycle", "repeated", "near_copy")
 
@@ -89,6 +91,8 @@ class Ledger:
             "num_pairs": len(self.table),
             "num_prompts": self.model.rate.num_prompts,
             "rate": asdict(self.model.rate),
+            "rate_assumes": EQUALLY_LIKELY,
+            "rate_of_any_dependence": {"low": self.model.low, "high": self.model.high},
             "rate_is_shown": self.model.is_shown,
             "by_source": {name: asdict(rate) for name, rate in self.rates.get("source", {}).items()},
             "by_annotator": {name: asdict(rate) for name, rate in self.rates.get("annotator", {}).items()},

@@ -5,7 +5,8 @@ A label against a margin is either a close call or a mistake. Close calls become
     P(label | margin m) = eps + (1 - 2 eps) sigma(a m)
 
 where eps is the share of labels turned round, and a says how much a unit of margin means. So eps is read off the labels
-that go against large margins, and from nowhere else: a model that is confidently wrong looks the same. What is
+that go against large margins, and from nowhere else: a model that is confidently wrong looks the same, and mistakes
+that are rarer or more frequent among close calls are not seen (`dependent_bounds` says what may be). What is
 estimated is the share of labels that contradict what is learned from the others, which is the share of wrong labels
 where the model's own errors become rarer as its margins grow. docs/label-noise.md shows where that holds.
 
@@ -35,6 +36,8 @@ CONCENTRATIONS = (2.0, 5.0, 15.0, 50.0, 150.0, 500.0)
 """How much alike groups are, from as they like to all the same; which one it is is inferred."""
 ANY_RATE = 0.45
 """An interval from 0 to above this says nothing."""
+SMALLEST_PART = 1 / 3
+"""Where mistakes depend on the margin, they are taken to occur in no smaller part of the pairs, the clearest."""
 TINY = 1e-300
 FEWEST_PAIRS = 50
 """Fewer pairs say nothing of a rate: with none wrong of 50, one in 14 may be."""
@@ -61,12 +64,16 @@ class LabelModel:
         rate: eps, over all pairs.
         scale_at_low: a, where eps is at the lower end of its interval.
         design_effect: by what factor pairs of a prompt say less than as many independent ones.
+        low, high: 95 % interval of the rate where mistakes may depend on the margin (`dependent_bounds`); that of
+            `rate` holds only where they are as likely at every margin.
     """
 
     scale: float
     rate: Rate
     scale_at_low: float
     design_effect: float
+    low: float
+    high: float
 
     @property
     def says_nothing(self) -> bool:
@@ -109,7 +116,25 @@ def fit_labels(margins: npt.ArrayLike, prompts: Sequence[str]) -> LabelModel:
     bound = stdtrit(num_prompts - 1, 0.975) ** 2 * design / 2
     inside = np.flatnonzero(profile >= profile[at] - bound)
     rate = Rate(float(RATES[at]), float(RATES[inside[0]]), float(RATES[inside[-1]]), len(m), num_prompts)
-    return LabelModel(scale, rate, float(SCALES[best[inside[0]]] / size), design)
+    bounds = dependent_bounds(m, prompt, rate)
+    return LabelModel(scale, rate, float(SCALES[best[inside[0]]] / size), design, *bounds)
+
+
+def dependent_bounds(m: FloatArray, prompt: IntArray, rate: Rate) -> tuple[float, float]:
+    """95 % interval of the share of wrong labels, however likely mistakes are at each margin.
+
+    Mistakes among close calls cannot be told from a model that knows less, so labels do not identify the rate; they
+    bound it. Upper end: that of the share of labels against their margin, over prompts. With s the chance that the
+    margin's side is the better one and e that a label is wrong, a label is against it with (1 - s) + e (2 s - 1), which
+    is at least e where e is at most one half. Lower end: eps is read off the clear pairs, and if these are only
+    `SMALLEST_PART` of all and no other label is wrong, the rate is as small a part of it.
+    """
+    against = (1 - np.sign(m)) / 2
+    share, num_prompts = float(against.mean()), rate.num_prompts
+    residuals = np.bincount(prompt, against - share, num_prompts)
+    error = float(np.sqrt((residuals**2).sum() * num_prompts / (num_prompts - 1))) / len(m)
+    high = max(share + float(stdtrit(num_prompts - 1, 0.975)) * error, 1 - 0.025 ** (1 / num_prompts), rate.high)
+    return SMALLEST_PART * rate.low, min(high, 1.0)
 
 
 def called(posterior: npt.ArrayLike, false_share: float) -> BoolArray:

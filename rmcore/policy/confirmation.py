@@ -4,20 +4,23 @@ Readiness judges a plan from samples of some prompts. This carries the plan out 
 scored, the best is what a user would get, and a judge compares it with one that was not among the n. That is two labels
 a prompt, however large n is; a second opponent would tell less than its label costs.
 
-Pairs are judged one after the other, and the interval may be looked at after each (`bets.ConfidenceSequence`): serving
-that does harm ends after few, and what is clear costs little. `ServedGain` does it in any loop that serves the best of
-n (docs/readiness.md).
+Pairs are judged one after the other, and the interval may be looked at after each (`bets.ConfidenceSequence`). It is of
+differences that are clipped, as a bet needs a bound, so where few prompts lose or gain far more it is about another
+number than the gain. So nothing is said to have risen or fallen before `LOOKS`, when disasters on 2.3 % of all prompts
+would have shown, nor where the interval of the differences as they are does not agree (`tail_doubt`). Wins and losses
+are what they are, and need neither. `ServedGain` does it in any loop that serves the best of n (docs/readiness.md).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
+from rmcore.config.judging import MOST_UNREAD
 from rmcore.config.policy import PolicyConfig
 from rmcore.core.errors import ConfigError, DataError
-from rmcore.evaluation.uncertainty import MetricValue
+from rmcore.evaluation.uncertainty import GainValue, MetricValue, bounded_means, ends, unseen_share
 from rmcore.policy.judge import require_named_judge, require_people
 from rmcore.policy.sampling.best_of_n import nominal_kl
 from rmcore.policy.stopping.bets import ConfidenceSequence
@@ -29,6 +32,8 @@ NOBODY_JUDGES = (
 Decision = Literal["rose", "fell", "unclear"]
 LEVEL = 0.05
 """Chance that the interval of the gain is ever wrong; that of the win rate has the same one by itself."""
+LOOKS = (128, 256)
+"""Judged pairs after which differences as they are may decide, and at the end: each time at a third of `LEVEL`."""
 MOST_SAMPLES = 4096
 FURTHEST_KL = nominal_kl(MOST_SAMPLES)
 """7.3 nats: a plan beyond them is none that best-of-n carries out."""
@@ -45,7 +50,7 @@ def require_served_judge(policy: PolicyConfig, *, is_gold: bool) -> None:
     if policy.people is not None:
         require_people(policy.people)
     elif policy.judge is not None:
-        require_named_judge(policy.judge)
+        require_named_judge(policy.judge, policy.judging)
     elif not is_gold:
         raise ConfigError(NOBODY_JUDGES)
 
@@ -82,12 +87,15 @@ class ServedGain:
     """The gain from serving the best of n instead of one sample, as far as it is known after each judged pair.
 
     Args:
-        limit: size that a judged difference has at most.
+        limit: size at which a judged difference is clipped.
         useful_gain: that is asked for, in the judge's unit.
+        is_clipped: whether differences may be larger; not where they are wins and losses.
     """
 
-    def __init__(self, limit: float, useful_gain: float) -> None:
-        self.useful_gain = useful_gain
+    def __init__(self, limit: float, useful_gain: float, *, is_clipped: bool = True) -> None:
+        self.limit, self.useful_gain, self.is_clipped = limit, useful_gain, is_clipped
+        self.differences: list[float] = []
+        """The chosen response less the other one, as judged and not clipped, by prompt."""
         self._gain = ConfidenceSequence(-limit, limit, LEVEL)
         self._wins = ConfidenceSequence(-1.0, 1.0, LEVEL)
 
@@ -95,46 +103,65 @@ class ServedGain:
         """Take up one judged pair; whether more of them can still change what is said.
 
         Raises:
-            ValueError: the difference is larger than the limit.
+            ValueError: the difference is larger than the limit, and none is clipped.
         """
-        self._gain.see(difference)
+        self._gain.see(float(np.clip(difference, -self.limit, self.limit)) if self.is_clipped else difference)
         self._wins.see(float(np.sign(difference)))
+        self.differences.append(difference)
         return not self.is_decided
 
     @property
-    def differences(self) -> list[float]:
-        """The chosen response less the other one, as judged, by prompt."""
-        return self._gain.values
-
-    @property
     def path(self) -> list[tuple[float, float]]:
-        """The interval of the mean difference after each pair: all of them hold with the chance 1 - LEVEL."""
+        """The interval of the mean clipped difference after each pair: all of them hold with the chance 1 - LEVEL."""
         return self._gain.path
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval of the gain, valid whenever one stops."""
+        """The 95 % interval of the mean clipped difference, valid whenever one stops."""
         return self._gain.interval
 
     @property
+    def doubt(self) -> str | None:
+        """Why what clipped differences say is not claimed; None where it is, or where they say nothing."""
+        return tail_doubt(self.differences, self.limit, _side(self.interval)) if self.is_clipped else None
+
+    @property
     def decision(self) -> Decision:
-        """Whether the gold reward is shown to have risen or fallen."""
-        low, high = self.interval
-        return "rose" if low > 0 else "fell" if high < 0 else "unclear"
+        """Whether the gold reward is shown to have risen or fallen; checked at `LOOKS` and at the end."""
+        return "unclear" if self.doubt is not None else _side(self.interval)
 
     @property
     def is_decided(self) -> bool:
         """Whether gold fell, rose by as much as was asked for, or rose by less than that."""
         low, high = self.interval
-        return high < 0 or low >= self.useful_gain or (low > 0 and high < self.useful_gain)
+        said = high < 0 or low >= self.useful_gain or (low > 0 and high < self.useful_gain)
+        return said and (not self.is_clipped or (len(self.differences) in LOOKS and self.doubt is None))
 
-    def gain(self) -> MetricValue:
-        """The mean difference; where the end came early it lies a little too far from zero, and its interval does not.
+    @property
+    def mean(self) -> float:
+        """The mean of the clipped differences, within its interval.
 
         Raises:
             DataError: nothing was judged.
         """
-        return MetricValue(self._gain.mean, *self.interval, num=len(self.differences))
+        return self._gain.mean
+
+    def gain(self) -> MetricValue:
+        """The mean clipped difference; after an early end it is a little too far from zero, and its interval is not.
+
+        Raises:
+            DataError: nothing was judged.
+        """
+        return MetricValue(self.mean, *self.interval, num=len(self.differences))
+
+    def unclipped(self) -> MetricValue:
+        """The mean of the differences as they are, with the interval that has to agree with the clipped ones'."""
+        return unclipped_gain(self.differences, self.limit)
+
+    @property
+    def clipped_share(self) -> float:
+        """Share of the differences beyond the limit."""
+        return float(np.mean(np.abs(self.differences) > self.limit)) if self.differences else 0.0
 
     def win_rate(self) -> MetricValue:
         """How often the chosen one is better, ties half.
@@ -146,12 +173,62 @@ class ServedGain:
         return MetricValue(rate, low, high, num=len(self.differences))
 
 
+def unclipped_gain(differences: Sequence[float], limit: float) -> GainValue:
+    """The mean of differences as they are, with an interval that counts with one more prompt that was not seen.
+
+    It is as far out as the largest difference that was seen, and as the limit at least (`bounded_means`).
+    """
+    values = np.array(differences, dtype=np.float64)[:, None]  # (N, 1)
+    low, high = bounded_means(
+        values,
+        np.array([min(-limit, values.min())]),
+        np.array([max(limit, values.max())]),
+        num_resamples=4000,
+        seed=0,
+        level=1 - LEVEL / (len(LOOKS) + 1),
+    )
+    count = len(values)
+    return GainValue.of(float(values.mean()), float(low[0]), float(high[0]), num=count, num_prompts=count)
+
+
+def tail_doubt(differences: Sequence[float], limit: float, said: Decision) -> str | None:
+    """Why a rise or fall of clipped differences is not claimed; None where it is, or where they say neither.
+
+    Args:
+        differences: as judged, not clipped, one a prompt.
+        limit: at which they are clipped.
+        said: by the interval of the clipped ones.
+    """
+    count = len(differences)
+    if said == "unclear":
+        return None
+    if count < LOOKS[0]:
+        return (
+            f"{count} judged prompts leave room for {100 * unseen_share(count):.2g} % of all prompts that lose or gain "
+            f"far more than these and would turn the mean; {LOOKS[0]} are wanted (policy.fresh_prompts)"
+        )
+    whole = unclipped_gain(differences, limit)
+    low, high = whole.ends
+    if _side((low or 0.0, high or 0.0)) == said:
+        return None
+    share = np.mean(np.abs(differences) > limit)
+    return (
+        f"{share:.1%} of the differences are clipped at {limit:g}; as they are their mean is "
+        f"{shown_gain(whole.to_dict())}, which does not say that gold {said}: look at the prompts with the largest"
+    )
+
+
+def _side(interval: tuple[float, float]) -> Decision:
+    low, high = interval
+    return "rose" if low > 0 else "fell" if high < 0 else "unclear"
+
+
 def verdict_of_confirmation(record: Mapping[str, Any]) -> dict[str, Any]:
     """Judge by the interval of its gain whether the gold reward rose when best-of-n was served.
 
     Args:
-        record: n, num_prompts, num_allowed, num_fresh (that there are; None: endless), useful_gain, unit, and gold with
-            the gain of `ServedGain`.
+        record: n, num_prompts, num_allowed, num_fresh (that there are; None: endless), useful_gain, unit, doubt, and
+            gold with the gain of `ServedGain`.
 
     Returns:
         {"status": rose, fell or unclear, "headline", "reasons"}.
@@ -162,7 +239,10 @@ def verdict_of_confirmation(record: Mapping[str, Any]) -> dict[str, Any]:
     asked = f"a gain of {record['useful_gain']:.2g} {record['unit']} was asked for"
     status: Decision = "unclear"
     reasons = []
-    if gain["ci_low"] > 0:
+    if record["doubt"] is not None:
+        headline = f"Unclear whether it gains, {shown} where differences are clipped, by {where}"
+        reasons.append(record["doubt"])
+    elif gain["ci_low"] > 0:
         status, headline = "rose", f"Gained {shown} by {where}"
         if gain["ci_high"] < record["useful_gain"]:
             reasons.append(f"{asked}, and it is less")
@@ -177,11 +257,19 @@ def verdict_of_confirmation(record: Mapping[str, Any]) -> dict[str, Any]:
             if record["num_fresh"] is None or record["num_fresh"] > record["num_allowed"]
             else "no more fresh prompts are held out, and more would narrow the interval (data.test_fraction)"
         )
+    if unread := record.get("num_unread", 0):
+        all_pairs = unread + record["num_prompts"]
+        reasons.append(f"{unread} of {all_pairs} pairs are left out: the judge's reply was unreadable")
+        if unread > MOST_UNREAD * all_pairs and status != "unclear":
+            status, headline = "unclear", f"Unclear, as the judge could not be read on too many pairs; {headline}"
+            reasons.append(f"more than {MOST_UNREAD:.0%} are left out, and which ones is no chance")
     return {"status": status, "headline": headline, "reasons": reasons}
 
 
 def shown_gain(value: Mapping[str, Any], unit: str = "sd") -> str:
-    """A gain with its interval, as verdicts say it; without one where there is none."""
-    if value["ci_low"] is None:
+    """A gain with its interval, or its ends if no prompt is a disaster, as verdicts say it; or with neither."""
+    low, high = ends(value)
+    if low is None or high is None:
         return f"{value['value']:+.2f} {unit}"
-    return f"{value['value']:+.2f} {unit} ({value['ci_low']:+.2f} to {value['ci_high']:+.2f})"
+    condition = " if no prompt is a disaster" if value["ci_low"] is None else ""
+    return f"{value['value']:+.2f} {unit} ({low:+.2f} to {high:+.2f}{condition})"

@@ -1,10 +1,10 @@
-"""Who says what really counts, of single responses and of pairs: the gold world, a function of the user's, or another
-reward model. Imports no torch, unless that is asked for.
+"""Who says what really counts, of single responses and of pairs: the gold world, a language model behind an endpoint, a
+function of the user's, or another reward model. Imports no torch, unless that is asked for.
 """
 
+import json
 import math
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,56 +12,50 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from rmcore.config.data import GoldConfig
+from rmcore.config.judging import JudgingConfig
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError
-from rmcore.core.named_function import call_named, load_function
-from rmcore.data.gold.world import gold_reward, label_pair
-from rmcore.data.pair import PreferencePair, Prompt, prompt_text
+from rmcore.core.named_function import call_named, load_function, source_file_digest
+from rmcore.data.gold.world import gold_reward
+from rmcore.data.pair import Prompt, prompt_text
+from rmcore.data.readers.sources import source_digest
+from rmcore.judging.endpoint import PREFIX, Address, require_openai
+from rmcore.judging.rubrics import identity, order_question, pair_question, rubric_text, score_question
 
 if TYPE_CHECKING:
     from rmcore.models.reward_model import BradleyTerryRM
 
 JUDGE_SETTING = "policy.judge"
+_NORMAL = 1.96
+"""Standard errors from the middle of a 95 % interval to its end."""
 JUDGE_MEANING = "a function of (prompt, response) that returns a number"
 
 
 class Judge(Protocol):
-    """Gives the gold reward, and labels."""
+    """Gives the gold reward."""
 
     @property
     def name(self) -> str:
         """As people read it."""
 
     def rewards(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> FloatArray:
-        """The gold reward of N responses, (N,), finite.
+        """The gold reward of N responses, (N,), finite; NaN where a language model's reply could not be read.
 
         Raises:
             DataError: there is none for a response.
         """
 
-    def label(self, prompt: Prompt, first: str, second: str, rng: random.Random) -> PreferencePair | None:
-        """Which of two different responses is preferred; None where neither is.
-
-        Raises:
-            DataError: a response has no reward.
-        """
-
 
 @dataclass(frozen=True, slots=True)
 class GoldJudge:
-    """The gold world: its reward judges, and its annotator, who errs as in the training pairs, labels."""
+    """The gold world, whose reward judges."""
 
-    config: GoldConfig
     name: str = "the gold world"
 
     def rewards(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> FloatArray:
         """See `Judge`."""
         both = zip(prompts, responses, strict=True)
         return np.array([gold_reward(prompt_text(prompt), response) for prompt, response in both], dtype=np.float64)
-
-    def label(self, prompt: Prompt, first: str, second: str, rng: random.Random) -> PreferencePair | None:
-        """See `Judge`."""
-        return label_pair(prompt_text(prompt), first, second, self.config, rng, "refresh")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +69,6 @@ class HookJudge:
         """See `Judge`."""
         found = [self._reward(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
         return np.array(found, dtype=np.float64)
-
-    def label(self, prompt: Prompt, first: str, second: str, rng: random.Random) -> PreferencePair | None:
-        """See `Judge`: the higher reward is preferred."""
-        return _higher(prompt, first, second, [self._reward(prompt, text) for text in (first, second)])
 
     def _reward(self, prompt: Prompt, response: str) -> float:
         value = call_named(JUDGE_SETTING, self.name, self.function, prompt, response)
@@ -101,38 +91,170 @@ class ModelJudge:
         """See `Judge`."""
         return self.rm.score(prompts, responses).astype(np.float64)
 
-    def label(self, prompt: Prompt, first: str, second: str, rng: random.Random) -> PreferencePair | None:
-        """See `Judge`: the higher reward is preferred."""
-        return _higher(prompt, first, second, self.rewards([prompt, prompt], [first, second]).tolist())
 
+def readable_rewards(rewards: FloatArray, judge: str) -> FloatArray:
+    """The rewards of a prompt's samples without those that the judge did not give, (K,) to (1,) or more.
 
-def _higher(prompt: Prompt, first: str, second: str, rewards: Sequence[float]) -> PreferencePair | None:
-    if rewards[0] == rewards[1]:
-        return None
-    chosen, rejected = (first, second) if rewards[0] > rewards[1] else (second, first)
-    return PreferencePair(prompt=prompt, chosen=chosen, rejected=rejected)
+    Raises:
+        DataError: none was given.
+    """
+    found = rewards[np.isfinite(rewards)]
+    if len(found) == 0:
+        raise DataError(f"{judge} gave no readable judgement of any of {len(rewards)} samples of a prompt; see above.")
+    return found
 
 
 def is_function(named: str) -> bool:
-    """Whether `policy.judge` names a function, and not a folder."""
-    return ":" in named
+    """Whether `policy.judge` names a function, and neither an endpoint nor a folder."""
+    return ":" in named and not is_endpoint(named)
+
+
+def is_endpoint(named: str) -> bool:
+    """Whether `policy.judge` names a language model behind an endpoint."""
+    return named.startswith(PREFIX)
 
 
 def judge_name(named: str) -> str:
-    """`policy.judge` as people read it: a function by its name, a reward model by that of its folder."""
+    """`policy.judge` as people read it: a function by its name, a model by that of its folder or endpoint."""
+    if is_endpoint(named):
+        return f"the language model {Address.parse(named).model}"
     return named if is_function(named) else f"the reward model {Path(named).name}"
 
 
-def require_named_judge(named: str) -> None:
-    """Check that `policy.judge` is there.
+def require_named_judge(named: str, judging: JudgingConfig | None = None) -> None:
+    """Check that `policy.judge` is there; an endpoint is not asked.
 
     Raises:
-        ConfigError: the function cannot be imported, or there is no such folder of a reward model.
+        ConfigError: the function cannot be imported, there is no such folder of a reward model, or the endpoint's name,
+            its rubric or the package that asks it is not there.
     """
-    if is_function(named):
+    judging = judging or JudgingConfig()
+    if is_endpoint(named):
+        Address.parse(named)
+        require_openai()
+        rubric = rubric_text(judging.rubric)
+        _ = score_question(rubric, "", "") if judging.mode == "pointwise" else pair_question(rubric, "", "", "")
+        _ = order_question(rubric, "", ["", "", ""]) if judging.mode == "listwise" else None
+    elif is_function(named):
         load_function(JUDGE_SETTING, named, JUDGE_MEANING)
     else:
         require_model_folder(named)
+    audit_of(named, judging)
+
+
+def judge_identity(named: str, judging: JudgingConfig) -> dict[str, Any]:
+    """Identify a judge, JSON-ready: an endpoint by its model and questions, another one by its content.
+
+    Raises:
+        ConfigError: what is named is not there.
+    """
+    if is_endpoint(named):
+        return identity(named, judging)
+    if is_function(named):
+        return {"function": f"{named} {source_file_digest(JUDGE_SETTING, named)}"}
+    require_model_folder(named)
+    return {"reward model": source_digest(named)}
+
+
+def judge_noise(named: str | None, judging: JudgingConfig) -> tuple[float, float]:
+    """How often a judge is right where it prefers one of two, by its audit, and the standard error of that.
+
+    Returns:
+        (1, 0) without an audit, where the audit does not know how often people agree, as their errors would be taken
+        for the judge's, for a judge that is a coin, which may not decide anyway, and in mode listwise, whose utilities
+        may be right more often than the verdicts that were audited (`benchmarks/results/utilities.md`).
+
+    Raises:
+        ConfigError: see `audit_of`.
+    """
+    audit = None if named is None else audit_of(named, judging)
+    found = {} if audit is None else audit["reliability"]
+    is_known = found.get("value") is not None and found.get("ci_low") is not None and found["value"] > 0.5
+    if not is_known or judging.mode == "listwise":
+        return 1.0, 0.0
+    return found["value"], (found["ci_high"] - found["ci_low"]) / (2 * _NORMAL)
+
+
+def label_weight(named: str, judging: JudgingConfig) -> float | None:
+    """Weigh a label of the judge's, a person's being 1: 2c - 1, the share of its labels that no coin gave.
+
+    c is its reliability by the audit, or where that is not known how often it agrees with people. Of the weights 1, c,
+    2c - 1 and its square this one ranked best where people's and a judge's labels were mixed
+    (`benchmarks/judge_label_weight.py`).
+
+    Returns:
+        None without an audit.
+
+    Raises:
+        ConfigError: see `audit_of`; or the judge is no better than a coin.
+    """
+    audit = audit_of(named, judging)
+    if audit is None:
+        return None
+    right = audit["reliability"].get("value") or audit["agreement"].get("value") or 0.5
+    if right <= 0.5:
+        raise ConfigError(
+            f"by {judging.audit} {judge_name(named)} is right on {right:.0%} of the pairs, no more often than a coin: "
+            "its labels teach nothing. Take another judge."
+        )
+    return float(2 * right - 1)
+
+
+def audit_of(named: str, judging: JudgingConfig) -> dict[str, Any] | None:
+    """The audit that `policy.judging.audit` names: may_decide, reasons, reliability, agreement; None without one.
+
+    Raises:
+        ConfigError: the file is no audit, or one of another judge.
+    """
+    if judging.audit is None:
+        return None
+    try:
+        record = json.loads(Path(judging.audit).read_text(encoding="utf-8"))
+        audited, verdict = record["asked"], record["verdict"]
+        verdict = {"may_decide": bool(verdict["may_decide"]), "reasons": list(map(str, verdict["reasons"]))}
+        verdict |= {name: dict(record["metrics"].get(name) or {}) for name in ("reliability", "agreement")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"policy.judging.audit={judging.audit} is no audit of a judge ({type(error).__name__}: {error}); write one "
+            "with `rm-opt judge audit --json`."
+        ) from error
+    asked = judge_identity(named, judging)
+    differing = [name for name, value in asked.items() if audited.get(name) != value]
+    if differing:
+        raise ConfigError(
+            f"{judging.audit} is the audit of another judge: its {', '.join(differing)} differ. Audit this one, as it "
+            "is now and is asked here."
+        )
+    return verdict
+
+
+def audited(verdict: Mapping[str, Any], judge: str, named: str | None, judging: JudgingConfig | None) -> dict[str, Any]:
+    """Give a verdict no stronger than the audit of the judge that it rests on allows.
+
+    Args:
+        verdict: with status, headline and reasons.
+        judge: who judged, as people read it.
+        named: `policy.judge`.
+        judging: how a language model was asked, or an audit of another judge; None: the verdict stays as it is.
+
+    Raises:
+        ConfigError: see `audit_of`.
+    """
+    if named is None or judging is None:
+        return dict(verdict)
+    audit = audit_of(named, judging)
+    if audit is None:
+        note = (
+            f"nobody has audited {judge}: `rm-opt judge audit` compares it with people, and policy.judging.audit takes "
+            "what that writes"
+        )
+        return {**verdict, "reasons": [*verdict["reasons"], note]}
+    if audit["may_decide"]:
+        return dict(verdict)
+    if verdict["status"] == "unclear":
+        return {**verdict, "reasons": [*verdict["reasons"], *audit["reasons"]]}
+    headline = f"Unclear, as {judge} is not good enough to decide; it would say: {verdict['headline']}"
+    return {**verdict, "status": "unclear", "headline": headline, "reasons": [*audit["reasons"], *verdict["reasons"]]}
 
 
 def require_people(folder: str) -> None:
@@ -160,20 +282,27 @@ def require_model_folder(named: str) -> None:
         )
 
 
-def judge_of(named: str | None, gold: GoldConfig | None, device: str = "auto") -> Judge | None:
-    """The judge of a run: the named function or reward model, else the gold world on its own data, else None.
+def judge_of(
+    named: str | None, gold: GoldConfig | None, device: str = "auto", judging: JudgingConfig | None = None
+) -> Judge | None:
+    """The judge of a run: the named endpoint, function or reward model, else the gold world on its own data, else None.
 
     Args:
         named: `policy.judge`.
         gold: the gold world, where the pairs are its own.
         device: of a reward model that judges.
+        judging: how an endpoint is asked.
 
     Raises:
         ConfigError: what is named is not there.
         ModelError: the reward model cannot be loaded.
     """
     if named is None:
-        return None if gold is None else GoldJudge(gold)
+        return None if gold is None else GoldJudge()
+    if is_endpoint(named):
+        from rmcore.judging.language_model import LanguageModelJudge
+
+        return LanguageModelJudge(named, judging or JudgingConfig())
     if is_function(named):
         return HookJudge(named, load_function(JUDGE_SETTING, named, JUDGE_MEANING))
     require_model_folder(named)

@@ -21,7 +21,7 @@ from rmcore.core.arrays import FloatArray, IntArray
 from rmcore.core.errors import DataError
 from rmcore.core.progress import Report, prefixed, silent
 from rmcore.data.pair import PreferencePair, prompt_text
-from rmcore.evaluation.uncertainty import MetricValue, cluster_bootstrap, metric_value
+from rmcore.evaluation.uncertainty import GainValue, MetricValue, cluster_bootstrap, ends, metric_value
 from rmcore.policy.label_strength import Ratings, rate_answers
 from rmcore.policy.sampling.best_of_n import best_of_n_weights, best_of_n_win_rate, pooled_deviation
 
@@ -171,7 +171,7 @@ def best_of_logged(
             if stopped is None:
                 best_k, outcome = k, "claimed"
             elif best_k is None:
-                high = choice["win_rate"]["ci_high"]
+                high = ends(choice["win_rate"])[1]
                 outcome = "refuted" if high is not None and high < 0.5 else "open"
         k *= 2
 
@@ -248,7 +248,7 @@ def _choice(
     drawn = cluster_bootstrap(compute, len(units), num_resamples=num_resamples, seed=seed, report=report)
 
     def value(name: str) -> MetricValue:
-        return metric_value(
+        found = metric_value(
             drawn.point[name],
             drawn.replicates.get(name),
             num_prompts=len(units),
@@ -256,6 +256,10 @@ def _choice(
             is_share=name.endswith("win_rate"),
             is_difference=name == "over_longest",
         )
+        if found.value is None or found.ci_low is None or found.ci_high is None:
+            return found
+        # A prompt where the worst answer is chosen weighs as several others, and few prompts may show none.
+        return GainValue.of(found.value, found.ci_low, found.ci_high, num=found.num, num_prompts=len(units))
 
     perfect_win_rate, perfect_gain = (float(mean) for mean in values[:, 3:].mean(axis=0))
     return {
@@ -282,7 +286,7 @@ def _of_prompt(pool: LoggedPool, strength: FloatArray, k: int) -> tuple[float, .
 def _failed(choice: dict[str, Any]) -> str | None:
     """Why a choice is not better for certain; None where it is."""
     for name, words, least in (("win_rate", "win rate", 0.5), ("gain", "gain", 0.0)):
-        low = choice[name]["ci_low"]
+        low = ends(choice[name])[0]
         if low is None:
             return f"the {words} of the best of {choice['k']} has no interval: {choice[name]['reason']}"
         if low <= least:

@@ -7,27 +7,39 @@ that best-of-n, the KL-regularised optimum and a trained policy share one axis.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError
-from rmcore.evaluation.uncertainty import MetricValue, cluster_bootstrap, metric_value
+from rmcore.evaluation.uncertainty import (
+    ONE_PROMPT,
+    GainValue,
+    MetricValue,
+    bounded_means,
+    cluster_bootstrap,
+    metric_value,
+)
 from rmcore.policy.sampling.best_of_n import (
     best_of_n_kl,
     best_of_n_weights,
+    by_unit,
     largest_kl,
     nominal_kl,
     pool_kl,
     pooled_deviation,
+    reaching,
+    samples_needed,
     strength_for,
     tilted_weights,
 )
 
 Method = Literal["best_of_n", "kl_optimum"]
 METHODS: tuple[Method, ...] = ("best_of_n", "kl_optimum")
+Form = Literal["square", "logarithm"]
+FORMS: tuple[Form, ...] = ("square", "logarithm")
 KL_SHARES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0)
 """KL of the points of the KL-regularised optimum, as shares of the largest of best-of-n."""
 
@@ -47,14 +59,16 @@ class CurvePoint:
         kl: nats from the policy that drew the samples, averaged over prompts; ties are taken into account.
         nominal_kl: log n - (n - 1) / n; None for the optimum.
         proxy: gain of the proxy's reward over the policy, in its standard deviations within prompts.
-        gold: the same of the gold reward, in its own.
+        gold: the same of the gold reward, in its own. Its interval counts with one more prompt that was not seen, which
+            loses or gains as much as the worst or the best judged sample of all (`bounded_means`); of few prompts it
+            holds if no prompt is a disaster (`GainValue`).
     """
 
     setting: float
     kl: float
     nominal_kl: float | None
     proxy: MetricValue
-    gold: MetricValue
+    gold: GainValue
 
 
 @dataclass(frozen=True)
@@ -68,7 +82,7 @@ class Fit:
         error: root mean square of what the fit leaves, in standard deviations.
     """
 
-    form: Literal["square", "logarithm"]
+    form: Form
     alpha: MetricValue
     beta: MetricValue
     peak: MetricValue
@@ -81,18 +95,31 @@ class OptimizationPlan:
 
     Attributes:
         kl: planned, in nats.
-        gain: gold gain there, between the points of the curve; without a value where the curve ends before.
+        reached: nats that the plan is judged at: `kl`, or where rewards tie those of the curve's end, because best-of-n
+            of as many samples as the plan needs goes no further. None where there are too few samples.
+        gain: gold gain there, between the points of the curve; without a value where there are too few samples. Its
+            interval is that of `CurvePoint.gold`.
         fall: that gain minus the highest one before it, at most 0; with an interval that excludes zero the gold reward
             turned before the plan. The highest was chosen on the same prompts, as in `Overoptimization.fall`.
+        worst: deviations by which the worst judged sample is below its prompt's mean; what a disaster that was not
+            seen is taken to lose at most.
+        num_telling: independent units of prompts whose samples the judge tells apart.
+        num_short: prompts that were left out because they have fewer samples than the plan needs.
+        by_prompt: gold gain of each prompt at the plan, in the order of the pools; None of those left out.
         headroom: d at which the fitted gain is largest over the planned d: below 1 the plan goes beyond the peak, 0 is
             a gold reward that falls from the start. Looked for up to `HEADROOM_CAP`, beyond the curve by the fit. Its
             interval knows nothing of how well either form fits, so it shows no turn: `fall` does.
     """
 
     kl: float
-    gain: MetricValue
-    fall: MetricValue
+    reached: float | None
+    gain: GainValue
+    fall: GainValue
     headroom: MetricValue
+    worst: float
+    num_telling: int
+    num_short: int
+    by_prompt: tuple[float | None, ...]
 
 
 @dataclass(frozen=True)
@@ -106,7 +133,7 @@ class Overoptimization:
         best: index of the point of the highest gold gain.
         fall: gold gain at the last point minus that at `best`; with an interval that excludes zero the gold reward
             turned. `best` was chosen on the same prompts, which makes the fall look a little larger than it is.
-        num_prompts: prompts with samples.
+        num_prompts: prompts that the curve is of: with a plan, those that have the samples it needs.
         num_samples: samples in all.
         plan: what the curve says of a planned KL, where one was named.
     """
@@ -137,10 +164,13 @@ def overoptimization(
     method: Method = "best_of_n",
     max_n: int = 64,
     planned_kl: float | None = None,
+    units: Sequence[int] | None = None,
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> Overoptimization:
     """The curve of one proxy on pools of samples.
+
+    With a plan it is of the prompts that have the samples which the plan needs (`reaching`), else of all.
 
     Args:
         proxy: rewards of the samples of each prompt by the reward model, one array a prompt.
@@ -148,6 +178,7 @@ def overoptimization(
         method: best of 1, 2, 4 ... n, or the KL-regularised optimum at the same range of KL.
         max_n: largest n; at most the samples of the smallest pool.
         planned_kl: nats that the policy is to be moved by; left out, `plan` stays empty.
+        units: number of each prompt's independent unit, the same for near-copies; left out, each is one of its own.
         num_resamples: of the bootstrap over prompts.
         seed: of the bootstrap.
 
@@ -156,6 +187,9 @@ def overoptimization(
         ConfigError: no sample of any prompt differs from the others.
     """
     _check(proxy, gold)
+    needed = samples_needed(planned_kl or 0.0)
+    kept = reaching([len(pool) for pool in proxy], min(max_n, needed))
+    proxy, gold = ([pool for pool, own in zip(pools, kept, strict=True) if own] for pools in (proxy, gold))
     scaled, judged = _scaled(proxy, "proxy"), _scaled(gold, "gold")
     counts = _counts(min(max_n, *map(len, proxy)))
     if method == "best_of_n":
@@ -177,88 +211,158 @@ def overoptimization(
     ]
     for gain in gains:
         gain[:, 0] = 0.0  # of the policy itself, up to rounding
-    return _curve(
-        method, settings, nominal, kl, gains[0], gains[1], sum(map(len, proxy)), planned_kl, num_resamples, seed
+    apart = [pool - pool.mean() for pool in judged]
+    own_units = None if units is None else np.asarray(units)[kept]
+    curve = _Curve(
+        kl=by_unit(kl, own_units),
+        proxy=by_unit(gains[0], own_units),
+        gold=by_unit(gains[1], own_units),
+        bounds=(min(float(pool.min()) for pool in apart), max(float(pool.max()) for pool in apart)),
+        num_samples=sum(map(len, proxy)),
     )
-
-
-def _curve(
-    method: Method,
-    settings: Sequence[float],
-    nominal: Sequence[float | None],
-    kl: FloatArray,
-    proxy: FloatArray,
-    gold: FloatArray,
-    num_samples: int,
-    planned_kl: float | None,
-    num_resamples: int,
-    seed: int,
-) -> Overoptimization:
-    best = int(np.argmax(gold.mean(axis=0)))
-    planned = None if planned_kl is None else math.sqrt(planned_kl)
-    before = np.sqrt(kl.mean(axis=0)) < planned if planned is not None else np.zeros(len(settings), dtype=bool)
-    highest = int(np.argmax(np.where(before, gold.mean(axis=0), -np.inf)))  # the policy itself is always before it
-
-    def statistics(weights: FloatArray) -> dict[str, FloatArray]:
-        weights = weights / weights.sum(axis=1, keepdims=True)
-        mean_kl, mean_proxy, mean_gold = weights @ kl, weights @ proxy, weights @ gold
-        found = {f"proxy {i}": mean_proxy[:, i] for i in range(len(settings))}
-        found |= {f"gold {i}": mean_gold[:, i] for i in range(len(settings))}
-        found["fall"] = mean_gold[:, -1] - mean_gold[:, best]
-        for form in ("square", "logarithm"):
-            found |= {f"{form} {name}": values for name, values in _fit(form, np.sqrt(mean_kl), mean_gold).items()}
-            if planned is not None:
-                found[f"{form} headroom"] = _headroom(form, found, planned)
-        if planned is not None:
-            found["planned gain"] = _between(np.sqrt(mean_kl), mean_gold, planned)
-            found["planned fall"] = np.minimum(0.0, found["planned gain"] - mean_gold[:, highest])
+    found = curve.measured(method, settings, nominal, num_prompts=len(proxy), num_resamples=num_resamples, seed=seed)
+    if planned_kl is None:
         return found
-
-    drawn = cluster_bootstrap(statistics, len(kl), num_resamples=num_resamples, seed=seed)
-
-    def value(name: str, if_none: str = "the fitted gold reward never turns") -> MetricValue:
-        point = drawn.point[name]
-        if not math.isfinite(point):
-            return MetricValue(None, None, None, num_samples, if_none)
-        return metric_value(point, drawn.replicates.get(name), num_prompts=len(kl), num_pairs=num_samples)
-
-    points = tuple(
-        CurvePoint(setting, float(kl[:, i].mean()), nominal[i], value(f"proxy {i}"), value(f"gold {i}"))
-        for i, setting in enumerate(settings)
+    telling = by_unit(np.array([float(np.ptp(pool) > 0) for pool in gold]), own_units)
+    at = curve.line_at(planned_kl, is_bound=counts[-1] >= needed)
+    by_prompt = iter([] if at is None else (gains[1] @ at).tolist())
+    plan = OptimizationPlan(
+        kl=planned_kl,
+        reached=None if at is None else min(planned_kl, float(curve.kl.mean(axis=0)[-1])),
+        **curve.planned(planned_kl, at, found.fits, num_resamples=num_resamples, seed=seed),
+        worst=-curve.bounds[0],
+        num_telling=int(np.count_nonzero(telling)),
+        num_short=int(np.count_nonzero(~kept)),
+        by_prompt=tuple(next(by_prompt, None) if own else None for own in kept),
     )
-    forms: tuple[Literal["square", "logarithm"], ...] = ("square", "logarithm")
-    fits = tuple(
-        Fit(form, value(f"{form} alpha"), value(f"{form} beta"), value(f"{form} peak"), drawn.point[f"{form} error"])
-        for form in forms
-    )
-    plan = None
-    if planned_kl is not None:
-        better = min(fits, key=lambda fit: fit.error).form
-        short = (
-            f"the samples reach {float(kl.mean(axis=0)[-1]):.3g} nats, {planned_kl:g} are planned; draw more of each"
-        )
-        gain, fall = value("planned gain", short), value("planned fall", short)
-        plan = OptimizationPlan(planned_kl, gain, fall, value(f"{better} headroom"))
-    return Overoptimization(method, points, fits, best, value("fall"), len(kl), num_samples, plan)
+    return replace(found, plan=plan)
 
 
-def _between(distance: FloatArray, gains: FloatArray, planned: float) -> FloatArray:
-    """Gains (B, points) at one distance, by straight lines between the points; NaN beyond the last one.
+@dataclass(frozen=True)
+class _Curve:
+    """The parts that each of U independent units adds to the averages at P points, (U, P) each.
 
-    A resample's curve may end a hair before the plan where the whole one does not: a hundredth is let pass.
+    bounds: deviations of the worst and the best judged sample from the mean of their prompts: what a unit's gain is
+        between.
     """
-    found = [
-        np.interp(planned, d, g, right=g[-1] if planned < 1.01 * d[-1] else np.nan)
-        for d, g in zip(distance, gains, strict=True)
-    ]
-    return np.array(found)
+
+    kl: FloatArray
+    proxy: FloatArray
+    gold: FloatArray
+    bounds: tuple[float, float]
+    num_samples: int
+
+    def measured(
+        self,
+        method: Method,
+        settings: Sequence[float],
+        nominal: Sequence[float | None],
+        *,
+        num_prompts: int,
+        num_resamples: int,
+        seed: int,
+    ) -> Overoptimization:
+        """The curve without a plan."""
+        best = int(np.argmax(self.gold.mean(axis=0)))
+
+        def statistics(weights: FloatArray) -> dict[str, FloatArray]:
+            mean_kl, mean_proxy, mean_gold = self._means(weights)
+            found = {f"proxy {i}": mean_proxy[:, i] for i in range(len(settings))}
+            found["fall"] = mean_gold[:, -1] - mean_gold[:, best]
+            for form in FORMS:
+                found |= {f"{form} {name}": values for name, values in _fit(form, np.sqrt(mean_kl), mean_gold).items()}
+            return found
+
+        drawn = cluster_bootstrap(statistics, len(self.kl), num_resamples=num_resamples, seed=seed)
+
+        def value(name: str) -> MetricValue:
+            return self._value(drawn.point[name], drawn.replicates.get(name))
+
+        golds = self._gains(self.gold, num_resamples, seed)
+        points = tuple(
+            CurvePoint(setting, float(self.kl[:, i].mean()), nominal[i], value(f"proxy {i}"), golds[i])
+            for i, setting in enumerate(settings)
+        )
+        fits = tuple(
+            Fit(
+                form, value(f"{form} alpha"), value(f"{form} beta"), value(f"{form} peak"), drawn.point[f"{form} error"]
+            )
+            for form in FORMS
+        )
+        return Overoptimization(method, points, fits, best, value("fall"), num_prompts, self.num_samples)
+
+    def line_at(self, planned_kl: float, *, is_bound: bool) -> FloatArray | None:
+        """Weights (P,) of the points in a gain at the planned KL, by a straight line in its root; None beyond the end.
+
+        Args:
+            planned_kl: nats.
+            is_bound: whether there are as many samples as the plan needs, so that ties alone keep the curve from it,
+                and its end is as far as the plan goes.
+        """
+        distance, planned = np.sqrt(self.kl.mean(axis=0)), math.sqrt(planned_kl)
+        if planned >= 1.01 * distance[-1] and not is_bound:  # rounding of the plan is let pass
+            return None
+        place = np.interp(planned, distance, np.arange(len(distance)))
+        return np.maximum(0.0, 1 - np.abs(np.arange(len(distance)) - place))
+
+    def planned(
+        self, planned_kl: float, at: FloatArray | None, fits: Sequence[Fit], *, num_resamples: int, seed: int
+    ) -> dict[str, Any]:
+        """Gain, fall and headroom of a plan.
+
+        Args:
+            planned_kl: nats.
+            at: of `line_at`.
+            fits: of the curve; the headroom is of the better one.
+            num_resamples: of the intervals.
+            seed: of the intervals.
+        """
+        planned, form = math.sqrt(planned_kl), min(fits, key=lambda fit: fit.error).form
+
+        def statistics(weights: FloatArray) -> dict[str, FloatArray]:
+            mean_kl, _, mean_gold = self._means(weights)
+            return {"headroom": _headroom(form, _fit(form, np.sqrt(mean_kl), mean_gold), planned)}
+
+        drawn = cluster_bootstrap(statistics, len(self.kl), num_resamples=num_resamples, seed=seed)
+        found = {"headroom": self._value(drawn.point["headroom"], drawn.replicates.get("headroom"))}
+        mean_kl, mean_gold = self.kl.mean(axis=0), self.gold.mean(axis=0)
+        if at is None:
+            short = f"the samples reach {float(mean_kl[-1]):.3g} nats, {planned_kl:g} are planned; draw more of each"
+            none = GainValue(None, None, None, self.num_samples, short)
+            return found | {"gain": none, "fall": none}
+        before = np.sqrt(mean_kl) < planned
+        highest = int(np.argmax(np.where(before, mean_gold, -np.inf)))  # the policy itself is always before it
+        there = self.gold @ at
+        gain, fall = self._gains(np.column_stack([there, there - self.gold[:, highest]]), num_resamples, seed)
+        return found | {"gain": gain, "fall": fall.at_most(0.0)}
+
+    def _means(self, weights: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        weights = weights / weights.sum(axis=1, keepdims=True)
+        return weights @ self.kl, weights @ self.proxy, weights @ self.gold
+
+    def _gains(self, gains: FloatArray, num_resamples: int, seed: int) -> list[GainValue]:
+        """Means of gains (U, Q) with their intervals; of a gain that is none by definition it has no width."""
+        is_none = ~gains.any(axis=0)
+        lowest, highest = (np.where(is_none, 0.0, bound) for bound in self.bounds)
+        low, high = bounded_means(gains, lowest, highest, num_resamples=num_resamples, seed=seed)
+        return [
+            GainValue(value, None, None, self.num_samples, ONE_PROMPT)
+            if len(gains) < 2
+            else GainValue.of(value, float(low[i]), float(high[i]), num=self.num_samples, num_prompts=len(gains))
+            for i, value in enumerate(gains.mean(axis=0).tolist())
+        ]
+
+    def _value(self, point: float, replicates: FloatArray | None) -> MetricValue:
+        if not math.isfinite(point):
+            return MetricValue(None, None, None, self.num_samples, "the fitted gold reward never turns")
+        return metric_value(point, replicates, num_prompts=len(self.kl), num_pairs=self.num_samples)
 
 
-def _headroom(form: str, found: dict[str, FloatArray], planned: float) -> FloatArray:
+def _headroom(form: str, fit: dict[str, FloatArray], planned: float) -> FloatArray:
     """Where a fitted gain (B,) is largest between 0 and `HEADROOM_CAP` times the planned distance, as a share of it."""
     d = np.maximum(_SHARES * planned, 1e-12)
     damping = np.log(d) if form == "logarithm" else d
-    gains = d * (found[f"{form} alpha"][:, None] - found[f"{form} beta"][:, None] * damping)
+    gains = d * (fit["alpha"][:, None] - fit["beta"][:, None] * damping)
     return np.asarray(_SHARES[np.argmax(gains, axis=1)])
 
 

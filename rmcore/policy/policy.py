@@ -17,7 +17,10 @@ from rmcore.config.model import TINY_SIZES
 from rmcore.core.errors import DataError, ModelError
 from rmcore.core.progress import tell_left_out
 from rmcore.data.control_tokens import ControlTokens, texts_of
-from rmcore.data.pair import Prompt, prompt_messages, prompt_text
+from rmcore.data.pair import TOOLS, Prompt, plain_prompt, prompt_messages, prompt_text
+from rmcore.data.readers.turns import exchange
+from rmcore.data.rendering import chat_text
+from rmcore.data.shown import Shown, Turns
 from rmcore.models.loading import (
     fetch_snapshot,
     guard,
@@ -30,6 +33,7 @@ from rmcore.models.loading import (
 from rmcore.serving.model_files import folder_digest
 from rmcore.serving.vllm_process import EngineDtype
 
+_TEMPLATE = "the policy's chat template"
 TEXT_PATTERNS = ["*.json", "*.jinja", "*.txt", "*.model", "*.py"]
 WEIGHT_PATTERNS = ["*.safetensors"]
 
@@ -188,6 +192,8 @@ class TextReader:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
         self.control = ControlTokens(tokenizer)
+        by = _TEMPLATE if tokenizer.chat_template else "the plain form of a policy's prompt"
+        self._shown = Shown(self._written, by)
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt, up to where its answer begins.
@@ -197,15 +203,17 @@ class TextReader:
         EOS.
 
         Raises:
-            DataError: the chat template refuses the dialogue, or makes nothing of it.
+            DataError: the chat template refuses the dialogue, makes nothing of it, or leaves a part of it out.
         """
         around = not self.tokenizer.chat_template
+        prompt, _ = exchange(prompt, "")
+        text = self._written(prompt_messages(prompt))
+        self._shown.check(prompt_messages(prompt), text, answered=False)
         if self.control.stand_in(texts_of(prompt, "")):
             marked = self.control.mark(prompt, "")
-            text = self.control.rename(self._prompt_text(marked.prompt), marked.mark)
+            text = self.control.rename(self._written(prompt_messages(marked.prompt)), marked.mark)
             ids = self.control.encode([text], add_special_tokens=around)[0].ids
         else:
-            text = self._prompt_text(prompt)
             ids = list(self.tokenizer(text, add_special_tokens=around, verbose=False)["input_ids"])
         if not ids:
             raise DataError(f"the policy's chat template makes nothing of the prompt {shown(text)}; drop such prompts.")
@@ -222,22 +230,17 @@ class TextReader:
             return self.control.encode([response], add_special_tokens=False)[0].ids
         return list(self.tokenizer(response, add_special_tokens=False, verbose=False)["input_ids"])
 
-    def _prompt_text(self, prompt: Prompt) -> str:
+    def _written(self, turns: Turns) -> str:
+        prompt = plain_prompt(turns)
         if not self.tokenizer.chat_template:
-            return plain_form(prompt_text(prompt))
-        messages = [message._asdict() for message in prompt_messages(prompt)]
-        try:
-            return str(self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
-        except Exception as error:  # a template is a program, and fails as it likes
-            raise DataError(
-                f"the policy's chat template refuses a dialogue with the roles {[one['role'] for one in messages]} "
-                f"({error}); drop such prompts."
-            ) from error
+            return plain_form(prompt)
+        return chat_text(self.tokenizer, prompt, None, _TEMPLATE)
 
 
-def plain_form(prompt: str) -> str:
-    """A prompt's text as a policy without a chat template reads it."""
-    return f"Prompt: {prompt}\n\nResponse: "
+def plain_form(prompt: Prompt) -> str:
+    """A prompt as a policy without a chat template reads it; tools and fields of messages are not in it."""
+    turns = (turn._replace(fields="") for turn in prompt_messages(prompt) if turn.role != TOOLS)
+    return f"Prompt: {prompt_text(tuple(turns))}\n\nResponse: "
 
 
 def shown(text: str, limit: int = 60) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from random import Random
 
 from rmcore.core.errors import DataError
-from rmcore.data.pair import PreferencePair
+from rmcore.data.pair import PreferencePair, with_text_answers
 from rmcore.probes.rule import Answer, Rule
 
 SHARE = 0.25
@@ -36,8 +36,9 @@ def repair_pairs(pairs: Sequence[PreferencePair], rules: Sequence[Rule], *, seed
         DataError: a rule applies to none of the pairs.
     """
     found = list(pairs)
+    editable = with_text_answers(pairs, "edited")
     for rule in rules:
-        made = _of_rule(pairs, rule, seed)
+        made = _of_rule(editable, rule, seed)
         if not made:
             raise DataError(f"the rule {rule.name} applies to none of the {len(pairs)} pairs that are to repair it.")
         found += made

@@ -8,7 +8,7 @@ import numpy as np
 from rmcore.core.arrays import FloatArray, IntArray
 from rmcore.core.errors import DataError
 from rmcore.core.progress import Report, silent
-from rmcore.data.pair import PreferencePair, Prompt
+from rmcore.data.pair import PreferencePair, Prompt, with_text_answers
 from rmcore.data.rendering import TokenizedSide
 from rmcore.ensembles.score import SideScorer
 from rmcore.models.reward_model import refuse_not_finite
@@ -59,12 +59,13 @@ class Edits:
 def score_answers(
     rm: SideScorer, pairs: Sequence[PreferencePair], *, report: Report = silent
 ) -> tuple[Answers, list[TokenizedSide]]:
-    """Score the different answers of pairs; with their (A,) tokens.
+    """Score the different answers of pairs; with their (A,) tokens. Answers that are no texts alone are left out.
 
     Raises:
         DataError: the model can read none of the pairs.
         ModelError: a reward is not finite.
     """
+    pairs = with_text_answers(pairs, "edited")
     every = list(dict.fromkeys((pair.prompt, text) for pair in pairs for text in (pair.chosen, pair.rejected)))
     found = dict(zip(every, rm.renderer.try_sides(every), strict=True))
     read = {side: one for side, one in found.items() if isinstance(one, TokenizedSide)}

@@ -1,12 +1,16 @@
 """The runs of a home, read from the records beside the reports: no server and no database is asked."""
 
 import json
+import os
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from rmcore.core.errors import ConfigError
 from rmcore.reporting.figures.claims import tally
@@ -19,6 +23,70 @@ KEY = re.compile(r"-[0-9a-f]{12}$")
 KEY_DIGITS = 4
 """How many of them are shown."""
 OPEN = VerdictStyle("open", "?")
+MOST_BYTES = 2**27
+"""A record that is larger is not read: those of studies with hundreds of cells have a few MB."""
+YEARS = range(1971, 9000)
+"""Years of a moment that every time zone can show."""
+
+
+def _whole(text: str) -> str:
+    """The text, where every character of it can be written: JSON can escape half of one."""
+    text.encode()
+    return text
+
+
+Number = Annotated[float, Field(allow_inf_nan=False)] | None
+Text = Annotated[str, AfterValidator(_whole)]
+
+
+class _Part(BaseModel):
+    """A part of a record: what is said here of a field is checked, other fields may be anything."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class _Verdict(_Part):
+    status: Text = ""
+    headline: Text = ""
+    rung: Annotated[int, Field(ge=1, le=4)] | None = None
+
+
+class _Accuracy(_Part):
+    value: Number = None
+    ci_low: Number = None
+    ci_high: Number = None
+
+
+class _Metrics(_Part):
+    pairwise_accuracy: _Accuracy | None = None
+
+
+class _Claim(_Part):
+    verdict: Text
+
+
+class _Stage(_Part):
+    name: str | None = None
+    key: str | None = None
+    device_seconds: Number = None
+
+
+class _Cost(_Part):
+    device_seconds: Number = None
+
+
+class _Record(_Part):
+    """The fields that are shown of a run, or read to find it."""
+
+    created: str | None = None
+    verdict: _Verdict | Text | None = None
+    headline: Text | None = None
+    hypotheses: list[_Claim] = []
+    metrics: _Metrics | list[Any] | None = None
+    stages: list[_Stage] = []
+    cost: _Cost | None = None
+    config: dict[str, Any] = {}
+    environment: dict[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +140,7 @@ class Run:
     def rung(self) -> str:
         """On which rung of the ladder of evidence its verdict stands: "1 of 4", or empty."""
         verdict = self.record.get("verdict")
-        return f"{verdict['rung']} of 4" if isinstance(verdict, dict) and "rung" in verdict else ""
+        return f"{verdict['rung']} of 4" if isinstance(verdict, dict) and verdict.get("rung") is not None else ""
 
     @property
     def status(self) -> str:
@@ -101,8 +169,14 @@ class Run:
 
 
 def read_runs(reports: Path) -> list[Run]:
-    """All finished runs below the folder of reports, the newest first; none where there is no such folder."""
-    found = [_read(file) for file in reports.glob(f"*/{RECORD}")]
+    """All finished runs below the folder of reports, the newest first; none where there is no such folder.
+
+    A record that is damaged is a run, too: its `problem` says why it cannot be read.
+    """
+    if not reports.is_dir():
+        return []
+    # Not by `glob`, which passes over a link that leads nowhere.
+    found = [_read(folder / RECORD) for folder in reports.iterdir() if os.path.lexists(folder / RECORD)]
     return sorted(found, key=lambda run: (run.finished, run.name), reverse=True)
 
 
@@ -147,12 +221,37 @@ def _names(runs: Sequence[Run], most: int = 8) -> str:
 
 
 def _read(file: Path) -> Run:
-    changed = datetime.fromtimestamp(file.stat().st_mtime, UTC)
+    finished = datetime.fromtimestamp(0, UTC)
     try:
-        record = json.loads(file.read_text(encoding="utf-8"))
+        state = file.lstat()
+        finished = _moment(datetime.fromtimestamp(state.st_mtime, UTC))
+        if not stat.S_ISREG(state.st_mode):
+            raise ValueError(f"{RECORD} is no file of its own, but a folder, a link or a device")
+        if state.st_size > MOST_BYTES:
+            raise ValueError(f"{RECORD} has {state.st_size} bytes, and no record of a run has more than {MOST_BYTES}")
+        record = json.loads(file.read_bytes())
         if not isinstance(record, dict):
             raise TypeError(f"it holds a {type(record).__name__}, not what a run found")
-        finished = datetime.fromisoformat(record["created"]) if "created" in record else changed
-    except (OSError, ValueError, TypeError) as error:
-        return Run(file.parent, changed, {}, str(error))
-    return Run(file.parent, finished if finished.tzinfo else finished.replace(tzinfo=UTC), record)
+        _Record.model_validate(record)
+        if record.get("created") is not None:
+            finished = _moment(datetime.fromisoformat(record["created"]))
+    except ValidationError as error:
+        [first, *_] = error.errors(include_url=False, include_input=False)
+        place = ".".join(part for part in map(str, first["loc"]) if not part.startswith("_"))
+        return Run(file.parent, finished, {}, f"{place} is not as a run of this version writes it: {first['msg']}")
+    except RecursionError:
+        return Run(file.parent, finished, {}, "it is nested too deeply")
+    except (OSError, ValueError, TypeError, OverflowError) as error:
+        return Run(file.parent, finished, {}, str(error))
+    return Run(file.parent, finished, record)
+
+
+def _moment(time: datetime) -> datetime:
+    """The moment in UTC, which a record without a zone means.
+
+    Raises:
+        ValueError: not every time zone can show it.
+    """
+    if time.year not in YEARS:
+        raise ValueError(f"it is dated to the year {time.year}")
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC)

@@ -22,9 +22,10 @@ class Verdict(TypedDict):
 
 
 class NextRung(TypedDict):
-    """The next rung of evidence, how to reach it, and its cost."""
+    """The next step: what it gives, the command, and its cost."""
 
     rung: int
+    """That of the evidence it leads to: the verdict's own where it mends what speaks against the model."""
     evidence: str
     command: str
     cost: str
@@ -90,6 +91,9 @@ class Training(TypedDict):
     best_metric: str | None
     best_value: float | None
     num_pairs: int
+    """Pairs that the steps saw, with repetition."""
+    num_distinct: int
+    """Pairs that it was trained on."""
     num_parameters: int
     stop_reason: str
     truncation: Mapping[str, Any]
@@ -165,10 +169,7 @@ class Results(TypedDict):
     rlhf: Mapping[str, Any] | None
     """Record of the stage grpo (`rmcore.stages.grpo`), where a policy was trained."""
     spectrum: Mapping[str, Any] | None
-    """HessianSpectrum.to_dict(); None where no curvature was measured."""
-    curvature: Mapping[str, Any]
-    """Everything measured of the curvature, the spectrum too: `curvature.json` of the landscape stage. Parts may be
-    absent."""
+    """Record of `rmcore.landscape.measure.measure_curvature`; None where no curvature was measured."""
     training: Training
     audit: Mapping[str, Any]
     """Any nesting of dicts, lists and scalars."""

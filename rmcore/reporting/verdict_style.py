@@ -1,6 +1,7 @@
 """How a verdict is shown, the same way on pages, in Markdown and in a terminal: its tone (a CSS class) and its sign."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from rmcore.reporting.schema import Verdict
 
@@ -17,6 +18,15 @@ VERDICT_STYLES = {
     **dict.fromkeys(("passes", "unclear"), VerdictStyle("open", "?")),
     **dict.fromkeys(("fails", "not_ready", "lost"), VerdictStyle("bad", "✗")),
 }
+
+
+def check_result(check: Mapping[str, Any]) -> str:
+    """The result of one check in a sign and a word: "? undecided" where more pairs might show that it passes.
+
+    >>> check_result({"passed": False, "unclear": True})
+    '? undecided'
+    """
+    return "✓ pass" if check["passed"] else "? undecided" if check.get("unclear") else "✗ fail"
 
 
 def verdict_style(verdict: Verdict) -> VerdictStyle:

@@ -28,7 +28,8 @@ class AsyncRewardClient:
 
     Args:
         address: `http://HOST:PORT`, with a path before the routes if there is one.
-        token: the server's bearer token; it is in no message.
+        token: the server's bearer token; it is in no message. None: RM_OPT_TOKEN, or what `rm-opt serve` of this user
+            keeps for this very address.
         timeout_s: longest wait for one answer, in seconds.
         max_concurrency: most scoring requests on their way at once, over all calls of this client.
         batch_size: most inputs of one request.

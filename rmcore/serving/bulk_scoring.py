@@ -1,11 +1,10 @@
 """Scoring by vLLM servers that are started for it, one a GPU, and ended after it.
 
 Texts become tokens here, as the model reads them, so that a row which it cannot read costs that row alone. The servers
-answer this process only: on loopback, on ports of their own, with a token that is made up here.
+answer this process only: on loopback, on ports of their own, with a token that no other process is told.
 """
 
 import os
-import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
@@ -23,7 +22,6 @@ from rmcore.data.rendering import Renderer, TokenizedSide
 from rmcore.ensembles.bulk import ScoredPart, score_part
 from rmcore.models.trained import load_renderer
 from rmcore.serving.client import RewardClient
-from rmcore.serving.http_app import HttpSettings
 from rmcore.serving.process import RewardServer
 from rmcore.serving.server import ServeSettings
 from rmcore.serving.vllm_process import EngineDtype
@@ -83,7 +81,6 @@ class VllmScorer:
             dtype=dtype,
             max_seq_len=max_seq_len,
             render_fn=render_fn,
-            http=HttpSettings(token=secrets.token_urlsafe()),
         )
         self._gpus = _visible_gpus()
         self._number = number or max(1, len(self._gpus))

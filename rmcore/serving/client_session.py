@@ -18,14 +18,15 @@ import httpx
 from pydantic import ValidationError
 
 from rmcore.core.errors import ConfigError, NotReadyError, RequestError, RmcoreError, ServingError
+from rmcore.core.proxies import LOOPBACK
 from rmcore.serving.messages import checked_token
+from rmcore.serving.token_file import find_token
 from rmcore.serving.types import Refusal, Wire
 
 CONNECT_TIMEOUT_S = 5.0
 """Longest wait for a connection in one try: a machine that is there answers within milliseconds."""
 LONGEST_PAUSE_S = 1.0
 """Where pauses between tries stop growing (a larger `backoff_s` is respected): a server that is back is seen soon."""
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout)
 _CONNECTION_FAULTS = (*_NOT_SENT, httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
@@ -55,7 +56,7 @@ class Session:
         self._backoff_s = backoff_s
         self._http = httpx.AsyncClient(
             base_url=self.address,
-            headers=_authorization(token),
+            headers=_authorization(find_token(self.address) if token is None else token),
             timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),  # the whole exchange has one limit, in _once
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=keep_alive),
             trust_env=host not in LOOPBACK,  # a proxy of the environment cannot reach this machine's loopback

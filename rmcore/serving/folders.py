@@ -10,7 +10,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from rmcore.core.errors import StoreError
-from rmcore.core.files import atomic_folder, try_exclusive
+from rmcore.core.files import atomic_folder, remove_folder, try_exclusive
 
 LOCK_FILE = ".lock"
 """Held in common by all who write below a weights folder, so that its cleaner knows whether a hidden folder's writer
@@ -57,10 +57,8 @@ def drop_stale(weights_folder: Path, keep: Collection[str]) -> list[str]:
     removed = []
     for folder in sorted(weights_folder.iterdir()):
         if re.match(r"(served|update)-", folder.name) and folder.name not in keep and _is_folder(folder):
-            nameless = folder.with_name(f".{folder.name}.tmp")  # half a folder never has a name
             with suppress(FileNotFoundError):  # its publisher withdrew it at the same time
-                folder.rename(nameless)
-                shutil.rmtree(nameless)
+                remove_folder(folder)
                 removed.append(folder.name)
     with try_exclusive(weights_folder / LOCK_FILE) as nobody_writes:
         for folder in sorted(weights_folder.glob(".*.tmp")) if nobody_writes else ():

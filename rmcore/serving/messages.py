@@ -17,7 +17,7 @@ def first_error(error: ValidationError) -> tuple[str, str]:
     place = deepest["loc"]
     if place[:1] == ("inputs",):
         place = place[:2] + place[3:]  # the third is the form's name and no field
-    names = [str(part) for part in place if part != "str" and not str(part).startswith("tuple[")]
+    names = [str(part) for part in place if part not in ("str", "ChatMessage") and not str(part).startswith("tuple[")]
     return ".".join(names) or "body", _FORMS if deepest["type"] == "union_tag_not_found" else deepest["msg"]
 
 

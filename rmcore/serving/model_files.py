@@ -11,24 +11,10 @@ from pathlib import Path
 
 from rmcore.core.errors import ModelError
 from rmcore.core.files import file_digest
-from rmcore.models.preference import PREFERENCE_FILE
+from rmcore.models.seal import TEXT_FILES
 from rmcore.models.weight_index import INDEX_FILE, read_index
 
 WHOLE_FILE = "model.safetensors"
-TEXT_FILES = frozenset(
-    [
-        *("config.json", "generation_config.json", "rm_rendering.json", "chat_template.jinja", "chat_template.json"),
-        *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tekken.json"),
-        *("tiktoken.model", "qwen.tiktoken", "bpe.codes", "byte_maps.json", "dict.txt", "emoji.json", "merges.txt"),
-        *("entity_vocab.json", "normalizer.json", "prophetnet.tokenizer", "sentencepiece.bpe.model", "spiece.model"),
-        *("sentencepiece.model", "source.spm", "spm.model", "spm_char.model", "target.spm", "target_vocab.json"),
-        *("tokenizer.model", "vocab-src.json", "vocab-tgt.json", "vocab.json", "vocab.txt", "word_shape.json"),
-        *("word_pronunciation.json", PREFERENCE_FILE),
-    ]
-)
-"""Files that make a model beside its weights: configuration, rendering, the scale of its margins, and every vocabulary
-file that a tokenizer of transformers 5.23 names. Left out on purpose is `modules.json`, from which vLLM would take
-another pooling."""
 
 
 def weight_files(folder: Path) -> list[str]:

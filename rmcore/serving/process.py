@@ -99,7 +99,12 @@ class RewardServer:
 
     def client(self, **settings: Any) -> RewardClient:
         """A client with this server's address and token; see RewardClient for the settings."""
-        return RewardClient(self.address, token=self.settings.http.token, **settings)
+        return RewardClient(self.address, token=self.token, **settings)
+
+    @property
+    def token(self) -> str:
+        """The bearer token of its clients."""
+        return self.settings.http.token
 
     @property
     def pid(self) -> int:

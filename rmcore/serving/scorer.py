@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from rmcore.core.errors import RequestError
-from rmcore.data.pair import Message, prompt_text
+from rmcore.data.pair import Message, plain_prompt, prompt_text
 from rmcore.serving.async_client import OverLength
 from rmcore.serving.client import RewardClient
 from rmcore.serving.types import ChatMessage, PromptResponse, Wire
@@ -37,7 +37,7 @@ class Step(Wire):
         """Messages of preference data are named tuples, which are no mapping."""
         if isinstance(prompt, str) or not isinstance(prompt, Sequence):
             return prompt
-        return tuple(turn._asdict() if isinstance(turn, Message) else turn for turn in prompt)
+        return tuple(turn.record() if isinstance(turn, Message) else turn for turn in prompt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,16 +148,17 @@ def as_dialogue(rollout: Rollout) -> PromptResponse:
     turns: list[ChatMessage] = []
     for step in rollout.steps:
         turns += [*_turns(step), ChatMessage(role="assistant", content=step.completion)]
-    response = turns.pop().content
-    lone = len(turns) == 1 and turns[0].role == "user"
-    return PromptResponse(prompt=turns[0].content if lone else tuple(turns), response=response)
+    turns.pop()
+    prompt = plain_prompt(tuple(turn.message() for turn in turns))
+    response = rollout.steps[-1].completion
+    return PromptResponse(prompt=prompt if isinstance(prompt, str) else tuple(turns), response=response)
 
 
 def as_paragraphs(rollout: Rollout) -> str:
     """`Prompt: ...` and `Response: ...` of each step, with an empty line between."""
     paragraphs = []
     for step in rollout.steps:
-        prompt = prompt_text(tuple(Message(turn.role, turn.content) for turn in _turns(step)))
+        prompt = prompt_text(tuple(turn.message() for turn in _turns(step)))
         paragraphs += [f"Prompt: {prompt}", f"Response: {step.completion}"]
     return "\n\n".join(paragraphs)
 

@@ -11,15 +11,16 @@ import signal
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 import uvicorn
 
-from rmcore.core.errors import ConfigError, ServingError
+from rmcore.core.errors import ServingError
 from rmcore.core.files import try_exclusive
 from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.serving.door import BoundedProtocol
 from rmcore.serving.engine import VllmEngine
 from rmcore.serving.folders import drop_stale
 from rmcore.serving.http_app import HttpSettings, RewardApp
@@ -43,7 +44,7 @@ class ServeSettings:
     """How a checkpoint is served.
 
     checkpoint: a folder that `BradleyTerryRM.from_pretrained` reads, adapters included.
-    host, port: where; port 0 takes a free one. Beyond loopback a token is asked for.
+    host, port: where; port 0 takes a free one.
     vllm: the Python of an environment with vLLM, or a `vllm` executable; None looks for one (`find_vllm`).
     dtype: what vLLM computes in.
     max_seq_len: tokens of an input; None: as recorded.
@@ -78,16 +79,11 @@ async def serve(
         until: another reason to stop.
 
     Raises:
-        ConfigError: no vLLM, or an address beyond loopback without a token.
+        ConfigError: no vLLM.
         ModelError: the checkpoint cannot be read.
         ServingError: the port is taken, the weights folder is another server's, vLLM did not start, or its rewards are
             not those of PyTorch.
     """
-    if settings.host not in LOOPBACK and settings.http.token is None:
-        raise ConfigError(
-            f"{settings.host} can be reached from other machines, and anyone there could replace the weights: set a "
-            "token in RM_OPT_TOKEN, or serve on 127.0.0.1."
-        )
     program = find_vllm(settings.vllm)
     with contextlib.closing(_listen(settings.host, settings.port)) as listening, _weights_folder(settings) as folder:
         work = asyncio.ensure_future(_serve(settings, program, folder, listening, announce))
@@ -134,7 +130,8 @@ async def _open(settings: ServeSettings, program: Path, place: Path) -> AsyncIte
     probe, digest = await asyncio.to_thread(_probe_and_digest, rm, first, settings.dtype)
     weights = Weights(1, first, digest, RewardModelTrainingMode.FULL, probe, rm.beta)
     served = ServedModel(engine, weights, checkpoint=settings.checkpoint)
-    app = _http_app(served, rm, settings.http)
+    http = replace(settings.http, names=(*settings.http.names, *_names(settings.host)))
+    app = _http_app(served, rm, http)
     del rm
     try:
         await served.start()
@@ -144,8 +141,8 @@ async def _open(settings: ServeSettings, program: Path, place: Path) -> AsyncIte
 
 
 def _stage_first(rm: BradleyTerryRM, checkpoint: str, folder: Path) -> None:
-    """The folder to begin with: links to a plain checkpoint, or what merging an adapter gives."""
-    if rm.has_adapters or not Path(checkpoint).is_dir():
+    """The folder to begin with: links to a plain checkpoint, or what an adapter or another trainer's head becomes."""
+    if rm.has_adapters or rm.is_rewritten or not Path(checkpoint).is_dir():
         merged = folder.with_name(MERGED)
         rm.save(merged)
         stage_checkpoint(merged, folder)
@@ -164,6 +161,11 @@ def _http_app(served: ServedModel, rm: BradleyTerryRM, settings: HttpSettings) -
     return RewardApp(served, rm.renderer, pooling=pooling, vocab_size=plain.config.vocab_size, settings=settings)
 
 
+def _names(host: str) -> tuple[str, ...]:
+    """Hosts that the listening address makes this server's; beyond loopback the machine's names, and all addresses."""
+    return () if host in LOOPBACK else ("0.0.0.0", host, socket.gethostname(), socket.getfqdn())  # noqa: S104 - a name
+
+
 class _Server(uvicorn.Server):
     """Leaves signals to `serve`, which also ends vLLM."""
 
@@ -177,6 +179,8 @@ async def _answer(app: RewardApp, listening: socket.socket, announce: Callable[[
     server = _Server(
         uvicorn.Config(
             app.app(),
+            http=BoundedProtocol,
+            ws="none",
             log_level="warning",
             access_log=False,
             lifespan="off",
@@ -186,6 +190,7 @@ async def _answer(app: RewardApp, listening: socket.socket, announce: Callable[[
     )
     answering = asyncio.ensure_future(server.serve(sockets=[listening]))
     host, port = listening.getsockname()[:2]
+    listening.listen()  # a client that hears of the address may ask at once
     announce(f"http://{f'[{host}]' if ':' in host else host}:{port}")
     try:
         await asyncio.shield(answering)

@@ -10,6 +10,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from rmcore.data.pair import Message
+from rmcore.data.readers.turns import message_of
+
 MAX_ROWS = 4096
 """Most inputs of one request."""
 
@@ -41,23 +44,58 @@ class RewardModelTrainingMode(StrEnum):
 
 
 class ChatMessage(Wire):
-    """One turn of a dialogue."""
+    """One turn of a dialogue, with whatever else it has for the chat template: tool_calls, tool_call_id, name ...
+
+    What the template does not show of it is refused by the server.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
 
     role: str = Field(min_length=1, description="Who speaks: system, user, assistant, or what the template knows.")
-    content: str = Field(description="What is said; may be empty.")
+    content: str | tuple[dict[str, Any], ...] | None = Field(
+        description="What is said; may be empty. Also a list of parts of the type text; null where a tool is called."
+    )
+
+    def message(self) -> Message:
+        """The turn as preference data have it.
+
+        Raises:
+            DataError: it has no text, or a part that is none.
+        """
+        turn = self.model_dump()
+        return message_of(turn | {"content": list(turn["content"])} if isinstance(turn["content"], tuple) else turn)
+
+
+def _absent(value: Any) -> bool:
+    return value is None
+
+
+Tools = Annotated[tuple[dict[str, Any], ...] | None, Field(exclude_if=_absent)]
 
 
 class PromptResponse(Wire):
     """A response and what it answers. The server renders both as the checkpoint was trained."""
 
     prompt: str | tuple[ChatMessage, ...] = Field(description="A user's text, or the dialogue before the response.")
-    response: str = Field(description="The text whose reward is asked for; may be empty.")
+    response: str | ChatMessage = Field(
+        description="What is to be rewarded: a text, which may be empty, or an assistant's message with tool calls."
+    )
+    tools: Tools = Field(default=None, description="What the answer may call, as chat templates take it.")
+
+
+class Dialogue(Wire):
+    """Messages that end with the assistant's, and the tools that may be called in them."""
+
+    messages: "Messages" = Field(description="The last one is to be rewarded.")
+    tools: Tools = Field(default=None, description="What may be called, as chat templates take it.")
 
 
 def _kind_of(value: Any) -> str | None:
-    """Which of the four forms an input has, so that an error names the field of that form."""
+    """Which of the five forms an input has, so that an error names the field of that form."""
     if isinstance(value, str):
         return "text"
+    if isinstance(value, Dialogue) or (isinstance(value, Mapping) and "messages" in value):
+        return "dialogue"
     if isinstance(value, Mapping | PromptResponse):
         return "pair"
     if isinstance(value, Sequence) and value:
@@ -82,11 +120,12 @@ ScoringInput = Annotated[
     Annotated[Text, Tag("text")]
     | Annotated[Messages, Tag("messages")]
     | Annotated[TokenIds, Tag("token_ids")]
-    | Annotated[PromptResponse, Tag("pair")],
+    | Annotated[PromptResponse, Tag("pair")]
+    | Annotated[Dialogue, Tag("dialogue")],
     Discriminator(_kind_of),
 ]
-"""One thing to score: a text that is rendered already, messages that end with the assistant's, token ids with all
-special tokens, or a prompt with a response."""
+"""One thing to score: a text that is rendered already, messages that end with the assistant's, also with tools next to
+them, token ids with all special tokens, or a prompt with a response."""
 
 
 class ScoringRequest(Wire):
@@ -112,7 +151,7 @@ class ScoringRequest(Wire):
 
     @classmethod
     def from_list(cls, inputs: Sequence[Any], **settings: Any) -> Self:
-        """A request for inputs of any of the four forms.
+        """A request for inputs of any of the five forms.
 
         Raises:
             pydantic.ValidationError: an input has none of them (a ValueError).

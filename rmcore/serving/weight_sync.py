@@ -120,7 +120,7 @@ def create_rm_publisher(
 
     Args:
         address: of the server, such as http://127.0.0.1:8100.
-        token: the server's bearer token.
+        token: the server's bearer token; None: as `AsyncRewardClient` finds it.
         mode: which tensors the training changes.
         weights_folder: the server's weights folder under the name that it has on this machine, if another one.
     """
@@ -159,7 +159,8 @@ class PublishEvery:
 
 def travelling_state(rm: BradleyTerryRM) -> Mapping[str, Tensor]:
     """The weights by the plain model's own names, with adapters added in."""
-    return lora.merged_state(rm.model) if rm.has_adapters else rm.model.state_dict()
+    state = rm.whole_state()
+    return lora.merged_state(rm.model, state) if rm.has_adapters else state
 
 
 def adapted_names(rm: BradleyTerryRM) -> frozenset[str]:

@@ -9,6 +9,7 @@ judged pair: prompt_id, prompt, chosen, other, the rewards of both, and by how m
 """
 
 import json
+import math
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,17 +28,19 @@ from rmcore.core.tracking import Tracker
 from rmcore.data.pair import Prompt, prompt_key, prompt_text
 from rmcore.evaluation.uncertainty import MetricValue
 from rmcore.policy.confirmation import NOBODY_JUDGES, ServedGain, smallest_n, verdict_of_confirmation, wins_of_gain
-from rmcore.policy.judge import judge_of
+from rmcore.policy.judge import audited, judge_of
 from rmcore.policy.policy import Policy
 from rmcore.policy.sampling.best_of_n import nominal_kl, pooled_deviation
 from rmcore.policy.stopping.pair_judges import (
     CALIBRATED,
+    OrderedPairJudge,
     PairJudge,
     PeopleJudge,
     ScoreJudge,
     WinJudge,
     differ,
     judge_in_turns,
+    pair_judge_of,
 )
 from rmcore.reporting.figures.served import served_figure
 from rmcore.reporting.figures.style import save
@@ -56,7 +59,8 @@ ROUND_SEED = 10_007
 TIES_AT_MOST = 100
 """Judged pairs, all ties, after which a judge is refused: one that passes 97 % does this once in 400 times."""
 SHOWN = 3
-"""Prompts whose two responses the report prints: the first ones, whatever they look like."""
+"""Prompts whose two responses the report prints: the first ones, whatever they look like, and those of largest loss."""
+EXAMPLE = ["prompt", "chosen", "other", "difference"]
 
 
 def run(settings: ConfirmationSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
@@ -65,7 +69,7 @@ def run(settings: ConfirmationSettings, upstream: Upstream, out: Path, tracker: 
     prompts, num_fresh = _fresh_prompts(settings, upstream)
     judge, unit = _with_unit(asked_of, settings, upstream, out, report)
     useful = settings.min_gain if judge.calibrates else wins_of_gain(settings.min_gain)
-    gain = ServedGain(judge.limit, useful)
+    gain = ServedGain(judge.limit, useful, is_clipped=judge.calibrates)
     served: list[dict[str, Any]] = []
     unreadable: list[str] = []
 
@@ -79,28 +83,44 @@ def run(settings: ConfirmationSettings, upstream: Upstream, out: Path, tracker: 
             name = f"best-of-{n}-seed{settings.seed}-prompts{first + 1}to{last}"
             yield from judge_in_turns(judge, name, asked, chosen, others, out / f"judged_{first}.jsonl")
 
+    judged: list[dict[str, Any]] = []
+    num_turned, is_decided = 0, False
     for turn in turns():
         for difference in turn:
-            gain.see(difference)
+            if not math.isnan(difference):  # else the judge's reply could not be read
+                gain.see(difference)
+                judged.append(served[num_turned])
+                is_decided = is_decided or gain.is_decided  # it looks after certain numbers of pairs alone
+            num_turned += 1
         low, high = gain.interval
         done = len(gain.differences)
         report(done, len(prompts), f"pairs judged: gain {low:+.2f} to {high:+.2f} {judge.unit}")
         _refuse_constant(judge, gain.differences)
-        if gain.is_decided:
+        if is_decided:
             break
-    del served[len(gain.differences) :]  # of the last round, which was not needed to its end
+    num_unread, served = num_turned - len(judged), judged  # the last round was not needed to its end
     if unreadable:
         why = f"the first is {unreadable[0]}"
-        if not served:
+        if not num_turned:
             raise DataError(f"the reward model can read all responses to none of {len(prompts)} prompts; {why}")
         tell_left_out(len(unreadable), "prompts and their responses", why)
+    if not served:
+        raise DataError(f"{judge.name} gave no readable judgement of any of {num_turned} pairs; see above.")
     is_asked = [settings.people is None or differ(row["chosen"], row["other"]) for row in served]
     labels = unit["num_labels"] + judge.labels_per_pair * sum(is_asked)
-    counts = {"num_allowed": len(prompts), "num_fresh": num_fresh, "num_labels": labels}
-    _write(n, prompts, judge, gain, served, counts | {"unit_error": unit["error"]}, out)
+    counts = {
+        **{"num_allowed": len(prompts), "num_fresh": num_fresh},
+        **{"num_labels": labels + judge.labels_per_pair * num_unread, "num_unread": num_unread},
+    }
+    record = _record(n, prompts, judge, gain, served, counts | {"unit_error": unit["error"]}, out)
+    record["verdict"] = audited(record["verdict"], judge.name, settings.judge, settings.judging)
+    (out / "figures").mkdir(exist_ok=True)
+    save(served_figure(record), out / "figures" / "served.png")
+    write_json(out / RECORD_FILE, record)
+    write_json(out / "summary.json", {"metrics": {f"policy/served_{k}": v for k, v in record["gold"].items()}})
 
 
-def _write(
+def _record(
     n: int,
     prompts: Sequence[Prompt],
     judge: PairJudge,
@@ -108,7 +128,8 @@ def _write(
     served: Sequence[dict[str, Any]],
     counts: dict[str, Any],
     out: Path,
-) -> None:
+) -> dict[str, Any]:
+    """Write the table of judged pairs, and give the record of all of them."""
     rewards = np.array([row["rewards"] for row in served])  # (P, n + 1): of the pool, then of the other one
     best, other = rewards[:, :n].max(axis=1), rewards[:, n]
     table = pd.DataFrame(
@@ -132,18 +153,22 @@ def _write(
         "unit": judge.unit,
         "useful_gain": gain.useful_gain,
         "is_decided": gain.is_decided,
-        "gold": {"gain": gain.gain().to_dict(), "win_rate": gain.win_rate().to_dict()},
+        "gold": {
+            "gain": gain.gain().to_dict(),
+            "unclipped_gain": gain.unclipped().to_dict(),
+            "win_rate": gain.win_rate().to_dict(),
+        },
+        "clipped_share": gain.clipped_share,
+        "doubt": gain.doubt,
         "proxy": {"gain": _proxy_gain(rewards, best - other).to_dict()},
         "differences": gain.differences,
         "path": gain.path,
-        "examples": table[["prompt", "chosen", "other", "difference"]].head(SHOWN).to_dict("records"),
+        "examples": table[EXAMPLE].head(SHOWN).to_dict("records"),
+        "worst": table[EXAMPLE].nsmallest(SHOWN, "difference").to_dict("records"),
         "characters": {name: float(table[name].str.len().mean()) for name in ("chosen", "other")},
     }
     record["verdict"] = verdict_of_confirmation(record)
-    (out / "figures").mkdir(exist_ok=True)
-    save(served_figure(record), out / "figures" / "served.png")
-    write_json(out / RECORD_FILE, record)
-    write_json(out / "summary.json", {"metrics": {f"policy/served_{k}": v for k, v in record["gold"].items()}})
+    return record
 
 
 def _proxy_gain(rewards: np.ndarray, rises: np.ndarray) -> MetricValue:
@@ -156,24 +181,28 @@ def _proxy_gain(rewards: np.ndarray, rises: np.ndarray) -> MetricValue:
     return MetricValue(value, None, None, len(rises), "it is what the response was chosen by, and says nothing of gold")
 
 
-def _judge(settings: ConfirmationSettings) -> PeopleJudge | ScoreJudge:
+def _judge(settings: ConfirmationSettings) -> PeopleJudge | ScoreJudge | OrderedPairJudge:
     if settings.people is not None:
         return PeopleJudge(Path(settings.people))
-    judge = judge_of(settings.judge, GoldConfig() if settings.is_gold else None, settings.device)
+    judge = judge_of(settings.judge, GoldConfig() if settings.is_gold else None, settings.device, settings.judging)
     if judge is None:
         raise ConfigError(NOBODY_JUDGES)
-    return ScoreJudge(judge)
+    return pair_judge_of(judge, settings.judging)
 
 
 def _with_unit(
-    judge: PeopleJudge | ScoreJudge, settings: ConfirmationSettings, upstream: Upstream, out: Path, report: Report
+    judge: PeopleJudge | ScoreJudge | OrderedPairJudge,
+    settings: ConfirmationSettings,
+    upstream: Upstream,
+    out: Path,
+    report: Report,
 ) -> tuple[PairJudge, dict[str, Any]]:
     """The judge whose differences have a unit; the unit's scale and relative error, None without one, and its labels.
 
     The unit comes from samples of prompts that are not judged again: no pair has a say in its own unit. A judge who
     finds most of them equal has none, and its wins are counted.
     """
-    if isinstance(judge, PeopleJudge):
+    if not isinstance(judge, ScoreJudge):
         return judge, {"scale": None, "error": None, "num_labels": 0}
     file = out / "unit.json"
     if not file.is_file():

@@ -1,28 +1,38 @@
 """Stage evaluate: how good the rewards are on pairs the model never saw.
 
 Scores the test split (reported), the validation split (fits the temperature), the gold world's out-of-distribution
-split, and some training pairs (for the gap). Writes `rewards.parquet`, `metrics.json`, `tables/`, figures and
-`summary.json`.
+split, and some training pairs (for the gap); and the judged answers of `evaluate.answers`. Writes `rewards.parquet`,
+`metrics.json`, `tables/`, figures and `summary.json`; `answers.parquet` and `answers.json` where there are answers.
 """
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from rmcore.config.evaluate import EvaluateConfig
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report, prefixed, silent
 from rmcore.core.tracking import Tracker
-from rmcore.data.pair import PreferencePair
-from rmcore.data.table import read_pairs
+from rmcore.data.pair import PreferencePair, prompt_key
+from rmcore.data.table import iter_pairs, read_pairs
 from rmcore.ensembles.score import score_pairs_table, with_texts
 from rmcore.evaluation.calibration import reliability_bins
 from rmcore.evaluation.report_card import evaluate_pairs, most_confident_mistakes
-from rmcore.evaluation.uncertainty import MetricValue
+from rmcore.evaluation.uncertainty import MetricValue, effective_prompts
+from rmcore.models.device import scoring_dtype
 from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.policy.judged_answers import (
+    read_judged_answers,
+    require_readable,
+    rewards_of,
+    tell_left_out_answers,
+    write_judged_answers,
+)
 from rmcore.reporting.figures.calibration import reliability_diagram_figure
 from rmcore.reporting.figures.context import accuracy_in_context_figure
 from rmcore.reporting.figures.length import reward_by_length_figure
@@ -43,7 +53,8 @@ NUM_MISTAKES = 50
 def run(settings: EvaluateSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Score the splits with the best checkpoint and measure."""
     prepared = upstream["prepare"]
-    rm = load_trained(settings, upstream["train"] / "best")
+    dtype = settings.evaluate.dtype or scoring_dtype(settings.device)
+    rm = load_trained(settings, upstream["train"] / "best", dtype)
     splits = {
         name: read_pairs(prepared / f"{name}.parquet", settings.evaluate.train_pairs if name == "train" else None)
         for name in ("test", "validation", "ood", "train")
@@ -79,6 +90,12 @@ def run(settings: EvaluateSettings, upstream: Upstream, out: Path, tracker: Trac
         "context": _context(metrics, ceilings),
         "truncation": cut,
     }
+    if settings.evaluate.answers is not None:
+        answers = read_judged_answers(Path(settings.evaluate.answers), trained_on=_trained_on(prepared))
+        tell_left_out_answers(answers)
+        require_readable(rm.renderer, answers, settings.evaluate.answers)
+        rewards = rewards_of(rm, answers, report=prefixed(report, "judged answers"))
+        write_judged_answers(out, answers, rewards)
     judged = _judgements(rm, settings, upstream, splits["test"], report)
     record["observations"] = None if judged is None else judged.to_dict()
     write_json(out / "metrics.json", record)
@@ -91,6 +108,17 @@ def run(settings: EvaluateSettings, upstream: Upstream, out: Path, tracker: Trac
     mistakes = with_texts(most_confident_mistakes(tables["test"], beta=rm.beta).head(NUM_MISTAKES), splits["test"])
     _write_tables(out / "tables", metrics["test"], bins, mistakes)
     draw(out / "figures", tables["test"], metrics["test"], bins, record["context"])
+
+
+def _trained_on(prepared: Path) -> set[str]:
+    """Keys of the prompts that a model was trained on, or its best step chosen by."""
+    keys: set[str] = set()
+    for split in ("train", "validation"):
+        if (prepared / f"{split}.parquet").is_file():
+            keys |= {prompt_key(pair.prompt) for pair in iter_pairs(prepared / f"{split}.parquet")}
+        if (said := observations_of(prepared, split)) is not None:
+            keys |= {prompt_key(one.prompt) for one in said}
+    return keys
 
 
 def _judgements(
@@ -120,6 +148,7 @@ def measure(
     report: Report = silent,
 ) -> dict[str, MetricValue]:
     """Every metric of the reward table of a model with this `beta`, under the settings of `config`."""
+    warn_of_unequal(table["prompt_id"])
     return evaluate_pairs(
         table,
         calibration=calibration,
@@ -130,6 +159,19 @@ def measure(
         beta=beta,
         report=report,
     )
+
+
+def warn_of_unequal(prompts: pd.Series) -> None:
+    """Say on stderr where a few prompts have so many of the pairs that fewer than half of the prompts count."""
+    sizes = prompts.value_counts().to_numpy(dtype=np.float64)
+    effective = effective_prompts(sizes)
+    if len(sizes) > 1 and effective < len(sizes) / 2:
+        print(
+            f"warning: the pairs of {len(sizes)} prompts say as much as those of {effective:.1f} prompts of equal size "
+            f"(the largest has {int(sizes.max())} of {int(sizes.sum())}), so intervals are wide or not given. Read the "
+            "accuracy in which each prompt counts alike, or limit the pairs of a prompt.",
+            file=sys.stderr,
+        )
 
 
 def tracked_metrics(metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

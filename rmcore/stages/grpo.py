@@ -27,7 +27,6 @@ from rmcore.models.device import pick_device
 from rmcore.policy.grpo.hack_stop import HackStop
 from rmcore.policy.grpo.local_reward import LocalReward
 from rmcore.policy.grpo.policy_meter import PolicyMeter, StartPools
-from rmcore.policy.grpo.refresh import Refresher
 from rmcore.policy.grpo.reward_service import RewardService, reward_service
 from rmcore.policy.grpo.rlhf_record import curve_of, final_of, parity_of, stopping, verdict_of, verdict_of_watch
 from rmcore.policy.grpo.rlhf_requirements import NOBODY_WATCHES, require_rlhf
@@ -37,18 +36,16 @@ from rmcore.policy.grpo.training_run import (
     MODEL_FOLDER,
     PARITY,
     PROGRESS,
-    REFRESHES,
     ROLLOUTS,
     SAMPLES,
-    Relearn,
     TrainingPlan,
     train_policy,
 )
-from rmcore.policy.judge import GoldJudge, Judge, judge_of
+from rmcore.policy.judge import GoldJudge, Judge, audited, judge_of, readable_rewards
 from rmcore.policy.policy import Policy
 from rmcore.policy.policy_weights import load_weights
 from rmcore.policy.sampling.served_policy import ServedPolicy
-from rmcore.policy.stopping.pair_judges import CALIBRATED, PairJudge, PeopleJudge, ScoreJudge
+from rmcore.policy.stopping.pair_judges import CALIBRATED, PairJudge, PeopleJudge, pair_judge_of
 from rmcore.reporting.figures.rlhf import rlhf_curves_figure
 from rmcore.reporting.figures.style import save
 from rmcore.reporting.figures.watch import watch_figure
@@ -69,9 +66,9 @@ CALIBRATION_PAIRS = 500
 
 def run(settings: GrpoSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Train, measure, judge."""
-    require_rlhf(settings.rlhf, settings.judge, settings.gold)
+    require_rlhf(settings.rlhf, settings.judge, settings.gold, settings.judging)
     policy = Policy.load(policy_place(settings.name, upstream["policy"]))
-    judge = judge_of(settings.judge, settings.gold, settings.device)
+    judge = judge_of(settings.judge, settings.gold, settings.device, settings.judging)
     pairs = read_pairs(upstream["prepare"] / "train.parquet")
     start = _start(settings.rlhf, upstream, judge)
     reward = _local_reward(settings, upstream, pairs)
@@ -86,13 +83,11 @@ def run(settings: GrpoSettings, upstream: Upstream, out: Path, tracker: Tracker,
             place = out / f"seed_{number}"
             if (place / FINISHED).is_file():
                 continue
-            if reward.version != 1:  # an earlier seed has refreshed it
-                reward = _local_reward(settings, upstream, pairs)
-                if service.publish is not None:
-                    service.publish(reward.rm)
             plan = replace(_plan(settings, policy, judge, pairs, start, reward, service, served), **watched)
             train_policy(plan, place, seed=settings.seed + number, tracker=tracker, report=report)
     record = _collect(settings, out, threshold, "nobody" if judge is None else judge.name, service.name)
+    if record["judge"] != "people":
+        record["verdict"] = audited(record["verdict"], record["judge"], settings.judge, settings.judging)
     _draw(record, upstream["overoptimization"] / "overoptimization.json", out / "figures")
     write_json(out / RECORD_FILE, record)
     for point in record["curve"]:
@@ -112,7 +107,7 @@ def _watched(settings: GrpoSettings, upstream: Upstream, policy: Policy, judge: 
     if watch.people is not None:
         asked = PeopleJudge(Path(watch.people))
     elif judge is not None:
-        asked = ScoreJudge(judge)
+        asked = pair_judge_of(judge, settings.judging)
     else:
         raise ConfigError(NOBODY_WATCHES)
     prepared, final = upstream["prepare"], watch.final_labels // asked.labels_per_pair
@@ -128,7 +123,7 @@ def _watched(settings: GrpoSettings, upstream: Upstream, policy: Policy, judge: 
         final = min(final, len(left) // 3)
         fresh, prompts = left[:final], left[final:]
 
-    def make(folder: Path, seed: int, reward: LocalReward, learn: Relearn | None) -> HackStop:
+    def make(folder: Path, seed: int, reward: LocalReward) -> HackStop:
         return HackStop(
             prompts,
             asked,
@@ -141,7 +136,6 @@ def _watched(settings: GrpoSettings, upstream: Upstream, policy: Policy, judge: 
             kl_target=settings.rlhf.kl_target,
             seed=seed,
             policy=policy,
-            refresh=learn,
         )
 
     return {"watch": make, "final_prompts": fresh}
@@ -164,6 +158,7 @@ def _start(settings: RlhfConfig, upstream: Upstream, judge: Judge | None) -> Sta
     gold = None
     if judge is not None and (settings.watch is None or isinstance(judge, GoldJudge)):
         gold = [judge.rewards([prompt] * len(pool), pool) for prompt, pool in zip(prompts, responses, strict=True)]
+        gold = [readable_rewards(pool, judge.name) for pool in gold]
     return StartPools(prompts, responses, gold)
 
 
@@ -175,7 +170,6 @@ def _local_reward(settings: GrpoSettings, upstream: Upstream, pairs: list[Prefer
         read_pairs(upstream["prepare"] / "test.parquet", CALIBRATION_PAIRS),
         num_members=settings.num_members,
         seed=settings.seed,
-        combine=settings.rlhf.aggregate,
     )
 
 
@@ -207,15 +201,7 @@ def _plan(
         temperature=settings.temperature,
         max_new_tokens=settings.max_new_tokens,
     )
-    refresher = None
-    watch = settings.rlhf.watch
-    if settings.rlhf.refresh_every is not None or (watch is not None and watch.refreshes):
-        refresher = Refresher(
-            reward, judge, prompts, pairs[:MEMBER_PAIRS], settings.train, settings.rlhf, service.publish
-        )
-    return TrainingPlan(
-        policy, prompts, service.scorer or reward, meter, settings.rlhf, settings.device, refresher, served
-    )
+    return TrainingPlan(policy, prompts, service.scorer or reward, meter, settings.rlhf, settings.device, served)
 
 
 def _collect(settings: GrpoSettings, out: Path, threshold: float, judge: str, rewards: str) -> dict[str, Any]:
@@ -252,8 +238,8 @@ def _collect(settings: GrpoSettings, out: Path, threshold: float, judge: str, re
         "parity": parity_of(rows[PARITY]),
         "judge": "people" if trained.watch is not None and trained.watch.people is not None else judge,
         **trained.model_dump(
-            include={"num_seeds", "prompts_per_step", "group_size", "learning_rate", "loss", "kl_beta", "aggregate"}
-            | {"length_penalty", "reward_clip", "refresh_every", "samples_per_prompt", "rollout_staleness"}
+            include={"num_seeds", "prompts_per_step", "group_size", "learning_rate", "loss", "kl_beta"}
+            | {"length_penalty", "samples_per_prompt", "rollout_staleness"}
         ),
         "num_steps": trained.steps,
         "num_prompts": int(progress["prompt"].nunique()),
@@ -262,7 +248,6 @@ def _collect(settings: GrpoSettings, out: Path, threshold: float, judge: str, re
             {
                 "seed": settings.seed + number,
                 "points": curve_of(progress[progress["seed"] == settings.seed + number], **numbers),
-                "refreshes": read_json_lines(place / REFRESHES),
                 "stopped": ends[number]["stopped"],
                 "watch": ends[number]["watch"],
             }

@@ -16,8 +16,6 @@ from rmcore.data.observations_table import ObservationFile
 
 Upstream = Mapping[str, Path]
 """Folders of the upstream artifacts by stage name."""
-POPULATIONS = ("population", "second_population")
-"""Upstream of the study of readiness: the stage population in each of its two worlds, in their order."""
 CEILING_FILE = "label_ceiling.json"
 """Best accuracy any model can expect on each split; only the gold world knows it."""
 VALIDATION_REWARDS = "validation_rewards.parquet"

@@ -1,6 +1,6 @@
-"""Stage landscape: curvature of the loss at one checkpoint of a training, the best one by default, on held-out pairs.
+"""Stage landscape: curvature of the loss at the best checkpoint of a training, on held-out pairs.
 
-Writes `spectrum.json` (ends and trace), `curvature.json` (those and all parts), `summary.json` and the figures.
+Writes `spectrum.json`, `summary.json` and one figure.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,8 @@ from rmcore.data.table import read_pairs
 from rmcore.landscape.measure import measure_curvature
 from rmcore.landscape.sample import CurvatureSample, random_order
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.reporting.figures.curvature import draw_curvature
+from rmcore.reporting.figures.landscape import eigenvalues_figure
+from rmcore.reporting.figures.style import save
 from rmcore.stages.interface import Upstream
 from rmcore.stages.settings import LandscapeSettings
 from rmcore.stages.trained import load_trained
@@ -38,26 +39,10 @@ SPECTRUM_METRICS = (
 
 def run(settings: LandscapeSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Measure the curvature on `num_pairs` test pairs."""
-    rm = load_trained(settings, checkpoint_folder(upstream["train"], settings.landscape.checkpoint))
+    rm = load_trained(settings, upstream["train"] / "best")
     pairs = read_pairs(upstream["prepare"] / "test.parquet")
     sample = draw_sample(rm, pairs, settings.landscape, seed=settings.seed)
     write_curvature(measure_curvature(rm, sample, settings.landscape, seed=settings.seed, report=report), out)
-
-
-def checkpoint_folder(trained: Path, name: str) -> Path:
-    """Folder of the checkpoint `name` in the artifact of a training.
-
-    Raises:
-        DataError: the training kept no such checkpoint.
-    """
-    if not (trained / name).is_dir():
-        found = [path.name for path in trained.iterdir() if path.name == "best" or path.name.startswith("step_")]
-        kept = sorted(found, key=lambda name: (len(name), name))  # in the order of steps
-        raise DataError(
-            f"{trained} holds no checkpoint {name}: that training kept {', '.join(kept) or 'none'}. Set "
-            "landscape.checkpoint to one of these, or keep more with train.save_every."
-        )
-    return trained / name
 
 
 def draw_sample(
@@ -92,27 +77,17 @@ def draw_sample(
 
 
 def write_curvature(record: Mapping[str, Any], out: Path) -> None:
-    """Write the record, what trackers show of it, and the figures."""
-    write_json(out / "spectrum.json", record["spectrum"])
-    write_json(out / "curvature.json", record)
+    """Write the record, what trackers show of it, and the figure."""
+    write_json(out / "spectrum.json", record)
     write_json(out / "summary.json", {"metrics": curvature_metrics(record)})
-    draw_curvature(record, out / "figures")
+    save(eigenvalues_figure(record), out / "figures" / "eigenvalues.png")
 
 
-def curvature_metrics(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of a record that runs are compared by: name -> number, None, or one with its 95 % interval."""
-    spectrum = record["spectrum"]
-    metrics: dict[str, Any] = {f"hessian/test_{name}": spectrum[name] for name in SPECTRUM_METRICS}
-    if "density" in record:  # from several start vectors, where the spectrum's own are from one
-        metrics |= {f"hessian/test_{name}": record["density"][name] for name in ("negative_mass", "effective_rank")}
+def curvature_metrics(record: Mapping[str, Any]) -> dict[str, float | None]:
+    """The numbers of a record that runs are compared by."""
+    metrics = {f"hessian/test_{name}": record[name] for name in SPECTRUM_METRICS}
+    metrics["hessian/test_lambda_max_standard_error"] = record["over_prompts"]["standard_error"]
     if "normalized" in record:
-        metrics["hessian/test_lambda_max_normalized"] = record["normalized"].get("lambda_max")
+        metrics["hessian/test_lambda_max_normalized"] = record["normalized"]["lambda_max"]
         metrics["hessian/test_margin_scale"] = record["normalized"]["temperature"]
-    if "gauss_newton" in record:
-        found = record["gauss_newton"]
-        for name in ("lambda_max", "trace", "effective_rank"):
-            ends = {end: found[f"{name}_{end}"] for end in ("ci_low", "ci_high")}
-            metrics[f"hessian/test_gauss_newton_{name}"] = {"value": found[name]} | ends
-    if "slices" in record:
-        metrics["hessian/test_sam_sharpness"] = record["slices"]["sam"]["sharpness"]
     return metrics

@@ -6,6 +6,7 @@ Writes `policy.json` and `summary.json`.
 """
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -13,13 +14,13 @@ from transformers import AutoModelForCausalLM
 
 from rmcore.config.model import TINY_SIZES
 from rmcore.config.policy import SFT
-from rmcore.core.errors import ConfigError
+from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.files import write_json
-from rmcore.core.progress import Report
+from rmcore.core.progress import Report, tell_left_out
 from rmcore.core.saving import save_pretrained
 from rmcore.core.tracking import Tracker
 from rmcore.data.gold.world import demonstrations
-from rmcore.data.pair import Prompt
+from rmcore.data.pair import Prompt, with_text_answers
 from rmcore.data.readers.sources import source_digest
 from rmcore.data.table import read_pairs
 from rmcore.models.device import pick_device
@@ -55,10 +56,7 @@ def run(settings: PolicySettings, upstream: Upstream, out: Path, tracker: Tracke
         raise ConfigError(f"the tokenizer of policy.base={settings.base} has no EOS, so no response would ever end.")
     limit = min(TOKEN_BUDGET, max_positions(model.config) or TOKEN_BUDGET)
     reader = TextReader(tokenizer)
-    examples = [
-        Example(tuple(reader.prompt_ids(prompt)), (*reader.response_ids(response), end))
-        for prompt, response in _responses(settings, upstream["prepare"])
-    ]
+    examples = _examples(reader, _responses(settings, upstream["prepare"]), end)
     fitting = [example for example in examples if example.num_tokens <= limit]
 
     def on_step(done: int, num_steps: int, loss: float) -> None:
@@ -76,6 +74,26 @@ def run(settings: PolicySettings, upstream: Upstream, out: Path, tracker: Tracke
     write_json(out / "summary.json", {"metrics": {"policy/sft_loss": loss, "policy/sft_examples": len(fitting)}})
 
 
+def _examples(reader: TextReader, rows: Sequence[tuple[Prompt, str]], end: int) -> list[Example]:
+    """Rows as token ids; prompts that the policy cannot read are left out and said on stderr.
+
+    Raises:
+        DataError: none can be read.
+    """
+    examples: list[Example] = []
+    errors: list[str] = []
+    for prompt, response in rows:
+        try:
+            examples.append(Example(tuple(reader.prompt_ids(prompt)), (*reader.response_ids(response), end)))
+        except DataError as error:
+            errors.append(str(error))
+    if errors and not examples:
+        raise DataError(f"none of the {len(rows)} prompts can be read by policy.base; {errors[0]}")
+    if errors:
+        tell_left_out(len(errors), "prompts", errors[0], reader="policy.base")
+    return examples
+
+
 def _responses(settings: PolicySettings, prepared: Path) -> list[tuple[Prompt, str]]:
     if settings.shortcut is not None:
         held_out = {
@@ -85,6 +103,6 @@ def _responses(settings: PolicySettings, prepared: Path) -> list[tuple[Prompt, s
             for pair in read_pairs(prepared / f"{name}.parquet")
         }
         return list(demonstrations(settings.shortcut, settings.sft_examples, seed=settings.seed, without=held_out))
-    pairs = read_pairs(prepared / "train.parquet")
+    pairs = with_text_answers(read_pairs(prepared / "train.parquet"), "learnt as text")
     rows = dict.fromkeys((pair.prompt, side) for pair in pairs for side in (pair.chosen, pair.rejected))
     return list(rows)[: settings.sft_examples]

@@ -21,7 +21,8 @@ from rmcore.core.files import write_json
 from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
 from rmcore.data.table import read_pairs
-from rmcore.evaluation.diagnosis import OVER_BASELINE, baseline_check, gate_values, validation_gate
+from rmcore.evaluation.diagnosis import OVER_BASELINE, baseline_check, validation_gate
+from rmcore.policy.judged_answers import ANSWERS_FILE, choose_among_judged, stored_judged_answers
 from rmcore.policy.logged_answers import logged_answers, logged_table
 from rmcore.policy.readiness.original_score import RLReadinessScorer
 from rmcore.policy.readiness.verdict import verdict_on_labels
@@ -37,10 +38,8 @@ def run(settings: ReadinessSettings, upstream: Upstream, out: Path, tracker: Tra
     lambda_max = largest_eigenvalue(upstream)
     logged = choose_among_logged(settings, upstream, report)
     write_json(out / "logged_answers.json", logged)
-    test = gate_values(metrics["test"])
     train_accuracy = metrics["train"]["pairwise_accuracy"]["value"]
-    over_baseline = metrics["test"][OVER_BASELINE]
-    judged = judge(test, train_accuracy, lambda_max, settings.readiness, over_baseline, logged)
+    judged = judge(metrics["test"], train_accuracy, lambda_max, settings.readiness, logged)
     write_json(out / "readiness.json", judged)
     original = judged["readiness"] or {}
     shown = {f"ready/{name}": value for name, value in original.items() if name.endswith("_score")}
@@ -61,28 +60,31 @@ def largest_eigenvalue(upstream: Upstream) -> float | None:
 
 
 def choose_among_logged(settings: ReadinessSettings, upstream: Upstream, report: Report) -> dict[str, Any] | None:
-    """Measure the gain of the best of k among logged held-out answers; None where no prompt has enough of them."""
+    """Measure the best of k among judged answers, else those of held-out pairs; None where no prompt has enough."""
+    if (upstream["evaluate"] / ANSWERS_FILE).is_file():
+        given, of_model = stored_judged_answers(upstream["evaluate"])
+        return choose_among_judged(
+            given, of_model, num_resamples=settings.num_resamples, seed=settings.seed, report=report
+        )
     rewards = pd.read_parquet(upstream["evaluate"] / "rewards.parquet")
     table = logged_table(read_pairs(upstream["prepare"] / "test.parquet"), rewards[rewards["split"] == "test"])
     return logged_answers(table, num_resamples=settings.num_resamples, seed=settings.seed, report=report)
 
 
 def judge(
-    test: dict[str, float | None],
+    test: Mapping[str, Mapping[str, Any]],
     train_accuracy: float | None,
     lambda_max: float | None,
     config: ReadinessConfig,
-    over_baseline: Mapping[str, Any],
     logged: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Checks, verdict and the original score from point values.
+    """Checks, verdict and the original score.
 
     Args:
-        test: held-out metrics by name, as from `gate_values`.
-        train_accuracy: pairwise accuracy on training pairs, for the gap; None fails that check.
+        test: held-out metrics by name with their intervals, as records of `evaluate_pairs`.
+        train_accuracy: pairwise accuracy on training pairs, for the gap; None leaves that check unmeasured.
         lambda_max: largest eigenvalue of the loss Hessian; None: not measured, so there is no original score.
         config: the weights of the original score.
-        over_baseline: the held-out metric of that name, with its interval.
         logged: record of `rmcore.policy.logged_answers`, where there is one.
 
     Returns:
@@ -98,7 +100,8 @@ def judge(
         "stability": config.stability_weight,
         "landscape": config.landscape_weight,
     }
-    accuracy, ece, variance = test["pairwise_accuracy"], test["ece_debiased"], test["pooled_reward_variance"]
+    needed = ("pairwise_accuracy", "ece_debiased", "pooled_reward_variance")
+    accuracy, ece, variance = (test[name]["value"] for name in needed)
     if accuracy is None or ece is None or variance is None:
         raise DataError(
             f"readiness needs pairwise_accuracy ({accuracy}), ece_debiased ({ece}) and pooled_reward_variance "
@@ -107,8 +110,8 @@ def judge(
     original = None
     if lambda_max is not None:
         original = RLReadinessScorer(weights).compute_score(accuracy, ece, variance, lambda_max).to_dict()
-    gap = None if train_accuracy is None else train_accuracy - accuracy
-    checks = [baseline_check(over_baseline), *validation_gate({**test, "train_test_gap": gap})]
+    over_baseline = test[OVER_BASELINE]
+    checks = [baseline_check(over_baseline), *validation_gate(test, train_accuracy)]
     return {
         "readiness": original,
         "gate": [asdict(check) for check in checks],

@@ -10,6 +10,7 @@ from typing import Any
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
+from rmcore.policy.judge import audited
 from rmcore.policy.readiness.readiness_v2 import judge_v2
 from rmcore.stages.interface import Upstream
 from rmcore.stages.readiness import largest_eigenvalue
@@ -39,8 +40,13 @@ def run(settings: ReadinessV2Settings, upstream: Upstream, out: Path, tracker: T
     curvature = {"value": largest_eigenvalue(upstream), "ci_low": None, "ci_high": None, "num": 0, "reason": why}
     parts["lambda_max"] = curvature
     judged = judge_v2(
-        parts, settings.readiness, optimized["judge"], num_telling=optimized.get("num_telling_prompts", 0)
+        parts,
+        settings.readiness,
+        optimized["judge"],
+        num_telling=0 if plan is None else plan["num_telling"],
+        reached=None if plan is None else plan["reached"],
     )
+    judged["verdict"] = audited(judged["verdict"], optimized["judge"], settings.judge, settings.judging)
     write_json(out / "readiness.json", judged)
     shown = {"ready/gain_probability": judged["readiness"]["probability"]}
     shown["ready/gate_passed"] = float(judged["verdict"]["status"] == "ready")

@@ -8,8 +8,6 @@
                policy -> train                                                   where the reward model starts from it
                          samples -> overoptimization -> grpo                     where the policy is trained on
                policy -> confirmation                                            where best-of-n is served
-                         samples -> population (of two worlds) -> validation     the study of what readiness predicts
-    prepare -> features -> active, active_check                                  the study of what choosing labels saves
 
 (Registration in MLflow follows; it is not a stage of the store, because its outcome lives in MLflow.)
 """
@@ -22,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.digests import make_key
 from rmcore.core.fingerprints import code_digests
-from rmcore.core.store import ArtifactRef, make_key
+from rmcore.core.store import ArtifactRef
 from rmcore.stages import settings as of_stage
-from rmcore.stages.interface import POPULATIONS
 from rmcore.stages.settings import DeviceSettings, StageSettings
 from rmcore.training.resume import FINISHED_FILE
 
@@ -72,7 +70,6 @@ class Stage:
 TORCH = ("torch", "transformers")
 HIDDEN_OF_TRAINING = (
     "rmcore.landscape.trajectory",  # what is measured on the way changes no weight
-    of_stage.ORDER_MODULE,  # enters by `TrainSettings.named` where there is a curriculum
 )
 STAGES: dict[str, Stage] = {
     stage.name: stage
@@ -99,7 +96,7 @@ STAGES: dict[str, Stage] = {
             "landscape",
             ("prepare", "train"),
             of_stage.LandscapeSettings,
-            ("spectrum.json", "curvature.json"),
+            ("spectrum.json",),
             libraries=TORCH,
         ),
         Stage("probe", ("prepare", "train"), of_stage.ProbeSettings, ("probe.json",), libraries=TORCH),
@@ -123,7 +120,7 @@ STAGES: dict[str, Stage] = {
         ),
         Stage(
             "overoptimization",
-            ("prepare", "train", "policy", "samples"),
+            ("prepare", "train", "samples"),
             of_stage.OveroptimizationSettings,
             ("rewards.parquet", "overoptimization.json"),
             libraries=TORCH,
@@ -149,33 +146,6 @@ STAGES: dict[str, Stage] = {
             ("rlhf.json", "model/*"),
             libraries=(*TORCH, "trl"),
             kept=("seed_*",),
-        ),
-        Stage(
-            "population",
-            ("prepare", "policy", "samples"),
-            of_stage.PopulationSettings,
-            ("rows.parquet",),
-            libraries=TORCH,
-            hidden=HIDDEN_OF_TRAINING,
-            kept=("rows_*.parquet", "rewards_*.npy"),
-        ),
-        Stage("validation", POPULATIONS, of_stage.ValidationSettings, ("validation.json",)),
-        Stage(
-            "features",
-            ("prepare",),
-            of_stage.FeaturesSettings,
-            ("pairs.parquet", "differences.npy"),
-            libraries=TORCH,
-            kept=("part_*.npy",),
-        ),
-        Stage("active", ("features",), of_stage.ActiveSettings, ("active.json",), kept=("seed_*.json",)),
-        Stage(
-            "active_check",
-            ("features",),
-            of_stage.ActiveCheckSettings,
-            ("check.json",),
-            libraries=TORCH,
-            kept=("check_*.json",),
         ),
     )
 }

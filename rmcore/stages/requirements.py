@@ -1,13 +1,11 @@
 """Parts of a config that some stages cannot do without; flows ask for them before anything runs. Imports no torch."""
 
-from rmcore.config.active import ActiveConfig
 from rmcore.config.benchmark import BenchmarkConfig
 from rmcore.config.explain import ExplainConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import PolicyConfig
 from rmcore.config.probe import ProbeConfig
 from rmcore.config.rlhf import RlhfConfig
-from rmcore.config.validation import ValidationConfig
 from rmcore.core.errors import ConfigError
 
 
@@ -67,25 +65,3 @@ def required_rlhf(config: PipelineConfig) -> RlhfConfig:
     if config.rlhf is None:
         raise ConfigError("there is no training of a policy in this config; set rlhf.steps, or start from preset rlhf.")
     return config.rlhf
-
-
-def required_validation(config: PipelineConfig) -> ValidationConfig:
-    """The settings of the study that tests readiness.
-
-    Raises:
-        ConfigError: the config has none.
-    """
-    if config.validation is None:
-        raise ConfigError("there is no study in this config; set validation.num_backbones, or use preset validation.")
-    return config.validation
-
-
-def required_active(config: PipelineConfig) -> ActiveConfig:
-    """The settings of the study of what choosing labels saves.
-
-    Raises:
-        ConfigError: the config has none.
-    """
-    if config.active is None:
-        raise ConfigError("there is no study in this config; set active.num_seeds, or use preset active.")
-    return config.active

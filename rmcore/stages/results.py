@@ -12,11 +12,14 @@ from typing import Any
 import pandas as pd
 
 from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.digests import make_key
 from rmcore.core.files import read_json_lines
-from rmcore.core.store import ArtifactRef, Store, make_key
+from rmcore.core.store import ArtifactRef, Store
 from rmcore.core.tracking import METRICS_FILE
-from rmcore.evaluation.diagnosis import OVER_BASELINE, diagnose, diagnose_outcome
+from rmcore.evaluation.diagnosis import OVER_BASELINE, STUCK, UNDER_TRAINED, diagnose, diagnose_outcome
+from rmcore.policy.readiness.mending import Trained, mending_step
 from rmcore.policy.readiness.verdict import next_rung, verdict_on_policy, with_outcome
+from rmcore.reporting.runs import KEY_DIGITS
 from rmcore.reporting.schema import PolicyResults, Results, StageResult, Training
 from rmcore.stages.registry import STAGES
 from rmcore.stages.settings import device_type
@@ -56,9 +59,15 @@ def gather_results(
     cut = {name: training["truncation"][name] for name in ("train", "test")}
     over_baseline = evaluation["metrics"]["test"][OVER_BASELINE]
     outcome = diagnose_outcome(history, over_baseline, cut)
-    found = outcome + diagnose(history)
+    # A loss that is stuck at that of guessing is the same symptom as under-training, and is told once.
+    is_under = any(one.diagnosis == UNDER_TRAINED for one in outcome)
+    found = outcome + [one for one in diagnose(history) if not (is_under and one.diagnosis == STUCK)]
     reached = (verdict_on_policy(trained) if trained else None) or judged["verdict"]
     verdict = with_outcome(reached, outcome, over_baseline)
+    name = f"{run_name}-{run_key(refs)[:KEY_DIGITS]}"
+    num_passes = training["num_pairs"] / training["num_distinct"]
+    run = Trained(name, config, training["steps"], num_passes, training["wall_seconds"])
+    mended = mending_step(verdict, found, v1["gate"], evaluation["metrics"]["test"], run)
     mistakes = read_mistakes(folder["evaluate"] / "tables" / "most_confident_mistakes.csv").head(NUM_MISTAKES)
     return {
         "study": config.study,
@@ -66,7 +75,7 @@ def gather_results(
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "run_name": run_name,
         "verdict": verdict,
-        "next_rung": next_rung(verdict, config, str(folder["train"] / "best")),
+        "next_rung": mended or next_rung(verdict, config, str(folder["train"] / "best")),
         "gate": judged["gate"],
         "label_gate": v1["gate"],
         "readiness": v1["readiness"],
@@ -81,7 +90,6 @@ def gather_results(
         "ood_metrics": evaluation["metrics"].get("ood"),
         "context": evaluation["context"],
         "spectrum": _read(folder["landscape"] / "spectrum.json") if "landscape" in folder else None,
-        "curvature": _read(folder["landscape"] / "curvature.json") if "landscape" in folder else {},
         "training": training,
         "audit": _read(folder["prepare"] / "audit.json"),
         "mistakes": mistakes[["pair_id", "prompt", "chosen", "rejected", "margin"]].to_dict("records"),
@@ -137,6 +145,7 @@ def _training(folder: Path, truncation: dict[str, Any]) -> Training:
         "best_metric": record["best_metric"],
         "best_value": record["best_value"],
         "num_pairs": record["num_pairs"],
+        "num_distinct": record["truncation"]["train"]["num_pairs"],
         "num_parameters": record["num_parameters"],
         "stop_reason": record["stop_reason"],
         "truncation": record["truncation"] | {"test": truncation["test"]},

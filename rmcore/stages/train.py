@@ -3,13 +3,12 @@
 Writes `best/` and `step_*/` (plain Hugging Face folders), `metrics.csv`, `metrics.jsonl`, `reward_distributions.json`,
 `validation_rewards.parquet` (of the best step, where it was chosen on validation pairs), `dropped_pairs.jsonl`,
 `training.json` (how it ended), `summary.json` and the training curves. One that was cut off by `train.stop_step` keeps
-`resume/`, from which `rmcore.study.rungs` lets the next one resume.
+`resume/`, from which `rmcore.study.search` lets the next one resume.
 """
 
-import hashlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain, islice
 from pathlib import Path
@@ -26,6 +25,7 @@ from rmcore.core.errors import ConfigError
 from rmcore.core.files import read_json_lines, write_json, write_json_lines
 from rmcore.core.progress import Report, prefixed
 from rmcore.core.tracking import METRICS_FILE, Tracker
+from rmcore.data.integrity import REASONS
 from rmcore.data.pairs_on_disk import PairFile
 from rmcore.data.readers.sources import source_digest
 from rmcore.data.table import rewards_table
@@ -39,13 +39,13 @@ from rmcore.reporting.figures.training import training_curves_figure
 from rmcore.reporting.figures.trajectory import curvature_trajectory_figure
 from rmcore.stages.interface import VALIDATION_REWARDS, Upstream, observations_of, policy_place
 from rmcore.stages.settings import TrainSettings
-from rmcore.stages.train_order import curriculum_order
+from rmcore.training.length import passes
 from rmcore.training.loop import Trainer
 from rmcore.training.material import Material, tokens_of
 from rmcore.training.ranks import Ranks, environment_ranks, share_of_host
 from rmcore.training.record import TrainResult
 from rmcore.training.resume import FINISHED_FILE, clear
-from rmcore.training.setup import BF16_NOTE
+from rmcore.training.setup import BF16_NOTE, with_precision
 from rmcore.training.sharding import process_group, shard
 
 ROWS_A_TABLE = 10_000
@@ -90,18 +90,12 @@ def train_into(
     """
     device = pick_device(settings.device)
     material = Material.choose(settings.train, train, observations, settings.attribute_weights)
-    # Several processes read their slices only, unless the first one needs the whole model to order the pairs by it.
-    looks_first = settings.train.curriculum != "none" and settings.train.curriculum_margins == "predicted"
     place = environment_ranks()
-    if place.world > 1 and looks_first and place.is_main:
-        print(
-            "note: each process loads the whole model, which the curriculum's margins are predicted by.",
-            file=sys.stderr,
-        )
-    defer = place.world > 1 and not looks_first
+    defer = place.world > 1  # each of several processes reads only its slices of the weights
     # Before joining a group, in which rank 0 alone could write `tiny`.
     rm = BradleyTerryRM.new(settings.model, seed=settings.seed, device=device, defer=defer)
     material.attach_to(rm)
+    config = with_precision(settings.train, rm, device)
     share, world = share_of_host(), environment_ranks().world
     if world > share[1]:
         report(0, 1, f"waits for the other hosts at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}")
@@ -117,15 +111,21 @@ def train_into(
         read, held_out = stack.enter_context(
             _tokens(rm, settings.train, material, validation, out, ranks, share, report)
         )
-        order = None
-        if settings.train.curriculum != "none" and isinstance(read, Tokenized):
-            order = curriculum_order(rm, settings.train, read.pairs, train, ranks, seed=settings.seed)
+        if ranks.is_main:
+            _tell_left_out(chain(read.left_out(), held_out.left_out()))
         if defer:
             report(0, 1, "each process takes its share of the weights")
-            shard(rm, ranks)
+            shard(rm, ranks, config.chosen_precision)
+        num = len(tokens_of(read))
+        if config.steps is None and config.epochs is None and ranks.is_main:
+            print(
+                f"note: {passes(config, num):g} passes over {num} pairs, chosen by their number; "
+                "train.epochs takes another number.",
+                file=sys.stderr,
+            )
         trainer = Trainer(
             rm,
-            settings.train,
+            config,
             train=tokens_of(read),
             validation=held_out.pairs,
             folder=out,
@@ -133,9 +133,8 @@ def train_into(
             seed=settings.seed,
             report=report,
             callbacks=make_callbacks(settings.train.callbacks, seed=settings.seed),
-            settings=_model_settings(settings.model, device.type) | _order_settings(order) | material.settings(),
+            settings=_model_settings(settings.model, device.type) | material.settings(),
             ranks=ranks,
-            order=order,
         )
         result = trainer.run()
         if not ranks.is_main:
@@ -186,6 +185,18 @@ def _tokens(
             rmtree(folder, ignore_errors=True)  # what is mapped still outlives its name
 
 
+def _tell_left_out(left_out: Iterable[dict[str, Any]]) -> None:
+    """Say on stderr how many rows are left out for another reason than their length, with the first one's."""
+    others = (one for one in left_out if one["reason"] not in REASONS)
+    first = next(others, None)
+    if first is not None:
+        print(
+            f"warning: {1 + sum(1 for _ in others)} rows cannot be used and are left out, each with its reason in "
+            f"dropped_pairs.jsonl; the first is {first['pair_id']}: {first['reason']}",
+            file=sys.stderr,
+        )
+
+
 def _without_row(record: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in record.items() if name != "row"}
 
@@ -207,11 +218,6 @@ def _model_settings(model: ModelConfig, device_type: str) -> dict[str, Any]:
     if Path(model.name).is_dir():
         settings["model.name"] = source_digest(model.name)
     return settings | {"device": device_type}
-
-
-def _order_settings(order: Sequence[Sequence[int]] | None) -> dict[str, Any]:
-    """Predicted margins may round otherwise on another machine: a training continues in its own order or not at all."""
-    return {} if order is None else {"order": hashlib.sha256(repr(order).encode()).hexdigest()[:12]}
 
 
 def _record(rm: BradleyTerryRM, result: TrainResult, truncation: dict[str, Any]) -> dict[str, Any]:

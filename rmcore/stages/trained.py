@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+from rmcore.config.model import WeightDtype
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages.settings import CheckpointSettings
 
 
-def load_trained(settings: CheckpointSettings, folder: Path) -> BradleyTerryRM:
+def load_trained(settings: CheckpointSettings, folder: Path, dtype: WeightDtype = "float32") -> BradleyTerryRM:
     """Load a checkpoint of the stage train as a stage's settings say.
 
     Raises:
@@ -17,4 +18,5 @@ def load_trained(settings: CheckpointSettings, folder: Path) -> BradleyTerryRM:
         device=settings.device,
         trust_remote_code=settings.trust_remote_code,
         render_fn=settings.render_fn,
+        dtype=dtype,
     )

@@ -10,8 +10,8 @@ import numpy as np
 
 from rmcore.core.arrays import FloatArray
 from rmcore.core.metrics import bands
-from rmcore.evaluation.uncertainty import sign_flip_test
-from rmcore.evaluation.verdicts.estimate import Estimate, SeedSample, estimate_over_seeds, variance_prior
+from rmcore.evaluation.uncertainty import sign_flip_test, unseen_share
+from rmcore.evaluation.verdicts.estimate import Estimate, SeedSample, collapsed, estimate_over_seeds, variance_prior
 from rmcore.evaluation.verdicts.judgement import Claim, Judgement, Looks, chance_to_decide, judge
 from rmcore.evaluation.verdicts.moderation import RatioPrior
 from rmcore.evaluation.verdicts.size import FEWEST_SEEDS
@@ -29,6 +29,8 @@ FUTILITY = 0.1
 """A claim that the last look is less likely to decide than this is closed; below the usual 0.2 of clinical trials,
 because a look that turns out to have been needless costs seeds only."""
 
+ACCURACY = "eval/test_pairwise_accuracy"
+"""By which a training that collapsed is found, whatever is claimed."""
 LARGEST_LOG_RATIO = math.log(sys.float_info.max)
 
 
@@ -162,7 +164,7 @@ def _result(
         "ci_low": low,
         "ci_high": high,
         "num_seeds": estimate.num_seeds,
-        "num_prompts": estimate.num_prompts,
+        "num_prompts": None if estimate.num_prompts is None else round(estimate.num_prompts),
         "p": judgement.p,
         "p_holm": judgement.p_holm,
         "sign_flip_p": _sign_flip(one, cells, seeds[: looks.num_seeds[len(estimates) - 1]]),
@@ -170,6 +172,7 @@ def _result(
         "verdict": judgement.verdict,
         "reason": judgement.reason,
         "method": estimate.method,
+        "condition": estimate.condition if judgement.interval else None,
         "looks": [_look(one, claim, estimates[:number], looks) for number in range(1, len(estimates) + 1)],
         "closed": closed,
     }
@@ -294,14 +297,14 @@ def _combine(arm: Measured, versus: Measured, metric: str, comparison: str) -> S
     return SeedSample(math.log(ours.value / theirs.value), *_both(_log_ratio, ours, theirs))
 
 
-def _both(operation: Any, ours: SeedSample, theirs: SeedSample) -> tuple[FloatArray | None, int | None]:
+def _both(operation: Any, ours: SeedSample, theirs: SeedSample) -> tuple[FloatArray | None, float | None]:
     """Replicates of both together and the prompts that carry both."""
     if ours.replicates is None or theirs.replicates is None:
         return None, None
     return operation(ours.replicates, theirs.replicates), _carrying([ours, theirs])
 
 
-def _carrying(samples: Sequence[SeedSample]) -> int:
+def _carrying(samples: Sequence[SeedSample]) -> float:
     """The number of prompts that carry each of some samples with replicates."""
     return min(sample.num_prompts for sample in samples if sample.num_prompts is not None)
 
@@ -335,10 +338,37 @@ def _over_seeds(
         prompts_shared=len({tuple(cell.prompts for cell in of_seed) for of_seed in cells}) == 1,
         prior=prior,
     )
+    condition, said = _collapses(cells)
+    estimate = replace(estimate, method=" ".join([estimate.method, *said]), condition=condition)
     if len(defined) == num_declared:
         return estimate
     failed = f"{num_declared - len(defined)} of {num_declared} declared seeds failed and are not in it."
     return replace(estimate, method=f"{estimate.method} {failed}")
+
+
+def _collapses(cells: Sequence[tuple[Measured, ...]]) -> tuple[str | None, list[str]]:
+    """Say what the interval holds under, of trainings that collapse, and which seeds did; all of them are in it."""
+    condition, said = None, []
+    for arm in dict.fromkeys(cell.arm for of_seed in cells for cell in of_seed):
+        trained = [cell for of_seed in cells for cell in of_seed if cell.arm == arm and ACCURACY in cell.samples]
+        found = [cell.samples[ACCURACY] for cell in trained]
+        values = [one.value for one in found]
+        errors = [0.0 if one.replicates is None else float(np.nanstd(one.replicates)) for one in found]
+        for place in collapsed(values, errors):
+            condition = "if trainings collapse as often as here"
+            said.append(
+                f"Seed {trained[place].seed} of {arm} collapsed (accuracy {100 * values[place]:.1f} %, the median of "
+                f"its seeds {100 * float(np.median(values)):.1f} %) and is in it: the interval assumes that trainings "
+                "collapse about as often as here, which so few seeds hardly show."
+            )
+    num_seeds = len(cells)
+    if num_seeds > 1 and not said and all(ACCURACY in cell.samples for of_seed in cells for cell in of_seed):
+        condition = "if no training collapses"
+        said.append(
+            "It assumes that trainings do not collapse: none of these did, and "
+            f"up to {100 * unseen_share(num_seeds):.0f} % may."
+        )
+    return condition, said
 
 
 def _missing(reason: str) -> Estimate:

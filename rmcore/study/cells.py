@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rmcore.core.arrays import FloatArray
+from rmcore.core.arrays import FloatArray, IntArray
 from rmcore.core.files import read_json_lines
 from rmcore.core.metrics import CELL_METRICS, METRICS
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.evaluation.calibration import BinnedCalibration
-from rmcore.evaluation.diagnosis import Diagnosis, GateCheck, diagnose, gate_values, validation_gate
-from rmcore.evaluation.ranking import PairMean, mean_statistic, pair_means
+from rmcore.evaluation.diagnosis import Diagnosis, GateCheck, diagnose, validation_gate
+from rmcore.evaluation.ranking import PairMean, mean_statistic, pair_means, prompt_sizes
 from rmcore.evaluation.rewards import RewardTable
-from rmcore.evaluation.uncertainty import cluster_bootstrap
+from rmcore.evaluation.uncertainty import cluster_bootstrap, effective_prompts, heaviest_tail
 from rmcore.evaluation.verdicts.estimate import SeedSample
 
 NUM_RESAMPLES = 1000
@@ -93,7 +93,8 @@ def read_cell(
     if gap is not None:
         samples[GAP] = gap
     kept = _wanted(samples, metrics)
-    return Measured(arm, seed, kept, table, prompts, history, _gate(card["metrics"]), diagnose(history))
+    gate = validation_gate(card["metrics"]["test"], card["metrics"]["train"]["pairwise_accuracy"]["value"])
+    return Measured(arm, seed, kept, table, prompts, history, gate, diagnose(history))
 
 
 def _wanted(samples: Mapping[str, SeedSample], metrics: Sequence[str]) -> dict[str, SeedSample]:
@@ -130,12 +131,22 @@ def _bootstrap(
         seed=int(prompts[:15], 16),  # the same prompts are drawn alike in every cell, others independently
         row_size=table.num_pairs,
     )
-    carrying = {mean.name: len(np.unique(table.prompt[mean.mask])) for mean in means}
+    carrying = {mean.name: _carrying(table.prompt[mean.mask]) for mean in means if mean.mask.any()}
+    of_all = _carrying(table.prompt)
     return {
-        name: SeedSample(value, resampled.replicates.get(name), carrying.get(name, table.num_prompts))
+        name: SeedSample(value, resampled.replicates.get(name), carrying.get(name, of_all))
         for name, value in resampled.point.items()
         if math.isfinite(value)
     }
+
+
+def _carrying(prompt: IntArray) -> float:
+    """How many prompts of equal size know a mean over (P,) pairs as well; 0 where its variance is not shown to exist.
+
+    Differences between arms have no bounds that unseen prompts could be given, as those of a report's shares have.
+    """
+    sizes = prompt_sizes(prompt)
+    return effective_prompts(sizes) if heaviest_tail(sizes) < 1 / 2 else 0.0
 
 
 def _gap(test: SeedSample | None, train: pd.DataFrame) -> SeedSample | None:
@@ -192,14 +203,6 @@ def first_reaching(history: Sequence[Mapping[str, Any]], target: float) -> tuple
         if accuracy is not None and accuracy >= target:
             return row["step"], row["metrics"]["cost/train_seconds"]
     return None
-
-
-def _gate(metrics: Mapping[str, Any]) -> list[GateCheck]:
-    """The gate before scaling up, on this cell's values by split."""
-    values = gate_values(metrics["test"])
-    accuracy, trained = values["pairwise_accuracy"], metrics["train"]["pairwise_accuracy"]["value"]
-    gap = None if accuracy is None or trained is None else trained - accuracy
-    return validation_gate({**values, "train_test_gap": gap})
 
 
 def prompt_scores(table: RewardTable, metric: str) -> FloatArray | None:

@@ -6,17 +6,17 @@ spent outside of its steps. Where the store has none of the same kind, a probe o
 """
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from rmcore.config.pipeline import PipelineConfig
-from rmcore.core.hardware import curvature_minutes
-from rmcore.core.store import Entry, canonical_json
+from rmcore.core.digests import canonical_json
+from rmcore.core.store import Entry
 from rmcore.stages.registry import STAGES
-from rmcore.stages.settings import PrepareSettings, TrainSettings, device_type
+from rmcore.stages.settings import PrepareSettings, TrainSettings
+from rmcore.training.length import passes
 from rmcore.training.resume import FINISHED_FILE
 
 KIND_FIELDS = ("precision", "tf32", "compile", "batching", "packing", "gradient_checkpointing", "pairs_per_step")
@@ -110,7 +110,7 @@ class Estimates:
         if config.train.steps is not None:
             return config.train.steps * config.train.pairs_per_step
         probe = self.probes.get(probe_kind(config))
-        return None if probe is None else config.train.epochs * probe.num_train
+        return None if probe is None else passes(config.train, probe.num_train) * probe.num_train
 
     def _from_probe(self, config: PipelineConfig, stage: str) -> float | None:
         probe = self.probes.get(probe_kind(config))
@@ -118,15 +118,11 @@ class Estimates:
             return None
         if stage == "landscape":
             products = config.landscape.lanczos_steps + config.landscape.trace_probes
-            # The other parts, which no shipped experiment measures, are not counted.
-            products *= 2 if "normalized" in config.landscape.parts else 1
+            products = (2 if config.landscape.normalized else 1) * products + 1  # and one for the error over prompts
             passes = float(PRODUCT_PASSES * products * config.landscape.num_pairs)
-            minutes = curvature_minutes(device_type(config.device), config.landscape.minutes)
-            most = math.inf if minutes is None else 60 * minutes
         else:
             passes = FORWARD_SHARE * (probe.num_scored + min(config.evaluate.train_pairs, probe.num_train))
-            most = math.inf
-        return probe.start_seconds + min(most, passes / probe.pairs_per_second)
+        return probe.start_seconds + passes / probe.pairs_per_second
 
     def _start(self, config: PipelineConfig) -> float | None:
         probe = self.probes.get(probe_kind(config))

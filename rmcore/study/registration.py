@@ -10,9 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rmcore.core.digests import canonical_json, make_key
 from rmcore.core.errors import StoreError
 from rmcore.core.files import exclusive, read_json_lines, write_json, write_text
-from rmcore.core.store import canonical_json, flatten, make_key
+from rmcore.core.store import flatten
 from rmcore.reporting.experiment_schema import Registration
 
 LONGEST_VALUE = 120

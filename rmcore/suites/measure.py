@@ -5,7 +5,7 @@ The rules are scored as models are: the number of characters, and the number of 
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -18,14 +18,23 @@ from rmcore.data.rendering import TokenizedSide
 from rmcore.ensembles.score import SideScorer
 from rmcore.evaluation.ranking import ratio
 from rmcore.evaluation.rewards import LENGTH_MATCHED
-from rmcore.evaluation.uncertainty import MetricValue, Resampled, cluster_bootstrap, interval_p, metric_value
-from rmcore.models.reward_model import refuse_not_finite
-from rmcore.suites.question import OVERALL, Question, Rewards, Suite, clusters
+from rmcore.evaluation.uncertainty import (
+    MetricValue,
+    Resampled,
+    cluster_bootstrap,
+    interval_p,
+    metric_value,
+    unanimous_interval,
+)
+from rmcore.models.reward_model import refuse_not_finite, warn_of_equal
+from rmcore.suites.question import OVERALL, Question, Rewards, Suite, clusters, groups_of
 from rmcore.suites.reward_bench_2 import TIES
 
 _MARKDOWN = re.compile(r"(?m)^\s*(?:[-*+]|\d+[.)])\s|^#{1,6}\s|\*\*|```|^\|")
 """List items, headings, bold, code, tables."""
 RESAMPLES = 2000
+_ALIKE = 1e-9
+"""Scores differ by rounding alone."""
 UNDEFINED = "the part of the set that is there does not define it"
 
 
@@ -65,6 +74,7 @@ def score_answers(rm: SideScorer, questions: Sequence[Question], *, report: Repo
     readable = [isinstance(side, TokenizedSide) for side in found]
     scored = rm.score_sides(sides, report=report)
     refuse_not_finite(scored, lambda place: f"readable answer {place + 1} of {len(sides)}")
+    warn_of_equal(scored)
     rewards[readable] = scored
     ends = np.cumsum([len(one.answers) for one in questions])
     return np.split(rewards, ends[:-1])
@@ -79,7 +89,7 @@ def measure(suite: Suite, questions: Sequence[Question], rewards: Rewards, *, se
     )
     lengths = _counted(questions, len)
     return Measured(
-        {name: _value(suite, name, found, questions, cluster) for name in found.point},
+        {name: _value(suite, name, found, questions, cluster, rewards) for name in found.point},
         overall(suite, questions, lengths),
         difference(suite, questions, rewards, lengths, seed=seed)[0],
         overall(suite, questions, _counted(questions, lambda text: len(_MARKDOWN.findall(text)))),
@@ -100,14 +110,123 @@ def difference(
         return {OVERALL: a - b}
 
     found = cluster_bootstrap(compute, number, num_resamples=RESAMPLES, seed=seed, row_size=len(questions))
-    replicates = found.replicates.get(OVERALL)
-    return _of_difference(found.point[OVERALL], replicates, number, len(questions))
+    groups = _groups(suite, questions, cluster)
+    return _of_difference(
+        found.point[OVERALL],
+        found.replicates.get(OVERALL),
+        known_by(groups, number),
+        len(questions),
+        _hidden(suite, questions, groups, first, second),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Questions that a score may weigh otherwise than others.
+
+    places: of the questions.
+    num_prompts: of the questions.
+    weight: what the overall score gains where these questions alone become right.
+    """
+
+    places: IntArray
+    num_prompts: int
+    weight: float
+
+
+def _groups(suite: Suite, questions: Sequence[Question], cluster: IntArray) -> list[Group]:
+    none = overall(suite, questions, _all_right(questions, None)) or 0.0
+    found = []
+    for name, mask in groups_of(questions).items():
+        places = np.flatnonzero(mask)
+        weight = (overall(suite, questions, _all_right(questions, name)) or 0.0) - none
+        found.append(Group(places, len(np.unique(cluster[places])), weight))
+    return found
+
+
+def _all_right(questions: Sequence[Question], group: str | None) -> list[FloatArray]:
+    """Rewards by which the questions of a group are right and no others."""
+    found = []
+    for one in questions:
+        own = np.zeros(len(one.answers))
+        own[: one.num_good] = 1.0 if one.group == group else -1.0
+        found.append(own)
+    return found
+
+
+def _hidden(
+    suite: Suite, questions: Sequence[Question], groups: Sequence[Group], first: Rewards, second: Rewards | None = None
+) -> tuple[float, float]:
+    """How far the overall score may be below and above, because all questions of a group say the same.
+
+    Resampling shows no spread there, and six questions that are all right leave room for many that are not. The mean m
+    of such a group, in [l, 1], may be any within m - u (m - l) and m + u (1 - m) (`unanimous_interval`). The distances
+    to these ends are put together as those of independent parts are, by their squares.
+
+    Args:
+        suite: whose rule makes the score.
+        questions: all of them.
+        groups: of `_groups`.
+        first: rewards of a model.
+        second: of another, where it is the difference of both that is measured.
+
+    Source:
+        Zou and Donner 2008, Construction of confidence limits about effect measures, Statistics in Medicine 27(10).
+    """
+    rng, wrong = np.random.default_rng(0), _all_right(questions, None)
+    models = [(1.0, first), *([] if second is None else [(-1.0, second)])]
+    scored = [(sign, suite.scores(questions, rewards)) for sign, rewards in models]
+    lowest, below, above = 0.0 if second is None else -1.0, 0.0, 0.0
+    for group in groups:
+        weights = np.ones((2, len(questions)))
+        weights[1, group.places] = rng.exponential(size=len(group.places)) + 0.1
+        as_is, weighed = np.sum([sign * scores(weights)[OVERALL] for sign, scores in scored], axis=0)
+        if np.isnan(weighed) or abs(weighed - as_is) > _ALIKE or group.weight <= 0:
+            continue
+        without_it = sum(sign * _overall_with(suite, questions, rewards, wrong, group) for sign, rewards in models)
+        mean = (as_is - without_it) / group.weight
+        low, high = unanimous_interval(mean, group.num_prompts, lowest)
+        below += (group.weight * (mean - low)) ** 2
+        above += (group.weight * (high - mean)) ** 2
+    return float(below**0.5), float(above**0.5)
+
+
+def _overall_with(
+    suite: Suite, questions: Sequence[Question], rewards: Rewards, others: Rewards, group: Group
+) -> float:
+    """Overall score where the questions of a group have other rewards."""
+    mixed = list(rewards)
+    for place in group.places:
+        mixed[place] = others[place]
+    return overall(suite, questions, mixed) or 0.0
+
+
+def known_by(groups: Sequence[Group], number: int) -> float:
+    """How many prompts, alike in weight, know the spread of the overall score as well as these do.
+
+    A mean over groups has much of its variance from the smallest, which few prompts show: its degrees of freedom are
+    Satterthwaite's, with v_g = W_g^2 / n_g for a group of n_g prompts. A group's weight W_g is what the score gains
+    where the group's questions alone become right. Where all questions weigh the same this is about their `number`.
+
+    Source:
+        Satterthwaite 1946, An approximate distribution of estimates of variance components, Biometrics Bulletin 2(6).
+    """
+    sizes = np.array([one.num_prompts for one in groups], dtype=np.float64)  # (G,)
+    parts = np.array([one.weight for one in groups]) ** 2 / sizes
+    if parts.sum() == 0:
+        return float(number)
+    df = parts.sum() ** 2 / (parts**2 / np.maximum(sizes - 1, 0.5)).sum()
+    return min(float(number), float(df) + 1)
 
 
 def _of_difference(
-    value: float, replicates: FloatArray | None, num_prompts: int, num_questions: int
+    value: float,
+    replicates: FloatArray | None,
+    num_prompts: float,
+    num_questions: int,
+    hidden: tuple[float, float] = (0.0, 0.0),
 ) -> tuple[MetricValue, float | None]:
-    """A difference with its interval and p value, or with the reason why there is none."""
+    """A difference with its interval and p value, or with the reason why there is none; `hidden` is of `_hidden`."""
     if np.isnan(value):
         return MetricValue(None, None, None, num_questions, UNDEFINED), None
     if replicates is not None and len(np.unique(replicates[~np.isnan(replicates)])) < 2:
@@ -121,7 +240,25 @@ def _of_difference(
         defined = replicates[~np.isnan(replicates)]
         if np.all(defined > 0) or np.all(defined < 0):
             p = min(p, float(2 * special.stdtr(num_prompts - 1, -abs(value) / defined.std(ddof=1))))
-    return shown, p
+    widened = _widened(shown, hidden, -1.0)
+    if p is not None and shown.ci_low is not None and shown.ci_high is not None and max(hidden) > 0:
+        # The end towards zero is further away by a factor, and so is every quantile.
+        plain, whole = (value - shown.ci_low, hidden[0]) if value > 0 else (shown.ci_high - value, hidden[1])
+        further = np.hypot(plain, whole) / plain if plain > 0 else np.inf
+        p = float(2 * special.stdtr(num_prompts - 1, special.stdtrit(num_prompts - 1, p / 2) / further))
+    return widened, p
+
+
+def _widened(shown: MetricValue, hidden: tuple[float, float], lowest: float) -> MetricValue:
+    """A score whose interval holds what groups hide in which all questions say the same."""
+    if shown.value is None or shown.ci_low is None or shown.ci_high is None:
+        return shown
+    below, above = np.hypot(shown.value - shown.ci_low, hidden[0]), np.hypot(shown.ci_high - shown.value, hidden[1])
+    return replace(
+        shown,
+        ci_low=max(lowest, shown.value - float(below)),
+        ci_high=min(1.0, shown.value + float(above)),
+    )
 
 
 def difference_from_score(
@@ -142,7 +279,11 @@ def difference_from_score(
     if replicates is not None:
         other = published + np.random.default_rng(seed).permutation(replicates - own)
         replicates = replicates - other
-    return _of_difference(own - published, replicates, number, len(questions))
+    groups = _groups(suite, questions, cluster)
+    below, above = _hidden(suite, questions, groups, rewards)
+    # The published model may hide as much, on the other side.
+    hidden = (float(np.hypot(below, above)), float(np.hypot(below, above)))
+    return _of_difference(own - published, replicates, known_by(groups, number), len(questions), hidden)
 
 
 def length_matched(questions: Sequence[Question], rewards: Rewards, *, seed: int = 0) -> MetricValue:
@@ -181,18 +322,26 @@ def without(suite: Suite, questions: Sequence[Question], rewards: Rewards, left_
     return overall(suite, [questions[place] for place in kept], [rewards[place] for place in kept])
 
 
-def _value(suite: Suite, name: str, found: Resampled, questions: Sequence[Question], cluster: IntArray) -> MetricValue:
+def _value(
+    suite: Suite, name: str, found: Resampled, questions: Sequence[Question], cluster: IntArray, rewards: Rewards
+) -> MetricValue:
     parts = suite.parts.get(name, (name,))
     own = [place for place, one in enumerate(questions) if one.group in parts] or list(range(len(questions)))
     if np.isnan(found.point[name]):
         return MetricValue(None, None, None, len(own), UNDEFINED)
-    return metric_value(
+    number = float(len(np.unique(cluster[own])))
+    hidden = (0.0, 0.0)
+    if name == OVERALL:
+        groups = _groups(suite, questions, cluster)
+        number, hidden = known_by(groups, int(number)), _hidden(suite, questions, groups, rewards)
+    value = metric_value(
         found.point[name],
         found.replicates.get(name),
-        num_prompts=len(np.unique(cluster[own])),
+        num_prompts=number,
         num_pairs=len(own),
         is_share=name != TIES,
     )
+    return _widened(value, hidden, 0.0)
 
 
 def _counted(questions: Sequence[Question], count: Callable[[str], int]) -> list[FloatArray]:

@@ -6,13 +6,16 @@ prompts share are its template and do not count; a prompt of which fewer than si
 Candidates come from MinHash (datasketch), and each is then measured exactly, so no two prompts are called alike by an
 accident of hashing. In scripts without spaces a character counts as a word.
 
+Near-copies among the prompts of a policy's samples are found in the same way, from half of the sequences on: they are
+no independent evidence long before one could stand for another.
+
 Source:
     Lee et al. 2022, Deduplicating training data makes language models better, arXiv:2107.06499: 5-grams, 0.8.
 """
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,14 +64,14 @@ class Overlap:
 
 def find_overlap(pairs: Pairs, questions: Sequence[Question], *, report: Report = silent) -> Overlap:
     """Compare the prompts of training pairs with those of a benchmark's questions; the pairs are read once."""
-    prompts = _Prompts(questions)
+    prompts, index = _Prompts(questions), _Texts(normalized_prompt(one.prompt) for one in questions)
     exact, near, answered = (np.zeros(len(questions), dtype=bool) for _ in range(3))
     shared = np.zeros(len(pairs), dtype=bool)
     known: dict[str, frozenset[int]] = {}
     for number, pair in enumerate(pairs):
         text = normalized_prompt(pair.prompt)
         if text not in known:  # pairs of one prompt ask once
-            found = prompts.like(text)
+            found = index.like(text, NEAR)
             known[text] = frozenset(place for other in found for place in prompts.places[other])
             for other in found:
                 (exact if other == text else near)[prompts.places[other]] = True
@@ -82,8 +85,38 @@ def find_overlap(pairs: Pairs, questions: Sequence[Question], *, report: Report 
     return Overlap(exact, near & ~exact, answered, shared)
 
 
+def independent_units(prompts: Sequence[str], topics: Sequence[Hashable | None]) -> list[int]:
+    """Number the groups of prompts that are near-copies of one another or share a topic: (C,), from 0.
+
+    A chain of near-copies is one group.
+
+    Args:
+        prompts: C texts.
+        topics: (C,) of the prompts; None where a prompt has none, and then its text alone counts.
+    """
+    texts = [normalized_prompt(prompt) for prompt in prompts]
+    index, parent = _Texts(texts), list(range(len(prompts)))
+
+    def root(place: int) -> int:
+        while parent[place] != place:
+            parent[place] = parent[parent[place]]
+            place = parent[place]
+        return place
+
+    first: dict[tuple[str, Hashable], int] = {}
+    for place, (text, topic) in enumerate(zip(texts, topics, strict=True)):
+        same = [("topic", topic)] if topic is not None else []
+        for key in [("text", text), *same]:
+            parent[root(place)] = root(first.setdefault(key, place))
+    for text in index.texts:
+        for other in index.like(text, CANDIDATES):
+            parent[root(first["text", text])] = root(first["text", other])
+    numbers: dict[int, int] = {}
+    return [numbers.setdefault(root(place), len(numbers)) for place in range(len(prompts))]
+
+
 class _Prompts:
-    """The different prompts of a benchmark, to find those like another one."""
+    """Where the prompts and the answers of a benchmark's questions are."""
 
     def __init__(self, questions: Sequence[Question]) -> None:
         self.places: dict[str, list[int]] = {}
@@ -94,7 +127,14 @@ class _Prompts:
             self.places.setdefault(normalized_prompt(one.prompt), []).append(place)
             for answer in one.answers:
                 self.of_answer.setdefault(answer, set()).add(place)
-        every = {text: _grams(text) for text in self.places}
+
+
+class _Texts:
+    """Normalized texts, to find those like another one."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        every = {text: _grams(text) for text in texts}
+        self.texts = frozenset(every)
         counted = Counter(gram for grams in every.values() for gram in grams)
         most = max(TEMPLATE_SHARE * len(every), FEWEST_OF_A_TEMPLATE)
         self.template = frozenset(gram for gram, count in counted.items() if count > most)
@@ -108,12 +148,12 @@ class _Prompts:
         own = grams - self.template
         return own if len(own) >= FEWEST_GRAMS else frozenset()
 
-    def like(self, text: str) -> set[str]:
-        """Prompts that are this one or resemble it."""
-        found = {text} & self.places.keys()
+    def like(self, text: str, least: float) -> set[str]:
+        """Texts that are this one or resemble it, with a Jaccard similarity of `least` (`CANDIDATES` or more)."""
+        found = {text} & self.texts
         if grams := self._own(_grams(text)):
             near = self.index.query(_hashed(grams))
-            found |= {one for one in near if len(grams & self.grams[one]) >= NEAR * len(grams | self.grams[one])}
+            found |= {one for one in near if len(grams & self.grams[one]) >= least * len(grams | self.grams[one])}
         return found
 
 

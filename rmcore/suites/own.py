@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args
 from rmcore.config.files import read_mapping
 from rmcore.core.errors import ConfigError
 from rmcore.data.pair import opening
+from rmcore.data.readers.turns import OF_THE_PROMPT
 from rmcore.suites.question import OVERALL, Question, Row, Suite, best_is_right, by_group
 
 YAML_SUFFIXES = (".yaml", ".yml")
@@ -57,7 +58,8 @@ def read_own_suite(path: Path) -> tuple[Suite, str]:
         raise ConfigError(f"{path}: there is no file {own.file!r} (looked for {str(file)!r}).")
 
     def read(row: Row) -> Question:
-        prompt = row.prompt(own.prompt)
+        named = {own.prompt, own.chosen, own.rejected, own.group, own.cluster}
+        prompt = row.prompt(own.prompt, [column for column in OF_THE_PROMPT if column not in named])
         lists = own.kind == "ties"
         chosen = row.texts(own.chosen) if lists else (row.text(own.chosen),)
         rejected = (row.text(own.rejected),) if own.kind == "pairs" else row.texts(own.rejected)

@@ -6,7 +6,7 @@ from the same code. Questions of one cluster (the same prompt, most often) are d
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from hashlib import sha256
@@ -17,10 +17,11 @@ import numpy as np
 
 from rmcore.core.arrays import BoolArray, FloatArray, IntArray
 from rmcore.core.errors import DataError
-from rmcore.data.pair import Prompt, plain_prompt
-from rmcore.data.readers.fields import RowRejected, message_list
+from rmcore.data.pair import Prompt, plain_prompt, prompt_messages
+from rmcore.data.readers.fields import RowRejected
 from rmcore.data.readers.files import RawRecord, is_file_name, read_file
 from rmcore.data.readers.sources import iter_records
+from rmcore.data.readers.turns import framed, message_list
 from rmcore.evaluation.ranking import ratio
 
 Rewards = Sequence[FloatArray]
@@ -108,12 +109,24 @@ class Row:
             raise self.wrong(f"{name!r} is {'missing' if value is None else 'no list of texts'}")
         return tuple(value)
 
-    def prompt(self, name: str) -> Prompt:
+    def prompt(self, name: str, others: Collection[str] = ()) -> Prompt:
         """A text, or the turns of a dialogue, each with `role` and `content`.
 
+        Args:
+            name: its column.
+            others: columns that say more of it, see `rmcore.data.readers.turns.framed`.
+
         Raises:
-            DataError: it is neither.
+            DataError: it is neither, or they cannot be read.
         """
+        asked = self._asked(name)
+        more = {column: self.fields[column] for column in others if column in self.fields}
+        try:
+            return plain_prompt(framed(prompt_messages(asked), more))
+        except RowRejected as rejection:
+            raise self.wrong(str(rejection.reason)) from rejection
+
+    def _asked(self, name: str) -> Prompt:
         value = self.fields.get(name)
         if isinstance(value, str):
             return self.text(name)

@@ -13,6 +13,7 @@ import numpy as np
 from scipy import sparse
 
 from rmcore.core.arrays import FloatArray
+from rmcore.core.extras import require_extra
 from rmcore.data.tokenized import Pairs
 from rmcore.suites.question import Question
 
@@ -41,6 +42,7 @@ def learn_words(pairs: Pairs) -> WordModel | None:
     Words in one answer alone are left out, the rest weigh by 1 + log(count) times their rarity, normalised to length
     1; the penalty is scikit-learn's default (C = 1).
     """
+    require_extra("sklearn", "benchmark", "the bag-of-words model next to a benchmark's score")
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
 

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import StoreError
-from rmcore.core.files import atomic_folder, link_tree
+from rmcore.core.files import atomic_folder, link_tree, remove_abandoned
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training.ranks import ALONE, Ranks
 from rmcore.training.resume import CHECKPOINTS, ResumePoint
@@ -44,12 +44,11 @@ def repair_interrupted(folder: Path) -> None:
             shutil.rmtree(retired)
         else:
             retired.rename(place)
-    for temporary in filter(_is_ours, folder.glob(".*.tmp")):
-        shutil.rmtree(temporary)
+    remove_abandoned(folder, lambda name: re.fullmatch(r"best|step_\d+", name) is not None)
 
 
 def _is_ours(path: Path) -> bool:
-    return re.fullmatch(r"\.(best|step_\d+)\.(tmp|old)", path.name) is not None and path.is_dir()
+    return re.fullmatch(r"\.(best|step_\d+)\.old", path.name) is not None and path.is_dir()
 
 
 def _publish(folder: Path, write: Callable[[Path], object]) -> None:

@@ -1,35 +1,62 @@
-"""torch.compile of a micro-batch's whole computation, and what happens when it cannot be compiled."""
+"""torch.compile of each transformer layer, and what happens when one cannot be compiled."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor
-from torch._dynamo.exc import TorchDynamoException
+from torch import nn
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch._inductor.exc import CppCompileError
 
-from rmcore.models.packing.rows import Rows
-from rmcore.training.step import Forward
+from rmcore.models.layers import transformer_layers
 
-COMPILE_ERRORS = (TorchDynamoException, CppCompileError)
+COMPILE_ERRORS = (TorchDynamoException, FailOnRecompileLimitHit, CppCompileError)
 """Exceptions of a failed compilation: of the forward pass, or of the backward pass, compiled when first run."""
 
 
-class CompiledForward:
-    """A `Forward` compiled with dynamic shapes, until `give_up`; then the plain one.
+class CompiledLayers:
+    """The layers of a model compiled with dynamic shapes, where they are `active`, until `give_up`; else plain.
 
-    Micro-batches differ in rows and length. With dynamic shapes few compiled graphs serve them all: one for two pairs
-    and more, one for single pairs, because torch.compile always treats a size of 1 as a constant, and for packed rows
-    one more where no pair shares a prompt. Each takes minutes of C++ compilation on a CPU, once.
+    Layers of one class share their code, so whatever the depth of the model few graphs are compiled: one for all rows
+    of two sequences and more, and perhaps one for a case in which two sizes happen to be equal. The whole model as
+    one graph took minutes at 2 layers (benchmarks/results/training-throughput.md).
+
+    `forward` is compiled rather than the module (`Module.compile`): hooks, FSDP2's among them, stay outside, and
+    recomputation in the backward pass inside.
     """
 
-    def __init__(self, forward: Forward) -> None:
-        self._eager = forward
-        self._compiled: Forward | None = torch.compile(forward, dynamic=True)
+    def __init__(self, model: nn.Module) -> None:
+        """Prepare the layers of `model`, which must be in its training form already: sharded, if it will be."""
+        layers = transformer_layers(model)
+        self._compiled = [(one, torch.compile(one.forward, dynamic=True, fullgraph=True)) for one in layers]
+        if not layers:
+            print(
+                f"note: train.compile compiles layer by layer, and {type(model).__name__} has no layers of a class "
+                "that is known; it trains without.",
+                file=sys.stderr,
+            )
 
     @property
     def works(self) -> bool:
-        """Whether the compiled form is in use."""
-        return self._compiled is not None
+        """Whether compiled layers are in use."""
+        return bool(self._compiled)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Let the layers run compiled inside the block, backward pass included.
+
+        Outside they are the plain ones: they are evaluated without, and have second derivatives, which compiled code
+        has not. Parameters and their names are the same.
+        """
+        compiled = list(self._compiled)
+        for layer, forward in compiled:
+            layer.forward = forward
+        try:
+            yield
+        finally:
+            for layer, _ in compiled:
+                del layer.forward
 
     def give_up(self, error: Exception) -> None:
         """Go on without compilation after `error`, and say so."""
@@ -39,12 +66,4 @@ class CompiledForward:
             "same result. Leave compile off, or repair the compiler (C++ on a CPU, Triton on a GPU).",
             file=sys.stderr,
         )
-        self._compiled = None
-
-    def __call__(self, rows: Rows, target_margins: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute one micro-batch.
-
-        Raises:
-            one of COMPILE_ERRORS: it could not be compiled.
-        """
-        return (self._compiled or self._eager)(rows, target_margins)
+        self._compiled = []

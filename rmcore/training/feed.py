@@ -6,15 +6,15 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from rmcore.config.train import TrainConfig
-from rmcore.core.arrays import IntArray
 from rmcore.core.errors import ConfigError, TrainingError
+from rmcore.core.files import full_places
 from rmcore.data.rendering import TokenizedPair
 from rmcore.data.tokenized import token_lengths
 from rmcore.data.tokenized_observations import TokenizedObservation, side_lengths
@@ -22,7 +22,6 @@ from rmcore.models.batching import StepOrder, micro_batches, pair_tokens
 from rmcore.models.observation_batching import observation_micro_batches, observation_tokens, padded_tokens
 from rmcore.models.packing.layout import Packing
 from rmcore.models.plain_batching import plain_micro_batches
-from rmcore.training.prompt_groups import GroupedOrder, find_prompt_groups
 from rmcore.training.ranks import Ranks
 from rmcore.training.step import Batch
 
@@ -47,8 +46,6 @@ class StepFeed(Dataset):
     packing: Packing | None = None
     plain: bool = False
     """Cut as the usual loop does, see `rmcore.models.plain_batching`."""
-    prompts: IntArray | None = None
-    """(P,) numbers of the prompts; neighbours of one prompt are computed together. None: each pair by itself."""
 
     def __len__(self) -> int:
         return len(self.order)
@@ -90,7 +87,6 @@ class StepFeed(Dataset):
             packing=self.packing,
             rank=self.ranks.rank,
             world=self.ranks.world,
-            prompts=None if self.prompts is None else self.prompts[list(indices)].tolist(),
         )
         return [*cut]
 
@@ -145,16 +141,11 @@ def make_feed(
     pad_id: int,
     ranks: Ranks,
     packing: Packing | None = None,
-    order: Sequence[Sequence[int]] | None = None,
 ) -> StepFeed:
     """The feed of a whole training; the same arguments give the same steps, so a resumed run skips what was done.
 
-    `order` has the positions of the pairs of each of `num_steps` steps; None: `rmcore.models.batching.StepOrder`, or
-    with `config.group_prompts` that of `rmcore.training.prompt_groups`.
-
     Raises:
-        ConfigError: plain batching on several processes, or of other observations than pairs; groups of those, or where
-            no row is packed.
+        ConfigError: plain batching on several processes, or of other observations than pairs.
     """
     plain = config.batching == "plain"
     observed = any(isinstance(one, TokenizedObservation) for one in pairs[:1])
@@ -168,23 +159,9 @@ def make_feed(
             f"batching=plain on {ranks.world} processes: its loss is a mean over the micro-batches of a step, which "
             "would depend on how pairs are shared out. Train in one process, or use batching=pairs."
         )
-    prompts = None
-    if config.group_prompts > 1:
-        refused = None
-        if order is not None:
-            refused = "it draws an order of its own, and another is given"
-        elif observed:
-            refused = "these data say more than pairs (train.objective=pairs takes the pairs alone)"
-        elif packing is None:
-            refused = "rows of this model are padded, so pairs of one prompt share nothing"
-        if refused is not None:
-            raise ConfigError(f"train.group_prompts={config.group_prompts}, and {refused}; leave it at 1.")
-        groups = find_prompt_groups(cast(Sequence[TokenizedPair], pairs), config.group_prompts)
-        prompts, order = groups.prompts, GroupedOrder(groups, config.pairs_per_step, num_steps, seed)
-    if order is None:
-        order = StepOrder(len(pairs), config.pairs_per_step, num_steps, seed)
+    order = StepOrder(len(pairs), config.pairs_per_step, num_steps, seed)
     kind: Any = ObservationFeed if observed else StepFeed
-    return kind(pairs, order, token_budget, pad_id, ranks, packing, plain, prompts)
+    return kind(pairs, order, token_budget, pad_id, ranks, packing, plain)
 
 
 @contextmanager
@@ -254,12 +231,14 @@ def _fetched(steps: Iterator[Any], workers: int) -> Generator[tuple[list[int], l
                 return
             yield step
     except (ConnectionError, EOFError, FileNotFoundError, RuntimeError) as error:
+        is_waiting = False  # first of all: the signal of the same death may come only now, and would replace this error
         if isinstance(error, TrainingError) or (isinstance(error, RuntimeError) and "DataLoader" not in str(error)):
             raise
+        full = full_places()
         raise LostWorkerError(
-            f"the next step's micro-batches did not come from the {workers} worker processes ({error}); a worker was "
-            "killed, often for lack of memory, or the machine is overloaded. Lower num_workers (0 builds them in this "
-            "process) or raise fetch_timeout_seconds."
+            f"the next step's micro-batches did not come from the {workers} worker processes ({error}); "
+            f"{full and f'{full}, and '}a worker was killed, often for lack of memory, or the machine is overloaded. "
+            "Lower num_workers (0 builds them in this process) or raise fetch_timeout_seconds."
         ) from error
     finally:
         if is_heard:

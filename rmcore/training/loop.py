@@ -8,6 +8,7 @@ seed, so on a CPU a training that was killed anywhere ends in the same bits as o
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +36,6 @@ from rmcore.training import resume
 from rmcore.training import state as states
 from rmcore.training.callbacks import Callback, Evaluation
 from rmcore.training.checkpoint import CheckpointWriter, repair_interrupted
-from rmcore.training.compiling import CompiledForward
 from rmcore.training.feed import LostWorkerError, make_feed, steps_from
 from rmcore.training.length import planned_steps
 from rmcore.training.memory import memory_metrics, peak_memory_bytes
@@ -44,15 +44,24 @@ from rmcore.training.peak_memory import PeakMeter
 from rmcore.training.ranks import ALONE, Ranks
 from rmcore.training.record import MetricsTable, Progress, TrainResult, Window, reward_distribution
 from rmcore.training.selection import LAST, Selection
-from rmcore.training.setup import choose_budget, choose_packing, make_context, restore_training, with_precision
+from rmcore.training.setup import (
+    choose_packing,
+    make_context,
+    narrows_base,
+    restore_training,
+    share_memory,
+    with_precision,
+)
 from rmcore.training.sharding import reshard
 from rmcore.training.state_transfer import write_parts
 from rmcore.training.step import Batch, HalfUpdateError, StepContext
 from rmcore.training.stepper import Stepper
 from rmcore.training.train_mode import training_form
 
-DISTRIBUTION_PAIRS = 500
-"""Pairs trained on whose rewards are described where there are no validation pairs; of fewer, all."""
+DISTRIBUTION_PAIRS = 100
+"""Pairs trained on whose rewards are described where there are no validation pairs; of fewer, all. Scoring a pair costs
+a third of training on it, so that a hundred cost what two steps of 16 do; their mean is known to a tenth of a standard
+deviation."""
 SCORED_TOGETHER = 16384
 """Pairs that are held in memory, and sorted by length, at a time; equal sides beyond them may differ by rounding."""
 ALL_DONE = "all steps done"
@@ -83,7 +92,6 @@ class Trainer:
         callbacks: called after each evaluation.
         settings: whatever else made this training what it is, by dotted name; a state of other settings is refused.
         ranks: the processes that train together.
-        order: positions of the pairs of each step, in place of an even draw; a state of another order is refused.
 
     Raises:
         ConfigError: a pair exceeds the token budget, the world size does not divide `pairs_per_step`, or the ranks
@@ -105,11 +113,10 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         settings: Mapping[str, Any] | None = None,
         ranks: Ranks = ALONE,
-        order: Sequence[Sequence[int]] | None = None,
     ) -> None:
         rm.require_float32("trained: updates smaller than the rounding of its weights would be lost")
         ranks.check_divides(config.pairs_per_step)
-        config = with_precision(config, rm)
+        config = with_precision(config, rm, rm.device)
         self.rm, self.config, self.folder, self.tracker, self.seed = rm, config, folder, tracker, seed
         self.train, self.validation, self.ranks = train, validation, ranks
         self.report, self.callbacks = report, callbacks
@@ -123,30 +130,15 @@ class Trainer:
         rm.allow_packing = rm.allow_packing and config.packing
         rm.beta = config.beta
         self.packing = choose_packing(rm, config, ranks)
-        found = resume.read_beginning(folder, self.settings)
-        # What the first rank finds counts for all: another may look while that one begins, and a state is long to read.
-        point = resume.find_resume_point(folder) if found and ranks.is_main else None
-        beginning, self.point = ranks.gather((found, point))[0]
-        self.is_new = beginning is None
-        if self.point is not None:
-            self.at = Progress.from_dict(self.point.record)
-        else:
-            budget = beginning["token_budget"] if beginning else choose_budget(rm, config, ranks)
-            self.at = Progress(budget, Selection.of(config))
-        self.feed = make_feed(
-            train,
-            config,
-            num_steps=self.num_steps,
-            seed=seed,
-            token_budget=self.at.token_budget,
-            pad_id=rm.pad_id,
-            ranks=ranks,
-            packing=self.packing,
-            order=order,
-        )
-        check_budget(
-            self.at.token_budget, self.feed.least_budget(), self.feed.named
-        )  # refuses now what would fail later
+        if narrows_base(config, ranks) and (narrowed := rm.narrow_base()) and ranks.is_main:
+            print(
+                f"note: {narrowed / 1e6:.1f} M frozen weights stay bfloat16, as their files have them.", file=sys.stderr
+            )
+        try:
+            self._choose_cut(config)
+        except BaseException:
+            rm.widen()
+            raise
         self.writer = CheckpointWriter(rm, config, folder, self.at.selection, ranks)
         self.best_rewards = np.zeros((0, 2), dtype=np.float32)
         """(P, 2) rewards, chosen first, under the best weights; of the split named below."""
@@ -154,6 +146,38 @@ class Trainer:
         self._table: MetricsTable | None = None
         self._chooses = bool(validation) and config.best_metric != LAST
         self._loss = ""  # of the last step that was read
+
+    def _choose_cut(self, config: TrainConfig) -> None:
+        """Decide, or read where an earlier run decided, how steps are cut; where this run begins."""
+        rm, ranks = self.rm, self.ranks
+        found = resume.read_beginning(self.folder, self.settings)
+        # What the first rank finds counts for all: another may look while that one begins, and a state is long to read.
+        point = resume.find_resume_point(self.folder) if found and ranks.is_main else None
+        beginning, self.point = ranks.gather((found, point))[0]
+        self.is_new = beginning is None
+        if beginning is None:
+            budget, recomputed = share_memory(rm, config, self.packing, ranks)
+        else:  # of an earlier version: what the settings say
+            budget = beginning["token_budget"]
+            recomputed = beginning.get("recomputed_share", float(bool(config.gradient_checkpointing)))
+        self.config = config.model_copy(update={"gradient_checkpointing": recomputed > 0})
+        rm.recomputed_share = recomputed or 1.0
+        self.at = (
+            Progress(budget, Selection.of(config)) if self.point is None else Progress.from_dict(self.point.record)
+        )
+        self.feed = make_feed(
+            self.train,
+            config,
+            num_steps=self.num_steps,
+            seed=self.seed,
+            token_budget=self.at.token_budget,
+            pad_id=rm.pad_id,
+            ranks=ranks,
+            packing=self.packing,
+        )
+        check_budget(
+            self.at.token_budget, self.feed.least_budget(), self.feed.named
+        )  # refuses now what would fail later
 
     def run(self) -> TrainResult:
         """Train to the end, to early stopping, or to an error; the last good state is always on disk.
@@ -163,6 +187,12 @@ class Trainer:
             KeyboardInterrupt: after Ctrl-C or SIGTERM, when the step is done (or a worker process has failed) and the
                 state saved.
         """
+        try:
+            return self._run()
+        finally:
+            self.rm.widen()
+
+    def _run(self) -> TrainResult:
         with ExitStack() as stack:
             interruption = stack.enter_context(deferred_interruption())
             stack.enter_context(training_form(self.rm, self.config))
@@ -183,13 +213,24 @@ class Trainer:
                 raise
         return self._finish(context, stop_reason)
 
-    def probe(self, num_steps: int) -> int:
-        """Run the first steps to see what they cost: tokens computed. Weights change, nothing is saved."""
-        with training_form(self.rm, self.config):
+    def probe(self, num_steps: int) -> tuple[int, float]:
+        """Run the first steps to see what they cost; weights change, but stay float32, and nothing is saved.
+
+        Returns:
+            Tokens computed, and seconds of one update, which is not among the steps.
+        """
+        with ExitStack() as stack:
+            stack.callback(self.rm.join)
+            stack.enter_context(training_form(self.rm, self.config))
             stepper = Stepper(make_context(self.rm, self.config, self.ranks), self.feed)
             for step in range(min(num_steps, self.num_steps)):
                 stepper.run(step + 1, *stepper.feed[step])
-            return sum(result.num_tokens for result, _ in stepper.results())
+            num_tokens = sum(result.num_tokens for result, _ in stepper.results())
+            started = time.perf_counter()
+            stepper.context.optimizer.step(skip=stepper.context.failed)
+            if self.rm.device.type == "cuda":
+                torch.cuda.synchronize(self.rm.device)
+            return num_tokens, time.perf_counter() - started
 
     def _start(self) -> StepContext:
         """Begin, or resume from the newest state."""
@@ -197,7 +238,9 @@ class Trainer:
             self.folder.mkdir(parents=True, exist_ok=True)
             repair_interrupted(self.folder)
             if self.is_new:
-                resume.begin(self.folder, self.settings, {"token_budget": self.at.token_budget})
+                share = self.rm.recomputed_share if self.config.gradient_checkpointing else 0.0
+                chosen = {"token_budget": self.at.token_budget, "recomputed_share": share}
+                resume.begin(self.folder, self.settings, chosen)
             else:
                 self.writer.go_back(self.point)
         states.seed_everything(self.seed, self.ranks)
@@ -321,7 +364,9 @@ class Trainer:
             write_json(self.folder / "reward_distributions.json", described)
 
     def _score(self, pairs: Sequence[TokenizedPair]) -> np.ndarray:
-        budget = min(SCORING_TOKEN_BUDGET, self.at.token_budget)  # what training fits into, scoring does
+        budget = min(
+            SCORING_TOKEN_BUDGET[self.rm.device.type], self.at.token_budget
+        )  # what training fits into, scoring does
         return score_tokenized(
             self.rm, pairs, token_budget=budget, precision=self.config.chosen_precision, ranks=self.ranks
         )
@@ -370,7 +415,7 @@ class Trainer:
             best_metric=self.config.best_metric if self._chooses else None,
             peak_memory_bytes=peak_memory_bytes(self.rm.device),
             num_processes=self.ranks.world,
-            compiled=isinstance(context.forward, CompiledForward) and context.forward.works,
+            compiled=context.compiled is not None and context.compiled.works,
         )
 
 
@@ -378,7 +423,7 @@ def score_tokenized(
     rm: BradleyTerryRM,
     pairs: Sequence[TokenizedPair],
     *,
-    token_budget: int = SCORING_TOKEN_BUDGET,
+    token_budget: int,
     precision: Precision = "fp32",
     ranks: Ranks = ALONE,
 ) -> np.ndarray:

@@ -16,8 +16,10 @@ from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
 
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError, TrainingError
+from rmcore.core.extras import require_extra
 from rmcore.models.head import is_reward_head
 from rmcore.training.muon import Float32Muon
+from rmcore.training.split_adamw import SplitAdamW
 
 ADAM_BETA1 = 0.9
 """Decay of the mean of the gradient; that of its square is `adam_beta2`. Kingma & Ba 2015, arXiv:1412.6980."""
@@ -64,7 +66,9 @@ class OptimizerSet:
     @property
     def can_skip(self) -> bool:
         """Whether `step` takes `skip`: fused kernels look at it. SAM's second pass needs the host's eyes anyway."""
-        return not self.sharpness_aware and all(group.get("fused") for group in self.param_groups)
+        return not self.sharpness_aware and all(
+            isinstance(part, SplitAdamW) or group.get("fused") for part in self._parts for group in part.param_groups
+        )
 
     @property
     def state_bytes(self) -> int:
@@ -115,6 +119,25 @@ class OptimizerSet:
             parameter.copy_(before)
         self._before_ascent.clear()
 
+    def whole_weights(self, model: nn.Module) -> dict[str, Tensor]:
+        """The float32 weights, on the CPU, of parameters of `model` that are upper halves of them (adamw8bit)."""
+        joined = {p: part.joined for part, p in self._placed() if isinstance(part, SplitAdamW)}
+        named = model.named_parameters(remove_duplicate=False)
+        return {name: joined[p](p).cpu() for name, p in named if p in joined}
+
+    def exact(self, tensor: Tensor) -> Tensor:
+        """Give the float32 weights where `tensor` is a parameter that is the upper half of them; else `tensor`."""
+        for part in self._parts:
+            if isinstance(part, SplitAdamW) and tensor in part.state:
+                return part.joined(tensor)
+        return tensor
+
+    def widen(self) -> None:
+        """Make such parameters float32 again; the optimizer is of no use afterwards."""
+        for part in self._parts:
+            if isinstance(part, SplitAdamW):
+                part.widen()
+
     @property
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """The trained parameters, by name."""
@@ -162,7 +185,8 @@ def whole(tensor: Tensor, *, keep: bool = True) -> Tensor:
 
 def _check_shapes(values: Mapping[str, Tensor], parameter: nn.Parameter, name: str) -> None:
     for key, value in values.items():
-        if key != "step" and value.shape != parameter.shape:  # fused Adam counts steps in a tensor of its own
+        # Adam counts steps in a tensor of its own; a scale is that of many weights.
+        if key != "step" and not key.endswith("_scale") and value.shape != parameter.shape:
             raise TrainingError(
                 f"the saved optimizer state has {key} of shape {tuple(value.shape)} for {name}, which is "
                 f"{tuple(parameter.shape)}: it belongs to another model. Start anew in another folder."
@@ -172,9 +196,10 @@ def _check_shapes(values: Mapping[str, Tensor], parameter: nn.Parameter, name: s
 def make_optimizer(model: nn.Module, config: TrainConfig) -> OptimizerSet:
     """Build the optimizer named in `config` over the trainable parameters of `model`.
 
-    adamw, muon, lion and sam decay weights directly; adam and sgd add the decay to the gradient. A `muon` step moves a
+    adamw8bit makes the parameters of the backbone bfloat16, see `rmcore.training.split_adamw`. adamw, adamw8bit, muon,
+    lion and sam decay weights directly; adam and sgd add the decay to the gradient. A `muon` step moves a
     matrix by about as much as AdamW does at the same learning rate; `lion` wants one 3 to 10 times smaller than AdamW.
-    adam, adamw and, in one process, sgd `can_skip` an update; the others do not.
+    adam, adamw, adamw8bit and, in one process, sgd `can_skip` an update; the others do not.
 
     Raises:
         ConfigError: the model is sharded over processes and the optimizer is not exact there.
@@ -184,7 +209,10 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> OptimizerSet:
     if name == "muon":
         return OptimizerSet(trained, _muon_parts(model, config))
     groups, betas = parameter_groups(trained, config), (ADAM_BETA1, config.adam_beta2)
+    if name == "adamw8bit":
+        return OptimizerSet(trained, _split_parts(trained, config))
     if name == "lion":
+        require_extra("pytorch_optimizer", "lion", "train.optimizer=lion")
         from pytorch_optimizer import Lion
 
         return OptimizerSet(trained, [Lion(groups, lr=lr, betas=LION_BETAS, weight_decouple=True)])
@@ -196,6 +224,22 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> OptimizerSet:
         return OptimizerSet(trained, [SGD(groups, lr=lr, momentum=SGD_MOMENTUM, fused=not sharded)])
     radius = config.sam_rho if name == "sam" else None
     return OptimizerSet(trained, [AdamW(groups, lr=lr, betas=betas, fused=True)], ascent_radius=radius)
+
+
+def _split_parts(trained: Mapping[str, nn.Parameter], config: TrainConfig) -> list[Optimizer]:
+    """Split AdamW over the backbone; plain AdamW over the reward head, which computes in float32, and few numbers."""
+    if any(isinstance(parameter, DTensor) for parameter in trained.values()):
+        raise ConfigError(
+            "optimizer=adamw8bit with a model sharded over processes: its blocks of weights would depend on how many "
+            "there are. Use adamw, of which each process keeps its share, or train in one process."
+        )
+    kept = {name: p for name, p in trained.items() if is_reward_head(name) or _is_beside(name)}
+    backbone = [p for name, p in trained.items() if name not in kept]
+    betas = (ADAM_BETA1, config.adam_beta2)
+    return [
+        SplitAdamW(decay_groups(backbone, config.weight_decay), config.lr, betas, compiled=config.compile),
+        AdamW(parameter_groups(kept, config), lr=config.lr, betas=betas, fused=True),
+    ]
 
 
 def parameter_groups(named: Mapping[str, nn.Parameter], config: TrainConfig) -> list[dict[str, Any]]:

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rmcore.training.compiling import CompiledForward
 from rmcore.training.record import Progress
 from rmcore.training.step import StepContext
 
@@ -34,7 +33,7 @@ class PeakMeter:
         """Begin, with the weights in their place and nothing else."""
         self._context, self._at = context, at
         self._on_gpu = context.device.type == "cuda"
-        dispatched = context.ranks.world == 1 and not isinstance(context.forward, CompiledForward)
+        dispatched = context.ranks.world == 1 and context.compiled is None
         self._measured_step = min(MEASURED_STEP, num_steps) if dispatched and not self._on_gpu else None
         if self._on_gpu:
             torch.cuda.reset_peak_memory_stats(context.device)  # which may be that of loading

@@ -10,22 +10,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.errors import ModelError
 from rmcore.core.tracking import NullTracker
 from rmcore.data.rendering import TokenizedPair
 from rmcore.data.tokenized import Pairs, token_lengths
 from rmcore.data.tokenized_observations import Observations, TokenizedObservation
-from rmcore.models.batching import StepOrder, pack_pairs, packed_units, pair_tokens, row_tokens
-from rmcore.models.device import pick_device
+from rmcore.models.batching import StepOrder, pack_pairs, pair_tokens, row_tokens
+from rmcore.models.device import free_bytes, pick_device
 from rmcore.models.observation_batching import observation_tokens
-from rmcore.models.packing.layout import Packing
 from rmcore.models.plain_batching import plain_groups
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training.feed import ObservationFeed
 from rmcore.training.loop import Trainer
 from rmcore.training.material import Material, tokens_of
-from rmcore.training.memory import activation_bytes_per_token, free_bytes
+from rmcore.training.step_memory import count_step
 
 WARM_STEPS, TIMED_STEPS = 1, 2
+LARGE_STEP = 256
+"""Pairs of a step whose cost is told, too: what is done once a step weighs little there on any GPU."""
 Trained = Sequence[TokenizedPair] | Sequence[TokenizedObservation]
 
 
@@ -36,6 +38,8 @@ class TimedSteps(NamedTuple):
     num_pairs: int
     num_tokens: int
     seconds: float
+    update_seconds: float
+    """Seconds of one update alone."""
 
 
 def time_steps(rm: BradleyTerryRM, config: PipelineConfig, pairs: Trained) -> TimedSteps:
@@ -46,10 +50,10 @@ def time_steps(rm: BradleyTerryRM, config: PipelineConfig, pairs: Trained) -> Ti
         )
         trainer.probe(WARM_STEPS)
         started = time.perf_counter()
-        num_tokens = trainer.probe(TIMED_STEPS)
-        seconds = time.perf_counter() - started
+        num_tokens, update_seconds = trainer.probe(TIMED_STEPS)
+        seconds = time.perf_counter() - started - update_seconds
     num_pairs = min(TIMED_STEPS, trainer.num_steps) * min(config.train.pairs_per_step, len(pairs))
-    return TimedSteps(trainer, num_pairs, num_tokens, seconds)
+    return TimedSteps(trainer, num_pairs, num_tokens, seconds, update_seconds)
 
 
 def plan(
@@ -71,25 +75,19 @@ def plan(
     named = "pairs" if material.design is None else "observations"
     timed = time_steps(rm, config, pairs)
     trainer = timed.trainer
-    tokens = _computed_tokens(trainer, pairs)
+    tokens, fullest = _computed_tokens(trainer, pairs)
     seconds = timed.seconds / timed.num_tokens * tokens
     num_evaluations = math.ceil(trainer.num_steps / config.train.eval_every) if held_out else 0
-    per_token = activation_bytes_per_token(
-        rm.model.config,
-        config.model.max_seq_len,
-        trainer.config.chosen_precision,
-        gradient_checkpointing=config.train.gradient_checkpointing,
-    )
-    budget = trainer.at.token_budget
-    memory = 4 * rm.num_parameters + 12 * rm.num_trained_parameters + budget * per_token
+    chosen = "" if config.train.token_budget else ", chosen from the memory that this device has in all"
     return {
         "model": f"{config.model.name}, {rm.num_parameters / 1e6:.1f} M parameters on {rm.device}",
         named: f"{len(pairs)} to train on, {len(held_out)} held out; {read.cut['num_cut_pairs']} longer than the "
         f"limit, {read.num_left_out} dropped",
         "steps": f"{trainer.num_steps} of {config.train.pairs_per_step} {named}, {num_evaluations} evaluations",
-        "token budget": f"{budget} tokens a micro-batch, {_form(trainer)}",
+        **_larger_steps(config.train.pairs_per_step, timed, named),
+        "token budget": f"{trainer.at.token_budget} tokens a micro-batch, {_form(trainer)}{chosen}",
         "tokens": f"{tokens / 1e6:.2f} M tokens computed in training steps",
-        "memory": f"about {memory / 2**30:.1f} GiB at most; {free_bytes(rm.device) / 2**30:.1f} GiB are free",
+        "memory": _memory(trainer, fullest),
         "time": f"about {seconds / 60:.1f} min in training steps "
         f"(from {TIMED_STEPS} steps measured in {timed.seconds:.1f} s)",
     }
@@ -101,31 +99,69 @@ def _form(trainer: Trainer) -> str:
     return "packed, a common prompt once" if trainer.packing.causal else "packed"
 
 
-def _grouped_tokens(trainer: Trainer, packing: Packing, step: Sequence[int]) -> int:
-    """Tokens of a step whose pairs share prompts and answers, in one process."""
-    feed: Any = trainer.feed
-    pairs, prompts = [feed.pairs[index] for index in step], feed.prompts[list(step)].tolist()
-    return sum(packed_units(pairs, prompts, row_tokens(trainer.at.token_budget, packing), packing)[1])
+def _larger_steps(pairs_per_step: int, timed: TimedSteps, named: str) -> dict[str, str]:
+    """Say how much time larger steps save by fewer updates. Whether it learns as well only a training can tell."""
+    num_updates = min(TIMED_STEPS, timed.trainer.num_steps)
+    if pairs_per_step >= LARGE_STEP:
+        return {}
+    saved = num_updates * timed.update_seconds * (1 - pairs_per_step / LARGE_STEP) / timed.seconds
+    fewer = math.ceil(timed.trainer.num_steps * pairs_per_step / LARGE_STEP)
+    return {
+        f"with {LARGE_STEP} a step": f"{fewer} steps over as many {named}, about {100 * saved:.0f} % less time "
+        f"(an update takes {1000 * timed.update_seconds:.0f} ms)"
+    }
 
 
-def _computed_tokens(trainer: Trainer, pairs: Trained) -> int:
-    config, packing = trainer.config, trainer.packing
-    if trainer.feed.prompts is not None and packing is not None:
-        return sum(_grouped_tokens(trainer, packing, step) for step in trainer.feed.order)
+def _memory(trainer: Trainer, fullest: int) -> str:
+    """Memory of step `fullest`, counted with and without the gradients of an earlier micro-batch."""
+    rm, config = trainer.rm, trainer.config
+    free = f"{free_bytes(rm.device) / 2**30:.2f} GiB are free"
+    batches = sorted(trainer.feed[fullest][1], key=lambda batch: -batch.rows.num_tokens)[:2]
+    try:
+        counted = [
+            count_step(
+                rm.model,
+                config,
+                batch.rows,
+                recomputed=rm.recomputed_share if config.gradient_checkpointing else 0.0,
+                accumulates=place > 0,
+                device=rm.device,
+            )
+            for place, batch in enumerate(batches)
+        ]
+    except ModelError as reason:
+        return f"cannot be counted: {reason}; {free}"
+    first = counted[0]
+    share = f"{100 * rm.recomputed_share:.0f} % of the layers"
+    recomputed = f", activations recomputed in {share}" if config.gradient_checkpointing else ""
+    return (
+        f"{max(one.peak for one in counted) / 2**30:.2f} GiB at most: weights {first.weights / 2**30:.2f}, optimizer "
+        f"{first.moments / 2**30:.2f}, the rest in a micro-batch of {first.num_tokens} tokens{recomputed}; {free}"
+    )
+
+
+def _computed_tokens(trainer: Trainer, pairs: Trained) -> tuple[int, int]:
+    """Tokens of all steps, and the step, from 0, that has the largest micro-batch."""
+    config, packing, budget = trainer.config, trainer.packing, trainer.at.token_budget
     steps = StepOrder(len(pairs), config.pairs_per_step, trainer.num_steps, seed=trainer.seed)
     observed = isinstance(trainer.feed, ObservationFeed)
     trained: Any = pairs
+    cut: list[tuple[int, float]] = []  # by step: its tokens, and about those of its largest micro-batch
     if packing is not None:
         tokens: Any = observation_tokens if observed else pair_tokens
         costs = np.fromiter((tokens(one, packing) for one in trained), np.int64)
-        return sum(int(costs[step].sum()) for step in steps)
-    if observed:
-        cut = (batch for step in steps for batch in trainer.feed.cut(step, trainer.at.token_budget))
-        return sum(batch.rows.num_tokens for batch in cut)
-    total, longer = 0, token_lengths(trained).max(axis=1)
-    groups = plain_groups if config.batching == "plain" else pack_pairs
-    for step in steps:
-        lengths = longer[step].tolist()
-        for group in groups(lengths, trainer.at.token_budget):
-            total += 2 * len(group) * max(lengths[index] for index in group)
-    return total
+        for step in steps:
+            total = int(costs[step].sum())
+            cut.append((total, total / math.ceil(total / row_tokens(budget, packing))))
+    elif observed:
+        for step in steps:
+            sizes = [batch.rows.num_tokens for batch in trainer.feed.cut(step, budget)]
+            cut.append((sum(sizes), max(sizes)))
+    else:
+        longer = token_lengths(trained).max(axis=1)
+        groups = plain_groups if config.batching == "plain" else pack_pairs
+        for step in steps:
+            lengths = longer[step].tolist()
+            sizes = [2 * len(group) * max(lengths[index] for index in group) for group in groups(lengths, budget)]
+            cut.append((sum(sizes), max(sizes)))
+    return sum(total for total, _ in cut), max(range(len(cut)), key=lambda step: cut[step][1])

@@ -2,12 +2,17 @@
 
 import os
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from rmcore.core.errors import ConfigError
+
+LONGEST_WAIT = timedelta(hours=2)
+"""Until a process counts as lost that joins, or reads or writes a large file, and others wait for: `Ranks.patient`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +21,8 @@ class Ranks:
 
     rank: int = 0
     world: int = 1
+    patient: Any = None
+    """The group (`dist.ProcessGroup`) of what may wait for another process's disk; None: the default one."""
 
     @property
     def is_main(self) -> bool:
@@ -37,17 +44,17 @@ class Ranks:
         return bool(flag)
 
     def gather(self, value: object) -> list:
-        """One Python value a rank, in rank order, on every rank."""
+        """One Python value a rank, in rank order, on every rank; a rank may come to it much later than another."""
         if self.world == 1:
             return [value]
         gathered: list = [None] * self.world
-        dist.all_gather_object(gathered, value)
+        dist.all_gather_object(gathered, value, group=self.patient)
         return gathered
 
     def wait(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank is here, however long one of them reads or writes."""
         if self.world > 1:
-            dist.barrier()
+            dist.barrier(group=self.patient)
 
     def check_divides(self, pairs_per_step: int) -> None:
         """Refuse a world size that would leave ranks with unequal work in every step.

@@ -19,7 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from rmcore.core.errors import ConfigError, StoreError
-from rmcore.core.files import atomic_file, atomic_folder, file_digest, link_tree, write_json
+from rmcore.core.files import (
+    atomic_file,
+    atomic_folder,
+    file_digest,
+    link_tree,
+    remove_abandoned,
+    write_json,
+)
 from rmcore.core.tracking import METRICS_FILE
 
 RESUME_FOLDER, RECORD_FILE, BEGINNING_FILE = "resume", "record.json", "beginning.json"
@@ -80,8 +87,7 @@ def publish_state(
         StoreError: it could not be written. The states before are untouched.
     """
     place = folder / RESUME_FOLDER / f"step_{step}"
-    for abandoned in place.parent.glob(".*.tmp"):
-        shutil.rmtree(abandoned)
+    remove_abandoned(place.parent, lambda name: name.startswith("step_"))
     with atomic_folder(place) as temporary:
         temporary.chmod(0o700)
         try:

@@ -7,15 +7,17 @@ import numpy as np
 import torch
 
 from rmcore.config.train import TrainConfig
-from rmcore.core.errors import ConfigError
+from rmcore.core.errors import ConfigError, ModelError
 from rmcore.core.hardware import choose_precision
+from rmcore.models.device import total_bytes
 from rmcore.models.packing.layout import Packing
-from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.models.reward_model import BradleyTerryRM, recompute_layers
 from rmcore.training import state as states
-from rmcore.training.compiling import CompiledForward
+from rmcore.training.compiling import CompiledLayers
+from rmcore.training.half_weights import HalfWeights, find_half_weights, uses_half_weights
 from rmcore.training.likelihood.attached import make_observation_forward
 from rmcore.training.losses import make_bradley_terry
-from rmcore.training.memory import choose_token_budget
+from rmcore.training.memory import choose_memory
 from rmcore.training.optimizers import OptimizerSet, make_optimizer
 from rmcore.training.ranks import Ranks
 from rmcore.training.resume import ResumePoint
@@ -24,15 +26,17 @@ from rmcore.training.state_transfer import state_on_this_host
 from rmcore.training.step import StepContext, make_forward
 
 BF16_NOTE = "note: trains in bf16, with weights, reward head and loss in float32; train.precision=fp32 rounds nothing."
+WHOLE_SHARE = 0.25
+"""Share of the memory beside a rank's slices that gathered weights and gradients may take: activations have half."""
 TINY_PARAMETERS = 5_000_000
 """Parameters below which a model counts as tiny where its name is not known; `tiny-wide`, the largest, has 3.3 M."""
 
 
-def with_precision(config: TrainConfig, rm: BradleyTerryRM) -> TrainConfig:
-    """The same settings, with what `precision=auto` stands for on the device of `rm`, which is said."""
+def with_precision(config: TrainConfig, rm: BradleyTerryRM, device: torch.device) -> TrainConfig:
+    """The same settings, with what `precision=auto` stands for where `rm` trains on `device`, which is said."""
     if config.precision != "auto":
         return config
-    chosen = choose_precision(rm.device.type, tiny=rm.num_parameters < TINY_PARAMETERS)
+    chosen = choose_precision(device.type, tiny=rm.num_parameters < TINY_PARAMETERS)
     if chosen == "bf16":
         print(BF16_NOTE, file=sys.stderr)
     return config.model_copy(update={"precision": chosen})
@@ -71,39 +75,79 @@ def _own_packing(rm: BradleyTerryRM, config: TrainConfig) -> Packing | None:
     return None if reason else found
 
 
-def choose_budget(rm: BradleyTerryRM, config: TrainConfig, ranks: Ranks) -> int:
-    """Tokens of a micro-batch: as configured, else what memory allows; the same on all ranks, which must all ask."""
-    own = config.token_budget or choose_token_budget(
-        rm.model.config,
-        num_trained=rm.num_trained_parameters // ranks.world,
+def narrows_base(config: TrainConfig, ranks: Ranks) -> bool:
+    """Whether `narrow_base` changes no number of the training: autocast rounds the same, curvature is not measured."""
+    return config.chosen_precision == "bf16" and "curvature" not in config.callbacks and ranks.world == 1
+
+
+def share_memory(rm: BradleyTerryRM, config: TrainConfig, packing: Packing | None, ranks: Ranks) -> tuple[int, float]:
+    """Tokens of a micro-batch, and the share of recomputed layers: the same on all ranks, which must all ask.
+
+    Raises:
+        ConfigError: see `choose_memory`.
+    """
+    own = choose_memory(
+        rm.model,
+        config,
+        packing,
         max_seq_len=rm.renderer.rendering.max_seq_len,
-        precision=config.chosen_precision,
-        gradient_checkpointing=config.gradient_checkpointing,
         device=rm.device,
+        world=ranks.world,
     )
-    return min(ranks.gather(own))  # each sees other free memory, and all must cut a step alike
+    chosen = ranks.gather(own)  # GPUs may differ, and all must cut a step alike
+    return min(budget for budget, _ in chosen), max(share for _, share in chosen)
 
 
-def make_context(rm: BradleyTerryRM, config: TrainConfig, ranks: Ranks) -> StepContext:
-    """Bring the model into its training form, sharded where there are several ranks; what all steps share."""
-    if config.gradient_checkpointing:
-        rm.enable_gradient_checkpointing()
-    shard(rm, ranks)
+def make_context(rm: BradleyTerryRM, config: TrainConfig, ranks: Ranks, *, half: bool | None = None) -> StepContext:
+    """Bring the model into its training form, sharded where there are several ranks; what all steps share.
+
+    `half` says whether bf16 computes with bfloat16 copies of the weights rather than by autocast; None: where that was
+    found to be faster.
+    """
+    recompute_layers(rm.model, rm.recomputed_share if config.gradient_checkpointing else 0.0)
+    shard(rm, ranks, config.chosen_precision)
     device = rm.device
-    if rm.companion is None:
-        forward = make_forward(rm.model, make_bradley_terry(config), config.chosen_precision, device)
-    else:
-        forward = make_observation_forward(rm, config.chosen_precision, device)
     optimizer = make_optimizer(rm.model, config)
+    if config.optimizer == "adamw8bit":  # the weights are narrow now
+        rm.split = optimizer
+    wanted = uses_half_weights(config, device) if half is None else half and config.chosen_precision == "bf16"
+    weights = _half_weights(rm, device) if wanted and ranks.world == 1 else None
+    computes_as_it_is = weights is not None or ranks.world > 1  # see `shard`
+    precision = "fp32" if computes_as_it_is else config.chosen_precision
+    if rm.companion is None:
+        forward = make_forward(rm.model, make_bradley_terry(config), precision, device)
+    else:
+        forward = make_observation_forward(rm, precision, device)
     return StepContext(
         model=rm.model,
-        forward=CompiledForward(forward) if config.compile else forward,
+        forward=forward,
         optimizer=optimizer,
         clip=config.clip,
         device=device,
         ranks=ranks,
         failed=torch.zeros((), device=device) if can_defer(optimizer, device) else None,
+        compiled=CompiledLayers(rm.model) if config.compile else None,
+        half=weights,
+        holds_whole=_holds_whole(rm, config, ranks),
     )
+
+
+def _half_weights(rm: BradleyTerryRM, device: torch.device) -> HalfWeights | None:
+    try:
+        return find_half_weights(rm.model, device)
+    except ModelError as reason:
+        print(f"note: {reason}; it trains by autocast.", file=sys.stderr)
+        return None
+
+
+def _holds_whole(rm: BradleyTerryRM, config: TrainConfig, ranks: Ranks) -> bool:
+    """Whether memory takes the whole model's gathered weights and float32 gradients on each rank, activations aside."""
+    if ranks.world == 1:
+        return True
+    gathered = (2 if config.chosen_precision == "bf16" else 4) + 4
+    state = 16 * rm.num_parameters // ranks.world  # weights, gradients and two moments, in float32
+    room = WHOLE_SHARE * max(0, total_bytes(rm.device) - state)
+    return all(ranks.gather(gathered * rm.num_parameters <= room))
 
 
 def can_defer(optimizer: OptimizerSet, device: torch.device) -> bool:

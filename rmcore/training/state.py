@@ -95,7 +95,7 @@ def write_state(tensors: Mapping[str, Tensor], folder: Path, ranks: Ranks) -> No
     plain = {name: value.contiguous() for name, value in tensors.items()}
     writer = HuggingFaceStorageWriter(str(folder), _files(plain, ranks.world), save_distributed=True)
     with _checkpoint_errors():
-        dcp.save(plain, storage_writer=writer, no_dist=ranks.world == 1)
+        dcp.save(plain, storage_writer=writer, no_dist=ranks.world == 1, process_group=ranks.patient)
     for file in folder.glob("*.safetensors"):
         file.chmod(0o600)
 

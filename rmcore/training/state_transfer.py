@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rmcore.core.errors import StoreError
 from rmcore.core.files import file_digest
-from rmcore.training.ranks import Ranks
+from rmcore.training.ranks import LONGEST_WAIT, Ranks
 from rmcore.training.resume import RESUME_FOLDER, ResumePoint, tensor_digests
 from rmcore.training.state import write_state
 
@@ -127,7 +127,7 @@ def _is_whole(state: Path, digests: Mapping[str, str]) -> bool:
 
 def _send(place: Path, digests: Mapping[str, str], sender: int, receivers: list[int], ranks: Ranks) -> str:
     """Copy files from `place` on one rank to `place` on those that receive them; what went wrong here, if anything."""
-    group = dist.new_group([sender, *receivers], backend="gloo")
+    group = dist.new_group([sender, *receivers], backend="gloo", timeout=LONGEST_WAIT)
     if ranks.rank not in (sender, *receivers):
         return ""
     is_sender, problem = ranks.rank == sender, ""

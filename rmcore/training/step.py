@@ -11,6 +11,7 @@ so, and the host reads what many steps saw at once, later (`StepContext.failed`)
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +25,12 @@ from rmcore.models.observation_batching import ObservationBatch
 from rmcore.models.packing.forward import rewards_of
 from rmcore.models.packing.rows import Rows
 from rmcore.models.precision import precision_context
+from rmcore.training.compiling import CompiledLayers
+from rmcore.training.half_weights import HalfWeights
 from rmcore.training.losses import PairLoss, split_rewards
 from rmcore.training.optimizers import OptimizerSet
 from rmcore.training.ranks import ALONE, Ranks
+from rmcore.training.sharding import between_micro_batches
 
 Batch = MicroBatch | ObservationBatch
 Forward = Callable[[Rows, Any], tuple[Tensor, Tensor]]
@@ -68,11 +72,28 @@ class StepContext:
     failed: Tensor | None = None
     """0-d float32 on the device, for an optimizer that `can_skip`: 1 once a step was not finite; no later update is
     applied. None: the host reads each step before its update."""
+    compiled: CompiledLayers | None = None
+    """Layers that gradients are computed with; None: the plain ones."""
+    half: HalfWeights | None = None
+    """bfloat16 weights that gradients are computed with, where `forward` is to compute as the weights are; None: the
+    float32 ones."""
+    holds_whole: bool = True
+    """Whether, between the micro-batches of a step, each of several ranks has room for all gathered weights and
+    gradients; see `between_micro_batches`."""
 
     @property
     def deferred(self) -> bool:
         """Whether steps are read later, many at once."""
         return self.failed is not None
+
+    @contextmanager
+    def computing_form(self) -> Iterator[None]:
+        """Have the model in the form that gradients are computed with inside the block."""
+        with ExitStack() as stack:
+            for part in (self.compiled, self.half):
+                if part is not None:
+                    stack.enter_context(part.active())
+            yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,17 +153,21 @@ def make_forward(model: torch.nn.Module, loss: PairLoss, precision: str, device:
 def accumulate_gradient(context: StepContext, batches: Sequence[Batch], *, num_terms: float) -> Tensor:
     """Add the gradient of the mean loss over `num_terms` terms, pairs mostly, those of all ranks, to `.grad`.
 
-    Pairs count by the weight of their micro-batch (1 but for plain batching), in the gradient alone. Sharded gradients
-    are summed over the ranks once, with the last micro-batch.
+    Pairs count by the weight of their micro-batch (1 but for plain batching), in the gradient alone.
 
     Returns:
         (4,) float64 on the device, of this rank: summed loss, wins of the better side, summed margin, number of
         margins. Ties count half.
     """
+    with context.computing_form():
+        return _accumulate(context, batches, num_terms)
+
+
+def _accumulate(context: StepContext, batches: Sequence[Batch], num_terms: float) -> Tensor:
     device = context.device
     sums = torch.zeros(4, dtype=torch.float64, device=device)
     for position, batch in enumerate(batches):
-        synchronise_gradients(context.model, position == len(batches) - 1)
+        between_micro_batches(context.model, last=position == len(batches) - 1, whole=context.holds_whole)
         moved = batch.to(device)
         loss, margins = context.forward(moved.rows, moved.labels)
         if batch.idle:
@@ -156,13 +181,6 @@ def accumulate_gradient(context: StepContext, batches: Sequence[Batch], *, num_t
         wins = (margins > 0).sum() + 0.5 * (margins == 0).sum()
         sums += torch.stack([loss.detach().double(), wins, margins.sum(), wins.new_full((), len(margins))])
     return sums
-
-
-def synchronise_gradients(model: torch.nn.Module, on: bool) -> None:
-    """Switch the reduction of gradients over ranks on or off, where the model is sharded (FSDP2)."""
-    switch = getattr(model, "set_requires_gradient_sync", None)
-    if switch is not None:
-        switch(on)
 
 
 def train_step(
@@ -240,5 +258,11 @@ def _sharpness_aware_gradient(context: StepContext, batches: Sequence[Batch], *,
 
 def _gradient_norm(context: StepContext) -> Tensor:
     """Clip the gradient; its norm before that, over all ranks: 0-d on the device."""
+    with_gradient = {p: p.grad for p in context.model.parameters() if p.grad is not None}
+    if any(gradient.dtype == torch.bfloat16 for gradient in with_gradient.values()):  # whose norms torch would round
+        norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in with_gradient.values()]
+        exact: Tensor = torch.stack(norms).norm()
+        torch.nn.utils.clip_grads_with_norm_(with_gradient, context.clip, exact)
+        return exact
     norm: Tensor = torch.nn.utils.clip_grad_norm_(context.model.parameters(), context.clip)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm

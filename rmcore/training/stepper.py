@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from rmcore.core.errors import TrainingError
-from rmcore.training.compiling import COMPILE_ERRORS, CompiledForward
+from rmcore.training.compiling import COMPILE_ERRORS
 from rmcore.training.feed import StepFeed
 from rmcore.training.state import random_state, set_random_state
 from rmcore.training.step import Batch, StepContext, StepResult, UnreadStep, read_steps, train_step
@@ -50,14 +50,14 @@ class Stepper:
             except torch.OutOfMemoryError as error:
                 self._halve_budget(step, max(batch.rows.num_tokens for batch in batches), error)
             except COMPILE_ERRORS as error:
-                if not isinstance(self.context.forward, CompiledForward):
+                if self.context.compiled is None:
                     raise
                 if self.feed.ranks.world > 1:
                     raise TrainingError(
                         f"step {step}: torch.compile failed on one of {self.feed.ranks.world} processes ({error}), "
                         "which cannot do the step again alone; run again without compile."
                     ) from error
-                self.context.forward.give_up(error)
+                self.context.compiled.give_up(error)
             # Outside of the handler, whose traceback holds the tensors of the failed attempt.
             self.context.optimizer.zero_grad()
             set_random_state(random, self.context.device)

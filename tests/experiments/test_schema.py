@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from experiments.elements import MOST_WIDENINGS
 from experiments.schema import TUNING_SEED, Experiment, Tuning
-from rmcore.core.store import make_key
+from rmcore.core.digests import make_key
 
 ACCURACY = "eval/test_pairwise_accuracy"
 LEVEL = {
@@ -53,6 +53,16 @@ def test_a_grid_has_every_combination_of_levels():
     seen = {arm.name: (arm.config.train.lr, arm.config.train.warmup_steps) for arm in experiment.arms()}
     assert seen["lr=high, warmup=10"] == (1e-3, 10)
     assert len(set(seen.values())) == 4
+
+
+def test_a_grid_of_more_arms_than_can_be_listed_is_refused():
+    settings = ("lr", "weight_decay", "adam_beta2", "label_smoothing", "clip", "centering", "min_delta", "sam_rho")
+    factors = [
+        {"name": name, "levels": {str(level): {f"train.{name}": level / 100} for level in range(1, 31)}}
+        for name in settings
+    ]
+    with pytest.raises(ValidationError, match=r"make 656,100,000,000 arms"):
+        declare(factors=factors, control="base", hypotheses=[])
 
 
 def test_one_at_a_time_has_the_base_and_each_level_alone():

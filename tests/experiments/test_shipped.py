@@ -242,7 +242,7 @@ def test_files_that_are_no_experiment_are_refused(tmp_path):
         with pytest.raises(ConfigError, match=message):
             load_experiment(str(file))
     file.write_bytes(b"\xff\xfe\xff")
-    with pytest.raises(ConfigError, match="not valid YAML"):
+    with pytest.raises(ConfigError, match="no UTF-8"):
         load_experiment(str(file))
     file.write_text("name: mine")
     with pytest.raises(ValidationError, match="question"):

@@ -10,12 +10,10 @@ from used_homes import begin
 @pytest.fixture(scope="session")
 def prefect_server(tmp_path_factory, databases):
     """Its address and login, as environment of a command."""
-    secret = "of-the-tests"
     settings = {
         **QUIET_ENVIRONMENT,
         **SAFE_ENVIRONMENT,
         "PREFECT_HOME": str(begin(tmp_path_factory.mktemp("server") / "home", databases) / "prefect"),
-        "PREFECT_SERVER_API_AUTH_STRING": secret,
         TIMEOUT_VARIABLE: "600",  # many tests may share the cores
     }
     with pytest.MonkeyPatch.context() as patched:
@@ -23,5 +21,5 @@ def prefect_server(tmp_path_factory, databases):
             patched.setenv(name, value)
         server = EmbeddedPrefect()
         server.wait()
-    yield {"PREFECT_API_URL": server.api, "PREFECT_API_AUTH_STRING": secret}
+    yield {"PREFECT_API_URL": server.api, "PREFECT_API_AUTH_STRING": server.password}
     server.end()

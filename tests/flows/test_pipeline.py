@@ -28,8 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 STAGES = ["prepare", "train", "evaluate", "landscape", "readiness"]
 PATIENT = {"PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "600"}
 """Many tests may share the cores."""
-SMOKE = ["--preset", "smoke", "--set", "evaluate.num_resamples=100", "--set", "landscape.parts=[]"]
-"""All stages; all parts of the curvature are measured by tests/services/deployed, from the form."""
+SMOKE = ["--preset", "smoke", "--set", "evaluate.num_resamples=100"]
+"""All stages."""
 
 
 class Workplace:
@@ -106,8 +106,11 @@ def test_results_lie_where_the_command_said(finished):
     verdict = finished["results"]["verdict"]
     assert verdict["rung"] == 1  # there is no policy
     assert verdict["status"] in ("passes", "fails", "unclear")
-    assert finished["results"]["next_rung"]["rung"] == 3
-    assert finished["checkpoint"] in finished["results"]["next_rung"]["command"]
+    more = finished["results"]["next_rung"]
+    if verdict["status"] == "passes":
+        assert (more["rung"], finished["checkpoint"] in more["command"]) == (3, True)
+    else:  # six steps teach little: the run is mended first, by its name
+        assert (more["rung"], more["command"][:30]) == (1, "rm-opt run --from smoke-seed0-")
 
 
 def test_mlflow_holds_both_runs_complete_and_one_model_version(place, finished):
@@ -125,6 +128,7 @@ found = [
         "metrics": run.data.metrics,
         "params": run.data.params,
         "status": run.info.status,
+        "name": run.info.run_name,
         "inputs": len(run.inputs.dataset_inputs),
         "artifacts": [file.path for file in client.list_artifacts(run.info.run_id)],
         "loss": [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "train/loss")],
@@ -152,11 +156,12 @@ json.dump({"runs": found, "versions": len(versions), "candidate": candidate}, sy
     cards = finished["results"]["metrics"]
     for run, cache in ((first, "none"), (second, ",".join(STAGES))):
         assert run["status"] == "FINISHED"
+        assert run["name"].startswith("num_resamples=100 · ")  # by what it changes of its preset
         assert run["inputs"] == 1
         assert run["tags"]["rm.kind"] == "pipeline"
         assert run["tags"]["rm.cache"] == cache
         assert run["tags"]["mlflow.note.content"].startswith("### ")
-        assert "**Rung 1 of 4**: labelled pairs" in run["tags"]["mlflow.note.content"]
+        assert "**Evidence level 1 of 4**: labelled pairs" in run["tags"]["mlflow.note.content"]
         assert 0 <= run["metrics"]["at_a_glance/validation_accuracy"] <= 1
         assert run["metrics"]["at_a_glance/accuracy"] == cards["pairwise_accuracy"]["value"]
         assert "numbers.json" in run["artifacts"]
@@ -189,7 +194,7 @@ def test_changing_only_readiness_weights_runs_readiness_only(place, finished):
     changes = ["readiness.accuracy_weight=0.45", "readiness.calibration_weight=0.15"]
     executed, summary, _ = place.run(*[word for change in changes for word in ("--set", change)])
     assert executed == ["readiness"]
-    why = place.rm_opt("why", summary["results"]["stages"][-1]["key"][:12]).stdout
+    why = place.rm_opt("store", "why", summary["results"]["stages"][-1]["key"][:12]).stdout
     assert "config.readiness.accuracy_weight: 0.35 -> 0.45" in why
     assert "config.readiness.calibration_weight: 0.25 -> 0.15" in why
     assert why.count("->") == 2
@@ -226,9 +231,9 @@ def test_services_that_do_not_answer_do_not_stop_a_run(place, finished):
         anew=True, MLFLOW_TRACKING_URI=dead, PREFECT_API_URL=f"{dead}/api",
     )  # fmt: skip
     assert executed == ["readiness"]
-    assert "rm-opt sync" in done.stderr
+    assert "rm-opt store sync" in done.stderr
     assert "the embedded API is used" in done.stderr
-    refused = place.rm_opt("sync", check=False)
+    refused = place.rm_opt("store", "sync", check=False)
     assert refused.returncode == 2
     assert "still fails" in refused.stderr
 

@@ -1,4 +1,4 @@
-"""`rm-opt runs` and `rm-opt open`: read from a home, without a server; a browser only where there is a display."""
+"""`rm-opt runs`, `open` and `verdict`: read from a home, without a server; a browser only where there is a display."""
 
 import json
 
@@ -7,7 +7,9 @@ from typer.testing import CliRunner
 
 import report_sample
 from flows import cli, cli_runs
+from flows.unfinished import FOLDER
 from rmcore.core.errors import ConfigError
+from tasks.run_owner import this_process
 
 pytestmark = pytest.mark.slow
 
@@ -53,6 +55,16 @@ def test_runs_are_listed_newest_first_with_verdict_rung_and_accuracy(reports):
     assert "2 older ones: rm-opt runs --limit 3" in typed("runs", "-n", "1")
 
 
+def test_a_damaged_record_is_listed_with_the_reason(reports):
+    file = reports / "demo-seed1-bbbb22222222" / "summary.json"
+    file.write_text('{"verdict": {"rung": [3]}}')
+    printed = typed("runs")
+    assert sum("unreadable" in line for line in printed.splitlines()) == 2  # its row, and the reason
+    assert f"{file}: verdict.rung is not as a run of this version writes it" in printed
+    assert "demo-seed0-aaaa" in printed
+    assert "demo-seed1-bbbb" in typed("runs", "cannot be read")
+
+
 def test_the_list_holds_what_was_asked_for(reports):
     assert "drawn" not in typed("runs", "Not Ready")
     assert "demo-seed0" in typed("runs", "DEMO-SEED0")
@@ -79,6 +91,60 @@ def test_a_home_where_nothing_ran_says_so(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="start with `rm-opt run`"):
         typed("open")
     assert not (tmp_path / "new").exists()
+
+
+def asked_for_a_verdict(*words):
+    outcome = CliRunner().invoke(cli.app, ["verdict", *words], prog_name="rm-opt")
+    return outcome.exit_code, outcome.stdout
+
+
+@pytest.mark.parametrize(
+    ("status", "rung", "statuses"),
+    [
+        ("passes", 1, {"passes": 0, "ready": 12, "gained": 12}),
+        ("fails", 2, {"passes": 10, "ready": 10, "gained": 10}),
+        ("unclear", 2, {"passes": 11, "ready": 11, "gained": 11}),
+        ("ready", 3, {"passes": 0, "ready": 0, "gained": 12}),
+        ("not_ready", 3, {"passes": 10, "ready": 10, "gained": 10}),
+        ("unclear", 3, {"passes": 11, "ready": 11, "gained": 11}),
+        ("gained", 4, {"passes": 0, "ready": 0, "gained": 0}),
+        ("lost", 4, {"passes": 10, "ready": 10, "gained": 10}),
+    ],
+)
+def test_the_exit_status_of_a_verdict_says_whether_it_is_what_is_required(reports, status, rung, statuses):
+    file = reports / "demo-seed1-bbbb22222222" / "summary.json"
+    record = json.loads(file.read_text())
+    record["verdict"] |= {"status": status, "rung": rung}
+    file.write_text(json.dumps(record))
+    for required, expected in statuses.items():
+        code, said = asked_for_a_verdict("demo-seed1", "--require", required)
+        found = json.loads(said)
+        assert (code, found["exit_status"], found["verdict"]) == (expected, expected, record["verdict"])
+        assert (found["run"], found["required"]) == ("demo-seed1-bbbb22222222", required)
+
+
+def test_a_run_without_a_verdict_is_none_that_a_gate_could_pass(reports):
+    for words, said in (([], "drawn-seed0-cccc33333333 has no verdict on a reward model"), (["absent"], "no run")):
+        with pytest.raises(ConfigError, match=said):
+            CliRunner().invoke(cli.app, ["verdict", *words], catch_exceptions=False)
+    assert asked_for_a_verdict("demo-seed0")[0] == 10
+    (reports / "demo-seed0-aaaa11111111" / "summary.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"has no verdict .*: its record cannot be read"):
+        CliRunner().invoke(cli.app, ["verdict", "demo-seed0"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("owner", [None, this_process()])
+def test_a_gate_does_not_take_the_verdict_of_an_older_run_for_that_of_one_that_has_not_ended(reports, owner):
+    (reports / "drawn-seed0-cccc33333333" / "summary.json").unlink()
+    file = reports / FOLDER / "demo-seed2.json"
+    file.parent.mkdir()
+    record = {"name": "demo-seed2", "started": "2026-11-02T11:00:00+00:00", "owner": owner, "config": {}}
+    file.write_text(json.dumps(record))
+    assert json.loads(asked_for_a_verdict()[1])["run"] == "demo-seed1-bbbb22222222"  # it ended an hour later
+    file.write_text(json.dumps(record | {"started": "2026-11-02T13:00:00+00:00"}))
+    with pytest.raises(ConfigError, match="demo-seed2, begun .* is still running" if owner else "has not ended well"):
+        CliRunner().invoke(cli.app, ["verdict"], catch_exceptions=False)
+    assert asked_for_a_verdict("demo-seed1")[0] == 10
 
 
 def test_without_a_display_the_path_is_printed(reports, opened):

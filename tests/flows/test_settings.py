@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 from pydantic import ValidationError
@@ -8,7 +9,7 @@ from flows import cli_common, cli_experiment
 from flows.cli_common import FlowOptions, run_configured, settings_of
 from flows.cli_experiment import MatrixOptions, run_or_plan
 from flows.settings import changes_of, form_config, load_config
-from rmcore.cli.guard import guard
+from rmcore.cli.guard import describe_validation, guard
 from rmcore.config.base import MAX_WHOLE, Settings, _types
 from rmcore.config.data import DataConfig
 from rmcore.config.files import parse_yaml
@@ -43,7 +44,7 @@ def test_an_option_is_text_whatever_yaml_would_read_in_it(name):
     ("preset", "text", "assignments", "said"),
     [
         ("demp", None, [], "Did you mean 'demo'"),
-        ("demo", None, ["train.lrr=1"], "no setting 'train.lrr'.*Did you mean 'lr'"),
+        ("demo", None, ["train.lrr=1"], "no setting 'train.lrr'.*Did you mean 'train.lr'"),
         ("demo", None, ["train=1"], "train is a group of settings"),
         ("demo", None, ["lr"], "dotted.name=value"),
         ("demo", "train: {momentum: 1}", [], "no setting 'train.momentum'"),
@@ -51,7 +52,12 @@ def test_an_option_is_text_whatever_yaml_would_read_in_it(name):
         ("demo", "a: [", [], "not valid YAML"),
         ("demo", "train: {lr: 1}\nseed: 1\ntrain: {lr: 2}", [], r"names 'train' twice in one group, in lines 1 and 3"),
         ("demo", "train: {lr: 1, lr: 2}", [], "names 'lr' twice"),
-        ("demo", "seed: 010", [], r"config.yaml: YAML would read 010 as 8, a number in base 8.*'010' in quotes"),
+        (
+            "demo",
+            "seed: 010",
+            [],
+            r"config.yaml, line 1: YAML would read 010 as 8, a number in base 8.*'010' in quotes",
+        ),
         ("demo", None, ["train.steps=010"], "--set train.steps=010: YAML would read 010 as 8, a number in base 8"),
         ("demo", None, ["train.steps=1:30"], "would read 1:30 as 90, a number in base 60"),
         ("demo", None, ["train.lr=-1:30.5"], "would read -1:30.5 as -90.5, a number in base 60"),
@@ -67,6 +73,51 @@ def test_mistakes_are_named(tmp_path, preset, text, assignments, said):
         file.write_text(text)
     with pytest.raises(ConfigError, match=said):
         load_config(preset, file, assignments)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *(
+            "preset: [a]",
+            "preset: {a: b}",
+            "preset: 7",
+            "seed: 010",
+            "seed: 1:30",
+            "sede: 1",
+            "train: {lrr: 1}",
+            "train: 1",
+        ),
+        *("seed: {", "seed: ]", "\tseed: 1", "seed: 'a", "seed: *a", "seed: 2001-99-99", "seed: x", "train: {lr: -1}"),
+        *(
+            "seed: 2\nseed: 3",
+            "a: b: c",
+            "seed: !!python/object:a {}",
+            "? [a]\n: b",
+            "seed: 0" + "7" * 400,
+            "- a",
+            "{}: 1",
+        ),
+        *(
+            "train:\n  steps: x",
+            "train:\n\n  lrr: 1",
+            "model: {lora: {rank: x}}",
+            "seed: \udcff",
+            "seed: \x01",
+            "%YAML 9",
+        ),
+    ],
+)
+def test_a_mistake_in_a_file_names_it_and_its_line(tmp_path, wrong):
+    """Whatever it is: below two lines that are right, the message has the file and a line from the third on."""
+    file = tmp_path / "mine.yaml"
+    file.write_bytes(f"# mine\ndevice: cpu\n{wrong}\n".encode("utf-8", "surrogateescape"))
+    with pytest.raises((ConfigError, ValidationError)) as caught:
+        load_config(None, file, [])
+    error = caught.value
+    said = describe_validation(error) if isinstance(error, ValidationError) else str(error)
+    assert str(file) in said
+    assert {int(line) for line in re.findall(r"lines? (\d+)", said)} & set(range(3, 7)), said
 
 
 @pytest.mark.parametrize(
@@ -111,7 +162,7 @@ def test_a_form_changes_its_preset_by_fields_and_by_names():
         ({"policy.name": "sft"}, {"policy": None}, "policy.name stands in a field of its own"),
         ({"train.epochs": 1, "train.steps": 5}, {}, "steps and epochs are both given"),
         ({"train.epochs": 1}, {"train.steps": 5}, "steps and epochs are both given"),
-        ({}, {"train.lrr": 1}, "no setting 'train.lrr'.*Did you mean 'lr'"),
+        ({}, {"train.lrr": 1}, "no setting 'train.lrr'.*Did you mean 'train.lr'"),
         ({}, ["train.lr"], "overrides is a list; write settings by name"),
     ],
 )
@@ -226,6 +277,6 @@ def test_no_setting_takes_a_whole_number_that_nothing_can_count(kind, name):
 
 
 def test_the_largest_whole_number_is_one_that_json_holds():
-    assert DataConfig(pairs_per_row=MAX_WHOLE).pairs_per_row == MAX_WHOLE == int(float(MAX_WHOLE))
+    assert DataConfig(limit=MAX_WHOLE).limit == MAX_WHOLE == int(float(MAX_WHOLE))
     with pytest.raises(ValidationError, match="a whole number beyond 9,007,199,254,740,992"):
-        DataConfig(pairs_per_row=MAX_WHOLE + 1)
+        DataConfig(limit=MAX_WHOLE + 1)

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from experiments.presets import DESCRIBED, PRESETS
 from flows import cli, cli_run
-from flows.settings import load_config
+from flows.settings import load_config, named_changes
 from flows.settings_file import COMMON, FILE, OWN_DATA_PRESET, settings_text, write_settings
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
@@ -55,7 +55,9 @@ def _group_at(lines, number):
 
 
 def test_choices_are_named():
-    assert "One of: adamw, adam, sgd, muon, lion, sam." in " ".join(settings_text("demo").replace("#", "").split())
+    assert "One of: adamw, adamw8bit, adam, sgd, muon, lion, sam." in " ".join(
+        settings_text("demo").replace("#", "").split()
+    )
 
 
 def test_a_file_that_is_there_stays(tmp_path, monkeypatch):
@@ -145,16 +147,32 @@ def test_data_of_ones_own_need_no_preset_and_go_into_any(started):
     assert (smoke.data.source, smoke.study, smoke.seed) == ("2024", "smoke", 3)
 
 
-def test_the_table_of_presets_has_what_they_are(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "250")
-    shown = typed("presets")
-    for name, one in DESCRIBED.items():
-        assert f" {name} " in shown
-        assert one.config.model.name in shown
-        assert (one.time or "by your") in shown
-        assert one.purpose[:20] in shown
-        assert one.command == "run" or f"rm-opt {one.command}" in shown
-    assert "4,000" in shown
+def test_each_preset_has_one_line_that_says_what_it_is():
+    shown = typed("presets").splitlines()
+    for (name, one), line in zip(DESCRIBED.items(), shown, strict=False):
+        assert line.startswith(f"{name} ")
+        assert one.config.model.name in line
+        assert (one.time or "by your") in line
+        assert one.purpose[:12] in line
+        assert one.command == "run" or f"rm-opt {one.command}" in line
+    assert len(shown) == len(DESCRIBED) + 1
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("changed", [{}, {"seed": 3}, {"train": {"steps": 60}}, {"model": {"max_seq_len": 77}}])
+def test_a_run_is_named_by_what_it_changes_of_the_nearest_preset(preset, changed):
+    """Presets that differ in a study and data alone have one name between them."""
+    tree = PRESETS[preset].model_dump(mode="json")
+    for name, value in changed.items():
+        tree[name] = tree[name] | value if isinstance(value, dict) else value
+    said = named_changes(tree | {"study": "mine"})
+    if not changed or tree == PRESETS[preset].model_dump(mode="json"):
+        assert named_changes(PRESETS[said].model_dump(mode="json")) == said
+    else:
+        last = next(iter(changed.values()))
+        assert said == " ".join(
+            f"{key}={value}" for key, value in (last if isinstance(last, dict) else changed).items()
+        )
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ def explained(store):
 
 def why(capsys, name):
     with pytest.raises(SystemExit) as left:
-        app(["why", name])
+        app(["store", "why", name])
     assert left.value.code == 0
     return capsys.readouterr().out
 
@@ -79,4 +79,4 @@ def test_why_takes_a_run_and_explains_each_of_its_stages(explained, capsys, name
 
 def test_why_names_what_it_looked_for(explained):
     with pytest.raises(ConfigError, match=r"no run 'none'; the newest are mine.*no artifact of .* has that key"):
-        app(["why", "none"], standalone_mode=False)
+        app(["store", "why", "none"], standalone_mode=False)

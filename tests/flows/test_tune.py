@@ -15,7 +15,6 @@ import yaml
 from flows.settings import load_config
 from rmcore.core.processes import marked, terminate
 from rmcore.data.table import write_pairs
-from rmcore.study.rungs import Rungs
 from used_homes import begin
 from warm_commands import WarmCommands
 
@@ -87,15 +86,15 @@ def place(tmp_path_factory, databases, prefect_server, tiny_folder):
 
 @pytest.fixture(scope="module")
 def killed(place):
-    """What was there when the search was killed in the midst of a trial."""
+    """The trainings that were stored when the search was killed."""
     command = [sys.executable, "-c", "from flows.cli import main; main()", *map(str, place.words("--trials", TRIALS))]
     process = subprocess.Popen(
         command, env=place.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     )
     deadline = time.monotonic() + 300
-    while len(place.finished()) < 2:
+    while not place.finished():
         assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, "no rung was finished"
+        assert time.monotonic() < deadline, "no trial was finished"
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -107,7 +106,6 @@ def outcome(place, killed):
     """The search after the same command went on with it."""
     status, outcome, output = place.tune("--trials", TRIALS)
     assert status == 0, output
-    assert "taken up: trial 0" in output
     assert {path: path.read_bytes() for path in killed} == killed  # not made again
     return outcome
 
@@ -115,9 +113,8 @@ def outcome(place, killed):
 def comparable(outcome):
     """What must not differ: all but times and paths."""
     results = outcome["results"]
-    trials = [{name: one[name] for name in ("number", "state", "settings", "values")} for one in results["trials"]]
-    arms = {name: {k: v for k, v in results[name].items() if k != "train_seconds"} for name in ("winner", "defaults")}
-    return trials, arms, results["difference"], results["headline"]
+    trials = [{name: one[name] for name in ("number", "state", "settings", "value")} for one in results["trials"]]
+    return trials, results["winner_trial"], results["test"], results["difference"], results["headline"]
 
 
 def test_a_search_that_was_killed_ends_as_one_that_was_not_and_computes_nothing_twice(
@@ -131,7 +128,7 @@ def test_a_search_that_was_killed_ends_as_one_that_was_not_and_computes_nothing_
     finally:
         other.close()
     assert status == 0, output
-    assert whole["computed"] == []  # every rung was one of the killed search, to the last bit of its settings
+    assert whole["computed"] == []  # every trial was one of the killed search, to the last bit of its settings
     assert comparable(whole) == comparable(outcome)
 
 
@@ -140,7 +137,7 @@ def test_the_defaults_are_the_first_trial_and_failed_ones_do_not_stop_the_search
     assert [one["number"] for one in trials] == list(range(TRIALS))
     assert trials[0]["state"] == "complete"
     assert trials[0]["settings"] == {"train.lr": 1e-3, "train.schedule": "cosine"}
-    assert len(trials[0]["values"]) == len(Rungs.of(9).ends) == 3
+    assert 0 <= trials[0]["value"] <= 1
     assert outcome["failed"]
     assert all("finite" in one["why"] for one in trials if one["state"] == "failed")
 
@@ -148,14 +145,10 @@ def test_the_defaults_are_the_first_trial_and_failed_ones_do_not_stop_the_search
 def test_what_is_said_rests_on_fresh_seeds_and_pairs_that_no_trial_saw(place, outcome):
     results = outcome["results"]
     assert results["seeds"] == [1, 2]
-    assert results["winner"]["optimism"] == pytest.approx(
-        results["winner"]["selected"] - results["winner"]["fresh"]["value"]
-    )
-    cost = results["cost"]
-    assert cost["price_per_hour"] == 2
-    assert cost["device_seconds"] == pytest.approx(cost["search_seconds"] + cost["confirmation_seconds"])
-    if results["winner"]["trial"] == 0:
-        assert "keep them" in results["headline"]
+    assert results["price_per_hour"] == 2
+    assert min(results["search_seconds"], results["confirmation_seconds"]) > 0
+    if not results["is_better"]:
+        assert "keep the defaults" in results["headline"]
     tested, seen = set(), set()
     for folder in place.home.glob("store/prepare/*"):
         prompts = {name: prompts_of(folder / f"{name}.parquet") for name in ("train", "validation", "test")}
@@ -179,7 +172,7 @@ def test_page_record_and_recipe_are_left(place, outcome):
     low = outcome["results"]["difference"]["ci_low"]
     is_better = low is not None and low > 0
     assert is_better == outcome["results"]["headline"].startswith("Better")
-    number = outcome["results"]["winner"]["trial"] if is_better else 0
+    number = outcome["results"]["winner_trial"] if is_better else 0
     chosen = outcome["results"]["trials"][number]["settings"]
     assert recipe.train.lr == chosen["train.lr"]
     assert recipe.seed == outcome["results"]["seeds"][0]
@@ -191,46 +184,20 @@ def test_page_record_and_recipe_are_left(place, outcome):
         assert "cached" in next(line for line in done.stdout.splitlines() if stage in line), planned
 
 
-def test_the_plan_shows_the_space_and_what_fits(place, outcome):
-    done = place.warm.run(["tune", "--config", place.config, "--plan", "--budget", "30m"], place.environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    for expected in ("train.optimizer", "logarithmic", "if it runs to its end", "fresh seeds", "1.00 at 2 an hour"):
-        assert expected in done.stdout
-    assert "(unset)" not in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["--budget", "1s"], ("below one trial and the confirmation", "nothing was run")),
-        (["--trials", 5, "--objective", "speed"], ("--objective speed: there is none of that name",)),
-        (
-            ["--trials", 5, "--objective", "loss", "--set", "train.steps=12", "--set", "data.gold.num_prompts=50",
-             "--set", "model.max_seq_len=80"],
-            ('objective: "accuracy" -> "loss"', "base.train.steps: 9 -> 12", "base.data.gold.num_prompts: 40 -> 50",
-             "pairs: ", "base.model.max_seq_len: 96 -> 80", "take another --name"),
-        ),
-        (
-            ["--trials", 1, "--name", "b", "--set", "data.gold.pairs_per_prompt=1", "--objective", "best-of-k"],
-            ("cannot be reported by any trial",),
-        ),
-    ],
-    ids=["budget", "no objective", "another search", "unreported objective"],
-)  # fmt: skip
-def test_what_cannot_be_searched_is_refused_before_anything_is_trained(place, outcome, words, named):
-    before = place.finished()
-    status, _, output = place.tune(*words)
+def test_an_objective_that_there_is_none_of_is_refused(place):
+    status, _, output = place.tune("--objective", "speed")
     assert status == 2, output
-    for expected in named:
-        assert expected in output.replace("\n", " "), output
-    assert place.finished() == before
+    assert "--objective speed: there is none of that name" in output
 
 
-def test_another_space_is_refused_by_name(place, outcome):
-    other = place.write("other", SPACE | {"train.schedule": ["cosine", "linear"]})
-    status, _, output = place.tune("--trials", 5, "--space", other)
-    assert status == 2
-    assert "space.train.schedule" in output
+def test_more_trials_continue_a_search_and_say_that_the_test_pairs_were_looked_at(place, outcome):
+    status, more, output = place.tune("--trials", TRIALS + 1)
+    assert status == 0, output
+    first, second = outcome["results"], more["results"]
+    assert second["trials"][:TRIALS] == first["trials"]
+    assert f"trial {TRIALS - 1}" not in more["computed"]
+    assert second["confirmed"] == sorted({first["winner_trial"], second["winner_trial"]})
+    assert bool(second["notes"]) == (len(second["confirmed"]) > 1)
 
 
 def test_pairs_of_ones_own_keep_their_test_from_every_seed(place, outcome, gold_pairs, tmp_path):
@@ -238,7 +205,6 @@ def test_pairs_of_ones_own_keep_their_test_from_every_seed(place, outcome, gold_
     words = ["--trials", 2, "--name", "own", "--data", tmp_path / "pairs.parquet"]
     status, found, output = place.tune(*words, slots=2)  # two trials at once
     assert status == 0, output
-    assert "begun with the best" in output or found["results"]["notes"]
     assert [one["number"] for one in found["results"]["trials"]] == [0, 1]
     recipe = yaml.safe_load(Path(found["recipe"]).read_text())
     assert recipe["data"]["source"] == str(tmp_path / "pairs.parquet")

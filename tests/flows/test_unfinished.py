@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 
 import pytest
 from pydantic import ValidationError
@@ -12,8 +13,11 @@ from experiments.presets import PRESETS
 from flows import cli, cli_run
 from flows.settings import load_config
 from flows.unfinished import FOLDER, read_unfinished, recorded_config, unfinished
+from rmcore.cli.guard import describe_validation
+from rmcore.config import gone
 from rmcore.core.errors import ConfigError, TrainingError
 from rmcore.reporting.runs import read_runs
+from tasks.run_owner import this_process
 
 CONFIG = PRESETS["rlhf"].model_copy(update={"seed": 3, "study": "mine"})
 
@@ -31,11 +35,14 @@ def stopped(name, config):
         raise TrainingError("no memory")
     process = subprocess.Popen(["true"])
     process.wait()
-    change(name, pid=process.pid)
+    newest = next(run for run in read_unfinished() if run.name == name)
+    assert not newest.is_running
+    change(name, newest.file, owner=this_process() | {"pid": str(process.pid)})
 
 
-def change(name, **changed):
-    [file] = (read_home() / FOLDER).glob(f"{name}.json")
+def change(name, file=None, **changed):
+    if file is None:
+        [file] = (read_home() / FOLDER).glob(f"{name}.*.json")
     file.write_text(json.dumps(json.loads(file.read_text()) | changed))
 
 
@@ -56,6 +63,44 @@ def test_a_run_is_unfinished_until_it_ends_well(reports):
     stopped("mine-seed3", CONFIG)
     [run] = read_unfinished()
     assert not run.is_running
+    run.file.unlink()
+    (reports / FOLDER / "old-seed1.json").write_text(  # of a version that knew a run by its name alone
+        json.dumps({"started": "2026-11-01T10:00:00+00:00", "pid": 1, "config": CONFIG.model_dump(mode="json")})
+    )
+    assert recorded_config("old-seed1", []) == CONFIG
+
+
+def test_equal_runs_at_once_keep_a_record_each_and_remove_their_own_alone(reports):
+    """Four at once in rounds, equal and unequal in study and seed: each sees itself until it ends."""
+    script = (
+        "import sys; from experiments.presets import PRESETS\n"
+        "from flows.unfinished import read_unfinished, unfinished\n"
+        "for turn in range(25):\n"
+        "    name = f'mine-seed{turn % 2}'\n"
+        "    config = PRESETS['smoke'].model_copy(update={'seed': turn % 3})\n"
+        "    with unfinished(name, config):\n"
+        "        assert any(run.is_running and run.name == name for run in read_unfinished()), turn\n"
+    )
+    runs = [subprocess.Popen([sys.executable, "-c", script]) for _ in range(4)]
+    with unfinished("mine-seed0", CONFIG):
+        assert [run.wait() for run in runs] == [0, 0, 0, 0]
+        [own] = read_unfinished()
+        assert (own.name, own.resume, own.config) == ("mine-seed0", "mine-seed0", CONFIG.model_dump(mode="json"))
+    assert read_unfinished() == []
+    assert list((reports / FOLDER).iterdir()) == []
+
+
+def test_stopped_runs_of_one_name_are_told_apart_by_their_settings_and_replaced_by_their_repetition(reports):
+    for config in (CONFIG, CONFIG, PRESETS["smoke"]):
+        stopped("mine-seed3", config)
+    newer, older = read_unfinished()
+    assert newer.resume != older.resume
+    with pytest.raises(ConfigError, match=f"'mine-seed3' may be {newer.resume}, {older.resume}"):
+        recorded_config("mine-seed3", [])
+    assert [recorded_config(run.resume, []) for run in (newer, older)] == [PRESETS["smoke"], CONFIG]
+    with unfinished("mine-seed3", CONFIG):
+        assert recorded_config("mine-seed3", []) == PRESETS["smoke"]
+    assert [run.config["study"] for run in read_unfinished()] == [PRESETS["smoke"].study]
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -80,12 +125,63 @@ def test_a_finished_run_has_its_settings_too_and_an_unfinished_one_comes_first(r
         recorded_config("none", read_runs(reports))
 
 
+def preset_with(name):
+    """A preset with the group of the setting."""
+    return PRESETS["rlhf" if name.startswith(("rlhf.", "policy.")) else "smoke"]
+
+
+def recorded_before(name, value):
+    """A record with one setting that was removed since."""
+    config = preset_with(name).model_dump(mode="json")
+    *groups, last = name.split(".")
+    inside = config
+    for group in groups:
+        inside[group] = inside = dict(inside[group] or {})
+    inside[last] = value
+    return config
+
+
+@pytest.mark.parametrize("name", [name for name in gone.SETTINGS if not name.startswith("explain.")])
+def test_a_run_of_the_version_before_is_resumed_without_what_only_measured(reports, name):
+    stopped("a-seed0", preset_with(name))
+    told = []
+    change("a-seed0", config=recorded_before(name, gone.AS_NOW.get(name, [1])))
+    assert recorded_config("a", [], told.append) == preset_with(name)
+    assert name in "".join(told)
+    with unfinished("a-seed0", preset_with(name)):
+        assert [run.is_running for run in read_unfinished()] == [True], "the record of before is replaced"
+    assert not read_unfinished()
+    stopped("a-seed0", preset_with(name))
+    if name in gone.AS_NOW:
+        change("a-seed0", config=recorded_before(name, {"steps": 3}))
+        with pytest.raises(ValidationError) as refused:
+            recorded_config("a", [])
+        assert gone.SETTINGS[name] in describe_validation(refused.value)
+
+
 def test_what_is_no_record_hides_no_other_and_another_version_s_settings_are_named(reports):
     stopped("a-seed0", PRESETS["smoke"])
     stopped("b-seed0", PRESETS["smoke"])
     change("b-seed0", config={"study": "b", "no_such_setting": 1})
-    (reports / FOLDER / "broken.json").write_text('{"pid"')
-    assert sorted(run.name for run in read_unfinished()) == ["a-seed0", "b-seed0"]
+    damaged = reports / FOLDER / "broken.json"
+    kinds = [
+        '{"pid"',
+        "[1]",
+        "3",
+        '{"a":' + "[" * 100_000,
+        '{"started": 3}',
+        '{"started": "0001-01-01T00:00:00+14:00"}',
+    ]
+    kinds += [f'{{"started": "2026-01-01", "name": {name}, "config": {{}}}}' for name in ("3", '"\\ud800"', "[]")]
+    kinds += [f'{{"started": "2026-01-01", "owner": {owner}, "config": {{}}}}' for owner in ("3", '"me"', "[1]")]
+    for text in (*kinds, None):
+        damaged.unlink(missing_ok=True)
+        damaged.write_text(text) if text is not None else damaged.mkdir()
+        assert sorted(run.name for run in read_unfinished() if run.problem is None) == ["a-seed0", "b-seed0"], text
+        assert [run.name for run in read_unfinished() if run.problem is not None] == ["broken"], text
+        assert f"unreadable  {damaged}: " in typed("runs")
+    with pytest.raises(ConfigError, match=r"broken\.json cannot be read"):
+        recorded_config("broken", [])
     with pytest.raises(ValidationError, match="no_such_setting"):
         recorded_config("b", [])
 
@@ -104,9 +200,9 @@ def test_the_command_runs_with_the_settings_of_the_run(reports, monkeypatch):
     )
     stopped("mine-seed3", CONFIG)
     assert "mine-seed3  begun " in typed("runs")
-    assert "unfinished: rm-opt run --resume mine-seed3" in typed("runs")
+    assert "unfinished: rm-opt run --from mine-seed3" in typed("runs")
     (reports.parent / "rm-opt.yaml").write_text("preset: smoke\n")
-    assert "settings    of the run mine-seed3" in typed("run", "--resume", "mine", "--set", "seed=4")
+    assert "settings    of the run mine-seed3" in typed("run", "--from", "mine", "--set", "seed=4")
     [(preset, given, more)] = started
     assert (preset, given.config, given.set_, more["recorded"]) == (None, None, ["seed=4"], CONFIG)
     with pytest.raises(ConfigError, match="leave out --preset and --config"):

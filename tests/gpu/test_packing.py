@@ -11,7 +11,7 @@ from rmcore.config.train import TrainConfig
 from rmcore.models.batching import micro_batches
 from rmcore.models.loading import MINILM_PACKAGE
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.training.compiling import CompiledForward
+from rmcore.training.compiling import CompiledLayers
 from rmcore.training.losses import make_bradley_terry
 from rmcore.training.step import StepContext, accumulate_gradient, make_forward
 
@@ -22,7 +22,8 @@ GPU = torch.device("cuda")
 def gradient(rm, pairs, packing, *, compiled=False, precision="bf16"):
     """Sum of losses and the whole gradient as one vector."""
     forward = make_forward(rm.model, make_bradley_terry(TrainConfig()), precision, rm.device)
-    context = StepContext(rm.model, CompiledForward(forward) if compiled else forward, None, 1.0, rm.device)
+    layers = CompiledLayers(rm.model) if compiled else None
+    context = StepContext(rm.model, forward, None, 1.0, rm.device, compiled=layers)
     batches = micro_batches(pairs, token_budget=1500, pad_id=rm.pad_id, packing=packing)
     rm.model.zero_grad()
     sums = accumulate_gradient(context, batches, num_terms=len(pairs))

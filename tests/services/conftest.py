@@ -10,10 +10,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import unquote
 
 import httpx
 import psutil
@@ -21,13 +20,15 @@ import pytest
 import websockets.sync.client
 
 from flows.worker import path_of_runs
+from owner_login import OwnerLogin, Patient
 from rmcore.core.child_process import StageServer
 from rmcore.core.processes import marked, terminate
+from rmcore.core.proxies import keep_direct
 from rmcore.core.tracking import METRICS_FILE, JsonlTracker
 from tasks import home as home_module
-from tasks.local_services import basic_authorization
+from tasks.local_services import MLFLOW_SERVER, PREFECT_SERVER
 from tasks.mlflow_client import connect
-from used_homes import begin
+from used_homes import begin, take_as_home
 from warm_commands import WarmCommands
 
 CHROMIUM_FLAGS = [
@@ -118,13 +119,7 @@ def migrated_database(databases):
 @pytest.fixture
 def home(tmp_path, monkeypatch, migrated_database):
     """An own RM_OPT_HOME with an empty MLflow database."""
-    set_by_us = [*home_module.QUIET_ENVIRONMENT, *home_module.SAFE_ENVIRONMENT, *home_module.LOGIN_VARIABLES]
-    for name in [*set_by_us, "RM_OPT_HOME", "PREFECT_HOME", "MLFLOW_TRACKING_URI"]:
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv(name, "")  # so that monkeypatch restores what configure_environment sets
-        monkeypatch.delenv(name)
-    directory = tmp_path / "home"
-    monkeypatch.setenv("RM_OPT_HOME", str(directory))
+    directory = take_as_home(tmp_path / "home", monkeypatch)
     (directory / "mlflow").mkdir(parents=True)
     (directory / "mlflow" / "mlflow.db").write_bytes(migrated_database.read_bytes())
     home_module.configure_environment()
@@ -197,9 +192,11 @@ def server(home, mlflow_server, monkeypatch):
 @pytest.fixture
 def own_server(home):
     """MLflow's server as `rm-opt up` starts it."""
-    address = f"http://127.0.0.1:{free_port()}"
-    command = [sys.executable, "-P", "-m", "tasks.guarded_server", "mlflow-server", address.removeprefix("http://")]
-    process = subprocess.Popen(command, env=os.environ, stderr=subprocess.DEVNULL)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        place = f"127.0.0.1:{listener.getsockname()[1]}"
+        address, descriptor = f"http://{place}", listener.fileno()
+        command = [sys.executable, "-P", "-m", "tasks.guarded_server", "mlflow-server", place, str(descriptor)]
+        process = subprocess.Popen(command, env=os.environ, stderr=subprocess.DEVNULL, pass_fds=[descriptor])
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         try:
@@ -229,48 +226,6 @@ def artifact(tmp_path):
     return folder
 
 
-class Patient(httpx.HTTPTransport):
-    """Asks a server again that is busy (503: Prefect's database is locked), as Prefect's own client does."""
-
-    def handle_request(self, request):
-        deadline = time.monotonic() + 60
-        while (answer := super().handle_request(request)).status_code == 503 and time.monotonic() < deadline:
-            answer.close()
-            time.sleep(0.5)
-        return answer
-
-
-class Webhook:
-    """A receiver of messages on this machine, whose address holds a secret."""
-
-    def __init__(self):
-        self.messages = []
-        messages = self.messages
-
-        class Receiver(BaseHTTPRequestHandler):
-            def do_POST(self):
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                messages.append((self.path, self.headers["Content-Type"], json.loads(body)))
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, *_):
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        self.secret = "hook-5ecret-0f-this-test"
-        self.address = f"http://127.0.0.1:{self.server.server_port}/{self.secret}"
-
-    def of(self, event):
-        """The messages about one kind of event."""
-        return [message for _, _, message in list(self.messages) if message["event"] == event]
-
-    def close(self):
-        self.server.shutdown()
-        self.server.server_close()
-
-
 class Services:
     """Both servers and the worker, started by the command line in a home of their own.
 
@@ -278,12 +233,19 @@ class Services:
     """
 
     def __init__(self, home):
+        keep_direct()  # as each command does first: the stage server serves runs with the same variables only
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
         self.home = home
-        self.webhook = Webhook()
-        as_of_runs = {**home_module.QUIET_ENVIRONMENT, **inherited, **home_module.SAFE_ENVIRONMENT}
+        compiled = {"TORCHINDUCTOR_CACHE_DIR": str(home / "compiled")}  # which a run sets unless it is set
+        as_of_runs = {**home_module.QUIET_ENVIRONMENT, **compiled, **inherited, **home_module.SAFE_ENVIRONMENT}
         self.stages = StageServer(
-            as_of_runs | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": path_of_runs(), "OMP_WAIT_POLICY": "PASSIVE"}
+            as_of_runs
+            | {
+                "PYTHONUNBUFFERED": "1",
+                "PYTHONPATH": path_of_runs(),
+                "OMP_WAIT_POLICY": "PASSIVE",
+                "PYTHONIOENCODING": ":backslashreplace",
+            }
         )
         self.stages.__enter__()
         self.environment = (
@@ -292,20 +254,20 @@ class Services:
             | {
                 "RM_OPT_HOME": str(home),
                 "RM_OPT_DEVICE_SLOTS": "2",
-                "RM_OPT_WEBHOOK_URL": self.webhook.address,
             }
         )
-        prefect_port, mlflow_port, start_port = free_port(), free_port(), free_port()
+        prefect_port, mlflow_port = free_port(), free_port()
         self.ui, self.mlflow = f"http://127.0.0.1:{prefect_port}", f"http://127.0.0.1:{mlflow_port}"
         self.api = f"{self.ui}/api"
-        self.start = f"http://127.0.0.1:{start_port}"
-        ports = ("--prefect-port", prefect_port, "--mlflow-port", mlflow_port, "--start-port", start_port)
+        ports = ("--prefect-port", prefect_port, "--mlflow-port", mlflow_port)
         self.printed = self.rm_opt("up", *ports)
         self.warm = WarmCommands()
-        self.password = (home / "services" / "password").read_text().strip()
-        self.http = httpx.Client(timeout=60, headers=basic_authorization(self.password), transport=Patient())
-        """Speaks to both servers as their owner."""
-        self.tracking = f"http://any:{self.password}@127.0.0.1:{mlflow_port}"
+        login = OwnerLogin(home, {PREFECT_SERVER: self.ui, MLFLOW_SERVER: self.mlflow})
+        self.passwords = login.passwords
+        """Of each server, by its address."""
+        self.http = httpx.Client(timeout=60, auth=login, transport=Patient())
+        """Speaks to all servers as their owner."""
+        self.tracking = f"http://any:{self.passwords[self.mlflow]}@127.0.0.1:{mlflow_port}"
         """MLflow's address for a client of its owner."""
 
     def stage_processes(self):
@@ -315,7 +277,6 @@ class Services:
     def close(self):
         """End what is not a service; `rm-opt down` ends those."""
         self.warm.close()
-        self.webhook.close()
         self.stages.__exit__()
 
     def rm_opt(self, *arguments):
@@ -394,9 +355,11 @@ class Services:
         return {node["label"]: {names[parent["id"]] for parent in node["parents"]} for _, node in graph["nodes"]}
 
     def report(self, run_id):
-        """The one report that a flow run's page links to, as the start page serves it."""
-        [link] = re.findall(rf"{re.escape(self.start)}/reports/[^)\s]+", " ".join(self.artifacts(run_id)))
-        return self.http.get(link).raise_for_status().text
+        """The one report that a flow run's page links to, as MLflow hands it out to its page of the run."""
+        place = rf"{re.escape(self.mlflow)}/#/experiments/\d+/runs/(\w+)/artifacts/([^?)\s]+)"
+        [(run, path)] = re.findall(place, " ".join(self.artifacts(run_id)))
+        asked = {"run_uuid": run, "path": unquote(path)}
+        return self.http.get(f"{self.mlflow}/get-artifact", params=asked).raise_for_status().text
 
 
 @pytest.fixture(scope="package")
@@ -407,7 +370,7 @@ def services(tmp_path_factory, databases):
         started = Services(home)
         yield started
         assert "worker" in started.rm_opt("down")
-        assert started.rm_opt("status").count("not running") == 4
+        assert started.rm_opt("status").count("not running") == 3
         started.close()
     finally:
         terminate(marked("RM_OPT_HOME", str(home)))  # what an `up` that failed may have left

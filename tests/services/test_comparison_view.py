@@ -7,9 +7,10 @@ import pytest
 from rmcore.core.metrics import CELL_METRICS
 from rmcore.reporting.html.note import RUN_FILES, experiment_note, verdict_note
 from tasks.comparison_view import VIEW_TAG, charts_state, publish_view, saved_view, table_state
-from tasks.local_services import basic_authorization, password
+from tasks.local_services import MLFLOW_SERVER
 from tasks.mlflow_client import connect
 from tasks.model_training import EXPERIMENT_TAGS, RUN_COLOUR
+from tasks.passwords import basic_authorization, identity
 from tasks.tracking import RunTracker
 
 pytestmark = pytest.mark.services
@@ -34,9 +35,9 @@ def send_cell(matrix_key, arm, seed, accuracy):
 def matrix(server):
     """A matrix with three cells, and a cell of another one beside it."""
     with RunTracker.start("demo", "optimizers", {"rm.kind": "matrix"}, {}, uid=MATRIX) as tracker:
-        assert tracker.comparison_url is None
+        assert tracker.comparison() is None
         publish_view(tracker, matrix_key=MATRIX, params=PARAMS, metrics=METRICS, with_interval=METRICS[:1])
-        tracker.describe_experiment(experiment_note("Optimizers", {"Side by side": str(tracker.comparison_url)}))
+        tracker.describe_experiment(experiment_note("Optimizers", {"Side by side": str(tracker.comparison())}))
         for arm, seed, accuracy in (("muon", 0, 0.71875), ("muon", 2, 0.734375), ("lion", 0, 0.703125)):
             send_cell(MATRIX, arm, seed, accuracy)
         send_cell("ba9876543210", "another", 7, 0.5)
@@ -64,7 +65,7 @@ def test_the_links_show_the_cells_with_their_columns_and_charts(browse, matrix):
         "32.5",
         "optimizers: table",
     ]
-    table = browse(matrix.comparison_url, WINDOW, expected)
+    table = browse(matrix.comparison(), WINDOW, expected)
     assert [text for text in expected if text not in table] == []
     unwanted = ["another seed 7", "not-shown.jsonl", "0.1234567", "does not exist"]
     assert [text for text in unwanted if text in table] == []
@@ -80,7 +81,7 @@ def test_the_links_show_the_cells_with_their_columns_and_charts(browse, matrix):
         "train/loss",
         "optimizers: charts",
     ]
-    charts = browse(matrix.comparison_charts_url, WINDOW, expected)
+    charts = browse(matrix.comparison(charts=True), WINDOW, expected)
     assert [text for text in expected if text not in charts] == []
     assert [text for text in unwanted if text in charts] == []
 
@@ -88,16 +89,11 @@ def test_the_links_show_the_cells_with_their_columns_and_charts(browse, matrix):
 def test_a_view_published_again_replaces_the_old_one(matrix, server):
     with RunTracker.start("demo", "optimizers", {"rm.kind": "matrix"}, {}, uid=MATRIX) as again:
         publish_view(again, matrix_key=MATRIX, params=PARAMS, metrics=METRICS[:1])
-        assert again.comparison_url == matrix.comparison_url
+        assert again.comparison() == matrix.comparison()
     client = connect(server.url)
-    experiment = client.get_experiment_by_name("rm/demo")
-    for name in EXPERIMENT_TAGS:  # as an older version left it
-        client.delete_experiment_tag(experiment.experiment_id, name)
-    with RunTracker.start("demo", "later", {}, {}):
-        pass
     tags = client.get_experiment_by_name("rm/demo").tags
     assert tags.items() >= EXPERIMENT_TAGS.items()
-    assert tags["mlflow.note.content"] == f"[Side by side]({matrix.comparison_url}) · Optimizers\n"
+    assert tags["mlflow.note.content"] == f"[Side by side]({matrix.comparison()}) · Optimizers\n"
     views = [json.loads(value) for name, value in tags.items() if name.startswith(VIEW_TAG)]
     assert sorted(view["name"] for view in views) == ["optimizers: charts", "optimizers: table"]
 
@@ -106,7 +102,7 @@ def test_without_mlflow_there_is_no_link(home, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     with RunTracker.start("demo", "optimizers", {}, {}, uid=MATRIX) as tracker:
         publish_view(tracker, matrix_key=MATRIX, params=PARAMS, metrics=METRICS)
-        assert (tracker.comparison_url, tracker.comparison_charts_url) == (None, None)
+        assert (tracker.comparison(), tracker.comparison(charts=True)) == (None, None)
 
 
 @pytest.mark.parametrize("state", [table_state, charts_state])
@@ -134,7 +130,9 @@ def test_mlflows_start_page_leads_to_the_runs_and_a_run_says_its_verdict(browse,
     with RunTracker.start("demo", "seed 0", {}, {}) as tracker:
         tracker.describe(verdict_note(verdict, more, {"Report": f"{RUN_FILES}report/r.html"}, ["/a/place"]))
     browse.tell("Network.enable")
-    browse.tell("Network.setExtraHTTPHeaders", headers=basic_authorization(f"any:{password(home)}"))
+    browse.tell(
+        "Network.setExtraHTTPHeaders", headers=basic_authorization(f"any:{identity(home).password(MLFLOW_SERVER)}")
+    )
     browse(own_server, "1400,2000", ["Model training", "rm/demo"])
     browse.run(CLICK.format("'rm/demo'"))
     found = browse.wait("document.documentElement.outerHTML", lambda page: ">seed 0<" in page)
@@ -142,7 +140,7 @@ def test_mlflows_start_page_leads_to_the_runs_and_a_run_says_its_verdict(browse,
     browse.run(CLICK.format("'seed 0'"))
     read = "[...document.querySelectorAll('h3')].find(one => one.textContent.includes('Passed'))?.parentElement."
     shown = browse.wait(f"{read}textContent", lambda text: text is not None and "hours" in text)
-    for text in (verdict["headline"], *verdict["reasons"], more["command"], "Rung 1 of 4", "/a/place"):
+    for text in (verdict["headline"], *verdict["reasons"], more["command"], "Evidence level 1 of 4", "/a/place"):
         assert text in shown
     markup = browse.run(f"{read}innerHTML")
     assert [tag for tag in ("<img", "<b>", "<em>", 'evil.example"', "github.com") if tag in markup] == []

@@ -1,10 +1,11 @@
-"""Runs with a uid: taken up, completed or set aside, never doubled; children under their parents in any order."""
+"""Runs with a uid: used again where whole, else set aside, never mixed; children under their parents in any order."""
 
 import logging
 import os
 import subprocess
 import sys
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
@@ -12,10 +13,9 @@ import pytest
 
 from rmcore.core.errors import DataError
 from rmcore.core.tracking import METRICS_FILE
-from tasks import tracking
+from tasks import mlflow_client, sync, tracking
 from tasks.mlflow_client import connect
-from tasks.mlflow_run import MlflowRun
-from tasks.run_identity import PARENT_TAG, PARENT_UID_TAG, adopt_children, join_parent, reap_dead_runs
+from tasks.mlflow_run import MISSING_TAG, PARENT_TAG, MlflowRun, reap_dead_runs, set_parent
 from tasks.run_owner import HOST, PID, STARTED, this_process
 from tasks.run_record import unsynced_folder
 from tasks.sync import sync_pending
@@ -46,11 +46,11 @@ def client():
 
 
 def runs():
-    """All runs of the study by name; fails when two have the same."""
+    """All runs of the study by name; fails when two that are not superseded have the same."""
     known = client()
     found = known.search_runs([known.get_experiment_by_name("rm/demo").experiment_id])
     by_name = {run.info.run_name: run for run in found}
-    assert len(by_name) == len(found)
+    assert len(by_name) == len(found) - sum(run.info.run_name == ASIDE for run in found) + (ASIDE in by_name)
     return by_name
 
 
@@ -65,6 +65,16 @@ def points(run):
 
 def steps_and_values(run):
     return {name: [point[:2] for point in history] for name, history in points(run).items()}
+
+
+ASIDE = "muon seed 2 (superseded)"
+
+
+def only(name="muon seed 2"):
+    """The run, which is the only one that is not superseded."""
+    found = runs()
+    assert set(found) - {ASIDE} == {name}
+    return found[name]
 
 
 def complete(run):
@@ -94,7 +104,7 @@ def test_a_finished_run_started_again_gets_tags_and_nothing_else(home, artifact)
     assert again.data.tags["rm.cache"] == "train"
 
 
-def test_a_run_whose_process_was_killed_half_way_is_completed(home, artifact):
+def test_a_run_whose_process_was_killed_half_way_is_superseded_by_a_whole_one(home, artifact):
     code = f"""
 import os, pathlib, signal
 from tasks.home import configure_environment
@@ -113,21 +123,9 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert half.data.metrics["train/loss"] == pytest.approx(1 / 3)
     with cell() as tracker:
         tell(tracker, artifact)
-    (run,) = runs().values()
-    assert run.info.run_id == half.info.run_id
-    assert complete(run)
-
-
-def test_a_failed_run_started_again_is_finished_in_the_end(home, artifact):
-    tracker = cell()
-    tracker.log_artifact_folder(artifact, "evaluate")
-    tracker.end("FAILED")
-    assert runs()["muon seed 2"].info.status == "FAILED"
-    with cell() as tracker:
-        assert client().get_run(tracker.run_id).info.status == "RUNNING"
-        tell(tracker, artifact)
-    (run,) = runs().values()
-    assert complete(run)
+    assert complete(only())
+    assert steps_and_values(runs()[ASIDE]) == steps_and_values(half)
+    assert runs()[ASIDE].info.status == "KILLED"
 
 
 def test_what_could_not_be_read_leaves_the_run_failed_so_that_it_is_sent_again(home, artifact):
@@ -139,8 +137,7 @@ def test_what_could_not_be_read_leaves_the_run_failed_so_that_it_is_sent_again(h
     (artifact / "summary.json").write_text(summary)
     with cell() as tracker:
         tell(tracker, artifact)
-    (run,) = runs().values()
-    assert complete(run)
+    assert complete(only())
 
 
 @pytest.mark.parametrize(
@@ -160,15 +157,6 @@ def test_another_outcome_never_mixes_with_the_old_one(home, artifact, other):
     assert found["muon seed 2"].data.tags["rm.kind"] == "cell"
 
 
-def test_an_unfinished_run_with_another_parameter_is_set_aside(home, artifact):
-    cell(key=None).end("FAILED")
-    with cell(key=None, **{"train.lr": 0.05}) as tracker:
-        tell(tracker, artifact)
-    found = runs()
-    assert complete(found["muon seed 2"])
-    assert found["muon seed 2"].data.params["train.lr"] == "0.05"
-
-
 def test_summary_numbers_told_again_replace_the_old_ones(home):
     for gap in (0.1, 0.2, 0.1):
         with RunTracker.start("demo", "matrix", {}, {}, uid="m") as tracker:
@@ -177,7 +165,6 @@ def test_summary_numbers_told_again_replace_the_old_ones(home):
             tracker.log_table([{"claim": "H1"}], "claims")
     run = runs()["matrix"]
     assert run.data.metrics == {"eval/gap": 0.1, "eval/gap_ci_low": 0.05}
-    assert steps_and_values(run)["eval/gap_ci_low"] == [(0, 0.05)]
     known = client()
     table = known.load_table(run.info.experiment_id, "arms.json", [run.info.run_id])
     assert table["gap"].tolist()[0] == 0.1
@@ -186,20 +173,15 @@ def test_summary_numbers_told_again_replace_the_old_ones(home):
     assert run.data.tags["mlflow.loggedArtifacts"].count("claims.json") == 1
 
 
-def test_a_table_takes_only_what_json_has(home, tmp_path):
-    with pytest.raises(TypeError, match="column 'path'"), matrix() as tracker:
-        tracker.log_table([{"path": tmp_path}], "arms")
-
-
 @pytest.mark.parametrize("parent_first", [True, False])
-def test_children_are_below_their_parent_whichever_comes_first(home, artifact, parent_first, caplog):
+def test_children_are_below_their_parent_whichever_comes_first(home, artifact, parent_first):
     if parent_first:
         with matrix() as parent, cell() as child:
             tell(child, artifact)
     else:
         with cell() as child:
             tell(child, artifact)
-        assert "does not know the parent of run muon seed 2" in caplog.text
+        assert PARENT_TAG not in runs()["muon seed 2"].data.tags
         with matrix() as parent:
             pass
     found = runs()
@@ -207,27 +189,22 @@ def test_children_are_below_their_parent_whichever_comes_first(home, artifact, p
     assert complete(found["muon seed 2"])
 
 
-def test_parent_and_children_that_find_each_other_at_the_same_moment_both_go_on(home):
-    """Both set the same tag of the child: whoever comes second must not fail on the first one's row."""
+def test_two_that_set_a_childs_parent_at_the_same_moment_both_go_on(home):
+    """Whoever comes second must not fail on the first one's row."""
     with matrix() as parent:
         parent_run = client().get_run(parent.run_id)
         for number in range(20):
-            made = client().create_run(parent_run.info.experiment_id, tags={PARENT_UID_TAG: "m"})
+            made = client().create_run(parent_run.info.experiment_id)
             meet = threading.Barrier(2, timeout=30)
 
             def join(made=made, meet=meet):
                 known = client()
                 meet.wait()
-                return join_parent(known, made, "m")
-
-            def adopt(meet=meet):
-                known = client()
-                meet.wait()
-                adopt_children(known, parent_run, "m")
-                return True
+                set_parent(known, made, parent_run)
 
             with ThreadPoolExecutor(2) as pool:
-                assert all(future.result() for future in [pool.submit(join), pool.submit(adopt)])
+                for future in [pool.submit(join), pool.submit(join)]:
+                    future.result()
             assert client().get_run(made.info.run_id).data.tags[PARENT_TAG] == parent.run_id, number
 
 
@@ -241,7 +218,7 @@ def test_a_new_parent_takes_the_children_that_are_still_valid(home, artifact):
     assert old.run_id != new.run_id == found["muon seed 2"].data.tags[PARENT_TAG]
 
 
-def test_after_an_outage_parents_are_sent_first(home, monkeypatch, artifact, caplog):
+def test_after_an_outage_parents_are_sent_first(home, monkeypatch, artifact):
     database = os.environ["MLFLOW_TRACKING_URI"]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", DEAD)
     with cell("muon seed 1", uid="m-muon-1") as child:
@@ -250,9 +227,7 @@ def test_after_an_outage_parents_are_sent_first(home, monkeypatch, artifact, cap
         tell(child, artifact)
         parent.log_metrics({"eval/muon": 0.7})
         parent.log_table([{"arm": "muon"}], "arms")
-    caplog.clear()
     assert sync_pending(home, database) == ["matrix", "muon seed 1", "muon seed 2"]
-    assert "parent" not in caplog.text
     monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
     found = runs()
     assert found["matrix"].data.metrics == {"eval/muon": 0.7}
@@ -261,7 +236,7 @@ def test_after_an_outage_parents_are_sent_first(home, monkeypatch, artifact, cap
         assert complete(found[name])
 
 
-def test_a_child_without_a_parent_is_sent_alone_and_found_by_the_parent_later(home, monkeypatch, artifact, caplog):
+def test_a_child_without_a_parent_is_sent_alone_and_found_by_the_parent_later(home, monkeypatch, artifact):
     database = os.environ["MLFLOW_TRACKING_URI"]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", DEAD)
     with matrix(), cell() as child:
@@ -269,12 +244,10 @@ def test_a_child_without_a_parent_is_sent_alone_and_found_by_the_parent_later(ho
     (parents_record,) = unsynced_folder(home).glob("matrix*")
     late = parents_record.read_text()
     parents_record.unlink()
-    caplog.clear()
     assert sync_pending(home, database) == ["muon seed 2"]
-    assert "does not know the parent of run muon seed 2" in caplog.text
     monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
     alone = runs()["muon seed 2"]
-    assert (alone.data.tags[PARENT_UID_TAG], PARENT_TAG in alone.data.tags) == ("m", False)
+    assert PARENT_TAG not in alone.data.tags
     parents_record.write_text(late)
     assert sync_pending(home, database) == ["matrix"]
     found = runs()
@@ -293,7 +266,7 @@ def test_a_file_that_was_gone_at_the_sync_is_sent_by_the_next_start(home, monkey
     away.rename(artifact)
     with cell() as tracker:
         tell(tracker, artifact)
-    (run,) = runs().values()
+    run = only()
     assert complete(run)
     first = points(run)
     with cell() as tracker:
@@ -312,7 +285,7 @@ def test_a_second_start_during_an_outage_does_not_cost_what_the_first_one_wrote(
     assert len(list(unsynced_folder(home).glob("*.json"))) == 2
     sync_pending(home, database)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
-    (run,) = runs().values()
+    run = only()
     assert complete(run)
 
 
@@ -332,7 +305,7 @@ def test_a_record_left_by_an_outage_adds_nothing_to_a_run_completed_meanwhile(ho
         tell(again, artifact)
     first = points(runs()["muon seed 2"])
     assert sync_pending(home) == ["muon seed 2"]
-    (run,) = runs().values()
+    run = only()
     assert complete(run)
     assert points(run) == first
 
@@ -364,51 +337,7 @@ def test_whoever_starts_next_ends_the_runs_of_killed_processes_and_no_others(hom
     assert runs()["muon seed 2"].info.status == "FINISHED"
 
 
-def test_a_run_that_was_reaped_is_taken_up_by_its_next_start(home, artifact):
-    with cell(key=None) as tracker:
-        pass
-    for name, value in killed_process().items():
-        client().set_tag(tracker.run_id, f"rm.{name}", value)
-    client().update_run(tracker.run_id, "RUNNING")
-    assert reap_dead_runs(client()) == ["muon seed 2"]
-    with cell() as again:
-        assert again.run_id == tracker.run_id
-        assert reap_dead_runs(client()) == []
-        tell(again, artifact)
-    (run,) = runs().values()
-    assert complete(run)
-
-
-FIRST = """
-import sys
-from tasks.home import configure_environment
-configure_environment()
-from tasks.tracking import RunTracker
-sys.stdin.readline()
-with RunTracker.start("demo", sys.argv[1], {"rm.kind": "pipeline"}, {"seed": 0}) as tracker:
-    tracker.log_metrics({"eval/gap": 0.5})
-print(tracker.pending, tracker.run_id is not None)
-"""
-
-
-def test_four_first_runs_at_once_in_a_fresh_home_are_all_there(home):
-    """Each would make MLflow's tables. They begin together, once all have started."""
-    (home / "mlflow" / "mlflow.db").unlink()
-    command = [sys.executable, "-c", FIRST]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    first = [subprocess.Popen([*command, f"run {number}"], **pipes) for number in range(4)]
-    for process in first:
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    for process in first:
-        said, errors = process.communicate(timeout=300)
-        assert (said, process.returncode) == ("False True\n", 0), errors
-    assert {name: run.info.status for name, run in runs().items()} == {
-        f"run {number}": "FINISHED" for number in range(4)
-    }
-
-
-@pytest.mark.parametrize("error", [KeyError("alembic"), RuntimeError("dictionary changed size"), ImportError("mlflow")])
+@pytest.mark.parametrize("error", [KeyError("alembic"), ImportError("mlflow")])
 def test_whatever_fails_in_the_tracking_costs_no_run_and_is_sent_later(home, artifact, monkeypatch, caplog, error):
     """Not only what MLflow says in its own errors: the libraries beneath it raise what they like."""
 
@@ -416,11 +345,154 @@ def test_whatever_fails_in_the_tracking_costs_no_run_and_is_sent_later(home, art
         raise error
 
     with monkeypatch.context() as broken:
-        broken.setattr(MlflowRun, "send_metrics", fail)
+        broken.setattr(MlflowRun, "__init__", fail)
         with cell() as tracker:
             tell(tracker, artifact)
     assert tracker.pending
-    assert caplog.text.count("rm-opt sync") == 1
+    assert caplog.text.count("its record is") == 1
     assert sync_pending(home) == ["muon seed 2"]
+    assert complete(only())
+
+
+def refusal(code):
+    """What MLflow's store raises where its database refuses a row, or is locked."""
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos import databricks_pb2
+
+    return MlflowException("(sqlite3.IntegrityError) UNIQUE constraint failed", databricks_pb2.ErrorCode.Value(code))
+
+
+def refuse(monkeypatch, code, times, only=None):
+    """Let every method of MLflow's client, or `only` one, be refused so many times before it works."""
+    from mlflow import MlflowClient
+
+    refused = Counter()
+
+    def wrapped(name, method):
+        def call(*given, **named):
+            refused[name] += 1
+            if refused[name] <= times:
+                raise refusal(code)
+            return method(*given, **named)
+
+        return call
+
+    for name, method in list(vars(MlflowClient).items()):
+        if callable(method) and not name.startswith("_") and only in (None, name):
+            monkeypatch.setattr(MlflowClient, name, wrapped(name, method))
+
+
+@pytest.mark.parametrize("code", ["BAD_REQUEST", "TEMPORARILY_UNAVAILABLE", "INTERNAL_ERROR"])
+def test_what_the_database_refuses_for_a_moment_is_told_again_and_is_no_outage(
+    home, artifact, monkeypatch, caplog, code
+):
+    with monkeypatch.context() as broken:
+        refuse(broken, code, times=2)
+        with cell() as tracker:
+            tracker.log_dataset("train", "f" * 64, "gold", 9)
+            tell(tracker, artifact)
+    assert not tracker.pending
+    assert "its record is" not in caplog.text
     (run,) = runs().values()
     assert complete(run)
+    assert len(run.inputs.dataset_inputs) == 1
+
+
+def test_runs_that_name_one_data_set_at_once_all_have_it(home):
+    """Each looks for its row and inserts it where there is none; in a fresh database one of them comes first."""
+    names = [f"run {number}" for number in range(8)]
+    trackers = [RunTracker.start("demo", name, {}, {}) for name in names]
+    assert all(tracker.run_id for tracker in trackers)
+    for number in range(6):
+        for tracker in trackers:
+            tracker.log_dataset("train", f"{number}" * 64, "gold", 9)
+    for tracker in trackers:
+        tracker.end()
+    assert not any(tracker.pending for tracker in trackers)
+    assert {run.info.status for run in runs().values()} == {"FINISHED"}
+    assert {len(run.inputs.dataset_inputs) for run in runs().values()} == {6}
+
+
+def test_what_mlflow_never_takes_costs_the_run_that_alone(home, artifact, monkeypatch, caplog):
+    """The run ends and is not taken for whole: the next start of the same sends it."""
+    with monkeypatch.context() as broken:
+        broken.setattr(mlflow_client, "RETRY_SECONDS", 0.1)
+        refuse(broken, "BAD_REQUEST", times=10**6, only="log_inputs")
+        with cell() as tracker:
+            tracker.log_dataset("train", "f" * 64, "gold", 9)
+            tell(tracker, artifact)
+    assert not tracker.pending
+    assert caplog.text.count("its record is") == 1
+    run = only()
+    assert complete(run)
+    assert "IntegrityError" in run.data.tags[MISSING_TAG]
+    with cell() as tracker:
+        tracker.log_dataset("train", "f" * 64, "gold", 9)
+        tell(tracker, artifact)
+    run = only()
+    assert complete(run)
+    assert MISSING_TAG not in run.data.tags
+    assert len(run.inputs.dataset_inputs) == 1
+
+
+def test_an_outage_that_is_over_when_the_run_ends_leaves_nothing_to_do(home, server, artifact):
+    tracker = cell()
+    assert tracker.run_id
+    server.kill()
+    tracker.log_metrics({"eval/before": 1.0})
+    tracker._results[-1].result()
+    assert tracker.pending
+    server.start()
+    tell(tracker, artifact)
+    tracker.end()
+    assert not tracker.pending
+    run = only()
+    assert complete(run)
+    assert run.data.metrics["eval/before"] == 1.0
+    assert not list(unsynced_folder(home).glob("*.json"))
+
+
+def test_a_record_that_its_run_has_written_again_while_it_was_sent_stays(home, monkeypatch, artifact):
+    database = os.environ["MLFLOW_TRACKING_URI"]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", DEAD)
+    tracker = cell()
+    tracker.log_metrics({"eval/before": 1.0})
+    tracker._results[-1].result()
+    replay = sync.replay
+
+    def replay_while_the_run_ends(*given):
+        replay(*given)
+        with monkeypatch.context() as patch:
+            patch.setattr(tracker, "_catch_up", lambda: None)
+            tell(tracker, artifact)
+            tracker.end()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sync, "replay", replay_while_the_run_ends)
+        sync_pending(home, database)
+    sync_pending(home, database)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
+    run = only()
+    assert complete(run)
+
+
+def test_a_run_that_ends_while_another_one_looks_for_dead_ones_stays_finished(home):
+    """Its process ends, too: it was listed as running, and is dead when it is looked for."""
+    with cell() as tracker:
+        pass
+    known, owner = client(), killed_process()
+    for name, value in owner.items():
+        known.set_tag(tracker.run_id, f"rm.{name}", value)
+    known.update_run(tracker.run_id, "RUNNING")
+
+    class EndsMeanwhile:
+        def __getattr__(self, name):
+            return getattr(known, name)
+
+        def search_runs(self, *given, **named):
+            found = known.search_runs(*given, **named)
+            known.set_terminated(tracker.run_id, "FINISHED")
+            return found
+
+    assert reap_dead_runs(EndsMeanwhile()) == []
+    assert runs()["muon seed 2"].info.status == "FINISHED"

@@ -17,20 +17,26 @@ import psutil
 import pytest
 
 from flows import prefect_api, prefect_client, services
+from owner_login import Patient
 from rmcore.core.errors import ConfigError, ServiceError
+from rmcore.core.ports import listening_uids
 from rmcore.core.processes import marked, runs, terminate
 from tasks import home as home_module
 from tasks.home import find_process
-from tasks.local_services import HOME_MARK, basic_authorization, mlflow_login, password, running_services
+from tasks.local_services import HOME_MARK, MLFLOW_SERVER, running_services
+from tasks.passwords import basic_authorization, identity, mlflow_login
 from tasks.run_owner import HOST, PID, STARTED, this_process
 from tasks.run_record import RunRecord
 from tasks.sync import sync_pending
-from used_homes import begin
+from used_homes import begin, take_as_home
 
 pytestmark = pytest.mark.services
 
 PREFECT_YAML = """
 name: trial
+pull:
+  - prefect.deployments.steps.set_working_directory:
+      directory: "{{ $RM_OPT_PROJECT }}"
 deployments:
   - name: trial
     entrypoint: trial.py:trial
@@ -80,13 +86,7 @@ with prefect_in_use("stages"):
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    set_by_us = [*home_module.QUIET_ENVIRONMENT, *home_module.SAFE_ENVIRONMENT, *home_module.LOGIN_VARIABLES]
-    for name in [*set_by_us, "PREFECT_HOME", "PREFECT_API_URL", "MLFLOW_TRACKING_URI"]:
-        monkeypatch.setenv(name, "")  # so that monkeypatch takes away what configure_environment sets
-        monkeypatch.delenv(name)
-    directory = tmp_path / "home"
-    monkeypatch.setenv("RM_OPT_HOME", str(directory))
-    yield directory
+    yield take_as_home(tmp_path / "home", monkeypatch)
     services.down()
 
 
@@ -138,7 +138,8 @@ def children() -> set[int]:
 
 def ask(method: str, url: str, body: dict | None = None) -> dict:
     login = basic_authorization(os.environ["PREFECT_API_AUTH_STRING"])
-    return httpx.request(method, url, json=body, headers=login, timeout=60).raise_for_status().json()
+    with httpx.Client(timeout=60, transport=Patient()) as client:
+        return client.request(method, url, json=body, headers=login).raise_for_status().json()
 
 
 def run_deployment(api: str, folder: Path) -> dict:
@@ -195,12 +196,12 @@ def running_flow(api: str, tags: list[str]) -> str:
 
 def test_the_services_run_a_deployment_and_end_without_a_trace(home, project, tmp_path, monkeypatch):
     before = children()
-    prefect_port, mlflow_port, start_port = free_ports(3)
-    started = services.up(prefect_port, mlflow_port, start_port, root=project)
-    assert [service.healthy for service in started] == [True] * 4
+    prefect_port, mlflow_port = free_ports(2)
+    started = services.up(prefect_port, mlflow_port, root=project)
+    assert [service.healthy for service in started] == [True] * 3
     assert services.up(root=project) == started  # nothing is started twice
     with pytest.raises(ServiceError, match="--mlflow-port"):
-        services.up(prefect_port, prefect_port + 1, start_port, root=project)
+        services.up(prefect_port, prefect_port + 1, root=project)
 
     api, mlflow_url = f"http://127.0.0.1:{prefect_port}/api", f"http://127.0.0.1:{mlflow_port}"
     assert run_deployment(api, tmp_path)["state_type"] == "COMPLETED"
@@ -232,18 +233,17 @@ def test_the_services_run_a_deployment_and_end_without_a_trace(home, project, tm
     mlflow.wait(timeout=60)
     again = services.up(root=project)
     assert [service.url for service in again] == [service.url for service in started]
-    assert [service.healthy for service in again] == [True] * 4
+    assert [service.healthy for service in again] == [True] * 3
     prefect_client.reap_dead_runs(api)
     assert [ask("GET", f"{api}/flow_runs/{run}")["state_type"] for run in both] == ["CRASHED"] * 2
 
     assert psutil.pid_exists(int(left_behind))
-    assert services.down() == ["start-page", "prefect-server", "mlflow-server", "worker"]
+    assert services.down() == ["prefect-server", "mlflow-server", "worker"]
     assert children() == before
     assert not psutil.pid_exists(int(left_behind)) or psutil.Process(int(left_behind)).status() == "zombie"
-    assert [service.pid for service in services.status()] == [None] * 4
+    assert [service.pid for service in services.status()] == [None] * 3
     assert services.down() == []
-    for port in (prefect_port, mlflow_port, start_port):
-        socket.create_server(("127.0.0.1", port)).close()
+    assert not [port for port in (prefect_port, mlflow_port) if listening_uids(port)]
 
 
 def test_a_port_of_another_program_is_refused_and_the_program_untouched(home, project):
@@ -251,7 +251,7 @@ def test_a_port_of_another_program_is_refused_and_the_program_untouched(home, pr
     with socket.create_server(("127.0.0.1", 0)) as foreign:
         port = foreign.getsockname()[1]
         with pytest.raises(ServiceError, match=rf"port {port} .*pid {os.getpid()} .*--prefect-port"):
-            services.up(port, *free_ports(2), root=project)
+            services.up(port, *free_ports(1), root=project)
         assert services.down() == []
         socket.create_connection(("127.0.0.1", port)).close()
     assert home.stat().st_mode & 0o777 == (home / "prefect").stat().st_mode & 0o777 == 0o700  # before servers write
@@ -263,7 +263,7 @@ def test_a_start_that_fails_shows_the_log_and_ends_what_it_began(home, project):
     (home / "prefect").mkdir(parents=True)
     (home / "prefect" / "prefect.db").write_text("this is no database, and Prefect's server will say so")
     with pytest.raises(ServiceError, match=r"prefect-server ended while starting(.|\n)*not a database"):
-        services.up(*free_ports(3), root=project)
+        services.up(*free_ports(2), root=project)
     assert children() == before
     assert running_services(home) == {}
 
@@ -436,15 +436,14 @@ def test_a_damaged_password_or_record_stops_nothing(home, monkeypatch, content):
     """Which services run is seen at the processes, so there is no record; one of an earlier release means nothing."""
     folder = home / "services"
     folder.mkdir(parents=True)
-    for name in ("state.json", "password"):
+    for name in ("state.json", "key", "era"):
         (folder / name).write_bytes(content)
     other = sleeper(env={**os.environ, HOME_MARK: str(home / "another")})
     worker = sleeper(env={**os.environ, HOME_MARK: str(home)})  # by its command line none of the three, yet ours
     home_module.configure_environment()
-    secret = password(home)
-    assert len(secret) == 43
-    assert os.environ["PREFECT_API_AUTH_STRING"] == secret == (folder / "password").read_text().strip()
-    assert [service.pid for service in services.status()] == [None] * 4
+    assert {len(text) for text in identity(home)} == {43}
+    assert identity(home).key == (folder / "key").read_text().strip()
+    assert [service.pid for service in services.status()] == [None] * 3
     assert services.down() == []
     assert (other.poll(), worker.wait(timeout=10)) == (None, -signal.SIGTERM)
     other.kill()
@@ -478,7 +477,7 @@ class Stranger(BaseHTTPRequestHandler):
 def test_a_waiting_run_of_another_server_is_sent_without_our_password(home, monkeypatch):
     """The local server may have another port by now, and any program of the machine the old one."""
     home_module.configure_environment()
-    ours = mlflow_login(password(home))
+    ours = mlflow_login(identity(home).password(MLFLOW_SERVER))
     for name, value in ours.items():
         monkeypatch.setenv(name, value)  # as while the local server runs
     with HTTPServer(("127.0.0.1", 0), Stranger) as stranger:

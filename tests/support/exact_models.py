@@ -114,13 +114,6 @@ class Functional(NamedTuple):
 
         return torch.func.jacrev(torch.func.grad(loss), chunk_size=256)(self.flat).detach()
 
-    def gauss_newton(self, temperature: float = 1.0) -> Tensor:
-        """(N, N), J^T D J / n with D by differentiating softplus(-m / T) twice, not by its formula."""
-        margins = self.margins(self.flat).detach()
-        jacobian = torch.func.jacrev(self.margins)(self.flat).detach()
-        curvature = torch.func.hessian(lambda m: softplus(-m / temperature).sum())(margins)
-        return jacobian.T @ curvature @ jacobian / len(margins)
-
 
 def functional(model: nn.Module, rows: dict[str, Tensor], names: tuple[str, ...] | None = None) -> Functional:
     """`model` in the parameters `names`, all by default; the others stay as they are."""

@@ -1,11 +1,11 @@
-"""Explanations made by hand: one mistake whose parts, edit and training pairs are known."""
+"""Explanations made by hand: one mistake whose parts and edit are known."""
 
 from typing import Any
 
 from rmcore.data.pair import PreferencePair
 from rmcore.explain.counterfactual import Counterfactual, Edit
 from rmcore.explain.effects import Effects, SpanEffect
-from rmcore.explain.explanation import Answer, Behind, Explanation, TrainingPair
+from rmcore.explain.explanation import Answer, Explanation
 from rmcore.explain.kinds import Kind, Word
 from rmcore.explain.record import Explained
 
@@ -36,8 +36,6 @@ def answer(text: str, first: int, shares: tuple[float, float], num_seen: int = 2
         reward=sum(shares) + 0.25,
         sentences=effects(text, "sentence", ends, shares, num_seen),
         words=effects(text, "word", ends, shares, num_seen),
-        gradients=None if num_seen < 2 else shares,
-        gradients_note="32 steps miss +0.001 of +1 logits",
     )
 
 
@@ -52,16 +50,11 @@ def explained() -> Explained:
         num_turning=3,
         num_unreadable=0,
     )
-    behind = Behind(
-        helpful=(TrainingPair("help", "A prompt <i>", "good", "bad", 0.125, 1.0),),
-        harmful=(TrainingPair("harm", "Another prompt", "good", "bad", -0.25, -1.0),),
-    )
     pair = Explanation(
         PAIR.pair_id,
         answer(PAIR.chosen, 6, (0.5, -0.25), num_seen=1),
         answer(PAIR.rejected, 8, (2.0, -0.001)),
         turned,
-        {"weights": behind},
     )
     kind = Kind((0, 1), 2, (Word("surely", 9, 1),), (), (Word("water", 5, 0),), 0.5, (("facts", 2),))
     return Explained(
@@ -71,7 +64,6 @@ def explained() -> Explained:
         kinds_note="All mistakes are one kind.",
         pairs=[pair],
         kind_of=[0],
-        influence_note="By all weights: they correlate at 0.97.",
     )
 
 

@@ -18,11 +18,11 @@ CONFIG = SMOKE.model_copy(
         "device": "cpu",
         "data": DataConfig(gold=GoldConfig(num_prompts=60, pairs_per_prompt=1), test_fraction=0.2),
         "evaluate": EvaluateConfig(num_resamples=100, train_pairs=20),
-        "landscape": LandscapeConfig(parts=("normalized",), num_pairs=3, lanczos_steps=4, trace_probes=2, top_k=2),
+        "landscape": LandscapeConfig(num_pairs=3, lanczos_steps=4, trace_probes=2, top_k=2),
         "readiness": ReadinessConfig(planned_kl=0.4),
         "policy": PolicyConfig(
-            sft_examples=400, sft_epochs=1, num_prompts=8, samples_per_prompt=8, max_new_tokens=48,
-            gradient_prompts=2, engine="generate",
+            sft_examples=400, sft_epochs=1, num_prompts=8, samples_per_prompt=8, max_new_tokens=24,
+            engine="generate",
         ),
     }
 )  # fmt: skip
@@ -55,11 +55,12 @@ class Chain:
             return self.given[name]
         refs = {needed: self.ref(needed) for needed in STAGES[name].needs(self.config)}
         call = stage_call(name, self.config, refs)
-        if self.store.find(name, call.key) is None:
-            outcome, is_resumable = call.stage.outcome, bool(call.stage.kept)
-            with self.store.publish(name, call.slug, call.inputs, outcome=outcome, resumable=is_resumable) as out:
-                run_stage(name, call.settings, {needed: Path(ref.path) for needed, ref in refs.items()}, out)
-            self.executed.append(name)
+        with self.store.lock(call.key):  # another process of the tests may be at it
+            if self.store.find(name, call.key) is None:
+                outcome, is_resumable = call.stage.outcome, bool(call.stage.kept)
+                with self.store.publish(name, call.slug, call.inputs, outcome=outcome, resumable=is_resumable) as out:
+                    run_stage(name, call.settings, {needed: Path(ref.path) for needed, ref in refs.items()}, out)
+                self.executed.append(name)
         return self.store.ref(name, call.key)
 
     def folder(self, name: str) -> Path:

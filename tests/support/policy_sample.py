@@ -4,7 +4,7 @@ import numpy as np
 
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.policy.confirmation import ServedGain, verdict_of_confirmation
-from rmcore.policy.conservative import conservative_gains, disagreement_along_n
+from rmcore.policy.disagreement import disagreement_along_n
 from rmcore.policy.overoptimization import METHODS, overoptimization
 from rmcore.policy.readiness.components import JudgedPools, on_policy_parts
 from rmcore.policy.readiness.readiness_v2 import judge_v2
@@ -13,7 +13,7 @@ from rmcore.policy.readiness.readiness_v2 import judge_v2
 def policy(quality=1.0):
     """Records of the stages samples, overoptimization and readiness_v2 for a reward that is gold plus noise."""
     rng = np.random.default_rng(0)
-    gold = [rng.normal(size=17) for _ in range(30)]
+    gold = [rng.normal(size=17) for _ in range(60)]
     rewards = [quality * pool + rng.normal(size=17) for pool in gold]
     members = [np.stack([pool, pool + 0.1 * rng.normal(size=17)]) for pool in rewards]
     config = ReadinessConfig(planned_kl=1.5)
@@ -28,17 +28,16 @@ def policy(quality=1.0):
     parts |= {"planned_gain": plan["gain"], "planned_fall": plan["fall"], "headroom": plan["headroom"]}
     parts["ece_tempered_debiased"] = {"value": 0.02, "ci_low": 0.01, "ci_high": 0.04, "num": 9, "reason": None}
     choices = [{"n": n, "kl": 0.1, "nominal_kl": 0.1, "reward": float(n)} for n in (1, 2, 4, 8, 16)]
-    gradient = {"variance": 1.0, "bound": 2.0, "product": 0.5, "num_violations": 3, "num_prompts": 4, "num_samples": 64}
     return {
         "sampling": {
             "num_samples": 510, "num_prompts": 30, "engine": "generate", "finished_share": 0.975, "num_empty": 2,
         },
         "overoptimization": {
-            "judge": "the <gold> world", "num_cut": 5, "best_of_n": choices, "curves": curves, "gradient": gradient,
-            "conservative": conservative_gains(rewards, members, gold, **settings),
+            "judge": "the <gold> world", "num_cut": 5, "best_of_n": choices, "curves": curves,
+            "worst_prompts": {"best_of_n": [{"prompt": "Sort <these>", "gain": -2.5, "response": "the worst one"}]},
             "disagreement": disagreement_along_n(rewards, members, **settings),
         },
-        "readiness": judge_v2(parts, config, "the <gold> world", num_telling=30),
+        "readiness": judge_v2(parts, config, "the <gold> world", num_telling=60),
     }  # fmt: skip
 
 
@@ -48,18 +47,23 @@ def judged(results, quality=1.0):
     return results | {"policy": found, "gate": found["readiness"]["gate"], "verdict": found["readiness"]["verdict"]}
 
 
-def served(num=120):
+def served(num=128):
     """The record of a best-of-64 that was served to `num` prompts, as the stage confirmation writes it."""
     rng = np.random.default_rng(3)
     known = ServedGain(3.0, 0.3)
-    for difference in np.clip(rng.normal(0.7, 1.4, num), -3, 3):
+    for difference in rng.normal(0.7, 1.4, num):
         known.see(float(difference))
     record = {
         "n": 64, "kl": 3.17, "num_prompts": num, "num_allowed": 400, "num_fresh": None, "num_labels": 2 * num + 48,
         "judge": "the gold world", "unit": "sd", "unit_error": 0.17, "useful_gain": 0.3, "is_decided": known.is_decided,
         "differences": known.differences, "path": known.path, "characters": {"chosen": 266.0, "other": 128.0},
-        "gold": {"gain": known.gain().to_dict(), "win_rate": known.win_rate().to_dict()},
+        "clipped_share": known.clipped_share, "doubt": known.doubt,
+        "gold": {
+            "gain": known.gain().to_dict(), "unclipped_gain": known.unclipped().to_dict(),
+            "win_rate": known.win_rate().to_dict(),
+        },
         "proxy": {"gain": {"value": 1.36, "ci_low": None, "ci_high": None, "num": num, "reason": "chosen by it"}},
         "examples": [{"prompt": "Sort | these\nnumbers.", "chosen": "1, 2 <b>", "other": "", "difference": 0.31}],
+        "worst": [{"prompt": "Count to two.", "chosen": "Two.", "other": "One, two.", "difference": -4.5}],
     }  # fmt: skip
     return record | {"verdict": verdict_of_confirmation(record)}

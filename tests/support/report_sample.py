@@ -1,5 +1,6 @@
 """A realistic record of one run, as a finished pipeline hands it to the report."""
 
+from dataclasses import asdict
 from typing import Any
 
 import benchmark_sample
@@ -10,6 +11,7 @@ import logged_sample
 import policy_sample
 import probe_sample
 import rlhf_sample
+from rmcore.evaluation.diagnosis import GateCheck
 
 
 def metric(
@@ -113,8 +115,12 @@ def context() -> list[dict[str, Any]]:
     ]
 
 
+def checked(name, value, threshold, passed, text):
+    """A check as records have it."""
+    return asdict(GateCheck(name, value, threshold, passed, text))
+
+
 def results() -> dict[str, Any]:
-    curved = curvature_sample.curvature()
     stages = ("prepare", "train", "evaluate", "landscape", "readiness")
     checks = [
         ("pairwise_accuracy", 0.712, 0.6, True, "held-out pairwise accuracy: 0.712, above 0.6"),
@@ -148,8 +154,8 @@ def results() -> dict[str, Any]:
             "command": "rm-opt rlhf --mode policy --checkpoint out/best --seeds 3",
             "cost": "three trainings of the policy by GRPO",
         },
-        "gate": [dict(zip(("name", "value", "threshold", "passed", "text"), check, strict=True)) for check in checks],
-        "label_gate": [dict(zip(("name", "value", "threshold", "passed", "text"), checks[0], strict=True))],
+        "gate": [checked(*check) for check in checks],
+        "label_gate": [checked(*checks[0])],
         "metrics": metrics(),
         "ood_metrics": metrics(-0.13),
         "context": context(),
@@ -170,14 +176,14 @@ def results() -> dict[str, Any]:
             "band": "0.6 to 0.8",
             "recommendations": ["Reward variance 2.1 is above 2.0: normalise rewards before a policy is optimised."],
         },
-        "spectrum": curved["spectrum"],
-        "curvature": curved,
+        "spectrum": curvature_sample.spectrum(),
         "training": {
             "steps": 500,
             "best_step": 400,
             "best_metric": "eval/pairwise_accuracy",
             "best_value": 0.719,
-            "num_pairs": 2700,
+            "num_pairs": 8100,
+            "num_distinct": 2700,
             "num_parameters": 1_486_337,
             "stop_reason": "all planned steps were taken",
             "truncation": {

@@ -41,17 +41,6 @@ def mean_of(points, half):
     return {key: points[0]["step"] if key == "step" else over(key) for key in points[0]}
 
 
-def refresh(step, seed):
-    after = step + 10
-    return {
-        "step": step,
-        "weight_version": after // 10,
-        "num_pairs": 64 + step,
-        "accuracy_before": 0.6113 + 0.01 * seed,
-        "accuracy_after": 0.7042 + 0.002 * step,
-    }
-
-
 def look(number, seed, turns):
     """What a watch saw at a step; numbers differ by seed and step."""
     done = number / 8
@@ -60,16 +49,13 @@ def look(number, seed, turns):
         for k in range(number + 1)
     ]
     ends = turns and number == 7
-    learns = number == 3 and not turns and seed == 0
     return {
         "number": number, "step": 5 * number, "kl": 3.21 * done**1.4, "reference": max(0, number - 3), "num_pairs": 37,
         "difference": 0.171 - 0.31 * done * turns, "error": 0.183, "gained": 2.1 * done, "stopped": 4.2 * done * turns,
         "turned": 3.31 * done * turns - 0.4, "needed": 2.9957, "needed_to_stop": 3.6889,
-        "best": 1 if learns else min(number, 4), "gains": gains,
-        "action": "stop" if ends else "refresh" if learns else "go_on",
-        "reason": "gold has stopped gaining; back to step 20" if ends
-        else "gold has turned; back to step 5, and on from there: the reward model learns from 41 pairs" if learns
-        else "nothing is shown yet",
+        "best": min(number, 4), "gains": gains,
+        "action": "stop" if ends else "go_on",
+        "reason": "gold has stopped gaining; back to step 20" if ends else "nothing is shown yet",
     }  # fmt: skip
 
 
@@ -86,18 +72,19 @@ def watch(seed, kept):
         "interval": [-0.047, 0.287],
         "path": path,
         "differences": differences,
+        "limit": 3.0,
         "examples": examples,
     }
     return {
         "looks": [look(number, seed, not kept) for number in range(1, 8 + kept)],
         "unit": "sd", "labels": 648, "final_labels": 120 if kept else 0,
-        "kept_step": 35 if kept else 0, "kept_kl": 2.41 if kept else 0.0, "num_prompts": 400, "prompts_used": 624,
+        "kept_step": 35 if kept else 0, "kept_kl": 2.41 if kept else 0.0, "num_prompts": 700, "prompts_used": 624,
         "final": final if kept else None,
     }  # fmt: skip
 
 
-def record(*, judged=True, num_seeds=3, num_points=9, refreshes=True, early_stop=True, watched=None):
-    """`rlhf.json`; without a judge, with one seed, one point, without refreshes or members where asked for.
+def record(*, judged=True, num_seeds=3, num_points=9, early_stop=True, watched=None):
+    """`rlhf.json`; without a judge, with one seed, one point, without members where asked for.
 
     watched: with a watch that kept a trained policy (True) or the start (False); None: nobody watched.
     """
@@ -105,7 +92,6 @@ def record(*, judged=True, num_seeds=3, num_points=9, refreshes=True, early_stop
         {
             "seed": seed,
             "points": [point(5 * index, seed, judged, early_stop, 0.2) for index in range(num_points)],
-            "refreshes": [refresh(step, seed) for step in (10, 20, 30) if step < 5 * num_points] if refreshes else [],
             "stopped": "the reward server went away for 300 s" if seed == 1 else None,
             "watch": None if watched is None else watch(seed, watched),
         }
@@ -135,8 +121,7 @@ def record(*, judged=True, num_seeds=3, num_points=9, refreshes=True, early_stop
         },
         "judge": "the <gold> world" if judged else "nobody",
         "num_seeds": num_seeds, "num_steps": 40, "prompts_per_step": 8, "group_size": 6, "learning_rate": 1e-4,
-        "loss": "dapo", "kl_beta": 0.02, "aggregate": "worst_case", "length_penalty": 0.003, "reward_clip": 1.7,
-        "refresh_every": 10 if refreshes else None,
+        "loss": "dapo", "kl_beta": 0.02, "length_penalty": 0.003,
         "num_prompts": 48, "samples_per_prompt": 4,
         "saved_seed": 0,
         "curve": curve,

@@ -7,6 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tasks.home import QUIET_ENVIRONMENT, SAFE_ENVIRONMENT
+
+SET_BY_US = (
+    *(*QUIET_ENVIRONMENT, *SAFE_ENVIRONMENT, "PREFECT_HOME", "PREFECT_API_URL", "MLFLOW_TRACKING_URI"),
+    *("PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_AUTH_STRING"),
+    *("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"),
+)
+"""What `configure_environment` sets."""
 PROGRAM = """
 import asyncio
 from tasks.home import configure_environment, default_tracking_uri, home
@@ -30,6 +38,15 @@ def make_databases(shared: Path) -> Path:
             subprocess.run([sys.executable, "-c", PROGRAM], env=inherited | {"RM_OPT_HOME": str(home)}, check=True)
             (home / "finished").touch()
     return home
+
+
+def take_as_home(directory: Path, monkeypatch) -> Path:
+    """Make `directory` this test's home; what `configure_environment` sets is taken away at its end."""
+    for name in SET_BY_US:
+        monkeypatch.setenv(name, "")  # so that monkeypatch knows it
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("RM_OPT_HOME", str(directory))
+    return directory
 
 
 def begin(home: Path, databases: Path) -> Path:

@@ -93,7 +93,7 @@ if __name__ == "__main__":
     for name in names:
         importlib.import_module(name)
     if names == SLOW:
-        child_process.start_server(os.environ)  # one for the stages of all commands
+        child_process._server(os.environ)  # one for the stages of all commands
     assert threading.enumerate() == [threading.main_thread()], "no fork with threads"
     words = serve()
     if words is not None:

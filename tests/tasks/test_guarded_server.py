@@ -6,10 +6,13 @@ import os
 import subprocess
 import sys
 
+import httpx
 import pytest
 
-from tasks.guarded_server import Guard
+from rmcore.core.errors import ServiceError
+from tasks.guarded_server import AnyName, Guard
 from tasks.model_training import CHOOSE, ModelTrainingFirst
+from tasks.passwords import Identity, ask_for_proof
 
 ADDRESS, SECRET = "http://127.0.0.1:4200", "the-secret"
 
@@ -48,6 +51,26 @@ def test_whatever_else_is_sent_as_a_login_is_a_wrong_one(login):
     assert status(path="//health", authorization=login) == status(path="/health/../x", authorization=login) == 401
 
 
+@pytest.mark.parametrize(
+    ("login", "seen"),
+    [
+        (basic(f"admin:{SECRET}"), basic(SECRET)),
+        (basic(SECRET), basic(SECRET)),
+        (basic("admin:wrong"), basic("admin:wrong")),
+        (b"Basic \xe9", b"Basic \xe9"),
+        (b"Bearer admin", b"Bearer admin"),
+    ],
+)
+def test_prefect_is_given_the_password_alone_whatever_name_comes_with_it(login, seen):
+    given = []
+
+    async def app(scope, receive, send):
+        given.extend(scope["headers"])
+
+    asyncio.run(AnyName(app, SECRET)({"headers": [(b"host", b"here"), (b"authorization", login)]}, None, None))
+    assert given == [(b"host", b"here"), (b"authorization", seen)]
+
+
 def test_only_its_own_address_and_its_own_pages():
     login = basic(f"any:{SECRET}")
     for host in ("localhost:4200", "127.0.0.1", "127.0.0.1:4200.evil.example", "[::1]:4200", ""):
@@ -56,6 +79,47 @@ def test_only_its_own_address_and_its_own_pages():
         assert status(authorization=login, origin=origin) == 403
     assert status(authorization=login, origin=ADDRESS.encode()) == 200
     assert status(path="/health") == 200
+
+
+KNOWN = Identity("k" * 43, "e" * 43)
+
+
+def test_a_server_proves_that_it_has_the_key_and_one_that_has_it_not_is_told_nothing(serve):
+    told = []
+
+    def relay(place):
+        """Whoever asks it for a proof gets that of the server there."""
+
+        async def app(scope, receive, send):
+            told.append(scope["headers"])
+            own = httpx.get(f"{place}{scope['path']}?{scope['query_string'].decode()}")
+            headers = [(b"content-type", b"application/json")]
+            await send({"type": "http.response.start", "status": own.status_code, "headers": headers})
+            await send({"type": "http.response.body", "body": own.content})
+
+        return lambda address: app
+
+    async def silent(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    honest = serve(lambda address: Guard(None, address, "password", KNOWN))
+    assert ask_for_proof(honest, KNOWN.key) == KNOWN
+    other_key = serve(lambda address: Guard(None, address, "password", KNOWN._replace(key="o" * 43)))
+    another = serve(relay(honest))
+    for impostor in (other_key, another, serve(lambda address: silent)):
+        with pytest.raises(ServiceError, match="was sent no password"):
+            ask_for_proof(impostor, KNOWN.key)
+    assert not [name for headers in told for name, _ in headers if name == b"authorization"]
+    assert httpx.get(f"{honest}/rm-opt/proof?question=short").status_code == 400
+    assert httpx.get(f"{honest}/rm-opt/proof?question={'q' * 43}", headers={"Host": "other"}).status_code == 421
+
+
+def test_each_server_has_a_password_of_its_own_in_each_era():
+    names = ("prefect-server", "mlflow-server")
+    found = [Identity("k" * 43, era * 43).password(name) for era in "ef" for name in names]
+    assert len(set(found)) == 4
+    assert KNOWN.proof("a:1", "q") != KNOWN.proof("a:1", "r") != KNOWN.proof("a:2", "r")
 
 
 def mlflow_page(path, method="GET", content=(b"<html><head>", b"<title></title></head></html>"), kind=b"text/html"):

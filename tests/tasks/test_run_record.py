@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from rmcore.core.errors import DataError
-from tasks.run_record import RunRecord, read_record
+from tasks.run_record import RunRecord, plain_table, read_record
 
 WHOLE = RunRecord("study", "seed 0", {"rm.kind": "cell"}, {"train.lr": "0.1"}, "http://127.0.0.1:9", parent_uid="m")
 WHOLE.events.append({"kind": "metrics", "values": {"eval/a": 0.5}, "step": 1, "time_ms": 3})
@@ -35,3 +35,8 @@ def test_a_field_of_another_kind_is_named_or_is_of_its_own_kind(tmp_path, name, 
     else:
         with pytest.raises(DataError, match="is not a run record"):
             read_record(path)
+
+
+def test_a_table_takes_only_what_json_has(tmp_path):
+    with pytest.raises(TypeError, match="column 'path'"):
+        plain_table([{"path": tmp_path}])

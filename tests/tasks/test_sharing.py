@@ -1,4 +1,4 @@
-"""Two machines, each with a home of its own, and one store: every stage is computed once, and a killed one goes on."""
+"""Two machines, each with a home of its own, and one store: one commit a stage, and a killed one goes on."""
 
 import os
 import signal
@@ -16,11 +16,9 @@ from rmcore.config.model import ModelConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import StoreError
-from rmcore.core.leases import Lease
 from rmcore.core.store import Store
 from rmcore.stages.registry import stage_call
-from tasks import sharing
-from tasks.execution import _compute, execute
+from tasks.execution import execute
 from tasks.sharing import SHARED_VARIABLE, shared_store
 from tasks.waiting import Wait
 
@@ -57,40 +55,22 @@ def test_a_second_home_takes_what_the_first_computed(shared, tmp_path):
     assert any(line.startswith(f"prepare taken from {shared.url} in ") for line in told)
 
 
-def test_of_two_homes_at_the_same_time_one_computes_and_the_other_says_what_it_waits_for(shared, tmp_path, monkeypatch):
-    monkeypatch.setattr(sharing, "POLL_SECONDS", 0.1)
-    began, named, wait = threading.Event(), threading.Event(), Wait()
-
-    def begin():
-        began.set()
-        assert named.wait(60)
-
+def test_two_homes_that_compute_the_same_at_the_same_time_end_with_the_bytes_of_one(shared, tmp_path):
+    together = threading.Barrier(2)
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(prepared, tmp_path / "a", begin)
-        assert began.wait(60)
-        second = pool.submit(prepared, tmp_path / "b", pytest.fail, wait)
-        while "computes on" not in wait.reason:
-            assert not second.done()
-        reason = wait.reason
-        named.set()
-    assert reason.startswith("the same prepare, which ")
-    assert f"(pid {os.getpid()})" in reason
-    assert [first.result()[1], second.result()[1]] == [True, False]
-    assert first.result()[0].digest == second.result()[0].digest
+        both = [pool.submit(prepared, tmp_path / name, lambda: together.wait(60)) for name in "ab"]
+        (first, computed), (second, computed_too) = (one.result() for one in both)
+    assert (computed, computed_too) == (True, True)
+    assert first.digest == second.digest == shared.find("prepare", first.key)["manifest"]["digest"]
+    for home in "ab":
+        assert Store(tmp_path / home).status("prepare", first.key).state == "valid"
 
 
-def test_what_was_committed_while_the_device_was_waited_for_is_taken(shared, tmp_path, monkeypatch):
-    """Nobody computed it when this one began to wait, and it has the lease now."""
-    ref, _ = prepared(tmp_path / "a")
-    asked = []
-
-    def not_yet(*_):
-        asked.append(1)
-        return False
-
-    monkeypatch.setattr("tasks.execution.taken", not_yet)
-    found, here = prepared(tmp_path / "b", before=pytest.fail)
-    assert (found.digest, here, asked) == (ref.digest, False, [1])
+def test_what_was_committed_while_the_device_was_waited_for_is_taken(shared, tmp_path):
+    made = []
+    waited = Wait(on_end=lambda: made.append(prepared(tmp_path / "a")[0]))
+    found, here = prepared(tmp_path / "b", before=pytest.fail, wait=waited)
+    assert (found.digest, here) == (made[0].digest, False)
 
 
 def test_what_cannot_be_pushed_is_kept_here_and_told(shared, tmp_path, monkeypatch):
@@ -107,20 +87,6 @@ def test_what_cannot_be_pushed_is_kept_here_and_told(shared, tmp_path, monkeypat
     assert Store(tmp_path / "a").status("prepare", ref.key).state == "valid"
     assert any("is on this machine alone until `rm-opt store push`" in line for line in told)
     assert [(entry.key, stands) for entry, stands in shared.push_all(Store(tmp_path / "a"))] == [(ref.key, True)]
-
-
-def test_a_stage_whose_lease_is_lost_ends_itself(shared, tmp_path):
-    lost = Lease()
-
-    def lose_soon(path):
-        threading.Timer(0.2, lost.lose).start()
-        return nullcontext()
-
-    call = stage_call("prepare", PipelineConfig(data=DataConfig(gold=GoldConfig(num_prompts=20_000))), {})
-    out = tmp_path / "out"
-    out.mkdir()
-    with pytest.raises(StoreError, match="prepare was ended: the shared store did not hear of this machine"):
-        _compute(call, out, lose_soon, lambda line: None, {}, "mine", lost)
 
 
 TRAINING = """
@@ -167,7 +133,7 @@ def test_a_training_that_is_killed_on_one_machine_goes_on_on_another_to_the_same
         start_new_session=True,
     )
     place = f"states/train/{alone['key']}.json"
-    while b"resume/step_" not in (shared.objects.read(place) or (b"",))[0]:
+    while b"resume/step_" not in (shared.objects.read(place) or b""):
         with suppress(subprocess.TimeoutExpired):
             killed.wait(timeout=0.1)
         assert killed.poll() is None, killed.stderr.read()

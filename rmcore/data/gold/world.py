@@ -82,11 +82,6 @@ def gold_parts(prompt: str, response: str) -> dict[str, float]:
     }
 
 
-def shortcut_amount(shortcut: Shortcut, response: str) -> int:
-    """How much of a shortcut a response has: its characters for length, else sentences of the shortcut's bank."""
-    return len(response) if shortcut == "length" else sum(response.count(one) for one in BANKS[shortcut])
-
-
 def _is_tidy(core: str) -> bool:
     """Starts like a sentence and ends like one."""
     return core[:1] == core[:1].upper() and core[-1:] == "."

@@ -22,6 +22,8 @@ ORDERS = ("ranking", "order")
 LIST_COLUMNS = frozenset((*ANSWER_COLUMNS, "ranks", "scores", *ORDERS))
 PROMPTS = ("prompt", "instruction", "question", "context")
 """Names of the prompt beside two or more answers; the first one wins, several of the others are refused."""
+ALPACA_COLUMNS = ("instruction", "input")
+CONVERSATIONS = ("messages", "conversations", "conversation")
 _STEMS = ("response", "answer", "completion", "output", "reply", "text", "conversation")
 TWO_ANSWERS = (("a", "b"), *((f"{stem}_{one}", f"{stem}_{other}") for stem in _STEMS for one, other in ("ab", "12")))
 BEST_COLUMNS = ("best_index", "chosen_index", "best", "best_answer", "best_response")
@@ -32,6 +34,7 @@ WINNERS = ("winner", "preference", "preferred", "choice")
 STRENGTHS = ("preference_strength", "overall_preference")
 ARENA_WINNERS = ("winner_model_a", "winner_model_b", "winner_tie")
 OPENAI_COLUMNS = ("input", "preferred_output", "non_preferred_output")
+SWIFT_COLUMNS = ("rejected_response", "rejected_messages")
 _OTHERS = ("pair_id", "role", "label", "metadata", "meta", "subset", "chosen", "rejected", "score_ratio")
 _OF_PROGRAMS = ("model_a", "model_b", "annotations", "data", "fields")
 
@@ -107,7 +110,8 @@ def respelled(row: Row) -> dict[str, Any]:
 class ColumnMap:
     """Names of the columns, where they are not the usual ones; None keeps the usual name.
 
-    `spelled` holds the columns that are known names in another spelling, see `for_source`.
+    `spelled` holds the columns that are known names in another spelling, see `for_source`. With `joins_input` the
+    prompt is the instruction and, on a line of its own, the input (Alpaca), as LLaMA-Factory joins them.
     """
 
     prompt: str | None = None
@@ -117,6 +121,7 @@ class ColumnMap:
     weight: str | None = None
     grades: tuple[str, ...] = ()
     spelled: Mapping[str, str] = field(default_factory=dict)
+    joins_input: bool = False
 
     @classmethod
     def from_config(cls, config: DataConfig) -> "ColumnMap":
@@ -141,6 +146,24 @@ class ColumnMap:
         spelled = known_names(others, usual.values(), _KNOWN_GRADED if graded else _KNOWN)
         return replace(self, spelled=spelled)
 
+    def with_prompt(self, sample: Row) -> "ColumnMap":
+        """The map that also finds a prompt in two columns (Alpaca), or in a conversation that the sides answer.
+
+        Args:
+            sample: every column of the source with a typical value.
+        """
+        row = self.rename(sample)
+        if "prompt" in row:
+            return self
+        first, second = (row.get(name) for name in ALPACA_COLUMNS)
+        is_text = isinstance(first, str) and isinstance(second, str | None)
+        if is_text and "input" in row and not any(name in row for name in PROMPTS if name not in ALPACA_COLUMNS):
+            return replace(self, joins_input=True)
+        asked = [name for name in CONVERSATIONS if _ends_with_a_question(sample.get(name))]
+        if len(asked) == 1 and "chosen" in row and "rejected" in row:
+            return replace(self, prompt=asked[0])
+        return self
+
     def usual_names(self) -> dict[str, str]:
         """Named column -> the usual name that it stands for."""
         names = {"prompt": self.prompt, "chosen": self.chosen, "rejected": self.rejected, "target_margin": self.margin}
@@ -151,10 +174,20 @@ class ColumnMap:
         """The row under the usual names; a column that a named one displaces is dropped."""
         usual = self.usual_names()
         renamed = {self.spelled.get(name, name): value for name, value in row.items() if name not in usual}
-        return renamed | {usual[name]: row[name] for name in usual if name in row}
+        renamed |= {usual[name]: row[name] for name in usual if name in row}
+        if self.joins_input:
+            texts = [text for name in ALPACA_COLUMNS if (text := renamed.pop(name, None)) not in (None, "")]
+            renamed["prompt"] = "\n".join(texts) if all(isinstance(text, str) for text in texts) else texts
+        return renamed
 
 
 USUAL_COLUMNS = ColumnMap()
+
+
+def _ends_with_a_question(value: Any) -> bool:
+    """Whether a value is turns of which the last one is not the assistant's: what two sides answer."""
+    last = value[-1] if isinstance(value, list) and value else None
+    return isinstance(last, dict) and last.get("role") not in (None, "assistant")
 
 
 def likely_prompt(columns: Iterable[str]) -> bool:

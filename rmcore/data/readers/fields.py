@@ -1,21 +1,19 @@
-"""Values of a raw record: texts, numbers, lists, dialogues; or the reason why a value is none of these.
+"""Values of a raw record: texts, numbers, lists; or the reason why a value is none of these.
 
 One function a kind of value. Each returns the value or raises `RowRejected` with one of a small fixed set of reasons,
 so that a bad row is counted under one name however it was stored. Nothing is guessed and nothing is repaired.
 """
 
 import math
-import re
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from rmcore.core.errors import DataError
-from rmcore.data.pair import Message, Prompt, is_blank
+from rmcore.data.pair import is_blank
 from rmcore.data.readers.json_stream import parse_json
 
 _MAX_METADATA_DEPTH = 20
-_TURN = re.compile(r"(?:^|\n\n)(Human|Assistant):")
-_TURN_ROLES = {"Human": "user", "Assistant": "assistant"}
 
 
 class Reason(StrEnum):
@@ -32,10 +30,21 @@ class Reason(StrEnum):
     IDENTICAL_SIDES = "identical sides"
     PROMPTS_DIFFER = "prompts differ"
     INVALID_UTF8 = "invalid UTF-8"
+    BROKEN_ESCAPE = "broken \\u escape"
     NOT_JSON = "not valid JSON"
     REPEATED_KEY = "a key stands twice"
     NOT_CSV = "not valid CSV"
+    NOT_A_TABLE = "cells beyond the header"
+    EXCEL_ERROR = "a cell holds an error of Excel"
+    CUT_CELL = "a cell at Excel's limit, where texts are cut"
     NOT_A_DIALOGUE = "not a dialogue"
+    IMAGES = "holds images"
+    AUDIO = "holds audio"
+    VIDEO = "holds videos"
+    NO_TEXT_PART = "a part of a message is no text"
+    BAD_TOOLS = "tools are no list of objects"
+    TWO_SYSTEM_TEXTS = "two system texts"
+    TWO_LISTS_OF_TOOLS = "two lists of tools"
     NO_FINAL_ASSISTANT_TURN = "no final assistant turn"
     BAD_MARGIN = "margin is not a finite number"
     LENGTHS_DIFFER = "answers and ranks differ in number"
@@ -67,62 +76,14 @@ class RowRejected(DataError):
         self.reason = reason
 
 
-def dialogue_turns(text: str) -> tuple[Message, ...]:
-    r"""The turns of `\n\nHuman: ...\n\nAssistant: ...`, oldest first, the last one the assistant's."""
-    text = text.lstrip()
-    marks = list(_TURN.finditer(text))
-    if not marks or marks[0].start() != 0:
-        raise RowRejected(Reason.NOT_A_DIALOGUE)
-    if marks[-1][1] != "Assistant":
-        raise RowRejected(Reason.NO_FINAL_ASSISTANT_TURN)
-    ends = [mark.start() for mark in marks[1:]] + [len(text)]
-    return tuple(
-        Message(_TURN_ROLES[mark[1]], text[mark.end() : end].strip()) for mark, end in zip(marks, ends, strict=True)
-    )
+@dataclass(frozen=True, slots=True)
+class UnreadText:
+    """A text that holds messages or a list in another notation than JSON: it is no prompt and no answer."""
 
+    text: str
 
-def asked_turns(prompt: tuple[Message, ...]) -> tuple[Message, ...]:
-    r"""The turns of a prompt that is one transcript `\n\nHuman: ...\n\nAssistant:`; of any other the prompt as it is.
-
-    As one text, each turn of a dialogue would begin a conversation of its own, on both sides of a split. System turns
-    may stand before it.
-    """
-    *system, asked = prompt or (Message("system", ""),)
-    if asked.role != "user" or any(message.role != "system" for message in system):
-        return prompt
-    text = asked.content.strip()
-    is_transcript = text.startswith("Human:") and text.endswith("\n\nAssistant:")
-    return (*system, *dialogue_turns(text)[:-1]) if is_transcript else prompt
-
-
-def asked_prompt(text: str) -> Prompt:
-    """The prompt that one text is: its turns where it is a transcript (`asked_turns`), else the text."""
-    alone = (Message("user", text),)
-    turns = asked_turns(alone)
-    return text if turns == alone else turns
-
-
-def message_list(value: Any) -> tuple[Message, ...]:
-    """A list of {role, content}, or one alone; also {role: [...], content: [...]}, as `datasets` stores structs."""
-    value = turn_list(value)
-    if isinstance(value, dict):
-        roles, contents = list_value(value.get("role")), list_value(value.get("content"))
-        if len(roles) != len(contents):
-            raise RowRejected(Reason.WRONG_TYPE)
-        value = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
-    messages = []
-    for turn in list_value(value):
-        if not isinstance(turn, dict):
-            raise RowRejected(Reason.WRONG_TYPE)
-        messages.append(Message(text_value(turn.get("role"), Reason.WRONG_TYPE), text_value(turn.get("content"), None)))
-    return tuple(messages)
-
-
-def turn_list(value: Any) -> Any:
-    """A list of one for a message that stands alone, what `messages` holds for an object of nothing else."""
-    if isinstance(value, dict) and value.keys() == {"messages"} and isinstance(value["messages"], list | dict):
-        value = value["messages"]
-    return [value] if isinstance(value, dict) and isinstance(value.get("role"), str) else value
+    def __str__(self) -> str:
+        return self.text
 
 
 def text_value(value: Any, empty: Reason | None) -> str:
@@ -130,12 +91,15 @@ def text_value(value: Any, empty: Reason | None) -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):  # pandas writes a missing text as NaN
         raise RowRejected(Reason.MISSING_VALUE if empty is None else _MISSING.get(empty, Reason.MISSING_VALUE))
     if not isinstance(value, str | bytes):
-        raise RowRejected(Reason.WRONG_TYPE)
+        raise RowRejected(Reason.NOT_JSON if isinstance(value, UnreadText) else Reason.WRONG_TYPE)
     try:
         text = value.decode("utf-8") if isinstance(value, bytes) else value
         if not text.isascii():
             text.encode("utf-8")  # lone surrogates: bytes that were not UTF-8, or half of a JSON \u pair
-    except UnicodeError as error:
+    except UnicodeEncodeError as error:  # bytes that were not UTF-8 are U+DC80 to U+DCFF (`surrogateescape`)
+        is_byte = "\udc80" <= error.object[error.start] <= "\udcff"
+        raise RowRejected(Reason.INVALID_UTF8 if is_byte else Reason.BROKEN_ESCAPE) from error
+    except UnicodeDecodeError as error:
         raise RowRejected(Reason.INVALID_UTF8) from error
     if empty is not None and is_blank(text):
         raise RowRejected(empty)
@@ -192,7 +156,7 @@ def list_value(value: Any) -> list[Any]:
     if value is None:
         raise RowRejected(Reason.MISSING_VALUE)
     if not isinstance(value, list):
-        raise RowRejected(Reason.WRONG_TYPE)
+        raise RowRejected(Reason.NOT_JSON if isinstance(value, UnreadText) else Reason.WRONG_TYPE)
     return value
 
 
@@ -202,6 +166,11 @@ def json_or_text(text: str) -> Any:
         return parse_json(text)
     except (ValueError, RecursionError):
         return text
+
+
+def is_empty(value: Any) -> bool:
+    """Whether a value holds nothing, also as JSON in a text: CSV has `[]` for an empty list."""
+    return not (json_or_text(value.strip()) if isinstance(value, str) else value)
 
 
 def json_object(value: Any) -> dict[str, Any] | None:

@@ -1,27 +1,26 @@
-"""Files of preference data as a stream of raw records: Parquet, JSON, JSON Lines, CSV and TSV, each also gzipped.
+"""Files of preference data as a stream of raw records: Parquet, Arrow, JSON, JSON Lines, CSV, TSV and Excel.
 
-Memory stays bounded by one batch (Parquet) or one row (the text formats), whatever the size of the file. What is wrong
-with one row becomes that row's `problem` and reading continues; what is wrong with the file (missing, empty, cut off,
-corrupted) is a `DataError`, because rows after the damage would be lost without a word.
+Memory stays bounded by one batch (Parquet, Arrow) or one row (the text formats), whatever the size of the file. What is
+wrong with one row becomes that row's `problem` and reading continues; what is wrong with the file (missing, empty, cut
+off, corrupted) is a `DataError`, because rows after the damage would be lost without a word.
 
 Text is decoded with `surrogateescape`: bytes that are not UTF-8 become lone surrogates, which
 `rmcore.data.readers.layouts` finds in the text that holds them. So one bad byte costs one row and not the file.
 """
 
 import codecs
-import csv
+import errno
 import gzip
 import io
-import re
 import shlex
 import shutil
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import chain
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -29,18 +28,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rmcore.core.errors import DataError
-from rmcore.data.readers.columns import LIST_COLUMNS, spelling
-from rmcore.data.readers.fields import Reason
+from rmcore.data.readers.csv_rows import MAX_ROW_BYTES, csv_rows, refuse_blank_lines
+from rmcore.data.readers.excel_rows import ErrorCell, excel_rows, is_cut
+from rmcore.data.readers.fields import Reason, RowRejected, text_value
 from rmcore.data.readers.json_stream import JsonText, RepeatedKey, RepeatedKeyError, array_values, parse_json
+from rmcore.data.readers.structure import structured
+from rmcore.data.readers.unpacking import ROW_BYTES, Growth, Unpacked, rows_a_batch
 
 BATCH_ROWS = 512
-MAX_ROW_BYTES = 64 * 2**20
-"""Largest single row of a text format. A longer one is a file of another kind, and would have to fit into memory."""
 _GZIP_MAGIC = b"\x1f\x8b"
+_ARROW_FILE = b"ARROW1"
+_ARROW_END = b"\xff\xff\xff\xff\0\0\0\0"
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-_LIST_SPELLINGS = frozenset(map(spelling, LIST_COLUMNS))
 _COPY_BYTES = 2**20
-_MESSAGE_LIST = re.compile(r"""\s*\[\s*\{\s*['"](role|content)['"]""")
+_NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,7 @@ def read_file(path: Path) -> Iterator[RawRecord]:
         raise DataError(f"{path} is not a file: there is nothing to read. Check the path (relative to {Path.cwd()}).")
     kind, compressed = file_kind(path)
     _check_start(path, compressed)
-    with _damage_is_a_data_error(path), path.open("rb") as raw:
-        binary = gzip.GzipFile(fileobj=raw) if compressed else raw
+    with _opened(path) as binary:
         yield from _READERS[kind](binary, path)
 
 
@@ -103,14 +103,20 @@ def is_text_file(source: str) -> bool:
 def is_utf8(path: Path) -> bool:
     """Whether all bytes of a text file are UTF-8."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    with _damage_is_a_data_error(path), gzip.open(path) if file_kind(path)[1] else path.open("rb") as file:
-        try:
-            while chunk := file.read(_COPY_BYTES):
-                decoder.decode(chunk)
-            decoder.decode(b"", final=True)
-        except UnicodeDecodeError:
-            return False
+    try:
+        for chunk in _chunks(path):
+            decoder.decode(chunk)
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return False
     return True
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    """The bytes of a text file, unpacked."""
+    with _opened(path) as file:
+        while chunk := file.read(_COPY_BYTES):
+            yield chunk
 
 
 def conversion_to_utf8(path: Path, encoding: str = "CP1252") -> str:
@@ -129,19 +135,33 @@ def conversion_to_utf8(path: Path, encoding: str = "CP1252") -> str:
     )
 
 
+def record_of(row: int, fields: Mapping[str, Any]) -> RawRecord:
+    """The record of a row whose values could be read, in whatever format; see `structure`."""
+    try:
+        for name in fields:
+            text_value(name, None)
+        return RawRecord(row, {name: structured(name, value) for name, value in fields.items()})
+    except RowRejected as rejection:
+        return RawRecord(row, None, rejection.reason, _excerpt(repr(fields)))
+    except RepeatedKeyError as error:
+        return RawRecord(row, None, Reason.REPEATED_KEY, f"the key {error}")
+
+
 def arrow_records(batch: pa.RecordBatch | pa.Table, first_row: int) -> Iterator[RawRecord]:
     """The rows of an Arrow batch; a row with invalid text or an unrepresentable value is set aside alone."""
     try:
-        for offset, fields in enumerate(batch.to_pylist()):
-            yield RawRecord(first_row + offset, fields)
-    except (ValueError, OverflowError):  # UnicodeDecodeError is a ValueError; to_pylist fails before the first yield
+        rows = batch.to_pylist()
+    except (ValueError, OverflowError):  # UnicodeDecodeError is a ValueError
         for offset in range(batch.num_rows):
             yield _arrow_record(batch.slice(offset, 1), first_row + offset)
+        return
+    for row, fields in enumerate(rows, start=first_row):
+        yield record_of(row, fields)
 
 
 def _arrow_record(row_batch: pa.RecordBatch | pa.Table, row: int) -> RawRecord:
     try:
-        return RawRecord(row, row_batch.to_pylist()[0])
+        return record_of(row, row_batch.to_pylist()[0])
     except UnicodeDecodeError as error:
         return RawRecord(row, None, Reason.INVALID_UTF8, str(error))
     except (ValueError, OverflowError) as error:
@@ -165,15 +185,27 @@ def _check_start(path: Path, compressed: bool) -> None:
 
 
 @contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """The bytes of a file, unpacked as they are read."""
+    with _damage_is_a_data_error(path), path.open("rb") as raw:
+        yield io.BufferedReader(Unpacked(raw, path)) if file_kind(path)[1] else raw
+
+
+@contextmanager
 def _damage_is_a_data_error(path: Path) -> Iterator[None]:
     try:
         yield
     except EOFError as error:
         raise DataError(
-            f"{path} ends before its compressed data does: it was cut off, and the rows behind the cut are lost. "
+            f"{path} ends before its data does: it was cut off, and the rows behind the cut are lost. "
             "Fetch or write the file again."
         ) from error
     except (zlib.error, gzip.BadGzipFile, pa.ArrowException, OSError) as error:
+        if getattr(error, "errno", None) in _NO_ROOM:
+            raise DataError(
+                f"{path} does not fit into {tempfile.gettempdir()}, where it is unpacked ({error}): free space there, "
+                "set TMPDIR to another folder, or unpack the file yourself."
+            ) from error
         raise DataError(
             f"{path} cannot be read ({error}): it is damaged, or the disk is. Fetch or write it again."
         ) from error
@@ -183,24 +215,104 @@ def _text(binary: BinaryIO, newline: str | None = None) -> TextIO:
     return io.TextIOWrapper(binary, encoding="utf-8-sig", errors="surrogateescape", newline=newline)
 
 
+def _seekable(binary: BinaryIO, path: Path, stack: ExitStack) -> BinaryIO:
+    """A binary file that is read from its end, or in any order: unpacked to disk where it is gzipped, not to memory."""
+    if not file_kind(path)[1]:
+        return binary
+    unpacked: BinaryIO = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - the caller's stack closes it
+    shutil.copyfileobj(binary, unpacked, _COPY_BYTES)
+    unpacked.seek(0)
+    return unpacked
+
+
 def _read_parquet(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
     with ExitStack() as stack:
-        if isinstance(binary, gzip.GzipFile):  # Parquet is read from its end: unpack to disk, not into memory
-            unpacked = stack.enter_context(tempfile.TemporaryFile())
-            shutil.copyfileobj(binary, unpacked, _COPY_BYTES)
-            unpacked.seek(0)
-            binary = unpacked
+        binary = _seekable(binary, path, stack)
         # Buffered and not pre-read: otherwise a whole row group, in practice often the whole file, sits in memory.
-        file = pq.ParquetFile(binary, buffer_size=_COPY_BYTES, pre_buffer=False)
+        file = pq.ParquetFile(binary, buffer_size=_COPY_BYTES, pre_buffer=False, page_checksum_verification=True)
         _check_columns(file.schema_arrow.names, path)
-        row = 1
-        for batch in file.iter_batches(batch_size=BATCH_ROWS, use_threads=False):
+        packed = sum(file.metadata.row_group(number).total_byte_size for number in range(file.num_row_groups))
+        Growth(path).add(packed + ROW_BYTES * file.metadata.num_rows)
+        row, growth = 1, Growth(path)
+        for batch in file.iter_batches(batch_size=rows_a_batch(file, binary, BATCH_ROWS), use_threads=False):
+            growth.add(batch.nbytes)
             yield from arrow_records(batch, row)
             row += batch.num_rows
 
 
+def _read_arrow(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
+    """Batches of Arrow, as a stream (what `datasets` keeps) or as a file (Feather)."""
+    with ExitStack() as stack:
+        binary = _seekable(binary, path, stack)
+        is_file = binary.read(len(_ARROW_FILE)) == _ARROW_FILE
+        if not is_file:  # a stream that was cut between two batches reads like a whole one, but for its last bytes
+            binary.seek(-len(_ARROW_END), io.SEEK_END)
+            if binary.read() != _ARROW_END:
+                raise DataError(
+                    f"{path} has neither the beginning of an Arrow file nor the end of an Arrow stream: it was cut "
+                    "off, or is another format (Feather 1). Write it again, as Parquet or with pyarrow.ipc."
+                )
+        binary.seek(0)
+        try:
+            opened = stack.enter_context(pa.ipc.open_file(binary) if is_file else pa.ipc.open_stream(binary))
+            names, kinds = opened.schema.names, str(opened.schema)
+        except UnicodeDecodeError as error:
+            raise pa.ArrowInvalid(f"its schema is no text: {error}") from error
+        _check_columns(names, path)
+        if "dictionary<" in kinds:
+            raise DataError(
+                f"{path} holds a column of categories (Arrow's dictionary type), which may unpack to any size: write "
+                "it as text, or the table as Parquet."
+            )
+        row, growth = 1, Growth(path)
+        for batch in _arrow_batches(opened, path, is_file=is_file):
+            growth.add(batch.nbytes)
+            for start in range(0, batch.num_rows, BATCH_ROWS):
+                yield from arrow_records(batch.slice(start, BATCH_ROWS), row + start)
+            row += batch.num_rows
+        if not is_file and binary.read(1):
+            raise DataError(f"{path} holds a second table behind the first: write them to files of their own.")
+
+
+def _arrow_batches(opened: Any, path: Path, *, is_file: bool) -> Iterator[pa.RecordBatch]:
+    """Batches whose offsets are right: pyarrow takes them as they are, and reads beyond its memory by wrong ones."""
+    try:
+        for batch in map(opened.get_batch, range(opened.num_record_batches)) if is_file else opened:
+            batch.validate(full=True)
+            yield batch
+    except (MemoryError, SystemError) as error:
+        raise DataError(
+            f"{path} names a batch of rows that cannot be laid out in memory ({error or type(error).__name__}): it is "
+            "damaged, or this machine has too little for it. Write it again, in smaller batches."
+        ) from error
+
+
+def _read_xlsx(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
+    with ExitStack() as stack:
+        rows = enumerate(excel_rows(_seekable(binary, path, stack), path), start=1)
+        header = ["" if cell is None else str(cell).strip() for cell in next(rows)[1]]
+        while header and not header[-1]:
+            header.pop()
+        _check_columns(header, path)
+        for row, cells in rows:
+            if all(cell is None for cell in cells):
+                continue
+            wrong = next(((name, cell) for name, cell in zip(header, cells, strict=False) if _is_wrong(cell)), None)
+            if wrong is not None:
+                reason = Reason.EXCEL_ERROR if isinstance(wrong[1], ErrorCell) else Reason.CUT_CELL
+                yield RawRecord(row, None, reason, f"{wrong[0]}: {wrong[1][:80]}")
+            elif any(cell is not None for cell in cells[len(header) :]):
+                yield RawRecord(row, None, Reason.NOT_A_TABLE, f"a cell to the right of {len(header)} columns")
+            else:
+                yield record_of(row, dict(zip(header, (*cells, *[None] * len(header)), strict=False)))
+
+
+def _is_wrong(cell: Any) -> bool:
+    return isinstance(cell, ErrorCell) or is_cut(cell)
+
+
 def _read_jsonl(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
-    row = 0
+    row = num_blank = 0
     while line := binary.readline(MAX_ROW_BYTES + 1):
         row += 1
         if len(line) > MAX_ROW_BYTES:
@@ -211,7 +323,10 @@ def _read_jsonl(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
         if row == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")
         if not line.strip():
+            num_blank += 1
+            refuse_blank_lines(path, num_blank)
             continue
+        num_blank = 0
         try:
             text = line.decode("utf-8")
         except UnicodeDecodeError:
@@ -227,7 +342,7 @@ def _read_jsonl(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
 
 def _json_record(row: int, value: Any) -> RawRecord:
     if isinstance(value, dict):
-        return RawRecord(row, value)
+        return record_of(row, value)
     if isinstance(value, RepeatedKey):
         return RawRecord(row, None, Reason.REPEATED_KEY, f"the key {value.key!r}")
     return RawRecord(row, None, Reason.WRONG_TYPE, _excerpt(repr(value)))
@@ -255,47 +370,19 @@ def _read_json(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
 
 
 def _read_csv(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
-    csv.field_size_limit(MAX_ROW_BYTES)  # process-wide in Python; the default of 128 KiB refuses long completions
-    text = _text(binary, newline="")
-    first: list[str] = []  # as far as the header
-    while (not first or not first[-1].strip()) and (line := text.readline()):
-        first.append(line)
-    delimiter = "\t" if file_kind(path)[0] == ".tsv" else _delimiter("".join(first[-1:]))
-    rows = csv.reader(chain(first, text), delimiter=delimiter, strict=True)
-    header: list[str] | None = None
-    row = 0
-    while True:
-        try:
-            cells = next(rows)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            if header is None or "unexpected end of data" in str(error):
-                raise DataError(
-                    f"{path} is not valid CSV near line {rows.line_num} ({error}): a quoted cell is not closed or the "
-                    "file was cut off, so what follows cannot be told apart. Correct the quotes or write it again."
-                ) from error
-            row += 1
-            yield RawRecord(row, None, Reason.NOT_CSV, f"near line {rows.line_num}: {error}")
-            continue
-        if not cells:
-            continue
-        if header is None:
-            header = _csv_header(cells, path)
-            continue
-        row += 1
+    rows = csv_rows(
+        _text(binary, newline=""), path, "\t" if file_kind(path)[0] == ".tsv" else None, partial(_chunks, path)
+    )
+    header = _csv_header(next(rows, []), path)
+    for row, cells in enumerate(rows, start=1):
         yield _csv_record(row, header, cells)
 
 
-def _delimiter(header: str) -> str:
-    """A comma, unless the header has none and has semicolons, or tabs: a file of one column holds no pairs."""
-    unquoted = re.sub(r'"[^"]*"', "", header)
-    others = [delimiter for delimiter in ";\t" if delimiter in unquoted]
-    return others[0] if len(others) == 1 and "," not in unquoted else ","
-
-
 def _csv_header(cells: list[str], path: Path) -> list[str]:
+    """The names of the columns, without those of the empty columns that spreadsheets write behind the last one."""
     header = [cell.strip() for cell in cells]
+    while header and not header[-1]:
+        header.pop()
     if any("\udc80" <= char <= "\udcff" for char in "".join(header)):
         raise DataError(f"{path} is not UTF-8, its header holds other bytes. {conversion_to_utf8(path)}")
     _check_columns(header, path)
@@ -309,23 +396,10 @@ def _check_columns(names: list[str], path: Path) -> None:
 
 
 def _csv_record(row: int, header: list[str], cells: list[str]) -> RawRecord:
-    if len(cells) != len(header):
-        return RawRecord(row, None, Reason.NOT_CSV, f"{len(cells)} cells for {len(header)} columns: {cells[0][:80]}")
-    try:
-        return RawRecord(row, {name: _csv_cell(name, cell) for name, cell in zip(header, cells, strict=True)})
-    except (ValueError, RecursionError) as error:
-        reason = Reason.REPEATED_KEY if isinstance(error, RepeatedKeyError) else Reason.NOT_JSON
-        return RawRecord(row, None, reason, _excerpt(",".join(cells)))
-
-
-def _csv_cell(name: str, cell: str) -> Any:
-    """CSV has only text: message lists, and the lists of ranked answers, are written in it as JSON.
-
-    Other text stays text even where it would parse: an answer may well be `[1, 2]`. A message list that is not JSON
-    (Python's own notation, say) is refused, as it would otherwise be taken for an answer.
-    """
-    is_list = spelling(name) in _LIST_SPELLINGS and cell.lstrip().startswith("[")
-    return parse_json(cell) if is_list or _MESSAGE_LIST.match(cell) else cell
+    num_columns = len(header)
+    if len(cells) < num_columns or any(cell.strip() for cell in cells[num_columns:]):
+        return RawRecord(row, None, Reason.NOT_CSV, f"{len(cells)} cells for {num_columns} columns: {cells[0][:80]}")
+    return record_of(row, dict(zip(header, cells, strict=False)))
 
 
 def _excerpt(text: str) -> str:
@@ -338,5 +412,7 @@ _READERS: dict[str, Callable[[Any, Path], Iterator[RawRecord]]] = {
     ".jsonl": _read_jsonl,
     ".csv": _read_csv,
     ".tsv": _read_csv,
+    ".arrow": _read_arrow,
+    ".xlsx": _read_xlsx,
 }
-_TEXT_KINDS = frozenset(_READERS) - {".parquet"}
+_TEXT_KINDS = frozenset(_READERS) - {".parquet", ".arrow", ".xlsx"}

@@ -10,7 +10,10 @@ row (`RowRejected`).
 | two answers and a winner | prompt, two answers, winner / preference / preferred / choice | a, model_b, left, tie … |
 | LMArena | prompt, response_a, response_b, winner_model_a, winner_model_b, winner_tie | the one that is 1 |
 | HelpSteer preferences | prompt, response_1, response_2, preference_strength | below 0 the first, above 0 the second |
+| Auto-J | scenario, prompt, response 1, response 2, label | 0 the first, 1 the second, 2 a tie |
+| PandaLM | instruction, response1, response2, annotator1 … 3 | 1 the first, 2 the second, 0 a tie; each a label |
 | OpenAI preferences | input.messages, preferred_output, non_preferred_output | as named |
+| ms-swift | messages, rejected_response or rejected_messages | messages |
 | answers and a ranking | prompt, answers, ranking or order | see `_ranking` |
 | raw UltraFeedback | instruction, completions of {response, annotations, overall_score} | mean of the ratings |
 | Nectar | prompt, answers of {answer, rank} | rank 1 |
@@ -29,6 +32,8 @@ from functools import partial
 from typing import Any
 
 from rmcore.core.errors import DataError
+from rmcore.data.observation import ANNOTATOR
+from rmcore.data.pair import CHOSEN_PROBABILITY
 from rmcore.data.readers.annotation_tools import argilla, label_studio, unfold_argilla, unfold_label_studio
 from rmcore.data.readers.columns import (
     ANSWER_COLUMNS,
@@ -36,6 +41,7 @@ from rmcore.data.readers.columns import (
     OPENAI_COLUMNS,
     ORDERS,
     STRENGTHS,
+    SWIFT_COLUMNS,
     WINNERS,
     Row,
     word,
@@ -65,6 +71,8 @@ _SIDE = re.compile(
     r"[ab]|(?:model|response|answer|completion|output|reply|text|conversation|option|assistant|candidate|choice)_?[ab12]"
 )
 _VOTED = ("response_j", "response_k")
+_NUMBERED_ANSWERS = ("response_1", "response_2")
+_PANDA_LM = ("annotator1", "annotator2", "annotator3")
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
 
 
@@ -212,6 +220,52 @@ def _strength(sample: Row) -> Translate | None:
     return translate
 
 
+def _auto_j(sample: Row) -> Translate | None:
+    """The pairs that Auto-J is tested on (Li et al. 2023, arXiv:2310.05470), each with one label of people's."""
+    if not {"scenario", "prompt", *_NUMBERED_ANSWERS, "label"} <= sample.keys():
+        return None
+    return partial(_coded, column="label", codes={0: 0, 1: 1, 2: None}, prompt="prompt")
+
+
+def _panda_lm(sample: Row) -> Translate | None:
+    """The pairs that PandaLM is tested on (Wang et al. 2023, arXiv:2306.05087), with the labels of three people."""
+    prompt = prompt_column(sample) if {*_NUMBERED_ANSWERS, *_PANDA_LM} <= sample.keys() else None
+    if prompt is None:
+        return None
+
+    def translate(row: Row) -> dict[str, Any]:
+        who = next((name for name in _PANDA_LM if row.get(name) is not None), None)
+        if who is None:
+            raise RowRejected(Reason.NOT_LABELLED)
+        return _coded({**row, ANNOTATOR: who}, column=who, codes={1: 0, 2: 1, 0: None}, prompt=prompt)
+
+    return translate
+
+
+def _unfold_panda_lm(row: Row) -> list[Row]:
+    """One row a label, with the share of the others that say the same: people's own agreement."""
+    votes = {name: row[name] for name in _PANDA_LM if row.get(name) is not None}
+    rest = {name: value for name, value in row.items() if name not in _PANDA_LM}
+    found: list[Row] = []
+    for who, vote in votes.items():
+        others = [1.0 if other == vote else 0.5 * (other == 0) for name, other in votes.items() if name != who]
+        found.append({**rest, who: vote} | ({CHOSEN_PROBABILITY: sum(others) / len(others)} if others else {}))
+    return found or [row]
+
+
+def _coded(row: Row, column: str, codes: dict[float, int | None], prompt: str) -> dict[str, Any]:
+    """A label that is a number, by what its numbers stand for: the place of the better answer, None for a tie."""
+    value = number(row.get(column), Reason.UNKNOWN_WINNER)
+    if value is None:
+        raise RowRejected(Reason.NOT_LABELLED)
+    if value not in codes:
+        raise RowRejected(Reason.UNKNOWN_WINNER)
+    better = codes[value]
+    if better is None:
+        return tied(row, _NUMBERED_ANSWERS, prompt, (column, CHOSEN_PROBABILITY))
+    return preferred(row, _NUMBERED_ANSWERS, better, prompt, (column,))
+
+
 def _openai(sample: Row) -> Translate | None:
     return _translate_openai if all(name in sample for name in OPENAI_COLUMNS) else None
 
@@ -224,6 +278,22 @@ def _translate_openai(row: Row) -> dict[str, Any]:
     extras |= {name: value for name, value in conversation.items() if name != "messages" and value not in (None, [])}
     sides = {"chosen": row.get("preferred_output"), "rejected": row.get("non_preferred_output")}
     return {**extras, "prompt": conversation.get("messages"), **sides}
+
+
+def _swift(sample: Row) -> Translate | None:
+    """ms-swift: whole dialogues, of which the rejected one may be written as its answer alone."""
+    return _translate_swift if "messages" in sample and any(name in sample for name in SWIFT_COLUMNS) else None
+
+
+def _translate_swift(row: Row) -> dict[str, Any]:
+    answer, dialogue = (row.get(name) for name in SWIFT_COLUMNS)
+    turns = list_value(row.get("messages"))
+    if answer is not None and dialogue is not None:
+        raise RowRejected(Reason.ONE_SIDE_TWICE)
+    if dialogue is None:
+        dialogue = [*turns[:-1], {"role": "assistant", "content": answer}]
+    extras = {name: value for name, value in row.items() if name not in ("messages", *SWIFT_COLUMNS)}
+    return {**extras, "chosen": turns, "rejected": dialogue}
 
 
 def _ranking(sample: Row) -> Translate | None:
@@ -366,7 +436,12 @@ FOREIGN = (
     Foreign("two answers and a winner", "prompt, response_a, response_b, winner (a, b or tie)", _winner),
     Foreign("LMArena", "prompt, response_a, response_b, winner_model_a, winner_model_b, winner_tie", _arena),
     Foreign("HelpSteer preferences", "prompt, response_1, response_2, preference_strength", _strength),
+    Foreign("Auto-J", "scenario, prompt, response 1, response 2, label (0, 1, or 2 for a tie)", _auto_j),
+    Foreign(
+        "PandaLM", "instruction, input, response1, response2, annotator1 to annotator3", _panda_lm, _unfold_panda_lm
+    ),
     Foreign("OpenAI preferences", "input with messages, preferred_output, non_preferred_output", _openai),
+    Foreign("ms-swift", "messages, rejected_response or rejected_messages", _swift),
     Foreign("answers and a ranking", "prompt, answers, ranking or order", _ranking),
     Foreign("raw UltraFeedback", "instruction, completions with response and annotations", _ultrafeedback),
     Foreign("Nectar", "prompt, answers with answer and rank", _nectar),

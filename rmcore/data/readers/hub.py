@@ -1,41 +1,62 @@
 """Data sets of the `datasets` library: a folder written by `save_to_disk`, or a name on the Hugging Face hub.
 
+A folder of files that are named as those on the hub are (`data/train-00000-of-00002.parquet`) is read like one file.
+
 `datasets` takes seconds to import and its own patience with an absent network is 20 s and more, so it is imported only
 here and only when needed, and the hub is asked once, with a time-out, before `datasets` is. It runs no code shipped
 with a data set (its versions from 4.0 on cannot) and both forms are read as Arrow, batch by batch.
 """
 
+import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rmcore.core.errors import DataError
-from rmcore.data.readers.files import BATCH_ROWS, RawRecord, arrow_records
+from rmcore.data.readers.files import BATCH_ROWS, RawRecord, arrow_records, is_file_name, read_file
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 HUB_TIMEOUT_SECONDS = 10.0
 """How long the hub may take to answer: huggingface_hub's own default for one request."""
-_LOCAL_FORMS = "a .parquet, .json, .jsonl, .csv or .tsv file (also .gz), or a folder written by datasets' save_to_disk"
+_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(?:-[0-9a-f]+)?\.")
+_NUMBERED = re.compile(r"(?P<before>\D*?)(?P<number>\d+)(?P<behind>(?:-of-(?P<total>\d+))?(?:\D.*)?)")
+"""Names of the shards that other tools write: part-0, 0001, shard_1-of-3, and Spark's part-00000-3f2a-c000."""
+_NO_SHARDS = frozenset(
+    (
+        *("train", "test", "validation", "valid", "val", "dev", "eval", "heldout", "holdout", "split"),
+        *("v", "version", "fold", "seed", "epoch", "step", "round", "run"),
+    )
+)
+"""Words in the names of files that are numbered and not parts of one data set."""
+_SHOWN_FILES = 5
+_LOCAL_FORMS = (
+    "a .parquet, .json, .jsonl, .csv or .tsv file (also .gz), Arrow, a folder of numbered files, or a folder written "
+    "by datasets' save_to_disk"
+)
 
 
 def read_folder(folder: Path, split: str) -> Iterator[RawRecord]:
-    """The rows of a `save_to_disk` folder; of a DatasetDict, the rows of `split`.
+    """The rows of a `save_to_disk` folder; of a DatasetDict, or of files that are named so, the rows of `split`.
 
     Raises:
         DataError: it is no such folder, is damaged, or has no such split.
     """
+    if not any((folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
+        row = last = 0
+        for file in _split_files(folder, split):
+            row = last
+            for record in read_file(file):
+                last = row + record.row
+                yield replace(record, row=last)
+        return
     import datasets
     import pyarrow as pa
     from datasets.exceptions import DatasetsError
 
-    if not any((folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
-        raise DataError(
-            f"{folder} is a folder without state.json or dataset_dict.json: datasets' save_to_disk did not write it. "
-            "Name a file in it instead, or write the data set with save_to_disk."
-        )
     try:
         loaded = datasets.load_from_disk(str(folder))
         yield from _rows(_choose_split(loaded, folder, split))
@@ -46,6 +67,67 @@ def read_folder(folder: Path, split: str) -> Iterator[RawRecord]:
             f"{folder} cannot be read as a datasets folder ({error}): files of it are missing or damaged. "
             "Write it again with save_to_disk."
         ) from error
+
+
+def _split_files(folder: Path, split: str) -> list[Path]:
+    """The files of a split, in order: `SPLIT.jsonl`, `SPLIT-00000-of-00002.parquet`, or `SPLIT/0000.parquet`.
+
+    A folder without splits whose files are numbered, and called alike, is one data set: its split is train.
+
+    Raises:
+        DataError: there is none, one is missing, or they are of two data sets.
+    """
+    within = (folder, folder / "data", folder / split, folder / "data" / split)
+    visible = [
+        one for place in within for one in sorted(place.glob("[!.]*")) if is_file_name(one.name) and one.is_file()
+    ]
+    found: dict[tuple[Path, int | None], dict[int, Path]] = {}
+    for file in visible:
+        stem, shard = file.name.split(".")[0], _SHARD.match(file.name)
+        if shard and shard[1] == split:
+            found.setdefault((file.parent, int(shard[3])), {})[int(shard[2])] = file
+        elif stem == split:
+            found.setdefault((file, 1), {})[0] = file
+        elif file.parent.name == split and stem.isdecimal():
+            found.setdefault((file.parent, None), {})[int(stem)] = file
+    if not found and split == "train":
+        found = _numbered([file for file in visible if file.parent == folder])
+    if not found:
+        there = ", ".join(str(one.relative_to(folder)) for one in visible[:_SHOWN_FILES]) or "none that can be read"
+        raise DataError(
+            f"{folder} is no folder of datasets' save_to_disk, and no file in it is named as the split {split!r} is on "
+            f"the hub ({split}.jsonl, {split}-00000-of-00002.parquet). Its files are {there}. Name one of them, or the "
+            "split."
+        )
+    if len(found) > 1:
+        places = " and ".join(str(place.relative_to(folder)) for place, _ in list(found)[:2])
+        raise DataError(f"{folder} has the split {split!r} in {places}: which one is meant is unknown. Name one.")
+    [((_, total), files)] = found.items()
+    missing = [number for number in range(max(files) + 1 if total is None else total) if number not in files]
+    if missing:
+        raise DataError(
+            f"{folder} lacks file {missing[0]} of the split {split!r} (they are numbered from 0), so rows are missing. "
+            "Download it again."
+        )
+    return [files[number] for number in sorted(files)]
+
+
+def _numbered(files: list[Path]) -> dict[tuple[Path, int | None], dict[int, Path]]:
+    """Shards without a split in their name, as `_split_files` has them; {} where they are not of one data set."""
+    found = {file: match for file in files if (match := _NUMBERED.fullmatch(file.name))}
+    alike = {(match["before"], match["behind"]) for match in found.values()}
+    numbers = [int(match["number"]) for match in found.values()]
+    if len(found) < len(files) or len(alike) != 1 or len(set(numbers)) < len(numbers):
+        return {}
+    [(before, behind)] = alike
+    words = {word for word in re.split(r"[\W\d_]+", f"{before.lower()} {behind.lower()}") if word}
+    is_apart = not before or before[-1] in "-_. " or before.lower() in ("part", "shard", "chunk")
+    if not is_apart or words & _NO_SHARDS or (len(files) == 1 and numbers[0] > 1):
+        return {}
+    first = min(1, *numbers)  # numbered from 0 or from 1
+    total = next(iter(found.values()))["total"]
+    place = (files[0].parent, None if total is None else int(total))
+    return {place: {number - first: file for number, file in zip(numbers, found, strict=True)}}
 
 
 def read_hub(name: str, split: str) -> Iterator[RawRecord]:

@@ -11,18 +11,20 @@ one of a small fixed set of reasons; nothing is guessed and nothing is repaired.
 | dialogues | chosen, rejected as `\n\nHuman: ...\n\nAssistant: ...` | HH-RLHF (Bai et al. 2022, arXiv:2204.05862) |
 | SHP | history, human_ref_A, human_ref_B, labels (, score_ratio) | SHP (Ethayarajh et al. 2022, arXiv:2110.08420) |
 | ranked answers | prompt, responses, ranks or scores | InstructGPT-style K-wise rankings (arXiv:2203.02155) |
+| one chosen and several rejected | prompt, chosen, rejected as a list of answers | best-of-n labels |
 | best of K | prompt, responses, best_index (from 0) or the best one's text | best-of-n labels |
 | graded answers | prompt, response, a number for each attribute | HelpSteer (arXiv:2311.09528), KTO (2402.01306) |
 | side rows | pair_id, role (chosen, rejected) or label (1, 0), prompt, response | trainers that batch by pair_id |
 
 Layouts of other programs are in `foreign`, and are translated into these.
 
-All take a prompt of several turns, SHP's `history` as a transcript only. In all of them a prompt that is one
-transcript, `\n\nHuman: ...\n\nAssistant:`, is read as its turns.
+All take a prompt of several turns, SHP's `history` as a transcript only, and one in the columns instruction and input
+(Alpaca). In all of them a prompt that is one transcript, `\n\nHuman: ...\n\nAssistant:`, is read as its turns, a
+column `system` is a system turn, and `tools` are what the answer may call (`turns`).
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -32,7 +34,7 @@ from typing import Any
 from rmcore.config.data import PAIRS_PER_ROW
 from rmcore.core.errors import DataError
 from rmcore.data.observation import OVERALL, WEIGHT, Observation, annotator_of
-from rmcore.data.pair import Message, PreferencePair, is_blank, plain_prompt
+from rmcore.data.pair import TOOLS, Message, PreferencePair, Prompt, as_answer, is_blank, plain_prompt
 from rmcore.data.readers.columns import (
     ANSWER_COLUMNS,
     BEST_COLUMNS,
@@ -50,21 +52,27 @@ from rmcore.data.readers.columns import (
 from rmcore.data.readers.fields import (
     Reason,
     RowRejected,
-    asked_turns,
-    dialogue_turns,
     grade,
     json_object,
     json_ready,
     list_value,
-    message_list,
     number,
     number_list,
     pair_id_value,
     text_value,
-    turn_list,
 )
 from rmcore.data.readers.foreign import FOREIGN, whole
 from rmcore.data.readers.strict_pairs import strict_pairs
+from rmcore.data.readers.turns import (
+    SYSTEM,
+    answer_of,
+    asked_turns,
+    continued,
+    dialogue_turns,
+    framed,
+    message_list,
+    turn_list,
+)
 from rmcore.data.readers.two_answers import Translate, only, prompt_column
 from rmcore.data.survey import OVERALL_GRADES
 
@@ -115,14 +123,15 @@ def recognise(sample: Row, columns: ColumnMap = USUAL_COLUMNS, *, most: int = PA
     absent = [name for name in columns.usual_names() if name not in sample]
     if absent:
         raise _unrecognised(f"no column {absent[0]!r}", sample)
+    columns = columns.with_prompt(sample)
     layout = _fitting(columns.rename(sample), columns, most)
     if layout is None:
-        spelled = columns.for_source(sample)
+        spelled = columns.for_source(sample).with_prompt(sample)
         layout = _fitting(spelled.rename(sample), spelled, most) if spelled.spelled else None
     if layout is None:
         layout = _fitting_more(columns.rename(sample), columns, most)
     if layout is None:
-        spelled = columns.for_source(sample, graded=True)
+        spelled = columns.for_source(sample, graded=True).with_prompt(sample)
         layout = _fitting_more(spelled.rename(sample), spelled, most) if spelled.spelled else None
     if layout is None:
         absent = [name for name in columns.grades if name not in sample]
@@ -169,7 +178,7 @@ def _is_grade(name: str, value: Any) -> bool:
 
 def _fitting(row: Row, columns: ColumnMap, most: int) -> Layout | None:
     if "chosen" in row and "rejected" in row:
-        return _pair_layout(row, columns)
+        return _pair_layout(row, columns, most)
     if columns.grades:  # the user says so, whatever else it may be
         graded = _graded_layout(row, columns, prompt_column(row))
         if graded is not None:
@@ -240,9 +249,12 @@ def _is_one_side(row: Row) -> bool:
     return "pair_id" in row and "prompt" in row and has_role and any(name in row for name in SIDE_COLUMNS)
 
 
-def _pair_layout(row: Row, columns: ColumnMap) -> Layout | None:
+def _pair_layout(row: Row, columns: ColumnMap, most: int) -> Layout | None:
     """The layout of chosen and rejected; None where they are answers, and what they answer has another name."""
     is_text = isinstance(row["chosen"], str | bytes)
+    if isinstance(row["rejected"], list) and row["rejected"] and isinstance(row["rejected"][0], str | list):
+        parse = partial(_parse_one_of, is_implicit="prompt" not in row, most=most)
+        return Layout("one chosen and several rejected", parse, columns)
     if "prompt" in row:
         return Layout("plain strings" if is_text else "message lists", _one(_parse_prompt_pair), columns)
     if not is_text:
@@ -260,12 +272,13 @@ def _parse_translated(row: Row, *, translate: Translate, most: int) -> RowPairs:
 
 def _parse_prompt_pair(row: Row) -> PreferencePair:
     context, chosen, rejected = _sides(row)
-    return _pair(_whole_prompt(row, context), chosen, rejected, row, margin=_annotated_margin(row))
+    prompt, (chosen, rejected) = _whole_prompt(row, context, (chosen, rejected))
+    return _pair(prompt, chosen, rejected, row, margin=_annotated_margin(row))
 
 
 def _parse_implicit(row: Row) -> PreferencePair:
     context, chosen, rejected = _sides(row)
-    return _pair(context, chosen, rejected, row, margin=_annotated_margin(row))
+    return _pair(framed(context, row), chosen, rejected, row, margin=_annotated_margin(row))
 
 
 def _parse_dialogue(row: Row) -> PreferencePair:
@@ -273,12 +286,12 @@ def _parse_dialogue(row: Row) -> PreferencePair:
     if turns["chosen"][:-1] != turns["rejected"][:-1]:
         raise RowRejected(Reason.PROMPTS_DIFFER)
     chosen, rejected = (text_value(turns[name][-1].content, empty) for name, empty in _SIDE_REASONS)
-    return _pair(turns["chosen"][:-1], chosen, rejected, row, margin=_annotated_margin(row))
+    return _pair(framed(turns["chosen"][:-1], row), chosen, rejected, row, margin=_annotated_margin(row))
 
 
 def _parse_shp(row: Row) -> PreferencePair:
     """`labels` is 1 where A is preferred; the strength of the preference is the log ratio of the two scores."""
-    prompt = Message("user", text_value(row.get("history"), Reason.EMPTY_PROMPT))
+    asked = (Message("user", text_value(row.get("history"), Reason.EMPTY_PROMPT)),)
     label = number(row.get("labels"), Reason.WRONG_TYPE)
     if label not in (0.0, 1.0):
         raise RowRejected(Reason.MISSING_VALUE if label is None else Reason.WRONG_TYPE)
@@ -291,7 +304,8 @@ def _parse_shp(row: Row) -> PreferencePair:
     margin = _annotated_margin(row)
     if margin is None and ratio is not None:
         margin = math.log(ratio)
-    return _pair(asked_turns((prompt,)), chosen, rejected, row, margin=margin, used=SHP_COLUMNS)
+    chosen, rejected = (continued(asked, text) for text in (chosen, rejected))
+    return _pair(framed(asked_turns(asked), row), chosen, rejected, row, margin=margin, used=SHP_COLUMNS)
 
 
 def _parse_ranked(row: Row, *, most: int, is_implicit: bool = False) -> RowPairs:
@@ -311,10 +325,13 @@ def _parse_ranked(row: Row, *, most: int, is_implicit: bool = False) -> RowPairs
     if len(contexts) > 1:
         raise RowRejected(Reason.PROMPTS_DIFFER)
     context = contexts.pop()
-    prompt = context if is_implicit else _whole_prompt(row, context)
+    texts = [text for _, text in answers]
+    if is_implicit:
+        prompt = framed(context, row)
+    else:
+        prompt, texts = _whole_prompt(row, context, texts)
     if scores is not None and _contradict(strength, scores):
         raise RowRejected(Reason.RANKS_CONTRADICT_SCORES)
-    texts = [text for _, text in answers]
     if len(set(texts)) < 2:
         raise RowRejected(Reason.IDENTICAL_SIDES)
     used = (column, "ranks", "scores", "pair_id")  # an id of the row is not an id of each of its pairs
@@ -331,9 +348,22 @@ def _parse_best(row: Row, *, prompt: str, best: str, most: int) -> RowPairs:
     column = next((name for name in ANSWER_COLUMNS if name in row), ANSWER_COLUMNS[0])
     answers = list_value(row.get(column))
     place = _best_place(row.get(best), best, answers)
-    extras = {name: value for name, value in row.items() if name not in (prompt, column, best, "ranks", "scores")}
-    ranks = [1 if answer == answers[place] else 2 for answer in answers]
-    ranked = _parse_ranked({**extras, "prompt": row.get(prompt), "responses": answers, "ranks": ranks}, most=most)
+    extras = {name: value for name, value in row.items() if name not in (prompt, column, best)}
+    return _one_better({**extras, "prompt": row.get(prompt)}, answers[place], answers, most=most)
+
+
+def _parse_one_of(row: Row, *, is_implicit: bool, most: int) -> RowPairs:
+    """The chosen answer is better than each of the rejected ones, of which nothing is said."""
+    worse = row.get("rejected")
+    answers = [row.get("chosen"), *(worse if isinstance(worse, list) else [worse])]
+    extras = {name: value for name, value in row.items() if name not in ("chosen", "rejected")}
+    return _one_better(extras, answers[0], answers, is_implicit=is_implicit, most=most)
+
+
+def _one_better(extras: Row, best: Any, answers: list[Any], *, most: int, is_implicit: bool = False) -> RowPairs:
+    ranks = [1 if answer == best else 2 for answer in answers]
+    row = {name: value for name, value in extras.items() if name != "scores"}
+    ranked = _parse_ranked({**row, "responses": answers, "ranks": ranks}, most=most, is_implicit=is_implicit)
     said = ranked.observation
     if said is None or said.ranks is None or len(said.answers) < 3:
         return ranked
@@ -364,19 +394,29 @@ def _best_place(value: Any, column: str, answers: list[Any]) -> int:
     return int(place)
 
 
+def asked_and_answered(row: Row, prompt: str = "prompt", answer: str = "response") -> tuple[Prompt, str]:
+    """The prompt, with all that its row says of it, and the completion of a row of one answer.
+
+    Raises:
+        RowRejected: one of them is missing, blank, or none.
+    """
+    context, text = _completion(row.get(answer), Reason.EMPTY_ANSWER)
+    turns, (text,) = _whole_prompt({**row, "prompt": row.get(prompt)}, context, (text,))
+    if _asks_nothing(turns):
+        raise RowRejected(Reason.EMPTY_PROMPT)
+    return plain_prompt(turns), text
+
+
 def _parse_graded(row: Row, *, prompt: str, answer: str, attributes: Mapping[str, str]) -> RowPairs:
     """The grades of one answer; `graded_rows` puts those of one prompt together and makes pairs of them."""
-    context, text = _completion(row.get(answer), Reason.EMPTY_ANSWER)
-    turns = _whole_prompt({"prompt": row.get(prompt)}, context)
-    if all(is_blank(message.content) for message in turns):
-        raise RowRejected(Reason.EMPTY_PROMPT)
+    asked, text = asked_and_answered(row, prompt, answer)
     given = {attribute: (grade(row.get(column)),) for column, attribute in attributes.items()}
     if all(value is None for (value,) in given.values()):
         raise RowRejected(Reason.NOT_LABELLED)
     if any(given[attributes[name]][0] not in (None, 0.0, 1.0) for name in BINARY_GRADES if name in attributes):
         raise RowRejected(Reason.NOT_A_LEVEL)
     observation = Observation(
-        plain_prompt(turns),
+        asked,
         (text,),
         grades=given,
         annotator=annotator_of(row),
@@ -396,7 +436,7 @@ def _observed(
     weight = _weight(row)
     if len(texts) == 2 and found.pairs and weight == 1:
         return found
-    if all(is_blank(message.content) for message in prompt):
+    if _asks_nothing(prompt):
         raise RowRejected(Reason.EMPTY_PROMPT)
     rank_of = {value: rank for rank, value in enumerate(sorted(set(strength), reverse=True), start=1)}
     observation = Observation(
@@ -430,7 +470,7 @@ def _pair(
     margin: float | None,
     used: Iterable[str] = (),
 ) -> PreferencePair:
-    if all(is_blank(message.content) for message in prompt):
+    if _asks_nothing(prompt):
         raise RowRejected(Reason.EMPTY_PROMPT)
     if chosen == rejected:
         raise RowRejected(Reason.IDENTICAL_SIDES)
@@ -441,46 +481,62 @@ def _pair(
     return PreferencePair(plain_prompt(prompt), chosen, rejected, margin, _metadata(row, used), pair_id)
 
 
+def _asks_nothing(prompt: tuple[Message, ...]) -> bool:
+    return all(turn.role == TOOLS or is_blank(turn.text) for turn in prompt)
+
+
 def _sides(row: Row) -> tuple[tuple[Message, ...], str, str]:
     """(shared earlier turns, chosen, rejected)."""
     (chosen_context, chosen), (rejected_context, rejected) = (
-        _completion(row.get(name), empty) for name, empty in _SIDE_REASONS
+        _completion(row.get(name), empty, row.get(f"{name}_fields")) for name, empty in _SIDE_REASONS
     )
     if chosen_context != rejected_context:
         raise RowRejected(Reason.PROMPTS_DIFFER)
     return chosen_context, chosen, rejected
 
 
-def _completion(value: Any, empty: Reason) -> tuple[tuple[Message, ...], str]:
-    """(earlier turns, completion) of one side: a text, or a message list that ends with the assistant's turn."""
+def _completion(value: Any, empty: Reason, fields: Any = None) -> tuple[tuple[Message, ...], str]:
+    """(earlier turns, completion) of one side: a text, or a message list that ends with the assistant's turn.
+
+    Args:
+        value: of the side's column.
+        empty: why it is refused where nothing is in it.
+        fields: what the completion has besides its text, in a column of its own: so our own tables have it.
+    """
     value = turn_list(value)
     if not isinstance(value, list | dict):
-        return (), text_value(value, empty)
-    if isinstance(value, list) and value and isinstance(value[-1], dict) and value[-1].get("content") is None:
+        return (), answer_of(text_value(value, None if fields else empty), fields)
+    last = value[-1] if isinstance(value, list) and value else None
+    if isinstance(last, dict) and all(part is None for name, part in last.items() if name != "role"):
         raise RowRejected(empty)  # a turn with nothing in it is no completion
     messages = message_list(value)
     if not messages:
         raise RowRejected(empty)
     if messages[-1].role != "assistant":
         raise RowRejected(Reason.NO_FINAL_ASSISTANT_TURN)
-    return asked_turns(messages[:-1]), text_value(messages[-1].content, empty)
+    if is_blank(messages[-1].text):
+        raise RowRejected(empty)
+    return asked_turns(messages[:-1]), as_answer(messages[-1])
 
 
-def _whole_prompt(row: Row, context: tuple[Message, ...]) -> tuple[Message, ...]:
-    """The prompt column together with the turns that the sides carry before the completion.
+def _whole_prompt(
+    row: Row, context: tuple[Message, ...], answers: Sequence[str]
+) -> tuple[tuple[Message, ...], list[str]]:
+    """The prompt that a row's columns and the turns before its completions make up, and the completions.
 
     The sides usually repeat the prompt (UltraFeedback); a prompt of turns may also continue in them (TRL).
     """
     raw = row.get("prompt")
     if isinstance(raw, list | dict):
-        return _joined(asked_turns(message_list(raw)), context)
-    text = text_value(raw, Reason.EMPTY_PROMPT)
-    messages = asked_turns((Message("user", text),))
-    if not context or len(messages) > 1:
-        return _joined(messages, context)
-    if not any(messages[0].content.strip() in message.content for message in context if message.role == "user"):
+        asked = message_list(raw)
+    else:
+        asked = (Message("user", text_value(raw, Reason.EMPTY_PROMPT)),)
+    turns, answers = asked_turns(asked), [continued(asked, answer) for answer in answers]
+    if not context or isinstance(raw, list | dict) or len(turns) > 1:
+        return framed(_joined(turns, context), row), answers
+    if not any(turns[0].content.strip() in message.content for message in context if message.role == "user"):
         raise RowRejected(Reason.PROMPTS_DIFFER)
-    return context
+    return framed(context, row), answers
 
 
 def _joined(prompt: tuple[Message, ...], context: tuple[Message, ...]) -> tuple[Message, ...]:
@@ -508,6 +564,7 @@ def _metadata(row: Row, used: set[str]) -> dict[str, Any]:
 
     In our own tables `prompt_id` and `subset` are copies of what the pair holds anyway, for readers of the table.
     """
+    used = used | {SYSTEM, TOOLS, "chosen_fields", "rejected_fields"}
     carried = json_object(row.get("metadata"))
     if carried is not None:
         used = used | {"metadata"} | ({"prompt_id", "subset"} if "pair_id" in row else set())

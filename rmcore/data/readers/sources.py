@@ -36,12 +36,13 @@ from rmcore.data.readers.hub import hub_revision, read_folder, read_hub
 from rmcore.data.readers.layouts import GRADED_ROWS, SIDE_ROWS, Layout, RowPairs, recognise
 from rmcore.data.readers.rejected import INCOMPLETE, INCOMPLETE_SIDES, RejectedRow, refuse_incomplete, reject
 from rmcore.data.readers.unpaired_rows import read_unpaired_rows
+from rmcore.data.readers.unread import unread_parts
 from rmcore.data.splits import conversation
 
 FEWEST_PROMPTS = 20
 """As few as the gold world can be made of (data.gold.num_prompts)."""
 FEW_BAD_ROWS = 0.05
-"""Share of rows that are not UTF-8 above which a text file is refused."""
+"""Share of rows that are not UTF-8, or not CSV, above which a text file is refused."""
 ROWS_A_REPORT = 1000
 """Between two reports of how far a source is read."""
 _PROBE_ROWS = 100
@@ -191,6 +192,7 @@ def load_pairs(
             rejected, num_rows = _read_pair_rows(records, source, layout, limit, collector)
         found = collector.collected()
     _check_encoding(source, rejected, num_rows, len(found.pairs))
+    _check_cells(source, rejected, num_rows)
     if require_complete_pairs:
         refuse_incomplete(source, rejected, INCOMPLETE_SIDES if sided else INCOMPLETE)
     if layout.name != GRADED_ROWS or not found.observations:
@@ -205,7 +207,7 @@ def load_pairs(
         observations=found.observations,
         num_ties=found.num_ties,
         num_contradicting=found.num_contradicting,
-        sentences=[*sentences, *annotator_notices(source, found.observations)],
+        sentences=[*sentences, *annotator_notices(source, found.observations), *unread_parts(source, found.pairs)],
     )
 
 
@@ -425,6 +427,7 @@ def check_usable(
         DataError: says why, and what to do.
     """
     _check_encoding(source, rejected, num_rows, num_pairs)
+    _check_cells(source, rejected, num_rows)
     if num_pairs:
         return
     if num_ties:
@@ -455,6 +458,22 @@ def _check_encoding(source: str, rejected: list[RejectedRow], num_rows: int, num
     raise DataError(
         f"{source} is not UTF-8: {num_bad:,} of {num_rows:,} rows hold other bytes, row {first.row} first. "
         f"{_conversion(source)}"
+    )
+
+
+def _check_cells(source: str, rejected: list[RejectedRow], num_rows: int) -> None:
+    """Refuse a CSV file many of whose rows have too few or too many cells: then others are parts of rows by chance.
+
+    Raises:
+        DataError: says what is wrong with such a file.
+    """
+    bad = [row for row in rejected if row.reason == Reason.NOT_CSV]
+    if len(bad) < 2 or len(bad) <= FEW_BAD_ROWS * num_rows:
+        return
+    raise DataError(
+        f"{source}: {len(bad):,} of {num_rows:,} rows have another number of cells than the header, row {bad[0].row} "
+        f"first ({bad[0].excerpt}): its cells hold delimiters or line breaks without quotes, so what looks like a row "
+        "may be a part of one. Write the file again with such cells in double quotes, or as JSON Lines."
     )
 
 

@@ -17,6 +17,7 @@ from rmcore.data.readers.fields import Reason, RowRejected, number, pair_id_valu
 from rmcore.data.readers.files import RawRecord
 from rmcore.data.readers.layouts import Layout, side_fields
 from rmcore.data.readers.rejected import RejectedRow, reject
+from rmcore.data.readers.turns import OF_THE_PROMPT
 
 _ROLE_OF_LABEL = {1.0: "chosen", 0.0: "rejected"}
 
@@ -180,9 +181,12 @@ def _joined(chosen: Mapping[str, Any], rejected: Mapping[str, Any]) -> dict[str,
     for name in [name for name in {**chosen, **rejected} if name not in used]:
         if chosen.get(name) == rejected.get(name):
             metadata[name] = chosen.get(name)
+        elif name in OF_THE_PROMPT:
+            raise RowRejected(Reason.PROMPTS_DIFFER)
         else:
             metadata |= {f"chosen_{name}": chosen.get(name), f"rejected_{name}": rejected.get(name)}
-    return {
+    of_prompt = {name: metadata.pop(name) for name in OF_THE_PROMPT if name in metadata}
+    return of_prompt | {
         "pair_id": chosen["pair_id"],
         "prompt": chosen.get("prompt"),
         "chosen": chosen.get(columns[0]),

@@ -17,6 +17,7 @@ import numpy as np
 
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError
+from rmcore.evaluation.uncertainty import UNEVEN
 from rmcore.evaluation.verdicts.intervals import (
     POWER,
     Component,
@@ -38,6 +39,13 @@ _ONE_PROMPT = "only one prompt: its pairs are not independent, so the spread ove
 _UNBOUNDED = "too few prompts carry this metric: resamples leave it undefined or without bound"
 _CONSTANT = "all seeds, or all resamples of prompts, gave one and the same value: the spread cannot be estimated"
 
+AT_CHANCE = 0.03
+"""An accuracy this far above one half is at chance, whatever its error over prompts."""
+FAR_BELOW = 3.0
+"""Deviations from the median that no seed of a normal spread has in one of 300."""
+NORMAL_MAD = 1.4826
+"""Standard deviations of a normal spread for one median absolute deviation."""
+
 
 @dataclass(frozen=True, slots=True)
 class SeedSample:
@@ -47,9 +55,10 @@ class SeedSample:
     replicates: FloatArray | None
     """(B,) bootstrap replicates over prompts; where seeds share their prompts, replicate b of every seed was drawn with
     the same prompt weights. None: there is no prompt-level error (a time, a size)."""
-    num_prompts: int | None = None
+    num_prompts: float | None = None
     """Prompts that carry the quantity, of those resampled: of an accuracy of length-matched pairs, those with such a
-    pair. The spread over prompts is known by so many, however many others are drawn beside them."""
+    pair. The spread over prompts is known by so many, however many others are drawn beside them. Of prompts of unequal
+    size, their effective number (`effective_prompts`); 0 where a few hold most of the pairs (`heaviest_tail`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +72,14 @@ class Estimate:
     ci_low: float | None
     ci_high: float | None
     num_seeds: int
-    num_prompts: int | None
+    num_prompts: float | None
     method: str
     """One sentence or two for a report: how the interval was made and what is not in it."""
     reason: str | None
     spread: TInterval | PercentileInterval | None = field(repr=False, compare=False)
     """The data that the interval is made of; None where there is no interval."""
+    condition: str | None = None
+    """Condition that the interval holds under, as words that follow its ends: "if no training collapses"."""
 
     def interval(self, alpha: float = 0.05) -> tuple[float, float] | None:
         """Ends of the 1 - alpha interval."""
@@ -90,7 +101,7 @@ class Estimate:
 def estimate_over_seeds(
     samples: Sequence[SeedSample],
     *,
-    num_prompts: int | None,
+    num_prompts: float | None,
     prompts_shared: bool,
     prior: RatioPrior | None = None,
 ) -> Estimate:
@@ -142,7 +153,29 @@ def estimate_over_seeds(
     return Estimate(centre, *limits, len(values), num_prompts, method, None, spread)
 
 
-def variance_prior(arms: Sequence[Sequence[SeedSample]], *, num_prompts: int) -> RatioPrior | None:
+def collapsed(values: Sequence[float], errors: Sequence[float], chance: float = 0.5) -> list[int]:
+    """Places of an arm's seeds that collapsed: at chance level, and far below what most of the arm's seeds reached.
+
+    At chance: within two standard errors over prompts and `AT_CHANCE`, above. Far below: by more than
+    `FAR_BELOW` median absolute deviations from the arm's median, those of a normal spread, and by more than
+    `AT_CHANCE`. Where most seeds are at chance none stands out, and there are at least three.
+
+    Args:
+        values: (S,) accuracies.
+        errors: (S,) standard errors over prompts, 0 where they are not known.
+        chance: what a coin reaches.
+    """
+    if len(values) < 3:
+        return []
+    found = np.asarray(values, dtype=np.float64)
+    median = float(np.median(found))
+    deviation = float(np.median(np.abs(found - median))) * NORMAL_MAD
+    low = median - found > max(FAR_BELOW * deviation, AT_CHANCE)
+    at_chance = found <= chance + np.maximum(2 * np.asarray(errors, dtype=np.float64), AT_CHANCE)
+    return [int(place) for place in np.flatnonzero(low & at_chance)]
+
+
+def variance_prior(arms: Sequence[Sequence[SeedSample]], *, num_prompts: float) -> RatioPrior | None:
     """Gather what all arms of an experiment say about the variance over seeds of a difference between two of them.
 
     Each arm is taken as its difference from the mean of all arms under the same seed, so what a seed does to all of
@@ -172,7 +205,7 @@ def variance_prior(arms: Sequence[Sequence[SeedSample]], *, num_prompts: int) ->
     return fit_ratios(ratios, num_seeds - 1)
 
 
-def shared_variances(crossed: FloatArray, num_prompts: int) -> tuple[float, float]:
+def shared_variances(crossed: FloatArray, num_prompts: float) -> tuple[float, float]:
     """B, the variance of the mean over seeds that comes from prompts, and E, its part of seed and prompt together.
 
     With variances p of the prompt's part and e of seed and prompt together, both for the whole set of prompts, the mean
@@ -192,7 +225,7 @@ def shared_variances(crossed: FloatArray, num_prompts: int) -> tuple[float, floa
 
 
 def _spread(
-    values: FloatArray, crossed: FloatArray | None, num_prompts: int, prior: RatioPrior | None
+    values: FloatArray, crossed: FloatArray | None, num_prompts: float, prior: RatioPrior | None
 ) -> TInterval | PercentileInterval | str:
     """Compute what the interval is made of, or say why there is none.
 
@@ -206,7 +239,7 @@ def _spread(
         return _NO_SPREAD if len(values) == 1 else TInterval(_mean(values), (_seed_component(values),))
     centre, defined = _mean(values), crossed[:, ~np.isnan(crossed).any(axis=0)]
     if num_prompts < 2 or defined.shape[1] < 2:
-        return _ONE_PROMPT if num_prompts < 2 else _UNBOUNDED
+        return _UNBOUNDED if num_prompts >= 2 else _ONE_PROMPT if num_prompts == 1 else UNEVEN
     if len(values) == 1:
         return PercentileInterval(centre, defined[0], num_prompts)
     of_prompts, together = shared_variances(defined, num_prompts)
@@ -241,7 +274,7 @@ def _order(sample: SeedSample) -> tuple[float, float]:
     return sample.value, 0.0 if sample.replicates is None else float(sample.replicates.sum())
 
 
-def _check(samples: Sequence[SeedSample], num_prompts: int | None, prompts_shared: bool) -> None:
+def _check(samples: Sequence[SeedSample], num_prompts: float | None, prompts_shared: bool) -> None:
     undefined = sum(not np.isfinite(sample.value) for sample in samples)
     if not samples or undefined:
         raise DataError(
@@ -262,14 +295,15 @@ def _check(samples: Sequence[SeedSample], num_prompts: int | None, prompts_share
         )
 
 
-def _method(num_seeds: int, num_prompts: int | None, *, shared: bool, resampled: bool, moderated: bool) -> str:
+def _method(num_seeds: int, num_prompts: float | None, *, shared: bool, resampled: bool, moderated: bool) -> str:
+    counted = "" if num_prompts is None else f"{round(num_prompts, 1):g}"
     if num_seeds == 1:
         if not resampled:
             return "One seed; no interval."
-        return f"One seed; bootstrap over {num_prompts} prompts. The spread over seeds is not in it."
+        return f"One seed; bootstrap over {counted} prompts. The spread over seeds is not in it."
     if resampled and shared:
         moderation = ", their variance moderated by the other arms'," if moderated else ""
-        over_prompts = f"with a bootstrap over the {num_prompts} prompts that they share (MOVER)"
+        over_prompts = f"with a bootstrap over the {counted} prompts that they share (MOVER)"
         return f"Mean of {num_seeds} seeds; Student t over seeds{moderation} {over_prompts}."
     over_seeds = f"Mean of {num_seeds} seeds; Student t interval over seeds"
     if resampled:

@@ -9,7 +9,7 @@ outside the 1 - alpha interval exactly where p < alpha.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -62,9 +62,7 @@ class ModeratedComponent:
     def df(self) -> float:
         """Degrees of freedom of the one t error with `variance` whose 95 % interval is as wide as the mixture's."""
         ratio = self.half(0.05) / math.sqrt(self.variance)
-        if ratio <= -special.stdtrit(_MOST_DF, 0.025):
-            return _MOST_DF
-        return float(optimize.brentq(lambda df: -special.stdtrit(df, 0.025) - ratio, 0.5, _MOST_DF))
+        return _falling_root(lambda df: -float(special.stdtrit(df, 0.025)) - ratio, 0.5, _MOST_DF)
 
     def half(self, alpha: float) -> float:
         """Half of the width of the 1 - alpha interval: where the mixture's two tails hold alpha together."""
@@ -75,8 +73,7 @@ class ModeratedComponent:
 
         # Every state's own half-width bounds the mixture's from one side.
         halves = -special.stdtrit(self.dfs, alpha / 2) * deviations
-        low, high = float(halves.min()), float(halves.max())
-        return high if high - low <= 1e-12 * high else float(optimize.brentq(excess, low, high, xtol=1e-12 * high))
+        return _falling_root(excess, float(halves.min()), float(halves.max()))
 
 
 Components = Sequence[Component | ModeratedComponent]
@@ -117,7 +114,7 @@ class TInterval:
 
         if excess(_LOG_SMALLEST_P) < 0:
             return 0.0
-        return math.exp(optimize.brentq(excess, _LOG_SMALLEST_P, 0.0, xtol=1e-12))
+        return math.exp(_falling_root(excess, _LOG_SMALLEST_P, 0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +137,7 @@ class PercentileInterval:
 
     centre: float
     replicates: FloatArray
-    num_clusters: int
+    num_clusters: float
 
     @property
     def components(self) -> Sequence[Component]:
@@ -188,6 +185,18 @@ def spread_variance(values: FloatArray) -> float:
 def half_width(components: Components, alpha: float) -> float:
     """Half of the width of the 1 - alpha interval of the sum of the components' errors."""
     return math.hypot(*(component.half(alpha) for component in components))
+
+
+def _falling_root(falling: Callable[[float], float], low: float, high: float) -> float:
+    """Where a falling function is 0, between ends that enclose the root but for rounding: then it is that end.
+
+    Near alpha = 1 every half-width is close to 0, and a rounded tail may lie on the same side of alpha at both ends.
+    """
+    if falling(low) <= 0:
+        return low
+    if falling(high) >= 0:
+        return high
+    return float(optimize.brentq(falling, low, high, xtol=1e-12 * max(abs(low), abs(high))))
 
 
 def half_widths_to_come(components: Components, *, alpha: float) -> FloatArray:

@@ -71,10 +71,6 @@ class Looks:
         return sequential_p(p_values, self.shares[:taken], information(estimates[-1], self.num_seeds[:taken]))
 
 
-ONE_LOOK = Looks((1,))
-"""An experiment that is judged once, with all of its seeds."""
-
-
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """The verdict on a claim, with its numbers."""

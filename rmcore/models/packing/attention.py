@@ -23,8 +23,9 @@ from rmcore.models.packing.layout import AttentionPlan, Span, VarlenIndex, spans
 
 ATTENTION = "rm_packed"
 """Name under which Hugging Face's layers find `packed_attention`."""
-KERNEL_SHARES_KEY_HEADS = "enable_gqa" in signature(varlen_attn).parameters
-"""Whether torch's varlen kernel takes fewer key heads than query heads by itself; not in torch 2.11."""
+ENABLES_GROUPS = "enable_gqa" in signature(varlen_attn).parameters
+"""Whether torch's varlen kernel has to be told of fewer key heads than query heads. In torch 2.11 it has no argument
+for that, and whether it computes them all the same is what `kernel_groups_heads` finds out."""
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 """Terms of some models' attention that no kernel used here computes."""
 
@@ -119,14 +120,12 @@ def _one_by_one(
     scaling: float | None,
 ) -> Tensor:
     """Each of `spans` with its keys through `scaled_dot_product_attention`: (1, heads, tokens of these, D)."""
-    repeats = query.shape[1] // key.shape[1]
-    if repeats > 1:
-        key, value = (tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value))
     lengths = [span.length for span in spans_of(plan.groups)]
     # Split once: its backward is one concatenation, where a slice a sequence would fill a whole row with zeros each.
     split = [tensor.split(lengths, dim=2) for tensor in (query, key, value)]
     pieces = {span.start: own for span, *own in zip(spans_of(plan.groups), *split, strict=True)}
-    attend = partial(scaled_dot_product_attention, dropout_p=dropout, scale=scaling)
+    grouped = query.shape[1] != key.shape[1]
+    attend = partial(scaled_dot_product_attention, dropout_p=dropout, scale=scaling, enable_gqa=grouped)
     outputs = []
     for span in spans:
         own_query, own_key, own_value = pieces[span.start]
@@ -165,24 +164,59 @@ def _all_at_once(
     # Rotary positions leave queries and keys in float32 under autocast, which knows torch's own operations only.
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows[0].dtype
     query, key, value = (tensor[0].transpose(0, 1).to(dtype) for tensor in rows)  # (T, heads, D)
-    repeats = query.shape[1] // key.shape[1]
-    options: dict[str, Any] = {}
-    if repeats > 1 and KERNEL_SHARES_KEY_HEADS:
-        options["enable_gqa"] = True
-    elif repeats > 1:
-        key, value = (tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value))
     if index.key_at is not None:
         key, value = key.index_select(0, index.key_at), value.index_select(0, index.key_at)
+    return _varlen(query, key, value, index, causal, scaling)[None]
+
+
+def _varlen(
+    query: Tensor, key: Tensor, value: Tensor, index: VarlenIndex, causal: bool, scaling: float | None
+) -> Tensor:
+    """Call the kernel: (T, heads, D) of queries like that, and of keys and values (K, key heads, D)."""
+    repeats = query.shape[1] // key.shape[1]
+    options: dict[str, Any] = {"enable_gqa": True} if repeats > 1 and index.grouped and ENABLES_GROUPS else {}
+    if repeats > 1 and not index.grouped:
+        key, value = (tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value))
     output: Any = varlen_attn(
         query.contiguous(),
         key.contiguous(),
         value.contiguous(),
         index.query_ends,
         index.key_ends,
-        index.longest_query,
-        index.longest_key,
+        index.longest,
+        index.longest,
         scale=scaling,
         window_size=(-1, 0) if causal else (-1, -1),
         **options,
     )
-    return output[None]
+    result: Tensor = output
+    return result
+
+
+def kernel_groups_heads(heads: int, key_heads: int, width: int, device: torch.device) -> bool:
+    """Try whether the varlen kernel computes attention and its gradient with fewer key heads than query heads.
+
+    Compared with itself on keys and values that are repeated for each query head, over one random row.
+    """
+    generator = torch.Generator(device).manual_seed(0)
+    tokens = 24
+    shapes = ((tokens, heads, width), (tokens, key_heads, width), (tokens, key_heads, width))
+    rows = [torch.randn(shape, generator=generator, device=device).bfloat16().requires_grad_() for shape in shapes]
+    ends = torch.tensor([0, 7, tokens], dtype=torch.int32, device=device)
+    found = []
+    try:
+        for grouped in (False, True):
+            index = VarlenIndex(ends, ends, key_at=None, longest=tokens, grouped=grouped)
+            with torch.enable_grad():
+                output = _varlen(rows[0], rows[1], rows[2], index, True, None)
+                gradients = torch.autograd.grad(output.float().square().sum(), rows)
+            found.append([output, *gradients])
+    except (RuntimeError, ValueError):
+        if not found:
+            raise  # the kernel does not even take repeated heads
+        return False
+    # A sum over a group's heads is rounded in bfloat16 in the one and perhaps in float32 in the other.
+    return all(
+        torch.allclose(one.float(), other.float(), rtol=0.0, atol=float(one.detach().abs().max()) * 2.0**-5)
+        for one, other in zip(*found, strict=True)
+    )

@@ -9,6 +9,7 @@ on the model itself and compares. A model with positions or attention that a pac
 numbers there and is left to padding, with the reason.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from rmcore.core.errors import ModelError
-from rmcore.models.packing.attention import ATTENTION
+from rmcore.models.packing.attention import ATTENTION, kernel_groups_heads
 from rmcore.models.packing.layout import PackedRow, Packing, pack_sides, reading_place
 from rmcore.models.packing.rows import PaddedRows, Rows, pad_rows
 from rmcore.models.precision import InFloat32, precision_context
@@ -42,13 +43,15 @@ def rewards_of(model: nn.Module, rows: Rows) -> Tensor:
 def outputs_of(model: nn.Module, rows: Rows) -> Tensor:
     """All that the head says of the S sides in `rows`: (S, 1), or (S, 1 + A), the reward first, with attributes."""
     if isinstance(rows, PaddedRows):
-        return model(input_ids=rows.input_ids, attention_mask=rows.attention_mask).logits
+        # A cache of keys and values is of no use, and compiled layers would need a graph for each place in it.
+        options = {"use_cache": False} if hasattr(without_adapters(model), "score") else {}
+        return model(input_ids=rows.input_ids, attention_mask=rows.attention_mask, **options).logits
     return getattr(model, FORWARD_METHOD, partial(packed_outputs, model))(rows)
 
 
 def packed_outputs(model: nn.Module, row: PackedRow) -> Tensor:
     """All that the head says of the S sides of a packed row; see `outputs_of`."""
-    plain = _without_adapters(model)
+    plain = without_adapters(model)
     return _outputs_of_states(plain, _packed_states(plain, row))
 
 
@@ -61,7 +64,7 @@ def _outputs_of_states(plain: Any, states: Tensor) -> Tensor:
     return plain.classifier(firsts if pooler is None else plain.dropout(pooler(firsts)))
 
 
-def _without_adapters(model: Any) -> Any:
+def without_adapters(model: Any) -> Any:
     """The Hugging Face model inside PEFT's wrapper, whose layers carry the adapters."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
@@ -95,7 +98,7 @@ def find_packing(model: nn.Module, *, longest_side: int, precision: str, pad_id:
         ModelError: it cannot be packed; the message is the reason, as part of a sentence.
         torch.OutOfMemoryError: the model does not even leave room for the trial.
     """
-    plain = _without_adapters(model)
+    plain = without_adapters(model)
     device, config, before = plain.device, plain.config.get_text_config(), plain.config._attn_implementation
     packing = Packing(
         causal=hasattr(plain, "score"), kernel="sdpa", first_position=_first_position(plain), pad_id=config.pad_token_id
@@ -113,12 +116,12 @@ def find_packing(model: nn.Module, *, longest_side: int, precision: str, pad_id:
     compare = getattr(model, TRIAL_METHOD, partial(packed_trial, model))
     accepted = False
     try:
-        with torch.no_grad(), _evaluation_mode(model):
+        with torch.no_grad(), evaluation_mode(model):
             # First sdpa in fp32, where agreement can be asked for to a few bits, then the kernel that training uses.
             with InFloat32() if plain.dtype == torch.bfloat16 else nullcontext():
                 compare(packing, "fp32", pad_id)
             if device.type == "cuda":
-                packing = replace(packing, kernel="varlen")
+                packing = replace(packing, kernel="varlen", grouped=_shares_key_heads(config, device))
                 compare(packing, precision, pad_id)
         accepted = True
     except (ModelError, torch.OutOfMemoryError):
@@ -130,6 +133,23 @@ def find_packing(model: nn.Module, *, longest_side: int, precision: str, pad_id:
         if not accepted:  # a refused model is padded from now on, and must compute as if nothing had been tried
             plain.set_attn_implementation(before)
     return packing
+
+
+def _shares_key_heads(config: Any, device: torch.device) -> bool:
+    """Whether attention takes the model's key heads as they are; where it does not, that is said."""
+    heads = config.num_attention_heads
+    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    if key_heads == heads:
+        return False
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    taken = kernel_groups_heads(heads, key_heads, width, device)
+    if not taken:
+        print(
+            f"note: the varlen kernel of torch {torch.__version__} does not compute {key_heads} key heads with {heads} "
+            "query heads, so keys and values are repeated for it: more memory and time, the same result.",
+            file=sys.stderr,
+        )
+    return taken
 
 
 def _refuse_windows(config: Any, longest_side: int, *, causal: bool) -> None:
@@ -177,7 +197,8 @@ def _first_position(plain: nn.Module) -> int:
 
 
 @contextmanager
-def _evaluation_mode(model: nn.Module) -> Iterator[None]:
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Have all of `model` in evaluation mode inside the block; afterwards each module as it was."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -193,7 +214,7 @@ def packed_trial(model: nn.Module, packing: Packing, precision: str, pad_id: int
     Rewards, and the states that they are read from in case the head makes nothing of them, may differ by rounding: by
     twenty times what padding changes, or a little more than one unit in the last place.
     """
-    plain = _without_adapters(model)
+    plain = without_adapters(model)
     sides, groups = _trial_sides(plain.config.get_text_config().vocab_size, pad_id)
     device = plain.device
     row = pack_sides(sides, groups, packing).to(device)

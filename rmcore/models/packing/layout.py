@@ -42,6 +42,8 @@ class Packing:
     kernel: Literal["sdpa", "varlen"]
     """Kernel of attention: torch's varlen kernel for all at once, or `scaled_dot_product_attention` by sequence, save
     for those that `rmcore.models.packing.buckets` computes."""
+    grouped: bool = False
+    """Whether the varlen kernel takes fewer key heads than query heads; else keys and values are repeated for it."""
     first_position: int = 0
     """Position of a side's first token: RoBERTa and its kin begin behind the pad token's id."""
     pad_id: int | None = None
@@ -69,9 +71,12 @@ class VarlenIndex:
 
     query_ends: Tensor  # (N + 1,) int32, cumulative lengths of the query sequences, which tile the row
     key_ends: Tensor  # (N + 1,) int32, the same of the keys, in the order of key_at
-    key_at: Tensor | None  # (K,) long, places in the row of the keys of each sequence; None: as they stand there
-    longest_query: int
-    longest_key: int
+    key_at: Tensor | None  # (K,) long, places in the row of the keys of each sequence; None: an encoder's, as they are
+    longest: int
+    """No sequence has more queries or keys: a power of two, and one number for both, because code that is compiled for
+    one row may take a Python int, or that two of them are equal, for constant."""
+    grouped: bool
+    """See `Packing.grouped`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +191,7 @@ def pack_sides(sides: Sequence[Sequence[int]], groups: Sequence[Sequence[int]], 
         input_ids=torch.from_numpy(np.concatenate(ids))[None],
         position_ids=torch.from_numpy(np.concatenate(positions))[None],
         read_at=torch.from_numpy(read_at),
-        plan=replace(plan, varlen=_varlen_index(plan.groups)) if packing.kernel == "varlen" else plan,
+        plan=replace(plan, varlen=_varlen_index(plan.groups, packing)) if packing.kernel == "varlen" else plan,
         num_real_tokens=sum(len(side) for side in sides),
     )
 
@@ -244,7 +249,7 @@ def group_tokens(sides: Sequence[Sequence[int]], packing: Packing) -> int:
     return sum(len(side) for side in sides) - saved
 
 
-def _varlen_index(groups: Sequence[tuple[int, ...]]) -> VarlenIndex:
+def _varlen_index(groups: Sequence[tuple[int, ...]], packing: Packing) -> VarlenIndex:
     spans = spans_of(groups)
     key_at = [
         np.arange(start, start + length)
@@ -255,9 +260,9 @@ def _varlen_index(groups: Sequence[tuple[int, ...]]) -> VarlenIndex:
     return VarlenIndex(
         query_ends=torch.from_numpy(np.cumsum([0, *queries], dtype=np.int32)),
         key_ends=torch.from_numpy(np.cumsum([0, *keys], dtype=np.int32)),
-        key_at=torch.from_numpy(np.concatenate(key_at)) if any(prefix for prefix, *_ in groups) else None,
-        longest_query=max(queries),
-        longest_key=max(keys),
+        key_at=torch.from_numpy(np.concatenate(key_at)) if packing.causal else None,
+        longest=1 << (max(keys) - 1).bit_length(),
+        grouped=packing.grouped,
     )
 
 

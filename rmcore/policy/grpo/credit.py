@@ -70,9 +70,7 @@ class RewardModelCreditAssigner:
     inner: gives b in the unit of s (logits, unless the scorer has `normalize=True`) or, with a weight, in its own. Not
         for replace, which would ignore it. To multiply logits, let b be >= 0: two negatives make a credit.
     weight: w in [0, 1], or c, any finite number. No default, for it depends on both units; not for other modes.
-    clip: ends of a range in the unit of s: a score beyond an end counts as the end, before it is joined; None: no end.
-    Raises ConfigError: the mode is unknown, lacks what it needs or got what it ignores, the weight is out of range, or
-        the ends of the range are not two finite numbers in order.
+    Raises ConfigError: the mode is unknown, lacks what it needs or got what it ignores, or the weight is out of range.
     """
 
     inner: CreditAssigner | None = None
@@ -80,7 +78,6 @@ class RewardModelCreditAssigner:
     mode: Mode = "replace"
     weight: float | None = None
     score_key: str = "rm_score"
-    clip: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         asked, needs = f"mode={self.mode!r}", _WEIGHTS.get(self.mode)
@@ -92,8 +89,6 @@ class RewardModelCreditAssigner:
             raise ConfigError(f"{asked} would ignore weight={self.weight!r:.40}: leave it out, or name another mode.")
         if needs and not (_is_number(self.weight) and (self.mode == "bonus" or 0 <= self.weight <= 1)):
             raise ConfigError(f"weight={self.weight!r:.60}: {asked} needs {needs}. There is no default.")
-        if self.clip is not None and not (all(map(_is_number, self.clip)) and self.clip[0] < self.clip[1]):
-            raise ConfigError(f"clip={self.clip!r:.60}: name two finite numbers, the lower end first.")
 
     @property
     def normalized(self) -> bool:
@@ -105,8 +100,6 @@ class RewardModelCreditAssigner:
         scores = _read(
             rollouts, self.score_key, f"Let RewardModelScorer(..., score_key={self.score_key!r}) score it first."
         )
-        if self.clip is not None:
-            scores = [min(max(score, self.clip[0]), self.clip[1]) for score in scores]
         if self.inner is None:
             return scores
         joined = [self._join(b, s) for b, s in zip(_ask(self.inner, rollouts), scores, strict=True)]
@@ -156,5 +149,5 @@ def _is_number(value: Any) -> TypeGuard[float]:
 def _name(rollouts: Sequence[Rollout], index: int) -> str:
     steps, meta = rollouts[index].steps, rollouts[index].meta
     prompt = steps[0].prompt if steps else ""
-    text = prompt if isinstance(prompt, str) else " ".join(turn.content for turn in prompt)
+    text = prompt if isinstance(prompt, str) else " ".join(turn.message().text for turn in prompt)
     return f"rollout {index} of the list (prompt {text!r:.60}, meta of {list(meta)})"

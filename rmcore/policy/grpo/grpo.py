@@ -21,7 +21,8 @@ from transformers import TrainerCallback
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.errors import DataError, ModelError
 from rmcore.data.control_tokens import texts_of
-from rmcore.data.pair import Prompt, prompt_messages, prompt_text
+from rmcore.data.pair import TOOLS, Prompt, dialogue_records, prompt_messages
+from rmcore.data.readers.turns import exchange
 from rmcore.models.device import pick_device
 from rmcore.policy.grpo.credit import RewardModelCreditAssigner
 from rmcore.policy.grpo.group_reward import GroupReward, Record
@@ -165,15 +166,25 @@ def _rows(policy: Policy, prompts: Sequence[Prompt], max_new_tokens: int) -> tup
     from datasets import Dataset
 
     control = policy.reader.control
-    places = [place for place, prompt in enumerate(prompts) if not control.stand_in(texts_of(prompt, ""))]
+    prompts = [exchange(prompt, "")[0] for prompt in prompts]
+    bare = [place for place, prompt in enumerate(prompts) if not _has_more(prompt)]
+    if len(bare) < len(prompts):
+        print(
+            f"warning: {len(prompts) - len(bare)} of {len(prompts)} prompts have tools or further fields of messages, "
+            "which TRL does not hand to the chat template; they are not trained on",
+            file=sys.stderr,
+        )
+    places = [place for place in bare if not control.stand_in(texts_of(prompts[place], ""))]
+    if not bare:
+        raise DataError("no prompt is left; give prompts of messages that have a role and a content alone.")
     if not places:
         raise DataError(
             f"each of the {len(prompts)} prompts holds the string of a control token of {policy.name}, which TRL would "
             "read as the token; give prompts as messages without the chat template's own marks."
         )
-    if len(places) < len(prompts):
+    if len(places) < len(bare):
         print(
-            f"warning: {len(prompts) - len(places)} of {len(prompts)} prompts hold the string of a control token of "
+            f"warning: {len(bare) - len(places)} of {len(prompts)} prompts hold the string of a control token of "
             f"{policy.name}, which TRL would read as the token; they are not trained on",
             file=sys.stderr,
         )
@@ -182,10 +193,10 @@ def _rows(policy: Policy, prompts: Sequence[Prompt], max_new_tokens: int) -> tup
     places = [places[one] for one in readable]
     prompts = [prompts[place] for place in places]
     if policy.tokenizer.chat_template:
-        asked: list[Any] = [[message._asdict() for message in prompt_messages(prompt)] for prompt in prompts]
+        asked: list[Any] = [dialogue_records(prompt) for prompt in prompts]
         read: Any = policy.tokenizer.apply_chat_template(asked[:1], add_generation_prompt=True, return_dict=True)
     else:
-        asked = [plain_form(prompt_text(prompt)) for prompt in prompts]
+        asked = [plain_form(prompt) for prompt in prompts]
         read = policy.tokenizer(asked[:1])
     if list(read["input_ids"][0]) != ids[0]:
         raise ModelError(
@@ -194,6 +205,11 @@ def _rows(policy: Policy, prompts: Sequence[Prompt], max_new_tokens: int) -> tup
         )
     by_prompt = {prompt_key(prompt): row for prompt, row in zip(asked, ids, strict=True)}
     return Dataset.from_dict({"prompt": asked, "place": places}), by_prompt
+
+
+def _has_more(prompt: Prompt) -> bool:
+    """Whether a prompt is more than roles and contents."""
+    return any(turn.fields or turn.role == TOOLS for turn in prompt_messages(prompt))
 
 
 def _tokenizer(policy: Policy) -> Any:

@@ -9,9 +9,6 @@ In any trainer of transformers or TRL whose `model` generates (GRPO, RLOO, PPO),
     trainer.train()                                                    # the model is then the best checkpoint
     print(stop.looks[-1].reason, stop.final_gain(trainer.model, fresh_prompts).interval)
 
-With `refresh`, a function that trains the reward model on pairs, it goes back to the best checkpoint and on from there
-where it would have ended, `WatchConfig.refreshes` times.
-
 What it decides, and how sure that is: `rmcore.policy.stopping.watch`. Its folder holds, so that a cut-off training goes
 on from the trainer's last state with the labels that it has,
 
@@ -24,6 +21,7 @@ on from the trainer's last state with the labels that it has,
 import json
 import math
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,12 +34,12 @@ from rmcore.config.rlhf import WatchConfig
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, TrainingError
 from rmcore.core.files import append_json_lines, read_json_lines, write_json
-from rmcore.data.pair import PreferencePair, Prompt, content_id, is_blank, prompt_text
+from rmcore.data.pair import Prompt, content_id, prompt_text
+from rmcore.policy.confirmation import ServedGain
 from rmcore.policy.grpo.policy_in_training import PolicyInTraining, policy_of
 from rmcore.policy.grpo.rlhf_requirements import require_labels
 from rmcore.policy.grpo.snapshots import Snapshots
 from rmcore.policy.policy import Policy
-from rmcore.policy.stopping.bets import ConfidenceSequence
 from rmcore.policy.stopping.chosen_pairs import Chosen
 from rmcore.policy.stopping.pair_judges import CALIBRATED, PairJudge, judge_in_turns
 from rmcore.policy.stopping.watch import Look, Watch
@@ -90,7 +88,8 @@ class FinalGain:
         as the mean of judgements may that were unlike at first.
     interval: 95 %, valid at whatever number of pairs one stops.
     path: the interval after 1, 2, ... pairs.
-    differences: (N,) of the pairs.
+    differences: (N,) of the pairs, not clipped.
+    limit: at which they are clipped in `value` and `interval`; None: they are wins and losses.
     examples: prompt, both responses and the difference, of the first pairs.
     """
 
@@ -98,6 +97,7 @@ class FinalGain:
     interval: tuple[float, float]
     path: list[tuple[float, float]]
     differences: list[float]
+    limit: float | None
     examples: list[dict[str, Any]]
 
 
@@ -108,7 +108,7 @@ class HackStop(TrainerCallback):
     `best`, and 0 is the start.
 
     Args:
-        prompts: held out; each is used once, then all again in another order.
+        prompts: held out; each is used once at most. A look for which none is left judges nothing.
         judge: who compares two responses: `ScoreJudge` or `PeopleJudge`.
         proxy: the reward that is trained on; it saves labels as far as it follows the judge.
         folder: for the state.
@@ -119,12 +119,9 @@ class HackStop(TrainerCallback):
             began with; None: it is left alone until gold stops gaining.
         seed: of prompts, samples and choices.
         policy: how prompts and responses become token ids; None: by the trainer's model and tokenizer.
-        refresh: trains the reward model on the pairs that were judged since the last time, given with the step, and
-            puts it into use; called again with the same step if the process was cut off before the look was written
-            down. Who resumes a training brings back the reward model as its last call has left it.
 
     Raises:
-        ConfigError: too few prompts, several processes, or refreshes are wanted and nothing does them.
+        ConfigError: too few prompts, or several processes.
         JudgementsWantedError: people have to answer first; train again from the last checkpoint when they have.
     """
 
@@ -142,7 +139,6 @@ class HackStop(TrainerCallback):
         kl_target: float | None = None,
         seed: int = 0,
         policy: Policy | None = None,
-        refresh: Callable[[Sequence[PreferencePair], int], None] | None = None,
     ) -> None:
         if len(prompts) < FEWEST_PROMPTS:
             raise ConfigError(
@@ -151,14 +147,8 @@ class HackStop(TrainerCallback):
             )
         self.prompts, self.judge, self.proxy, self.folder = list(prompts), judge, proxy, folder
         self.settings, self.every, self.seed, self.policy = settings or WatchConfig(), every, seed, policy
-        if self.settings.refreshes and refresh is None:
-            raise ConfigError(
-                f"refreshes={self.settings.refreshes}, and nothing refreshes the reward model; give HackStop a "
-                "function `refresh` of (pairs, step) that trains it, or set refreshes to 0."
-            )
-        self._refresh = refresh
         self.temperature, self.max_new_tokens = temperature, max_new_tokens
-        self.kl_target, self._asked_target = kl_target, kl_target
+        self.kl_target = kl_target
         self.looks: list[Look] = []
         self.stopped: str | None = None
         self.best = 0
@@ -194,14 +184,15 @@ class HackStop(TrainerCallback):
         num_looks = math.ceil(max_steps / self.every)
         require_labels(self.settings, num_looks, self.judge.labels_per_pair)
         self._keep_readable()
+        self._require_prompts(num_looks)
         self._watch = Watch(
             self.settings,
             num_looks=num_looks,
             limit=self.judge.limit,
+            num_prompts=len(self.prompts),
             labels_per_pair=self.judge.labels_per_pair,
             unit=self.judge.unit,
             can_lower_kl=bool(getattr(self._trainer, "beta", 0.0)),
-            can_refresh=self._refresh is not None,
         )
         whose = {
             "judge": self.judge.name,
@@ -237,8 +228,6 @@ class HackStop(TrainerCallback):
         self.take_up(given["model"], given["processing_class"], step=state.global_step, max_steps=state.max_steps)
         if self.catch_up(given["model"], step=state.global_step, max_steps=state.max_steps):
             control.should_training_stop = True
-        elif self._is_back(state.global_step):  # the trainer has just loaded what the policy went back from
-            self._go_back(given["model"], given.get("optimizer"))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Look, where a look is due."""
@@ -246,9 +235,6 @@ class HackStop(TrainerCallback):
             self._look(given["model"], state.global_step)
             if self.stopped is not None:
                 control.should_training_stop = control.should_save = True
-            elif self._is_back(state.global_step):
-                self._go_back(given["model"], given.get("optimizer"))
-                control.should_save = True  # nothing may resume before it against what the reward model is now
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Put the best checkpoint's weights into the model."""
@@ -291,32 +277,26 @@ class HackStop(TrainerCallback):
                 earlier = self._sampled.answers(model, prompts, self.seed + 2)
             asked = {"best": [self.best, len(prompts)], "later": later, "earlier": earlier}
             write_json(file, asked)
-        gain = ConfidenceSequence(-self.judge.limit, self.judge.limit, 0.05)
+        gain = ServedGain(self.judge.limit, self.settings.useful_gain, is_clipped=self.judge.calibrates)
         name, later, earlier = f"final-seed{self.seed}", asked["later"], asked["earlier"]
         for turn in judge_in_turns(self.judge, name, prompts, later, earlier, folder / "judged.jsonl"):
             for difference in turn:
-                gain.see(difference)
-            report(len(gain.values), len(prompts))
-        rows = zip(prompts[:3], earlier, later, gain.values, strict=False)
+                if not math.isnan(difference):  # else the judge's reply could not be read
+                    gain.see(difference)
+            report(len(gain.differences), len(prompts))
+        kept = [row["difference"] for row in read_json_lines(folder / "judged.jsonl")]
+        rows = [row for row in zip(prompts, earlier, later, kept, strict=False) if not math.isnan(row[3])][:3]
         return FinalGain(
             gain.mean,
             gain.interval,
             gain.path,
-            gain.values,
+            gain.differences,
+            self.judge.limit if gain.is_clipped else None,
             [
                 {"prompt": prompt_text(prompt), "before": old, "after": new, "difference": difference}
                 for prompt, old, new, difference in rows
             ],
         )
-
-    def _is_back(self, step: int) -> bool:
-        """Whether training continues from the best checkpoint after the look of this step."""
-        return bool(self.looks) and self.looks[-1].step == step and self.looks[-1].action == "refresh"
-
-    def _go_back(self, model: Any, optimizer: Any) -> None:
-        self.roll_back(model, self.best)
-        if optimizer is not None:
-            optimizer.state.clear()  # moments of the weights that are left behind
 
     def _due(self, step: int, max_steps: int) -> bool:
         return step > 0 and (step % self.every == 0 or step == max_steps)
@@ -340,6 +320,23 @@ class HackStop(TrainerCallback):
             raise ConfigError(
                 f"the policy can answer {len(self.prompts)} of the held-out prompts, and a watch wants at least "
                 f"{FEWEST_PROMPTS}; hold out more, or shorter ones."
+            )
+
+    def _require_prompts(self, num_looks: int) -> None:
+        """Refuse looks without a prompt of their own; say on stderr where prompts keep labels from being used."""
+        pairs = (len(self.prompts) - CALIBRATED) // self.settings.candidates
+        wanted = self.settings.labels // self.judge.labels_per_pair
+        if pairs < num_looks:
+            raise ConfigError(
+                f"{len(self.prompts)} held-out prompts, {CALIBRATED} of them for the unit, and each is judged once: "
+                f"they are {pairs} groups of {self.settings.candidates} for {num_looks} looks. Hold out more, lower "
+                "rlhf.watch.candidates, or look more rarely (rlhf.measure_every)."
+            )
+        if pairs < wanted:
+            print(
+                f"warning: {len(self.prompts)} held-out prompts allow {pairs} judged pairs, not the {wanted} that "
+                "rlhf.watch.labels are for: each prompt is judged once. Hold out more.",
+                file=sys.stderr,
             )
 
     def _first_prompts(self) -> list[Prompt]:
@@ -367,16 +364,15 @@ class HackStop(TrainerCallback):
         prompts = [self.prompts[place] for place in asked["prompts"]]
         name = f"step{step}-seed{self.seed}"
         later, earlier = asked["later"], asked["earlier"]
-        pairs = iter(enumerate(zip(later, earlier, strict=True)))
+        pairs = iter(range(len(later)))
         for turn in judge_in_turns(self.judge, name, prompts, later, earlier, folder / "judged.jsonl"):
             more = True
-            for difference, (pair, (new, old)) in zip(turn, pairs, strict=False):
-                more = watch.see(chosen, pair, difference, teaches=_teaches(new, old, difference))
+            for difference, pair in zip(turn, pairs, strict=False):
+                if not math.isnan(difference):
+                    more = watch.see(chosen, pair, difference)
             if not more:
                 break
         look = watch.end()
-        if look.action == "refresh" and self._refresh is not None:
-            self._refresh(self._judged_pairs(), step)
         watch.forget(KEPT)
         self._act(look)
         self.looks.append(look)
@@ -412,29 +408,8 @@ class HackStop(TrainerCallback):
             "earlier": [earlier[one] for one in judged],
         }
 
-    def _judged_pairs(self) -> list[PreferencePair]:
-        """Those judged since the last refresh that teach something, the oldest first."""
-        since = max((look.step for look in self.looks if look.action == "refresh"), default=0)
-        found = []
-        for step in self._watch.steps:
-            if step <= since:
-                continue
-            folder = self.folder / f"look_{step}"
-            asked = json.loads((folder / "asked.json").read_text(encoding="utf-8"))
-            judged = [row["difference"] for row in read_json_lines(folder / "judged.jsonl")]
-            rows = zip(asked["prompts"], asked["later"], asked["earlier"], judged, strict=False)  # the rest is unasked
-            for number, (place, later, earlier, difference) in enumerate(rows):
-                if _teaches(later, earlier, difference):
-                    chosen, rejected = (later, earlier) if difference > 0 else (earlier, later)
-                    name = f"watched-step{step}-{number}"
-                    found.append(PreferencePair(self.prompts[place], chosen, rejected, pair_id=name))
-        return found
-
     def _act(self, look: Look) -> None:
         self.best = look.best
-        if look.action == "refresh" and self._trainer is not None:
-            self.kl_target, self._trainer.beta = self._asked_target, self._trainer.args.beta
-            return
         if look.action == "stop":
             self.stopped = self._why(look)
         if look.action == "lower_kl":
@@ -471,17 +446,8 @@ class HackStop(TrainerCallback):
                 self._trainer.beta = rows[-1]["kl_beta"]
 
     def _fresh_places(self, wanted: int) -> list[int]:
-        """Places of prompts that no earlier look had, as long as there are such; then all of them again."""
+        """Places of prompts that no earlier look had, nor the unit; the watch asks for no more than there are."""
         used = self._watch.prompts_used
         self._watch.prompts_used += wanted
-        order: list[int] = []
-        turn = used // len(self.prompts)
-        while len(order) < used % len(self.prompts) + wanted:
-            order += np.random.default_rng([self.seed, turn]).permutation(len(self.prompts)).tolist()
-            turn += 1
-        return order[used % len(self.prompts) :][:wanted]
-
-
-def _teaches(later: str, earlier: str, difference: float) -> bool:
-    """Whether a judged pair is one that a reward model can be trained on."""
-    return difference != 0 and later != earlier and not is_blank(later) and not is_blank(earlier)
+        order: list[int] = np.random.default_rng([self.seed, 0]).permutation(len(self.prompts)).tolist()
+        return order[used : used + wanted]

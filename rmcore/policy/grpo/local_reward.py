@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from rmcore.core.arrays import FloatArray
 from rmcore.data.pair import PreferencePair, Prompt
-from rmcore.ensembles.agreement import Aggregation, Calibration, aggregate, calibration_of, disagreement
+from rmcore.ensembles.agreement import calibration_of, disagreement
 from rmcore.ensembles.features import features, head_of, pair_features
 from rmcore.ensembles.linear_probes import bootstrap_heads
 from rmcore.ensembles.score import readable_pairs
@@ -16,8 +15,6 @@ from rmcore.models.reward_model import BradleyTerryRM, refuse_not_finite
 from rmcore.policy.sampling.rollouts import rollout_texts
 from rmcore.serving.scorer import Rollout
 
-PENALTY = 0.1
-"""Weight of the members' variance, as Coste et al. 2023 (arXiv:2310.02743) show for training with PPO."""
 USUAL_SHARE = 0.95
 """Share of held-out responses that stay within the calibrated range of disagreement."""
 
@@ -26,7 +23,7 @@ USUAL_SHARE = 0.95
 class ScoredResponses:
     """Rewards of N responses by a reward model and by its members.
 
-    rewards: (N,) what a policy is trained on: the model's own, in logits, or the members' combined.
+    rewards: (N,) what a policy is trained on: the model's own, in logits.
     members: (M, N) by heads on its backbone, in standard deviations within prompts.
     num_cut: (N,) tokens that were longer than the model reads.
     """
@@ -42,7 +39,7 @@ class ScoredResponses:
 
 
 class LocalReward:
-    """A reward model in this process; after its weights were changed, call `refit`.
+    """A reward model in this process.
 
     Args:
         rm: on one device, with a linear head.
@@ -50,7 +47,6 @@ class LocalReward:
         held_out: pairs that say which disagreement is usual.
         num_members: M.
         seed: of the members' draws.
-        combine: one, the model's own reward; else how the members become one.
 
     Raises:
         ModelError: rewards are not linear in anything (see `rmcore.ensembles.features.head_of`).
@@ -65,30 +61,17 @@ class LocalReward:
         *,
         num_members: int,
         seed: int,
-        combine: Literal["one"] | Aggregation = "one",
-        version: int = 1,
     ) -> None:
-        self.rm, self.combine, self.version = rm, combine, version
-        self._held_out, self._num_members, self._seed = held_out, num_members, seed
-        self._heads: FloatArray
-        self.calibration: Calibration
-        self.refit(training, version)
-
-    def refit(self, training: Sequence[PreferencePair], version: int) -> None:
-        """Fit the members anew on the present backbone, which is from now on called `version`.
-
-        Pairs that the model cannot read are left out, counted and said on stderr.
-        """
-        training, held_out = readable_pairs(self.rm, training), readable_pairs(self.rm, self._held_out)
-        chosen, rejected = pair_features(self.rm, training)
-        ids = [pair.prompt_id for pair in training]
-        self._heads = bootstrap_heads(chosen - rejected, ids, self._num_members, self._seed)
-        usual = pair_features(self.rm, held_out)
+        self.rm = rm
+        # Pairs that the model cannot read are left out, counted and said on stderr.
+        training, held_out = readable_pairs(rm, training), readable_pairs(rm, held_out)
+        chosen, rejected = pair_features(rm, training)
+        self._heads = bootstrap_heads(chosen - rejected, [pair.prompt_id for pair in training], num_members, seed)
+        usual = pair_features(rm, held_out)
         raw = np.concatenate([self._heads @ side.T for side in usual], axis=1)
         prompts = [pair.prompt for pair in held_out] * 2
-        names = [f"head {number}" for number in range(self._num_members)]
+        names = [f"head {number}" for number in range(num_members)]
         self.calibration = calibration_of(raw, prompts, USUAL_SHARE, names)
-        self.version = version
 
     def look(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> ScoredResponses:
         """Score N responses, whose texts may be empty, in one pass of the backbone; too long ones are cut.
@@ -102,8 +85,7 @@ class LocalReward:
         weight = head.weight.detach().double().cpu().numpy()[0]
         bias = 0.0 if head.bias is None else float(head.bias.detach())
         members = self.calibration.apply(self._heads @ found.T)
-        own = found @ weight + bias
-        rewards = own if self.combine == "one" else aggregate(members, self.combine, PENALTY)
+        rewards = found @ weight + bias
         refuse_not_finite(rewards, lambda place: f"response {place}")
         return ScoredResponses(rewards, members, [side.num_cut for side in sides])
 
@@ -120,7 +102,7 @@ class LocalReward:
         seen = self.look(*rollout_texts(rollouts))
         rewards: list[float] = seen.rewards.tolist()
         for rollout, reward, num_cut in zip(rollouts, rewards, seen.num_cut, strict=True):
-            rollout.meta.update(rm_score=reward, rm_score_version=self.version, rm_score_num_cut=num_cut)
+            rollout.meta.update(rm_score=reward, rm_score_version=1, rm_score_num_cut=num_cut)
         return rewards
 
     def wait_ready(self, timeout_s: float) -> None:

@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 from rmcore.core.arrays import FloatArray
 from rmcore.data.pair import Prompt
 from rmcore.policy.grpo.local_reward import LocalReward
-from rmcore.policy.judge import Judge
+from rmcore.policy.judge import Judge, readable_rewards
 from rmcore.policy.policy import Policy
 from rmcore.policy.sampling.best_of_n import pooled_deviation
 from rmcore.policy.sampling.generate_sampler import whole_distribution
@@ -71,7 +71,7 @@ class PolicyMeter:
         self.num_samples, self.temperature, self.max_new_tokens = num_samples, temperature, max_new_tokens
         self.prompt_ids = policy.fitting_ids(start.prompts, max_new_tokens)
         self.sampling = whole_distribution(policy, temperature, max_new_tokens)
-        self._start_rewards: tuple[int, list[FloatArray]] | None = None
+        self._start_rewards: list[FloatArray] | None = None
 
     def measure(self, model: Any, *, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Sample from `model` and judge; its mode and all random states stay as they were.
@@ -120,20 +120,20 @@ class PolicyMeter:
                 "num_tokens": group["num_tokens"].mean(),
             }
             if gold is not None:
-                judged = group["gold"].to_numpy()
+                judged = readable_rewards(group["gold"].to_numpy(), "the judge")
                 row["gold"] = (judged.mean() - gold[place].mean()) / gold_scale
                 row["win_rate"] = win_rate(judged, gold[place])
             rows.append(row)
         return pd.DataFrame(rows)
 
     def start_rewards(self) -> list[FloatArray]:
-        """Rewards of the start samples by the reward model in use, which a refresh changes: (K,) of each prompt."""
-        if self._start_rewards is None or self._start_rewards[0] != self.reward.version:
+        """Rewards of the start samples by the reward model in use: (K,) of each prompt."""
+        if self._start_rewards is None:
             counts = [len(pool) for pool in self.start.responses]
             prompts = [prompt for prompt, count in zip(self.start.prompts, counts, strict=True) for _ in range(count)]
             rewards = self.reward.look(prompts, [text for pool in self.start.responses for text in pool]).rewards
-            self._start_rewards = self.reward.version, np.split(rewards, np.cumsum(counts)[:-1])
-        return self._start_rewards[1]
+            self._start_rewards = np.split(rewards, np.cumsum(counts)[:-1])
+        return self._start_rewards
 
 
 def win_rate(ours: FloatArray, theirs: FloatArray) -> float:

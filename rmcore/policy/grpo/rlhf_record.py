@@ -9,7 +9,7 @@ import pandas as pd
 from rmcore.core.arrays import FloatArray
 from rmcore.evaluation.uncertainty import MetricValue, cluster_bootstrap, metric_value
 from rmcore.evaluation.verdicts.estimate import SeedSample, estimate_over_seeds
-from rmcore.policy.confirmation import shown_gain
+from rmcore.policy.confirmation import Decision, shown_gain, tail_doubt
 from rmcore.policy.grpo.policy_meter import QUANTITIES
 
 
@@ -124,7 +124,7 @@ def verdict_of(curve: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if gold is None:
         return {
             "status": "unknown",
-            "headline": f"The proxy rose by {proxy['value']:+.2f} sd {where}; nobody judged what that is worth",
+            "headline": f"The proxy changed by {proxy['value']:+.2f} sd {where}; nobody judged what that is worth",
             "reasons": ["name a judge (policy.judge), or have the last samples judged, before this policy is used"],
         }
     shown = f"gold {shown_gain(gold)}, proxy {shown_gain(proxy)} {where}"
@@ -148,6 +148,8 @@ def verdict_of(curve: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def final_of(watches: Sequence[Mapping[str, Any]], *, num_resamples: int, seed: int) -> dict[str, Any] | None:
     """Gain of what is kept over the start, on prompts that nothing was decided on, with its 95 % interval; JSON-ready.
 
+    `doubt` says why what clipped differences show is not claimed (`rmcore.policy.confirmation.tail_doubt`), or is None.
+
     A seed that went back to the start has gained nothing, for certain. Of one seed the interval is the confidence
     sequence's, which holds however many pairs were judged; of several it is for new seeds and new prompts.
 
@@ -159,15 +161,17 @@ def final_of(watches: Sequence[Mapping[str, Any]], *, num_resamples: int, seed: 
     measured = [one["final"] for one in watches if one["final"] is not None]
     if not measured:
         return None
-    if len(watches) == 1:
-        only = measured[0]
-        low, high = only["interval"]
-        return MetricValue(only["value"], low, high, len(only["path"])).to_dict()
-    count = len(measured[0]["differences"])
-    by_seed = [
+    count, limit = len(measured[0]["differences"]), measured[0]["limit"]
+    whole = [
         np.array(one["final"]["differences"]) if one["final"] is not None and one["kept_step"] else np.zeros(count)
         for one in watches
     ]
+    if len(watches) == 1:
+        only = measured[0]
+        low, high = only["interval"]
+        found = MetricValue(only["value"], low, high, len(only["path"])).to_dict()
+        return found | {"doubt": _doubt(found, only["differences"], limit)}
+    by_seed = whole if limit is None else [np.clip(one, -limit, limit) for one in whole]
     rows = pd.DataFrame(
         [
             {"prompt": prompt, "seed": number, "final": value}
@@ -175,7 +179,17 @@ def final_of(watches: Sequence[Mapping[str, Any]], *, num_resamples: int, seed: 
             for prompt, value in enumerate(values)
         ]
     )
-    return value_over_seeds(rows, "final", num_resamples, seed)
+    over_seeds = value_over_seeds(rows, "final", num_resamples, seed)
+    if over_seeds is None:
+        return None
+    return over_seeds | {"doubt": _doubt(over_seeds, np.mean(whole, axis=0), limit)}
+
+
+def _doubt(found: Mapping[str, Any], differences: Sequence[float] | FloatArray, limit: float | None) -> str | None:
+    if limit is None or found["ci_low"] is None:
+        return None
+    said: Decision = "rose" if found["ci_low"] > 0 else "fell" if found["ci_high"] < 0 else "unclear"
+    return tail_doubt(list(differences), limit, said)
 
 
 def verdict_of_watch(watches: Sequence[Mapping[str, Any]], final: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -183,15 +197,7 @@ def verdict_of_watch(watches: Sequence[Mapping[str, Any]], final: Mapping[str, A
     kept = [one["kept_step"] for one in watches]
     unit = watches[0]["unit"]
     ends = [one["looks"][-1] for one in watches if one["looks"]]
-    learned = [look for one in watches for look in one["looks"] if look["action"] == "refresh"]
     reasons = list(dict.fromkeys(look["reason"] for look in ends if look["action"] == "stop"))
-    if learned:
-        trainings = "this training" if len(watches) == 1 else f"{len(watches)} trainings"
-        reasons = [
-            f"gold turned or stopped gaining {len(learned)} times in {trainings}, where the reward model learned from "
-            "what was judged and the policy went on from its best checkpoint",
-            *reasons,
-        ]
     if not any(kept) and not reasons:
         labels = sum(one["labels"] for one in watches)
         return {
@@ -203,8 +209,7 @@ def verdict_of_watch(watches: Sequence[Mapping[str, Any]], final: Mapping[str, A
     if not any(kept):
         return {
             "status": "refused",
-            "headline": f"Not against this reward model{_refreshed(len(learned))}: no policy was shown to be better "
-            "than the start, which is kept",
+            "headline": "Not against this reward model: no policy was shown to be better than the start, which is kept",
             "reasons": reasons,
         }
     where = f"at step {kept[0]} and {watches[0]['kept_kl']:.2g} nats" if len(kept) == 1 else (
@@ -222,15 +227,15 @@ def verdict_of_watch(watches: Sequence[Mapping[str, Any]], final: Mapping[str, A
     shown = (
         f"{final['value']:+.2f} {unit} ({final['ci_low']:+.2f} to {final['ci_high']:+.2f}) on fresh prompts, {where}"
     )
-    if final["ci_low"] > 0:
-        return {"status": "rose", "headline": f"The policy is better than its start: gold {shown}", "reasons": reasons}
-    if final["ci_high"] < 0:
-        return {"status": "fell", "headline": f"The policy is worse than its start: gold {shown}", "reasons": reasons}
-    return {"status": "unclear", "headline": f"Not shown to be better than its start: gold {shown}", "reasons": reasons}
-
-
-def _refreshed(times: int) -> str:
-    return "" if not times else ", refreshed once" if times == 1 else f", refreshed {times} times"
+    status, said = "unclear", "Not shown to be better than its start: gold"
+    if final["doubt"] is not None:
+        said = "Unclear whether the policy is better than its start: where differences are clipped gold"
+        reasons = [final["doubt"], *reasons]
+    elif final["ci_low"] > 0:
+        status, said = "rose", "The policy is better than its start: gold"
+    elif final["ci_high"] < 0:
+        status, said = "fell", "The policy is worse than its start: gold"
+    return {"status": status, "headline": f"{said} {shown}", "reasons": reasons}
 
 
 def _apart(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:

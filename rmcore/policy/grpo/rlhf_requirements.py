@@ -1,12 +1,13 @@
 """Requirements of a training against a reward model, checked before anything runs. Imports no torch."""
 
 import contextlib
-import importlib.util
 import math
 
 from rmcore.config.data import GoldConfig
+from rmcore.config.judging import JudgingConfig
 from rmcore.config.rlhf import RlhfConfig, WatchConfig
 from rmcore.core.errors import ConfigError
+from rmcore.core.extras import require_extra
 from rmcore.policy.judge import require_named_judge, require_people
 from rmcore.serving.vllm_process import find_vllm
 
@@ -25,28 +26,35 @@ def require_trl() -> None:
     Raises:
         ConfigError: it is not.
     """
-    if importlib.util.find_spec("trl") is None:
-        raise ConfigError("GRPO is done by TRL, which is not installed: pip install 'rm-optimizer[rl]'.")
+    require_extra("trl", "rl", "GRPO")
 
 
-def require_rlhf(settings: RlhfConfig, judge: str | None, gold: GoldConfig | None) -> None:
+def require_rlhf(
+    settings: RlhfConfig, judge: str | None, gold: GoldConfig | None, judging: JudgingConfig | None = None
+) -> None:
     """Check that everything is there that the training of a policy names.
 
     Args:
         settings: of the training.
         judge: `policy.judge`.
         gold: the gold world, where the pairs are its own.
+        judging: how an endpoint that judges is asked.
 
     Raises:
-        ConfigError: TRL or a named vLLM is missing, the judge cannot be imported, people's folder is not one, or there
-            is no judge to label the pairs of a refresh.
+        ConfigError: TRL or a named vLLM is missing, the judge cannot be imported, people's folder is not one, a watch
+            has no judge, or a judge of pairs is to give the gold reward of single responses.
     """
     require_trl()
     if "vllm" in (settings.rewards, settings.rollouts):
         find_vllm()
     if judge is not None:
-        require_named_judge(judge)
+        require_named_judge(judge, judging)
     watch = settings.watch
+    if watch is None and judging is not None and judging.mode != "pointwise":
+        raise ConfigError(
+            "without a watch, the gold reward of each measurement is compared with that of the start, on one scale, "
+            "and a judge of pairs has none across measurements. Set policy.judging.mode=pointwise, or keep rlhf.watch."
+        )
     if watch is not None:
         if watch.people is None and judge is None and gold is None:
             raise ConfigError(NOBODY_WATCHES)
@@ -54,11 +62,6 @@ def require_rlhf(settings: RlhfConfig, judge: str | None, gold: GoldConfig | Non
             require_people(watch.people)
         num_looks = math.ceil(settings.steps / settings.measure_every)
         require_labels(watch, num_looks, 2 if watch.people is None else 1)
-    if settings.refresh_every is not None and judge is None and gold is None:
-        raise ConfigError(
-            "rlhf.refresh_every wants labels on new samples, and nobody gives them: only the gold world judges itself. "
-            "Name a function of (prompt, response) in policy.judge, or leave refresh_every out."
-        )
 
 
 def require_labels(settings: WatchConfig, num_looks: int, labels_per_pair: int) -> None:
@@ -77,7 +80,7 @@ def require_labels(settings: WatchConfig, num_looks: int, labels_per_pair: int) 
 
 def is_served(settings: RlhfConfig) -> bool:
     """Whether a vLLM reward server gives the rewards."""
-    if settings.rewards == "auto" and settings.aggregate == "one":
+    if settings.rewards == "auto":
         with contextlib.suppress(ConfigError):
             find_vllm()
             return True

@@ -19,7 +19,7 @@ def draws_by_vllm(settings: RlhfConfig, temperature: float, device_type: str) ->
 
     `auto` takes it on a GPU. On a CPU it draws two to four times the tokens/s of `generate`, and a whole step takes as
     long or longer: for the weights of importance sampling TRL computes all log-probabilities once more, which costs
-    more than is saved (benchmarks/RESULTS.md, "Rollouts of a policy").
+    more than is saved (benchmarks/results/rollouts.md).
 
     Raises:
         ConfigError: it is to, and is not there or refuses the temperature.

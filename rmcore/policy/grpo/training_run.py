@@ -7,7 +7,6 @@ Its folder holds
 - `samples.jsonl`: the samples of each measurement
 - `rollouts.jsonl`: every sample that was trained on, with its reward and the weight version that gave it
 - `parity.jsonl`: a row a step whose samples vLLM drew: how far its probabilities were from the trainer's
-- `refreshes.jsonl`: a row a refresh; `refresh_STEP/best` is the reward model after it
 - `watch/`: the state of a watch, and what it asked (`rmcore.policy.grpo.hack_stop`)
 - `over.json`: written when the last step is done, and what follows it is not
 - `finished.json`: written when all the rest is
@@ -21,24 +20,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from transformers import TrainerCallback
 
 from rmcore.config.rlhf import RlhfConfig
-from rmcore.core.errors import ModelError, RmcoreError
+from rmcore.core.errors import RmcoreError
 from rmcore.core.files import append_json_lines, read_json_lines, write_json
 from rmcore.core.progress import Report
 from rmcore.core.saving import save_pretrained
 from rmcore.core.tracking import Tracker
-from rmcore.data.pair import PreferencePair, Prompt, prompt_text
+from rmcore.data.pair import Prompt, prompt_text
 from rmcore.policy.grpo.credit import LengthCredit, RewardModelCreditAssigner
 from rmcore.policy.grpo.group_reward import SCORE_KEY
 from rmcore.policy.grpo.grpo import make_grpo_with_rm
 from rmcore.policy.grpo.hack_stop import HackStop
 from rmcore.policy.grpo.local_reward import LocalReward
-from rmcore.policy.grpo.policy_meter import PolicyMeter, draw
-from rmcore.policy.grpo.refresh import REFRESH_FILE, Refresher
+from rmcore.policy.grpo.policy_meter import PolicyMeter
 from rmcore.policy.grpo.vllm_rollouts import Parity
 from rmcore.policy.policy import Policy
 from rmcore.policy.sampling.rollouts import RolloutScorer
@@ -46,10 +43,8 @@ from rmcore.policy.sampling.served_policy import ServedPolicy
 from rmcore.serving.scorer import Rollout
 
 FINISHED, OVER = "finished.json", "over.json"
-PROGRESS, SAMPLES, ROLLOUTS, REFRESHES = "progress.jsonl", "samples.jsonl", "rollouts.jsonl", "refreshes.jsonl"
-PARITY = "parity.jsonl"
+PROGRESS, SAMPLES, ROLLOUTS, PARITY = "progress.jsonl", "samples.jsonl", "rollouts.jsonl", "parity.jsonl"
 MODEL_FOLDER = "model"
-Relearn = Callable[[Sequence[PreferencePair], int], None]
 
 
 @dataclass(frozen=True)
@@ -62,10 +57,9 @@ class TrainingPlan:
     meter: measures; its reward model is the one in use.
     settings: of the training.
     device: auto, cpu or cuda.
-    refresher: renews the reward model; None: never.
     served: the vLLM that draws the samples; None: `generate` in the process.
-    watch: makes the watch over a training of a folder and a seed, with the reward that is trained on, which it
-        refreshes by a function of judged pairs and the step, or has None for it; None: only the steps end the training.
+    watch: makes the watch over a training of a folder and a seed, with the reward that is trained on; None: only the
+        steps end the training.
     final_prompts: fresh, for what the watched policy has gained in the end.
     """
 
@@ -75,9 +69,8 @@ class TrainingPlan:
     meter: PolicyMeter
     settings: RlhfConfig
     device: str
-    refresher: Refresher | None
     served: ServedPolicy | None = None
-    watch: Callable[[Path, int, LocalReward, Relearn | None], HackStop] | None = None
+    watch: Callable[[Path, int, LocalReward], HackStop] | None = None
     final_prompts: Sequence[Prompt] = ()
 
 
@@ -87,28 +80,22 @@ def train_policy(plan: TrainingPlan, folder: Path, *, seed: int, tracker: Tracke
     Writes the files named above and `model/`, the trained policy. A finished training is left as it is.
 
     Raises:
-        TrainingError: the reward server stayed away, a reward is not finite, or a refresh had nothing to learn from.
+        TrainingError: the reward server stayed away, or a reward is not finite.
         RequestError: the server refused samples or weights.
-        ModelError: rewards of the start samples are to be clipped by their spread, and have none.
     """
     if (folder / FINISHED).is_file():
         return
     folder.mkdir(parents=True, exist_ok=True)
     state = _rewind(folder)
-    if plan.refresher is not None:
-        plan.refresher.restore(_refreshes(folder))
     run = _Run(plan, folder, seed, tracker, report)
-    watch = None
-    if plan.watch is not None:
-        learn = None if plan.refresher is None else run.learn
-        watch = plan.watch(folder / "watch", seed, plan.meter.reward, learn)
+    watch = None if plan.watch is None else plan.watch(folder / "watch", seed, plan.meter.reward)
     trainer = make_grpo_with_rm(
         plan.policy,
         plan.prompts,
         plan.scorer,
         out=folder,
         settings=plan.settings,
-        credit=_credit(plan.settings, plan.meter),
+        credit=_credit(plan.settings),
         temperature=plan.meter.temperature,
         max_new_tokens=plan.meter.max_new_tokens,
         seed=seed,
@@ -129,7 +116,7 @@ def train_policy(plan: TrainingPlan, folder: Path, *, seed: int, tracker: Tracke
         raise
     seconds = time.perf_counter() - started
     if not (folder / OVER).is_file():
-        stopped = run.stopped if watch is None else watch.stopped or run.stopped
+        stopped = None if watch is None else watch.stopped
         write_json(folder / OVER, {"num_steps": trainer.state.global_step, "stopped": stopped})
     watched = None if watch is None else _conclude(watch, trainer.model, plan.final_prompts, report)
     save_pretrained(trainer.model, folder / MODEL_FOLDER)
@@ -191,13 +178,12 @@ def _conclude(watch: HackStop, model: Any, prompts: Sequence[Prompt], report: Re
 
 
 class _Run(TrainerCallback):
-    """Measures, refreshes, stops and writes down between the steps of one training."""
+    """Measures, stops and writes down between the steps of one training."""
 
     def __init__(self, plan: TrainingPlan, folder: Path, seed: int, tracker: Tracker, report: Report) -> None:
         self.plan, self.folder, self.seed, self.tracker, self.report = plan, folder, seed, tracker, report
-        self.stopped: str | None = None
         self.measuring_seconds = 0.0
-        """Seconds spent on measurements and refreshes."""
+        """Seconds spent on measurements."""
         self.num_tokens = 0
         """Tokens of the responses that were trained on since this process began."""
 
@@ -209,30 +195,7 @@ class _Run(TrainerCallback):
         step, settings = state.global_step, self.plan.settings
         self.report(step, settings.steps, f"seed {self.seed}")
         if step % settings.measure_every == 0 or step == state.max_steps:
-            disagreement = self._measure(given["model"], step)
-            threshold = self.plan.meter.reward.calibration.threshold
-            if settings.stop_on_disagreement and disagreement > threshold:
-                self.stopped = (
-                    f"the members' disagreement of {disagreement:.2f} left its calibrated range (up to "
-                    f"{threshold:.2f}) at step {step}"
-                )
-                control.should_save = control.should_training_stop = True
-        due = settings.refresh_every is not None and step % settings.refresh_every == 0
-        if self.plan.refresher is not None and due and step < state.max_steps:  # after the last nobody would use it
-            started = time.perf_counter()
-            labelled = self._labelled(self.plan.refresher, given["model"], step)
-            self.measuring_seconds += time.perf_counter() - started
-            self.learn(labelled, step)
-
-    def learn(self, labelled: Sequence[PreferencePair], step: int) -> None:
-        """Train the reward model further on labelled pairs, unless that was done at this step before."""
-        refresher = self.plan.refresher
-        if refresher is None or any(row["step"] == step for row in read_json_lines(self.folder / REFRESHES)):
-            return
-        started = time.perf_counter()
-        done = refresher(labelled, step, self.folder / f"refresh_{step}", self.seed)
-        append_json_lines(self.folder / REFRESHES, [done.to_dict()])
-        self.measuring_seconds += time.perf_counter() - started
+            self._measure(given["model"], step)
 
     def record(self, step: int, rollouts: Sequence[Rollout], credits: Sequence[float]) -> None:
         """Write down what a step was trained on; `step` counts the steps before it."""
@@ -275,48 +238,22 @@ class _Run(TrainerCallback):
             },
         )
 
-    def _measure(self, model: Any, step: int) -> float:
+    def _measure(self, model: Any, step: int) -> None:
         started = time.perf_counter()
         rows, samples = self.plan.meter.measure(model, seed=self.seed)
         append_json_lines(self.folder / PROGRESS, _json_rows(rows.assign(seed=self.seed, step=step)))
         append_json_lines(self.folder / SAMPLES, _json_rows(samples.assign(seed=self.seed, step=step)))
         self._track(step, {f"measured_{name}": rows[name].mean() for name in ("kl", "proxy", "gold", "win_rate")})
         self.measuring_seconds += time.perf_counter() - started
-        return float(rows["disagreement"].mean())
-
-    def _labelled(self, refresher: Refresher, model: Any, step: int) -> list[PreferencePair]:
-        """Pairs of the policy's present samples, labelled."""
-        policy, meter = self.plan.policy, self.plan.meter
-
-        def sample(prompts: Sequence[Prompt]) -> list[list[str]]:
-            ids = policy.readable_ids(prompts, meter.max_new_tokens)
-            asked = [row for row in ids.values() for _ in range(2)]
-            drawn = draw(model, policy, asked, meter.sampling, self.seed + step)
-            texts = [policy.response_text(row) for row in drawn]
-            pools = {place: texts[2 * number : 2 * number + 2] for number, place in enumerate(ids)}
-            return [pools.get(place, []) for place in range(len(prompts))]
-
-        return refresher.ask(sample, step, self.seed)
 
     def _track(self, step: int, values: Mapping[str, float]) -> None:
         self.tracker.metrics(step, {f"policy/{name}_seed{self.seed}": value for name, value in values.items()})
 
 
-def _credit(settings: RlhfConfig, meter: PolicyMeter) -> RewardModelCreditAssigner:
-    clip = None
-    if settings.reward_clip is not None:
-        known = np.concatenate(meter.start_rewards())
-        middle, far = float(known.mean()), settings.reward_clip * float(known.std())
-        if known.min() == known.max():
-            raise ModelError(
-                f"all {len(known):,} rewards of the start policy's samples are {middle:g}, so there is no spread that "
-                "reward_clip could be a multiple of, and nothing that GRPO could learn from: `rm-opt evaluate` shows "
-                "what the reward model tells apart."
-            )
-        clip = (middle - far, middle + far)
+def _credit(settings: RlhfConfig) -> RewardModelCreditAssigner:
     if settings.length_penalty == 0:
-        return RewardModelCreditAssigner(clip=clip)
-    return RewardModelCreditAssigner(LengthCredit(settings.length_penalty), mode="add", clip=clip)
+        return RewardModelCreditAssigner()
+    return RewardModelCreditAssigner(LengthCredit(settings.length_penalty), mode="add")
 
 
 def _rewind(folder: Path) -> Path | None:
@@ -326,30 +263,17 @@ def _rewind(folder: Path) -> Path | None:
     for place in set(states) - set(whole):
         shutil.rmtree(place)
     last = _step(whole[-1]) if whole else -1
-    for name in (PROGRESS, SAMPLES, ROLLOUTS, PARITY, REFRESHES):
+    for name in (PROGRESS, SAMPLES, ROLLOUTS, PARITY):
         kept = [row for row in read_json_lines(folder / name) if row["step"] <= last]
         if (folder / name).is_file():
             (folder / name).unlink()
             append_json_lines(folder / name, kept)
-    written = {row["step"] for row in read_json_lines(folder / REFRESHES)}
-    for place in _refreshes(folder):
-        if _step(place) > last or not (place / REFRESH_FILE).is_file():  # cut off
-            shutil.rmtree(place)
-    for number, place in enumerate(_refreshes(folder)):
-        if _step(place) not in written:  # it was trained, and not published: that is done when it is restored
-            found = json.loads((place / REFRESH_FILE).read_text(encoding="utf-8"))
-            append_json_lines(folder / REFRESHES, [found | {"weight_version": number + 2}])
     return whole[-1] if whole else None
 
 
-def _refreshes(folder: Path) -> list[Path]:
-    """Oldest first."""
-    return sorted(folder.glob("refresh_*"), key=_step)
-
-
 def _step(place: Path) -> int:
-    """Read the step from the name of a refresh's or a state's folder."""
-    return int(place.name.replace("_", "-").rpartition("-")[2])
+    """Read the step from the name of a state's folder."""
+    return int(place.name.rpartition("-")[2])
 
 
 def _json_rows(table: pd.DataFrame) -> list[dict[str, Any]]:

@@ -7,18 +7,23 @@ or the offset of the rewards: no optimiser that ranks does.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError
-from rmcore.evaluation.uncertainty import MetricValue, cluster_bootstrap, metric_value
-from rmcore.policy.sampling.best_of_n import best_of_n_win_rate
+from rmcore.evaluation.uncertainty import MetricValue, bounded_means, cluster_bootstrap, metric_value
+from rmcore.policy.sampling.best_of_n import best_of_n_win_rate, by_unit, reaching
 
 WIN_COUNTS = (4, 16, 64)
 """n of the best-of-n win rates."""
+DECIDING = 16
+"""n of the win rate that decides; of fewer samples than one more than that, as many as there are opponents for."""
 ACCURACIES = frozenset(("on_policy_accuracy", "hard_accuracy"))
+_LEAST_CEILING = 0.5 + 1e-6
+"""Ceiling of a judge that may be a coin: the corrected accuracy may be anything then, and its interval says so."""
 _ROUNDING = 1e-9
 
 
@@ -62,14 +67,15 @@ class JudgedPools:
         """In all."""
         return sum(len(pool) for pool in self.rewards)
 
-    @property
-    def num_telling_prompts(self) -> int:
-        """Prompts whose samples the judge tells apart."""
-        return sum(bool(np.ptp(pool) > 0) for pool in self.judged)
-
 
 def on_policy_parts(
-    pools: JudgedPools, *, judge_ceiling: float = 1.0, num_resamples: int = 1000, seed: int = 0
+    pools: JudgedPools,
+    *,
+    judge_ceiling: float = 1.0,
+    judge_ceiling_error: float = 0.0,
+    units: Sequence[int] | None = None,
+    num_resamples: int = 1000,
+    seed: int = 0,
 ) -> dict[str, MetricValue]:
     """Measure everything that needs samples, by name.
 
@@ -78,13 +84,16 @@ def on_policy_parts(
         judge_ceiling: probability that the judge agrees with itself, or with the truth, on a pair; 1 for a judge
             without noise. Accuracy is corrected for it: (a - (1 - c)) / (2 c - 1), what it would be without the noise
             of independent wrong answers.
-        num_resamples: of the bootstrap over prompts.
+        judge_ceiling_error: standard error of judge_ceiling, which widens the intervals of what is corrected by it.
+        units: number of each prompt's independent unit, the same for near-copies; left out, each is one of its own.
+        num_resamples: of the bootstrap over units.
         seed: of the bootstrap.
 
     Returns:
-        on_policy_accuracy; win_rate_N and skill_N for N of `WIN_COUNTS`, the latter where every pool has more than N
-        samples, the former without a value where one has not; signal_share where there are members;
-        length_correlation; hard_accuracy.
+        on_policy_accuracy; win_rate_N and skill_N for N of `WIN_COUNTS` over the prompts that have more than N samples
+        (`reaching`), the former without a value where there are too few; where that is so for `DECIDING`, the win rate
+        of the most that there are opponents for; signal_share where there are members; length_correlation;
+        hard_accuracy.
 
     Raises:
         ConfigError: judge_ceiling is not in (0.5, 1].
@@ -94,59 +103,91 @@ def on_policy_parts(
             f"judge_ceiling={judge_ceiling:g}: a judge that agrees with the truth on half of the pairs or fewer cannot "
             "be corrected for; give a number above 0.5 and at most 1."
         )
-    correct = _noise_correction(judge_ceiling)
     ratios: dict[str, tuple[FloatArray, FloatArray, Callable[[FloatArray], FloatArray]]] = {}
-    ratios["on_policy_accuracy"] = (*_accuracies(pools, only_hard=False), correct)
-    ratios["hard_accuracy"] = (*_accuracies(pools, only_hard=True), correct)
-    smallest = min(len(pool) for pool in pools.rewards)
-    for n in WIN_COUNTS:
-        if n < smallest:
-            wins = np.array([best_of_n_win_rate(r, j, n) for r, j in zip(pools.rewards, pools.judged, strict=True)])
-            ratios[f"win_rate_{n}"] = (wins, np.ones(len(wins)), _unchanged)
-            ratios[f"skill_{n}"] = (wins, np.ones(len(wins)), _skill(n))
+    ratios["on_policy_accuracy"] = (*accuracies_by_prompt(pools, only_hard=False), _unchanged)
+    ratios["hard_accuracy"] = (*accuracies_by_prompt(pools, only_hard=True), _unchanged)
+    sizes = [len(pool) for pool in pools.rewards]
+    most = {n: min(size for size, kept in zip(sizes, reaching(sizes, n + 1), strict=True) if kept) for n in WIN_COUNTS}
+    for n in sorted({n for n in WIN_COUNTS if n < most[n]} | {min(DECIDING, most[DECIDING] - 1)}):
+        kept = reaching(sizes, n + 1)
+        wins = np.array(
+            [
+                best_of_n_win_rate(r, j, n) if own else 0.0
+                for r, j, own in zip(pools.rewards, pools.judged, kept, strict=True)
+            ]
+        )
+        ratios[f"win_rate_{n}"] = (wins, kept.astype(np.float64), _unchanged)
+        ratios[f"skill_{n}"] = (wins, kept.astype(np.float64), _skill(n))
     if pools.members:
         ratios["signal_share"] = (*_signal(pools.members), _unchanged)
     moments = np.array([_moments(*one) for one in zip(pools.rewards, pools.lengths, pools.judged, strict=True)])
+    moments = by_unit(moments, units)
+    ratios = {name: (by_unit(top, units), by_unit(bottom, units), to) for name, (top, bottom, to) in ratios.items()}
+
+    # The ceiling of the point estimate, then one a resample: it was estimated from other pairs, so independently.
+    drawn = judge_ceiling + judge_ceiling_error * np.random.default_rng([seed, 1]).standard_normal(num_resamples)
+    ceilings = iter([judge_ceiling, *np.clip(drawn, _LEAST_CEILING, 1)])
 
     def compute(weights: FloatArray) -> dict[str, FloatArray]:
         found = {}
+        ceiling = np.fromiter(islice(ceilings, len(weights)), dtype=np.float64)
         with np.errstate(invalid="ignore", divide="ignore"):
             for name, (top, bottom, transform) in ratios.items():
                 found[name] = transform((weights @ top) / (weights @ bottom))
+                if name in ACCURACIES:
+                    found[name] = _without_noise(found[name], ceiling)
             found["length_correlation"] = _partial_correlation(weights @ moments)
         return found
 
-    num_prompts = len(pools.rewards)
+    num_units = len(moments)
     carrying = {name: int(np.count_nonzero(bottom)) for name, (_, bottom, _) in ratios.items()}
     # Where all prompts say the same, a share has an exact interval; undoing a judge's noise leaves no share.
-    shares = {f"win_rate_{n}" for n in WIN_COUNTS} | (ACCURACIES if judge_ceiling == 1 else frozenset())
-    drawn = cluster_bootstrap(compute, num_prompts, num_resamples=num_resamples, seed=seed)
+    shares = {name for name in ratios if name.startswith("win_rate_")}
+    shares |= ACCURACIES if judge_ceiling == 1 and not judge_ceiling_error else frozenset()
+    resampled = cluster_bootstrap(compute, num_units, num_resamples=num_resamples, seed=seed)
     too_many = {
-        f"win_rate_{n}": f"it takes {n + 1} samples of each prompt (policy.samples_per_prompt), and one has {smallest}"
+        f"win_rate_{n}": f"it takes {n + 1} samples of each prompt (policy.samples_per_prompt), and too many have fewer"
         for n in WIN_COUNTS
-        if n >= smallest
+        if n >= most[n]
     }
     unmeasured = {name: MetricValue(None, None, None, 0, reason) for name, reason in too_many.items()}
-    return unmeasured | {
+    found = {
         name: MetricValue(None, None, None, 0, "no two samples of a prompt that the judge tells apart allow it")
         if math.isnan(value)
         else metric_value(
             value,
-            drawn.replicates.get(name),
-            num_prompts=carrying.get(name, num_prompts),
+            resampled.replicates.get(name),
+            num_prompts=carrying.get(name, num_units),
             num_pairs=pools.num_samples,
             is_share=name in shares,
         )
-        for name, value in drawn.point.items()
+        for name, value in resampled.point.items()
     }
+    return unmeasured | {
+        name: _held(value, *ratios[name][:2], num_resamples, seed) if name.startswith("win_rate_") else value
+        for name, value in found.items()
+    }
+
+
+def _held(found: MetricValue, wins: FloatArray, counted: FloatArray, num_resamples: int, seed: int) -> MetricValue:
+    """A win rate whose interval counts with one more unit where every choice loses, or wins (`bounded_means`).
+
+    Where 3 % of prompts are disasters, a bootstrap over 50 held the rate in 91 % of the evaluations.
+    """
+    if found.value is None or found.ci_low is None or found.ci_high is None:
+        return found
+    rates = (wins[counted > 0] / counted[counted > 0])[:, None]  # (U, 1)
+    low, high = bounded_means(rates, np.zeros(1), np.ones(1), num_resamples=num_resamples, seed=seed)
+    return replace(found, ci_low=min(found.value, float(low[0])), ci_high=max(found.value, float(high[0])))
 
 
 def _unchanged(values: FloatArray) -> FloatArray:
     return values
 
 
-def _noise_correction(ceiling: float) -> Callable[[FloatArray], FloatArray]:
-    return lambda accuracy: np.clip((accuracy - (1 - ceiling)) / (2 * ceiling - 1), 0, 1)
+def _without_noise(accuracy: FloatArray, ceiling: FloatArray) -> FloatArray:
+    """Undo the judge's errors, (B,) each."""
+    return np.clip((accuracy - (1 - ceiling)) / (2 * ceiling - 1), 0, 1)
 
 
 def _skill(n: int) -> Callable[[FloatArray], FloatArray]:
@@ -154,7 +195,7 @@ def _skill(n: int) -> Callable[[FloatArray], FloatArray]:
     return lambda win_rate: (win_rate - 0.5) / (n / (n + 1) - 0.5)
 
 
-def _accuracies(pools: JudgedPools, *, only_hard: bool) -> tuple[FloatArray, FloatArray]:
+def accuracies_by_prompt(pools: JudgedPools, *, only_hard: bool) -> tuple[FloatArray, FloatArray]:
     """By prompt: accuracy over pairs of samples that the judge tells apart, and whether there are any (1 or 0).
 
     Hard pairs are those whose better sample is the shorter one. Equal rewards are half right.

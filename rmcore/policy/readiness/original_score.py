@@ -25,6 +25,13 @@ LIMITS = (
     "policy."
 )
 
+READINGS: Mapping[Band, str] = {
+    "above 0.8": "✓ Model is ready for RL training",
+    "0.6 to 0.8": "Model may be used, monitor closely",
+    "below 0.6": "✗ Model is not recommended for RL training",
+}
+"""Readings of the three bands in the original definition; `LIMITS` follows them, because no verdict does."""
+
 ACCURACY_ADVICE_BELOW = 0.7
 ECE_ADVICE_ABOVE = 0.1
 VARIANCE_ADVICE_ABOVE = 2.0
@@ -68,6 +75,7 @@ class RLReadinessReport:
                 *(f"  {name + ':':<12} {part:.2f}" for name, part in parts.items()),
                 *(["Recommendations:"] if self.recommendations else []),
                 *(f"  - {advice}" for advice in self.recommendations),
+                f"In the original score's own words: {READINGS[self.band]}",
                 LIMITS,
             ]
         )
@@ -194,6 +202,6 @@ def _advice(accuracy: float, ece: float, reward_variance: float, top_eigenvalue:
     if top_eigenvalue > EIGENVALUE_ADVICE_ABOVE:
         advice.append(
             f"Top Hessian eigenvalue {top_eigenvalue:.4g} is above {EIGENVALUE_ADVICE_ABOVE:g}: the minimum is sharp; "
-            "lower the learning rate or regularise more."
+            "try SAM, lower the learning rate, or regularise more."
         )
     return advice

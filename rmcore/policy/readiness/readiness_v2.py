@@ -6,7 +6,8 @@ KL is worth while. It decides nothing: it was fitted on the small models of the 
 plan, and the gain at the plan that is meant is measured here. For the same reason the checks on labelled pairs decide
 nothing on this rung: a model that only its gap between training and held-out accuracy refused gained 0.95 standard
 deviations of gold (benchmarks/verdict_vs_truth.py). Nor do on-policy accuracy, which ranks reward models worse than the
-win rate does, and calibration, which says nothing of what a policy will do.
+win rate in the gold world and as well on real answers (benchmarks/real_answers.py), and calibration, which says nothing
+of what a policy will do.
 """
 
 import json
@@ -18,8 +19,11 @@ from typing import Any, Literal
 
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.evaluation.diagnosis import GateCheck
+from rmcore.evaluation.uncertainty import ends
 from rmcore.policy.logged_answers import MIN_PROMPTS
+from rmcore.policy.readiness.components import DECIDING
 from rmcore.policy.readiness.verdict import verdict_on_samples
+from rmcore.policy.sampling.best_of_n import ENOUGH_PROMPTS
 
 FIT_FILE = "readiness_fit.json"
 OPTIMIZERS = {"best_of_n": "best-of-n", "kl_optimum": "RL with a KL penalty"}
@@ -38,10 +42,11 @@ class Condition:
     what is shown of it, that which speaks for it."""
 
 
-def conditions(config: ReadinessConfig) -> tuple[Condition, ...]:
+def conditions(config: ReadinessConfig, choice: int = DECIDING) -> tuple[Condition, ...]:
     """The conditions: two things have to be shown, and two or three refuse a model where the opposite is shown.
 
-    That the gold reward gains at the plan has to be shown, and that a choice among 16 samples beats a blind one. A
+    That the gold reward gains at the plan has to be shown, and that a choice among 16 samples (`choice`) beats a blind
+    one; where that is neither shown nor refuted the verdict is unclear. A
     model is refused where the gain is shown to be smaller than what was asked for, where the gold reward is shown to
     have fallen by as much since its highest point (a smaller fall is said and refuses nothing), and, for RL, where the
     model is shown to prefer the worse sample because it is the longer one. RL finds that first, and the samples that
@@ -49,14 +54,20 @@ def conditions(config: ReadinessConfig) -> tuple[Condition, ...]:
 
     Thresholds are the values that mean something: 0, 1/2, and what was asked for. On the 400 reward models of the
     second study the gain's is also the one that costs least, if calling a model ready that does not gain costs four
-    times what refusing one costs that is worth while (docs/readiness.md, `operating`).
+    times what refusing one costs that is worth while (docs/readiness.md).
     """
     gain = f"gold gain at the planned {config.planned_kl:g} nats"
     asked, fall = f"{gain}, if it is as large as it can be", f"{gain} minus the highest before it"
     for_rl = Condition("hard_accuracy", "hard_accuracy", 0.5, "accuracy where the shorter sample is better", "high")
     return (
         Condition("planned_gain", "planned_gain", 0.0, gain, "low"),
-        Condition("win_rate_16", "win_rate_16", 0.5, "how often the best of 16 beats another sample", "low"),
+        Condition(
+            f"win_rate_{choice}",
+            f"win_rate_{choice}",
+            0.5,
+            f"how often the best of {choice} beats another sample",
+            "low",
+        ),
         Condition("worthwhile_gain", "planned_gain", config.min_gain, asked, "high"),
         Condition("fall", "planned_fall", -config.min_gain, fall, "high"),
         *(() if config.planned_optimizer == "best_of_n" else (for_rl,)),
@@ -64,7 +75,12 @@ def conditions(config: ReadinessConfig) -> tuple[Condition, ...]:
 
 
 def judge_v2(
-    parts: Mapping[str, Mapping[str, Any]], config: ReadinessConfig, judge: str, *, num_telling: int
+    parts: Mapping[str, Mapping[str, Any]],
+    config: ReadinessConfig,
+    judge: str,
+    *,
+    num_telling: int,
+    reached: float | None = None,
 ) -> dict[str, Any]:
     """Checks, probability and verdict.
 
@@ -73,15 +89,19 @@ def judge_v2(
             beside.
         config: plan and thresholds.
         judge: who judged the samples, as people read it.
-        num_telling: prompts whose samples the judge tells apart; the others show nothing of a choice.
+        num_telling: independent prompts whose samples the judge tells apart; the others show nothing of a choice.
+        reached: nats that the plan was judged at, where ties keep best-of-n from going as far as planned.
 
     Returns:
         {"readiness": {"version", "parts", "probability", "plan", "judge"}, "gate": checks, "verdict": see
         rmcore.policy.readiness.verdict}; JSON-ready.
     """
-    checks = [_enough(num_telling), *(_check(condition, parts.get(condition.part)) for condition in conditions(config))]
+    asked = conditions(config, _choice(parts))
+    checks = [_enough(num_telling), *(_check(one, parts.get(one.part), num_telling) for one in asked)]
     fit = shipped_fit()
     plan = f"a KL of {config.planned_kl:g} nats by {OPTIMIZERS[config.planned_optimizer]}"
+    if reached is not None and reached < 0.98 * config.planned_kl:
+        plan += f" as far as it goes, which is {reached:.2g} nats, because rewards tie"
     return {
         "readiness": {
             "version": "v2",
@@ -93,19 +113,31 @@ def judge_v2(
             "judge": judge,
         },
         "gate": [asdict(check) for check in checks],
-        "verdict": verdict_on_samples(checks, plan=plan, judge=judge, parts=parts),
+        "verdict": verdict_on_samples(checks, plan=plan, judge=judge, parts=parts, num_telling=num_telling),
     }
 
 
+def _choice(parts: Mapping[str, Mapping[str, Any]]) -> int:
+    """The largest n, up to `DECIDING`, whose win rate was measured."""
+    sizes = (int(name.removeprefix("win_rate_")) for name in parts if name.startswith("win_rate_"))
+    return max((n for n in sizes if n <= DECIDING and parts[f"win_rate_{n}"]["value"] is not None), default=DECIDING)
+
+
 def _enough(num_telling: int) -> GateCheck:
-    """Whether the intervals over prompts may be believed: of fewer they exclude a true 0 too often."""
-    text = f"prompts whose samples the judge tells apart: {num_telling}, wanted at least {MIN_PROMPTS}"
-    return GateCheck("telling_prompts", float(num_telling), float(MIN_PROMPTS), num_telling >= MIN_PROMPTS, text)
+    """Whether rare disasters would have shown: fewer prompts leave room for more of them."""
+    text = f"independent prompts whose samples the judge tells apart: {num_telling}, wanted at least {ENOUGH_PROMPTS}"
+    passed = num_telling >= ENOUGH_PROMPTS
+    return GateCheck("telling_prompts", float(num_telling), float(ENOUGH_PROMPTS), passed, text, unclear=not passed)
 
 
-def _check(condition: Condition, part: Mapping[str, Any] | None) -> GateCheck:
-    """Passed only where the end of the interval is known and high enough: strictly if it has to be shown."""
-    bound = None if part is None else part[f"ci_{condition.end}"]
+def _check(condition: Condition, part: Mapping[str, Any] | None, num_telling: int) -> GateCheck:
+    """Passed only where the end of the interval is known and high enough: strictly if it has to be shown.
+
+    What does not pass is unclear where the other end leaves it open, or where the interval may not be believed: over
+    fewer than `MIN_PROMPTS` prompts it excludes a true 0 too often.
+    """
+    low, high = (None, None) if part is None else ends(part)
+    bound = low if condition.end == "low" else high
     has_to_be_shown = condition.end == "low"
     wanted = f"wanted {'above' if has_to_be_shown else 'at least'} {condition.threshold:g}"
     passed = bound is not None and (bound > condition.threshold if has_to_be_shown else bound >= condition.threshold)
@@ -114,8 +146,11 @@ def _check(condition: Condition, part: Mapping[str, Any] | None) -> GateCheck:
         text = f"{condition.meaning}: {why}; {wanted}"
     else:
         end = {"low": "lower", "high": "upper"}[condition.end]
-        text = f"{condition.meaning}: {end} end {bound:.3g}, {wanted}"
-    return GateCheck(condition.name, bound, condition.threshold, passed, text)
+        end += " end" if part and part["ci_low"] is not None else " end if no prompt is a disaster"
+        text = f"{condition.meaning}: {end} {bound:.3g}, {wanted}"
+    is_open = high is None or high > condition.threshold if has_to_be_shown else bound is None
+    unclear = not passed and (is_open or num_telling < MIN_PROMPTS)
+    return GateCheck(condition.name, bound, condition.threshold, passed, text, unclear)
 
 
 def shipped_fit() -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 | rung | evidence | the best that may be said |
 | --- | --- | --- |
-| 1 | labelled pairs | passes the checks; no policy was tried on it |
+| 1 | labelled pairs | passes the checks; not tested on a policy |
 | 2 | logged answers: ten prompts with four or more labelled ones | picks better answers among logged ones up to k |
-| 3 | samples of the policy, judged | ready for this policy up to a planned KL |
+| 3 | samples of the policy, judged | ready for this policy up to a planned KL; unclear where too little was judged |
 | 4 | best-of-n served, or a policy that was trained, judged on prompts that neither has seen | gained |
 
 A verdict never says more than its rung, so no model is called ready below the third. Each names its rung, what would
@@ -26,11 +26,15 @@ from rmcore.evaluation.diagnosis import (
     baseline_check,
     no_better_than_length,
 )
+from rmcore.evaluation.uncertainty import ends, unseen_share
 from rmcore.policy.confirmation import FURTHEST_KL, shown_gain, smallest_n
+from rmcore.policy.readiness.components import DECIDING
+from rmcore.policy.sampling.best_of_n import ENOUGH_PROMPTS, samples_needed
 from rmcore.reporting.schema import NextRung, Verdict
 
-ASKED = {OVER_BASELINE: "knows more than chance and length", ECE: "is calibrated"}
-"""Questions of the checks that decide by an interval, as a verdict says it."""
+ASKED = {OVER_BASELINE: "beats chance and “pick the longer answer”", ECE: "is calibrated"}
+"""Questions that a verdict names where too few pairs leave them open."""
+UNTRIED = "Not tested on a policy."
 PASSED = ("ready", "gained")
 """Statuses that speak for a model: what the registry's alias `ready` asks for, on `LOWEST_READY_RUNG` or above."""
 LOWEST_READY_RUNG = 3
@@ -43,6 +47,24 @@ STATUS_OF_TRAINED: Mapping[str, Literal["gained", "lost", "unclear", "not_ready"
 """Statuses of the fourth rung, by what the gold reward did; refused: a watch went back to the start."""
 
 
+REQUIREMENTS: Mapping[str, tuple[int, tuple[str, ...]]] = {
+    "passes": (1, ("passes", *PASSED)),
+    "ready": (LOWEST_READY_RUNG, PASSED),
+    "gained": (4, ("gained",)),
+}
+"""Each requirement of a gate is the lowest level of evidence, and the statuses that it takes there."""
+
+
+def meets(verdict: Mapping[str, Any], required: str) -> Literal["met", "refuted", "unclear", "lower_evidence"]:
+    """Compare a verdict with one of the REQUIREMENTS: what speaks against a model outweighs on which rung it is."""
+    lowest, taken = REQUIREMENTS[required]
+    if verdict["status"] == "unclear":
+        return "unclear"
+    if verdict["status"] not in ("passes", *PASSED):
+        return "refuted"
+    return "met" if verdict["rung"] >= lowest and verdict["status"] in taken else "lower_evidence"
+
+
 def verdict_on_labels(
     checks: Sequence[GateCheck], logged: Mapping[str, Any] | None, over_baseline: Mapping[str, Any]
 ) -> Verdict:
@@ -52,28 +74,26 @@ def verdict_on_labels(
         checks: on labelled pairs, one or more.
         logged: record of `rmcore.policy.logged_answers`; None where no prompt has answers enough. Too few such prompts
             for any claim say nothing. What they leave open is unclear where the labels fail nothing.
-        over_baseline: the metric of that name. Where zero lies within its interval, the pairs are too few to say, which
-            is another verdict than a failure, whatever other checks make of point values. So they are where only the
-            calibration error fails and its interval holds the threshold.
+        over_baseline: the metric of that name, whose number of pairs is told. Where its check is unclear, the pairs are
+            too few to say, which is another verdict than a failure, whatever other checks make of point values. So they
+            are where all that fail are unclear. Checks that were not measured fail nothing.
     """
     failed = [check for check in checks if not check.passed]
-    labels = (
-        f"{len(failed)} of {len(checks)} checks on labelled pairs failed"
-        if failed
-        else f"all {len(checks)} checks on labelled pairs passed"
-    )
-    high = over_baseline["ci_high"]
+    undecided = [check.name for check in failed if check.unclear]
+    labels = f"all {len(checks)} checks on labelled pairs passed"
+    if failed:
+        labels = f"{len(failed) - len(undecided)} of {len(checks)} checks on labelled pairs failed"
+        labels += f" and {len(undecided)} are undecided" if undecided else ""
     status: Literal["passes", "fails", "unclear"] = "fails" if failed else "passes"
-    is_open = {check.name: check.unclear for check in failed}
-    if OVER_BASELINE in is_open:
-        is_open[OVER_BASELINE] = high is None or high >= 0
-    undecided = [name for name, unclear in is_open.items() if unclear]
     if failed and (len(undecided) == len(failed) or OVER_BASELINE in undecided):
-        asked = " and ".join(ASKED[name] for name in undecided)
-        status, labels = "unclear", f"too few labelled pairs to say whether it {asked}"
+        asked = [f"cannot show that it {ASKED[name]}" for name in ASKED if name in undecided]
+        asked = asked or [f"leave {len(undecided)} of {len(checks)} checks undecided"]
+        status, labels = "unclear", f"{over_baseline['num']} test pairs {' and '.join(asked)}"
         if others := len(failed) - len(undecided):
-            labels += f", and {others} of the {len(checks) - len(undecided)} other checks on them failed"
-    shown, against = f"{_capital(labels)}; no policy was tried on it", []
+            labels += f", and {others} of the {len(checks) - len(undecided)} other checks failed"
+    elif failed and all(check.value is None for check in failed):
+        status, labels = "unclear", f"{len(failed)} of {len(checks)} checks on labelled pairs were not measured"
+    shown, against = f"{'Inconclusive: ' if undecided and status == 'unclear' else ''}{_capital(labels)}. {UNTRIED}", []
     if logged is not None and logged["outcome"] == "too_few":
         logged = None
     if logged is not None and logged["outcome"] == "refuted":
@@ -90,12 +110,13 @@ def verdict_on_labels(
         best = logged["best_k"]
         found = next(choice for choice in logged["choices"] if choice["k"] == best)
         over_longest, but = found["over_longest"], ""
-        if over_longest["ci_low"] is None or over_longest["ci_low"] <= 0:
+        low = ends(over_longest)[0]
+        if low is None or low <= 0:
             but = ", not shown to be better than picking the longest"
             against = [f"win rate of the best of {best} minus that of the longest answer: {_interval(over_longest)}"]
         shown = (
             f"Picks better answers among logged ones up to k = {best}, winning {_interval(found['win_rate'])} there"
-            f"{but}; {labels}; no policy was tried on it"
+            f"{but}; {labels}. {UNTRIED}"
         )
     return {
         "rung": 1 if logged is None else 2,
@@ -121,43 +142,66 @@ def with_outcome(verdict: Verdict, found: Sequence[Diagnosis], over_baseline: Ma
 
 
 def verdict_on_samples(
-    checks: Sequence[GateCheck], *, plan: str, judge: str, parts: Mapping[str, Mapping[str, Any]]
+    checks: Sequence[GateCheck], *, plan: str, judge: str, parts: Mapping[str, Mapping[str, Any]], num_telling: int
 ) -> Verdict:
     """The verdict of the third rung.
 
+    It names the share of prompts that may be disasters of a kind that no judged prompt has shown, and how much each of
+    them would have to lose to undo the gain: no number of prompts excludes a share of zero.
+
     Args:
-        checks: of readiness v2.
+        checks: of readiness v2. Those that are unclear refuse nothing: where no other fails, the verdict is unclear.
         plan: how the policy is to be optimised, and how far: "a KL of 3 nats by best-of-n".
         judge: who judged the samples, as people read it.
         parts: measurements, with intervals where they are known. `planned_gain` is told, in standard deviations; of a
             model that is ready, a fall and a preference for the longer sample that are shown are told as what speaks
             against it.
+        num_telling: independent prompts whose samples the judge tells apart.
     """
-    failed = [check.text for check in checks if not check.passed]
+    failed = [check for check in checks if not check.passed]
+    refused = [check for check in failed if not check.unclear]
     there = ""
     gain, fall = parts.get("planned_gain"), parts.get("planned_fall")
-    if gain is not None and gain["ci_low"] is not None:
-        there = f"gold gains {shown_gain(gain)} there, and "
+    if gain is not None and ends(gain)[0] is not None:
+        few = f"{gain['value']:+.2f} sd, of too few prompts for an interval,"
+        there = f"gold gains {shown_gain(gain) if num_telling >= ENOUGH_PROMPTS else few} there, and "
     told, hard = [], parts.get("hard_accuracy")
-    if fall is not None and fall["ci_high"] is not None and fall["ci_high"] < 0:
+    highest_fall = None if fall is None else ends(fall)[1]
+    if fall is not None and highest_fall is not None and highest_fall < 0:
         told.append(f"gold was higher on the way: {shown_gain(fall)} since then; a plan that stops there gains more")
     if hard is not None and hard["ci_high"] is not None and hard["ci_high"] < 0.5:
         told.append(
             f"worse than a coin where the shorter sample is better ({_interval(hard)}): RL finds that first, so this "
             "says nothing of RL"
         )
-    headline = (
-        f"Not ready for {plan}: {len(failed)} of {len(checks)} checks on samples of the policy failed"
-        if failed
-        else f"Ready for {plan}: {there}all {len(checks)} checks on samples of the policy passed"
-    )
+    status: Literal["ready", "not_ready", "unclear"] = "not_ready" if refused else "unclear" if failed else "ready"
+    headline = {
+        "not_ready": f"Not ready for {plan}: {len(refused)} of {len(checks)} checks on samples of the policy failed",
+        "unclear": f"Unclear whether it is ready for {plan}: {there}{len(failed)} of {len(checks)} checks on samples "
+        "of the policy are open",
+        "ready": f"Ready for {plan}: {there}all {len(checks)} checks on samples of the policy passed",
+    }[status]
     return {
         "rung": 3,
         "evidence": f"samples of the policy, judged by {judge}",
-        "status": "not_ready" if failed else "ready",
-        "headline": headline,
-        "reasons": failed or told,
+        "status": status,
+        "headline": f"{headline}{_unseen(num_telling, gain)}",
+        "reasons": [check.text for check in (*refused, *(check for check in failed if check.unclear))] or told,
     }
+
+
+def _unseen(num_prompts: int, gain: Mapping[str, Any] | None) -> str:
+    """The scope of a claim over prompts, as a part of a headline: what share may be disasters, and of what size.
+
+    A share u of prompts that lose L each, where the others gain g, turns the gain at L = (1 - u) g / u.
+    """
+    if not num_prompts:
+        return ""
+    share = unseen_share(num_prompts)
+    scope = f"; up to {100 * share:.2g} % of all prompts may be disasters that these {num_prompts} do not show"
+    if gain is None or gain["value"] is None or gain["value"] <= 0:
+        return scope
+    return f"{scope}, and losing {(1 - share) / share * gain['value']:.2g} sd each they would undo the gain"
 
 
 def verdict_on_policy(trained: Mapping[str, Any]) -> Verdict | None:
@@ -213,6 +257,17 @@ def next_rung(verdict: Verdict, config: PipelineConfig, checkpoint: str) -> Next
             if is_gold
             else f"{samples} and a judgement of each; then {judged} --samples JUDGED_FILE",
         }
+    if verdict["rung"] == 3 and verdict["status"] == "unclear":
+        wanted = max(2 * policy.num_prompts, 2 * ENOUGH_PROMPTS)
+        each = max(policy.samples_per_prompt, samples_needed(config.readiness.planned_kl), DECIDING + 1)
+        size = f"{wanted} prompts × {each} samples"
+        larger = f"--set policy.num_prompts={wanted} --set policy.samples_per_prompt={each}"
+        return {
+            "rung": 3,
+            "evidence": f"{size} of the policy, judged: what the open checks lack",
+            "command": f"the same command with {larger if policy.samples is None else f'a file of {size}'}",
+            "cost": f"{size} and a judgement of each",
+        }
     if verdict["rung"] == 3 and verdict["status"] == "not_ready":  # optimising against it is not what it needs
         return {
             "rung": 3,
@@ -241,6 +296,8 @@ def next_rung(verdict: Verdict, config: PipelineConfig, checkpoint: str) -> Next
         words = ["--mode", "policy", "--checkpoint", checkpoint, "--seeds", "3"]
         words += [] if is_gold else ["--preference-data", config.data.source]
         words += [] if policy.judge is None else ["--judge", policy.judge]
+        asked = _judging_settings(policy).items()
+        words += [word for name, value in asked for word in ("--set", f"{name}={json.dumps(value)}")]
         names_one = policy.samples is None and policy.name not in (SFT, WORLD)
         words += ["--policy-model", policy.name] if names_one else []
         unnamed = "" if names_one or is_gold else " --policy-model YOUR_POLICY"
@@ -259,7 +316,15 @@ def _same_policy_and_split(config: PipelineConfig, policy: PolicyConfig) -> list
     What was trained on and what readiness saw follows from the seed and the split, so without them no prompt is fresh.
     """
     usual, data = PolicyConfig(), config.data
-    elsewhere = {"name", "samples", "people", "judge_column", "judge_ceiling", "num_members", "gradient_prompts"}
+    elsewhere = {
+        "name",
+        "samples",
+        "people",
+        "judge_column",
+        "topic_column",
+        "judge_ceiling",
+        "num_members",
+    }
     settings: dict[str, Any] = {} if config.seed == 0 else {"seed": config.seed}
     if data.source == "gold":
         settings["data.eval_limit"] = data.eval_limit
@@ -269,10 +334,20 @@ def _same_policy_and_split(config: PipelineConfig, policy: PolicyConfig) -> list
         settings |= {} if data.eval_source is None else {"data.eval_source": data.eval_source}
     settings |= {
         f"policy.{name}": value
-        for name, value in policy.model_dump(mode="json").items()
+        for name, value in policy.model_dump(mode="json", exclude={"judging"}).items()
         if name not in elsewhere and value != getattr(usual, name)
     }
+    settings |= _judging_settings(policy)
     return [word for name, value in settings.items() for word in ("--set", f"{name}={json.dumps(value)}")]
+
+
+def _judging_settings(policy: PolicyConfig) -> dict[str, Any]:
+    """The settings of how a language model is asked that are not the usual ones."""
+    usual = policy.judging.__class__()
+    changed = {
+        name: value for name, value in policy.judging.model_dump(mode="json").items() if value != getattr(usual, name)
+    }
+    return {f"policy.judging.{name}": value for name, value in changed.items()}
 
 
 def _can_be_served(config: PipelineConfig) -> bool:
@@ -296,9 +371,11 @@ def verdict_tags(verdict: Verdict, more: NextRung | None) -> dict[str, str]:
 def _interval(value: Mapping[str, Any]) -> str:
     if value["value"] is None:
         return "an unknown share"
-    if value["ci_low"] is None:
+    low, high = ends(value)
+    if low is None or high is None:
         return f"{value['value']:.2f} (no interval)"
-    return f"{value['value']:.2f} ({value['ci_low']:.2f} to {value['ci_high']:.2f})"
+    condition = " if no prompt is a disaster" if value["ci_low"] is None else ""
+    return f"{value['value']:.2f} ({low:.2f} to {high:.2f}{condition})"
 
 
 def _capital(text: str) -> str:

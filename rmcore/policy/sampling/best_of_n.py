@@ -6,7 +6,9 @@ same pool serves any number of reward models.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +19,51 @@ from rmcore.core.errors import ConfigError
 
 IndexArray = npt.NDArray[np.intp]
 
+_ROUNDING = 1e-9
 _STRONGEST = 1e6
 """1 / beta in units of the pool's standard deviation beyond which nothing but the best sample has weight."""
+
+
+ENOUGH_PROMPTS = 50
+"""Prompts that a claim of readiness asks for: fewer leave room for disasters on more than 5.8 % of all prompts that
+none of them shows (`rmcore.evaluation.uncertainty.unseen_share`)."""
+
+
+def samples_needed(planned_kl: float) -> int:
+    """The smallest n, of a power of two or not, whose best-of-n moves by `planned_kl` nats where no samples tie."""
+    enough = math.ceil(math.exp(min(planned_kl, 40.0) + 1))  # log n - (n - 1) / n > log n - 1
+    return 1 + bisect_left(range(1, enough), planned_kl - _ROUNDING, key=nominal_kl)
+
+
+def reaching(sizes: Sequence[int], wanted: int) -> npt.NDArray[np.bool_]:
+    """Which prompts have the samples that are wanted: (C,). So one that lacks some keeps no other from its end.
+
+    Where neither `ENOUGH_PROMPTS` nor half of the prompts have as many, those that have as many as half of them.
+
+    Args:
+        sizes: samples of each of C prompts.
+        wanted: samples.
+    """
+    found = np.asarray(sizes)
+    if np.count_nonzero(found >= wanted) < min(ENOUGH_PROMPTS, len(found) / 2):
+        wanted = int(np.sort(found)[len(found) // 2])
+    return np.asarray(found >= wanted)
+
+
+def by_unit(values: FloatArray, units: npt.ArrayLike | None) -> FloatArray:
+    """Average rows of prompts over those that make up one independent unit: (C, ...) to (U, ...).
+
+    Args:
+        values: one row a prompt.
+        units: (C,) number of each prompt's unit, equal where prompts are near-copies or share a topic; None: each is
+            one of its own.
+    """
+    if units is None:
+        return values
+    _, place = np.unique(np.asarray(units), return_inverse=True)
+    sums = np.zeros((place.max() + 1, *values.shape[1:]))
+    np.add.at(sums, place, values)
+    return np.asarray(sums / np.bincount(place).reshape(-1, *[1] * (values.ndim - 1)))
 
 
 def best_of_n_weights(rewards: FloatArray, n: int) -> FloatArray:
@@ -72,6 +117,7 @@ def best_of_n_win_rate(rewards: FloatArray, judged: FloatArray, n: int) -> float
     return float((best * wins).sum() / size)
 
 
+@lru_cache(maxsize=1024)
 def _all_among(size: int, n: int) -> FloatArray:
     """Probability that n of `size`, drawn without replacement, are all among the k lowest: C(k, n) / C(size, n).
 
@@ -81,6 +127,7 @@ def _all_among(size: int, n: int) -> FloatArray:
     below = np.ones(size + 1)
     for drawn in range(n):
         below *= np.clip(lowest - drawn, 0, None) / (size - drawn)
+    below.setflags(write=False)  # shared by all pools of one size
     return below
 
 

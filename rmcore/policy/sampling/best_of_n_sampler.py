@@ -8,7 +8,7 @@ import numpy as np
 
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ModelError
-from rmcore.data.pair import Prompt, prompt_text
+from rmcore.data.pair import Prompt, as_prompts, prompt_text
 from rmcore.models.device import pick_device
 from rmcore.policy.policy import Policy, shown
 from rmcore.policy.sampling.best_of_n import best_of_n_kl
@@ -81,7 +81,9 @@ class BestOfNSampler:
         self._sampler = choose_sampler(engine, pick_device(device))
 
     def sample(self, prompts: Sequence[Prompt]) -> list[BestOfN]:
-        """The best response to each of P prompts, in their order. vLLM starts anew each time, so pass them together.
+        """The best response to each of P prompts, in their order; one prompt without a list is a list of one.
+
+        vLLM is started for each call, so pass the prompts together.
 
         The same prompts in the same order draw the same samples.
 
@@ -90,6 +92,7 @@ class BestOfNSampler:
             ModelError: the policy cannot be loaded, or a reward is not finite.
             ServingError: vLLM did not start, or died too often.
         """
+        prompts = as_prompts(prompts)
         ids = self.policy.fitting_ids(prompts, self.settings.max_new_tokens)
         drawn: dict[int, Sequence[Sample]] = {}
         if prompts:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from rmcore.core.errors import DataError
-from rmcore.data.pair import Message, Prompt
+from rmcore.data.pair import Prompt
 from rmcore.serving.scorer import Rollout, Step
 
 
@@ -41,6 +41,6 @@ def rollout_texts(rollouts: Sequence[Rollout]) -> tuple[list[Prompt], list[str]]
                 "score dialogues through a reward server (RewardModelScorer)."
             )
         prompt = rollout.steps[0].prompt
-        turns = prompt if isinstance(prompt, str) else tuple(Message(turn.role, turn.content) for turn in prompt)
+        turns = prompt if isinstance(prompt, str) else tuple(turn.message() for turn in prompt)
         prompts.append(turns)
     return prompts, [rollout.steps[0].completion for rollout in rollouts]

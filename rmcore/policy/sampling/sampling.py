@@ -126,7 +126,10 @@ def choose_sampler(engine: EngineName, device: torch.device) -> Sampler:
 
 
 def _prompts_digest(prompts: Sequence[Prompt]) -> str:
-    dialogues = [[list(message) for message in prompt_messages(prompt)] for prompt in prompts]
+    dialogues = [
+        [[turn.role, turn.content, *filter(None, [turn.fields])] for turn in prompt_messages(prompt)]
+        for prompt in prompts
+    ]
     return hashlib.sha256(json.dumps(dialogues).encode()).hexdigest()
 
 

@@ -20,20 +20,12 @@ arXiv:2210.10760, eq. 1."""
 
 
 class GainCurve:
-    """Checkpoints 0 (the start), 1, 2, ..., each with its distance, and what comparisons say of their gains.
-
-    A policy that goes back to a checkpoint, and on from there against another reward, begins a branch: a curve of its
-    own from that checkpoint's gain.
-    """
+    """Checkpoints 0 (the start), 1, 2, ..., each with its distance, and what comparisons say of their gains."""
 
     def __init__(self) -> None:
         self._along: list[float] = [0.0]
-        """Way of each checkpoint along its branch, in roots of nats."""
+        """Way of each checkpoint, in roots of nats."""
         self._roots: list[float] = [0.0]
-        self._branches: list[int] = [0]
-        """Branch of each checkpoint."""
-        self._origins: list[int] = [0]
-        """Checkpoint that each branch begins at."""
         self._seen: list[tuple[int, int, float, float]] = []
 
     def __len__(self) -> int:
@@ -47,23 +39,10 @@ class GainCurve:
             kl: nats from the start policy. Where it comes back the path still goes on: another policy at the same
                 distance need not be as good.
         """
-        root, branch = max(kl, 0.0) ** 0.5, len(self._origins) - 1
-        is_first = self._branches[-1] != branch
-        before = self._origins[branch] if is_first else len(self) - 1
-        self._along.append((0.0 if is_first else self._along[-1]) + abs(root - self._roots[before]))
+        root = max(kl, 0.0) ** 0.5
+        self._along.append(self._along[-1] + abs(root - self._roots[-1]))
         self._roots.append(root)
-        self._branches.append(branch)
         return len(self) - 1
-
-    def branch(self, origin: int) -> None:
-        """Let the checkpoints that follow continue from `origin`."""
-        self._origins.append(origin)
-
-    @property
-    def present_branch(self) -> tuple[int, int]:
-        """Checkpoint that the present branch begins at, and the last one before its own; (0, 0) is the first branch."""
-        branch = len(self._origins) - 1
-        return self._origins[branch], max(0, sum(one < branch for one in self._branches) - 1)
 
     def compare(self, later: int, earlier: int, difference: float, variance: float) -> None:
         """Take up that checkpoint `later` was judged better than `earlier` by `difference`, give or take."""
@@ -88,21 +67,14 @@ class GainCurve:
 
     def _prior(self) -> FloatArray:
         """Covariance (K - 1, K - 1) of the gains of all checkpoints but the start before anything was judged."""
-        along, branch = np.array(self._along), np.array(self._branches)  # (K,)
+        along = np.array(self._along)[1:]  # (K - 1,)
         near, far = np.minimum.outer(along, along), np.maximum.outer(along, along)
-        of_branch = (
+        return (
             SLOPE**2 * np.outer(along, along)
             + BEND**2 * np.outer(along**2, along**2)
             + ROUGHNESS**2 * (near**2 * far / 2 - near**3 / 6)
             + OWN**2 * np.eye(len(along))
-        ) * np.equal.outer(branch, branch)  # (K, K)
-        # A checkpoint's gain is that of its branch there, and that of the branch's origin: an earlier row.
-        added = np.eye(len(along))
-        for number in range(1, len(along)):
-            origin = self._origins[self._branches[number]]
-            if origin:
-                added[number] += added[origin]
-        return (added @ of_branch @ added.T)[1:, 1:]
+        )
 
     def difference(self, later: int, earlier: int) -> tuple[float, float]:
         """Mean and variance of the gain of one checkpoint over another, as far as is known."""
@@ -131,18 +103,11 @@ class GainCurve:
 
     def to_dict(self) -> dict[str, Any]:
         """Its whole state, JSON-ready, for `restore`."""
-        return {
-            "along": self._along,
-            "roots": self._roots,
-            "branches": self._branches,
-            "origins": self._origins,
-            "compared": self._seen,
-        }
+        return {"along": self._along, "roots": self._roots, "compared": self._seen}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up the state that `to_dict` gave."""
         self._along, self._roots = list(state["along"]), list(state["roots"])
-        self._branches, self._origins = list(state["branches"]), list(state["origins"])
         self._seen = [tuple(one) for one in state["compared"]]
 
     def best(self, among: list[int], cautious: float) -> int:

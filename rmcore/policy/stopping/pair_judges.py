@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 
 from rmcore.active.labels import plain, read_proposal, same_texts, write_proposal
+from rmcore.config.judging import JudgingConfig
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError, JudgementsWantedError
 from rmcore.core.files import append_json_lines, read_json_lines, write_json_lines
@@ -15,8 +16,8 @@ from rmcore.policy.judge import Judge
 from rmcore.policy.sampling.best_of_n import pooled_deviation
 
 CLIP = 3.0
-"""Standard deviations at which the difference of two scores is clipped: a bet needs a bound, and beyond it lie 4 % of
-the differences of two normal responses. The gain that is watched is the mean of clipped differences."""
+"""Standard deviations at which who bets on the difference of two scores clips it: a bet needs a bound, and beyond it
+lie 4 % of the differences of two normal responses. Judges give differences as they are."""
 CALIBRATED = 24
 """Prompts whose two start samples give the unit; its standard error is 15 %, and all that is shown has the same one."""
 WINS = "wins less losses a comparison"
@@ -34,7 +35,7 @@ class PairJudge(Protocol):
 
     name: as people read it.
     unit: of a difference, in words.
-    limit: size that a difference has at most.
+    limit: size at which a difference is clipped by who bets on it; wins and losses have no larger one.
     labels_per_pair: that a comparison costs.
     at_once: pairs that are asked for together, so that a look that is decided early saves the rest; None: all.
     calibrates: whether the unit has to be measured on samples of the start policy first.
@@ -59,7 +60,7 @@ class PairJudge(Protocol):
     def compare(
         self, asked: str, prompts: Sequence[Prompt], later: Sequence[str], earlier: Sequence[str]
     ) -> FloatArray:
-        """How much better each of N later responses is than the earlier one, (N,), within `limit`.
+        """How much better each of N later responses is than the earlier one, (N,), not clipped; NaN unread.
 
         Args:
             asked: name of these questions, the same if they are asked again.
@@ -110,6 +111,24 @@ def judge_in_turns(
         yield part
 
 
+class ComparingJudge(Protocol):
+    """A judge of pairs (`rmcore.judging.language_model.LanguageModelJudge`)."""
+
+    @property
+    def name(self) -> str:
+        """As people read it."""
+
+    def compare(self, prompts: Sequence[Prompt], first: Sequence[str], second: Sequence[str]) -> FloatArray:
+        """By how much the first of two responses wins, (N,), from 1 to -1; NaN unread."""
+
+
+def pair_judge_of(judge: Judge, judging: JudgingConfig | None) -> "ScoreJudge | OrderedPairJudge":
+    """The judge of pairs that a judge is: by its scores, or as a language model in mode pairwise compares."""
+    if judging is not None and judging.mode != "pointwise":
+        return OrderedPairJudge(cast(ComparingJudge, judge))
+    return ScoreJudge(judge)
+
+
 class ScoreJudge:
     """Differences of a judge's scores, in standard deviations of the start samples within prompts."""
 
@@ -143,7 +162,8 @@ class ScoreJudge:
             are told apart: an average over many ties and a few differences of one size is no unit of either.
         """
         scores = self._scores(prompts, first, second)  # (2, N)
-        if np.mean(scores[0] != scores[1]) <= share:
+        scores = scores[:, np.isfinite(scores).all(axis=0)]
+        if scores.shape[1] == 0 or np.mean(scores[0] != scores[1]) <= share:
             return None
         squares = (scores[0] - scores[1]) ** 2
         error = float(squares.std() / squares.mean() / 2 / np.sqrt(len(squares)))  # of a root: half of the square's
@@ -156,7 +176,7 @@ class ScoreJudge:
         if self.scale is None:
             raise ValueError("calibrate first")
         scores = self._scores(prompts, later, earlier)
-        return np.clip((scores[0] - scores[1]) / self.scale, -CLIP, CLIP)
+        return np.asarray((scores[0] - scores[1]) / self.scale)
 
     def _scores(self, prompts: Sequence[Prompt], first: Sequence[str], second: Sequence[str]) -> FloatArray:
         """Scores of both, (2, N)."""
@@ -178,10 +198,37 @@ class WinJudge(ScoreJudge):
         return np.sign(scores[0] - scores[1])
 
 
+class OrderedPairJudge:
+    """A language model in mode pairwise, which is shown each pair in both orders: 1, 1/2, 0, -1/2 or -1; NaN unread.
+
+    Args:
+        judge: whom to ask.
+    """
+
+    unit = WINS
+    limit = 1.0
+    labels_per_pair = 2
+    at_once: int | None = 8
+    calibrates = False
+    scale: float | None = None
+
+    def __init__(self, judge: ComparingJudge) -> None:
+        self.name, self.judge = judge.name, judge
+
+    def calibrate(self, prompts: Sequence[Prompt], first: Sequence[str], second: Sequence[str]) -> None:
+        """Do nothing: a preference has its unit."""
+
+    def compare(
+        self, asked: str, prompts: Sequence[Prompt], later: Sequence[str], earlier: Sequence[str]
+    ) -> FloatArray:
+        """See `PairJudge`."""
+        return self.judge.compare(prompts, later, earlier)
+
+
 class PeopleJudge:
     """People who fill in a column: 1 where the later response is preferred, -1 where the earlier one is, 0 for a tie.
 
-    The files are those of `rm-opt active propose`, and do not say which response is whose.
+    The files are those of `rm-opt data propose`, and do not say which response is whose.
 
     Args:
         folder: for the files.

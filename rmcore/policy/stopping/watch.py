@@ -9,25 +9,24 @@ bets are settled with every judged pair:
 
 Each by itself is wrong at most with the chance `level` in the whole training, at any number of looks (`bets`): stakes
 are made before the responses of a look are drawn, from earlier judgements, by a bound that does not depend on them.
-
-Where the reward model may be refreshed, gold that has turned or stopped does that instead of ending the training, which
-continues from the best checkpoint, against a reward model that was trained further on all that was judged. The bets
-that gold has stopped or turned begin anew then, each at its share of the level, about the policy's way from that
-checkpoint alone: what an earlier reward model has spoilt is no evidence against this one.
+A bet needs the bound, so differences are clipped, and where few prompts gain or lose far more a bet is about another
+number than the gain. So nothing follows from a bet that was won where differences on which it staked were clipped and
+the interval of these as they are does not agree (`Staked.agrees`), as for what is served (`policy.confirmation`).
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
 from rmcore.config.rlhf import WatchConfig
+from rmcore.evaluation.uncertainty import bounded_means
 from rmcore.policy.stopping.bets import Bet
 from rmcore.policy.stopping.chosen_pairs import Chosen, PairChooser
 from rmcore.policy.stopping.gain_curve import GainCurve
 
-Action = Literal["go_on", "lower_kl", "refresh", "stop"]
+Action = Literal["go_on", "lower_kl", "stop"]
 CAUTIOUS = 0.5
 """Standard deviations by which the gain of what is kept is taken lower than expected."""
 FIRST_SPREAD, FIRST_WEIGHT = 1.5, 8.0
@@ -37,10 +36,7 @@ FAR_BACK = 0.5
 """Share of the newest checkpoint's KL that an earlier one has at most, to show that gold has stopped gaining: close
 neighbours are always alike."""
 AFTER_FEWEST = 2
-"""Checkpoints against a reward model before gold can be said to have stopped."""
-FEWEST_TO_LEARN = 32
-"""Judged pairs that a reward model is refreshed with at least: three quarters of them are trained on, the others say
-whether it has helped."""
+"""Checkpoints before gold can be said to have stopped."""
 
 
 @dataclass(frozen=True)
@@ -82,17 +78,46 @@ class Look:
         return asdict(self)
 
 
+@dataclass
+class Staked:
+    """Evidence as it was judged on which a bet staked: values of groups, not clipped, and how many the bet saw clipped.
+
+    limit: size that a clipped value has at least.
+    """
+
+    limit: float
+    values: list[float] = field(default_factory=list)
+    num_clipped: int = 0
+
+    def agrees(self, bet: Bet) -> bool:
+        """Whether nothing was clipped, or the mean as it is lies beyond the bet's null by its own interval, too."""
+        if not self.num_clipped:
+            return True
+        values = np.array(self.values)[:, None]  # (N, 1)
+        lowest, highest = min(-self.limit, float(values.min())), max(self.limit, float(values.max()))
+        low, high = bounded_means(values, np.array([lowest]), np.array([highest]), num_resamples=2000, seed=0)
+        return bool(low[0] > bet.null if bet.side == "above" else high[0] < bet.null)
+
+    def doubt(self, what: str) -> str:
+        """Say why it is unclear whether gold did `what`."""
+        return (
+            f"unclear whether gold has {what}: {self.num_clipped} of the {len(self.values)} differences that say so "
+            f"are clipped, and as they are their mean is {np.mean(self.values):+.2g}"
+        )
+
+
 class Watch:
     """Keeps the evidence of one training.
 
     Args:
         settings: labels, level, useful gain.
         num_looks: that are planned, among which the labels are shared.
-        limit: size that a judged difference has at most.
+        limit: size at which a judged difference is clipped.
+        num_prompts: that there are; each enters one group at most, because further labels of a prompt tell of that
+            prompt again, and bets on them are won by what its first ones showed. None: as many as the labels take.
         labels_per_pair: that the judge takes.
         unit: of a difference, in words.
         can_lower_kl: whether a KL penalty can be raised.
-        can_refresh: whether the reward model can be refreshed, `settings.refreshes` times.
     """
 
     def __init__(
@@ -101,16 +126,15 @@ class Watch:
         *,
         num_looks: int,
         limit: float,
+        num_prompts: int | None = None,
         labels_per_pair: int = 2,
         unit: str = "sd",
         can_lower_kl: bool = False,
-        can_refresh: bool = False,
     ) -> None:
         self.settings, self.num_looks, self.unit, self.can_lower_kl = settings, num_looks, unit, can_lower_kl
-        self.labels_per_pair = labels_per_pair
+        self.labels_per_pair, self.num_prompts = labels_per_pair, num_prompts
         self.curve = GainCurve()
         self.chooser = PairChooser(limit, settings.candidates)
-        self.refreshes_left = settings.refreshes if can_refresh else 0
         self.labels_used = 0
         self.prompts_used = 0
         self.kept = [0]
@@ -118,14 +142,10 @@ class Watch:
         self.steps = [0]
         self.kls = [0.0]
         self._gained = Bet(0.0, "above", settings.level / 2)
-        # One share of the level for each reward model that there may be; and two bets that gold has stopped where the
-        # first only lowers the distance. All of a question's together are wrong with the chance `level` at most.
-        self._share = settings.level / (self.refreshes_left + 1)
-        self._stopped, self._turned = self._begun()
+        self._staked = {name: Staked(self.chooser.bound) for name in ("gained", "stopped", "turned")}
+        self._stopped, self._turned = self._stopping(), Bet(0.0, "below", settings.level)
         self._spread, self._weight = FIRST_SPREAD, FIRST_WEIGHT
         self._lowered = False
-        self._unlearned = 0
-        """Pairs since the last refresh from which a reward model can learn."""
         self._reference, self._known = 0, (0.0, 0.0)
         self._values: list[float] = []
 
@@ -141,41 +161,42 @@ class Watch:
         self._values = []
         self.steps.append(step)
         self.kls.append(kl)
-        origin, last_before = self.curve.present_branch
-        on_the_way = [one for one in self.kept if one == origin or one > last_before]
-        self._reference = self.curve.telling_reference(on_the_way) if reference is None else reference
+        self._reference = self.curve.telling_reference(self.kept) if reference is None else reference
         self._known = self.curve.difference(len(self.curve) - 1, self._reference)
         return self._reference
 
     def num_pairs(self) -> int:
-        """Pairs that the next look may have judged: an equal share of the labels that are left."""
+        """Pairs that the next look may have judged: an equal share of the labels and of the prompts that are left."""
         looks_left = max(1, self.num_looks - (len(self.curve) - 1))
-        return (self.settings.labels - self.labels_used) // (self.labels_per_pair * looks_left)
+        by_labels = (self.settings.labels - self.labels_used) // (self.labels_per_pair * looks_left)
+        if self.num_prompts is None:
+            return by_labels
+        return min(by_labels, (self.num_prompts - self.prompts_used) // (self.settings.candidates * looks_left))
 
-    def see(self, chosen: Chosen, number: int, difference: float, *, teaches: bool = True) -> bool:
+    def see(self, chosen: Chosen, number: int, difference: float) -> bool:
         """Take up the judgement of group `number`: the newest checkpoint's response less the earlier one's.
 
         Args:
             chosen: the groups of this look.
             number: of the group.
             difference: as judged.
-            teaches: whether a reward model can be trained on this pair.
 
         Returns:
-            Whether more judgements can still change what follows: not where gold has turned, unless the reward model is
-            to learn from them.
+            Whether more judgements can still change what follows: not where gold has turned.
         """
         newest = len(self.curve) - 1
+        as_judged = chosen.value(number, difference)
+        difference = min(max(difference, -self.chooser.limit), self.chooser.limit)
         value = chosen.value(number, difference)
         expected, unsure = self._known
         if self._values:  # what this look has seen so far counts as well
             share = unsure / (unsure + self._spread / len(self._values))
             expected += share * (float(np.mean(self._values)) - expected)
             unsure *= 1 - share
-        origin, last_before = self.curve.present_branch
-        near, far = (self.kls[one] - self.kls[origin] for one in (self._reference, newest))
-        may_stop = near <= FAR_BACK * far and newest - last_before > AFTER_FEWEST
-        for bet in (self._gained, self._turned, *([self._stopped] if may_stop else [])):
+        may_stop = self.kls[self._reference] <= FAR_BACK * self.kls[newest] and newest > AFTER_FEWEST
+        bets = {"gained": self._gained, "turned": self._turned} | ({"stopped": self._stopped} if may_stop else {})
+        for name, bet in bets.items():
+            before = bet.log_wealth
             bet.settle(
                 value,
                 expected=expected,
@@ -183,15 +204,16 @@ class Watch:
                 low=-self.chooser.bound,
                 high=self.chooser.bound,
             )
+            if bet.log_wealth != before:
+                self._staked[name].values.append(as_judged)
+                self._staked[name].num_clipped += as_judged != value
         self._values.append(value)
-        self._unlearned += teaches
         self.labels_used += self.labels_per_pair
         self.chooser.learn(float(chosen.proxy[number]), difference)
-        return not self._turned.won or (self._can_refresh and self._unlearned < FEWEST_TO_LEARN)
+        return not self._won("turned", self._turned)
 
-    @property
-    def _can_refresh(self) -> bool:
-        return self.refreshes_left > 0 and self.num_looks > len(self.curve) - 1
+    def _won(self, name: str, bet: Bet) -> bool:
+        return bet.won and self._staked[name].agrees(bet)
 
     def end(self) -> Look:
         """Close the look; what follows."""
@@ -204,7 +226,7 @@ class Watch:
                 self._weight += len(found) - 1
             self.curve.compare(newest, self._reference, float(found.mean()), self._spread / len(found))
         best = self.curve.best(self.kept, CAUTIOUS)
-        before = self._gained, self._stopped, self._turned  # what follows may begin them anew
+        before = self._gained, self._stopped, self._turned  # what follows may begin them again
         action, reason = self._decide(best)
         mean, covariance = self.curve.posterior()
         return Look(
@@ -231,53 +253,39 @@ class Watch:
     def forget(self, most: int) -> None:
         """Drop checkpoints from `kept` that are least likely to be the best until `most` are left.
 
-        The start, the newest and the best stay, and where the way against the present reward model begins.
+        The start, the newest and the best stay.
         """
         mean, covariance = self.curve.posterior()
         hope = mean + np.sqrt(np.maximum(np.diag(covariance), 0.0))
-        safe = {0, self.curve.present_branch[0], self.kept[-1], self.curve.best(self.kept, CAUTIOUS)}
+        safe = {0, self.kept[-1], self.curve.best(self.kept, CAUTIOUS)}
         gone = sorted((one for one in self.kept if one not in safe), key=lambda one: float(hope[one]))
         gone = gone[: max(0, len(self.kept) - most)]
         self.kept = [one for one in self.kept if one not in gone]
 
-    def _begun(self) -> tuple[Bet, Bet]:
-        """Bets that gold has stopped, and that it has turned, against the reward model in use."""
-        first = self._share / 2 if self.can_lower_kl else self._share
-        return Bet(self.settings.useful_gain, "below", first), Bet(0.0, "below", self._share)
+    def _stopping(self) -> Bet:
+        """A bet that gold has stopped; two where the first only lowers the distance: together wrong with `level`."""
+        level = self.settings.level
+        return Bet(self.settings.useful_gain, "below", level / 2 if self.can_lower_kl else level)
 
     def _decide(self, best: int) -> tuple[Action, str]:
         at_best = f"step {self.steps[best]}" if best else "the start"
-        if self._turned.won:
-            return self._end_or_learn("gold has turned: the policy is worse than at an earlier step", best, at_best)
-        if self._stopped.won:
+        if self._won("turned", self._turned):
+            return "stop", f"gold has turned: the policy is worse than at an earlier step; back to {at_best}"
+        if self._won("stopped", self._stopped):
             shown = f"it gains less than {self.settings.useful_gain:g} {self.unit} since half of its distance"
             if self.can_lower_kl and not self._lowered:
                 self._lowered = True
-                self._stopped = self._begun()[0]
+                self._stopped, self._staked["stopped"] = self._stopping(), Staked(self.chooser.bound)
                 return "lower_kl", f"gold has stopped gaining: {shown}; held at the distance of {at_best}"
-            return self._end_or_learn(f"gold has stopped gaining: {shown}", best, at_best)
-        if self._gained.won:
+            return "stop", f"gold has stopped gaining: {shown}; back to {at_best}"
+        for name, what, bet in (("turned", "turned", self._turned), ("stopped", "stopped gaining", self._stopped)):
+            if bet.won:
+                return "go_on", self._staked[name].doubt(what)
+        if self._won("gained", self._gained):
+            self._staked["gained"] = Staked(self.chooser.bound)
             self._gained = Bet(0.0, "above", self._gained.level / 2)  # all of them together: the chance `level`
             return "go_on", "still gaining: shown to be better than an earlier step"
         return "go_on", "nothing is shown yet"
-
-    def _end_or_learn(self, found: str, best: int, at_best: str) -> tuple[Action, str]:
-        if not self._can_refresh:
-            return "stop", f"{found}; back to {at_best}"
-        if self._unlearned < FEWEST_TO_LEARN:
-            few = f"{self._unlearned} judged pairs are too few to refresh the reward model with ({FEWEST_TO_LEARN})"
-            return "stop", f"{found}; {few}; back to {at_best}"
-        reason = f"{found}; back to {at_best}, and on from there: the reward model learns from {self._unlearned} pairs"
-        self.refreshes_left -= 1
-        self._unlearned = 0
-        self._lowered = False
-        self._stopped, self._turned = self._begun()
-        # What the old reward model was worth says nothing of the new one, and what lies behind the best checkpoint is
-        # on the way of no policy any more.
-        self.chooser = PairChooser(self.chooser.limit, self.chooser.size)
-        self.kept = [number for number in self.kept if number <= best]
-        self.curve.branch(best)
-        return "refresh", reason
 
     def to_dict(self) -> dict[str, Any]:
         """Its whole state, JSON-ready, for `restore`."""
@@ -290,10 +298,9 @@ class Watch:
             "steps": self.steps,
             "kls": self.kls,
             "bets": [(bet.level, bet.log_wealth, bet.won) for bet in (self._gained, self._stopped, self._turned)],
+            "staked": {name: [staked.values, staked.num_clipped] for name, staked in self._staked.items()},
             "spread": [self._spread, self._weight],
             "lowered": self._lowered,
-            "refreshes_left": self.refreshes_left,
-            "unlearned": self._unlearned,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -305,6 +312,7 @@ class Watch:
         self.steps, self.kls = list(state["steps"]), list(state["kls"])
         for bet, kept in zip((self._gained, self._stopped, self._turned), state["bets"], strict=True):
             bet.level, bet.log_wealth, bet.won = kept
+        for name, (values, num_clipped) in state["staked"].items():
+            self._staked[name] = Staked(self.chooser.bound, list(values), num_clipped)
         self._spread, self._weight = state["spread"]
         self._lowered = state["lowered"]
-        self.refreshes_left, self._unlearned = state["refreshes_left"], state["unlearned"]

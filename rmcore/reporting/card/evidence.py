@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Record = Mapping[str, Any]
 SHOWN = (
     "pairwise_accuracy",
+    "accuracy_by_prompt",
     "longer_wins_accuracy",
     "accuracy_over_baseline",
     "length_matched_accuracy",

@@ -73,8 +73,8 @@ def _optimising(judgement: Judgement | None) -> Markdown:
         far = "" if judgement.kl is None else f" at {judgement.kl:.3g} nats of KL"
         return Markdown(f"**{what}**, {ways}: judged on a policy{far}, it was not shown to be worth it.")
     return Markdown(
-        f"**{what}**, {ways}. No policy was tried on it: its verdict stands on rung {judgement.rung} of 4, and nothing "
-        "is called ready below the third."
+        f"**{what}**, {ways}. No policy was tried on it: its verdict is of evidence level {judgement.rung} of 4, and "
+        "nothing is called ready below the third."
     )
 
 

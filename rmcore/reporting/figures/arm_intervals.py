@@ -16,7 +16,7 @@ from rmcore.core.metrics import floored
 from rmcore.reporting.experiment_schema import ArmResult, CellResult, MetricInfo
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import ArmStyle, looks, short
-from rmcore.reporting.figures.quantities import axis_label, axis_low, capital, tick_text, told
+from rmcore.reporting.figures.quantities import SEED_INTERVAL, axis_label, axis_low, capital, tick_text, told
 from rmcore.reporting.figures.style import (
     GRID,
     INK,
@@ -155,7 +155,7 @@ def _title(arms: Sequence[ArmResult], metric: str, info: MetricInfo) -> str:
 
 def _key() -> list[Line2D]:
     return [
-        Line2D([], [], color=INK, marker="o", linewidth=2.5, alpha=0.75, label="mean over seeds, 95 % interval"),
+        Line2D([], [], color=INK, marker="o", linewidth=2.5, alpha=0.75, label=f"mean over seeds, {SEED_INTERVAL}"),
         Line2D([], [], color=INK, marker="o", linestyle="", markersize=3.4, alpha=0.5, label="each seed"),
         Line2D([], [], color=MUTED, linestyle=":", label="mean of the control (bold)"),
         Line2D([], [], color=INK, marker=">", linestyle="", markersize=6, label="the interval continues"),

@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from rmcore.reporting.experiment_schema import HypothesisResult, MetricInfo
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.claims import VERDICTS, borders, claimed, subject, tally
-from rmcore.reporting.figures.quantities import axis_label, estimate, tick_text
+from rmcore.reporting.figures.quantities import SEED_INTERVAL, axis_label, estimate, tick_text
 from rmcore.reporting.figures.style import GREEN, INK, LABEL, MUTED, SMALL, dress, headline, new_figure, shared_legend
 
 _WIDTH = 10.0  # inches
@@ -101,7 +101,7 @@ def _limits(item: HypothesisResult, drawn: Mapping[str, float | None]) -> tuple[
 
 def _key() -> list[Line2D | Patch]:
     return [
-        Line2D([], [], color=INK, marker="o", linewidth=3, alpha=0.75, label="measured, 95 % interval"),
+        Line2D([], [], color=INK, marker="o", linewidth=3, alpha=0.75, label=f"measured, {SEED_INTERVAL}"),
         Line2D([], [], color=INK, linewidth=1.4, label="threshold, fixed before"),
         Patch(color=GREEN, alpha=0.2, label="side that the claim names"),
         Line2D([], [], color=MUTED, linewidth=1.1, linestyle=":", label="no difference"),

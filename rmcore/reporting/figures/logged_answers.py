@@ -45,6 +45,8 @@ def logged_answers_figure(found: Mapping[str, Any]) -> "Figure":
     ax.yaxis.set_major_locator(MaxNLocator(steps=[1, 2, 5, 10], min_n_ticks=3))  # 2.5 points would be rounded
     percent_ticks(ax.yaxis)
     title = f"{found['num_answers']:,} labelled answers of {_prompts(found['num_prompts'])} held out, 95 % over prompts"
+    if any(row["win_rate"].get("low_if_no_disaster") is not None for row in choices):
+        title += " if none is a disaster"
     dress(ax, title=title, x="k, answers that the best is chosen from", y="win rate over another logged answer")
     legend(ax, loc="center left", bbox_to_anchor=(1.01, 0.5))
     headline(figure, finding(found))
@@ -65,7 +67,7 @@ def finding(found: Mapping[str, Any]) -> str:
     won = f"Up to k = {best['k']} the model picks better answers among logged ones"
     shown = f"best of {best['k']} wins {with_interval(best['win_rate'], 'share')}"
     longest = percent(best["longest_win_rate"]["value"])
-    low, high = finite(best["over_longest"]["ci_low"]), finite(best["over_longest"]["ci_high"])
+    low, high = (finite(bound(best["over_longest"], end)) for end in ("ci_low", "ci_high"))
     if low is not None and low > 0:
         return f"{won}: {shown}, more than the longest answer ({longest})"
     if high is not None and high < 0:

@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from rmcore.reporting.experiment_schema import HypothesisResult, MetricInfo
 from rmcore.reporting.figures.claims import VERDICTS, borders, subject
-from rmcore.reporting.figures.quantities import axis_label, tick_text
+from rmcore.reporting.figures.quantities import SEED_INTERVAL, axis_label, tick_text
 from rmcore.reporting.figures.style import GREEN, INK, MUTED, SMALL, dress, headline, new_figure, shared_legend
 
 _WIDTH, _ROW = 10.0, 2.7  # inches
@@ -92,7 +92,7 @@ def _why(item: HypothesisResult) -> str:
 
 def _key() -> list[Line2D | Patch]:
     return [
-        Line2D([], [], color=INK, marker="o", linewidth=3, alpha=0.75, label="95 % interval over all looks so far"),
+        Line2D([], [], color=INK, marker="o", linewidth=3, alpha=0.75, label=f"over all looks so far, {SEED_INTERVAL}"),
         Line2D([], [], color=INK, linewidth=1.2, label="threshold, fixed before"),
         Patch(color=GREEN, alpha=0.2, label="what the claim names"),
         Patch(color=MUTED, alpha=0.15, label="closed: no further seeds"),

@@ -62,8 +62,11 @@ def _points(number: float) -> str:
 
 
 def interval(item: Mapping[str, Any], unit: str = "") -> str:
-    """`low to high` of the item's ci_low and ci_high, empty where either is missing."""
+    """`low to high` of the item's ci_low and ci_high, or of a gain's ends if no prompt is a disaster; else empty."""
     low, high = finite(item.get("ci_low")), finite(item.get("ci_high"))
+    if item.get("low_if_no_disaster") is not None:
+        plain = {end: item[f"{end.removeprefix('ci_')}_if_no_disaster"] for end in ("ci_low", "ci_high")}
+        return f"{interval(plain, unit)} if no prompt is a disaster"
     if low is None or high is None:
         return ""
     if unit == "share":
@@ -93,7 +96,7 @@ def nothing_found(name: str, item: Mapping[str, Any]) -> tuple[str, str] | None:
 def estimate(name: str, item: Mapping[str, Any], unit: str) -> tuple[str, str]:
     """The item's value and its interval, which may be empty, as people read what is known of a metric."""
     shown = floored_item(name, item)
-    return nothing_found(name, item) or (text(shown["value"], unit), interval(shown, unit))
+    return nothing_found(name, item) or (text(shown["value"], unit), interval({**item, **shown}, unit))
 
 
 def with_interval(item: Mapping[str, Any], unit: str = "") -> str:
@@ -103,8 +106,11 @@ def with_interval(item: Mapping[str, Any], unit: str = "") -> str:
 
 
 def bound(item: Mapping[str, Any], end: str) -> float:
-    """One end of an interval as a number to draw: NaN, which draws nothing, where there is none."""
-    return float("nan") if item[end] is None else float(item[end])
+    """One end of an interval, or of a gain if no prompt is a disaster, to draw: NaN, which draws nothing, if none."""
+    found = item[end]
+    if found is None:
+        found = item.get(f"{end.removeprefix('ci_')}_if_no_disaster")
+    return float("nan") if found is None else float(found)
 
 
 def duration(seconds: float | None) -> str:

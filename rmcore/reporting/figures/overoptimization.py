@@ -42,8 +42,7 @@ def finding(curve: Mapping[str, Any]) -> str:
     if curve["turned"]:
         lost = f"{-curve['fall']['value']:.2g} standard deviations lower"
         return f"the gold reward turns: highest at {_at(curve, best)}, {lost} at {_at(curve, last)}"
-    low = last["gold"]["ci_low"]
-    if low is not None and low > 0:
+    if bound(last["gold"], "ci_low") > 0:
         return f"no turn up to {_at(curve, last)}: the gold reward gained {gained:.2g} standard deviations"
     return f"no turn up to {_at(curve, last)}, and no gain of the gold reward that could be told from zero"
 
@@ -60,7 +59,7 @@ def _panel(ax: "Axes", curve: Mapping[str, Any]) -> None:
         low = np.array([bound(point[key], "ci_low") for point in points])
         high = np.array([bound(point[key], "ci_high") for point in points])
         ax.fill_between(distance, low, high, color=colour, alpha=0.18, linewidth=0)
-        ax.plot(distance, values, marker=marker, markersize=5, color=colour, label=f"{key} reward")
+        ax.plot(distance, values, marker=marker, markersize=5, color=colour, label=_label(key, points[-1]))
     _draw_fit(ax, curve, distance)
     ax.axhline(0, color=MUTED, linewidth=0.8)
     ax.axvline(distance[curve["best"]], color=ORANGE, linewidth=0.9, linestyle=":")
@@ -71,6 +70,11 @@ def _panel(ax: "Axes", curve: Mapping[str, Any]) -> None:
             place = (at, 0.01)
             text = f"{'' if index else 'n = '}{point['setting']:.0f}"
             ax.annotate(text, place, xycoords=("data", "axes fraction"), fontsize=SMALL - 1, color=MUTED, ha="center")
+
+
+def _label(key: str, point: Mapping[str, Any]) -> str:
+    held = ", ends if no prompt is a disaster" if point[key].get("low_if_no_disaster") is not None else ""
+    return f"{key} reward{held}"
 
 
 def _draw_fit(ax: "Axes", curve: Mapping[str, Any], distance: np.ndarray[Any, Any]) -> None:

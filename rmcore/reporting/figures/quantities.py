@@ -11,6 +11,9 @@ from typing import Any
 from rmcore.core.metrics import floored
 from rmcore.reporting.figures import numbers
 
+SEED_INTERVAL = "95 % interval, if trainings collapse as often as here"
+"""Name of an interval over seeds: of S seeds of which none did, up to 3 / S of all trainings may collapse."""
+
 _SPACE = "\u00a0"  # a number and its unit stay on one line
 FRACTIONS = ("share", "points")
 """Units of numbers from -1 to 1, which people read as percentages or percentage points."""
@@ -65,7 +68,10 @@ def interval(low: float | None, high: float | None, unit: str, comparison: str =
 
 def points(difference: Mapping[str, Any]) -> str:
     """A difference of two shares with its interval in brackets, where it has one: +2.4 points (+1.0 to +3.8 points)."""
-    bounds = interval(difference["ci_low"], difference["ci_high"], "share", "difference")
+    low, high = (numbers.finite(numbers.bound(difference, end)) for end in ("ci_low", "ci_high"))
+    bounds = interval(low, high, "share", "difference")
+    if bounds and difference["ci_low"] is None:
+        bounds += " if no prompt is a disaster"
     value = compared(difference["value"], "share", "difference")
     return f"{value} ({bounds})" if bounds else value
 

@@ -12,7 +12,6 @@ from rmcore.core.arrays import FloatArray
 from rmcore.reporting.figures.numbers import finite
 from rmcore.reporting.figures.style import (
     BLUE,
-    GREEN,
     INK,
     MUTED,
     ORANGE,
@@ -60,10 +59,6 @@ def _by_step(ax: Axes, record: Mapping[str, Any], seeds: Sequence[Mapping[str, A
         note(ax, "no reward was measured")
         return
     ax.axhline(0, color=MUTED, linewidth=0.8)
-    refreshed = sorted({one["step"] for seed in record["seeds"] for one in seed["refreshes"]})
-    for index, step in enumerate(refreshed):
-        label = "reward model refreshed" if index == 0 else None
-        ax.axvline(step, color=GREEN, linewidth=1.1, linestyle=":", zorder=1, label=label)
     _whole_steps(ax, record["curve"])
     legend_below(ax)
 

@@ -1,5 +1,6 @@
 """Training curves: loss, accuracy, margin, learning rate and gradient norm over optimizer steps."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -107,6 +108,12 @@ def _compared(ax: Axes, history: History, metric: str, label: str, best_step: in
     elif metric == "mean_margin":
         ax.axhline(0.0, color=MUTED, linestyle=":", linewidth=1.2)
     _scale(ax, np.concatenate(drawn), symmetric=metric == "mean_margin")
+    if metric == "loss":
+        ax.axhline(math.log(2), color=MUTED, linestyle=":", linewidth=1.2)
+        # From guessing downwards: a fall of a thousandth that fills its panel looks like learning.
+        ax.set_ylim(top=max(ax.get_ylim()[1], 1.05 * math.log(2)))
+        if ax.get_yscale() == "linear":
+            ax.set_ylim(bottom=0.0)
     _finish(ax, best_step)
 
 
@@ -181,7 +188,7 @@ def _key(ax: Axes, history: History, best_step: int | None) -> None:
     if best_step is not None:
         label = f"kept checkpoint, step {numbers.count(best_step)}"
         lines.append(Line2D([], [], color=GREEN, linestyle="--", label=label))
-    lines.append(Line2D([], [], color=MUTED, linestyle=":", label="guessing (50 %, margin 0)"))
+    lines.append(Line2D([], [], color=MUTED, linestyle=":", label="guessing (loss log 2, 50 %, margin 0)"))
     ax.legend(handles=lines, loc="upper left", fontsize=SMALL + 1, frameon=False, labelcolor=INK, labelspacing=0.9)
     # Smoothing and the penalty are part of the training loss only, so the two loss lines are not quite comparable.
     text = "Training loss includes label smoothing\nand the reward penalty; validation loss does not."

@@ -1,4 +1,4 @@
-"""Curvature along a training, at its evaluations or its checkpoints: both ends, the trace, the size of the margins."""
+"""Curvature along a training, at its evaluations: both ends, the trace, the size of the margins."""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -25,26 +25,21 @@ _WIDE_RANGE = 30.0  # ratio of the largest to the median size from which an axis
 _UNIT = "nats per squared unit of the parameters"
 _STEP = "optimizer step"
 _NOWHERE = "curvature was not logged in this run: add curvature to train.callbacks"
-_NOT_HERE = "not measured: at checkpoints, add normalized to landscape.parts"
-_NORMALIZED = "hessian/lambda_max_normalized"
 
 
 def curvature_trajectory_figure(history: History, *, best_step: int | None = None) -> Figure:
-    """Three panels over optimizer steps: λmax and λmin, trace, margin size; a fourth where it was measured.
+    """Three panels over optimizer steps: λmax and λmin, trace, margin size.
 
     Whiskers are residuals at the eigenvalues (some true eigenvalue lies inside) and one standard error at the trace.
-    The margins are drawn beside them because growing margins alone lower λmax; the fourth panel has λmax of the loss
-    of margins divided by their root mean square, which steps may be compared by.
+    The margins are drawn next to them because growing margins alone lower λmax.
 
     Args:
         history: logged rows, in any order, with hessian/lambda_max, hessian/lambda_min, each with `_residual`,
-            hessian/trace, hessian/trace_standard_error and hessian/margin_scale, and where that was measured
-            hessian/lambda_max_normalized with `_residual`; others are ignored.
+            hessian/trace, hessian/trace_standard_error and hessian/margin_scale; others are ignored.
         best_step: the step of the kept checkpoint; a vertical line marks it.
     """
-    has_normalized = len(series(history, _NORMALIZED)[0]) > 0
-    figure = new_figure(14.5 if has_normalized else 11.0, 4.4)
-    ends, trace, margins, *fourth = figure.subplots(1, 4 if has_normalized else 3)
+    figure = new_figure(11.0, 4.4)
+    ends, trace, margins = figure.subplots(1, 3)
     headline(figure, _headline(history, best_step))
     dress(ends, title="Ends of the spectrum\nwhiskers: residual (error bound)", x=_STEP, y=f"eigenvalue λ\n({_UNIT})")
     dress(trace, title="Sum of all eigenvalues\nwhiskers: one standard error", x=_STEP, y=f"trace\n({_UNIT})")
@@ -53,12 +48,8 @@ def curvature_trajectory_figure(history: History, *, best_step: int | None = Non
     _draw(ends, history, "hessian/lambda_min", "_residual", ORANGE, "λmin, smallest (negative: the loss bends down)")
     _draw(trace, history, "hessian/trace", "_standard_error", PINK, "trace")
     _draw(margins, history, "hessian/margin_scale", "", BLUE, "margins of the measured pairs")
-    for ax in fourth:
-        title = "λmax at margins of size 1\nmargins divided by their RMS"
-        dress(ax, title=title, x=_STEP, y=f"eigenvalue λ\n({_UNIT})")
-        _draw(ax, history, _NORMALIZED, "_residual", BLUE, "λmax at margins of size 1")
-    for ax in (ends, trace, margins, *fourth):
-        _finish(ax, best_step, ends)
+    for ax in (ends, trace, margins):
+        _finish(ax, best_step)
     if ends.lines:
         handles, labels = ends.get_legend_handles_labels()
         shared_legend(figure, 3, handles=handles, labels=labels)
@@ -78,10 +69,10 @@ def _draw(ax: Axes, history: History, name: str, error_suffix: str, colour: str,
         ax.errorbar(steps, values, yerr=whiskers, fmt="none", ecolor=colour, capsize=3, linewidth=1.0, alpha=0.7)
 
 
-def _finish(ax: Axes, best_step: int | None, ends: Axes) -> None:
+def _finish(ax: Axes, best_step: int | None) -> None:
     """Scale, zero line, best step; a sentence where nothing was drawn."""
     if not ax.lines:
-        note(ax, _NOT_HERE if ends.lines else _NOWHERE)
+        note(ax, _NOWHERE)
         return
     _scale(ax, np.concatenate([np.asarray(line.get_ydata(), dtype=np.float64) for line in ax.lines]))
     ax.axhline(0.0, color=MUTED, linestyle=":", linewidth=1.2)
@@ -113,8 +104,4 @@ def _headline(history: History, best_step: int | None) -> str:
     text += f" → {numbers.decimal(values[-1])} from step {numbers.count(steps[0])} to {numbers.count(steps[-1])}"
     if best_step in steps[1:-1]:
         text += f"; {numbers.decimal(values[list(steps).index(best_step)])} at the kept step {numbers.count(best_step)}"
-    _, normalized = series(history, _NORMALIZED)
-    if len(normalized) > 1:
-        way = f"{numbers.decimal(normalized[0])}\u00a0→\u00a0{numbers.decimal(normalized[-1])}"
-        text += f" (growing margins alone lower it), at margins of size 1 {way}"
     return text

@@ -8,7 +8,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rmcore.core.arrays import FloatArray
 from rmcore.reporting.figures.served import draw_gains
 from rmcore.reporting.figures.style import (
     BLUE,
@@ -62,12 +61,13 @@ def _gains(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
         watch, first = seed["watch"], number == 0
         looks = watch["looks"]
         if looks:
-            for part, (steps, mean, spread) in enumerate(_ways(looks)):
-                ax.plot(steps, mean, color=BLUE, marker="o", markersize=4, alpha=1.0 if first else 0.5,
-                        label="watched, by few labels" if first and not part else None)  # fmt: skip
-                if few:
-                    low, high = mean - BAND * spread, mean + BAND * spread
-                    ax.fill_between(steps, low, high, color=BLUE, alpha=0.14, linewidth=0)
+            steps = [0, *(look["step"] for look in looks)]
+            mean, spread = np.array(looks[-1]["gains"]).T
+            ax.plot(steps, mean, color=BLUE, marker="o", markersize=4, alpha=1.0 if first else 0.5,
+                    label="watched, by few labels" if first else None)  # fmt: skip
+            if few:
+                low, high = mean - BAND * spread, mean + BAND * spread
+                ax.fill_between(steps, low, high, color=BLUE, alpha=0.14, linewidth=0)
         true = [(point["step"], point["gold"]["value"]) for point in seed["points"] if point["gold"]]
         if true:
             ax.plot(*zip(*true, strict=True), color=ORANGE, linestyle="--", linewidth=1.1, alpha=0.8 if first else 0.4,
@@ -84,32 +84,8 @@ def _gains(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
                 label="kept, on fresh prompts" if first else None,
             )  # fmt: skip
     ax.axhline(0, color=MUTED, linewidth=0.8)
-    _refreshes(ax, seeds)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     legend_below(ax)
-
-
-def _ways(looks: Sequence[Mapping[str, Any]]) -> list[tuple[FloatArray, FloatArray, FloatArray]]:
-    """Steps, mean and spread of the gain along each way of the policy: a new one where it went back to its best."""
-    mean, spread = np.array(looks[-1]["gains"]).T
-    ways: list[list[tuple[float, int]]] = [[(0.0, 0)]]
-    for look in looks:
-        ways[-1].append((look["step"], look["number"]))
-        if look["action"] == "refresh":
-            ways.append([(look["step"], look["best"])])
-    drawn = []
-    for way in ways:
-        steps, places = zip(*way, strict=True)
-        drawn.append((np.array(steps), mean[list(places)], spread[list(places)]))
-    return drawn
-
-
-def _refreshes(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
-    """Mark where the policy went back to its best checkpoint, and on from there against a refreshed reward model."""
-    steps = sorted({look["step"] for one in seeds for look in one["watch"]["looks"] if look["action"] == "refresh"})
-    for index, step in enumerate(steps):
-        label = "reward model refreshed" if index == 0 else None
-        ax.axvline(step, color=INK, linewidth=1.1, linestyle=":", zorder=1, label=label)
 
 
 def _evidence(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
@@ -134,7 +110,6 @@ def _evidence(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
     if to_stop > needed:
         label = f"convinces that it has stopped ({to_stop:.1f})"
         ax.axhline(to_stop, color=PINK, linestyle="--", linewidth=1.1, label=label)
-    _refreshes(ax, seeds)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     legend_below(ax)
 

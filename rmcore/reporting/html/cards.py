@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from rmcore.core.metrics import METRICS, metric_spec
+from rmcore.core.metrics import metric_spec
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.schema import Results
+from rmcore.reporting.schema import Results, Training
 
 HEADLINE_METRICS = ("pairwise_accuracy", "accuracy_over_baseline", "length_matched_accuracy", "ece_debiased")
 
@@ -21,10 +21,17 @@ class Card(NamedTuple):
 
 
 def headline_cards(results: Results) -> list[Card]:
-    """A policy's gold gain, held-out accuracy, over length, and length-matched; debiased ECE, λmax."""
+    """A policy's gold gain, held-out accuracy, over length, and length-matched; debiased ECE."""
     cards = [_metric_card(name, results["metrics"].get(name)) for name in HEADLINE_METRICS]
     gain = [] if results["policy"] is None else [_gain_card(results["policy"]["readiness"]["readiness"])]
-    return [*gain, *cards, _curvature_card(results["spectrum"])]
+    return [*gain, *cards]
+
+
+def trained_on(training: Training) -> str:
+    """The pairs of a training and how often it saw them: "297 pairs, 6 passes"."""
+    pairs = training["num_distinct"]
+    passes = training["num_pairs"] / max(1, pairs)
+    return f"{numbers.count(pairs)} pairs, {passes:.3g} {'pass' if f'{passes:.3g}' == '1' else 'passes'}"
 
 
 def metric_texts(name: str, metric: Mapping[str, Any] | None) -> tuple[str, str, bool]:
@@ -39,35 +46,6 @@ def _metric_card(name: str, metric: Mapping[str, Any] | None) -> Card:
     spec = metric_spec(name)
     value, interval, has_interval = metric_texts(name, metric)
     return Card(spec.label, value, f"95 %: {interval}" if has_interval else interval, spec.definition)
-
-
-def _curvature_card(spectrum: Mapping[str, Any] | None) -> Card:
-    """λmax has an error bound, not an interval of a sample."""
-    spec = METRICS["lambda_max"]
-    if spectrum is None:
-        return Card(spec.label, numbers.MISSING, "not measured", spec.definition)
-    value = largest_eigenvalue(spectrum)
-    if value is None:
-        return Card(
-            spec.label, numbers.MISSING, spectrum.get("reasons", {}).get("lambda_max", "not measured"), spec.definition
-        )
-    residual = residual_of(spectrum, value)
-    bound = "error bound unknown" if residual is None else f"± {numbers.decimal(residual)} (residual)"
-    return Card(spec.label, numbers.decimal(value), bound, spec.definition)
-
-
-def largest_eigenvalue(spectrum: Mapping[str, Any]) -> float | None:
-    """λmax of the record, else the largest of its eigenvalues; None where there is none."""
-    given = numbers.finite(spectrum.get("lambda_max"))
-    if given is not None or "lambda_max" in spectrum:
-        return given
-    return max(map(float, spectrum["eigenvalues"]), default=None)
-
-
-def residual_of(spectrum: Mapping[str, Any], eigenvalue: float | None) -> float | None:
-    """The error bound of one of the computed eigenvalues; None where it is unknown."""
-    values, residuals = list(spectrum["eigenvalues"]), spectrum.get("residuals") or []
-    return numbers.finite(residuals[values.index(eigenvalue)]) if eigenvalue in values and residuals else None
 
 
 def _gain_card(judged: Mapping[str, Any]) -> Card:

@@ -18,7 +18,7 @@ from rmcore.reporting.experiment_schema import (
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import looks, main_metrics
 from rmcore.reporting.figures.claims import VERDICTS, claimed, decided_by, subject, tally
-from rmcore.reporting.figures.quantities import capital, compared, distance, estimate, level
+from rmcore.reporting.figures.quantities import SEED_INTERVAL, capital, compared, distance, estimate, level
 from rmcore.reporting.html.experiment_summary import finished_seeds, measured, metric_info, web_address
 from rmcore.reporting.html.glossary import EXPERIMENT_WORDS
 from rmcore.reporting.html.page import date, gate_row, write_page
@@ -78,6 +78,7 @@ def view(results: ExperimentResults) -> dict[str, Any]:
         "arms": [_arm(arm, results, shown, rest) for arm in results["arms"]],
         "tuned": [_tuned(arm["name"], arm["tuned"]) for arm in results["arms"] if arm["tuned"] is not None],
         "cells": [_cell(cell, results["metrics"], shown, price) for cell in in_order(results)],
+        "seed_interval": SEED_INTERVAL,
         "priced": price is not None,
         "cost": _cost(results),
         "num_cells": len(results["cells"]),

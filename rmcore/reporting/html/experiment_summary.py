@@ -7,7 +7,7 @@ from rmcore.reporting.experiment_schema import ArmResult, ExperimentResults, Hyp
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import main_metrics
 from rmcore.reporting.figures.claims import VERDICTS, claimed, decided_by, subject, tally
-from rmcore.reporting.figures.quantities import estimate
+from rmcore.reporting.figures.quantities import SEED_INTERVAL, estimate
 from rmcore.reporting.html.markdown import escape, table, text_table
 
 
@@ -44,8 +44,9 @@ def finished_seeds(results: ExperimentResults) -> Counter[str]:
 
 
 def measured(item: HypothesisResult, unit: str) -> tuple[str, str]:
-    """A hypothesis' value and its interval (empty where there is none)."""
-    return estimate(item["metric"], item, unit, item["comparison"])
+    """A hypothesis' value and its interval with what it holds under (empty where there is none)."""
+    value, bounds = estimate(item["metric"], item, unit, item["comparison"])
+    return value, " ".join(filter(None, (bounds, item.get("condition") if bounds else None)))
 
 
 def web_address(address: str | None) -> str | None:
@@ -82,7 +83,7 @@ def _arms(results: ExperimentResults) -> list[str]:
         rows.append([title, *values])
     means = table(("arm", *labels), rows, right=range(1, len(names) + 1))
     seeds = escape(", ".join(map(str, results["seeds"])))
-    return [means, "", f"Means over seeds {seeds}{_fewer(results)}, 95 % intervals.", ""]
+    return [means, "", f"Means over seeds {seeds}{_fewer(results)}, {SEED_INTERVAL}.", ""]
 
 
 def _fewer(results: ExperimentResults) -> str:

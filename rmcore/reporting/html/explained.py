@@ -12,8 +12,8 @@ from typing import Any
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.html.page import shorten, write_page
 
-TITLE = "Mistakes explained: words, edits and training pairs behind them"
-OF_ONES_OWN = "Words, edits and training pairs behind a reward"
+TITLE = "Mistakes explained: words and edits behind them"
+OF_ONES_OWN = "Words and edits behind a reward"
 TEMPLATE = "explain.html.j2"
 RAISES, LOWERS = "0, 114, 178", "213, 94, 0"
 """Red, green, blue of Okabe and Ito's blue and vermilion, which colour-blind readers tell apart."""
@@ -23,7 +23,6 @@ NAMED_SHARE = 0.15
 """Effects of so much of the pair's largest one have their number beside them."""
 AROUND = 8
 """Words on each side of an edit that are shown."""
-WAYS = {"weights": "all weights", "head": "the reward head"}
 SIDES = {"chosen": "labelled better (chosen)", "rejected": "labelled worse (rejected)"}
 
 
@@ -54,7 +53,6 @@ def explained_section(record: Mapping[str, Any] | None) -> dict[str, Any] | None
         "kinds": [_kind(kind, place, grouped) for place, kind in enumerate(record["kinds"], 1)],
         "pairs": [_pair(pair) for pair in record["pairs"]],
         "answers": [_lone_answer(answer) for answer in record["answers"]],
-        "influence": record["influence_note"],
     }
 
 
@@ -106,7 +104,6 @@ def _pair(pair: Mapping[str, Any]) -> dict[str, Any]:
         "prompt": shorten(pair["chosen"]["prompt"]),
         "sides": [{"label": label, **_answer(pair[side], largest)} for side, label in SIDES.items()],
         "turn": _turn(pair),
-        "behind": _behind(pair["behind"]),
     }
 
 
@@ -122,20 +119,13 @@ def _lone_answer(answer: Mapping[str, Any]) -> dict[str, Any]:
 def _answer(answer: Mapping[str, Any], largest: float) -> dict[str, Any]:
     sentences, words, text = answer["sentences"], answer["words"], answer["text"]
     most = _largest(one["share"] for one in words["spans"])
-    sums = answer["gradients"]
     spans = sentences["spans"]
-    gradients = None
-    if sums is not None:
-        given = [{**span, "share": value} for span, value in zip(spans, sums, strict=True)]
-        gradients = coloured(text, given, _largest(sums))
     empty = f"the answer “{sentences['empty']}”" if sentences["empty"] else "an empty answer"
     added = sum(one["share"] for one in spans)
     return {
         "reward": _signed(answer["reward"]),
         "sentences": coloured(text, spans, largest),
         "words": coloured(text, words["spans"], most),
-        "gradients": gradients,
-        "gradients_note": answer["gradients_note"],
         "check": (
             f"From {empty} ({_signed(sentences['base'])}) the parts add {_signed(added)}; "
             f"{_signed(sentences['interaction'])} is of three or more parts together."
@@ -224,20 +214,6 @@ def changes(before: str, after: str) -> list[dict[str, str]]:
             add("", ["…"])
             add("", old[i2 - tail : i2] if tail else [])
     return pieces
-
-
-def _behind(behind: Mapping[str, Any]) -> list[dict[str, Any]]:
-    groups = (
-        (f"Training pairs that {verb} this margin most, by {WAYS[way]}", found[end])
-        for way, found in behind.items()
-        for end, verb in (("helpful", "raised"), ("harmful", "lowered"))
-    )
-    return [{"title": title, "pairs": [_training_pair(one) for one in pairs]} for title, pairs in groups if pairs]
-
-
-def _training_pair(one: Mapping[str, Any]) -> dict[str, str]:
-    texts = {name: shorten(one[name]) for name in ("prompt", "chosen", "rejected")}
-    return {"pair_id": one["pair_id"], "effect": _signed(one["effect"]), "margin": _signed(one["margin"]), **texts}
 
 
 def _signed(value: float) -> str:

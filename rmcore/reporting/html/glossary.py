@@ -25,6 +25,7 @@ SPECTRUM: dict[str, Term] = {
     name: _term(name)
     for name in (
         "lambda_max",
+        "lambda_max_normalized",
         "lambda_min",
         "trace_estimate",
         "negative_mass",
@@ -34,57 +35,6 @@ SPECTRUM: dict[str, Term] = {
         "flatness_index",
     )
 }
-
-NORMALIZED: dict[str, Term] = {
-    "temperature": Term("size of the margins", "logits", "their root mean square: what they are divided by here"),
-    "lambda_max": _term("lambda_max_normalized"),
-    "lambda_min": Term("λmin at margins of size 1", "", "the most negative curvature of the same loss"),
-    "trace": Term("trace at margins of size 1", "", "sum of all eigenvalues of the same loss"),
-}
-
-GAUSS_NEWTON: dict[str, Term] = {
-    "lambda_max": Term("λmax of the Gauss–Newton matrix", "", "its largest eigenvalue; none of them is negative"),
-    "trace": Term("trace of the Gauss–Newton matrix", "", "sum of all its eigenvalues"),
-    "effective_rank": Term("effective rank", "", "about how many directions carry it: k for k equal eigenvalues"),
-}
-
-DENSITY: dict[str, Term] = {
-    "negative_mass": SPECTRUM["negative_mass"],
-    "effective_rank": SPECTRUM["effective_rank"],
-    "trace": Term("trace", "", "sum of all eigenvalues, from the same probes as the density"),
-    "lambda_high": Term("largest value seen", "", "λmax is at least this"),
-    "lambda_low": Term("smallest value seen", "", "λmin is at most this"),
-}
-
-SAM: dict[str, Term] = {
-    "sharpness": Term("SAM sharpness", "nats", "rise of the loss after one step of this length up its own gradient"),
-    "first_order": Term("rise that the slope predicts", "nats", "length of the step times length of the gradient"),
-    "second_order": Term(
-        "rise that slope and curvature predict", "nats", "the same with the curvature along the gradient"
-    ),
-}
-
-NOISE: dict[str, Term] = {
-    "lambda_max": SPECTRUM["lambda_max"],
-    "lambda_min": SPECTRUM["lambda_min"],
-    "trace": SPECTRUM["trace_estimate"],
-}
-
-CURVATURE_WORDS: dict[str, str] = {
-    "Hessian, eigenvalue": "the matrix of second derivatives of the loss, its curvature around the trained weights; an "
-    "eigenvalue λ is the curvature along one direction. Large: sharp; negative: the loss bends down, so no minimum",
-    "Gauss–Newton matrix": "the part of the Hessian that is there even if the margins were linear in the weights; it "
-    "is never negative and leaves out how the model itself bends",
-    "trace": "sum of all eigenvalues; a single eigenvalue can be large while the trace is near zero",
-    "effective rank": "how many equal eigenvalues would be as spread out as these: 1 when one direction carries all",
-    "spectral density": "how many of all eigenvalues lie near each value, as a smooth curve",
-    "residual": "error bound of a computed eigenvalue: some true eigenvalue of the same pairs lies within it",
-    "standard error over probes": "spread of an estimate from random vectors; more vectors make it smaller",
-    "standard error over prompts": "how much the number would vary with other prompts of the same kind; whole prompts "
-    "are left out or regrouped, because pairs of one prompt are alike",
-    "SAM sharpness": "rise of the loss after one small step straight up its gradient (Foret et al. 2021)",
-}
-"""Words that a reader of the curvature section needs."""
 
 READINESS: dict[str, Term] = {
     "accuracy_score": Term("accuracy", "", "min(1, held-out pairwise accuracy)"),
@@ -113,7 +63,12 @@ WORDS: dict[str, str] = {
     "validation": "pairs held out of training for choosing the checkpoint and fitting the temperature",
     "out of distribution": "pairs that differ from the training pairs in kind, where a learnt shortcut stops working",
     "calibration, ECE": "whether “80 % sure” is right 80 % of the time; ECE is the mean gap (0 is perfect)",
-    **CURVATURE_WORDS,
+    "Hessian, eigenvalue": "the matrix of second derivatives of the loss, its curvature around the trained weights; an "
+    "eigenvalue λ is the curvature along one direction. Large: sharp; negative: the loss bends down, so no minimum",
+    "trace": "sum of all eigenvalues; a single eigenvalue can be large while the trace is near zero",
+    "residual": "error bound of a computed eigenvalue: some true eigenvalue of the same pairs lies within it",
+    "standard error over prompts": "how much the number would vary with other prompts of the same kind; pairs of one "
+    "prompt are alike, so whole prompts are regrouped",
     "curvature along the trajectory": "λmax, λmin and trace at each evaluation of a training, on the same few pairs; "
     "λmax falls merely because margins grow, so the size of the margins is drawn beside it",
     "gate": "conditions that a model must meet, each on its own: none can be bought back by another",
@@ -131,7 +86,6 @@ WORDS: dict[str, str] = {
     "known in the gold world or from a judge",
     "KL, nats": "how far the policy has moved from the start policy, for a whole response; best-of-16 is 1.8",
     "GRPO": "training in which the samples of one prompt are compared with each other (Shao et al. 2024)",
-    "refresh": "new labels on samples of the policy as it is now, on which the reward model is trained further",
     "optimizer step": "one update of the weights from one batch of pairs",
     "artifact, key": "the stored result of a stage; its key is a digest of everything that the result depends on",
     "cached": "the artifact existed already with the same key, so the stage was not run again",

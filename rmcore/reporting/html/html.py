@@ -10,7 +10,7 @@ from rmcore.core.cost import money_text, price_per_hour
 from rmcore.core.metrics import metric_order, metric_spec
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.html import benchmarks, curvature, explained, glossary, judgements, logged, policy, probe, rlhf
-from rmcore.reporting.html.cards import headline_cards, metric_texts
+from rmcore.reporting.html.cards import headline_cards, metric_texts, trained_on
 from rmcore.reporting.html.page import date, gate_row, shorten, write_page
 from rmcore.reporting.html.tree import blocks
 from rmcore.reporting.schema import Results, StageResult
@@ -59,7 +59,7 @@ def write_report(results: Results, figures: Mapping[str, Path], out: Path) -> Pa
     Args:
         results: everything to show, see rmcore.reporting.schema.
         figures: PNG files by name; those of CAPTIONS have their place, others follow at the end, missing ones are
-            mentioned (of the curvature: those of measured parts).
+            mentioned.
         out: HTML file to write; its folder is made.
 
     Raises:
@@ -83,7 +83,7 @@ def view(results: Results) -> dict[str, Any]:
         "has_ood": results["ood_metrics"] is not None,
         "training": _training_rows(results),
         "truncation": blocks({"texts cut to fit the model": results["training"]["truncation"]}, "texts cut"),
-        "curvature": curvature.view(results["curvature"]),
+        "curvature": curvature.view(results["spectrum"]),
         "readiness_parts": _readiness_rows(results["readiness"]),
         "benchmarks": benchmarks.benchmarks_section(results["benchmarks"]),
         "logged": logged.logged_section(results["logged"]),
@@ -134,7 +134,7 @@ def _question(results: Results) -> str:
     accuracy = results["metrics"].get("pairwise_accuracy")
     tested = f" and tested on {numbers.count(accuracy['num'])} held-out pairs" if accuracy else ""
     return (
-        f"A reward model based on “{model}” was trained on {numbers.count(training['num_pairs'])} preference pairs of "
+        f"A reward model based on “{model}” was trained on {trained_on(training)} of "
         f"“{source}”{tested}. The question: may a policy be optimised against it?"
     )
 
@@ -161,7 +161,7 @@ def _training_rows(results: Results) -> list[tuple[str, str]]:
         ("optimizer steps", numbers.count(training["steps"])),
         ("kept checkpoint", f"step {numbers.count(training['best_step'])} ({chosen})"),
         ("stopped because", training["stop_reason"].replace("_", " ")),
-        ("training pairs", numbers.count(training["num_pairs"])),
+        ("trained on", trained_on(training)),
         ("parameters", numbers.count(training["num_parameters"])),
         ("speed", f"{numbers.decimal(training['pairs_per_second'])} pairs/s"),
         ("time", numbers.duration(training["wall_seconds"])),

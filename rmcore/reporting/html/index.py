@@ -1,5 +1,6 @@
 """The page that lists all reports of a home, newest first, with links to each."""
 
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,18 +24,19 @@ def write_index(reports: Path) -> Path:
     with exclusive(reports / ".index.lock"):
         runs = read_runs(reports)
         written = date(datetime.now(UTC).isoformat(timespec="seconds"))
-        text = render_page("index.html.j2", {"rows": [run_row(run, ".") for run in runs], "written": written})
+        text = render_page("index.html.j2", {"rows": [run_row(run) for run in runs], "written": written})
         write_text(page, text, mode=OWNER_ONLY, durable=False)
     return page
 
 
-def run_row(run: Run, reports: str) -> dict[str, Any]:
-    """Make a run's row of runs_table.html.j2; `reports` is the address of the folder of all reports."""
+def run_row(run: Run) -> dict[str, Any]:
+    """Make a run's row of the page."""
     accuracy, interval = numbers.estimate("pairwise_accuracy", run.accuracy, "share") if run.accuracy else ("", "")
     target = run.report or run.folder / RECORD
+    name = os.fsencode(run.name)  # which need not be UTF-8, as the page is
     return {
-        "name": run.name,
-        "address": f"{reports}/{quote(run.name)}/{target.name}",
+        "name": name.decode(errors="replace"),
+        "address": f"./{quote(name)}/{target.name}",
         "finished": run.finished.astimezone(UTC).strftime("%Y-%m-%d %H:%M"),
         "style": run.style,
         "judged": bool(run.status),

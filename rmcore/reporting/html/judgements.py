@@ -100,11 +100,6 @@ def _learned(found: Mapping[str, Any]) -> list[str]:
     said = []
     for size, width in found.get("tie", {}).items():
         said.append(f"{size} equally good answers are called equal with odds {numbers.decimal(width)} to one alone.")
-    for name, logits in found.get("nuisance", {}).items():
-        said.append(
-            f"{name}: {numbers.decimal(logits)} logits a standard deviation are explained beside the reward, which is "
-            "without them."
-        )
     reliability = sorted(found.get("reliability", {}).items(), key=lambda one: one[1])
     if reliability:
         least, most = reliability[0], reliability[-1]

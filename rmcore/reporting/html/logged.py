@@ -48,6 +48,24 @@ def logged_findings(found: Mapping[str, Any]) -> list[str]:
     lines = [
         "a k passes where the lower ends of win rate and gain lie above chance and every k before it passed: "
         f"{passed}; what ended it: {found['stopped']}",
+        *(_judged(found) if "judged" in found else _labelled(found)),
+    ]
+    lines.append(
+        "logged answers are not a policy's samples, and are easier to tell apart; this does not say that a policy may "
+        "be optimised against the model"
+    )
+    return lines
+
+
+def _judged(found: Mapping[str, Any]) -> list[str]:
+    """The judged answers of a file, and what of them was left out."""
+    counts = f"{numbers.count(found['num_prompts'])}, with {numbers.count(found['num_answers'])} answers"
+    return [f"prompts: {counts}; how good one is follows from the file's {found['judged']}", *found["left_out"]]
+
+
+def _labelled(found: Mapping[str, Any]) -> list[str]:
+    """The answers of held-out pairs, how far their pairs agree, and what was left out."""
+    lines = [
         f"prompts: {numbers.count(found['num_prompts'])}, with {numbers.count(found['num_answers'])} answers, whose "
         f"strength was fitted by least squares to {numbers.count(found['num_pairs'])} pairs ({found['strength']}); "
         f"{numbers.percent(found['agreement'])} of the pairs are ordered as labelled, and "
@@ -56,10 +74,6 @@ def logged_findings(found: Mapping[str, Any]) -> list[str]:
     ]
     if found["num_undecided"]:
         lines.append(f"prompts left out whose labels rate all answers alike: {numbers.count(found['num_undecided'])}")
-    lines.append(
-        "logged answers are not a policy's samples, and are easier to tell apart; this does not say that a policy may "
-        "be optimised against the model"
-    )
     return lines
 
 

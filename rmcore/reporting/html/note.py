@@ -49,13 +49,13 @@ def verdict_note(
     """
     lines = [f"### {verdict_style(verdict).sign} {plain(verdict['headline'])}", ""]
     # Two blanks break the line: what MLflow shows of a long description is its first three or four.
-    lines += [f"**Rung {verdict['rung']} of 4**: {plain(verdict['evidence'])}  "]
+    lines += [f"**Evidence level {verdict['rung']} of 4**: {plain(verdict['evidence'])}  "]
     lines += [plain(shown), ""] if shown else [""]
     lines += _where(links, places)
     if verdict["reasons"]:
         lines += ["**What speaks against it**", "", bullets(plain(reason) for reason in verdict["reasons"]), ""]
     if more is not None:
-        lines += [f"**What would give a stronger verdict** (rung {more['rung']}): {plain(more['evidence'])}", ""]
+        lines += [f"**Next step**: {plain(more['evidence'])}", ""]
         lines += [f"    {' '.join(more['command'].splitlines())}", "", f"It costs {plain(more['cost'])}."]
     return "\n".join(lines).rstrip() + "\n"
 

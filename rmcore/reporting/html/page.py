@@ -16,6 +16,7 @@ from rmcore.core.errors import DataError
 from rmcore.core.files import write_text
 from rmcore.core.metrics import metric_spec
 from rmcore.reporting.figures import numbers
+from rmcore.reporting.verdict_style import check_result
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 LONGEST_TEXT = 700
@@ -95,4 +96,10 @@ def gate_row(check: Mapping[str, Any]) -> dict[str, Any]:
     """One condition of the gate with its numbers as text."""
     spec = metric_spec(check["name"])
     value, _ = numbers.estimate(check["name"], check, spec.unit)
-    return {**check, "value": value, "threshold": numbers.text(check["threshold"], spec.unit), "label": spec.label}
+    return {
+        **check,
+        "result": check_result(check),
+        "value": value,
+        "threshold": numbers.text(check["threshold"], spec.unit),
+        "label": spec.label,
+    }

@@ -6,8 +6,8 @@ from typing import Any
 from rmcore.core.metrics import METRICS
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.overoptimization import NAMES, finding
-from rmcore.reporting.figures.policy import AGGREGATIONS
 from rmcore.reporting.html.markdown import bullets, escape, text_table
+from rmcore.reporting.verdict_style import check_result
 
 CAPTIONS = {
     "overoptimization": "Further right the samples are chosen more sharply by the reward model. The proxy rises by "
@@ -76,8 +76,20 @@ def section(results: Mapping[str, Any] | None) -> dict[str, Any] | None:
         "probability": "not known" if judged["probability"] is None else f"{judged['probability']:.2f}",
         "score_parts": ", ".join(judged["score_parts"]),
         "probability_of": "a gain of at least {gain:g} at {kl:g} nats".format(**judged["probability_of"]),
+        "worst": worst_prompts_rows(results),
+        "worst_headings": WORST_HEADINGS,
         "plan": f"{numbers.decimal(judged['plan']['kl'])} nats by {NAMES[judged['plan']['optimizer']]}",
     }
+
+
+WORST_HEADINGS = ("prompt", "gold gain at the plan, sd", "the sample that the reward model likes best")
+
+
+def worst_prompts_rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The prompts where the plan gains least, worst first; empty where there is no judge."""
+    optimizer = results["readiness"]["readiness"]["plan"]["optimizer"]
+    worst = results["overoptimization"].get("worst_prompts", {}).get(optimizer, [])
+    return [(row["prompt"], f"{row['gain']:+.2f}", row["response"] or EMPTY) for row in worst]
 
 
 BEST_OF_N_HEADINGS = ("n", "KL, nats", "log n - (n-1)/n", "reward", "gold gain (sd within prompts)")
@@ -92,20 +104,14 @@ def best_of_n_findings(results: Mapping[str, Any]) -> list[str]:
         "were longer than the reward model reads"
     ]
     lines += [f"{NAMES[curve['method']]}: {finding(curve)}" for curve in found.get("curves", [])]
-    if "conservative" in found:
-        gains = found["conservative"]["gains"]
+    for plan in (curve["plan"] for curve in found.get("curves", [])[:1] if curve["plan"] is not None):
         lines.append(
-            "; ".join(
-                f"best of {found['conservative']['n']} by {AGGREGATIONS[n]}: {shown(v)}" for n, v in gains.items()
-            )
+            f"intervals of the gold gain are over {plan['num_telling']} independent prompts that the judge tells "
+            "apart, and take a prompt that was not seen to lose at most as much as the worst judged sample, "
+            f"{plan['worst']:.1f} sd"
         )
-    one = found.get("gradient")
-    if one is not None and one["bound"] > 0:
-        lines.append(
-            f"policy gradient: variance {one['variance'] / one['bound']:.0%} of its bound E[(r-b)^2 |grad log pi|^2]; "
-            "the product Var(r) E|grad log pi|^2 was below it for "
-            f"{one['num_violations']} of {one['num_prompts']} prompts"
-        )
+        if plan["num_short"]:
+            lines.append(f"{plan['num_short']} prompts have fewer samples than the plan needs and are left out of it")
     return lines
 
 
@@ -124,12 +130,14 @@ def best_of_n_markdown(results: Mapping[str, Any]) -> str:
 def readiness_rows(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Give the name of each part of v2, in reading order, and its value."""
     parts = results["readiness"]["parts"]
-    return [(meaning, shown(parts[name])) for name, meaning in PARTS.items() if name in parts]
+    others = (name for name in parts if name.startswith("win_rate_") and name not in PARTS)
+    fewer = {name: f"how often the best of {name.removeprefix('win_rate_')} beats another sample" for name in others}
+    return [(meaning, shown(parts[name])) for name, meaning in (PARTS | fewer).items() if name in parts]
 
 
 def readiness_markdown(results: Mapping[str, Any]) -> str:
     """Verdict, parts and checks."""
-    checks = [f"{'pass' if check['passed'] else 'FAIL'}: {check['text']}" for check in results["gate"]]
+    checks = [f"{check_result(check)}: {check['text']}" for check in results["gate"]]
     return titled_table(results["verdict"]["headline"], ("part", "value, 95 %"), readiness_rows(results), checks)
 
 
@@ -145,6 +153,16 @@ def confirmation_rows(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         (f"gain over a sample, {results['unit']}", shown(results["gold"]["gain"])),
         *([("the unit itself, which is measured, ± standard error", f"1 ± {error:.0%}")] if error is not None else []),
+        *(
+            [
+                (
+                    f"the same of differences as they are ({results['clipped_share']:.1%} of them are clipped above)",
+                    shown(results["gold"]["unclipped_gain"]),
+                )
+            ]
+            if error is not None
+            else []
+        ),
         ("win rate over a sample", shown(results["gold"]["win_rate"])),
         ("gain of the reward that chose it, sd", shown(results["proxy"]["gain"])),
         ("length in characters, and of a sample", f"{length['chosen']:.0f}, {length['other']:.0f}"),
@@ -157,16 +175,19 @@ def confirmation_markdown(results: Mapping[str, Any]) -> str:
     """Verdict, what was measured, and the first prompts with both responses."""
     verdict = results["verdict"]
     measured = titled_table(verdict["headline"], CONFIRMATION_HEADINGS, confirmation_rows(results), verdict["reasons"])
-    examples = [
-        (
-            one["prompt"],
-            *(one[name] or EMPTY for name in ("chosen", "other")),
-            f"{one['difference']:+.2f}",
-        )
-        for one in results["examples"]
-    ]
     headings = ("prompt", f"best of {results['n']}", "another one", f"judged, {results['unit']}")
-    return f"{measured}\n# The first prompts\n\n{text_table(headings, examples)}\n"
+
+    def examples(name: str) -> str:
+        rows = [
+            (one["prompt"], *(one[side] or EMPTY for side in ("chosen", "other")), f"{one['difference']:+.2f}")
+            for one in results[name]
+        ]
+        return text_table(headings, rows)
+
+    return (
+        f"{measured}\n# The first prompts\n\n{examples('examples')}\n\n# The prompts that lose most\n\n"
+        f"{examples('worst')}\n"
+    )
 
 
 def curves_markdown(found: Mapping[str, Any]) -> str:

@@ -14,12 +14,6 @@ CAPTIONS = {
     "training is wrong in at most one of twenty by default, however often one looks. The curve on the left is a smooth "
     "guess; no alarm rests on it.",
 }
-AGGREGATES = {
-    "one": "the reward model's own reward",
-    "mean": "the mean of its members",
-    "worst_case": "the least of its members' rewards",
-    "uncertainty_weighted": "the mean of its members, less a tenth of their variance",
-}
 REWARDS = {"vllm": "a vLLM reward server", "local": "the reward model in the training's process"}
 RLHF_HEADINGS = ("step", "KL, nats", "proxy gain, sd", "gold gain, sd", "win rate", "disagreement", "tokens")
 DIGITS = (("kl", 2), ("proxy", 2), ("gold", 2), ("win_rate", 2), ("disagreement", 2), ("num_tokens", 0))
@@ -27,7 +21,6 @@ DIGITS = (("kl", 2), ("proxy", 2), ("gold", 2), ("win_rate", 2), ("disagreement"
 WATCH_HEADINGS = (
     "seed", "step", "KL, nats", "against step", "pairs", "difference", "turned, nats", "stopped, nats", "what follows"
 )  # fmt: skip
-REFRESH_HEADINGS = ("seed", "after step", "new labels", "accuracy before", "accuracy after", "weight version")
 STOP_HEADINGS = (
     "seed",
     "the rule stops at",
@@ -43,22 +36,6 @@ def rlhf_rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return [
         (str(point["step"]), *("-" if point[name] is None else _short(point[name], digits) for name, digits in DIGITS))
         for point in record["curve"]
-    ]
-
-
-def refresh_rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """One row a refresh of the reward model; accuracy on those of its labels that it was not trained on."""
-    return [
-        (
-            str(one["seed"]),
-            str(done["step"]),
-            str(done["num_pairs"]),
-            f"{done['accuracy_before']:.1%}",
-            f"{done['accuracy_after']:.1%}",
-            str(done["weight_version"]),
-        )
-        for one in record["seeds"]
-        for done in one["refreshes"]
     ]
 
 
@@ -117,22 +94,13 @@ def watch_examples(record: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def _watched(record: Mapping[str, Any]) -> list[str]:
     watches = [(one["seed"], one["watch"]) for one in record["seeds"] if one.get("watch")]
-    again = max((watch["prompts_used"] / watch["num_prompts"] for _, watch in watches), default=0.0)
-    reused = [] if again <= 1 else [
-        f"the looks took {again:.1f} times as many prompts as are held out for them, so their evidence is about these "
-        "prompts, not about all"
-    ]  # fmt: skip
     saved = [] if len(watches) < 2 else [f"model/ is the policy of seed {record['saved_seed']}"]
-    return (
-        [
-            f"seed {seed}: "
-            + ("the start is kept" if not watch["kept_step"] else f"kept is step {watch['kept_step']}")
-            + f", after {watch['labels']} labels on the way and {watch['final_labels']} for what was gained"
-            for seed, watch in watches
-        ]
-        + reused
-        + saved
-    )
+    return [
+        f"seed {seed}: "
+        + ("the start is kept" if not watch["kept_step"] else f"kept is step {watch['kept_step']}")
+        + f", after {watch['labels']} labels on the way and {watch['final_labels']} for what was gained"
+        for seed, watch in watches
+    ] + saved
 
 
 def rlhf_findings(record: Mapping[str, Any]) -> list[str]:
@@ -142,8 +110,6 @@ def rlhf_findings(record: Mapping[str, Any]) -> list[str]:
     intervals = f"over {seeds} seeds and the prompts that they share" if seeds > 1 else "over prompts, not seeds"
     penalties = [] if record["kl_beta"] == 0 else [f"KL penalty {record['kl_beta']:g}"]
     penalties += [] if record["length_penalty"] == 0 else [f"{record['length_penalty']:g} off for each token"]
-    clip = record.get("reward_clip")
-    penalties += [] if clip is None else [f"rewards clipped at {clip:g} sd of the start policy's samples"]
     lines = [verdict["headline"], *verdict["reasons"]]
     lines += [f"seed {one['seed']} ended early: {one['stopped']}" for one in record["seeds"] if one["stopped"]]
     lines += _watched(record)
@@ -151,7 +117,7 @@ def rlhf_findings(record: Mapping[str, Any]) -> list[str]:
         f"GRPO with the loss {record['loss']}, {record['num_steps']} steps of {record['prompts_per_step']} prompts "
         f"with {record['group_size']} samples each, learning rate {record['learning_rate']:g}"
         + "".join(f", {one}" for one in penalties),
-        f"rewards: {AGGREGATES[record['aggregate']]}, from {REWARDS[record['rewards']]}; gold: {record['judge']}",
+        f"rewards: the reward model's own, from {REWARDS[record['rewards']]}; gold: {record['judge']}",
         _samples(record.get("parity")),
         f"measured on {record['num_prompts']} held-out prompts with {record['samples_per_prompt']} samples each, "
         f"against stored samples of the start policy; 95 % intervals {intervals}",
@@ -178,8 +144,6 @@ def rlhf_section(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
         "looks": watch_rows(record),
         "needed": next((f"{look['needed']:.1f}" for one in record["seeds"] for look in _looks(one)), ""),
         "examples": watch_examples(record),
-        "refresh_headings": REFRESH_HEADINGS,
-        "refreshes": refresh_rows(record),
         "stop_headings": STOP_HEADINGS,
         "stops": stop_rows(record),
         "threshold": numbers.MISSING if rule is None else numbers.decimal(rule["threshold"]),
@@ -187,11 +151,8 @@ def rlhf_section(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def rlhf_markdown(record: Mapping[str, Any]) -> str:
-    """Verdict, points, refreshes and findings."""
+    """Verdict, points and findings."""
     parts = [f"# {escape(record['verdict']['headline'])}", text_table(RLHF_HEADINGS, rlhf_rows(record))]
-    refreshes = refresh_rows(record)
-    if refreshes:
-        parts += ["# Refreshes of the reward model", text_table(REFRESH_HEADINGS, refreshes)]
     parts.append(bullets(line.replace("<", "&lt;") for line in rlhf_findings(record)[1:]))
     return "\n\n".join(parts) + "\n"
 

@@ -12,7 +12,7 @@ def summary_markdown(results: Results) -> str:
     """Verdict, headline numbers with 95 % intervals, reasons, and where everything is."""
     verdict = results["verdict"]
     lines = [f"# {escape(verdict['headline'])}", ""]
-    lines += [f"Verdict on rung {verdict['rung']} of 4: {escape(verdict['evidence'])}", ""]
+    lines += [f"Evidence level {verdict['rung']} of 4: {escape(verdict['evidence'])}", ""]
     lines.append(f"{escape(results['run_name'])} · study {escape(results['study'])} · seed {results['seed']}")
     cards = headline_cards(results)
     rows = [(escape(card.label), card.value, escape(card.interval.removeprefix("95 %: "))) for card in cards]
@@ -24,7 +24,7 @@ def summary_markdown(results: Results) -> str:
         command = more["command"].replace("`", "")
         lines += [
             "",
-            f"What would give a stronger verdict: {escape(more['evidence'])} (rung {more['rung']}):",
+            f"Next step: {escape(more['evidence'])}:",
             "",
             f"    {command}",
         ]

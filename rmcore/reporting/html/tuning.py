@@ -1,198 +1,127 @@
-"""The report of a search for settings: one HTML file for a reader who was not there, and its numbers as text."""
+"""The report of a search for settings as Markdown: what the winner is worth, its settings, the trials."""
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import Any, Literal, TypedDict
 
 from rmcore.core.cost import money_text
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.figures.style import save
-from rmcore.reporting.figures.tuning import (
-    importance_figure,
-    optimism_figure,
-    parallel_coordinates_figure,
-    trials_history_figure,
-)
-from rmcore.reporting.figures.tuning_cost import accuracy_cost_figure
-from rmcore.reporting.html.markdown import escape
-from rmcore.reporting.html.page import date, write_page
+from rmcore.reporting.html.experiment import setting_text
+from rmcore.reporting.html.markdown import bullets, escape, text_table
+from rmcore.reporting.html.page import date
 from rmcore.reporting.schema import Metric
-from rmcore.reporting.tuning_schema import ArmRow, TrialRow, TuningResults
 
-TEMPLATE = "tuning.html.j2"
-CAPTIONS = {
-    "optimism": "The score that the winner was chosen by is the best of many noisy ones, so it flatters. What counts "
-    "is on the right: fresh seeds on test pairs that no trial saw. Bars are 95 % intervals, small points single seeds.",
-    "trials_history": "Every trial by its validation scores, thin lines join its rungs. Grey ones were given up: their "
-    "scores are after less training, so they cannot be compared with complete ones.",
-    "setting_importance": "Share of the spread of final scores that each setting explains (fANOVA, complete trials). "
-    "It says what mattered within these ranges, not which value is good.",
-    "parallel_coordinates": "A line is a trial, darker where its score is better: dark lines meet at good values. "
-    "Trials that were given up are thin.",
-    "accuracy_cost": "Complete trials by training time. The line joins those that no other beats in both.",
-}
-WORDS = {
-    "trial": "one choice of settings, trained under the seed of the search",
-    "rung": "a ninth, a third, or all of a trial's steps; after each, about two of three trials are given up",
-    "given up": "not among the best third at its rung so far, or worse than the best trial on the same prompts "
-    "(Wilcoxon's signed-rank test, one-sided, 5 %)",
-    "selected score": "the validation score by which the winner was chosen",
-    "fresh seeds": "seeds that no trial used: other initial weights, another order, other validation pairs",
-    "optimism": "selected score minus the mean validation score of the fresh seeds: how much being chosen flattered",
-    "fANOVA": "a forest fitted to the final scores, whose variance is shared out over the settings",
-}
-ARM_HEADINGS = ("", "selected", "fresh validation", "optimism", "test", "training")
-SHORT_HEADINGS = ARM_HEADINGS[:-1]
-TRIAL_HEADINGS = ("trial", "state", "score", "at", "seconds", "settings", "why")
+ARM_HEADINGS = ("", "validation, by which it was chosen", "test, fresh seeds")
 
 
-def shown(value: float | None, unit: str) -> str:
-    """A score as text."""
+class TrialRow(TypedDict):
+    """One trial."""
+
+    number: int
+    state: Literal["complete", "failed"]
+    settings: dict[str, Any]
+    """Values that it ran under, of the settings that are searched."""
+    value: float | None
+    """The objective, of a complete one."""
+    seconds: float
+    why: str
+    """Why it failed."""
+
+
+class TuningResults(TypedDict):
+    """Everything that a search found; JSON-ready."""
+
+    name: str
+    created: str
+    headline: str
+    """The verdict in one sentence."""
+    is_better: bool
+    """Whether the winner is shown to be better than the defaults on the test pairs."""
+    label: str
+    unit: str
+    model: str
+    data: str
+    num_pairs: dict[str, int]
+    """By split."""
+    seeds: list[int]
+    """Fresh seeds of the confirmation."""
+    space: dict[str, str]
+    defaults: dict[str, Any]
+    winner: dict[str, Any]
+    """The searched settings of each."""
+    winner_trial: int
+    confirmed: list[int]
+    """Trials for which the test pairs were looked at."""
+    trials: list[TrialRow]
+    test: dict[str, Metric]
+    """Means over the fresh seeds, of `winner` and `defaults`."""
+    difference: dict[str, float | None]
+    """Winner minus defaults on the test pairs: value, ci_low, ci_high."""
+    method: str
+    """How its interval was made."""
+    notes: list[str]
+    search_seconds: float
+    confirmation_seconds: float
+    price_per_hour: float | None
+    recipe: str
+    """Path of the recipe."""
+
+
+def score(value: float | None, unit: str) -> str:
+    """Return a score as text."""
     return numbers.percent(value) if unit == "share" or value is None else f"{value:.4f}"
 
 
-def with_bounds(metric: Metric, unit: str) -> str:
-    """A score with its interval as text."""
-    if metric["ci_low"] is None:
-        return shown(metric["value"], unit)
-    return f"{shown(metric['value'], unit)} [{shown(metric['ci_low'], unit)}, {shown(metric['ci_high'], unit)}]"
-
-
 def arm_rows(results: TuningResults) -> list[list[str]]:
-    """The winner and the defaults, as text."""
-    arms: list[tuple[str, ArmRow]] = [(f"winner, trial {results['winner']['trial']}", results["winner"])]
-    if results["winner"]["trial"] != 0:
-        arms.append(("defaults, trial 0", results["defaults"]))
-    return [
-        [
-            name,
-            shown(arm["selected"], results["unit"]),
-            with_bounds(arm["fresh"], results["unit"]),
-            signed(arm["optimism"], results["unit"]),
-            with_bounds(arm["test"], results["unit"]),
-            numbers.duration(arm["train_seconds"]),
-        ]
-        for name, arm in arms
-    ]
+    """Return the winner and the defaults as rows of `ARM_HEADINGS`."""
+    unit, number = results["unit"], results["winner_trial"]
+    rows, arms = [], [("defaults", 0)]
+    for name, at in [("winner", number), *arms] if number else arms:
+        test = results["test"][name]
+        low, high = (score(test[end], unit) for end in ("ci_low", "ci_high"))
+        interval = f" [{low}, {high}]" if test["ci_low"] is not None else ""
+        selected = score(results["trials"][at]["value"], unit)
+        rows.append([f"{name}, trial {at}", selected, score(test["value"], unit) + interval])
+    return rows
 
 
-def short_rows(results: TuningResults) -> list[list[str]]:
-    """The same without training times, for a terminal."""
-    return [row[:-1] for row in arm_rows(results)]
+def cost_text(results: TuningResults) -> str:
+    """Return what a search cost."""
+    search, confirmation = results["search_seconds"], results["confirmation_seconds"]
+    money = money_text(search + confirmation, results["price_per_hour"])
+    said = f"{numbers.duration(search)} of trials, {numbers.duration(confirmation)} of confirmation"
+    return f"{said}{f', {money}' if money else ''}"
 
 
-def signed(value: float, unit: str) -> str:
-    """A difference of scores as text: points of a share, nats with four digits."""
-    return f"{100 * value:+.1f} points" if unit == "share" else f"{value:+.4f}"
-
-
-def setting_text(value: Any) -> str:
-    """A setting's value as text."""
-    return "null" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def settings_text(settings: Mapping[str, Any]) -> str:
-    """Settings in one line, without the names of their sections."""
-    return ", ".join(f"{name.partition('.')[2]}={setting_text(value)}" for name, value in settings.items())
-
-
-def trial_rows(results: TuningResults) -> list[list[str]]:
-    """All trials, the best first; those that were given up after less training come later."""
-    sign = 1 if results["higher_is_better"] else -1
-
-    def order(one: TrialRow) -> tuple[float, float]:
-        return (-len(one["values"]), -sign * one["values"][-1] if one["values"] else 0.0)
-
-    return [
-        [
-            str(one["number"]),
-            one["state"],
-            shown(one["values"][-1] if one["values"] else None, results["unit"]),
-            f"{100 * one['shares'][-1]:.0f} %" if one["shares"] else numbers.MISSING,
-            f"{one['seconds']:.1f}",
-            settings_text(one["settings"]),
-            one["why"],
-        ]
-        for one in sorted(results["trials"], key=order)
-    ]
-
-
-def draw_tuning(results: TuningResults, folder: Path) -> dict[str, Path]:
-    """Draw all figures into `folder`; their paths by name."""
-    drawn = {
-        "optimism": optimism_figure(results),
-        "trials_history": trials_history_figure(results),
-        "setting_importance": importance_figure(results),
-        "parallel_coordinates": parallel_coordinates_figure(results),
-        "accuracy_cost": accuracy_cost_figure(results),
-    }
-    return {name: save(figure, folder / f"{name}.png") for name, figure in drawn.items()}
-
-
-def write_tuning_report(results: TuningResults, figures: Mapping[str, Path], recipe: str, out: Path) -> Path:
-    """Write the self-contained report of a search to `out`; returns `out`.
+def tuning_markdown(results: TuningResults, recipe: str = "") -> str:
+    """Return the report of a search.
 
     Args:
         results: everything that was found.
-        figures: PNG files by name, those of CAPTIONS.
-        recipe: text of the recipe.
-        out: HTML file to write; its folder is made.
-
-    Raises:
-        DataError: a figure is not a readable PNG file.
+        recipe: text of the recipe; left out where the page only sums up, as in Prefect's artifact view.
     """
-    return write_page(TEMPLATE, view(results, recipe), figures, CAPTIONS, out)
-
-
-def view(results: TuningResults, recipe: str) -> dict[str, Any]:
-    """Gather the values that the template prints, numbers as text."""
-    cost, states = results["cost"], [one["state"] for one in results["trials"]]
-    facts = [
-        ("pairs", results["data"]),
-        ("model", results["model"]),
-        ("objective", results["label"]),
-        ("trials", ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))),
-        ("cost", numbers.duration(cost["device_seconds"])),
+    pairs = ", ".join(f"{number} {split}" for split, number in results["num_pairs"].items())
+    settings = [
+        (name, searched, setting_text(results["defaults"][name]), setting_text(results["winner"][name]))
+        for name, searched in results["space"].items()
     ]
-    if spent := money_text(cost["device_seconds"], cost["price_per_hour"]):
-        facts.append(("money", spent))
-    return {
-        "name": results["name"],
-        "headline": results["headline"],
-        "tone": "good" if results["is_better"] else "open",
-        "facts": facts,
-        "created": date(results["created"]),
-        "definition": results["definition"],
-        "counts": f"{results['num_train']} training and {results['num_validation']} validation pairs; "
-        f"{results['num_test_prompts']} test prompts",
-        "seeds": ", ".join(map(str, results["seeds"])),
-        "method": results["method"],
-        "arm_headings": ARM_HEADINGS,
-        "arms": arm_rows(results),
-        "settings": [
-            (name, setting_text(results["defaults"]["settings"].get(name)), setting_text(value))
-            for name, value in results["winner"]["settings"].items()
-        ],
-        "trial_headings": TRIAL_HEADINGS,
-        "trials": trial_rows(results),
-        "notes": results["notes"],
-        "space": yaml.safe_dump(results["space"], sort_keys=False, allow_unicode=True, width=100),
-        "recipe": recipe,
-        "search_cost": numbers.duration(cost["search_seconds"]),
-        "confirmation_cost": numbers.duration(cost["confirmation_seconds"]),
-        "words": WORDS,
-    }
+    parts = [
+        f"# {escape(results['headline'])}",
+        escape(f"{results['model']} on {results['data']}: {pairs} pairs. {date(results['created'])}."),
+        "## What the winner is worth",
+        text_table(ARM_HEADINGS, arm_rows(results)),
+        "The validation score is the best of many noisy ones, so it flatters; the test score counts. Fresh seeds: "
+        + escape(f"{', '.join(map(str, results['seeds']))}. {results['method']}"),
+        "## The winner's settings",
+        text_table(("setting", "searched", "defaults", "winner"), settings),
+    ]
+    if recipe:
+        rows = [_trial(results, one) for one in results["trials"]]
+        parts += ["## Recipe, for `rm-opt run --config recipe.yaml`", f"```yaml\n{recipe}```", "## The trials"]
+        parts += [text_table(("trial", "state", results["label"], "seconds", "settings", "why"), rows)]
+        parts += [escape(f"Cost: {cost_text(results)}, in device time.")]
+    return "\n\n".join([*parts, *([bullets(map(escape, results["notes"]))] if results["notes"] else [])]) + "\n"
 
 
-def tuning_markdown(results: TuningResults) -> str:
-    """Say what was found, for Prefect's artifact view and a description in MLflow."""
-    lines = [f"# {escape(results['name'])}", "", escape(results["headline"]), ""]
-    lines += ["| " + " | ".join(ARM_HEADINGS) + " |", "|" + " --- |" * len(ARM_HEADINGS)]
-    lines += ["| " + " | ".join(escape(cell) for cell in row) + " |" for row in arm_rows(results)]
-    lines += ["", "| setting | defaults | winner |", "| --- | --- | --- |"]
-    for name, value in results["winner"]["settings"].items():
-        before = setting_text(results["defaults"]["settings"].get(name))
-        lines.append(f"| {escape(name)} | {escape(before)} | {escape(setting_text(value))} |")
-    return "\n".join(lines) + "\n"
+def _trial(results: TuningResults, one: TrialRow) -> list[str]:
+    settings = ", ".join(f"{name.partition('.')[2]}={setting_text(value)}" for name, value in one["settings"].items())
+    value = "" if one["value"] is None else score(one["value"], results["unit"])
+    return [str(one["number"]), one["state"], value, f"{one['seconds']:.1f}", settings, one["why"]]

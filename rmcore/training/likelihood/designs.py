@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError, DataError
-from rmcore.data.nuisance import measure_features
 from rmcore.data.observation import Kind, Observation
 from rmcore.data.survey import Scale, Survey, better_weights, survey
 from rmcore.data.tokenized import Pairs
@@ -33,7 +32,7 @@ def training_observations(config: TrainConfig, pairs: Pairs, observations: Obser
     """The observations that the likelihood is trained on; None: the loss of pairs does, `rmcore.training.losses`."""
     if config.objective == "pairs":
         return None
-    if observations is None and (config.nuisance or config.reliability):
+    if observations is None and config.reliability:
         return PairsObserved(pairs)
     return observations
 
@@ -59,7 +58,6 @@ def make_design(
         learns_combination=config.combination == "learned",
         has_choices=found.has_choices,
         annotators=_annotators(found) if config.reliability else {},
-        features=measure_features(observations, _nuisance(config, found)),
         offset=config.grade_offset and _has_offsets(found),
         beta=config.beta,
         label_smoothing=config.label_smoothing,
@@ -72,8 +70,6 @@ def make_design(
 def _refuse_settings_of_pairs(config: TrainConfig, found: Survey) -> None:
     unused = {
         "train.target_margin_scale": config.target_margin_scale is not None,
-        "train.curriculum": config.curriculum != "none",
-        "train.compile": config.compile,
         "the curvature callback": "curvature" in config.callbacks,
         "train.batching=plain": config.batching == "plain",
     }
@@ -91,8 +87,7 @@ def _shown(found: Survey) -> str:
 
 
 def _asked(config: TrainConfig) -> str:
-    asked = [f"train.{name}" for name in ("nuisance", "reliability") if getattr(config, name)]
-    return f"; {', '.join(asked)} is set" if asked else ""
+    return "; train.reliability is set" if config.reliability else ""
 
 
 def _refuse_nothing_to_learn(found: Survey) -> None:
@@ -153,11 +148,3 @@ def _has_offsets(found: Survey) -> bool:
             "graded two answers to a prompt: leave it out."
         )
     return True
-
-
-def _nuisance(config: TrainConfig, found: Survey) -> Sequence[str]:
-    if config.nuisance and not found.has_choices:
-        raise ConfigError(
-            "train.nuisance explains a part of what is preferred, and this data has grades alone: leave it out."
-        )
-    return config.nuisance

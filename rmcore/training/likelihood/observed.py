@@ -2,9 +2,7 @@
 
 Of a side the model says a reward r and, where attributes are graded, o_1 .. o_A with r = sum_a c_a o_a. Then
 
-    ranks     utilities beta (r + gamma . f), f features of the answer: `choices`. So that r leaves to gamma what goes
-              with f, and does not follow f itself, the mean of (r_i - r_j) (f_i - f_j) over training pairs is held at
-              0 by a price mu: gradient descent in the model, ascent in mu
+    ranks     utilities beta r: `choices`
     grades    eta = o_a (with one attribute: eta = s r, s learned where there are ranks to fix the scale): `grades`
     annotator a judges by the model with probability 1 - eps_a and else at random (Dawid and Skene 1979, one number an
               annotator): log((1 - eps_a) P + eps_a P_0), eps_a = sigmoid(mu + theta_a), theta_a ~ Normal(0, 1)
@@ -21,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rmcore.data.nuisance import Feature
+from rmcore.core.errors import ModelError
 from rmcore.data.survey import Scale
 from rmcore.data.tokenized_observations import Coding
 from rmcore.models.observation_batching import ObservationLabels
@@ -50,7 +48,6 @@ class Design:
         learns_combination: whether these weights are trained, by ranks.
         has_choices: whether anything is ranked.
         annotators: weighted terms of each of those with a reliability of their own; empty: all are taken at their word.
-        features: what the second head sees.
         offset: whether grades of one prompt share an offset.
         beta: scale of utilities.
         label_smoothing: of choices, where annotators have no reliabilities.
@@ -65,7 +62,6 @@ class Design:
     learns_combination: bool = False
     has_choices: bool = True
     annotators: Mapping[str, float] = field(default_factory=dict)
-    features: tuple[Feature, ...] = ()
     offset: bool = False
     beta: float = 1.0
     label_smoothing: float = 0.0
@@ -76,7 +72,7 @@ class Design:
     @property
     def coding(self) -> Coding:
         """How judgements become numbers for it."""
-        return Coding(self.scales, {name: at for at, name in enumerate(self.annotators, 1)}, self.features)
+        return Coding(self.scales, {name: at for at, name in enumerate(self.annotators, 1)})
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready record."""
@@ -89,7 +85,6 @@ class Design:
             "tie_odds": tuple(record["tie_odds"]),
             "scales": tuple(map(Scale.from_dict, record["scales"])),
             "combination": tuple(record["combination"]),
-            "features": tuple(Feature(**feature) for feature in record["features"]),
         }
         return cls(**read)
 
@@ -112,8 +107,6 @@ class Likelihood(nn.Module):
 
     Attributes:
         log_tie: (D - 1,) log delta_2 .. delta_D.
-        gamma: (F,) logits a standard deviation of each feature.
-        price: (F,) mu, the multiplier of the constraint that rewards do not go with each feature.
         log_scale: (1,) or (0,) log s.
         cuts: for each attribute its free thresholds, see `grades.free_thresholds`.
         log_sigma: (A,) of real grades.
@@ -122,8 +115,6 @@ class Likelihood(nn.Module):
     """
 
     log_tie: Tensor
-    gamma: Tensor
-    price: Tensor
     log_scale: Tensor
     log_sigma: Tensor
     log_tau: Tensor
@@ -134,8 +125,6 @@ class Likelihood(nn.Module):
         super().__init__()
         self.design = design
         self._learn("log_tie", torch.tensor(design.tie_odds[1:]).log())
-        self._learn("gamma", torch.zeros(len(design.features)))
-        self._learn("price", torch.zeros(len(design.features)))
         self._learn("log_scale", torch.zeros(int(design.has_choices and len(design.scales) == 1)))
         self.cuts = nn.ParameterList(nn.Parameter(_first_cuts(scale)) for scale in design.scales)
         self._learn("log_sigma", torch.zeros(len(design.scales)))
@@ -172,10 +161,6 @@ class Likelihood(nn.Module):
         loss = -(weights[0] * terms.choices).sum() - (weights[1] * terms.grades).sum()
         # Sharded gradients are reduced over all ranks together, so each parameter has one on every rank, if only 0.
         loss = loss + 0.0 * sum(parameter.sum() for parameter in self.parameters())
-        if len(self.price) and len(labels.ranks):
-            together = self._goes_with_features(outputs[:, 0], labels)  # (F,)
-            # Descent in the model, and the same gradient with the other sign, ascent, in the price.
-            loss = loss + self.price.detach() @ together - self.price @ together.detach()
         return loss + self._penalties(outputs[:, 0], labels), self._margins(outputs.detach(), labels)
 
     def terms(self, outputs: Tensor, labels: ObservationLabels) -> Terms:
@@ -185,7 +170,7 @@ class Likelihood(nn.Module):
     def _choices(self, rewards: Tensor, labels: ObservationLabels) -> Tensor:
         if not len(labels.ranks):
             return rewards.new_zeros(0)
-        utilities = self.design.beta * (rewards + labels.features.to(rewards.dtype) @ self.gamma)  # (S,)
+        utilities = self.design.beta * rewards  # (S,)
         smoothing = self.design.label_smoothing if self.training and not len(self.carelessness) else 0.0
         said = ranking_log_likelihood(
             utilities[labels.answers],
@@ -253,16 +238,6 @@ class Likelihood(nn.Module):
         prior = theta.square() / (2 * self._judged)
         return mixed - prior[annotators]
 
-    def _goes_with_features(self, rewards: Tensor, labels: ObservationLabels) -> Tensor:
-        """Weighted sum over ranked observations of the mean of (r_i - r_j) (f_i - f_j) over their pairs: (F,)."""
-        present = labels.ranks > 0  # (N, K)
-        number = present.sum(1)
-        ranked = rewards[labels.answers]
-        centred = (ranked - (ranked * present).sum(1, keepdim=True) / number[:, None]) * present
-        features = labels.features.to(rewards.dtype)[labels.answers]  # (N, K, F)
-        products = (centred[:, :, None] * features).sum(1)  # (N, F), as centring one factor centres the product
-        return (labels.rank_weights.to(rewards.dtype) * 2 / (number - 1)) @ products
-
     def _penalties(self, rewards: Tensor, labels: ObservationLabels) -> Tensor:
         design = self.design
         total = rewards.new_zeros(())
@@ -307,8 +282,6 @@ class Likelihood(nn.Module):
         read: dict[str, Any] = {}
         if len(self.log_tie):
             read["tie"] = {str(size): float(value) for size, value in enumerate(self.log_tie.exp(), 2)}
-        if len(self.gamma):
-            read["nuisance"] = dict(zip([one.name for one in design.features], self.gamma.tolist(), strict=True))
         if len(self.log_scale):
             read["grade_scale"] = float(self.log_scale.exp())
         for number, scale in enumerate(design.scales):
@@ -341,7 +314,18 @@ def state_of(likelihood: Likelihood) -> dict[str, Any]:
 
 
 def likelihood_from(record: Mapping[str, Any]) -> Likelihood:
-    """Read a record of `state_of` back, in evaluation mode."""
-    likelihood = Likelihood(Design.from_dict(record["design"]))
-    likelihood.load_state_dict({name: torch.tensor(values) for name, values in record["parameters"].items()})
+    """Read a record of `state_of` back, in evaluation mode.
+
+    Raises:
+        ModelError: its training explained features by a second head (`train.nuisance`), which was removed.
+    """
+    design, parameters = dict(record["design"]), dict(record["parameters"])
+    if design.pop("features", ()):  # of a version before; empty where that setting was off
+        raise ModelError(
+            "this reward model was trained with train.nuisance, which was removed: its rewards are what they were, and "
+            "its likelihood of rankings cannot be measured any more. Train again without it, or evaluate pairs."
+        )
+    likelihood = Likelihood(Design.from_dict(design))
+    left = {name: torch.tensor(values) for name, values in parameters.items() if name not in ("gamma", "price")}
+    likelihood.load_state_dict(left)
     return likelihood.eval()

@@ -81,6 +81,26 @@ def test_a_dialogue_comes_back_as_one(tmp_path):
     assert (back.prompt, back.chosen, back.rejected) == (prompt, "4,\nof course", "5")
 
 
+LINE_ENDS = "\u2028\u2029\x85\x0b\x0c\x1c\x1d\x1e\r"
+"""What `str.splitlines` splits at; only a line break ends a line of JSONL."""
+
+
+def test_labels_may_hold_any_character_that_ends_a_line_elsewhere(tmp_path):
+    pool = [PreferencePair(f"q{i}{LINE_ENDS}?", f"yes{LINE_ENDS}{i}", f"no{LINE_ENDS}{i}") for i in range(4)]
+    out = tmp_path / "labelled.jsonl"
+    for number, part in enumerate((pool[:2], pool[2:]), start=1):
+        path = write_proposal(part, tmp_path / f"{number}.csv", seed=0)
+        fill(path, lambda row: "a")
+        assert ingest(path, pool, out).num_labelled == 2 * number
+    out.write_bytes(out.read_bytes().removesuffix(b"\n"))  # an editor that leaves the last line break out
+    assert len(load_pairs(str(out)).pairs) == 4
+    with pytest.raises(DataError, match=r"labelled in .* already"):
+        ingest(path, pool, out)
+    out.write_text("[1]\n")
+    with pytest.raises(DataError, match="a line that is no label"):
+        ingest(path, pool, out)
+
+
 def broken(pool, change):
     """Rows after a labeller's mistake."""
     rows = [{"pair_id": p.pair_id, "prompt": "", "response_a": p.chosen, "response_b": p.rejected, "preferred": "a"}

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +19,13 @@ from safetensors.torch import load_file, save_file
 
 from flows.cli import app
 from rmcore.cli.guard import guard
+from rmcore.cli.measure import num_trained_on
 from rmcore.core.errors import JudgementsWantedError
 from rmcore.core.files import file_digest
 from rmcore.data.table import read_pairs, write_pairs
 from rmcore.models.preference import PREFERENCE_FILE
 from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.models.seal import write_seal
 
 
 @dataclass
@@ -148,6 +150,7 @@ def test_evaluate_takes_beta_from_the_checkpoint(checkpoint, files, tmp_path):
     records, rewards = {}, {}
     for beta in (1.0, 0.25):
         (tmp_path / "model" / PREFERENCE_FILE).write_text(json.dumps({"beta": beta}))
+        write_seal(tmp_path / "model")
         named = ["--checkpoint", tmp_path / "model", "--data", files / "test.parquet"]
         rm_opt("evaluate", *named, "--json", tmp_path / "numbers.json", "--rewards", tmp_path / "rewards.parquet")
         records[beta] = json.loads((tmp_path / "numbers.json").read_text())
@@ -165,7 +168,7 @@ def test_analyze_and_readiness_write_their_records(checkpoint, files):
     out = files / "spectrum.json"
     shared = ["--checkpoint", checkpoint, "--data", files / "test.parquet", "--json", out, "--num-pairs", 4]
     rm_opt("analyze", *shared, "--lanczos-steps", 4, "--trace-probes", 2, "--top-k", 2, "--parameters", "head")
-    spectrum = json.loads(out.read_text())["spectrum"]
+    spectrum = json.loads(out.read_text())
     assert len(spectrum["eigenvalues"]) == len(spectrum["residuals"]) == 4
     done = rm_opt("readiness", "pairs", *shared, "--train-data", files / "train.parquet")
     record = json.loads(out.read_text())
@@ -176,28 +179,47 @@ def test_analyze_and_readiness_write_their_records(checkpoint, files):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "part"), [("ggn", "gauss_newton"), ("density", "density"), ("noise", "noise")])
-def test_analyze_prints_and_writes_the_part_that_was_asked_for(checkpoint, files, kind, part):
-    out = files / f"{kind}.json"
-    sizes = ["--num-pairs", 4, "--lanczos-steps", 3, "--trace-probes", 2, "--density-vectors", 2]
-    shared = ["--checkpoint", checkpoint, "--data", files / "test.parquet", "--parameters", "head"]
-    done = rm_opt("analyze", *shared, *sizes, "--type", kind, "--json", out)
-    assert set(json.loads(out.read_text())) == {"spectrum", part}
-    assert "λmax" in done.stdout
+def test_readiness_of_labelled_pairs_passes_a_model_that_they_speak_for(checkpoint, files, tmp_path):
+    """Labels that the model agrees with, and a scale of its margins that makes it sure of them."""
+    shutil.copytree(checkpoint, tmp_path / "model")
+    (tmp_path / "model" / PREFERENCE_FILE).write_text(json.dumps({"beta": 1e4}))
+    write_seal(tmp_path / "model")
+    rm = BradleyTerryRM.from_pretrained(str(tmp_path / "model"), device="cpu")
+    for name in ("train", "test"):
+        pairs = []
+        for pair in read_pairs(files / f"{name}.parquet"):
+            rewards = rm.score([pair.prompt] * 2, [pair.chosen, pair.rejected])
+            turned = {"chosen": pair.rejected, "rejected": pair.chosen} if rewards[0] < rewards[1] else {}
+            pairs.append(replace(pair, **turned))
+        write_pairs(pairs, tmp_path / f"{name}.parquet")
+    out = tmp_path / "verdict.json"
+    shared = ["--checkpoint", tmp_path / "model", "--data", tmp_path / "test.parquet", "--num-pairs", 4, "--json", out]
+    for words, status, unmeasured in (
+        (["--train-data", tmp_path / "train.parquet"], "passes", set()),
+        ([], "unclear", {"train_test_gap"}),
+    ):
+        rm_opt("readiness", "pairs", *shared, *words)
+        record = json.loads(out.read_text())
+        assert {check["name"] for check in record["gate"] if check["value"] is None} == unmeasured
+        assert record["verdict"]["status"] == status
 
 
 @pytest.mark.slow
-def test_analyze_writes_a_page_with_the_way_to_another_checkpoint(checkpoint, files):
-    folder, other = files / "curvature", checkpoint.parent.parent / "b" / "best"
-    sizes = ["--num-pairs", 3, "--lanczos-steps", 3, "--trace-probes", 2, "--slice-points", 5, "--surface-points", 3]
-    shared = ["--checkpoint", checkpoint, "--data", files / "test.parquet", "--parameters", "head"]
-    done = rm_opt("analyze", *shared, *sizes, "--type", "slices", "--out", folder, "--other", other)
-    page = folder / "curvature.html"
-    assert str(page) in done.stdout.replace("\n", "")
-    assert page.read_text().count("data:image/png") == 3  # eigenvalues, slices, surface
-    lines = json.loads((folder / "curvature.json").read_text())["slices"]["lines"]
-    assert "other" in lines[-1]["name"]
-    assert {0.0, 1.0} <= set(lines[-1]["distances"])
+@pytest.mark.parametrize("method", ["lanczos", "power_iteration", "full", "pyhessian"])
+def test_analyze_prints_and_writes_the_spectrum_by_each_method(checkpoint, files, method):
+    if method == "pyhessian":
+        pytest.importorskip("pyhessian", reason="PyHessian is optional")
+    folder, out = files / f"curvature-{method}", files / f"{method}.json"
+    sizes = ["--num-pairs", 4, "--lanczos-steps", 3, "--trace-probes", 2, "--top-k", 2, "--parameters", "head"]
+    shared = ["--checkpoint", checkpoint, "--data", files / "test.parquet", "-t", method, "--normalized"]
+    done = rm_opt("analyze", *shared, *sizes, "--json", out, "--out", folder)
+    record = json.loads(out.read_text())
+    assert (record["method"], record["parameters"], record["num_pairs"]) == (method, "head", 4)
+    assert record["normalized"]["temperature"] > 0
+    assert json.loads((folder / "spectrum.json").read_text()) == record
+    assert (folder / "figures" / "eigenvalues.png").is_file()
+    assert "λmax" in done.stdout
+    assert "Sharpness alone says nothing" in done.stdout
 
 
 def test_score_keeps_order_and_agrees_between_pairs_and_responses(checkpoint, files, gold_pairs):
@@ -258,6 +280,8 @@ def unusable(checkpoint, files):
         weights = load_file(files / name / "model.safetensors")
         weights["score.weight"].fill_(value)
         save_file(weights, files / name / "model.safetensors", metadata={"format": "pt"})
+    for name in ("no_vocabulary", "nan", "overflowing"):
+        write_seal(files / name)
     return files
 
 
@@ -361,3 +385,24 @@ def test_ctrl_c_in_a_command_says_once_that_it_was_interrupted(capsys):
 
     assert guard(lambda: interrupted([], standalone_mode=False)) == 130
     assert capsys.readouterr().err.count("interrupted. Finished stages") == 1
+
+
+@pytest.mark.slow
+def test_pairs_that_a_checkpoint_was_trained_on_are_counted_and_others_are_not(files, checkpoint, tmp_path):
+    """By the settings beside a training, or by the artifact that a stage's manifest names; else nothing is known."""
+    train, test = (list(read_pairs(files / f"{name}.parquet")) for name in ("train", "test"))
+    out = tmp_path / "out"
+    shutil.copytree(checkpoint, out / "best")
+    assert num_trained_on(str(out / "best"), train) == 0
+    (out / "settings.json").write_text(json.dumps({"data": {"source": str(files / "train.parquet")}}))
+    assert num_trained_on(str(out / "best"), [*test, *train[:5]]) == 5
+    stage, prepared = tmp_path / "store" / "train" / "a", tmp_path / "store" / "prepare" / "b"
+    for folder, manifest in ((stage, {"inputs": {"upstream": {"prepare": "d1"}}}), (prepared, {"digest": "d1"})):
+        folder.mkdir(parents=True)
+        (folder / "MANIFEST.json").write_text(json.dumps(manifest))
+    write_pairs(train[:7], prepared / "train.parquet")
+    assert num_trained_on(str(stage / "best"), [*test, *train]) == 7
+    (prepared / "MANIFEST.json").write_text("{")
+    assert num_trained_on(str(stage / "best"), train) == 0
+    done = rm_opt("evaluate", "--checkpoint", out / "best", "--data", files / "train.parquet")
+    assert f"{len(train)} of these {len(train)} pairs are pairs that it was trained on" in done.stderr

@@ -103,7 +103,7 @@ def test_short_flags_a_named_folder_and_named_lora_targets(tmp_path, gold_pairs,
 def test_a_pair_takes_the_tutorials_word_for_its_margin():
     pair = PreferencePair(prompt="1 + 1?", chosen="2", rejected="3", margin=0.5, metadata={"source": "me"})
     assert pair == PreferencePair("1 + 1?", "2", "3", 0.5, {"source": "me"})
-    assert pair.margin == pair.target_margin == pair.to_dict()["target_margin"] == 0.5
+    assert pair.margin == pair.target_margin == pair.to_dict()["margin"] == 0.5
     assert PreferencePair("1 + 1?", "2", "3").margin is None
     assert replace(pair, margin=None, target_margin=None).margin is None
     assert replace(pair, target_margin=2.0).margin == 2.0

@@ -13,6 +13,7 @@ from flows.cli import app
 from hub_server import StoredRepository, hub_server
 from rmcore.cli.guard import guard
 from rmcore.core.errors import ModelError
+from rmcore.models.seal import SEAL_FILE, check_seal
 from rmcore.reporting.card.evidence import Found, Judgement
 from rmcore.reporting.card.model_card import CARD_FILE, name_repository, read_card, write_card
 from rmcore.serving.model_files import check_links
@@ -21,7 +22,7 @@ from warm_commands import WITHOUT_FLOWS, WarmCommands
 TOKEN = "hf_alice"
 SENT = {
     *("README.md", "chat_template.jinja", "config.json", "model.safetensors"),
-    *("rm_preference.json", "rm_rendering.json", "tokenizer.json", "tokenizer_config.json"),
+    *("rm_preference.json", "rm_rendering.json", "rm_seal.json", "tokenizer.json", "tokenizer_config.json"),
 }
 NAME = "alice/judge"
 pytestmark = pytest.mark.slow
@@ -105,15 +106,18 @@ def verdict_text(facts, status="passes", rung=1):
     return write_card(facts, [Found(judgement=judgement)], made="2026-11-25T00:00:00+00:00")
 
 
-def test_what_makes_the_model_arrives_privately_and_nothing_else(push):
+def test_what_makes_the_model_arrives_privately_and_nothing_else(push, tmp_path):
     status, said = push()
     assert status == 0, said
     stored = push.hub.repositories[NAME]
     assert stored.private
     assert stored.files.keys() == SENT
-    assert all(stored.files[name] == (push.checkpoint / name).read_bytes() for name in SENT - {CARD_FILE})
+    assert all(stored.files[name] == (push.checkpoint / name).read_bytes() for name in SENT - {CARD_FILE, SEAL_FILE})
     assert f'NAME = "{NAME}"' in stored.files[CARD_FILE].decode()
     assert read_card(stored.files[CARD_FILE]).is_as_written
+    for name, content in stored.files.items():
+        (tmp_path / name).write_bytes(content)
+    check_seal(tmp_path)  # made of what was sent, so it is whole on the other side
     assert len(stored.commits) == 1
     assert "nobody judged" in said
     assert "left out    .env, checkpoint-1, events.log, modeling_own.py, optimizer.pt" in said

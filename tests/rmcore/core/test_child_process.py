@@ -73,7 +73,7 @@ def test_stages_share_a_server_unless_a_library_would_have_read_another_variable
 
 
 def test_forks_of_a_process_share_the_server_that_it_started(start, tmp_path):
-    fork_server.start_server(os.environ)
+    fork_server._server(os.environ)
     here = server_of(start(LONG))
     reading, writing = os.pipe()
     if (pid := os.fork()) == 0:

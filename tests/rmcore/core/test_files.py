@@ -1,16 +1,30 @@
 """Files and folders that are there whole or as they were before."""
 
+import contextlib
 import hashlib
 import json
 import os
+import shutil
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from full_disk import largest_file
 from rmcore.core import files
-from rmcore.core.files import atomic_file, atomic_folder, write_json, write_text
+from rmcore.core.files import (
+    append_json_lines,
+    atomic_file,
+    atomic_folder,
+    read_json_lines,
+    write_json,
+    write_json_lines,
+    write_text,
+)
 
 
 def names(folder):
@@ -34,13 +48,76 @@ def test_whatever_ends_the_writing_leaves_the_file_before(tmp_path, error):
     def write_half():
         with atomic_file(path) as unfinished:
             unfinished.write_text("half")
-            assert names(tmp_path) == [".table.tmp", "table"]
+            assert names(tmp_path) == [unfinished.name, "table"]
             raise error
 
     with pytest.raises(type(error)):
         write_half()
     assert path.read_text() == "before"
     assert names(tmp_path) == ["table"]
+
+
+def test_writers_of_one_file_have_paths_of_their_own_and_each_one_writes_it_whole(tmp_path):
+    """Four processes write one file and one folder 50 times each; every reader finds one writer's text, whole."""
+    script = (
+        "import sys; from pathlib import Path; from rmcore.core.files import atomic_folder, write_text\n"
+        "place, text = Path(sys.argv[1]), sys.argv[2] * 20_000\n"
+        "for _ in range(50):\n"
+        "    write_text(place / 'report.html', text, durable=False)\n"
+        "    with atomic_folder(place / 'best', replace=True) as folder:\n"
+        "        (folder / 'one').write_text(text), (folder / 'two').write_text(text)\n"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", script, tmp_path, letter]) for letter in "abcd"]
+    try:
+        while any(writer.poll() is None for writer in writers):
+            with contextlib.suppress(FileNotFoundError):
+                text = (tmp_path / "report.html").read_text()
+                assert text == text[0] * 20_000
+    finally:
+        for writer in writers:
+            writer.kill()
+    assert [writer.wait() for writer in writers] == [0, 0, 0, 0]
+    assert len({(tmp_path / "best" / name).read_text() for name in ("one", "two")}) == 1
+    assert names(tmp_path) == ["best", "report.html"]
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_a_killed_writer_left_goes_with_the_next_one_and_what_a_living_one_writes_stays(tmp_path, kind):
+    begin = {"file": "atomic_file(place)", "folder": "atomic_folder(place)"}[kind]
+    script = (
+        "import sys; from pathlib import Path; from rmcore.core.files import atomic_file, atomic_folder\n"
+        f"place = Path(sys.argv[1])\nwith {begin} as own: print(own.name, flush=True); sys.stdin.read()"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", script, tmp_path / "best"], stdin=-1, stdout=-1, text=True)
+    own = writer.stdout.readline().strip()
+    try:
+        assert names(tmp_path) == [own]
+        with atomic_file(tmp_path / "best") as other:
+            assert names(tmp_path) == sorted([own, other.name])
+    finally:
+        writer.kill()
+        writer.communicate()
+    (tmp_path / ".another.0123456789abcdef.tmp").touch()
+    write_text(tmp_path / "best", "text")
+    assert names(tmp_path) == [".another.0123456789abcdef.tmp", "best"]
+
+
+def test_a_link_under_a_hidden_name_is_never_written_through(tmp_path, monkeypatch):
+    """Another user who guesses the name and puts a link there first gains nothing, and the file is written."""
+    guesses = iter(["0" * 16, "1" * 16])
+    monkeypatch.setattr(files.secrets, "token_hex", lambda _: next(guesses))
+    (tmp_path / "victim").write_text("untouched")
+    (tmp_path / f".report.{'0' * 16}.tmp").symlink_to(tmp_path / "victim")
+    with pytest.raises(FileExistsError):
+        write_text(tmp_path / "report", "text")
+    write_text(tmp_path / "report", "text")
+    assert ((tmp_path / "victim").read_text(), (tmp_path / "report").read_text()) == ("untouched", "text")
+
+
+def test_a_name_as_long_as_a_file_system_takes_can_be_written(tmp_path):
+    for name in ("n" * 255, "\u4e2d" * 85):
+        write_text(tmp_path / name, name)
+        assert (tmp_path / name).read_text() == name
 
 
 def test_a_secret_has_its_permissions_whatever_a_killed_writer_left(tmp_path):
@@ -118,6 +195,25 @@ def test_a_large_file_is_read_once_until_it_changes(large, monkeypatch):
     assert len(reads) == 2
 
 
+def test_a_link_of_a_large_file_is_known_and_a_copy_is_read(large, monkeypatch):
+    reads = count_reads(monkeypatch)
+    first = files.known_digest(large)
+    os.link(large, large.with_name("linked"))
+    shutil.copy2(large, large.with_name("copied"))  # with its times: bytes may be lost on the way
+    assert files.known_digest(large.with_name("linked")) == first
+    assert len(reads) == 1
+    assert files.known_digest(large.with_name("copied")) == first
+    assert len(reads) == 2
+
+
+def test_digests_are_remembered_in_the_users_cache_unless_a_file_is_named(large, monkeypatch):
+    monkeypatch.delenv(files.DIGESTS_VARIABLE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(large.parent / "cache"))
+    reads = count_reads(monkeypatch)
+    assert files.known_digest(large) == files.known_digest(large)
+    assert len(reads) == 1
+
+
 @pytest.mark.parametrize("case", ["just written", "small", "nowhere to remember", "damaged memory"])
 def test_what_cannot_be_remembered_is_read_again(large, monkeypatch, case):
     reads = count_reads(monkeypatch)
@@ -127,7 +223,7 @@ def test_what_cannot_be_remembered_is_read_again(large, monkeypatch, case):
         large.write_bytes(b"w")
         os.utime(large, ns=(1, 1))
     elif case == "nowhere to remember":
-        monkeypatch.delenv(files.DIGESTS_VARIABLE)
+        monkeypatch.setenv(files.DIGESTS_VARIABLE, os.devnull)
     for _ in range(2):
         files.known_digest(large)
         if case == "damaged memory":
@@ -144,7 +240,8 @@ def test_a_pipe_that_a_user_names_is_written_to_and_stays_a_pipe():
 
 
 @pytest.mark.parametrize(
-    "line", ["[1]", "7", "null", '"text"', "{", "[" * 20_000, '{"path": "PATH", "size": 8, "mtime_ns": 5}']
+    "line",
+    ["[1]", "7", "null", '"text"', "{", "[" * 20_000, '{"path": "PATH", "size": 8, "inode": "x"}'],
 )
 def test_a_damaged_memory_of_digests_costs_one_more_read(tmp_path, monkeypatch, line):
     memory, path = tmp_path / "digests.jsonl", tmp_path / "weights"
@@ -156,3 +253,17 @@ def test_a_damaged_memory_of_digests_costs_one_more_read(tmp_path, monkeypatch, 
     digest = hashlib.sha256(b"12345678").hexdigest()
     assert files.known_digest(path) == files.known_digest(path) == digest
     assert json.loads(memory.read_text().splitlines()[-1])["sha256"] == digest
+
+
+@given(
+    st.lists(st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("\u2028\u2029\x85\x0b\x0c\x1c\r\n")))
+)
+def test_lines_of_json_end_at_line_breaks_alone(tmp_path_factory, texts):
+    path = tmp_path_factory.mktemp("lines") / "rows.jsonl"
+    rows = [{"text": text} for text in texts]
+    write_json_lines(path, rows)
+    append_json_lines(path, rows)
+    assert read_json_lines(path) == [*rows, *rows]
+    with path.open("ab") as file:
+        file.write(b'{"text": "cut')
+    assert read_json_lines(path) == [*rows, *rows]

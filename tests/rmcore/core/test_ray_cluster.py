@@ -11,5 +11,5 @@ def test_a_cluster_without_a_login_is_refused_before_it_is_asked(monkeypatch, mo
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.2:6379")
     monkeypatch.setenv("RAY_AUTH_MODE", mode)
     monkeypatch.setenv("RAY_AUTH_TOKEN", token)
-    with pytest.raises(ConfigError, match="is to be used without a login"), RayCluster("--runner ray"):
+    with pytest.raises(ConfigError, match="is to be used without a login"), RayCluster("--engine ray"):
         pass

@@ -1,23 +1,20 @@
-"""Artifacts that machines share: one commit each, nothing half seen, leases that end, named refusals."""
+"""Artifacts that machines share: one commit each, nothing half seen, named refusals."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from rmcore.core.digests import make_key
 from rmcore.core.errors import ConfigError, StoreError
-from rmcore.core.leases import Lease
 from rmcore.core.shared_store import SharedStore
-from rmcore.core.store import Store, make_key
+from rmcore.core.store import Store
 from s3_server import make_bucket, s3_environment, s3_server
 
 pytest.importorskip("obstore")
@@ -44,11 +41,11 @@ def url(request, tmp_path):
     return f"{request.getfixturevalue('s3')}/{tmp_path.name}"
 
 
-def opened(url, **options):
+def opened(url):
     """A store; of a folder it is made first."""
     if url.startswith("file:///"):
         Path(url.removeprefix("file://")).mkdir(exist_ok=True)
-    return SharedStore(url, OWNER, **options)
+    return SharedStore(url, OWNER)
 
 
 def made(folder, content):
@@ -159,74 +156,6 @@ def test_a_name_that_leaves_the_artifact_is_not_written(tmp_path):
     assert not (tmp_path.parent / "outside.txt").exists()
 
 
-def test_a_lease_has_one_holder_and_is_free_afterwards(url):
-    first, second = opened(url), opened(url)
-    with first.leases.hold(KEY, "mine-seed0") as lease:
-        assert lease is not None
-        assert second.leases.holder(KEY)["run"] == "mine-seed0"
-        assert second.leases.holder(KEY)["owner"] == OWNER
-        with second.leases.hold(KEY, "theirs") as other:
-            assert other is None
-    assert second.leases.holder(KEY) is None
-    with second.leases.hold(KEY, "theirs") as other:
-        assert other is not None
-
-
-def test_of_many_who_want_a_lease_one_gets_it(url):
-    shared, together, over = [opened(url) for _ in range(6)], threading.Barrier(6), threading.Barrier(6)
-
-    def want(one):
-        together.wait(60)
-        with one.leases.hold(KEY, "mine") as lease:
-            over.wait(60)
-            return lease is not None
-
-    with ThreadPoolExecutor(6) as pool:
-        assert sum(pool.map(want, shared)) == 1
-
-
-def test_a_holder_that_stopped_loses_its_lease_and_hears_of_it(url):
-    """It was only asleep, as a machine that swaps: what it computes must end, and what the other one does must not."""
-    code = (
-        f"shared = SharedStore(url, {{'host': 'there', 'pid': '7'}}, lease_seconds=3.0)\n"
-        f"with shared.leases.hold({KEY!r}, 'theirs') as lease:\n"
-        "    with lease.ending(lambda: print('ended', flush=True)):\n"
-        "        print('held', flush=True)\n        lease.lost.wait()\n"
-    )
-    holder = program(url, code)
-    assert holder.stdout.readline() == "held\n"
-    mine = opened(url, lease_seconds=3.0)
-    began = time.monotonic()
-    while time.monotonic() - began < 5:  # renewed all the time: longer than a lease lasts, it stays its holder's
-        with mine.leases.hold(KEY, "mine") as lease:
-            assert lease is None
-    holder.send_signal(signal.SIGSTOP)
-    while True:
-        with mine.leases.hold(KEY, "mine") as lease:
-            if lease is not None:
-                holder.send_signal(signal.SIGCONT)
-                assert holder.stdout.readline() == "ended\n"
-                assert not lease.lost.is_set()
-                assert mine.leases.holder(KEY)["run"] == "mine"
-                break
-    assert holder.wait(60) == 0
-
-
-def test_a_holder_that_is_known_to_have_died_is_not_waited_for(url):
-    code = (
-        f"with SharedStore(url, {{}}).leases.hold({KEY!r}, 'theirs'):\n"
-        "    print('held', flush=True)\n    sys.stdin.read()"
-    )
-    holder = program(url, code)
-    assert holder.stdout.readline() == "held\n"
-    holder.kill()
-    holder.wait()
-    with opened(url).leases.hold(KEY, "mine") as lease:
-        assert lease is None
-    with opened(url, has_died=lambda owner: owner == {}).leases.hold(KEY, "mine") as lease:
-        assert lease is not None
-
-
 KEPT = ("resume", "drawn.jsonl", "metrics.jsonl")
 
 
@@ -251,58 +180,28 @@ def test_what_a_stage_has_saved_goes_on_elsewhere_and_the_last_to_save_is_believ
     here, there = saved(tmp_path / "a", 5, "five"), Store(tmp_path / "b").unfinished("train", KEY)
     there.mkdir(parents=True)
     assert not second.take_state("train", KEY, there, KEPT)
-    first.keep_state("train", KEY, here, KEPT, Lease())
+    first.keep_state("train", KEY, here, KEPT)
     assert second.take_state("train", KEY, there, KEPT)
     assert content(there) == {name: text for name, text in content(here).items() if "half" not in name}
     assert not first.take_state("train", KEY, here, KEPT)  # its own: what lies here is as new, or newer
 
     (there / "resume" / "step_5").rename(there / "resume" / "step_9")
     (there / "resume" / "step_9" / "state.pt").write_text("nine")
-    second.keep_state("train", KEY, there, KEPT, Lease())
+    second.keep_state("train", KEY, there, KEPT)
     assert first.take_state("train", KEY, here, KEPT)
     assert content(here) == content(there)
     assert len(first.objects.list(f"states/train/{KEY}/")) == 3  # those of step 5 have gone
 
 
-def test_who_lost_the_lease_does_not_write_over_what_its_new_holder_saved(url, tmp_path):
-    shared, lost = opened(url), Lease()
-    shared.keep_state("train", KEY, saved(tmp_path / "b", 9, "nine"), KEPT, Lease())
-    lost.lose()
-    SharedStore(url, {"host": "late"}).keep_state("train", KEY, saved(tmp_path / "a", 5, "five"), KEPT, lost)
-    out = tmp_path / "c"
-    out.mkdir()
-    assert SharedStore(url, {"host": "c"}).take_state("train", KEY, out, KEPT)
-    assert "resume/step_9/state.pt" in content(out)
-
-
 def test_states_that_are_not_all_there_leave_what_lies_here_alone(url, tmp_path):
     shared = opened(url)
-    shared.keep_state("train", KEY, saved(tmp_path / "a", 9, "nine"), KEPT, Lease())
+    shared.keep_state("train", KEY, saved(tmp_path / "a", 9, "nine"), KEPT)
     shared.objects.delete(shared.objects.list(f"states/train/{KEY}/")[0][0])
     here = saved(tmp_path / "b", 5, "five")
     before = content(here)
     assert not SharedStore(url, {"host": "b"}).take_state("train", KEY, here, KEPT)
     assert content(here) == before
     assert [path.name for path in here.parent.iterdir()] == [here.name]
-
-
-def test_a_renewal_whose_answer_was_lost_ends_nothing(url, monkeypatch):
-    """The store wrote it, and the machine that asked does not know."""
-    shared = opened(url, lease_seconds=3.0)
-    swapped, lost = shared.objects.swap, []
-
-    def answer_lost(place, content, token):
-        done = swapped(place, content, token)
-        if not lost and b"renewal" in content:
-            lost.append(done)
-            raise StoreError("the answer did not arrive")
-        return done
-
-    with shared.leases.hold(KEY, "mine") as lease:
-        monkeypatch.setattr(shared.objects, "swap", answer_lost)
-        assert not lease.lost.wait(5)  # longer than it lasts without a renewal
-    assert lost
-    assert opened(url).leases.holder(KEY) is None
 
 
 def test_garbage_is_what_nobody_used_for_long_and_what_nothing_names(url, tmp_path):
@@ -360,14 +259,10 @@ def test_a_folder_without_rights_is_named(tmp_path):
         opened(f"file://{tmp_path}/shared")
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"owner": 1', b'"lease"'])
-def test_a_damaged_lease_holds_nothing_and_damaged_states_are_none(tmp_path, damage):
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"files": 1', b'"files"'])
+def test_damaged_states_are_none(tmp_path, damage):
     shared = opened(f"file://{tmp_path}/shared")
-    shared.objects.write(f"leases/{KEY}.json", damage)
     shared.objects.write(f"states/train/{KEY}.json", damage)
-    assert shared.leases.holder(KEY) is None
-    with shared.leases.hold(KEY, "mine") as lease:
-        assert lease is not None
     (tmp_path / "out").mkdir()
     assert not shared.take_state("train", KEY, tmp_path / "out", KEPT)
     assert list((tmp_path / "out").iterdir()) == []
@@ -395,7 +290,7 @@ def test_a_manifest_that_was_changed_is_refused(url, tmp_path):
     shared, store = opened(url), made(tmp_path / "a", "ours")
     shared.push(store, "prepare", KEY)
     place = f"manifests/prepare/{KEY}.json"
-    record = json.loads(shared.objects.read(place)[0])
+    record = json.loads(shared.objects.read(place))
     record["manifest"]["files"]["pairs.txt"]["sha256"] = "0" * 64
     shared.objects.write(place, json.dumps(record).encode())
     with pytest.raises(StoreError, match="not what was written"):

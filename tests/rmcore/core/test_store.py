@@ -9,19 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rmcore.core.digests import SEAL, canonical_json, make_key
 from rmcore.core.errors import StoreError
 from rmcore.core.files import file_digest
 from rmcore.core.store import (
     LEASES,
     MANIFEST,
-    SEAL,
     TIMES,
     UNFINISHED,
     ArtifactStatus,
     Store,
-    canonical_json,
     explain,
-    make_key,
 )
 
 JSON = st.recursive(
@@ -157,7 +155,7 @@ def test_a_copied_store_is_digested_once_where_the_copy_has_new_times(store, tmp
     assert digested == []
 
 
-@pytest.mark.parametrize("times", [None, "{", "[]"])
+@pytest.mark.parametrize("times", [None, "{", "[]", "[" * 100_000], ids=["absent", "cut", "list", "nested"])
 def test_lost_times_cost_a_look_at_the_content_and_nothing_else(store, monkeypatch, times):
     key = publish(store, {"lr": 1})
     place = store.find("train", key) / TIMES

@@ -12,6 +12,7 @@ from rmcore.cli.guard import guard
 from rmcore.data.pair import Message, PreferencePair, is_blank
 from rmcore.data.readers.sources import load_pairs
 from rmcore.data.table import write_converted
+from tests.support.turn_fields import FIELDS
 
 FIXTURES = Path(__file__).with_name("fixtures")
 FORMS = [".parquet", ".jsonl"]
@@ -23,7 +24,7 @@ def rm_opt(*arguments):
 
 texts = st.text(min_size=1, max_size=12).filter(lambda text: not is_blank(text))
 dialogues = st.lists(
-    st.builds(Message, st.sampled_from(["system", "user", "assistant"]), texts), min_size=2, max_size=4
+    st.builds(Message, st.sampled_from(["system", "user", "assistant"]), texts, FIELDS), min_size=2, max_size=4
 )
 metadata_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),

@@ -36,6 +36,29 @@ EXPECTED = {
     "tabs.csv": ("plain strings", [(FRUIT, "An apple, for one.", "A chair.", None)], {}),
     "tabs.tsv": ("plain strings", [(FRUIT, "An apple; or a pear.", "A chair.", None)], {}),
     "one_message.jsonl": ("message lists", [FRUIT_PAIR], {}),
+    "alpaca.jsonl": (
+        "plain strings",
+        [("Name a thing.\na fruit", *FRUIT_PAIR[1:]), TOOL_PAIR, TOOL_PAIR],
+        {"wrong type": 1},
+    ),
+    "alpaca_ranked.jsonl": ("ranked answers", [("Name a thing.\na fruit", *FRUIT_PAIR[1:3], 2.0)], {}),
+    "sharegpt.jsonl": (
+        "message lists",
+        [FRUIT_PAIR, ((Message("system", "Be brief."), Message("user", TOOL)), *TOOL_PAIR[1:])],
+        {"missing value": 1},
+    ),
+    "messages_asked.jsonl": ("plain strings", [FRUIT_PAIR], {}),
+    "swift.jsonl": (
+        "ms-swift",
+        [((Message("system", "Be brief."), Message("user", FRUIT)), *FRUIT_PAIR[1:]), FRUIT_PAIR],
+        {"empty rejected": 1, "no final assistant turn": 1, "one side twice": 1},
+    ),
+    "several_rejected.jsonl": (
+        "one chosen and several rejected",
+        [FRUIT_PAIR, (FRUIT, "An apple.", "A road.", None), TOOL_PAIR, TOOL_PAIR],
+        {"fewer than two answers": 1, "missing value": 1},
+    ),
+    "role_names.jsonl": ("message lists", [FRUIT_PAIR, TOOL_PAIR], {}),
     "openai.jsonl": (
         "OpenAI preferences",
         [((Message("system", "Be brief."), Message("user", FRUIT)), "An apple.", "A chair.", None), TOOL_PAIR],
@@ -63,6 +86,18 @@ EXPECTED = {
         {"fewer than two answers": 1, "missing value": 1},
     ),
     "stack_exchange.jsonl": ("Stack Exchange pairs", [FRUIT_PAIR, TOOL_PAIR], {"empty rejected": 1}),
+    "autoj.jsonl": ("Auto-J", [FRUIT_PAIR, TOOL_PAIR], {"winner not understood": 1}),
+    "pandalm.json": (
+        "PandaLM",
+        [
+            ("Name a thing.\na fruit", *FRUIT_PAIR[1:]),
+            ("Name a thing.\na fruit", *FRUIT_PAIR[1:]),
+            ("Name a thing.\na fruit", "A chair.", "An apple.", None),
+            TOOL_PAIR,
+            TOOL_PAIR,
+        ],
+        {},
+    ),
     "label_studio.json": (
         "Label Studio",
         [FRUIT_PAIR, (FRUIT, "A chair.", "An apple.", None), TOOL_PAIR],

@@ -351,14 +351,18 @@ PINNED = {"length": "0efcbb5e4b98879f", "flattery": "c9ae8a52132966a4", "none": 
 @pytest.mark.parametrize("shortcut", PINNED)
 def test_a_new_shortcut_leaves_the_worlds_of_the_others_as_they_were(shortcut):
     world = generate_pairs(GoldConfig(num_prompts=40, shortcut=shortcut), seed=3)
-    rows = [pair.to_dict() for pair in world.pairs + world.ood_pairs]
+    as_then = {"margin": "target_margin"}  # its name when these digests were made
+    rows = [
+        {as_then.get(name, name): value for name, value in pair.to_dict().items()}
+        for pair in world.pairs + world.ood_pairs
+    ]
     for row in rows:
         assert 0 <= row["metadata"].pop("chosen_probability") <= 1  # younger than these digests
     assert hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16] == PINNED[shortcut]
 
 
 def num_claims(text):
-    return gold.shortcut_amount("claims", text)
+    return sum(text.count(one) for one in CLAIMS)
 
 
 def test_claims_are_in_their_own_world_only_and_cost_gold_at_the_extreme():

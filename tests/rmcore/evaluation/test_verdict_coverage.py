@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from rmcore.evaluation.verdicts.estimate import SeedSample, estimate_over_seeds, variance_prior
+from rmcore.evaluation.verdicts.estimate import SeedSample, collapsed, estimate_over_seeds, variance_prior
 
 pytestmark = pytest.mark.slow
 
@@ -127,7 +127,7 @@ def test_intervals_with_a_variance_borrowed_from_other_arms_cover(num_seeds, unl
     """Four arms whose seeds scatter alike, or one of which scatters five times as much.
 
     Covered are an experiment's differences on the whole: that of the arm unlike the others is covered less often, as
-    two or three seeds cannot tell it from them (benchmarks/RESULTS.md has each).
+    two or three seeds cannot tell it from them (benchmarks/results/verdict-coverage.md has each).
     """
     rng, num_prompts, trials = np.random.default_rng([num_seeds, int(10 * unlike)]), 80, 400
     seed_sd = np.array([0.1, 0.1, 0.1, unlike])
@@ -166,3 +166,47 @@ def test_two_seeds_that_agree_are_no_certainty_about_seeds():
         p_values.append(1.0 if estimate.p_value(0.0) is None else estimate.p_value(0.0))
     for level in (0.05, 0.005, 0.001):
         assert np.mean(np.array(p_values) < level) <= level + 3 * np.sqrt(level / trials)
+
+
+@pytest.mark.parametrize(("num_seeds", "at_least"), [(5, 0.88), (8, 0.96)])
+def test_seeds_that_collapse_are_found_and_intervals_with_them_cover(num_seeds, at_least):
+    """A tenth of the trainings of both arms end at chance; without any, no seed is said to have."""
+    rng, trials = np.random.default_rng(num_seeds), 1500
+    values = 0.7 + 0.012 * rng.normal(size=(trials, 2, num_seeds))
+    healthy = [collapsed(arm, np.zeros(num_seeds)) for experiment in values for arm in experiment]
+    assert not any(healthy)
+    broken = rng.random(values.shape) < 0.1
+    values = np.where(broken, 0.5 + 0.01 * rng.normal(size=values.shape), values)
+    named = np.zeros_like(broken)
+    for place in np.ndindex(trials, 2):
+        named[place][collapsed(values[place], np.zeros(num_seeds))] = True
+    assert named[broken].mean() >= at_least
+    assert not named[~broken].any()
+    covered = []
+    for experiment in values[named.any(axis=(1, 2))]:
+        found = estimate_over_seeds(
+            [SeedSample(float(value), None) for value in experiment[0] - experiment[1]],
+            num_prompts=None,
+            prompts_shared=False,
+        )
+        covered.append(found.ci_low <= 0 <= found.ci_high)
+    assert np.mean(covered) >= 0.92
+
+
+@pytest.mark.parametrize("num_seeds", [3, 5, 8])
+def test_where_none_of_one_arms_trainings_collapsed_the_interval_holds_what_it_is_called_after(num_seeds):
+    """A tenth of one arm's collapse, by 0.2: the difference if none does is covered, that of all trainings is not, so
+    the interval is called one "if no training collapses" (`rmcore.study.analysis`).
+    """
+    rng, trials = np.random.default_rng(num_seeds), 1500
+    differences = 0.015 * rng.normal(size=(trials, num_seeds))
+    kept = differences[~(rng.random(differences.shape) < 0.1).any(axis=1)]
+    covered = {"if no training collapses": [], "of all trainings": []}
+    for seeds in kept:
+        found = estimate_over_seeds(
+            [SeedSample(float(value), None) for value in seeds], num_prompts=None, prompts_shared=False
+        )
+        for name, truth in (("if no training collapses", 0.0), ("of all trainings", -0.1 * 0.2)):
+            covered[name].append(found.ci_low <= truth <= found.ci_high)
+    assert np.mean(covered["if no training collapses"]) >= 0.92
+    assert np.mean(covered["of all trainings"]) < 0.92

@@ -182,9 +182,9 @@ def test_effects_are_those_of_texts_scored_one_by_one(kind, rm, gold_pairs):
 def test_all_texts_of_an_answer_share_the_prompt_in_packed_rows(rm, gold_pairs, monkeypatch):
     """The prompt is computed once a row, and a row holds as many texts as the budget allows."""
     rows = []
-    computed = rm.output_chunk
+    laid_out = rm._rows_of
     monkeypatch.setattr(
-        rm, "output_chunk", lambda sides, chunk, **how: rows.append((sides, chunk)) or computed(sides, chunk, **how)
+        rm, "_rows_of", lambda sides, chunk, packing: rows.append((sides, chunk)) or laid_out(sides, chunk, packing)
     )
     ((prompt, answer),) = sides_of(gold_pairs, 1)
     (found,) = span_effects(rm, [(prompt, answer)], "sentence")

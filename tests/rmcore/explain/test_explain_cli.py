@@ -15,10 +15,9 @@ from rmcore.models.reward_model import BradleyTerryRM
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory, gold_pairs, tiny_folder):
-    """Held-out pairs and pairs that were trained on, beside a model that knows nothing."""
+    """Held-out pairs, and a model that knows nothing."""
     folder = tmp_path_factory.mktemp("explain")
     write_pairs(gold_pairs[:40], folder / "test.parquet")
-    write_pairs(gold_pairs[60:80], folder / "train.parquet")
     with torch.random.fork_rng():
         BradleyTerryRM.from_pretrained(tiny_folder, device="cpu", max_seq_len=128).save(folder / "model")
     return folder
@@ -33,13 +32,11 @@ def run(files, *words):
     return done.output, json.loads((files / "found.json").read_text()), (files / "page.html").read_text()
 
 
-def test_the_worst_mistakes_with_the_training_pairs_behind_them(files):
-    data = ("--data", files / "test.parquet", "--train", files / "train.parquet")
-    said, record, page = run(files, *data, "--mistakes", 2, "--train-pairs", 10)
+def test_the_worst_mistakes(files):
+    said, record, page = run(files, "--data", files / "test.parquet", "--mistakes", 2)
     assert f"{record['num_mistakes']} of 40 held-out pairs are ranked against their label" in said
     assert len(record["pairs"]) == 2
     assert record["checkpoint_digest"]
-    assert "of 10 training pairs, drawn from 20" in said
     for pair in record["pairs"]:
         assert f"pair {pair['pair_id']}  margin {pair['margin']:+.3f}" in said
         assert pair["pair_id"] in page
@@ -47,10 +44,9 @@ def test_the_worst_mistakes_with_the_training_pairs_behind_them(files):
 
 def test_one_pair_by_the_beginning_of_its_id(files, gold_pairs):
     pair = gold_pairs[7]
-    said, record, page = run(files, "--data", files / "test.parquet", "--row", pair.pair_id[:10])
+    _, record, page = run(files, "--data", files / "test.parquet", "--row", pair.pair_id[:10])
     assert [one["pair_id"] for one in record["pairs"]] == [pair.pair_id]
     assert record["num_pairs"] is None
-    assert "No training pairs were given" in said
     assert "Kinds of mistakes" not in page
     with pytest.raises(ConfigError, match=r"no pair of .* has such an id"):
         run(files, "--data", files / "test.parquet", "--row", "xyz")
@@ -83,9 +79,7 @@ def test_an_answer_of_ones_own_alone_and_against_another(files):
         (("--prompt", "Hi"), "--prompt and --response go together"),
         (("--response", "Hi"), "--prompt and --response go together"),
         (("--prompt", "Hi", "--response", "Ho", "--row", "a"), "--row names a pair of --data"),
-        (("--prompt", "Hi", "--response", "Ho", "--against", "Hm", "--train", "x"), "takes held-out pairs"),
         (("--data", "x", "--prompt", "Hi", "--response", "Ho"), "name what is to be explained"),
-        (("--data", "x", "--train", "y", "--train-pairs", "0"), "--train-pairs 0 leaves none"),
     ],
 )
 def test_calls_that_mean_nothing_are_refused_before_anything_is_read(files, words, why):

@@ -1,6 +1,5 @@
-"""All parts as one record: each alone as together, comparable between models, and whole as figures and numbers."""
+"""The record of a curvature: its error over prompts, comparable between models, and whole as numbers and a figure."""
 
-import itertools
 import json
 from types import SimpleNamespace
 
@@ -10,102 +9,83 @@ import torch
 from torch import nn
 
 from rmcore.config.landscape import LandscapeConfig
-from rmcore.core.errors import ConfigError
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
-from rmcore.landscape import measure as module
-from rmcore.landscape.budget import TimeBudget
-from rmcore.landscape.measure import PARTS, measure_curvature
+from rmcore.landscape.analyzer import HessianAnalyzer
+from rmcore.landscape.measure import MAX_GROUPS, error_over_prompts, measure_curvature
+from rmcore.landscape.operators import LossHessian
 from rmcore.landscape.sample import CurvatureSample
-from rmcore.reporting.html.curvature import view
 from rmcore.stages.landscape import write_curvature
 
-SMALL = LandscapeConfig(
-    num_pairs=8,
-    minutes=60.0,
-    lanczos_steps=63,
-    trace_probes=2,
-    layer_steps=20,
-    density_vectors=2,
-    slice_points=5,
-    surface_points=3,
-)
+SMALL = LandscapeConfig(num_pairs=8, lanczos_steps=63, trace_probes=2)
 
 
-@pytest.fixture(scope="module")
-def sample():
-    rng = np.random.default_rng(0)
+def draw(num_pairs, num_prompts, seed=0):
+    rng = np.random.default_rng(seed)
 
     def side():
         return TokenizedSide(rng.integers(1, 8, int(rng.integers(2, 7))).tolist(), 0)
 
-    pairs = [TokenizedPair(f"p{index}", side(), side()) for index in range(8)]
-    return CurvatureSample(pairs, [f"prompt {index % 5}" for index in range(8)], 0)
+    pairs = [TokenizedPair(f"p{index}", side(), side()) for index in range(num_pairs)]
+    return CurvatureSample(pairs, [f"prompt {index % num_prompts}" for index in range(num_pairs)], 0)
 
 
-def measure(model, sample, *parts, **settings):
-    config = SMALL.model_copy(update={"parts": parts, **settings})
-    return measure_curvature(model, sample, config, seed=1, report=lambda *at: None)
+@pytest.fixture(scope="module")
+def sample():
+    return draw(8, 5)
 
 
-@pytest.mark.slow
-def test_every_part_is_measured_and_none_changes_another(tiny, sample):
-    together = measure(tiny, sample, *PARTS)
-    assert set(together) == {"spectrum", *PARTS}
-    assert json.loads(json.dumps(together, allow_nan=False))
-    for part in PARTS:
-        alone = measure(tiny, sample, part)
-        assert set(alone) == {"spectrum", part}
-        assert alone["spectrum"] == together["spectrum"]
-        assert json.dumps(alone[part]) == json.dumps(together[part]), part
+def measure(model, sample, **settings):
+    return measure_curvature(model, sample, SMALL.model_copy(update=settings), seed=1, report=lambda *at: None)
 
 
-@pytest.mark.slow
-def test_a_budget_that_suffices_changes_nothing(tiny, sample):
-    assert measure(tiny, sample, *PARTS, minutes=60.0) == measure(tiny, sample, *PARTS, minutes=1e9)
+@pytest.mark.parametrize("method", ["lanczos", "power_iteration", "full"])
+def test_the_record_is_the_analyzers_and_whole_as_json(tiny, sample, method):
+    record = measure(tiny, sample, method=method, normalized=True)
+    alone = HessianAnalyzer(tiny).compute_spectrum(
+        sample.batches, method, SMALL.top_k, num_steps=63, trace_probes=2, seed=1
+    )
+    extra = {"over_prompts", "normalized"}
+    assert {name: value for name, value in record.items() if name not in extra} == alone.to_dict()
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+    over = record["over_prompts"]
+    assert (over["standard_error"] is None) == (record["lambda_max"] is None) == bool(over["reasons"])
 
 
-def test_the_fewer_pairs_are_held_to_the_budget_too(tiny, sample, monkeypatch):
-    """A clock that ticks with each report: fewer pairs are no faster, so four of the eight are too slow as well."""
-    limits = []
-
-    def budget(minutes):
-        limits.append(minutes)
-        return TimeBudget(1.2, clock=itertools.count().__next__)
-
-    monkeypatch.setattr(module, "TimeBudget", budget)
-    record = measure(tiny, sample, "normalized", minutes=None)
-    assert limits == [1.0]  # on a CPU
-    assert record["spectrum"]["num_pairs"] == 2
-
-
-def test_without_time_two_pairs_and_the_ends_are_left_and_the_rest_is_said(tiny, sample):
-    record = measure(tiny, sample, *PARTS, minutes=1e-9)
-    assert record["spectrum"]["num_pairs"] == 2
-    assert "2 of the 8 pairs were taken" in record["left_out"][0]
-    named = {sentence.split()[1]: sentence for sentence in record["left_out"][1:]}
-    for part in PARTS:
-        assert (part in record) != (part in named)  # one that ends with its first report is there
-        assert part in record or "was left out: it would have taken about" in named[part]
-    assert {"density", "layers", "slices", "normalized"} <= named.keys()
-    assert {f"{sentence}." for sentence in record["left_out"]} <= set(view(record)["measured"])
-    alone = measure(tiny, sample.some(2, 1))
-    assert record["spectrum"] == alone["spectrum"]
+def test_the_forms_of_the_groups_have_the_eigenvalue_as_their_mean_and_its_jackknife_error(tiny, sample):
+    """A delete-a-group jackknife of the same mean, computed from the dense matrix of each pair."""
+    hessian = LossHessian(tiny, sample.batches)
+    vector = torch.randn(hessian.num_parameters, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    vector /= vector.norm()
+    found = error_over_prompts(tiny, sample, vector, SMALL, lambda *at: None)
+    groups = sample.prompt_groups(MAX_GROUPS)
+    assert (found["num_groups"], found["num_prompts"]) == (5, 5)
+    forms = np.array([float(vector @ LossHessian(tiny, group.batches).product(vector)) for group in groups])
+    sizes = np.array([len(group.pairs) for group in groups])
+    whole = float(vector @ hessian.product(vector))
+    assert (forms * sizes).sum() / 8 == pytest.approx(whole, rel=1e-9)
+    without = [((forms * sizes).sum() - f * s) / (8 - s) for f, s in zip(forms, sizes, strict=True)]
+    jackknife = np.sqrt(4 / 5 * ((np.array(without) - np.mean(without)) ** 2).sum())
+    assert found["standard_error"] == pytest.approx(jackknife, rel=0.3)  # equal to first order in 1 / G
 
 
 @pytest.mark.slow
-def test_the_parts_agree_where_they_measure_the_same(tiny, sample):
-    record = measure(tiny, sample, *PARTS)
-    top = record["spectrum"]["lambda_max"]
-    assert record["noise"]["lambda_max"]["value"] == pytest.approx(top, rel=1e-9)
-    trace = record["spectrum"]["trace_estimate"]  # the same probes everywhere
-    assert record["noise"]["trace"]["value"] == pytest.approx(trace, rel=1e-9)
-    assert sum(block["trace"] for block in record["layers"]["blocks"]) == pytest.approx(trace, rel=1e-9)
-    assert record["density"]["lambda_high"] == pytest.approx(top, rel=1e-6)
-    assert max(block["lambda_max"] for block in record["layers"]["blocks"]) <= top * (1 + 1e-9)  # Cauchy's interlacing
-    along = record["slices"]["lines"][0]
-    assert along["curvature"] == top
-    middle = len(along["distances"]) // 2
-    assert along["loss"][middle] == pytest.approx(along["loss_at_model"], rel=1e-12)
+def test_the_error_over_prompts_covers_what_other_prompts_give(tiny):
+    """The form of a fixed vector over fresh samples varies as much as each sample says."""
+    size = LossHessian(tiny, draw(2, 2).batches).num_parameters
+    vector = torch.randn(size, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    vector /= vector.norm()
+    values, errors = [], []
+    for seed in range(60):
+        fresh = draw(32, 16, seed)
+        values.append(float(vector @ LossHessian(tiny, fresh.batches).product(vector)))
+        errors.append(error_over_prompts(tiny, fresh, vector, SMALL, lambda *at: None)["standard_error"])
+    assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(np.std(values, ddof=1), rel=0.3)
+
+
+def test_one_prompt_gives_no_error_and_says_so(tiny):
+    over = measure(tiny, draw(4, 1))["over_prompts"]
+    assert over["standard_error"] is None
+    assert "one prompt" in over["reasons"]["standard_error"]
 
 
 class Scaled(nn.Module):
@@ -119,39 +99,28 @@ class Scaled(nn.Module):
         return SimpleNamespace(logits=self.inner(**rows).logits * self.factor)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("factor", [0.1, 10.0])
 def test_at_margins_of_size_1_the_scale_of_the_rewards_does_not_matter(tiny, sample, factor):
-    plain, scaled = (measure(model, sample, "normalized") for model in (tiny, Scaled(tiny, factor)))
-    assert scaled["spectrum"]["lambda_max"] != pytest.approx(plain["spectrum"]["lambda_max"], rel=0.1)
+    plain, scaled = (measure(model, sample, normalized=True) for model in (tiny, Scaled(tiny, factor)))
+    assert scaled["lambda_max"] != pytest.approx(plain["lambda_max"], rel=0.1)
     assert scaled["normalized"]["temperature"] == pytest.approx(factor * plain["normalized"]["temperature"], rel=1e-9)
-    for end in ("lambda_max", "lambda_min"):
-        assert scaled["normalized"][end] == pytest.approx(plain["normalized"][end], rel=1e-6)
+    assert scaled["normalized"]["lambda_max"] == pytest.approx(plain["normalized"]["lambda_max"], rel=1e-6)
 
 
 def test_margins_of_zero_have_no_size_and_a_reason(tiny, sample):
     with torch.no_grad():
         tiny.score.weight.zero_()
-    record = measure(tiny, sample, "normalized")["normalized"]
-    assert "lambda_max" not in record
+    record = measure(tiny, sample, normalized=True)["normalized"]
+    assert record["lambda_max"] is None
     assert "margin" in record["reasons"]["lambda_max"]
 
 
-def test_another_checkpoint_needs_slices(tiny, sample):
-    config = SMALL.model_copy(update={"parts": ()})
-    with pytest.raises(ConfigError, match="add slices"):
-        measure_curvature(tiny, sample, config, seed=0, report=lambda *at: None, other=tiny)
-
-
-@pytest.mark.slow
-def test_the_artifact_holds_the_record_its_numbers_and_its_figures(tiny, sample, tmp_path):
-    record = measure(tiny, sample, *PARTS)
+def test_the_artifact_holds_the_record_its_numbers_and_its_figure(tiny, sample, tmp_path):
+    record = measure(tiny, sample, normalized=True)
     write_curvature(record, tmp_path)
-    assert json.loads((tmp_path / "curvature.json").read_text()) == json.loads(json.dumps(record))
-    figures = {path.stem for path in (tmp_path / "figures").glob("*.png")}
-    assert figures == {"eigenvalues", "hessian_and_gauss_newton", "density", "layers", "slices", "surface"}
+    assert json.loads((tmp_path / "spectrum.json").read_text()) == json.loads(json.dumps(record))
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {"eigenvalues.png"}
     metrics = json.loads((tmp_path / "summary.json").read_text())["metrics"]
     assert metrics["hessian/test_lambda_max_normalized"] == record["normalized"]["lambda_max"]
-    curved = metrics["hessian/test_gauss_newton_lambda_max"]
-    assert curved["ci_low"] <= curved["value"] <= curved["ci_high"]
+    assert metrics["hessian/test_lambda_max_standard_error"] == record["over_prompts"]["standard_error"]
     assert all(name.count("/") == 1 for name in metrics)

@@ -42,7 +42,7 @@ def test_micro_batches_hold_every_pair_once_under_the_budget_with_its_prompt(len
         for pair in zip(*(mask.sum(1).tolist() for mask in rows.attention_mask.chunk(2)), strict=True)
     ]
     assert sorted(found) == sorted(lengths)
-    assert [str(pair) for pair in found] == sample.batch_prompts
+    assert [str(pair) for pair in found] == [sample.prompts[index] for group in sample.order for index in group]
     longest = max(max(pair) for pair in lengths)
     assert max(rows.num_tokens for rows in sample.batches) <= max(CURVATURE_TOKEN_BUDGET, 2 * longest)
 

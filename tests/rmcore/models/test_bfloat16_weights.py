@@ -21,6 +21,7 @@ from rmcore.models.batching import pad_pairs
 from rmcore.models.head import is_reward_head
 from rmcore.models.precision import float32_head
 from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.models.seal import write_seal
 from rmcore.training.loop import Trainer
 from tests.support.random_models import model_of
 
@@ -117,6 +118,7 @@ def test_loading_takes_half_the_memory_at_its_peak_too(saved, tmp_path):
     config.vocab_size = 400_000
     BradleyTerryRM.from_pretrained(saved / "qwen2", device="cpu").save(tmp_path)
     hf.AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path)
+    write_seal(tmp_path)
 
     def anonymous() -> int:
         lines = Path("/proc/self/status").read_text().splitlines()

@@ -15,6 +15,7 @@ from rmcore.config.model import LoraSettings, ModelConfig
 from rmcore.core.errors import DataError, ModelError, RmcoreError, StoreError
 from rmcore.models.lora import ADAPTER_CONFIG, ADAPTER_FOLDER, ADAPTER_WEIGHTS, BASE_FILE
 from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.models.seal import SEAL_FILE
 from rmcore.models.tiny import tiny_tokenizer
 from rmcore.models.weight_index import INDEX_FILE
 from rmcore.training.checkpoint import save_checkpoint
@@ -38,6 +39,7 @@ def whole(tmp_path_factory):
     model.save_pretrained(folder, max_shard_size="32KB")
     tokenizer.save_pretrained(folder)
     BradleyTerryRM.from_pretrained(folder, device="cpu", max_seq_len=32).save_records(folder)
+    (folder / SEAL_FILE).unlink()  # as a model from elsewhere: what a seal refuses is in test_seal.py
     assert (folder / INDEX_FILE).is_file()
     return folder
 
@@ -128,6 +130,7 @@ def adapter(whole, tmp_path_factory):
     rm = BradleyTerryRM.new(ModelConfig(name=str(whole), max_seq_len=32, lora=LoraSettings(rank=2)), seed=0, device=CPU)
     folder = tmp_path_factory.mktemp("lora") / "best"
     save_checkpoint(rm, folder)
+    (folder / ADAPTER_FOLDER / SEAL_FILE).unlink()
     return folder / ADAPTER_FOLDER
 
 

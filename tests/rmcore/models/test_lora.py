@@ -19,6 +19,7 @@ from rmcore.config.model import LoraSettings, ModelConfig
 from rmcore.core.errors import ConfigError, ModelError
 from rmcore.models.head import is_reward_head
 from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.models.seal import write_seal
 
 CPU = torch.device("cpu")
 PROMPTS = ["What is 2 + 2?", "Sort: pear, fig", "Name a fruit " * 6]
@@ -268,6 +269,7 @@ def test_an_adapter_on_another_base_is_refused(with_base):
     weights = load_file(base / "model.safetensors")
     weights["model.layers.0.mlp.up_proj.weight"] *= 1.01
     save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    write_seal(base)  # another model, as a training into the same folder leaves it
     with pytest.raises(ModelError, match="trained on other weights"):
         BradleyTerryRM.from_pretrained(adapter, device="cpu")
 
@@ -278,6 +280,7 @@ def test_an_adapter_that_lacks_weights_is_refused(with_base):
     save_file(
         {key: value for key, value in weights.items() if "q_proj" not in key}, adapter / "adapter_model.safetensors"
     )
+    write_seal(adapter)
     with pytest.raises(ModelError, match="q_proj"):
         BradleyTerryRM.from_pretrained(adapter, device="cpu")
 
@@ -287,6 +290,7 @@ def test_an_adapter_that_names_no_base_is_refused(with_base):
     (adapter / "rm_base.json").unlink()
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))
+    write_seal(adapter)
     with pytest.raises(ModelError, match="names no base model"):
         BradleyTerryRM.from_pretrained(adapter, device="cpu")
 

@@ -11,10 +11,11 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 from rmcore.config.model import ModelConfig
 from rmcore.core.errors import ConfigError, ModelError
 from rmcore.data.rendering import RENDERING_FILE
-from rmcore.ensembles.score import score_pairs_table, score_responses_table
+from rmcore.ensembles.score import score_pairs_table, score_readable_responses
 from rmcore.models.device import pick_device
 from rmcore.models.loading import load_tokenizer, resolve_model
 from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.models.seal import SEAL_FILE, write_seal
 
 CPU = torch.device("cpu")
 PROMPTS = ["What is 2 + 2?", "Sort: pear, fig", "Name a fruit and say why it is good " * 4]
@@ -113,6 +114,7 @@ def test_a_folder_that_is_no_model_is_one_clear_error(rm, tmp_path, damage):
     folder = tmp_path / "model"
     if damage != "absent":
         rm.save(folder)
+        (folder / SEAL_FILE).unlink()
         weights = folder / "model.safetensors"
         if damage == "truncated weights":
             weights.write_bytes(weights.read_bytes()[:1000])
@@ -120,7 +122,7 @@ def test_a_folder_that_is_no_model_is_one_clear_error(rm, tmp_path, damage):
             weights.unlink()
         if damage == "pickled weights":
             torch.save(rm.model.state_dict(), folder / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="could not be loaded"):
+    with pytest.raises(ModelError, match=r"could not be loaded|cannot be read"):
         BradleyTerryRM.from_pretrained(folder)
 
 
@@ -142,6 +144,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(rm, tmp_path, value):
     weights = load_file(tmp_path / "model.safetensors")
     weights["model.layers.1.mlp.up_proj.weight"][3, 4] = value
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    write_seal(tmp_path)
     with pytest.raises(ModelError, match=r"NaN or infinity in model\.layers\.1\.mlp\.up_proj\.weight, 1 tensors"):
         BradleyTerryRM.from_pretrained(tmp_path, device="cpu")
 
@@ -156,7 +159,7 @@ def test_rewards_that_are_not_finite_are_refused_with_their_rows(tiny_folder, go
     with pytest.raises(ModelError, match=rf"4 of 4 rewards are not finite \({named}"):
         score_pairs_table(rm, gold_pairs[:2])
     with pytest.raises(ModelError, match=r"not finite \(row 1, row 2\)"):
-        score_responses_table(rm, [("a", "b"), ("c", "d")])
+        score_readable_responses(rm, [("a", "b"), ("c", "d")])
 
 
 def test_tiny_itself_is_untrained():
@@ -173,6 +176,7 @@ def test_cuda_without_a_gpu_is_refused():
 def test_a_model_trained_elsewhere_has_no_record_and_gets_a_default(rm, tmp_path):
     rm.save(tmp_path)
     (tmp_path / RENDERING_FILE).unlink()
+    (tmp_path / SEAL_FILE).unlink()
     loaded = BradleyTerryRM.from_pretrained(tmp_path, device="cpu")
     assert loaded.renderer.rendering.format == "chat"
     assert loaded.renderer.rendering.max_seq_len == 1024
@@ -183,6 +187,7 @@ def test_a_checkpoint_that_lacks_its_head_is_refused(rm, tmp_path):
     weights = load_file(tmp_path / "model.safetensors")
     del weights["score.weight"]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    write_seal(tmp_path)
     with pytest.raises(ModelError, match=r"lacks the weights score\.weight"):
         BradleyTerryRM.from_pretrained(tmp_path, device="cpu")
 
@@ -190,5 +195,6 @@ def test_a_checkpoint_that_lacks_its_head_is_refused(rm, tmp_path):
 def test_a_damaged_rendering_record_is_a_clear_error(rm, tmp_path):
     rm.save(tmp_path)
     (tmp_path / "rm_rendering.json").write_text('{"format": "chat"')
+    write_seal(tmp_path)
     with pytest.raises(ModelError, match=r"rm_rendering\.json is damaged"):
         BradleyTerryRM.from_pretrained(tmp_path, device="cpu")

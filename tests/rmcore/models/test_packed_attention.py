@@ -1,32 +1,30 @@
 """Attention of packed rows against a dense mask written down from the definition; the varlen kernel's index as well.
 
-The kernel itself runs on a GPU only. Here a plain float64 loop stands in for it, with the kernel's own rules: lengths
-as cumulative sums, a causal mask aligned at the ends of queries and keys, all three tensors of one float type.
+The kernel itself runs on a GPU only. Here `tests.support.varlen_kernel` is what it calls on a CPU.
 """
 
-from inspect import signature
 from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.attention.varlen import varlen_attn
 
 import rmcore.models.packing.attention as module
 from rmcore.core.errors import ModelError
-from rmcore.models.packing.attention import packed_attention
+from rmcore.models.packing.attention import kernel_groups_heads, packed_attention
 from rmcore.models.packing.layout import Packing, pack_sides
+from tests.support import varlen_kernel  # noqa: F401  (registers it)
 
 DIM, VALUE_DIM = 4, 3
 SIDE = st.lists(st.integers(0, 1), min_size=1, max_size=6)
 GROUPS = st.lists(st.lists(SIDE, min_size=1, max_size=4), min_size=1, max_size=4)
 
 
-def plan_of(groups, *, causal, kernel="varlen"):
+def plan_of(groups, *, causal, kernel="varlen", grouped=True):
     sides = [side for group in groups for side in group]
     places = iter(range(len(sides)))
-    return pack_sides(sides, [[next(places) for _ in group] for group in groups], Packing(causal, kernel)).plan
+    return pack_sides(sides, [[next(places) for _ in group] for group in groups], Packing(causal, kernel, grouped)).plan
 
 
 def visible(plan):
@@ -48,36 +46,6 @@ def dense(query, key, value, sees, scaling):
     key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
     scores = (query @ key.transpose(-1, -2)) * (DIM**-0.5 if scaling is None else scaling)
     return (scores.masked_fill(~sees, -torch.inf).softmax(-1) @ value).transpose(1, 2)
-
-
-def varlen_reference(
-    query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale=None, window_size=(-1, -1), enable_gqa=False
-):
-    """What torch's kernel computes, sequence by sequence."""
-    assert query.dtype == key.dtype == value.dtype
-    assert all(tensor.is_contiguous() for tensor in (query, key, value))
-    assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
-    assert cu_seq_q[0] == cu_seq_k[0] == 0
-    assert (cu_seq_q[-1], cu_seq_k[-1]) == (len(query), len(key))
-    assert (cu_seq_q.diff().max(), cu_seq_k.diff().max()) == (max_q, max_k)
-    assert enable_gqa == (query.shape[1] != key.shape[1])
-    repeats = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
-    outputs = []
-    for (a, b), (c, d) in zip(cu_seq_q.unfold(0, 2, 1).tolist(), cu_seq_k.unfold(0, 2, 1).tolist(), strict=True):
-        scores = torch.einsum("qhd,khd->hqk", query[a:b].double(), key[c:d].double())
-        scores = scores * (query.shape[-1] ** -0.5 if scale is None else scale)
-        if window_size == (-1, 0):
-            scores = scores.masked_fill(~torch.ones(b - a, d - c).bool().tril(d - c - (b - a)), -torch.inf)
-        else:
-            assert window_size == (-1, -1)
-        outputs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), value[c:d].double()))
-    return torch.cat(outputs).to(query.dtype)
-
-
-def without_shared_key_heads(*tensors, scale=None, window_size=(-1, -1)):
-    """The kernel's signature in torch 2.11."""
-    return varlen_reference(*tensors, scale=scale, window_size=window_size)
 
 
 def draw(tokens, heads, key_heads, seed=0, dtype=torch.float64):
@@ -107,50 +75,84 @@ def test_attention_by_sequence_is_attention_under_the_dense_mask(groups, causal,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shared_key_heads", [True, False], ids=["enable_gqa", "torch_2.11"])
 @settings(max_examples=60)
-@given(GROUPS, st.booleans(), st.sampled_from([(2, 2), (4, 2), (4, 1)]), st.sampled_from([None, 0.7]))
-def test_the_varlen_kernel_is_told_the_same(shared_key_heads, groups, causal, heads, scaling):
-    plan = plan_of(groups, causal=causal)
+@given(GROUPS, st.booleans(), st.booleans(), st.sampled_from([(2, 2), (4, 2), (4, 1)]), st.sampled_from([None, 0.7]))
+def test_the_varlen_kernel_is_told_the_same(groups, causal, grouped, heads, scaling):
+    plan = plan_of(groups, causal=causal, grouped=grouped)
     sees = visible(plan)
     tensors = draw(len(sees), *heads)
     expected = results(lambda *t: dense(*t, sees, scaling), tensors)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "varlen_attn", varlen_reference if shared_key_heads else without_shared_key_heads)
-        patch.setattr(module, "KERNEL_SHARES_KEY_HEADS", shared_key_heads)
-        found = results(
-            lambda *t: packed_attention(SimpleNamespace(), *t, None, packing=plan, scaling=scaling)[0], tensors
-        )
+    found = results(lambda *t: packed_attention(SimpleNamespace(), *t, None, packing=plan, scaling=scaling)[0], tensors)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
 
 
-def test_the_reference_takes_what_the_kernel_takes():
-    theirs, ours = signature(varlen_attn).parameters, signature(varlen_reference).parameters
-    assert list(ours)[:7] == list(theirs)[:7]
-    assert ours.keys() - {"enable_gqa"} <= theirs.keys()
-    assert ("enable_gqa" in theirs) == module.KERNEL_SHARES_KEY_HEADS
+def test_keys_reach_the_kernel_once_for_each_key_head_where_it_takes_that(monkeypatch):
+    seen = []
+
+    def kernel(query, key, value, *rest, **options):
+        seen.append((query.shape[1], key.shape[1], value.shape[1]))
+        return varlen_attn(query, key, value, *rest, **options)
+
+    varlen_attn = module.varlen_attn
+    monkeypatch.setattr(module, "varlen_attn", kernel)
+    for grouped in (True, False):
+        plan = plan_of([[[1, 1], [1, 0]]], causal=True, grouped=grouped)
+        packed_attention(SimpleNamespace(), *draw(3, 4, 2), None, packing=plan)
+    assert seen == [(4, 2, 2), (4, 4, 4)]
 
 
-def test_the_index_copies_keys_only_where_a_prefix_is_shared():
-    assert plan_of([[[1, 1], [0, 0]], [[1]]], causal=True).varlen.key_at is None
+def test_whether_the_kernel_groups_heads_is_found_by_its_output_and_gradient(monkeypatch):
+    """torch 2.11's has no argument for it: it may compute such heads all the same, refuse them, or mistake them."""
+    cpu = torch.device("cpu")
+    assert kernel_groups_heads(4, 2, DIM, cpu)
+    varlen_attn = module.varlen_attn
+
+    def without_argument(query, key, value, *rest, **options):
+        assert "enable_gqa" not in options
+        return varlen_attn(query, key, value, *rest, enable_gqa=query.shape[1] != key.shape[1], **options)
+
+    def refusing(query, key, *rest, **options):
+        if query.shape[1] != key.shape[1]:
+            raise RuntimeError("number of heads")
+        return varlen_attn(query, key, *rest, **options)
+
+    def mistaken(query, key, value, *rest, **options):
+        repeats = query.shape[1] // key.shape[1]
+        return varlen_attn(query, key.repeat(1, repeats, 1), value.repeat(1, repeats, 1), *rest, **options)
+
+    monkeypatch.setattr(module, "ENABLES_GROUPS", False)
+    for kernel, expected in ((without_argument, True), (refusing, False), (mistaken, False)):
+        monkeypatch.setattr(module, "varlen_attn", kernel)
+        assert kernel_groups_heads(4, 2, DIM, cpu) is expected
+
+
+@pytest.mark.parametrize(("longest", "told"), [(1, 1), (2, 2), (3, 4), (64, 64), (65, 128)])
+def test_the_kernel_is_told_a_power_of_two_that_no_sequence_exceeds(longest, told):
+    assert plan_of([[[1] * longest], [[0]]], causal=True).varlen.longest == told
+
+
+def test_the_index_of_a_causal_model_names_its_keys_whether_or_not_a_prefix_is_shared():
     index = plan_of([[[1, 1, 0], [1, 1, 1]]], causal=True).varlen
     assert index.key_at.tolist() == [0, 1, 2, 0, 1, 3]
     assert (index.query_ends.tolist(), index.key_ends.tolist()) == ([0, 3, 4], [0, 3, 6])
+    assert plan_of([[[1, 1], [0, 0]], [[1]]], causal=True).varlen.key_at.tolist() == [0, 1, 2, 3, 4]
+    assert plan_of([[[1, 1], [0, 0]], [[1]]], causal=False).varlen.key_at is None
 
 
-def test_under_autocast_the_kernel_gets_bfloat16_whatever_the_layer_hands_over():
+def test_under_autocast_the_kernel_gets_bfloat16_whatever_the_layer_hands_over(monkeypatch):
     """FlashAttention takes narrow floats only, and rotary positions leave float32 behind."""
     seen = []
 
     def kernel(query, key, value, *rest, **options):
         seen.append({tensor.dtype for tensor in (query, key, value)})
-        return varlen_reference(query, key, value, *rest, **options)
+        return varlen_attn(query, key, value, *rest, **options)
 
+    varlen_attn = module.varlen_attn
     plan = plan_of([[[1, 1, 0], [1, 1, 1, 0]], [[0, 1]]], causal=True)
     query, key, value = draw(len(visible(plan)), 2, 2, dtype=torch.float32)
-    with pytest.MonkeyPatch.context() as patch, torch.autocast("cpu", dtype=torch.bfloat16):
-        patch.setattr(module, "varlen_attn", kernel)
+    monkeypatch.setattr(module, "varlen_attn", kernel)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
         output, _ = packed_attention(SimpleNamespace(), query, key, value.bfloat16(), None, packing=plan)
     assert seen == [{torch.bfloat16}]
     expected = dense(query, key, value, visible(plan), None)

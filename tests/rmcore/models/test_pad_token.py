@@ -7,6 +7,7 @@ import transformers as hf
 
 from rmcore.config.model import LoraSettings, ModelConfig
 from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.models.seal import write_seal
 from rmcore.models.trained import load_renderer
 
 CPU = torch.device("cpu")
@@ -86,6 +87,7 @@ def test_a_model_that_was_trained_with_eos_as_the_pad_is_read_as_it_was(chat_bas
         tokenizer = hf.AutoTokenizer.from_pretrained(place)
         tokenizer.pad_token = "<|im_end|>"
         tokenizer.save_pretrained(place)
+        write_seal(place)
         weights = tmp_path / "trained"
     else:
         eos = chat_tokenizer_eos(chat_base)

@@ -10,6 +10,7 @@ from rmcore.config.model import LoraSettings, ModelConfig
 from rmcore.core.errors import ModelError
 from rmcore.models.preference import PREFERENCE_FILE, read_beta
 from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.models.seal import write_seal
 
 CPU = torch.device("cpu")
 
@@ -49,11 +50,13 @@ def test_beta_survives_adapters_their_merge_and_export(saved, tmp_path):
 
 def test_a_checkpoint_without_a_record_has_beta_one(saved):
     (saved / PREFERENCE_FILE).unlink()
+    write_seal(saved)
     assert load(saved).beta == 1.0
 
 
 def test_a_new_training_begins_with_beta_one_whatever_its_base_had(saved):
     (saved / PREFERENCE_FILE).write_text('{"beta": 0.25}')
+    write_seal(saved)
     assert BradleyTerryRM.new(ModelConfig(name=str(saved), max_seq_len=96), seed=0, device=CPU).beta == 1.0
 
 

@@ -51,7 +51,7 @@ def test_a_ledger_a_review_and_a_cleaned_file(pairs, tiny_folder, tmp_path, caps
         writer.writeheader()
         writer.writerows([row | {"preferred": "a"} for row in rows])
     reviewed = tmp_path / "reviewed.jsonl"
-    assert run("active", "ingest", "--labels", sheet, "--pool", pairs, "--out", reviewed) == 0
+    assert run("data", "ingest", "--labels", sheet, "--pool", pairs, "--out", reviewed) == 0
     assert {pair.pair_id: pair.chosen for pair in load_pairs(str(reviewed)).pairs} == {
         row["pair_id"]: row["response_a"] for row in rows
     }

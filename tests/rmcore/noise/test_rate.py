@@ -114,3 +114,31 @@ def test_the_called_are_the_most_doubtful_and_expected_to_keep_the_share(posteri
 def test_what_no_rate_can_be_told_from_is_refused(margins, prompts):
     with pytest.raises(DataError, match=r"needs at least 50 pairs of several prompts|1 of 80 margins are not finite"):
         fit_labels(margins, [str(one) for one in prompts])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", ["hard", "easy", "clearest", "falling", "rising", "none", "alike"])
+def test_the_wide_interval_has_the_rate_however_mistakes_depend_on_the_margin(wrong):
+    rng, draws = np.random.default_rng(0), 40
+    covered = narrow = 0
+    for _ in range(draws):
+        prompts = np.repeat(np.arange(150), 4)
+        truth = rng.normal(0, 2.5, len(prompts))
+        size = np.abs(truth)
+        chance = {
+            "hard": 0.5 * (size < 1.1),
+            "easy": 0.3 * (size > 1.1),
+            "clearest": 0.15 * (size > 1.7),
+            "falling": 0.3 * np.exp(-size / 2),
+            "rising": 0.3 * (1 - np.exp(-size / 3)),
+            "none": 0.0 * size,
+            "alike": 0.1 + 0.0 * size,
+        }[wrong]
+        turned = rng.random(len(prompts)) < chance
+        first = (rng.random(len(prompts)) < expit(truth)) != turned
+        model = fit_labels(np.where(first, truth, -truth), prompts.astype(str))
+        covered += model.low <= chance.mean() <= model.high
+        narrow += model.rate.low <= chance.mean() <= model.rate.high
+    assert covered >= 0.92 * draws
+    # That of equally likely mistakes is the narrower one, and holds where they are.
+    assert narrow >= draws - 5 if wrong in ("none", "alike") else narrow < 0.8 * draws

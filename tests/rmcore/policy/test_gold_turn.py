@@ -41,7 +41,7 @@ def test_a_reward_without_it_does_not_turn(pools, method):
     good = [g + noise.normal(scale=2, size=len(g)) for g in pools[0]]
     curve = overoptimization(good, pools[0], method=method, num_resamples=300)
     assert not curve.turned
-    assert curve.points[-1].gold.ci_low > 0.5
+    assert curve.points[-1].gold.ends[0] > 0.5
 
 
 def test_demonstrations_keep_away_from_held_out_prompts_and_repeat_by_seed():

@@ -2,7 +2,6 @@
 continues."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -14,9 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2Co
 
 import small_policies as policies
 from credit_sample import FromMeta
-from rmcore.config.data import GoldConfig
 from rmcore.config.rlhf import RlhfConfig, WatchConfig
-from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError, DataError, ModelError, NotReadyError, ServingError, TrainingError
 from rmcore.core.files import read_json_lines
 from rmcore.core.tracking import MemoryTracker
@@ -27,11 +24,11 @@ from rmcore.policy.grpo.grpo import make_grpo_with_rm
 from rmcore.policy.grpo.hack_stop import FunctionProxy, HackStop
 from rmcore.policy.grpo.local_reward import LocalReward
 from rmcore.policy.grpo.policy_meter import QUANTITIES, PolicyMeter, StartPools
-from rmcore.policy.grpo.refresh import Refresher, train_further
-from rmcore.policy.grpo.training_run import FINISHED, PROGRESS, REFRESHES, ROLLOUTS, TrainingPlan, train_policy
+from rmcore.policy.grpo.training_run import FINISHED, PROGRESS, ROLLOUTS, TrainingPlan, train_policy
 from rmcore.policy.judge import GoldJudge
 from rmcore.policy.policy import Policy
 from rmcore.policy.policy_weights import load_weights
+from tests.support.turn_fields import TOOLS_TURN
 
 pytestmark = pytest.mark.slow
 
@@ -244,6 +241,15 @@ def test_prompts_that_trl_would_read_with_control_tokens_are_not_trained_on(poli
         make_grpo_with_rm(policy, typed[1:2], Scorer(len), out=tmp_path, settings=SMALL, device="cpu")
 
 
+def test_prompts_whose_tools_trl_would_leave_out_are_not_trained_on(policy, tmp_path, capsys):
+    asked = [PROMPTS[0], (TOOLS_TURN, Message("user", PROMPTS[1])), (Message("user", "q", '{"name": "Ada"}'),)]
+    one = make_grpo_with_rm(policy, asked, Scorer(len), out=tmp_path, settings=SMALL, device="cpu")
+    assert one.train_dataset["place"] == [0]
+    assert "2 of 3 prompts have tools or further fields" in capsys.readouterr().err
+    with pytest.raises(DataError, match="no prompt is left"):
+        make_grpo_with_rm(policy, asked[1:], Scorer(len), out=tmp_path, settings=SMALL, device="cpu")
+
+
 def test_a_policy_without_an_end_is_refused(folder, tmp_path):
     endless = Policy.load(folder)
     endless.tokenizer.eos_token = None
@@ -308,7 +314,7 @@ def plan(policy, reward, gold_pairs):
     prompts = [pair.prompt for pair in gold_pairs[:80:2]]
     pools = [[pair.chosen, pair.rejected] for pair in gold_pairs[100:108:2]]
     held_out = [pair.prompt for pair in gold_pairs[100:108:2]]
-    judge = GoldJudge(GoldConfig())
+    judge = GoldJudge()
     gold = [judge.rewards([prompt] * 2, pool) for prompt, pool in zip(held_out, pools, strict=True)]
     reference = load_weights(policy, torch.float32).eval()
     start = StartPools(held_out, pools, gold)
@@ -376,44 +382,6 @@ def test_an_end_that_could_not_be_written_is_not_trained_past(plan, whole, tmp_p
     assert not list(tmp_path.glob("checkpoint-*"))
 
 
-def refreshed(plan, tiny_folder, gold_pairs, settings):
-    """The plan with a reward model of its own, which two refreshes change."""
-    rm = BradleyTerryRM.from_pretrained(tiny_folder, device="cpu", max_seq_len=128)
-    reward = LocalReward(rm, gold_pairs[:60], gold_pairs[60:120], num_members=3, seed=0)
-    meter = PolicyMeter(
-        plan.policy, plan.meter.reference, plan.meter.start, reward, plan.meter.judge, num_samples=3, temperature=1.0,
-        max_new_tokens=10,
-    )  # fmt: skip
-    train = TrainConfig(lr=1e-3, token_budget=4096)
-    refresher = Refresher(reward, plan.meter.judge, plan.prompts, gold_pairs[:60], train, settings, None)
-    return {"scorer": reward, "meter": meter, "refresher": refresher, "settings": settings}
-
-
-@pytest.mark.parametrize("last", [3, 5])
-def test_refreshes_are_repeated_or_restored_after_a_cut(plan, tiny_folder, gold_pairs, tmp_path, last):
-    settings = plan.settings.model_copy(
-        update={"steps": 6, "refresh_every": 2, "refresh_pairs": 16, "refresh_steps": 2, "measure_every": 3}
-    )
-
-    def stop(done, total, text):
-        if done == last:
-            raise KeyboardInterrupt
-
-    changes = refreshed(plan, tiny_folder, gold_pairs, settings)
-    finish(plan, tmp_path / "whole", **changes)
-    with pytest.raises(KeyboardInterrupt):
-        finish(plan, tmp_path / "cut", report=stop, **refreshed(plan, tiny_folder, gold_pairs, settings))
-    again = refreshed(plan, tiny_folder, gold_pairs, settings)
-    finish(plan, tmp_path / "cut", **again)
-    assert [row["step"] for row in read_json_lines(tmp_path / "cut" / REFRESHES)] == [2, 4]
-    for name in (PROGRESS, ROLLOUTS, REFRESHES):
-        assert read_json_lines(tmp_path / "cut" / name) == read_json_lines(tmp_path / "whole" / name)
-    assert again["scorer"].version == changes["scorer"].version == 3
-    assert len(again["refresher"].labelled) == len(changes["refresher"].labelled) > 16
-    rewards = [row["weight_version"] for row in read_json_lines(tmp_path / "cut" / ROLLOUTS)]
-    assert sorted(set(rewards)) == [1, 2, 3]
-
-
 class FindsEachLaterOneWorse:
     """People who prefer the earlier response always."""
 
@@ -423,110 +391,34 @@ class FindsEachLaterOneWorse:
         return -np.ones(len(prompts))
 
 
-@pytest.mark.parametrize("last", [3, None])
-def test_a_watch_that_sees_a_turn_has_the_reward_model_learn_by_what_it_judged(
-    plan, tiny_folder, gold_pairs, tmp_path, last
-):
-    watch = WatchConfig(labels=240, candidates=1, refreshes=1)
-    settings = plan.settings.model_copy(update={"steps": 8, "refresh_steps": 2, "watch": watch})
+def test_a_watched_training_that_was_cut_off_looks_and_ends_as_one_that_was_not(plan, tmp_path):
+    settings = WatchConfig(labels=40, candidates=1)
     prompts = [f"What is {number} + 2?" for number in range(300)]
 
-    def watched(folder, seed, reward, learn):
+    def watch(folder, seed, *rest):
+        proxy = FunctionProxy(lambda asked, texts: [float(len(one)) for one in texts])
         return HackStop(
-            prompts, FindsEachLaterOneWorse(), FunctionProxy(lambda asked, texts: [float(len(one)) for one in texts]),
-            folder, settings=watch, every=2, max_new_tokens=10, seed=seed, policy=plan.policy, refresh=learn,
+            prompts, FindsEachLaterOneWorse(), proxy, folder, settings=settings, every=2, max_new_tokens=10, seed=seed,
+            policy=plan.policy,
         )  # fmt: skip
 
     def stop(done, total, text):
-        if done == last:
+        if done == 3:
             raise KeyboardInterrupt
 
-    changes = refreshed(plan, tiny_folder, gold_pairs, settings)
-    changes["refresher"] = replace(changes["refresher"], judge=None)
-    if last is not None:
-        with pytest.raises(KeyboardInterrupt):
-            finish(plan, tmp_path, report=stop, watch=watched, **changes)
-        changes = refreshed(plan, tiny_folder, gold_pairs, settings)
-    finish(plan, tmp_path, watch=watched, **changes)
-    outcome = json.loads((tmp_path / FINISHED).read_text())
-    assert [look["action"] for look in outcome["watch"]["looks"]] == ["refresh", "stop"]
-    assert outcome["num_steps"] == 4
-    (done,) = read_json_lines(tmp_path / REFRESHES)
-    assert (done["step"], done["weight_version"]) == (2, 2)
-    assert 32 <= done["num_pairs"] <= 60
-    assert changes["scorer"].version == 2
-    versions = {row["step"]: row["weight_version"] for row in read_json_lines(tmp_path / ROLLOUTS)}
-    assert versions == {1: 1, 2: 1, 3: 2, 4: 2}
-    trained = load_file(tmp_path / "model" / "model.safetensors")
-    assert same(load_file(plan.policy.folder / "model.safetensors"), trained)  # the start, to the bit
-
-
-def test_a_refresh_that_was_trained_and_not_published_is_published_when_the_training_goes_on(
-    plan, tiny_folder, gold_pairs, tmp_path
-):
-    settings = plan.settings.model_copy(
-        update={"steps": 4, "refresh_every": 2, "refresh_pairs": 16, "refresh_steps": 2, "measure_every": 2}
-    )
-    published = []
-
-    def publish(rm):
-        published.append(rm)
-        if len(published) == 1:
-            raise ServingError("no server")
-        return len(published)
-
-    changes = refreshed(plan, tiny_folder, gold_pairs, settings)
-    with pytest.raises(ServingError):
-        finish(plan, tmp_path, **changes | {"refresher": replace(changes["refresher"], publish=publish)})
-    again = refreshed(plan, tiny_folder, gold_pairs, settings)
-    finish(plan, tmp_path, **again | {"refresher": replace(again["refresher"], publish=publish)})
-    assert len(published) == 2
-    assert [(row["step"], row["weight_version"]) for row in read_json_lines(tmp_path / REFRESHES)] == [(2, 2)]
-    versions = {row["step"]: row["weight_version"] for row in read_json_lines(tmp_path / ROLLOUTS)}
-    assert versions == {1: 1, 2: 1, 3: 2, 4: 2}
-
-
-def test_no_prompt_of_a_refresh_is_both_trained_on_and_tested(tiny_folder, gold_pairs, tmp_path):
-    rm = BradleyTerryRM.from_pretrained(tiny_folder, device="cpu", max_seq_len=128)
-    settings = RlhfConfig(refresh_steps=1)
-    few = [pair for pair in gold_pairs if pair.prompt_id in {one.prompt_id for one in gold_pairs[:24:4]}]
-    labelled = sorted(few, key=lambda pair: pair.prompt_id)
-    *_, trained = train_further(
-        rm, labelled, gold_pairs[60:90], TrainConfig(token_budget=4096), settings, folder=tmp_path, seed=0
-    )
-    tested = [pair for pair in labelled if pair not in trained]
-    assert tested
-    assert not {pair.prompt_id for pair in tested} & {pair.prompt_id for pair in trained}
-
-
-def test_a_refresh_is_trained_to_its_end_whatever_ends_the_first_training(tiny_folder, gold_pairs, tmp_path):
-    """And it keeps its last step alone."""
-    trained = {}
-    for name, more in (("plain", {}), ("cut", {"stop_step": 1, "save_every": 1, "keep_top_k": 2})):
-        rm = BradleyTerryRM.from_pretrained(tiny_folder, device="cpu", max_seq_len=128)
-        train_further(
-            rm, gold_pairs[:12], gold_pairs[60:90], TrainConfig(token_budget=4096, **more),
-            RlhfConfig(refresh_steps=3), folder=tmp_path / name, seed=0,
-        )  # fmt: skip
-        trained[name] = rm.score_pairs(gold_pairs[:4])
-        assert [place.name for place in (tmp_path / name).glob("step_*")] == ["step_3"]
-    np.testing.assert_array_equal(trained["plain"], trained["cut"])
-
-
-def test_a_clip_is_taken_around_the_start_samples(plan, tmp_path):
-    finish(plan, tmp_path, settings=plan.settings.model_copy(update={"reward_clip": 0.5}))
-    known = np.concatenate(plan.meter.start_rewards())
-    ends = known.mean() + 0.5 * known.std() * np.array([-1, 1])
-    rows = pd.DataFrame(read_json_lines(tmp_path / ROLLOUTS))
-    assert np.allclose(rows["credit"], rows["reward"].clip(*ends))
-    assert not np.allclose(rows["credit"], rows["reward"])
-
-
-def test_a_clip_of_rewards_without_spread_is_refused_before_a_step(plan, tmp_path, monkeypatch):
-    monkeypatch.setattr(plan.meter, "start_rewards", lambda: [np.full(3, 0.7), np.full(2, 0.7)])
-    with pytest.raises(ModelError, match=r"all 5 rewards .* are 0\.7, so there is no spread"):
-        finish(plan, tmp_path, settings=plan.settings.model_copy(update={"reward_clip": 0.5}))
-    assert not (tmp_path / ROLLOUTS).exists()
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    changes = {"watch": watch, "settings": plan.settings.model_copy(update={"steps": 8, "watch": settings})}
+    finish(plan, whole, **changes)
+    with pytest.raises(KeyboardInterrupt):
+        finish(plan, cut, report=stop, **changes)
+    finish(plan, cut, **changes)
+    for name in (PROGRESS, ROLLOUTS):
+        assert read_json_lines(cut / name) == read_json_lines(whole / name)
+    ends = [json.loads((folder / FINISHED).read_text()) for folder in (whole, cut)]
+    assert ends[0]["num_steps"] == ends[1]["num_steps"] < 8
+    assert ends[0]["watch"]["looks"] == ends[1]["watch"]["looks"]
+    assert ends[0]["watch"]["looks"][-1]["action"] == "stop"
+    assert same(*(load_file(folder / "model" / "model.safetensors") for folder in (whole, cut)))
 
 
 def test_a_scorer_that_stays_away_ends_the_training_with_its_state_saved(plan, whole, tmp_path):
@@ -543,13 +435,3 @@ def test_a_finished_training_is_left_as_it_is(plan, whole):
     before = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
     finish(plan, whole)
     assert {path: path.stat().st_mtime_ns for path in whole.rglob("*")} == before
-
-
-def test_it_stops_where_the_members_disagree_too_much(plan, tmp_path, monkeypatch):
-    settings = plan.settings.model_copy(update={"stop_on_disagreement": True})
-    usual = plan.meter.reward.calibration
-    monkeypatch.setattr(plan.meter.reward, "calibration", type(usual)(**usual.to_dict() | {"threshold": 0.0}))
-    finish(plan, tmp_path, settings=settings)
-    outcome = json.loads((tmp_path / FINISHED).read_text())
-    assert outcome["num_steps"] == 2
-    assert "left its calibrated range" in outcome["stopped"]

@@ -6,7 +6,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from transformers import TrainerCallback
 
 import small_policies as policies
 from rmcore.config.rlhf import RlhfConfig, WatchConfig
@@ -21,7 +20,7 @@ from rmcore.policy.stopping.pair_judges import PeopleJudge, ScoreJudge
 
 pytestmark = pytest.mark.slow
 
-PROMPTS = [f"What is {number} + 2?" for number in range(300)]
+PROMPTS = [f"What is {number} + 2?" for number in range(1300)]
 TRAINED = ["What is 2 + 2?", "What is 2 + 3?", "Say a"]
 SETTINGS = RlhfConfig(steps=8, prompts_per_step=3, group_size=8, measure_every=2, learning_rate=2e-3, kl_beta=0.01)
 WATCH = WatchConfig(labels=160, final_labels=60, candidates=2)
@@ -124,100 +123,6 @@ def test_a_reward_that_the_judge_shares_is_gained_and_measured_on_other_prompts(
     asked = judge.asked
     assert stop.final_gain(trainer.model, fresh) == gain  # nothing is sampled or asked anew
     assert judge.asked == asked
-
-
-class Learning(LikesA):
-    """A reward model that likes a until it is told better, and rewards what counts from then on."""
-
-    def __init__(self):
-        self.knows, self.taught = False, []
-
-    def rewards(self, prompts, responses):
-        return [gold(text) if self.knows else float(text.count("a")) for text in responses]
-
-    def score(self, rollouts):
-        rewards = self.rewards([], [rollout.steps[0].completion for rollout in rollouts])
-        for rollout, reward in zip(rollouts, rewards, strict=True):
-            rollout.meta.update(rm_score=reward, rm_score_version=1)
-        return rewards
-
-    def learn(self, pairs, step):
-        self.knows = True
-        self.taught.append((step, pairs))
-
-
-def gold(text):
-    return float(text.count("b") - text.count("a"))
-
-
-class CutAt(TrainerCallback):
-    def __init__(self, step):
-        self.step = step
-
-    def on_step_end(self, args, state, control, **given):
-        if state.global_step == self.step:
-            raise CutError
-
-
-def learned(policy, out, judge, *, resume=None, cut_at=None, knows=False):
-    """A training whose reward model learns by what its watch has judged, where gold has turned."""
-    reward = Learning()  # prompts for all steps: in a second epoch TRL orders them otherwise after a resume
-    settings = SETTINGS.model_copy(update={"steps": 32, "prompts_per_step": 6, "learning_rate": 4e-3})
-    stop = HackStop(
-        PROMPTS, judge.of_pairs, FunctionProxy(reward.rewards), out / "watch",
-        settings=WatchConfig(labels=1200, refreshes=1), every=2, max_new_tokens=12, seed=3,
-        refresh=reward.learn,
-    )  # fmt: skip
-    trainer = make_grpo_with_rm(
-        policy, PROMPTS[100:], reward, out=out, settings=settings, max_new_tokens=12, device="cpu",
-        callbacks=[stop, CutAt(cut_at)],
-    )  # fmt: skip
-    stop.attach(trainer)
-    reward.knows = knows
-    trainer.train(resume_from_checkpoint=resume)
-    return stop, trainer, reward
-
-
-@pytest.fixture(scope="module")
-def whole(policy, tmp_path_factory):
-    """A training whose reward model has learned on the way, and which nothing cut off."""
-    return learned(policy, tmp_path_factory.mktemp("whole"), Judge(gold))
-
-
-def test_where_gold_has_turned_the_reward_model_learns_and_the_policy_goes_on_from_the_best(whole):
-    stop, trainer, reward = whole
-    (turn,) = [look for look in stop.looks if look.action == "refresh"]
-    ((step, pairs),) = reward.taught
-    assert step == turn.step < 32
-    seen = sum(look.num_pairs for look in stop.looks if look.step <= step)
-    assert 32 <= len(pairs) <= seen
-    assert all(gold(pair.chosen) > gold(pair.rejected) for pair in pairs)
-    assert {look.reference for look in stop.looks if look.step > step} <= {
-        *range(turn.best + 1), *range(turn.number + 1, len(stop.looks) + 1)
-    }  # fmt: skip
-    assert stop.best > turn.number  # against the one that has learned the policy gains
-    assert stop.final_gain(trainer.model, [f"What is {number} + 3?" for number in range(60)]).value > 0
-
-
-@pytest.mark.parametrize("later", [0, 1])
-def test_a_training_that_went_back_and_was_cut_off_goes_on_as_if_it_had_not_been(policy, whole, tmp_path, later):
-    """Cut off after the step's state was written, or before: then the look is taken and the lesson given once more."""
-    uncut, trainer, _ = whole
-    (turn,) = [look for look in uncut.looks if look.action == "refresh"]
-    with pytest.raises(CutError):
-        learned(policy, tmp_path, Judge(gold), cut_at=turn.step + later)
-    state = tmp_path / f"checkpoint-{turn.step if later else turn.step - 2}"
-    again, other, reward = learned(policy, tmp_path, Judge(gold), resume=str(state), knows=bool(later))
-    assert [step for step, _ in reward.taught] == ([] if later else [turn.step])
-    assert json.dumps([look.to_dict() for look in again.looks]) == json.dumps([one.to_dict() for one in uncut.looks])
-    assert same(weights(other.model), weights(trainer.model))
-
-
-def test_refreshes_that_nobody_does_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="nothing refreshes the reward model"):
-        HackStop(
-            PROMPTS, PeopleJudge(tmp_path), FunctionProxy(counts_a), tmp_path, settings=WatchConfig(refreshes=1)
-        )  # fmt: skip
 
 
 def test_it_leaves_the_training_as_it_was(policy, tmp_path):

@@ -1,17 +1,28 @@
-"""Another reward model as the judge: its rewards, its labels, and what is refused."""
+"""Another reward model or a function as the judge: its rewards, its audit, and what is refused."""
 
-import random
+import json
 
 import numpy as np
 import pytest
 
-from rmcore.config.data import GoldConfig
+from flows.pipeline import require_judge
+from rmcore.config.data import DataConfig, GoldConfig
+from rmcore.config.judging import JudgingConfig
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import PolicyConfig
 from rmcore.core.errors import ConfigError
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.policy.judge import GoldJudge, judge_of, require_named_judge
-
-RNG = random.Random(0)  # noqa: S311 - nothing is drawn
+from rmcore.policy.judge import (
+    GoldJudge,
+    audit_of,
+    audited,
+    judge_identity,
+    judge_noise,
+    judge_of,
+    label_weight,
+    require_named_judge,
+)
+from rmcore.stages.settings import OveroptimizationSettings, ReadinessV2Settings, SamplesSettings
 
 
 @pytest.fixture(scope="module")
@@ -19,17 +30,12 @@ def judge(tiny_folder):
     return judge_of(str(tiny_folder), GoldConfig(), "cpu")
 
 
-def test_its_rewards_are_those_of_the_model_and_its_labels_follow_them(judge, tiny_folder, gold_pairs):
+def test_its_rewards_are_those_of_the_model(judge, tiny_folder, gold_pairs):
     rm = BradleyTerryRM.from_pretrained(tiny_folder, device="cpu")
     prompts, texts = [pair.prompt for pair in gold_pairs[:8]], [pair.chosen for pair in gold_pairs[:8]]
     found = judge.rewards(prompts, texts)
     assert found.dtype == np.float64
     assert found.tolist() == rm.score(prompts, texts).astype(np.float64).tolist()
-    for pair in gold_pairs[:8]:
-        labelled = judge.label(pair.prompt, pair.chosen, pair.rejected, RNG)
-        difference = rm.score_pair(pair.prompt, pair.chosen, pair.rejected)
-        assert (labelled.chosen == pair.chosen) == (difference > 0)
-    assert judge.label("Why?", "same", "same", RNG) is None
     assert judge.name == f"the reward model {tiny_folder.name}"
 
 
@@ -52,3 +58,97 @@ def test_a_function_that_cannot_be_imported_is_named():
         require_named_judge("nowhere:judge")
     with pytest.raises(ValueError, match="pattern"):
         PolicyConfig(judge="a:b:c")
+
+
+def write_audit(place, named, *, reliability, agreement=0.7, may_decide=True, judging=None):
+    """An audit as the command writes it, of a judge as it is now."""
+    found = {"value": reliability, "ci_low": reliability - 0.098, "ci_high": reliability + 0.098}
+    record = {
+        "asked": judge_identity(named, judging or JudgingConfig()),
+        "verdict": {"may_decide": may_decide, "reasons": [] if may_decide else ["it is a coin"]},
+        "metrics": {"agreement": {"value": agreement}, "reliability": found if reliability else {"value": None}},
+    }
+    place.write_text(json.dumps(record))
+    return JudgingConfig(audit=str(place))
+
+
+@pytest.fixture(params=["function", "reward model"])
+def named(request, tiny_folder, tmp_path, monkeypatch):
+    """Judges of single responses: a function in a file, and a checkpoint."""
+    if request.param == "reward model":
+        return str(tiny_folder)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "audited_judge.py").write_text("def judge(prompt, response): return len(response)")
+    return "audited_judge:judge"
+
+
+def test_an_audit_of_any_judge_is_honoured(named, tmp_path):
+    judging = write_audit(tmp_path / "audit.json", named, reliability=0.8, may_decide=False)
+    require_named_judge(named, judging)
+    verdict = {"status": "rose", "headline": "Gained", "reasons": []}
+    assert audited(verdict, "it", named, judging)["status"] == "unclear"
+    assert "it is a coin" in audited(verdict, "it", named, judging)["reasons"]
+    assert judge_noise(named, judging) == (0.8, pytest.approx(0.05))
+    assert label_weight(named, judging) == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(("mode", "noise"), [("pairwise", 0.05), ("listwise", 0.0)])
+def test_lists_are_not_corrected_by_the_errors_of_pairs(mode, noise, tmp_path):
+    named, judging = "openai:judge-1@http://127.0.0.1:1/v1", JudgingConfig(mode=mode)
+    write_audit(tmp_path / "audit.json", named, reliability=0.8, judging=judging)
+    found = judge_noise(named, judging.model_copy(update={"audit": str(tmp_path / "audit.json")}))
+    assert found == (0.8 if noise else 1.0, pytest.approx(noise))
+
+
+def test_without_a_reliability_nothing_is_corrected_and_labels_count_by_agreement(named, tmp_path):
+    judging = write_audit(tmp_path / "audit.json", named, reliability=0)
+    assert judge_noise(named, judging) == (1, 0)
+    assert label_weight(named, judging) == pytest.approx(0.4)
+    assert (judge_noise(named, JudgingConfig()), label_weight(named, JudgingConfig())) == ((1, 0), None)
+    coin = write_audit(tmp_path / "coin.json", named, reliability=0, agreement=0.49)
+    with pytest.raises(ConfigError, match="no more often than a coin"):
+        label_weight(named, coin)
+
+
+def of_samples(place, named, judging):
+    """A run on samples that this judge has judged before."""
+    place.write_text("prompt,response,judge\n")
+    policy = PolicyConfig(samples=str(place), judge=named, judging=judging)
+    return PipelineConfig(data=DataConfig(source="pairs.csv"), policy=policy)
+
+
+@pytest.mark.parametrize("endpoint", [None, "openai:m@http://127.0.0.1:1/v1"])
+def test_an_audit_of_who_judged_given_samples_is_honoured(named, endpoint, tmp_path):
+    judge = endpoint or named
+    judging = write_audit(tmp_path / "audit.json", judge, reliability=0.8, may_decide=False)
+    config = of_samples(tmp_path / "samples.csv", judge, judging)
+    require_judge(config)
+    measured, judged = OveroptimizationSettings.of(config), ReadinessV2Settings.of(config)
+    assert (measured.judge_ceiling, measured.judge_ceiling_error) == (0.8, pytest.approx(0.05))
+    verdict = {"status": "ready", "headline": "good", "reasons": []}
+    assert audited(verdict, "it", judged.judge, judged.judging)["status"] == "unclear"
+    (tmp_path / "audit.json").unlink()
+    with pytest.raises(ConfigError, match="is no audit"):
+        require_judge(config)
+
+
+def test_samples_that_were_judged_do_not_depend_on_how_their_judge_is_asked(tmp_path):
+    named = "openai:m@http://127.0.0.1:1/v1"
+    config = of_samples(tmp_path / "samples.csv", named, JudgingConfig())
+    require_judge(config)
+    other = of_samples(tmp_path / "samples.csv", None, JudgingConfig(mode="pairwise"))
+    for settings in (SamplesSettings, ReadinessV2Settings):
+        assert settings.of(config) == settings.of(other)
+        assert settings.of(config).named() == settings.of(other).named()
+
+
+def test_the_audit_of_a_judge_that_was_changed_since_is_refused(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    code = tmp_path / "changing_judge.py"
+    code.write_text("def judge(prompt, response): return 1")
+    judging = write_audit(tmp_path / "audit.json", "changing_judge:judge", reliability=0.8)
+    code.write_text("def judge(prompt, response): return 2")
+    with pytest.raises(ConfigError, match="audit of another judge"):
+        audit_of("changing_judge:judge", judging)
+    with pytest.raises(ValueError, match="names none"):
+        PolicyConfig(judging=judging)

@@ -10,6 +10,7 @@ import pytest
 from logged_sample import pairs_of, record, table
 from rmcore.core.errors import DataError
 from rmcore.data.pair import PreferencePair
+from rmcore.evaluation.uncertainty import ends
 from rmcore.policy.logged_answers import MIN_PROMPTS, LoggedPool, best_of_logged, logged_answers, logged_table
 
 NUMBERS = ("win_rate", "gain", "longest_win_rate", "over_longest")
@@ -219,9 +220,9 @@ def test_a_model_that_loves_length_alone_is_no_better_than_the_longest_answer():
     assert found["best_k"] is not None  # the labels love length, too
     for choice in found["choices"]:
         assert choice["over_longest"]["value"] == pytest.approx(0)
-        assert choice["over_longest"]["ci_low"] <= 0 <= choice["over_longest"]["ci_high"]
+        assert ends(choice["over_longest"])[0] <= 0 <= ends(choice["over_longest"])[1]
     better = record(2.0, length=0.5, num_prompts=60)["choices"][1]["over_longest"]
-    assert better["ci_low"] > 0
+    assert ends(better)[0] > 0
 
 
 def test_the_record_is_json():
@@ -229,7 +230,7 @@ def test_the_record_is_json():
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     for choice in found["choices"]:
         for name in NUMBERS:
-            assert choice[name]["ci_low"] <= choice[name]["value"] <= choice[name]["ci_high"]
+            assert ends(choice[name])[0] <= choice[name]["value"] <= ends(choice[name])[1]
 
 
 def test_pairs_meet_their_rewards_and_those_without_are_left_out():
@@ -259,7 +260,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say():
     for _ in range(num):
         for row, true in zip(best_of_logged(pools(rng, 25, 0.7, (6, 8)), **settings)["choices"], truth, strict=True):
             for name in ("win_rate", "over_longest"):
-                held[row["k"], name] += row[name]["ci_low"] <= true[name]["value"] <= row[name]["ci_high"]
+                held[row["k"], name] += ends(row[name])[0] <= true[name]["value"] <= ends(row[name])[1]
     # Four standard errors of the binomial, and a point for the percentile interval at 25 prompts.
     for key, count in held.items():
         assert abs(count / num - 0.95) < 4 * np.sqrt(0.95 * 0.05 / num) + 0.01, (key, count / num)
@@ -288,6 +289,6 @@ def test_a_later_k_is_not_claimed_past_one_that_failed():
     many, few = pools(rng, 15, 3.0, sizes=(9, 9)), pools(rng, 400, -0.4, sizes=(4, 4))
     few = [LoggedPool(f"few {p.prompt_id}", p.rewards, p.strength, p.lengths, True) for p in few]
     found = best_of_logged([*many, *few], num_resamples=200, seed=0)
-    assert found["choices"][2]["win_rate"]["ci_low"] > 0.5
+    assert ends(found["choices"][2]["win_rate"])[0] > 0.5
     assert found["best_k"] is None
     assert "best of 2" in found["stopped"]

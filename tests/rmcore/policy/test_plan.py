@@ -61,9 +61,9 @@ def test_at_a_point_of_the_curve_the_gain_is_that_of_the_point(method):
     for point in overoptimization(proxy, gold, method=method, num_resamples=100).points[1:]:
         gain = planned(proxy, gold, point.kl, method).plan.gain
         assert gain.value == pytest.approx(point.gold.value)
-        assert gain.ci_low <= gain.value <= gain.ci_high
+        assert gain.ends[0] <= gain.value <= gain.ends[1]
         if method == "best_of_n":  # every resample has the same KL at the same n
-            assert (gain.ci_low, gain.ci_high) == pytest.approx((point.gold.ci_low, point.gold.ci_high))
+            assert (gain.ends[0], gain.ends[1]) == pytest.approx((point.gold.ends[0], point.gold.ends[1]))
 
 
 @pytest.mark.slow
@@ -73,7 +73,7 @@ def test_beyond_the_samples_no_gain_is_made_up(method):
     reached = planned(proxy, proxy, 1.0, method).points[-1].kl
     plan = planned(proxy, proxy, 1.1 * reached, method).plan
     assert plan.gain.value is None
-    assert plan.gain.ci_low is None
+    assert plan.gain.ends[0] is None
     assert f"the samples reach {reached:.3g} nats, {1.1 * reached:g} are planned; draw more" in plan.gain.reason
     assert planned(proxy, proxy, 1.001 * reached, method).plan.gain.value is not None  # rounding of the plan
     json.dumps(planned(proxy, proxy, 1.1 * reached, method).to_dict(), allow_nan=False)
@@ -85,7 +85,7 @@ def test_a_gold_that_falls_from_the_start_has_no_headroom(method):
     plan = planned(proxy, [-pool for pool in proxy], 2.0, method).plan
     assert plan.headroom.value == 0
     assert plan.headroom.ci_high == 0
-    assert plan.gain.ci_high < 0
+    assert plan.gain.ends[1] < 0
 
 
 @pytest.mark.slow
@@ -122,8 +122,8 @@ def test_a_fall_before_the_plan_is_shown_and_one_behind_it_is_none(method):
     proxy = pools(9)
     gold = turning(proxy, 1.2)
     near, far = (planned(proxy, gold, kl, method).plan for kl in (0.3, BEST_OF_64 - 0.05))
-    assert (near.fall.value, near.fall.ci_high) == (0, 0)
-    assert far.fall.value < far.fall.ci_high < 0
+    assert (near.fall.value, near.fall.ends[1]) == (0, 0)
+    assert far.fall.value < far.fall.ends[1] < 0
     assert far.gain.value - far.fall.value == pytest.approx(
         max(point.gold.value for point in planned(proxy, gold, 1.0, method).points)
     )
@@ -144,7 +144,7 @@ def test_a_gold_that_levels_off_is_seldom_shown_to_fall():
         rng = np.random.default_rng(seed)
         proxy = list(rng.normal(size=(60, 64)))
         gold = [np.minimum(pool, 0.3) + 0.5 * rng.normal(size=64) for pool in proxy]
-        shown += planned(proxy, gold, 3.0, num_resamples=200).plan.fall.ci_high < 0
+        shown += planned(proxy, gold, 3.0, num_resamples=200).plan.fall.ends[1] < 0
     assert stats.binomtest(shown, draws, 0.05, alternative="greater").pvalue > 0.001
 
 
@@ -177,5 +177,21 @@ def test_ties_take_kl_away_and_the_plan_says_so():
     rng = np.random.default_rng(9)
     proxy = [np.concatenate([np.full(32, 2.0), rng.normal(size=32)]) for _ in range(20)]
     plan = planned(proxy, proxy, 3.0).plan
-    assert plan.gain.value is None
-    assert "draw more" in plan.gain.reason
+    assert plan.reached < 3.0
+    assert plan.gain == planned(proxy, proxy, plan.reached).plan.gain
+    short = [pool[:53] for pool in proxy]
+    assert "draw more" in planned(short, short, 3.0).plan.gain.reason
+
+
+def test_a_prompt_that_lacks_samples_shortens_no_plan_and_copies_of_prompts_are_no_further_evidence():
+    proxy = pools(12, num_prompts=60)
+    gold = turning(proxy, 1.5)
+    expected = planned(proxy, gold, 3.0).plan
+    more = planned([*proxy, pools(13)[0][:40]], [*gold, pools(14)[0][:40]], 3.0).plan
+    assert (more.num_short, more.by_prompt[-1]) == (1, None)
+    assert replace(more, num_short=0, by_prompt=more.by_prompt[:-1]) == expected
+    five = [[pool for pool in some for _ in range(5)] for some in (proxy, gold)]
+    units = [place // 5 for place in range(300)]
+    copied = overoptimization(*five, planned_kl=3.0, units=units, num_resamples=100).plan
+    assert copied.num_telling == expected.num_telling == 60
+    assert (copied.gain.ends[0], copied.gain.ends[1]) == pytest.approx((expected.gain.ends[0], expected.gain.ends[1]))

@@ -16,7 +16,9 @@ from rmcore.data.pair import Message
 from rmcore.policy.policy import Policy, TextReader
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<"), max_size=30)
-TURNS = st.lists(st.builds(Message, st.sampled_from(["user", "assistant"]), TEXTS), min_size=1, max_size=4).map(tuple)
+TURNS = st.lists(
+    st.builds(Message, st.sampled_from(["user", "assistant"]), TEXTS, st.just("")), min_size=1, max_size=4
+).map(tuple)
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmcore.config.readiness import ReadinessConfig
+from rmcore.evaluation.uncertainty import GainValue
 from rmcore.policy.logged_answers import MIN_PROMPTS
 from rmcore.policy.readiness.readiness_v2 import conditions, judge_v2, probability, shipped_fit
+from rmcore.policy.sampling.best_of_n import ENOUGH_PROMPTS
 
 CONFIG = ReadinessConfig(planned_optimizer="kl_optimum")  # which has all conditions
 GATES = {gate.name: gate for gate in conditions(CONFIG)}
@@ -32,7 +34,7 @@ def perfect():
     return best | {"length_correlation": part(0.0), "on_policy_accuracy": part(1.0)}
 
 
-def judged(parts, config=CONFIG, num_telling=MIN_PROMPTS):
+def judged(parts, config=CONFIG, num_telling=ENOUGH_PROMPTS):
     return judge_v2(parts, config, "the gold world", num_telling=num_telling)
 
 
@@ -57,13 +59,19 @@ def test_a_perfect_model_is_ready_and_says_for_what():
     assert [check["name"] for check in found["gate"]] == ["telling_prompts", *GATES]
 
 
-@pytest.mark.parametrize(("num_telling", "expected"), [(0, "not_ready"), (9, "not_ready"), (10, "ready")])
-def test_a_few_prompts_that_the_judge_tells_apart_show_nothing(num_telling, expected):
+@pytest.mark.parametrize(("num_telling", "expected"), [(0, "unclear"), (49, "unclear"), (50, "ready")])
+def test_a_few_prompts_that_the_judge_tells_apart_leave_room_for_disasters(num_telling, expected):
     found = judged(perfect(), num_telling=num_telling)
     assert found["verdict"]["status"] == expected
-    if expected == "not_ready":
+    if expected == "unclear":
         [reason] = found["verdict"]["reasons"]
-        assert reason == f"prompts whose samples the judge tells apart: {num_telling}, wanted at least 10"
+        assert reason == f"independent prompts whose samples the judge tells apart: {num_telling}, wanted at least 50"
+
+
+@pytest.mark.parametrize(("num_telling", "expected"), [(MIN_PROMPTS - 1, "unclear"), (MIN_PROMPTS, "not_ready")])
+def test_harm_is_shown_by_few_prompts_and_not_by_a_handful(num_telling, expected):
+    found = judged(perfect() | {"planned_gain": part(-2.0, -3.0, -1.0)}, num_telling=num_telling)
+    assert found["verdict"]["status"] == expected
 
 
 @pytest.mark.parametrize("name", GATES)
@@ -75,7 +83,7 @@ def test_no_gate_is_bought_back_by_all_others_being_perfect(monkeypatch, name):
     whole = {"low": good, "high": good + 9} | ends  # the other end stays good for what else asks for this part
     found = judged(perfect() | {gate.part: part(good, **whole)})
     assert found["readiness"]["probability"] == 1.0
-    assert found["verdict"]["status"] == "not_ready"
+    assert found["verdict"]["status"] == ("unclear" if gate.end == "low" else "not_ready")
     assert [check["name"] for check in found["gate"] if not check["passed"]] == [name]
     [reason] = found["verdict"]["reasons"]
     assert gate.meaning in reason
@@ -95,9 +103,11 @@ def test_an_end_of_the_interval_decides_and_not_the_value(name, value, width):
 
 
 def test_a_gain_has_to_be_shown_and_that_it_is_too_small_or_turns_too():
-    assert status(perfect() | {"planned_gain": part(1.0, 0.0, 2.0)}) == "not_ready"
-    assert status(perfect() | {"win_rate_16": part(0.6, 0.5, 0.7)}) == "not_ready"
-    assert status(perfect() | {"planned_gain": part(1.0, -0.01, 2.0)}) == "not_ready"
+    assert status(perfect() | {"planned_gain": part(1.0, 0.0, 2.0)}) == "unclear"
+    assert status(perfect() | {"win_rate_16": part(0.6, 0.5, 0.7)}) == "unclear"
+    assert status(perfect() | {"planned_gain": part(1.0, -0.01, 2.0)}) == "unclear"
+    assert status(perfect() | {"planned_gain": part(-1.0, -2.0, 0.0)}) == "not_ready"
+    assert status(perfect() | {"win_rate_16": part(0.4, 0.3, 0.5)}) == "not_ready"
     assert status(perfect() | {"planned_gain": part(0.2, 0.01, CONFIG.min_gain + 0.01)}) == "ready"
     assert status(perfect() | {"planned_gain": part(0.2, 0.01, CONFIG.min_gain - 0.01)}) == "not_ready"
     asked = CONFIG.min_gain
@@ -120,13 +130,13 @@ def test_a_part_that_is_missing_or_has_no_interval_fails_with_its_reason(name):
         assert not check["passed"]
         assert words in check["text"]
         assert check["text"] in found["verdict"]["reasons"]
-        assert found["verdict"]["status"] == "not_ready"
+        assert found["verdict"]["status"] == "unclear"
         json.dumps(found, allow_nan=False)
 
 
-def test_nothing_measured_is_not_ready_and_still_a_record():
+def test_nothing_measured_is_unclear_and_still_a_record():
     found = judged({}, num_telling=0)
-    assert found["verdict"]["status"] == "not_ready"
+    assert found["verdict"]["status"] == "unclear"
     assert found["readiness"]["probability"] is None
     assert len(found["verdict"]["reasons"]) == len(GATES) + 1
     json.dumps(found, allow_nan=False)
@@ -162,6 +172,19 @@ def test_best_of_n_is_not_asked_for_what_rl_would_find_and_is_told_of_it():
     assert "says nothing of RL" in found["verdict"]["reasons"][0]
 
 
+def test_of_few_samples_the_best_of_as_many_as_there_are_opponents_for_decides():
+    parts = perfect() | {"win_rate_15": part(0.9), "win_rate_4": part(0.4)}
+    parts["win_rate_16"] = {"value": None, "ci_low": None, "ci_high": None, "num": 0, "reason": "17 samples"}
+    assert status(parts) == "ready"
+    assert status(parts | {"win_rate_15": part(0.4)}) == "not_ready"
+
+
+def test_a_plan_that_ties_bound_says_how_far_it_goes():
+    found = judge_v2(perfect(), CONFIG, "the gold world", num_telling=ENOUGH_PROMPTS, reached=2.4)
+    assert found["verdict"]["status"] == "ready"
+    assert "as far as it goes, which is 2.4 nats, because rewards tie" in found["verdict"]["headline"]
+
+
 def test_the_probability_is_that_of_the_logistic_fit():
     fit = {"features": ["a", "b"], "means": [0.5, -1.0], "coefficients": [2.0, -3.0], "intercept": 0.25}
     parts = {"a": part(0.7), "b": part(-1.2), "c": part(9.0)}
@@ -181,3 +204,15 @@ def test_the_shipped_fit_is_whole_and_a_better_win_rate_never_lowers_the_chance(
     assert None not in chances
     assert chances == sorted(chances)
     assert chances[10] < 0.5 < chances[20]  # a coin is not worth optimising, the truth is
+
+
+def test_ends_that_hold_if_no_prompt_is_a_disaster_decide_and_are_called_so_everywhere():
+    few = GainValue.of(1.64, 1.4, 1.9, num=50 * 64, num_prompts=ENOUGH_PROMPTS).to_dict()
+    found = judged(perfect() | {"planned_gain": few})
+    assert found["verdict"]["status"] == "ready"
+    assert "+1.64 sd (+1.40 to +1.90 if no prompt is a disaster)" in found["verdict"]["headline"]
+    texts = {check["name"]: check["text"] for check in found["gate"]}
+    assert "lower end if no prompt is a disaster 1.4" in texts["planned_gain"]
+    assert "lower end 1" in texts["win_rate_16"]
+    low = GainValue.of(0.4, -0.1, 0.9, num=50 * 64, num_prompts=ENOUGH_PROMPTS).to_dict()
+    assert status(perfect() | {"planned_gain": low}) == "unclear"

@@ -5,8 +5,9 @@ import pandas as pd
 import pytest
 
 from rmcore.evaluation.uncertainty import t_interval
+from rmcore.policy.confirmation import ServedGain
 from rmcore.policy.grpo.policy_meter import QUANTITIES
-from rmcore.policy.grpo.rlhf_record import curve_of, parity_of, verdict_of_watch
+from rmcore.policy.grpo.rlhf_record import curve_of, final_of, parity_of, verdict_of_watch
 
 NUM_PROMPTS, TRUTH, EXPERIMENTS = 48, 0.3, 200
 
@@ -85,15 +86,27 @@ def test_a_start_that_is_kept_for_want_of_evidence_is_no_refusal():
     assert "1,296 labels showed neither a gain nor that gold turned" in found["headline"]
 
 
-def test_a_refused_training_says_how_often_its_reward_model_learned():
+def test_a_refused_training_says_why_it_ended():
     never = verdict_of_watch([watched("go_on", "stop")], None)
     assert never["headline"].startswith("Not against this reward model: ")
     assert never["reasons"] == ["look 1"]
-    learned = verdict_of_watch([watched("refresh", "go_on", "stop"), watched("refresh", "refresh")], None)
-    assert learned["status"] == "refused"
-    assert "this reward model, refreshed 3 times: " in learned["headline"]
-    assert learned["reasons"][0].startswith("gold turned or stopped gaining 3 times in 2 trainings")
-    assert learned["reasons"][1:] == ["look 2"]
-    kept = verdict_of_watch([watched("refresh", "go_on", kept=40)], {"value": 0.2, "ci_low": 0.1, "ci_high": 0.3})
-    assert kept["status"] == "rose"
-    assert "in this training" in kept["reasons"][0]
+
+
+@pytest.mark.parametrize("num_seeds", [1, 3])
+def test_a_gain_of_clipped_differences_alone_is_not_claimed(num_seeds):
+    """Three in a hundred prompts lose 20 standard deviations, and the others gain half of one."""
+    rng = np.random.default_rng(0)
+    differences = np.where(np.arange(200) % 33 == 0, -20.0, 0.5 + 0.3 * rng.normal(size=200))
+    for doubtful, values in ((True, differences), (False, np.maximum(differences, 0.0))):
+        known = ServedGain(3.0, 0.1)
+        for value in values:
+            known.see(float(value))
+        final = {"value": known.mean, "interval": known.interval, "path": known.path, "limit": 3.0}
+        watches = [
+            watched("go_on", kept=40) | {"final": final | {"differences": values.tolist()}} for _ in range(num_seeds)
+        ]
+        found = final_of(watches, num_resamples=200, seed=0)
+        assert found["ci_low"] > 0
+        verdict = verdict_of_watch(watches, found)
+        assert verdict["status"] == ("unclear" if doubtful else "rose")
+        assert ("are clipped at 3" in verdict["reasons"][0]) if doubtful else not verdict["reasons"]

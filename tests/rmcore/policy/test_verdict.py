@@ -26,7 +26,7 @@ from rmcore.reporting.verdict_style import verdict_style
 PASS = GateCheck("a", 0.7, 0.6, True, "a: 0.7, above 0.6")
 FAIL = GateCheck("b", 0.1, 0.6, False, "b: 0.1, not above 0.6")
 OPEN = GateCheck(ECE, 0.2, 0.15, False, "ECE: 0.1 (0.05 to 0.2), upper end not below 0.15", unclear=True)
-PLAN = {"plan": "a KL of 3 nats by best-of-n", "judge": "the gold world", "parts": {}}
+PLAN = {"plan": "a KL of 3 nats by best-of-n", "judge": "the gold world", "parts": {}, "num_telling": 60}
 checks = st.lists(st.sampled_from([PASS, FAIL]), min_size=1, max_size=6)
 
 
@@ -60,12 +60,32 @@ def test_nothing_below_the_third_rung_is_ready_whatever_passed(found, answers):
     json.dumps(verdict, allow_nan=False)
 
 
-@given(checks)
+@given(st.lists(st.sampled_from([PASS, FAIL, OPEN]), min_size=1, max_size=6))
 def test_on_samples_every_check_decides(found):
     verdict = verdict_on_samples(found, **PLAN)
-    assert (verdict["rung"], verdict["status"]) == (3, "not_ready" if FAIL in found else "ready")
+    status = "not_ready" if FAIL in found else "unclear" if OPEN in found else "ready"
+    assert (verdict["rung"], verdict["status"]) == (3, status)
     assert PLAN["plan"] in verdict["headline"]
-    assert verdict_style(verdict).tone == ("bad" if FAIL in found else "good")
+    assert verdict_style(verdict).tone == {"not_ready": "bad", "unclear": "open", "ready": "good"}[status]
+    assert verdict["reasons"] == [FAIL.text] * found.count(FAIL) + [OPEN.text] * found.count(OPEN)
+
+
+@given(st.lists(st.sampled_from([PASS, FAIL, OPEN]), min_size=1), st.integers(1, 10_000), st.floats(0.01, 5))
+def test_every_verdict_on_samples_says_what_share_of_prompts_it_cannot_speak_for(found, num_telling, gain):
+    """The rule of three, and the loss at which that share would undo the gain."""
+    parts = {"planned_gain": part(gain, gain / 2, 2 * gain)}
+    verdict = verdict_on_samples(found, **PLAN | {"num_telling": num_telling, "parts": parts})
+    share = 1 - 0.05 ** (1 / num_telling)
+    assert f"up to {100 * share:.2g} % of all prompts may be disasters" in verdict["headline"]
+    said = float(verdict["headline"].rsplit("losing ", 1)[1].split(" sd", 1)[0])
+    assert (1 - share) * gain == pytest.approx(share * said, rel=0.06)
+
+
+def test_what_is_unclear_on_samples_asks_for_more_of_them():
+    policy = PolicyConfig(num_prompts=20, samples_per_prompt=8)
+    more = next_rung(verdict_on_samples([PASS, OPEN], **PLAN), PipelineConfig(policy=policy), "best")
+    assert (more["rung"], more["cost"]) == (3, "100 prompts × 54 samples and a judgement of each")
+    assert more["command"].endswith("--set policy.num_prompts=100 --set policy.samples_per_prompt=54")
 
 
 def test_a_fall_that_is_shown_is_told_also_of_a_model_that_is_ready():
@@ -85,7 +105,7 @@ def test_choosing_among_logged_answers_is_said_up_to_the_largest_k_that_was_show
     verdict = verdict_on_labels([PASS], logged(4), OVER)
     assert verdict["status"] == "passes"
     assert "up to k = 4, winning 0.60 (0.55 to 0.65) there; all" in verdict["headline"]
-    assert "no policy was tried on it" in verdict["headline"]
+    assert "Not tested on a policy" in verdict["headline"]
     assert verdict["reasons"] == []
     assert "k =" not in verdict_on_labels([PASS], logged(None), OVER)["headline"]
 
@@ -126,9 +146,9 @@ def test_too_few_pairs_to_say_is_a_verdict_and_no_failure(answers, high, others,
     over = part(0.01, -0.04, high)
     verdict = verdict_on_labels([baseline_check(over), *others], answers, over)
     assert verdict["status"] == status
-    assert ("too few labelled pairs to say" in verdict["headline"].lower()) is (status == "unclear")
+    assert ("9 test pairs cannot show" in verdict["headline"]) is (status == "unclear")
     decided = len(others) - (OPEN in others)
-    told = f"1 of the {decided} other checks on them failed" in verdict["headline"]
+    told = f"1 of the {decided} other checks failed" in verdict["headline"]
     assert told is (status == "unclear" and FAIL in others)
     assert verdict["reasons"][0].startswith(
         "accuracy minus that of the better of chance and length: +1.0 points (-4.0 to"
@@ -160,7 +180,7 @@ def test_what_speaks_against_the_outcome_is_named_first_and_the_same_thing_once(
 def test_too_few_pairs_to_say_whether_a_model_is_calibrated_is_no_failure_either():
     verdict = verdict_on_labels([PASS, OPEN], None, OVER)
     assert (verdict["status"], verdict["reasons"]) == ("unclear", [OPEN.text])
-    assert verdict["headline"].startswith("Too few labelled pairs to say whether it is calibrated;")
+    assert verdict["headline"].startswith("Inconclusive: 9 test pairs cannot show that it is calibrated.")
 
 
 def test_a_choice_that_may_be_that_of_the_longest_answer_is_told_so():

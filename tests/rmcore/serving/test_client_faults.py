@@ -206,7 +206,7 @@ def test_the_token_is_sent_and_stands_in_no_message(server, ask, fault):
     if fault is None:
         assert ask(server.address, lambda c: c.score(rows(1)), token="right-secret").weight_version == 1
     with pytest.raises((RequestError, ServingError)) as caught:
-        ask(server.address, lambda c: c.score(rows(1)), token="wrong-secret", timeout_s=0.1, **QUICK)
+        ask(server.address, lambda c: c.score(rows(1)), token="wrong-secret", timeout_s=1, **QUICK)
     assert server.seen[-1].headers["authorization"] == "Bearer wrong-secret"
     assert "secret" not in "".join(f"{error!r}{error}{vars(error)}" for error in chain(caught.value))
 

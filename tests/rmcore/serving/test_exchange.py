@@ -5,6 +5,7 @@ import os
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import aiohttp
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -12,14 +13,16 @@ from safetensors.torch import save_file
 import small_vllm
 from rmcore.core.errors import NotReadyError, RequestError, ServingError
 from rmcore.serving.engine import VllmEngine
+from rmcore.serving.http_app import HttpSettings, RewardApp
 from rmcore.serving.model_files import folder_digest
 from rmcore.serving.served import ServedModel, Weights
 from rmcore.serving.staging import stage_checkpoint
+from rmcore.serving.types import PoolingType, RewardProbe, WeightUpdate
 from rmcore.serving.types import RewardModelTrainingMode as Mode
-from rmcore.serving.types import RewardProbe, WeightUpdate
 from rmcore.serving.updates import write_update
 from rmcore.serving.vllm_process import EngineSettings
 from rmcore.serving.weight_files import WeightLayout
+from torch_engine import answering
 
 ROWS = ((1, 2, 3), (4,))
 MAX_TOKENS = 16
@@ -166,3 +169,59 @@ def test_an_exchange_whose_caller_left_is_over_before_the_next_one_begins(tmp_pa
             assert served.num_updates == {"done": 2, "refused": 0, "failed": 0}
 
     asyncio.run(run())
+
+
+NUM_CLIENTS, NUM_ROWS, ROWS_OF_A_REQUEST = 64, 10_000, 8
+
+
+@pytest.mark.slow
+def test_an_update_under_the_load_of_another_protocol_loses_and_mixes_nothing(rm, tmp_path):
+    """64 clients that know no versions, 10,000 rows, some of the clients gone before they are answered."""
+    rows = [[1 + index % 7] * (1 + index * 7 % MAX_TOKENS) for index in range(NUM_ROWS)]
+    parts = [range(start, min(start + ROWS_OF_A_REQUEST, NUM_ROWS)) for start in range(0, NUM_ROWS, ROWS_OF_A_REQUEST)]
+    settings = HttpSettings(token="t", protocols=("vllm",))
+    opened = serving(tmp_path)
+
+    async def make():
+        served = await opened.__aenter__()
+        return RewardApp(served, rm.renderer, pooling=PoolingType.LAST, vocab_size=1000, settings=settings)
+
+    async def ask(session, app, part):
+        body = {"input": [rows[index] for index in part], "use_activation": False}
+        async with session.post(f"http://rm:t@127.0.0.1:{app.port}/classify", json=body) as answer:
+            answer.raise_for_status()
+            data = (await answer.json())["data"]
+        return int(answer.headers["X-Weight-Version"]), [row["probs"][0] for row in data]
+
+    async def work(app):
+        waiting, answers, half = list(parts), {}, asyncio.Event()
+
+        async def client(session):
+            while waiting:
+                part = waiting.pop()
+                if part.start % 25 == 0:  # one whose client leaves, and asks again
+                    with pytest.raises(TimeoutError):
+                        async with asyncio.timeout(0.0):
+                            await ask(session, app, part)
+                answers[part] = await ask(session, app, part)
+                if len(answers) > len(parts) // 2:
+                    half.set()
+
+        async def publish():
+            await half.wait()
+            update = published(app.served, 2.0)
+            url, body = f"http://rm:t@127.0.0.1:{app.port}/weights", update.model_dump(mode="json")
+            async with aiohttp.ClientSession() as session, session.post(url, json=body) as answer:
+                answer.raise_for_status()
+
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=NUM_CLIENTS)) as session:
+            await asyncio.gather(publish(), *(client(session) for _ in range(NUM_CLIENTS)))
+        return answers
+
+    with answering(make) as app:
+        answers = asyncio.run(work(app))
+        assert (app._pending_rows, app._pending_bytes) == (0, 0)
+    assert answers.keys() == set(parts)
+    assert {version for version, _ in answers.values()} == {1, 2}
+    for part, (version, rewards) in answers.items():  # a reward is the version times the number of tokens
+        assert rewards == pytest.approx([version * len(rows[index]) for index in part])

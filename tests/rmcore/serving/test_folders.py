@@ -93,7 +93,8 @@ def test_whatever_ends_the_writing_leaves_nothing(tmp_path, error):
 def test_a_folder_has_no_name_before_it_is_whole(tmp_path):
     with published(tmp_path / "served-1") as folder:
         (folder / "file").write_text("whole")
-        assert names(tmp_path) == [".served-1.tmp"]
+        assert names(tmp_path) == [folder.name]
+        assert folder.name.startswith(".served-1.")
     assert (tmp_path / "served-1" / "file").read_text() == "whole"
     assert names(tmp_path) == ["served-1"]
 
@@ -123,13 +124,13 @@ def test_what_someone_writes_stays_and_what_a_killed_writer_left_goes(tmp_path):
     writer = subprocess.Popen([sys.executable, "-c", script, tmp_path / "update-x"])
     try:
         deadline = time.monotonic() + 60
-        while not (tmp_path / ".update-x.tmp").exists() and time.monotonic() < deadline:
+        while not (left := [path.name for path in tmp_path.glob(".update-x.*")]) and time.monotonic() < deadline:
             time.sleep(0.02)
         (tmp_path / "served-1").mkdir()
         assert drop_stale(tmp_path, keep=[]) == ["served-1"]
-        assert names(tmp_path) == [".update-x.tmp"]
+        assert names(tmp_path) == left
     finally:
         writer.kill()
         writer.wait()
-    assert drop_stale(tmp_path, keep=[]) == [".update-x.tmp"]
+    assert drop_stale(tmp_path, keep=[]) == left
     assert not names(tmp_path)

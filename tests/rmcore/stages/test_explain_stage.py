@@ -17,7 +17,7 @@ from rmcore.stages import explain
 from rmcore.stages.registry import pipeline_stages
 from rmcore.stages.settings import ExplainSettings
 
-ASKED = PipelineConfig(device="cpu", explain=ExplainConfig(mistakes=2, train_pairs=20))
+ASKED = PipelineConfig(device="cpu", explain=ExplainConfig(mistakes=2))
 
 
 def test_the_worst_held_out_mistakes_are_explained(tmp_path, gold_pairs):
@@ -31,8 +31,7 @@ def test_the_worst_held_out_mistakes_are_explained(tmp_path, gold_pairs):
     explain.run(ExplainSettings.of(ASKED), {"prepare": prepared, "train": trained}, out, NullTracker(), silent)
     record = json.loads((out / "explain.json").read_text())
     assert (record["num_pairs"], len(record["pairs"])) == (60, 2)
-    assert "of 20 training pairs, drawn from 180" in record["influence_note"]
-    assert all(pair["margin"] < 0 and pair["behind"]["weights"]["harmful"] for pair in record["pairs"])
+    assert all(pair["margin"] < 0 for pair in record["pairs"])
     assert json.loads((out / "summary.json").read_text())["metrics"] == {
         "eval/test_mistakes": record["num_mistakes"],
         "eval/test_kinds_of_mistakes": len(record["kinds"]),

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 import shutil
 import sys
 
@@ -15,7 +14,6 @@ from rmcore.config.data import GoldConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.rlhf import RlhfConfig, WatchConfig
 from rmcore.core.errors import ConfigError, DataError, JudgementsWantedError
-from rmcore.core.store import Store
 from rmcore.data.gold.world import gold_reward
 from rmcore.data.table import read_pairs
 from rmcore.policy.grpo.rlhf_requirements import require_rlhf
@@ -26,15 +24,15 @@ from rmcore.stages.settings import GrpoSettings
 
 changed = policy_chain.changed
 RLHF = RlhfConfig(
-    steps=4, num_seeds=2, prompts_per_step=2, group_size=4, learning_rate=1e-3, rewards="local", refresh_every=2,
-    refresh_pairs=24, refresh_steps=2, measure_every=2, num_prompts=6, samples_per_prompt=2,
+    steps=4, num_seeds=2, prompts_per_step=2, group_size=4, learning_rate=1e-3, rewards="local",
+    measure_every=2, num_prompts=6, samples_per_prompt=2,
 )  # fmt: skip
 CONFIG = policy_chain.CONFIG.model_copy(update={"rlhf": RLHF})
 
 
 @pytest.fixture(scope="module")
-def chain(tmp_path_factory):
-    return policy_chain.Chain(Store(tmp_path_factory.mktemp("store")), CONFIG)
+def chain(chain_store):
+    return policy_chain.Chain(chain_store, CONFIG)
 
 
 @pytest.fixture(scope="module")
@@ -91,15 +89,6 @@ def test_gold_is_the_gold_worlds_and_prompts_are_held_out(chain, folder):
     assert (sizes % 4 == 0).all()
 
 
-def test_each_seed_starts_from_the_first_reward_model_and_refreshes_its_own(folder, record):
-    for one in record["seeds"]:
-        assert [done["step"] for done in one["refreshes"]] == [2]  # after the last step nobody would use it
-        assert all(0 <= done["accuracy_after"] <= 1 and done["num_pairs"] >= 8 for done in one["refreshes"])
-    versions = pd.read_parquet(folder / "rollouts.parquet").groupby(["seed", "step"])["weight_version"].first()
-    for seed in (0, 1):
-        assert versions[seed].tolist() == [1, 1, 2, 2]
-
-
 def test_the_trained_policy_is_a_policy(folder):
     assert Policy.load(folder / "model").stop_ids
 
@@ -135,8 +124,7 @@ def test_a_judge_of_ones_own_labels_and_judges(chain, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_watched_training_keeps_what_it_has_shown_and_says_what_it_cost(chain, tmp_path):
     watch = WatchConfig(labels=80, final_labels=24, candidates=2)
-    record = run_alone(chain, tmp_path / "out", changed(CONFIG, rlhf={"watch": watch, "refresh_every": None}))
-    assert [one["seed"] for one in record["seeds"]] == [0, 1]
+    record = run_alone(chain, tmp_path / "out", changed(CONFIG, rlhf={"watch": watch, "num_seeds": 1}))
     for one in record["seeds"]:
         seen = one["watch"]
         assert [look["step"] for look in seen["looks"]] == [2, 4][: len(seen["looks"])]
@@ -169,7 +157,7 @@ def answered(folder):
 @pytest.mark.slow
 def test_people_judge_between_calls_and_no_step_is_trained_twice(chain, tmp_path):
     watch = WatchConfig(labels=40, final_labels=12, people=str(tmp_path / "to_judge"))
-    config = changed(CONFIG, rlhf={"watch": watch, "refresh_every": None, "num_seeds": 1})
+    config = changed(CONFIG, rlhf={"watch": watch, "num_seeds": 1})
     waits = 0
     while True:
         try:
@@ -203,19 +191,6 @@ def test_a_watch_without_a_judge_is_refused_before_anything_runs():
         RlhfConfig(kl_target=1.0, kl_beta=0.1)
 
 
-def test_refreshes_that_contradict_other_settings_are_refused():
-    refreshed = WatchConfig(refreshes=1)
-    with pytest.raises(ValueError, match="leave one of them out"):
-        RlhfConfig(watch=refreshed, refresh_every=5)
-    with pytest.raises(ValueError, match="go on from its best"):
-        RlhfConfig(watch=refreshed, stop_on_disagreement=True)
-    with pytest.raises(ValueError, match="would draw from those that it left"):
-        RlhfConfig(watch=refreshed, rollout_staleness=1)
-    for settings in ({"watch": refreshed}, {"refresh_every": 5}):
-        with pytest.raises(ValueError, match="a range of the first reward model's rewards"):
-            RlhfConfig(reward_clip=1.0, **settings)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("value", ["'good'", "float('nan')", "True", "None"])
 def test_a_judge_that_gives_no_number_is_named(chain, tmp_path, monkeypatch, value):
@@ -224,15 +199,6 @@ def test_a_judge_that_gives_no_number_is_named(chain, tmp_path, monkeypatch, val
     monkeypatch.delitem(sys.modules, "odd", raising=False)
     with pytest.raises(DataError, match=r"policy\.judge=odd:judge gave"):
         run_alone(chain, tmp_path / "out", changed(CONFIG, policy={"judge": "odd:judge"}))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("aggregate", ["mean", "worst_case", "uncertainty_weighted"])
-def test_members_may_give_the_reward(chain, tmp_path, aggregate):
-    config = changed(CONFIG, rlhf={"aggregate": aggregate, "num_seeds": 1, "refresh_every": None, "steps": 2})
-    record = run_alone(chain, tmp_path, config)
-    assert record["aggregate"] == aggregate
-    assert all(math.isfinite(point["proxy"]["value"]) for point in record["curve"])
 
 
 @pytest.mark.slow
@@ -268,13 +234,6 @@ def test_what_cannot_work_is_refused_before_anything_is_loaded(chain, tmp_path, 
     assert not list(tmp_path.glob("seed_*"))
 
 
-def test_labels_need_someone_who_gives_them():
-    from rmcore.policy.grpo.rlhf_requirements import require_rlhf
-
-    with pytest.raises(ConfigError, match=r"policy\.judge"):
-        require_rlhf(CONFIG.rlhf, None, None)
-
-
 @pytest.mark.parametrize(
     "settings", [{"policy": None}, {"policy": {"samples": "some.parquet"}}], ids=["no policy", "given samples"]
 )
@@ -289,7 +248,7 @@ def test_another_reward_model_judges_by_its_content(chain, tiny_folder, tmp_path
     """Moved it is the same judge, changed it is another."""
 
     def inputs(folder):
-        config = changed(CONFIG, policy={"judge": str(folder)}, rlhf={"num_seeds": 1, "refresh_every": None})
+        config = changed(CONFIG, policy={"judge": str(folder)}, rlhf={"num_seeds": 1})
         return config, stage_call("grpo", config, {name: chain.ref(name) for name in STAGES["grpo"].upstream}).inputs
 
     shutil.copytree(tiny_folder, tmp_path / "first")

@@ -99,7 +99,6 @@ def test_where_nobody_judges_there_is_what_needs_no_judge_and_nothing_else(chain
     record = json.loads((chain.folder("overoptimization") / "overoptimization.json").read_text())
     assert record["judge"] == "nobody"
     assert [row["n"] for row in record["best_of_n"]] == [1, 2, 4]
-    assert 0 < record["gradient"]["variance"] <= record["gradient"]["bound"]
     assert not {"parts", "curves", "conservative", "disagreement"} & record.keys()
     assert not (chain.folder("overoptimization") / "figures").exists()
     sampling = json.loads((chain.folder("samples") / "sampling.json").read_text())
@@ -107,9 +106,9 @@ def test_where_nobody_judges_there_is_what_needs_no_judge_and_nothing_else(chain
 
 
 @pytest.mark.slow
-def test_without_a_judge_readiness_v2_fails_every_part_that_needs_one(chain):
+def test_without_a_judge_every_part_of_readiness_v2_that_needs_one_is_open(chain):
     judged = json.loads((chain.folder("readiness_v2") / "readiness.json").read_text())
-    assert judged["verdict"]["status"] == "not_ready"
+    assert judged["verdict"]["status"] == "unclear"
     failed = {check["name"]: check["text"] for check in judged["gate"] if not check["passed"]}
     for name in ("planned_gain", "win_rate_16", "worthwhile_gain", "fall"):
         assert "not measured" in failed[name]
@@ -226,7 +225,6 @@ def test_judged_samples_of_a_file_take_the_place_of_sampling(chain, tmp_path, su
     record = json.loads((other.folder("overoptimization") / "overoptimization.json").read_text())
     assert record["judge"] == "column score of the given samples"
     assert "on_policy_accuracy" in record["parts"]
-    assert "gradient" not in record
     assert not (other.folder("policy") / "model").exists()  # nothing is done with a policy, so none is trained
 
 

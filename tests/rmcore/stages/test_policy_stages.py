@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 import policy_chain
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError, ModelError
-from rmcore.core.store import Store
 from rmcore.data.gold.world import demonstrations, gold_reward, written_responses
 from rmcore.data.table import read_pairs
 from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.models.seal import write_seal
 from rmcore.stages.registry import STAGES, pipeline_stages, stage_call
 from rmcore.stages.run import run_stage
 
@@ -24,9 +24,9 @@ CONFIG, changed = policy_chain.CONFIG, policy_chain.changed
 
 
 @pytest.fixture(scope="module")
-def chain(tmp_path_factory):
-    chain = policy_chain.Chain(Store(tmp_path_factory.mktemp("store")))
-    assert chain.all() == list(pipeline_stages(CONFIG))
+def chain(chain_store):
+    chain = policy_chain.Chain(chain_store)
+    chain.all()
     return chain
 
 
@@ -69,8 +69,8 @@ def test_samples_are_of_held_out_prompts_and_judged_by_their_text_alone(chain, s
     assert list(samples["prompt"]) == list(np.repeat(prompts, 8))
     assert set(samples["prompt_id"]) <= {pair.prompt_id for pair in test}
     assert samples["gold"].tolist() == [gold_reward(*row) for row in zip(samples.prompt, samples.response, strict=True)]
-    assert samples["num_tokens"].between(1, 48).all()
-    assert (samples["finished"] | (samples["num_tokens"] == 48)).all()
+    assert samples["num_tokens"].between(1, CONFIG.policy.max_new_tokens).all()
+    assert (samples["finished"] | (samples["num_tokens"] == CONFIG.policy.max_new_tokens)).all()
     summary = json.loads((chain.folder("samples") / "sampling.json").read_text())
     assert (summary["num_prompts"], summary["num_samples"], summary["num_judged"]) == (8, 64, 64)
 
@@ -90,8 +90,6 @@ def test_what_was_found_is_whole(chain, optimized):
     assert {"on_policy_accuracy", "win_rate_4", "signal_share", "hard_accuracy"} <= optimized["parts"].keys()
     assert [curve["method"] for curve in optimized["curves"]] == ["best_of_n", "kl_optimum"]
     assert all(curve["plan"]["kl"] == 0.4 for curve in optimized["curves"])
-    assert optimized["gradient"]["num_prompts"] == 2
-    assert 0 < optimized["gradient"]["variance"] <= optimized["gradient"]["bound"]
     for name in ("overoptimization", "ensemble_disagreement"):
         assert (chain.folder("overoptimization") / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     chosen = pd.read_csv(chain.folder("overoptimization") / "tables" / "chosen_samples.csv")
@@ -108,7 +106,6 @@ def test_what_was_found_is_whole(chain, optimized):
     ("setting", "moved"),
     [
         ({"policy": {"num_members": 9}}, {"overoptimization"}),
-        ({"policy": {"gradient_prompts": 1}}, {"overoptimization"}),
         ({"policy": {"temperature": 0.7}}, {"samples"}),
         ({"policy": {"samples_per_prompt": 5}}, {"samples"}),
         ({"policy": {"sft_lr": 1e-3}}, {"policy"}),
@@ -176,11 +173,9 @@ def test_the_worlds_writer_is_a_policy_that_costs_no_model(by_the_world):
     assert found.groupby("prompt_id").size().eq(18).all()
     gold = [gold_reward(prompt, response) for prompt, response in zip(found["prompt"], found["response"], strict=True)]
     assert found["gold"].tolist() == gold
-    record = json.loads((by_the_world.folder("overoptimization") / "overoptimization.json").read_text())
-    assert "gradient" not in record  # it has no weights
     judged = json.loads((by_the_world.folder("readiness_v2") / "readiness.json").read_text())
     assert judged["verdict"]["rung"] == 3
-    assert judged["readiness"]["parts"]["planned_gain"]["ci_low"] is not None
+    assert judged["readiness"]["parts"]["planned_gain"]["low_if_no_disaster"] is not None
 
 
 @pytest.mark.slow
@@ -199,7 +194,6 @@ def test_the_worlds_writer_draws_from_what_a_policy_is_fine_tuned_on():
     [
         ({"data": {"source": "pairs.parquet"}}, "answers none of the prompts of pairs.parquet"),
         ({"rlhf": {}}, "has no weights"),
-        ({"validation": {}}, "has no weights"),
     ],
 )
 def test_the_worlds_writer_is_refused_where_it_cannot_be_a_policy(settings, words):
@@ -213,6 +207,7 @@ def trained_with(chain, folder, name, change):
     tensors = load_file(folder / "best" / "model.safetensors")
     change(tensors[name])
     save_file(tensors, folder / "best" / "model.safetensors", metadata={"format": "pt"})
+    write_seal(folder / "best")
     return folder
 
 
@@ -232,7 +227,6 @@ def test_a_reward_model_without_opinion_is_refused_where_judged_and_a_record_whe
     record = json.loads((out / "overoptimization.json").read_text())
     assert {row["reward"] for row in record["best_of_n"]} == {0.0}
     assert all(row["kl"] == pytest.approx(0, abs=1e-9) for row in record["best_of_n"])
-    assert record["gradient"]["variance"] == 0
     assert "parts" not in record
 
 
@@ -247,15 +241,13 @@ def test_a_judge_without_opinion_is_named(chain, samples, tmp_path):
 @pytest.mark.parametrize("finished", [True, False])
 @pytest.mark.parametrize("whole_prompt", [True, False])
 def test_empty_generations_are_scored_as_they_are(chain, samples, tmp_path, finished, whole_prompt):
-    """A policy may end at once, or write nothing but special tokens until it is cut: that has no gradient."""
+    """A policy may end at once, or write nothing but special tokens until it is cut."""
     first = (samples["prompt_id"] == samples["prompt_id"].iloc[0]).to_numpy()
     is_empty = first if whole_prompt else samples.index.to_numpy() % 3 == 0
     emptied = samples.assign(
         response=samples["response"].mask(is_empty, ""), finished=samples["finished"].mask(is_empty, finished)
     )
     out = run_alone("overoptimization", chain, tmp_path / "out", samples=with_samples(emptied, tmp_path / "samples"))
-    record = json.loads((out / "overoptimization.json").read_text())
-    assert record["gradient"]["num_prompts"] == (1 if whole_prompt and not finished else 2)
     rewards = pd.read_parquet(out / "rewards.parquet")[is_empty]
     assert rewards.groupby("prompt_id")["reward"].nunique().eq(1).all()
     assert np.isfinite(rewards["reward"]).all()

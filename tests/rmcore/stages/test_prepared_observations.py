@@ -11,7 +11,7 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import DataError
 from rmcore.core.tracking import NullTracker
 from rmcore.data.observation import Kind
-from rmcore.data.observations_table import read_observations
+from rmcore.data.observations_table import iter_observations
 from rmcore.data.readers.sources import load_pairs
 from rmcore.data.splits import conversation
 from rmcore.data.table import read_pairs
@@ -30,7 +30,7 @@ def prepared(out: Path, **data):
     names = [name for name in SPLITS if f"{name}.parquet" in there]
     pairs = {name: read_pairs(out / f"{name}.parquet") for name in names}
     with_more = [name for name in names if f"{name}_observations.parquet" in there]
-    said = {name: read_observations(out / f"{name}_observations.parquet") for name in with_more}
+    said = {name: list(iter_observations(out / f"{name}_observations.parquet")) for name in with_more}
     found = [json.loads((out / name).read_text()) for name in ("summary.json", "audit.json")]
     return pairs, said, found[0]["metrics"], found[1]
 

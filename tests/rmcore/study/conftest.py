@@ -7,7 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rmcore.core.store import MANIFEST, Store, sealed
+from rmcore.core.digests import sealed
+from rmcore.core.store import MANIFEST, Store
 from rmcore.evaluation.rewards import RewardTable
 from rmcore.stages.registry import stage_call
 from rmcore.study import cells as reading

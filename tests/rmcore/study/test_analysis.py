@@ -10,6 +10,7 @@ import pytest
 from rmcore.evaluation.comparison import paired_comparison
 from rmcore.evaluation.uncertainty import sign_flip_test
 from rmcore.evaluation.verdicts.estimate import SeedSample
+from rmcore.reporting.html.experiment_summary import measured
 from rmcore.study.analysis import arm_bands, arm_metrics, judge_hypotheses
 from rmcore.study.cells import GAP, SHARES, Measured, prompt_scores
 
@@ -270,7 +271,13 @@ def test_clipping_changes_neither_p_nor_verdict():
         for metric in (ACCURACY, SPEED)
     )
     assert number["ci_high"] > 1
-    unclipped = {"metric": SPEED, "ci_high": number["ci_high"], "looks": number["looks"]}
+    unclipped = {
+        "metric": SPEED,
+        "method": number["method"],
+        "ci_high": number["ci_high"],
+        "condition": None,
+        "looks": number["looks"],
+    }
     assert share | unclipped == number
 
 
@@ -442,3 +449,20 @@ def test_a_metric_of_one_prompt_has_no_interval_among_many_arms_of_few_seeds_eit
             cells[arm, seed] = measure(arm, seed, frame)
     found = judged(cells, hypothesis(metric=name))
     assert (found["num_prompts"], found["ci_low"], found["verdict"]) == (1, None, "inconclusive")
+
+
+def test_a_seed_that_collapsed_is_named_and_stays_in_the_mean():
+    cells = timed({"old": [0.7, 0.71, 0.69, 0.705, 0.7], "new": [0.72, 0.71, 0.505, 0.73, 0.715]}, ACCURACY)
+    found = judged(cells, seeds=range(5))
+    assert "Seed 2 of new collapsed" in found["method"]
+    assert "of old" not in found["method"]
+    assert found["condition"] == "if trainings collapse as often as here"
+    assert found["num_seeds"] == 5
+    assert found["value"] == pytest.approx(0.676 - 0.701)
+    steady = timed({"old": [0.7, 0.71, 0.69, 0.705, 0.7], "new": [0.72, 0.71, 0.725, 0.73, 0.715]}, ACCURACY)
+    found = judged(steady, seeds=range(5))
+    assert "up to 45 % may" in found["method"]
+    assert found["condition"] == "if no training collapses"
+    assert measured(found, "points")[1].endswith(" if no training collapses")
+    chance = timed({"old": [0.7, 0.71, 0.69], "new": [0.5, 0.51, 0.49]}, ACCURACY)
+    assert "collapsed" not in judged(chance)["method"]

@@ -57,7 +57,7 @@ UNLIKE = {
     "length": {"model": {"max_seq_len": 1024}},
     "adapters": {"model": {"lora": LoraSettings()}},
     "precision": {"train": {"precision": "bf16"}},
-    "loop": {"train": {"batching": "plain"}},
+    "loop": {"train": {"batching": "plain", "token_budget": 8192}},
     "packing": {"train": {"packing": False}},
     "recomputation": {"train": {"gradient_checkpointing": True}},
     "pairs of a step": {"train": {"pairs_per_step": 64}},
@@ -123,7 +123,9 @@ def test_where_a_stage_was_never_run_the_probe_tells(finished):
     assert estimates.seconds(made, "landscape") is None
     assert not estimates.knows(made)
     probed = Estimates(estimates.entries, {probe_kind(made): PROBE})
-    assert probed.seconds(made, "landscape") == pytest.approx(7.0 + 2 * PRODUCT_PASSES * (6 + 4) * 8 / 20)
+    assert probed.seconds(made, "landscape") == pytest.approx(7.0 + PRODUCT_PASSES * (6 + 4 + 1) * 8 / 20)
+    twice = made.model_copy(update={"landscape": made.landscape.model_copy(update={"normalized": True})})
+    assert probed.seconds(twice, "landscape") == pytest.approx(7.0 + PRODUCT_PASSES * (2 * (6 + 4) + 1) * 8 / 20)
     assert probed.seconds(made, "evaluate") == pytest.approx(7.0 + FORWARD_SHARE * (300 + 100) / 20)
     assert probed.knows(made)
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from rmcore.core.digests import make_key
 from rmcore.core.errors import StoreError
-from rmcore.core.store import make_key
 from rmcore.study.registration import describe_changes, read_registration, record_look, register
 
 CLAIM = {"name": "H1", "metric": "accuracy", "threshold": 0.03}

@@ -1,275 +1,216 @@
-"""A search: reproducible whatever interrupts it, bound to what it was begun with, never ended by a trial that fails."""
+"""A search: the same trials whenever it is made, and honest about its winner."""
 
-import random
+import math
 
 import numpy as np
-import optuna
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import TrialState
 
 from experiments.presets import PRESETS
-from postgres import Postgres
-from rmcore.core.errors import ConfigError, StoreError
-from rmcore.reporting.tuning_schema import FEWEST_FOR_IMPORTANCE
-from rmcore.study.objectives import Scores
-from rmcore.study.search import TrialError, earlier_best, open_search
-from rmcore.study.search_space import default_space, parse_space
+from rmcore.core.errors import ConfigError
+from rmcore.evaluation.rewards import RewardTable
+from rmcore.study.cells import Measured, _over_prompts
+from rmcore.study.search import Search, changed, default_space, parse_space, reason, text_of, value_of
+from rmcore.study.tuning import compare, verdict
 
 BASE = PRESETS["minilm"]
 SPACE = default_space(BASE)
-SMALL = parse_space({name: SPACE.to_dict()[name] for name in ("train.lr", "train.optimizer", "model.lora.rank")}, BASE)
-NUM_PROMPTS = 80
 
 
 def quality(config):
     """How good a config truly is, with one best learning rate."""
-    lora = 0.02 if config.model.lora is not None else 0.0
-    return 0.72 - 0.03 * np.log10(config.train.lr / 1e-4) ** 2 - lora
+    return 0.72 - 0.03 * np.log10(config.train.lr / 1e-4) ** 2
 
 
-def measured(trial, seed=0, level=quality):
-    """Scores at the end of a trial's next rung: a function of its settings and the rung alone, as trainings are."""
-    share = level(trial.config) - 0.05 * (1 - (trial.done + 1) / len(trial.rungs.ends))
-    rng = np.random.default_rng([seed, trial.number, trial.done])
-    prompts = tuple(f"{place:04d}" for place in range(NUM_PROMPTS))
-    return Scores(prompts, rng.binomial(3, share, NUM_PROMPTS).astype(float), np.full(NUM_PROMPTS, 3.0))
+def opened(base=BASE, space=SPACE, objective="accuracy"):
+    return Search(base, space, objective, num_pairs=500)
 
 
-def opened(folder, base=BASE, space=SMALL, frozen=None, **changes):
-    return open_search(folder, base, space, "accuracy", frozen or {"pairs": "a"}, num_pairs=500, **changes)
-
-
-class Killed(Exception):
-    pass
-
-
-def run(folder, num_trials, *, interrupt=lambda: None, level=quality, seed=0, fails=(), **changes):
-    """Search as the flow does; `interrupt` may raise between any two writes."""
-    with opened(folder, **changes) as search:
-        due = [trial for trial in search.take_up() if not trial.done or search.decide(trial) == "promoted"]
-        while due or len(search.records()) < num_trials:
-            try:
-                trial = due.pop() if due else search.ask()
-            except TrialError:
-                continue
-            interrupt()
-            if trial.number in fails:
-                search.fail(trial, "the loss is not finite")
-                continue
-            search.report(trial, measured(trial, seed, level), seconds=2.0, train_seconds=1.0 + trial.done)
-            interrupt()
-            if search.decide(trial) == "promoted":
-                due.append(trial)
-        return search.records(), search.best() if any(one.state == "complete" for one in search.records()) else None
-
-
-def test_the_defaults_are_the_first_trial_and_end_it(tmp_path):
-    records, _ = run(tmp_path / "a", 3, space=SPACE)
-    assert records[0].state == "complete"
-    assert records[0].drawn == SPACE.drawn_of(BASE)
-    assert [one.number for one in records] == [0, 1, 2]
-    assert any(one.state == "pruned" for one in records) or len(records[-1].values) == 3
-
-
-@pytest.mark.slow
-def test_a_search_that_is_stopped_anywhere_draws_the_same_trials_and_chooses_the_same(tmp_path):
-    whole = run(tmp_path / "whole", 10)
-    chance = random.Random(1)  # noqa: S311
-
-    def interrupt():
-        if chance.random() < 0.2:
-            raise Killed
-
-    num_stops = 0
-    while True:
+def run(num_trials, *, fails=(), **changes):
+    """Search as the flow does, with values in place of trainings."""
+    search = opened(**changes)
+    while (number := len(search.trials)) < num_trials:
+        trial = search.ask()
         try:
-            stopped = run(tmp_path / "stopped", 10, interrupt=interrupt)
-            break
-        except Killed:
-            num_stops += 1
-    assert num_stops > 2
-    assert stopped == whole
+            config = search.config_of(number)
+        except ValueError as error:
+            search.fail(trial, reason(error))
+            continue
+        if number in fails:
+            search.fail(trial, "the loss is not finite")
+            continue
+        noise = np.random.default_rng(number).normal(0, 0.005)
+        search.study.tell(trial, quality(config) + noise)
+    return search
 
 
-def test_another_seed_draws_other_trials_after_the_defaults(tmp_path):
-    one, other = (run(tmp_path / str(seed), 3, base=BASE.model_copy(update={"seed": seed}))[0] for seed in (0, 1))
-    assert one[0].drawn == other[0].drawn
-    assert one[1].drawn != other[1].drawn
+def drawn(search):
+    return [(one.number, one.state, one.params, one.value) for one in search.trials]
+
+
+def test_the_defaults_are_the_first_trial():
+    search = run(12)
+    trials = drawn(search)
+    assert trials[0][1] == TrialState.COMPLETE
+    assert trials[0][2] == {name: value_of(BASE, name) for name in SPACE}
+    assert [number for number, *_ in trials] == list(range(12))
+    assert search.settings_of(0)["train.lr"] == BASE.train.lr
+    assert search.config_of(0).train.steps is not None
 
 
 @pytest.mark.slow
-def test_what_is_found_comes_near_the_best_settings(tmp_path):
-    _, best = run(tmp_path / "a", 18)
-    assert quality(SMALL.config(BASE, best.drawn)) > 0.71 > quality(BASE) - 0.01
+def test_a_search_made_again_goes_through_the_same_trials_however_many_there_are():
+    whole = drawn(run(14))
+    assert drawn(run(14)) == whole
+    assert drawn(run(10)) == whole[:10]
+    assert len({str(params) for _, _, params, _ in whole}) > 10
 
 
-def test_failed_trials_do_not_stop_a_search_but_all_of_them_do(tmp_path):
-    records, best = run(tmp_path / "some", 6, fails={0, 2})
-    assert [one.state == "failed" for one in records] == [True, False, True, False, False, False]
-    assert records[2].why == "the loss is not finite"
-    assert best is not None
-    run(tmp_path / "all", 3, fails={0, 1, 2})
-    with (
-        opened(tmp_path / "all") as search,
-        pytest.raises(ConfigError, match=r"none of 3 trials.*3 failed.*not finite"),
-    ):
-        search.best()
+def test_another_seed_draws_other_trials_after_the_defaults():
+    one, other = (drawn(run(2, base=BASE.model_copy(update={"seed": seed}))) for seed in (0, 1))
+    assert one[0][2] == other[0][2]
+    assert one[1][2] != other[1][2]
 
 
-def test_settings_that_do_not_fit_together_are_a_failed_trial(tmp_path):
-    space = parse_space({"model.head_only": [True, False], "model.lora.rank": [None, 8]}, BASE)
-    records, _ = run(tmp_path / "a", 12, space=space)
-    failed = [one for one in records if one.state == "failed"]
-    assert failed
-    assert all("do not fit together" in one.why for one in failed)
-    assert all(one.drawn == {"model.head_only": True, "model.lora.rank": 8} for one in failed)
+def test_failed_trials_do_not_stop_a_search_but_all_of_them_do():
+    trials = drawn(run(5, fails={1, 2}))
+    assert [state == TrialState.FAIL for _, state, *_ in trials] == [False, True, True, False, False]
+    with pytest.raises(ConfigError, match=r"none of 2 trials.*2 failed.*not finite"):
+        run(2, fails={0, 1}).best()
+
+
+def test_settings_that_do_not_fit_together_are_told_by_the_trial_that_drew_them():
+    base = PRESETS["h200"].model_copy(update={"seed": 1})
+    space = parse_space({"train.steps": [4, 8], "train.warmup_steps": [0, 1]}, base)
+    refused = {"train.epochs": CategoricalDistribution([-1.0])}  # as where two values exclude one another
+    search = run(3, base=base, space={**space, **refused})
+    assert [state for _, state, *_ in drawn(search)] == [TrialState.COMPLETE, TrialState.FAIL, TrialState.FAIL]
+    assert search.settings_of(1)["train.epochs"] == -1.0  # the report shows them
+
+
+@pytest.mark.parametrize("objective", ["accuracy", "loss"])
+def test_of_equal_trials_the_earlier_one_wins_so_a_tie_with_the_defaults_does_not(objective):
+    search = opened(objective=objective)
+    for value in (0.5, 0.4 if objective == "accuracy" else 0.6, 0.5):
+        search.study.tell(search.ask(), value)
+    assert search.best().number == 0
+
+
+# The space
+
+
+def test_the_values_of_every_preset_are_in_its_default_space(tmp_path):
+    for name, preset in PRESETS.items():
+        for setting, one in default_space(preset).items():
+            assert one._contains(one.to_internal_repr(value_of(preset, setting))), (name, setting)
+
+
+def test_numbers_are_the_settings_own_kind():
+    given = {"train.epochs": {"low": 1, "high": 3}, "train.pairs_per_step": {"low": 4, "high": 32}}
+    space = parse_space(given | {"train.lr": {"low": "1e-6", "high": "1e-4", "log": True}}, BASE)
+    assert space == {
+        "train.epochs": FloatDistribution(1.0, 3.0),
+        "train.pairs_per_step": IntDistribution(4, 32),
+        "train.lr": FloatDistribution(1e-6, 1e-4, log=True),
+    }
+    assert parse_space({"train.lr": ["1e-5", 1]}, BASE) == {"train.lr": CategoricalDistribution((1e-5, 1.0))}
+    assert changed(changed(BASE, {"train.steps": 10}), {"train.epochs": 2.0}).train.steps is None
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("space", "said"),
     [
-        ({"frozen": {"pairs": "b"}}, "pairs: \"a\" -> \"b\""),
-        ({"frozen": {"pairs": "a", "objective": "loss"}}, "objective added: \"loss\""),
+        ({}, "the space is empty"),
+        ({"train.lrr": [1e-4]}, "did you mean 'lr'"),
+        ({"data.limit": [10, 20]}, "only settings of train and model"),
+        ({"train.stop_step": [3]}, "it cuts a training off"),
+        ({"model.name": ["tiny", "minilm"]}, "a search is about one model"),
+        ({"model.max_seq_len": [64, 128]}, "compared on other pairs"),
+        ({"train.lr": 1e-4}, "To fix a setting, use --set"),
+        ({"train.lr": []}, "write a list of choices"),
+        ({"train.lr": {"low": 1e-3}}, "or a range"),
+        ({"train.lr": {"low": 1e-3, "high": 1e-4}}, "no range of numbers from low to high"),
+        ({"train.lr": {"low": 0, "high": 1}}, "may not be 0"),
+        ({"train.weight_decay": {"low": 0, "high": 1, "log": True}}, "low > 0"),
+        ({"train.lr": {"low": 1e-5, "high": 1e-3, "scale": {}}}, "or a range"),
+        ({"train.optimizer": ["adamw", "sophia"]}, "may not be sophia"),
+        ({"train.label_smoothing": [0.0, 0]}, "twice"),
+        ({"train.callbacks": [["calibration"]]}, "choices are single values"),
+        ({"train.steps": [5], "train.epochs": [1.0]}, "leave one of them out"),
     ],
-)  # fmt: skip
-def test_a_search_goes_on_with_what_it_was_begun_with_or_not_at_all(tmp_path, changes, said):
-    run(tmp_path / "a", 1)
-    with pytest.raises(ConfigError, match=r"(?s)" + said + r".*take another --name"):
-        run(tmp_path / "a", 2, **changes)
-
-
-def test_two_processes_do_not_run_one_search(tmp_path):
-    with (
-        opened(tmp_path / "a"),
-        pytest.raises(StoreError, match="another process runs the search a"),
-        opened(tmp_path / "a"),
-    ):
-        pass
-
-
-def test_a_storage_that_cannot_be_opened_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"postgresql\+nothing://me@nowhere/db of the search cannot be opened"):
-        run(tmp_path / "a", 1, storage="postgresql+nothing://me@nowhere/db")
-
-
-@pytest.mark.parametrize(
-    "storage", ["postgresql://me:secret@nowhere/db", "postgresql://nowhere/db?user=me&password=secret", "me:secret@db"]
+    ids=str,
 )
-def test_a_password_is_refused_before_anything_shows_or_keeps_it(tmp_path, storage):
-    with pytest.raises(ConfigError, match="the --storage of the search") as error:
-        run(tmp_path / "a", 1, storage=storage)
-    assert "secret" not in str(error.value)
-    assert error.value.__cause__ is None
-    assert not (tmp_path / "a").exists()
+def test_what_cannot_be_searched_is_refused_and_named(space, said):
+    with pytest.raises(ConfigError, match=said):
+        parse_space(space, BASE)
 
 
-def test_a_database_of_ones_own_keeps_the_search(tmp_path):
-    storage = f"sqlite:///{tmp_path / 'own.db'}"
-    records, _ = run(tmp_path / "a", 2, storage=storage)
-    assert len(optuna.load_study(study_name="a", storage=storage).trials) == len(records) == 2
-    assert not (tmp_path / "a" / "study.db").exists()
+@given(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False))
+def test_values_are_written_as_yaml_reads_them(value):
+    read = yaml.safe_load(text_of(value))
+    assert read == value or float(read) == pytest.approx(value, rel=1e-5)
 
 
-@pytest.mark.slow
-def test_a_new_search_begins_with_the_best_of_earlier_ones_for_the_same_model(tmp_path):
-    frozen = {"base": BASE.model_dump(mode="json")}
+# The confirmation
 
-    def poor_defaults(config):
-        return quality(config) - (0.1 if config.train.lr == BASE.train.lr else 0.0)
-
-    records, best = run(tmp_path / "first", 12, frozen=frozen, level=poor_defaults)
-    assert best.number > 0
-    rate = SMALL.config(BASE, best.drawn).train.lr
-    wide = {"low": 1e-7, "high": 1e-1, "log": True}
-    small = parse_space({"train.lr": wide, "train.schedule": ["linear", "cosine"]}, BASE)
-    found = earlier_best(tmp_path, "second", small, BASE, higher=True)
-    assert len(found["first"]) == min(3, sum(one.state == "complete" for one in records))
-    assert found["first"][0]["train.lr"] == pytest.approx(rate)  # the rate that it ran under, whatever was drawn for it
-    assert all(one.keys() <= {"train.lr", "train.schedule"} for one in found["first"])
-    assert earlier_best(tmp_path, "first", small, BASE, higher=True) == {}
-    assert earlier_best(tmp_path, "second", small, PRESETS["h100"], higher=True) == {}
-    assert earlier_best(tmp_path, "second", small, BASE, higher=False) == {}
-    again, _ = run(tmp_path / "second", 3, space=small, warm=found["first"], frozen=frozen)
-    assert again[0].drawn == small.drawn_of(BASE)
-    assert again[1].drawn["train.lr"] == pytest.approx(rate)
+SEEDS = [1, 2, 3]
 
 
-def test_a_search_is_resumed_by_a_version_with_more_settings_and_not_under_others(tmp_path):
-    with opened(tmp_path / "a", frozen={"pairs": "a", "base": {"seed": 1}}):
-        pass
-    with opened(tmp_path / "a", frozen={"pairs": "a", "base": {"seed": 1, "new": None}}):
-        pass
-    for other, said in (({"seed": 2}, "base.seed: 1 -> 2"), ({"seed": 1, "new": 3}, "base.new added: 3")):
-        with pytest.raises(ConfigError, match=said), opened(tmp_path / "a", frozen={"pairs": "a", "base": other}):
-            pass
+@pytest.fixture
+def confirm(measure, make_rewards):
+    """Factory of a comparison: both arms answer the same prompts under each fresh seed."""
+
+    def confirmed(gain, objective="accuracy", repeat=0):
+        cells = {}
+        for arm, more in (("winner", gain), ("defaults", 0.0)):
+            for seed in SEEDS:
+                rewards = make_rewards(1000 * repeat + 10 * seed + (arm == "winner"), world=repeat, gain=0.3 + more)
+                cells[arm, seed] = measure(f"{arm}{repeat}", seed, rewards)
+        return compare(objective, cells, SEEDS)
+
+    return confirmed
 
 
 @pytest.mark.slow
-def test_what_mattered_is_told_from_ten_complete_trials_on(tmp_path):
-    rates = {"low": 1e-6, "high": 1e-2, "log": True}
-    space = parse_space({"train.lr": rates, "train.schedule": ["linear", "cosine"]}, BASE)
-    with opened(tmp_path / "a", space=space) as search:
-        for number in range(FEWEST_FOR_IMPORTANCE + 3):
-            trial = search.ask()
-            for _ in trial.rungs.ends:
-                scores = measured(trial, level=lambda config: 0.7 - 0.1 * abs(np.log10(config.train.lr / 1e-4)))
-                search.report(trial, scores, seconds=1.0, train_seconds=1.0)
-            assert search.decide(trial) == "complete"
-            assert (search.importance() is None) == (number + 1 < FEWEST_FOR_IMPORTANCE)
-        importance = search.importance()
-    assert importance["train.lr"] > 0.8
-    assert sum(importance.values()) == pytest.approx(1)
+def test_equal_arms_are_called_better_about_as_rarely_as_the_level_says(confirm):
+    repeats = 60
+    found = [confirm(0.0, repeat=repeat)["verdict"] for repeat in range(repeats)]
+    assert found.count("supported") / repeats <= 0.025 + 3 * math.sqrt(0.025 * 0.975 / repeats)
 
 
-@pytest.mark.slow
-def test_the_chosen_score_flatters_where_all_trials_are_equal(tmp_path):
-    """The null: no setting changes anything, so what is gained by choosing is optimism and nothing else."""
-    gains = []
-    for seed in range(3):
-        _, best = run(tmp_path / str(seed), 8, level=lambda config: 0.7, seed=seed)
-        gains.append(best.value - 0.7)
-    assert np.mean(gains) > 0.01
-    assert min(gains) > -0.02
+@pytest.mark.parametrize("objective", ["accuracy", "loss"])
+def test_a_winner_that_is_better_is_found_and_one_that_is_worse_is_not_kept(confirm, objective):
+    better = confirm(2.0, objective)
+    assert better["verdict"] == "supported"
+    assert (better["value"] > 0) == (objective == "accuracy")
+    assert verdict(objective, better).startswith("Better than the defaults by")
+    worse = verdict(objective, confirm(-2.0, objective, repeat=1))
+    assert worse.startswith("Worse than the defaults: keep the defaults.")
+    assert "(MOVER)" in better["method"]  # over seeds and over the prompts that they share
 
 
-def test_the_defaults_are_never_given_up_and_a_trial_may_be_left_before_it_begins(tmp_path):
-    with opened(tmp_path / "a") as search:
-        defaults, other = search.ask(), search.ask()
-        for value, trial in ((0.9, other), (0.1, defaults)):  # the other one is first, and far better
-            search.report(trial, Scores(("a",), np.array([value]), np.array([1.0])), seconds=1.0, train_seconds=1.0)
-        assert search.decide(defaults) == "promoted"
-        search.leave(search.ask(), "too long")
-        last = search.records()[-1]
-        assert (last.state, last.values, last.why) == ("pruned", (), "too long")
+def test_prompts_are_paired(confirm, make_rewards):
+    """What prompts do to both arms alike is not in the interval of their difference."""
+    found = confirm(0.0)
+    assert found["num_prompts"] == 20
+    samples = {
+        (arm, seed): Measured(arm, seed, confirm_samples(make_rewards, seed), prompts="0123456789abcdef")
+        for arm in ("winner", "defaults")
+        for seed in SEEDS
+    }
+    same = compare("accuracy", samples, SEEDS)
+    assert same["value"] == 0
+    assert same["verdict"] != "supported"
+    assert "keep the defaults" in verdict("accuracy", same)
 
 
-def test_confirmations_of_other_trials_are_remembered(tmp_path):
-    for number, before in ((3, []), (3, []), (5, [3]), (3, [5])):
-        with opened(tmp_path / "a") as search:
-            assert search.note_confirmation(number, 3) == before
+def confirm_samples(make_rewards, seed):
+    return _over_prompts(RewardTable.from_frame(make_rewards(seed)), "0123456789abcdef")
 
 
-@pytest.mark.services
-def test_a_search_in_postgresql_that_is_stopped_decides_what_one_in_a_file_does(tmp_path, monkeypatch):
-    whole = run(tmp_path / "whole", 6)
-    server = Postgres()
-    try:
-        for name, value in server.environment.items():  # of the password, which no address has
-            monkeypatch.setenv(name, value)
-        address = server.address.replace("postgresql://", "postgresql+psycopg2://")
-        stops = iter([False, False, True, False, False, False, False, True])
-
-        def interrupt():
-            if next(stops, False):
-                raise Killed
-
-        for _ in range(2):
-            with pytest.raises(Killed):
-                run(tmp_path / "whole again" / "whole", 6, storage=address, interrupt=interrupt)
-        found = run(tmp_path / "whole again" / "whole", 6, storage=address)
-        assert [(one.drawn, one.values, one.state) for one in found[0]] == [
-            (one.drawn, one.values, one.state) for one in whole[0]
-        ]
-        assert found[1].number == whole[1].number
-        assert int(server.sql("select count(*) from trials")) == len(whole[0])
-    finally:
-        server.close()
+def test_a_winner_that_is_the_defaults_is_kept_in_a_sentence():
+    assert "keep the defaults" in verdict("loss", None)

@@ -14,6 +14,7 @@ from rmcore.config.model import ModelConfig
 from rmcore.core.errors import ConfigError, DataError, ModelError
 from rmcore.data.pair import Message
 from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.models.seal import write_seal
 from rmcore.suites.measure import measure, score_answers
 from rmcore.suites.pairwise import JUDGE_BENCH, LLMBAR, REWARD_BENCH
 from rmcore.suites.question import Question, read_questions
@@ -201,6 +202,7 @@ def test_all_sets_are_scored_in_one_call_and_not_again_in_the_next(sets, checkpo
     assert run(*words, "--against", checkpoints[1]) == told
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "r").glob("*.parquet")} == made
     (checkpoints[0] / "rm_rendering.json").write_text((checkpoints[0] / "rm_rendering.json").read_text() + " ")
+    write_seal(checkpoints[0])
     run(*words)
     assert len(list((tmp_path / "r").glob("*.parquet"))) == 3 * len(FILES)  # it may be another model now
 

@@ -237,6 +237,16 @@ def test_a_set_of_ones_own_is_read_by_its_description(tmp_path):
     assert (one.num_good, one.answers, len(one.prompt)) == (2, ("a", "b", "c"), 3)
 
 
+def test_a_set_of_ones_own_may_have_system_texts_and_tools(tmp_path):
+    row = {"prompt": "p", "chosen": "a", "rejected": "b", "system": "s", "tools": [{"name": "f"}]}
+    [one] = read_questions(*read_own_suite(write_own_set(tmp_path, [row])))[0]
+    assert [turn.role for turn in one.prompt] == ["tools", "system", "user"]
+    [one] = read_questions(*read_own_suite(write_own_set(tmp_path, [row | {"tools": None}], group="system")))[0]
+    assert (one.prompt, one.group) == ("p", "s")
+    with pytest.raises(DataError, match="holds images"):
+        read_questions(*read_own_suite(write_own_set(tmp_path, [row | {"image": "x.png"}])))
+
+
 def test_places_may_begin_with_the_sign_of_the_home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     write_own_set(tmp_path, [{"prompt": "p", "chosen": "a", "rejected": "b"}], file="~/rows.jsonl")

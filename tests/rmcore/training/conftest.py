@@ -72,7 +72,7 @@ class Training:
         return [values["train/loss"] for _, values in self.tracker.rows if "train/loss" in values]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def start(gold_pairs):
     """Make a Training on 20 gold pairs with 10 held out (or none); it has not run yet."""
 
@@ -82,6 +82,12 @@ def start(gold_pairs):
         return Training(folder, some, rest, **more)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def undisturbed(start, tmp_path_factory):
+    """A whole training by the settings above, to compare with: read it, and change nothing."""
+    return start(tmp_path_factory.mktemp("undisturbed")).run()
 
 
 @pytest.fixture(autouse=True)

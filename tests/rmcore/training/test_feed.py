@@ -18,6 +18,7 @@ from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError, TrainingError
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
 from rmcore.models.batching import micro_batches
+from rmcore.training import feed
 from rmcore.training.feed import make_feed, steps_from
 from rmcore.training.length import planned_steps
 from rmcore.training.ranks import ALONE, Ranks, share_of_host
@@ -96,6 +97,21 @@ def test_a_worker_in_trouble_ends_training_with_advice(kind):
         walk(Trouble(PAIRS, kind), num_workers=1, fetch_timeout_seconds=0.5 if kind == "hangs" else 30)
     assert not active_children()
     assert len(walk(Trouble(PAIRS, kind), num_workers=0)) == 12
+
+
+def test_a_death_that_is_signalled_while_it_is_reported_changes_no_word_of_the_report(monkeypatch):
+    """The socket of a dead worker may break first, and SIGCHLD come while the error is being written."""
+
+    def places_while_the_worker_dies():
+        for worker in active_children():
+            os.kill(worker.pid, signal.SIGKILL)
+            os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+        signal.raise_signal(signal.SIGCHLD)
+        return ""
+
+    monkeypatch.setattr(feed, "full_places", places_while_the_worker_dies)
+    with pytest.raises(TrainingError, match=r"1 worker processes.*Lower num_workers"):
+        walk(Trouble(PAIRS, "unreachable"), num_workers=1, fetch_timeout_seconds=30)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -183,7 +199,7 @@ def test_a_number_of_processes_that_does_not_divide_a_step_is_refused(tmp_path, 
 
 
 def plain_feed(ranks=ALONE, packing=None):
-    config = TrainConfig(pairs_per_step=8, batching="plain")
+    config = TrainConfig(pairs_per_step=8, batching="plain", token_budget=BUDGET)
     return make_feed(PAIRS, config, num_steps=12, seed=4, token_budget=BUDGET, pad_id=0, ranks=ranks, packing=packing)
 
 
@@ -207,6 +223,9 @@ def test_a_plain_feed_is_refused_among_several_processes():
         ({"epochs": 1, "pairs_per_step": 16}, 100, 7),
         ({"epochs": 2, "pairs_per_step": 16}, 100, 14),
         ({"epochs": 0.01, "pairs_per_step": 16}, 100, 1),
+        ({"epochs": None, "pairs_per_step": 16}, 10_000, 625),  # one pass
+        ({"epochs": None, "pairs_per_step": 16}, 320, 60),
+        ({"epochs": None, "pairs_per_step": 16}, 32, 20),  # ten passes
     ],
 )
 def test_planned_steps(given_settings, num_pairs, steps):
@@ -235,3 +254,8 @@ def test_who_shares_a_host_is_told_by_the_launcher_or_not_guessed(monkeypatch, r
         return
     with pytest.raises(ConfigError, match="which processes share a host is not known"):
         share_of_host()
+
+
+def test_a_plain_loss_is_not_cut_by_the_memory_of_the_machine():
+    with pytest.raises(ValueError, match="set token_budget"):
+        TrainConfig(batching="plain")

@@ -29,11 +29,6 @@ def at_step(wanted, number, times=1):
     return stop
 
 
-@pytest.fixture
-def undisturbed(tmp_path, start):
-    return start(tmp_path / "undisturbed").run()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 3), (signal.SIGTERM, 4)])
 def test_an_interrupted_training_goes_on_to_the_same_bits(tmp_path, start, undisturbed, number, step, capfd):

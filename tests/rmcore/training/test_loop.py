@@ -14,11 +14,13 @@ from rmcore.core.errors import ConfigError, TrainingError
 from rmcore.core.files import read_json_lines
 from rmcore.core.progress import progress_bar
 from rmcore.core.tracking import METRICS_FILE, JsonlTracker, MemoryTracker
+from rmcore.data.pair import Message, PreferencePair
 from rmcore.evaluation.report_card import batch_metrics
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages.settings import TrainSettings
 from rmcore.stages.train import train_into
 from rmcore.training.loop import Trainer
+from tests.support.turn_fields import TOOLS_TURN
 
 CPU = torch.device("cpu")
 TRAIN = {"steps": 6, "eval_every": 2, "log_every": 1, "lr": 1e-3, "pairs_per_step": 4, "warmup_steps": 0}
@@ -131,7 +133,7 @@ def test_without_held_out_pairs_nothing_is_evaluated_and_best_is_last(tmp_path, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, {"batching": "plain"}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"batching": "plain", "token_budget": 4096}], ids=str)
 def test_where_no_step_is_chosen_the_last_one_is_kept_and_evaluations_still_run(tmp_path, gold_pairs, changes):
     held_out = gold_pairs[20:60]
     settings = {"best_metric": "last", "early_stopping_patience": None, **changes}
@@ -260,13 +262,17 @@ def test_a_run_that_blows_up_keeps_the_last_good_checkpoint(tmp_path, gold_pairs
 
 
 @pytest.mark.slow
-def test_the_stage_writes_the_documented_files(tmp_path, gold_pairs):
+def test_the_stage_writes_the_documented_files(tmp_path, gold_pairs, capsys):
     config = PipelineConfig.model_validate({"model": {"name": "tiny", "max_seq_len": 96}, "train": TRAIN})
     tracker = JsonlTracker(tmp_path / METRICS_FILE)
     (tmp_path / ".tokens-7").mkdir()  # of an attempt that was killed
+    unseen = PreferencePair((TOOLS_TURN, Message("user", "q")), "a", "b")  # the tiny model's template knows no tools
     with progress_bar("train") as report:
-        train_into(TrainSettings.of(config), gold_pairs[:20], gold_pairs[20:30], tmp_path, tracker, report)
+        train_into(TrainSettings.of(config), [*gold_pairs[:20], unseen], gold_pairs[20:30], tmp_path, tracker, report)
     tracker.close()
+    assert "1 rows cannot be used and are left out" in capsys.readouterr().err
+    (dropped,) = read_json_lines(tmp_path / "dropped_pairs.jsonl")
+    assert (dropped["pair_id"], "does not show tools" in dropped["reason"]) == (unseen.pair_id, True)
     names = {path.name for path in tmp_path.iterdir()}
     assert {"best", "step_6", "metrics.csv", "metrics.jsonl", "reward_distributions.json", "training.json"} <= names
     assert "resume" not in names

@@ -32,7 +32,8 @@ from rmcore.training.optimizers import (
 from rmcore.training.ranks import ALONE
 from rmcore.training.state import collect_state, load_state, write_state
 
-OPTIMIZERS = typing.get_args(TrainConfig.model_fields["optimizer"].annotation)
+HALVES = "adamw8bit"  # its parameters are bfloat16: test_split_adamw.py
+OPTIMIZERS = [name for name in typing.get_args(TrainConfig.model_fields["optimizer"].annotation) if name != HALVES]
 SCHEDULES = typing.get_args(TrainConfig.model_fields["schedule"].annotation)
 
 

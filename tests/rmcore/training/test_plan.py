@@ -10,5 +10,5 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"packing": False}, {"batching": "plain"}], ids=str)
 def test_planned_tokens_are_those_of_the_training(tmp_path, start, changes):
     training = start(tmp_path, held_out=[], **changes)
-    planned = _computed_tokens(training.trainer, training.trainer.train)
+    planned, _ = _computed_tokens(training.trainer, training.trainer.train)
     assert planned == training.run().result.num_tokens

@@ -32,14 +32,13 @@ def stopped(start, folder, step, **changes):
         start(folder, stop=stop, **changes).run()
 
 
-def test_the_table_has_every_step_once_after_going_on_from_an_older_state(start, tmp_path):
-    start(tmp_path / "whole").run()
+def test_the_table_has_every_step_once_after_going_on_from_an_older_state(start, undisturbed, tmp_path):
     folder = tmp_path / "stopped"
     stopped(start, folder, 3)  # its state is of step 3
     with (folder / "metrics.csv").open("a") as file:  # as if steps after the state had been done before a kill
         file.write("4,9,9,9,9,9,9,9\n5,9,9,9,")
     start(folder).run()
-    assert (folder / "metrics.csv").read_text() == (tmp_path / "whole" / "metrics.csv").read_text()
+    assert (folder / "metrics.csv").read_text() == (undisturbed.folder / "metrics.csv").read_text()
 
 
 def checkpoints(folder):
@@ -117,8 +116,7 @@ def test_patience_counts_across_an_interruption(tmp_path, start):
     assert "did not improve for 4 evaluations" in resumed.result.stop_reason
 
 
-def test_a_damaged_state_costs_the_steps_since_the_one_before(tmp_path, start, capsys):
-    undisturbed = start(tmp_path / "undisturbed").run()
+def test_a_damaged_state_costs_the_steps_since_the_one_before(tmp_path, start, undisturbed, capsys):
     folder = tmp_path / "damaged"
     stopped(start, folder, 4, resume_every_seconds=0)
     newest = next((folder / "resume" / "step_4").glob("*.safetensors"))
@@ -218,8 +216,7 @@ def test_other_pairs_are_refused(tmp_path, start, gold_pairs, which):
         start(tmp_path, **{which: gold_pairs[50:70]})
 
 
-def test_fields_that_do_not_change_the_weights_may_differ(tmp_path, start):
-    undisturbed = start(tmp_path / "undisturbed").run()
+def test_fields_that_do_not_change_the_weights_may_differ(tmp_path, start, undisturbed):
     stopped(start, tmp_path / "stopped", 3)
     more = {"num_workers": 1, "fetch_timeout_seconds": 30, "profile_memory": True, "resume_every_seconds": 0}
     resumed = start(tmp_path / "stopped", **more).run()
@@ -228,11 +225,11 @@ def test_fields_that_do_not_change_the_weights_may_differ(tmp_path, start):
 
 
 def test_the_budget_chosen_at_the_beginning_stays(tmp_path, start, monkeypatch):
-    """What is free now is another amount than then, and the cut of a step decides how it rounds."""
+    """Another machine has other memory, and the cut of a step decides how it rounds."""
     undisturbed = start(tmp_path / "undisturbed", token_budget=None).run()
     stopped(start, tmp_path / "stopped", 3, token_budget=None)
     chosen = undisturbed.result.token_budget
-    monkeypatch.setattr("rmcore.training.memory.free_bytes", lambda device: 10**8)
+    monkeypatch.setattr("rmcore.training.memory.total_bytes", lambda device: 10**8)
     assert start(tmp_path / "elsewhere", token_budget=None).trainer.at.token_budget < chosen
     resumed = start(tmp_path / "stopped", token_budget=None).run()
     assert resumed.result.token_budget == chosen
@@ -242,7 +239,7 @@ def test_the_budget_chosen_at_the_beginning_stays(tmp_path, start, monkeypatch):
 def test_a_kill_before_the_first_state_keeps_the_chosen_budget(tmp_path, start, monkeypatch):
     begun = start(tmp_path, token_budget=None)
     begun.trainer._start()  # what a process had done that was killed in its first step
-    monkeypatch.setattr("rmcore.training.memory.free_bytes", lambda device: 10**8)
+    monkeypatch.setattr("rmcore.training.memory.total_bytes", lambda device: 10**8)
     again = start(tmp_path, token_budget=None)
     assert again.trainer.point is None
     assert again.trainer.at.token_budget == begun.trainer.at.token_budget

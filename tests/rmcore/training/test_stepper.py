@@ -35,7 +35,9 @@ def limit_memory(model, most_tokens, calls=None):
 
 
 def make_stepper(rm, gold_pairs, *, token_budget=LARGE, ranks=ALONE, packing=None, **changes):
-    config = TrainConfig.model_validate({"lr": 1e-3, "pairs_per_step": 8, "warmup_steps": 0} | changes)
+    config = TrainConfig.model_validate(
+        {"lr": 1e-3, "pairs_per_step": 8, "warmup_steps": 0, "token_budget": token_budget} | changes
+    )
     pairs = rm.renderer.tokenize_pairs(gold_pairs[:24])
     feed = make_feed(
         pairs, config, num_steps=3, seed=0, token_budget=token_budget, pad_id=rm.pad_id, ranks=ranks, packing=packing

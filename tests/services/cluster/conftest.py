@@ -12,9 +12,10 @@ import httpx
 import psutil
 import pytest
 
+from owner_login import OwnerLogin
 from postgres import Postgres
 from rmcore.core.processes import marked, runs, terminate
-from tasks.local_services import basic_authorization
+from tasks.local_services import MLFLOW_SERVER, PREFECT_SERVER
 
 COMMAND = [sys.executable, "-P", "-c", "from flows.cli import main; main()"]
 
@@ -37,7 +38,7 @@ class Machine:
         self.cluster, self.name = cluster, name
         self.home, self.log = cluster.folder / name, cluster.folder / f"{name}.log"
         self.environment = cluster.inherited | {"RM_OPT_HOME": str(self.home)}
-        words = ["worker", "--server", cluster.start, "--password-file", str(cluster.password_file), "--name", name]
+        words = ["worker", "--server", cluster.ui, "--password-file", str(cluster.password_file), "--name", name]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*named_host(name), *COMMAND, *words],
@@ -79,13 +80,16 @@ class Cluster:
         self.environment = self.inherited | postgres.environment
         self.environment |= {"RM_OPT_HOME": str(self.home), "RM_OPT_SHARED": (folder / "shared").as_uri()}
         (folder / "shared").mkdir()
-        ports = {name: free_port() for name in ("prefect", "mlflow", "start")}
-        self.api, self.mlflow = f"http://127.0.0.1:{ports['prefect']}/api", f"http://127.0.0.1:{ports['mlflow']}"
-        self.start = f"http://127.0.0.1:{ports['start']}"
+        ports = {name: free_port() for name in ("prefect", "mlflow")}
+        self.ui, self.mlflow = (f"http://127.0.0.1:{ports[name]}" for name in ("prefect", "mlflow"))
+        self.api = f"{self.ui}/api"
         flags = [word for name, port in ports.items() for word in (f"--{name}-port", port)]
         self.printed = self.rm_opt("up", "--database", postgres.address, *flags).stdout
-        self.password_file = self.home / "services" / "password"
-        self.http = httpx.Client(timeout=60, headers=basic_authorization(self.password_file.read_text().strip()))
+        self.password_file = self.home / "services" / "key"
+        places = {PREFECT_SERVER: self.ui, MLFLOW_SERVER: self.mlflow}
+        login = OwnerLogin(self.home, places)
+        self.passwords = login.passwords
+        self.http = httpx.Client(timeout=60, auth=login)
         self.machines = []
         self.hosts_differ = bool(named_host("another"))
 

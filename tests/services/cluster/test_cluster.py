@@ -7,6 +7,7 @@ import httpx
 import psutil
 import pytest
 
+from tasks.local_services import CLUSTER
 from tasks.mlflow_client import connect
 from used_homes import begin
 
@@ -72,7 +73,7 @@ def test_a_matrix_over_two_workers_of_which_one_loses_its_power_is_whole_and_the
         assert "its machine is silent" in crashed["state"]["message"]
 
     # Every cell of MLflow is there, through the server's own artifact store; so is the report.
-    client = connect(cluster.mlflow.replace("http://", f"http://any:{cluster.password_file.read_text().strip()}@"))
+    client = connect(cluster.mlflow.replace("http://", f"http://any:{cluster.passwords[cluster.mlflow]}@"))
     [experiment] = client.search_experiments(filter_string="name = 'rm/spread-custom'")
     assert experiment.artifact_location.startswith("mlflow-artifacts:/")
     tracked = client.search_runs([experiment.experiment_id], max_results=100)
@@ -120,16 +121,19 @@ def test_a_worker_that_is_asked_to_end_hands_its_run_back_and_another_one_contin
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--server", "nowhere"], "is no address: write that of the start page"),
-        (["--server", "http://127.0.0.1:9"], "does not answer as a start page"),
-        (["--server", "START", "--password-file", "WRONG"], "refuses the password: copy services/password"),
-        (["--server", "START", "--password-file", "/dev/null"], "holds no password"),
+        (["--server", "nowhere"], "is no address: write that of Prefect"),
+        (["--server", "http://127.0.0.1:9"], "does not answer as Prefect of `rm-opt up`"),
+        (
+            ["--server", "START", "--password-file", "WRONG"],
+            "did not prove that it is a server of `rm-opt up`",
+        ),
+        (["--server", "START", "--password-file", "/dev/null"], "holds no key"),
     ],
 )
 def test_a_worker_that_cannot_begin_says_why(cluster, tmp_path, words, said):
     wrong = tmp_path / "password"
     wrong.write_text("x" * 43)
-    given = [{"START": cluster.start, "WRONG": str(wrong)}.get(word, word) for word in words]
+    given = [{"START": cluster.ui, "WRONG": str(wrong)}.get(word, word) for word in words]
     if "--password-file" not in given:
         given += ["--password-file", str(cluster.password_file)]
     done = cluster.rm_opt("worker", *given, check=False)
@@ -138,10 +142,10 @@ def test_a_worker_that_cannot_begin_says_why(cluster, tmp_path, words, said):
     assert "Traceback" not in done.stderr
 
 
-def test_the_page_says_where_the_servers_are_to_its_owner_only(cluster):
-    assert httpx.get(f"{cluster.start}/cluster", timeout=60).status_code == 401
-    assert cluster.http.get(f"{cluster.start}/cluster").json() == {
-        "prefect": cluster.api.removesuffix("/api"),
+def test_prefect_says_what_a_worker_has_to_know_to_its_owner_only(cluster):
+    place = f"{cluster.api}/variables/name/{CLUSTER}"
+    assert httpx.get(place, timeout=60).status_code == 401
+    assert cluster.http.get(place).json()["value"] == {
         "mlflow": cluster.mlflow,
         "database": "postgresql",
         "shared": cluster.environment["RM_OPT_SHARED"],

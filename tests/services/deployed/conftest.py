@@ -26,7 +26,6 @@ WITH_POLICY = SMOKE.model_copy(
     update={
         "policy": PolicyConfig(
             engine="generate", sft_examples=300, sft_epochs=1, num_prompts=8, samples_per_prompt=8, max_new_tokens=40,
-            gradient_prompts=1,
         )
     }
 )  # fmt: skip

@@ -23,7 +23,7 @@ def nightly(services, tiny_folder):
     """The shipped deployment with a small study, and a schedule whose nights are short; both as they were after."""
     found = services.deployment("experiment", "nightly-ablation")
     place, [schedule] = f"{services.api}/deployments/{found['id']}", found["schedules"]
-    parameters = {"experiment": "curriculum", "size": "smoke", "looks": LOOKS, "take": 1, "model": str(tiny_folder)}
+    parameters = {"experiment": "baseline", "size": "smoke", "looks": LOOKS, "take": 1, "model": str(tiny_folder)}
     assert set(found["parameters"]) == {"experiment", "size", "looks", "take"}
     services.http.patch(place, json={"parameters": parameters}).raise_for_status()
     first = datetime.now(UTC) + timedelta(seconds=5)
@@ -47,7 +47,7 @@ def pids(run):
 
 def looks(home):
     """The looks that are written down, without their times."""
-    found = list(home.glob("registrations/curriculum-smoke/*.looks.jsonl"))
+    found = list(home.glob("registrations/baseline-smoke/*.looks.jsonl"))
     written = [json.loads(line) for file in found for line in file.read_text().splitlines()]
     return [{name: value for name, value in one.items() if name != "taken_at"} for one in written]
 
@@ -95,7 +95,7 @@ def test_a_nightly_study_that_is_killed_decides_what_one_that_was_not_decides(se
     shutil.copytree(services.home / "store", alone / "store")
     warm = WarmCommands()
     try:
-        words = ["experiment", "curriculum", "--looks", ",".join(map(str, LOOKS)), "--model", tiny_folder]
+        words = ["experiment", "baseline", "--looks", ",".join(map(str, LOOKS)), "--model", tiny_folder]
         finished = warm.run(
             [*words, "--summary", tmp_path / "s.json"], services.environment | {"RM_OPT_HOME": str(alone)}
         )

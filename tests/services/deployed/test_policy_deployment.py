@@ -49,7 +49,7 @@ def test_best_of_n_and_readiness_share_their_samples_and_show_in_mlflow(services
     assert "samples of 8 prompts" in told
     assert services.edges(run["id"]) == {
         "prepare": set(), "train": {"prepare"}, "policy": {"prepare"}, "samples": {"prepare", "policy"},
-        "overoptimization": {"prepare", "train", "policy", "samples"}, "report": {"overoptimization"},
+        "overoptimization": {"prepare", "train", "samples"}, "report": {"overoptimization"},
     }  # fmt: skip
     assert "samples of 8 prompts" in services.report(run["id"])
     note = described(services, "chosen")
@@ -58,10 +58,10 @@ def test_best_of_n_and_readiness_share_their_samples_and_show_in_mlflow(services
     run, made = drawn["readiness"]
     assert services.edges(run["id"])["report"] == {"readiness", "readiness_v2"}
     assert "report/report.html" in described(services, "judged")
-    assert "Rung 3 of 4" in described(services, "judged")
+    assert "Evidence level 3 of 4" in described(services, "judged")
     assert made == ["readiness_v2"]
     [told] = [text for text in services.artifacts(run["id"]) if "checks on samples of the policy" in text]
-    assert "FAIL" in told  # six steps of training are not enough for any policy
+    assert "✗ fail" in told or "? undecided" in told  # six steps of training are not enough for any policy
 
 
 def test_best_of_n_as_a_command_computes_nothing_again_and_shows(command, with_policy, drawn):
@@ -85,7 +85,9 @@ def test_readiness_v2_judges_the_same_samples(command, with_policy, drawn):
     found = outcome["results"]
     assert found["readiness"]["version"] == "v2"
     assert found["verdict"]["headline"] in said
-    assert said.count("FAIL") == len(found["verdict"]["reasons"]) > 0  # six steps make no reward model
+    assert (
+        said.count("✗ fail") + said.count("? undecided") == len(found["verdict"]["reasons"]) > 0
+    )  # six steps make no reward model
     [optimized] = command.services.home.glob("store/overoptimization/*/overoptimization.json")
     signal = json.loads(optimized.read_text())["parts"]["signal_share"]
     assert found["readiness"]["parts"]["signal_share"] == signal
@@ -97,7 +99,8 @@ def test_a_run_with_a_policy_is_judged_by_its_samples_and_reported_with_them(com
     found = outcome["results"]
     assert outcome["executed"] == []
     assert found["verdict"]["rung"] == 3
-    assert {"win_rate_16", "planned_gain"} < {check["name"] for check in found["gate"]}
+    # Of eight samples a prompt: the best of fewer than sixteen, as many as have opponents left.
+    assert {"win_rate_", "planned_gain"} < {check["name"].rstrip("0123456789") for check in found["gate"]}
     assert [stage["name"] for stage in found["stages"]] == [
         "prepare", "train", "evaluate", "landscape", "readiness", "policy", "samples", "overoptimization",
         "readiness_v2",
@@ -108,30 +111,6 @@ def test_a_run_with_a_policy_is_judged_by_its_samples_and_reported_with_them(com
     assert found["verdict"]["reasons"][-len(on_samples["reasons"]) :] == on_samples["reasons"]
     assert found["readiness"]["version"] == "v1"  # kept beside it
     assert found["verdict"]["headline"] in Path(outcome["report"]).read_text()
-
-
-def test_the_study_runs_and_says_which_score_it_is(command, with_policy, drawn):
-    """The smallest populations, in two worlds."""
-    smaller = ["validation.num_backbones=2", "validation.steps=2", "validation.measured_prompts=4"]
-    smaller += ["readiness.min_gain=0.02"]
-    smaller += ["readiness.planned_kl=0.4", "evaluate.num_resamples=100", "landscape.parts=[normalized]"]
-    smaller += ["data.gold.num_prompts=60", "data.test_fraction=0.15"]
-    settings = [word for setting in smaller for word in ("--set", setting)]
-    policy = with_policy.model_dump(mode="json", include={"policy"})["policy"]
-    settings += [word for name, value in policy.items() for word in ("--set", f"policy.{name}={json.dumps(value)}")]
-    outcome, said = command.outcome("readiness", "validate", "--size", "smoke", *settings)
-    found = outcome["results"]
-    assert outcome["executed"][-1] == "validation"
-    assert {"population in flattery", "population in claims"} < set(outcome["executed"])
-    assert (found["num_backbones"], found["num_models"]) == (4, 20)
-    assert Path(found["registration"]["path"]).is_file()
-    assert found["verdict"] in said
-    assert set(outcome["figures"]) == {"readiness_against_gain", "reliability"}
-    assert are_pngs(outcome["figures"])
-    [validation] = command.services.home.glob("store/validation/*")
-    fit = json.loads((validation / "readiness_fit.json").read_text())
-    assert fit["population"]["num_models"] == 20
-    assert len(fit["features"]) == len(fit["means"]) == len(fit["coefficients"])
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,9 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture(scope="package")
 def server(vllm, checkpoint, tmp_path_factory):
     place = tmp_path_factory.mktemp("server")
-    door = HttpSettings(token=world.TOKEN, max_body_bytes=2**20, max_pending_rows=600)
+    door = HttpSettings(
+        token=world.TOKEN, max_body_bytes=2**20, max_pending_rows=600, protocols=("vllm", "openrlhf", "slime")
+    )
     settings = ServeSettings(str(checkpoint), port=0, vllm=vllm, weights_folder=place / "weights", http=door)
     log = place / "server.log"
     starting = pytest.MonkeyPatch()

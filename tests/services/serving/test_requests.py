@@ -111,10 +111,36 @@ def test_every_route_asks_for_the_token(server, path, header):
 
 @pytest.mark.parametrize(
     "path",
-    ["/collective_rpc", "/pause", "/reset_prefix_cache", "/update_weights", "/classify", "/v1/models", "/openapi.json"],
+    ["/collective_rpc", "/pause", "/reset_prefix_cache", "/update_weights", "/v1/embeddings", "/openapi.json"],
 )
 def test_vllms_own_routes_cannot_be_reached(raw, path):
     assert raw.post(path, json={"method": "reload_weights"}).status_code == 404
+
+
+@pytest.mark.parametrize(("path", "form"), [("/classify", "probs"), ("/pooling", "data")])
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_vllms_protocol_is_answered_as_vllm_itself_does(server, raw, client, path, form, as_ids):
+    """The same request, here and at the vLLM behind it, which its own user reaches by a Unix socket."""
+    rm = world.served_model(client)
+    rows = [side.ids for side in rm.renderer.tokenize_sides(world.PAIRS)]
+    given = rows if as_ids else [rm.renderer.render(*pair) for pair in world.PAIRS]
+    behind = [one.cmdline() for one in psutil.Process(server.pid).children(recursive=True)]
+    words = next(line for line in behind if "--uds" in line)
+    inner = httpx.HTTPTransport(uds=words[words.index("--uds") + 1])
+    body = {"model": "reward", "input": given, "use_activation": False}
+    with httpx.Client(transport=inner, base_url="http://vllm", timeout=60) as vllm:
+        theirs = vllm.post(path, json=body).json()
+        [their_model] = vllm.get("/v1/models").json()["data"]
+    ours = raw.post(path, json=body | {"model": None}).json()
+    assert ours.keys() - {"warnings"} == theirs.keys()
+    assert ours["warnings"] == []
+    assert [row.keys() for row in ours["data"]] == [row.keys() for row in theirs["data"]]
+    for one, other in zip(ours["data"], theirs["data"], strict=True):
+        assert one[form] == world.close(other[form])
+    assert ours["usage"]["prompt_tokens"] == theirs["usage"]["prompt_tokens"]
+    [model] = raw.get("/v1/models").json()["data"]
+    assert model.keys() >= their_model.keys() - {"permission"}
+    assert model["max_model_len"] == their_model["max_model_len"]
 
 
 def test_nothing_of_it_but_the_http_app_listens_on_the_network(server):

@@ -86,35 +86,3 @@ def test_a_way_back_is_a_way_on():
     mean, spread = found.difference(3, 1)
     assert mean == 0
     assert spread > 0.5
-
-
-def test_a_branch_shares_with_the_others_what_its_origin_had_and_is_free_from_there():
-    curve = GainCurve()
-    for kl in (0.5, 1.0, 2.0):
-        curve.add_checkpoint(kl)
-    _, before = curve.posterior()
-    curve.branch(2)
-    curve.add_checkpoint(1.5)
-    curve.add_checkpoint(2.5)
-    _, covariance = curve.posterior()
-    assert np.allclose(covariance[:4, :4], before)
-    for other in (1, 3):
-        assert covariance[4, other] == pytest.approx(covariance[2, other])
-    # From its origin on it is a curve like that from the start, over the same way.
-    alone = GainCurve()
-    alone.add_checkpoint((1.5**0.5 - 1.0) ** 2)
-    alone.add_checkpoint((2.5**0.5 - 1.0) ** 2)
-    _, fresh = alone.posterior()
-    assert np.allclose(covariance[4:, 4:] - covariance[2, 2], fresh[1:, 1:])
-
-
-def test_a_branch_from_the_start_begins_at_nothing():
-    curve = GainCurve()
-    curve.add_checkpoint(1.0)
-    curve.branch(0)
-    curve.add_checkpoint(1.0)
-    curve.compare(1, 0, -1.0, 0.01)
-    mean, covariance = curve.posterior()
-    assert mean[1] < -0.9
-    assert mean[2] == pytest.approx(0.0)
-    assert covariance[1, 2] == pytest.approx(0.0)

@@ -9,7 +9,7 @@ import pytest
 from rmcore.core.errors import DataError, JudgementsWantedError
 from rmcore.data.pair import Message
 from rmcore.policy.judge import HookJudge
-from rmcore.policy.stopping.pair_judges import CLIP, PeopleJudge, ScoreJudge, WinJudge, judge_in_turns
+from rmcore.policy.stopping.pair_judges import PeopleJudge, ScoreJudge, WinJudge, judge_in_turns
 
 PROMPTS = ["What is 2 + 2?", "=1+1", (Message("user", "Hi"), Message("assistant", "?"), Message("user", "A"))]
 NEW, OLD = ["four", "two, I think", "B"], ["five", "2", "B"]
@@ -24,7 +24,7 @@ def test_scores_are_in_deviations_of_the_start_and_clipped():
     judge.calibrate(["p", "q"], ["aa", "a"], ["aaaa", "aaaaa"])
     assert judge.scale == pytest.approx(np.sqrt((2 + 8) / 2))
     found = judge.compare("any", ["p", "q"], ["aaaa", "a" * 99], ["aa", "a"])
-    np.testing.assert_allclose(found, [2 / judge.scale, CLIP])
+    np.testing.assert_allclose(found, [2 / judge.scale, 98 / judge.scale])  # as they are: who bets clips
 
 
 def test_a_judge_who_tells_nothing_apart_has_no_unit():

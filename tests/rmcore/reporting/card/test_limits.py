@@ -40,7 +40,7 @@ def test_without_a_verdict_nothing_speaks_for_it():
 
 
 def test_a_good_status_on_a_low_rung_allows_nothing():
-    assert "rung 2 of 4" in said(replace(READY, rung=2))[0]
+    assert "level 2 of 4" in said(replace(READY, rung=2))[0]
 
 
 def test_failed_checks_forbid_ranking():

@@ -56,30 +56,11 @@ def test_titles_units_and_the_kept_step():
     assert all(points(ax, "kept checkpoint")[0] == [300, 300] for ax in figure.axes)
 
 
-@pytest.mark.slow
-def test_a_fourth_panel_where_the_curvature_at_margins_of_size_1_was_measured(draw):
-    """Only at checkpoints; a step without it leaves a gap."""
-    measured = [
-        row(25 * k, 20.0 / k, margin=0.5 * k, lambda_max_normalized=10.0 + k, lambda_max_normalized_residual=0.25)
-        for k in range(1, 6)
-    ]
-    figure = draw(curvature_trajectory_figure([*measured, row(150)], best_step=75))
-    assert len(curvature_trajectory_figure(HISTORY).axes) == 3
-    assert len(figure.axes) == 4
-    fourth = figure.axes[3]
-    assert points(fourth, "λmax at margins of size 1") == ([25, 50, 75, 100, 125], [11.0, 12.0, 13.0, 14.0, 15.0])
-    assert points(fourth, "kept checkpoint")[0] == [75, 75]
-    [whiskers] = {tuple(np.ptp(segment, axis=0)) for segment in fourth.collections[0].get_segments()}
-    assert whiskers == pytest.approx((0, 0.5))
-    title = " ".join(figure.get_suptitle().split())
-    assert "(growing margins alone lower it), at margins of size 1 11.00 → 15.00" in title
-
-
 def test_margins_that_were_not_measured_are_said_to_be_missing(draw):
     rows = [row(k, margin=None) for k in range(1, 4)]
     margins = draw(curvature_trajectory_figure(rows)).axes[2]
     assert not margins.lines
-    assert "landscape.parts" in margins.texts[0].get_text()
+    assert "train.callbacks" in margins.texts[0].get_text()
 
 
 @pytest.mark.slow

@@ -4,6 +4,9 @@ from html.parser import HTMLParser
 
 import pytest
 
+import report_sample
+from rmcore.reporting.html.html import write_report
+
 VOID = {"meta", "img", "br", "hr", "input", "link"}
 APART = {"td", "th", "dt", "dd", "span", "p", "div", "h2", "h3", "li", "summary"}
 """Elements after which the next word is another one."""
@@ -52,3 +55,14 @@ class Page(HTMLParser):
 def parse():
     """Factory of pages from HTML."""
     return Page
+
+
+@pytest.fixture
+def report_with(parse, tmp_path):
+    """Write the report of a run with some parts of its record exchanged."""
+
+    def render(**parts):
+        out = write_report(report_sample.results() | parts, {}, tmp_path / "report.html")
+        return parse(out.read_text(encoding="utf-8"))
+
+    return render

@@ -14,7 +14,7 @@ from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import looks
 from rmcore.reporting.figures.claims import VERDICTS
 from rmcore.reporting.figures.experiment import draw_experiment
-from rmcore.reporting.figures.quantities import estimate, interval, level
+from rmcore.reporting.figures.quantities import SEED_INTERVAL, estimate, interval, level
 from rmcore.reporting.html.experiment import write_experiment_report
 from rmcore.reporting.html.experiment_summary import experiment_markdown
 from rmcore.reporting.html.glossary import EXPERIMENT_WORDS
@@ -290,7 +290,7 @@ def test_a_figure_that_is_no_png_is_refused(tmp_path):
 def test_the_summary_names_arms_of_fewer_seeds():
     results = sample.results()
     arm, seed = sample.FAILED
-    assert f"Means over seeds 0, 1, 2 (fewer: {arm} 2), 95 % intervals." in experiment_markdown(results)
+    assert f"Means over seeds 0, 1, 2 (fewer: {arm} 2), {SEED_INTERVAL}." in experiment_markdown(results)
     results["cells"] = [cell for cell in results["cells"] if cell["seed"] != seed]
     results["seeds"] = [0, 1]
-    assert "Means over seeds 0, 1, 95 % intervals." in experiment_markdown(results)
+    assert f"Means over seeds 0, 1, {SEED_INTERVAL}." in experiment_markdown(results)

@@ -7,30 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import explain_sample
-import report_sample as sample
-from rmcore.reporting.html.explained import changes, coloured, explained_section, write_explanation
-from rmcore.reporting.html.html import write_report
+from rmcore.reporting.html.explained import changes, coloured, write_explanation
 
 
 @pytest.fixture
-def page(parse, tmp_path):
-    def render(record):
-        out = write_report(sample.results() | {"explained": record}, {}, tmp_path / "report.html")
-        return parse(out.read_text(encoding="utf-8"))
-
-    return render
+def page(report_with):
+    return lambda record: report_with(explained=record)
 
 
-def test_a_mistake_is_shown_with_its_parts_its_edit_and_its_training_pairs(page):
+def test_a_mistake_is_shown_with_its_parts_and_its_edit(page):
     html = page(json.loads(json.dumps(explain_sample.record())))
     text = html.section("explained")
     assert "2 of 40 held-out pairs (5.0 %) are ranked against their label" in text.replace("\xa0", " ")
     for words in ("surely (9 : 1)", "water (5 : 0)", "facts (2)", "kind 1", "margin", "The smallest of 3 edits"):
         assert words in text
-    assert "+0.125" in text
-    assert "−0.250" in text
-    assert "Training pairs that raised this margin most, by all weights" in text
-    assert "correlate at 0.97" in text
     assert "9 tokens are beyond what the model reads" in text
     assert 'class="unseen"' in html.raw
     assert "No verdict follows" in text
@@ -38,16 +28,9 @@ def test_a_mistake_is_shown_with_its_parts_its_edit_and_its_training_pairs(page)
 
 def test_texts_are_texts_whatever_is_in_them(page):
     html = page(explain_sample.record())
-    for markup in ("<script>bad()", "A prompt <i>", "<b>water</b>"):
+    for markup in ("<script>bad()", "<b>water</b>"):
         assert markup in html.section("explained")
         assert markup not in html.raw
-
-
-def test_without_explanations_there_is_no_section(page):
-    html = page(None)
-    assert 'id="explained"' not in html.raw
-    assert 'href="#explained"' not in html.raw
-    assert explained_section(None) is None
 
 
 def test_the_page_of_the_command_says_whose_it_is(parse, tmp_path):

@@ -146,6 +146,17 @@ def test_any_text_stays_text(render, tmp_path_factory, text):
     assert found.text.count(" ".join(hostile.split())) >= 8
 
 
+SECTIONS = {"observations": "judgements"} | {name: name for name in ("explained", "logged", "policy", "probe", "rlhf")}
+"""Of a report, by the part of the record that each shows."""
+
+
+@pytest.mark.parametrize("part", SECTIONS)
+def test_a_part_that_was_not_measured_has_no_section(report_with, part):
+    page = report_with(**{part: None})
+    assert f'id="{SECTIONS[part]}"' not in page.raw
+    assert f'href="#{SECTIONS[part]}"' not in page.raw
+
+
 def test_missing_parts_are_said_not_hidden(render, tmp_path):
     results = sample.results()
     results.update(ood_metrics=None, diagnoses=[], mistakes=[], gate=[], metrics={}, audit={}, context=[], stages=[])
@@ -168,9 +179,9 @@ def test_missing_parts_are_said_not_hidden(render, tmp_path):
 
 def test_a_run_that_measured_no_curvature_says_so(render, tmp_path):
     results = sample.results()
-    results.update(spectrum=None, curvature={}, readiness=None)
+    results.update(spectrum=None, readiness=None)
     page = render(results, {}, tmp_path)
-    assert "The ends of the spectrum were not measured." in page.text
+    assert "The curvature was not measured." in page.text
     assert "It was not measured: it needs λmax, and this run measured no curvature." in page.text
     assert "None" not in page.text
     assert "not measured" in summary_markdown(results)

@@ -5,11 +5,13 @@ import os
 from datetime import UTC, datetime
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import experiment_sample
 import report_sample
 from rmcore.core.errors import ConfigError
-from rmcore.reporting.html.index import write_index
+from rmcore.reporting.html.index import run_row, write_index
 from rmcore.reporting.runs import find_run, read_runs, short_names
 
 
@@ -92,6 +94,96 @@ def test_a_record_that_cannot_be_read_hides_no_other(reports, text):
     assert "cannot be read" in write_index(reports).read_text()
 
 
+DAMAGE = {
+    "no JSON": b"{'a': 1}",
+    "cut": b'{"verdict": {"status": "ready"',
+    "binary": bytes(range(256)),
+    "empty": b"",
+    "NULs": b"\0" * 4096,
+    "a list": b"[1]",
+    "text": b'"ready"',
+    "nested deeply": b'{"a":' + b"[" * 100_000,
+    "a number of many digits": b'{"cost": {"device_seconds": ' + b"9" * 5000 + b"}}",
+    "a number without a float": b'{"cost": {"device_seconds": ' + b"9" * 400 + b"}}",
+    "not a number": b'{"metrics": {"pairwise_accuracy": {"value": NaN, "ci_low": 0, "ci_high": Infinity}}}',
+    "half a character": b'{"headline": "\\ud800"}',
+    "another version": b'{"schema": 9, "verdict": {"status": {"now": "ready"}}, "stages": {"train": 3}}',
+    "no moment": b'{"created": "yesterday"}',
+    "the first moment": b'{"created": "0001-01-01T00:00:00+14:00"}',
+    "the last moment": b'{"created": "9999-12-31T23:59:59-14:00"}',
+}
+OTHER_FILES = {
+    "a folder": lambda file: file.mkdir(),
+    "a link to nothing": lambda file: file.symlink_to("nowhere"),
+    "a link to itself": lambda file: file.symlink_to(file.name),
+    "a link to another run's": lambda file: file.symlink_to("../good/summary.json"),
+    "a pipe": os.mkfifo,
+    "too large": lambda file: (file.touch(), os.truncate(file, 2**28)),
+    "of a time that no clock shows": lambda file: (file.write_text("{"), os.utime(file, (2**40, 2**40))),
+}
+
+
+def all_that_shows(reports):
+    """Every record, read for the list of runs, and the page of all of them."""
+    runs = read_runs(reports)
+    for run in runs:
+        assert run_row(run)["finished"]
+        assert run.finished.astimezone()
+    assert sorted(run.finished for run in runs) == [run.finished for run in reversed(runs)]
+    page = write_index(reports).read_text(encoding="utf-8")
+    return {run.name: run for run in runs}, page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [*DAMAGE, *OTHER_FILES])
+def test_a_damaged_record_is_shown_as_unreadable_with_the_reason_and_hides_no_other(reports, kind):
+    lay(reports, "good", pipeline())
+    (reports / "damaged").mkdir()
+    file = reports / "damaged" / "summary.json"
+    if kind in DAMAGE:
+        file.write_bytes(DAMAGE[kind])
+    else:
+        OTHER_FILES[kind](file)
+    found, page = all_that_shows(reports)
+    assert found["good"].problem is None
+    assert found["damaged"].problem
+    assert page.count("cannot be read") == 1
+
+
+PLACES = st.sampled_from(
+    [("verdict",), ("verdict", "status"), ("verdict", "headline"), ("verdict", "rung"), ("headline",), ("hypotheses",),
+     ("hypotheses", 0), ("hypotheses", 0, "verdict"), ("metrics",), ("metrics", "pairwise_accuracy"),
+     ("metrics", "pairwise_accuracy", "value"), ("metrics", "pairwise_accuracy", "ci_low"), ("stages",), ("stages", 0),
+     ("stages", 0, "device_seconds"), ("cost",), ("cost", "device_seconds"), ("created",), ("config",)]
+)  # fmt: skip
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()) | st.just(10**400),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["status", "verdict", "value"]), inner),
+    max_leaves=4,
+)
+GONE = object()
+
+
+@pytest.mark.slow
+@given(kind=st.sampled_from(["pipeline", "experiment"]), place=PLACES, value=VALUES | st.just(GONE))
+def test_whatever_a_part_of_a_record_is_the_runs_are_listed(tmp_path_factory, kind, place, value):
+    record = {"pipeline": report_sample, "experiment": experiment_sample}[kind].results()
+    record = json.loads(json.dumps(record, default=str))
+    part = record
+    for step in place[:-1]:
+        part = part.get(step, {}) if isinstance(part, dict) else part[step]
+    if value is GONE and isinstance(part, dict):
+        part.pop(place[-1], None)
+    elif value is not GONE:
+        part[place[-1]] = value
+    reports = tmp_path_factory.mktemp("reports")
+    lay(reports, "good", pipeline())
+    lay(reports, "changed", record)
+    found, page = all_that_shows(reports)
+    assert found["good"].problem is None
+    assert page.count("cannot be read") == (found["changed"].problem is not None)
+
+
 @pytest.mark.slow
 def test_the_newest_comes_first_and_nothing_is_no_error(reports):
     assert read_runs(reports) == []
@@ -150,7 +242,7 @@ def test_the_list_links_each_report_and_shows_verdict_and_rung(reports, parse):
 
 def test_no_name_and_no_record_can_bring_markup(reports, parse):
     evil = "<script>alert(1)</script>\"'&"
-    lay(reports, "odd <b>&amp; javascript:x?#%41", pipeline(headline=evil, status="<i>", rung="<u>"))
+    lay(reports, "odd <b>&amp; javascript:x?#%41", pipeline(headline=evil, status="<i>"))
     page = parse(write_index(reports).read_text(encoding="utf-8"))
     assert not {"script", "b", "i", "u", "iframe", "form", "base", "link"} & set(page.tags)
     assert not [name for _, name, _ in page.attributes if name.startswith("on") or name in ("src", "style")]

@@ -3,18 +3,12 @@
 import pytest
 
 import judgement_sample
-import report_sample as sample
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.html.html import write_report
 
 
 @pytest.fixture
-def page(parse, tmp_path):
-    def render(record):
-        out = write_report(sample.results() | {"observations": record}, {}, tmp_path / "report.html")
-        return parse(out.read_text(encoding="utf-8"))
-
-    return render
+def page(report_with):
+    return lambda record: report_with(observations=record)
 
 
 def test_every_measurement_is_shown_with_its_interval(page):
@@ -31,9 +25,3 @@ def test_every_measurement_is_shown_with_its_interval(page):
         assert numbers.with_interval(part["alone"], "share").replace("\xa0", " ") in text
     assert "2 equally good answers are called equal with odds 0.400 to one alone" in text
     assert "2 annotators judge by the model 90.0 % (ada)" in text
-
-
-def test_of_strict_pairs_alone_there_is_no_section(page):
-    html = page(None)
-    assert 'id="judgements"' not in html.raw
-    assert 'href="#judgements"' not in html.raw

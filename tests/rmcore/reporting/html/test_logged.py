@@ -6,17 +6,12 @@ import logged_sample
 import report_sample as sample
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.logged_answers import finding
-from rmcore.reporting.html.html import write_report
 from rmcore.reporting.html.summary import summary_markdown
 
 
 @pytest.fixture
-def page(parse, tmp_path):
-    def render(record):
-        out = write_report(sample.results() | {"logged": record}, {}, tmp_path / "report.html")
-        return parse(out.read_text(encoding="utf-8"))
-
-    return render
+def page(report_with):
+    return lambda record: report_with(logged=record)
 
 
 def test_the_section_shows_every_k_with_its_interval(page):
@@ -31,12 +26,6 @@ def test_the_section_shows_every_k_with_its_interval(page):
     assert "all up to k = 8 do" in text
     assert "what ended it: prompts with more than 16 answers: " in text
     assert "not a policy's samples" in text
-
-
-def test_without_enough_answers_there_is_no_section(page):
-    html = page(None)
-    assert 'id="logged"' not in html.raw
-    assert 'href="#logged"' not in html.raw
 
 
 def test_the_summary_has_the_same_numbers_and_leaves_them_out_alike():

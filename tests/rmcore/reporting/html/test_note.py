@@ -35,7 +35,7 @@ def test_the_verdict_comes_first_then_links_reasons_and_what_would_raise_it():
     assert in_run(note, "#/here").splitlines() == [
         "### ✗ 1 of 7 checks on labelled pairs failed",
         "",
-        "**Rung 1 of 4**: labelled pairs  ",
+        "**Evidence level 1 of 4**: labelled pairs  ",
         "",
         "[Report](#/here/report/r.html) · /place/r.html",
         "",
@@ -44,7 +44,7 @@ def test_the_verdict_comes_first_then_links_reasons_and_what_would_raise_it():
         "- ECE: 0.400",
         "- accuracy too low",
         "",
-        "**What would give a stronger verdict** (rung 3): samples, judged",
+        "**Next step**: samples, judged",
         "",
         "    rm-opt readiness policy --x 'a_b'",
         "",

@@ -3,18 +3,14 @@
 import pytest
 
 import report_sample as sample
-from rmcore.reporting.html.html import write_report
 from rmcore.reporting.html.policy import best_of_n_markdown, confirmation_markdown, readiness_markdown
 
 policy_sample = sample.policy_sample
 
 
 @pytest.fixture
-def page(parse, tmp_path):
-    def render(results):
-        return parse(write_report(results, {}, tmp_path / "report.html").read_text(encoding="utf-8"))
-
-    return render
+def page(report_with):
+    return lambda results: report_with(**results)
 
 
 @pytest.mark.slow
@@ -29,23 +25,20 @@ def test_the_section_shows_parts_choices_and_findings(page):
         "97.5% ended",
         "2 are empty",
         "5 were longer",
-        "3 of 4 prompts",
+        "60 independent prompts",
+        "Sort <these>",
+        "-2.50",
+        "the worst one",
     ):
         assert said in text
     assert "the <gold> world" in text  # as text, not as an element
     assert "1.500 nats by best-of-n" in text
 
 
-def test_without_a_policy_there_is_no_section(page):
-    html = page(sample.results() | {"policy": None})
-    assert 'id="policy"' not in html.raw
-    assert "readiness v2" not in html.text
-
-
 @pytest.mark.slow
 def test_the_verdict_names_its_rung_and_follows_from_its_checks(page):
-    good, bad = (policy_sample.judged(sample.results(), quality) for quality in (3.0, 0.0))
-    assert "verdict on rung 3 of 4: samples of the policy, judged by the <gold> world" in page(good).text
+    good, bad = (policy_sample.judged(sample.results(), quality) for quality in (3.0, -1.0))
+    assert "evidence level 3 of 4: samples of the policy, judged by the <gold> world" in page(good).text
     assert good["verdict"]["status"] == "ready"
     assert bad["verdict"]["status"] == "not_ready"
     assert "checks on samples of the policy failed" in page(bad).text
@@ -67,5 +60,5 @@ def test_what_was_served_is_told_with_its_labels_and_its_first_prompts():
     gain = found["gold"]["gain"]
     assert told.startswith(f"# {found['verdict']['headline']}".replace("_", r"\_"))
     assert f"{gain['value']:.3f} ({gain['ci_low']:.3f} to {gain['ci_high']:.3f})" in told
-    assert "288 (120 of 400 prompts; " in told
+    assert "304 (128 of 400 prompts; " in told
     assert r"| Sort \| these numbers. | 1, 2 \<b\> | (an empty answer) | +0.31 |" in told

@@ -3,19 +3,12 @@
 import pytest
 
 import probe_sample
-import report_sample as sample
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.html.html import write_report
-from rmcore.reporting.html.probe import probe_section
 
 
 @pytest.fixture
-def page(parse, tmp_path):
-    def render(record):
-        out = write_report(sample.results() | {"probe": record}, {}, tmp_path / "report.html")
-        return parse(out.read_text(encoding="utf-8"))
-
-    return render
+def page(report_with):
+    return lambda record: report_with(probe=record)
 
 
 def test_violated_rules_fail_with_their_numbers_and_their_worst_example(page):
@@ -40,10 +33,3 @@ def test_a_model_without_a_violated_rule_passes(page):
     text = page(probe_sample.record(is_good=True)).section("probe")
     assert "✓ None of 4 rules is shown to be violated" in text
     assert "Worst examples" not in text
-
-
-def test_without_probes_there_is_no_section(page):
-    html = page(None)
-    assert 'id="probe"' not in html.raw
-    assert 'href="#probe"' not in html.raw
-    assert probe_section(None) is None

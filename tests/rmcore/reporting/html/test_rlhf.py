@@ -8,11 +8,9 @@ import report_sample as sample
 from rmcore.reporting.figures.rlhf import rlhf_curves_figure
 from rmcore.reporting.figures.style import save
 from rmcore.reporting.figures.watch import watch_figure
-from rmcore.reporting.html.html import write_report
 from rmcore.reporting.html.rlhf import (
     DIGITS,
     RLHF_HEADINGS,
-    refresh_rows,
     rlhf_findings,
     rlhf_markdown,
     rlhf_rows,
@@ -29,7 +27,6 @@ KINDS = {
     "nobody judged": {"judged": False},
     "one seed": {"num_seeds": 1},
     "one point": {"num_points": 1},
-    "no refresh": {"refreshes": False},
     "no members, no rule": {"early_stop": False},
     "watched, one seed": {"watched": True, "num_seeds": 1},
     "watched, back to the start": {"watched": False},
@@ -42,12 +39,8 @@ def record(request):
 
 
 @pytest.fixture
-def page(parse, tmp_path):
-    def render(record):
-        results = sample.results() | {"rlhf": record}
-        return parse(write_report(results, {}, tmp_path / "report.html").read_text(encoding="utf-8"))
-
-    return render
+def page(report_with):
+    return lambda record: report_with(rlhf=record)
 
 
 def test_every_number_of_the_record_is_in_the_section(page, record):
@@ -58,7 +51,7 @@ def test_every_number_of_the_record_is_in_the_section(page, record):
             value = point[name]
             if value is not None:
                 assert (value["reason"] if value["value"] is None else f"{value['value']:.{digits}f}") in text
-    for row in refresh_rows(record) + stop_rows(record) + watch_rows(record):
+    for row in stop_rows(record) + watch_rows(record):
         assert all(cell in text for cell in row)
     for example in watch_examples(record):
         assert all(part in text for part in example.values())
@@ -69,12 +62,6 @@ def test_every_number_of_the_record_is_in_the_section(page, record):
 def test_nothing_is_said_with_words_of_the_program(page, record):
     for text in (page(record).section("rlhf"), rlhf_markdown(record), *map(" ".join, rlhf_rows(record))):
         assert not re.search(r"\b(None|nan|inf|NaN)\b", text)
-
-
-def test_without_a_trained_policy_there_is_no_section(page):
-    html = page(None)
-    assert 'id="rlhf"' not in html.raw
-    assert "Trained policy" not in html.text
 
 
 def test_the_rule_is_shown_where_there_is_one_alone(page):

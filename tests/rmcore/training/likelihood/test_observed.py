@@ -52,7 +52,7 @@ def test_pairs_have_the_loss_of_pairs(observations_of) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("settings", [{}, {"grade_offset": True}, {"reliability": True, "nuisance": ("length",)}])
+@pytest.mark.parametrize("settings", [{}, {"grade_offset": True}, {"reliability": True}])
 def test_any_cut_into_micro_batches_sums_to_the_same(observations_of, settings) -> None:
     observations = observations_of(40, kinds=KINDS)
     design = make_design(TrainConfig(**EVERYTHING, **settings), observations, None)
@@ -89,7 +89,7 @@ def test_a_weight_of_two_is_the_observation_twice(observations_of) -> None:
 
 
 def test_a_record_comes_back(observations_of) -> None:
-    config = TrainConfig(reliability=True, nuisance=("length", "markdown"), grade_offset=True)
+    config = TrainConfig(reliability=True, grade_offset=True)
     observations = [*observations_of(40, kinds=KINDS)]
     observations.append(replace(observations[0], answers=("- a\n- b", "plain"), observation_id="marked"))
     design = make_design(config, observations, {"helpfulness": 1.0, "safe": 0.5})
@@ -143,11 +143,9 @@ def graded(value: float, attribute: str = "overall") -> Observation:
     ("settings", "kinds", "error", "said"),
     [
         ({}, ("tie",), DataError, "all 8 training observations are ties"),
-        ({"nuisance": ("length",)}, ("grade",), ConfigError, "grades alone"),
         ({"combination": "learned"}, ("attributes",), ConfigError, "no such judgements"),
         ({"combination": "learned"}, ("pair", "grade"), ConfigError, "no two graded attributes"),
         ({"target_margin_scale": 1.0}, ("ranking",), ConfigError, "target_margin_scale"),
-        ({"curriculum": "easy_first"}, ("ranking",), ConfigError, "curriculum"),
     ],
 )
 def test_what_cannot_be_learned_is_named(observations_of, settings, kinds, error, said) -> None:

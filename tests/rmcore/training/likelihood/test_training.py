@@ -63,9 +63,7 @@ def rewards_of(folder) -> np.ndarray:
 
 @pytest.mark.parametrize("model", [{}, {"lora": {}}], ids=["full", "lora"])
 def test_a_checkpoint_is_a_plain_reward_model_with_its_likelihood_beside_it(observations_of, tmp_path, model) -> None:
-    trainer = make_trainer(
-        tmp_path, observations_of(60, kinds=MIXTURE), model=model, reliability=True, nuisance=("length",)
-    )
+    trainer = make_trainer(tmp_path, observations_of(60, kinds=MIXTURE), model=model, reliability=True)
     before = {name: one.clone() for name, one in trainer.rm.model.named_parameters() if "likelihood." in name}
     result = trainer.run()
     assert result.num_steps == TRAIN["steps"]

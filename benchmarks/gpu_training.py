@@ -1,0 +1,264 @@
+"""Training steps by the device's own clock: pairs a second, memory, model FLOPs utilisation, seconds to the first step.
+
+MFU = (6 W t + 12 L w a) p / peak: W weights of the layers' matrices, t tokens of a pair, L layers, w width of all heads
+together, a pairs of a query and a key that it attends to, p pairs a second, peak 989 TFLOP/s (H100 and H200, dense
+bf16, NVIDIA's data sheet). t and a are of the packed form, whoever trains, and recomputation is not counted. Aimed at
+are 35 % at 0.5 B, 47 % at 1.5 B and 50 % at the width of 8 B. Lengths are those of HH-RLHF, as train_throughput.py
+draws them; a step's time is from CUDA events between steps, and the first step, which compiles, is timed alone.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from gpu_plan import NotHereError, Work
+from throughput_sides import QWEN_SHAPES, SEED, Cell, LoopEndedError, make_rm, measure_trl, model_config, steps_of
+from train_throughput import DEFAULTS, PEAK_TFLOPS, needed_work, pairs_for
+from transformers.models.qwen2 import modeling_qwen2
+
+from rmcore.core.tracking import MemoryTracker
+from rmcore.models.packing import forward
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.training import half_weights
+from rmcore.training.loop import Trainer
+
+HALF, LARGE, WIDE = "qwen2.5-0.5b", "qwen2.5-1.5b", "8b-width"
+SHAPES = {name: QWEN_SHAPES[name] for name in (HALF, LARGE, WIDE, "smoke")}
+STEPS, PAIRS_PER_STEP, TRL_BATCH = 10, 64, 32
+CACHE_FILE = "compile_cache.bin"
+
+LADDER: dict[str, dict[str, Any]] = {
+    "autocast, keys and values repeated": {"half": False, "repeated": True},
+    "autocast": {"half": False},
+    "bf16 copies of the weights": {"half": True},
+    "Liger's kernels": {"half": True, "liger": True},
+    "compiled": {"half": True, "compile": True},
+    "compiled, autocast": {"half": False, "compile": True},
+}
+"""What a training changes of the defaults: settings of `TrainConfig`, and what `trained` does by itself. `half` is
+whether it computes with bf16 copies of the weights, `repeated` repeats key heads for the kernel, `liger` and `fp8`
+exchange layers."""
+
+
+def cell_of(size: str, *, smoke: bool, pairs_per_step: int = PAIRS_PER_STEP, steps: int = STEPS) -> Cell:
+    """Pairs with HH's lengths for a model of one of SHAPES, the smoke shape in place of each where that is asked."""
+    return Cell(
+        data="hh-like",
+        model="smoke" if smoke else size,
+        side="packed",
+        repeat=0,
+        steps=4 if smoke else steps,
+        max_seq_len=100 if smoke else DEFAULTS["hh-like"][1],
+        trl_batch=2 if smoke else TRL_BATCH,
+        precision="bf16",
+        gradient_checkpointing=False,
+        threads=torch.get_num_threads(),
+        pairs_per_step=4 if smoke else pairs_per_step,
+    )
+
+
+def device() -> torch.device:
+    """The GPU, or a CPU for the smoke run."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def built(work: Work, cell: Cell) -> BradleyTerryRM:
+    """The model of a cell, drawn once a worker."""
+    if cell.model not in work.built:
+        work.built.clear()  # the sizes come one after the other, and a card need not hold two
+        work.built[cell.model] = make_rm(cell, device())
+    rm: BradleyTerryRM = work.built[cell.model]
+    return rm
+
+
+def trained(
+    work: Work, cell: Cell, *, after_step: Callable[[int], None] = lambda step: None, **changes: Any
+) -> dict[str, Any]:
+    """Train some steps as a user would, and tell what each took.
+
+    Raises:
+        NotHereError: what is changed cannot be had on this machine.
+    """
+    own = {name: changes.pop(name) for name in ("half", "liger", "repeated", "fp8") if name in changes}
+    config = cell.settings.model_copy(update=changes)
+    if changes.get("compile") and not torch.cuda.is_available():
+        raise NotHereError("no CUDA: on a CPU the tests compile")
+    if own.keys() - {"half"} or changes:
+        work.built.clear()  # what is changed of a model stays
+    rm = built(work, cell)
+    with ExitStack() as stack:
+        if (half := own.pop("half", None)) is not None:
+            stack.enter_context(patch.dict(half_weights.HALF_BY_DEFAULT, {"cuda": half, "cpu": half}))
+        if own.pop("repeated", False):
+            stack.enter_context(patch.object(forward, "_shares_key_heads", lambda *_: False))
+        if own and not torch.cuda.is_available():
+            raise NotHereError("no CUDA")
+        if "liger" in own:
+            from liger_kernel.transformers import apply_liger_kernel_to_qwen2
+
+            for name in ("apply_rotary_pos_emb", "Qwen2RMSNorm", "Qwen2MLP"):  # which it exchanges for all models
+                stack.enter_context(patch.object(modeling_qwen2, name, getattr(modeling_qwen2, name)))
+            apply_liger_kernel_to_qwen2(model=rm.model, cross_entropy=False, fused_linear_cross_entropy=False)
+        if "fp8" in own:
+            from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+            # A product in float8 needs sizes that are multiples of 16, and a row has any number of tokens.
+            padded = Float8LinearConfig(pad_inner_dim=True)
+            convert_to_float8_training(rm.model.model, config=padded, module_filter_fn=lambda _, name: "layers" in name)
+        return _timed(rm, cell, config, after_step)
+
+
+def _timed(rm: BradleyTerryRM, cell: Cell, config: Any, after_step: Callable[[int], None]) -> dict[str, Any]:
+    pairs, tracker, marks = pairs_for(cell), MemoryTracker(), list[Any]()
+    on_gpu = rm.device.type == "cuda"
+    first_step = 0.0
+
+    def progress(step: int, num_steps: int, _: str) -> None:
+        nonlocal first_step
+        if step == 1:
+            if on_gpu:
+                torch.cuda.synchronize()
+            first_step = time.perf_counter() - started
+        if on_gpu:
+            marks.append(torch.cuda.Event(enable_timing=True))
+            marks[-1].record()
+        else:
+            marks.append(time.perf_counter())
+        after_step(step)
+        if step == num_steps:
+            raise LoopEndedError  # the checkpoint is no part of it
+
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(
+            rm, config, train=pairs, validation=[], folder=Path(folder), tracker=tracker, seed=SEED, report=progress
+        )
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        started = time.perf_counter()
+        with suppress(LoopEndedError):
+            trainer.run()
+    if on_gpu:
+        torch.cuda.synchronize()
+    steps = [a.elapsed_time(b) / 1000 if on_gpu else b - a for a, b in pairwise(marks)]
+    timed = [pair for step in steps_of(pairs, cell)[1:] for pair in step]
+    rate = cell.pairs_per_step / median(steps)
+    flops = needed_work(timed, causal=True).flops(model_config(cell.model)) / len(timed)
+    found = {
+        "pairs_per_s": rate,
+        "mfu_percent": 100 * flops * rate / (PEAK_TFLOPS * 1e12),
+        "first_step_s": first_step,
+        "step_ms": [round(1000 * one, 2) for one in steps],
+        "tokens_a_pair": trainer.at.totals.num_tokens / max(1, trainer.at.totals.num_pairs),
+        "token_budget": trainer.at.token_budget,
+        "loss": tracker.rows[0][1]["train/loss"],
+        "form": trainer.packing.kernel if trainer.packing else "padded",
+    }
+    return found | ({"peak_gib": torch.cuda.max_memory_allocated() / 2**30} if on_gpu else {})
+
+
+def ladder(work: Work) -> None:
+    """0.5 B without compiling: one change after the other."""
+    for name in [one for one, changes in LADDER.items() if "compile" not in changes]:
+        work.measure(name, lambda name=name: trained(work, cell_of(HALF, smoke=work.smoke), **LADDER[name]))
+
+
+def compile(work: Work) -> None:
+    """0.5 B compiled layer by layer: seconds to the first step, graphs, and both again from the saved cache."""
+    file = work.records.file.parent / CACHE_FILE
+
+    def compiled() -> dict[str, Any]:
+        found = trained(work, cell_of(HALF, smoke=work.smoke), **LADDER["compiled"])
+        saved = torch.compiler.save_cache_artifacts()
+        if saved is not None:
+            file.write_bytes(saved[0])
+        graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        return found | {"graphs": graphs, "cache_mib": len(saved[0]) / 2**20 if saved else 0.0}
+
+    def from_cache() -> dict[str, Any]:
+        if not file.is_file():
+            raise NotHereError("nothing was compiled")
+        with tempfile.TemporaryDirectory() as empty:
+            environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": empty, "TRITON_CACHE_DIR": empty}
+            command = [sys.executable, "-c", "import gpu_training; gpu_training.print_from_cache()", str(file)]
+            done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return found
+
+    work.measure("compiled", compiled)
+    work.measure("compiled, from the saved cache", from_cache)
+    again = LADDER["compiled, autocast"]
+    work.measure("compiled, autocast", lambda: trained(work, cell_of(HALF, smoke=work.smoke), **again))
+
+
+def print_from_cache() -> None:
+    """Compile in a process and with folders of its own, from a saved cache alone: what a second training waits for."""
+    torch.compiler.load_cache_artifacts(Path(sys.argv[1]).read_bytes())
+    work = Work(smoke=False, records=None)  # type: ignore[arg-type] - nothing is recorded here
+    print(json.dumps(trained(work, cell_of(HALF, smoke=False, steps=4), **LADDER["compiled"])))
+
+
+def winner(work: Work) -> dict[str, Any]:
+    """What the fastest of the measured trainings of 0.5 B changed."""
+    done = {unit: one for (part, unit), one in work.records.latest().items() if part in ("ladder", "compile")}
+    rates = {unit: one["pairs_per_s"] for unit, one in done.items() if unit in LADDER and "pairs_per_s" in one}
+    return LADDER[max(rates, key=lambda unit: rates[unit])] if rates else {}
+
+
+def large(work: Work) -> None:
+    """1.5 B with the fastest form, at 64 and 256 pairs a step."""
+    for pairs in (64, 256):
+        cell = cell_of(LARGE, smoke=work.smoke, pairs_per_step=pairs)
+        work.measure(f"{pairs} pairs", lambda cell=cell: trained(work, cell, **winner(work)))
+
+
+WIDE_FORMS: dict[str, dict[str, Any]] = {
+    "kept": {},
+    "8-bit moments, split weights": {"optimizer": "adamw8bit"},
+    "recomputed": {"gradient_checkpointing": True},
+    "fp8": {"fp8": True},
+}
+
+
+def wide(work: Work) -> None:
+    """Four layers of the width of 8 B: activations kept, 8 bytes a weight, activations recomputed, products in fp8."""
+    cell = cell_of(WIDE, smoke=work.smoke)
+    for name, changes in WIDE_FORMS.items():
+        work.measure(name, lambda changes=changes: trained(work, cell, **winner(work) | changes))
+
+
+def trl(work: Work) -> None:
+    """TRL's RewardTrainer with 32 pairs a micro-batch, fewer where they do not fit, on the same weights and pairs."""
+    for size in ("smoke",) if work.smoke else (HALF, LARGE):
+        work.measure(
+            size, lambda size=size: _by_trl(work, replace(cell_of(size, smoke=work.smoke, steps=5), side="TRL"))
+        )
+
+
+def _by_trl(work: Work, cell: Cell) -> dict[str, Any]:
+    work.built.clear()
+    while True:
+        try:
+            seen = measure_trl(cell, pairs_for(cell), device())
+        except torch.OutOfMemoryError:
+            if cell.trl_batch == 1:
+                raise
+            cell = replace(cell, trl_batch=cell.trl_batch // 2)
+        else:
+            return {
+                "pairs_per_s": seen["pairs_per_second"],
+                "tokens_a_pair": seen["tokens_per_pair"],
+                "trl_batch": cell.trl_batch,
+                "peak_gib": seen["peak_bytes"] / 2**30,
+            }

@@ -1,0 +1,115 @@
+"""Commands and settings that this release removed: one sentence each, shown in place of "no such command".
+
+A line stays for one release. It says what replaced the command or setting, and why it was removed.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+_DECIDED_NOTHING = "curvature decides nothing, so only the ends of its spectrum and its trace are measured."
+_REFRESHED = (
+    "no refresh of the reward model was shown to gain; the watch keeps the best checkpoint (rlhf.watch), and labels of "
+    "its pairs may train the next reward model."
+)
+
+COMMANDS: dict[str, str] = {
+    "readiness validate": "the study of what readiness predicts is finished; its fit is shipped (docs/readiness.md).",
+    "active study": "no acquisition function saved labels on real pairs; `rm-opt data propose` and `ingest` stay.",
+    "soup": "averages of weights passed only for models nudged apart by hand; `rm-opt ensemble` averages rewards.",
+    "why": "`rm-opt store why` says it.",
+    "sync": "`rm-opt store sync` sends the runs.",
+    "active propose": "`rm-opt data propose` chooses the pairs.",
+    "active ingest": "`rm-opt data ingest` takes the labels back.",
+    "trajectory": "`--set 'train.callbacks=[calibration,curvature]'` measures λmax, λmin and the trace at every "
+    "evaluation of a training and draws them in its report; `rm-opt analyze` measures one checkpoint.",
+}
+"""By the words of the command, as in `trajectory` or `active simulate`."""
+OPTIONS: dict[str, str] = {
+    "--start-port": "the start page is gone: runs and schedules are in Prefect, reports are with their runs in MLflow, "
+    "and `rm-opt worker --server` takes Prefect's address.",
+    "--refreshes": _REFRESHED,
+    "--runner ray": "one engine for many machines is enough: `--runner pool`, whose cells survive the command and the "
+    "server and can be handed back; `rm-opt score --engine ray` and `ray:` sources stay.",
+    **dict.fromkeys(
+        ("--acquisition bald", "--acquisition d-optimal"),
+        "it saved no label on real pairs; `entropy`, the default, is the one that was not refuted.",
+    ),
+}
+"""By the option, with its value where only that was removed."""
+PRESETS: dict[str, str] = {
+    "trajectory": COMMANDS["trajectory"],
+    **dict.fromkeys(("validation", "validation-smoke"), COMMANDS["readiness validate"]),
+    **dict.fromkeys(("active", "active-pairs", "active-smoke"), COMMANDS["active study"]),
+}
+"""By the name of the preset, which files that `rm-opt init` wrote begin with."""
+SETTINGS: dict[str, str] = {
+    "train.nuisance": "best of 64 gained no gold by it; rlhf.length_penalty does while a policy is trained.",
+    "rlhf.stop_on_disagreement": "the members' disagreement never left its range while gold fell; rlhf.watch sees it.",
+    "rlhf.aggregate": "members that share a backbone share its flaw, so their combined reward gained nothing.",
+    "rlhf.reward_clip": "a clip flattens what is far, and what policies exploit is not far: it gained no gold.",
+    "rlhf.refresh_every": _REFRESHED,
+    "rlhf.refresh_pairs": _REFRESHED,
+    "rlhf.watch.refreshes": _REFRESHED,
+    "rlhf.refresh_steps": _REFRESHED,
+    "rlhf.refresh_lr": _REFRESHED,
+    "policy.gradient_prompts": "the variance of the policy gradient decided nothing.",
+    "validation": "the study of what readiness predicts is finished; its fit is shipped (docs/readiness.md).",
+    "active": "the study of what active learning saves is finished: nothing on real pairs (experiments/log/).",
+    "train.curriculum": "easy pairs first cost 1.6 points of accuracy; `CurriculumSampler` stays in Python.",
+    "train.curriculum_margins": "easy pairs first cost 1.6 points of accuracy; `CurriculumSampler` stays in Python.",
+    "train.group_prompts": "it computed fewer tokens and added as much gradient variance: nothing was gained.",
+    "explain.train_pairs": "influence of training pairs had a rank correlation of 0.2 with retraining under AdamW.",
+    "explain.memory_gib": "it bounded the memory of training-pair influence, which was removed.",
+    "train.num_nodes": "a stage trains on one host; torchrun starts `rm-opt train` on several (docs/training.md).",
+    "landscape.minutes": "what was measured depended on how busy the machine was, so counts say it now: "
+    "landscape.num_pairs, landscape.lanczos_steps, landscape.trace_probes.",
+    "landscape.checkpoint": "the stage measures the kept checkpoint, and `rm-opt analyze --checkpoint DIR` any other.",
+    "landscape.parts": f"{_DECIDED_NOTHING} λmax at margins of size 1 is landscape.normalized=true.",
+    "landscape.density_vectors": _DECIDED_NOTHING,
+    "landscape.layer_steps": f"{_DECIDED_NOTHING} landscape.parameters measures one layer.",
+    "landscape.slice_points": _DECIDED_NOTHING,
+    "landscape.surface_points": _DECIDED_NOTHING,
+}
+"""By the dotted name of a setting or of a whole group, as in `landscape.minutes`."""
+AS_NOW: dict[str, Any] = {
+    "train.curriculum": "none",
+    "train.group_prompts": 1,
+    "train.nuisance": [],
+    "rlhf.stop_on_disagreement": False,
+    "rlhf.aggregate": "one",
+    "rlhf.reward_clip": None,
+    "rlhf.refresh_every": None,
+    "rlhf.watch.refreshes": 0,
+    "validation": None,
+    "train.num_nodes": 1,
+    "active": None,
+}
+"""Values with which a run was one of today. Without another value its outcome would be another one; all further
+settings above only measured, or were about one that is here."""
+
+
+def removed_setting(name: str) -> str | None:
+    """Return what a user is told of a setting that a release before had, or None of any other name."""
+    group = name
+    while group not in SETTINGS and "." in group:
+        group = group.rpartition(".")[0]
+    return f"the setting {name} was removed: {SETTINGS[group]}" if group in SETTINGS else None
+
+
+def without_removed(recorded: Mapping[str, Any], group: str = "") -> tuple[dict[str, Any], list[str]]:
+    """Settings that an earlier version recorded of a run, without those that were removed, and the names of these.
+
+    One that made the outcome another (`AS_NOW`) stays, so that it is refused by name.
+    """
+    kept: dict[str, Any] = {}
+    removed: list[str] = []
+    for name, value in recorded.items():
+        where = f"{group}{name}"
+        if removed_setting(where) is not None and value == AS_NOW.get(where, value):
+            removed.append(where)
+        elif isinstance(value, Mapping):
+            kept[name], inside = without_removed(value, f"{where}.")
+            removed += inside
+        else:
+            kept[name] = value
+    return kept, removed

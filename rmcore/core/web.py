@@ -1,0 +1,39 @@
+"""Which requests a server on this machine answers, whatever else they hold.
+
+A port is reached by every web page in a browser that sees it. A page of another address is told by its `Origin`, and
+one whose own name was made to point here (DNS rebinding) by the `Host` that it names.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+
+class Denial(NamedTuple):
+    """Why a request is not answered: an HTTP status and a sentence."""
+
+    status: int
+    reason: str
+
+
+def values_of(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> list[str]:
+    """All values of a header, in their order; names are in lower case, as ASGI has them."""
+    return [value.decode("latin-1") for key, value in headers if key == name]
+
+
+def misaddressed(
+    headers: Iterable[tuple[bytes, bytes]], is_ours: Callable[[str], bool], answers_as: str
+) -> Denial | None:
+    """Refuse a request that names another server, or comes from a web page of another address.
+
+    Args:
+        headers: of the request, as ASGI has them.
+        is_ours: whether a `Host`, such as 127.0.0.1:8100, is this server's.
+        answers_as: the address that is shown in place of a wrong one.
+    """
+    given = list(headers)
+    hosts = values_of(given, b"host")
+    if len(hosts) != 1 or not is_ours(hosts[0]):
+        return Denial(421, f"This server answers as {answers_as} only.")
+    if values_of(given, b"origin") not in ([], [f"http://{hosts[0]}"]):
+        return Denial(403, "Pages of other addresses may not use this server.")
+    return None

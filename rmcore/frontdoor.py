@@ -1,0 +1,102 @@
+"""The front door of the library, which `import rmcore` opens: pairs in, a reward model, numbers and a verdict out."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rmcore.config.data import GoldConfig
+from rmcore.config.model import ModelConfig
+from rmcore.config.train import TrainConfig
+from rmcore.data.gold.world import generate_pairs
+from rmcore.data.pair import PreferencePair, Prompt
+from rmcore.data.readers import sources
+from rmcore.ensembles.score import score_pairs_table
+from rmcore.evaluation.diagnosis import OVER_BASELINE, baseline_check, validation_gate
+from rmcore.evaluation.report_card import evaluate_pairs
+from rmcore.evaluation.uncertainty import MetricValue
+from rmcore.models.device import pick_device
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.policy.readiness.verdict import verdict_on_labels
+from rmcore.reporting.schema import Verdict
+from rmcore.tutorial import train_reward_model
+
+
+def load_pairs(source: str, *, split: str = "train", limit: int | None = None) -> list[PreferencePair]:
+    """Read the preference pairs of a file, a `datasets` folder or a hub name, in any layout of docs/data.md.
+
+    "gold" draws them from the built-in synthetic benchmark, whose true reward is known.
+
+    Raises:
+        DataError: it cannot be read, or its columns fit no layout; the message has a mapping to paste.
+    """
+    if source == "gold":
+        return generate_pairs(GoldConfig(), seed=0).pairs[:limit]
+    return list(sources.load_pairs(source, split=split, limit=limit).pairs)
+
+
+def train(
+    pairs: Sequence[PreferencePair],
+    model: str = "minilm",
+    *,
+    validation: Sequence[PreferencePair] = (),
+    output_dir: str | Path = "checkpoints",
+    max_seq_len: int = 256,
+    seed: int = 0,
+    device: str = "auto",
+    **settings: Any,
+) -> BradleyTerryRM:
+    """Train a reward model on pairs and return its best step, which is stored in OUTPUT_DIR/best.
+
+    Args:
+        pairs: to train on.
+        model: a folder, a hub name, `minilm` (pretrained, 22 M) or `tiny` (from nothing).
+        validation: pairs that the best step is chosen on; none: the last step is kept.
+        output_dir: folder of the checkpoint and of metrics.csv; one with a finished training is not overwritten.
+        max_seq_len: tokens of one side.
+        seed: of the reward head and of the order of pairs.
+        device: auto, cpu, cuda or cuda:1.
+        settings: fields of TrainConfig. Left out, lr is 5e-5 and the passes follow from the number of pairs, as in
+            `rm-opt run --data`.
+
+    Raises:
+        ConfigError, DataError, ModelError, TrainingError: see `rmcore.training.loop.Trainer`.
+    """
+    config = TrainConfig.model_validate({"lr": 5e-5, "epochs": None} | settings)
+    named = ModelConfig(name=model, max_seq_len=max_seq_len)
+    new = BradleyTerryRM.new(named, seed=seed, device=pick_device(device))
+    train_reward_model(new, pairs, validation, config, output_dir=output_dir, seed=seed)
+    return BradleyTerryRM.from_pretrained(str(Path(output_dir) / "best"), device=device)
+
+
+def evaluate(rm: BradleyTerryRM | str, pairs: Sequence[PreferencePair], *, seed: int = 0) -> dict[str, MetricValue]:
+    """Measure a reward model, or the checkpoint of one, on held-out pairs: by name, with 95 % intervals over prompts.
+
+    Raises:
+        DataError, ModelError: no pair can be read, or a reward is not finite.
+    """
+    loaded = _loaded(rm)
+    return evaluate_pairs(score_pairs_table(loaded, pairs)[0], beta=loaded.beta, seed=seed)
+
+
+def score(rm: BradleyTerryRM | str, prompts: Sequence[Prompt], responses: Sequence[str]) -> np.ndarray:
+    """Return the rewards of N responses to their prompts, (N,) in logits; one of each, not in lists, is one row."""
+    return _loaded(rm).score(prompts, responses)
+
+
+def verdict(held_out: Mapping[str, MetricValue], train_metrics: Mapping[str, MetricValue] | None = None) -> Verdict:
+    """Judge what `evaluate` measured: checks on labelled pairs, which is the first evidence level.
+
+    Args:
+        held_out: of pairs that it was not trained on.
+        train_metrics: of pairs that it was trained on, for the gap between both; without, no verdict passes.
+    """
+    metrics = {name: found.to_dict() for name, found in held_out.items()}
+    accuracy = None if train_metrics is None else train_metrics["pairwise_accuracy"].value
+    checks = [baseline_check(metrics[OVER_BASELINE]), *validation_gate(metrics, accuracy)]
+    return verdict_on_labels(checks, None, metrics[OVER_BASELINE])
+
+
+def _loaded(rm: BradleyTerryRM | str) -> BradleyTerryRM:
+    return BradleyTerryRM.from_pretrained(rm) if isinstance(rm, str) else rm

@@ -1,0 +1,221 @@
+"""A language model as a judge: scores of single responses, comparisons of two, utilities of several."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rmcore.config.judging import JudgingConfig
+from rmcore.core.arrays import FloatArray
+from rmcore.core.digests import make_key
+from rmcore.core.errors import DataError
+from rmcore.core.progress import Report, silent
+from rmcore.data.pair import Prompt, prompt_key
+from rmcore.judging.comparisons import Comparisons, lists_to_order, utilities_of_orders
+from rmcore.judging.endpoint import Address, Endpoint, Question, Reply
+from rmcore.judging.rubrics import (
+    FIRST,
+    MOST_IN_ORDER,
+    SCORES,
+    SECOND,
+    asked_again,
+    identity,
+    order_question,
+    pair_question,
+    read_answer,
+    rubric_text,
+)
+from rmcore.judging.rubrics import score_question as ask_score
+
+FEWEST_UNREAD = 8
+"""Unreadable replies, with no readable one, after which the model is considered unable to judge."""
+SURE = 0.5
+"""Least probability of all scores together at which they say more than the digit that was written."""
+
+
+class LanguageModelJudge:
+    """Judges by asking a model behind an endpoint.
+
+    Args:
+        named: `openai:MODEL@URL`.
+        settings: how it is asked.
+        folder: where answers are kept; None: the home.
+
+    Attributes:
+        name: as people read it.
+        identity: what makes two judges the same one, JSON-ready.
+        endpoint: what is asked, with its counts.
+        num_unread: replies that could not be read, even after a second request.
+        num_read: those that could.
+    """
+
+    def __init__(self, named: str, settings: JudgingConfig, folder: Path | None = None) -> None:
+        self.settings, self.rubric = settings, rubric_text(settings.rubric)
+        self.endpoint = Endpoint(Address.parse(named), settings, folder)
+        self.identity = identity(named, settings)
+        self.name = f"the language model {self.endpoint.address.model}"
+        self.num_unread = self.num_read = 0
+
+    def rewards(self, prompts: Sequence[Prompt], responses: Sequence[str], report: Report = silent) -> FloatArray:
+        """Scores of N responses, (N,), or utilities among those of a prompt, whose mean is 0 (modes but pointwise).
+
+        NaN where the model's reply could not be read: such a response is not judged.
+
+        Raises:
+            ConfigError: the endpoint refuses the question or the key.
+            JudgementsWantedError: the budget is spent.
+            ServingError: the endpoint does not answer.
+        """
+        if self.settings.mode == "pointwise":
+            return self.scores(prompts, responses, report)
+        return self._utilities(prompts, responses, report)
+
+    def scores(
+        self, prompts: Sequence[Prompt], responses: Sequence[str], report: Report = silent, ask: int = 0
+    ) -> FloatArray:
+        """Scores of N responses from 1 to 9, (N,), NaN unread; `ask` above 0 asks the same once more on purpose."""
+        asked = [ask_score(self.rubric, *row, ask) for row in zip(prompts, responses, strict=True)]
+        return np.array([np.nan if one is None else _expected(*one) for one in self._replies(asked, report)])
+
+    def compare(
+        self, prompts: Sequence[Prompt], first: Sequence[str], second: Sequence[str], report: Report = silent
+    ) -> FloatArray:
+        """By how much the first of two responses wins, (N,): the mean of both orders, from 1 to -1; NaN unread.
+
+        Two equal texts are a tie, and nobody is asked.
+        """
+        won, _ = self.verdicts(prompts, first, second, report)
+        return np.asarray((won[0] - won[1]) / 2)
+
+    def verdicts(
+        self,
+        prompts: Sequence[Prompt],
+        first: Sequence[str],
+        second: Sequence[str],
+        report: Report = silent,
+        ask: int = 0,
+    ) -> tuple[FloatArray, FloatArray]:
+        """Ask in both orders how the response shown first does, (2, N): 1 won, 0 tied, -1 lost; NaN unread.
+
+        Row 0 shows `first` first, row 1 `second`. `ask` above 0 asks the same once more on purpose. Next to it the
+        probability that the model gave to its verdict, (2, N), NaN where the server tells none.
+        """
+        rows = list(zip(prompts, first, second, strict=True))
+        places = [at for at, (_, a, b) in enumerate(rows) if a != b]
+        asked = [pair_question(self.rubric, *rows[at], ask) for at in places]
+        asked += [pair_question(self.rubric, rows[at][0], rows[at][2], rows[at][1], ask) for at in places]
+        won, sure = np.zeros((2, len(rows))), np.full((2, len(rows)), np.nan)
+        replies = self._replies(asked, report)
+        won[:, places] = np.array([_score(one) for one in replies]).reshape(2, -1)
+        sure[:, places] = np.array([_confidence(one) for one in replies]).reshape(2, -1)
+        return won, sure
+
+    def _utilities(self, prompts: Sequence[Prompt], responses: Sequence[str], report: Report) -> FloatArray:
+        """Fit utilities to comparisons or orders of each prompt's responses."""
+        rows: dict[str, list[int]] = {}
+        for at, prompt in enumerate(prompts):
+            rows.setdefault(prompt_key(prompt), []).append(at)
+        pools = list(rows.values())
+        texts = [list(dict.fromkeys(responses[at] for at in pool)) for pool in pools]  # equal texts have one utility
+        fit = self._by_orders if self.settings.mode == "listwise" else self._by_pairs
+        found = np.full(len(prompts), np.nan)
+        fitted = fit([prompts[pool[0]] for pool in pools], texts, report)
+        for pool, own, utilities in zip(pools, texts, fitted, strict=True):
+            places = {text: place for place, text in enumerate(own)}
+            found[pool] = [utilities[places[responses[row]]] for row in pool]
+        return np.round(found, 4)  # the fit is no more exact, and equal utilities shall be equal
+
+    def _by_orders(self, prompts: Sequence[Prompt], texts: Sequence[Sequence[str]], report: Report) -> list[FloatArray]:
+        """Utilities of each prompt's texts by the orders of lists; NaN where no list with one of them was read."""
+        sizes = [len(own) for own in texts]
+        lists = [  # of a prompt the same ones, whichever others are judged with it: known answers are found again
+            (at, shown)
+            for at, own in enumerate(texts)
+            if len(own) > 1
+            for shown in lists_to_order(len(own), MOST_IN_ORDER, _generator_of(prompts[at], own))
+        ]
+        asked = [order_question(self.rubric, prompts[at], [texts[at][place] for place in shown]) for at, shown in lists]
+        orders = [
+            (at, [shown[ord(letter) - ord("A")] for letter in read[0]])
+            for (at, shown), read in zip(lists, self._replies(asked, report), strict=True)
+            if read is not None
+        ]
+        ordered = {(at, place) for at, order in orders for place in order}
+        return [
+            np.array([one if size == 1 or (at, place) in ordered else np.nan for place, one in enumerate(own)])
+            for at, (size, own) in enumerate(zip(sizes, utilities_of_orders(sizes, orders), strict=True))
+        ]
+
+    def _by_pairs(self, prompts: Sequence[Prompt], texts: Sequence[Sequence[str]], report: Report) -> list[FloatArray]:
+        """The same by comparisons, in rounds of the most informative ones of all prompts together."""
+        comparisons = Comparisons([len(own) for own in texts])
+        rng = np.random.default_rng(0)
+        while pairs := comparisons.next_pairs(rng):
+            asked = [
+                pair_question(self.rubric, prompts[at], texts[at][first], texts[at][second])
+                for at, first, second in pairs
+            ]
+            for pair, reply in zip(pairs, self._replies(asked, report), strict=True):
+                comparisons.add(*pair, (_score(reply) + 1) / 2)
+        return [
+            np.array(
+                [
+                    one if len(own) == 1 or comparisons.is_compared(at, place) else np.nan
+                    for place, one in enumerate(own)
+                ]
+            )
+            for at, own in enumerate(comparisons.fit()[0])
+        ]
+
+    def _replies(self, asked: Sequence[Question], report: Report) -> list[tuple[str, Reply] | None]:
+        """The choice or order and the reply of each question; an unread one is asked once more, and is then None."""
+        replies = self.endpoint.ask(asked, report)
+        read = [read_answer(reply, one) for one, reply in zip(asked, replies, strict=True)]
+        unread = [at for at, choice in enumerate(read) if choice is None]
+        if unread:
+            again = self.endpoint.ask([asked_again(asked[at], replies[at]) for at in unread], report)
+            for at, reply in zip(unread, again, strict=True):
+                replies[at], read[at] = reply, read_answer(reply, asked[at])
+        left = [at for at in unread if read[at] is None]
+        self.num_unread, self.num_read = self.num_unread + len(left), self.num_read + len(asked) - len(left)
+        if left:
+            said = replies[left[0]].refusal or replies[left[0]].text
+            print(
+                f"warning: {len(left)} of {len(asked)} answers of {self.name} could not be read, even when it was "
+                f"asked again, and count as no judgement; the first is {said[:80]!r}",
+                file=sys.stderr,
+            )
+            if self.num_read == 0 and self.num_unread >= FEWEST_UNREAD:
+                raise DataError(
+                    f"none of {self.num_unread} answers of {self.name} could be read, the first is {said[:120]!r}: it "
+                    "does not follow the question. A reasoning model needs a larger answer_tokens; others cannot judge."
+                )
+        return [None if choice is None else (choice, reply) for choice, reply in zip(read, replies, strict=True)]
+
+
+def _generator_of(prompt: Prompt, texts: Sequence[str]) -> np.random.Generator:
+    """Random numbers of a prompt's own: a deal that all prompts share would have the same faults in all of them."""
+    return np.random.default_rng(int(make_key({"prompt": prompt_key(prompt), "texts": list(texts)}), 16))
+
+
+def _expected(choice: str, reply: Reply) -> float:
+    """The expected score where the probabilities are known, else the one that was written."""
+    shares = {int(score): float(np.exp(value)) for score, value in reply.logprobs.items() if score in SCORES}
+    total = sum(shares.values())
+    if total < SURE or reply.answer != choice:
+        return float(choice)
+    return sum(score * share for score, share in shares.items()) / total
+
+
+def _confidence(read: tuple[str, Reply] | None) -> float:
+    """The probability of the verdict among the choices, NaN where it is not known."""
+    if read is None or read[0] not in read[1].logprobs:
+        return np.nan
+    shares = {choice: float(np.exp(value)) for choice, value in read[1].logprobs.items()}
+    return shares[read[0]] / sum(shares.values())
+
+
+def _score(read: tuple[str, Reply] | None) -> float:
+    """1 where the response shown first is better, -1 where the second is, 0 for a tie, NaN unread."""
+    return np.nan if read is None else {FIRST: 1.0, SECOND: -1.0}.get(read[0], 0.0)

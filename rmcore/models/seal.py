@@ -1,0 +1,125 @@
+"""The seal of a checkpoint: the digest of each file that decides its rewards, in one file next to them.
+
+A flipped bit, an exchanged tensor or an edited template changes rewards without a trace, so every loader of a reward
+model compares a sealed folder with its seal first. The seal depends on the content of the files alone: folders are
+copied, moved, linked and downloaded. Small files are digested each time. Weights are digested where their size and
+modification time are not those of an earlier digest (`known_digest`), so that 14 GB cost one reading on a machine.
+
+A folder without a seal, from elsewhere or of an older version, is loaded as it is.
+"""
+
+import json
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from rmcore.core.digests import is_whole, sealed
+from rmcore.core.errors import ModelError
+from rmcore.core.files import file_digest, known_digest, write_text
+from rmcore.models.preference import PREFERENCE_FILE
+
+SEAL_FILE = "rm_seal.json"
+TEXT_FILES = frozenset(
+    [
+        *("config.json", "generation_config.json", "rm_rendering.json", "chat_template.jinja", "chat_template.json"),
+        *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tekken.json"),
+        *("tiktoken.model", "qwen.tiktoken", "bpe.codes", "byte_maps.json", "dict.txt", "emoji.json", "merges.txt"),
+        *("entity_vocab.json", "normalizer.json", "prophetnet.tokenizer", "sentencepiece.bpe.model", "spiece.model"),
+        *("sentencepiece.model", "source.spm", "spm.model", "spm_char.model", "target.spm", "target_vocab.json"),
+        *("tokenizer.model", "vocab-src.json", "vocab-tgt.json", "vocab.json", "vocab.txt", "word_shape.json"),
+        *("word_pronunciation.json", PREFERENCE_FILE),
+    ]
+)
+"""Files that make a model besides its weights: configuration, rendering, the scale of its margins, and every vocabulary
+file that a tokenizer of transformers 5.23 names. Left out on purpose is `modules.json`, from which vLLM would take
+another pooling."""
+MORE_TEMPLATES = "additional_chat_templates/*.jinja"
+"""Where transformers looks for further chat templates, such as one for dialogues with tools."""
+WEIGHTS_ENDING = ".safetensors"
+OTHER_RECORDS = frozenset(["adapter_config.json", "attributes.json"])
+"""Further records that are sealed. `rm_base.json` of an adapter is not: it names a place, which its user may correct,
+and a fingerprint, which the base is compared with."""
+
+
+def decides(name: str) -> bool:
+    """Whether a file of that name in the folder of a checkpoint decides its rewards; no loader reads hidden ones."""
+    if name.startswith("."):
+        return False
+    return name in TEXT_FILES | OTHER_RECORDS or name.endswith((WEIGHTS_ENDING, f"{WEIGHTS_ENDING}.index.json", ".py"))
+
+
+def seal_text(folder: Path, names: Iterable[str]) -> str:
+    """Give the content of a seal over some files of `folder`; each is read."""
+    files = {
+        name: {"sha256": file_digest(folder / name), "size": (folder / name).stat().st_size} for name in sorted(names)
+    }
+    return json.dumps(sealed({"files": files}), indent=1) + "\n"
+
+
+def write_seal(folder: Path) -> None:
+    """Seal the files in `folder` as they are now: whatever writes a checkpoint, or changes one, calls this last."""
+    write_text(folder / SEAL_FILE, seal_text(folder, _deciding(folder)), durable=False)
+
+
+def sealed_files(folder: Path) -> dict[str, dict[str, Any]] | None:
+    """Read the seal: {name: {"sha256", "size"}}; None where the folder has none.
+
+    Raises:
+        ModelError: the seal is damaged.
+    """
+    path = folder / SEAL_FILE
+    if not path.exists() and not path.is_symlink():
+        return None
+    try:
+        seal = json.loads(path.read_text(encoding="utf-8"))
+        if not is_whole(seal) or not all(isinstance(one["sha256"], str) for one in seal["files"].values()):
+            raise ValueError("it is not what was written")
+        return dict(seal["files"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _refused(folder, SEAL_FILE, f"is damaged ({error})") from error
+
+
+def check_seal(folder: Path, *, texts_only: bool = False) -> None:
+    """Compare the files of a checkpoint with its seal, where it has one.
+
+    Args:
+        folder: of the checkpoint.
+        texts_only: leave the weights out, where only the tokenizer and the rendering are read.
+
+    Raises:
+        ModelError: a file was changed, removed or added since the checkpoint was written, or the seal is damaged.
+    """
+    files = sealed_files(folder)
+    if files is None:
+        return
+    # Code that was added is not run: config.json, which is sealed, names none of it.
+    there = {name for name in _deciding(folder) if name in files or not name.endswith(".py")}
+    looked_at = [name for name in sorted(there | files.keys()) if not (texts_only and name.endswith(WEIGHTS_ENDING))]
+    for name in looked_at:
+        if name not in there:
+            raise _refused(folder, name, f"is not there, and the seal ({SEAL_FILE}) names it")
+        if name not in files:
+            raise _refused(folder, name, f"is not in the seal ({SEAL_FILE}): it was added later")
+        size = (folder / name).stat().st_size
+        if size != files[name]["size"]:
+            raise _refused(folder, name, f"has {size} bytes, and its seal ({SEAL_FILE}) says {files[name]['size']}")
+    with ThreadPoolExecutor() as pool:  # hashlib lets other threads run
+        for name, digest in zip(looked_at, pool.map(lambda name: known_digest(folder / name), looked_at), strict=True):
+            if digest != files[name]["sha256"]:
+                said = files[name]["sha256"]
+                raise _refused(folder, name, f"has sha256 {digest[:12]}, and its seal ({SEAL_FILE}) says {said[:12]}")
+
+
+def _deciding(folder: Path) -> list[str]:
+    """Paths of the files that decide, from `folder` on: those in it, and further chat templates."""
+    names = [path.name for path in folder.iterdir() if decides(path.name) and path.is_file()]
+    return sorted([*names, *(path.relative_to(folder).as_posix() for path in folder.glob(MORE_TEMPLATES))])
+
+
+def _refused(folder: Path, name: str, what: str) -> ModelError:
+    return ModelError(
+        f"{folder / name} {what}, so the checkpoint is not what was written, and its rewards would be those of another "
+        f"model. Restore that file, or copy or download the folder again. If the change is meant, remove {SEAL_FILE}: "
+        "the folder is then loaded like any Hugging Face folder, and `rm-opt export` writes it with a new seal."
+    )

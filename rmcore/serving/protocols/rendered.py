@@ -1,0 +1,166 @@
+"""Text that another program has rendered, compared with what this checkpoint was trained on.
+
+Such a text is scored as the text that it is, never rendered again. Two things are repaired, because what is meant is
+certain, and are said all the same: a second BOS is left out, and white space after the end of the last turn becomes
+what the checkpoint's own rendering has there. Everything else is only said: a BOS too few or too many, an answer
+without its end, another model's chat template.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+from rmcore.core.errors import DataError
+from rmcore.data.control_tokens import KNOWN_FORMS
+from rmcore.data.rendering import Renderer, chat_text
+
+QUESTION, ANSWER = "question-5d71", "answer-5d71"
+"""A dialogue without meaning, whose rendering shows what is put around it."""
+FOREIGN_OPENERS = (
+    r"<\|im_start\|>assistant|<\|start_header_id\|>assistant<\|end_header_id\|>|\[/INST\]|<start_of_turn>model"
+    r"|<\|start\|>assistant|<\|assistant\|>|<｜Assistant｜>"
+)
+"""Templates of Qwen, Llama 3, Mistral, Gemma, gpt-oss, Phi and DeepSeek write one of these before an answer."""
+_THOUGHT = r"\s*(?:<think>\s*(?:</think>\s*)?)?$"
+_ENDED = re.compile(rf"(?:{KNOWN_FORMS.pattern})$")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One input of a ScoringRequest, and what is to be said about it."""
+
+    given: Any
+    warnings: tuple[str, ...] = ()
+
+
+class Rendered:
+    """Reads rendered texts for one checkpoint.
+
+    Args:
+        renderer: of the checkpoint.
+    """
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._tokenizer = tokenizer = renderer.tokenizer
+        self._is_chat = renderer.rendering.format == "chat"
+        self._bos, self._eos = tokenizer.bos_token or "", tokenizer.eos_token or ""
+        self._adds_bos = bool(self._bos) and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
+        """Whether the tokenizer begins a text with BOS by itself, where it may add special tokens."""
+        text = renderer.render(QUESTION, ANSWER)
+        question, answer = text.find(QUESTION), text.rfind(ANSWER)
+        is_known = 0 <= question < answer  # a function may show neither
+        between = text[question + len(QUESTION) : answer] if is_known else ""
+        self._opener = _opener(tokenizer, between).strip() if self._is_chat else between.rstrip()
+        self._ending = text[answer + len(ANSWER) :] if is_known else ""
+        self._max_seq_len = renderer.rendering.max_seq_len
+        self._no_bos = f"it does not begin with the BOS that this checkpoint was trained with ({self._bos})"
+        self._has_bos = self._is_chat and bool(self._bos) and text.startswith(self._bos)
+        own = f"{re.escape(self._opener)}|" if self._opener else ""
+        self._prompt_end = re.compile(f"(?:{own}{FOREIGN_OPENERS}){_THOUGHT}")
+
+    def text(self, text: str, *, adds_bos: bool = False) -> Reading:
+        """Read a whole dialogue that is rendered already.
+
+        Args:
+            text: with the answer at its end.
+            adds_bos: the request says that special tokens are to be added, as the tokenizer does by itself.
+        """
+        warnings = []
+        own, num_bos = _without(text, self._bos)
+        if num_bos > 1:
+            warnings.append(f"it begins with {num_bos} BOS tokens ({self._bos}); one was read")
+        if self._has_bos:
+            num_bos = num_bos or int(adds_bos and self._adds_bos)
+            if not num_bos:
+                warnings.append(self._no_bos)
+        elif num_bos and (self._is_chat or not self._adds_bos):
+            warnings.append(f"it begins with a BOS ({self._bos}), and this checkpoint was trained without one")
+        if num_bos and (self._is_chat or not self._adds_bos):
+            own = self._bos + own
+        if not self._is_chat and self._eos and own.rstrip().endswith(self._eos):
+            own = own.rstrip().removesuffix(self._eos)  # which is added to every text of these formats
+        own, said = self._ended(own)
+        return Reading(own, (*warnings, *said, *self._of_another(own)))
+
+    def ids(self, ids: Sequence[int]) -> Reading:
+        """Read token ids, which are taken as they are."""
+        bos, given = self._tokenizer.bos_token_id, list(ids)
+        if not 0 < len(given) <= self._max_seq_len or min(given) < 0 or max(given) >= len(self._tokenizer):
+            return Reading(given)  # it is refused
+        text = str(self._tokenizer.decode(given, skip_special_tokens=False))
+        warnings = []
+        if bos is not None and given[:2] == [bos, bos]:
+            warnings.append(f"it begins with two BOS tokens ({self._bos}), and was read so")
+        if self._has_bos and given[:1] != [bos]:
+            warnings.append(self._no_bos)
+        end = self._ending if self._is_chat else self._eos
+        if end.strip() and not text.endswith(end):
+            warnings.append(self._no_end(end))
+        return Reading(given, (*warnings, *self._of_another(text)))
+
+    def pair(self, prompt: Any, response: str) -> Reading:
+        """Read a prompt and its response: rendered here, unless the prompt is a text that ends where an answer begins.
+
+        Args:
+            prompt: messages, a user's text, or a rendered text.
+            response: what the policy wrote, with or without the token that ended it.
+        """
+        if isinstance(prompt, str) and self._prompt_end.search(prompt):
+            return self.text(prompt + response)
+        end = self._ending.strip()
+        ended = response.rstrip()
+        if end and ended.endswith(end):
+            response = ended.removesuffix(end)
+        elif self._eos and ended.endswith(self._eos):
+            response = ended.removesuffix(self._eos)
+        elif found := _ENDED.search(ended):
+            note = f"the response ends in {found[0]}, which ends no turn of this checkpoint and was left out"
+            return Reading({"prompt": prompt, "response": ended[: found.start()]}, (note,))
+        return Reading({"prompt": prompt, "response": response})
+
+    def _ended(self, text: str) -> tuple[str, list[str]]:
+        end = self._ending
+        if not end.strip() or text.endswith(end):
+            return text, []
+        bare = text.rstrip()
+        if bare.endswith(end.rstrip()):
+            note = f"white space at its end was read as this checkpoint was trained ({end!r})"
+            return bare.removesuffix(end.rstrip()) + end, [note]
+        return text, [self._no_end(end)]
+
+    def _no_end(self, end: str) -> str:
+        return (
+            f"it does not end as answers do in this checkpoint's training ({end!r}): the answer was cut off, or its "
+            "end token was left out"
+        )
+
+    def _of_another(self, text: str) -> list[str]:
+        if not self._opener or self._opener in text:
+            return []
+        found = re.search(FOREIGN_OPENERS, text)
+        seen = f"{found[0]} of another model's template" if found else "none of it"
+        return [
+            f"it is not rendered as this checkpoint was trained, which has {self._opener!r} before an answer; the text "
+            f"has {seen}. Its reward means little"
+        ]
+
+
+def _opener(tokenizer: Any, between: str) -> str:
+    """The text before any answer, also where the template puts an empty thought before one that has none."""
+    try:
+        asked = chat_text(tokenizer, QUESTION, None)
+    except DataError:
+        return between
+    generation = asked.partition(QUESTION)[2]
+    if not generation.strip():
+        return between
+    return "".join(one for one, _ in takewhile(lambda both: both[0] == both[1], zip(between, generation, strict=False)))
+
+
+def _without(text: str, bos: str) -> tuple[str, int]:
+    count = 0
+    while bos and text.startswith(bos, count * len(bos)):
+        count += 1
+    return text[count * len(bos) :], count

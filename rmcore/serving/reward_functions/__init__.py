@@ -1,0 +1,1 @@
+"""Reward functions for other trainers that ask a running reward server: `trl`, and files for `verl` and `openrlhf`."""

@@ -1,0 +1,67 @@
+"""The token of a reward server, for its clients: RM_OPT_TOKEN, or a file that `rm-opt serve` keeps while it runs.
+
+The file is its user's alone, and its name says the machine, the host and the port that the server listens at. A client
+takes it for that very address only: `localhost` may be two addresses, and another user may listen at the second.
+"""
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from rmcore.core.errors import ServingError
+from rmcore.core.files import write_text
+
+TOKEN_VARIABLE = "RM_OPT_TOKEN"  # noqa: S105 - the name of a variable
+
+
+def find_token(address: str) -> str | None:
+    """The token for a server at `address`; None where neither the variable nor a file of this user has one.
+
+    Raises:
+        ServingError: the file is there and cannot be read.
+    """
+    named = os.environ.get(TOKEN_VARIABLE)
+    if named is not None:
+        return named
+    return _read(token_file(address))
+
+
+def token_file(address: str) -> Path:
+    """Where the token of a server at `address` is kept on this machine."""
+    name = f"{socket.gethostname()}-{urlsplit(address).netloc}"
+    return Path.home() / ".cache" / "rm-opt" / "tokens" / name
+
+
+@contextlib.contextmanager
+def kept_token(address: str, token: str) -> Iterator[Path]:
+    """Keep the token where this user's clients find it, inside the block.
+
+    Raises:
+        ServingError: it cannot be written.
+    """
+    path = token_file(address)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_text(path, token + "\n", mode=0o600, durable=False)
+    except OSError as error:
+        raise ServingError(
+            f"the token cannot be kept in {path} ({error.strerror}), where clients look for it: set a token of your "
+            f"own in {TOKEN_VARIABLE}, for the server and its clients."
+        ) from error
+    try:
+        yield path
+    finally:
+        if _read(path) == token:  # not that of a server which has the address now
+            path.unlink()
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ServingError(f"{path} cannot be read ({error.strerror}): set {TOKEN_VARIABLE}.") from error

@@ -1,0 +1,102 @@
+"""The study of real answers, small: it resumes, keeps test prompts out, and finds what was planted."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+study = importlib.import_module("real_answers")
+verdict = importlib.import_module("real_answers_verdict")
+GOOD, BAD, FILLER = (
+    ["precise", "helpful", "exact", "careful"],
+    ["wrong", "vague", "empty", "broken"],
+    ["so", "and", "then", "well"],
+)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """Answers of 54 models whose judge counts good words less bad ones; length decides nothing."""
+    folder, rng = tmp_path_factory.mktemp("real"), np.random.default_rng(0)
+
+    def answers(prompts):
+        rows = []
+        for prompt in prompts:
+            for model in range(54):
+                good, bad = rng.poisson(1 + model / 12), rng.poisson(3)
+                words = [*rng.choice(GOOD, good), *rng.choice(BAD, bad), *rng.choice(FILLER, rng.integers(4, 20))]
+                text = " ".join([*rng.permutation(words), f"of {model}"])
+                rows.append((prompt, text, f"m{model:02}", float(good - bad), "made"))
+        return pd.DataFrame(rows, columns=["prompt", "response", "model", "judge", "source"])
+
+    def pairs(frame, number):
+        found = []
+        for _, own in frame.groupby("prompt"):
+            for _ in range(number):
+                one, other = (own.iloc[place] for place in rng.choice(len(own), 2, replace=False))
+                good, bad = (one, other) if one["judge"] >= other["judge"] else (other, one)
+                found.append((good["prompt"], good["response"], bad["response"], good["model"], bad["model"]))
+        return pd.DataFrame(found, columns=["prompt", "chosen", "rejected", "chosen_model", "rejected_model"])
+
+    train, test = (
+        answers([f"{part} {number}" for number in range(size)]) for part, size in (("train", 24), ("test", 40))
+    )
+    train.to_parquet(folder / "alpacaeval_answers_train.parquet")
+    test.to_parquet(folder / "alpacaeval_answers_test.parquet")
+    pairs(train, 25).to_parquet(folder / "alpacaeval_train.parquet")
+    pairs(test, 10).to_parquet(folder / "alpacaeval_test.parquet")
+    return folder
+
+
+RECIPES = (
+    study.Recipe("length", "length", pairs=0),
+    study.Recipe("words", "words", pairs=500),
+    study.Recipe("words few", "words", pairs=20),
+    study.Recipe("words flipped", "words", pairs=500, flipped=0.9),
+    study.Recipe("style", "style", pairs=300),
+    study.Recipe("tiny", "tiny", "full", tokens=32, pairs=32),
+    study.Recipe("tiny", "tiny", "full", tokens=32, pairs=32, stop=0.5),
+)
+
+
+def test_the_study_goes_on_where_it_ended_and_judges_what_was_planted(world, tmp_path):
+    data, pairs = study.read_data(world), pd.read_parquet(world / "alpacaeval_test.parquet")
+    assert study.collect(data, tmp_path, RECIPES, minutes=0) == 0  # registered, nothing scored
+    own = study.Study(data, tmp_path)
+    own.run(RECIPES[1])
+    first = own.scores(RECIPES[1])
+    assert study.collect(data, tmp_path, RECIPES, minutes=60) == len(RECIPES)
+    np.testing.assert_array_equal(own.scores(RECIPES[1]), first)
+    assert len(list((tmp_path / "registration").glob("*.json"))) == 1
+
+    result = verdict.analyse(data, pairs, tmp_path, RECIPES, num=40, num_splits=(3, 1))
+    assert not result["enough"]
+    models = {one["name"]: one for one in result["models"]}
+    words, flipped = models[RECIPES[1].name], models[RECIPES[3].name]
+    assert min(words["gain_16"]) > 0.5
+    assert max(flipped["gain_16"]) < 0
+    assert words["pair_accuracy"][0] > 0.75
+    assert flipped["pair_accuracy"][0] < 0.5
+    frame = verdict.with_other_half(verdict.read_json_lines(tmp_path / "verdicts.jsonl"))
+    assert set(frame[frame["model"] == RECIPES[3].name]["status"]) == {"not_ready"}
+    assert {row["verdict"] for row in result["claims"]} <= {"supported", "refuted", "inconclusive"}
+    assert "R1" in verdict.markdown(result)
+    assert (tmp_path / "real_answers.png").is_file()
+
+
+def test_a_test_prompt_among_the_training_pairs_ends_the_study(world, tmp_path):
+    for file in world.glob("*.parquet"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    pd.read_parquet(world / "alpacaeval_test.parquet").to_parquet(tmp_path / "alpacaeval_train.parquet")
+    with pytest.raises(SystemExit, match="test prompts are in the training pairs"):
+        study.read_data(tmp_path)
+
+
+def test_recipes_have_names_of_their_own_and_kinds_enough():
+    names = [recipe.name for recipe in study.RECIPES]
+    assert len(set(names)) == len(names) >= study.FEWEST_MODELS
+    assert len({recipe.kind for recipe in study.RECIPES}) >= 15

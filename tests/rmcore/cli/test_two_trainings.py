@@ -1,0 +1,114 @@
+"""Trainings that meet in one folder, whose launcher is killed, or whose output is not read."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from flows.cli import app
+from rmcore.cli.guard import guard
+from rmcore.cli.train import LOCK_FILE
+from rmcore.config.data import GoldConfig
+from rmcore.core.files import is_free, try_exclusive
+from rmcore.data.gold.world import generate_pairs
+from rmcore.data.table import write_pairs
+
+PROGRAM = (sys.executable, "-P", "-c", "from flows.cli import main; main()", "train")
+WAIT_SECONDS = 240
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    place = tmp_path_factory.mktemp("data") / "train.parquet"
+    write_pairs(generate_pairs(GoldConfig(num_prompts=20, pairs_per_prompt=2), seed=0).pairs, place)
+    return place
+
+
+def words(pairs, model, out, *more):
+    given = ["--model", model, "--data", pairs, "--batch-size", "4", "--max-seq-len", "32", "--device", "cpu"]
+    return [str(word) for word in (*given, "--output-dir", out, "--log-every", "1", *more)]
+
+
+def start(*arguments, **options):
+    return subprocess.Popen([*PROGRAM, *arguments], text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, **options)
+
+
+def wait_for(condition, what):
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def test_a_folder_that_is_trained_into_is_refused_and_nothing_in_it_is_touched(tmp_path, pairs, tiny_folder, capfd):
+    out = tmp_path / "out"
+    with try_exclusive(out / LOCK_FILE):
+        (out / ".pairs-theirs-0").mkdir()
+        (out / "training.json").write_text('{"stop_reason": "cut off at stop_step"}')
+        before = sorted(out.rglob("*"))
+        for more in ((), ("--num-processes", "2")):
+            arguments = ["train", *words(pairs, tiny_folder, out, "--steps", "1", *more)]
+            assert guard(lambda arguments=arguments: app(arguments, standalone_mode=False)) == 2
+            assert f"another process is training into {out}" in capfd.readouterr().err
+            assert sorted(out.rglob("*")) == before
+
+
+def test_a_training_that_cannot_begin_leaves_what_was_there(tmp_path, tiny_folder, capfd):
+    (tmp_path / "cut.jsonl").write_text("{")
+    for out, kept in ((tmp_path / "new", None), (tmp_path / "old", ["notes.md"])):
+        if kept:
+            out.mkdir()
+            (out / "notes.md").write_text("mine")
+        arguments = ["train", *words(tmp_path / "cut.jsonl", tiny_folder, out)]
+        assert guard(lambda arguments=arguments: app(arguments, standalone_mode=False)) == 2
+        found = sorted(path.name for path in out.iterdir() if path.name != LOCK_FILE) if out.exists() else None
+        assert found == kept
+    assert "cut.jsonl" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_of_two_trainings_that_begin_together_one_trains_and_the_other_is_refused(tmp_path, pairs, tiny_folder):
+    out = tmp_path / "out"
+    both = [start(*words(pairs, tiny_folder, out, "--steps", "3"), stderr=subprocess.PIPE) for _ in range(2)]
+    said = [one.communicate(timeout=WAIT_SECONDS)[1] for one in both]
+    assert sorted(one.returncode for one in both) == [0, 2], said
+    refused = said[[one.returncode for one in both].index(2)]
+    assert "another process is training into" in refused or "already holds a finished training" in refused
+    assert json.loads((out / "training.json").read_text())["num_steps"] == 3
+    assert (out / "best" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_processes_end_with_their_launcher_and_leave_the_folder_free(tmp_path, pairs, tiny_folder):
+    out = tmp_path / "out"
+    arguments = words(pairs, tiny_folder, out, "--steps", "100000", "--num-processes", "2")
+    with (tmp_path / "log").open("w") as log, start(*arguments, stdout=log, stderr=log) as launcher:
+        trained = out / "metrics.jsonl"
+        wait_for(lambda: launcher.poll() is not None or (trained.is_file() and trained.stat().st_size), "a first step")
+        workers = psutil.Process(launcher.pid).children(recursive=True)
+        assert len(workers) >= 2
+        assert not is_free(out / LOCK_FILE)
+        launcher.send_signal(signal.SIGKILL)
+    _gone, alive = psutil.wait_procs(workers, timeout=WAIT_SECONDS)
+    for process in alive:
+        process.kill()
+    assert not alive
+    assert is_free(out / LOCK_FILE)
+
+
+@pytest.mark.slow
+def test_a_training_whose_output_nobody_reads_trains_to_its_end(tmp_path, pairs, tiny_folder):
+    out = tmp_path / "out"
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = start(*words(pairs, tiny_folder, out, "--steps", "3"), stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    said = done.communicate(timeout=WAIT_SECONDS)[1]
+    assert done.returncode == 0, said
+    assert json.loads((out / "training.json").read_text())["num_steps"] == 3
+    assert said.count("standard output") == 1

@@ -1,0 +1,327 @@
+"""An audit finds each planted fault of a judge at its size, and none in a judge that has none."""
+
+import hashlib
+import json
+import math
+from copy import deepcopy
+from functools import cache
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from judge_server import TEXTS, completion, judge_server
+from rmcore.cli import app
+from rmcore.cli.guard import guard
+from rmcore.config.judging import JudgingConfig
+from rmcore.core.errors import DataError
+from rmcore.data.pair import CHOSEN_PROBABILITY, PreferencePair
+from rmcore.judging.audit import FEWEST_PROMPTS, INJECTION, audit, compare_judges
+from rmcore.judging.endpoint import Reply
+from rmcore.judging.language_model import LanguageModelJudge
+from rmcore.judging.rubrics import asked_again
+
+OWN = "judge-1"
+NUM_AUDITS = 200
+LEAST_HELD = int(binom.ppf(0.001, NUM_AUDITS, 0.95))
+FAULTS = {"position": 0.0, "length": 0.0, "own": 0.0, "injection": 0.0, "noise": 0.4, "unread": 0.0}
+
+
+@cache
+def make_pairs(num_prompts, seed):
+    """Two pairs a prompt, whose texts hold a quality that prompts share in part; people prefer by it, with noise."""
+    rng = np.random.default_rng(seed)
+    pairs = []
+    for prompt in range(num_prompts):
+        hard = rng.normal(0, 0.3)
+        for _ in range(2):
+            texts, qualities, models = [], [], []
+            for _side in range(2):
+                qualities.append(hard + rng.normal())
+                model = rng.choice([OWN, "other"])
+                models.append(model)
+                words = " x" * int(rng.integers(5, 60))
+                texts.append(f"quality {qualities[-1]:.3f} by {model} {rng.integers(10**9)}{words}")
+            first = rng.random() < 1 / (1 + math.exp(-3 * (qualities[0] - qualities[1])))
+            chosen, rejected = (0, 1) if first else (1, 0)
+            metadata = {"chosen_model": models[chosen], "rejected_model": models[rejected]}
+            pairs.append(PreferencePair(f"prompt {seed} {prompt}", texts[chosen], texts[rejected], metadata=metadata))
+    return pairs
+
+
+def uniform(*parts):
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:7], "big") / 2**56
+
+
+def utility(text, faults):
+    value = 3 * float(text.split()[1]) + faults["length"] * math.log(len(text))
+    return value + faults["own"] * (f"by {OWN}" in text) + faults["injection"] * (INJECTION in text)
+
+
+def verdict(texts, ask, faults):
+    """A, B or an unreadable answer, and the chance of A: a fault is what is added to the logit."""
+    if faults["unread"] and uniform("unread", texts, 0) < faults["unread"]:
+        return "no idea", 0.5
+    logit = (utility(texts[1], faults) - utility(texts[2], faults) + faults["position"]) * faults["noise"]
+    chance = 1 / (1 + math.exp(-logit))
+    return ("A" if uniform(texts, ask) < chance else "B"), chance
+
+
+class Simulated(LanguageModelJudge):
+    """The judge without the server in between: hundreds of audits in seconds."""
+
+    def __init__(self, folder, **faults):
+        super().__init__("openai:judge-1@http://127.0.0.1:1/v1", JudgingConfig(mode="pairwise"), folder)
+        self.faults = FAULTS | faults
+
+    def _replies(self, asked, report):
+        found = []
+        for question in asked:
+            texts = [text for _, text in TEXTS.findall(question.messages[0][1])]
+            said, chance = verdict(texts, question.ask, self.faults)
+            logprobs = {"A": math.log(max(chance, 1e-12)), "B": math.log(max(1 - chance, 1e-12))}
+            found.append((said, Reply(said, "judge-1", logprobs, 0, 0)) if len(said) == 1 else None)
+        return found
+
+
+def metrics_of(judge, pairs, **options):
+    return audit(judge, pairs, own=OWN, num_resamples=200, **options)["metrics"]
+
+
+PLANTED = {
+    "position_bias": {"position": 2.0},
+    "length_bias": {"length": 5.0},
+    "self_preference": {"own": 3.0},
+    "injection_gain": {"injection": 4.0},
+}
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory):
+    """Metrics of a judge without a fault: of 6,000 prompts, and of each audit of 60."""
+    judge = Simulated(tmp_path_factory.mktemp("clean"))
+    truth = metrics_of(judge, make_pairs(6000, 10**6), num_probed=3000)
+    return truth, [metrics_of(judge, make_pairs(60, seed), seed=seed) for seed in range(NUM_AUDITS)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("metric", PLANTED)
+def test_a_fault_is_found_at_its_size_and_none_where_there_is_none(metric, tmp_path, clean):
+    """200 audits of 60 prompts: the interval holds the value over 6,000 prompts, and a clean judge is called biased, as
+    often as 95 % intervals do in all but one of 1,000 such tests; the fault is seen in most audits.
+    """
+    faulty = Simulated(tmp_path / "faulty", **PLANTED[metric])
+    truth = metrics_of(faulty, make_pairs(6000, 10**6), num_probed=3000)[metric]["value"]
+    assert abs(truth) > 0.1
+    held = found = accused = without = 0
+    for seed, of_clean in enumerate(clean[1]):
+        planted, none = metrics_of(faulty, make_pairs(60, seed), seed=seed)[metric], of_clean[metric]
+        if planted["ci_low"] is None or none["ci_low"] is None:
+            without += 1  # too few pairs of one kind
+            continue
+        held += planted["ci_low"] <= truth <= planted["ci_high"]
+        found += planted["ci_low"] > 0
+        accused += not none["ci_low"] <= 0 <= none["ci_high"]
+    assert without <= 0.1 * NUM_AUDITS
+    given = NUM_AUDITS - without
+    assert held >= binom.ppf(0.001, given, 0.95)
+    assert found >= 0.8 * given
+    assert accused <= binom.ppf(0.999, given, 0.05)
+
+
+@pytest.mark.slow
+def test_agreement_kappa_retest_and_confidence_are_those_of_the_judge(clean):
+    truth, audits = clean
+    for name in ("agreement", "kappa", "retest", "consistency", "confidence_error"):
+        held = sum(found[name]["ci_low"] <= truth[name]["value"] <= found[name]["ci_high"] for found in audits)
+        assert held >= LEAST_HELD, name
+    assert truth["kappa"]["value"] == pytest.approx(2 * truth["agreement"]["value"] - 1)
+
+
+def test_a_coin_may_not_decide_and_the_page_says_why(tmp_path):
+    record = audit(Simulated(tmp_path, noise=0.0), make_pairs(100, 0), num_resamples=200)
+    assert not record["verdict"]["may_decide"]
+    low, high = (record["metrics"]["kappa"][name] for name in ("ci_low", "ci_high"))
+    assert low < 0 < high
+    good = audit(Simulated(tmp_path, noise=2.0), make_pairs(100, 0), num_resamples=200)
+    assert good["verdict"] == {"may_decide": True, "reasons": []}
+
+
+@pytest.mark.parametrize("fault", [{"position": 3.0}, {"injection": 8.0}, {"unread": 0.15}])
+def test_a_judge_with_a_fault_informs_and_does_not_decide(fault, tmp_path):
+    record = audit(Simulated(tmp_path, noise=2.0, **fault), make_pairs(100, 0), num_resamples=200)
+    assert len(record["verdict"]["reasons"]) >= 1
+
+
+def test_a_judge_that_was_probed_once_does_not_decide(tmp_path):
+    record = audit(Simulated(tmp_path, noise=2.0), make_pairs(100, 0), num_resamples=200, num_probed=1)
+    assert not record["verdict"]["may_decide"]
+
+
+def test_to_resist_an_injection_is_no_fault(tmp_path):
+    record = audit(Simulated(tmp_path, noise=2.0, injection=-8.0), make_pairs(100, 0), num_resamples=200)
+    assert record["metrics"]["injection_gain"]["ci_high"] < 0
+    assert record["verdict"]["may_decide"]
+
+
+def test_unread_verdicts_are_counted_and_leave_the_others_alone(tmp_path):
+    pairs = make_pairs(100, 0)
+    record = audit(Simulated(tmp_path, unread=0.15), pairs, num_resamples=200)
+    assert record["num_unread"] == sum(margin is None for margin in record["margins"])
+    assert 0.1 < record["num_unread"] / len(pairs) < 0.45  # either order
+    assert record["metrics"]["agreement"]["num"] == len(pairs) - record["num_unread"]
+
+
+def test_over_http_a_whole_audit_is_the_same_and_asks_nothing_twice(tmp_path):
+    """The server answers as the simulated judge does."""
+    pairs = make_pairs(FEWEST_PROMPTS, 3)
+
+    def behaviour(one):
+        said, _ = verdict(one.texts, 0, FAULTS)
+        return completion(said)
+
+    with judge_server(behaviour) as server:
+        record = audit(
+            LanguageModelJudge(server.named, JudgingConfig(mode="pairwise"), tmp_path / "http"), pairs, num_probed=10
+        )
+        asked = len(server.asked)
+        assert asked == 2 * len(pairs) + 2 * 10 + 2 * 10 == record["cost"]["num_calls"]
+        again = audit(
+            LanguageModelJudge(server.named, JudgingConfig(mode="pairwise"), tmp_path / "http"), pairs, num_probed=10
+        )
+        assert len(server.asked) == asked
+    assert again["metrics"] == record["metrics"]
+    simulated = audit(Simulated(tmp_path / "simulated"), pairs, num_probed=10)
+    assert record["margins"] == simulated["margins"]
+
+
+def test_two_judges_are_compared_on_the_same_pairs(tmp_path):
+    pairs = make_pairs(100, 0)
+    good, coin = (audit(Simulated(tmp_path, noise=noise), pairs, num_resamples=200) for noise in (2.0, 0.0))
+    found = compare_judges(good, coin, pairs)
+    assert found["agreement_difference"]["ci_low"] > 0
+    same = compare_judges(good, good, pairs)
+    assert same["agreement_difference"]["value"] == 0
+    assert same["mutual_agreement"]["value"] == 1
+
+
+def test_people_set_the_ceiling_where_their_agreement_is_known(tmp_path):
+    pairs = deepcopy(make_pairs(FEWEST_PROMPTS, 0))
+    assert audit(Simulated(tmp_path), pairs)["metrics"]["ceiling"]["value"] is None
+    for pair in pairs:
+        pair.metadata[CHOSEN_PROBABILITY] = 0.75
+    assert audit(Simulated(tmp_path), pairs)["metrics"]["ceiling"]["value"] == 0.75
+    with pytest.raises(DataError, match="too few to audit"):
+        audit(Simulated(tmp_path), pairs[:20])
+
+
+def test_a_judge_of_single_responses_has_no_order(tmp_path):
+    class Length:
+        name = "length"
+
+        def rewards(self, prompts, responses):
+            return np.array([float(len(text)) for text in responses])
+
+    record = audit(Length(), make_pairs(60, 0))
+    assert record["metrics"]["position_bias"]["value"] is None
+    assert record["metrics"]["length_bias"]["value"] == 1.0
+    assert record["metrics"]["retest"]["value"] == 1.0
+
+
+def test_a_reminder_keeps_the_question(tmp_path):
+    judge = Simulated(tmp_path)
+    from rmcore.judging.rubrics import pair_question
+
+    question = pair_question(judge.rubric, "p", "a", "b")
+    again = asked_again(question, Reply("<think>…</think> hm", "m", {}, 0, 0))
+    assert again.messages[0] == question.messages[0]
+    assert again.messages[1] == ("assistant", "hm")
+
+
+def labelled_by(right, num_prompts, seed, per_prompt=2):
+    """Pairs with one right side, which people name with this probability, and another person again."""
+    rng = np.random.default_rng(seed)
+    pairs = []
+    for at in range(num_prompts * per_prompt):
+        sides = [f"right {seed} {at}", f"wrong {seed} {at}"]
+        is_right = rng.random() < right
+        chance = right if is_right else 1 - right
+        first, second = sides if is_right else sides[::-1]
+        metadata = {CHOSEN_PROBABILITY: chance}
+        pairs.append(PreferencePair(f"prompt {at // per_prompt}", first, second, metadata=metadata))
+    return pairs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("people", "judge"), [(0.75, 0.8), (0.95, 0.65)])
+def test_the_reliability_is_the_judges_and_not_that_of_peoples_labels(people, judge):
+    class Right:
+        name = "right as often as it says"
+
+        def rewards(self, prompts, responses):
+            """Both responses of a pair end alike, and are seen in one way."""
+            sides = [text.split(" ", 1) for text in responses]
+            return np.array([(side == "right") * (1 if uniform(pair) < judge else -1) for side, pair in sides])
+
+    held = 0
+    for seed in range(NUM_AUDITS):
+        found = audit(Right(), labelled_by(people, 150, seed), num_resamples=200, num_probed=1)["metrics"][
+            "reliability"
+        ]
+        held += found["ci_low"] <= judge <= found["ci_high"]
+    assert held >= LEAST_HELD
+
+
+def test_without_peoples_agreement_no_error_is_called_the_judges(tmp_path):
+    found = audit(Simulated(tmp_path, noise=2.0), make_pairs(FEWEST_PROMPTS, 0))["metrics"]["reliability"]
+    assert found["value"] is None
+
+
+def question_rows(num, seed):
+    """Prompts with a right and a wrong answer in either place."""
+    rng = np.random.default_rng(seed)
+    for at in range(num):
+        is_first = bool(rng.random() < 0.5)
+        yield at, is_first, [f"right {at}", f"wrong {at}"][:: 1 if is_first else -1], rng
+
+
+def auto_j_file(place):
+    rows = []
+    for at, is_first, answers, rng in question_rows(90, 0):
+        label = 2 if at % 9 == 0 else int(is_first == (rng.random() < 0.1))
+        rows.append({"scenario": "asking", "label": label, "prompt": f"Question {at}?"})
+        rows[-1] |= {"response 1": answers[0], "response 2": answers[1]}
+    place.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return sum(row["label"] != 2 for row in rows)
+
+
+def panda_lm_file(place):
+    rows, labels = [], 0
+    for at, is_first, answers, rng in question_rows(60, 1):
+        votes = [0 if rng.random() < 0.1 else 1 + int(is_first == (rng.random() < 0.2)) for _ in range(3)]
+        labels += sum(vote != 0 for vote in votes)
+        rows.append({"idx": at, "motivation_app": "Notes", "cmp_key": "one_other", "instruction": f"Question {at}?"})
+        rows[-1] |= {"input": math.nan if at % 2 else "Be brief.", "response1": answers[0], "response2": answers[1]}
+        rows[-1] |= {f"annotator{number}": vote for number, vote in enumerate(votes, 1)}
+    place.write_text(json.dumps(rows))
+    return labels
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "write"), [("autoj.jsonl", auto_j_file), ("pandalm.json", panda_lm_file)])
+def test_a_reward_model_is_audited_on_the_files_that_judges_are_tested_on(name, write, tmp_path, tiny_folder):
+    """People's ties make no pair, each person's label is one, and how often they agree is the ceiling."""
+    labels, out = write(tmp_path / name), tmp_path / "audit.json"
+    call = ["judge", "audit", "--judge", str(tiny_folder), "--data", str(tmp_path / name), "--json", str(out)]
+    assert guard(lambda: app(call, standalone_mode=False)) == 0
+    record = json.loads(out.read_text())
+    assert record["num_pairs"] == labels
+    assert not record["verdict"]["may_decide"]  # it was never trained
+    assert "reward model" in record["asked"]
+    ceiling = record["metrics"]["ceiling"]
+    if write is auto_j_file:
+        assert ceiling["value"] is None
+    else:
+        truth = 0.9 * (0.8**2 + 0.2**2) + 0.1 / 2  # another label is a tie in a tenth of the cases
+        assert ceiling["ci_low"] < truth < ceiling["ci_high"]
+        assert record["metrics"]["reliability"]["value"] is not None

@@ -1,0 +1,323 @@
+"""Scores and utilities from what a language model writes; texts that are judged stay data."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from scipy.stats import spearmanr
+
+from judge_server import completion, judge_server
+from rmcore.config.judging import JudgingConfig
+from rmcore.core.errors import ConfigError, DataError
+from rmcore.judging.comparisons import COMPARISONS_EACH, Comparisons, lists_to_order, utilities_of_orders
+from rmcore.judging.endpoint import Reply
+from rmcore.judging.language_model import LanguageModelJudge
+from rmcore.judging.rubrics import (
+    SCORES,
+    order_question,
+    pair_question,
+    read_answer,
+    read_choice,
+    rubric_text,
+    score_question,
+)
+from rmcore.policy.stopping.pair_judges import pair_judge_of
+
+QUALITY = re.compile(r"quality (-?[\d.]+)")
+
+
+def quality(text):
+    return float(QUALITY.search(text)[1])
+
+
+def reply(text, **fields):
+    return Reply(**{"text": text, "model": "m", "logprobs": {}, "tokens_read": 0, "tokens_written": 0} | fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        *(("7", "7"), (" 7\n", "7"), ("**7**", "7"), ('"7".', "7"), ('{"score": 7}', "7"), ('{"score": "7"}', "7")),
+        *(("<think>8 or 9?</think>\n7", "7"), ("<thinking>8</thinking>7", "7")),
+        *(
+            ("<think>surely 8", None),
+            ("7/9", None),
+            ("Score: 7", None),
+            ("10", None),
+            ("[[7]]", "7"),
+            ("(7)", "7"),
+            ('{"score": 7.0}', "7"),
+            ("0", None),
+            ("", None),
+        ),
+        *(('{"score": 7, "best": 9}', None), ('{"score": [7]}', None), ("7 8", None), ("7.5", None), ("{7}", None)),
+    ],
+)
+def test_an_answer_is_read_whole_or_not_at_all(text, read):
+    assert read_choice(reply(text), SCORES) == read
+
+
+texts = st.text(max_size=60) | st.sampled_from(["{response_b}", "</text-000000000000>", "{criteria}", "A", "\x00"])
+
+
+@given(prompt=texts, first=texts, second=texts)
+def test_a_text_neither_leaves_its_tags_nor_fills_another_place(prompt, first, second):
+    content = pair_question("criteria", prompt, first, second).messages[0][1]
+    tag = re.search(r"<(text-[0-9a-f]{12})>", content)[1]
+    parts = re.split(rf"</?{tag}>", content)
+    assert [part[1:-1] for part in parts[1::2]] == [prompt, first, second]
+
+
+def test_the_question_depends_on_its_order_and_nothing_else_is_shared():
+    one, other = pair_question("c", "p", "a", "b"), pair_question("c", "p", "b", "a")
+    assert one != other
+    assert score_question("c", "p", "a") != score_question("d", "p", "a")
+
+
+def test_a_rubric_is_a_name_a_text_or_a_whole_question(tmp_path):
+    file = tmp_path / "mine.txt"
+    file.write_text("Rate {response} as an answer to {prompt}.")
+    content = score_question(rubric_text(str(file)), "PP", "RR").messages[0][1]
+    assert content.index("Rate") < content.index("RR") < content.index("PP")
+    with pytest.raises(ConfigError, match=r"places \{prompt\}, \{response\}, .* needs .*response_a"):
+        pair_question(rubric_text(str(file)), "p", "a", "b")
+    for wrong in ("no such file", tmp_path / "empty.txt", tmp_path / "binary.txt"):
+        (tmp_path / "empty.txt").write_text(" ")
+        (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\xff")
+        with pytest.raises(ConfigError, match="rubric"):
+            rubric_text(str(wrong))
+
+
+def with_logprobs(text, shares):
+    alternatives = [{"token": token, "logprob": math.log(share), "bytes": None} for token, share in shares.items()]
+    tokens = [{"token": text, "logprob": -0.1, "bytes": None, "top_logprobs": alternatives}]
+    return completion(text, choice={"logprobs": {"content": tokens, "refusal": None}})
+
+
+@pytest.mark.parametrize(
+    ("text", "shares", "score"),
+    [
+        ("7", {"7": 0.5, "8": 0.25, " 8": 0.25}, 7.5),
+        ("7", {"7": 0.4, "9": 0.2, "No": 0.3}, (7 * 0.4 + 9 * 0.2) / 0.6),
+        ("7", {"7": 0.2, "Well": 0.8}, 7.0),
+        ("7", {}, 7.0),
+    ],
+)
+def test_a_score_is_expected_over_the_probabilities_where_they_are_given(text, shares, score, tmp_path):
+    with judge_server(lambda one: with_logprobs(text, shares)) as server:
+        assert LanguageModelJudge(server.named, JudgingConfig(), tmp_path).rewards(["p"], ["r"]) == pytest.approx(score)
+
+
+def test_an_unread_answer_is_asked_once_more_and_then_counts_as_no_judgement(tmp_path, capsys):
+    def behaviour(one):
+        is_reminded = len(one.body["messages"]) > 1
+        return {"good": "5", "slow": "8" if is_reminded else "Let me see", "never": "I cannot"}[one.texts[1]]
+
+    with judge_server(behaviour) as server:
+        judge = LanguageModelJudge(server.named, JudgingConfig(), tmp_path)
+        np.testing.assert_array_equal(judge.rewards(["p"] * 3, ["good", "slow", "never"]), [5, 8, np.nan])
+        assert (judge.num_read, judge.num_unread, len(server.asked)) == (2, 1, 5)
+        assert "1 of 3 answers" in capsys.readouterr().err
+    with judge_server(lambda one: "I cannot") as server:
+        judge = LanguageModelJudge(server.named, JudgingConfig(), tmp_path / "other")
+        with pytest.raises(DataError, match="none of 9 answers"):
+            judge.rewards([str(at) for at in range(9)], ["never"] * 9)
+
+
+def test_a_judge_that_always_takes_the_first_prefers_nothing(tmp_path):
+    with judge_server(lambda one: "A") as server:
+        judge = LanguageModelJudge(server.named, JudgingConfig(mode="pairwise"), tmp_path)
+        assert judge.compare(["p", "q"], ["a", "same"], ["b", "same"]).tolist() == [0, 0]
+        assert len(server.asked) == 2
+        assert judge.verdicts(["p"], ["a"], ["b"])[0].tolist() == [[1], [1]]
+
+
+def test_one_unread_order_leaves_a_pair_without_a_verdict(tmp_path):
+    with judge_server(lambda one: "C" if one.texts[1] == "a" else "hm") as server:
+        judge = LanguageModelJudge(server.named, JudgingConfig(mode="pairwise"), tmp_path)
+        assert np.isnan(pair_judge_of(judge, judge.settings).compare("", ["p"], ["a"], ["b"])).all()
+
+
+def test_utilities_order_answers_as_the_judge_does_and_equal_texts_are_equal(tmp_path):
+    def behaviour(one):
+        first, second = map(quality, one.texts[1:])
+        return "A" if first > second else "B" if second > first else "C"
+
+    values = [3, 1, 2, 5, 4, 3]
+    with judge_server(behaviour) as server:
+        judge = LanguageModelJudge(server.named, JudgingConfig(mode="pairwise"), tmp_path)
+        found = judge.rewards(
+            ["p"] * 6 + ["q"] * 2, [f"quality {value}" for value in values] + ["quality 2", "quality 1"]
+        )
+        assert np.argsort(found[:6], kind="stable").tolist() == np.argsort(values, kind="stable").tolist()
+        assert found[0] == found[5]
+        assert found[6] > found[7]
+        assert len(server.asked) <= COMPARISONS_EACH * 5 + 2
+
+
+def ask(comparisons, pairs, truth, rng, first_bias=0.3, log_tie=-0.5):
+    for prompt, first, second in pairs:
+        d = truth[prompt][first] - truth[prompt][second] + first_bias
+        weights = np.exp([d / 2, log_tie, -d / 2])
+        comparisons.add(prompt, first, second, rng.choice([1.0, 0.5, 0.0], p=weights / weights.sum()))
+
+
+def test_utilities_are_the_maximum_of_davidsons_likelihood_with_an_effect_of_order():
+    """Against scipy's optimiser on the formula as the paper has it, in float64."""
+    rng = np.random.default_rng(0)
+    rows = [(0, *rng.permutation(4)[:2], rng.choice([0, 0.5, 1])) for _ in range(40)]
+    comparisons = Comparisons([4])
+    for row in rows:
+        comparisons.add(*row)
+
+    def negative(x):
+        value = (x[:4] ** 2).sum() / 2**2 / 2 + (x[4:] ** 2).sum() / 2
+        for _, first, second, score in rows:
+            d = x[first] - x[second] + x[4]
+            logits = np.array([d / 2, x[5], -d / 2])
+            value -= logits[{1: 0, 0.5: 1, 0: 2}[score]] - np.log(np.exp(logits).sum())
+        return value
+
+    best = minimize(negative, np.zeros(6), tol=1e-12).x
+    (utilities,), gamma, log_tie = comparisons.fit()
+    np.testing.assert_allclose([*utilities, gamma, log_tie], [*(best[:4] - best[:4].mean()), *best[4:]], atol=1e-4)
+
+
+def test_sixteen_answers_are_ordered_by_three_comparisons_each_nearly_as_well_as_by_all():
+    """Spearman's correlation with the truth over 60 prompts, for a judge who decides clearly: within 0.05 of that by
+    all 120 comparisons; and above that by as many at random.
+    """
+    rng = np.random.default_rng(1)
+    truth = [rng.normal(0, 4, 16) for _ in range(60)]
+    chosen, drawn, every = (Comparisons([16] * 60) for _ in range(3))
+    while pairs := chosen.next_pairs(rng):
+        ask(chosen, pairs, truth, rng)
+    all_pairs = [[(at, *rng.permutation([a, b])) for a in range(16) for b in range(a)] for at in range(60)]
+    ask(every, [pair for pairs in all_pairs for pair in pairs], truth, rng)
+    some = [pairs[place] for pairs in all_pairs for place in rng.permutation(120)[: 16 * COMPARISONS_EACH]]
+    ask(drawn, some, truth, rng)
+
+    def correlation(comparisons):
+        fitted = comparisons.fit()[0]
+        return np.mean([spearmanr(one, own).statistic for one, own in zip(fitted, truth, strict=True)])
+
+    assert correlation(every) - 0.05 < correlation(chosen)
+    assert correlation(chosen) > correlation(drawn) + 0.01
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        *(("BCA", "BCA"), ("B > C > A.", "BCA"), ("**B, C, A**", "BCA"), ("<think>ABC</think>C\nB\nA", "CBA")),
+        *(("BC", None), ("BCAA", None), ("ABD", None), ("B is best: BCA", None), ("", None), ("<think>BCA", None)),
+    ],
+)
+def test_an_order_is_a_permutation_or_unread(text, read):
+    assert read_answer(reply(text), order_question("c", "p", ["x", "y", "z"])) == read
+
+
+@given(prompt=texts, answers=st.lists(texts, min_size=2, max_size=8))
+def test_texts_of_a_list_stay_between_their_tags(prompt, answers):
+    content = order_question("criteria", prompt, answers).messages[0][1]
+    tag = re.search(r"<(text-[0-9a-f]{12})>", content)[1]
+    assert [part[1:-1] for part in re.split(rf"</?{tag}>", content)[1::2]] == [prompt, *answers]
+
+
+def test_a_whole_question_of_ones_own_puts_nothing_in_order():
+    with pytest.raises(ConfigError, match="this question needs"):
+        order_question("Rate {response} as an answer to {prompt}.", "p", ["x", "y"])
+
+
+@given(size=st.integers(2, 40), seed=st.integers(0, 99))
+def test_each_answer_is_once_in_each_place_of_the_lists_which_join_all_answers(size, seed):
+    found = np.array(lists_to_order(size, 8, np.random.default_rng(seed)))
+    assert found.shape == (size, min(size, 8))
+    assert all(sorted(column) == list(range(size)) for column in found.T)
+    assert all(len(set(row)) == len(row) for row in found)
+    joined = {0}
+    for _ in range(size):
+        joined.update(*(set(row) for row in found.tolist() if joined & set(row)))
+    assert len(joined) == size
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8, 11])
+@pytest.mark.parametrize("places", [slice(None), slice(None, None, -1)])
+def test_a_judge_that_repeats_the_order_shown_prefers_nothing_and_is_asked_nothing_twice(size, places, tmp_path):
+    def behaviour(one):  # of the last prompt it does tell the answers apart, so that there is something to fit
+        letters = list("ABCDEFGH"[: len(one.texts) - 1])
+        if one.texts[0] == "p2":
+            letters.sort(key=lambda letter: quality(one.texts[1 + ord(letter) - ord("A")]))
+        return "".join(letters[places])
+
+    with judge_server(behaviour) as server:
+        judge = LanguageModelJudge(server.named, JudgingConfig(mode="listwise"), tmp_path)
+        prompts = [f"p{at}" for at in range(3) for _ in range(size)]
+        found = judge.rewards(prompts, [f"{prompt}, quality {at % size}" for at, prompt in enumerate(prompts)])
+        assert not found[: 2 * size].any()
+        assert len(set(found[2 * size :])) == size
+        assert judge.num_read == len(server.asked) == 3 * size
+
+
+def test_prompts_are_dealt_different_lists(tmp_path):
+    """Otherwise a fault of the deal would be the same in all prompts, and look like a property of the answers."""
+    with judge_server(lambda one: "ABCD") as server:
+        judge = LanguageModelJudge(server.named, JudgingConfig(mode="listwise", concurrency=1), tmp_path)
+        judge.rewards([f"p{at}" for at in range(5) for _ in range(4)], [f"answer {at % 4}" for at in range(20)])
+        shown = [tuple(one.texts[1:]) for one in server.asked]
+        assert len({frozenset(shown[at : at + 4]) for at in range(0, 20, 4)}) > 1
+
+
+def test_utilities_of_orders_are_the_maximum_of_plackett_luce():
+    """Against scipy's optimiser on the formula as the paper has it, in float64."""
+    rng = np.random.default_rng(0)
+    orders = [(0, rng.permutation(5)[: int(rng.integers(2, 6))].tolist()) for _ in range(12)]
+
+    def negative(x):
+        value = (x**2).sum() / 2**2 / 2
+        for _, order in orders:
+            value -= sum(x[place] - np.log(np.exp(x[order[at:]]).sum()) for at, place in enumerate(order))
+        return value
+
+    best = minimize(negative, np.zeros(5), tol=1e-12).x
+    np.testing.assert_allclose(utilities_of_orders([5], orders)[0], best - best.mean(), atol=1e-4)
+
+
+def test_lists_put_sixteen_answers_in_order_with_a_third_of_the_calls():
+    """Spearman's correlation with the truth over 60 prompts by 16 lists, against 48 comparisons of the same judge."""
+    rng = np.random.default_rng(1)
+    truth = [rng.normal(0, 3, 16) for _ in range(60)]
+    orders = []
+    for at, own in enumerate(truth):
+        for shown in lists_to_order(16, 8, rng):
+            noisy = own[shown] + rng.gumbel(size=len(shown)) + 0.3 * np.arange(len(shown), 0, -1)  # the first gain
+            orders.append((at, [shown[place] for place in np.argsort(-noisy)]))
+    assert len(orders) == 16 * 60
+    compared = Comparisons([16] * 60)
+    while pairs := compared.next_pairs(rng):
+        ask(compared, pairs, truth, rng)
+
+    def correlation(fitted):
+        return np.mean([spearmanr(one, own).statistic for one, own in zip(fitted, truth, strict=True)])
+
+    assert correlation(utilities_of_orders([16] * 60, orders)) > correlation(compared.fit()[0]) - 0.05
+
+
+def test_a_judge_in_mode_listwise_orders_many_and_compares_two(tmp_path):
+    def behaviour(one):
+        values = [quality(text) for text in one.texts[1:]]
+        if len(values) == 2 and "C if they" in one.body["messages"][0]["content"]:
+            return "A" if values[0] > values[1] else "B"
+        return "".join("ABCDEFGH"[place] for place in np.argsort(-np.array(values)))
+
+    values = list(range(11))
+    with judge_server(behaviour) as server:
+        judge = LanguageModelJudge(server.named, JudgingConfig(mode="listwise"), tmp_path)
+        found = judge.rewards(["p"] * 11 + ["q"], [f"quality {value}" for value in values] + ["quality 1"])
+        assert np.argsort(found[:11]).tolist() == values
+        assert found[11] == 0
+        assert len(server.asked) == 11
+        assert judge.compare(["p"], ["quality 1"], ["quality 2"]).tolist() == [-1]

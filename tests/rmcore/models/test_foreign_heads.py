@@ -1,0 +1,249 @@
+"""A reward head that another trainer saved gives that trainer's rewards: computed here by the backbone and the head."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+
+from rmcore.cli.guard import guard
+from rmcore.config.model import ModelConfig
+from rmcore.core.errors import ModelError
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.models.tiny import tiny_tokenizer
+
+PROMPTS, RESPONSES = ["What is 2 + 2?", "Hello", "Sort: pear, fig"], ["It is 4.", "no", "fig, pear. Gladly."]
+SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+KINDS = {
+    "qwen2": lambda **more: hf.Qwen2Config(**SHAPE, num_key_value_heads=1, **more),
+    "llama": lambda **more: hf.LlamaConfig(**SHAPE, num_key_value_heads=1, **more),
+    "gpt2": lambda **more: hf.GPT2Config(n_embd=16, n_layer=2, n_head=2, **more),
+}
+BIAS, MEAN, STD = 0.75, -1.5, 2.5
+
+
+def language_model(folder, kind="qwen2"):
+    """A causal language model on disk, with its tokenizer, and a head of one output."""
+    tokenizer = tiny_tokenizer()
+    torch.manual_seed(0)
+    config = KINDS[kind](vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id)
+    model = hf.AutoModelForCausalLM.from_config(config).eval()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model, torch.randn(1, 16)
+
+
+def add_tensors(folder, tensors, **changes):
+    """Put tensors into the model's own file, and entries into its configuration."""
+    path = folder / "model.safetensors"
+    save_file(load_file(path) | tensors, path, metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+def llama_factory(folder, weight, suffix):
+    tensors = {"v_head.summary.weight": weight, "v_head.summary.bias": torch.tensor([BIAS])}
+    if suffix == "bin":
+        torch.save(tensors, folder / "value_head.bin")
+    else:
+        save_file(tensors, folder / "value_head.safetensors")
+
+
+def trl(folder, weight):
+    add_tensors(folder, {"v_head.summary.weight": weight, "v_head.summary.bias": torch.tensor([BIAS])})
+
+
+def openrlhf(folder, weight, name, is_normalised):
+    changes = {"architectures": ["LLMForSequenceRegression"], "value_head_prefix": name}
+    add_tensors(folder, {f"{name}.weight": weight}, **changes, normalize_reward=is_normalised, mean=MEAN, std=STD)
+
+
+def token_classifier(folder, weight):
+    add_tensors(
+        folder,
+        {"score.weight": weight, "score.bias": torch.tensor([BIAS])},
+        architectures=["Qwen2ForTokenClassification"],
+    )
+
+
+# What writes the head, and the trainer's rewards of the head's product with the last state.
+TRAINERS = {
+    "LLaMA-Factory": (lambda *it: llama_factory(*it, "safetensors"), lambda r: r + BIAS),
+    "LLaMA-Factory, pickled": (lambda *it: llama_factory(*it, "bin"), lambda r: r + BIAS),
+    "TRL": (trl, lambda r: r + BIAS),
+    "trlX": (lambda folder, weight: add_tensors(folder, {"v_head.weight": weight}), lambda r: r),
+    "OpenRLHF": (lambda *it: openrlhf(*it, "value_head", False), lambda r: r),
+    "OpenRLHF, normalised": (lambda *it: openrlhf(*it, "value_head", True), lambda r: (r - MEAN) / STD),
+    "OpenRLHF's score, normalised": (lambda *it: openrlhf(*it, "score", True), lambda r: (r - MEAN) / STD),
+    "UltraRM": (lambda folder, weight: add_tensors(folder, {"regression_head.weight": weight}), lambda r: r),
+    "token classifier": (token_classifier, lambda r: r + BIAS),
+}
+
+
+def products(rm, model, weight):
+    """The head's product with the last token's last hidden state, in float64."""
+    sides = rm.renderer.tokenize_sides(list(zip(PROMPTS, RESPONSES, strict=True)))
+    with torch.inference_mode():
+        states = [
+            model.double()(torch.tensor([side.ids]), output_hidden_states=True).hidden_states[-1] for side in sides
+        ]
+    return np.array([float(state[0, -1] @ weight[0].double()) for state in states])
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_rewards_are_those_of_the_trainer_but_for_a_named_constant(trainer, tmp_path, capsys):
+    write, rewards_of = TRAINERS[trainer]
+    model, weight = language_model(tmp_path / "rm")
+    write(tmp_path / "rm", weight)
+    rm = BradleyTerryRM.from_pretrained(tmp_path / "rm", device="cpu", max_seq_len=64)
+    said = capsys.readouterr().err
+    expected = rewards_of(products(rm, model, weight))
+    constant = float(rewards_of(0.0))
+    found = rm.score(PROMPTS, RESPONSES)
+    np.testing.assert_allclose(found + constant, expected, atol=1e-5)
+    assert (f"{constant:+.6g}" in said) == (constant != 0)
+    rm.save(tmp_path / "plain")  # and the same from a plain folder, by transformers' own class
+    plain = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path / "plain")
+    assert not {"mean", "std"} & set(plain.config.to_dict())
+    sides = rm.renderer.tokenize_sides(list(zip(PROMPTS, RESPONSES, strict=True)))
+    with torch.inference_mode():
+        again = [float(plain(torch.tensor([side.ids])).logits) for side in sides]
+    np.testing.assert_allclose(again, found, atol=1e-5)
+    again = BradleyTerryRM.from_pretrained(tmp_path / "plain", device="cpu").score(PROMPTS, RESPONSES)
+    np.testing.assert_allclose(again, found, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("defer", [False, True])
+def test_training_starts_from_the_foreign_head(kind, defer, tmp_path):
+    model, weight = language_model(tmp_path, kind)
+    trl(tmp_path, weight)
+    rm = BradleyTerryRM.new(
+        ModelConfig(name=str(tmp_path), max_seq_len=64), seed=3, device=torch.device("cpu"), defer=defer
+    )
+    assert not rm._origin.fresh
+    np.testing.assert_allclose(rm.score(PROMPTS, RESPONSES), products(rm, model, weight), atol=1e-5)
+
+
+def test_an_adapter_of_a_language_model_with_a_head_file_is_read(tmp_path):
+    """As LLaMA-Factory saves LoRA: adapters of the language model, the head in a file next to them."""
+    model, weight = language_model(tmp_path / "base")
+    torch.manual_seed(1)
+    adapted = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    adapted.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+    adapted.save_pretrained(tmp_path / "adapter")
+    llama_factory(tmp_path / "adapter", weight, "safetensors")
+    rm = BradleyTerryRM.from_pretrained(tmp_path / "adapter", device="cpu", max_seq_len=64)
+    expected = products(rm, adapted.eval(), weight)
+    np.testing.assert_allclose(rm.score(PROMPTS, RESPONSES), expected, atol=1e-5)
+    rm.save(tmp_path / "merged")
+    for saved in ("merged", "merged/adapter"):
+        again = BradleyTerryRM.from_pretrained(tmp_path / saved, device="cpu")
+        np.testing.assert_allclose(again.score(PROMPTS, RESPONSES), expected, atol=1e-5)
+    trained = [name for name, parameter in rm.model.named_parameters() if parameter.requires_grad]
+    assert any("score" in name for name in trained)
+    assert any("lora_" in name for name in trained)
+
+
+WRONG = {
+    "two outputs": {"v_head.summary.weight": torch.ones(2, 16)},
+    "several layers": {"v_head.0.weight": torch.ones(16, 16), "v_head.2.weight": torch.ones(1, 16)},
+    "two heads": {"v_head.weight": torch.ones(1, 16), "value_head.weight": torch.ones(1, 16)},
+    "a score and a head": {"v_head.weight": torch.ones(1, 16), "score.weight": torch.ones(1, 16)},
+    "not finite": {"value_head.weight": torch.full((1, 16), float("nan"))},
+    "another width": {"value_head.weight": torch.ones(1, 8)},
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_not_one_linear_head_is_refused(name, tmp_path, capsys):
+    language_model(tmp_path)
+    add_tensors(tmp_path, WRONG[name])
+    with pytest.raises(ModelError):
+        BradleyTerryRM.from_pretrained(tmp_path, device="cpu")
+
+
+@pytest.mark.parametrize("changes", [{"std": 0.0}, {"std": float("nan")}, {"mean": "x"}, {"std": None}])
+def test_a_normalisation_that_cannot_be_one_is_refused(changes, tmp_path):
+    _, weight = language_model(tmp_path)
+    openrlhf(tmp_path, weight, "value_head", True)
+    add_tensors(tmp_path, {}, **changes)
+    with pytest.raises(ModelError, match="std"):
+        BradleyTerryRM.from_pretrained(tmp_path, device="cpu")
+
+
+BIN = {
+    "numbers for names": {0: torch.ones(1, 16)},
+    "sparse": {"v_head.summary.weight": torch.ones(1, 16).to_sparse()},
+    "a list": [torch.ones(1, 16)],
+    "no weight": {"v_head.summary.bias": torch.ones(1)},
+}
+
+
+@pytest.mark.parametrize("name", BIN)
+def test_a_pickled_head_that_is_no_table_of_one_is_refused(name, tmp_path):
+    language_model(tmp_path)
+    torch.save(BIN[name], tmp_path / "value_head.bin")
+    with pytest.raises(ModelError, match=r"value_head\.bin"):
+        BradleyTerryRM.from_pretrained(tmp_path, device="cpu")
+
+
+def test_a_head_in_two_files_is_refused(tmp_path):
+    _, weight = language_model(tmp_path)
+    for suffix in ("bin", "safetensors"):
+        llama_factory(tmp_path, weight, suffix)
+    with pytest.raises(ModelError, match=r"value_head\.bin"):
+        BradleyTerryRM.from_pretrained(tmp_path, device="cpu")
+
+
+def test_a_head_that_is_put_next_to_a_sealed_model_is_not_its_head(tmp_path):
+    """Neither one that was added, nor the one of the folder that it was saved into."""
+    _, weight = language_model(tmp_path)
+    llama_factory(tmp_path, weight, "bin")
+    rm = BradleyTerryRM.from_pretrained(tmp_path, device="cpu", max_seq_len=64)
+    expected = rm.score(PROMPTS, RESPONSES)
+    rm.model.score.weight.data.mul_(-3)
+    rm.save(tmp_path)
+    again = BradleyTerryRM.from_pretrained(tmp_path, device="cpu").score(PROMPTS, RESPONSES)
+    np.testing.assert_allclose(again, -3 * expected, atol=1e-5)
+
+
+def test_a_normalisation_that_is_not_switched_on_is_named(tmp_path, capsys):
+    """OpenRLHF's training writes mean and std, and a flag of its use decides whether they count."""
+    model, weight = language_model(tmp_path)
+    openrlhf(tmp_path, weight, "score", False)
+    rm = BradleyTerryRM.from_pretrained(tmp_path, device="cpu", max_seq_len=64)
+    np.testing.assert_allclose(rm.score(PROMPTS, RESPONSES), products(rm, model, weight), atol=1e-5)
+    assert f"mean={MEAN:g} and std={STD:g}" in capsys.readouterr().err
+
+
+class Planted:
+    def __reduce__(self):
+        return (exec, ("raise SystemExit('code of a checkpoint ran')",))
+
+
+def test_a_pickled_head_that_holds_code_is_refused_and_not_run(tmp_path):
+    language_model(tmp_path)
+    torch.save({"v_head.summary.weight": Planted()}, tmp_path / "value_head.bin")
+    with pytest.raises(ModelError, match=r"value_head\.bin"):
+        BradleyTerryRM.from_pretrained(tmp_path, device="cpu")
+
+
+@pytest.mark.parametrize("trainer", ["LLaMA-Factory", "OpenRLHF, normalised"])
+def test_export_makes_a_plain_folder_of_it(trainer, tmp_path, capsys):
+    from flows.cli import app
+
+    model, weight = language_model(tmp_path / "rm")
+    write, rewards_of = TRAINERS[trainer]
+    write(tmp_path / "rm", weight)
+    arguments = ["export", "--checkpoint", str(tmp_path / "rm"), "--out", str(tmp_path / "plain")]
+    assert guard(lambda: app(arguments, standalone_mode=False)) == 0, capsys.readouterr().err
+    rm = BradleyTerryRM.from_pretrained(tmp_path / "plain", device="cpu")
+    expected = rewards_of(products(rm, model, weight)) - rewards_of(0.0)
+    np.testing.assert_allclose(rm.score(PROMPTS, RESPONSES), expected, atol=1e-5)

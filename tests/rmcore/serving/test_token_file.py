@@ -1,0 +1,62 @@
+"""A reward server's token reaches the clients of its user, at the server's own address, and no one else."""
+
+import os
+import stat
+
+import pytest
+
+from rmcore.core.errors import ServingError
+from rmcore.serving.client import RewardClient
+from rmcore.serving.http_app import HttpSettings
+from rmcore.serving.token_file import find_token, kept_token
+
+ADDRESS = "http://127.0.0.1:8100"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("RM_OPT_TOKEN", raising=False)
+    return tmp_path
+
+
+def test_a_token_is_found_at_its_address_while_its_server_runs():
+    assert find_token(ADDRESS) is None
+    with kept_token(ADDRESS, "secret") as path:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        assert find_token(ADDRESS) == find_token(f"{ADDRESS}/") == "secret"
+        for other in ("http://localhost:8100", "http://[::1]:8100", "http://127.0.0.1:8101", "http://127.0.0.2:8100"):
+            assert find_token(other) is None, other
+    assert find_token(ADDRESS) is None
+
+
+def test_a_server_that_ends_leaves_its_successors_token():
+    with kept_token(ADDRESS, "first"), kept_token(ADDRESS, "second"):
+        pass
+    with kept_token(ADDRESS, "first") as path:
+        path.write_text("second\n")
+    assert find_token(ADDRESS) == "second"
+
+
+@pytest.mark.parametrize("given", [None, "argument"])
+@pytest.mark.parametrize("variable", [None, "variable"])
+def test_clients_send_the_nearest_token(server, monkeypatch, given, variable):
+    if variable is not None:
+        monkeypatch.setenv("RM_OPT_TOKEN", variable)
+    with kept_token(server.address, "kept"), RewardClient(server.address, token=given) as client:
+        client.version()
+    assert server.seen[0].headers["authorization"] == f"Bearer {given or variable or 'kept'}"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_token_that_cannot_be_kept_is_said(home):
+    home.chmod(0o500)
+    with pytest.raises(ServingError, match="RM_OPT_TOKEN"), kept_token(ADDRESS, "secret"):
+        pass
+
+
+def test_every_server_has_a_token_of_its_own_and_shows_it_nowhere():
+    settings = [HttpSettings() for _ in range(50)]
+    assert len({one.token for one in settings}) == 50
+    assert all(len(one.token) >= 40 and one.token not in repr(one) for one in settings)

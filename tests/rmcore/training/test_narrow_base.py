@@ -1,0 +1,113 @@
+"""A frozen base that is held as its files have it, in bfloat16: half the memory, the same training to the last bit."""
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig
+from safetensors.torch import load_file
+
+from rmcore.config.model import LoraSettings, ModelConfig
+from rmcore.config.train import TrainConfig
+from rmcore.core.errors import ConfigError
+from rmcore.core.tracking import MemoryTracker
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.training.loop import Trainer
+
+CPU = torch.device("cpu")
+TRAIN = {
+    "steps": 4, "eval_every": 2, "log_every": 1, "lr": 1e-2, "pairs_per_step": 4, "warmup_steps": 0,
+    "token_budget": 384, "precision": "bf16", "packing": False,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A folder of which all numbers are bfloat16 ones."""
+    folder = tmp_path_factory.mktemp("base")
+    rm = BradleyTerryRM.new(ModelConfig(max_seq_len=96), seed=0, device=CPU)
+    for parameter in rm.model.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    rm.save(folder)
+    return folder
+
+
+def linear_layers(rm):
+    layers = {name: one for name, one in rm.model.named_parameters() if "base_layer" in name and one.ndim == 2}
+    assert layers
+    return layers
+
+
+def trained(folder, rm, gold_pairs, *, narrow, **changes):
+    """The losses of a training; where it is not `narrow`, the base is widened before the first step."""
+    tokens = rm.renderer.tokenize_pairs(gold_pairs[:28])
+    tracker = MemoryTracker()
+    trainer = Trainer(
+        rm, TrainConfig.model_validate(TRAIN | changes), train=tokens[:20], validation=tokens[20:], folder=folder,
+        tracker=tracker, seed=3,
+    )  # fmt: skip
+    assert {weight.dtype for weight in linear_layers(rm).values()} == {torch.bfloat16}
+    if not narrow:
+        rm.widen()
+    result = trainer.run()
+    losses = [values["train/loss"] for _, values in tracker.rows if "train/loss" in values]
+    return losses, result.peak_training_bytes
+
+
+def test_training_saving_and_what_is_left_are_the_same_to_the_bit(tmp_path, base, gold_pairs):
+    outcomes = {}
+    for narrow in (True, False):
+        folder = tmp_path / str(narrow)
+        rm = BradleyTerryRM.new(ModelConfig(name=str(base), max_seq_len=96, lora=LoraSettings()), seed=0, device=CPU)
+        losses, peak = trained(folder, rm, gold_pairs, narrow=narrow)
+        files = [load_file(folder / "best" / place / name) for place, name in (
+            (".", "model.safetensors"), ("adapter", "adapter_model.safetensors"))]  # fmt: skip
+        outcomes[narrow] = losses, files, {name: one.detach() for name, one in rm.model.named_parameters()}, peak
+    (losses, files, left, peak), (others, other_files, other_left, other_peak) = outcomes[True], outcomes[False]
+    assert losses == others
+    torch.testing.assert_close((files, left), (other_files, other_left), rtol=0, atol=0)
+    assert {tensor.dtype for tensor in files[0].values()} == {torch.float32}
+    assert peak < other_peak  # autocast copies no weight that is bfloat16 already
+
+
+def test_float32_rewards_of_a_narrow_base_are_those_of_the_wide_one(base, gold_pairs):
+    rm = BradleyTerryRM.new(ModelConfig(name=str(base), max_seq_len=96, lora=LoraSettings()), seed=0, device=CPU)
+    expected, packing = rm.score_pairs(gold_pairs[:4]), rm.packing("fp32")
+    assert rm.narrow_base()
+    rm._packing.clear()
+    found = rm.score_pairs(gold_pairs[:4])
+    assert rm.packing("fp32") == packing
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
+def test_a_refused_training_leaves_the_base_wide(tmp_path, base, gold_pairs):
+    rm = BradleyTerryRM.new(ModelConfig(name=str(base), max_seq_len=96, lora=LoraSettings()), seed=0, device=CPU)
+    config = TrainConfig.model_validate(TRAIN | {"token_budget": 16})
+    tokens = rm.renderer.tokenize_pairs(gold_pairs[:8])
+    with pytest.raises(ConfigError):
+        Trainer(rm, config, train=tokens, validation=[], folder=tmp_path, tracker=MemoryTracker(), seed=3)
+    assert {weight.dtype for weight in rm.model.parameters()} == {torch.float32}
+
+
+def test_weights_that_would_be_rounded_or_are_trained_stay_float32(base, gold_pairs):
+    rm = BradleyTerryRM.new(ModelConfig(name=str(base), max_seq_len=96), seed=0, device=CPU)
+    rm.add_lora(LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
+    layers = linear_layers(rm)
+    first = next(iter(layers))
+    layers[first].data.add_(2.0**-20)
+    rm.narrow_base()
+    kinds = {name: weight.dtype for name, weight in rm.model.named_parameters()}
+    assert kinds[first] == torch.float32
+    assert all(kinds[name] == torch.bfloat16 for name in layers if name != first)
+    trained_weights = [name for name, weight in rm.model.named_parameters() if weight.requires_grad]
+    assert {kinds[name] for name in trained_weights} == {torch.float32}
+    rm.widen()
+    assert {weight.dtype for weight in rm.model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("changes", [{"precision": "fp32"}, {"callbacks": ("curvature",)}], ids=str)
+def test_the_base_is_float32_where_that_is_computed_in(tmp_path, base, gold_pairs, changes):
+    rm = BradleyTerryRM.new(ModelConfig(name=str(base), max_seq_len=96, lora=LoraSettings()), seed=0, device=CPU)
+    config = TrainConfig.model_validate(TRAIN | changes)
+    tokens = rm.renderer.tokenize_pairs(gold_pairs[:8])
+    Trainer(rm, config, train=tokens, validation=[], folder=tmp_path, tracker=MemoryTracker(), seed=3)
+    assert {weight.dtype for weight in rm.model.parameters()} == {torch.float32}

@@ -1,0 +1,197 @@
+"""The memory of a step, counted before it is run, against what the step then takes."""
+
+import json
+import re
+
+import pytest
+import torch
+
+from rmcore.config.model import ModelConfig
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.train import TrainConfig
+from rmcore.core.errors import ConfigError
+from rmcore.core.progress import progress_bar
+from rmcore.core.tracking import METRICS_FILE, JsonlTracker
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.stages.settings import TrainSettings
+from rmcore.stages.train import train_into
+from rmcore.training.half_weights import HalfWeights
+from rmcore.training.memory import ENOUGH_TOKENS, USABLE_SHARE, choose_memory
+from rmcore.training.plan import plan
+from rmcore.training.ranks import ALONE
+from rmcore.training.setup import make_context
+from rmcore.training.step_memory import count_memory, count_step, longest_pairs
+
+CPU = torch.device("cpu")
+
+
+def counted(training, step):
+    """Bytes beside the weights in a step of the training, of which no step has run."""
+    trainer = training.trainer
+    _, batches = trainer.feed[step]
+    largest = max(batches, key=lambda batch: batch.rows.num_tokens)
+    found = count_step(
+        training.rm.model,
+        trainer.config,
+        largest.rows,
+        recomputed=float(bool(trainer.config.gradient_checkpointing)),
+        accumulates=len(batches) > 1,
+        device=CPU,
+    )
+    return found.peak - found.weights
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"precision": "bf16"},
+        {"gradient_checkpointing": True},
+        {"gradient_checkpointing": True, "precision": "bf16"},
+        {"packing": False},
+        {"token_budget": 4096},
+        {"model": {"lora": {}}},
+        {"model": {"head_only": True}},
+        {"model": {"name": "minilm"}},
+        {"model": {"name": "minilm"}, "packing": False, "precision": "bf16"},
+        *({"optimizer": name} for name in ("sgd", "muon", "lion", "sam")),
+    ],
+    ids=str,
+)
+def test_what_is_counted_is_what_is_measured(tmp_path, start, changes):
+    training = start(tmp_path, held_out=[], **{"steps": 2, "save_every": None} | changes)
+    before = torch.get_rng_state()
+    expected = counted(training, step=1)  # the step that is measured
+    assert torch.equal(torch.get_rng_state(), before)
+    measured = training.run().result.peak_training_bytes
+    assert expected == pytest.approx(measured, rel=0.15)
+
+
+def memory(rm, **changes):
+    """Steps of 48 tokens a side, activations kept and recomputed."""
+    config = TrainConfig.model_validate({"precision": "fp32"} | changes)
+    packing = rm.packing("fp32")
+    return [
+        count_memory(rm.model, config, packing, max_seq_len=48, recomputed=share, device=CPU) for share in (0.0, 1.0)
+    ]
+
+
+def chosen(rm, total, world=1, **changes):
+    config = TrainConfig.model_validate({"precision": "fp32"} | changes)
+    return choose_memory(rm.model, config, rm.packing("fp32"), max_seq_len=48, device=CPU, total=total, world=world)
+
+
+def test_activations_are_recomputed_where_keeping_them_leaves_too_few_tokens(rm):
+    kept, recomputed = memory(rm)
+    assert recomputed.per_token < kept.per_token
+    share = USABLE_SHARE["cpu"]
+    needed = kept.larger.kept + (kept.larger.micro_batch + kept.per_token * ENOUGH_TOKENS) / share
+    ample, scarce = int(2 * needed), int(kept.larger.kept + (needed - kept.larger.kept) / 8)
+    between = int(kept.larger.kept + (kept.bytes_at(ENOUGH_TOKENS) + recomputed.bytes_at(ENOUGH_TOKENS)) / 2 / share)
+    assert chosen(rm, ample) == (min(8192, kept.tokens(ample, share)), 0.0)
+    budget, recomputed_share = chosen(rm, scarce)
+    assert recomputed_share == 1.0
+    assert kept.tokens(scarce, share) < budget == recomputed.tokens(scarce, share)
+    budget, recomputed_share = chosen(rm, between)
+    assert 0 < recomputed_share < 1
+    assert ENOUGH_TOKENS <= budget < recomputed.tokens(between, share)
+    assert chosen(rm, scarce, gradient_checkpointing=False)[1] == 0.0
+    assert chosen(rm, ample, gradient_checkpointing=True)[1] == 1.0
+
+
+def test_layers_that_keep_their_activations_change_no_number(tmp_path, start):
+    outcomes = []
+    for share in (0.0, 0.5, 1.0):
+        training = start(tmp_path / str(share), held_out=[], steps=2, gradient_checkpointing=share > 0)
+        training.rm.recomputed_share = share
+        training.run()
+        outcomes.append((training.losses(), training.result.peak_training_bytes))
+    (kept, most), (half, some), (every, least) = outcomes
+    assert kept == half == every
+    assert least < some < most
+
+
+def test_a_budget_takes_up_the_room_that_it_was_chosen_for(rm):
+    """What is extrapolated from two small micro-batches is what a large one takes."""
+    kept, _ = memory(rm)
+    share, total = USABLE_SHARE["cpu"], 2 * 10**8
+    num_pairs = kept.tokens(total, share) // 96
+    rows = longest_pairs(num_pairs, 48, rm.packing("fp32"))
+    config = TrainConfig(precision="fp32")
+    found = count_step(rm.model, config, rows, recomputed=0.0, accumulates=True, device=CPU)
+    assert found.micro_batch == pytest.approx(share * (total - found.kept), rel=0.02)
+
+
+def test_a_device_without_room_for_a_pair_is_refused_but_among_processes_that_share_the_model(rm, capsys):
+    with pytest.raises(ConfigError, match=r"one pair of 2 x 48 tokens needs 96; lower max_seq_len"):
+        chosen(rm, 3 * rm.num_parameters * 4)
+    assert chosen(rm, rm.num_parameters * 4, world=64) == (96, 1.0)
+    assert "micro-batches of 96 tokens" in capsys.readouterr().err
+
+
+def test_each_process_updates_its_share(rm):
+    config, packing = TrainConfig(precision="fp32"), rm.packing("fp32")
+    alone, shared = (
+        count_memory(rm.model, config, packing, max_seq_len=48, recomputed=0.0, device=CPU, world=world).larger
+        for world in (1, 4)
+    )
+    assert shared.update == pytest.approx(alone.update / 4, rel=0.01)
+
+
+def test_bfloat16_copies_are_there_in_the_update(rm, monkeypatch):
+    config, packing = TrainConfig(precision="bf16"), rm.packing("fp32")
+    found = []
+    for by_default in (False, True):
+        monkeypatch.setattr("rmcore.training.half_weights.HALF_BY_DEFAULT", {"cpu": by_default})
+        found.append(count_memory(rm.model, config, packing, max_seq_len=48, recomputed=0.0, device=CPU).larger.update)
+    half = HalfWeights(rm.model)
+    with half.active():
+        pass
+    assert found[1] - found[0] == half.num_bytes > 0
+
+
+@pytest.mark.parametrize("look", [lambda states: states.detach().numpy(), lambda states: float(states.detach().sum())])
+def test_a_model_whose_step_cannot_be_counted_gets_the_smallest_micro_batches(look, monkeypatch, capsys):
+    rm = BradleyTerryRM.new(ModelConfig(max_seq_len=96), seed=0, device=CPU)
+    kind = type(rm.model.model.layers[0].mlp)
+    forward = kind.forward
+
+    def looking(self, states):
+        look(states)
+        return forward(self, states)
+
+    monkeypatch.setattr(kind, "forward", looking)
+    assert chosen(rm, 10**12) == (96, 0.0)
+    assert "cannot be counted" in capsys.readouterr().err
+
+
+def test_layers_that_cannot_recompute_are_not_planned_to(monkeypatch):
+    rm = BradleyTerryRM.new(ModelConfig(max_seq_len=96), seed=0, device=CPU)
+    kept, _ = memory(rm)
+    scarce = int(kept.larger.kept + kept.bytes_at(ENOUGH_TOKENS) / USABLE_SHARE["cpu"] / 2)
+    assert chosen(rm, scarce)[1] > 0
+    monkeypatch.setattr(type(rm.model), "supports_gradient_checkpointing", False)
+    assert chosen(rm, scarce) == (kept.tokens(scarce, USABLE_SHARE["cpu"]), 0.0)
+
+
+def test_a_training_after_one_that_recomputed_does_not():
+    rm = BradleyTerryRM.new(ModelConfig(max_seq_len=96), seed=0, device=CPU)
+    for recomputes in (True, False):
+        make_context(rm, TrainConfig(precision="fp32", gradient_checkpointing=recomputes), ALONE)
+        flags = {module.gradient_checkpointing for module in rm.model.model.layers}
+        assert flags == {recomputes}
+
+
+def test_the_dry_run_tells_the_memory_that_the_training_then_takes(tmp_path, gold_pairs):
+    train = {"steps": 4, "pairs_per_step": 8, "lr": 1e-3, "token_budget": 1024, "precision": "fp32"}
+    config = PipelineConfig.model_validate({"model": {"name": "tiny", "max_seq_len": 96}, "train": train})
+    lines = plan(config, gold_pairs[:32], [])
+    told = float(re.match(r"[\d.]+", lines["memory"]).group()) * 2**30
+    with progress_bar("train") as report:
+        tracker = JsonlTracker(tmp_path / METRICS_FILE)
+        train_into(TrainSettings.of(config), gold_pairs[:32], [], tmp_path, tracker, report)
+        tracker.close()
+    record = json.loads((tmp_path / "training.json").read_text())
+    measured = record["peak_training_bytes"] + 4 * record["num_parameters"]
+    assert told == pytest.approx(measured, rel=0.15)
+    assert "1 steps over as many pairs" in lines["with 256 a step"]

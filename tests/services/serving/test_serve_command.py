@@ -1,0 +1,51 @@
+"""`rm-opt serve` from its start to Ctrl-C: who finds its token, and who is refused."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rmcore.serving.client import RewardClient
+
+pytestmark = pytest.mark.services
+
+
+def test_a_server_without_a_given_token_has_one_that_its_users_clients_find(checkpoint, vllm, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("RM_OPT_TOKEN", raising=False)
+    words = ["serve", "--checkpoint", str(checkpoint), "--port", "0", "--vllm", str(vllm), "--protocols", "slime,vllm"]
+    command = [str(Path(sys.executable).with_name("rm-opt")), *words]
+    # Started by a shell in the background or by a CI system, a process would have Ctrl-C ignored.
+    default = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)  # noqa: E731
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=default) as server:  # noqa: PLW1509
+        try:
+            said = {}
+            for line in server.stdout:
+                name, _, rest = line.partition(" ")
+                said.setdefault(name, rest.strip())
+                if name == "protocols":
+                    break
+            address, token = said["serving"], said["token"]
+            with RewardClient(address) as client:
+                assert len(client.score(["a", "b"]).rewards) == 2
+            bearer = {"Authorization": f"Bearer {token}"}
+            assert httpx.get(f"{address}/health", headers=bearer).status_code == 200
+            assert httpx.get(f"{address}/health").status_code == 401
+            for stranger, status in (({"Host": "evil.example"}, 421), ({"Origin": "http://evil.example"}, 403)):
+                assert httpx.get(f"{address}/health", headers=bearer | stranger).status_code == status
+            assert said["protocols"].startswith("slime, vllm, at ")
+            trainers = said["protocols"].partition(" at ")[2].replace("…", "slime")
+            sample = {"prompt": "2 + 2?", "response": "4", "label": None}
+            assert isinstance(httpx.post(trainers, json=sample, timeout=60).json(), float)
+            [kept] = (tmp_path / ".cache" / "rm-opt" / "tokens").iterdir()
+            assert kept.read_text().strip() == token
+            assert subprocess.run(["sh", "-c", said["try"] + " -sf"], capture_output=True, check=True).stdout
+        finally:
+            server.send_signal(signal.SIGINT)
+            assert server.wait(90) == 0
+    assert not kept.exists()
+    assert "RM_OPT_TOKEN" not in os.environ

@@ -1,0 +1,118 @@
+"""An HTTP server that speaks OpenAI's chat interface and answers as a function says: a judge with known faults."""
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+TEXTS = re.compile(r"<(text-[0-9a-f]{12})>\n(.*?)\n</\1>", re.DOTALL)
+
+
+@dataclass
+class Asked:
+    """One request: its body, its headers, the texts between tags, and how many came before it."""
+
+    body: dict[str, Any]
+    headers: dict[str, str]
+    texts: list[str]
+    number: int
+
+
+@dataclass
+class Raw:
+    """An answer that is no chat completion: a status, headers and a body; `cut` closes before the body is whole."""
+
+    status: int = 200
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+    cut: bool = False
+
+
+Behaviour = Callable[[Asked], "str | dict[str, Any] | Raw"]
+
+
+def completion(text: str | None, **fields: Any) -> dict[str, Any]:
+    """A chat completion with this text."""
+    message = {"role": "assistant", "content": text, **fields.pop("message", {})}
+    choice = {"index": 0, "finish_reason": "stop", "message": message, **fields.pop("choice", {})}
+    usage = {"prompt_tokens": 100, "completion_tokens": 2, "total_tokens": 102}
+    return {
+        **{"id": "1", "object": "chat.completion", "created": 0, "model": "judge-1"},
+        **{"choices": [choice], "usage": usage, **fields},
+    }
+
+
+@dataclass
+class Server:
+    """Where it answers, and all that it was asked."""
+
+    url: str
+    asked: list[Asked]
+
+    @property
+    def named(self) -> str:
+        """As `policy.judge` names it."""
+        return f"openai:judge-1@{self.url}"
+
+
+@contextmanager
+def judge_server(behaviour: Behaviour, root: str | None = None, port: int = 0, num_busy: int = 0) -> Iterator[Server]:
+    """Serve until the block ends; with a `root` it tells of it as vLLM does, else it has no list of models.
+
+    The first `num_busy` requests of the list are answered with 503.
+    """
+    asked: list[Asked] = []
+    busy = [503] * num_busy
+    lock = threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            question = body["messages"][0]["content"]
+            with lock:
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                one = Asked(body, headers, [text for _, text in TEXTS.findall(question)], len(asked))
+                asked.append(one)
+            said = behaviour(one)
+            if isinstance(said, str):
+                said = completion(said)
+            raw = said if isinstance(said, Raw) else Raw(200, json.dumps(said).encode())
+            self.send_response(raw.status)
+            for name, value in {"Content-Type": "application/json", **raw.headers}.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(raw.body) + 100 * raw.cut))
+            self.end_headers()
+            self.wfile.write(raw.body)
+            self.close_connection = raw.cut
+
+        def do_GET(self) -> None:
+            models = [{"id": "judge-1", "object": "model", "created": 0, "owned_by": "test", "root": root}]
+            body = json.dumps({"object": "list", "data": models}).encode()
+            self.send_response(busy.pop() if busy else 404 if root is None else 200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    class Quiet(ThreadingHTTPServer):
+        daemon_threads = True
+        request_queue_size = 256
+
+    server = Quiet(("127.0.0.1", port), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield Server(f"http://127.0.0.1:{server.server_port}/v1", asked)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,128 @@
+"""A request that would have a worker run other code is refused, in whatever form it comes; others pass unchanged."""
+
+import asyncio
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.declared_deployments import JOB_TEMPLATE, MOST_BYTES, Declared, OnlyDeclared, read_declared
+from tasks.home import project_root
+
+PULL = [{"prefect.deployments.steps.set_working_directory": {"directory": "{{ $RM_OPT_PROJECT }}"}}]
+DECLARED = Declared(frozenset({"flows/pipeline.py:pipeline"}), PULL)
+ALLOWED = {
+    "entrypoint": "flows/pipeline.py:pipeline",
+    "pull_steps": PULL,
+    "path": ".",
+    "base_job_template": JOB_TEMPLATE,
+}
+FOREIGN = [
+    ("entrypoint", "flows/pipeline.py:other"),
+    ("entrypoint", ["flows/pipeline.py:pipeline"]),
+    ("entrypoint", {"a": 1}),
+    ("pull_steps", [{"prefect.deployments.steps.run_shell_script": {"script": "id"}}]),
+    ("pull_steps", [*PULL, {"prefect.deployments.steps.run_shell_script": {"script": "id"}}]),
+    ("pull_steps", [{"prefect.deployments.steps.set_working_directory": {"directory": "/tmp"}}]),
+    ("path", "/tmp"),
+    ("job_variables", {"command": "id"}),
+    ("infra_overrides", {"env": {"PYTHONPATH": "/tmp"}}),
+    ("storage_document_id", "00000000-0000-0000-0000-000000000000"),
+    ("infrastructure_document_id", "00000000-0000-0000-0000-000000000000"),
+    ("base_job_template", {"job_configuration": {"command": "{{ command }}"}, "variables": {}}),
+    ("base_job_template", JOB_TEMPLATE | {"job_configuration": {"command": "id"}}),
+]
+
+
+def ask(body, method="POST", path="/api/deployments/", parts=1):
+    """The status of a request, and what the application behind was given of it."""
+    sent, given_on = [], []
+    size = max(1, -(-len(body) // parts))
+    pieces = [body[start : start + size] for start in range(0, len(body), size)] or [b""]
+    messages = [
+        {"type": "http.request", "body": piece, "more_body": place + 1 < len(pieces)}
+        for place, piece in enumerate(pieces)
+    ]
+
+    async def receive():
+        return messages.pop(0)
+
+    async def app(scope, receive, send):
+        while True:
+            message = await receive()
+            given_on.append(message["body"])
+            if not message.get("more_body"):
+                break
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": method, "path": path, "headers": []}
+    asyncio.run(OnlyDeclared(app, DECLARED)(scope, receive, send))
+    return sent[0]["status"], b"".join(given_on)
+
+
+@pytest.mark.parametrize(("name", "value"), FOREIGN)
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH"])
+@pytest.mark.parametrize("written", ["plain", "nested", "in a list", "utf-16", "escaped"])
+def test_other_code_is_refused_in_whatever_form_it_comes(name, value, method, written):
+    found = {"name": "n", name: value}
+    plain = json.dumps(found)
+    body = {
+        "plain": plain.encode(),
+        "nested": json.dumps({"actions": [{"more": found}]}).encode(),
+        "in a list": json.dumps([found]).encode(),
+        "utf-16": plain.encode("utf-16"),
+        "escaped": plain.replace(f'"{name}"', f'"\\u{ord(name[0]):04x}{name[1:]}"').encode(),
+    }[written]
+    assert json.loads(body)
+    for parts in (1, 3):
+        assert ask(body, method, parts=parts) == (403, b"")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    body=st.dictionaries(st.text(max_size=9), JSON, max_size=3),
+    ours=st.sets(st.sampled_from(sorted(ALLOWED))),
+    empty=st.sets(st.sampled_from(sorted({name for name, _ in FOREIGN}))),
+    parts=st.integers(1, 4),
+)
+def test_what_is_declared_or_empty_passes_with_every_byte(body, ours, empty, parts):
+    sent = json.dumps(body | dict.fromkeys(empty) | {name: ALLOWED[name] for name in ours}).encode()
+    assert ask(sent, parts=parts) == (200, sent)
+
+
+@given(content=st.binary(max_size=60))
+def test_what_is_no_json_is_prefects_to_refuse(content):
+    status, passed = ask(content + b"pull_steps")
+    assert (status, passed) == (200, content + b"pull_steps")
+
+
+def test_a_flows_own_parameters_may_have_any_names():
+    sent = json.dumps({"parameters": {"path": "/data", "entrypoint": "x", "job_variables": {"a": 1}}}).encode()
+    assert ask(sent) == (200, sent)
+
+
+def test_a_path_is_a_deployments_place_only():
+    sent = json.dumps({"data": {"path": "/data"}}).encode()
+    assert ask(sent, path="/api/artifacts/") == (200, sent)
+    assert ask(json.dumps({"path": "/data"}).encode(), path="/api/deployments/x")[0] == 403
+
+
+def test_what_is_too_large_or_too_deep_is_refused():
+    assert ask(b" " * (MOST_BYTES + 1))[0] == 403
+    assert ask(b'{"pull_steps":' + b"[" * 100_000)[0] == 403
+
+
+def test_the_projects_own_declaration_is_read():
+    found = read_declared(project_root())
+    assert "flows/cell.py:cell" in found.entrypoints
+    assert found.pull_steps == PULL

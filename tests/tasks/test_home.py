@@ -1,0 +1,108 @@
+"""The home is its owner's, and no client asks a proxy for this machine itself."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from rmcore.core.errors import ConfigError
+from rmcore.core.proxies import keep_direct
+from tasks.home import HOME_FOLDERS, make_home
+
+NOBODY = 65534
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+
+
+@AS_ROOT
+@pytest.mark.parametrize("folder", ["", *HOME_FOLDERS])
+def test_a_home_of_another_user_is_refused(tmp_path, folder):
+    place = tmp_path / "home" / folder
+    place.mkdir(parents=True)
+    os.chown(place, NOBODY, NOBODY)
+    with pytest.raises(ConfigError, match=rf"belongs to uid {NOBODY}, and this process runs as uid 0"):
+        make_home(tmp_path / "home")
+
+
+@AS_ROOT
+def test_a_link_of_another_user_is_refused_and_one_of_the_owner_is_not(tmp_path):
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    home.mkdir()
+    elsewhere.mkdir()
+    (home / "store").symlink_to(elsewhere)
+    make_home(home)
+    os.lchown(home / "store", NOBODY, NOBODY)
+    with pytest.raises(ConfigError, match="belongs to uid"):
+        make_home(home)
+
+
+CLIENTS = """
+import sys, urllib.request
+from tasks.home import configure_environment
+configure_environment()
+import httpx, requests
+from prefect.client.orchestration import SyncPrefectClient
+from rmcore.serving.client import RewardClient
+address = sys.argv[1]
+assert httpx.get(address).json() == {}
+assert requests.get(address).json() == {}
+assert urllib.request.urlopen(address).read() == b"{}"
+with SyncPrefectClient(address) as client:
+    assert client._client.get("/").json() == {}
+RewardClient(address).close()
+print("asked all")
+"""
+
+
+class Plain(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["socks5", "socks5h", "http"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_no_client_asks_a_proxy_for_loopback(tmp_path, kind, host):
+    with ThreadingHTTPServer(("127.0.0.1", 0), Plain) as server, socket.create_server(("127.0.0.1", 0)) as proxy:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"{kind}://127.0.0.1:{proxy.getsockname()[1]}"
+        names = ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
+        inherited = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+        environment = inherited | dict.fromkeys(names, address) | {"RM_OPT_HOME": str(tmp_path / "home")}
+        words = [sys.executable, "-c", CLIENTS, f"http://{host}:{server.server_port}"]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
+        server.shutdown()
+        proxy.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            proxy.accept()
+    assert done.stdout == "asked all\n", done.stderr
+
+
+@pytest.mark.parametrize("kind", ["socks", "socks4", "socks4a", "ftp", "quic"])
+@pytest.mark.parametrize("variable", ["http_proxy", "HTTPS_PROXY", "ALL_PROXY"])
+def test_a_proxy_that_no_client_can_use_is_named_before_any_is_made(monkeypatch, variable, kind):
+    monkeypatch.setenv(variable, f"{kind}://user:secret@proxy:1080")
+    with pytest.raises(ConfigError, match=f"{variable} names a proxy of the kind '{kind}'") as refused:
+        keep_direct()
+    assert "secret" not in str(refused.value)
+
+
+def test_what_is_direct_already_stays_so(monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "intern.example, 10.0.0.0/8,")
+    monkeypatch.setenv("no_proxy", "")
+    keep_direct(["10.0.0.5"])
+    keep_direct()
+    assert os.environ["NO_PROXY"].split(",") == [
+        *("intern.example", "10.0.0.0/8"),
+        *("127.0.0.1", "localhost", "::1", "10.0.0.5"),
+    ]
+    assert os.environ["no_proxy"] == "127.0.0.1,localhost,::1,10.0.0.5"
