@@ -19,7 +19,7 @@ GROUP = "at_a_glance"
 """Group of the first numbers in MLflow, whose page sorts groups by name."""
 RUN_FILES = "run:"
 """Beginning of an address that names a file of the run described here; the tracker knows where the file is."""
-_SPECIAL = re.compile(r"[&<>\\`*_\[\]{}#|~@]|:(?=\S)|(?<=www)\.|^[-+=]|^\d+[.)](?=\s)", re.IGNORECASE)
+_SPECIAL = re.compile(r"[&<>\\`*_\[\]{}#|~@]|:(?=\S)|(?<=www)\.|^[-+=]|^\d+[.)](?=\s|$)", re.IGNORECASE)
 _SUMMARY = ("pairwise_accuracy", "accuracy_over_baseline", "ece_debiased")
 _CURVES = {"eval/pairwise_accuracy": "validation_accuracy", "eval/loss": "validation_loss"}
 _NOTHING: Metric = {"value": None, "ci_low": None, "ci_high": None, "num": 0, "reason": "not measured"}

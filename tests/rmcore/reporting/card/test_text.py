@@ -30,6 +30,8 @@ def test_a_text_is_shown_as_it_is(text):
 
 
 @given(HOSTILE)
+@example("1.")
+@example("2)")
 def test_a_text_begins_nothing_and_ends_no_cell(text):
     started = RENDER.render(str(shown(text)))
     assert not visible(text) or started.startswith("<p>")
