@@ -2,7 +2,6 @@
 
 import json
 import multiprocessing
-import os
 import random
 import runpy
 import signal
@@ -62,13 +61,6 @@ def states(folder):
     return {path.name for path in (folder / "resume").glob("step_*")}
 
 
-def wait_for_progress(folder, process, before):
-    """Until the training has saved a state that was not there when it was started."""
-    while not states(folder) - before:
-        assert process.is_alive(), "the training ended before it was killed"
-        time.sleep(0.002)
-
-
 def test_killed_at_random_moments_it_ends_in_the_same_bits(tmp_path, command):
     # LoRA with dropout: frozen weights, adapters, optimizer state and random numbers all matter.
     lora = ["--lora", "--lora-dropout", 0.2]
@@ -78,20 +70,21 @@ def test_killed_at_random_moments_it_ends_in_the_same_bits(tmp_path, command):
 
     chance = random.Random(0)  # noqa: S311
     folder, log = tmp_path / "killed", tmp_path / "killed.log"
-    for _ in range(KILLS):
+    killed, process = 0, None
+    while process is None or process.exitcode:
         before = states(folder)
         process = start(command("killed", *lora), log)
-        wait_for_progress(folder, process, before)
-        time.sleep(chance.uniform(0, 0.15))
-        assert process.is_alive(), log.read_text()
-        os.kill(process.pid, signal.SIGKILL)
+        if killed < KILLS:
+            while process.is_alive() and not states(folder) - before:
+                time.sleep(0.002)
+            time.sleep(chance.uniform(0, 0.15))
+            process.kill()  # which does nothing to one that a busy machine let end first
         process.join()
-        assert process.exitcode == -signal.SIGKILL
-    last = start(command("killed", *lora), log)
-    last.join()
+        killed += process.exitcode == -signal.SIGKILL
+        assert process.exitcode in (0, -signal.SIGKILL), log.read_text()
     said = log.read_text()
-    assert last.exitcode == 0, said
-    assert said.count("resumed from step") >= KILLS - 1, said
+    assert killed >= 2, said
+    assert said.count("resumed from step") >= killed - 1, said
     record = json.loads((folder / "training.json").read_text())
     assert record["num_steps"] == STEPS
     assert record["resumed_from"] == sorted(record["resumed_from"])

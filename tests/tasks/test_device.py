@@ -34,7 +34,7 @@ from tasks.holders import clock
 def test_no_more_holders_than_slots(tmp_path, monkeypatch, slots):
     monkeypatch.setenv(SLOTS_VARIABLE, str(slots))
     store, holding, most, guard = Store(tmp_path), set(), [], threading.Lock()
-    full = threading.Barrier(slots, timeout=30)
+    full = threading.Barrier(slots, timeout=120)
 
     def use():
         with device_slot(store, "a test") as slot:

@@ -5,12 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 
 from flows.cli import app
+from machine import wait_for
 from rmcore.cli.guard import guard
 from rmcore.cli.train import LOCK_FILE
 from rmcore.config.data import GoldConfig
@@ -36,13 +36,6 @@ def words(pairs, model, out, *more):
 
 def start(*arguments, **options):
     return subprocess.Popen([*PROGRAM, *arguments], text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, **options)
-
-
-def wait_for(condition, what):
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 def test_a_folder_that_is_trained_into_is_refused_and_nothing_in_it_is_touched(tmp_path, pairs, tiny_folder, capfd):

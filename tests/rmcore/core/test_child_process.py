@@ -8,15 +8,15 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from machine import wait_for
 from rmcore.core import child_process as fork_server
 from rmcore.core.child_process import ForkedProcess, StageServer, terminate_forked
-from rmcore.core.processes import runs as is_running
+from rmcore.core.processes import runs
 from rmcore.stages.run import DELIBERATE_ERROR, ERROR_FILE, INTERRUPTED
 
 LONG = {"data": {"gold": {"num_prompts": 200_000, "pairs_per_prompt": 64}}}
@@ -120,8 +120,7 @@ def test_programs_share_a_server_that_is_kept_for_them_and_each_takes_its_own_st
         assert differs.wait() == 0
         other.kill()
         other.communicate()
-        psutil.wait_procs([theirs], timeout=60)
-        assert not is_running(theirs)
+        wait_for(lambda: not runs(theirs))
         with pytest.raises(TimeoutError):
             mine.wait(0.01)
     assert mine.wait() < 0  # with the server
@@ -145,8 +144,7 @@ def test_a_stage_ends_with_its_server_and_the_next_one_has_another(start):
     server, stage = server_of(process), psutil.Process(process._pid)
     server.kill()
     assert process.wait() == -signal.SIGKILL
-    psutil.wait_procs([stage], timeout=60)
-    assert not stage.is_running() or stage.status() == psutil.STATUS_ZOMBIE
+    wait_for(lambda: not runs(stage))
     again = start()
     assert again.wait() == 0
 
@@ -189,7 +187,4 @@ def test_a_stage_does_not_outlive_a_killed_starter(tmp_path):
     server = stage.parent()
     starter.kill()
     starter.communicate()
-    deadline = time.monotonic() + 60
-    while any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in (stage, server)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: not runs(stage) and not runs(server))

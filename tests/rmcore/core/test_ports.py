@@ -7,19 +7,15 @@ import sys
 
 import pytest
 
+from machine import free_ports
 from other_user import AS_ROOT, NOBODY
 from rmcore.core.errors import ServiceError
 from rmcore.core.ports import claim, hold, listening_uids, owner_of
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
-
-
 @AS_ROOT
 def test_no_other_user_gets_a_held_port_before_a_server_beside_it_or_after_it(other_user):
-    port = free_port()
+    [port] = free_ports(1)
     hold(f"http://127.0.0.1:{port}")
     assert other_user.take(port) == set()
     for _ in range(2):
@@ -47,7 +43,7 @@ sys.stdin.read()
 
 @AS_ROOT
 def test_a_port_is_held_until_the_last_process_that_does_has_ended(other_user):
-    port = free_port()
+    [port] = free_ports(1)
     command = [sys.executable, "-c", HOLDER, f"http://127.0.0.1:{port}"]
     holders = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
     for holder in holders:
@@ -61,7 +57,7 @@ def test_a_port_is_held_until_the_last_process_that_does_has_ended(other_user):
 
 @AS_ROOT
 def test_a_port_of_another_user_cannot_be_held_and_is_named(other_user):
-    port = free_port()
+    [port] = free_ports(1)
     assert other_user.take(port) == {port}
     with pytest.raises(ServiceError, match=rf"port {port} on 127\.0\.0\.1.*uid {NOBODY}.*password was not sent"):
         hold(f"http://127.0.0.1:{port}")

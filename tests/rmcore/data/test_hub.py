@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -17,7 +16,9 @@ pytestmark = pytest.mark.slow
 COMMIT = "c0ffee" * 6 + "abcd"
 FILES = {"train.csv": b"prompt,chosen,rejected\np,a,b\nq,a,b\n"}
 CODE = """
-import sys
+import sys, time
+slept = []
+time.sleep = slept.append
 from rmcore.data.readers.sources import load_pairs, source_digest
 from rmcore.core.errors import DataError
 assert not {"datasets", "torch", "pandas"} & set(sys.modules), "heavy imports"
@@ -28,6 +29,7 @@ for call in calls:
         print(call())
     except DataError as error:
         print("DataError:", error)
+assert sum(slept) < 5, "the library would try again for 23 s"
 """
 
 
@@ -109,9 +111,7 @@ def test_a_hub_name_is_loaded_at_a_commit_and_again_without_the_network(tmp_path
 
 
 def test_without_a_network_a_hub_name_fails_soon_and_names_the_local_forms(tmp_path):
-    start = time.monotonic()
     lines = run(tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
-    assert time.monotonic() - start < 15  # an import and refused connections; datasets itself would retry for 23 s
     assert len(lines) == 4
     for line in lines:
         assert "is no file or folder here" in line

@@ -126,7 +126,7 @@ def test_the_first_failure_ends_the_call_without_waiting_for_the_others(server, 
 
 def test_an_update_is_published_once_and_tells_the_version(server, ask):
     server.weights = lambda seen: (2, "e")
-    assert ask(server.address, lambda c: c.publish(UPDATE, timeout_s=5)).weight_version == 2
+    assert ask(server.address, lambda c: c.publish(UPDATE, timeout_s=60)).weight_version == 2
     assert [(seen.path, WeightUpdate.model_validate(seen.body)) for seen in server.seen] == [("/weights", UPDATE)]
 
 
@@ -134,7 +134,7 @@ def test_an_update_is_published_once_and_tells_the_version(server, ask):
 def test_an_update_that_was_sent_is_never_sent_again(server, ask, fault):
     server.behave = lambda seen: fault
     with pytest.raises(ServingError, match=r"broke after POST /weights was sent .*version\(\) tells"):
-        ask(server.address, lambda c: c.publish(UPDATE, timeout_s=5), **QUICK)
+        ask(server.address, lambda c: c.publish(UPDATE, timeout_s=60), **QUICK)
     assert len(server.seen) == 1
 
 
@@ -144,7 +144,7 @@ def test_an_update_that_was_never_sent_is_tried_again(server, ask):
 
     def call(client):
         starter.start()
-        return client.publish(UPDATE, timeout_s=5)
+        return client.publish(UPDATE, timeout_s=60)
 
     assert ask(server.address, call, attempts=100, backoff_s=0.01).weight_version == 1
     assert len(server.done) == 1
@@ -179,11 +179,11 @@ def test_waiting_bears_a_server_that_does_not_listen_yet(server, ask):
 
 def test_waiting_in_vain_tells_the_last_reason(server, ask):
     server.behave = lambda seen: (503, server.health("broken", "an update was torn."))
-    with pytest.raises(ServingError, match=r"not ready within 0\.2 s; the last reason: broken, an update was torn\. S"):
-        ask(server.address, lambda c: c.wait_ready(timeout_s=0.2), **QUICK)
+    with pytest.raises(ServingError, match=r"not ready within 1 s; the last reason: broken, an update was torn\. S"):
+        ask(server.address, lambda c: c.wait_ready(timeout_s=1), **QUICK)
     server.stop()
-    with pytest.raises(ServingError, match=r"not ready within 0\.2 s.*ConnectError"):
-        ask(server.address, lambda c: c.wait_ready(timeout_s=0.2))
+    with pytest.raises(ServingError, match=r"not ready within 1 s.*ConnectError"):
+        ask(server.address, lambda c: c.wait_ready(timeout_s=1))
 
 
 def test_waiting_does_not_outlast_a_server_that_hangs(server, ask):
@@ -191,7 +191,7 @@ def test_waiting_does_not_outlast_a_server_that_hangs(server, ask):
     started = time.monotonic()
     with pytest.raises(ServingError, match="the last reason: it did not answer"):
         ask(server.address, lambda c: c.wait_ready(timeout_s=0.1))
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
 
 
 def chain(error):

@@ -69,10 +69,10 @@ def test_no_byte_is_read_without_a_login(door, login):
 def test_a_text_of_megabytes_is_refused_before_it_is_tokenized(door, over_length):
     text = "The cat sat. " * 2**19  # half a minute of a tokenizer
     for given in (text, {"prompt": text, "response": ""}, {"prompt": "", "response": text}):
-        began = time.perf_counter()
+        began = time.process_time()
         answer = asking(door).post("/score", json={"inputs": ["a", given], "over_length": over_length})
         assert (answer.status_code, answer.json()["field"]) == (413, "inputs.1")
-        assert time.perf_counter() - began < 5
+        assert time.process_time() - began < 5
 
 
 def test_a_request_is_tokenized_in_parts_that_give_the_same_tokens(door, monkeypatch):

@@ -4,11 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+
+from machine import wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
 SERVER = """
@@ -39,13 +40,6 @@ def runs(pid: int) -> bool:
         return False
 
 
-def until(condition, seconds: float = 40.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.05)
-
-
 @pytest.fixture
 def family(tmp_path):
     """A starter, its supervisor, a server that ignores SIGTERM, and a grandchild in its own session that does too."""
@@ -55,7 +49,7 @@ def family(tmp_path):
         [sys.executable, "-c", STARTER, SERVER, place], stdout=subprocess.PIPE, text=True, env=environment
     )
     supervisor = int(starter.stdout.readline())
-    until(place.exists)
+    wait_for(place.exists)
     server, grandchild, path = place.read_text().split()
     assert path == "None"  # the path of this environment is not the server's
     yield starter, supervisor, int(server), int(grandchild)
@@ -69,13 +63,13 @@ def test_nothing_is_left_of_a_server_whose_starter_was_killed(family):
     assert all(map(runs, others))
     starter.send_signal(signal.SIGKILL)
     starter.wait()
-    until(lambda: not any(map(runs, others)))
+    wait_for(lambda: not any(map(runs, others)))
 
 
 def test_nothing_is_left_where_the_server_itself_dies(family):
     _, supervisor, server, grandchild = family
     os.kill(server, signal.SIGKILL)
-    until(lambda: not runs(supervisor) and not runs(grandchild))
+    wait_for(lambda: not runs(supervisor) and not runs(grandchild))
 
 
 def test_ctrl_c_in_the_terminal_is_not_for_the_supervisor(family):

@@ -1,0 +1,40 @@
+"""What tests ask of the machine they run on, however busy it is: free ports, processes, and waiting for a condition."""
+
+import random
+import socket
+import time
+from contextlib import suppress
+
+import psutil
+
+PORTS = range(10_000, 32_000)
+"""Below those that the kernel gives to each connection: none of these takes a port before its server has started."""
+
+
+def free_ports(num_ports):
+    """Ports of this machine on which nothing listens."""
+    found = []
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.append(port)
+        if len(found) == num_ports:
+            return found
+    raise OSError("no port is free")
+
+
+def wait_for(condition, what="timed out", seconds=120.0):
+    """What `condition()` gives once it is true; `what` is the error's text or a function that gives it."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, what() if callable(what) else what
+        time.sleep(0.05)
+    return found
+
+
+def family(pid):
+    """Processes below one with name and words of the command line, without those that end while they are looked at."""
+    found = {}
+    for process in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            found[process] = [process.name(), *process.cmdline()]
+    return found
