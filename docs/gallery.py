@@ -1,7 +1,7 @@
 """All figures, drawn from example data, as a page of the site: what each shows and how to read it.
 
 The data are those that the tests draw from (tests/support), so a figure that changes its look changes here, too. They
-are invented, and each picture says so; what was really measured stands in docs/gallery.md.
+are invented, and each picture says so; what was measured is in docs/numbers.md.
 
     PYTHONPATH=tests/support python docs/pages.py build/docs
 """
@@ -240,7 +240,7 @@ def page() -> str:
     lines = [
         "# All figures, and how to read each",
         "Drawn from example data: the numbers are invented, the looks are real. Bars and bands are 95 % intervals. "
-        "What was measured stands in the [results](gallery.md); what the numbers mean, [here](numbers.md).",
+        "What was measured, and what the numbers mean: [numbers and figures](numbers.md).",
     ]
     for name, one in SHOWN.items():
         title = name.replace("_", " ").capitalize()

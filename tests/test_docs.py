@@ -172,7 +172,7 @@ def test_each_page_is_in_the_navigation_and_each_entry_is_a_page():
 
 
 def test_every_figure_of_the_results_is_in_the_gallery():
-    shown = re.findall(r"!\[[^]]+\]\((\S+\.png)\)", text_of("docs/gallery.md"))
+    shown = re.findall(r"!\[[^]]+\]\((\S+\.png)\)", text_of("docs/numbers.md"))
     assert sorted(shown) == sorted(path.name for path in (pages.ROOT / "docs").glob("*.png"))
 
 
