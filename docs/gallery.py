@@ -49,7 +49,7 @@ from rmcore.reporting.figures.trajectory import curvature_trajectory_figure
 from rmcore.reporting.figures.watch import watch_figure
 
 FOLDER = "figures"
-"""Of the pictures, beside the pages."""
+"""Folder of the pictures, next to the pages."""
 DOTS_PER_INCH, COLOURS = 80, 48
 """So that a picture takes 40 kB at most."""
 
@@ -120,7 +120,7 @@ SHOWN = {
     "accuracy_in_context": Shown(
         lambda: accuracy_in_context_figure(figure_sample.CONTEXT),
         "run",
-        "The model between what guessing, the longer answer and, in the gold world, a perfect model reach on the "
+        "The model between guessing, the longer answer and, on the synthetic benchmark, a perfect model, all on the "
         "same pairs. An interval that reaches the longer answer's shows nothing.",
     ),
     "margin_histogram": Shown(
@@ -149,7 +149,7 @@ SHOWN = {
         lambda: logged_answers_figure(logged_sample.record()),
         "run",
         "The model's best of k answers that were logged, between the labels' own choice (above) and the longest "
-        "answer. Told up to the k that prompts have; a policy's own samples are another question.",
+        "answer. Shown up to the k that prompts have; a policy's own samples are another question.",
     ),
     "eigenvalues": Shown(
         lambda: eigenvalues_figure(SPECTRUM),
@@ -177,8 +177,8 @@ SHOWN = {
     "forest_plot": Shown(
         lambda: forest_plot_figure(EXPERIMENT["hypotheses"], EXPERIMENT["metrics"]),
         "experiment",
-        "One row a claim that was frozen before: supported where the whole interval lies in the shaded side, "
-        "refuted where it lies outside, else inconclusive. Each panel has a scale of its own.",
+        "One row per claim that was frozen before: supported where the whole interval is on the shaded side, "
+        "refuted where it is outside, else inconclusive. Each panel has a scale of its own.",
     ),
     "arm_intervals": Shown(
         _arms,
@@ -228,8 +228,8 @@ SHOWN = {
     "served": Shown(
         lambda: served_figure(policy_sample.served()),
         "readiness confirm",
-        "It may be read, and ended, after any pair: gold rose where the band leaves zero, by as much as was asked for "
-        "where it leaves the dashed line.",
+        "It may be read, and ended, after any pair: the true reward rose where the band leaves zero, and by the "
+        "required gain where it leaves the dashed line.",
     ),
 }
 """All figures by the name of their file."""

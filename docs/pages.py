@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 HERE = "docs"
 CHECKOUT = "checkout"
-"""Folder of the site for what stands outside of docs/."""
+"""Folder of the site for files outside of docs/."""
 STYLE = "site.css"
 LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)#\s]*)(#[^)\s]*)?(?=\))")
 """The target of a relative link or picture, and its anchor."""
@@ -28,7 +28,7 @@ LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".slurm": "bash"
 
 
 def assemble(out: Path) -> None:
-    """Write all pages and pictures into a folder, anew.
+    """Write all pages and pictures into an emptied folder.
 
     Raises:
         FileNotFoundError: a link leads nowhere; the message names the page.
@@ -65,7 +65,7 @@ def assemble(out: Path) -> None:
 
 
 def page_of(path: str) -> str:
-    """Where a file or folder of the checkout stands among the pages: those of docs/ at the top."""
+    """Return the path of a file or folder of the checkout among the pages; those of docs/ are at the top."""
     folder, name = posixpath.split(path)
     place = name if folder == HERE else posixpath.join(CHECKOUT, path)
     if (ROOT / path).is_dir():
