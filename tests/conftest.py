@@ -6,11 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
-# A test's time depends on who else uses the two cores; what is drawn does not depend on the day.
-settings.register_profile("project", deadline=None, derandomize=True, max_examples=50)
+# A test's time depends on who else uses the two cores; what is drawn depends neither on the day nor on the modules that
+# earlier tests of the process have loaded: hypothesis would draw their constants, too.
+settings.register_profile(
+    "project", deadline=None, derandomize=True, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("project")
+providers.is_local_module_file = lambda file: False
 
 SERVICES_TIMEOUT_S = 900.0
 """Of a test with servers: above every time-out of its own, so that those speak first and say what was waited for."""
