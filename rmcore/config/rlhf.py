@@ -1,5 +1,6 @@
 """Settings of the policy's training against the reward model."""
 
+import math
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -54,6 +55,10 @@ class RlhfConfig(Settings):
     rewards: Literal["auto", "vllm", "local"] = "auto"
     """Who scores: a vLLM reward server started for the training, or the reward model in the training's process; auto
     takes vLLM where it is installed."""
+    more_rewards: dict[str, float] | None = None
+    """Further rewards and their weights, the reward model's own weight being 1: folders of reward models, or
+    module:function of (prompt, response). Each is normalised within its group before they are summed (GDPO, Liu et al.
+    2026, arXiv:2601.05242), so that no unit counts; below 0 a weight is a price. Left out: the own reward alone."""
     rollouts: Literal["auto", "vllm", "generate"] = "auto"
     """Who draws the samples: a vLLM started for the training, which has the policy's weights published to it, or
     `generate` in the training's process. auto takes vLLM on a GPU where it is installed; on a CPU it draws faster, and
@@ -90,6 +95,13 @@ class RlhfConfig(Settings):
                 f"kl_target={self.kl_target:g} steers the KL penalty, and kl_beta=0 leaves that out; set kl_beta to "
                 "what the steering begins with, such as 0.1, or leave kl_target out (rlhf.kl_target=null)"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _each_reward_counts(self) -> Self:
+        for name, weight in (self.more_rewards or {}).items():
+            if not math.isfinite(weight) or weight == 0:
+                raise ValueError(f"more_rewards gives {name} the weight {weight}; give a finite one other than 0")
         return self
 
     @model_validator(mode="after")

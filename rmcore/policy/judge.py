@@ -64,6 +64,8 @@ class HookJudge:
 
     name: str
     function: Callable[[Prompt, str], Any]
+    setting: str = JUDGE_SETTING
+    """Where the function is named."""
 
     def rewards(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> FloatArray:
         """See `Judge`."""
@@ -71,10 +73,10 @@ class HookJudge:
         return np.array(found, dtype=np.float64)
 
     def _reward(self, prompt: Prompt, response: str) -> float:
-        value = call_named(JUDGE_SETTING, self.name, self.function, prompt, response)
+        value = call_named(self.setting, self.name, self.function, prompt, response)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise DataError(
-                f"{JUDGE_SETTING}={self.name} gave {value!r} for the response {response[:60]!r}; a finite number is "
+                f"{self.setting}={self.name} gave {value!r} for the response {response[:60]!r}; a finite number is "
                 "expected for every response, empty ones included."
             )
         return float(value)
@@ -269,15 +271,15 @@ def require_people(folder: str) -> None:
         raise ConfigError(f"{folder} is a file, and people's files of pairs need a folder; name another place.")
 
 
-def require_model_folder(named: str) -> None:
-    """Check that `policy.judge`, which is no function, is the folder of a reward model.
+def require_model_folder(named: str, setting: str = JUDGE_SETTING) -> None:
+    """Check that what a setting names, which is no function, is the folder of a reward model.
 
     Raises:
         ConfigError: it is not.
     """
     if not (Path(named) / "config.json").is_file():
         raise ConfigError(
-            f"{JUDGE_SETTING}={named} is neither module:function nor the folder of a reward model (config.json and "
+            f"{setting}={named} is neither module:function nor the folder of a reward model (config.json and "
             "weights, such as a checkpoint's best/)."
         )
 

@@ -9,6 +9,7 @@ and `summary.json`.
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,18 @@ from rmcore.policy.grpo.hack_stop import HackStop
 from rmcore.policy.grpo.local_reward import LocalReward
 from rmcore.policy.grpo.policy_meter import PolicyMeter, StartPools
 from rmcore.policy.grpo.reward_service import RewardService, reward_service
-from rmcore.policy.grpo.rlhf_record import curve_of, final_of, parity_of, stopping, verdict_of, verdict_of_watch
+from rmcore.policy.grpo.rlhf_record import (
+    curve_of,
+    final_of,
+    parity_of,
+    rewards_of,
+    stopping,
+    verdict_of,
+    verdict_of_watch,
+)
 from rmcore.policy.grpo.rlhf_requirements import NOBODY_WATCHES, require_rlhf
 from rmcore.policy.grpo.rollout_service import rollout_service
+from rmcore.policy.grpo.several_rewards import FurtherReward, further_rewards
 from rmcore.policy.grpo.training_run import (
     FINISHED,
     MODEL_FOLDER,
@@ -72,6 +82,7 @@ def run(settings: GrpoSettings, upstream: Upstream, out: Path, tracker: Tracker,
     pairs = read_pairs(upstream["prepare"] / "train.parquet")
     start = _start(settings.rlhf, upstream, judge)
     reward = _local_reward(settings, upstream, pairs)
+    further = further_rewards(settings.rlhf.more_rewards, _prompts(pairs), pick_device(settings.device).type)
     threshold = reward.calibration.threshold
     watched = _watched(settings, upstream, policy, judge)
     asked = settings.temperature, settings.max_new_tokens
@@ -83,7 +94,7 @@ def run(settings: GrpoSettings, upstream: Upstream, out: Path, tracker: Tracker,
             place = out / f"seed_{number}"
             if (place / FINISHED).is_file():
                 continue
-            plan = replace(_plan(settings, policy, judge, pairs, start, reward, service, served), **watched)
+            plan = replace(_plan(settings, policy, judge, pairs, start, reward, service, served, further), **watched)
             train_policy(plan, place, seed=settings.seed + number, tracker=tracker, report=report)
     record = _collect(settings, out, threshold, "nobody" if judge is None else judge.name, service.name)
     if record["judge"] != "people":
@@ -187,6 +198,7 @@ def _plan(
     reward: LocalReward,
     service: RewardService,
     served: ServedPolicy | None,
+    further: Sequence[FurtherReward],
 ) -> TrainingPlan:
     prompts = _prompts(pairs)
     reference = load_weights(policy, torch.float32).to(pick_device(settings.device)).eval()
@@ -201,7 +213,8 @@ def _plan(
         temperature=settings.temperature,
         max_new_tokens=settings.max_new_tokens,
     )
-    return TrainingPlan(policy, prompts, service.scorer or reward, meter, settings.rlhf, settings.device, served)
+    scorer = service.scorer or reward
+    return TrainingPlan(policy, prompts, scorer, meter, settings.rlhf, settings.device, served, further)
 
 
 def _collect(settings: GrpoSettings, out: Path, threshold: float, judge: str, rewards: str) -> dict[str, Any]:
@@ -234,6 +247,7 @@ def _collect(settings: GrpoSettings, out: Path, threshold: float, judge: str, re
     final = None if trained.watch is None else final_of(watches, **numbers)
     return {
         "rewards": rewards,
+        "several": rewards_of(rows[ROLLOUTS], trained.more_rewards),
         "rollouts": "vllm" if rows[PARITY] else "generate",
         "parity": parity_of(rows[PARITY]),
         "judge": "people" if trained.watch is not None and trained.watch.people is not None else judge,

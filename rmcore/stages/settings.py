@@ -36,6 +36,7 @@ from rmcore.data.readers.sources import source_digest
 from rmcore.data.render_fn import render_fn_digest
 from rmcore.judging.endpoint import PREFIX, Address
 from rmcore.judging.rubrics import rubric_text
+from rmcore.policy.grpo.several_rewards import SETTING as MORE_REWARDS
 from rmcore.policy.judge import is_endpoint, is_function, judge_name, judge_noise, require_model_folder
 from rmcore.stages.requirements import (
     required_benchmark,
@@ -454,8 +455,12 @@ class GrpoSettings(CheckpointSettings):
         )
 
     def named(self) -> dict[str, str]:
-        """The policy, where it is a folder, and the judge with the file that it is in."""
-        return super().named() | _files(name=self.name) | _judge(self.judge, self.judging)
+        """The policy, where it is a folder, the judge with the file that it is in, and further rewards likewise."""
+        found = super().named() | _files(name=self.name) | _judge(self.judge, self.judging)
+        if self.rlhf.more_rewards:
+            further = [(_reward(one), weight) for one, weight in self.rlhf.more_rewards.items()]
+            found["rlhf.more_rewards"] = make_key({"rewards": further})
+        return found
 
 
 def starts_from_sft(config: PipelineConfig) -> bool:
@@ -553,6 +558,14 @@ def _asking(config: PipelineConfig) -> JudgingConfig | None:
     found, policy = _judging(config), required_policy(config)
     is_asked = policy.samples is None and policy.judge is not None and is_endpoint(policy.judge)
     return found.model_copy(update={"audit": None}) if found is not None and is_asked else None
+
+
+def _reward(named: str) -> str:
+    """A further reward by its content."""
+    if is_function(named):
+        return f"{named} {source_file_digest(MORE_REWARDS, named)}"
+    require_model_folder(named, MORE_REWARDS)
+    return source_digest(named)
 
 
 def _judge(named: str | None, judging: JudgingConfig | None) -> dict[str, str]:

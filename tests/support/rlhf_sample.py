@@ -83,7 +83,19 @@ def watch(seed, kept):
     }  # fmt: skip
 
 
-def record(*, judged=True, num_seeds=3, num_points=9, early_stop=True, watched=None):
+def several(num_points):
+    """What two rewards added; nothing differed at the second step."""
+    return {
+        "names": ["own", "other/<best>"], "weights": [1.0, -0.25], "shares": [0.83, 0.17],
+        "steps": [
+            {"step": step, "means": [0.31 + step / 7, 412.0 - step], "spreads": [0.61, 0.0 if step == 1 else 55.0],
+             "shares": None if step == 2 else [0.83, 0.17]}
+            for step in range(1, num_points + 1)
+        ],
+    }  # fmt: skip
+
+
+def record(*, judged=True, num_seeds=3, num_points=9, early_stop=True, watched=None, rewards=1):
     """`rlhf.json`; without a judge, with one seed, one point, without members where asked for.
 
     watched: with a watch that kept a trained policy (True) or the start (False); None: nobody watched.
@@ -114,6 +126,7 @@ def record(*, judged=True, num_seeds=3, num_points=9, early_stop=True, watched=N
     }
     return {
         "rewards": "vllm",
+        "several": several(num_points) if rewards > 1 else None,
         "rollouts": "vllm",
         "parity": {
             "num_steps": 120, "num_tokens": 345678, "mean_difference": 0.0123, "max_difference": 1.57,

@@ -6,14 +6,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ServingError, TrainingError
 from rmcore.data.pair import Prompt
 from rmcore.policy.grpo.credit import RewardModelCreditAssigner, require_raw
+from rmcore.policy.grpo.several_rewards import FurtherReward, summed, weighted_parts
 from rmcore.policy.policy import Policy, shown
-from rmcore.policy.sampling.rollouts import RolloutScorer, one_step
+from rmcore.policy.sampling.rollouts import RolloutScorer, one_step, rollout_texts
 from rmcore.serving.scorer import Rollout
 
 SCORE_KEY = "rm_score"
+REWARDS_KEY, PARTS_KEY = "rewards", "parts"
+"""With further rewards: all K of a rollout, the own one with its price of length first, and what each adds."""
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
 """Pauses between tries to score a step double up to this."""
@@ -33,6 +39,9 @@ class GroupReward:
         scorer: of the rollouts.
         credit: from rewards to what TRL compares within each group; nothing normalised, TRL does that.
         wait_seconds: how long a scorer that is away or fails is waited for.
+        further: rewards next to that credit; with any, what is given is the sum of all, each normalised within its
+            group, and is to be divided by the spread over the step alone.
+        group_size: neighbours in a step that answer one prompt.
         record: sees every step's rollouts.
 
     Raises:
@@ -49,9 +58,12 @@ class GroupReward:
         credit: RewardModelCreditAssigner,
         *,
         wait_seconds: float,
+        further: Sequence[FurtherReward] = (),
+        group_size: int = 1,
         record: Record | None = None,
     ) -> None:
         require_raw(credit)
+        self.further, self.group_size = further, group_size
         self.policy, self.prompts, self.scorer, self.credit = policy, prompts, scorer, credit
         self.wait_seconds, self.record = wait_seconds, record
 
@@ -81,10 +93,24 @@ class GroupReward:
         self._score(rollouts)
         version = _one_version(rollouts)
         credits = self.credit.assign(rollouts)
+        if self.further:
+            credits = self._joined(rollouts, credits)
         log_metric("weight_version", version)
         if self.record is not None:
             self.record(trainer_state.global_step, rollouts, credits)
         return credits
+
+    def _joined(self, rollouts: Sequence[Rollout], credits: Sequence[float]) -> list[float]:
+        """Sums of the own credits and the further rewards, each normalised within its group."""
+        texts = rollout_texts(rollouts)
+        found = [one.judge.rewards(*texts) for one in self.further]
+        for one, theirs in zip(self.further, found, strict=True):
+            _require_finite(rollouts, theirs.tolist(), f"{one.judge.name}'s")
+        rewards: FloatArray = np.array([credits, *found], dtype=np.float64)  # (K, N)
+        parts = weighted_parts(rewards, [1.0, *(one.weight for one in self.further)], self.group_size)
+        for rollout, given, part in zip(rollouts, rewards.T.tolist(), parts.T.tolist(), strict=True):
+            rollout.meta.update({REWARDS_KEY: given, PARTS_KEY: part})
+        return summed(parts)
 
     def _score(self, rollouts: Sequence[Rollout]) -> None:
         """Score; while the scorer is away or fails, wait and ask again."""
@@ -96,14 +122,7 @@ class GroupReward:
                 self._wait(end, attempt, error)
             else:
                 break
-        for rollout, reward in zip(rollouts, rewards, strict=True):
-            if not math.isfinite(reward):
-                step = rollout.steps[0]
-                raise TrainingError(
-                    f"the reward of {shown(step.completion)} as an answer to {shown(str(step.prompt))} is {reward}: "
-                    "the reward model overflows or its weights are broken, and no step was taken on it. Evaluate the "
-                    "reward model before a policy is trained on it."
-                )
+        _require_finite(rollouts, rewards, "the")
 
     def _wait(self, end: float, attempt: int, error: ServingError) -> None:
         """Return when the scorer is ready and a pause is over, which grows: who is ready may fail all the same."""
@@ -124,6 +143,17 @@ class GroupReward:
             ) from last
         pause = min(FIRST_PAUSE_S * 2 ** min(attempt - 1, 30), LONGEST_PAUSE_S)
         time.sleep(max(0.0, min(pause, end - time.monotonic())))
+
+
+def _require_finite(rollouts: Sequence[Rollout], rewards: Sequence[float], whose: str) -> None:
+    for rollout, reward in zip(rollouts, rewards, strict=True):
+        if not math.isfinite(reward):
+            step = rollout.steps[0]
+            raise TrainingError(
+                f"{whose} reward of {shown(step.completion)} as an answer to {shown(str(step.prompt))} is {reward}: "
+                "the reward model overflows or its weights are broken, and no step was taken on it. Evaluate the "
+                "reward model before a policy is trained on it."
+            )
 
 
 def _one_version(rollouts: Sequence[Rollout]) -> int:

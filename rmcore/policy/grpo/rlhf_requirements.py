@@ -8,6 +8,7 @@ from rmcore.config.judging import JudgingConfig
 from rmcore.config.rlhf import RlhfConfig, WatchConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.extras import require_extra
+from rmcore.policy.grpo.several_rewards import require_more_rewards
 from rmcore.policy.judge import require_named_judge, require_people
 from rmcore.serving.vllm_process import find_vllm
 
@@ -41,14 +42,15 @@ def require_rlhf(
         judging: how an endpoint that judges is asked.
 
     Raises:
-        ConfigError: TRL or a named vLLM is missing, the judge cannot be imported, people's folder is not one, a watch
-            has no judge, or a judge of pairs is to give the gold reward of single responses.
+        ConfigError: TRL or a named vLLM is missing, the judge or a further reward is not there, people's folder is not
+            one, a watch has no judge, or a judge of pairs is to give the gold reward of single responses.
     """
     require_trl()
     if "vllm" in (settings.rewards, settings.rollouts):
         find_vllm()
     if judge is not None:
         require_named_judge(judge, judging)
+    require_more_rewards(settings.more_rewards)
     watch = settings.watch
     if watch is None and judging is not None and judging.mode != "pointwise":
         raise ConfigError(

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from transformers import TrainerCallback
 
@@ -31,11 +32,12 @@ from rmcore.core.saving import save_pretrained
 from rmcore.core.tracking import Tracker
 from rmcore.data.pair import Prompt, prompt_text
 from rmcore.policy.grpo.credit import LengthCredit, RewardModelCreditAssigner
-from rmcore.policy.grpo.group_reward import SCORE_KEY
+from rmcore.policy.grpo.group_reward import PARTS_KEY, REWARDS_KEY, SCORE_KEY
 from rmcore.policy.grpo.grpo import make_grpo_with_rm
 from rmcore.policy.grpo.hack_stop import HackStop
 from rmcore.policy.grpo.local_reward import LocalReward
 from rmcore.policy.grpo.policy_meter import PolicyMeter
+from rmcore.policy.grpo.several_rewards import FurtherReward, shares
 from rmcore.policy.grpo.vllm_rollouts import Parity
 from rmcore.policy.policy import Policy
 from rmcore.policy.sampling.rollouts import RolloutScorer
@@ -58,6 +60,7 @@ class TrainingPlan:
     settings: of the training.
     device: auto, cpu or cuda.
     served: the vLLM that draws the samples; None: `generate` in the process.
+    further: rewards next to the scorer's.
     watch: makes the watch over a training of a folder and a seed, with the reward that is trained on; None: only the
         steps end the training.
     final_prompts: fresh, for what the watched policy has gained in the end.
@@ -70,6 +73,7 @@ class TrainingPlan:
     settings: RlhfConfig
     device: str
     served: ServedPolicy | None = None
+    further: Sequence[FurtherReward] = ()
     watch: Callable[[Path, int, LocalReward], HackStop] | None = None
     final_prompts: Sequence[Prompt] = ()
 
@@ -96,6 +100,7 @@ def train_policy(plan: TrainingPlan, folder: Path, *, seed: int, tracker: Tracke
         out=folder,
         settings=plan.settings,
         credit=_credit(plan.settings),
+        further=plan.further,
         temperature=plan.meter.temperature,
         max_new_tokens=plan.meter.max_new_tokens,
         seed=seed,
@@ -210,6 +215,7 @@ class _Run(TrainerCallback):
                 "num_cut": rollout.meta.get(f"{SCORE_KEY}_num_cut", 0),
                 "weight_version": rollout.meta[f"{SCORE_KEY}_version"],
                 "credit": credit,
+                **{key: rollout.meta[key] for key in (REWARDS_KEY, PARTS_KEY) if key in rollout.meta},
             }
             for rollout, credit in zip(rollouts, credits, strict=True)
         ]
@@ -224,6 +230,11 @@ class _Run(TrainerCallback):
             "tokens": table["num_tokens"].mean(),
             "weight_version": float(table["weight_version"].iloc[0]),
         }
+        if self.plan.further:
+            means = np.array(table[REWARDS_KEY].tolist()).mean(axis=0)  # (N, K) to (K,)
+            made = shares(np.array(table[PARTS_KEY].tolist()).T) or [0.0] * len(means)
+            values |= {f"reward_{place}": mean for place, mean in enumerate(means)}
+            values |= {f"reward_{place}_share": share for place, share in enumerate(made)}
         self._track(step + 1, values)
 
     def record_parity(self, parity: Parity) -> None:

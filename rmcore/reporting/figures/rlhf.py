@@ -12,6 +12,7 @@ from rmcore.core.arrays import FloatArray
 from rmcore.reporting.figures.numbers import finite
 from rmcore.reporting.figures.style import (
     BLUE,
+    GREEN,
     INK,
     MUTED,
     ORANGE,
@@ -27,28 +28,62 @@ from rmcore.reporting.figures.style import (
 REWARDS = (("proxy", BLUE, "s"), ("gold", ORANGE, "o"))
 GAIN = "gain over the start (sd within prompts)"
 _KL_TICKS = (0, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 3, 4, 6, 8, 12, 20, 30, 50, 80, 120, 200, 300, 500, 800, 1200, 2000)
+LONGEST_NAME = 24
+"""Characters of a reward's name in a legend; the end of a path tells most."""
 _TICKS_APART = 0.075  # of the axis, at least
 
 
 def rlhf_curves_figure(record: Mapping[str, Any], best_of_n: Mapping[str, Any] | None = None) -> Figure:
     """Four panels: both rewards by step and by KL, win rate and disagreement of the member heads by step.
 
-    Lines are means over seeds with 95 % intervals; where there are several seeds each has a faint line of its own.
+    With several rewards two more: what each gained, and its share of the advantages, by step. Lines are means over
+    seeds with 95 % intervals; where there are several seeds each has a faint line of its own.
 
     Args:
         record: `rlhf.json` of the stage grpo. What nobody judged or measured gives a panel that says so.
         best_of_n: the curve of best-of-n on the start policy's samples (of `overoptimization.json`), drawn at equal KL;
             its points may have no gold.
     """
-    figure = new_figure(11.0, 8.6)
-    (steps, distance), (wins, doubts) = figure.subplots(2, 2)
+    several = record.get("several")
+    figure = new_figure(11.0, 12.6 if several else 8.6)
+    panels = figure.subplots(3 if several else 2, 2)
+    (steps, distance), (wins, doubts) = panels[:2]
     seeds = record["seeds"] if len(record["seeds"]) > 1 else []
     _by_step(steps, record, seeds)
     _by_kl(distance, record["curve"], best_of_n)
     _win_rate(wins, record["curve"], seeds)
     _disagreement(doubts, record, seeds)
+    if several:
+        _several(panels[2], several)
     headline(figure, record["verdict"]["headline"])
     return figure
+
+
+def _several(panels: Sequence[Axes], several: Mapping[str, Any]) -> None:
+    """What each of several rewards gained on the samples trained on, and its share of the advantages."""
+    gains, parts = panels
+    steps = several["steps"]
+    dress(
+        gains, title="each reward on what was trained on, since the first step",
+        x="optimizer step of the policy", y="gain (sd within prompts at first)",
+    )  # fmt: skip
+    dress(parts, title="each reward's share of the advantages", x="optimizer step of the policy", y="share")
+    for place, (name, weight) in enumerate(zip(several["names"], several["weights"], strict=True)):
+        colour = (BLUE, ORANGE, GREEN, PINK, INK, MUTED)[place % 6]
+        short = name if len(name) <= LONGEST_NAME else "…" + name[1 - LONGEST_NAME :]
+        label = f"{short}, weight {weight:g}"
+        unit = next((one["spreads"][place] for one in steps if one["spreads"][place] > 0), float("nan"))
+        first = steps[0]["means"][place]
+        at = [one["step"] for one in steps]
+        gains.plot(at, [(one["means"][place] - first) / unit for one in steps], color=colour, label=label)
+        known = [one for one in steps if one["shares"] is not None]
+        shown = [one["shares"][place] for one in known]
+        parts.plot([one["step"] for one in known], shown, color=colour, label=label)
+    for ax in (gains, parts):
+        ax.axhline(0, color=MUTED, linewidth=0.8)
+        _whole_steps(ax, steps)
+        legend_below(ax)
+    percent_ticks(parts.yaxis)
 
 
 def _by_step(ax: Axes, record: Mapping[str, Any], seeds: Sequence[Mapping[str, Any]]) -> None:

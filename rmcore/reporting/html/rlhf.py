@@ -118,6 +118,7 @@ def rlhf_findings(record: Mapping[str, Any]) -> list[str]:
         f"with {record['group_size']} samples each, learning rate {record['learning_rate']:g}"
         + "".join(f", {one}" for one in penalties),
         f"rewards: the reward model's own, from {REWARDS[record['rewards']]}; gold: {record['judge']}",
+        *_several(record.get("several")),
         _samples(record.get("parity")),
         f"measured on {record['num_prompts']} held-out prompts with {record['samples_per_prompt']} samples each, "
         f"against stored samples of the start policy; 95 % intervals {intervals}",
@@ -127,6 +128,25 @@ def rlhf_findings(record: Mapping[str, Any]) -> list[str]:
         *lines,
         f"{numbers.duration(cost['train_seconds'])} of training and measuring, {cost['tokens_per_second']:,.0f} "
         f"response tokens/s while training, {cost['peak_mib']:,.0f} MiB at most",
+    ]
+
+
+def _several(several: Mapping[str, Any] | None) -> list[str]:
+    """How much each of several rewards made of what was trained on; nothing where there was one."""
+    if several is None:
+        return []
+    first, last = several["steps"][0], several["steps"][-1]
+    made = several["shares"] or [0.0] * len(several["names"])
+    parts = [
+        f"{name} (weight {weight:g}) made {share:.0%} of the advantages, and its mean went from {before:.3g} to "
+        f"{after:.3g}"
+        for name, weight, share, before, after in zip(
+            several["names"], several["weights"], made, first["means"], last["means"], strict=True
+        )
+    ]
+    return [
+        "several rewards, each normalised within its groups and then summed: " + "; ".join(parts),
+        "the proxy, the members and best-of-n are those of the reward model's own reward alone",
     ]
 
 

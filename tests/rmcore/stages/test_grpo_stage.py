@@ -106,6 +106,39 @@ def test_how_long_a_step_waits_is_no_part_of_the_key_and_what_it_learns_is(chain
 
 
 @pytest.mark.slow
+def test_several_rewards_are_said_each_with_what_it_added(chain, tmp_path, monkeypatch):
+    (tmp_path / "brief.py").write_text("def reward(prompt, response):\n    return -1000.0 * len(response)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "brief", raising=False)
+    other = shutil.copytree(chain.folder("train") / "best", tmp_path / "other")
+    more = {str(other): 0.5, "brief:reward": 2.0}
+    config = changed(CONFIG, rlhf={"more_rewards": more, "num_seeds": 1})
+    several = run_alone(chain, tmp_path / "out", config)["several"]
+    assert several["names"] == ["own", *more]
+    assert several["weights"] == [1.0, 0.5, 2.0]
+    rows = pd.read_parquet(tmp_path / "out" / "rollouts.parquet")
+    rewards, parts = (np.array(rows[name].tolist()) for name in ("rewards", "parts"))
+    np.testing.assert_array_equal(rewards[:, 0], rows["reward"])
+    np.testing.assert_allclose(rewards[:, 1], rewards[:, 0], atol=1e-4)  # a copy of the own reward model
+    assert (rewards[:, 2] == -1000 * rows["response"].str.len()).all()
+    np.testing.assert_allclose(parts.sum(axis=1), rows["credit"], atol=1e-9)
+    assert [one["step"] for one in several["steps"]] == [1, 2, 3, 4]
+    for one in several["steps"]:
+        np.testing.assert_allclose(one["means"], rewards[rows["step"] == one["step"]].mean(axis=0))
+    assert several["shares"][1] == pytest.approx(several["shares"][0] / 2, abs=0.02)
+    assert sum(several["shares"]) == pytest.approx(1)
+
+    refs = {name: chain.ref(name) for name in STAGES["grpo"].upstream}
+
+    def key(rewards):
+        return stage_call("grpo", changed(CONFIG, rlhf={"more_rewards": rewards}), refs).key
+
+    moved = shutil.copytree(other, tmp_path / "moved")
+    assert key({str(other): 0.5}) == key({str(moved): 0.5})
+    assert len({key(None), key({str(other): 0.5}), key({str(other): 1.0}), key({"brief:reward": 0.5})}) == 4
+
+
+@pytest.mark.slow
 def test_a_judge_of_ones_own_labels_and_judges(chain, tmp_path, monkeypatch):
     (tmp_path / "short.py").write_text("def judge(prompt, response):\n    return -float(len(response))\n")
     monkeypatch.chdir(tmp_path)

@@ -125,6 +125,7 @@ ADDRESSES = {
     "data.eval_source",
     "policy.samples",
     "policy.judge",
+    "rlhf.more_rewards",
 }  # by content
 OTHER_VALUES = {
     "policy.people": "to_judge", "policy.judge_ceiling": 0.9,

@@ -30,6 +30,8 @@ KINDS = {
     "no members, no rule": {"early_stop": False},
     "watched, one seed": {"watched": True, "num_seeds": 1},
     "watched, back to the start": {"watched": False},
+    "two rewards": {"rewards": 2},
+    "two rewards, one point": {"rewards": 2, "num_points": 1},
 }
 
 
