@@ -39,7 +39,7 @@ def curve_of(progress: pd.DataFrame, *, num_resamples: int, seed: int) -> list[d
 def rewards_of(
     rollouts: Sequence[Mapping[str, Any]], more_rewards: Mapping[str, float] | None
 ) -> dict[str, Any] | None:
-    """What each of several rewards added, JSON-ready; None where there is one.
+    """Say what each of several rewards added, JSON-ready; None where there is one.
 
     Args:
         rollouts: rows with step, and where there are several rewards with all K of them and what each adds.

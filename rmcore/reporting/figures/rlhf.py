@@ -60,7 +60,7 @@ def rlhf_curves_figure(record: Mapping[str, Any], best_of_n: Mapping[str, Any] |
 
 
 def _several(panels: Sequence[Axes], several: Mapping[str, Any]) -> None:
-    """What each of several rewards gained on the samples trained on, and its share of the advantages."""
+    """Draw what each of several rewards gained on the samples trained on, and its share of the advantages."""
     gains, parts = panels
     steps = several["steps"]
     dress(
