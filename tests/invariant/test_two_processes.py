@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
+from machine import free_ports
 from nano_model import nano_config
 from rmcore.core.child_process import ForkedProcess
 from rmcore.models.tiny import build_tiny
@@ -36,8 +36,7 @@ def environment():
 def run(folder, processes, environment, stop_at=0, fails=False, **changes):
     """In processes that torchrun starts but for its imports: forked from one that has loaded torch."""
     folder.mkdir(exist_ok=True)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    [port] = free_ports(1)
     started = []
     for rank in range(processes):
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1"}
@@ -55,8 +54,7 @@ def run(folder, processes, environment, stop_at=0, fails=False, **changes):
 
 def run_on_two_hosts(hosts, environment, second_dies_at=0):
     """Exit status and errors of the launcher of each host."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    [port] = free_ports(1)
     started = []
     for rank, folder in enumerate(hosts):
         folder.mkdir(exist_ok=True)

@@ -1,7 +1,6 @@
 """An S3 server on loopback (moto), for tests of what machines share."""
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,12 +9,13 @@ from contextlib import contextmanager
 import httpx
 import psutil
 
+from machine import free_ports
+
 
 @contextmanager
 def s3_server() -> Iterator[str]:
     """Run a server for the block; gives its address. Its buckets are gone afterwards."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    [port] = free_ports(1)
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"

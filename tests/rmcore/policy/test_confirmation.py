@@ -65,7 +65,7 @@ def test_the_true_gain_is_inside_after_every_pair(quality):
 def test_a_chosen_one_that_is_no_better_is_hardly_ever_called_so(passes):
     """A judge of passes and failures, most of which tie: a few prompts must not make a claim."""
     rng = np.random.default_rng(7)
-    claimed, repeats = 0, 200
+    claimed, repeats = 0, 100
     for _ in range(repeats):
         known = ServedGain(CLIP, 0.3)
         judged = (rng.random((200, 2)) < passes).astype(float)
@@ -128,7 +128,7 @@ def test_what_few_prompts_turn_is_not_claimed(rest, wrong):
 
     Clipped at 3 sd, the first rises and the second falls for certain.
     """
-    rng, repeats, claimed = np.random.default_rng(11), 150, 0
+    rng, repeats, claimed = np.random.default_rng(11), 75, 0
     for _ in range(repeats):
         known = served_until_decided(rare(rng, 400, 0.03, rest))
         claimed += known.decision == wrong

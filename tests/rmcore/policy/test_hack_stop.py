@@ -121,17 +121,27 @@ def test_a_reward_that_the_judge_shares_is_gained_and_measured_on_other_prompts(
     assert len(gain.path) == len(fresh)
     assert gain.examples[0]["prompt"] == fresh[0]
     asked = judge.asked
-    assert stop.final_gain(trainer.model, fresh) == gain  # nothing is sampled or asked anew
+    assert stop.final_gain(trainer.model, fresh) == gain  # nothing is sampled or asked again
     assert judge.asked == asked
+    file = tmp_path / "watch" / "final" / "judged.jsonl"
+    file.write_text(file.read_text()[:-5])  # as a kill leaves it
+    assert stop.final_gain(trainer.model, fresh) == gain
+    assert judge.asked > asked
+    assert stop.final_gain(trainer.model, fresh) == gain
 
 
 def test_it_leaves_the_training_as_it_was(policy, tmp_path):
-    """The same steps with and without a watch give the same weights."""
+    """The same steps with and without a watch give the same weights; its folder holds what its text says."""
     watched, trainer = train(policy, tmp_path / "with", Judge(lambda text: float(len(text))).of_pairs)
     plain = trainer_of(policy, tmp_path / "without", SETTINGS)
     plain.train()
     Snapshots(tmp_path / "with" / "watch" / "snapshots").load(trainer.model, len(watched.looks))
     assert same(weights(plain.model), weights(trainer.model))
+    folder = tmp_path / "with" / "watch"
+    assert json.loads((folder / "watch.json").read_text())["scale"] > 0
+    assert {place.name for place in folder.iterdir()} == {
+        "watch.json", "snapshots", "looks.jsonl", "look_2", "look_4", "look_6", "look_8"
+    }  # fmt: skip
 
 
 def test_a_training_that_was_cut_off_goes_on_with_the_labels_that_it_has(policy, tmp_path):
@@ -216,17 +226,6 @@ def test_a_folder_begins_anew_with_its_training_and_is_refused_to_another(policy
         )  # fmt: skip
 
 
-def test_a_line_that_a_kill_has_cut_is_asked_again(policy, tmp_path):
-    judge = Judge(lambda text: float(text.count("a")))
-    stop, trainer = train(policy, tmp_path, judge.of_pairs, SETTINGS.model_copy(update={"steps": 16}))
-    fresh = [f"Count to {number}" for number in range(20)]
-    gain = stop.final_gain(trainer.model, fresh)
-    file = tmp_path / "watch" / "final" / "judged.jsonl"
-    file.write_text(file.read_text()[:-5])
-    assert stop.final_gain(trainer.model, fresh) == gain
-    assert stop.final_gain(trainer.model, fresh) == gain
-
-
 def test_the_penalty_is_steered_to_the_target(policy, tmp_path):
     stop, trainer = train(policy, tmp_path, Judge(lambda text: float(text.count("a"))).of_pairs, kl_target=0.001)
     rows = read_json_lines(tmp_path / "watch" / "looks.jsonl")
@@ -263,14 +262,6 @@ def test_snapshots_come_back_to_the_bit_and_are_private(tmp_path):
     snapshots.keep([2])
     assert not snapshots.has(1)
     assert snapshots.has(2)
-
-
-def test_its_folder_holds_what_its_text_says(policy, tmp_path):
-    train(policy, tmp_path, Judge(lambda text: float(len(text))).of_pairs)
-    assert json.loads((tmp_path / "watch" / "watch.json").read_text())["scale"] > 0
-    assert {place.name for place in (tmp_path / "watch").iterdir()} == {
-        "watch.json", "snapshots", "looks.jsonl", "look_2", "look_4", "look_6", "look_8"
-    }  # fmt: skip
 
 
 class Turning:

@@ -9,7 +9,7 @@ from rmcore.suites.pairwise import LLMBAR
 from rmcore.suites.question import Question, clusters
 
 MAY_MISS = 0.05
-TRIALS = 120
+TRIALS = 60
 
 
 def questions_of(*sizes):

@@ -2,11 +2,11 @@
 
 import json
 import os
-import socket
 from pathlib import Path
 
 import pytest
 
+from machine import free_ports
 from rmcore.core.child_process import ForkedProcess
 
 pytestmark = pytest.mark.slow
@@ -17,8 +17,7 @@ def measured(folder, precision, whole):
     """What each of two processes tells of a step."""
     folder.mkdir()
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(Path.cwd()), str(SUPPORT)])}
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    [port] = free_ports(1)
     started = []
     for rank in range(2):
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
