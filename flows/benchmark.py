@@ -14,7 +14,7 @@ from flows.pipeline import require_benchmarks
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.store import ArtifactRef
 from rmcore.reporting.figures.benchmarks import title
-from rmcore.reporting.html.benchmarks import benchmarks_markdown
+from rmcore.reporting.html.benchmarks import CAPTIONS, benchmarks_block
 from rmcore.stages.requirements import required_benchmark
 from rmcore.stages.results import read_json
 
@@ -63,5 +63,5 @@ def benchmark(config: PipelineConfig, checkpoint: str | None = None) -> dict[str
     def found(refs: Mapping[str, ArtifactRef]) -> dict[str, Any]:
         return read_json(refs["benchmark"], "benchmark.json")
 
-    telling = Telling(found, benchmarks_markdown, lambda results: title(results["suites"]))
+    telling = Telling(found, benchmarks_block, lambda results: title(results["suites"]), CAPTIONS)
     return run_chain(config, STAGES, telling, kind="benchmark", checkpoint=checkpoint)

@@ -1,7 +1,7 @@
 """A chain of stages with what it tells: tracked, reported, described in MLflow and on the flow run's page."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.files import write_json
 from rmcore.core.store import ArtifactRef, Store, flatten
 from rmcore.policy.readiness.verdict import verdict_tags
+from rmcore.reporting.html.blocks import Block, markdown
 from rmcore.reporting.html.index import write_index
 from rmcore.reporting.html.note import run_note, verdict_note
-from rmcore.reporting.html.text_page import write_text_report
+from rmcore.reporting.html.text_page import write_block_report
 from rmcore.stages.results import figures, run_key
 from tasks.checkpoints import given_checkpoint, trained_key
 from tasks.stages import run_step
@@ -33,10 +34,12 @@ class Telling:
 
     results: Callable[[Mapping[str, ArtifactRef]], dict[str, Any]]
     """Gives the record of the run, from the artifacts by stage."""
-    markdown: Callable[[dict[str, Any]], str]
-    """Gives the record as people read it on the flow run's page."""
+    block: Callable[[dict[str, Any]], Block]
+    """Gives the record as people read it, in the report and on the flow run's page."""
     headline: Callable[[dict[str, Any]], str] | None = None
     """Gives it in one sentence; None where the record has a `verdict` of the ladder and the `next_rung`."""
+    captions: Mapping[str, str] = field(default_factory=dict)
+    """Texts below the figures, by name."""
 
 
 def run_chain(
@@ -82,7 +85,7 @@ def run_chain(
             trained = _trained(refs, checkpoint, store)
             if trained is not None:
                 tracker.confirm_model(trained, results["verdict"])
-    show_on_page(telling.markdown(results), report, tracker.url)
+    show_on_page(markdown(telling.block(results)), report, tracker.url)
     return {
         "results": results,
         "figures": {name: str(path) for name, path in figures(refs).items()},
@@ -102,7 +105,7 @@ def _tell(
     write_json(folder / "summary.json", results)
     last_first = {name: refs[name] for name in reversed(list(refs))}  # the requested stages are at its end
     shown = figures(last_first)
-    report = write_text_report(folder.name, telling.markdown(results), shown, folder / REPORT_FILE)
+    report = write_block_report(folder.name, telling.block(results), shown, folder / REPORT_FILE, telling.captions)
     write_index(folder.parent)
     tracker.log_file(report, REPORT_FOLDER)
     if telling.headline is None:

@@ -11,9 +11,6 @@ from typing import Annotated, Any
 
 import httpx
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from flows.hub_names import require_hub_names
 from rmcore.cli.verdict import print_verdict
@@ -129,16 +126,6 @@ def prefect_in_use(results: str) -> Iterator[None]:
             yield
     except (httpx.HTTPError, PrefectException) as error:
         raise ServiceError(f"Prefect's API failed during the run ({error}). {advice}") from error
-
-
-def print_findings(headings: Sequence[str], rows: Sequence[Sequence[str]], lines: Sequence[str]) -> None:
-    """Show a table, and below it what follows from it."""
-    table = Table(*headings)
-    for row in rows:
-        table.add_row(*(escape(cell) for cell in row))
-    Console().print(table)
-    for line in lines:
-        print(line)
 
 
 def print_places(outcome: dict[str, Any]) -> None:

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from flows.cli_common import FlowOptions, print_findings, print_places, run_configured, settings_of
+from flows.cli_common import FlowOptions, print_places, run_configured, settings_of
+from rmcore.cli.common import print_block
 from rmcore.cli.measure import readiness_app
 from rmcore.cli.options import options
 from rmcore.cli.verdict import print_verdict
-from rmcore.reporting.verdict_style import check_result
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,11 @@ def best_of_n(
     Samples are stored: another reward model scores the same ones. Example: rm-opt best-of-n, then
     rm-opt best-of-n --checkpoint out/best --policy my-policy --data pairs.parquet
     """
-    from rmcore.reporting.html.policy import BEST_OF_N_HEADINGS, best_of_n_findings, best_of_n_rows
+    from rmcore.reporting.html.policy import best_of_n_block
 
     wanted = settings_of({"policy.samples_per_prompt": n, "policy.num_prompts": prompts})
     outcome = run_configured(_loader("best_of_n", inputs), inputs.preset, given, [*inputs.settings(), *wanted])
-    print_findings(BEST_OF_N_HEADINGS, best_of_n_rows(outcome["results"]), best_of_n_findings(outcome["results"]))
+    print_block(best_of_n_block(outcome["results"]))
     print_places(outcome)
 
 
@@ -78,15 +78,14 @@ def readiness(
 
     rm-opt readiness policy --checkpoint out/best --data pairs.parquet --samples judged.parquet
     """
-    from rmcore.reporting.html.policy import readiness_rows
+    from rmcore.reporting.html.policy import readiness_block
 
     wanted = settings_of({"readiness.planned_kl": kl})
     outcome = run_configured(_loader("readiness", inputs), inputs.preset, given, [*inputs.settings(), *wanted])
     results = outcome["results"]
     print()
     print_verdict(results["verdict"], results["next_rung"])
-    checks = [f"{check_result(check):<11} {check['text']}" for check in results["gate"]]
-    print_findings(("part", "value, 95 %"), readiness_rows(results), checks)
+    print_block(readiness_block(results))
     print_places(outcome)
 
 
@@ -114,7 +113,7 @@ def confirm(
 
     rm-opt readiness confirm --checkpoint out/best --data pairs.parquet --policy my-policy --people to_judge
     """
-    from rmcore.reporting.html.policy import CONFIRMATION_HEADINGS, confirmation_rows
+    from rmcore.reporting.html.policy import confirmation_block
 
     own = {
         "readiness.planned_kl": kl,
@@ -127,7 +126,7 @@ def confirm(
     results = outcome["results"]
     print()
     print_verdict(results["verdict"], None)
-    print_findings(CONFIRMATION_HEADINGS, confirmation_rows(results), [])
+    print_block(confirmation_block(results)._replace(findings=()))  # they are in the verdict above
     print_places(outcome)
 
 

@@ -10,12 +10,12 @@ import typer
 
 from flows.cli_common import (
     FlowOptions,
-    print_findings,
     print_places,
     print_reported,
     run_configured,
     settings_of,
 )
+from rmcore.cli.common import print_block
 from rmcore.cli.options import options
 from rmcore.core.errors import ConfigError
 
@@ -95,10 +95,11 @@ def rlhf(
         raise ConfigError("--mode policy goes with --checkpoint, and no other mode does: the others train their own.")
     outcome = run_configured(_loader(mode, checkpoint), preset, given, settings)
     if mode != "rm":
-        from rmcore.reporting.html.rlhf import RLHF_HEADINGS, rlhf_findings, rlhf_rows
+        from rmcore.reporting.html.rlhf import rlhf_block
 
         record = outcome["results"] if mode == "policy" else outcome["results"]["rlhf"]
-        print_findings(RLHF_HEADINGS, rlhf_rows(record), rlhf_findings(record))
+        told = rlhf_block(record)
+        print_block(told._replace(text=(told.title,)))
     if mode == "policy":
         print_places(outcome)
     else:

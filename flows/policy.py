@@ -29,15 +29,17 @@ from rmcore.core.store import ArtifactRef
 from rmcore.policy.confirmation import require_served_judge, smallest_n
 from rmcore.policy.curves import curves_of_file
 from rmcore.policy.readiness.verdict import next_rung, verdict_on_served
+from rmcore.reporting.html.blocks import markdown
 from rmcore.reporting.html.note import run_note
 from rmcore.reporting.html.policy import (
+    CAPTIONS,
+    best_of_n_block,
     best_of_n_headline,
-    best_of_n_markdown,
-    confirmation_markdown,
-    curves_markdown,
-    readiness_markdown,
+    confirmation_block,
+    curves_block,
+    readiness_block,
 )
-from rmcore.reporting.html.text_page import write_text_report
+from rmcore.reporting.html.text_page import write_block_report
 from rmcore.stages.registry import POLICY, pipeline_stages
 from rmcore.stages.requirements import required_policy
 from rmcore.stages.results import read_json
@@ -89,7 +91,7 @@ def best_of_n(config: PipelineConfig, checkpoint: str | None = None) -> dict[str
             "overoptimization": read_json(refs["overoptimization"], "overoptimization.json"),
         }
 
-    telling = Telling(found, best_of_n_markdown, best_of_n_headline)
+    telling = Telling(found, best_of_n_block, best_of_n_headline, CAPTIONS)
     return run_chain(config, BEST_OF_N, telling, kind="best-of-n", checkpoint=checkpoint)
 
 
@@ -132,7 +134,7 @@ def readiness(config: PipelineConfig, checkpoint: str | None = None) -> dict[str
         place = checkpoint or str(Path(refs["train"].path) / "best")
         return found | {"next_rung": next_rung(found["verdict"], config, place)}
 
-    telling = Telling(judged, readiness_markdown)
+    telling = Telling(judged, readiness_block, captions=CAPTIONS)
     return run_chain(config, pipeline_stages(config), telling, kind="readiness", checkpoint=checkpoint)
 
 
@@ -182,7 +184,7 @@ def confirm(config: PipelineConfig, checkpoint: str | None = None) -> dict[str, 
         found = read_json(refs["confirmation"], "confirmation.json")
         return found | {"verdict": verdict_on_served(found), "next_rung": None}
 
-    telling = Telling(judged, confirmation_markdown)
+    telling = Telling(judged, confirmation_block)
     return run_chain(config, CONFIRMATION, telling, kind="confirm", checkpoint=checkpoint)
 
 
@@ -241,15 +243,15 @@ def overoptimize(
                 tracker.log_file(file, "figures")
             write_json(folder / "overoptimization.json", found)
             tracker.log_file(folder / "overoptimization.json", "")
-            written = write_text_report(
-                f"overoptimize-{Path(samples).stem}", curves_markdown(found), drawn, folder / REPORT_FILE
+            written = write_block_report(
+                f"overoptimize-{Path(samples).stem}", curves_block(found), drawn, folder / REPORT_FILE
             )
             tracker.log_file(written, REPORT_FOLDER)
             tracker.describe(run_note(f"Proxy and gold reward of {Path(samples).name} against KL", *places(written)))
             return written
 
         report = run_step("report", tell, [computed.handed]).found
-    show_on_page(curves_markdown(found), report, tracker.url)
+    show_on_page(markdown(curves_block(found)), report, tracker.url)
     return {
         "results": found,
         "figures": {name: str(path) for name, path in drawn.items()},

@@ -16,7 +16,8 @@ from rmcore.config.model import FROM_POLICY
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
 from rmcore.policy.grpo.rlhf_requirements import require_rlhf
-from rmcore.reporting.html.rlhf import rlhf_markdown
+from rmcore.reporting.html.blocks import markdown
+from rmcore.reporting.html.rlhf import CAPTIONS, rlhf_block
 from rmcore.stages.registry import PIPELINE, POLICY
 from rmcore.stages.results import read_json
 from rmcore.stages.settings import GrpoSettings
@@ -83,11 +84,12 @@ def rlhf(config: PipelineConfig, mode: Mode = "full", checkpoint: str | None = N
     require_judge(config)
     if mode == "full":
         outcome = run_pipeline(config, kind="rlhf", run_name=run_name)
-        create_markdown_artifact(markdown=rlhf_markdown(outcome["results"]["rlhf"]), description="Policy")
+        create_markdown_artifact(markdown=markdown(rlhf_block(outcome["results"]["rlhf"])), description="Policy")
         return outcome
     telling = Telling(
         lambda refs: read_json(refs["grpo"], "rlhf.json"),
-        rlhf_markdown,
+        rlhf_block,
         lambda record: str(record["verdict"]["headline"]),
+        CAPTIONS,
     )
     return run_chain(config, POLICY_ONLY, telling, kind="rlhf", checkpoint=checkpoint)

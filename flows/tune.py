@@ -40,10 +40,11 @@ from rmcore.core.errors import ConfigError, DataError, TrainingError
 from rmcore.core.files import write_json, write_text
 from rmcore.core.store import ArtifactRef, Store, flatten
 from rmcore.data.table import count_pairs, read_pairs
+from rmcore.reporting.html.blocks import markdown
 from rmcore.reporting.html.index import write_index
 from rmcore.reporting.html.note import run_note
-from rmcore.reporting.html.text_page import write_text_report
-from rmcore.reporting.html.tuning import TuningResults, tuning_markdown
+from rmcore.reporting.html.text_page import write_block_report
+from rmcore.reporting.html.tuning import TuningResults, tuning_block
 from rmcore.stages.interface import observations_of
 from rmcore.stages.results import artifact_seconds, run_key
 from rmcore.study.analysis import arm_metrics
@@ -163,7 +164,7 @@ def tune(
             results = run.results(cells, prepared)
             text = run.recipe(results)
             write_text(folder / "recipe.yaml", text)
-            report = write_text_report(name, tuning_markdown(results, text), {}, folder / REPORT_FILE)
+            report = write_block_report(name, tuning_block(results, text), {}, folder / REPORT_FILE)
             write_json(folder / "summary.json", results)
             write_index(folder.parent)
             for file in (report, folder / "recipe.yaml"):
@@ -177,7 +178,7 @@ def tune(
             return results, report
 
         results, report = run_step("report", tell, run.runner.handed).found
-    show_on_page(tuning_markdown(results), report, tracker.url)
+    show_on_page(markdown(tuning_block(results)), report, tracker.url)
     return {
         "results": results,
         "report": str(report),

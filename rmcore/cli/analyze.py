@@ -1,12 +1,11 @@
 """`rm-opt analyze`: the curvature of the loss at a checkpoint, on a file of pairs."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from rmcore.cli.common import write_report_json
+from rmcore.cli.common import print_block, write_report_json
 from rmcore.cli.help import common
 from rmcore.cli.inputs import Checkpoint, Data, JsonOut, ModelReading, PairReading, Seed
 from rmcore.cli.options import field_options, given, options
@@ -35,11 +34,14 @@ def analyze(
 
     docs/landscape.md says what each number means and what it must not be read as.
     """
+    from rmcore.reporting.html.curvature import curvature_block
+
     model = model.in_float32("curvature drowns in their rounding")
     pairs = reading.read(data)
     config = LandscapeConfig.model_validate(given(settings, FIELDS))
     record = measure_model(model.load(checkpoint), pairs, config, seed=seed)
-    _print(record, f"{checkpoint} on {record['num_pairs']} pairs of {data}")
+    print(f"{checkpoint} on {record['num_pairs']} pairs of {data}")
+    print_block(curvature_block(record))
     write_report_json(json_out, record)
     if out is not None:
         from rmcore.stages.landscape import write_curvature
@@ -58,21 +60,3 @@ def measure_model(rm: Any, pairs: list[Any], config: LandscapeConfig, *, seed: i
     sample = draw_sample(rm, pairs, config, seed=seed)
     with progress_bar("analyze") as report:
         return measure_curvature(rm, sample, config, seed=seed, report=report)
-
-
-def _print(record: Mapping[str, Any], title: str) -> None:
-    """The table of the report, on the terminal."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    from rmcore.reporting.html.curvature import COLUMNS, SHARPNESS, rows, sentences
-
-    console = Console()
-    for sentence in (title, *sentences(record)):
-        console.print(escape(sentence))
-    table = Table(*COLUMNS)
-    for row in rows(record):
-        table.add_row(*map(escape, row))
-    console.print(table)
-    console.print(escape(SHARPNESS))

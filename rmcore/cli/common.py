@@ -7,11 +7,13 @@ from typing import Any
 import typer
 from pydantic import BaseModel
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from rmcore.core.files import write_json
 from rmcore.core.metrics import floored
 from rmcore.reporting.figures.numbers import nothing_found
+from rmcore.reporting.html.blocks import Block, shown
 
 
 def setting(model: type[BaseModel], name: str, *flags: str) -> Any:
@@ -42,6 +44,21 @@ def print_metrics(title: str, metrics: Mapping[str, Mapping[str, Any]]) -> None:
         value, interval = shown_numbers(name, entry)
         table.add_row(name, value, interval.replace("[", r"\["), str(entry.get("num", "")))
     Console().print(table)
+
+
+def print_block(block: Block) -> None:
+    """Print what a block holds below its title: sentences, tables without what is folded, findings."""
+    console = Console()
+    for paragraph in block.text:
+        console.print(escape(paragraph))
+    for one in block.tables:
+        if not one.title:
+            table = Table(*map(escape, one.headings))
+            for row in one.rows:
+                table.add_row(*(escape(shown(cell)) for cell in row))
+            console.print(table)
+    for line in block.findings:
+        print(line)
 
 
 def shown_numbers(name: str, entry: Mapping[str, Any]) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Scores on benchmarks as people read them: in the report and in Markdown."""
+"""Scores on benchmarks as people read them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.benchmarks import OVERALL, YARDSTICKS, title, yardstick
 from rmcore.reporting.figures.quantities import points
-from rmcore.reporting.html.markdown import bullets, escape, text_table
+from rmcore.reporting.html.blocks import Block, Table
 
 TITLE = "Benchmarks"
 CAPTIONS = {
@@ -22,7 +22,7 @@ HEADINGS = (
 )
 
 
-def benchmark_rows(suites: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
+def _rows(suites: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
     """One row a benchmark, as `HEADINGS`."""
     rows: list[tuple[str, ...]] = []
     for told in suites.values():
@@ -34,7 +34,7 @@ def benchmark_rows(suites: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, .
     return rows
 
 
-def benchmark_findings(suites: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _findings(suites: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Sentences below the table: each benchmark's rule, what is missing of it, and what could not be read."""
     lines = []
     for told in suites.values():
@@ -51,25 +51,24 @@ def benchmark_findings(suites: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def benchmarks_section(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Gather the values that the report prints, numbers as text; None where no benchmark was named."""
-    if found is None:
-        return None
-    suites = found["suites"]
-    return {
-        "title": TITLE,
-        "headings": HEADINGS,
-        "rows": benchmark_rows(suites),
-        "parts": [(told["title"], _parts(told)) for told in suites.values()],
-        "findings": benchmark_findings(suites),
-    }
+def benchmarks_block(found: Mapping[str, Any]) -> Block:
+    """The scores on public benchmarks, each with its rule, its parts and its yardsticks.
 
-
-def benchmarks_markdown(found: Mapping[str, Any]) -> str:
-    """Finding, table and rules; no line break at its end."""
+    Args:
+        found: record of `rmcore.suites.record.benchmark_record`.
+    """
     suites = found["suites"]
-    lines = bullets(map(escape, benchmark_findings(suites)))
-    return f"## {TITLE}\n\n{escape(title(suites))}.\n\n{text_table(HEADINGS, benchmark_rows(suites))}\n\n{lines}"
+    about = "Answers that others wrote, each benchmark by its own rule. Intervals are 95 % over prompts."
+    parts = [
+        Table(("", ""), _parts(told), title=f"{told['title']}: its parts and yardsticks") for told in suites.values()
+    ]
+    return Block(
+        TITLE,
+        text=(f"{title(suites)}.", about),
+        figures=("benchmarks",),
+        tables=(Table(HEADINGS, _rows(suites)), *parts),
+        findings=_findings(suites),
+    )
 
 
 def _parts(told: Mapping[str, Any]) -> list[tuple[str, str]]:

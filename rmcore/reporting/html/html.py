@@ -10,9 +10,11 @@ from rmcore.core.cost import money_text, price_per_hour
 from rmcore.core.metrics import metric_order, metric_spec
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.html import benchmarks, curvature, explained, glossary, judgements, logged, policy, probe, rlhf
+from rmcore.reporting.html.blocks import Block, Named, Table
 from rmcore.reporting.html.cards import headline_cards, metric_texts, trained_on
 from rmcore.reporting.html.page import date, gate_row, shorten, write_page
-from rmcore.reporting.html.tree import blocks
+from rmcore.reporting.html.tree import TreeBlock
+from rmcore.reporting.html.tree import blocks as tree_blocks
 from rmcore.reporting.schema import Results, StageResult
 from rmcore.reporting.verdict_style import verdict_style
 
@@ -40,17 +42,12 @@ AUDIT_TITLES = {"num_rejected": "rows_set_aside", "rejected": "rows set aside, b
 """Keys of the audit whose own words would be misread: here rejected rows are not rejected sides."""
 
 
-class MetricRow(NamedTuple):
-    """One row of the table of all metrics."""
+class Section(NamedTuple):
+    """A block of the page: its anchor, and its name among the links at the top."""
 
+    anchor: str
     name: str
-    label: str
-    definition: str
-    value: str
-    interval: str
-    num: str
-    ood_value: str
-    ood_interval: str
+    block: Block
 
 
 def write_report(results: Results, figures: Mapping[str, Path], out: Path) -> Path:
@@ -65,65 +62,169 @@ def write_report(results: Results, figures: Mapping[str, Path], out: Path) -> Pa
     Raises:
         DataError: a figure is not a readable PNG file.
     """
-    return write_page(TEMPLATE, view(results), figures, CAPTIONS, out)
-
-
-def view(results: Results) -> dict[str, Any]:
-    """Gather the values that the template prints, numbers as text."""
-    audit = {AUDIT_TITLES.get(key, key): value for key, value in results["audit"].items()}
-    return {
+    drawn = "curvature_trajectory" in figures
+    values = {
         "results": results,
         "created": date(results["created"]),
         "verdict_style": verdict_style(results["verdict"]),
         "question": _question(results),
         "cards": headline_cards(results),
-        "gate": [gate_row(check) for check in results["gate"]],
-        "label_gate": [gate_row(check) for check in results["label_gate"]] if results["policy"] else [],
-        "metrics": metric_rows(results),
-        "has_ood": results["ood_metrics"] is not None,
-        "training": _training_rows(results),
-        "truncation": blocks({"texts cut to fit the model": results["training"]["truncation"]}, "texts cut"),
-        "curvature": curvature.view(results["spectrum"]),
-        "readiness_parts": _readiness_rows(results["readiness"]),
-        "benchmarks": benchmarks.benchmarks_section(results["benchmarks"]),
-        "logged": logged.logged_section(results["logged"]),
-        "judgements": judgements.judgements_section(results["observations"]),
-        "probe": probe.probe_section(results["probe"]),
+        "sections": sections(results, with_trajectory=drawn),
         "explained": explained.explained_section(results["explained"]),
-        "policy": policy.section(results["policy"]),
-        "rlhf": rlhf.rlhf_section(results["rlhf"]),
-        "readiness_weakness": glossary.READINESS_WEAKNESS,
-        "audit": sorted(blocks(audit, "overview"), key=lambda block: not block.sentences),  # warnings first
         "mistakes": [_mistake(mistake) for mistake in results["mistakes"]],
-        "device_time": _device_time(results["stages"]),
-        "stages": [{**stage, "took": numbers.duration(stage["wall_seconds"])} for stage in results["stages"]],
-        "config_yaml": yaml.safe_dump(dict(results["config"]), sort_keys=False, allow_unicode=True, width=100),
+        "provenance": _provenance(results),
         "words": glossary.WORDS,
     }
+    return write_page(TEMPLATE, values, figures, CAPTIONS, out)
 
 
-def metric_rows(results: Results) -> list[MetricRow]:
+def sections(results: Results, *, with_trajectory: bool = False) -> list[Section]:
+    """Everything that was found, in reading order; what the verdict does not rest on is folded."""
+    rung = results["verdict"]["rung"]
+    context = Block("Accuracy in context", figures=("accuracy_in_context",), is_folded=rung > 1)
+    calibration = Block("Calibration: are its probabilities right?", figures=("reliability_diagram",), is_folded=True)
+    margins = Block(
+        "Margins, and reward against length", figures=("margin_histogram", "reward_by_length"), is_folded=True
+    )
+    found = [Section("gate", "Checks", _checks(results)), Section("context", "Accuracy in context", context)]
+    if (observed := results["observations"]) is not None:
+        found.append(Section("judgements", "Judgements", _folded(judgements.judgements_block(observed))))
+    if (benchmarked := results["benchmarks"]) is not None:
+        found.append(Section("benchmarks", "Benchmarks", _folded(benchmarks.benchmarks_block(benchmarked))))
+    if (answers := results["logged"]) is not None:
+        found.append(Section("logged", "Logged answers", _folded(logged.logged_block(answers), rung != 2)))
+    if (probed := results["probe"]) is not None:
+        found.append(Section("probe", "Probes", _folded(probe.probe_block(probed), not probed["violated"])))
+    if (sampled := results["policy"]) is not None:
+        found.append(Section("policy", "Policy", _folded(policy.policy_block(sampled), rung != 3)))
+    if (trained := results["rlhf"]) is not None:
+        told = rlhf.rlhf_block(trained)
+        title = "A policy trained against this reward model"
+        block = told._replace(title=title, text=(told.title, *told.text), is_folded=rung != 4)
+        found.append(Section("rlhf", "Trained policy", block))
+    return [
+        *found,
+        Section("training", "Training", _training(results, with_trajectory=with_trajectory)),
+        Section("calibration", "Calibration", calibration),
+        Section("margins", "Margins and length", margins),
+        Section("landscape", "Curvature", _folded(curvature.curvature_block(results["spectrum"]))),
+        Section("readiness", "Original score", _original_score(results["readiness"])),
+        Section("metrics", "All metrics", _metrics(results)),
+        Section("data", "Data", _audit(results["audit"])),
+    ]
+
+
+def _folded(block: Block, is_folded: bool = True) -> Block:
+    return block._replace(is_folded=is_folded)
+
+
+def _checks(results: Results) -> Block:
+    title = "Checks: what the verdict rests on"
+    if not results["gate"]:
+        return Block(title, text=("No check was made.",))
+    labelled = Block(
+        "On labelled pairs, which decide nothing here",
+        text=("What the model does to samples of the policy was measured, and that is what it will be used for.",),
+        tables=(_gate(results["label_gate"]),),
+        is_folded=True,
+    )
+    parts = (labelled,) if results["policy"] and results["label_gate"] else ()
+    return Block(title, tables=(_gate(results["gate"]),), parts=parts)
+
+
+def _gate(checks: Sequence[Mapping[str, Any]]) -> Table:
+    rows = [
+        (row["result"], Named(row["label"], row["text"]), row["value"], row["threshold"])
+        for row in map(gate_row, checks)
+    ]
+    return Table(("result", "check", "measured", "threshold"), rows, left=(0, 1))
+
+
+def _metrics(results: Results) -> Block:
     """All metrics of both splits in the order of the registry."""
-    test, ood = results["metrics"], results["ood_metrics"] or {}
-    rows = []
-    for name in sorted({*test, *ood}, key=metric_order):
-        spec = metric_spec(name)
-        here, there = test.get(name), ood.get(name)
-        value, interval, _ = metric_texts(name, here)
-        ood_value, ood_interval, _ = metric_texts(name, there)
-        rows.append(
-            MetricRow(
-                name=name,
-                label=spec.label,
-                definition=spec.definition,
-                value=value,
-                interval=interval,
-                num=numbers.count(here["num"] if here else None),
-                ood_value=ood_value,
-                ood_interval=ood_interval,
-            )
+    test, ood = results["metrics"], results["ood_metrics"]
+    headings = ["metric", "value", "95 % interval", "pairs"]
+    rows: list[list[str | Named]] = []
+    for name in sorted({*test, *(ood or {})}, key=metric_order):
+        spec, entry = metric_spec(name), test.get(name)
+        row: list[str | Named] = [Named(spec.label, spec.definition), *metric_texts(name, entry)[:2]]
+        row.append(numbers.count(entry["num"] if entry else None))
+        rows.append(row if ood is None else [*row, *metric_texts(name, ood.get(name))[:2]])
+    if ood is not None:
+        headings += ["out of distribution", "95 % interval"]
+    return Block("All held-out metrics", tables=(Table(headings, rows, left=(0, 2, 5)),), is_folded=True)
+
+
+def _training(results: Results, *, with_trajectory: bool) -> Block:
+    found = [(one["symptom"], one["diagnosis"], one["advice"]) for one in results["diagnoses"]]
+    nothing = (
+        "No known symptom of a bad run (overfitting, reversed labels, a loss that is stuck or explodes, late "
+        "oscillation) was seen."
+    )
+    truncation = tree_blocks({"texts cut to fit the model": results["training"]["truncation"]}, "texts cut")
+    return Block(
+        "Training",
+        text=() if found else (nothing,),
+        figures=("training_curves", *(("curvature_trajectory",) if with_trajectory else ())),
+        tables=(Table(("seen", "diagnosis", "advice"), found, left=range(3)),) if found else (),
+        parts=[
+            Block("the run in numbers", tables=(Table(("", ""), _training_rows(results), left=range(2)),)),
+            *map(_of_tree, truncation),
+        ],
+        is_folded=not found,
+    )
+
+
+def _original_score(scores: Mapping[str, Any] | None) -> Block:
+    title = "The original readiness score"
+    if scores is None:
+        missing = "It was not measured: it needs λmax, and this run measured no curvature."
+        return Block(f"{title}: no verdict", text=(glossary.READINESS_WEAKNESS, missing), is_folded=True)
+    parts = [
+        (Named(term.label, term.definition), numbers.decimal(scores[name])) for name, term in glossary.READINESS.items()
+    ]
+    overall = (Named("overall", "weighted sum of the parts"), numbers.decimal(scores["overall_score"]))
+    return Block(
+        f"{title} ({scores['version']}): no verdict",
+        text=(glossary.READINESS_WEAKNESS,),
+        tables=(Table(("part", "score"), [*parts, overall]),),
+        findings=scores["recommendations"],
+        is_folded=True,
+    )
+
+
+def _audit(audit: Mapping[str, Any]) -> Block:
+    renamed = {AUDIT_TITLES.get(key, key): value for key, value in audit.items()}
+    parts = sorted(tree_blocks(renamed, "overview"), key=lambda block: not block.sentences)  # warnings first
+    return Block("Data audit", parts=[_of_tree(part) for part in parts], is_folded=not (parts and parts[0].sentences))
+
+
+def _of_tree(block: TreeBlock) -> Block:
+    tables = (Table(block.header or [""] * len(block.rows[0]), block.rows),) if block.rows else ()
+    return Block(block.title, tables=tables, findings=block.sentences, is_folded=block.folded)
+
+
+def _provenance(results: Results) -> Block:
+    stages = [
+        (
+            stage["name"],
+            "cached" if stage["cached"] else "computed",
+            numbers.duration(stage["wall_seconds"]),
+            Named(stage["path"], f"key {stage['key']}"),
         )
-    return rows
+        for stage in results["stages"]
+    ]
+    config = yaml.safe_dump(dict(results["config"]), sort_keys=False, allow_unicode=True, width=100)
+    return Block(
+        "Provenance: how to get this result again",
+        tables=(Table(("stage", "this run", "took", "artifact"), stages, left=(0, 1, 3)),),
+        findings=[spent] if (spent := _device_time(results["stages"])) else [],
+        parts=[
+            Block("Environment", tables=(Table(("", ""), list(results["environment"].items()), left=range(2)),)),
+            Block("Configuration (YAML)", code=config, is_folded=True),
+        ],
+        is_folded=True,
+    )
 
 
 def _question(results: Results) -> str:
@@ -166,13 +267,6 @@ def _training_rows(results: Results) -> list[tuple[str, str]]:
         ("speed", f"{numbers.decimal(training['pairs_per_second'])} pairs/s"),
         ("time", numbers.duration(training["wall_seconds"])),
     ]
-
-
-def _readiness_rows(scores: Mapping[str, Any] | None) -> list[tuple[str, str, str]]:
-    if scores is None:
-        return []
-    parts = [(term.label, numbers.decimal(scores[name]), term.definition) for name, term in glossary.READINESS.items()]
-    return [*parts, ("overall", numbers.decimal(scores["overall_score"]), "weighted sum of the parts")]
 
 
 def _mistake(mistake: Mapping[str, Any]) -> dict[str, str]:

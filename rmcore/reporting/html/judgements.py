@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from rmcore.reporting.figures import numbers
+from rmcore.reporting.html.blocks import Block, Named, Table
 
+NATS = ("nats", "nats gained")
 TITLE = "Judgements: what of them the model foresees"
 DEFINITION = (
     "Nats are minus the log-probability that the model gives to what was judged, fewer are better; gained are those "
@@ -33,66 +35,72 @@ ORDERS = {"auc": "AUC", "kappa": "kappa", "correlation": "r"}
 """Measures of whether the order of grades is told: 0.5 is guessing for the first, 0 for the others."""
 
 
-def judgements_section(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Gather the values that the report prints, numbers as text; None where all held-out judgements are strict pairs.
+def judgements_block(found: Mapping[str, Any]) -> Block:
+    """Held-out judgements as the model foresees them, by kind, and each attribute's part in the reward.
 
     Args:
         found: record of `rmcore.stages.observed.Measured`.
     """
-    if found is None:
-        return None
     metrics = found["metrics"]
     kinds = [name.removeprefix("nats[").removesuffix("]") for name in metrics if name.startswith("nats[")]
     attributes = [name for name in kinds if name not in found["kinds"]]
-    return {
-        "title": TITLE,
-        "definition": DEFINITION,
-        "kinds": ", ".join(f"{numbers.count(count)} {NAMES.get(kind, kind)}" for kind, count in found["kinds"].items()),
-        "left_out": found["num_left_out"] and numbers.count(found["num_left_out"]),
-        "off_scale": found["num_off_scale"] and numbers.count(found["num_off_scale"]),
-        "nats": [_nats(metrics, name) for name in kinds if name in found["kinds"]],
-        "lists": [
-            {"name": name, "meaning": meaning, "value": numbers.with_interval(metrics[key], unit)}
-            for key, (name, unit, meaning) in LISTS.items()
-            if key in metrics
-        ],
-        "grades": [_nats(metrics, name) | _order(metrics, name) | _part(found, name) for name in attributes],
-        "has_parts": bool(found["parts"]),
-        "correlations": _correlations(found["correlations"]),
-        "learned": list(_learned(found["learned"])),
+    correlations = found["correlations"]
+    lists = [
+        (Named(name, meaning), numbers.with_interval(metrics[key], unit))
+        for key, (name, unit, meaning) in LISTS.items()
+        if key in metrics
+    ]
+    tables = [
+        Table(("kind", "judgements", *NATS), [_nats(metrics, name) for name in kinds if name in found["kinds"]]),
+        Table(("", ""), lists),
+    ]
+    grades = Table(
+        ("attribute", "grades", *NATS, "order"), [(*_nats(metrics, name), _order(metrics, name)) for name in attributes]
+    )
+    adds = Table(
+        ("attribute", "weight in the reward", "pairwise accuracy by it alone", "change without it"),
+        [(name, *_part(found["parts"][name])) for name in attributes if name in found["parts"]],
+    )
+    alike = Table(
+        ("", *correlations), [(name, *map(numbers.decimal, row.values())) for name, row in correlations.items()]
+    )
+    titled = {
+        "Grades": grades,
+        "What each attribute adds to the reward": adds,
+        "Correlation of what the model says of the attributes, over held-out answers": alike,
     }
+    parts = [Block(title, tables=(one,)) for title, one in titled.items() if one.rows]
+    learned = _learned(found["learned"])
+    return Block(
+        TITLE,
+        text=(_held_out(found), DEFINITION),
+        tables=[one for one in tables if one.rows],
+        parts=[*parts, *([Block("Learned with the model", findings=learned)] if learned else [])],
+    )
 
 
-def _nats(metrics: Mapping[str, Any], name: str) -> dict[str, str]:
+def _held_out(found: Mapping[str, Any]) -> str:
+    kinds = ", ".join(f"{numbers.count(count)} {NAMES.get(kind, kind)}" for kind, count in found["kinds"].items())
+    left_out, off_scale = found["num_left_out"], found["num_off_scale"]
+    more = [f"; {numbers.count(left_out)} more cannot be read as training read them"] if left_out else []
+    more += [f"; {numbers.count(off_scale)} grades that training does not have are left out"] if off_scale else []
+    return f"Held out: {kinds}{''.join(more)}."
+
+
+def _nats(metrics: Mapping[str, Any], name: str) -> tuple[str, ...]:
     gained = metrics[f"nats_gained[{name}]"]
-    return {
-        "name": name,
-        "num": numbers.count(gained["num"]),
-        "nats": numbers.with_interval(metrics[f"nats[{name}]"]),
-        "gained": numbers.with_interval(gained),
-    }
+    nats = numbers.with_interval(metrics[f"nats[{name}]"])
+    return name, numbers.count(gained["num"]), nats, numbers.with_interval(gained)
 
 
-def _order(metrics: Mapping[str, Any], name: str) -> dict[str, str]:
+def _order(metrics: Mapping[str, Any], name: str) -> str:
     told = next((key for key in ORDERS if f"{key}[{name}]" in metrics), None)
-    if told is None:
-        return {"order": numbers.MISSING}
-    return {"order": f"{ORDERS[told]} {numbers.with_interval(metrics[f'{told}[{name}]'])}"}
+    return numbers.MISSING if told is None else f"{ORDERS[told]} {numbers.with_interval(metrics[f'{told}[{name}]'])}"
 
 
-def _part(found: Mapping[str, Any], name: str) -> dict[str, str]:
-    part = found["parts"].get(name)
-    if part is None:
-        return {}
-    return {
-        "weight": numbers.decimal(part["weight"]),
-        "alone": numbers.with_interval(part["alone"], "share"),
-        "left_out": numbers.with_interval(part["left_out"], "points") if part["weight"] else numbers.MISSING,
-    }
-
-
-def _correlations(found: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
-    return [[name, *(numbers.decimal(value) for value in row.values())] for name, row in found.items()]
+def _part(part: Mapping[str, Any]) -> tuple[str, ...]:
+    without = numbers.with_interval(part["left_out"], "points") if part["weight"] else numbers.MISSING
+    return numbers.decimal(part["weight"]), numbers.with_interval(part["alone"], "share"), without
 
 
 def _learned(found: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The model's choices among logged answers, as people read them: in the report and in Markdown."""
+"""The model's choices among logged answers, as people read them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.logged_answers import finding
 from rmcore.reporting.figures.quantities import points
-from rmcore.reporting.html.markdown import bullets, escape, text_table
+from rmcore.reporting.html.blocks import Block, Table
 
 CAPTIONS = {
     "logged_answers": "Exact over all draws of k answers and one more of the same prompt. Other prompts have enough "
@@ -25,7 +25,7 @@ HEADINGS = (
 )
 
 
-def logged_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def _rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """One row a k, as `HEADINGS`."""
     return [
         (
@@ -42,7 +42,7 @@ def logged_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
     ]
 
 
-def logged_findings(found: Mapping[str, Any]) -> list[str]:
+def _findings(found: Mapping[str, Any]) -> list[str]:
     """Sentences below the table: what passed, what it was taken on, and how far it goes."""
     passed = "none does" if found["best_k"] is None else f"all up to k = {found['best_k']} do"
     lines = [
@@ -77,20 +77,17 @@ def _labelled(found: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def logged_section(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Gather the values that the report prints, numbers as text; None where held-out prompts have too few answers."""
-    if found is None:
-        return None
-    return {
-        "title": TITLE,
-        "finding": finding(found),
-        "headings": HEADINGS,
-        "rows": logged_rows(found),
-        "findings": logged_findings(found),
-    }
-
-
-def logged_markdown(found: Mapping[str, Any]) -> str:
-    """Finding, table and what it was taken on; no line break at its end."""
-    lines = bullets(map(escape, logged_findings(found)))
-    return f"## {TITLE}\n\n{escape(finding(found))}.\n\n{text_table(HEADINGS, logged_rows(found))}\n\n{lines}"
+def logged_block(found: Mapping[str, Any]) -> Block:
+    """The choices of the model among logged answers, by k."""
+    about = (
+        "Held-out prompts that have several labelled answers: the model chooses the best of k of them, and the labels "
+        "judge it against another answer of the same prompt. A blind choice wins 50 %. Gains are in standard "
+        "deviations of the labelled strength within prompts, intervals are 95 % over prompts."
+    )
+    return Block(
+        TITLE,
+        text=(f"{finding(found)}.", about),
+        figures=("logged_answers",),
+        tables=(Table(HEADINGS, _rows(found), left=()),),
+        findings=_findings(found),
+    )

@@ -6,7 +6,7 @@ from typing import Any
 from rmcore.core.metrics import METRICS
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.overoptimization import NAMES, finding
-from rmcore.reporting.html.markdown import bullets, escape, text_table
+from rmcore.reporting.html.blocks import Block, Table
 from rmcore.reporting.verdict_style import check_result
 
 CAPTIONS = {
@@ -40,8 +40,99 @@ def shown(value: Mapping[str, Any]) -> str:
     return numbers.with_interval(value)
 
 
-def best_of_n_rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """n, KL, reward and, where it is known, the gold gain, one row an n."""
+def policy_block(results: Mapping[str, Any]) -> Block:
+    """The report's section on a policy's samples: proxy against gold, best-of-n, the parts of readiness v2.
+
+    Args:
+        results: {"sampling", "overoptimization", "readiness"}: records of the stages samples, overoptimization and
+            readiness_v2.
+    """
+    judged = results["readiness"]["readiness"]
+    plan, aim, probability = judged["plan"], judged["probability_of"], judged["probability"]
+    probable = "not known" if probability is None else f"{probability:.2f}"
+    worst = _worst_prompts(results)
+    return Block(
+        "On the policy's own samples: readiness v2",
+        text=(
+            "Whether a policy may be optimised against this reward model is decided where the policy writes, not on "
+            f"labelled pairs alone. The plan is {numbers.decimal(plan['kl'])} nats by {NAMES[plan['optimizer']]}; the "
+            f"gold reward is that of {judged['judge']}. Gains are in standard deviations of the gold reward within "
+            "prompts, intervals are 95 % over prompts.",
+        ),
+        figures=("overoptimization",),
+        parts=[
+            best_of_n_block(results),
+            Block("the parts of readiness v2", tables=(_parts(results["readiness"]),)),
+            *([Block("the prompts where the plan gains least", tables=(worst,))] if worst.rows else []),
+            Block(
+                "the probability of a gain",
+                text=(
+                    f"Probability of a gain of at least {aim['gain']:g} at {aim['kl']:g} nats: {probable}, from "
+                    f"{', '.join(judged['score_parts'])}, as it was for the small reward models of the synthetic "
+                    "benchmark that it was fitted on. It decides nothing: for another policy, reward "
+                    "model or judge it was never tested.",
+                ),
+            ),
+        ],
+    )
+
+
+def best_of_n_block(results: Mapping[str, Any]) -> Block:
+    """n, KL, reward and, where it is known, the gold gain, one row an n; what follows from it."""
+    table = Table(BEST_OF_N_HEADINGS, _best_of_n(results), left=())
+    return Block("best-of-n", figures=("ensemble_disagreement",), tables=(table,), findings=_findings(results))
+
+
+def best_of_n_headline(results: Mapping[str, Any]) -> str:
+    """Say what choosing the best of the most samples by this reward model comes to, in one sentence."""
+    *_, (n, kl, _, reward, gold) = _best_of_n(results)
+    judged = "not judged" if gold == "-" else f"gold gain {gold} sd within prompts"
+    return f"Best of {n}, {kl} nats from the policy: reward {reward}, {judged}"
+
+
+def readiness_block(results: Mapping[str, Any]) -> Block:
+    """Verdict, parts and checks of readiness v2."""
+    checks = [f"{check_result(check)}: {check['text']}" for check in results["gate"]]
+    return Block(results["verdict"]["headline"], tables=(_parts(results),), findings=checks)
+
+
+def confirmation_block(results: Mapping[str, Any]) -> Block:
+    """The gain by serving best-of-n, with the first prompts and those that lose most."""
+    verdict = results["verdict"]
+    headings = ("prompt", f"best of {results['n']}", "another one", f"judged, {results['unit']}")
+
+    def examples(title: str, name: str) -> Block:
+        rows = [
+            (one["prompt"], *(one[side] or EMPTY for side in ("chosen", "other")), f"{one['difference']:+.2f}")
+            for one in results[name]
+        ]
+        return Block(title, tables=(Table(headings, rows, left=range(3)),))
+
+    return Block(
+        verdict["headline"],
+        tables=(Table(CONFIRMATION_HEADINGS, _confirmed(results), left=range(2)),),
+        findings=verdict["reasons"],
+        parts=[examples("The first prompts", "examples"), examples("The prompts that lose most", "worst")],
+    )
+
+
+def curves_block(found: Mapping[str, Any]) -> Block:
+    """Describe the curves of each proxy."""
+    lines = [
+        f"{name}, {NAMES[curve['method']]}: {finding(curve)}"
+        for name, curves in found["proxies"].items()
+        for curve in curves
+    ]
+    return Block(f"Over-optimisation against {found['gold']}", findings=lines)
+
+
+EMPTY = "(an empty answer)"
+BEST_OF_N_HEADINGS = ("n", "KL, nats", "log n - (n-1)/n", "reward", "gold gain (sd within prompts)")
+CONFIRMATION_HEADINGS = ("of the chosen response", "value, 95 % whenever one stops")
+WORST_HEADINGS = ("prompt", "gold gain at the plan, sd", "the sample that the reward model likes best")
+
+
+def _best_of_n(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
     found = results["overoptimization"]
     curve = next((one for one in found.get("curves", []) if one["method"] == "best_of_n"), None)
     gold = {} if curve is None else {int(point["setting"]): shown(point["gold"]) for point in curve["points"]}
@@ -57,45 +148,7 @@ def best_of_n_rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
     ]
 
 
-def section(results: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Gather the values that the report prints of the policy, numbers as text; None where there was none.
-
-    Args:
-        results: {"sampling", "overoptimization", "readiness"}: records of the stages samples,
-            overoptimization and readiness_v2.
-    """
-    if results is None:
-        return None
-    judged = results["readiness"]["readiness"]
-    return {
-        "headings": BEST_OF_N_HEADINGS,
-        "choices": best_of_n_rows(results),
-        "findings": best_of_n_findings(results),
-        "parts": readiness_rows(results["readiness"]),
-        "judge": judged["judge"],
-        "probability": "not known" if judged["probability"] is None else f"{judged['probability']:.2f}",
-        "score_parts": ", ".join(judged["score_parts"]),
-        "probability_of": "a gain of at least {gain:g} at {kl:g} nats".format(**judged["probability_of"]),
-        "worst": worst_prompts_rows(results),
-        "worst_headings": WORST_HEADINGS,
-        "plan": f"{numbers.decimal(judged['plan']['kl'])} nats by {NAMES[judged['plan']['optimizer']]}",
-    }
-
-
-WORST_HEADINGS = ("prompt", "gold gain at the plan, sd", "the sample that the reward model likes best")
-
-
-def worst_prompts_rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """The prompts where the plan gains least, worst first; empty where there is no judge."""
-    optimizer = results["readiness"]["readiness"]["plan"]["optimizer"]
-    worst = results["overoptimization"].get("worst_prompts", {}).get(optimizer, [])
-    return [(row["prompt"], f"{row['gain']:+.2f}", row["response"] or EMPTY) for row in worst]
-
-
-BEST_OF_N_HEADINGS = ("n", "KL, nats", "log n - (n-1)/n", "reward", "gold gain (sd within prompts)")
-
-
-def best_of_n_findings(results: Mapping[str, Any]) -> list[str]:
+def _findings(results: Mapping[str, Any]) -> list[str]:
     """Sentences below the table."""
     sampling, found = results["sampling"], results["overoptimization"]
     lines = [
@@ -115,37 +168,24 @@ def best_of_n_findings(results: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def best_of_n_headline(results: Mapping[str, Any]) -> str:
-    """Say what choosing the best of the most samples by this reward model comes to, in one sentence."""
-    *_, (n, kl, _, reward, gold) = best_of_n_rows(results)
-    judged = "nobody judged" if gold == "-" else f"gold gain {gold} sd within prompts"
-    return f"Best of {n}, {kl} nats from the policy: reward {reward}, {judged}"
-
-
-def best_of_n_markdown(results: Mapping[str, Any]) -> str:
-    """The table and the findings."""
-    return titled_table("Best-of-n", BEST_OF_N_HEADINGS, best_of_n_rows(results), best_of_n_findings(results))
-
-
-def readiness_rows(results: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Give the name of each part of v2, in reading order, and its value."""
+def _parts(results: Mapping[str, Any]) -> Table:
+    """The parts of readiness v2 in reading order."""
     parts = results["readiness"]["parts"]
     others = (name for name in parts if name.startswith("win_rate_") and name not in PARTS)
     fewer = {name: f"how often the best of {name.removeprefix('win_rate_')} beats another sample" for name in others}
-    return [(meaning, shown(parts[name])) for name, meaning in (PARTS | fewer).items() if name in parts]
+    rows = [(meaning, shown(parts[name])) for name, meaning in (PARTS | fewer).items() if name in parts]
+    return Table(("part", "value, 95 %"), rows, left=range(2))
 
 
-def readiness_markdown(results: Mapping[str, Any]) -> str:
-    """Verdict, parts and checks."""
-    checks = [f"{check_result(check)}: {check['text']}" for check in results["gate"]]
-    return titled_table(results["verdict"]["headline"], ("part", "value, 95 %"), readiness_rows(results), checks)
+def _worst_prompts(results: Mapping[str, Any]) -> Table:
+    """The prompts where the plan gains least, worst first; no rows where there is no judge."""
+    optimizer = results["readiness"]["readiness"]["plan"]["optimizer"]
+    worst = results["overoptimization"].get("worst_prompts", {}).get(optimizer, [])
+    rows = [(row["prompt"], f"{row['gain']:+.2f}", row["response"] or EMPTY) for row in worst]
+    return Table(WORST_HEADINGS, rows, left=(0, 2))
 
 
-EMPTY = "(an empty answer)"
-CONFIRMATION_HEADINGS = ("of the chosen response", "value, 95 % whenever one stops")
-
-
-def confirmation_rows(results: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _confirmed(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Give the outcome of serving best-of-n, in reading order."""
     length, labels = results["characters"], f"{results['num_labels']:,}"
     error = results["unit_error"]
@@ -169,37 +209,3 @@ def confirmation_rows(results: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("KL from the policy, nats, at most", f"{results['kl']:.2f}"),
         ("labels", f"{labels} ({results['num_prompts']} of {results['num_allowed']} prompts; {ended})"),
     ]
-
-
-def confirmation_markdown(results: Mapping[str, Any]) -> str:
-    """Verdict, what was measured, and the first prompts with both responses."""
-    verdict = results["verdict"]
-    measured = titled_table(verdict["headline"], CONFIRMATION_HEADINGS, confirmation_rows(results), verdict["reasons"])
-    headings = ("prompt", f"best of {results['n']}", "another one", f"judged, {results['unit']}")
-
-    def examples(name: str) -> str:
-        rows = [
-            (one["prompt"], *(one[side] or EMPTY for side in ("chosen", "other")), f"{one['difference']:+.2f}")
-            for one in results[name]
-        ]
-        return text_table(headings, rows)
-
-    return (
-        f"{measured}\n# The first prompts\n\n{examples('examples')}\n\n# The prompts that lose most\n\n"
-        f"{examples('worst')}\n"
-    )
-
-
-def curves_markdown(found: Mapping[str, Any]) -> str:
-    """Describe the curves of each proxy."""
-    lines = [
-        f"{escape(name)}, {NAMES[curve['method']]}: {finding(curve)}"
-        for name, curves in found["proxies"].items()
-        for curve in curves
-    ]
-    return f"# Over-optimisation against {escape(found['gold'])}\n\n{bullets(lines)}\n"
-
-
-def titled_table(title: str, headings: tuple[str, ...], rows: list[Any], lines: list[str]) -> str:
-    """A title, a table and what follows from it."""
-    return f"# {escape(title)}\n\n{text_table(headings, rows)}\n\n{bullets(lines)}\n"

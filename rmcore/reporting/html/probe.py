@@ -4,66 +4,67 @@ from collections.abc import Mapping
 from typing import Any
 
 from rmcore.reporting.figures import numbers
+from rmcore.reporting.html.blocks import Block, Named, Table
 
 TITLE = "Probes: edits of answers that must not pay"
-RESULTS = {"violated": ("✗ violated", "fail"), "holds": ("✓ holds", "pass")}
-"""How a rule's verdict is shown, and its tone; others have none."""
+RESULTS = {"violated": "✗ violated", "holds": "✓ holds"}
+"""How a rule's verdict is shown; others are shown as they are."""
+FIRST = ("result", "rule", "expected", "answers")
 EXPECTED = {"invariant": "no change", "not_higher": "no rise", "lower": "a fall"}
 
 
-def probe_section(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Gather the values that the report prints, numbers as text; None where no probe was made.
+def probe_block(found: Mapping[str, Any]) -> Block:
+    """The effect of edits of answers on rewards, rule by rule, with the worst example of each violated one.
 
     Args:
         found: record of `rmcore.probes.measure.Probed`.
     """
-    if found is None:
-        return None
-    manner = [one for one in found["findings"] if one["expects"] != "lower"]
-    faults = [one for one in found["findings"] if one["expects"] == "lower"]
-    groups = [
-        {
-            "title": "Manner: the same said otherwise, or with something that earns nothing",
-            "headings": ("expected", "answers", "shift, sd", "winner changes"),
-            "rows": [
-                _row(one, EXPECTED[one["expects"]], numbers.with_interval(one["shift"]), _share(one["changed"]))
-                for one in manner
-            ],
-        },
-        {
-            "title": "Faults: the chosen answer, spoilt",
-            "headings": ("expected", "answers", "no lower reward", "shift, sd"),
-            "rows": [
-                _row(one, EXPECTED[one["expects"]], _share(one["violations"]), numbers.with_interval(one["shift"]))
-                for one in faults
-            ],
-        },
+    manner = [
+        _row(one, numbers.with_interval(one["shift"]), _share(one["changed"]))
+        for one in found["findings"]
+        if one["expects"] != "lower"
     ]
-    return {
-        "title": TITLE,
-        "violated": bool(found["violated"]),
-        "finding": _finding(found),
-        "definition": _definition(found["tolerated"]),
-        "groups": [group for group in groups if group["rows"]],
-        "examples": [
-            _example(one, example)
-            for one in found["findings"]
-            if one["verdict"] == "violated"
-            for example in one["worst"][:1]
-        ],
-    }
+    faults = [
+        _row(one, _share(one["violations"]), numbers.with_interval(one["shift"]))
+        for one in found["findings"]
+        if one["expects"] == "lower"
+    ]
+    parts = [
+        Block(
+            "Manner: the same said otherwise, or with something that earns nothing",
+            tables=(Table((*FIRST, "shift, sd", "winner changes"), manner, left=(0, 1, 2)),),
+        ),
+        Block(
+            "Faults: the chosen answer, spoilt",
+            tables=(Table((*FIRST, "no lower reward", "shift, sd"), faults, left=(0, 1, 2)),),
+        ),
+    ]
+    violated = [one for one in found["findings"] if one["verdict"] == "violated"]
+    worst = [_example(one, example) for one in violated for example in one["worst"][:1]]
+    examples = Table(
+        ("rule", "prompt", "as it was", "edited"),
+        worst,
+        left=range(4),
+        title="Worst examples of the violated rules (texts from the data: they may offend)",
+    )
+    return Block(
+        TITLE,
+        text=(_finding(found), f"{_definition(found['tolerated'])} No verdict follows from them."),
+        tables=(examples,) if worst else (),
+        parts=[part for part in parts if part.tables[0].rows],
+    )
 
 
-def _row(finding: Mapping[str, Any], *cells: str) -> dict[str, Any]:
-    result, tone = RESULTS.get(finding["verdict"], (finding["verdict"], ""))
-    expected, *measured = cells
-    return {
-        "result": result,
-        "tone": tone,
-        "rule": finding["rule"],
-        "meaning": finding["meaning"],
-        "cells": [expected, numbers.count(finding["num_answers"]), *measured],
-    }
+def _row(finding: Mapping[str, Any], *measured: str) -> tuple[str | Named, ...]:
+    verdict = finding["verdict"]
+    rule = Named(finding["rule"], finding["meaning"])
+    return (
+        RESULTS.get(verdict, verdict),
+        rule,
+        EXPECTED[finding["expects"]],
+        numbers.count(finding["num_answers"]),
+        *measured,
+    )
 
 
 def _share(metric: Mapping[str, Any]) -> str:
@@ -75,9 +76,9 @@ def _finding(found: Mapping[str, Any]) -> str:
     violated = found["violated"]
     on = f"on {numbers.count(found['num_pairs'])} held-out pairs of {numbers.count(found['num_prompts'])} prompts"
     if not violated:
-        return f"None of {len(applied)} rules is shown to be violated, {on}."
+        return f"✓ None of {len(applied)} rules is shown to be violated, {on}."
     are = "rule is" if len(violated) == 1 else "rules are"
-    return f"{len(violated)} of {len(applied)} {are} shown to be violated, {on}: {', '.join(violated)}."
+    return f"✗ {len(violated)} of {len(applied)} {are} shown to be violated, {on}: {', '.join(violated)}."
 
 
 def _definition(tolerated: Mapping[str, float]) -> str:
@@ -90,7 +91,11 @@ def _definition(tolerated: Mapping[str, float]) -> str:
     )
 
 
-def _example(finding: Mapping[str, Any], example: Mapping[str, Any]) -> dict[str, str]:
-    texts = {name: str(example[name]) for name in ("prompt", "original", "edited")}
-    rewards = {name: numbers.decimal(example[name]) for name in ("reward", "edited_reward")}
-    return {"rule": finding["rule"], "meaning": finding["meaning"], **texts, **rewards}
+def _example(finding: Mapping[str, Any], example: Mapping[str, Any]) -> tuple[str | Named, ...]:
+    before, after = (f"reward {numbers.decimal(example[name])}" for name in ("reward", "edited_reward"))
+    return (
+        Named(finding["rule"], finding["meaning"]),
+        str(example["prompt"]),
+        Named(str(example["original"]), before),
+        Named(str(example["edited"]), after),
+    )

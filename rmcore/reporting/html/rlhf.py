@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.html.markdown import bullets, escape, text_table
+from rmcore.reporting.html.blocks import Block, Table
 from rmcore.reporting.html.policy import EMPTY, shown
 
 CAPTIONS = {
@@ -31,26 +31,11 @@ STOP_HEADINGS = (
 )
 
 
-def rlhf_rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def _points(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """One row a measured step; what nobody judged is a dash."""
     return [
         (str(point["step"]), *("-" if point[name] is None else _short(point[name], digits) for name, digits in DIGITS))
         for point in record["curve"]
-    ]
-
-
-def stop_rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """The rule by disagreement beside the truth, one row a seed; none where there is no rule."""
-    return [
-        (
-            str(one["seed"]),
-            "nowhere" if one["stop_step"] is None else f"step {one['stop_step']}",
-            _gain(one["stop_gold"]),
-            "not known" if one["peak_step"] is None else f"step {one['peak_step']}",
-            _gain(one["peak_gold"]),
-            _gain(one["last_gold"]),
-        )
-        for one in (record["early_stop"] or {"seeds": []})["seeds"]
     ]
 
 
@@ -81,17 +66,6 @@ def watch_rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return rows
 
 
-def watch_examples(record: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The first final prompts with the answers of the start and of the kept policy: not chosen for how they look."""
-    watch = record["seeds"][0].get("watch") or {"final": None}
-    return [
-        {name: one[name] or EMPTY for name in ("prompt", "before", "after")}
-        | {"difference": f"{one['difference']:+.2f} {watch['unit']}"}
-        for one in (watch["final"] or {"examples": []})["examples"]
-        if watch["kept_step"]
-    ]
-
-
 def _watched(record: Mapping[str, Any]) -> list[str]:
     watches = [(one["seed"], one["watch"]) for one in record["seeds"] if one.get("watch")]
     saved = [] if len(watches) < 2 else [f"model/ is the policy of seed {record['saved_seed']}"]
@@ -103,14 +77,14 @@ def _watched(record: Mapping[str, Any]) -> list[str]:
     ] + saved
 
 
-def rlhf_findings(record: Mapping[str, Any]) -> list[str]:
-    """Sentences below the table, the verdict first."""
+def _findings(record: Mapping[str, Any]) -> list[str]:
+    """Sentences below the table: first what speaks against the verdict."""
     verdict = record["verdict"]
     seeds = record["num_seeds"]
     intervals = f"over {seeds} seeds and the prompts that they share" if seeds > 1 else "over prompts, not seeds"
     penalties = [] if record["kl_beta"] == 0 else [f"KL penalty {record['kl_beta']:g}"]
     penalties += [] if record["length_penalty"] == 0 else [f"{record['length_penalty']:g} off for each token"]
-    lines = [verdict["headline"], *verdict["reasons"]]
+    lines = list(verdict["reasons"])
     lines += [f"seed {one['seed']} ended early: {one['stopped']}" for one in record["seeds"] if one["stopped"]]
     lines += _watched(record)
     lines += [
@@ -150,31 +124,77 @@ def _several(several: Mapping[str, Any] | None) -> list[str]:
     ]
 
 
-def rlhf_section(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Gather the values that the report prints, numbers as text; None where no policy was trained."""
-    if record is None:
-        return None
+def rlhf_block(record: Mapping[str, Any]) -> Block:
+    """A training against the reward model: the curve, the watch's looks, examples, the rule.
+
+    Args:
+        record: of the stage grpo (`rmcore.stages.grpo`).
+    """
+    return Block(
+        record["verdict"]["headline"],
+        text=(
+            "The policy was trained by GRPO to raise the reward model's reward (the proxy). Gains are over the policy "
+            "as it began, in standard deviations within prompts, so they compare with best-of-n. The win rate is how "
+            "often a sample of the trained policy is judged better than one of the start policy; ties count half.",
+        ),
+        figures=("rlhf",),
+        tables=(Table(RLHF_HEADINGS, _points(record), left=()),),
+        findings=_findings(record),
+        parts=[*_watch(record), *_examples(record), *_rule(record)],
+    )
+
+
+def _watch(record: Mapping[str, Any]) -> list[Block]:
+    looks = [look for seed in record["seeds"] for look in _looks(seed)]
+    if not looks:
+        return []
+    about = (
+        "At each look the policy was compared with an earlier one on prompts that had not been used. Evidence of "
+        f"{looks[0]['needed']:.1f} nats convinces: that gold has turned, or that it gains less than is useful since "
+        "half of its distance. A plateau is no alarm."
+    )
+    table = Table(WATCH_HEADINGS, watch_rows(record), left=(len(WATCH_HEADINGS) - 1,))
+    return [Block("what the judge's few labels said on the way", text=(about,), figures=("watch",), tables=(table,))]
+
+
+def _examples(record: Mapping[str, Any]) -> list[Block]:
+    """The first final prompts with the answers of the start and of the kept policy: not chosen for how they look."""
+    watch = record["seeds"][0].get("watch") or {"final": None}
+    final = watch["final"] or {"examples": []}
+    if not final["examples"] or not watch["kept_step"]:
+        return []
+    rows = [
+        (*(one[name] or EMPTY for name in ("prompt", "before", "after")), f"{one['difference']:+.2f} {watch['unit']}")
+        for one in final["examples"]
+    ]
+    about = "The first prompts of the final measurement, whatever became of them, with the difference as judged."
+    headings = ("prompt", "the start policy", "the kept policy", "after − before")
+    return [Block("before and after", text=(about,), tables=(Table(headings, rows, left=range(3)),))]
+
+
+def _rule(record: Mapping[str, Any]) -> list[Block]:
+    """The rule by disagreement next to the truth, one row a seed; nothing where there is no rule."""
     rule = record["early_stop"]
-    return {
-        "headline": record["verdict"]["headline"],
-        "headings": RLHF_HEADINGS,
-        "points": rlhf_rows(record),
-        "findings": rlhf_findings(record)[1:],
-        "watch_headings": WATCH_HEADINGS,
-        "looks": watch_rows(record),
-        "needed": next((f"{look['needed']:.1f}" for one in record["seeds"] for look in _looks(one)), ""),
-        "examples": watch_examples(record),
-        "stop_headings": STOP_HEADINGS,
-        "stops": stop_rows(record),
-        "threshold": numbers.MISSING if rule is None else numbers.decimal(rule["threshold"]),
-    }
-
-
-def rlhf_markdown(record: Mapping[str, Any]) -> str:
-    """Verdict, points and findings."""
-    parts = [f"# {escape(record['verdict']['headline'])}", text_table(RLHF_HEADINGS, rlhf_rows(record))]
-    parts.append(bullets(line.replace("<", "&lt;") for line in rlhf_findings(record)[1:]))
-    return "\n\n".join(parts) + "\n"
+    if rule is None:
+        return []
+    rows = [
+        (
+            str(one["seed"]),
+            "nowhere" if one["stop_step"] is None else f"step {one['stop_step']}",
+            _gain(one["stop_gold"]),
+            "not known" if one["peak_step"] is None else f"step {one['peak_step']}",
+            _gain(one["peak_gold"]),
+            _gain(one["last_gold"]),
+        )
+        for one in rule["seeds"]
+    ]
+    about = (
+        "The rule stops where the mean disagreement of the member heads on the policy's samples leaves the range of "
+        f"held-out responses (up to {numbers.decimal(rule['threshold'])}). Next to it is the step where gold really "
+        "was highest, which no rule can know."
+    )
+    title = "would disagreement have stopped it in time?"
+    return [Block(title, text=(about,), tables=(Table(STOP_HEADINGS, rows, left=()),))]
 
 
 def _samples(parity: Mapping[str, Any] | None) -> str:

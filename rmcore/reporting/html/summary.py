@@ -1,9 +1,10 @@
 """The result of a run in a few lines of Markdown, for a terminal and for Prefect's artifact view."""
 
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.html.benchmarks import benchmarks_markdown
+from rmcore.reporting.html.benchmarks import benchmarks_block
+from rmcore.reporting.html.blocks import markdown
 from rmcore.reporting.html.cards import headline_cards
-from rmcore.reporting.html.logged import logged_markdown
+from rmcore.reporting.html.logged import logged_block
 from rmcore.reporting.html.markdown import bullets, escape, table
 from rmcore.reporting.schema import Results
 
@@ -30,9 +31,9 @@ def summary_markdown(results: Results) -> str:
         ]
         lines += ["", f"It costs {escape(more['cost'])}."]
     if results["benchmarks"] is not None:
-        lines += ["", benchmarks_markdown(results["benchmarks"])]
+        lines += ["", markdown(benchmarks_block(results["benchmarks"]), 2)]
     if results["logged"] is not None:
-        lines += ["", logged_markdown(results["logged"])]
+        lines += ["", markdown(logged_block(results["logged"]), 2)]
     stages = []
     for stage in results["stages"]:
         took = "cached" if stage["cached"] else numbers.duration(stage["wall_seconds"])

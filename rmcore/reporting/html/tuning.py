@@ -1,11 +1,11 @@
-"""The report of a search for settings as Markdown: what the winner is worth, its settings, the trials."""
+"""The report of a search for settings: what the winner is worth, its settings, the trials."""
 
 from typing import Any, Literal, TypedDict
 
 from rmcore.core.cost import money_text
 from rmcore.reporting.figures import numbers
+from rmcore.reporting.html.blocks import Block, Table
 from rmcore.reporting.html.experiment import setting_text
-from rmcore.reporting.html.markdown import bullets, escape, text_table
 from rmcore.reporting.html.page import date
 from rmcore.reporting.schema import Metric
 
@@ -91,8 +91,8 @@ def cost_text(results: TuningResults) -> str:
     return f"{said}{f', {money}' if money else ''}"
 
 
-def tuning_markdown(results: TuningResults, recipe: str = "") -> str:
-    """Return the report of a search.
+def tuning_block(results: TuningResults, recipe: str = "") -> Block:
+    """The result of a search: the winner against the defaults, its settings, the trials.
 
     Args:
         results: everything that was found.
@@ -103,22 +103,27 @@ def tuning_markdown(results: TuningResults, recipe: str = "") -> str:
         (name, searched, setting_text(results["defaults"][name]), setting_text(results["winner"][name]))
         for name, searched in results["space"].items()
     ]
-    parts = [
-        f"# {escape(results['headline'])}",
-        escape(f"{results['model']} on {results['data']}: {pairs} pairs. {date(results['created'])}."),
-        "## What the winner is worth",
-        text_table(ARM_HEADINGS, arm_rows(results)),
+    worth = (
         "The validation score is the best of many noisy ones, so it flatters; the test score counts. Fresh seeds: "
-        + escape(f"{', '.join(map(str, results['seeds']))}. {results['method']}"),
-        "## The winner's settings",
-        text_table(("setting", "searched", "defaults", "winner"), settings),
+        f"{', '.join(map(str, results['seeds']))}. {results['method']}"
+    )
+    parts = [
+        Block("What the winner is worth", text=(worth,), tables=(Table(ARM_HEADINGS, arm_rows(results)),)),
+        Block(
+            "The winner's settings",
+            tables=(Table(("setting", "searched", "defaults", "winner"), settings, left=range(4)),),
+        ),
     ]
     if recipe:
         rows = [_trial(results, one) for one in results["trials"]]
-        parts += ["## Recipe, for `rm-opt run --config recipe.yaml`", f"```yaml\n{recipe}```", "## The trials"]
-        parts += [text_table(("trial", "state", results["label"], "seconds", "settings", "why"), rows)]
-        parts += [escape(f"Cost: {cost_text(results)}, in device time.")]
-    return "\n\n".join([*parts, *([bullets(map(escape, results["notes"]))] if results["notes"] else [])]) + "\n"
+        headings = ("trial", "state", results["label"], "seconds", "settings", "why")
+        cost = f"Cost: {cost_text(results)}, in device time."
+        parts += [
+            Block("Recipe, for `rm-opt run --config recipe.yaml`", code=recipe),
+            Block("The trials", text=(cost,), tables=(Table(headings, rows, left=(0, 1, 4, 5)),)),
+        ]
+    about = f"{results['model']} on {results['data']}: {pairs} pairs. {date(results['created'])}."
+    return Block(results["headline"], text=(about,), findings=results["notes"], parts=parts)
 
 
 def _trial(results: TuningResults, one: TrialRow) -> list[str]:

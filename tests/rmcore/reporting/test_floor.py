@@ -18,9 +18,10 @@ from rmcore.reporting.figures.calibration import reliability_diagram_figure
 from rmcore.reporting.figures.forest import forest_plot_figure
 from rmcore.reporting.figures.quantities import estimate
 from rmcore.reporting.figures.tradeoff import tradeoff_figure
+from rmcore.reporting.html.cards import headline_cards
 from rmcore.reporting.html.experiment import view as experiment_view
 from rmcore.reporting.html.experiment_summary import experiment_markdown
-from rmcore.reporting.html.html import view
+from rmcore.reporting.html.html import sections
 from rmcore.reporting.html.summary import summary_markdown
 
 ECE, ACCURACY = experiment_sample.ECE, experiment_sample.ACCURACY
@@ -100,14 +101,15 @@ def test_nothing_found_without_an_interval_has_no_upper_end():
 
 
 def test_a_report_and_its_summary(run):
-    page = view(run)
-    [card] = [card for card in page["cards"] if card.label == METRICS["ece_debiased"].label]
+    tables = {one.anchor: one.block.tables for one in sections(run)}
+    [card] = [card for card in headline_cards(run) if card.label == METRICS["ece_debiased"].label]
     assert (card.value, card.interval) == ("0.00", "95 %: upper end 0.041")
-    rows = {row.name: row for row in page["metrics"]}
+    rows = {name.text: cells for name, *cells in tables["metrics"][0].rows}
     for name in ("ece_debiased", "ece_tempered_debiased"):
-        row = rows[name]
-        assert (row.value, row.interval) == (row.ood_value, row.ood_interval) == ("0.00", "upper end 0.041")
-    assert [check["value"] for check in page["gate"] if check["name"] == "ece_debiased"] == ["0.00"]
+        value, interval, _, ood_value, ood_interval = rows[METRICS[name].label]
+        assert (value, interval) == (ood_value, ood_interval) == ("0.00", "upper end 0.041")
+    label = METRICS["ece_debiased"].label
+    assert [value for _, name, value, _ in tables["gate"][0].rows if name.text == label] == ["0.00"]
     [line] = [line for line in summary_markdown(run).splitlines() if "ECE" in line]
     assert "| 0.00 | upper end 0.041 |" in line
 

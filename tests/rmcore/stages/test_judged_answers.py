@@ -9,7 +9,7 @@ from rmcore.core.progress import silent
 from rmcore.core.tracking import NullTracker
 from rmcore.data.gold.world import gold_reward, written_responses
 from rmcore.data.table import read_pairs
-from rmcore.reporting.html.logged import logged_markdown, logged_section
+from rmcore.reporting.html.logged import logged_block
 from rmcore.stages import evaluate, prepare, readiness, train
 from rmcore.stages.settings import EvaluateSettings, PrepareSettings, ReadinessSettings, TrainSettings
 
@@ -59,5 +59,6 @@ def test_answers_of_training_prompts_are_left_out_and_the_others_decide(tmp_path
     verdict = json.loads((places["readiness"] / "readiness.json").read_text())["verdict"]
     assert verdict["rung"] == 2
     assert verdict["evidence"] == "logged answers to 12 prompts"
-    assert "4 prompts are in the training pairs" in logged_markdown(found)
-    assert logged_section(found)["rows"]
+    block = logged_block(found)
+    assert any("4 prompts are in the training pairs" in line for line in block.findings)
+    assert block.tables[0].rows

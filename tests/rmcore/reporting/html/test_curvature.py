@@ -3,7 +3,7 @@
 import pytest
 
 import report_sample
-from rmcore.reporting.html.curvature import rows, view
+from rmcore.reporting.html.curvature import curvature_block, rows
 from rmcore.reporting.html.html import write_report
 
 spectrum = report_sample.curvature_sample.spectrum
@@ -49,7 +49,7 @@ def test_an_error_that_cannot_be_told_has_its_reason():
     ],
 )
 def test_the_section_opens_with_what_was_measured(change, said, absent):
-    text = " ".join(view(spectrum() | change)["sentences"])
+    text = " ".join(curvature_block(spectrum() | change).text)
     assert "mean loss of 64 pairs" in text
     assert "11,240,449 trained parameters" in text
     assert "Sharpness alone says nothing" in text

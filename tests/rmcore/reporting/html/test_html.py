@@ -12,7 +12,7 @@ import report_sample as sample
 from rmcore.core.errors import DataError
 from rmcore.reporting.figures.style import new_figure, save
 from rmcore.reporting.html.glossary import READINESS_WEAKNESS, WORDS
-from rmcore.reporting.html.html import CAPTIONS, view, write_report
+from rmcore.reporting.html.html import CAPTIONS, sections, write_report
 from rmcore.reporting.html.page import LONGEST_TEXT, shorten
 from rmcore.reporting.html.summary import summary_markdown
 
@@ -82,12 +82,13 @@ def test_verdict_and_its_reasons_come_first(page):
 
 
 def test_every_metric_is_shown_with_value_interval_and_definition(page):
-    rows = view(sample.results())["metrics"]
-    assert {row.name for row in rows} == set(sample.metrics())
-    for row in rows:
-        shown = " ".join(f"{row.label}{row.definition} {row.value} {row.interval} {row.num}".split())
-        assert shown in page.text
-        assert row.definition
+    results = sample.results()
+    [block] = [one.block for one in sections(results) if one.anchor == "metrics"]
+    rows = block.tables[0].rows
+    assert len(rows) == len(sample.metrics())
+    for name, *cells in rows:
+        assert " ".join(f"{name.text}{name.definition} {' '.join(cells)}".split()) in page.text
+        assert name.definition
 
 
 def test_every_gate_check_and_the_rest_of_the_record_are_shown(page):
@@ -116,6 +117,21 @@ def test_all_mistakes_are_shown_and_folded(page):
     assert all(mistake["pair_id"] in page.text for mistake in mistakes)
     opened = [name for tag, name, _ in page.attributes if tag == "details" and name == "open"]
     assert len(opened) == 1  # the first of those that are explained
+
+
+def test_what_the_verdict_rests_on_is_open_and_the_rest_is_folded():
+    results = sample.results()
+    for rung, name in ((1, "context"), (2, "logged"), (3, "policy"), (4, "rlhf")):
+        found = {
+            one.anchor: one.block.is_folded
+            for one in sections(results | {"verdict": results["verdict"] | {"rung": rung}})
+        }
+        assert [one for one in ("context", "logged", "policy", "rlhf") if not found[one]] == [name]
+        assert not found["gate"]
+        assert not found["training"]  # it has a diagnosis
+        assert not found["probe"]  # rules are violated
+        assert found["metrics"]
+        assert found["calibration"]
 
 
 @pytest.mark.slow

@@ -3,7 +3,8 @@
 import pytest
 
 import report_sample as sample
-from rmcore.reporting.html.policy import best_of_n_markdown, confirmation_markdown, readiness_markdown
+from rmcore.reporting.html.blocks import markdown
+from rmcore.reporting.html.policy import best_of_n_block, confirmation_block, readiness_block
 
 policy_sample = sample.policy_sample
 
@@ -46,17 +47,17 @@ def test_the_verdict_names_its_rung_and_follows_from_its_checks(page):
 
 def test_the_markdown_has_the_same_numbers():
     found = policy_sample.policy()
-    told = best_of_n_markdown(found)
+    told = markdown(best_of_n_block(found))
     assert "| 16 |" in told
     assert "best-of-n: " in told
     assert "510 samples" in told
-    judged = readiness_markdown(found["readiness"])
+    judged = markdown(readiness_block(found["readiness"]))
     assert judged.count("pass: ") + judged.count("FAIL: ") == len(found["readiness"]["gate"])
 
 
 def test_what_was_served_is_told_with_its_labels_and_its_first_prompts():
     found = policy_sample.served()
-    told = confirmation_markdown(found)
+    told = markdown(confirmation_block(found))
     gain = found["gold"]["gain"]
     assert told.startswith(f"# {found['verdict']['headline']}".replace("_", r"\_"))
     assert f"{gain['value']:.3f} ({gain['ci_low']:.3f} to {gain['ci_high']:.3f})" in told

@@ -8,16 +8,8 @@ import report_sample as sample
 from rmcore.reporting.figures.rlhf import rlhf_curves_figure
 from rmcore.reporting.figures.style import save
 from rmcore.reporting.figures.watch import watch_figure
-from rmcore.reporting.html.rlhf import (
-    DIGITS,
-    RLHF_HEADINGS,
-    rlhf_findings,
-    rlhf_markdown,
-    rlhf_rows,
-    stop_rows,
-    watch_examples,
-    watch_rows,
-)
+from rmcore.reporting.html.blocks import markdown
+from rmcore.reporting.html.rlhf import DIGITS, rlhf_block
 
 pytestmark = pytest.mark.slow
 
@@ -53,16 +45,14 @@ def test_every_number_of_the_record_is_in_the_section(page, record):
             value = point[name]
             if value is not None:
                 assert (value["reason"] if value["value"] is None else f"{value['value']:.{digits}f}") in text
-    for row in stop_rows(record) + watch_rows(record):
-        assert all(cell in text for cell in row)
-    for example in watch_examples(record):
-        assert all(part in text for part in example.values())
-    for line in rlhf_findings(record):
-        assert " ".join(line.split()) in " ".join(text.split())
+    block = rlhf_block(record)
+    for part in (block, *block.parts):
+        assert all(" ".join(cell.split()) in text for table in part.tables for row in table.rows for cell in row)
+        assert all(" ".join(line.split()) in text for line in (*part.text, *part.findings))
 
 
 def test_nothing_is_said_with_words_of_the_program(page, record):
-    for text in (page(record).section("rlhf"), rlhf_markdown(record), *map(" ".join, rlhf_rows(record))):
+    for text in (page(record).section("rlhf"), markdown(rlhf_block(record))):
         assert not re.search(r"\b(None|nan|inf|NaN)\b", text)
 
 
@@ -74,11 +64,13 @@ def test_the_rule_is_shown_where_there_is_one_alone(page):
 
 def test_a_judges_name_is_text_and_not_an_element(page):
     assert "the <gold> world" in page(make()).section("rlhf")
-    assert "<gold>" not in rlhf_markdown(make())
+    assert "<gold>" not in markdown(rlhf_block(make())).replace(r"\<gold\>", "")
 
 
 def test_rows_fit_their_headings(record):
-    assert {len(row) for row in rlhf_rows(record)} == {len(RLHF_HEADINGS)}
+    block = rlhf_block(record)
+    for table in (table for part in (block, *block.parts) for table in part.tables):
+        assert {len(row) for row in table.rows} == {len(table.headings)}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,14 +1,15 @@
 """The page of a search: the verdict, both arms, every trial with why it ended, and the recipe."""
 
-from rmcore.reporting.html.text_page import write_text_report
-from rmcore.reporting.html.tuning import arm_rows, tuning_markdown
+from rmcore.reporting.html.blocks import markdown
+from rmcore.reporting.html.text_page import write_block_report
+from rmcore.reporting.html.tuning import arm_rows, tuning_block
 from tuning_sample import results
 
 
 def test_the_page_has_the_verdict_the_arms_the_space_all_trials_and_the_recipe(tmp_path):
     found = results()
-    text = tuning_markdown(found, "train:\n  lr: 0.0001\n")
-    page = write_text_report("a", text, {}, tmp_path / "report.html").read_text()
+    block = tuning_block(found, "train:\n  lr: 0.0001\n")
+    page = write_block_report("a", block, {}, tmp_path / "report.html").read_text()
     for expected in (
         found["headline"],
         "(MOVER)",
@@ -18,10 +19,11 @@ def test_the_page_has_the_verdict_the_arms_the_space_all_trials_and_the_recipe(t
         "looked at before",
     ):
         assert expected in page
-    for one in found["trials"]:
-        assert f"<td>{one['number']}</td>\n<td>{one['state']}</td>" in page
+    [trials] = [part.tables[0] for part in block.parts if part.title == "The trials"]
+    for one, row in zip(found["trials"], trials.rows, strict=True):
+        assert row[:2] == [str(one["number"]), one["state"]]
         assert one["why"] in page
-    assert "recipe.yaml" not in tuning_markdown(found)  # which sums up
+    assert "recipe.yaml" not in markdown(tuning_block(found))  # which sums up
 
 
 def test_a_search_that_the_defaults_win_has_one_arm():
