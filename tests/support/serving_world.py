@@ -4,6 +4,7 @@ import psutil
 import pytest
 import torch
 
+from machine import family
 from rmcore.config.model import ModelConfig
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.serving.parity import FLOAT32_TOLERANCE
@@ -45,5 +46,5 @@ def num_restarts(raw) -> int:
 
 def engine_of(server) -> psutil.Process:
     """vLLM's engine; its API server is another process, which notices later that the engine is gone."""
-    [engine] = [p for p in psutil.Process(server.pid).children(recursive=True) if "EngineCore" in p.name()]
+    [engine] = [one for one, words in family(server.pid).items() if "EngineCore" in words[0]]
     return engine

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +16,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import serving_world as world
+from machine import wait_for
 from rmcore.config.model import LoraSettings, ModelConfig
 from rmcore.core.errors import ConfigError, ModelError, ServingError
+from rmcore.core.processes import runs
 from rmcore.models.lora_targets import make_lora_config
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.seal import write_seal
@@ -30,10 +31,7 @@ pytestmark = pytest.mark.services
 
 
 def until_restarted(raw, client, before: int) -> None:
-    deadline = time.monotonic() + 300
-    while not (world.num_restarts(raw) > before and client.health().ready):
-        assert time.monotonic() < deadline, "vLLM did not come back"
-        time.sleep(0.2)
+    wait_for(lambda: world.num_restarts(raw) > before and client.health().ready, "vLLM did not come back", 300)
 
 
 def test_a_vllm_that_is_killed_during_an_update_comes_back_with_one_of_the_two(server, client, raw):
@@ -88,7 +86,7 @@ def test_an_adapter_is_served_with_its_base_also_in_bf16_and_a_killed_program_le
         assert len(family) >= 3
         os.kill(running.pid, signal.SIGKILL)
         _, alive = psutil.wait_procs(family, timeout=60)
-    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    assert not [process for process in alive if runs(process)]
     truth = world.expected(rm)
     assert max(abs(one - other) for one, other in zip(truth, without, strict=True)) > 0.1  # the adapter matters
     assert answer.rewards == pytest.approx(truth, abs=BF16_TOLERANCE * max(1.0, max(truth) - min(truth)))

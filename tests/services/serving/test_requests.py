@@ -1,5 +1,6 @@
 """What a reward server answers: PyTorch's rewards, or a refusal that names the field."""
 
+import contextlib
 import json
 import math
 
@@ -8,6 +9,7 @@ import psutil
 import pytest
 
 import serving_world as world
+from machine import family
 from rmcore.core.errors import RequestError
 from rmcore.data.rendering import TokenizedSide
 
@@ -124,8 +126,7 @@ def test_vllms_protocol_is_answered_as_vllm_itself_does(server, raw, client, pat
     rm = world.served_model(client)
     rows = [side.ids for side in rm.renderer.tokenize_sides(world.PAIRS)]
     given = rows if as_ids else [rm.renderer.render(*pair) for pair in world.PAIRS]
-    behind = [one.cmdline() for one in psutil.Process(server.pid).children(recursive=True)]
-    words = next(line for line in behind if "--uds" in line)
+    words = next(line for line in family(server.pid).values() if "--uds" in line)
     inner = httpx.HTTPTransport(uds=words[words.index("--uds") + 1])
     body = {"model": "reward", "input": given, "use_activation": False}
     with httpx.Client(transport=inner, base_url="http://vllm", timeout=60) as vllm:
@@ -144,8 +145,11 @@ def test_vllms_protocol_is_answered_as_vllm_itself_does(server, raw, client, pat
 
 
 def test_nothing_of_it_but_the_http_app_listens_on_the_network(server):
-    family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
-    listening = [c for process in family for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    open_ones = []
+    for process in [psutil.Process(server.pid), *family(server.pid)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            open_ones += process.net_connections("inet")
+    listening = [connection for connection in open_ones if connection.status == psutil.CONN_LISTEN]
     host, port = server.address.removeprefix("http://").split(":")
     addresses = {(connection.laddr.ip, connection.laddr.port) for connection in listening}
     assert (host, int(port)) in addresses
