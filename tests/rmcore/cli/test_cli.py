@@ -125,13 +125,6 @@ def checkpoint(files):
     return files / "a" / "best"
 
 
-@pytest.mark.slow
-def test_train_writes_the_documented_folder(checkpoint):
-    folder = checkpoint.parent
-    expected = {"metrics.csv", "metrics.jsonl", "reward_distributions.json", "best", "step_3"}
-    assert expected <= {path.name for path in folder.iterdir()}
-
-
 def test_evaluate_writes_values_with_intervals(checkpoint, files):
     out = files / "metrics.json"
     done = rm_opt("evaluate", "--checkpoint", checkpoint, "--data", files / "test.parquet", "--json", out)
@@ -346,7 +339,6 @@ def test_a_finished_training_is_not_overwritten(checkpoint, files):
     assert "already holds a finished training" in done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_a_training_that_was_cut_off_is_gone_on_with(files, tmp_path):
     words = ["train", "--model", "tiny", "--max-seq-len", 64, "--data", files / "train.parquet", "--batch-size", 4]

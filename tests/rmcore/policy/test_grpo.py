@@ -293,7 +293,7 @@ def test_a_scorer_that_is_ready_and_fails_is_asked_ever_more_rarely_and_not_call
     settings = SMALL.model_copy(update={"wait_seconds": 1.0})
     with pytest.raises(TrainingError, match=r"failed \d+ times within 1 s, .* was ready: status 500 .*same command"):
         trainer(policy, scorer, tmp_path, settings).train()
-    assert 3 <= scorer.calls <= 6  # pauses of 0.1, 0.2, 0.4 s and what is left
+    assert 2 <= scorer.calls <= 6  # pauses of 0.1, 0.2, 0.4 s and what is left; a busy machine leaves less
 
 
 def texts(rollouts):

@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 TRAIN = {"steps": 6, "eval_every": 2, "log_every": 1, "lr": 1e-3, "pairs_per_step": 4, "warmup_steps": 0}
 
 
-def run(folder, pairs, held_out, **changes):
+def run(folder, pairs, held_out, *, seed=3, **changes):
     folder.mkdir(exist_ok=True)
     rm = BradleyTerryRM.new(ModelConfig(name="tiny", max_seq_len=96), seed=0, device=CPU)
     tracker = MemoryTracker()
@@ -37,7 +37,7 @@ def run(folder, pairs, held_out, **changes):
         validation=rm.renderer.tokenize_pairs(held_out),
         folder=folder,
         tracker=tracker,
-        seed=3,
+        seed=seed,
     )
     return trainer, trainer.run(), tracker
 
@@ -47,11 +47,12 @@ def weights(folder):
 
 
 @pytest.mark.slow
-def test_same_seed_same_weights(tmp_path, gold_pairs):
-    for name in ("a", "b"):
-        run(tmp_path / name, gold_pairs[:20], gold_pairs[20:30])
-    first, second = (weights(tmp_path / name / "step_6") for name in ("a", "b"))
+def test_the_same_seed_gives_the_same_weights_and_another_one_others(tmp_path, gold_pairs):
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        run(tmp_path / name, gold_pairs[:20], gold_pairs[20:30], seed=seed)
+    first, second, other = (weights(tmp_path / name / "step_6") for name in ("a", "b", "c"))
     assert all(torch.equal(first[key], second[key]) for key in first)
+    assert not all(torch.equal(first[key], other[key]) for key in first)
 
 
 @pytest.mark.slow
@@ -65,15 +66,6 @@ def test_a_training_gives_its_beta_to_the_model_its_checkpoints_and_its_evaluati
     best = next(values for at, values in tracker.rows if at == -step and "eval/loss" in values)
     assert best["eval/loss"] == expected["loss"]
     assert best["eval/ece"] == expected["ece"]
-
-
-@pytest.mark.slow
-def test_the_token_budget_does_not_change_the_trajectory(tmp_path, gold_pairs):
-    losses = []
-    for budget in (192, 4096):
-        _, _, tracker = run(tmp_path / str(budget), gold_pairs[:20], [], token_budget=budget)
-        losses.append([values["train/loss"] for _, values in tracker.rows])
-    np.testing.assert_allclose(losses[0], losses[1], rtol=2e-4)
 
 
 @pytest.mark.slow
@@ -188,24 +180,6 @@ def test_it_learns(tmp_path, gold_pairs):
     _, _, tracker = run(tmp_path, gold_pairs[:8], [], steps=16, lr=3e-3, pairs_per_step=8)
     losses = [values["train/loss"] for _, values in tracker.rows]
     assert losses[-1] < 0.8 * losses[0]
-
-
-def test_metrics_csv_has_the_documented_columns(tmp_path, gold_pairs):
-    run(tmp_path, gold_pairs[:20], gold_pairs[20:30])
-    with (tmp_path / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert list(rows[0]) == [
-        "step",
-        "train_loss",
-        "train_acc",
-        "train_margin",
-        "eval_loss",
-        "eval_acc",
-        "eval_margin",
-        "eval_pairs",
-    ]
-    assert [int(row["step"]) for row in rows] == [1, 2, 3, 4, 5, 6]
-    assert [float(row["eval_pairs"]) for row in rows if row["eval_pairs"]] == [10, 10, 10]
 
 
 def test_an_evaluation_in_training_measures_what_the_evaluate_stage_does(start, tmp_path):
