@@ -37,6 +37,7 @@ from rmcore.models.foreign_heads import HEAD_FILES, ForeignHead, find_foreign_he
 from rmcore.models.head import head_rows, is_reward_head
 from rmcore.models.precision import with_float32_head
 from rmcore.models.seal import SEAL_FILE, check_seal, sealed_files
+from rmcore.models.text_part import NAMES, settle, tell_unused_parts, text_part
 from rmcore.models.tiny import build_tiny
 from rmcore.models.weight_index import read_index, read_tensors
 
@@ -69,7 +70,8 @@ class Origin:
     fresh: frozenset[str] = frozenset()
     """Parameters that the checkpoint did not hold: drawn under the seed."""
     is_rewritten: bool = False
-    """Whether its head is another trainer's, so that the weights are not those of its files any more."""
+    """Whether its head is another trainer's, or it is the text part of a model that also reads images: its weights are
+    then not those of its files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +155,10 @@ def load_backbone(
         give_pad_token(tokenizer, config, is_trained=is_trained)
         deferred = None
         head = _foreign_head(source, config)
+        is_part = text_part(config, source) is not None
+        tell_unused_parts(config, source)
         note_normalisation(config, source)
-        if defer and head is None:
+        if defer and head is None and not is_part:
             found = _load_deferred(name, source, len(tokenizer), seed=seed, trust_remote_code=trust_remote_code)
             if found is not None:
                 model, fresh, deferred = found
@@ -168,7 +172,7 @@ def load_backbone(
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
     is_built_in = name in TINY_SIZES or name != resolve_model(name)  # stays one beside such a folder
     is_folder = not is_built_in and Path(name).is_dir()
-    origin = Origin(str(Path(name).resolve()) if is_folder else name, seed, fresh, head is not None)
+    origin = Origin(str(Path(name).resolve()) if is_folder else name, seed, fresh, head is not None or is_part)
     return Backbone(model, tokenizer, origin, deferred)
 
 
@@ -201,6 +205,7 @@ def _reward_config(source: str, *, trust_remote_code: bool) -> PretrainedConfig:
     config = read_config(source, trust_remote_code=trust_remote_code)
     _check_labels(source, config)
     _check_kinds(source, config)
+    config = text_part(config, source) or config
     config.num_labels = 1
     config.problem_type = "regression"  # servers then return the raw reward instead of its sigmoid
     return config
@@ -209,7 +214,14 @@ def _reward_config(source: str, *, trust_remote_code: bool) -> PretrainedConfig:
 def _load_model(source: str, *, trust_remote_code: bool, dtype: WeightDtype) -> tuple[PreTrainedModel, frozenset[str]]:
     """The model, and the names of the parameters that its checkpoint does not hold."""
     config = _reward_config(source, trust_remote_code=trust_remote_code)
-    options = {"use_safetensors": True, "trust_remote_code": trust_remote_code, "output_loading_info": True}
+    options: dict[str, Any] = {
+        "use_safetensors": True,
+        "trust_remote_code": trust_remote_code,
+        "output_loading_info": True,
+    }
+    is_part = text_part(read_config(source, trust_remote_code=trust_remote_code), source) is not None
+    if is_part:
+        options["key_mapping"] = NAMES
     model, info = guard(
         source,
         lambda: (
@@ -218,6 +230,8 @@ def _load_model(source: str, *, trust_remote_code: bool, dtype: WeightDtype) -> 
             else _from_pretrained_rounded(source, config, options)
         ),
     )
+    if is_part:
+        settle(model, info["unexpected_keys"], source)
     check_finite(model.named_parameters(), source)
     return model.eval(), frozenset(info["missing_keys"])
 
