@@ -93,6 +93,13 @@ class Experiment(Declared):
                 raise ValueError(f"metrics.{position}: no metric {metric!r}; there are {', '.join(CELL_METRICS)}")
             if CELL_METRICS[metric].needs_target and self.target_accuracy is None:
                 raise ValueError(f"metrics.{position}: {metric} needs target_accuracy, which is not set")
+            if metric.startswith("eval/answers_"):
+                for arm in self.arms():
+                    if arm.config.evaluate.answers is None:
+                        raise ValueError(
+                            f"metrics.{position}: {metric} is of judged answers, and arm {arm.name!r} names no file of "
+                            "them; set evaluate.answers"
+                        )
         if len(set(self.metrics)) < len(self.metrics):
             raise ValueError("metrics: a metric is named twice")
         return self
@@ -221,6 +228,7 @@ class Experiment(Declared):
         base = self.base.model_dump(mode="json", exclude={"study", "seed", "device"})
         for name in ("source", "eval_source"):
             base["data"][name] = _without_place(base["data"][name])
+        base["evaluate"]["answers"] = _without_place(base["evaluate"]["answers"])
         control = self.arm_name(self.control)
         return record | {
             "control": control,
@@ -237,7 +245,7 @@ def _first_problem(error: ValidationError) -> str:
 
 
 def _without_places(changes: Changes) -> Changes:
-    named = ("data.source", "data.eval_source")
+    named = ("data.source", "data.eval_source", "evaluate.answers")
     return {name: _without_place(value) if name in named else value for name, value in changes.items()}
 
 

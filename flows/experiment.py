@@ -53,7 +53,7 @@ from rmcore.reporting.html.note import experiment_note, numbers_line, run_note
 from rmcore.reporting.schema import Metric
 from rmcore.stages.results import artifact_seconds, read_json, run_key
 from rmcore.study.analysis import Cells, LooksTaken
-from rmcore.study.cells import GAP, TEST_METRICS, Measured
+from rmcore.study.cells import ANSWER_METRICS, GAP, TEST_METRICS, Measured
 from rmcore.study.plan import Cell
 from rmcore.study.registration import register
 from tasks.comparison_view import publish_view
@@ -63,7 +63,7 @@ from tasks.sharing import write_once
 from tasks.stages import run_step
 from tasks.tracking import RunTracker
 
-DERIVED = (GAP, "train/stop_share", "train/steps_to_target", "cost/seconds_to_target")
+DERIVED = (GAP, "train/stop_share", "train/steps_to_target", "cost/seconds_to_target", *ANSWER_METRICS)
 """Metrics of a cell that none of its artifacts holds, so its MLflow run has to be told."""
 ExperimentChoice = Annotated[str, Field(json_schema_extra={"enum": list(SHIPPED)})]
 

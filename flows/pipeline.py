@@ -95,7 +95,10 @@ def pipeline(config: PipelineConfig) -> dict[str, Any]:
     """
     require_judge(config)
     require_benchmarks(config)
-    require_answers(config)
+    if config.evaluate.answers is not None:
+        from flows.planning import require_answers  # here: pandas and scipy, which most runs need not yet
+
+        require_answers(config.evaluate.answers)
     if config.explain is not None:
         require_extra("sklearn", "explain", "the stage explain")
     if config.train.optimizer == "lion":
@@ -198,18 +201,6 @@ def require_benchmarks(config: PipelineConfig) -> None:
         from rmcore.suites.sets import read_sets
 
         read_sets(required_benchmark(config).suites, partial=config.benchmark.partial)
-
-
-def require_answers(config: PipelineConfig) -> None:
-    """Read the judged answers that are named, before hours are spent; which prompts are trained on is not known yet.
-
-    Raises:
-        DataError: the file tells nothing; see `read_judged_answers`.
-    """
-    if config.evaluate.answers is not None:
-        from rmcore.policy.judged_answers import read_judged_answers
-
-        read_judged_answers(Path(config.evaluate.answers))
 
 
 def open_store() -> Store:

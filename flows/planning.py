@@ -13,16 +13,18 @@ from experiments.schema import TUNING_SEED, Experiment
 from rmcore.config.changes import change_config
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.digests import make_key
-from rmcore.core.errors import ConfigError
+from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.fingerprints import code_digests
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.data.readers.columns import ColumnMap
 from rmcore.data.readers.sources import iter_records, probe, source_kind
+from rmcore.policy.judged_answers import read_judged_answers
+from rmcore.policy.logged_answers import MIN_PROMPTS
 from rmcore.reporting.experiment_schema import Tuned
 from rmcore.stages.registry import STAGES, pipeline_stages, stage_code
-from rmcore.stages.settings import PrepareSettings
+from rmcore.stages.settings import EvaluateSettings, PrepareSettings
 from rmcore.study.analysis import Cells, LooksTaken, judge_hypotheses, resolve
-from rmcore.study.cells import NUM_BINS, NUM_RESAMPLES, Measured, read_cell
+from rmcore.study.cells import ANSWER_METRICS, NUM_BINS, NUM_RESAMPLES, Measured, read_cell
 from rmcore.study.estimates import CELL_STAGES
 from rmcore.study.plan import Cell, CellPlan, Planner, folders, total_seconds
 from rmcore.study.tuning import choose, trial_score
@@ -103,6 +105,8 @@ def make_plan(
         failed: labels of trials that were tried and failed, which the choice of a setting does not wait for.
     """
     arms = experiment.arms()
+    for path in sorted({arm.config.evaluate.answers for arm in arms} - {None}):
+        require_answers(path, experiment.metrics)
     folder, elsewhere = home / "throughput", shared_digest()
     due = _resolve(experiment, arms, Planner(store, estimates(store, folder), elsewhere), failed)
     unknown = [plan.cell.config for plan in due.due] if measure and due.seconds is None else []
@@ -111,6 +115,26 @@ def make_plan(
     probed = probe_unknown(store, folder, unknown)
     found = _resolve(experiment, arms, Planner(store, estimates(store, folder), elsewhere), failed)
     return replace(found, probed=probed)
+
+
+def require_answers(path: str, metrics: Sequence[str] = ()) -> None:
+    """Read a file of judged answers before hours are spent; which prompts are trained on is not known yet.
+
+    Args:
+        path: of the file.
+        metrics: of cells that are to be measured on it.
+
+    Raises:
+        DataError: it tells nothing, see `read_judged_answers`, or too few prompts have the answers of a metric.
+    """
+    sizes = read_judged_answers(Path(path)).table.groupby("prompt_id").size()
+    for name in metrics:
+        enough = int((sizes > ANSWER_METRICS.get(name, 0)).sum())
+        if name in ANSWER_METRICS and enough < MIN_PROMPTS:
+            raise DataError(
+                f"{enough} prompts of {path} have more than {ANSWER_METRICS[name]} distinct judged answers, and {name} "
+                f"takes {MIN_PROMPTS}; judge answers to more prompts, or more of each, or leave that metric out."
+            )
 
 
 def require_start(config: PipelineConfig) -> None:
@@ -306,7 +330,10 @@ def _waits_for(experiment: Experiment, arm: Arm, tuned: Mapping[str, Tuned]) -> 
 
 def frozen(experiment: Experiment) -> dict[str, Any]:
     """Gather what is pre-registered: the declaration, the content of its data, and the analysis that will judge it."""
-    sources = {arm.name: PrepareSettings.of(arm.config).named() for arm in experiment.arms()}
+    sources = {
+        arm.name: PrepareSettings.of(arm.config).named() | EvaluateSettings.of(arm.config).answers_by_content()
+        for arm in experiment.arms()
+    }
     analysis = {
         "level": 0.95,
         "correction": "Holm over all hypotheses",

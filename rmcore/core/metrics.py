@@ -230,6 +230,32 @@ _OF_PAIRS = (
     ),
 )
 
+_OF_ANSWERS = tuple(
+    spec
+    for n in (4, 16)
+    for spec in (
+        MetricSpec(
+            f"answers_gain_{n}",
+            f"gain of the best of {n} judged answers",
+            "sd",
+            "by the judge, over a blind choice, in its deviations within prompts",
+            better="higher",
+            cell_name=f"eval/answers_gain_{n}",
+            stage="evaluate",
+        ),
+        MetricSpec(
+            f"answers_win_rate_{n}",
+            f"win rate of the best of {n} judged answers",
+            "share",
+            "how often the judge prefers it to one more answer",
+            better="higher",
+            cell_name=f"eval/answers_win_rate_{n}",
+            stage="evaluate",
+            within_unit=True,
+        ),
+    )
+)
+
 _OF_POLICIES = (
     MetricSpec("readiness_v1", "original score (v1)", "", "a weighted score of four numbers; no verdict"),
     MetricSpec("on_policy_accuracy", "on-policy accuracy", "share", "accuracy on pairs of the policy's own samples"),
@@ -393,7 +419,7 @@ _OF_CURVATURE = (
 )
 
 METRICS: dict[str, MetricSpec] = {
-    spec.name: spec for spec in (*_OF_PAIRS, *_OF_POLICIES, *_OF_TRAINING, *_OF_CURVATURE)
+    spec.name: spec for spec in (*_OF_PAIRS, *_OF_ANSWERS, *_OF_POLICIES, *_OF_TRAINING, *_OF_CURVATURE)
 }
 """By name, in the order of a report's table."""
 

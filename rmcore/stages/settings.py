@@ -197,7 +197,11 @@ class EvaluateSettings(CheckpointSettings):
 
     def named(self) -> dict[str, str]:
         """The file of judged answers by its content."""
-        return super().named() | _files(**{"evaluate.answers": self.evaluate.answers})
+        return super().named() | self.answers_by_content()
+
+    def answers_by_content(self) -> dict[str, str]:
+        """The digest of the file, by its setting; empty where none is named."""
+        return _files(**{"evaluate.answers": self.evaluate.answers})
 
 
 class BenchmarkSettings(CheckpointSettings):

@@ -17,7 +17,7 @@ from rmcore.evaluation.verdicts.moderation import RatioPrior
 from rmcore.evaluation.verdicts.size import FEWEST_SEEDS
 from rmcore.reporting.experiment_schema import HypothesisResult, LookResult
 from rmcore.reporting.schema import Metric
-from rmcore.study.cells import SHARES, Measured, prompt_scores
+from rmcore.study.cells import ANSWER_METRICS, SHARES, Measured, prompt_scores
 
 Cells = Mapping[tuple[str, int], Measured]
 """Measured cells by arm and seed; a failed cell is absent."""
@@ -229,18 +229,17 @@ def _estimate(one: Mapping[str, Any], cells: Cells, seeds: Sequence[int], priors
         return _level(cells, one["arm"], seeds, one["metric"])
     both = [(cells[one["arm"], seed], cells[one["versus"], seed]) for seed in seeds]
     combined = [_combine(arm, versus, one["metric"], one["comparison"]) for arm, versus in both]
-    what = one["metric"] if one["comparison"] == "difference" else f"{one['metric']} as a ratio of positive numbers"
     kind = (one["metric"], one["comparison"])
     if kind not in priors:
         priors[kind] = _prior(cells, seeds, *kind)
-    return _over_seeds(combined, both, len(seeds), what, priors[kind])
+    return _over_seeds(combined, both, len(seeds), kind, priors[kind])
 
 
 def _prior(cells: Cells, seeds: Sequence[int], metric: str, comparison: str) -> RatioPrior | None:
     """Say what the arms that have every seed show of the seeds' part of a difference, or a log ratio, of two."""
     whole = {arm for arm, _ in cells if all((arm, seed) in cells for seed in seeds)}
     found = [[cells[arm, seed] for seed in seeds] for arm in sorted(whole)]
-    if len({cell.prompts for of_arm in found for cell in of_arm}) != 1:
+    if len({cell.prompts_of(metric) for of_arm in found for cell in of_arm}) != 1:
         return None
     samples = [[_on_scale(cell.samples.get(metric), comparison) for cell in of_arm] for of_arm in found]
     arms = [[one for one in of_arm if one is not None] for of_arm in samples]
@@ -264,7 +263,7 @@ def _on_scale(sample: SeedSample | None, comparison: str) -> SeedSample | None:
 def _level(cells: Cells, arm: str, seeds: Sequence[int], metric: str) -> Estimate:
     found = [cells[arm, seed] for seed in seeds if (arm, seed) in cells]
     estimate = _over_seeds(
-        [cell.samples.get(metric) for cell in found], [(cell,) for cell in found], len(seeds), metric
+        [cell.samples.get(metric) for cell in found], [(cell,) for cell in found], len(seeds), (metric, "level")
     )
     return _within_unit(estimate) if metric in SHARES else estimate
 
@@ -318,10 +317,18 @@ def _over_seeds(
     samples: Sequence[SeedSample | None],
     cells: Sequence[tuple[Measured, ...]],
     num_declared: int,
-    what: str,
+    kind: tuple[str, str],
     prior: RatioPrior | None = None,
 ) -> Estimate:
-    """Estimate from one sample a seed and the cells, one or two, that each of them is made of."""
+    """Estimate from one sample a seed and the cells, one or two, that each is made of; `kind`: metric, comparison."""
+    metric, comparison = kind
+    what = f"{metric} as a ratio of positive numbers" if comparison == "ratio" else metric
+    if metric in ANSWER_METRICS and len({cell.answers for of_seed in cells for cell in of_seed}) > 1:
+        # Neither the same prompts, nor others: no interval is for prompts of which some recur.
+        return _missing(
+            "the cells choose among different judged answers: other prompts of the file are in their training pairs. "
+            "Take these out of it, or name held-out pairs of your own (data.eval_source)"
+        )
     defined = [sample for sample in samples if sample is not None]
     if not defined:
         return _missing(f"no seed has a value of {what}" if cells else f"no cell finished that {what} needs")
@@ -335,7 +342,7 @@ def _over_seeds(
     estimate = estimate_over_seeds(
         defined,
         num_prompts=_carrying(defined) if all(resampled) else None,
-        prompts_shared=len({tuple(cell.prompts for cell in of_seed) for of_seed in cells}) == 1,
+        prompts_shared=len({tuple(cell.prompts_of(metric) for cell in of_seed) for of_seed in cells}) == 1,
         prior=prior,
     )
     condition, said = _collapses(cells)

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from rmcore.core.arrays import FloatArray, IntArray
+from rmcore.core.digests import make_key
 from rmcore.core.files import read_json_lines
 from rmcore.core.metrics import CELL_METRICS, METRICS
 from rmcore.core.tracking import METRICS_FILE
@@ -25,13 +26,18 @@ from rmcore.evaluation.ranking import PairMean, mean_statistic, pair_means, prom
 from rmcore.evaluation.rewards import RewardTable
 from rmcore.evaluation.uncertainty import cluster_bootstrap, effective_prompts, heaviest_tail
 from rmcore.evaluation.verdicts.estimate import SeedSample
+from rmcore.policy.judged_answers import stored_judged_answers
+from rmcore.policy.logged_answers import MIN_PROMPTS
+from rmcore.policy.readiness.rank import gains, in_deviations, win_rates
 
 NUM_RESAMPLES = 1000
 NUM_BINS = 10
 VALIDATION_ACCURACY = "eval/pairwise_accuracy"
 GAP = METRICS["train_test_gap"].cell_name
-TEST_METRICS = {name: spec.name for name, spec in CELL_METRICS.items() if spec.stage == "evaluate" and name != GAP}
+TEST_METRICS = {name: spec.name for name, spec in CELL_METRICS.items() if "/test_" in name and spec.stage == "evaluate"}
 """Metrics of the test pairs, by the name under which `rmcore.evaluation` computes them."""
+ANSWER_METRICS = {name: int(name.rpartition("_")[2]) for name in CELL_METRICS if name.startswith("eval/answers_")}
+"""Metrics of judged answers, with the number that the best is chosen from."""
 SHARES = frozenset(name for name, spec in CELL_METRICS.items() if spec.within_unit)
 """Metrics whose true value cannot lie outside of [0, 1]; a gap can."""
 BYTES_PER_WEIGHT = 4
@@ -50,6 +56,8 @@ class Measured:
     """Rewards of the test pairs; None where the cell was not evaluated."""
     prompts: str = ""
     """Digest of the test prompts: equal where cells were tested on the same ones."""
+    answers: str = ""
+    """Digest of the judged answers that were chosen among; empty where no metric is of them."""
     history: Sequence[Mapping[str, Any]] = ()
     """Rows of `metrics.jsonl`."""
     gate: Sequence[GateCheck] = ()
@@ -65,6 +73,10 @@ class Measured:
         if sample is None or metric not in SHARES:
             return None if sample is None else sample.value
         return min(max(sample.value, 0.0), 1.0)
+
+    def prompts_of(self, metric: str) -> str:
+        """Digest of the prompts that a metric is measured on."""
+        return self.answers if metric in ANSWER_METRICS else self.prompts
 
 
 def read_cell(
@@ -92,9 +104,13 @@ def read_cell(
     gap = _gap(samples.get("eval/test_pairwise_accuracy"), train) if GAP in metrics and len(train) else None
     if gap is not None:
         samples[GAP] = gap
+    answers = ""
+    if any(name in ANSWER_METRICS for name in metrics):
+        found, answers = _of_answers(folders["evaluate"], metrics)
+        samples |= found
     kept = _wanted(samples, metrics)
     gate = validation_gate(card["metrics"]["test"], card["metrics"]["train"]["pairwise_accuracy"]["value"])
-    return Measured(arm, seed, kept, table, prompts, history, gate, diagnose(history))
+    return Measured(arm, seed, kept, table, prompts, answers, history, gate, diagnose(history))
 
 
 def _wanted(samples: Mapping[str, SeedSample], metrics: Sequence[str]) -> dict[str, SeedSample]:
@@ -112,6 +128,31 @@ def _over_prompts(table: RewardTable, prompts: str) -> dict[str, SeedSample]:
     binned = BinnedCalibration(table.log_odds, table.prompt, table.num_prompts, NUM_BINS)
     found = _bootstrap(table, means, prompts, binned)
     return {metric: found[name] for metric, name in TEST_METRICS.items() if name in found}
+
+
+def _of_answers(folder: Path, metrics: Sequence[str]) -> tuple[dict[str, SeedSample], str]:
+    """Metrics of the judged answers, of fewer than `MIN_PROMPTS` prompts none, and the digest of these answers."""
+    answers, rewards = stored_judged_answers(folder)
+    digest = make_key(answers.table[["prompt_id", "response"]].to_dict("list"))
+    pools, judged = answers.pools(rewards), in_deviations(answers.pools(answers.table["strength"].to_numpy()))
+    found = {}
+    for name in metrics:
+        if name not in ANSWER_METRICS:
+            continue
+        n = ANSWER_METRICS[name]
+        own = [place for place, pool in enumerate(pools) if len(pool) > n]  # an opponent each, as for the win rate
+        if len(own) < MIN_PROMPTS:
+            continue
+        measure = win_rates if "win_rate" in name else gains
+        values, _ = measure([pools[place] for place in own], [judged[place] for place in own], n)
+
+        def mean(weights: FloatArray, values: FloatArray = values) -> dict[str, FloatArray]:
+            return {"mean": weights @ values / weights.sum(axis=-1)}
+
+        # Prompts are drawn alike in every cell that has the same answers.
+        drawn = cluster_bootstrap(mean, len(own), num_resamples=NUM_RESAMPLES, seed=int(digest[:15], 16))
+        found[name] = SeedSample(drawn.point["mean"], drawn.replicates.get("mean"), float(len(own)))
+    return found, digest
 
 
 def _bootstrap(

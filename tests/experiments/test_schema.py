@@ -212,6 +212,17 @@ def test_trials_beyond_an_edge_continue_the_parts_of_the_range(ratio, trials, up
         values += more
 
 
+def test_a_metric_of_judged_answers_takes_a_file_of_them_in_every_arm():
+    gain = {"metrics": ["eval/answers_gain_4"], "hypotheses": []}
+    with pytest.raises(ValidationError, match=r"metrics.0: eval/answers_gain_4.*arm 'low'.*set evaluate.answers"):
+        declare(**gain)
+    given = {"data": {"source": "gold"}, "evaluate": {"answers": "/somewhere/judged.parquet"}}
+    here = declare(**gain, base=given)
+    there = declare(**gain, base=given | {"evaluate": {"answers": "elsewhere/judged.parquet"}})
+    assert here.stages() == ["prepare", "train", "evaluate"]
+    assert here.frozen() == there.frozen()  # where a file is decides nothing; its content is registered apart
+
+
 def test_stages_are_those_that_the_metrics_need():
     assert declare(metrics=["train/num_steps"], hypotheses=[]).stages() == ["prepare", "train"]
     assert declare().stages() == ["prepare", "train", "evaluate"]

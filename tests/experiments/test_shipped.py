@@ -3,6 +3,8 @@
 import math
 from typing import get_args
 
+import numpy as np
+import pandas as pd
 import pytest
 import yaml
 from pydantic import ValidationError
@@ -260,8 +262,12 @@ def cell(tmp_path_factory):
     smoke = load_experiment("optimizers", "smoke").arms()[0].config.model_dump()
     smoke["train"] |= {"steps": 6, "eval_every": 3, "log_every": 2}
     smoke["data"]["gold"] |= {"num_prompts": 40}
-    config = PipelineConfig.model_validate(smoke)
     place = tmp_path_factory.mktemp("cell")
+    rng = np.random.default_rng(0)
+    rows = [(f"question {row // 18}?", f"answer {row}", value) for row, value in enumerate(rng.normal(size=12 * 18))]
+    pd.DataFrame(rows, columns=["prompt", "response", "judge"]).to_parquet(place / "judged.parquet")
+    smoke["evaluate"]["answers"] = str(place / "judged.parquet")
+    config = PipelineConfig.model_validate(smoke)
     folders = {}
     for stage in ("prepare", "train", "evaluate", "landscape"):
         out = place / stage

@@ -12,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import psutil
 import pytest
 import yaml
@@ -364,3 +366,32 @@ def test_a_study_takes_one_look_a_run_until_none_is_left_and_stands_by_what_it_s
     status, _, said = look()
     assert status == 2
     assert "its cells are not those of then" in said
+
+
+def test_the_documented_study_of_judged_answers_runs_and_judges_its_claim(place):
+    page = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()
+    [declared] = [
+        yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.S) if "judged.parquet" in block
+    ]
+    rng = np.random.default_rng(0)
+    for name, size in (("train", 60), ("test", 20)):
+        rows = [(f"{name} question {row}?", f"good answer {row}", f"bad {row}") for row in range(size)]
+        pd.DataFrame(rows, columns=["prompt", "chosen", "rejected"]).to_parquet(place.folder / f"{name}.parquet")
+    rows = [(f"test question {row // 6}?", f"answer {row}", value) for row, value in enumerate(rng.normal(size=12 * 6))]
+    pd.DataFrame(rows, columns=["prompt", "response", "judge"]).to_parquet(place.folder / "judged.parquet")
+    declared["base"] |= {
+        "data": {side: str(place.folder / file) for side, file in declared["base"]["data"].items()},
+        "model": {"name": "MODEL"},
+        "train": DECLARED["base"]["train"],
+        "evaluate": DECLARED["base"]["evaluate"] | {"answers": str(place.folder / "judged.parquet")},
+    }
+    declared["seeds"] = [0, 1]
+    _, outcome, said = place.experiment(place.declare(declared))
+    assert outcome["failed"] == [], said
+    [found] = outcome["results"]["hypotheses"]
+    assert (found["metric"], found["num_prompts"], found["num_seeds"]) == ("eval/answers_gain_4", 12, 2)
+    assert found["ci_low"] < found["value"] < found["ci_high"]
+    few = declared | {"metrics": ["eval/answers_gain_16"], "hypotheses": []}
+    status, _, errors = place.rm_opt("experiment", place.declare(few))
+    assert status != 0
+    assert "eval/answers_gain_16 takes 10" in errors

@@ -10,6 +10,7 @@ import pytest
 from rmcore.core.digests import sealed
 from rmcore.core.store import MANIFEST, Store
 from rmcore.evaluation.rewards import RewardTable
+from rmcore.policy.judged_answers import JudgedAnswers
 from rmcore.stages.registry import stage_call
 from rmcore.study import cells as reading
 from rmcore.training.record import TrainResult
@@ -39,6 +40,17 @@ def make_rewards():
         )
 
     return make
+
+
+@pytest.fixture
+def judged_answers():
+    """(answers, rewards): twenty judged answers to each of thirty prompts, and rewards that know something of them."""
+    rng, num = np.random.default_rng(5), 20
+    strength = rng.normal(size=30 * num)
+    prompts = [f"prompt {place // num:02}" for place in range(len(strength))]
+    table = pd.DataFrame({"prompt_id": prompts, "prompt": prompts, "strength": strength})
+    table.insert(2, "response", [f"answer {place}" for place in range(len(table))])
+    return JudgedAnswers(table, "judge", len(table), 0, 0, 0, 0), strength + rng.normal(size=len(strength))
 
 
 @pytest.fixture

@@ -59,6 +59,25 @@ def tested(measure, make_rewards):
     return frames, {key: measure(*key, frame) for key, frame in frames.items()}
 
 
+def test_cells_that_choose_among_different_judged_answers_have_no_estimate_and_say_what_to_do():
+    metric = "eval/answers_gain_4"
+
+    def cells(*answers):
+        rng = np.random.default_rng(0)
+        return {
+            (arm, seed): Measured(arm, seed, {metric: SeedSample(own, own + rng.normal(0, 0.1, 200), 30)}, answers=one)
+            for arm, own in (("old", 0.1), ("new", 0.9))
+            for seed, one in zip(SEEDS, answers, strict=True)
+        }
+
+    same = judged(cells("x", "x", "x"), hypothesis(metric=metric))
+    assert same["verdict"] == "supported"
+    assert "prompts that they share" in same["method"]
+    apart = judged(cells("x", "x", "y"), hypothesis(metric=metric))
+    assert (apart["value"], apart["verdict"]) == (None, "inconclusive")
+    assert "data.eval_source" in apart["reason"]
+
+
 def test_a_difference_is_the_mean_over_seeds_of_arm_minus_versus(tested):
     _, cells = tested
     found = judged(cells)

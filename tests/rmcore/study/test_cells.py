@@ -1,12 +1,24 @@
 """What a cell measured: values as rmcore.evaluation has them, replicates paired where prompts are shared."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from rmcore.evaluation.report_card import evaluate_pairs
+from rmcore.policy.judged_answers import write_judged_answers
+from rmcore.policy.readiness.rank import rank_models
 from rmcore.study import cells as reading
-from rmcore.study.cells import GAP, NUM_RESAMPLES, TEST_METRICS, first_reaching, prompt_scores, read_cell
+from rmcore.study.cells import (
+    ANSWER_METRICS,
+    GAP,
+    NUM_RESAMPLES,
+    TEST_METRICS,
+    first_reaching,
+    prompt_scores,
+    read_cell,
+)
 
 ACCURACY = "eval/test_pairwise_accuracy"
 
@@ -40,6 +52,29 @@ def test_cells_with_the_same_prompts_are_resampled_together_whatever_the_order_o
     for metric in (*TEST_METRICS, GAP):
         difference = one.samples[metric].replicates - other.samples[metric].replicates
         np.testing.assert_allclose(difference, 0, atol=1e-9, err_msg=metric)
+
+
+def test_what_is_chosen_among_judged_answers_is_what_models_are_ranked_by(write_cell, make_rewards, judged_answers):
+    answers, rewards = judged_answers
+    metrics = list(ANSWER_METRICS)
+    cells = {}
+    for arm, own in (("a", rewards), ("b", -rewards), ("few", rewards)):
+        folders = write_cell(arm, make_rewards())
+        kept = replace(answers, table=answers.table.head(9 * 20)) if arm == "few" else answers
+        write_judged_answers(folders["evaluate"], kept, own[: len(kept.table)])
+        cells[arm] = read_cell(arm, 0, folders, metrics)
+    pools, judged = answers.pools(rewards), answers.pools(answers.table["strength"].to_numpy())
+    lengths = [np.ones(len(pool)) for pool in pools]
+    found = rank_models(["a"], [pools], judged, lengths, n=4)["models"][0]
+    assert cells["a"].value("eval/answers_gain_4") == pytest.approx(found["gain"]["value"])
+    assert cells["a"].value("eval/answers_win_rate_4") == pytest.approx(found["win_rate"]["value"])
+    sample = cells["a"].samples["eval/answers_gain_4"]
+    assert (sample.num_prompts, sample.replicates.shape) == (len(pools), (NUM_RESAMPLES,))
+    # What one gains the other one loses, prompt by prompt: common draws show.
+    other = cells["b"].samples["eval/answers_gain_4"]
+    assert np.corrcoef(sample.replicates, other.replicates)[0, 1] < -0.5
+    assert cells["few"].samples.keys() == set()  # nine prompts say nothing
+    assert cells["a"].answers == cells["b"].answers != cells["few"].answers
 
 
 def test_another_model_on_the_same_prompts_is_paired_and_other_prompts_are_independent(measure, make_rewards):
