@@ -242,8 +242,12 @@ def _print_ranking(found: Mapping[str, Any]) -> None:
         print(f"optimise against one of {', '.join(alike)}: these answers do not tell them apart")
     else:
         print(f"optimise against {best['name']}: it gains more than any other for certain")
-    if best["gain"]["value"] <= longest:
-        print(f"the longest answer gains {longest:.2f} sd: no more is shown of these models than that they know length")
+    over = ends(best["over_longest"])[0]
+    if over is None or over <= 0:
+        print(
+            f"the longest answer gains {longest:.2f} sd, and {best['name']} over it "
+            f"{numbers.with_interval(best['over_longest'])}: that it knows more than length is not shown"
+        )
     print(f"a perfect choice gains {found['perfect_gain']:.2f} sd")
     if not found["measures"]:
         print(f"which measure predicts the gain is not computed of fewer than {FEWEST_MODELS} models")

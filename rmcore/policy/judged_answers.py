@@ -116,6 +116,11 @@ def read_judged_answers(path: Path, *, trained_on: Collection[str] = ()) -> Judg
     kind: Kind = "comparisons" if is_compared else next((name for name in COLUMNS if name in rows), COLUMNS[0])
     found = _compared(rows, path) if is_compared else _judged(rows, kind, path)
     num_missing = int(found["strength"].isna().sum())
+    if num_missing == len(found) > 0:
+        raise DataError(
+            f"none of the {len(found)} answers of {path} has a number in {kind!r}, where the first is "
+            f"{rows[kind].iloc[0]!r}; write what the judge gave as a number, higher for the better answer."
+        )
     if num_missing > MOST_MISSING * len(found):
         raise DataError(
             f"{num_missing} of {len(found)} answers of {path} have no number in {kind!r}: those that have one may be a "

@@ -28,6 +28,7 @@ SPLITS = 20
 PREDICTION_RESAMPLES = 400
 ALPHA = 0.05
 SHOWN = ("gain", "gain_without_length", "win_rate")
+"""Measured of each model, and of choosing the longest answer; `over_longest` is a model's gain minus that one's."""
 PREDICTORS = ("win_rate", "on_policy_accuracy", "hard_accuracy", "reward_variance")
 
 
@@ -161,10 +162,11 @@ def largest_choice(sizes: Sequence[int], n: int | None = None) -> int:
     for choice in (16, 8, 4, 2) if n is None else (n,):
         if sum(size > choice for size in sizes) >= max(MIN_PROMPTS, len(sizes) / 2):
             return choice
+    least = n or 2
     raise DataError(
-        f"{len(sizes)} prompts with {min(sizes, default=0)} to {max(sizes, default=0)} judged answers are too few: the "
-        f"best of {n or 2} is judged on {MIN_PROMPTS} prompts or more, and on half of them, that have an answer more "
-        "than that. Judge answers to more prompts, or more of each."
+        f"{sum(size > least for size in sizes)} of {len(sizes)} prompts have more than {least} judged answers, and the "
+        f"best of {least} is judged on {MIN_PROMPTS} such prompts or more, and half of all. Judge answers to more "
+        "prompts, or more of each."
     )
 
 
@@ -192,10 +194,11 @@ def rank_models(
     Returns:
         JSON-ready. models: by gain, the largest first, each with name, group (1 is that of the best; models of one
         group are not shown to differ from its first, after Holm over all pairs of models), and with intervals gain,
-        gain_without_length and win_rate (of few prompts the ends of gains hold if no prompt is a disaster); longest:
-        the same of choosing the longest answer; perfect_gain; measures: Spearman's correlation of each measure on one
-        half of the prompts with the gain on the other, averaged over splits, with its interval over prompts (of fewer
-        than `FEWEST_MODELS` models none); num_prompts, num_answers, n.
+        gain_without_length, win_rate and over_longest, its gain minus that of the longest answer (of few prompts the
+        ends of gains hold if no prompt is a disaster); longest: the first three of choosing the longest answer;
+        perfect_gain; measures: Spearman's correlation of each measure on one half of the prompts with the gain on the
+        other, averaged over splits, with its interval over prompts (of fewer than `FEWEST_MODELS` models none);
+        num_prompts, num_answers, n.
     """
     scaled, controlled = in_deviations(judged), without_length(judged, lengths)
     every = [*rewards, lengths]
@@ -207,9 +210,11 @@ def rank_models(
     weights = np.random.default_rng(seed).multinomial(size, np.full(size, 1 / size), size=num_resamples)
     drawn = {name: measures[name].value(weights.astype(np.float64)) for name in SHOWN}  # (M + 1, B)
     points = {name: measures[name].value(np.ones((1, size)))[:, 0] for name in SHOWN}
+    for values in (drawn, points):
+        values["over_longest"] = values["gain"] - values["gain"][-1]
 
     def value(name: str, place: int) -> MetricValue:
-        num_prompts = int((measures[name].bottom[place] > 0).sum())
+        num_prompts = int((measures["gain" if name == "over_longest" else name].bottom[place] > 0).sum())
         found = metric_value(
             float(points[name][place]),
             drawn[name][place],
@@ -222,8 +227,8 @@ def rank_models(
         # A prompt where the worst answer is chosen weighs as several others, and few prompts may show none.
         return GainValue.of(found.value, found.ci_low, found.ci_high, num=found.num, num_prompts=num_prompts)
 
-    def shown(place: int) -> dict[str, Any]:
-        return {name: value(name, place).to_dict() for name in SHOWN}
+    def shown(place: int, names: Sequence[str] = SHOWN) -> dict[str, Any]:
+        return {name: value(name, place).to_dict() for name in names}
 
     order = np.argsort(-points["gain"][:-1], kind="stable")
     group = _groups(measures["gain"], order)
@@ -231,7 +236,9 @@ def rank_models(
         "n": n,
         "num_prompts": size,
         "num_answers": sum(map(len, judged)),
-        "models": [{"name": names[place], "group": group[place], **shown(place)} for place in order],
+        "models": [
+            {"name": names[place], "group": group[place], **shown(place, (*SHOWN, "over_longest"))} for place in order
+        ],
         "longest": shown(len(names)),
         "perfect_gain": float(gains(judged, scaled, n)[0].mean()),
         "measures": _predicting(measures, len(names), weights[:PREDICTION_RESAMPLES], size, seed)

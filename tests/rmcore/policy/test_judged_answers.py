@@ -89,7 +89,7 @@ BAD = {
     "saturated at the top": (lambda frame: frame.assign(judge=frame["judge"].clip(upper=-0.3)), "highest.*saturated"),
     "saturated at the bottom": (lambda frame: frame.assign(judge=frame["judge"].clip(lower=0.3)), "lowest.*saturated"),
     "missing for most": (lambda frame: frame.assign(judge=frame["judge"].where(frame.index % 3 == 0)), "selection"),
-    "no numbers at all": (lambda frame: frame.assign(judge="good"), "selection"),
+    "no numbers at all": (lambda frame: frame.assign(judge="good"), "none of the .* has a number in 'judge'.*'good'"),
     "all answers equal": (lambda frame: frame.assign(response="yes"), "fewer than 4 distinct"),
     "three answers a prompt": (lambda frame: frame.groupby("prompt").head(3), "fewer than 4 distinct"),
     "nothing judged": (lambda frame: frame.drop(columns="judge"), "no column judge"),
@@ -170,6 +170,7 @@ def test_models_are_grouped_by_what_the_judge_tells_apart():
     assert group["good"] == group["as good"] == 1
     assert 1 < group["fair"] < group["blind"] < group["worse"]
     assert ends(found["models"][-1]["gain"])[1] < 0
+    assert ends(found["models"][0]["over_longest"])[0] > 0
     win_rate, variance = (
         next(one for one in found["measures"] if one["measure"] == name) for name in ("win_rate", "reward_variance")
     )
@@ -183,6 +184,20 @@ def test_identical_models_are_one_group_and_too_few_models_predict_nothing():
     assert [one["group"] for one in found["models"]] == [1, 1]
     assert found["models"][0]["gain"]["value"] == pytest.approx(found["perfect_gain"])
     assert found["measures"] == []
+
+
+def test_a_model_that_knows_length_alone_is_told_apart_from_one_that_knows_more():
+    rng = np.random.default_rng(3)
+    lengths = [np.exp(rng.normal(size=8)) * 100 for _ in range(60)]
+    quality = [rng.normal(size=8) for _ in lengths]
+    judged = [np.log(pool) + own for pool, own in zip(lengths, quality, strict=True)]  # this judge likes length
+    almost = [pool * np.exp(0.05 * rng.normal(size=8)) for pool in lengths]
+    found = rank_models(["almost length", "more"], [almost, judged], judged, lengths, n=4, num_resamples=400)
+    own = {one["name"]: one for one in found["models"]}
+    assert ends(own["almost length"]["gain"])[0] > 0
+    assert ends(own["almost length"]["over_longest"])[0] <= 0 < ends(own["more"]["over_longest"])[0]
+    apart = own["more"]["gain"]["value"] - found["longest"]["gain"]["value"]
+    assert own["more"]["over_longest"]["value"] == pytest.approx(apart)
 
 
 def test_the_command_ranks_checkpoints_on_a_file(rm, tmp_path):
