@@ -392,24 +392,34 @@ def judged_claims(
             )
             continue
         value, drawn, left_out = (claimed(name, one) for one in correlations)
-        interval = percentile_interval(drawn, num_kinds)
-        low, high = interval if interval is not None else (-np.inf, np.inf)
-        if name == "R3":
-            beyond = 1 if low > -0.2 and high < 0.2 else -1 if low > 0.2 or high < -0.2 else 0
-            p = max(interval_p(drawn + 0.2, num_kinds) or 1.0, interval_p(drawn - 0.2, num_kinds) or 1.0)
-        else:
-            beyond, p = _side(low, high), interval_p(drawn, num_kinds) or 1.0
-        rows.append(
-            {
-                "name": name,
-                "value": float(value),
-                "low": low,
-                "high": high,
-                "p": p,
-                "beyond": beyond,
-                "left_out": [float(left_out.min()), float(left_out.max())],
-            }
-        )
+        row = of_statistic(name, float(value), drawn, num_kinds, within=0.2 if name == "R3" else None)
+        rows.append(row | {"left_out": [float(left_out.min()), float(left_out.max())]})
+    return with_holm(rows)
+
+
+def of_statistic(
+    name: str, value: float, drawn: FloatArray, num_clusters: int, within: float | None = None
+) -> dict[str, Any]:
+    """A claim that a statistic is above 0, or within +- `within`: its interval, p, and the side that it is on.
+
+    Args:
+        name: of the claim.
+        value: as measured.
+        drawn: (B,) replicates.
+        num_clusters: that were resampled.
+        within: for a claim that it is about 0.
+    """
+    low, high = percentile_interval(drawn, num_clusters) or (-np.inf, np.inf)
+    if within is None:
+        beyond, p = _side(low, high), interval_p(drawn, num_clusters) or 1.0
+    else:
+        beyond = 1 if low > -within and high < within else -1 if low > within or high < -within else 0
+        p = max(interval_p(drawn + edge, num_clusters) or 1.0 for edge in (within, -within))
+    return {"name": name, "value": value, "low": low, "high": high, "p": p, "beyond": beyond}
+
+
+def with_holm(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add what Holm's correction over all claims makes of each p, and the verdict."""
     for row, corrected in zip(rows, holm([row["p"] for row in rows]), strict=True):
         decided = corrected <= STATISTICS["alpha"] and row["beyond"] != 0
         row |= {

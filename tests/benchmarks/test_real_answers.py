@@ -11,6 +11,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 study = importlib.import_module("real_answers")
 verdict = importlib.import_module("real_answers_verdict")
+policy = importlib.import_module("real_answers_policy")
 GOOD, BAD, FILLER = (
     ["precise", "helpful", "exact", "careful"],
     ["wrong", "vague", "empty", "broken"],
@@ -100,3 +101,39 @@ def test_recipes_have_names_of_their_own_and_kinds_enough():
     names = [recipe.name for recipe in study.RECIPES]
     assert len(set(names)) == len(names) >= study.FEWEST_MODELS
     assert len({recipe.kind for recipe in study.RECIPES}) >= 15
+
+
+def test_the_policy_among_answers_is_where_policy_gradients_end():
+    rng = np.random.default_rng(0)
+    rewards, judged = ([rng.normal(size=7) for _ in range(5)] for _ in range(2))
+    kl = 0.4
+    gain = policy.optimised(rewards, judged, kl)
+    strength = policy.strength_for(rewards, kl)
+    reached = []
+    for pool in rewards:
+        logits = np.zeros(len(pool))
+        for _ in range(4000):  # the exact gradient of E[reward] - KL / strength, by the softmax's logits
+            weights = np.exp(logits - logits.max())
+            weights /= weights.sum()
+            worth = pool - np.log(weights * len(pool)) / strength
+            logits += weights * (worth - weights @ worth)
+        reached.append(weights)
+    assert np.mean([policy.pool_kl(one) for one in reached]) == pytest.approx(kl, abs=1e-4)
+    expected = [one @ pool - pool.mean() for one, pool in zip(reached, judged, strict=True)]
+    np.testing.assert_allclose(gain, expected, atol=1e-3)
+
+
+def test_the_policy_gains_by_a_good_model_and_loses_by_a_bad_one(world, tmp_path, monkeypatch):
+    data = study.read_data(world)
+    monkeypatch.setattr(policy, "CHOSEN", RECIPES[:5])
+    for recipe in RECIPES[:5]:
+        study.Study(data, tmp_path).run(recipe)
+    result = policy.analyse(data, tmp_path, num=40, num_splits=3)
+    models = {one["name"]: one for one in result["models"]}
+    assert not result["enough"]
+    assert min(models[RECIPES[1].name]["policy"]) > 0.3
+    assert max(models[RECIPES[3].name]["policy"]) < 0
+    assert result["models"][-1]["name"] == RECIPES[3].name
+    claims = {one["name"]: one for one in result["claims"]}
+    assert claims["T2"]["value"] > 0
+    assert "T4" in policy.markdown(result)
