@@ -192,7 +192,11 @@ def analyse(data: Data, out: Path, *, num: int = NUM_RESAMPLES, num_splits: int 
 
 def markdown(result: Mapping[str, Any]) -> str:
     """The tables."""
-    lines = [f"{result['num_models']} reward models.\n", "| claim | value (95 %) | p (Holm) | verdict |", "| --- |" * 4]
+    lines = [
+        f"{result['num_models']} reward models.\n",
+        "| claim | value (95 %) | p (Holm) | verdict |",
+        "|" + " --- |" * 4,
+    ]
     words = {one["name"]: one["claim"] for one in CLAIMS}
     for row in result["claims"]:
         value = f"{row['value']:.3f} ({row['low']:.3f} to {row['high']:.3f})"

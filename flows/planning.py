@@ -105,7 +105,7 @@ def make_plan(
         failed: labels of trials that were tried and failed, which the choice of a setting does not wait for.
     """
     arms = experiment.arms()
-    for path in sorted({arm.config.evaluate.answers for arm in arms} - {None}):
+    for path in dict.fromkeys(path for arm in arms if (path := arm.config.evaluate.answers) is not None):
         require_answers(path, experiment.metrics)
     folder, elsewhere = home / "throughput", shared_digest()
     due = _resolve(experiment, arms, Planner(store, estimates(store, folder), elsewhere), failed)
