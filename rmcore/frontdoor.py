@@ -9,6 +9,7 @@ import numpy as np
 from rmcore.config.data import GoldConfig
 from rmcore.config.model import ModelConfig
 from rmcore.config.train import TrainConfig
+from rmcore.core.errors import ConfigError
 from rmcore.data.gold.world import generate_pairs
 from rmcore.data.pair import PreferencePair, Prompt
 from rmcore.data.readers import sources
@@ -61,12 +62,13 @@ def train(
             `rm-opt run --data`.
 
     Raises:
-        ConfigError, DataError, ModelError, TrainingError: see `rmcore.training.loop.Trainer`.
+        ConfigError: `pairs` is a text. ConfigError, DataError, ModelError, TrainingError: see
+            `rmcore.training.loop.Trainer`.
     """
     config = TrainConfig.model_validate({"lr": 5e-5, "epochs": None} | settings)
     named = ModelConfig(name=model, max_seq_len=max_seq_len)
     new = BradleyTerryRM.new(named, seed=seed, device=pick_device(device))
-    train_reward_model(new, pairs, validation, config, output_dir=output_dir, seed=seed)
+    train_reward_model(new, _as_pairs(pairs), _as_pairs(validation), config, output_dir=output_dir, seed=seed)
     return BradleyTerryRM.from_pretrained(str(Path(output_dir) / "best"), device=device)
 
 
@@ -74,10 +76,11 @@ def evaluate(rm: BradleyTerryRM | str, pairs: Sequence[PreferencePair], *, seed:
     """Measure a reward model, or the checkpoint of one, on held-out pairs: by name, with 95 % intervals over prompts.
 
     Raises:
+        ConfigError: `pairs` is a text.
         DataError, ModelError: no pair can be read, or a reward is not finite.
     """
     loaded = _loaded(rm)
-    return evaluate_pairs(score_pairs_table(loaded, pairs)[0], beta=loaded.beta, seed=seed)
+    return evaluate_pairs(score_pairs_table(loaded, _as_pairs(pairs))[0], beta=loaded.beta, seed=seed)
 
 
 def score(rm: BradleyTerryRM | str, prompts: Sequence[Prompt], responses: Sequence[str]) -> np.ndarray:
@@ -96,6 +99,17 @@ def verdict(held_out: Mapping[str, MetricValue], train_metrics: Mapping[str, Met
     accuracy = None if train_metrics is None else train_metrics["pairwise_accuracy"].value
     checks = [baseline_check(metrics[OVER_BASELINE]), *validation_gate(metrics, accuracy)]
     return verdict_on_labels(checks, None, metrics[OVER_BASELINE])
+
+
+def _as_pairs(pairs: Sequence[PreferencePair] | PreferencePair) -> Sequence[PreferencePair]:
+    """Return pairs as a list; one that is given without a list is a list of one.
+
+    Raises:
+        ConfigError: it is a text, whose characters are no pairs.
+    """
+    if isinstance(pairs, str | Path):
+        raise ConfigError(f"pairs is the text {str(pairs)[:60]!r}; read the pairs of a file with rmcore.load_pairs.")
+    return [pairs] if isinstance(pairs, PreferencePair) else pairs
 
 
 def _loaded(rm: BradleyTerryRM | str) -> BradleyTerryRM:

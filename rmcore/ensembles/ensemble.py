@@ -217,6 +217,7 @@ class RewardModelEnsemble:
             DataError, ModelError: see `rmcore.ensembles.agreement.calibration_of`.
         """
         self._need_several()
+        prompts, responses = as_rows(prompts, responses)
         raw = self.members.rewards(prompts, responses, report=report)
         self.calibration = calibration_of(raw, prompts, share, self.members.names)
         rewards = self.calibration.apply(raw)

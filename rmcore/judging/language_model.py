@@ -11,7 +11,7 @@ from rmcore.core.arrays import FloatArray
 from rmcore.core.digests import make_key
 from rmcore.core.errors import DataError
 from rmcore.core.progress import Report, silent
-from rmcore.data.pair import Prompt, prompt_key
+from rmcore.data.pair import Prompt, as_rows, prompt_key
 from rmcore.judging.comparisons import Comparisons, lists_to_order, utilities_of_orders
 from rmcore.judging.endpoint import Address, Endpoint, Question, Reply
 from rmcore.judging.rubrics import (
@@ -69,13 +69,13 @@ class LanguageModelJudge:
         """
         if self.settings.mode == "pointwise":
             return self.scores(prompts, responses, report)
-        return self._utilities(prompts, responses, report)
+        return self._utilities(*as_rows(prompts, responses), report)
 
     def scores(
         self, prompts: Sequence[Prompt], responses: Sequence[str], report: Report = silent, ask: int = 0
     ) -> FloatArray:
         """Scores of N responses from 1 to 9, (N,), NaN unread; `ask` above 0 asks the same once more on purpose."""
-        asked = [ask_score(self.rubric, *row, ask) for row in zip(prompts, responses, strict=True)]
+        asked = [ask_score(self.rubric, *row, ask) for row in zip(*as_rows(prompts, responses), strict=True)]
         return np.array([np.nan if one is None else _expected(*one) for one in self._replies(asked, report)])
 
     def compare(
@@ -101,7 +101,7 @@ class LanguageModelJudge:
         Row 0 shows `first` first, row 1 `second`. `ask` above 0 asks the same once more on purpose. Next to it the
         probability that the model gave to its verdict, (2, N), NaN where the server tells none.
         """
-        rows = list(zip(prompts, first, second, strict=True))
+        rows = list(zip(*as_rows(prompts, first), as_rows(prompts, second)[1], strict=True))
         places = [at for at, (_, a, b) in enumerate(rows) if a != b]
         asked = [pair_question(self.rubric, *rows[at], ask) for at in places]
         asked += [pair_question(self.rubric, rows[at][0], rows[at][2], rows[at][1], ask) for at in places]

@@ -17,7 +17,7 @@ from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.named_function import call_named, load_function, source_file_digest
 from rmcore.data.gold.world import gold_reward
-from rmcore.data.pair import Prompt, prompt_text
+from rmcore.data.pair import Prompt, as_rows, prompt_text
 from rmcore.data.readers.sources import source_digest
 from rmcore.judging.endpoint import PREFIX, Address, require_openai
 from rmcore.judging.rubrics import identity, order_question, pair_question, rubric_text, score_question
@@ -54,7 +54,7 @@ class GoldJudge:
 
     def rewards(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> FloatArray:
         """See `Judge`."""
-        both = zip(prompts, responses, strict=True)
+        both = zip(*as_rows(prompts, responses), strict=True)
         return np.array([gold_reward(prompt_text(prompt), response) for prompt, response in both], dtype=np.float64)
 
 
@@ -69,7 +69,7 @@ class HookJudge:
 
     def rewards(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> FloatArray:
         """See `Judge`."""
-        found = [self._reward(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
+        found = [self._reward(prompt, response) for prompt, response in zip(*as_rows(prompts, responses), strict=True)]
         return np.array(found, dtype=np.float64)
 
     def _reward(self, prompt: Prompt, response: str) -> float:

@@ -17,7 +17,7 @@ from rmcore.config.model import TINY_SIZES
 from rmcore.core.errors import DataError, ModelError
 from rmcore.core.progress import tell_left_out
 from rmcore.data.control_tokens import ControlTokens, texts_of
-from rmcore.data.pair import TOOLS, Prompt, plain_prompt, prompt_messages, prompt_text
+from rmcore.data.pair import TOOLS, Prompt, as_prompts, plain_prompt, prompt_messages, prompt_text
 from rmcore.data.readers.turns import exchange
 from rmcore.data.rendering import chat_text
 from rmcore.data.shown import Shown, Turns
@@ -153,7 +153,7 @@ class Policy:
         Raises:
             ModelError: the tokenizer knows tokens that the model does not.
         """
-        found = [self._try_ids(prompt) for prompt in prompts]
+        found = [self._try_ids(prompt) for prompt in as_prompts(prompts)]
         vocab_size = self.config.get_text_config().vocab_size
         largest = max((max(ids) for ids in found if isinstance(ids, list)), default=0)
         if largest >= vocab_size:

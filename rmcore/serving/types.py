@@ -156,7 +156,8 @@ class ScoringRequest(Wire):
         Raises:
             pydantic.ValidationError: an input has none of them (a ValueError).
         """
-        return cls.model_validate({"inputs": tuple(inputs)} | settings)
+        rows = (inputs,) if isinstance(inputs, str | Mapping) else tuple(inputs)  # one, not its characters or its keys
+        return cls.model_validate({"inputs": rows} | settings)
 
 
 class ScoringResponse(Wire):

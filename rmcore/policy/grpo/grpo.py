@@ -21,7 +21,7 @@ from transformers import TrainerCallback
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.errors import DataError, ModelError
 from rmcore.data.control_tokens import texts_of
-from rmcore.data.pair import TOOLS, Prompt, dialogue_records, prompt_messages
+from rmcore.data.pair import TOOLS, Prompt, as_prompts, dialogue_records, prompt_messages
 from rmcore.data.readers.turns import exchange
 from rmcore.models.device import pick_device
 from rmcore.policy.grpo.credit import RewardModelCreditAssigner
@@ -92,6 +92,7 @@ def make_grpo_with_rm(
     from trl import GRPOConfig, GRPOTrainer
 
     wanted = settings or RlhfConfig()
+    prompts = as_prompts(prompts)
     asked = policy if isinstance(policy, Policy) else Policy.load(policy)
     place = pick_device(device)
     rows, prompt_ids = _rows(asked, prompts, max_new_tokens)

@@ -13,7 +13,7 @@ import torch
 
 from rmcore.core.errors import ConfigError, DataError, ServingError
 from rmcore.core.progress import Report, silent
-from rmcore.data.pair import Prompt, prompt_messages
+from rmcore.data.pair import Prompt, as_prompts, prompt_messages
 from rmcore.models.device import pick_device
 from rmcore.policy.policy import Policy
 from rmcore.policy.sampling.generate_sampler import GenerateSampler
@@ -77,6 +77,7 @@ def draw_samples(
         ModelError: the policy cannot be loaded, or its weights are broken.
         ServingError: vLLM did not start or died too often; the message says what is stored.
     """
+    prompts = as_prompts(prompts)
     if not prompts:
         raise DataError("draw_samples got no prompts: there is nothing to answer. Pass at least one.")
     place = pick_device(device)

@@ -11,7 +11,7 @@ from rmcore.config.judging import JudgingConfig
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError, JudgementsWantedError
 from rmcore.core.files import append_json_lines, read_json_lines, write_json_lines
-from rmcore.data.pair import PreferencePair, Prompt, is_blank
+from rmcore.data.pair import PreferencePair, Prompt, as_prompts, as_rows, is_blank
 from rmcore.policy.judge import Judge
 from rmcore.policy.sampling.best_of_n import pooled_deviation
 
@@ -180,7 +180,8 @@ class ScoreJudge:
 
     def _scores(self, prompts: Sequence[Prompt], first: Sequence[str], second: Sequence[str]) -> FloatArray:
         """Scores of both, (2, N)."""
-        return self.judge.rewards([*prompts, *prompts], [*first, *second]).reshape(2, -1)
+        asked, answers = as_rows(prompts, first)
+        return self.judge.rewards([*asked, *asked], [*answers, *as_rows(prompts, second)[1]]).reshape(2, -1)
 
 
 class WinJudge(ScoreJudge):
@@ -252,6 +253,7 @@ class PeopleJudge:
         self, asked: str, prompts: Sequence[Prompt], later: Sequence[str], earlier: Sequence[str]
     ) -> FloatArray:
         """See `PairJudge`. Two equal responses are a tie, and nobody is asked."""
+        later, earlier, prompts = as_rows(prompts, later)[1], as_rows(prompts, earlier)[1], as_prompts(prompts)
         differing = [place for place, (new, old) in enumerate(zip(later, earlier, strict=True)) if differ(new, old)]
         later, earlier = ([EMPTY if is_blank(text) else text for text in texts] for texts in (later, earlier))
         found = np.zeros(len(prompts))

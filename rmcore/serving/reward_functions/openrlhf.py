@@ -20,6 +20,8 @@ SERVER = os.environ.get("RM_OPT_SERVER", "http://127.0.0.1:8100")
 def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any], **_: Any) -> dict[str, Any]:
     """Rewards in logits of rendered texts; what the server notices about the texts is logged."""
     headers = {"Authorization": f"Bearer {find_token(SERVER)}"}
+    if isinstance(queries, str):
+        queries, prompts, labels = [queries], [prompts], [labels]  # type: ignore[list-item]  # one text of each
     asked = {"query": list(queries), "prompts": list(prompts), "labels": list(labels)}
     answer = httpx.post(f"{SERVER}/get_reward", json=asked, headers=headers, timeout=180)
     answer.raise_for_status()

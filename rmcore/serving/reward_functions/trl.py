@@ -11,7 +11,7 @@ def reward_function(client: RewardClient) -> Callable[..., list[float]]:
     """Rewards in logits of prompts and completions, each call by one version of the weights; long ones are cut."""
 
     def reward(prompts: Sequence[Any], completions: Sequence[Any], **_: Any) -> list[float]:
-        return list(client.score(map(_input, prompts, completions), over_length="cut").rewards)
+        return list(client.score(_inputs(prompts, completions), over_length="cut").rewards)
 
     return reward
 
@@ -21,9 +21,15 @@ def async_reward_function(make: Callable[[], AsyncRewardClient]) -> Callable[...
 
     async def reward(prompts: Sequence[Any], completions: Sequence[Any], **_: Any) -> list[float]:
         async with make() as client:
-            return list((await client.score(map(_input, prompts, completions), over_length="cut")).rewards)
+            return list((await client.score(_inputs(prompts, completions), over_length="cut")).rewards)
 
     return reward
+
+
+def _inputs(prompts: Sequence[Any], completions: Sequence[Any]) -> list[dict[str, Any]]:
+    if isinstance(completions, str):  # one, not its characters
+        return [_input(prompts, completions)]
+    return list(map(_input, prompts, completions))
 
 
 def _input(prompt: Any, completion: Any) -> dict[str, Any]:
