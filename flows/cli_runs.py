@@ -143,9 +143,13 @@ def _device_time(run: Run) -> str:
 
 def print_plan(config: PipelineConfig) -> None:
     """Say which stages of a run are there and which would run, why, and about how long that takes; nothing is run."""
+    configure_environment()
+    if not any((home() / "throughput").glob("*.json")):  # two steps are about to be timed: torch is imported meanwhile
+        from rmcore.core.child_process import import_ahead
+
+        import_ahead(os.environ)
     from flows.planning import plan_run, require_start  # here: pandas and scipy, which the list of runs needs not
 
-    configure_environment()
     require_start(config)
     plan, probed = plan_run(config, Store(home() / "store"), home())
     due = [stage for stage in plan.stages if stage.ref is None]

@@ -143,6 +143,11 @@ class ForkedProcess:
         return int(self._heard.split(b"\n")[index])
 
 
+def import_ahead(environment: Mapping[str, str]) -> None:
+    """Start importing what children with these variables need, while this process does something else."""
+    _server(environment)
+
+
 class _ForkServer:
     """The end of a server that asks; the server ends when this end is closed, at the latest with this process."""
 

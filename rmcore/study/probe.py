@@ -20,6 +20,8 @@ from rmcore.study.estimates import SpeedProbe
 from rmcore.training.material import Material, tokens_of
 from rmcore.training.plan import time_steps
 
+CPU_PAIRS = 8
+"""Pairs of a timed step on a CPU, whose time they decide: a first plan should take seconds. A GPU needs whole steps."""
 TRIED_PAIRS = 20_000
 """Training pairs that are tokenized; how many of the others are left out follows from their share."""
 
@@ -41,6 +43,9 @@ def probe(config: PipelineConfig, started: float) -> SpeedProbe:
     with TemporaryDirectory() as folder:
         material.write(rm.renderer, Path(folder), config.train)
         tokens = tokens_of(material.open(Path(folder)))
+    if rm.device.type == "cpu":
+        smaller = {"pairs_per_step": min(CPU_PAIRS, config.train.pairs_per_step)}
+        config = config.model_copy(update={"train": config.train.model_copy(update=smaller)})
     timed = time_steps(rm, config, tokens)
     until_warm = time.time() - started - timed.seconds
     scored = len(prepared.pairs["test"]) + len(prepared.pairs.get("validation", []))
