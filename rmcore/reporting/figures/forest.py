@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from rmcore.reporting.experiment_schema import HypothesisResult, MetricInfo
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.claims import VERDICTS, borders, claimed, subject, tally
-from rmcore.reporting.figures.quantities import SEED_INTERVAL, axis_label, estimate, tick_text
+from rmcore.reporting.figures.quantities import SEED_INTERVAL, axis_label, claim_estimate, is_of_two_seeds, tick_text
 from rmcore.reporting.figures.style import GREEN, INK, LABEL, MUTED, SMALL, dress, headline, new_figure, shared_legend
 
 _WIDTH = 10.0  # inches
@@ -53,6 +53,8 @@ def _panel(ax: Axes, item: HypothesisResult, info: MetricInfo | None, claim: Seq
     ax.spines["left"].set_visible(False)
     # A difference of errors may be negative; an error may not.
     drawn = numbers.floored_item(item["metric"] if comparison == "level" else "", item)
+    if is_of_two_seeds(item):
+        drawn |= {"ci_low": None, "ci_high": None}
     low, high = _limits(item, drawn)
     ax.set_xlim(low, high)
     ax.xaxis.label.set_fontsize(SMALL)
@@ -67,7 +69,7 @@ def _panel(ax: Axes, item: HypothesisResult, info: MetricInfo | None, claim: Seq
     if comparison in _NEUTRAL and low < _NEUTRAL[comparison] < high:
         ax.axvline(_NEUTRAL[comparison], color=MUTED, linewidth=1.1, linestyle=":")
     _mark(ax, drawn, colour, marker)
-    value, bounds = estimate(item["metric"], item, unit, comparison)
+    value, bounds = claim_estimate(item, unit)
     place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "annotation_clip": False}
     ax.annotate(words, (1, 1), (12, 5), color=colour, fontsize=LABEL + 1, fontweight="bold", va="bottom", **place)
     lines = f"measured {value}\n({bounds or 'no interval'})\nclaimed {claimed(item, unit)}"

@@ -29,9 +29,14 @@ def headline_cards(results: Results) -> list[Card]:
 
 def trained_on(training: Training) -> str:
     """The pairs of a training and how often it saw them: "297 pairs, 6 passes"."""
+    return ", ".join(pairs_and_passes(training))
+
+
+def pairs_and_passes(training: Training) -> tuple[str, str]:
+    """The distinct pairs of a training, and how often it saw each: ("297 pairs", "6 passes")."""
     pairs = training["num_distinct"]
-    passes = training["num_pairs"] / max(1, pairs)
-    return f"{numbers.count(pairs)} pairs, {passes:.3g} {'pass' if f'{passes:.3g}' == '1' else 'passes'}"
+    passes = f"{training['num_pairs'] / max(1, pairs):.3g}"
+    return f"{numbers.count(pairs)} pairs", f"{passes} {'pass' if passes == '1' else 'passes'}"
 
 
 def metric_texts(name: str, metric: Mapping[str, Any] | None) -> tuple[str, str, bool]:

@@ -18,7 +18,17 @@ from rmcore.reporting.experiment_schema import (
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import looks, main_metrics
 from rmcore.reporting.figures.claims import VERDICTS, claimed, decided_by, subject, tally
-from rmcore.reporting.figures.quantities import SEED_INTERVAL, capital, compared, distance, estimate, level
+from rmcore.reporting.figures.quantities import (
+    SEED_INTERVAL,
+    TWO_SEEDS,
+    capital,
+    claim_reason,
+    compared,
+    distance,
+    estimate,
+    level,
+    mean_estimate,
+)
 from rmcore.reporting.html.experiment_summary import finished_seeds, measured, metric_info, web_address
 from rmcore.reporting.html.glossary import EXPERIMENT_WORDS
 from rmcore.reporting.html.page import date, gate_row, write_page
@@ -125,9 +135,9 @@ def _answer(item: HypothesisResult, info: MetricInfo, results: ExperimentResults
         "words": VERDICTS[item["verdict"]].words,
         "subject": f"{capital(info['label'])}, {subject(item)}",
         "value": value,
-        "bounds": f"95 %: {bounds}" if bounds else "no interval",
+        "bounds": bounds if bounds == TWO_SEEDS else f"95 %: {bounds}" if bounds else "no interval",
         "claimed": f"claimed: {claimed(item, info['unit'])}",
-        "reason": item["reason"],
+        "reason": claim_reason(item),
         "closed": item["closed"],
         "decided_by": decided_by(item, results["sizes"].get(item["name"]), results["cells"]),
         "over": over if prompts is None else f"{over}, {numbers.count(prompts)} prompts",
@@ -174,7 +184,7 @@ def _mean(name: str, metric: Metric | None, unit: str) -> tuple[str, str]:
     """A mean over seeds and its interval, or why there is none."""
     if metric is None:
         return numbers.MISSING, "not measured"
-    value, bounds = estimate(name, metric, unit)
+    value, bounds = mean_estimate(name, metric, unit)
     return value, bounds or metric["reason"] or "no interval"
 
 

@@ -7,7 +7,7 @@ from rmcore.reporting.experiment_schema import ArmResult, ExperimentResults, Hyp
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import main_metrics
 from rmcore.reporting.figures.claims import VERDICTS, claimed, decided_by, subject, tally
-from rmcore.reporting.figures.quantities import SEED_INTERVAL, estimate
+from rmcore.reporting.figures.quantities import SEED_INTERVAL, TWO_SEEDS, claim_estimate, claim_reason, mean_estimate
 from rmcore.reporting.html.markdown import escape, table, text_table
 
 
@@ -45,8 +45,9 @@ def finished_seeds(results: ExperimentResults) -> Counter[str]:
 
 def measured(item: HypothesisResult, unit: str) -> tuple[str, str]:
     """A hypothesis' value and its interval with what it holds under (empty where there is none)."""
-    value, bounds = estimate(item["metric"], item, unit, item["comparison"])
-    return value, " ".join(filter(None, (bounds, item.get("condition") if bounds else None)))
+    value, bounds = claim_estimate(item, unit)
+    has_ends = bounds not in ("", TWO_SEEDS)
+    return value, " ".join(filter(None, (bounds, item.get("condition") if has_ends else None)))
 
 
 def web_address(address: str | None) -> str | None:
@@ -66,7 +67,7 @@ def _verdicts(results: ExperimentResults) -> list[str]:
         claim, words = f"{item['name']}: {item['claim']}", VERDICTS[item["verdict"]].words
         closed = f"Closed at {item['closed']}." if item["closed"] else ""
         would_decide = decided_by(item, results["sizes"].get(item["name"]), results["cells"])
-        why = " ".join(filter(None, (item["reason"], closed, would_decide)))
+        why = " ".join(filter(None, (claim_reason(item), closed, would_decide)))
         rows.append((claim, words, seen, claimed(item, info["unit"]), why))
     return [text_table(headings, rows), ""]
 
@@ -97,7 +98,7 @@ def _mean(arm: ArmResult, name: str, unit: str) -> str:
     metric = arm["metrics"].get(name)
     if metric is None:
         return numbers.MISSING
-    value, bounds = estimate(name, metric, unit)
+    value, bounds = mean_estimate(name, metric, unit)
     return value + (f" ({bounds})" if bounds else "")
 
 

@@ -11,7 +11,7 @@ from rmcore.core.metrics import metric_order, metric_spec
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.html import benchmarks, curvature, explained, glossary, judgements, logged, policy, probe, rlhf
 from rmcore.reporting.html.blocks import Block, Named, Table
-from rmcore.reporting.html.cards import headline_cards, metric_texts, trained_on
+from rmcore.reporting.html.cards import headline_cards, metric_texts, pairs_and_passes, trained_on
 from rmcore.reporting.html.page import date, gate_row, shorten, write_page
 from rmcore.reporting.html.tree import TreeBlock
 from rmcore.reporting.html.tree import blocks as tree_blocks
@@ -234,9 +234,10 @@ def _question(results: Results) -> str:
     source = config.get("data", {}).get("source", "the data")
     accuracy = results["metrics"].get("pairwise_accuracy")
     tested = f" and tested on {numbers.count(accuracy['num'])} held-out pairs" if accuracy else ""
+    pairs, passes = pairs_and_passes(training)
     return (
-        f"A reward model based on “{model}” was trained on {trained_on(training)} of "
-        f"“{source}”{tested}. The question: may a policy be optimised against it?"
+        f"A reward model based on “{model}” was trained on {pairs} of “{source}” in {passes}{tested}. The question: "
+        "may a policy be optimised against it?"
     )
 
 

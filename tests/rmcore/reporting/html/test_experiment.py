@@ -14,7 +14,7 @@ from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import looks
 from rmcore.reporting.figures.claims import VERDICTS
 from rmcore.reporting.figures.experiment import draw_experiment
-from rmcore.reporting.figures.quantities import SEED_INTERVAL, estimate, interval, level
+from rmcore.reporting.figures.quantities import SEED_INTERVAL, interval, level, mean_estimate
 from rmcore.reporting.html.experiment import write_experiment_report
 from rmcore.reporting.html.experiment_summary import experiment_markdown
 from rmcore.reporting.html.glossary import EXPERIMENT_WORDS
@@ -121,7 +121,7 @@ def test_every_arm_cell_note_and_the_registration_are_shown(page):
         for metric, mean in arm["metrics"].items():
             unit = results["metrics"][metric]["unit"]
             if mean["value"] is not None:
-                assert flat(" ".join(estimate(metric, mean, unit))) in page.section("arms")
+                assert flat(" ".join(mean_estimate(metric, mean, unit))) in page.section("arms")
         for setting, value in arm["changes"].items():
             assert re.search(rf"{re.escape(setting)}: .*{re.escape(str(value))}", page.section("arms"))
         for name, band in arm["bands"].items():
@@ -296,3 +296,22 @@ def test_the_summary_names_arms_of_fewer_seeds():
     results["cells"] = [cell for cell in results["cells"] if cell["seed"] != seed]
     results["seeds"] = [0, 1]
     assert f"Means over seeds 0, 1, {SEED_INTERVAL}." in experiment_markdown(results)
+
+
+def test_an_interval_over_two_seeds_is_none_unless_it_decides(render, tmp_path):
+    wide = {"num_seeds": 2, "value": 0.174, "ci_low": -1.008, "ci_high": 1.355, "verdict": "inconclusive"}
+    results = sample.results()
+    base = results["hypotheses"][0] | {
+        "comparison": "difference",
+        "reason": "the interval −100.8 to +135.5 points holds the threshold",
+    }
+    results["hypotheses"] = [base | wide]
+    for arm in results["arms"]:
+        for metric in arm["metrics"].values():
+            if metric["ci_low"] is not None:
+                metric |= {"num": 2, "ci_low": -1.008, "ci_high": 1.355}
+    for shown in (render(results, {}, tmp_path).text, experiment_markdown(results)):
+        assert "two seeds are too few" in shown
+        assert "135.5" not in shown
+    results["hypotheses"] = [base | wide | {"verdict": "supported", "ci_low": 0.101, "ci_high": 0.247}]
+    assert "24.7" in experiment_markdown(results)
