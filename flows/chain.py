@@ -13,10 +13,10 @@ configure_environment()  # before Prefect and MLflow read their settings
 # ruff: noqa: E402
 from prefect import runtime
 
-from flows.pipeline import REPORT_FILE, REPORT_FOLDER, last_of, open_store, places, run_stages, show_on_page
+from flows.pipeline import REPORT_FILE, REPORT_FOLDER, last_of, open_store, own_pages, places, run_stages, show_on_page
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.files import write_json
-from rmcore.core.store import ArtifactRef, Store, flatten
+from rmcore.core.store import ArtifactRef, Store
 from rmcore.policy.readiness.verdict import verdict_tags
 from rmcore.reporting.html.blocks import Block, markdown
 from rmcore.reporting.html.index import write_index
@@ -65,8 +65,9 @@ def run_chain(
     with RunTracker.start(
         study=config.study,
         run_name=run_name,
-        tags={"rm.kind": kind, "rm.seed": str(config.seed), "prefect.flow_run_id": str(runtime.flow_run.id)},
-        params=flatten(config.model_dump(mode="json")) | ({} if checkpoint is None else {"checkpoint": checkpoint}),
+        tags={"rm.kind": kind, "rm.seed": str(config.seed), "prefect.flow_run_id": str(runtime.flow_run.id)}
+        | ({} if checkpoint is None else {"rm.checkpoint": checkpoint}),
+        params=config,
         loggers=config.loggers,
     ) as tracker:
         tracker.watch_machine()
@@ -93,6 +94,7 @@ def run_chain(
         "report": str(report),
         "executed": [name for name, run in runs.items() if not run.cached],
         "mlflow_url": tracker.url,
+        "pages": own_pages(tracker),
     }
 
 

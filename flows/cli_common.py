@@ -19,8 +19,7 @@ from rmcore.core.errors import ServiceError
 from rmcore.core.files import write_text
 from rmcore.core.loggers import require_loggers
 from rmcore.reporting.html.cards import trained_on
-from tasks.home import configure_environment, home
-from tasks.local_services import SERVERS, running_services
+from tasks.home import configure_environment
 
 FIGURES = (
     "overoptimization",
@@ -140,6 +139,13 @@ def print_places(outcome: dict[str, Any]) -> None:
     if outcome["report"] is not None:
         print(f"report      {shown_path(outcome['report'])}")
     print(f"record      {shown_path(outcome['folder'])}")
+    print_pages(outcome)
+
+
+def print_pages(outcome: dict[str, Any]) -> None:
+    """Say where a run is in MLflow and in Prefect, where a server shows it."""
+    for name, address in outcome["pages"].items():
+        print(f"{name:<11} {address}")
 
 
 def print_reported(outcome: dict[str, Any]) -> None:
@@ -165,11 +171,8 @@ def print_reported(outcome: dict[str, Any]) -> None:
     print(f"checkpoint  {shown_path(outcome['checkpoint'])}")
     if outcome["model_version"] is not None:
         print(f"registered  rm-{results['study']} version {outcome['model_version']} in MLflow")
-    running = running_services(home())
-    if places := [str(running[name].url) for name in SERVERS if name in running]:
-        if outcome["mlflow_url"] is not None:
-            print(f"this run    {outcome['mlflow_url']}")
-        print(f"UIs         {' and '.join(places)}")
+    if outcome["pages"]:
+        print_pages(outcome)
         return
     program = shown_path(sys.argv[0]) if os.path.dirname(sys.argv[0]) else "rm-opt"
     print(f"UIs         `{program} up` starts the Prefect and MLflow UIs on this machine and prints their addresses")

@@ -32,6 +32,7 @@ from flows.pipeline import (
     log_pairs,
     open_store,
     places,
+    say_pages,
     show_on_page,
 )
 from flows.planning import MatrixPlan, Runner, cells_of_look, frozen, judged, make_plan, matrix_key, measured_cell
@@ -41,6 +42,7 @@ from rmcore.core.cost import money, price_per_hour
 from rmcore.core.digests import make_key
 from rmcore.core.errors import TrainingError
 from rmcore.core.files import write_json, write_text
+from rmcore.core.metrics import HEADLINE
 from rmcore.core.store import ArtifactRef, Store, flatten
 from rmcore.reporting.experiment_schema import ArmResult, ExperimentResults, HypothesisResult, Registration, Tuned
 from rmcore.reporting.figures.arms import declared_colours
@@ -53,18 +55,17 @@ from rmcore.reporting.html.note import experiment_note, numbers_line, run_note
 from rmcore.reporting.schema import Metric
 from rmcore.stages.results import artifact_seconds, read_json, run_key
 from rmcore.study.analysis import Cells, LooksTaken
-from rmcore.study.cells import ANSWER_METRICS, GAP, TEST_METRICS, Measured
+from rmcore.study.cells import TEST_METRICS, Measured
 from rmcore.study.plan import Cell
 from rmcore.study.registration import register
-from tasks.comparison_view import publish_view
+from tasks.comparison_view import cells_view
 from tasks.device import device_slots
+from tasks.headline import interval_tags
 from tasks.model_training import RUN_COLOUR
 from tasks.sharing import write_once
 from tasks.stages import run_step
 from tasks.tracking import RunTracker
 
-DERIVED = (GAP, "train/stop_share", "train/steps_to_target", "cost/seconds_to_target", *ANSWER_METRICS)
-"""Metrics of a cell that none of its artifacts holds, so its MLflow run has to be told."""
 ExperimentChoice = Annotated[str, Field(json_schema_extra={"enum": list(SHIPPED)})]
 
 
@@ -200,11 +201,11 @@ class Matrix:
                 "rm.registered_at": self.registration["frozen_at"],
                 "prefect.flow_run_id": str(runtime.flow_run.id),
             },
-            flatten(self.declared.base.model_dump(mode="json", exclude={"study", "seed"})),
+            self.declared.base,
             uid=self.key,
         ) as tracker:
+            say_pages(tracker)
             tracker.log_file(Path(self.registration["path"]), "registration")
-            tracker.watch_machine()
             try:
                 outcomes, tuned, handed = self._run_cells(plan)
             except (KeyboardInterrupt, TerminationSignal):
@@ -294,7 +295,8 @@ class Matrix:
                 RUN_COLOUR: self.colours[cell.arm],
                 **({"rm.key": run_key(refs)} if refs else {}),
             },
-            flatten(cell.config.model_dump(mode="json")),
+            cell.config,
+            also=self._varied(),
             uid=f"{self.key}-{make_key({'cell': cell.label})[:12]}",
             parent_uid=self.key,
         )
@@ -310,21 +312,19 @@ class Matrix:
         if cell.trial is None:
             found = measured_cell(self.declared, cell, refs)
             self.measured[cell.label] = found
-            derived = {name: found.samples[name].value for name in DERIVED if name in found.samples}
+            declared = {name: one.value for name, one in found.samples.items() if name not in HEADLINE}
+            shown = {name: _card(refs)[TEST_METRICS[name]] for name in declared if name in TEST_METRICS}
+            tracker.set_tags(interval_tags(shown))
             spent = artifact_seconds(self.store, refs.values(), on_device=True)
             cost = {"cost/device_hours": spent / 3600, "cost/money": money(spent, price_per_hour())}
-            tracker.log_metrics(derived | {name: value for name, value in cost.items() if value is not None})
+            tracker.log_metrics(declared | {name: value for name, value in cost.items() if value is not None})
 
     def _report(self, tracker: RunTracker, results: ExperimentResults, outcomes: Mapping[str, Outcome]) -> Path:
         """Figures, report, MLflow's tables and links, and the summary on the flow run's page."""
         claimed = {one.metric for one in self.declared.hypotheses}
-        publish_view(
-            tracker,
-            matrix_key=self.key,
-            params=self._varied(),
-            metrics=list(self.declared.metrics),
-            with_interval=[name for name in self.declared.metrics if name in claimed and has_interval(name)],
-        )
+        with_interval = [name for name in self.declared.metrics if name in claimed and has_interval(name)]
+        metrics = list(self.declared.metrics)
+        tracker.publish_view(cells_view(tracker.record.run_name, self.key, metrics, with_interval, self._varied()))
         results["mlflow_url"] = tracker.comparison()
         folder = home() / "reports" / f"{self.study}-{self.key}"
         figures = draw_experiment(results, folder / "figures")
@@ -354,7 +354,7 @@ class Matrix:
         tracker.log_table([_arm_row(arm) for arm in results["arms"]], "arms")
         if results["hypotheses"]:
             tracker.log_table([_claim_row(one, results) for one in results["hypotheses"]], "hypotheses")
-        tracker.log_metrics(summary_metrics(results))
+        tracker.log_metrics(summary_metrics(results, self.declared.metrics[0]))
         tracker.set_tags({f"rm.verdict.{one['name']}": one["verdict"] for one in results["hypotheses"]})
         prepared = {
             outcome.refs["prepare"].digest: outcome for outcome in outcomes.values() if "prepare" in outcome.refs
@@ -417,20 +417,20 @@ def _arm_row(arm: ArmResult) -> dict[str, Any]:
     return row
 
 
-def summary_metrics(results: ExperimentResults) -> dict[str, float]:
-    """The parent run's own numbers: what it cost, each arm's means and each hypothesis' value with their intervals."""
+def summary_metrics(results: ExperimentResults, main: str) -> dict[str, float]:
+    """The parent run's own numbers: what it cost, each arm's mean of the main metric, each hypothesis' value.
+
+    The tables `arms.json` and `hypotheses.json` have the others, and all intervals.
+    """
     cost = results["cost"]
     found: dict[str, float | None] = {
         "cost/device_hours": cost["device_seconds"] / 3600,
         "cost/money": money(cost["device_seconds"], cost["price_per_hour"]),
     }
-    for arm in results["arms"]:
-        for name, entry in arm["metrics"].items():
-            found |= _with_bounds(f"{name}.{arm['name']}", entry)
-    for one in results["hypotheses"]:
-        found |= _with_bounds(f"verdict/{one['name']}", one)
+    found |= {f"{main}.{arm['name']}": arm["metrics"][main]["value"] for arm in results["arms"]}
+    found |= {f"verdict/{one['name']}": one["value"] for one in results["hypotheses"]}
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _with_bounds(name: str, entry: Metric | HypothesisResult) -> dict[str, float | None]:
+def _with_bounds(name: str, entry: Metric) -> dict[str, float | None]:
     return {name: entry["value"], f"{name}_ci_low": entry["ci_low"], f"{name}_ci_high": entry["ci_high"]}

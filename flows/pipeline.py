@@ -28,24 +28,17 @@ from flows.unfinished import unfinished
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError, ServiceError
 from rmcore.core.extras import require_extra
-from rmcore.core.files import read_json_lines, write_json
+from rmcore.core.files import write_json
 from rmcore.core.processes import terminate_children
 from rmcore.core.progress import below_the_echo, progress_bar
-from rmcore.core.store import ArtifactRef, Store, flatten
+from rmcore.core.store import ArtifactRef, Store
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.policy.grpo.rlhf_requirements import require_rlhf
 from rmcore.policy.judge import audit_of, require_named_judge
 from rmcore.policy.readiness.verdict import verdict_tags
 from rmcore.reporting.html.html import write_report
 from rmcore.reporting.html.index import write_index
-from rmcore.reporting.html.note import (
-    RUN_FILES,
-    number_rows,
-    numbers_line,
-    summary_curves,
-    summary_numbers,
-    verdict_note,
-)
+from rmcore.reporting.html.note import RUN_FILES, numbers_line, verdict_note
 from rmcore.reporting.html.summary import summary_markdown
 from rmcore.reporting.runs import KEY_DIGITS
 from rmcore.reporting.schema import Results
@@ -87,6 +80,7 @@ def pipeline(config: PipelineConfig) -> dict[str, Any]:
 
     Returns:
         {"results": everything the report shows, "report": path, "checkpoint": path, "mlflow_url": address or None,
+        "pages": addresses of this run in MLflow and Prefect, where servers show them,
         "executed": names of the stages that ran, "model_version": registry version or None}.
 
     Raises:
@@ -123,12 +117,16 @@ def run_pipeline(
             study=config.study,
             run_name=run_name,
             tags={"rm.kind": kind, "rm.seed": str(config.seed), "prefect.flow_run_id": str(runtime.flow_run.id)},
-            params=flatten(config.model_dump(mode="json")),
+            params=config,
             loggers=config.loggers,
         ) as tracker,
     ):
         if tracker.logger_folder is not None:
             say(f"{' and '.join(config.loggers)}: the curves are in {shown_path(str(tracker.logger_folder))}, too")
+        # Three runs of one study with one name cannot be told apart in MLflow's lists and legends.
+        changes = named_changes(config.model_dump(mode="json"))
+        tracker.rename(changes)
+        say_pages(tracker)
         tracker.watch_machine()
         runs = run_stages(pipeline_stages(config) if names is None else names, config, store, tracker)
         refs = {name: run.ref for name, run in runs.items()}
@@ -146,7 +144,7 @@ def run_pipeline(
             told = run_step("report", tell, last_of(runs, config))
         results, report = told.found
         with timed_step("register", f"rm-{config.study} in MLflow, with what the run found"):
-            track = partial(_track, tracker, config, refs, cached, results, report)
+            track = partial(_track, tracker, kind, changes, config, refs, cached, results, report)
             version = run_step("register", track, [told.handed]).found
     show_on_page(summary_markdown(results), report, tracker.url)
     return {
@@ -154,6 +152,7 @@ def run_pipeline(
         "report": str(report),
         "checkpoint": str(_checkpoint(refs)),
         "mlflow_url": tracker.url,
+        "pages": own_pages(tracker),
         "executed": [name for name, run in runs.items() if not run.cached],
         "model_version": version,
     }
@@ -327,6 +326,8 @@ def _checkpoint(refs: Mapping[str, ArtifactRef]) -> Path:
 
 def _track(
     tracker: RunTracker,
+    kind: str,
+    changes: str,
     config: PipelineConfig,
     refs: Mapping[str, ArtifactRef],
     cached: Mapping[str, bool],
@@ -335,14 +336,10 @@ def _track(
 ) -> str | None:
     """Send what belongs to the whole run and register the model; the registry version, None while MLflow is away."""
     tracker.log_file(report, REPORT_FOLDER)
-    for step, values in summary_curves(read_json_lines(Path(refs["train"].path) / METRICS_FILE)).items():
-        tracker.log_metrics(values, step)
-    tracker.log_metrics(summary_numbers(results))
-    tracker.log_table(number_rows(results), "numbers")
     note = verdict_note(results["verdict"], results["next_rung"], *places(report), numbers_line(results["metrics"]))
     tracker.describe(note)
-    # Three runs of one study with one name cannot be told apart in MLflow's lists and legends.
-    tracker.rename(f"{named_changes(config.model_dump(mode='json'))} · {run_key(refs)[:KEY_DIGITS]}")
+    tracker.describe_study(kind, study_text(config.study))
+    tracker.rename(f"{changes} · {run_key(refs)[:KEY_DIGITS]}")
     tracker.set_tags(
         {
             "rm.key": run_key(refs),
@@ -360,6 +357,32 @@ def _track(
         next_rung=results["next_rung"],
         note=note,
     )
+
+
+def study_text(study: str) -> str:
+    """Say what a study's runs are, where their reports are, and how they are compared, for its page in MLflow."""
+    return (
+        f"The runs of the study {study}, with the settings in which they differ and the main numbers with intervals. "
+        "The page of a run says its verdict and links its report; its numbers.json has all numbers with intervals, "
+        f"its settings.yaml all settings, for rm-opt run --config. All reports: {home() / 'reports' / 'index.html'}. "
+        "In a terminal, rm-opt runs lists the runs by name, and rm-opt compare NAME NAME compares them."
+    )
+
+
+def own_pages(tracker: RunTracker) -> dict[str, str]:
+    """Addresses of this flow run in MLflow and in Prefect, of those that a server shows."""
+    found = {}
+    if tracker.record.tracking_uri.startswith("http") and tracker.url is not None:
+        found["MLflow"] = tracker.url
+    if not api_is_embedded():
+        found["Prefect"] = str(runtime.flow_run.ui_url)
+    return found
+
+
+def say_pages(tracker: RunTracker) -> None:
+    """Say where this flow run can be watched."""
+    for name, address in own_pages(tracker).items():
+        say(f"{name:<10} {address}")
 
 
 def places(report: Path | None) -> tuple[dict[str, str], list[str]]:

@@ -28,6 +28,7 @@ from flows.pipeline import (
     leave_embedded,
     log_pairs,
     open_store,
+    own_pages,
     places,
     run_stages,
     show_on_page,
@@ -38,7 +39,7 @@ from rmcore.core.cost import price_per_hour
 from rmcore.core.digests import make_key
 from rmcore.core.errors import ConfigError, DataError, TrainingError
 from rmcore.core.files import write_json, write_text
-from rmcore.core.store import ArtifactRef, Store, flatten
+from rmcore.core.store import ArtifactRef, Store
 from rmcore.data.table import count_pairs, read_pairs
 from rmcore.reporting.html.blocks import markdown
 from rmcore.reporting.html.index import write_index
@@ -62,6 +63,7 @@ from rmcore.study.tuning import (
     verdict,
 )
 from tasks.device import device_slots
+from tasks.headline import interval_tags
 from tasks.stages import run_step
 from tasks.tracking import RunTracker
 
@@ -140,10 +142,9 @@ def tune(
         base.study,
         name,
         {"rm.kind": "tuning", "rm.tuning": key, "prefect.flow_run_id": str(runtime.flow_run.id)},
-        flatten(base.model_dump(mode="json")),
+        base,
         uid=f"tune-{key}",
     ) as tracker:
-        tracker.watch_machine()
         prepared = Path(run_stages(("prepare",), base, store, tracker)["prepare"].ref.path)
         for split in ("validation", "test"):  # told before the search is paid for
             require_prompts(prepared, split)
@@ -170,9 +171,9 @@ def tune(
             for file in (report, folder / "recipe.yaml"):
                 tracker.log_file(file, REPORT_FOLDER)
             difference = results["difference"]
-            found = {"tune/gain": difference["value"], "tune/gain_ci_low": difference["ci_low"]}
-            found |= {"tune/gain_ci_high": difference["ci_high"], "cost/search_seconds": results["search_seconds"]}
+            found = {"tune/gain": difference["value"], "cost/search_seconds": results["search_seconds"]}
             tracker.log_metrics({metric: value for metric, value in found.items() if value is not None})
+            tracker.set_tags(interval_tags({"tune/gain": difference}))
             tracker.set_tags({"rm.verdict": "better" if results["is_better"] else "not shown to be better"})
             tracker.describe(run_note(results["headline"], *places(report)))
             return results, report
@@ -183,7 +184,7 @@ def tune(
         "results": results,
         "report": str(report),
         "recipe": results["recipe"],
-        "mlflow_url": tracker.comparison(),
+        "mlflow_url": own_pages(tracker).get("MLflow"),
         "computed": run.computed,
         "failed": [f"trial {one['number']}" for one in results["trials"] if one["state"] == "failed"],
     }
@@ -423,7 +424,8 @@ class Tuning:
                 "rm.seed": str(cell.seed),
                 **({"rm.key": run_key(refs)} if refs else {}),
             },
-            flatten(cell.config.model_dump(mode="json")),
+            cell.config,
+            also=self.search.space,
             uid=f"tune-{self.key}-{make_key({'cell': cell.label})[:12]}",
             parent_uid=f"tune-{self.key}",
         )

@@ -1,26 +1,29 @@
-"""Links that open MLflow's experiment page straight on the cells of one matrix.
+"""Links that open MLflow's experiment page straight on the runs of a study, or on the cells of one matrix.
 
 MLflow's runs page hides children below their parents and shows columns of its own choice. Its saved views are the
 way around: a tag `mlflow.sharedViewState.<id>` of the experiment holds the page's state, and the address parameter
-`viewStateShareKey=<id>` opens it (read in the page's own code, MLflow 3.17). Two views are saved for a matrix: a table
-with the settings that vary and the experiment's metrics as columns, and charts. Both are also in the page's menu of
-saved views.
+`viewStateShareKey=<id>` opens it (read in the page's own code, MLflow 3.17). Two views are saved: a table with the
+settings that vary and the main numbers as columns, and charts. Both are also in the page's menu of saved views.
 """
 
 import base64
 import json
 import time
 import zlib
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote
 
+from rmcore.core.metrics import HEADLINE, NUM_COLUMNS
+from tasks.headline import COMPARED, interval_tag
 from tasks.model_training import ADDRESS_PARAMETER
-from tasks.run_record import RunRecord
 
 VIEW_TAG = "mlflow.sharedViewState."
 RUN_NAME_COLUMN = "attributes.`Run Name`"
 PIXELS_A_LETTER = 7
+MOST_PARAMS = 40
+"""Columns of settings: MLflow stores no larger view."""
 CURVES = ("train/loss", "eval/loss", "eval/pairwise_accuracy")
 CARD = {"isGenerated": False, "deleted": False, "runsCountToCompare": 1000}
 """Fields of every chart of ours; a generated one would be made anew by the page."""
@@ -38,59 +41,79 @@ STEP_AXIS = {
 }
 
 
-class MatrixTracker(Protocol):
-    """Sends the outcome of a matrix to MLflow: `tasks.tracking.RunTracker`, which imports this module."""
+@dataclass(frozen=True, slots=True)
+class View:
+    """Runs of one experiment side by side: which, and what is shown of them."""
 
-    record: RunRecord
-    matrix_key: str | None
+    key: str
+    """Names it within its experiment."""
+    name: str
+    """Its name in the page's menu."""
+    bars: str
+    """Name of the runs together: Cells."""
+    chosen: str
+    """MLflow's filter of the runs."""
+    order: str
+    """Column that the runs are sorted by, backwards where a minus is before it."""
+    metrics: Sequence[str]
+    """At least one, the main one first."""
+    intervals: Collection[str]
+    """Those of them whose interval has a column."""
+    params: Sequence[str]
+    """Settings that vary between the runs, as columns in this order."""
+    tags: Sequence[str]
+    """Columns at the end."""
 
-    def set_experiment_tags(self, tags: Mapping[str, str]) -> None:
-        """Set tags of the experiment that the matrix's run belongs to."""
+
+def cells_view(
+    name: str, matrix_key: str, metrics: Sequence[str], intervals: Collection[str], params: Sequence[str]
+) -> View:
+    """The cells of a matrix; `matrix_key` is the value of their tag `rm.matrix`."""
+    chosen, order = f"tags.`rm.kind` = 'cell' AND tags.`rm.matrix` = '{matrix_key}'", "tags.`mlflow.runName`"
+    return View(matrix_key, name, "Cells", chosen, order, metrics, intervals, params, ("rm.arm", "rm.seed"))
 
 
-def publish_view(
-    tracker: MatrixTracker,
-    *,
-    matrix_key: str,
-    params: Sequence[str],
-    metrics: Sequence[str],
-    with_interval: Sequence[str] = (),
-) -> None:
-    """Save the two views of a matrix in the tracker's experiment, for `tracker.comparison()`. Returns at once.
+def study_view(
+    kind: str, params: Sequence[Mapping[str, str]], measured: Collection[str], tags: Collection[str]
+) -> View:
+    """All runs of one kind, with the settings in which they differ and the numbers that are looked at first.
 
     Args:
-        tracker: of the matrix; its run's name is the views' name.
-        matrix_key: value of the cells' tag `rm.matrix`.
-        params: logged parameters that vary between cells, as columns in this order, for example `train.lr`.
-        metrics: the experiment's metrics, at least one, the main one first.
-        with_interval: those of them whose interval stands beside them in the table.
+        kind: value of their tag `rm.kind`.
+        params: what each of them has as parameters.
+        measured: names of the metrics that any of them has.
+        tags: names of the tags that any of them has.
     """
-    table = table_state(matrix_key, params, metrics, with_interval)
-    charts = charts_state(matrix_key, params, metrics)
-    name = tracker.record.run_name
-    tracker.set_experiment_tags(
-        {
-            VIEW_TAG + view_id(matrix_key, charts=False): saved_view(f"{name}: table", table),
-            VIEW_TAG + view_id(matrix_key, charts=True): saved_view(f"{name}: charts", charts),
-        }
-    )
-    tracker.matrix_key = matrix_key
+    names = dict.fromkeys((*COMPARED, *sorted({name for one in params for name in one})))
+    varied = [name for name in names if len({one.get(name) for one in params}) > 1]
+    shown = [name for name in HEADLINE if name in measured][:NUM_COLUMNS] or [HEADLINE[0]]
+    intervals = [name for name in shown if interval_tag(name) in tags]
+    chosen, order = f"tags.`rm.kind` = '{kind}'", "-attributes.start_time"
+    return View(kind, "Runs", "Runs", chosen, order, shown, intervals, varied[:MOST_PARAMS], ("rm.verdict",))
 
 
-def comparison_url(experiment_page: str, matrix_key: str, *, charts: bool) -> str:
-    """Address of a matrix's view.
+def view_tags(view: View) -> dict[str, str]:
+    """Tags of the experiment that save a table and charts of a view."""
+    return {
+        VIEW_TAG + view_id(view.key, charts=False): saved_view(f"{view.name}: table", table_state(view)),
+        VIEW_TAG + view_id(view.key, charts=True): saved_view(f"{view.name}: charts", charts_state(view)),
+    }
+
+
+def comparison_url(experiment_page: str, key: str, *, charts: bool) -> str:
+    """Address of the view that is named by `key` in its experiment.
 
     >>> comparison_url("http://127.0.0.1:5000/#/experiments/1", "0123456789ab", charts=False)
     'http://127.0.0.1:5000/#/experiments/1/runs?viewStateShareKey=rm-0123456789ab&workflowType=machine_learning'
     """
     mode = "&compareRunsMode=CHART" if charts else ""
-    view = quote(view_id(matrix_key, charts=charts))
+    view = quote(view_id(key, charts=charts))
     return f"{experiment_page}/runs?viewStateShareKey={view}&{ADDRESS_PARAMETER}{mode}"
 
 
-def view_id(matrix_key: str, *, charts: bool) -> str:
-    """Name of a matrix's saved view within its experiment."""
-    return f"rm-{matrix_key}{'-charts' if charts else ''}"
+def view_id(key: str, *, charts: bool) -> str:
+    """Name of a saved view within its experiment."""
+    return f"rm-{key}{'-charts' if charts else ''}"
 
 
 def saved_view(name: str, state: dict[str, Any]) -> str:
@@ -100,33 +123,33 @@ def saved_view(name: str, state: dict[str, Any]) -> str:
     return json.dumps({"name": name, "createdAt": now_ms, "updatedAt": now_ms, "state": f"deflate;{packed}"})
 
 
-def table_state(
-    matrix_key: str, params: Sequence[str], metrics: Sequence[str], with_interval: Sequence[str] = ()
-) -> dict[str, Any]:
-    """State of the runs page that shows a matrix's cells as a table: metrics, varying settings, arm and seed.
+def table_state(view: View) -> dict[str, Any]:
+    """State of the runs page that shows a table: metrics with their intervals, varying settings, tags.
 
-    Metrics come first, because the run's name, pinned on the left, tells arm and seed already. Nothing else is shown
+    Metrics come first, because the run's name, pinned on the left, tells what it is already. Nothing else is shown
     but what the page always shows: when a run was made and how long it took to send.
     """
-    ends = {name: (f"{name}_ci_low", f"{name}_ci_high") for name in with_interval}
-    columns = [column for name in metrics for column in (name, *ends.get(name, ()))]
-    named = [("metrics", name) for name in columns] + [("params", name) for name in params]
-    named += [("tags", "rm.arm"), ("tags", "rm.seed")]
-    widths = {_column(kind, name): _width(kind, name) for kind, name in named}
+    columns = []
+    for name in view.metrics:
+        columns.append(("metrics", name))
+        if name in view.intervals:
+            columns.append(("tags", interval_tag(name)))
+    columns += [("params", name) for name in view.params] + [("tags", name) for name in view.tags]
+    widths = {_column(kind, name): _width(kind, name) for kind, name in columns}
     return {
-        **_cells(matrix_key),
+        **_runs(view),
         "selectedColumns": list(widths),
         "columnOrder": [RUN_NAME_COLUMN, *widths],
         "columnWidths": {RUN_NAME_COLUMN: 220, **widths},
     }
 
 
-def _cells(matrix_key: str) -> dict[str, Any]:
-    """State that both views share: which runs, in which order, all of them visible."""
+def _runs(view: View) -> dict[str, Any]:
+    """State that table and charts share: which runs, in which order, all of them visible."""
     return {
-        "searchFilter": f"tags.`rm.kind` = 'cell' AND tags.`rm.matrix` = '{matrix_key}'",
-        "orderByKey": "tags.`mlflow.runName`",
-        "orderByAsc": True,
+        "searchFilter": view.chosen,
+        "orderByKey": view.order.removeprefix("-"),
+        "orderByAsc": not view.order.startswith("-"),
         "runsHiddenMode": "SHOW_ALL",
     }
 
@@ -140,22 +163,22 @@ def _width(kind: str, name: str) -> int:
     return max(180 if (kind, name) == ("tags", "rm.arm") else 90, 30 + PIXELS_A_LETTER * len(name))
 
 
-def charts_state(matrix_key: str, params: Sequence[str], metrics: Sequence[str]) -> dict[str, Any]:
-    """State of the runs page that shows a matrix's cells as charts.
+def charts_state(view: View) -> dict[str, Any]:
+    """State of the runs page that shows charts.
 
-    Open sections: each metric by cell, the main metric against settings and other metrics, learning curves. The page
-    adds a chart for every other number of the cells; those lie in closed sections below.
+    Open sections: each metric by run, the main metric against settings and other metrics, learning curves. The page
+    adds a chart for every other number of the runs; those are in closed sections below.
     """
     cards = {
-        "Cells": [{"type": "BAR", "metricKey": name, "displayName": name} for name in metrics],
-        "Settings and trade-offs": _trade_offs(params, metrics),
+        view.bars: [{"type": "BAR", "metricKey": name, "displayName": name} for name in view.metrics],
+        "Settings and trade-offs": _trade_offs(view.params, view.metrics),
         "Learning curves": [{**STEP_AXIS, "type": "LINE", "metricKey": name} for name in CURVES],
     }
-    groups = dict.fromkeys(name.partition("/")[0] for name in (*metrics, *CURVES))
+    groups = dict.fromkeys(name.partition("/")[0] for name in (*view.metrics, *CURVES, *HEADLINE))
     shown = [{"uuid": title, "name": title, "display": True, "isReordered": True, "columns": 3} for title in cards]
     closed = [{"uuid": group, "name": group, "display": False, "isReordered": True} for group in groups]
     return {
-        **_cells(matrix_key),
+        **_runs(view),
         "compareRunCharts": [
             {**CARD, **card, "uuid": f"{title} {place}", "metricSectionId": title}
             for title, section in cards.items()
@@ -167,7 +190,7 @@ def charts_state(matrix_key: str, params: Sequence[str], metrics: Sequence[str])
 
 
 def _trade_offs(params: Sequence[str], metrics: Sequence[str]) -> list[dict[str, Any]]:
-    """The main metric against the settings (parallel axes) and against each other metric (one point a cell)."""
+    """The main metric against the settings (parallel axes) and against each other metric (one point a run)."""
     main, *others = metrics
     scatters: list[dict[str, Any]] = [
         {"type": "SCATTER", "xaxis": {"key": other, "type": "METRIC"}, "yaxis": {"key": main, "type": "METRIC"}}

@@ -108,20 +108,13 @@ def _is_connection_failure(error: BaseException | None) -> bool:
 
 
 def is_outage(error: Exception) -> bool:
-    """Whether MLflow does not answer, or has no database: what is told next would fail, too.
-
-    That is a connection refused or timed out, and an answer of 500 or more after all repetitions, which is also how a
-    database file that cannot be opened is told.
-    """
+    """Whether MLflow does not answer, or has no database (500 or more, repeatedly): all calls would fail."""
     status = getattr(error, "get_http_status_code", None)  # MLflow's own errors; it may be what cannot be imported
     return _is_connection_failure(error) or (status is not None and status() >= 500)
 
 
 def alone_with(tracking_uri: str) -> AbstractContextManager[None]:
-    """Let one process at a time connect to a database file for the first time.
-
-    The first one makes its tables, and several at once would make them on top of each other and fail half-way.
-    """
+    """Let one process at a time connect to a database file for the first time: two would both make its tables."""
     if not tracking_uri.startswith(DATABASE_FILE):
         return nullcontext()
     database = Path(tracking_uri.removeprefix(DATABASE_FILE))
@@ -150,8 +143,6 @@ def without_login(address: str) -> str:
 
     >>> without_login("https://me:secret@tracking.example/mlflow")
     'https://tracking.example/mlflow'
-    >>> without_login("sqlite:////home/me/mlflow.db")
-    'sqlite:////home/me/mlflow.db'
     """
     parts = urlsplit(address)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if parts.netloc else address

@@ -3,9 +3,9 @@
 Everything goes through `MlflowClient` with an explicit run id, never through MLflow's global "active run".
 
 A run has a uid. Started again, one that MLflow has whole is used again and gets nothing but tags. Any other with this
-uid (killed, cut off by an outage, of another outcome) is set aside as superseded, still there to be read, and a new one
-is made: two attempts never mix in one run's curves, and sending a record twice does no harm. A child looks for its
-parent by uid when it begins, and a parent for its children when it ends, so either may come first.
+uid (killed, cut off by an outage, of another outcome) is deleted, which MLflow can undo, and a new one is
+made: two attempts never mix in one run's curves, and sending a record twice does no harm. A child looks for its parent
+by uid when it begins, and a parent for its children when it ends, so either may come first.
 """
 
 import json
@@ -17,21 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from rmcore.core.files import exclusive
 from rmcore.core.tracking import METRICS_FILE
-from rmcore.reporting.html.note import in_run
+from rmcore.reporting.html.note import experiment_note, in_run
+from tasks.comparison_view import comparison_url, study_view, view_tags
+from tasks.headline import MetricRow, headline, parse_metric_lines, read_numbers
 from tasks.mlflow_client import connect, in_one_line, is_outage, tolerating
 from tasks.model_training import EXPERIMENT_TAGS
 from tasks.model_versions import VersionJudgement, confirm_versions, register_checkpoint
 from tasks.run_owner import HOST, OWNER_FIELDS, has_died, this_machine, this_process
-from tasks.run_record import (
-    KEY_TAG,
-    MAX_VALUE_CHARS,
-    Event,
-    MetricRow,
-    RunRecord,
-    parse_metric_lines,
-    summary_metrics,
-    texts,
-)
+from tasks.run_record import KEY_TAG, MAX_VALUE_CHARS, Event, RunRecord, plain_table, texts
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -40,8 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_METRICS_PER_CALL = 1000
-MAX_PARAMS_PER_CALL = 100
+MAX_METRICS_PER_CALL, MAX_PARAMS_PER_CALL = 1000, 100
 """MLflow's own limits of one log_batch call."""
 LOGGED_ARTIFACTS_TAG = "mlflow.loggedArtifacts"
 """Where MLflow's evaluation view looks for tables: a JSON list of {"path", "type": "table"}."""
@@ -58,9 +50,7 @@ OWNER_PREFIX = "rm."
 EXPERIMENT_PREFIX = "rm/"
 """Prefix of the names of all our experiments."""
 FINISHED = "FINISHED"
-SUPERSEDED = "superseded"
-"""Kind of a run that was set aside, and the end of its name and uid."""
-TAKEN_WHEN_COMPLETE = ("set_tags", "experiment_tags", "note", "model", "confirmation")
+TAKEN_WHEN_COMPLETE = ("set_tags", "experiment_tags", "study", "note", "model", "confirmation")
 """Events that a complete run still takes; each leaves MLflow as it is when it is told again."""
 
 
@@ -96,8 +86,11 @@ class MlflowRun:
         self.directory, self.record = directory, record
         self.experiment_id = self._experiment(record.study)
         self.missing: list[str] = []
+        self._numbers: list[dict[str, Any]] = []
+        self._tables: dict[str, dict[str, str]] = {}
         self._sent_lines: set[bytes] = set()
         self._next_step = 0
+        self._is_watched = self._has_numbers = False
         self._monitor: SystemMetricsMonitor | None = None
         # Two processes that start the same run at once must not both take it for theirs.
         with exclusive(directory / "mlflow" / "take-up.lock"):
@@ -105,37 +98,36 @@ class MlflowRun:
         self.run_id: str = self._run.info.run_id
         of_this_start = self._run.data.tags.get(START_TAG) == record.start  # a record that is sent twice
         self.complete = not is_new and (record.key is not None or of_this_start)
-        parent_uid = record.parent_uid
-        parent = None if parent_uid is None else find_run(self.client, self.experiment_id, parent_uid)
+        parent = None if record.parent_uid is None else find_run(self.client, self.experiment_id, record.parent_uid)
         if parent is not None:
             set_parent(self.client, self._run, parent)
-        if is_new:
-            self._send_params(record.params)
-        else:
+        if not is_new:
             self.set_tags(record.tags if self.complete else {**record.tags, **self._start_tags()})
             if not self.complete:
                 self.client.update_run(self.run_id, "RUNNING")
 
     def _find_or_make(self) -> "tuple[Run, bool]":
-        found = find_run(self.client, self.experiment_id, self.record.uid)
-        if found is not None:
-            if is_whole(found, self.record):
-                return found, False
-            set_aside(self.client, found)
+        from mlflow.entities import Param
+
         record = self.record
+        found = find_run(self.client, self.experiment_id, record.uid)
+        if found is not None:
+            if is_whole(found, record):
+                return found, False
+            logger.info("Run %s (%s) holds an earlier attempt and is deleted.", found.info.run_name, found.info.run_id)
+            self.client.delete_run(found.info.run_id)
         parent = {} if record.parent_uid is None else {PARENT_UID_TAG: record.parent_uid}
         tags = {**record.tags, UID_TAG: record.uid, **parent, **self._start_tags()}
-        made = self.client.create_run(
-            self.experiment_id, start_time=record.started_ms, run_name=record.run_name, tags=tags
-        )
+        made = self.client.create_run(self.experiment_id, record.started_ms, tags, record.run_name)
+        params = [Param(name, value) for name, value in record.params.items()]
+        for start in range(0, len(params), MAX_PARAMS_PER_CALL):
+            self.client.log_batch(made.info.run_id, params=params[start : start + MAX_PARAMS_PER_CALL])
         return made, True
 
     def _start_tags(self) -> dict[str, str]:
         """Name this start of the run and the process that feeds it."""
-        return {
-            START_TAG: self.record.start,
-            **{f"{OWNER_PREFIX}{name}": value for name, value in this_process().items()},
-        }
+        owner = {f"{OWNER_PREFIX}{name}": value for name, value in this_process().items()}
+        return {START_TAG: self.record.start, **owner}
 
     def _experiment(self, study: str) -> str:
         """Id of the experiment `rm/<study>`, made where missing and restored where deleted."""
@@ -151,13 +143,6 @@ class MlflowRun:
         if experiment.lifecycle_stage == "deleted":
             self.client.restore_experiment(experiment.experiment_id)
         return str(experiment.experiment_id)
-
-    def _send_params(self, params: Mapping[str, str]) -> None:
-        from mlflow.entities import Param
-
-        entities = [Param(name, value) for name, value in params.items()]
-        for start in range(0, len(entities), MAX_PARAMS_PER_CALL):
-            self.client.log_batch(self.run_id, params=entities[start : start + MAX_PARAMS_PER_CALL])
 
     def apply(self, event: Event) -> Any:
         """Do what `event` says; its "kind" names the method. A complete run takes no more numbers and files."""
@@ -182,6 +167,19 @@ class MlflowRun:
         for name, value in tags.items():
             self.client.set_experiment_tag(self.experiment_id, name, value)
 
+    def study(self, of: str, text: str) -> None:
+        """Save views of all runs of one kind, with the settings in which they differ, and describe the experiment."""
+        found = self.client.search_runs([self.experiment_id], f"tags.`{KIND_TAG}` = '{of}'")
+        measured = {name for run in found for name in run.data.metrics}
+        tags = {name for run in found for name in run.data.tags}
+        view = study_view(of, [run.data.params for run in found], measured, tags)
+        page = f"#/experiments/{self.experiment_id}"
+        links = {
+            "Runs side by side": comparison_url(page, view.key, charts=False),
+            "Charts of the runs": comparison_url(page, view.key, charts=True),
+        }
+        self.experiment_tags(view_tags(view) | {NOTE_TAG: experiment_note(text, links)})
+
     def dataset(self, name: str, fingerprint: str, source: str, num_rows: int) -> None:
         """Name a data set as the run's input; MLflow keeps one per name and digest."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
@@ -199,17 +197,25 @@ class MlflowRun:
         """Copy a file into the run's artifacts."""
         self.client.log_artifact(self.run_id, path, folder or None)
 
+    def settings(self, tree: Mapping[str, Any]) -> None:
+        """Keep all settings as `settings.yaml`, which `rm-opt run --config` takes."""
+        self.client.log_dict(self.run_id, dict(tree), "settings.yaml")
+
     def follow(self, path: str) -> None:
-        """Send what of a followed file was not sent line by line."""
+        """Send the lines of a metrics file."""
         if Path(path).is_file():
             self.send_lines(Path(path).read_bytes().splitlines(), Path(path))
 
     def folder(self, path: str, stage: str) -> None:
-        """Send the curves, final numbers, figures and tables of a stage's artifact."""
+        """Send the curves, headline numbers, figures and tables of a stage's artifact."""
         artifact = Path(path)
         self.follow(str(artifact / METRICS_FILE))
+        numbers = read_numbers(artifact, stage)
+        self._numbers += numbers
+        shown, intervals = headline(numbers)
         # One step after the curves: MLflow shows the value of the last step as a run's metric.
-        self._send_metrics([(self._next_step, summary_metrics(artifact, stage))])
+        self._send_metrics([(self._next_step, shown)])
+        self.set_tags(intervals)
         for part in ("figures", "tables"):
             if (artifact / part).is_dir():
                 self.client.log_artifacts(self.run_id, str(artifact / part), f"{stage}/{part}")
@@ -234,19 +240,23 @@ class MlflowRun:
         metrics = [Metric(name, value, now_ms, step) for step, values in rows for name, value in values.items()]
         for start in range(0, len(metrics), MAX_METRICS_PER_CALL):
             self.client.log_batch(self.run_id, metrics=metrics[start : start + MAX_METRICS_PER_CALL])
+        self._has_numbers = self._has_numbers or bool(metrics)
+        if self._is_watched:
+            self.watch_machine()
 
     def table(self, name: str, columns: Sequence[str], data: Sequence[Sequence[Any]]) -> None:
         """Write a table (over an earlier one of this name) and list it for MLflow's evaluation view."""
-        path = f"{name}.json"
-        self.client.log_dict(self.run_id, {"columns": columns, "data": data}, path)
-        listed = json.loads(self.client.get_run(self.run_id).data.tags.get(LOGGED_ARTIFACTS_TAG, "[]"))
-        entry = {"path": path, "type": "table"}
-        if entry not in listed:
-            self.set_tags({LOGGED_ARTIFACTS_TAG: json.dumps([*listed, entry])})
+        self.client.log_dict(self.run_id, {"columns": columns, "data": data}, f"{name}.json")
+        self._tables[name] = {"path": f"{name}.json", "type": "table"}
+        self.set_tags({LOGGED_ARTIFACTS_TAG: json.dumps(list(self._tables.values()))})
 
     def watch_machine(self) -> None:
-        """Send numbers of the machine as `system/…`, which MLflow shows on a page of their own, until the end."""
-        if self.complete or self._monitor is not None:
+        """Send numbers of the machine as `system/…`, which MLflow shows on a page of their own, until the end.
+
+        They begin after the run's first number: MLflow's comparison of runs opens on the metric that was sent first.
+        """
+        self._is_watched = True
+        if self.complete or self._monitor is not None or not self._has_numbers:
             return
         from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
@@ -260,10 +270,13 @@ class MlflowRun:
         if self._monitor is not None:
             self._monitor.finish()
             self._monitor = None
+        self._is_watched = False
 
     def end(self, status: str, ended_ms: int) -> None:
         """Set the run's final status and end time, after all else: a run that is FINISHED is taken for whole."""
         self.stop_watching()
+        if self._numbers:
+            self.table("numbers", **plain_table(self._numbers))
         uid = self.record.uid
         for child in self.client.search_runs([self.experiment_id], f"tags.`{PARENT_UID_TAG}` = '{uid}'"):
             set_parent(self.client, child, self._run)  # one that looked for its parent before that was there
@@ -282,15 +295,9 @@ class MlflowRun:
         self, checkpoint: str, name: str, key: str, tags: Mapping[str, str], moves: Mapping[str, bool], note: str
     ) -> str:
         """Register a checkpoint once per key, set its tags and aliases, link it to this run; return its version."""
-        from mlflow.entities import LoggedModelOutput
-
         judgement = VersionJudgement(tags, moves, self._linked(note))
         with exclusive(self.directory / "mlflow" / "register.lock"):
             version = register_checkpoint(self.client, self._run, Path(checkpoint), name, key, judgement)
-        model_id = version.tags["rm.model_id"]
-        outputs = self.client.get_run(self.run_id).outputs
-        if model_id not in {output.model_id for output in (outputs.model_outputs if outputs else [])}:
-            self.client.log_outputs(self.run_id, [LoggedModelOutput(model_id, step=0)])
         self.set_tags({"rm.model": f"models:/{name}/{version.version}"})
         return str(version.version)
 
@@ -318,16 +325,6 @@ def is_whole(run: "Run", record: RunRecord) -> bool:
         params.get(name, text) == text for name, text in record.params.items()
     )
     return is_same and run.info.status == FINISHED and MISSING_TAG not in tags
-
-
-def set_aside(client: "MlflowClient", run: "Run") -> None:
-    """Take `run` out of all views and searches of its matrix; it keeps its numbers and its parent."""
-    run_id, tags = run.info.run_id, run.data.tags
-    logger.info("Run %s (%s) holds an earlier attempt; it is kept as superseded.", run.info.run_name, run_id)
-    client.set_tag(run_id, KIND_TAG, SUPERSEDED)
-    client.set_tag(run_id, UID_TAG, f"{tags[UID_TAG]} {SUPERSEDED}")
-    still_open = run.info.status == "RUNNING"
-    client.update_run(run_id, "KILLED" if still_open else None, f"{run.info.run_name} ({SUPERSEDED})")
 
 
 def reap_dead_runs(client: "MlflowClient") -> list[str]:

@@ -94,8 +94,10 @@ def register_checkpoint(
     Its tags, description and aliases are set. The alias `candidate` is the newest version's. A version that lost on
     the fourth rung is not ready for what a lower one says, until it gains there.
 
-    The caller holds a lock: two callers at once would make two versions of one key.
+    `run` names it as its outcome. The caller holds a lock: two callers at once would make two versions of one key.
     """
+    from mlflow.entities import LoggedModelOutput
+
     version = _version_of(client, name, key) or _new_version(client, run, checkpoint, name, key)
     known = dict(version.tags) | dict(judgement.tags)
     moves = dict(judgement.moves)
@@ -107,6 +109,9 @@ def register_checkpoint(
     if int(version.version) == max(int(one.version) for one in client.search_model_versions(f"name = '{name}'")):
         client.set_registered_model_alias(name, CANDIDATE, version.version)
     _move_aliases(client, name, version.version, moves)
+    model_id, outputs = version.tags["rm.model_id"], client.get_run(run.info.run_id).outputs
+    if model_id not in {output.model_id for output in (outputs.model_outputs if outputs else [])}:
+        client.log_outputs(run.info.run_id, [LoggedModelOutput(model_id, step=0)])
     return version
 
 

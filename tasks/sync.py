@@ -13,7 +13,8 @@ from tasks.local_services import MLFLOW_SERVER, running_services
 from tasks.mlflow_client import in_one_line
 from tasks.mlflow_run import replay
 from tasks.passwords import identity, mlflow_login
-from tasks.run_record import SYNC_LOCK, RunRecord, read_record, remove_sent, unsynced_folder
+from tasks.run_owner import has_died
+from tasks.run_record import SYNC_LOCK, RunRecord, read_record, unsynced_folder
 
 logger = logging.getLogger(__name__)
 
@@ -21,9 +22,9 @@ logger = logging.getLogger(__name__)
 def sync_pending(directory: Path, tracking_uri: str | None = None) -> list[str]:
     """Send every run that waits in `directory/unsynced/` to MLflow; names of the runs sent, parents first.
 
-    Safe to repeat: what MLflow knows of a run in part is superseded, not doubled. What is gone from the store meanwhile
-    is named in a warning and left out; the run is tagged `rm.missing_files`, so that the next start of the same run
-    sends it.
+    Safe to repeat: what MLflow knows of a run in part is replaced, not doubled. A run that is still running is left to
+    itself. What is gone from the store meanwhile is named in a warning and left out; the run is tagged
+    `rm.missing_files`, so that the next start of the same run sends it.
 
     Args:
         directory: the home that holds the records.
@@ -33,18 +34,21 @@ def sync_pending(directory: Path, tracking_uri: str | None = None) -> list[str]:
         ServiceError: MLflow still fails; the runs not sent yet stay.
         DataError: records are damaged; they are named and stay, all others were sent.
     """
-    sent: list[str] = []
+    sent, damaged, failures = list[str](), list[str](), list[str]()
     waiting: dict[Path, RunRecord] = {}
-    damaged: list[str] = []
-    failures: list[str] = []
     with exclusive(directory / SYNC_LOCK):
         for path in sorted(unsynced_folder(directory).glob("*.json")):
             try:
-                waiting[path] = read_record(path)
+                record = read_record(path)
+                if is_over(record):
+                    waiting[path] = record
+                else:
+                    logger.warning("Run %s is still running: it sends its record itself, at its end.", record.run_name)
             except DataError as error:
                 if path.exists():  # else its run has just sent it
                     damaged.append(str(error))
-        for path, record in sorted(waiting.items(), key=lambda item: _order(item[1])):
+        order = sorted(waiting.items(), key=lambda one: (one[1].parent_uid is not None, one[1].started_ms, one[1].uid))
+        for path, record in order:
             target = tracking_uri or record.tracking_uri
             try:
                 with _login_for(target, directory):
@@ -52,7 +56,7 @@ def sync_pending(directory: Path, tracking_uri: str | None = None) -> list[str]:
             except Exception as error:  # noqa: BLE001 - whatever it is, the others are sent and this one stays
                 failures.append(f"{record.run_name} to {target}: {in_one_line(error)}")
                 continue
-            remove_sent(path, record, directory)
+            path.unlink(missing_ok=True)
             sent.append(record.run_name)
     if failures:
         raise ServiceError(
@@ -66,9 +70,14 @@ def sync_pending(directory: Path, tracking_uri: str | None = None) -> list[str]:
     return sent
 
 
+def is_over(record: RunRecord) -> bool:
+    """Whether nothing more is written to a record: its run has ended, or its process has died."""
+    return not record.owner or any(event["kind"] == "end" for event in record.events) or has_died(record.owner)
+
+
 @contextmanager
 def _login_for(tracking_uri: str, directory: Path) -> Iterator[None]:
-    """Log in to this home's server with its password, and tell it to no other: a record may be meant for anybody's."""
+    """Log in to this home's server with its password, and tell it to no other: a record may be meant for another's."""
     login, before = mlflow_login(identity(directory).password(MLFLOW_SERVER)), dict(os.environ)
     local = running_services(directory).get(MLFLOW_SERVER)
     if local is not None and tracking_uri == local.url:
@@ -80,7 +89,3 @@ def _login_for(tracking_uri: str, directory: Path) -> Iterator[None]:
         yield
     finally:
         os.environ |= {name: before[name] for name in login if name in before}
-
-
-def _order(record: RunRecord) -> tuple[bool, int, str]:
-    return record.parent_uid is not None, record.started_ms, record.uid

@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
@@ -19,18 +19,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import RmcoreError, StoreError
 from rmcore.core.files import exclusive
 from rmcore.core.loggers import give_lines, open_loggers, require_loggers
+from rmcore.core.store import flatten
 from rmcore.core.tracking import NullTracker, Tracker
 from rmcore.reporting.schema import NextRung, Verdict
-from tasks.comparison_view import comparison_url
+from tasks.comparison_view import View, comparison_url, view_tags
+from tasks.headline import compared_settings, metric_name
 from tasks.home import MLFLOW_PORT, home, tracking_address
 from tasks.mlflow_client import in_one_line, is_outage, without_login
 from tasks.mlflow_run import NOTE_TAG, MlflowRun, reap_dead_runs, replay
 from tasks.model_training import ADDRESS_PARAMETER
 from tasks.model_versions import alias_moves, confirmation_tags, judgement_tags
-from tasks.run_record import SYNC_LOCK, Event, GrowingFile, RunRecord, metric_name, plain_table, texts
+from tasks.run_owner import this_process
+from tasks.run_record import SYNC_LOCK, GrowingFile, RunRecord, plain_table, texts
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +50,8 @@ class RunTracker:
 
     def __init__(self, record: RunRecord, directory: Path) -> None:
         self.record = record
-        self.matrix_key: str | None = None
-        """Key of the matrix whose comparison view was published."""
+        self.view_key: str | None = None
+        """Key of the view that was published."""
         self.logger_folder: Path | None = None
         """Folder of what other loggers keep; None without any."""
         self._directory = directory
@@ -68,8 +72,9 @@ class RunTracker:
         study: str,
         run_name: str,
         tags: Mapping[str, str],
-        params: Mapping[str, Any],
+        params: Mapping[str, Any] | PipelineConfig,
         *,
+        also: Collection[str] = (),
         uid: str | None = None,
         parent_uid: str | None = None,
         loggers: Sequence[str] = (),
@@ -77,14 +82,16 @@ class RunTracker:
         """Open a run `run_name` in the experiment `rm/<study>` at `$MLFLOW_TRACKING_URI`; returns at once.
 
         With a `uid` that MLflow knows in that experiment, a FINISHED run with the same tag `rm.key` is complete and
-        gets nothing but tags, whatever it is told; any other is renamed "(superseded)" and a new run made. So give
-        `rm.key` here if the outcome is known, and set it as a tag later if it is still to be computed.
+        gets nothing but tags, whatever it is told; any other is deleted and a new run made. So give `rm.key` here if
+        the outcome is known, and set it as a tag later if it is still to be computed.
 
         Args:
             study: name of the study.
             run_name: shown in MLflow's run table.
             tags: as in DESIGN: `rm.kind`, `rm.seed`, `rm.key` and so on.
-            params: the flattened configuration, for example `train.lr`; `train.log10_lr` is added to it.
+            params: the settings. Of a whole configuration, those by which runs are compared and those that are not the
+                defaults become parameters (`compared_settings`); all of it is the artifact `settings.yaml`.
+            also: names of settings that become parameters, too.
             uid: any text without quotes that names the run for ever; None: a new run each time.
             parent_uid: uid of the run that this one becomes a child of, started before or after it.
             loggers: names of `rmcore.core.loggers` that get the curves, too; their files are below `$RM_OPT_HOME`.
@@ -98,39 +105,34 @@ class RunTracker:
             study=study,
             run_name=run_name,
             tags={"rm.study": study, **texts(tags)},
-            params=texts(params),
+            params=texts(compared_settings(params, also) if isinstance(params, PipelineConfig) else params),
             parent_uid=parent_uid,
             tracking_uri=tracking_address(directory),
+            owner=this_process(),
         )
-        if "train.lr" in params:
-            record.params["train.log10_lr"] = f"{math.log10(float(params['train.lr'])):.4f}"
         if uid is not None:
             record.uid = uid
         tracker = cls(record, directory)
+        tree = params.model_dump(mode="json") if isinstance(params, PipelineConfig) else dict(params)
+        if isinstance(params, PipelineConfig):
+            tracker._tell("settings", tree=tree)
         if loggers:
-            tracker._log_also(loggers, params)
+            tracker._log_also(loggers, flatten(tree))
         return tracker
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if kind is None:
-            self.end("FINISHED")
-        else:
-            self.end("FAILED" if issubclass(kind, Exception) else "KILLED")
+        self.end("FINISHED" if kind is None else "FAILED" if issubclass(kind, Exception) else "KILLED")
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags of the run."""
-        self._tell({"kind": "set_tags", "tags": texts(tags)})
+        self._tell("set_tags", tags=texts(tags))
 
     def rename(self, name: str) -> None:
         """Call the run otherwise in MLflow."""
-        self._tell({"kind": "rename", "name": name})
-
-    def set_experiment_tags(self, tags: Mapping[str, str]) -> None:
-        """Set tags of the whole experiment."""
-        self._tell({"kind": "experiment_tags", "tags": dict(tags)})
+        self._tell("rename", name=name)
 
     def log_metrics(self, values: Mapping[str, float], step: int = 0) -> None:
         """Set numbers of the run as a whole, for example a matrix's summary. A number that is not finite is left out.
@@ -138,7 +140,7 @@ class RunTracker:
         A name without a group is in `summary/`. Told again at the same step, the last value holds.
         """
         finite = {metric_name("summary", name): float(value) for name, value in values.items() if math.isfinite(value)}
-        self._tell({"kind": "metrics", "values": finite, "step": step, "time_ms": time.time_ns() // 1_000_000})
+        self._tell("metrics", values=finite, step=step, time_ms=time.time_ns() // 1_000_000)
 
     def log_table(self, rows: Sequence[Mapping[str, Any]], name: str) -> None:
         """Keep a table as the artifact `<name>.json`, in the form of `mlflow.log_table`; replaces one of this name.
@@ -146,42 +148,51 @@ class RunTracker:
         Raises:
             TypeError: a value is neither a number, a text, a boolean nor None.
         """
-        self._tell({"kind": "table", "name": name, **plain_table(rows)})
+        self._tell("table", name=name, **plain_table(rows))
 
     def log_dataset(self, name: str, fingerprint: str, source: str, num_rows: int) -> None:
         """Name a data set as the run's input: its content digest, where its rows came from, how many there are."""
-        event = {"name": name, "fingerprint": fingerprint, "source": source, "num_rows": num_rows}
-        self._tell({"kind": "dataset", **event})
+        self._tell("dataset", name=name, fingerprint=fingerprint, source=source, num_rows=num_rows)
 
     def log_file(self, path: Path, folder: str) -> None:
         """Keep a copy of the file `path` in `folder` of the run's artifacts ("" for the top)."""
-        self._tell({"kind": "file", "path": _existing(path), "folder": folder})
+        self._tell("file", path=_existing(path), folder=folder)
 
     def watch_machine(self) -> None:
-        """Send how busy this machine is (processor, memory, disk, network), every 10 seconds until the end.
+        """Send how busy this machine is, every 10 seconds from the run's first number to its end, while MLflow answers.
 
-        Only while MLflow answers: it is not written down for later.
+        It is not written down for later.
         """
         self._submit(lambda: self._opened().watch_machine(), is_recorded=False)
 
     def describe(self, note: str) -> None:
         """Set the run's description: Markdown by `rmcore.reporting.html.note`, with links to files of the run."""
-        self._tell({"kind": "note", "text": note})
+        self._tell("note", text=note)
 
     def describe_experiment(self, note: str) -> None:
         """Set the description of the whole experiment, which its page shows above its runs."""
-        self.set_experiment_tags({NOTE_TAG: note})
+        self._tell("experiment_tags", tags={NOTE_TAG: note})
+
+    def describe_study(self, kind: str, text: str) -> None:
+        """Save views of the experiment's runs whose tag `rm.kind` is `kind`, and describe it: links to them, `text`."""
+        self._tell("study", of=kind, text=text)
+
+    def publish_view(self, view: View) -> None:
+        """Save the table and the charts of a view in the experiment, for `comparison`."""
+        self._tell("experiment_tags", tags=view_tags(view))
+        self.view_key = view.key
 
     def log_artifact_folder(self, folder: Path, stage: str) -> None:
-        """Send what the stage's artifact at `folder` holds: summary metrics, figures, tables, metrics by step.
+        """Send what the stage's artifact at `folder` holds: headline numbers, figures, tables, curves.
 
-        Lines of `metrics.jsonl` that were followed already are not sent again. Summary metrics are recorded one step
-        after the last line. Works the same for an artifact that was found in the store.
+        Lines of `metrics.jsonl` that were followed already are not sent again. Headline numbers are recorded one step
+        after the last line, and all numbers of all stages are the run's `numbers.json`. Works the same for an artifact
+        that was found in the store.
 
         Raises:
             StoreError: there is no such folder.
         """
-        self._tell({"kind": "folder", "path": _existing(folder), "stage": stage})
+        self._tell("folder", path=_existing(folder), stage=stage)
 
     def register_model(
         self,
@@ -206,9 +217,9 @@ class RunTracker:
         Raises:
             StoreError: there is no such checkpoint.
         """
-        event = {"kind": "model", "checkpoint": _existing(checkpoint), "name": name, "key": key, "note": note}
-        tags = judgement_tags(gate, readiness, verdict, next_rung)
-        version = self._tell({**event, "tags": tags, "moves": alias_moves(verdict)}).result()
+        tags, moves = judgement_tags(gate, readiness, verdict, next_rung), alias_moves(verdict)
+        event = {"checkpoint": _existing(checkpoint), "name": name, "key": key, "note": note}
+        version = self._tell("model", **event, tags=tags, moves=moves).result()
         return None if version is None else str(version)
 
     def confirm_model(self, key: str, verdict: Verdict) -> None:
@@ -216,7 +227,7 @@ class RunTracker:
 
         Gained, it gets the alias `confirmed`; lost, it loses `ready` and `confirmed`. What is not registered stays so.
         """
-        self._tell({"kind": "confirmation", "key": key, "tags": confirmation_tags(verdict)})
+        self._tell("confirmation", key=key, tags=confirmation_tags(verdict))
 
     @contextmanager
     def follow(self, path: Path) -> Iterator[None]:
@@ -225,14 +236,12 @@ class RunTracker:
         The file may not exist yet, and its folder may be renamed meanwhile.
         """
         self.record.events.append({"kind": "follow", "path": str(Path(path).resolve())})
-        growing = GrowingFile(Path(path))
-        stop = threading.Event()
+        growing, stop = GrowingFile(Path(path)), threading.Event()
 
         def send() -> None:
             if lines := growing.new_lines():
                 give_lines(lines, self._logger)
-                event = {"kind": "send_lines", "lines": lines, "source": growing.path}
-                self._submit(lambda: self._opened().apply(event))
+                self._submit(lambda: self._opened().send_lines(lines, growing.path))
 
         def look_regularly() -> None:
             while not stop.wait(FOLLOW_SECONDS):
@@ -253,16 +262,15 @@ class RunTracker:
         give_lines(path.read_bytes().splitlines(), self._logger)
 
     def _log_also(self, loggers: Sequence[str], params: Mapping[str, Any]) -> None:
-        begun = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
-        folder = self._directory / "loggers" / f"{self.record.run_name}-{begun}-{self.record.start}"
         study, run = self.record.study, self.record.run_name
+        begun = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+        self.logger_folder = self._directory / "loggers" / f"{run}-{begun}-{self.record.start}"
         try:
-            opened = open_loggers(loggers, study=study, run=run, folder=folder, config=params)
+            opened = open_loggers(loggers, study=study, run=run, folder=self.logger_folder, config=params)
             self._logger = self._loggers.enter_context(opened)
         except RmcoreError:
             self.end("FAILED")
             raise
-        self.logger_folder = folder
 
     def end(self, status: Status = "FINISHED") -> None:
         """Close the run: waits until everything is sent (or written down as unsynced).
@@ -272,7 +280,7 @@ class RunTracker:
         if status == "FINISHED" and any(result.exception() for result in self._results):
             status = "FAILED"
         self._loggers.close()
-        self._tell({"kind": "end", "status": status, "ended_ms": time.time_ns() // 1_000_000})
+        self._tell("end", status=status, ended_ms=time.time_ns() // 1_000_000)
         self._results.append(self._thread.submit(self._catch_up))
         self._thread.shutdown()
         for result in self._results:
@@ -296,11 +304,11 @@ class RunTracker:
         return self._offline.is_set()
 
     def comparison(self, *, charts: bool = False) -> str | None:
-        """Address of MLflow's table (or charts) of the cells of the published matrix; None without MLflow or view."""
+        """Address of MLflow's table (or charts) of the published view; None without MLflow or view."""
         page = self._experiment_page()
-        if page is None or self.matrix_key is None or self.pending:
+        if page is None or self.view_key is None or self.pending:
             return None
-        return comparison_url(page, self.matrix_key, charts=charts)
+        return comparison_url(page, self.view_key, charts=charts)
 
     def _experiment_page(self) -> str | None:
         if self.run_id is None or self._run is None:
@@ -324,7 +332,8 @@ class RunTracker:
         assert self._run is not None  # noqa: S101 - actions run after `_open`, and not at all when it failed
         return self._run
 
-    def _tell(self, event: Event) -> "Future[Any]":
+    def _tell(self, kind: str, **details: Any) -> "Future[Any]":
+        event = {"kind": kind, **details}
         self.record.events.append(event)
         return self._submit(lambda: self._opened().apply(event))
 
@@ -356,10 +365,7 @@ class RunTracker:
         logger.warning(
             "MLflow at %s failed (%s): run %s continues without it, its metrics are on disk and its record is %s. "
             "All of it is sent at the end of the run, or by `rm-opt store sync` when MLflow is back.",
-            address,
-            reason,
-            self.record.run_name,
-            self.record.path(self._directory),
+            *(address, reason, self.record.run_name, self.record.path(self._directory)),
         )
 
     def _catch_up(self) -> None:
@@ -388,8 +394,7 @@ class RunTracker:
                 logger.warning(
                     "The record of run %s cannot be written (%s), so MLflow may never get what it has missed. The "
                     "outcomes are in the store: make room, and run the same command again, which sends them.",
-                    self.record.run_name,
-                    in_one_line(error),
+                    *(self.record.run_name, in_one_line(error)),
                 )
 
 

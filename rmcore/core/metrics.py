@@ -6,6 +6,7 @@ without either. No stage imports it, so that a reworded label has no artifact co
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -434,6 +435,36 @@ CURVES: dict[str, MetricSpec] = {
     "train/loss": replace(METRICS["loss"], label="training loss"),
 }
 """Curves that an experiment's report draws over optimizer steps, by the names of `metrics.jsonl`."""
+
+HEADLINE = (
+    "eval/test_pairwise_accuracy",
+    "eval/test_accuracy_over_baseline",
+    "eval/test_loss",
+    "calib/test_ece_debiased",
+    "ready/overall_score",
+    "ready/best_of_n_planned_gain",
+    "cost/train_seconds",
+    "cost/train_pairs_per_second",
+    "eval/ood_pairwise_accuracy",
+    "eval/train_pairwise_accuracy",
+    "ready/kl_optimum_planned_gain",
+    "ready/gain_probability",
+    "policy/trained_gold",
+    "policy/trained_kl",
+    "policy/served_value",
+    "cost/peak_training_mib",
+    "cost/rlhf_tokens_per_second",
+)
+"""Final numbers that become metrics in MLflow, by their names in `summary.json`; the first eight are columns of a
+study's table. All others are in the run's artifact `numbers.json`."""
+HEADLINE_FAMILY = "ready/logged_gain_"
+"""Beginning of names that become metrics there, too: one for each number of answers that was chosen from."""
+NUM_COLUMNS = 8
+WATCHED = re.compile(
+    r"train/(loss|lr|log10_lr|grad_norm)|cost/pairs_per_second|eval/(loss|pairwise_accuracy)|hessian/lambda_max"
+    r"|policy/(loss|kl|proxy|gold|win_rate|(reward|tokens|weight_version|measured_(kl|gold))_seed\d+)"
+)
+"""Names of the curves that are watched while something runs; `metrics.jsonl` has all others."""
 
 _FAMILIES = (
     MetricSpec("pairwise_accuracy[", "accuracy: {}", "share", "pairwise accuracy over the pairs of this subset"),

@@ -88,7 +88,7 @@ def one_run(barrier, number: int, slot: int) -> None:
                         for step in range(STEPS):
                             lines.metrics(step, {"train/loss": 1 / (step + 1)})
                         lines.close()
-                    write_json(out / "summary.json", {"metrics": {"eval/accuracy": number / 1000}})
+                    write_json(out / "summary.json", {"metrics": {"eval/test_loss": number / 1000}})
         artifact = store.find("toy", key)
         tracker.log_dataset("train", f"{number % 2}" * 64, "gold", 9)  # one set is common to runs of different seeds
         tracker.log_artifact_folder(artifact, "evaluate")
@@ -127,9 +127,9 @@ def _findings(expected: Counter):
         history = client.get_metric_history(run_id, "train/loss")
         if sorted((point.step, point.value) for point in history) != curve:
             yield f"{said} has another curve: {[(point.step, point.value) for point in history]}"
-        if "eval/accuracy" not in run.data.metrics or len(run.inputs.dataset_inputs) != 1:
+        if "eval/test_loss" not in run.data.metrics or len(run.inputs.dataset_inputs) != 1:
             yield f"{said} lacks its accuracy or its data set"
-        if {file.path for file in client.list_artifacts(run_id)} != {"arms.json", "report"}:
+        if {file.path for file in client.list_artifacts(run_id)} != {"arms.json", "numbers.json", "report"}:
             yield f"{said} lacks files"
     reports = home() / "reports"
     index = (reports / "index.html").read_text()

@@ -219,9 +219,11 @@ def artifact(tmp_path):
     (folder / "tables" / "mistakes.csv").write_text("pair_id\na\n")
     writer = JsonlTracker(folder / METRICS_FILE)
     for step in range(3):
-        writer.metrics(step, {"train/loss": 1.0 / (step + 1), "train/lr": 1e-3, "eval/loss": float("nan")})
+        curves = {"train/loss": 1.0 / (step + 1), "train/lr": 1e-3, "eval/loss": float("nan"), "eval/tie_rate": 0.1}
+        writer.metrics(step, curves)
     writer.close()
-    summary = {"eval/pairwise_accuracy": {"value": 0.7, "ci_low": 0.6, "ci_high": 0.8}, "calib/ece": None}
+    accuracy = {"value": 0.7, "ci_low": 0.6, "ci_high": 0.8}
+    summary = {"eval/test_pairwise_accuracy": accuracy, "calib/ece": None, "eval/test_brier": 0.2}
     (folder / "summary.json").write_text(json.dumps({"metrics": summary, "num_pairs": 9}))
     return folder
 

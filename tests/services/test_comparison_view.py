@@ -1,12 +1,19 @@
 """MLflow's pages in a real browser: the links of a matrix open its cells, and the start page leads to a run."""
 
 import json
+import re
 
 import pytest
+import yaml
 
+from rmcore.config.model import ModelConfig
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.train import TrainConfig
+from rmcore.core.files import write_json
 from rmcore.core.metrics import CELL_METRICS
 from rmcore.reporting.html.note import RUN_FILES, experiment_note, verdict_note
-from tasks.comparison_view import VIEW_TAG, charts_state, publish_view, saved_view, table_state
+from tasks.comparison_view import VIEW_TAG, cells_view, charts_state, saved_view, table_state
+from tasks.headline import interval_tags
 from tasks.local_services import MLFLOW_SERVER
 from tasks.mlflow_client import connect
 from tasks.model_training import EXPERIMENT_TAGS, RUN_COLOUR
@@ -26,7 +33,8 @@ def send_cell(matrix_key, arm, seed, accuracy):
     tags = {"rm.kind": "cell", "rm.matrix": matrix_key, "rm.arm": arm, "rm.seed": str(seed), RUN_COLOUR: COLOURS[arm]}
     params = {"train.optimizer": arm, "train.lr": 0.02, "data.source": "not-shown.jsonl"}
     with RunTracker.start("demo", f"{arm} seed {seed}", tags, params, parent_uid=matrix_key) as cell:
-        cell.log_metrics({f"{METRICS[0]}_ci_low": accuracy - 0.25, f"{METRICS[0]}_ci_high": accuracy + 0.25})
+        ends = {"ci_low": accuracy - 0.25, "ci_high": accuracy + 0.25}
+        cell.set_tags(interval_tags({METRICS[0]: ends}))
         cell.log_metrics({METRICS[0]: accuracy, METRICS[1]: 0.0625, METRICS[2]: 32.5, "calib/noise": 0.1234567})
         cell.log_metrics({"train/loss": 0.6875}, step=1)
 
@@ -36,7 +44,7 @@ def matrix(server):
     """A matrix with three cells, and a cell of another one beside it."""
     with RunTracker.start("demo", "optimizers", {"rm.kind": "matrix"}, {}, uid=MATRIX) as tracker:
         assert tracker.comparison() is None
-        publish_view(tracker, matrix_key=MATRIX, params=PARAMS, metrics=METRICS, with_interval=METRICS[:1])
+        tracker.publish_view(cells_view("optimizers", MATRIX, METRICS, METRICS[:1], PARAMS))
         tracker.describe_experiment(experiment_note("Optimizers", {"Side by side": str(tracker.comparison())}))
         for arm, seed, accuracy in (("muon", 0, 0.71875), ("muon", 2, 0.734375), ("lion", 0, 0.703125)):
             send_cell(MATRIX, arm, seed, accuracy)
@@ -51,14 +59,13 @@ def test_the_links_show_the_cells_with_their_columns_and_charts(browse, matrix):
         f'col-id="{kind}.`{name}`"' for kind, names in (("params", PARAMS), ("metrics", METRICS)) for name in names
     ]
     columns += ['col-id="tags.`rm.arm`"', 'col-id="tags.`rm.seed`"']
-    columns += [f'col-id="metrics.`{METRICS[0]}_ci_{end}`"' for end in ("low", "high")]
+    columns += ['col-id="tags.`interval/test_pairwise_accuracy`"']
     expected = [
         *cells,
         *columns,
         *METRICS,
         "0.71875",
-        "0.46875",
-        "0.96875",
+        "0.4688 to 0.9688",
         "0.734375",
         "0.703125",
         "0.0625",
@@ -88,7 +95,7 @@ def test_the_links_show_the_cells_with_their_columns_and_charts(browse, matrix):
 
 def test_a_view_published_again_replaces_the_old_one(matrix, server):
     with RunTracker.start("demo", "optimizers", {"rm.kind": "matrix"}, {}, uid=MATRIX) as again:
-        publish_view(again, matrix_key=MATRIX, params=PARAMS, metrics=METRICS[:1])
+        again.publish_view(cells_view("optimizers", MATRIX, METRICS[:1], (), PARAMS))
         assert again.comparison() == matrix.comparison()
     client = connect(server.url)
     tags = client.get_experiment_by_name("rm/demo").tags
@@ -101,7 +108,7 @@ def test_a_view_published_again_replaces_the_old_one(matrix, server):
 def test_without_mlflow_there_is_no_link(home, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     with RunTracker.start("demo", "optimizers", {}, {}, uid=MATRIX) as tracker:
-        publish_view(tracker, matrix_key=MATRIX, params=PARAMS, metrics=METRICS)
+        tracker.publish_view(cells_view("optimizers", MATRIX, METRICS, METRICS, PARAMS))
         assert (tracker.comparison(), tracker.comparison(charts=True)) == (None, None)
 
 
@@ -110,9 +117,41 @@ def test_a_view_of_every_metric_and_many_settings_is_one_that_mlflow_stores(stat
     from mlflow.utils.validation import _validate_experiment_tag
 
     settings = [f"train.some_rather_long_setting_{number}" for number in range(40)]
-    _validate_experiment_tag(
-        VIEW_TAG + "rm-0123456789ab-charts", saved_view("x" * 100, state(MATRIX, settings, list(CELL_METRICS)))
-    )
+    view = cells_view("x" * 100, MATRIX, list(CELL_METRICS), list(CELL_METRICS), settings)
+    _validate_experiment_tag(VIEW_TAG + "rm-0123456789ab-charts", saved_view(view.name, state(view)))
+
+
+RUNS = (("tiny", 0.71875, 1e-3), ("tiny", 0.734375, 2e-3), ("small", 0.75, 1e-3))
+
+
+def test_the_runs_of_a_study_have_a_view_with_what_differs_and_what_matters(browse, server, tmp_path):
+    """Three ordinary runs, each of which publishes the view anew."""
+    for number, (model, accuracy, lr) in enumerate(RUNS):
+        entry = {"value": accuracy, "ci_low": accuracy - 0.25, "ci_high": accuracy + 0.25}
+        write_json(tmp_path / "summary.json", {"metrics": {METRICS[0]: entry, "eval/test_tie_rate": 0.1234567}})
+        config = PipelineConfig().model_copy(
+            update={"model": ModelConfig(name=model), "train": TrainConfig(lr=lr, weight_decay=0.0625)}
+        )
+        with RunTracker.start("demo", f"run {number}", {"rm.kind": "pipeline"}, config) as run:
+            run.log_artifact_folder(tmp_path, "evaluate")
+            run.set_tags({"rm.verdict": "unclear"})
+            run.describe_study("pipeline", "Three runs.")
+    client = connect(server.url)
+    experiment = client.get_experiment_by_name("rm/demo")
+    link, charts = re.findall(r"\((#/[^)]+)\)", experiment.tags["mlflow.note.content"])
+    [first, *_] = client.search_runs([experiment.experiment_id])
+    assert len(first.data.params) <= 16
+    assert client.download_artifacts(first.info.run_id, "settings.yaml", str(tmp_path))
+    assert PipelineConfig.model_validate(yaml.safe_load((tmp_path / "settings.yaml").read_text())).train.lr == 1e-3
+    expected = ["run 0", "run 1", "run 2", "0.71875", "0.4688 to 0.9688", "0.734375", "unclear", "Runs: table"]
+    expected += [f'col-id="params.`{name}`"' for name in ("model.name", "train.lr")]
+    table = browse(f"{server.url}/{link}", WINDOW, expected)
+    assert [text for text in expected if text not in table] == []
+    unwanted = ['col-id="params.`train.weight_decay`"', 'col-id="params.`seed`"', "0.1234567", "does not exist"]
+    assert [text for text in unwanted if text in table] == []
+    expected = ["run 0", "run 2", METRICS[0], "Settings and trade-offs", "Learning curves", "Runs: charts"]
+    page = browse(f"{server.url}/{charts}", WINDOW, expected)
+    assert [text for text in expected if text not in page] == []
 
 
 CLICK = "[...document.querySelectorAll('a')].find(link => link.textContent.trim() === {})?.click()"

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
+from mlflow.entities import ViewType
 
 from rmcore.core.errors import DataError
 from rmcore.core.tracking import METRICS_FILE
@@ -45,13 +46,18 @@ def client():
     return connect(os.environ["MLFLOW_TRACKING_URI"])
 
 
-def runs():
-    """All runs of the study by name; fails when two that are not superseded have the same."""
+def runs(view=ViewType.ACTIVE_ONLY):
+    """All runs of the study by name; fails when two have the same."""
     known = client()
-    found = known.search_runs([known.get_experiment_by_name("rm/demo").experiment_id])
+    found = known.search_runs([known.get_experiment_by_name("rm/demo").experiment_id], run_view_type=view)
     by_name = {run.info.run_name: run for run in found}
-    assert len(by_name) == len(found) - sum(run.info.run_name == ASIDE for run in found) + (ASIDE in by_name)
+    assert len(by_name) == len(found)
     return by_name
+
+
+def deleted():
+    """The same of those that another attempt has replaced."""
+    return runs(ViewType.DELETED_ONLY)
 
 
 def points(run):
@@ -67,24 +73,22 @@ def steps_and_values(run):
     return {name: [point[:2] for point in history] for name, history in points(run).items()}
 
 
-ASIDE = "muon seed 2 (superseded)"
-
-
 def only(name="muon seed 2"):
-    """The run, which is the only one that is not superseded."""
-    found = runs()
-    assert set(found) - {ASIDE} == {name}
-    return found[name]
+    """The run, which is the only one."""
+    [run] = runs().values()
+    assert run.info.run_name == name
+    return run
 
 
 def complete(run):
     """Whether a run has all that `tell` told of the artifact, each number once."""
     numbers = steps_and_values(run)
     assert numbers["train/loss"] == [(step, 1.0 / (step + 1)) for step in range(3)]
-    assert numbers["eval/pairwise_accuracy_ci_high"] == [(3, 0.8)]
+    assert numbers["eval/test_pairwise_accuracy"] == [(3, 0.7)]
+    assert run.data.tags["interval/test_pairwise_accuracy"] == "0.6 to 0.8"
     assert numbers["eval/gap"] == [(0, 0.1)]
     files = {file.path for file in client().list_artifacts(run.info.run_id)}
-    assert files == {"arms.json", "evaluate"}
+    assert files == {"arms.json", "evaluate", "numbers.json"}
     return run.info.status == "FINISHED"
 
 
@@ -104,7 +108,7 @@ def test_a_finished_run_started_again_gets_tags_and_nothing_else(home, artifact)
     assert again.data.tags["rm.cache"] == "train"
 
 
-def test_a_run_whose_process_was_killed_half_way_is_superseded_by_a_whole_one(home, artifact):
+def test_a_run_whose_process_was_killed_half_way_is_replaced_by_a_whole_one(home, artifact):
     code = f"""
 import os, pathlib, signal
 from tasks.home import configure_environment
@@ -124,8 +128,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     with cell() as tracker:
         tell(tracker, artifact)
     assert complete(only())
-    assert steps_and_values(runs()[ASIDE]) == steps_and_values(half)
-    assert runs()[ASIDE].info.status == "KILLED"
+    assert steps_and_values(deleted()["muon seed 2"]) == steps_and_values(half)
 
 
 def test_what_could_not_be_read_leaves_the_run_failed_so_that_it_is_sent_again(home, artifact):
@@ -149,12 +152,8 @@ def test_another_outcome_never_mixes_with_the_old_one(home, artifact, other):
     before = points(runs()["muon seed 2"])
     with cell(**{"seed": 2, **other}) as tracker:
         tracker.log_metrics({"eval/gap": 0.5})
-    found = runs()
-    assert set(found) == {"muon seed 2", "muon seed 2 (superseded)"}
-    assert steps_and_values(found["muon seed 2"]) == {"eval/gap": [(0, 0.5)]}
-    assert points(found["muon seed 2 (superseded)"]) == before
-    assert found["muon seed 2 (superseded)"].data.tags["rm.kind"] == "superseded"
-    assert found["muon seed 2"].data.tags["rm.kind"] == "cell"
+    assert steps_and_values(only()) == {"eval/gap": [(0, 0.5)]}
+    assert points(deleted()["muon seed 2"]) == before
 
 
 def test_summary_numbers_told_again_replace_the_old_ones(home):
@@ -214,7 +213,8 @@ def test_a_new_parent_takes_the_children_that_are_still_valid(home, artifact):
     with matrix("new") as new, cell() as child:
         tell(child, artifact)
     found = runs()
-    assert set(found) == {"matrix", "matrix (superseded)", "muon seed 2"}
+    assert set(found) == {"matrix", "muon seed 2"}
+    assert set(deleted()) == {"matrix"}
     assert old.run_id != new.run_id == found["muon seed 2"].data.tags[PARENT_TAG]
 
 
@@ -283,6 +283,7 @@ def test_a_second_start_during_an_outage_does_not_cost_what_the_first_one_wrote(
     interrupted.log_metrics({"eval/gap": 0.1})
     interrupted._thread.shutdown()  # as if its process had been killed here: no end is written
     assert len(list(unsynced_folder(home).glob("*.json"))) == 2
+    monkeypatch.setattr(sync, "has_died", lambda owner: True)
     sync_pending(home, database)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
     run = only()
@@ -452,24 +453,15 @@ def test_an_outage_that_is_over_when_the_run_ends_leaves_nothing_to_do(home, ser
     assert not list(unsynced_folder(home).glob("*.json"))
 
 
-def test_a_record_that_its_run_has_written_again_while_it_was_sent_stays(home, monkeypatch, artifact):
+def test_a_record_is_left_to_its_run_while_that_is_running_and_its_end_is_not_lost(home, monkeypatch, artifact):
     database = os.environ["MLFLOW_TRACKING_URI"]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", DEAD)
     tracker = cell()
     tracker.log_metrics({"eval/before": 1.0})
     tracker._results[-1].result()
-    replay = sync.replay
-
-    def replay_while_the_run_ends(*given):
-        replay(*given)
-        with monkeypatch.context() as patch:
-            patch.setattr(tracker, "_catch_up", lambda: None)
-            tell(tracker, artifact)
-            tracker.end()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(sync, "replay", replay_while_the_run_ends)
-        sync_pending(home, database)
+    assert sync_pending(home, database) == []
+    tell(tracker, artifact)
+    tracker.end()
     sync_pending(home, database)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
     run = only()

@@ -15,8 +15,9 @@ from full_disk import largest_file
 from rmcore.core.errors import DataError, ServiceError, StoreError
 from rmcore.core.tracking import METRICS_FILE, JsonlTracker
 from tasks import home as home_module
+from tasks.headline import metric_name
 from tasks.mlflow_client import connect
-from tasks.run_record import GrowingFile, metric_name, unsynced_folder
+from tasks.run_record import GrowingFile, unsynced_folder
 from tasks.sync import sync_pending
 from tasks.tracking import RunTracker
 
@@ -41,7 +42,8 @@ FAILED_LABELS = {**GATE_PASSED, "verdict": {**GATE_PASSED["verdict"], "rung": 1,
 def write_steps(path: Path, steps) -> None:
     writer = JsonlTracker(path)
     for step in steps:
-        writer.metrics(step, {"train/loss": 1.0 / (step + 1), "train/lr": 1e-3, "eval/loss": float("nan")})
+        curves = {"train/loss": 1.0 / (step + 1), "train/lr": 1e-3, "eval/loss": float("nan"), "eval/tie_rate": 0.1}
+        writer.metrics(step, curves)
     writer.close()
 
 
@@ -54,10 +56,9 @@ def history(client, run_id: str, name: str) -> list[tuple[int, float]]:
 
 
 def only_run(client):
-    """The one run of the study that is not superseded; fails when there are none or several."""
+    """The one run of the study; fails when there are none or several."""
     experiment = client.get_experiment_by_name("rm/demo")
-    found = client.search_runs([experiment.experiment_id])
-    (run,) = (one for one in found if one.data.tags["rm.kind"] != "superseded")
+    [run] = client.search_runs([experiment.experiment_id])
     return run
 
 
@@ -66,13 +67,15 @@ def assert_complete(client, artifact: Path, num_steps: int = 3) -> None:
     assert run.info.status == "FINISHED"
     assert run.data.tags["rm.study"] == "demo"
     assert run.data.tags["rm.verdict"] == "ready"
-    assert run.data.params["train.log10_lr"] == "-3.0000"
     assert history(client, run.info.run_id, "train/loss") == [(step, 1.0 / (step + 1)) for step in range(num_steps)]
-    assert history(client, run.info.run_id, "train/log10_lr") == [(step, -3.0) for step in range(num_steps)]
-    assert history(client, run.info.run_id, "eval/pairwise_accuracy_ci_low") == [(num_steps, 0.6)]
-    assert set(run.data.metrics) == {
-        *("train/loss", "train/lr", "train/log10_lr"),
-        *(f"eval/pairwise_accuracy{suffix}" for suffix in ("", "_ci_low", "_ci_high")),
+    assert history(client, run.info.run_id, "eval/test_pairwise_accuracy") == [(num_steps, 0.7)]
+    assert set(run.data.metrics) == {"train/loss", "train/lr", "eval/test_pairwise_accuracy"}  # the headline alone
+    assert run.data.tags["interval/test_pairwise_accuracy"] == "0.6 to 0.8"
+    table = json.loads(Path(client.download_artifacts(run.info.run_id, "numbers.json")).read_text())
+    numbers = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    assert {row["metric"]: row["value"] for row in numbers} == {
+        "eval/test_pairwise_accuracy": 0.7,
+        "eval/test_brier": 0.2,
     }
     files = {file.path for file in client.list_artifacts(run.info.run_id, "evaluate/figures")}
     assert files == {"evaluate/figures/curve.png"}
@@ -327,12 +330,14 @@ def test_the_machine_is_watched_until_the_end_and_an_outage_is_told_once(home, s
 
     with start() as tracker:
         tracker.watch_machine()
+        tracker.log_metrics({"train/loss": 0.5})
         wait_for_load(tracker)
     assert only_run(client).info.status == "FINISHED"
     assert [thread.name for thread in threading.enumerate() if thread.name == "SystemMetricsMonitor"] == []
 
     with caplog.at_level(logging.WARNING):
         second = start("seed 1")
+        second.log_metrics({"train/loss": 0.5})
         second.watch_machine()
         wait_for_load(second)
         server.kill()

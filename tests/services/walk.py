@@ -249,13 +249,15 @@ def in_prefect(visit: Visit) -> None:
 
 
 def in_mlflow(visit: Visit) -> None:
-    """From its start page to the experiment of the study, and to its run."""
+    """From its start page to the experiment of the study, to its runs side by side, and to one of them."""
     visit.log_in(visit.services.mlflow)
     visit.step("mlflow-start", "rm/walk")
     visit.click("rm/walk")
     visit.step("mlflow-experiment", "smoke · ")  # named by what it changes: nothing of its preset
+    visit.follow("Runs side by side")
+    visit.step("mlflow-runs", "smoke · ", "eval/test_pairwise_accuracy", "interval/test_pairwise_accuracy")
     visit.follow("smoke · ")
-    visit.step("mlflow-run", "Verdict")
+    visit.step("mlflow-run", "Evidence level")
 
 
 def compared(visit: Visit) -> None:

@@ -4,25 +4,19 @@ MLflow's page renders descriptions as GitHub does and lets images, frames and li
 `:smile:` become links and pictures by themselves. So every text from data is written with character references.
 """
 
-import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from rmcore.core.metrics import metric_spec
 from rmcore.reporting.html.cards import metric_texts
 from rmcore.reporting.html.markdown import bullets
-from rmcore.reporting.schema import Metric, NextRung, Results, Verdict
+from rmcore.reporting.schema import Metric, NextRung, Verdict
 from rmcore.reporting.verdict_style import verdict_style
 
-GROUP = "at_a_glance"
-"""Group of the first numbers in MLflow, whose page sorts groups by name."""
 RUN_FILES = "run:"
 """Beginning of an address that names a file of the run described here; the tracker knows where the file is."""
 _SPECIAL = re.compile(r"[&<>\\`*_\[\]{}#|~@]|:(?=\S)|(?<=www)\.|^[-+=]|^\d+[.)](?=\s|$)", re.IGNORECASE)
 _SUMMARY = ("pairwise_accuracy", "accuracy_over_baseline", "ece_debiased")
-_CURVES = {"eval/pairwise_accuracy": "validation_accuracy", "eval/loss": "validation_loss"}
-_NOTHING: Metric = {"value": None, "ci_low": None, "ci_high": None, "num": 0, "reason": "not measured"}
 
 
 def plain(text: str) -> str:
@@ -85,42 +79,8 @@ def in_run(note: str, files: str) -> str:
     return note.replace(f"]({RUN_FILES}", f"]({files}/")
 
 
-def summary_numbers(results: Results) -> dict[str, float]:
-    """The numbers of a run that are looked at first: accuracy, what it is over the baseline, calibration.
-
-    Six at most, so that they make one group of eight with the two of `summary_curves`; what was not measured is left
-    out. Their group sorts before all others.
-    """
-    accuracy, over, ece = (results["metrics"].get(name, _NOTHING) for name in _SUMMARY)
-    found = {
-        "accuracy": accuracy["value"],
-        "accuracy_ci_low": accuracy["ci_low"],
-        "accuracy_ci_high": accuracy["ci_high"],
-        "accuracy_over_baseline": over["value"],
-        "accuracy_over_baseline_ci_low": over["ci_low"],
-        "ece_debiased": ece["value"],
-    }
-    return {
-        f"{GROUP}/{name}": float(value) for name, value in found.items() if value is not None and math.isfinite(value)
-    }
-
-
-def summary_curves(history: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, float]]:
-    """By step, accuracy and loss on the validation pairs, which stand beside `summary_numbers` as charts.
-
-    `history` are the rows of a training's `metrics.jsonl`.
-    """
-    found: dict[int, dict[str, float]] = {}
-    for row in history:
-        values = {shown: row["metrics"].get(name) for name, shown in _CURVES.items()}
-        known = {f"{GROUP}/{shown}": float(value) for shown, value in values.items() if value is not None}
-        if known:
-            found.setdefault(int(row["step"]), {}).update(known)
-    return found
-
-
 def numbers_line(metrics: Mapping[str, Metric]) -> str:
-    """The same of the numbers on held-out pairs, for people: in one line with intervals."""
+    """The numbers on held-out pairs that are looked at first, in one line with their intervals."""
     parts = []
     for name in _SUMMARY:
         if name not in metrics:
@@ -128,16 +88,6 @@ def numbers_line(metrics: Mapping[str, Metric]) -> str:
         value, interval, has_interval = metric_texts(name, metrics[name])
         parts.append(f"{metric_spec(name).label} {value}" + (f" ({interval})" if has_interval else ""))
     return " · ".join(parts)
-
-
-def number_rows(results: Results) -> list[dict[str, Any]]:
-    """All numbers that were measured once on held-out pairs, as rows of a table."""
-    splits = {"test": results["metrics"], "out of distribution": results["ood_metrics"] or {}}
-    return [
-        {"split": split, "metric": name, **{part: metric[part] for part in ("value", "ci_low", "ci_high", "num")}}
-        for split, metrics in splits.items()
-        for name, metric in metrics.items()
-    ]
 
 
 def _address(link: str) -> str:

@@ -8,11 +8,8 @@ import report_sample as sample
 from rmcore.reporting.html.note import (
     RUN_FILES,
     in_run,
-    number_rows,
     numbers_line,
     plain,
-    summary_curves,
-    summary_numbers,
     verdict_note,
 )
 
@@ -78,46 +75,7 @@ def test_neither_addresses_nor_texts_reach_another_place():
     assert "\n    rm-opt  # heading\n" in note
 
 
-def test_the_first_numbers_are_the_eight_that_matter_two_of_them_by_step():
-    results = sample.results()
-    results["metrics"] = {
-        "pairwise_accuracy": sample.metric(0.7, 0.125),
-        "accuracy_over_baseline": sample.metric(0.25, 0.125),
-        "ece_debiased": sample.metric(0.03, 0.01),
-    }
-    found = summary_numbers(results)
-    assert {name.partition("/")[0] for name in found} == {"at_a_glance"}
-    found = {name.partition("/")[2]: value for name, value in found.items()}
-    assert list(found) == [
-        *("accuracy", "accuracy_ci_low", "accuracy_ci_high"),
-        *("accuracy_over_baseline", "accuracy_over_baseline_ci_low", "ece_debiased"),
-    ]
-    assert (found["accuracy_ci_low"], found["accuracy_over_baseline_ci_low"], found["ece_debiased"]) == (
-        0.575,
-        0.125,
-        0.03,
+def test_numbers_are_said_in_a_line():
+    assert plain(numbers_line({"pairwise_accuracy": sample.metric(0.75, 0.125)})) == (
+        "pairwise accuracy 75.0 % (62.5 to 87.5 %)"
     )
-    results["metrics"] = {}
-    assert summary_numbers(results) == {}
-    history = [
-        {"step": 0, "metrics": {"eval/pairwise_accuracy": 0.5, "eval/loss": 0.69, "eval/ece": 0.1}},
-        {"step": 1, "metrics": {"train/loss": 0.7}},
-        {"step": 2, "metrics": {"eval/pairwise_accuracy": None, "eval/loss": 0.6}},
-    ]
-    assert summary_curves(history) == {
-        0: {"at_a_glance/validation_accuracy": 0.5, "at_a_glance/validation_loss": 0.69},
-        2: {"at_a_glance/validation_loss": 0.6},
-    }
-
-
-def test_numbers_are_said_in_a_line_and_kept_in_a_table():
-    results = sample.results()
-    results["metrics"] = {"pairwise_accuracy": sample.metric(0.75, 0.125)}
-    results["ood_metrics"] = {"loss": sample.metric(None, reason="not measured")}
-    assert plain(numbers_line(results["metrics"])) == "pairwise accuracy 75.0 % (62.5 to 87.5 %)"
-    assert number_rows(results) == [
-        {"split": "test", "metric": "pairwise_accuracy", "value": 0.75, "ci_low": 0.625, "ci_high": 0.875, "num": 1200},
-        {"split": "out of distribution", "metric": "loss", "value": None, "ci_low": None, "ci_high": None, "num": 1200},
-    ]
-    results["ood_metrics"] = None
-    assert len(number_rows(results)) == 1
