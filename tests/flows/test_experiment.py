@@ -9,15 +9,14 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import psutil
 import pytest
 import yaml
 
+from machine import family, wait_for
 from rmcore.core.processes import marked, runs, terminate
 from used_homes import begin
 from warm_commands import WarmCommands
@@ -132,11 +131,8 @@ def place(tmp_path_factory, databases, prefect_server, tiny_folder):
 def finished(place):
     """The matrix after it was killed in the middle and started again."""
     process = place.start("experiment", place.file)
-    deadline = time.monotonic() + 300
-    while not place.manifests("evaluate"):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, "no cell was finished"
-        time.sleep(0.1)
+    wait_for(lambda: process.poll() is not None or place.manifests("evaluate"), "no cell was finished", 280)
+    assert process.poll() is None, process.communicate()
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     before = place.manifests()
@@ -263,14 +259,6 @@ def test_a_bad_declaration_is_refused_before_any_work(place, finished, change, n
     assert not list(place.home.glob("registrations/bad-*/*.json"))
 
 
-def is_stage(process):
-    """Whether it runs or forks stages; one that has ended in the meantime has no command line."""
-    try:
-        return "rmcore.core.child_process" in process.cmdline()
-    except psutil.NoSuchProcess:
-        return False
-
-
 def test_a_signal_ends_every_stage_and_loses_nothing(place, finished):
     """Ctrl-C, and the SIGTERM by which a run is cancelled in the UI, of the same command again."""
     # None ends between its first state and the signal, however long a busy machine takes to send it: by its steps, or
@@ -288,20 +276,15 @@ def test_a_signal_ends_every_stage_and_loses_nothing(place, finished):
     for number in (signal.SIGINT, signal.SIGTERM):
         before = states()
         process = place.start("experiment", long, "--arms", "small,large")
-        deadline = time.monotonic() + 300
-        while not states() - before:
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline, "no state was written"
-            time.sleep(0.1)
-        below = psutil.Process(process.pid).children(recursive=True)
-        stages = [one for one in below if is_stage(one)]
+        wait_for(lambda before=before, process=process: process.poll() is not None or states() - before, seconds=280)
+        assert process.poll() is None, process.communicate()
+        stages = [one for one, words in family(process.pid).items() if "rmcore.core.child_process" in words]
         assert stages
         process.send_signal(number)  # to the command alone: its children hear of it from the command
         output, errors = process.communicate(timeout=120)
         assert process.returncode == 130, errors
         # The process that forks the stages is asked last, and nobody waits for it.
-        psutil.wait_procs(stages, timeout=30)
-        assert not [one for one in stages if runs(one)]
+        wait_for(lambda stages=stages: not any(map(runs, stages)))
         assert place.manifests("train") == trained  # cut off, not finished
         assert states() - before
         assert "Traceback" not in output + errors

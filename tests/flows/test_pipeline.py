@@ -11,14 +11,13 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from contextlib import closing
 from pathlib import Path
 
-import psutil
 import pytest
 
 from benchmark_sample import write_own_set
+from machine import family, wait_for
 from rmcore.core.processes import marked, terminate
 from used_homes import begin
 from warm_commands import WarmCommands
@@ -282,19 +281,15 @@ class Training:
 
     def wait_for(self, made):
         """Until `made(before, now)` says that it has got far enough."""
-        deadline = time.monotonic() + 200
-        while not made(self.before, self.progress(self.place)):
-            assert self.process.poll() is None, self.process.communicate()
-            assert time.monotonic() < deadline, "it does not get on"
-            time.sleep(0.1)
+        wait_for(lambda: self.process.poll() is not None or made(self.before, self.progress(self.place)))
+        assert self.process.poll() is None, self.process.communicate()
 
     def end(self, number, *, group=True):
         """Send the signal; what the run has said by the time it has ended.
 
         Prefect's embedded server meanwhile takes connections and answers none, as one that is ending on a busy machine.
         """
-        started = psutil.Process(self.process.pid).children(recursive=True)
-        [server] = [process for process in started if "tasks.guarded_server" in process.cmdline()]
+        [server] = [one for one, words in family(self.process.pid).items() if "tasks.guarded_server" in words]
         server.suspend()
         try:
             (os.killpg if group else os.kill)(self.process.pid, number)

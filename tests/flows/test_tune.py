@@ -6,13 +6,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import yaml
 
 from flows.settings import load_config
+from machine import wait_for
 from rmcore.core.processes import marked, terminate
 from rmcore.data.table import write_pairs
 from used_homes import begin
@@ -91,11 +91,8 @@ def killed(place):
     process = subprocess.Popen(
         command, env=place.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     )
-    deadline = time.monotonic() + 300
-    while not place.finished():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, "no trial was finished"
-        time.sleep(0.02)
+    wait_for(lambda: process.poll() is not None or place.finished(), "no trial was finished", 280)
+    assert process.poll() is None, process.communicate()
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     return {path: path.read_bytes() for path in place.finished()}

@@ -2,6 +2,7 @@
 services as `rm-opt up` starts them. The tests of one folder run one after the other in one process, so that each server
 is started once for all of them."""
 
+import contextlib
 import json
 import os
 import re
@@ -20,6 +21,7 @@ import pytest
 import websockets.sync.client
 
 from flows.worker import path_of_runs
+from machine import free_ports, wait_for
 from owner_login import OwnerLogin, Patient
 from rmcore.core.child_process import StageServer
 from rmcore.core.processes import marked, terminate
@@ -126,16 +128,11 @@ def home(tmp_path, monkeypatch, migrated_database):
     return directory
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
-
-
 class Server:
     """A real MLflow server in a folder of its own, on a port of its own."""
 
     def __init__(self, folder: Path, database: Path) -> None:
-        self.port = free_port()
+        [self.port] = free_ports(1)
         self.folder, self.log = folder, folder / "server.log"
         self.url = f"http://127.0.0.1:{self.port}"
         shutil.copy(database, folder / "mlflow.db")
@@ -197,13 +194,12 @@ def own_server(home):
         address, descriptor = f"http://{place}", listener.fileno()
         command = [sys.executable, "-P", "-m", "tasks.guarded_server", "mlflow-server", place, str(descriptor)]
         process = subprocess.Popen(command, env=os.environ, stderr=subprocess.DEVNULL, pass_fds=[descriptor])
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        try:
-            if httpx.get(f"{address}/health").is_success:
-                break
-        except httpx.HTTPError:
-            time.sleep(0.2)
+
+    def answers():
+        with contextlib.suppress(httpx.HTTPError):
+            return httpx.get(f"{address}/health").is_success
+
+    wait_for(answers)
     yield address
     terminate([psutil.Process(process.pid)])
     process.wait()
@@ -258,7 +254,7 @@ class Services:
                 "RM_OPT_DEVICE_SLOTS": "2",
             }
         )
-        prefect_port, mlflow_port = free_port(), free_port()
+        prefect_port, mlflow_port = free_ports(2)
         self.ui, self.mlflow = f"http://127.0.0.1:{prefect_port}", f"http://127.0.0.1:{mlflow_port}"
         self.api = f"{self.ui}/api"
         ports = ("--prefect-port", prefect_port, "--mlflow-port", mlflow_port)
@@ -315,11 +311,7 @@ class Services:
 
     def wait_for(self, condition, timeout_s=300):
         """What `condition()` gives once it is true."""
-        deadline = time.monotonic() + timeout_s
-        while not (found := condition()):
-            assert time.monotonic() < deadline, f"not within {timeout_s} s"
-            time.sleep(0.5)
-        return found
+        return wait_for(condition, f"not within {timeout_s} s", timeout_s)
 
     def mlflow_runs(self, study):
         """Runs of a study in MLflow; none where it has no experiment."""

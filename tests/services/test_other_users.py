@@ -1,6 +1,5 @@
 """Another user of this machine takes the servers' ports where that works, and never hears a password."""
 
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -9,6 +8,7 @@ import httpx
 import pytest
 
 from flows import services
+from machine import free_ports
 from other_user import AS_ROOT, NOBODY
 from owner_login import Patient
 from rmcore.core.processes import marked
@@ -63,15 +63,6 @@ def up(tmp_path):
     return run
 
 
-def free_ports():
-    """One for each server: of Prefect and MLflow."""
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in SERVERS]
-    ports = [listener.getsockname()[1] for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return ports
-
-
 def kill(processes):
     for process in processes:
         process.kill()
@@ -90,7 +81,7 @@ def deployments(api, login):
 
 
 def test_a_port_that_another_user_has_before_the_start_is_named(home, up, other_user):
-    ports = free_ports()
+    ports = free_ports(len(SERVERS))
     for port, name in zip(ports, (PREFECT_SERVER, MLFLOW_SERVER), strict=True):
         assert other_user.take(port) == {port}
         refused = up(*ports)
@@ -98,12 +89,12 @@ def test_a_port_that_another_user_has_before_the_start_is_named(home, up, other_
         assert f"port {port} on 127.0.0.1 cannot be used for {name}" in refused.stderr
         assert f"uid {NOBODY}" in refused.stderr
         assert not running_services(home)
-        ports[ports.index(port)] = free_ports()[0]
+        ports[ports.index(port)] = free_ports(1)[0]
     assert other_user.end() == ""
 
 
 def test_another_user_hears_no_password_while_the_servers_run_and_after_their_death(home, up, other_user):
-    prefect, mlflow = ports = free_ports()
+    prefect, mlflow = ports = free_ports(len(SERVERS))
     api = f"http://127.0.0.1:{prefect}/api"
     started = up(*ports)
     assert started.returncode == 0, started.stderr

@@ -194,7 +194,7 @@ def test_two_that_set_a_childs_parent_at_the_same_moment_both_go_on(home):
         parent_run = client().get_run(parent.run_id)
         for number in range(20):
             made = client().create_run(parent_run.info.experiment_id)
-            meet = threading.Barrier(2, timeout=30)
+            meet = threading.Barrier(2, timeout=120)
 
             def join(made=made, meet=meet):
                 known = client()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from full_disk import largest_file
+from machine import wait_for
 from rmcore.core.errors import DataError, ServiceError, StoreError
 from rmcore.core.tracking import METRICS_FILE, JsonlTracker
 from tasks import home as home_module
@@ -323,10 +324,7 @@ def test_the_machine_is_watched_until_the_end_and_an_outage_is_told_once(home, s
     client = connect(server.url)
 
     def wait_for_load(tracker):
-        deadline = time.monotonic() + 60
-        while "system/cpu_utilization_percentage" not in (metrics := client.get_run(tracker.run_id).data.metrics):
-            assert time.monotonic() < deadline, metrics
-            time.sleep(0.2)
+        wait_for(lambda: "system/cpu_utilization_percentage" in client.get_run(tracker.run_id).data.metrics)
 
     with start() as tracker:
         tracker.watch_machine()

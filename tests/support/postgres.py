@@ -2,12 +2,13 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 from pathlib import Path
 
 import pytest
+
+from machine import free_ports
 
 PASSWORD = "secret-of-the-database"
 USER, DATABASE = "rm", "runs"
@@ -32,8 +33,7 @@ class Postgres:
         self.as_user = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"] if os.geteuid() == 0 else []
         if self.as_user:
             shutil.chown(self.folder, "nobody", "nogroup")
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.port = listener.getsockname()[1]
+        [self.port] = free_ports(1)
         secret = self.folder / "password"
         secret.write_text(PASSWORD)
         secret.chmod(0o644)

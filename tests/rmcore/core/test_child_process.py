@@ -115,7 +115,7 @@ def test_programs_share_a_server_that_is_kept_for_them_and_each_takes_its_own_st
         theirs = psutil.Process(int(other.stdout.readline()))
         assert theirs.parent().pid == kept._process.pid
         # Another variable that libraries read: a server of its own, as without this one.
-        differs = start(out="differs", OMP_NUM_THREADS="6", **kept.variable)
+        differs = start(out="differs", OMP_NUM_THREADS="3", **kept.variable)
         assert server_of(differs).pid != kept._process.pid
         assert differs.wait() == 0
         other.kill()

@@ -3,18 +3,16 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 
 import httpx
-import psutil
 import pytest
 
+from machine import free_ports, wait_for
 from owner_login import OwnerLogin
 from postgres import Postgres
-from rmcore.core.processes import marked, runs, terminate
+from rmcore.core.processes import marked, terminate
 from tasks.local_services import MLFLOW_SERVER, PREFECT_SERVER
 
 COMMAND = [sys.executable, "-P", "-c", "from flows.cli import main; main()"]
@@ -24,11 +22,6 @@ def named_host(name):
     """Words before a command that give it a host name of its own; none where that is not allowed."""
     words = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', name]
     return [] if subprocess.run([*words, "true"], capture_output=True, check=False).returncode else words
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 class Machine:
@@ -80,7 +73,7 @@ class Cluster:
         self.environment = self.inherited | postgres.environment
         self.environment |= {"RM_OPT_HOME": str(self.home), "RM_OPT_SHARED": (folder / "shared").as_uri()}
         (folder / "shared").mkdir()
-        ports = {name: free_port() for name in ("prefect", "mlflow")}
+        ports = dict(zip(("prefect", "mlflow"), free_ports(2), strict=True))
         self.ui, self.mlflow = (f"http://127.0.0.1:{ports[name]}" for name in ("prefect", "mlflow"))
         self.api = f"{self.ui}/api"
         flags = [word for name, port in ports.items() for word in (f"--{name}-port", port)]
@@ -112,6 +105,15 @@ class Cluster:
         self.machines.append(machine)
         return machine
 
+    def only_worker(self, name):
+        """A worker, of an earlier test where one is left, and no other."""
+        running = [machine for machine in self.machines if machine.process.poll() is None]
+        for machine in running[1:]:
+            machine.end()
+        found = running[0] if running else self.worker(name)
+        self.wait_for(lambda: "started!" in found.said())
+        return found
+
     def ask(self, path, body):
         return self.http.post(f"{self.api}{path}", json=body).raise_for_status().json()
 
@@ -121,15 +123,11 @@ class Cluster:
         return sorted(found, key=lambda run: run["name"])
 
     def wait_for(self, condition, timeout_s=300):
-        deadline = time.monotonic() + timeout_s
-        while not (found := condition()):
-            assert time.monotonic() < deadline, "\n".join(machine.said()[-3000:] for machine in self.machines)
-            time.sleep(0.5)
-        return found
+        return wait_for(condition, lambda: "\n".join(one.said()[-3000:] for one in self.machines), timeout_s)
 
     def close(self):
         for machine in self.machines:
-            if runs(psutil.Process(machine.process.pid)) if psutil.pid_exists(machine.process.pid) else False:
+            if machine.process.poll() is None:
                 machine.kill()
         self.rm_opt("down", check=False)
 

@@ -4,9 +4,9 @@ import json
 import re
 
 import httpx
-import psutil
 import pytest
 
+from machine import family
 from tasks.local_services import CLUSTER
 from tasks.mlflow_client import connect
 from used_homes import begin
@@ -99,16 +99,12 @@ def test_a_matrix_over_two_workers_of_which_one_loses_its_power_is_whole_and_the
 def test_a_worker_that_is_asked_to_end_hands_its_run_back_and_another_one_continues(cluster, declare, tmp_path):
     long = {"steps": 250, "eval_every": 125, "log_every": 50, "early_stopping_patience": None}
     file, summary = declare("handed", seeds=1, **long, resume_every_seconds=1), tmp_path / "summary.json"
-    first = cluster.worker("first")
-    cluster.wait_for(lambda: "started!" in first.said())
-    others = [machine for machine in cluster.machines if machine is not first and machine.process.poll() is None]
-    for machine in others:
-        machine.end()
+    first = cluster.only_worker("first")
     command = cluster.begin("experiment", file, "--arms", "low,high", "--runner", "pool", "--summary", summary)
     states = "store/.wip/train-*/resume/step_*"
     cluster.wait_for(lambda: list(first.home.glob(states)))
     first.end()
-    assert re.search(r"first ended; handed back: (low|high) seed 0", first.said())
+    assert re.search(rf"{first.name} ended; handed back: (low|high) seed 0", first.said())
     [waiting] = cluster.cells(state={"name": {"any_": ["AwaitingRetry"]}})
     second = cluster.worker("second")
     outcome, said = outcome_of(command, summary)
@@ -161,16 +157,13 @@ def test_a_database_that_services_do_not_use_is_refused_while_they_run(cluster):
 @pytest.mark.timeout(900)
 def test_a_database_that_is_away_in_mid_run_costs_time_and_nothing_else(cluster, declare, tmp_path):
     file, summary = declare("away", seeds=1, steps=60, eval_every=30), tmp_path / "summary.json"
-    worker = cluster.worker("patient")
-    cluster.wait_for(lambda: "started!" in worker.said())
-    others = [machine for machine in cluster.machines if machine is not worker and machine.process.poll() is None]
-    for machine in others:
-        machine.end()
+    worker = cluster.only_worker("patient")
+    evaluated = worker.finished("evaluate")
     command = cluster.begin("experiment", file, "--runner", "pool", "--summary", summary)
     cluster.wait_for(lambda: list(worker.home.glob("store/.wip/train-*/metrics.jsonl")))
     computed = len(list(worker.home.glob("store/train/*/MANIFEST.json")))
     # Stages of all runs are forked from the one process of the worker that has imported their libraries.
-    below = [one.cmdline() for one in psutil.Process(worker.process.pid).children(recursive=True)]
+    below = family(worker.process.pid).values()
     servers = [words for words in below if "rmcore.core.child_process" in words]
     assert servers
     assert not [words for words in servers if "listen" not in words]
@@ -184,4 +177,4 @@ def test_a_database_that_is_away_in_mid_run_costs_time_and_nothing_else(cluster,
     outcome, said = outcome_of(command, summary)
     assert outcome["failed"] == [], said
     assert sorted(outcome["computed"]) == ["high seed 0", "low seed 0"]
-    assert len(list(worker.home.glob("store/evaluate/*/MANIFEST.json"))) == 2
+    assert worker.finished("evaluate") == evaluated + 2

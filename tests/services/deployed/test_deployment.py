@@ -6,8 +6,6 @@ import os
 import re
 import signal
 import stat
-import time
-from datetime import UTC, datetime, timedelta
 
 import httpx
 import psutil
@@ -78,14 +76,6 @@ def test_the_graph_of_a_run_has_its_stages_as_nodes_and_what_each_reads_as_edges
         "register": {"report"},
     }
     assert services.bars(finished["id"]) == [(100, "5 of 5 stages done")]
-
-
-def wait_for(condition, timeout_s=120):
-    deadline = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.5)
-    return found
 
 
 def test_the_log_of_a_run_has_a_line_for_each_stage(services, finished):
@@ -294,7 +284,8 @@ def trained(services):
     return {path: path.read_bytes() for path in services.home.glob("store/train/*/MANIFEST.json")}
 
 
-def test_a_matrix_started_in_the_ui_a_command_and_a_schedule_share_their_cells(services, chosen, matrix, tmp_path):
+def test_a_matrix_started_in_the_ui_and_a_command_share_their_cells(services, chosen, matrix, tmp_path):
+    """What a schedule starts and a command share theirs, too: see the nightly study."""
     assert matrix["state_type"] == "COMPLETED", matrix["state"]
     edges = services.edges(matrix["id"])
     cells = {name for name in edges if name.endswith("seed 0") and " of " not in name}
@@ -309,7 +300,7 @@ def test_a_matrix_started_in_the_ui_a_command_and_a_schedule_share_their_cells(s
         found = services.mlflow_runs("baseline-smoke")
         return found if all(run["info"]["status"] == "FINISHED" for run in found) else None
 
-    runs = {run["info"]["run_name"]: run for run in wait_for(tracked)}
+    runs = {run["info"]["run_name"]: run for run in services.wait_for(tracked)}
     for name, run in runs.items():
         tags = {tag["key"]: tag["value"] for tag in run["data"]["tags"]}
         assert run["inputs"].get("dataset_inputs"), (name, run["info"]["status"])
@@ -322,18 +313,6 @@ def test_a_matrix_started_in_the_ui_a_command_and_a_schedule_share_their_cells(s
     outcome = json.loads((tmp_path / "summary.json").read_text())
     assert outcome["computed"] == []
     assert outcome["results"]["cost"]["num_cached"] == 3
-    deployment = services.deployment("experiment")
-    # The server looks for schedules once a minute; asked for it, it plans at once, and the first run is not yet past.
-    soon = (datetime.now(UTC) + timedelta(seconds=30)).isoformat()
-    schedule = {"schedule": {"interval": 3600, "anchor_date": soon}, "active": True, "parameters": chosen}
-    place = f"{services.api}/deployments/{deployment['id']}"
-    [created] = services.http.post(f"{place}/schedules", json=[schedule]).raise_for_status().json()
-    services.http.post(f"{place}/schedule", json={}).raise_for_status()
-    planned = services.flow_runs(tags={"all_": ["auto-scheduled"]})
-    run = min(planned, key=lambda one: one["expected_start_time"])
-    assert run["auto_scheduled"]
-    assert services.wait(run["id"])["state_type"] == "COMPLETED"
-    services.http.delete(f"{place}/schedules/{created['id']}").raise_for_status()
     assert trained(services) == before
 
 

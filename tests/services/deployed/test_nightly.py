@@ -2,9 +2,7 @@
 
 import contextlib
 import json
-import os
 import shutil
-import signal
 from datetime import UTC, datetime, timedelta
 
 import psutil
@@ -74,11 +72,14 @@ def test_a_nightly_study_that_is_killed_decides_what_one_that_was_not_decides(se
     services.wait_for(later)
     services.wait_for(lambda: nights("COMPLETED"))  # the first has written it: what follows kills every stage's process
     services.wait_for(lambda: list(services.home.glob("store/.wip/train-*/metrics.jsonl")) or not is_active())
-    killed = [psutil.Process(pid) for run in later() for pid in pids(run) if psutil.pid_exists(pid)]
+    killed = []
+    for pid in [pid for run in later() for pid in pids(run)]:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may end by itself
+            killed += [psutil.Process(pid), *psutil.Process(pid).children(True)]
     assert killed
-    for process in [*services.stage_processes(), *killed, *(one for run in killed for one in run.children(True))]:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)
+    for process in [*services.stage_processes(), *killed]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     services.wait_for(lambda: not is_active(), timeout_s=500)
     services.wait_for(lambda: not nights("RUNNING"))  # the last one has its report to write
 

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 import serving_world as world
 from flows.cli import app
+from rmcore.core.processes import runs
 from rmcore.models.reward_model import BradleyTerryRM
 
 ROWS = [{"prompt": f"what is {number}?", "response": "it is " * (1 + number % 7) + str(number)} for number in range(50)]
@@ -24,7 +25,7 @@ def rows(tmp_path):
 def test_two_servers_share_the_parts_and_give_the_models_rewards(vllm, checkpoint, rows, tmp_path, monkeypatch):
     monkeypatch.setenv("RM_OPT_VLLM", vllm)
     out = tmp_path / "rewards.parquet"
-    family = psutil.Process().children(recursive=True)
+    before = psutil.Process().children(recursive=True)
     wanted = ["--engine", "vllm", "--actors", "2", "--part-rows", "8"]
     done = CliRunner().invoke(
         app, ["score", "--checkpoint", str(checkpoint), "--data", rows, "--out", str(out), *wanted]
@@ -37,7 +38,8 @@ def test_two_servers_share_the_parts_and_give_the_models_rewards(vllm, checkpoin
     assert scored.response.tolist() == [row["response"] for row in ROWS]
     assert scored.reward.tolist() == world.close(expected.tolist())
     assert np.ptp(scored.reward) > 0.1
-    assert [one for one in psutil.Process().children(recursive=True) if one not in family] == []
+    started = [one for one in psutil.Process().children(recursive=True) if one not in before]
+    assert not [one for one in psutil.wait_procs(started, timeout=60)[1] if runs(one)]
 
 
 def test_what_vllm_cannot_do_is_refused_before_it_starts(checkpoint, rows, tmp_path):

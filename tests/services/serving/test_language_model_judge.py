@@ -1,13 +1,12 @@
 """A language model behind vLLM's own OpenAI interface as the judge: an untrained one, which the audit finds out."""
 
 import os
-import socket
 import subprocess
-import time
 
 import httpx
 import pytest
 
+from machine import free_ports, wait_for
 from rmcore.config.judging import JudgingConfig
 from rmcore.core.errors import DataError
 from rmcore.judging.audit import audit
@@ -20,7 +19,7 @@ START_SECONDS = 300
 
 @pytest.fixture(scope="module")
 def named(vllm, tmp_path_factory):
-    place, port = tmp_path_factory.mktemp("chat"), _free_port()
+    place, port = tmp_path_factory.mktemp("chat"), free_ports(1)[0]
     command = [vllm, "-P", "-m", "vllm.entrypoints.openai.api_server", "--model", new_policy(place / "model")]
     command += ["--served-model-name", "chat", "--runner", "generate", "--generation-config", "vllm"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "1024", "--dtype", "float32"]
@@ -30,20 +29,12 @@ def named(vllm, tmp_path_factory):
             [*map(str, command), "--enforce-eager"], stdout=log, stderr=log, env=environment, start_new_session=True
         )
     try:
-        end = time.monotonic() + START_SECONDS
-        while not _answers(port):
-            assert process.poll() is None, (place / "log").read_text()[-2000:]
-            assert time.monotonic() < end, (place / "log").read_text()[-2000:]
-            time.sleep(0.2)
+        wait_for(lambda: process.poll() is not None or _answers(port), (place / "log").read_text, START_SECONDS)
+        assert process.poll() is None, (place / "log").read_text()[-2000:]
         yield f"openai:chat@http://127.0.0.1:{port}/v1"
     finally:
         process.terminate()
         process.wait(60)
-
-
-def _free_port():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
 
 
 def _answers(port):

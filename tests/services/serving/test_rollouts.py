@@ -4,13 +4,13 @@ importance sampling where they are not, and a vLLM that is killed."""
 import copy
 import stat
 
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 import small_policies as policies
+from machine import family
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.errors import ModelError, ServingError
 from rmcore.policy.grpo.grpo import make_grpo_with_rm
@@ -96,8 +96,7 @@ def distance(model, prompts, groups):
 
 
 def engines(served):
-    below = psutil.Process(served._vllm._process.pid).children(recursive=True)
-    return [process for process in below if "EngineCore" in process.name()]
+    return [process for process, words in family(served._vllm._process.pid).items() if "EngineCore" in words[0]]
 
 
 def test_what_is_published_is_what_draws_from_then_on(served, folder):

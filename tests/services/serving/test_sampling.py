@@ -2,11 +2,12 @@
 
 import json
 import math
+import os
 
-import psutil
 import pytest
 
 import small_policies as policies
+from machine import family
 from rmcore.core.errors import ModelError, ServingError
 from rmcore.core.processes import runs
 from rmcore.policy.policy import Policy
@@ -27,18 +28,6 @@ def draw(policy, prompts, settings, out, **options):
     return draw_samples(policy, prompts, settings, out, engine="vllm", device="cpu", **options)
 
 
-def children():
-    return [process for process in psutil.Process().children(recursive=True) if runs(process)]
-
-
-def words(process):
-    """Its name and its command line; nothing of a process that has just been collected."""
-    try:
-        return " ".join([process.name(), *process.cmdline()])
-    except psutil.NoSuchProcess:
-        return ""
-
-
 OTHERS: set[int] = set()
 """What ran before a test began, such as the server that other files of this folder share."""
 
@@ -46,17 +35,17 @@ OTHERS: set[int] = set()
 @pytest.fixture(autouse=True)
 def others():
     OTHERS.clear()
-    OTHERS.update(process.pid for process in children())
+    OTHERS.update(process.pid for process in family(os.getpid()))
+
+
+def left_over(name="vllm"):
+    found = {one: " ".join(words).lower() for one, words in family(os.getpid()).items() if one.pid not in OTHERS}
+    return [process for process, words in found.items() if name in words and runs(process)]
 
 
 def engines():
     """The sampler's vLLM engines below this process; its API server is another process."""
-    return [process for process in children() if process.pid not in OTHERS and "EngineCore" in words(process)]
-
-
-def left_over():
-    found = [process for process in children() if process.pid not in OTHERS]
-    return [process for process in found if "vllm" in words(process).lower()]
+    return left_over("enginecore")
 
 
 def test_the_first_token_has_the_policys_distribution_and_ends_where_it_says(vllm, policy, tmp_path):
