@@ -24,7 +24,6 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.presets import PRESETS
-from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.model import FROM_POLICY
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import PolicyConfig
@@ -49,8 +48,6 @@ from tasks.home import configure_environment, home
 FRESH_PROMPTS, SAMPLES = 200, 64
 PLAN = {"planned_optimizer": "best_of_n", "planned_kl": 3.0}
 """What the verdict is about, and what is tried: best-of-64 moves by 3.2 nats."""
-CURVATURE = LandscapeConfig(num_pairs=4, lanczos_steps=6, trace_probes=2)
-"""As little as there is: it decides nothing."""
 HELD_OUT = 300
 """Prompts that are kept for the labelled checks and for readiness, whatever the number of training pairs."""
 
@@ -70,7 +67,6 @@ def variant(base: PipelineConfig, start: str, *, seed: int, pairs: int | None, b
             "model": base.model.model_copy(update={"name": start}),
             "policy": PolicyConfig(name="world"),
             "readiness": base.readiness.model_copy(update=PLAN),
-            "landscape": CURVATURE,
             "rlhf": None,
         }
     )

@@ -152,7 +152,6 @@ DESCRIBED: dict[str, Preset] = {
             study="h200",
             model=ModelConfig(name="llama", max_seq_len=2048, lora=LoraSettings()),
             train=TrainConfig(lr=1e-4, **HARDWARE["h200"], pairs_per_step=hopper_pairs(8_000_000_000)),
-            landscape=LandscapeConfig(parameters="head"),
         ),
     ),
 }

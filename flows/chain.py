@@ -61,7 +61,7 @@ def run_chain(
     store = open_store()
     if checkpoint is not None:
         store.hold_around(checkpoint)
-    run_name = f"{config.study}-seed{config.seed}-{kind}"
+    run_name = run_name_of(config, kind)
     with RunTracker.start(
         study=config.study,
         run_name=run_name,
@@ -79,7 +79,9 @@ def run_chain(
         cached = [name for name, run in runs.items() if run.cached]
         tracker.set_tags({"rm.key": key, "rm.cache": ",".join(cached) or "none"})
         folder = home() / "reports" / f"{run_name}-{key[:12]}"
-        told = partial(_tell, telling, refs, folder, tracker)
+        place = checkpoint or str(Path(refs["train"].path) / "best")
+        own = {"config": config.model_dump(mode="json"), "checkpoint": place}
+        told = partial(_tell, telling, refs, own, folder, tracker)
         results, report = run_step("report", told, last_of(runs, config)).found
         verdict = results.get("verdict")
         if isinstance(verdict, dict) and verdict.get("rung") == 4:
@@ -98,11 +100,16 @@ def run_chain(
     }
 
 
+def run_name_of(config: PipelineConfig, kind: str) -> str:
+    """Name a run of a chain; the first digits of its key follow."""
+    return f"{config.study}-seed{config.seed}-{kind}"
+
+
 def _tell(
-    telling: Telling, refs: Mapping[str, ArtifactRef], folder: Path, tracker: RunTracker
+    telling: Telling, refs: Mapping[str, ArtifactRef], own: Mapping[str, Any], folder: Path, tracker: RunTracker
 ) -> tuple[dict[str, Any], Path]:
-    """Write record and report, and describe the run in MLflow."""
-    results = telling.results(refs)
+    """Write record and report, and describe the run in MLflow. `own` is what another command continues it with."""
+    results = {**telling.results(refs), **own}
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "summary.json", results)
     last_first = {name: refs[name] for name in reversed(list(refs))}  # the requested stages are at its end

@@ -1,5 +1,6 @@
 """`rm-opt best-of-n` and `rm-opt readiness`: whether a policy may be optimised against a reward model."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -8,16 +9,26 @@ from typing import Annotated, Any, Literal
 import typer
 
 from flows.cli_common import FlowOptions, print_places, run_configured, settings_of
+from flows.cli_runs import named_run, run_names
 from rmcore.cli.common import print_block
 from rmcore.cli.measure import readiness_app
 from rmcore.cli.options import options
 from rmcore.cli.verdict import print_verdict
+from rmcore.config.policy import PolicyConfig
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
     """Which policy is measured, by which reward model, on what."""
 
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN",
+            help="Take the reward model and the settings of this run, see `rm-opt runs`.",
+            autocompletion=run_names,
+        ),
+    ] = None
     checkpoint: Annotated[
         str | None, typer.Option(help="A trained reward model, in place of training the preset's.")
     ] = None
@@ -35,9 +46,26 @@ class PolicyOptions:
             help="Samples drawn before, with columns prompt, response and the judge's: nothing is sampled then."
         ),
     ] = None
-    preset: Annotated[str, typer.Option(help="Start from a named run.")] = "policy"
+    preset: Annotated[str | None, typer.Option(help="Start from a named run; default: policy.")] = None
 
-    def settings(self) -> list[str]:
+    def start(
+        self, name: Literal["best_of_n", "readiness", "confirm"], given: FlowOptions, wanted: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Run the flow of that name, with the `wanted` settings of its command; gives its outcome.
+
+        Raises:
+            ConfigError: see `named_run` and `run_configured`.
+        """
+        settings = [*self._settings(), *settings_of(wanted)]
+        if self.run is None:
+            return run_configured(_loader(name, self.checkpoint), self.preset or "policy", given, settings)
+        has = {"--preset": self.preset, "--config": given.config, "--checkpoint": self.checkpoint, "--data": self.data}
+        config, checkpoint = named_run(self.run, has)
+        config = config.model_copy(update={"rlhf": None, "policy": config.policy or PolicyConfig()})
+        settings += ["policy.samples=null"] if self.policy is not None and self.samples is None else []
+        return run_configured(_loader(name, checkpoint), None, given, settings, recorded=config)
+
+    def _settings(self) -> list[str]:
         """The settings behind them. A given reward model was not trained here, so more pairs are left to measure."""
         own = {"policy.name": self.policy, "data.source": self.data, "policy.samples": self.samples}
         more = self.checkpoint is not None and self.data is not None
@@ -58,8 +86,7 @@ def best_of_n(
     """
     from rmcore.reporting.html.policy import best_of_n_block
 
-    wanted = settings_of({"policy.samples_per_prompt": n, "policy.num_prompts": prompts})
-    outcome = run_configured(_loader("best_of_n", inputs), inputs.preset, given, [*inputs.settings(), *wanted])
+    outcome = inputs.start("best_of_n", given, {"policy.samples_per_prompt": n, "policy.num_prompts": prompts})
     print_block(best_of_n_block(outcome["results"]))
     print_places(outcome)
 
@@ -74,14 +101,13 @@ def readiness(
     """Judge by the policy's own samples, as the gold world or your judge's column sees them: readiness v2, rung 3.
 
     Examples:
-    rm-opt readiness policy --policy sft
+    rm-opt readiness policy RUN
 
     rm-opt readiness policy --checkpoint out/best --data pairs.parquet --samples judged.parquet
     """
     from rmcore.reporting.html.policy import readiness_block
 
-    wanted = settings_of({"readiness.planned_kl": kl})
-    outcome = run_configured(_loader("readiness", inputs), inputs.preset, given, [*inputs.settings(), *wanted])
+    outcome = inputs.start("readiness", given, {"readiness.planned_kl": kl})
     results = outcome["results"]
     print()
     print_verdict(results["verdict"], results["next_rung"])
@@ -107,11 +133,11 @@ def confirm(
 
     The chosen response and one that it was not chosen from are judged, prompt after prompt, until it is decided. For
     example:
-    rm-opt readiness confirm --policy world
+    rm-opt readiness confirm RUN
+
+    rm-opt readiness confirm RUN --policy my-policy --people to_judge
 
     rm-opt readiness confirm --checkpoint out/best --data pairs.parquet --policy my-policy --judge mine:judge
-
-    rm-opt readiness confirm --checkpoint out/best --data pairs.parquet --policy my-policy --people to_judge
     """
     from rmcore.reporting.html.policy import confirmation_block
 
@@ -121,8 +147,7 @@ def confirm(
         "policy.judge": judge,
         "policy.people": None if people is None else str(Path(people).resolve()),
     }
-    wanted = settings_of(own)
-    outcome = run_configured(_loader("confirm", inputs), inputs.preset, given, [*inputs.settings(), *wanted])
+    outcome = inputs.start("confirm", given, own)
     results = outcome["results"]
     print()
     print_verdict(results["verdict"], None)
@@ -130,12 +155,12 @@ def confirm(
     print_places(outcome)
 
 
-def _loader(name: Literal["best_of_n", "readiness", "confirm"], inputs: PolicyOptions) -> Any:
+def _loader(name: Literal["best_of_n", "readiness", "confirm"], checkpoint: str | None) -> Any:
     """Make a function that imports a flow with its checkpoint; Prefect reads its address then, not before."""
 
     def load() -> Any:
         from flows import policy
 
-        return partial(getattr(policy, name), checkpoint=inputs.checkpoint)
+        return partial(getattr(policy, name), checkpoint=checkpoint)
 
     return load

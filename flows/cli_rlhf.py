@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from experiments.presets import PRESETS
 from flows.cli_common import (
     FlowOptions,
     print_places,
@@ -15,8 +16,11 @@ from flows.cli_common import (
     run_configured,
     settings_of,
 )
+from flows.cli_runs import named_run, run_names
 from rmcore.cli.common import print_block
 from rmcore.cli.options import options
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.policy import PolicyConfig
 from rmcore.core.errors import ConfigError
 
 Mode = Literal["full", "rm", "policy"]
@@ -53,7 +57,15 @@ def rlhf(
     checkpoint: Annotated[
         str | None, typer.Option(help="A trained reward model, for --mode policy: a checkpoint folder.")
     ] = None,
-    preset: Annotated[str, typer.Option(help="Start from a named run.")] = "rlhf",
+    run: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            help="Train the policy alone, against the reward model and with the settings of this run: `rm-opt runs`.",
+            autocompletion=run_names,
+        ),
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="Start from a named run; default: rlhf.")] = None,
 ) -> None:
     """Train a reward model and a policy against it: a better policy, or a clear no.
 
@@ -68,8 +80,16 @@ def rlhf(
 
     rm-opt rlhf --preference-data pairs.parquet --policy-model my-policy --people to_judge --labels 200
 
+    rm-opt rlhf --from RUN --seeds 3
+
     rm-opt rlhf --mode policy --checkpoint out/best --policy-steps 20
     """
+    recorded: PipelineConfig | None = None
+    if run is not None:
+        has: dict[str, object] = {"--preset": preset, "--config": given.config, "--checkpoint": checkpoint}
+        has |= {"--preference-data": preference_data, "--rm-base-model": rm_base_model, "--rm-steps": rm_steps}
+        recorded, checkpoint = named_run(run, has)
+        mode = "policy"
     own = {
         "policy.name": policy_model,
         "model.name": rm_base_model,
@@ -84,6 +104,12 @@ def rlhf(
     settings = settings_of(own)
     asks = judge or people or labels
     says = given.config is not None or any(one.startswith(WATCHED) for one in given.set_ or [])
+    if recorded is not None:
+        has_judge = recorded.policy is not None and recorded.policy.judge is not None
+        says = says or recorded.rlhf is not None or has_judge
+        preference_data = recorded.data.source if recorded.data.source != "gold" else None
+        recorded = _with_training(recorded)
+        settings += ["policy.samples=null"] if policy_model is not None else []
     if preference_data is not None and not asks and not says:
         settings += ["rlhf.watch=null", "rlhf.kl_target=null"]
         print(
@@ -93,7 +119,8 @@ def rlhf(
         )
     if (mode == "policy") != (checkpoint is not None):
         raise ConfigError("--mode policy goes with --checkpoint, and no other mode does: the others train their own.")
-    outcome = run_configured(_loader(mode, checkpoint), preset, given, settings)
+    preset = preset or (None if recorded else "rlhf")
+    outcome = run_configured(_loader(mode, checkpoint), preset, given, settings, recorded=recorded)
     if mode != "rm":
         from rmcore.reporting.html.rlhf import rlhf_block
 
@@ -104,6 +131,15 @@ def rlhf(
         print_places(outcome)
     else:
         print_reported(outcome)
+
+
+def _with_training(config: PipelineConfig) -> PipelineConfig:
+    """The settings of a run with a training of the policy: its own, else the preset's, as far as its plan goes."""
+    usual = PRESETS["rlhf"].rlhf
+    if config.rlhf is None and usual is not None:
+        far = usual.model_copy(update={"kl_target": config.readiness.planned_kl})
+        config = config.model_copy(update={"rlhf": far})
+    return config.model_copy(update={"policy": config.policy or PolicyConfig()})
 
 
 def _loader(mode: Mode, checkpoint: str | None) -> Callable[[], Any]:

@@ -50,10 +50,6 @@ def run(
         ),
     ] = None,
     device: Annotated[str | None, setting(PipelineConfig, "device")] = None,
-    skip: Annotated[
-        list[str] | None,
-        typer.Option("--skip", help="Leave a stage out: landscape, whose curvature decides nothing. May be repeated."),
-    ] = None,
     logger: Annotated[
         list[str] | None,
         typer.Option("--logger", help="Send the curves to tensorboard or wandb, too, beside MLflow. May be repeated."),
@@ -64,7 +60,7 @@ def run(
 ) -> None:
     """Run the whole pipeline on preference pairs, to a verdict and a report.
 
-    Its stages: prepare, train, evaluate, landscape, readiness, report, register. Those that are cached are not redone.
+    Its stages: prepare, train, evaluate, readiness, report, register. Those that are cached are not redone.
     Settings that `rm-opt init` wrote into this folder are read, unless --config or --preset is given.
 
     Example: rm-opt run --data pairs.csv --set study=mine
@@ -80,9 +76,8 @@ def run(
     else:
         recorded = recorded_config(resume, cli_runs.found_runs(), print)
         print(f"settings    of the run {recorded.study}-seed{recorded.seed}")
-    lists = {"skip": skip, "loggers": logger}
     chosen = settings_of({"data.source": data, "device": device, "evaluate.answers": answers})
-    chosen += [f"{name}={json.dumps(value)}" for name, value in lists.items() if value]
+    chosen += [f"loggers={json.dumps(logger)}"] if logger else []
     if plan:
         config = load_config(preset, given.config, [*chosen, *(given.set_ or [])], recorded)
         require_hub_names(config)

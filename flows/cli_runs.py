@@ -5,6 +5,7 @@ import os
 import shlex
 import sys
 import webbrowser
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from flows.settings import named_changes
-from flows.unfinished import read_unfinished
+from flows.unfinished import judged_run, read_unfinished
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.cost import money, price_per_hour
 from rmcore.core.errors import ConfigError
@@ -56,6 +57,26 @@ def wide_console() -> Console:
 def found_runs() -> list[Run]:
     """All finished runs of this home, the newest first."""
     return read_runs(home() / "reports")
+
+
+def named_run(name: str, has: Mapping[str, object]) -> tuple[PipelineConfig, str]:
+    """Find the run that a command continues from, and say so: its settings, and its reward model's checkpoint.
+
+    Args:
+        name: of the run, or how that begins.
+        has: other options that would name what the run has, with what was given for them.
+
+    Raises:
+        ConfigError: one of these was given, or see `judged_run`.
+    """
+    if twice := [option for option, value in has.items() if value is not None]:
+        raise ConfigError(
+            f"{name} has settings, pairs and a reward model of its own; leave out {' and '.join(twice)}. --set changes "
+            "a setting."
+        )
+    run, config, checkpoint = judged_run(name, found_runs())
+    print(f"settings    of the run {run.name}, and its reward model")
+    return config, checkpoint
 
 
 def runs(

@@ -1,4 +1,4 @@
-"""The pipeline: prepare, train, evaluate, landscape, readiness, report, register. Order only."""
+"""The pipeline: prepare, train, evaluate, readiness, report, register. Order only."""
 
 import os
 import sys
@@ -60,9 +60,8 @@ FORM = Form(
     presets_for("run"),
 )
 PICTURE = """
-prepare ──> train ─┬─> evaluate ──┬─> readiness ──> report ──> register: MLflow, model
-                   ├─> landscape ─┘
-                   ├─> probe, explain, where they are set
+prepare ──> train ─┬─> evaluate ──> readiness ──> report ──> register: MLflow, model
+                   ├─> landscape, probe, explain, where they are set
                    └─> benchmark, where benchmarks are named
 with a policy, whose samples are judged:
 policy ──> samples ──> overoptimization ──> readiness_v2 ──> grpo, where rlhf is set

@@ -13,7 +13,7 @@ configure_environment()  # before Prefect and MLflow read their settings
 from prefect import runtime
 from pydantic import Field
 
-from flows.chain import Telling, run_chain
+from flows.chain import Telling, run_chain, run_name_of
 from flows.form import Form, configured_flow, described_flow, presets_for
 from flows.pipeline import (
     REPORT_FILE,
@@ -40,9 +40,10 @@ from rmcore.reporting.html.policy import (
     readiness_block,
 )
 from rmcore.reporting.html.text_page import write_block_report
+from rmcore.reporting.runs import KEY_DIGITS
 from rmcore.stages.registry import POLICY, pipeline_stages
 from rmcore.stages.requirements import required_policy
-from rmcore.stages.results import read_json
+from rmcore.stages.results import read_json, run_key
 from tasks.stages import run_step
 from tasks.tracking import RunTracker
 
@@ -107,7 +108,6 @@ def best_of_n(config: PipelineConfig, checkpoint: str | None = None) -> dict[str
     ),
     """
     prepare ─┬─> train ─┬─> evaluate ─────────┬─> readiness_v2 ──> verdict up to the planned KL
-             │          ├─> landscape ────────┤
              │          └─> overoptimization ─┘
              └─> policy ──> samples ──┘
     """,
@@ -131,8 +131,8 @@ def readiness(config: PipelineConfig, checkpoint: str | None = None) -> dict[str
 
     def judged(refs: Mapping[str, ArtifactRef]) -> dict[str, Any]:
         found = read_json(refs["readiness_v2"], "readiness.json")
-        place = checkpoint or str(Path(refs["train"].path) / "best")
-        return found | {"next_rung": next_rung(found["verdict"], config, place)}
+        name = f"{run_name_of(config, 'readiness')}-{run_key(refs)[:KEY_DIGITS]}"
+        return found | {"next_rung": next_rung(found["verdict"], config, [name])}
 
     telling = Telling(judged, readiness_block, captions=CAPTIONS)
     return run_chain(config, pipeline_stages(config), telling, kind="readiness", checkpoint=checkpoint)

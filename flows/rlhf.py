@@ -18,7 +18,7 @@ from rmcore.core.errors import ConfigError
 from rmcore.policy.grpo.rlhf_requirements import require_rlhf
 from rmcore.reporting.html.blocks import markdown
 from rmcore.reporting.html.rlhf import CAPTIONS, rlhf_block
-from rmcore.stages.registry import PIPELINE, POLICY
+from rmcore.stages.registry import POLICY, labelled_stages
 from rmcore.stages.results import read_json
 from rmcore.stages.settings import GrpoSettings
 
@@ -45,7 +45,6 @@ FORM = Form(
 )
 PICTURE = """
 prepare ─┬─> train ─┬─> evaluate ──────────┬─> readiness_v2
-         │          ├─> landscape ─────────┤
          │          └─> overoptimization ──┴─> grpo ──> did the gold reward rise?
          └─> policy ──> samples ──┘
 where the reward model starts from the policy (model.name=policy): policy ──> train
@@ -78,7 +77,7 @@ def rlhf(config: PipelineConfig, mode: Mode = "full", checkpoint: str | None = N
     if mode == "rm":
         started_from = config.policy if config.model.name == FROM_POLICY else None
         without = config.model_copy(update={"rlhf": None, "policy": started_from})
-        return run_pipeline(without, kind="rlhf", run_name=run_name, names=PIPELINE)
+        return run_pipeline(without, kind="rlhf", run_name=run_name, names=labelled_stages(without))
     settings = GrpoSettings.of(config)
     require_rlhf(settings.rlhf, settings.judge, settings.gold, settings.judging)
     require_judge(config)

@@ -18,6 +18,7 @@ from rmcore.config.explain import ExplainConfig
 from rmcore.config.files import lines_of, parse_yaml, read_mapping
 from rmcore.config.gone import PRESETS as REMOVED_PRESETS
 from rmcore.config.gone import removed_setting
+from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.model import LoraSettings
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import PolicyConfig
@@ -29,6 +30,7 @@ from rmcore.core.store import flatten
 Tree = dict[str, Any]
 OPTIONAL_GROUPS: dict[str, type[Settings]] = {
     "benchmark": BenchmarkConfig,
+    "landscape": LandscapeConfig,
     "probe": ProbeConfig,
     "explain": ExplainConfig,
     "policy": PolicyConfig,

@@ -17,13 +17,13 @@ FILE = Path("rm-opt.yaml")
 OWN_DATA_PRESET = "minilm"
 """Preset that a file is written from where no other is named: who writes settings has pairs."""
 COMMON = (
-    *("study", "seed", "device", "skip"),
+    *("study", "seed", "device"),
     *("data.source", "data.eval_source", "data.limit", "data.prompt_column", "data.chosen_column"),
     *("data.rejected_column", "data.validation_fraction", "data.test_fraction"),
     *("model.name", "model.max_seq_len", "model.lora", "model.head_only"),
     *("train.epochs", "train.steps", "train.pairs_per_step", "train.optimizer", "train.lr", "train.warmup_steps"),
     *("train.token_budget", "train.precision", "train.eval_every", "train.early_stopping_patience"),
-    *("train.save_every", "landscape.num_pairs"),
+    *("train.save_every", "landscape.method"),
     *("policy.name", "policy.samples"),
 )
 """Settings that most runs change, group by group."""

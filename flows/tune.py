@@ -132,7 +132,7 @@ def tune(
     base = tuned_base(config)
     chosen = default_space(base) if space is None else parse_space(space, base)
     declared: dict[str, Any] = {
-        "base": base.model_dump(mode="json", exclude={"study", "loggers", "skip", "device"}),
+        "base": base.model_dump(mode="json", exclude={"study", "loggers", "device"}),
         "space": space_record(chosen),
         "objective": objective,
     }

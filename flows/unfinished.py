@@ -128,13 +128,35 @@ def recorded_config(name: str, finished: list[Run], tell: Callable[[str], None] 
     if stopped:
         return _of_this_version(stopped[0].config, tell)
     run = find_run(finished, name, also="; no unfinished run is called so either")
-    if "config" not in run.record:
+    if "config" not in run.record or "checkpoint" in run.record:
         raise ConfigError(f"{run.name} is not a run of the pipeline; start it again with the command it came from.")
     return _of_this_version(run.record["config"], tell)
 
 
+def judged_run(name: str, finished: list[Run]) -> tuple[Run, PipelineConfig, str]:
+    """A finished run that judged a reward model, its settings, and the model's checkpoint.
+
+    Raises:
+        ConfigError: there is no such run, there are several, it judged no model, or the model is gone.
+        pydantic.ValidationError: see `recorded_config`.
+    """
+    run = find_run(finished, name)
+    trained = [stage for stage in run.record.get("stages", []) if stage.get("name") == "train"]
+    place = run.record.get("checkpoint") or next((f"{stage['path']}/best" for stage in trained), None)
+    if "config" not in run.record or place is None:
+        raise ConfigError(f"{run.name} judged no reward model; name a run of `rm-opt run` or `rm-opt readiness`.")
+    if not Path(place).is_dir():
+        raise ConfigError(
+            f"the reward model of {run.name} is gone: there is no {place}. `rm-opt run --from` trains one with the "
+            "settings of a run again."
+        )
+    return run, _of_this_version(run.record["config"], lambda line: None), place
+
+
 def _of_this_version(recorded: Mapping[str, Any], tell: Callable[[str], None]) -> PipelineConfig:
     kept, removed = without_removed(recorded)
+    if "landscape" in recorded.get("skip", ()):
+        kept["landscape"] = None
     if removed:
         tell(f"left out    {', '.join(removed)}: the run is of an earlier version, and these settings were removed")
     return PipelineConfig.model_validate(kept)

@@ -50,7 +50,7 @@ class VersionJudgement(NamedTuple):
 
 def judgement_tags(
     gate: Sequence[Mapping[str, Any]],
-    readiness: Mapping[str, Any] | None,
+    readiness: Mapping[str, Any],
     verdict: Verdict,
     next_rung: NextRung | None,
 ) -> dict[str, str]:
@@ -59,9 +59,7 @@ def judgement_tags(
         f"rm.gate.{check['name']}": f"{'passed' if check['passed'] else 'failed'}: {check['text']}" for check in gate
     }
     numbers = {
-        f"rm.original_score.{part}": value
-        for part, value in (readiness or {}).items()
-        if isinstance(value, int | float | str)
+        f"rm.original_score.{part}": value for part, value in readiness.items() if isinstance(value, int | float | str)
     }
     is_decided = verdict["rung"] == TOP_RUNG and verdict["status"] in _CONFIRMED_BY
     confirmation = confirmation_tags(verdict) if is_decided else {}

@@ -201,7 +201,7 @@ class RunTracker:
         name: str,
         key: str,
         gate: Sequence[Mapping[str, Any]],
-        readiness: Mapping[str, Any] | None,
+        readiness: Mapping[str, Any],
         verdict: Verdict,
         next_rung: NextRung | None,
         note: str,

@@ -24,13 +24,13 @@ from rmcore.data.pairs_on_disk import PairFile
 from rmcore.data.readers.columns import ColumnMap
 from rmcore.data.readers.sources import load_pairs
 from rmcore.policy.readiness.mending import mending_of_checkpoint
+from rmcore.policy.readiness.original_score import NOT_MEASURED
 from rmcore.policy.readiness.verdict import next_rung
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.verdict_style import check_result
 
 Metrics = Mapping[str, Mapping[str, Any]]
 EVALUATE_FIELDS = ("num_resamples", "num_bins", "thresholds", "per_response")
-LANDSCAPE_FIELDS = ("num_pairs",)
 THRESHOLD = {"thresholds": ("--threshold",)}
 MEASURES = {
     "win_rate": "win rate of the best of n",
@@ -127,7 +127,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 
 @readiness_app.command("pairs")
-@options(*field_options(LandscapeConfig, LANDSCAPE_FIELDS))
+@options()
 def readiness(
     checkpoint: Checkpoint,
     data: Data,
@@ -136,9 +136,12 @@ def readiness(
     train_data: Annotated[
         str | None, typer.Option(help="Pairs it was trained on, for the train-test gap; without, no verdict passes.")
     ] = None,
+    num_pairs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Measure the curvature, too, on so many pairs: a part of the original score (v1)."),
+    ] = None,
     json_out: JsonOut = None,
     seed: Seed = 0,
-    **settings: Any,
 ) -> None:
     """Judge a reward model on labelled pairs alone: checks and a verdict, which never says more than those pairs do.
 
@@ -147,10 +150,10 @@ def readiness(
     from rmcore.policy.logged_answers import logged_answers, logged_table
     from rmcore.stages.readiness import judge
 
-    model = model.in_float32("one of the checks is of curvature, which rounding drowns")
+    if num_pairs is not None:
+        model = model.in_float32("rounding drowns the curvature")
     pairs = reading.read(data)
-    landscape = LandscapeConfig.model_validate(given(settings, LANDSCAPE_FIELDS))
-    config = PipelineConfig(landscape=landscape)
+    config = PipelineConfig()
     rm = model.load(checkpoint)
     table, _, metrics = _evaluate(rm, pairs, config.evaluate, seed)
     train_accuracy = None
@@ -158,17 +161,24 @@ def readiness(
         seen = read_pairs(train_data, reading, config.evaluate.train_pairs)
         train_metrics = _evaluate(rm, seen, config.evaluate, seed)[2]
         train_accuracy = train_metrics["pairwise_accuracy"]["value"]
-    spectrum = measure_model(rm, pairs, config.landscape, seed=seed)
+    lambda_max = None
+    if num_pairs is not None:
+        lambda_max = measure_model(rm, pairs, LandscapeConfig(num_pairs=num_pairs), seed=seed)["lambda_max"]
     logged = logged_answers(logged_table(pairs, table), num_resamples=config.evaluate.num_resamples, seed=seed)
-    judged = judge(metrics, train_accuracy, spectrum["lambda_max"], ReadinessConfig(), logged)
+    judged = judge(metrics, train_accuracy, lambda_max, ReadinessConfig(), logged)
     more = mending_of_checkpoint(judged["verdict"], checkpoint, data)
-    more = more or next_rung(judged["verdict"], config.model_copy(update={"data": DataConfig(source=data)}), checkpoint)
+    more = more or next_rung(
+        judged["verdict"],
+        config.model_copy(update={"data": DataConfig(source=data)}),
+        ["--checkpoint", checkpoint, "--data", data],
+    )
     for check in judged["gate"]:
         print(f"{check_result(check):<11} {check['text']}")
-    if (original := judged["readiness"]) is not None:
-        for advice in original["recommendations"]:
-            print(f"advice      {advice}")
-        print(f"v1          {original['overall_score']:.3f}: the original score, no verdict")
+    original = judged["readiness"]
+    for advice in original["recommendations"]:
+        print(f"advice      {advice}")
+    formed = f"; landscape {NOT_MEASURED}" if lambda_max is None else ""
+    print(f"v1          {original['overall_score']:.3f}: the original score, no verdict{formed}")
     print()
     print_verdict(judged["verdict"], more)
     told = {"num_pairs": len(pairs), **judged, "logged_answers": logged, "next_rung": more}

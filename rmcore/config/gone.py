@@ -28,6 +28,7 @@ OPTIONS: dict[str, str] = {
     "--start-port": "the start page is gone: runs and schedules are in Prefect, reports are with their runs in MLflow, "
     "and `rm-opt worker --server` takes Prefect's address.",
     "--refreshes": _REFRESHED,
+    "--skip": "the curvature was all that it left out; it is measured with `--set landscape.method=lanczos`, only.",
     "--runner ray": "one engine for many machines is enough: `--runner pool`, whose cells survive the command and the "
     "server and can be handed back; `rm-opt score --engine ray` and `ray:` sources stay.",
     **dict.fromkeys(
@@ -61,6 +62,7 @@ SETTINGS: dict[str, str] = {
     "explain.train_pairs": "influence of training pairs had a rank correlation of 0.2 with retraining under AdamW.",
     "explain.memory_gib": "it bounded the memory of training-pair influence, which was removed.",
     "train.num_nodes": "a stage trains on one host; torchrun starts `rm-opt train` on several (docs/training.md).",
+    "skip": "the curvature was all that it left out, and is measured where a setting of landscape is given, only.",
     "landscape.minutes": "what was measured depended on how busy the machine was, so counts say it now: "
     "landscape.num_pairs, landscape.lanczos_steps, landscape.trace_probes.",
     "landscape.checkpoint": "the stage measures the kept checkpoint, and `rm-opt analyze --checkpoint DIR` any other.",

@@ -4,7 +4,7 @@ The sentence under a field is its help text on the command line and in the Prefe
 the trainer's defaults in one table. Unknown keys and values are errors.
 """
 
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
@@ -35,8 +35,6 @@ class PipelineConfig(Settings):
     """Seeds the head, the data order, the splits and the gold world."""
     device: str = Field(default="auto", pattern=DEVICES)
     """Where torch runs: auto takes a GPU where there is one; cpu, cuda, or one GPU of several: cuda:1."""
-    skip: tuple[Literal["landscape"], ...] = ()
-    """Stages that are left out: landscape, whose curvature decides nothing."""
     loggers: tuple[LoggerName, ...] = ()
     """Where a training's curves go beside MLflow: tensorboard, wandb."""
     data: DataConfig = DataConfig()
@@ -47,8 +45,8 @@ class PipelineConfig(Settings):
     """Training."""
     evaluate: EvaluateConfig = EvaluateConfig()
     """Evaluation."""
-    landscape: LandscapeConfig = LandscapeConfig()
-    """Loss landscape."""
+    landscape: LandscapeConfig | None = None
+    """Curvature of the loss at the trained weights. Left out: it is not measured. It decides nothing."""
     readiness: ReadinessConfig = ReadinessConfig()
     """Readiness for reinforcement learning."""
     benchmark: BenchmarkConfig | None = None

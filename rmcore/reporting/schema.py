@@ -70,7 +70,8 @@ class Readiness(TypedDict):
     accuracy_score: float
     calibration_score: float
     stability_score: float
-    landscape_score: float
+    landscape_score: float | None
+    """None where no curvature was measured."""
     band: str
     recommendations: Sequence[str]
 
@@ -152,8 +153,8 @@ class Results(TypedDict):
     ood_metrics: Mapping[str, Metric] | None
     """Out-of-distribution split, where there is one."""
     context: Sequence[ContextItem]
-    readiness: Readiness | None
-    """The original score: no verdict, and no part of one. None where no curvature was measured, which it needs."""
+    readiness: Readiness
+    """The original score: no verdict, and no part of one."""
     benchmarks: Mapping[str, Any] | None
     """Scores on benchmarks (`rmcore.suites.record.benchmark_record`), where some were named."""
     logged: Mapping[str, Any] | None

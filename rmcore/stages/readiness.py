@@ -33,7 +33,7 @@ from rmcore.stages.settings import ReadinessSettings
 
 
 def run(settings: ReadinessSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
-    """Judge from the evaluation's metrics, and compute the original score where the curvature was measured."""
+    """Judge from the evaluation's metrics, and compute the original score."""
     metrics = json.loads((upstream["evaluate"] / "metrics.json").read_text())["metrics"]
     lambda_max = largest_eigenvalue(upstream)
     logged = choose_among_logged(settings, upstream, report)
@@ -41,8 +41,8 @@ def run(settings: ReadinessSettings, upstream: Upstream, out: Path, tracker: Tra
     train_accuracy = metrics["train"]["pairwise_accuracy"]["value"]
     judged = judge(metrics["test"], train_accuracy, lambda_max, settings.readiness, logged)
     write_json(out / "readiness.json", judged)
-    original = judged["readiness"] or {}
-    shown = {f"ready/{name}": value for name, value in original.items() if name.endswith("_score")}
+    scores = {name: value for name, value in judged["readiness"].items() if name.endswith("_score")}
+    shown = {f"ready/{name}": value for name, value in scores.items() if value is not None}
     shown["ready/labels_passed"] = float(judged["verdict"]["status"] == "passes")
     if logged is not None:
         save(logged_answers_figure(logged), out / "figures" / "logged_answers.png")
@@ -83,12 +83,12 @@ def judge(
     Args:
         test: held-out metrics by name with their intervals, as records of `evaluate_pairs`.
         train_accuracy: pairwise accuracy on training pairs, for the gap; None leaves that check unmeasured.
-        lambda_max: largest eigenvalue of the loss Hessian; None: not measured, so there is no original score.
+        lambda_max: largest eigenvalue of the loss Hessian; None: not measured, and the original score does without.
         config: the weights of the original score.
         logged: record of `rmcore.policy.logged_answers`, where there is one.
 
     Returns:
-        {"readiness": record of the original score or None, "gate": checks, "verdict": see
+        {"readiness": record of the original score, "gate": checks, "verdict": see
         rmcore.policy.readiness.verdict}.
 
     Raises:
@@ -107,9 +107,7 @@ def judge(
             f"readiness needs pairwise_accuracy ({accuracy}), ece_debiased ({ece}) and pooled_reward_variance "
             f"({variance}), and one is undefined; evaluate on more pairs that are not all tied."
         )
-    original = None
-    if lambda_max is not None:
-        original = RLReadinessScorer(weights).compute_score(accuracy, ece, variance, lambda_max).to_dict()
+    original = RLReadinessScorer(weights).compute_score(accuracy, ece, variance, lambda_max).to_dict()
     over_baseline = test[OVER_BASELINE]
     checks = [baseline_check(over_baseline), *validation_gate(test, train_accuracy)]
     return {

@@ -1,6 +1,7 @@
 """The stages of a pipeline and what their keys contain. Imports no torch: a cached run must not pay for it.
 
-    prepare -> train -> evaluate -> landscape -> readiness                       the pipeline
+    prepare -> train -> evaluate -> readiness                                    the pipeline
+                        landscape                                                where curvature is requested
                probe                                                             where probes are asked for
                explain                                                           where mistakes are to be explained
                benchmark                                                         where benchmarks are named
@@ -55,10 +56,10 @@ class Stage:
     def needs(self, config: PipelineConfig) -> tuple[str, ...]:
         """Stages that it reads under a config: its upstream, and the policy where the reward model starts from it.
 
-        Not those that are skipped.
+        The curvature only where it is measured.
         """
         from_policy = self.name == "train" and of_stage.starts_from_sft(config)
-        upstream = tuple(name for name in self.upstream if name not in config.skip)
+        upstream = tuple(name for name in self.upstream if name != "landscape" or config.landscape is not None)
         return (*upstream, "policy") if from_policy else upstream
 
     @property
@@ -149,27 +150,30 @@ STAGES: dict[str, Stage] = {
         ),
     )
 }
-PIPELINE = ("prepare", "train", "evaluate", "landscape", "readiness")
 POLICY = ("policy", "samples", "overoptimization")
 """Stages that a policy adds before readiness is judged again."""
 
 
 def pipeline_stages(config: PipelineConfig) -> tuple[str, ...]:
     """Stages of a pipeline run in order: with a policy its judged samples decide about readiness."""
-    asked = {"probe": config.probe, "explain": config.explain, "benchmark": config.benchmark}
-    measured = (*PIPELINE, *(name for name, settings in asked.items() if settings is not None))
+    measured = labelled_stages(config)
     if config.policy is None:
         return in_order(measured, config)
     judged = ("readiness_v2",) if is_judged(config) else ()
     return in_order((*measured, *POLICY, *judged, *(() if config.rlhf is None else ("grpo",))), config)
 
 
-def in_order(names: Iterable[str], config: PipelineConfig) -> tuple[str, ...]:
-    """Stages in an order in which each comes after what it needs: the policy first where the reward model needs it.
+def labelled_stages(config: PipelineConfig) -> tuple[str, ...]:
+    """Stages of a pipeline that need no policy, in order; what most runs do without is there where it is set."""
+    curvature = () if config.landscape is None else ("landscape",)
+    asked = {"probe": config.probe, "explain": config.explain, "benchmark": config.benchmark}
+    more = (name for name, settings in asked.items() if settings is not None)
+    return ("prepare", "train", "evaluate", *curvature, "readiness", *more)
 
-    Without those that are skipped.
-    """
-    listed = tuple(name for name in names if name not in config.skip)
+
+def in_order(names: Iterable[str], config: PipelineConfig) -> tuple[str, ...]:
+    """Stages in an order in which each comes after what it needs: the policy first where the reward model needs it."""
+    listed = tuple(names)
     if "train" not in listed or not of_stage.starts_from_sft(config):
         return listed
     rest = [name for name in listed if name != "policy"]

@@ -75,7 +75,7 @@ def gather_results(
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "run_name": run_name,
         "verdict": verdict,
-        "next_rung": mended or next_rung(verdict, config, str(folder["train"] / "best")),
+        "next_rung": mended or next_rung(verdict, config, [name]),
         "gate": judged["gate"],
         "label_gate": v1["gate"],
         "readiness": v1["readiness"],

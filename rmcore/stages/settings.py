@@ -253,6 +253,11 @@ class LandscapeSettings(CheckpointSettings):
 
     landscape: LandscapeConfig
 
+    @classmethod
+    def of(cls, config: PipelineConfig) -> Self:
+        """See `StageSettings.of`. A study of curvature may name no setting of it: the usual ones are meant."""
+        return cls(**_loading(config), landscape=config.landscape or LandscapeConfig())
+
 
 class ReadinessSettings(StageSettings):
     """How a reward model is judged from labelled pairs."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.digests import canonical_json
 from rmcore.core.store import Entry
@@ -117,9 +118,10 @@ class Estimates:
         if probe is None:
             return None
         if stage == "landscape":
-            products = config.landscape.lanczos_steps + config.landscape.trace_probes
-            products = (2 if config.landscape.normalized else 1) * products + 1  # and one for the error over prompts
-            passes = float(PRODUCT_PASSES * products * config.landscape.num_pairs)
+            landscape = config.landscape or LandscapeConfig()
+            products = landscape.lanczos_steps + landscape.trace_probes
+            products = (2 if landscape.normalized else 1) * products + 1  # and one for the error over prompts
+            passes = float(PRODUCT_PASSES * products * landscape.num_pairs)
         else:
             passes = FORWARD_SHARE * (probe.num_scored + min(config.evaluate.train_pairs, probe.num_train))
         return probe.start_seconds + passes / probe.pairs_per_second

@@ -14,6 +14,7 @@ from experiments.schema import TUNING_SEED, Experiment
 from flows import cli_runs
 from flows.planning import make_plan, matrix_key, plan_run
 from rmcore.config.changes import change_config
+from rmcore.config.landscape import LandscapeConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.store import MANIFEST, Store
 from rmcore.core.tracking import METRICS_FILE
@@ -367,7 +368,7 @@ def test_the_plan_is_printed_with_every_stage_its_state_and_what_it_would_take(
 ):
     monkeypatch.setenv("RM_OPT_HOME", str(tmp_path))
     monkeypatch.setattr(cli_runs, "configure_environment", lambda: None)
-    config = declare().base
+    config = declare().base.model_copy(update={"landscape": LandscapeConfig()})
     finish(Cell("run", "run", 0, config, pipeline_stages(config)))
     cli_runs.print_plan(change_config(config, {"evaluate.num_resamples": 777}))
     said = capsys.readouterr().out
@@ -380,7 +381,7 @@ def test_the_plan_is_printed_with_every_stage_its_state_and_what_it_would_take(
     assert "rm-" in rows["register"]
     assert "2 to run, about" in said
     assert "Nothing was run." in said
-    cli_runs.print_plan(config.model_copy(update={"skip": ("landscape",)}))
+    cli_runs.print_plan(config.model_copy(update={"landscape": None}))
     without = capsys.readouterr().out
     assert not [line for line in without.splitlines() if line.split()[:1] == ["landscape"]]
     assert "1 to run" in without  # readiness, which does without its numbers

@@ -19,6 +19,7 @@ DEFAULT_WEIGHTS: Mapping[str, float] = {"accuracy": 0.35, "calibration": 0.25, "
 
 UPPER, LOWER = 0.8, 0.6
 """Bounds of the original definition's three bands."""
+NOT_MEASURED = "not measured; the overall score is formed of the other three parts, their weights divided by their sum"
 LIMITS = (
     "No verdict follows from it: it sees no sample of a policy, gives a model that guesses 0.88, and ranks reward "
     "models no better than chance by what a policy gains (Spearman 0.008). Judge a policy's samples: rm-opt readiness "
@@ -43,11 +44,13 @@ class RLReadinessReport:
     """The score, its four parts and advice; `band` and `version` follow.
 
     Attributes:
-        overall_score: weighted sum of the four parts; up to 1.067 with the default weights, not 1.
+        overall_score: weighted sum of the four parts; up to 1.067 with the default weights, not 1. Without curvature,
+            the sum of the other three over the sum of their weights.
         accuracy_score: min(1, accuracy).
         calibration_score: max(0, 1 - 5 ECE).
         stability_score: max(0, 1 - (variance - 0.5) / 2.5), up to 1.2.
-        landscape_score: max(0, 1 - (top eigenvalue - 50) / 450), up to 1.111 for a top eigenvalue of 0.
+        landscape_score: max(0, 1 - (top eigenvalue - 50) / 450), up to 1.111 for a top eigenvalue of 0; None where no
+            curvature was measured.
         recommendations: one sentence for each measurement beyond its threshold, in the order of the parts.
     """
 
@@ -55,7 +58,7 @@ class RLReadinessReport:
     accuracy_score: float
     calibration_score: float
     stability_score: float
-    landscape_score: float
+    landscape_score: float | None
     recommendations: tuple[str, ...]
 
     version: ClassVar[str] = "v1"
@@ -72,7 +75,10 @@ class RLReadinessReport:
             [
                 f"Original readiness score ({self.version})",
                 f"Overall Score: {self.overall_score:.2f}/1.00 ({self.band})",
-                *(f"  {name + ':':<12} {part:.2f}" for name, part in parts.items()),
+                *(
+                    f"  {name + ':':<12} {NOT_MEASURED if part is None else f'{part:.2f}'}"
+                    for name, part in parts.items()
+                ),
                 *(["Recommendations:"] if self.recommendations else []),
                 *(f"  - {advice}" for advice in self.recommendations),
                 f"In the original score's own words: {READINGS[self.band]}",
@@ -126,7 +132,7 @@ class RLReadinessScorer:
         self.weights = _checked_weights(DEFAULT_WEIGHTS if weights is None else weights)
 
     def compute_score(
-        self, accuracy: float, ece: float, reward_variance: float, top_eigenvalue: float
+        self, accuracy: float, ece: float, reward_variance: float, top_eigenvalue: float | None
     ) -> RLReadinessReport:
         """Score one reward model.
 
@@ -134,26 +140,37 @@ class RLReadinessScorer:
             accuracy: held-out pairwise accuracy, 0 to 1.
             ece: expected calibration error, 0 to 1; debiased, or a calibrated model loses points on few pairs.
             reward_variance: variance of the rewards pooled over all held-out sides, in squared logits.
-            top_eigenvalue: largest eigenvalue of the loss Hessian.
+            top_eigenvalue: largest eigenvalue of the loss Hessian; None: not measured, and the score is formed of the
+                other three parts, with their weights divided by their sum.
 
         Raises:
-            ConfigError: a value is not a finite number or outside its range.
+            ConfigError: a value is not a finite number or outside its range, or only the part without a value has a
+                weight.
         """
         _check("accuracy", accuracy, 0.0, 1.0)
         _check("ece", ece, 0.0, 1.0)
         _check("reward_variance", reward_variance, 0.0, math.inf)
-        _check("top_eigenvalue", top_eigenvalue, -math.inf, math.inf)
-        parts = {
+        if top_eigenvalue is not None:
+            _check("top_eigenvalue", top_eigenvalue, -math.inf, math.inf)
+        parts: dict[str, float | None] = {
             "accuracy": min(1.0, float(accuracy)),
             "calibration": max(0.0, 1.0 - 5.0 * float(ece)),
             "stability": max(0.0, 1.0 - (float(reward_variance) - 0.5) / 2.5),
-            "landscape": max(0.0, 1.0 - (float(top_eigenvalue) - 50.0) / 450.0),
+            "landscape": None if top_eigenvalue is None else max(0.0, 1.0 - (float(top_eigenvalue) - 50.0) / 450.0),
         }
+        measured = {name: part for name, part in parts.items() if part is not None}
+        # The four weights sum to 1 up to rounding: dividing by that would change scores in the last digit.
+        shares = 1.0 if len(measured) == len(parts) else sum(self.weights[name] for name in measured)
+        if shares == 0:
+            raise ConfigError(
+                "only the landscape has a weight, and no curvature was measured: set landscape.method, or give the "
+                "other parts a weight."
+            )
         return RLReadinessReport(
-            overall_score=sum(self.weights[name] * part for name, part in parts.items()),
-            accuracy_score=parts["accuracy"],
-            calibration_score=parts["calibration"],
-            stability_score=parts["stability"],
+            overall_score=sum(self.weights[name] * part for name, part in measured.items()) / shares,
+            accuracy_score=measured["accuracy"],
+            calibration_score=measured["calibration"],
+            stability_score=measured["stability"],
             landscape_score=parts["landscape"],
             recommendations=tuple(_advice(accuracy, ece, reward_variance, top_eigenvalue)),
         )
@@ -183,7 +200,7 @@ def _check(name: str, value: float, least: float, most: float) -> None:
         )
 
 
-def _advice(accuracy: float, ece: float, reward_variance: float, top_eigenvalue: float) -> list[str]:
+def _advice(accuracy: float, ece: float, reward_variance: float, top_eigenvalue: float | None) -> list[str]:
     advice = []
     if accuracy < ACCURACY_ADVICE_BELOW:
         advice.append(
@@ -199,7 +216,7 @@ def _advice(accuracy: float, ece: float, reward_variance: float, top_eigenvalue:
             f"Reward variance {reward_variance:.3g} is above {VARIANCE_ADVICE_ABOVE}: normalise rewards before "
             "a policy is optimised against them."
         )
-    if top_eigenvalue > EIGENVALUE_ADVICE_ABOVE:
+    if top_eigenvalue is not None and top_eigenvalue > EIGENVALUE_ADVICE_ABOVE:
         advice.append(
             f"Top Hessian eigenvalue {top_eigenvalue:.4g} is above {EIGENVALUE_ADVICE_ABOVE:g}: the minimum is sharp; "
             "try SAM, lower the learning rate, or regularise more."

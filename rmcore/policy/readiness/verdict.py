@@ -11,13 +11,12 @@ A verdict never says more than its rung, so no model is called ready below the t
 raise it and what that costs. Verdicts are plain records (`rmcore.reporting.schema.Verdict`): they travel as JSON.
 """
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from rmcore.config.pipeline import PipelineConfig
-from rmcore.config.policy import SFT, WORLD, PolicyConfig
+from rmcore.config.policy import WORLD, PolicyConfig
 from rmcore.evaluation.diagnosis import (
     ECE,
     OVER_BASELINE,
@@ -235,24 +234,25 @@ def _optimised(evidence: str, found: Mapping[str, Any]) -> Verdict:
     }
 
 
-def next_rung(verdict: Verdict, config: PipelineConfig, checkpoint: str) -> NextRung | None:
+def next_rung(verdict: Verdict, config: PipelineConfig, model: Sequence[str]) -> NextRung | None:
     """Name what would raise a verdict: the evidence, the command that gathers it, and what it costs; None at the top.
 
     Args:
         verdict: as it is.
         config: of the run that it came from.
-        checkpoint: folder of the reward model.
+        model: words by which a command finds the reward model: the name of the run, which brings its settings, its
+            split and its policy along; below the third rung also `--checkpoint DIR` and `--data FILE`.
     """
     policy = config.policy or PolicyConfig()
     is_gold = config.data.source == "gold"
+    judged = shlex.join(["rm-opt", "readiness", "policy", *model])
     if verdict["rung"] < 3:
-        words = ["--checkpoint", checkpoint, *([] if is_gold else ["--data", config.data.source])]
         samples = f"{policy.num_prompts} prompts × {policy.samples_per_prompt} samples of the policy"
-        judged = shlex.join(["rm-opt", "readiness", "policy", *words])
+        drawn = shlex.join(["rm-opt", "best-of-n", *model])
         return {
             "rung": 3,
             "evidence": "samples of the policy that will be optimised, judged",
-            "command": judged if is_gold else f"{shlex.join(['rm-opt', 'best-of-n', *words])} --policy YOUR_POLICY",
+            "command": judged if is_gold else f"{drawn} --policy YOUR_POLICY",
             "cost": f"{samples}, which the gold world judges for nothing"
             if is_gold
             else f"{samples} and a judgement of each; then {judged} --samples JUDGED_FILE",
@@ -265,89 +265,40 @@ def next_rung(verdict: Verdict, config: PipelineConfig, checkpoint: str) -> Next
         return {
             "rung": 3,
             "evidence": f"{size} of the policy, judged: what the open checks lack",
-            "command": f"the same command with {larger if policy.samples is None else f'a file of {size}'}",
+            "command": f"{judged} {larger if policy.samples is None else '--samples JUDGED_FILE'}",
             "cost": f"{size} and a judgement of each",
         }
     if verdict["rung"] == 3 and verdict["status"] == "not_ready":  # optimising against it is not what it needs
         return {
             "rung": 3,
             "evidence": "a plan that stops earlier, or a reward model trained on more labels, judged again",
-            "command": f"the same command with --set readiness.planned_kl={config.readiness.planned_kl / 2:g}",
+            "command": f"{judged} --kl {config.readiness.planned_kl / 2:g}",
             "cost": "no new sample and no new label for the plan: the stored samples are scored again",
         }
     if verdict["rung"] == 3 and _can_be_served(config):
-        words = ["--checkpoint", checkpoint, *([] if is_gold else ["--data", config.data.source])]
-        words += ["--kl", f"{config.readiness.planned_kl:g}", *_same_policy_and_split(config, policy)]
-        is_file, people = policy.samples is not None, policy.people
+        people = policy.people
         if people is None and not is_gold and policy.judge is None:
             people = "to_judge"
-        words += [] if is_file or policy.name == SFT else ["--policy", policy.name]
-        words += [] if people is None else ["--people", people]
-        judged = "2 judgements of each, 48 more for their unit" if people is None else "a pair of each for people"
+        judged_by = "2 judgements of each, 48 more for their unit" if people is None else "a pair of each for people"
+        words = [] if people in (None, policy.people) else ["--people", people]
         return {
             "rung": 4,
             "evidence": "best-of-n served on fresh prompts, judged",
-            "command": shlex.join(["rm-opt", "readiness", "confirm", *words])
-            + (" --policy YOUR_POLICY" if is_file else ""),
+            "command": shlex.join(["rm-opt", "readiness", "confirm", *model, *words])
+            + ("" if policy.samples is None else " --policy YOUR_POLICY"),
             "cost": f"{policy.fresh_prompts} fresh prompts at most, {smallest_n(config.readiness.planned_kl) + 1} "
-            f"samples and {judged}; fewer prompts where it is clear sooner",
+            f"samples and {judged_by}; fewer prompts where it is clear sooner",
         }
     if verdict["rung"] == 3:
-        words = ["--mode", "policy", "--checkpoint", checkpoint, "--seeds", "3"]
-        words += [] if is_gold else ["--preference-data", config.data.source]
-        words += [] if policy.judge is None else ["--judge", policy.judge]
-        asked = _judging_settings(policy).items()
-        words += [word for name, value in asked for word in ("--set", f"{name}={json.dumps(value)}")]
-        names_one = policy.samples is None and policy.name not in (SFT, WORLD)
-        words += ["--policy-model", policy.name] if names_one else []
-        unnamed = "" if names_one or is_gold else " --policy-model YOUR_POLICY"
+        needs_one = policy.samples is not None or policy.name == WORLD
         return {
             "rung": 4,
             "evidence": "a policy optimised against it, judged on held-out prompts",
-            "command": shlex.join(["rm-opt", "rlhf", *words]) + unnamed,
+            "command": shlex.join(["rm-opt", "rlhf", "--from", *model, "--seeds", "3"])
+            + (" --policy-model YOUR_POLICY" if needs_one else ""),
             "cost": "three trainings of the policy by GRPO, judged on held-out prompts on the way",
         }
     return None
-
-
-def _same_policy_and_split(config: PipelineConfig, policy: PolicyConfig) -> list[str]:
-    """Options by which another command has the policy and the held-out prompts of this run, where they matter.
-
-    What was trained on and what readiness saw follows from the seed and the split, so without them no prompt is fresh.
-    """
-    usual, data = PolicyConfig(), config.data
-    elsewhere = {
-        "name",
-        "samples",
-        "people",
-        "judge_column",
-        "topic_column",
-        "judge_ceiling",
-        "num_members",
-    }
-    settings: dict[str, Any] = {} if config.seed == 0 else {"seed": config.seed}
-    if data.source == "gold":
-        settings["data.eval_limit"] = data.eval_limit
-        settings |= {f"data.gold.{name}": value for name, value in data.gold.model_dump(mode="json").items()}
-    else:
-        settings |= {"data.test_fraction": data.test_fraction, "data.validation_fraction": data.validation_fraction}
-        settings |= {} if data.eval_source is None else {"data.eval_source": data.eval_source}
-    settings |= {
-        f"policy.{name}": value
-        for name, value in policy.model_dump(mode="json", exclude={"judging"}).items()
-        if name not in elsewhere and value != getattr(usual, name)
-    }
-    settings |= _judging_settings(policy)
-    return [word for name, value in settings.items() for word in ("--set", f"{name}={json.dumps(value)}")]
-
-
-def _judging_settings(policy: PolicyConfig) -> dict[str, Any]:
-    """The settings of how a language model is asked that are not the usual ones."""
-    usual = policy.judging.__class__()
-    changed = {
-        name: value for name, value in policy.judging.model_dump(mode="json").items() if value != getattr(usual, name)
-    }
-    return {f"policy.judging.{name}": value for name, value in changed.items()}
 
 
 def _can_be_served(config: PipelineConfig) -> bool:

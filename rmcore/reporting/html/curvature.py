@@ -23,7 +23,7 @@ ERRORS = (
     "often where few probes or prompts went into it."
 )
 TITLE = "Curvature of the loss"
-COLUMNS = ("quantity", "value", "error of the computation, for these pairs", "standard error over prompts")
+COLUMNS = ("quantity", "value", "standard error over prompts", "error of the computation, for these pairs")
 
 
 class Row(NamedTuple):
@@ -31,14 +31,12 @@ class Row(NamedTuple):
 
     label: str
     value: str
-    computed: str
     sampled: str
+    computed: str
 
 
-def curvature_block(spectrum: Mapping[str, Any] | None, title: str = TITLE) -> Block:
-    """The curvature of the loss; says that it was not measured where `spectrum` is None."""
-    if spectrum is None:
-        return Block(title, text=("The curvature was not measured.",))
+def curvature_block(spectrum: Mapping[str, Any], title: str = TITLE) -> Block:
+    """The curvature of the loss."""
     return Block(
         title,
         text=(" ".join([*_sentences(spectrum), SHARPNESS]), ERRORS),
@@ -86,7 +84,7 @@ def rows(spectrum: Mapping[str, Any]) -> list[Row]:
     for name, term in glossary.SPECTRUM.items():
         if numbers.finite(record[name]) is not None:
             value = numbers.text(record[name], term.unit)
-            found.append(Row(term.label, value, errors.get(name, ""), sampled.get(name, "")))
+            found.append(Row(term.label, value, sampled.get(name, ""), errors.get(name, "")))
         elif reasons.get(name):
             found.append(Row(term.label, f"undefined: {reasons[name]}", "", ""))
     return found

@@ -102,12 +102,17 @@ def sections(results: Results, *, with_trajectory: bool = False) -> list[Section
         title = "A policy trained against this reward model"
         block = told._replace(title=title, text=(told.title, *told.text), is_folded=rung != 4)
         found.append(Section("rlhf", "Trained policy", block))
+    spectrum = results["spectrum"]
     return [
         *found,
         Section("training", "Training", _training(results, with_trajectory=with_trajectory)),
         Section("calibration", "Calibration", calibration),
         Section("margins", "Margins and length", margins),
-        Section("landscape", "Curvature", _folded(curvature.curvature_block(results["spectrum"]))),
+        *(
+            []
+            if spectrum is None
+            else [Section("landscape", "Curvature", _folded(curvature.curvature_block(spectrum)))]
+        ),
         Section("readiness", "Original score", _original_score(results["readiness"])),
         Section("metrics", "All metrics", _metrics(results)),
         Section("data", "Data", _audit(results["audit"])),
@@ -175,17 +180,20 @@ def _training(results: Results, *, with_trajectory: bool) -> Block:
     )
 
 
-def _original_score(scores: Mapping[str, Any] | None) -> Block:
-    title = "The original readiness score"
-    if scores is None:
-        missing = "It was not measured: it needs λmax, and this run measured no curvature."
-        return Block(f"{title}: no verdict", text=(glossary.READINESS_WEAKNESS, missing), is_folded=True)
+def _original_score(scores: Mapping[str, Any]) -> Block:
     parts = [
-        (Named(term.label, term.definition), numbers.decimal(scores[name])) for name, term in glossary.READINESS.items()
+        (
+            Named(term.label, term.definition),
+            "not measured" if scores[name] is None else numbers.decimal(scores[name]),
+        )
+        for name, term in glossary.READINESS.items()
     ]
-    overall = (Named("overall", "weighted sum of the parts"), numbers.decimal(scores["overall_score"]))
+    formed = "weighted sum of the parts"
+    if scores["landscape_score"] is None:
+        formed = "weighted sum of the other three parts over the sum of their weights"
+    overall = (Named("overall", formed), numbers.decimal(scores["overall_score"]))
     return Block(
-        f"{title} ({scores['version']}): no verdict",
+        f"The original readiness score ({scores['version']}): no verdict",
         text=(glossary.READINESS_WEAKNESS,),
         tables=(Table(("part", "score"), [*parts, overall]),),
         findings=scores["recommendations"],

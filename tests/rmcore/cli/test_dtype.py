@@ -112,7 +112,7 @@ def test_an_ensemble_keeps_it_for_whoever_loads_it(home, tmp_path):
     ("command", "why"),
     [
         (["analyze", "--checkpoint", "absent"], "curvature"),
-        (["readiness", "pairs", "--checkpoint", "absent"], "curvature"),
+        (["readiness", "pairs", "--checkpoint", "absent", "--num-pairs", "4"], "curvature"),
         (["explain", "--checkpoint", "absent"], "what a word adds"),
     ],
 )

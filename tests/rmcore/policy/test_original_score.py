@@ -35,6 +35,24 @@ def test_the_score_is_the_specified_sum(values):
 
 
 @given(measurements)
+def test_without_curvature_the_score_is_the_mean_of_the_other_parts_and_says_so(values):
+    *others, eigenvalue = values
+    report = RLReadinessScorer().compute_score(*others, None)
+    whole = RLReadinessScorer().compute_score(*others, eigenvalue)
+    assert report.landscape_score is None
+    # A mean: the part that is absent neither raises nor lowers it, so a part equal to it gives the same score.
+    assert whole.overall_score == pytest.approx(0.85 * report.overall_score + 0.15 * whole.landscape_score, abs=1e-9)
+    assert "Landscape:   not measured; the overall score is formed of the other three parts" in str(report)
+    assert not any("eigenvalue" in advice for advice in report.recommendations)
+
+
+def test_a_score_of_curvature_alone_needs_it():
+    only = RLReadinessScorer(dict.fromkeys(uniform, 0) | {"landscape": 1})
+    with pytest.raises(ConfigError, match="no curvature was measured"):
+        only.compute_score(0.8, 0.05, 1.0, None)
+
+
+@given(measurements)
 def test_the_band_follows_the_score(values):
     report = RLReadinessScorer().compute_score(*values)
     score = report.overall_score
@@ -138,7 +156,7 @@ def test_advice_is_in_the_order_of_the_parts():
 
 
 @pytest.mark.parametrize("position", range(4))
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None, "0.5"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, "0.5"])
 def test_values_that_are_not_finite_numbers_are_refused(position, bad):
     values: list = [0.8, 0.05, 1.0, 100.0]
     values[position] = bad

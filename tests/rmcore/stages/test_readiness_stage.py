@@ -71,12 +71,13 @@ def test_where_prompts_have_too_few_answers_there_is_nothing(run):
 
 
 @pytest.mark.slow
-def test_without_curvature_the_verdict_is_the_same_and_the_original_score_was_not_measured(run, tmp_path):
+def test_without_curvature_the_verdict_is_the_same_and_the_original_score_is_formed_of_the_rest(run, tmp_path):
     table = logged_sample.table(num_prompts=20)
     judged = json.loads((run(table, curvature=False) / "readiness.json").read_text())
-    assert judged["readiness"] is None
+    assert judged["readiness"]["landscape_score"] is None
     metrics = json.loads((tmp_path / "out" / "summary.json").read_text())["metrics"]
-    assert "ready/overall_score" not in metrics
+    assert "ready/overall_score" in metrics
+    assert "ready/landscape_score" not in metrics
     for name in ("prepare", "evaluate", "out"):
         shutil.rmtree(tmp_path / name)
     measured = json.loads((run(table) / "readiness.json").read_text())

@@ -8,6 +8,7 @@ import pytest
 from rmcore.config.benchmark import BenchmarkConfig
 from rmcore.config.data import DataConfig, GoldConfig
 from rmcore.config.explain import ExplainConfig
+from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.model import LoraSettings
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import PolicyConfig
@@ -107,6 +108,7 @@ BASE = PipelineConfig(
     benchmark=BenchmarkConfig(suites=(f"judgebench={__file__}",)),
     probe=ProbeConfig(),
     explain=ExplainConfig(),
+    landscape=LandscapeConfig(),
     policy=PolicyConfig(),
     rlhf=RlhfConfig(kl_beta=0.1, watch=WatchConfig()),
 )
@@ -132,7 +134,7 @@ OTHER_VALUES = {
     "data.attribute_weights": {"helpfulness": 1.0},
     "data.grade_columns": ("stars",),
     "data.grade_levels": (0.0, 1.0),
-    "device": "cuda:1", "skip": ("landscape",), "loggers": ("wandb",),
+    "device": "cuda:1", "loggers": ("wandb",),
     "data.gold.shortcut": "flattery", "model.name": "deberta", "model.lora": LoraSettings(),
     "model.render_fn": "json:dumps", "train.callbacks": ("curvature",), "train.eval_thresholds": (0.5,),
     "train.batching": "plain",
@@ -160,7 +162,6 @@ STAGES_OF_A_SECTION = {
     "loggers": set(),
     "seed": ON_DEVICE | {"prepare", "readiness"},
     "device": ON_DEVICE,
-    "skip": {"readiness", "readiness_v2"},  # which do without its numbers
     "data": {"prepare"},
     "model": {"train"},
     "train": {"train", "grpo"},

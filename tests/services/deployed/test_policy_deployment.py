@@ -5,6 +5,7 @@ what a user reads.
 """
 
 import json
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +112,17 @@ def test_a_run_with_a_policy_is_judged_by_its_samples_and_reported_with_them(com
     assert found["verdict"]["reasons"][-len(on_samples["reasons"]) :] == on_samples["reasons"]
     assert found["readiness"]["version"] == "v1"  # kept beside it
     assert found["verdict"]["headline"] in Path(outcome["report"]).read_text()
+
+    program, *words = shlex.split(found["next_rung"]["command"])
+    assert (program, words[:2]) == ("rm-opt", ["readiness", "policy"])
+    small = ["--set", "policy.num_prompts=8", "--set", "policy.samples_per_prompt=8"]  # those that were drawn
+    again, _ = command.outcome(*words, *small)
+    assert not {"prepare", "train", "policy", "samples"} & set(again["executed"])
+    assert again["results"]["checkpoint"].startswith(str(command.services.home))
+    program, *words = shlex.split(again["results"]["next_rung"]["command"])
+    assert words[2].startswith(f"{found['study']}-seed0-readiness-")
+    further, _ = command.outcome(*words, *small)
+    assert further["results"]["checkpoint"] == again["results"]["checkpoint"]
 
 
 @pytest.fixture(scope="module")

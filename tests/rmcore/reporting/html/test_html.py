@@ -193,12 +193,13 @@ def test_missing_parts_are_said_not_hidden(render, tmp_path):
     assert "nan" not in page.text.lower().split()
 
 
-def test_a_run_that_measured_no_curvature_says_so(render, tmp_path):
+def test_a_run_that_measured_no_curvature_says_how_the_original_score_is_formed(render, tmp_path):
     results = sample.results()
-    results.update(spectrum=None, readiness=None)
+    results.update(spectrum=None, readiness=results["readiness"] | {"landscape_score": None})
     page = render(results, {}, tmp_path)
-    assert "The curvature was not measured." in page.text
-    assert "It was not measured: it needs λmax, and this run measured no curvature." in page.text
+    assert "Curvature of the loss" not in page.text
+    assert "not measured" in page.section("readiness")
+    assert "sum of the other three parts over the sum of their weights" in page.section("readiness")
     assert "None" not in page.text
     assert "not measured" in summary_markdown(results)
 

@@ -1,0 +1,139 @@
+"""The command that a verdict prints is short, and starts what it says: with the settings and the model of its run."""
+
+import json
+import shlex
+
+import pytest
+from typer.testing import CliRunner
+
+from experiments.presets import PRESETS
+from flows import cli, cli_policy, cli_rlhf
+from flows.settings import load_config
+from rmcore.config.data import DataConfig
+from rmcore.config.policy import PolicyConfig
+from rmcore.config.readiness import ReadinessConfig
+from rmcore.core.errors import ConfigError
+from rmcore.evaluation.diagnosis import GateCheck
+from rmcore.policy.readiness.verdict import next_rung, verdict_on_labels, verdict_on_samples
+
+RUN = "mine-seed5-0123456789ab"
+PASS = GateCheck("a", 0.7, 0.6, True, "a: 0.7, above 0.6")
+FAIL = GateCheck("a", 0.5, 0.6, False, "a: 0.5, not above 0.6")
+OPEN = GateCheck("a", 0.5, 0.6, False, "a: open", unclear=True)
+DEMO = PRESETS["demo"].model_copy(update={"study": "mine", "seed": 5})
+OWN = PRESETS["minilm"].model_copy(
+    update={"study": "mine", "seed": 5, "data": DataConfig(source="pairs.csv", test_fraction=0.3)}
+)
+JUDGED = OWN.model_copy(update={"policy": PolicyConfig(name="my/policy", judge="json:dumps", temperature=0.7)})
+FILED = OWN.model_copy(update={"policy": PolicyConfig(samples="judged.parquet")})
+BY_RL = ReadinessConfig(planned_optimizer="kl_optimum", planned_kl=1.0)
+
+
+def on_samples(check):
+    return verdict_on_samples([check], plan="a KL of 3 nats", judge="a judge", parts={}, num_telling=60)
+
+
+LABELS = verdict_on_labels([PASS], None, {"value": 0.2, "num": 60})
+CASES = {
+    "gold pairs": (DEMO.model_copy(update={"policy": None}), LABELS, "readiness"),
+    "own pairs": (OWN, LABELS, "best_of_n"),
+    "unclear": (DEMO, on_samples(OPEN), "readiness"),
+    "unclear, a file": (FILED, on_samples(OPEN), "readiness"),
+    "not ready": (JUDGED, on_samples(FAIL), "readiness"),
+    "ready": (DEMO, on_samples(PASS), "confirm"),
+    "ready, a judge": (JUDGED, on_samples(PASS), "confirm"),
+    "ready, people": (FILED, on_samples(PASS), "confirm"),
+    "ready for RL": (JUDGED.model_copy(update={"readiness": BY_RL}), on_samples(PASS), "rlhf"),
+    "ready for RL, no policy": (DEMO.model_copy(update={"readiness": BY_RL}), on_samples(PASS), "rlhf"),
+}
+
+
+@pytest.fixture
+def recorded(tmp_path, monkeypatch):
+    """A home in which a run with this config ended, and what commands would start there."""
+    monkeypatch.setenv("RM_OPT_HOME", str(tmp_path))
+    checkpoint = tmp_path / "store" / "train" / "x" / "best"
+    checkpoint.mkdir(parents=True)
+
+    def record(config):
+        folder = tmp_path / "reports" / RUN
+        folder.mkdir(parents=True, exist_ok=True)
+        stages = [{"name": "train", "path": str(checkpoint.parent)}]
+        (folder / "summary.json").write_text(
+            json.dumps({"config": config.model_dump(mode="json"), "stages": stages, "verdict": LABELS})
+        )
+        return checkpoint
+
+    return record
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Flow, checkpoint and config of what was started."""
+    found = []
+
+    class StartedError(Exception):
+        pass
+
+    def start(load, preset, given, assignments=(), recorded=None):
+        found.append((*load, load_config(preset, given.config, [*assignments, *(given.set_ or [])], recorded)))
+        raise StartedError
+
+    monkeypatch.setattr(cli_policy, "_loader", lambda name, checkpoint: (name, checkpoint))
+    monkeypatch.setattr(cli_rlhf, "_loader", lambda mode, checkpoint: ("rlhf", checkpoint))
+    for module in (cli_policy, cli_rlhf):
+        monkeypatch.setattr(module, "run_configured", start)
+
+    def typed(*words):
+        outcome = CliRunner().invoke(cli.app, list(words), prog_name="rm-opt")
+        if not isinstance(outcome.exception, StartedError):
+            raise outcome.exception or AssertionError(outcome.output)
+        return found[-1]
+
+    return typed
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_printed_step_is_one_short_command_that_starts_it(case, recorded, started):
+    config, verdict, flow = CASES[case]
+    checkpoint = recorded(config)
+    more = next_rung(verdict, config, [RUN])
+    words = shlex.split(more["command"])
+    assert words[0] == "rm-opt"
+    assert RUN in words
+    assert len(words) <= 9
+    name, model, chosen = started(*words[1:])
+    assert (name, model) == (flow, str(checkpoint))
+    assert (chosen.seed, chosen.study, chosen.data) == (config.seed, config.study, config.data)
+    if "YOUR_POLICY" in words:
+        assert (chosen.policy.name, chosen.policy.samples) == ("YOUR_POLICY", None)
+    elif config.policy is not None:
+        for setting in ("name", "judge", "temperature", "judging"):
+            assert getattr(chosen.policy, setting) == getattr(config.policy, setting)
+    if flow == "confirm" and config.data.source != "gold":
+        assert (chosen.policy.people is None) == (config.policy.judge is not None)
+    assert (chosen.rlhf is not None) == (flow == "rlhf")
+    if flow == "rlhf":
+        assert chosen.rlhf.kl_target <= chosen.readiness.planned_kl
+
+
+def test_a_run_is_found_by_how_its_name_begins_and_is_not_named_twice(recorded, started):
+    recorded(JUDGED)
+    assert started("readiness", "confirm", "mine-seed5-01")[2].policy.name == "my/policy"
+    for words in (["--checkpoint", "out/best"], ["--data", "other.csv"], ["--preset", "demo"]):
+        with pytest.raises(ConfigError, match=f"leave out {words[0]}"):
+            started("readiness", "confirm", RUN, *words)
+
+
+def test_a_model_that_is_gone_is_said_with_the_command_that_trains_it_again(recorded, started):
+    recorded(JUDGED).rmdir()
+    with pytest.raises(ConfigError, match="rm-opt run --from"):
+        started("readiness", "policy", RUN)
+
+
+def test_the_step_of_a_checkpoint_without_a_run_starts_it_too(started):
+    model = ["--checkpoint", "out/a b/best", "--data", "my pairs.csv"]
+    words = shlex.split(next_rung(LABELS, OWN, model)["command"])
+    name, checkpoint, chosen = started(*words[1:])
+    assert (name, checkpoint, chosen.data.source) == ("best_of_n", "out/a b/best", "my pairs.csv")
+    assert chosen.policy.name == "YOUR_POLICY"
