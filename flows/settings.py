@@ -204,6 +204,8 @@ def _merge(tree: Tree, change: Tree, path: str, places: Mapping[str, str] = Mapp
         place = places.get(where, "")
         if name not in tree:
             if (removed := removed_setting(where)) is not None:
+                if value == []:  # as `rm-opt init` of an earlier version wrote `skip`: nothing is requested by it
+                    continue
                 raise ConfigError(f"{place}{removed} Remove it from the settings.")
             raise ConfigError(f"{place}no setting {where!r}.{_meant(where)}")
         if tree[name] is None and isinstance(value, dict) and where in OPTIONAL_GROUPS:

@@ -4,6 +4,7 @@ import pytest
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
+from experiments.presets import PRESETS
 from flows.cli import COMMANDS, app
 from flows.settings import form_config, load_config
 from rmcore.cli.guard import describe_validation, guard
@@ -70,6 +71,15 @@ def test_a_removed_setting_says_what_happened(name, tmp_path):
     with pytest.raises(ValidationError) as recorded:  # as of a run that a version before recorded
         PipelineConfig.model_validate(tree)
     assert sentence in describe_validation(recorded.value)
+
+
+def test_a_settings_file_of_an_earlier_version_whose_removed_list_is_empty_is_read(tmp_path):
+    file = tmp_path / "rm-opt.yaml"
+    file.write_text("preset: smoke\nskip: []\n")
+    assert load_config(None, file, []) == PRESETS["smoke"]
+    file.write_text("preset: smoke\nskip: [landscape]\n")
+    with pytest.raises(ConfigError, match=r"line 2: the setting skip was removed: .* Remove it"):
+        load_config(None, file, [])
 
 
 def test_settings_inside_a_removed_group_are_removed():
