@@ -87,6 +87,7 @@ def rlhf(
     recorded: PipelineConfig | None = None
     if run is not None:
         has: dict[str, object] = {"--preset": preset, "--config": given.config, "--checkpoint": checkpoint}
+        has |= {"--mode": mode if mode == "rm" else None}
         has |= {"--preference-data": preference_data, "--rm-base-model": rm_base_model, "--rm-steps": rm_steps}
         recorded, checkpoint = named_run(run, has)
         mode = "policy"

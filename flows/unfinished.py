@@ -60,7 +60,7 @@ def unfinished(run_name: str, config: PipelineConfig) -> Iterator[None]:
     remove_abandoned(folder, lambda name: name.endswith(".json"))  # no later run has the name of one that was killed
     write_json(file, record)
     for other in read_unfinished():
-        if other.name == run_name and not other.is_running and without_removed(other.config)[0] == record["config"]:
+        if other.name == run_name and not other.is_running and _as_now(other.config)[0] == record["config"]:
             other.file.unlink(missing_ok=True)
     try:
         yield
@@ -133,7 +133,7 @@ def recorded_config(name: str, finished: list[Run], tell: Callable[[str], None] 
     return _of_this_version(run.record["config"], tell)
 
 
-def judged_run(name: str, finished: list[Run]) -> tuple[Run, PipelineConfig, str]:
+def judged_run(name: str, finished: list[Run], tell: Callable[[str], None]) -> tuple[Run, PipelineConfig, str]:
     """A finished run that judged a reward model, its settings, and the model's checkpoint.
 
     Raises:
@@ -150,13 +150,19 @@ def judged_run(name: str, finished: list[Run]) -> tuple[Run, PipelineConfig, str
             f"the reward model of {run.name} is gone: there is no {place}. `rm-opt run --from` trains one with the "
             "settings of a run again."
         )
-    return run, _of_this_version(run.record["config"], lambda line: None), place
+    return run, _of_this_version(run.record["config"], tell), place
 
 
 def _of_this_version(recorded: Mapping[str, Any], tell: Callable[[str], None]) -> PipelineConfig:
-    kept, removed = without_removed(recorded)
-    if "landscape" in recorded.get("skip", ()):
-        kept["landscape"] = None
+    kept, removed = _as_now(recorded)
     if removed:
         tell(f"left out    {', '.join(removed)}: the run is of an earlier version, and these settings were removed")
     return PipelineConfig.model_validate(kept)
+
+
+def _as_now(recorded: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """See `without_removed`; where an earlier version left the curvature out, it is not measured."""
+    kept, removed = without_removed(recorded)
+    if "landscape" in recorded.get("skip", ()):
+        kept["landscape"] = None
+    return kept, removed

@@ -159,6 +159,15 @@ def test_a_run_of_the_version_before_is_resumed_without_what_only_measured(repor
         assert gone.SETTINGS[name] in describe_validation(refused.value)
 
 
+def test_a_run_of_the_version_before_that_left_the_curvature_out_does_so_when_it_is_resumed(reports):
+    without = PRESETS["smoke"].model_copy(update={"landscape": None})
+    stopped("a-seed0", PRESETS["smoke"])
+    change("a-seed0", config=recorded_before("skip", ["landscape"]))
+    assert recorded_config("a", []) == without
+    with unfinished("a-seed0", without):
+        assert [run.is_running for run in read_unfinished()] == [True], "the record of before is replaced"
+
+
 def test_what_is_no_record_hides_no_other_and_another_version_s_settings_are_named(reports):
     stopped("a-seed0", PRESETS["smoke"])
     stopped("b-seed0", PRESETS["smoke"])
