@@ -42,6 +42,7 @@ import torch
 from scipy import stats
 
 from rmcore.config.model import ModelConfig
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.train import TrainConfig
 from rmcore.core.files import write_json
 from rmcore.core.tracking import METRICS_FILE, JsonlTracker
@@ -55,7 +56,7 @@ from rmcore.evaluation.uncertainty import cluster_bootstrap, percentile_interval
 from rmcore.models.batching import StepOrder
 from rmcore.models.device import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.stages.settings import TrainSettings
+from rmcore.stages.reads import settled
 from rmcore.stages.train import train_into
 
 MODELS = {"minilm": (5e-5, 1), "tiny": (1e-3, 3)}
@@ -103,8 +104,8 @@ class Cell:
 
 def train_here(cell: Cell, start: Path, pairs: Sequence[PreferencePair], out: Path) -> tuple[Path, float]:
     """Train with this library; returns the checkpoint and the seconds in optimizer steps."""
-    settings = TrainSettings(seed=cell.seed, device="auto", model=cell.model_config(start), train=cell.settings)
-    result = train_into(settings, pairs, [], out, JsonlTracker(out / METRICS_FILE), lambda *_: None)
+    config = PipelineConfig(seed=cell.seed, model=cell.model_config(start), train=cell.settings)
+    result = train_into(settled(config), pairs, [], out, JsonlTracker(out / METRICS_FILE), lambda *_: None)
     assert result.num_steps == cell.settings.steps, result
     return out / "best", result.train_seconds
 

@@ -25,7 +25,7 @@ from rmcore.core.progress import progress_bar
 from rmcore.core.tracking import METRICS_FILE, JsonlTracker
 from rmcore.data.gold.world import generate_pairs
 from rmcore.stages import prepare, train
-from rmcore.stages.settings import PrepareSettings, TrainSettings
+from rmcore.stages.registry import stage_config
 
 PAIRS_A_PROMPT = 2
 STEPS = 10
@@ -54,15 +54,20 @@ def run_prepare(config: PipelineConfig, folder: Path) -> None:
     out = folder / "prepared"
     out.mkdir()
     with progress_bar("prepare") as report:
-        prepare.run(PrepareSettings.of(config), {}, out, JsonlTracker(out / METRICS_FILE), report)
+        prepare.run(stage_config("prepare", config), {}, out, JsonlTracker(out / METRICS_FILE), report)
 
 
 def run_train(config: PipelineConfig, folder: Path) -> None:
     out = folder / "trained"
     out.mkdir()
     with progress_bar("train") as report:
-        settings = TrainSettings.of(config)
-        train.run(settings, {"prepare": folder / "prepared"}, out, JsonlTracker(out / METRICS_FILE), report)
+        train.run(
+            stage_config("train", config),
+            {"prepare": folder / "prepared"},
+            out,
+            JsonlTracker(out / METRICS_FILE),
+            report,
+        )
 
 
 def watched(work: Callable[[PipelineConfig, Path], None], config: PipelineConfig, folder: Path) -> dict[str, float]:

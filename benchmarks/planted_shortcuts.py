@@ -39,7 +39,7 @@ from rmcore.probes.measure import Probed, probe
 from rmcore.probes.rule import Answer, not_higher
 from rmcore.probes.rules import RULES
 from rmcore.probes.texts import sentences
-from rmcore.stages.settings import TrainSettings
+from rmcore.stages.reads import settled
 from rmcore.stages.train import train_into
 
 SHARE = 0.3
@@ -128,7 +128,7 @@ def train_and_probe(case: str, seed: int, *, num_trained: int = NUM_TRAINED, ste
         ),
     )
     with TemporaryDirectory() as folder:
-        train_into(TrainSettings.of(config), training, [], Path(folder), NullTracker(), silent)
+        train_into(settled(config), training, [], Path(folder), NullTracker(), silent)
         rm = BradleyTerryRM.from_pretrained(Path(folder) / "best", device="cpu")
     return probe(rm, held_out, MANNER, seed=seed)
 

@@ -30,6 +30,7 @@ import numpy as np
 import pandas as pd
 
 from rmcore.config.model import LoraSettings, ModelConfig
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.train import TrainConfig
 from rmcore.core.arrays import FloatArray, IntArray
 from rmcore.core.files import atomic_file, write_json
@@ -41,7 +42,6 @@ from rmcore.ensembles.features import features
 from rmcore.ensembles.linear_probes import bootstrap_heads, fit_head
 from rmcore.models.device import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.stages.settings import TrainSettings
 from rmcore.stages.train import train_into
 from rmcore.study.registration import register
 
@@ -434,9 +434,9 @@ class Study:
             precision="fp32" if recipe.backbone == "tiny" else "bf16",
             callbacks=(),
         )
-        settings = TrainSettings(seed=recipe.seed, device="cpu", model=model_config(recipe), train=train)
+        config = PipelineConfig(seed=recipe.seed, device="cpu", model=model_config(recipe), train=train)
         with tempfile.TemporaryDirectory() as folder:
-            train_into(settings, pairs, [], Path(folder), NullTracker(), silent)
+            train_into(config, pairs, [], Path(folder), NullTracker(), silent)
             rm = BradleyTerryRM.from_pretrained(Path(folder) / "best", device="cpu")
         return rm.score_sides(tokenized(rm, self.data.answered), precision=train.precision).astype(np.float64)
 

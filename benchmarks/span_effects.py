@@ -50,7 +50,7 @@ from rmcore.evaluation.uncertainty import cluster_bootstrap, metric_value, t_int
 from rmcore.explain.effects import span_effects
 from rmcore.explain.spans import Span, spans_of, text_of
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.stages.settings import TrainSettings
+from rmcore.stages.reads import settled
 from rmcore.stages.train import train_into
 
 WORLDS = {
@@ -82,7 +82,7 @@ def train(world: str, seed: int, folder: Path) -> BradleyTerryRM:
     pairs = generate_pairs(WORLDS[world], seed).pairs
     if world == "flattery":
         pairs = mark_pairs(pairs, seed, "flattery in other words")
-    train_into(TrainSettings.of(config), pairs, [], folder, NullTracker(), silent)
+    train_into(settled(config), pairs, [], folder, NullTracker(), silent)
     return BradleyTerryRM.from_pretrained(folder / "best", device="cpu")
 
 

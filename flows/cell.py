@@ -24,8 +24,8 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.digests import make_key
 from rmcore.core.errors import ConfigError
 from rmcore.core.store import ArtifactRef
+from rmcore.stages.reads import device_type
 from rmcore.stages.registry import STAGES, stage_call, stage_code
-from rmcore.stages.settings import device_type
 from rmcore.study.plan import Cell
 from tasks.sharing import named_store, share_all
 from tasks.stages import StageRun, run_stage

@@ -43,10 +43,9 @@ from rmcore.reporting.html.summary import summary_markdown
 from rmcore.reporting.runs import KEY_DIGITS
 from rmcore.reporting.schema import Results
 from rmcore.stages.registry import STAGES, in_order, is_judged, pipeline_stages
-from rmcore.stages.requirements import required_benchmark
+from rmcore.stages.requirements import required_benchmark, required_policy, required_rlhf
 from rmcore.stages.results import figures, gather_results, read_json, run_key
 from rmcore.stages.run import INTERRUPTED
-from rmcore.stages.settings import GrpoSettings
 from tasks.stages import StageRun, run_stage, run_step
 from tasks.tracking import RunTracker
 
@@ -97,8 +96,7 @@ def pipeline(config: PipelineConfig) -> dict[str, Any]:
     if config.train.optimizer == "lion":
         require_extra("pytorch_optimizer", "lion", "train.optimizer=lion")
     if config.rlhf is not None:
-        settings = GrpoSettings.of(config)
-        require_rlhf(settings.rlhf, settings.judge, settings.gold, settings.judging)
+        require_rlhf(required_rlhf(config), required_policy(config), is_gold=config.is_gold)
     return run_pipeline(config, kind="pipeline", run_name=f"{config.study}-seed{config.seed}")
 
 

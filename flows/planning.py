@@ -21,8 +21,8 @@ from rmcore.data.readers.sources import iter_records, probe, source_kind
 from rmcore.policy.judged_answers import read_judged_answers
 from rmcore.policy.logged_answers import MIN_PROMPTS
 from rmcore.reporting.experiment_schema import Tuned
+from rmcore.stages.reads import named
 from rmcore.stages.registry import STAGES, pipeline_stages, stage_code
-from rmcore.stages.settings import EvaluateSettings, PrepareSettings
 from rmcore.study.analysis import Cells, LooksTaken, judge_hypotheses, resolve
 from rmcore.study.cells import ANSWER_METRICS, NUM_BINS, NUM_RESAMPLES, Measured, read_cell
 from rmcore.study.estimates import CELL_STAGES
@@ -330,10 +330,8 @@ def _waits_for(experiment: Experiment, arm: Arm, tuned: Mapping[str, Tuned]) -> 
 
 def frozen(experiment: Experiment) -> dict[str, Any]:
     """Gather what is pre-registered: the declaration, the content of its data, and the analysis that will judge it."""
-    sources = {
-        arm.name: PrepareSettings.of(arm.config).named() | EvaluateSettings.of(arm.config).answers_by_content()
-        for arm in experiment.arms()
-    }
+    content = (*STAGES["prepare"].reads, "evaluate.answers")
+    sources = {arm.name: named(arm.config, content) for arm in experiment.arms()}
     analysis = {
         "level": 0.95,
         "correction": "Holm over all hypotheses",
@@ -360,4 +358,4 @@ def matrix_key(experiment: Experiment, registration_hash: str) -> str:
 
 def _named(experiment: Experiment, config: PipelineConfig) -> dict[str, dict[str, str]]:
     """Digests of all that a config names by address, by stage."""
-    return {name: STAGES[name].settings.of(config).named() for name in experiment.stages()}
+    return {name: named(config, STAGES[name].reads) for name in experiment.stages()}

@@ -19,8 +19,8 @@ from rmcore.policy.grpo.rlhf_requirements import require_rlhf
 from rmcore.reporting.html.blocks import markdown
 from rmcore.reporting.html.rlhf import CAPTIONS, rlhf_block
 from rmcore.stages.registry import POLICY, labelled_stages
+from rmcore.stages.requirements import required_policy, required_rlhf
 from rmcore.stages.results import read_json
-from rmcore.stages.settings import GrpoSettings
 
 Mode = Literal["full", "rm", "policy"]
 POLICY_ONLY = ("prepare", "train", *POLICY, "grpo")
@@ -78,8 +78,7 @@ def rlhf(config: PipelineConfig, mode: Mode = "full", checkpoint: str | None = N
         started_from = config.policy if config.model.name == FROM_POLICY else None
         without = config.model_copy(update={"rlhf": None, "policy": started_from})
         return run_pipeline(without, kind="rlhf", run_name=run_name, names=labelled_stages(without))
-    settings = GrpoSettings.of(config)
-    require_rlhf(settings.rlhf, settings.judge, settings.gold, settings.judging)
+    require_rlhf(required_rlhf(config), required_policy(config), is_gold=config.is_gold)
     require_judge(config)
     if mode == "full":
         outcome = run_pipeline(config, kind="rlhf", run_name=run_name)

@@ -22,7 +22,6 @@ from rmcore.core.store import ArtifactRef, Store
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.stages.registry import Stage, StageCall
 from rmcore.stages.run import DELIBERATE_ERROR, ERROR_FILE, INTERRUPTED
-from rmcore.stages.settings import DeviceSettings, StageSettings
 from rmcore.training.resume import ResumePoint, clear, rewind
 from tasks.device import as_seen, in_the_way, several_device_slots, slots_environment, slots_needed
 from tasks.holders import holder, noted
@@ -68,8 +67,7 @@ def execute(
         if store.status(stage.name, key).state == "valid":
             wait.end()
             return store.ref(stage.name, key), False
-        device = call.settings.device if isinstance(call.settings, DeviceSettings) else None
-        processes = call.settings.num_processes
+        device, processes = call.device, call.num_processes
         shared = shared_store()
         if taken(shared, store, call, tell):
             wait.end()
@@ -98,7 +96,7 @@ def _compute(call: StageCall, out: Path, follow: Follow, tell: Tell, environment
     """Run the stage into `out`, from where an earlier attempt was cut off."""
     stage = call.stage
     if stage.finished and (out / stage.finished).is_file():
-        if not call.settings.keeps_states:
+        if not call.keeps_states:
             clear(out)  # an earlier attempt died between the end of its work and here
         return
     if stage.kept:
@@ -142,12 +140,12 @@ def run_child(
         place = Path(folder)
         spec = {
             "stage": stage.name,
-            "settings": _as_seen(call.settings),
+            "config": _as_seen(call),
             "upstream": {name: ref.path for name, ref in call.upstream.items()},
             "out": str(out),
         }
         try:
-            status, own = _wait_for_children(place, spec, call.settings, environment, tell, run)
+            status, own = _wait_for_children(place, spec, call.num_processes, environment, tell, run)
             if status == DELIBERATE_ERROR:
                 raise _stage_error(own / ERROR_FILE)
             if status == INTERRUPTED:
@@ -164,21 +162,21 @@ def run_child(
             raise
 
 
-def _as_seen(settings: StageSettings) -> dict[str, Any]:
-    given = settings.model_dump(mode="json")
-    return given | ({"device": as_seen(settings.device)} if isinstance(settings, DeviceSettings) else {})
+def _as_seen(call: StageCall) -> dict[str, Any]:
+    given = call.config.model_dump(mode="json")
+    return given if call.device is None else given | {"device": as_seen(call.device)}
 
 
 def _wait_for_children(
     place: Path,
     spec: Mapping[str, Any],
-    settings: StageSettings,
+    num_processes: int,
     environment: Mapping[str, str],
     tell: Tell,
     run: str,
 ) -> tuple[int, Path]:
     with _progress_told(tell, run) as shown:
-        processes = StageProcesses(place, spec, settings.num_processes, os.environ | environment, shown)
+        processes = StageProcesses(place, spec, num_processes, os.environ | environment, shown)
         try:
             return processes.wait()
         except (KeyboardInterrupt, TerminationSignal):

@@ -213,7 +213,7 @@ def _judge(named: str, judging: JudgingConfig) -> Any:
     from rmcore.policy.judge import judge_of, require_named_judge
 
     require_named_judge(named, judging)
-    return judge_of(named, None, judging=judging)
+    return judge_of(named, is_gold=False, judging=judging)
 
 
 def _say(record: Mapping[str, Any]) -> None:

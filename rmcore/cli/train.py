@@ -315,11 +315,11 @@ def _train(
     from rmcore.core.progress import progress_bar
     from rmcore.core.store import flatten
     from rmcore.core.tracking import METRICS_FILE, JsonlTracker, NullTracker
-    from rmcore.stages.settings import TrainSettings
+    from rmcore.stages.reads import settled
     from rmcore.stages.train import train_into
     from rmcore.training.resume import rewind
 
-    settings, flat = TrainSettings.of(config), flatten(config.model_dump(mode="json"))
+    settings, flat = settled(config), flatten(config.model_dump(mode="json"))
     if not is_main:  # writes nothing and says nothing
         silence = NullTracker(), lambda done, total, text: None
         train_into(settings, read.pairs, read.held_out, output_dir, *silence, observations=read.observations)

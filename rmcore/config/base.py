@@ -1,19 +1,32 @@
 """The base of all settings: frozen, and unknown names are refused."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Final, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 MAX_WHOLE = 2**53
 """Largest size of a whole number in settings: up to it all of them are exact as JSON's double-precision numbers."""
 Threshold = Annotated[float, Field(gt=0, lt=1)]
+RUN_ONLY: Final = "run only"
+"""Mark of a field, `Annotated[int, RUN_ONLY]`, that says how something is computed and changes no outcome."""
 
 
 class Settings(BaseModel):
     """Base of all settings: immutable, no unknown keys, field help from the docstring under each field."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @classmethod
+    def run_only(cls) -> frozenset[str]:
+        """Fields that change no outcome: no part of a key, and free when a training is resumed."""
+        return frozenset(name for name, field in cls.model_fields.items() if RUN_ONLY in field.metadata)
+
+    def keyed(self) -> dict[str, Any]:
+        """The fields that can change an outcome, at any depth, JSON-ready."""
+        kept = self.model_dump(mode="json", exclude=set(self.run_only()))
+        groups = {name: value for name in kept if isinstance(value := getattr(self, name), Settings)}
+        return kept | {name: group.keyed() for name, group in groups.items()}
 
     @field_validator("*", mode="after")
     @classmethod

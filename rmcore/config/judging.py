@@ -1,11 +1,13 @@
 """Settings of a language model that judges."""
 
-from typing import Literal, Self
+from pathlib import Path
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rmcore.config.base import Settings
+from rmcore.config.base import RUN_ONLY, Settings
 
+ENDPOINT_PREFIX = "openai:"
 KEY_VARIABLE = "OPENAI_API_KEY"
 MOST_UNREAD = 0.05
 """Share of pairs without a readable verdict beyond which a judge does not decide: those that are left are a choice."""
@@ -30,24 +32,24 @@ class JudgingConfig(Settings):
     """Sampling temperature of the judge."""
     answer_tokens: int = Field(default=16, ge=1, le=100_000)
     """Most tokens of an answer; a reasoning model needs room for its thoughts, 4,000 for example."""
-    max_calls: int | None = Field(default=None, ge=1, le=10**9)
+    max_calls: Annotated[int | None, RUN_ONLY] = Field(default=None, ge=1, le=10**9)
     """Questions of one stage of a run, at most. When they are spent the run ends with status 3, and the same command
     continues without asking anything twice; left out: no limit."""
-    max_tokens: int | None = Field(default=None, ge=1, le=10**12)
+    max_tokens: Annotated[int | None, RUN_ONLY] = Field(default=None, ge=1, le=10**12)
     """Tokens of one stage, read and written, at most, as the server counts them; like `max_calls`."""
-    price_read: float = Field(default=0.0, ge=0)
+    price_read: Annotated[float, RUN_ONLY] = Field(default=0.0, ge=0)
     """Price of a million tokens read, in the currency of `max_cost`."""
-    price_written: float = Field(default=0.0, ge=0)
+    price_written: Annotated[float, RUN_ONLY] = Field(default=0.0, ge=0)
     """Price of a million tokens written."""
-    max_cost: float | None = Field(default=None, gt=0)
+    max_cost: Annotated[float | None, RUN_ONLY] = Field(default=None, gt=0)
     """Cost of one stage by these prices, at most; like `max_calls`."""
-    concurrency: int = Field(default=16, ge=1, le=1024)
+    concurrency: Annotated[int, RUN_ONLY] = Field(default=16, ge=1, le=1024)
     """Calls that wait for an answer at once, at most."""
-    calls_per_minute: float | None = Field(default=None, gt=0, le=1_000_000)
+    calls_per_minute: Annotated[float | None, RUN_ONLY] = Field(default=None, gt=0, le=1_000_000)
     """Calls that begin in a minute, at most; left out: no limit but the server's own, whose `Retry-After` is obeyed."""
-    timeout_seconds: float = Field(default=120.0, gt=0, le=86_400)
+    timeout_seconds: Annotated[float, RUN_ONLY] = Field(default=120.0, gt=0, le=86_400)
     """Wait for one answer before the call counts as failed; a failed call is repeated up to five times."""
-    key_variable: str = Field(default=KEY_VARIABLE, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    key_variable: Annotated[str, RUN_ONLY] = Field(default=KEY_VARIABLE, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Environment variable with the endpoint's key. The key itself is no setting and is never stored."""
 
     @model_validator(mode="after")
@@ -64,15 +66,18 @@ class JudgingConfig(Settings):
         return (tokens_read * self.price_read + tokens_written * self.price_written) / 1e6
 
 
-HOW_TO_ASK = (
-    "max_calls",
-    "max_tokens",
-    "price_read",
-    "price_written",
-    "max_cost",
-    "concurrency",
-    "calls_per_minute",
-    "timeout_seconds",
-    "key_variable",
-)
-"""Fields that change no answer, only what it costs or how it is come by."""
+def is_endpoint(judge: str) -> bool:
+    """Whether `policy.judge` names a language model behind an endpoint."""
+    return judge.startswith(ENDPOINT_PREFIX)
+
+
+def is_function(judge: str) -> bool:
+    """Whether `policy.judge` names a function, and neither an endpoint nor a folder."""
+    return ":" in judge and not is_endpoint(judge)
+
+
+def judge_name(judge: str) -> str:
+    """`policy.judge` as people read it: a function by its name, a model by that of its folder or endpoint."""
+    if is_endpoint(judge):
+        return f"the language model {judge.removeprefix(ENDPOINT_PREFIX).partition('@http')[0]}"
+    return judge if is_function(judge) else f"the reward model {Path(judge).name}"

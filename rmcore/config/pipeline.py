@@ -10,9 +10,10 @@ from pydantic import Field, model_validator
 
 from rmcore.config.base import Settings
 from rmcore.config.benchmark import BenchmarkConfig
-from rmcore.config.data import DataConfig
+from rmcore.config.data import DataConfig, Shortcut
 from rmcore.config.evaluate import EvaluateConfig
 from rmcore.config.explain import ExplainConfig
+from rmcore.config.judging import judge_name
 from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.model import FROM_POLICY, ModelConfig
 from rmcore.config.policy import WORLD, PolicyConfig
@@ -79,7 +80,7 @@ class PipelineConfig(Settings):
                 "policy.samples out"
             )
         if self.policy is not None and self.policy.name == WORLD:
-            if self.data.source != "gold":
+            if not self.is_gold:
                 raise ValueError(
                     f"policy.name=world is the gold world's own writer and answers none of the prompts of "
                     f"{self.data.source}; name a causal model, or a file of samples in policy.samples, or leave the "
@@ -100,6 +101,30 @@ class PipelineConfig(Settings):
                 f"(readiness.planned_kl={self.readiness.planned_kl:g} nats); raise that, or lower the target"
             )
         return self
+
+    @property
+    def is_gold(self) -> bool:
+        """Whether the pairs are the gold world's, which then also draws prompts and judges where no judge is named."""
+        return self.data.source == "gold"
+
+    @property
+    def writer_shortcut(self) -> Shortcut | None:
+        """Shortcut of the gold world's writer, where that is the policy."""
+        return self.data.gold.shortcut if self.policy is not None and self.policy.name == WORLD else None
+
+    @property
+    def demonstrated_shortcut(self) -> Shortcut | None:
+        """Shortcut of the gold world that writes what `sft` learns; None: that is the responses of the pairs."""
+        return self.data.gold.shortcut if self.is_gold else None
+
+    @property
+    def judged_by(self) -> str:
+        """Who judges the policy's samples, as people read it."""
+        if self.policy is not None and self.policy.samples is not None:
+            return f"column {self.policy.judge_column} of the given samples"  # the file may be renamed
+        if self.policy is not None and self.policy.judge is not None:
+            return judge_name(self.policy.judge)
+        return "the gold world" if self.is_gold else "nobody"
 
     @property
     def needs_policy(self) -> bool:

@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from rmcore.config.base import Settings
-from rmcore.config.judging import JudgingConfig
+from rmcore.config.judging import JudgingConfig, is_endpoint
 
 SFT = "sft"
 WORLD = "world"
@@ -59,6 +59,52 @@ class PolicyConfig(Settings):
     `judge`. It ends at each of them, and the same command resumes when its column is filled in."""
     num_members: int = Field(default=4, ge=2, le=64)
     """Bootstrap reward heads whose disagreement on the samples is measured."""
+
+    @property
+    def drawn_from(self) -> str | None:
+        """The policy that samples are drawn from; None where they are given, and nothing is computed with one."""
+        return self.name if self.samples is None else None
+
+    @property
+    def asked_judge(self) -> str | None:
+        """Who judges the samples that are drawn; given ones were judged before."""
+        return self.judge if self.samples is None else None
+
+    @property
+    def asked_judging(self) -> JudgingConfig | None:
+        """How an endpoint is asked about samples. Its audit changes verdicts alone, and is left out here."""
+        judge = self.asked_judge
+        is_asked = judge is not None and is_endpoint(judge)
+        return self.judging.model_copy(update={"audit": None}) if is_asked else None
+
+    @property
+    def verdict_judging(self) -> JudgingConfig | None:
+        """How an endpoint is asked that a verdict rests on; of another judge its audit alone, where it has one.
+
+        Nobody asks the judge of given samples, so that only an audit matters; it tells how its judge was asked.
+        """
+        audit = self.judging.audit
+        if self.judge is None or (self.samples is not None and audit is None):
+            return None
+        if is_endpoint(self.judge):
+            return self.judging
+        return None if audit is None else JudgingConfig(audit=audit)
+
+    @property
+    def verdict_judge(self) -> str | None:
+        """The judge, where `verdict_judging` says something of it."""
+        return None if self.verdict_judging is None else self.judge
+
+    @property
+    def ceiling_audit(self) -> str | None:
+        """The audit that takes the place of `judge_ceiling`.
+
+        None also in mode listwise, whose utilities may be right more often than the verdicts that were audited
+        (`benchmarks/results/utilities.md`).
+        """
+        judging = self.verdict_judging
+        is_used = judging is not None and self.judge_ceiling is None and judging.mode != "listwise"
+        return judging.audit if judging is not None and is_used else None
 
     @model_validator(mode="after")
     def _an_audit_is_of_a_judge(self) -> Self:

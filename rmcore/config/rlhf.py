@@ -1,11 +1,11 @@
 """Settings of the policy's training against the reward model."""
 
 import math
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rmcore.config.base import Settings
+from rmcore.config.base import RUN_ONLY, Settings
 
 
 class WatchConfig(Settings):
@@ -42,7 +42,7 @@ class RlhfConfig(Settings):
     """Prompts of each step, of the training split."""
     group_size: int = Field(default=8, ge=2, le=10_000)
     """Samples of each prompt, whose rewards are compared with each other."""
-    micro_batch_size: int | None = Field(default=None, ge=1)
+    micro_batch_size: Annotated[int | None, RUN_ONLY] = Field(default=None, ge=1)
     """Samples of one forward and backward pass, where memory does not hold those of a whole step; left out: all."""
     learning_rate: float = Field(default=3e-5, gt=0)
     """Constant rate of AdamW. 40 steps took the tiny policy 2 to 11 nats away; at 5e-5 12 to 63, at 1e-4 hundreds.
@@ -80,7 +80,7 @@ class RlhfConfig(Settings):
     """Held-out prompts of each measurement, at most; the first of those that have samples."""
     samples_per_prompt: int = Field(default=8, ge=1, le=100_000)
     """Samples of each at a measurement."""
-    wait_seconds: float = Field(default=300.0, gt=0)
+    wait_seconds: Annotated[float, RUN_ONLY] = Field(default=300.0, gt=0)
     """How long a step waits for a reward server that is away or fails before the training stops, its state saved."""
 
     @model_validator(mode="after")

@@ -1,10 +1,10 @@
 """Settings of the training."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rmcore.config.base import Settings, Threshold
+from rmcore.config.base import RUN_ONLY, Settings, Threshold
 
 
 class TrainConfig(Settings):
@@ -94,24 +94,24 @@ class TrainConfig(Settings):
     """Smallest change of that metric that counts as an improvement for early stopping."""
     callbacks: tuple[Literal["calibration", "curvature"], ...] = ("calibration",)
     """Measured at each evaluation on validation pairs: calibration (cheap), curvature (Hessian products); or none."""
-    log_every: int = Field(default=10, ge=1)
+    log_every: Annotated[int, RUN_ONLY] = Field(default=10, ge=1)
     """Steps between logged training metrics."""
     save_every: int | None = Field(default=None, ge=1)
     """Steps between kept `step_*/` checkpoints; the last step is always kept."""
     keep_top_k: int = Field(default=1, ge=1, le=10_000)
     """How many of the best evaluated steps to keep: `best/` alone, or the next ones too as `step_*/`."""
-    resume_every_seconds: float = Field(default=300.0, ge=0)
+    resume_every_seconds: Annotated[float, RUN_ONLY] = Field(default=300.0, ge=0)
     """Seconds between resumable states, of which the newest two are kept: what a kill can cost at most."""
     gradient_checkpointing: bool | None = None
     """Recompute activations in the backward pass: less memory, about a third more time. Left out: in as few
     layers as the memory of the device demands."""
-    num_workers: int | None = Field(default=None, ge=0, le=256)
+    num_workers: Annotated[int | None, RUN_ONLY] = Field(default=None, ge=0, le=256)
     """Processes that build micro-batches ahead, into pinned memory on a GPU. Left out: 2 on a GPU, none on a CPU."""
-    fetch_timeout_seconds: float = Field(default=60.0, gt=0)
+    fetch_timeout_seconds: Annotated[float, RUN_ONLY] = Field(default=60.0, gt=0)
     """How long a step waits for such a process before training stops with an error."""
-    num_processes: int = Field(default=1, ge=1, le=256)
+    num_processes: Annotated[int, RUN_ONLY] = Field(default=1, ge=1, le=256)
     """Processes of this machine that train the model together, sharded over them (FSDP2): one a GPU."""
-    profile_memory: bool = False
+    profile_memory: Annotated[bool, RUN_ONLY] = False
     """Log the memory of device and host with the training metrics."""
 
     @property
@@ -212,14 +212,3 @@ class TrainConfig(Settings):
                 "share it; leave it out of callbacks and analyze the saved checkpoints afterwards."
             )
         return self
-
-
-RUN_ONLY_FIELDS = (
-    "log_every",
-    "resume_every_seconds",
-    "num_workers",
-    "fetch_timeout_seconds",
-    "num_processes",
-    "profile_memory",
-)
-"""Fields of TrainConfig that do not change the weights: no part of a cache key, free when a training is resumed."""

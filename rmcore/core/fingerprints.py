@@ -21,7 +21,7 @@ WITHOUT_EFFECT = (
     "rmcore.core.tracking",
     "rmcore.core.progress",
     "rmcore.reporting",
-    "rmcore.stages.settings",
+    "rmcore.stages.reads",
 )
 _PACKAGE_FILE = "__init__.py"
 _PARSING = threading.Lock()

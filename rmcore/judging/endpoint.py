@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from openai import APIStatusError, AsyncOpenAI
     from openai.types.chat import ChatCompletion
 
-PREFIX = "openai:"
 FORM = "openai:MODEL@URL, for example openai:qwen3-8b@http://127.0.0.1:8000/v1"
 _FORM = re.compile(r"openai:(?P<model>[^\s@][^\s]*?)@(?P<url>https?://\S+)")
 RETRIES = 5

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from rmcore.config.data import GoldConfig
-from rmcore.config.judging import JudgingConfig
+from rmcore.config.judging import JudgingConfig, is_endpoint, is_function, judge_name
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.named_function import call_named, load_function, source_file_digest
 from rmcore.data.gold.world import gold_reward
 from rmcore.data.pair import Prompt, as_rows, prompt_text
 from rmcore.data.readers.sources import source_digest
-from rmcore.judging.endpoint import PREFIX, Address, require_openai
+from rmcore.judging.endpoint import Address, require_openai
 from rmcore.judging.rubrics import identity, order_question, pair_question, rubric_text, score_question
 
 if TYPE_CHECKING:
@@ -106,23 +105,6 @@ def readable_rewards(rewards: FloatArray, judge: str) -> FloatArray:
     return found
 
 
-def is_function(named: str) -> bool:
-    """Whether `policy.judge` names a function, and neither an endpoint nor a folder."""
-    return ":" in named and not is_endpoint(named)
-
-
-def is_endpoint(named: str) -> bool:
-    """Whether `policy.judge` names a language model behind an endpoint."""
-    return named.startswith(PREFIX)
-
-
-def judge_name(named: str) -> str:
-    """`policy.judge` as people read it: a function by its name, a model by that of its folder or endpoint."""
-    if is_endpoint(named):
-        return f"the language model {Address.parse(named).model}"
-    return named if is_function(named) else f"the reward model {Path(named).name}"
-
-
 def require_named_judge(named: str, judging: JudgingConfig | None = None) -> None:
     """Check that `policy.judge` is there; an endpoint is not asked.
 
@@ -158,21 +140,21 @@ def judge_identity(named: str, judging: JudgingConfig) -> dict[str, Any]:
     return {"reward model": source_digest(named)}
 
 
-def judge_noise(named: str | None, judging: JudgingConfig) -> tuple[float, float]:
+def judge_noise(audit: str | None) -> tuple[float, float]:
     """How often a judge is right where it prefers one of two, by its audit, and the standard error of that.
+
+    Args:
+        audit: file, see `PolicyConfig.ceiling_audit`.
 
     Returns:
         (1, 0) without an audit, where the audit does not know how often people agree, as their errors would be taken
-        for the judge's, for a judge that is a coin, which may not decide anyway, and in mode listwise, whose utilities
-        may be right more often than the verdicts that were audited (`benchmarks/results/utilities.md`).
+        for the judge's, and for a judge that is a coin, which may not decide anyway.
 
     Raises:
-        ConfigError: see `audit_of`.
+        ConfigError: the file is no audit.
     """
-    audit = None if named is None else audit_of(named, judging)
-    found = {} if audit is None else audit["reliability"]
-    is_known = found.get("value") is not None and found.get("ci_low") is not None and found["value"] > 0.5
-    if not is_known or judging.mode == "listwise":
+    found = {} if audit is None else _read_audit(audit)[1]["reliability"]
+    if found.get("value") is None or found.get("ci_low") is None or found["value"] <= 0.5:
         return 1.0, 0.0
     return found["value"], (found["ci_high"] - found["ci_low"]) / (2 * _NORMAL)
 
@@ -210,16 +192,7 @@ def audit_of(named: str, judging: JudgingConfig) -> dict[str, Any] | None:
     """
     if judging.audit is None:
         return None
-    try:
-        record = json.loads(Path(judging.audit).read_text(encoding="utf-8"))
-        audited, verdict = record["asked"], record["verdict"]
-        verdict = {"may_decide": bool(verdict["may_decide"]), "reasons": list(map(str, verdict["reasons"]))}
-        verdict |= {name: dict(record["metrics"].get(name) or {}) for name in ("reliability", "agreement")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"policy.judging.audit={judging.audit} is no audit of a judge ({type(error).__name__}: {error}); write one "
-            "with `rm-opt judge audit --json`."
-        ) from error
+    audited, verdict = _read_audit(judging.audit)
     asked = judge_identity(named, judging)
     differing = [name for name, value in asked.items() if audited.get(name) != value]
     if differing:
@@ -228,6 +201,20 @@ def audit_of(named: str, judging: JudgingConfig) -> dict[str, Any] | None:
             "is now and is asked here."
         )
     return verdict
+
+
+def _read_audit(file: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    try:
+        record = json.loads(Path(file).read_text(encoding="utf-8"))
+        asked, verdict = record["asked"], record["verdict"]
+        verdict = {"may_decide": bool(verdict["may_decide"]), "reasons": list(map(str, verdict["reasons"]))}
+        verdict |= {name: dict(record["metrics"].get(name) or {}) for name in ("reliability", "agreement")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"policy.judging.audit={file} is no audit of a judge ({type(error).__name__}: {error}); write one "
+            "with `rm-opt judge audit --json`."
+        ) from error
+    return asked, verdict
 
 
 def audited(verdict: Mapping[str, Any], judge: str, named: str | None, judging: JudgingConfig | None) -> dict[str, Any]:
@@ -285,13 +272,13 @@ def require_model_folder(named: str, setting: str = JUDGE_SETTING) -> None:
 
 
 def judge_of(
-    named: str | None, gold: GoldConfig | None, device: str = "auto", judging: JudgingConfig | None = None
+    named: str | None, *, is_gold: bool, device: str = "auto", judging: JudgingConfig | None = None
 ) -> Judge | None:
     """The judge of a run: the named endpoint, function or reward model, else the gold world on its own data, else None.
 
     Args:
         named: `policy.judge`.
-        gold: the gold world, where the pairs are its own.
+        is_gold: whether the pairs are the gold world's.
         device: of a reward model that judges.
         judging: how an endpoint is asked.
 
@@ -300,7 +287,7 @@ def judge_of(
         ModelError: the reward model cannot be loaded.
     """
     if named is None:
-        return None if gold is None else GoldJudge()
+        return GoldJudge() if is_gold else None
     if is_endpoint(named):
         from rmcore.judging.language_model import LanguageModelJudge
 

@@ -6,6 +6,7 @@ figure and `summary.json`.
 
 from pathlib import Path
 
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report, prefixed
 from rmcore.core.tracking import Tracker
@@ -13,7 +14,7 @@ from rmcore.data.pairs_on_disk import PairFile
 from rmcore.reporting.figures.benchmarks import benchmarks_figure
 from rmcore.reporting.figures.style import save
 from rmcore.stages.interface import Upstream
-from rmcore.stages.settings import BenchmarkSettings
+from rmcore.stages.requirements import required_benchmark
 from rmcore.stages.trained import load_trained
 from rmcore.suites.measure import score_answers, to_table
 from rmcore.suites.question import OVERALL
@@ -24,9 +25,9 @@ RECORD_FILE = "benchmark.json"
 MODEL = "this model"
 
 
-def run(settings: BenchmarkSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Score every answer, and compare prompts and words with those of the training pairs."""
-    sets = read_sets(settings.benchmark.suites, partial=settings.benchmark.partial)
+    sets = read_sets(required_benchmark(settings).suites, partial=required_benchmark(settings).partial)
     rm = load_trained(settings, upstream["train"] / "best")
     rewards = []
     for one in sets:

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from rmcore.config.data import GoldConfig
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import WORLD
 from rmcore.core.errors import ConfigError, DataError, ModelError
 from rmcore.core.files import write_json
@@ -46,8 +46,8 @@ from rmcore.reporting.figures.served import served_figure
 from rmcore.reporting.figures.style import save
 from rmcore.stages.fresh_prompts import FEWEST_PROMPTS, held_out_prompts, new_prompts, seen_prompts
 from rmcore.stages.interface import Upstream, policy_place
+from rmcore.stages.requirements import required_policy
 from rmcore.stages.samples import answers
-from rmcore.stages.settings import ConfirmationSettings
 from rmcore.stages.trained import load_trained
 
 RECORD_FILE = "confirmation.json"
@@ -63,12 +63,13 @@ SHOWN = 3
 EXAMPLE = ["prompt", "chosen", "other", "difference"]
 
 
-def run(settings: ConfirmationSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Serve and judge until it is decided, or there is no prompt left."""
-    n, asked_of = smallest_n(settings.planned_kl), _judge(settings)
+    policy = required_policy(settings)
+    n, asked_of = smallest_n(settings.readiness.planned_kl), _judge(settings)
     prompts, num_fresh = _fresh_prompts(settings, upstream)
     judge, unit = _with_unit(asked_of, settings, upstream, out, report)
-    useful = settings.min_gain if judge.calibrates else wins_of_gain(settings.min_gain)
+    useful = settings.readiness.min_gain if judge.calibrates else wins_of_gain(settings.readiness.min_gain)
     gain = ServedGain(judge.limit, useful, is_clipped=judge.calibrates)
     served: list[dict[str, Any]] = []
     unreadable: list[str] = []
@@ -106,14 +107,14 @@ def run(settings: ConfirmationSettings, upstream: Upstream, out: Path, tracker: 
         tell_left_out(len(unreadable), "prompts and their responses", why)
     if not served:
         raise DataError(f"{judge.name} gave no readable judgement of any of {num_turned} pairs; see above.")
-    is_asked = [settings.people is None or differ(row["chosen"], row["other"]) for row in served]
+    is_asked = [policy.people is None or differ(row["chosen"], row["other"]) for row in served]
     labels = unit["num_labels"] + judge.labels_per_pair * sum(is_asked)
     counts = {
         **{"num_allowed": len(prompts), "num_fresh": num_fresh},
         **{"num_labels": labels + judge.labels_per_pair * num_unread, "num_unread": num_unread},
     }
     record = _record(n, prompts, judge, gain, served, counts | {"unit_error": unit["error"]}, out)
-    record["verdict"] = audited(record["verdict"], judge.name, settings.judge, settings.judging)
+    record["verdict"] = audited(record["verdict"], judge.name, policy.judge, policy.verdict_judging)
     (out / "figures").mkdir(exist_ok=True)
     save(served_figure(record), out / "figures" / "served.png")
     write_json(out / RECORD_FILE, record)
@@ -181,18 +182,19 @@ def _proxy_gain(rewards: np.ndarray, rises: np.ndarray) -> MetricValue:
     return MetricValue(value, None, None, len(rises), "it is what the response was chosen by, and says nothing of gold")
 
 
-def _judge(settings: ConfirmationSettings) -> PeopleJudge | ScoreJudge | OrderedPairJudge:
-    if settings.people is not None:
-        return PeopleJudge(Path(settings.people))
-    judge = judge_of(settings.judge, GoldConfig() if settings.is_gold else None, settings.device, settings.judging)
+def _judge(settings: PipelineConfig) -> PeopleJudge | ScoreJudge | OrderedPairJudge:
+    policy = required_policy(settings)
+    if policy.people is not None:
+        return PeopleJudge(Path(policy.people))
+    judge = judge_of(policy.judge, is_gold=settings.is_gold, device=settings.device, judging=policy.verdict_judging)
     if judge is None:
         raise ConfigError(NOBODY_JUDGES)
-    return pair_judge_of(judge, settings.judging)
+    return pair_judge_of(judge, policy.verdict_judging)
 
 
 def _with_unit(
     judge: PeopleJudge | ScoreJudge | OrderedPairJudge,
-    settings: ConfirmationSettings,
+    settings: PipelineConfig,
     upstream: Upstream,
     out: Path,
     report: Report,
@@ -240,7 +242,7 @@ def _rounds(number: int) -> Iterator[tuple[int, int]]:
 
 
 def _served(
-    settings: ConfirmationSettings,
+    settings: PipelineConfig,
     upstream: Upstream,
     n: int,
     prompts: Sequence[Prompt],
@@ -288,7 +290,7 @@ def _served(
     return kept["rows"], kept["unreadable"]
 
 
-def _fresh_prompts(settings: ConfirmationSettings, upstream: Upstream) -> tuple[list[Prompt], int | None]:
+def _fresh_prompts(settings: PipelineConfig, upstream: Upstream) -> tuple[list[Prompt], int | None]:
     """Prompts that neither the reward model was trained on nor readiness has seen, and how many there are.
 
     None: as many as one likes. Their order is one of chance: those that are judged when it ends stand for all.
@@ -298,33 +300,33 @@ def _fresh_prompts(settings: ConfirmationSettings, upstream: Upstream) -> tuple[
     """
     prepared = upstream["prepare"]
     if settings.is_gold:
-        return new_prompts(prepared, settings.fresh_prompts, f"fresh prompts {settings.seed}"), None
+        return new_prompts(prepared, required_policy(settings).fresh_prompts, f"fresh prompts {settings.seed}"), None
     lower = "policy.num_prompts (readiness is then judged on fewer)"
-    left = held_out_prompts(prepared, seen=settings.num_prompts, why="readiness has seen", lower=lower)
+    left = held_out_prompts(prepared, seen=required_policy(settings).num_prompts, why="readiness has seen", lower=lower)
     left = _in_chance_order(settings, upstream, left, "fresh")
     if len(left) < FEWEST_PROMPTS:
         raise DataError(
             f"the policy can answer {len(left)} of the fresh prompts, and a gain over fewer than {FEWEST_PROMPTS} says "
             "little. Hold out more, or shorter ones."
         )
-    return left[: settings.fresh_prompts], len(left)
+    return left[: required_policy(settings).fresh_prompts], len(left)
 
 
-def _unit_prompts(settings: ConfirmationSettings, upstream: Upstream) -> list[Prompt]:
+def _unit_prompts(settings: PipelineConfig, upstream: Upstream) -> list[Prompt]:
     """Prompts that are not served: new ones of the gold world, else of those that readiness sees."""
     if settings.is_gold:
         return new_prompts(upstream["prepare"], CALIBRATED, f"prompts of the unit {settings.seed}")
-    seen = seen_prompts(upstream["prepare"], settings.num_prompts)
+    seen = seen_prompts(upstream["prepare"], required_policy(settings).num_prompts)
     return _in_chance_order(settings, upstream, seen, "seen")[:CALIBRATED]
 
 
 def _in_chance_order(
-    settings: ConfirmationSettings, upstream: Upstream, prompts: Sequence[Prompt], name: str
+    settings: PipelineConfig, upstream: Upstream, prompts: Sequence[Prompt], name: str
 ) -> list[Prompt]:
     """Those that the policy can answer, shuffled."""
-    left = list(prompts)
-    if settings.name != WORLD:
-        policy = Policy.load(policy_place(settings.name, upstream["policy"]))
-        left = [left[place] for place in policy.readable_ids(left, settings.max_new_tokens)]
+    left, asked = list(prompts), required_policy(settings)
+    if asked.name != WORLD:
+        policy = Policy.load(policy_place(asked.name, upstream["policy"]))
+        left = [left[place] for place in policy.readable_ids(left, asked.max_new_tokens)]
     random.Random(f"order of {name} prompts {settings.seed}").shuffle(left)  # noqa: S311 - data, not cryptography
     return left

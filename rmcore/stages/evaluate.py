@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from rmcore.config.evaluate import EvaluateConfig
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report, prefixed, silent
 from rmcore.core.tracking import Tracker
@@ -40,7 +41,6 @@ from rmcore.reporting.figures.margins import margin_histogram_figure
 from rmcore.reporting.figures.style import save
 from rmcore.stages.interface import CEILING_FILE, Upstream, observations_of
 from rmcore.stages.observed import Measured, measure_observations
-from rmcore.stages.settings import EvaluateSettings
 from rmcore.stages.trained import load_trained
 from rmcore.training.likelihood.attached import read_likelihood
 
@@ -50,7 +50,7 @@ NUM_MISTAKES = 50
 """Most confident mistakes that are kept, with their texts."""
 
 
-def run(settings: EvaluateSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Score the splits with the best checkpoint and measure."""
     prepared = upstream["prepare"]
     dtype = settings.evaluate.dtype or scoring_dtype(settings.device)
@@ -123,7 +123,7 @@ def _trained_on(prepared: Path) -> set[str]:
 
 def _judgements(
     rm: BradleyTerryRM,
-    settings: EvaluateSettings,
+    settings: PipelineConfig,
     upstream: Upstream,
     pairs: Sequence[PreferencePair],
     report: Report,

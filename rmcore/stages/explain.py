@@ -6,19 +6,20 @@ Writes `explain.json` (`rmcore.explain.record.Explained`) and `summary.json`. No
 from pathlib import Path
 from typing import Any
 
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
 from rmcore.data.table import read_pairs
 from rmcore.explain.record import explain_mistakes
 from rmcore.stages.interface import Upstream
-from rmcore.stages.settings import ExplainSettings
+from rmcore.stages.requirements import required_explain
 from rmcore.stages.trained import load_trained
 
 
-def run(settings: ExplainSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Explain mistakes on the test pairs by words and edits."""
-    asked = settings.explain
+    asked = required_explain(settings)
     rm = load_trained(settings, upstream["train"] / "best")
     held_out = read_pairs(upstream["prepare"] / "test.parquet")
     found = explain_mistakes(rm, held_out, most=asked.mistakes, seed=settings.seed, report=report)

@@ -17,6 +17,7 @@ from typing import Any
 import pandas as pd
 import torch
 
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.files import read_json_lines, write_json
@@ -61,8 +62,8 @@ from rmcore.reporting.figures.style import save
 from rmcore.reporting.figures.watch import watch_figure
 from rmcore.stages.fresh_prompts import held_out_prompts, new_prompts
 from rmcore.stages.interface import Upstream, policy_place
+from rmcore.stages.requirements import required_policy, required_rlhf
 from rmcore.stages.samples import SAMPLES_FILE
-from rmcore.stages.settings import GrpoSettings
 from rmcore.stages.trained import load_trained
 from rmcore.training.memory import peak_memory_bytes
 
@@ -74,23 +75,24 @@ CALIBRATION_PAIRS = 500
 """Pairs that the members are fitted on, and calibrated on, at most."""
 
 
-def run(settings: GrpoSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Train, measure, judge."""
-    require_rlhf(settings.rlhf, settings.judge, settings.gold, settings.judging)
-    policy = Policy.load(policy_place(settings.name, upstream["policy"]))
-    judge = judge_of(settings.judge, settings.gold, settings.device, settings.judging)
+    rlhf, given = required_rlhf(settings), required_policy(settings)
+    require_rlhf(rlhf, given, is_gold=settings.is_gold)
+    policy = Policy.load(policy_place(given.name, upstream["policy"]))
+    judge = judge_of(given.judge, is_gold=settings.is_gold, device=settings.device, judging=given.verdict_judging)
     pairs = read_pairs(upstream["prepare"] / "train.parquet")
-    start = _start(settings.rlhf, upstream, judge)
+    start = _start(rlhf, upstream, judge)
     reward = _local_reward(settings, upstream, pairs)
-    further = further_rewards(settings.rlhf.more_rewards, _prompts(pairs), pick_device(settings.device).type)
+    further = further_rewards(rlhf.more_rewards, _prompts(pairs), pick_device(settings.device).type)
     threshold = reward.calibration.threshold
     watched = _watched(settings, upstream, policy, judge)
-    asked = settings.temperature, settings.max_new_tokens
+    asked = given.temperature, given.max_new_tokens
     with (
-        rollout_service(settings.rlhf, policy, _prompts(pairs), *asked, settings.device) as served,
-        reward_service(settings.rlhf, upstream["train"] / "best", render_fn=settings.render_fn) as service,
+        rollout_service(rlhf, policy, _prompts(pairs), *asked, settings.device) as served,
+        reward_service(rlhf, upstream["train"] / "best", render_fn=settings.model.render_fn) as service,
     ):
-        for number in range(settings.rlhf.num_seeds):
+        for number in range(rlhf.num_seeds):
             place = out / f"seed_{number}"
             if (place / FINISHED).is_file():
                 continue
@@ -98,39 +100,38 @@ def run(settings: GrpoSettings, upstream: Upstream, out: Path, tracker: Tracker,
             train_policy(plan, place, seed=settings.seed + number, tracker=tracker, report=report)
     record = _collect(settings, out, threshold, "nobody" if judge is None else judge.name, service.name)
     if record["judge"] != "people":
-        record["verdict"] = audited(record["verdict"], record["judge"], settings.judge, settings.judging)
+        record["verdict"] = audited(record["verdict"], record["judge"], given.judge, given.verdict_judging)
     _draw(record, upstream["overoptimization"] / "overoptimization.json", out / "figures")
     write_json(out / RECORD_FILE, record)
     for point in record["curve"]:
         shown = {f"policy/{name}": point[name]["value"] for name in ("kl", "proxy", "gold", "win_rate") if point[name]}
         tracker.metrics(point["step"], shown)
     write_json(out / "summary.json", {"metrics": _tracked(record)})
-    for number in range(settings.rlhf.num_seeds):
+    for number in range(rlhf.num_seeds):
         shutil.rmtree(out / f"seed_{number}")
 
 
-def _watched(settings: GrpoSettings, upstream: Upstream, policy: Policy, judge: Judge | None) -> dict[str, Any]:
+def _watched(settings: PipelineConfig, upstream: Upstream, policy: Policy, judge: Judge | None) -> dict[str, Any]:
     """The watch over each training and the prompts for what it gains in the end: fields of the plan."""
-    watch = settings.rlhf.watch
+    rlhf, given = required_rlhf(settings), required_policy(settings)
+    watch = rlhf.watch
     if watch is None:
         return {}
     asked: PairJudge
     if watch.people is not None:
         asked = PeopleJudge(Path(watch.people))
     elif judge is not None:
-        asked = pair_judge_of(judge, settings.judging)
+        asked = pair_judge_of(judge, given.verdict_judging)
     else:
         raise ConfigError(NOBODY_WATCHES)
     prepared, final = upstream["prepare"], watch.final_labels // asked.labels_per_pair
-    if settings.gold is not None:
+    if settings.is_gold:
         used = watch.labels // asked.labels_per_pair * watch.candidates + CALIBRATED
         drawn = new_prompts(prepared, used + final, f"watched prompts {settings.seed}")
         prompts, fresh = drawn[:used], drawn[used:]
     else:
-        left = held_out_prompts(
-            prepared, seen=settings.rlhf.num_prompts, why="the measurements take", lower="rlhf.num_prompts"
-        )
-        left = [left[place] for place in policy.readable_ids(left, settings.max_new_tokens)]
+        left = held_out_prompts(prepared, seen=rlhf.num_prompts, why="the measurements take", lower="rlhf.num_prompts")
+        left = [left[place] for place in policy.readable_ids(left, given.max_new_tokens)]
         final = min(final, len(left) // 3)
         fresh, prompts = left[:final], left[final:]
 
@@ -141,10 +142,10 @@ def _watched(settings: GrpoSettings, upstream: Upstream, policy: Policy, judge: 
             reward,
             folder,
             settings=watch,
-            every=settings.rlhf.measure_every,
-            temperature=settings.temperature,
-            max_new_tokens=settings.max_new_tokens,
-            kl_target=settings.rlhf.kl_target,
+            every=rlhf.measure_every,
+            temperature=given.temperature,
+            max_new_tokens=given.max_new_tokens,
+            kl_target=rlhf.kl_target,
             seed=seed,
             policy=policy,
         )
@@ -173,13 +174,13 @@ def _start(settings: RlhfConfig, upstream: Upstream, judge: Judge | None) -> Sta
     return StartPools(prompts, responses, gold)
 
 
-def _local_reward(settings: GrpoSettings, upstream: Upstream, pairs: list[PreferencePair]) -> LocalReward:
+def _local_reward(settings: PipelineConfig, upstream: Upstream, pairs: list[PreferencePair]) -> LocalReward:
     rm = load_trained(settings, upstream["train"] / "best")
     return LocalReward(
         rm,
         pairs[:MEMBER_PAIRS],
         read_pairs(upstream["prepare"] / "test.parquet", CALIBRATION_PAIRS),
-        num_members=settings.num_members,
+        num_members=required_policy(settings).num_members,
         seed=settings.seed,
     )
 
@@ -190,7 +191,7 @@ def _prompts(pairs: list[PreferencePair]) -> list[Prompt]:
 
 
 def _plan(
-    settings: GrpoSettings,
+    settings: PipelineConfig,
     policy: Policy,
     judge: Judge | None,
     pairs: list[PreferencePair],
@@ -200,7 +201,7 @@ def _plan(
     served: ServedPolicy | None,
     further: Sequence[FurtherReward],
 ) -> TrainingPlan:
-    prompts = _prompts(pairs)
+    prompts, rlhf, given = _prompts(pairs), required_rlhf(settings), required_policy(settings)
     reference = load_weights(policy, torch.float32).to(pick_device(settings.device)).eval()
     # Where labels are counted, only a judge who costs nothing is asked beside the watch: the truth beside the evidence.
     meter = PolicyMeter(
@@ -209,17 +210,17 @@ def _plan(
         start,
         reward,
         judge if start.gold is not None else None,
-        num_samples=settings.rlhf.samples_per_prompt,
-        temperature=settings.temperature,
-        max_new_tokens=settings.max_new_tokens,
+        num_samples=rlhf.samples_per_prompt,
+        temperature=given.temperature,
+        max_new_tokens=given.max_new_tokens,
     )
     scorer = service.scorer or reward
-    return TrainingPlan(policy, prompts, scorer, meter, settings.rlhf, settings.device, served, further)
+    return TrainingPlan(policy, prompts, scorer, meter, rlhf, settings.device, served, further)
 
 
-def _collect(settings: GrpoSettings, out: Path, threshold: float, judge: str, rewards: str) -> dict[str, Any]:
+def _collect(settings: PipelineConfig, out: Path, threshold: float, judge: str, rewards: str) -> dict[str, Any]:
     """One record of all seeds, and their rows as tables."""
-    trained = settings.rlhf
+    trained = required_rlhf(settings)
     seeds = [out / f"seed_{number}" for number in range(trained.num_seeds)]
     rows = {
         name: [
@@ -238,7 +239,7 @@ def _collect(settings: GrpoSettings, out: Path, threshold: float, judge: str, re
     if not (out / MODEL_FOLDER).is_dir():
         (seeds[saved] / MODEL_FOLDER).rename(out / MODEL_FOLDER)
     progress = pd.read_parquet(out / "progress.parquet").astype({"gold": float, "win_rate": float})
-    numbers = {"num_resamples": settings.num_resamples, "seed": settings.seed}
+    numbers = {"num_resamples": settings.evaluate.num_resamples, "seed": settings.seed}
     shared = progress.groupby("step")["seed"].nunique()
     common = shared.index[shared == trained.num_seeds]  # where a seed stopped early, the others stand alone
     curve = curve_of(progress[progress["step"].isin(common)], **numbers)

@@ -1,11 +1,12 @@
 """The interface of a stage module.
 
-    def run(settings: StageSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None
+    def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None
 
-with the stage's own class of `rmcore.stages.settings`, reads the artifacts in `upstream`, writes its own files into
-`out` (a folder that exists and is empty but for `metrics.jsonl`), sends numbers by step to `tracker` and progress to
-`report`. Same inputs, same files. By convention `summary.json` holds `{"metrics": {name: number or {"value", "ci_low",
-"ci_high"}}}`, `figures/` PNGs and `tables/` CSVs; whoever tracks runs reads those, now or from the cache.
+is given the config, in which any setting raises that its `reads` in `rmcore.stages.registry` does not have. It reads
+the artifacts in `upstream`, writes its own files into `out` (a folder that exists and is empty but for
+`metrics.jsonl`), sends numbers by step to `tracker` and progress to `report`. Same inputs, same files. By convention
+`summary.json` holds `{"metrics": {name: number or {"value", "ci_low", "ci_high"}}}`, `figures/` PNGs and `tables/`
+CSVs; the code that tracks runs reads those, now or from the cache.
 """
 
 from collections.abc import Mapping

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rmcore.config.landscape import LandscapeConfig
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import DataError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report, tell_left_out
@@ -21,7 +22,6 @@ from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.reporting.figures.landscape import eigenvalues_figure
 from rmcore.reporting.figures.style import save
 from rmcore.stages.interface import Upstream
-from rmcore.stages.settings import LandscapeSettings
 from rmcore.stages.trained import load_trained
 
 SPECTRUM_METRICS = (
@@ -37,7 +37,7 @@ SPECTRUM_METRICS = (
 )
 
 
-def run(settings: LandscapeSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Measure the curvature on `num_pairs` test pairs."""
     rm = load_trained(settings, upstream["train"] / "best")
     pairs = read_pairs(upstream["prepare"] / "test.parquet")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
@@ -19,6 +20,7 @@ from rmcore.data.pair import Prompt, prompt_key, prompt_text
 from rmcore.data.readers.turns import asked_prompt
 from rmcore.data.table import read_pairs
 from rmcore.policy.disagreement import disagreement_along_n
+from rmcore.policy.judge import judge_noise
 from rmcore.policy.overoptimization import METHODS, OptimizationPlan, overoptimization
 from rmcore.policy.readiness.components import JudgedPools, on_policy_parts
 from rmcore.policy.sampling.best_of_n import best_of_n_kl, best_of_n_weights, nominal_kl
@@ -28,8 +30,8 @@ from rmcore.reporting.figures.overoptimization import overoptimization_figure
 from rmcore.reporting.figures.policy import disagreement_by_gain_figure
 from rmcore.reporting.figures.style import save
 from rmcore.stages.interface import Upstream
+from rmcore.stages.requirements import required_policy
 from rmcore.stages.samples import SAMPLES_FILE
-from rmcore.stages.settings import OveroptimizationSettings
 from rmcore.stages.trained import load_trained
 
 WORST_SHOWN = 5
@@ -38,13 +40,15 @@ MEMBER_PAIRS = 2000
 """Training pairs that the member heads are fitted on, at most."""
 
 
-def run(settings: OveroptimizationSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Score the samples with the best checkpoint and measure."""
     samples = pd.read_parquet(upstream["samples"] / SAMPLES_FILE)
     rm = load_trained(settings, upstream["train"] / "best")
     training = read_pairs(upstream["prepare"] / "train.parquet", MEMBER_PAIRS)
     asked = samples.assign(prompt=_prompts(upstream["prepare"], samples))
-    scored = score_samples(rm, asked, training, num_members=settings.num_members, seed=settings.seed, report=report)
+    scored = score_samples(
+        rm, asked, training, num_members=required_policy(settings).num_members, seed=settings.seed, report=report
+    )
     asked = scored.samples.assign(reward=scored.rewards)
     table = asked.assign(prompt=asked["prompt"].map(prompt_text), length=asked["response"].str.len())
     table.drop(columns=["prompt", "response"]).to_parquet(out / "rewards.parquet")
@@ -52,7 +56,7 @@ def run(settings: OveroptimizationSettings, upstream: Upstream, out: Path, track
         "num_cut": scored.num_cut,
         "num_unreadable": scored.num_unreadable,
         "best_of_n": _choices(table),
-        "judge": settings.judge,
+        "judge": settings.judged_by,
     }
     _write_chosen(table, out / "tables")
     if np.isfinite(table["gold"]).all():
@@ -91,34 +95,35 @@ def _write_chosen(table: pd.DataFrame, folder: Path) -> None:
     chosen[["prompt", "response", "reward", "gold"]].to_csv(folder / "chosen_samples.csv", index=False)
 
 
-def _judged(
-    settings: OveroptimizationSettings, table: pd.DataFrame, scored: ScoredSamples, folder: Path
-) -> dict[str, Any]:
+def _judged(settings: PipelineConfig, table: pd.DataFrame, scored: ScoredSamples, folder: Path) -> dict[str, Any]:
     """Everything that needs the gold reward."""
     rewards, gold = pools(table, "prompt_id", "reward"), pools(table, "prompt_id", "gold")
     units = table.drop_duplicates("prompt_id")["unit"].tolist()
-    numbers = {"num_resamples": settings.num_resamples, "seed": settings.seed}
+    numbers = {"num_resamples": settings.evaluate.num_resamples, "seed": settings.seed}
     curves = [
         overoptimization(
             rewards,
             gold,
             method=method,
             max_n=max(map(len, rewards)),
-            planned_kl=settings.planned_kl,
+            planned_kl=settings.readiness.planned_kl,
             units=units,
-            num_resamples=settings.num_resamples,
+            num_resamples=settings.evaluate.num_resamples,
             seed=settings.seed,
         )
         for method in METHODS
     ]
     members = [scored.members[:, rows] for rows in table.groupby("prompt_id", sort=False).indices.values()]
+    policy = required_policy(settings)
+    given = policy.judge_ceiling
+    ceiling, error = judge_noise(policy.ceiling_audit) if given is None else (given, 0.0)
     judged = JudgedPools(rewards, gold, pools(table, "prompt_id", "length"), members)
     parts = on_policy_parts(
         judged,
-        judge_ceiling=settings.judge_ceiling,
-        judge_ceiling_error=settings.judge_ceiling_error,
+        judge_ceiling=ceiling,
+        judge_ceiling_error=error,
         units=units,
-        num_resamples=settings.num_resamples,
+        num_resamples=settings.evaluate.num_resamples,
         seed=settings.seed,
     )
     worst = {curve.method: _worst(table, curve.plan) for curve in curves}

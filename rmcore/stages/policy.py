@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rmcore.config.model import TINY_SIZES
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import SFT
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.files import write_json
@@ -29,22 +30,23 @@ from rmcore.models.tiny import build_tiny
 from rmcore.policy.policy import TextReader
 from rmcore.policy.sft import TOKEN_BUDGET, Example, fine_tune
 from rmcore.stages.interface import POLICY_FOLDER, Upstream
-from rmcore.stages.settings import PolicySettings
+from rmcore.stages.requirements import required_policy
 
 POLICY_FILE = "policy.json"
 
 
-def run(settings: PolicySettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Fine-tune, or write down which policy is meant."""
-    if settings.name != SFT:
-        content = source_digest(settings.name) if settings.name and Path(settings.name).exists() else settings.name
+    policy = required_policy(settings)
+    name, base = policy.drawn_from, policy.base
+    if name != SFT:
+        content = source_digest(name) if name and Path(name).exists() else name
         write_json(out / POLICY_FILE, {"policy": content})  # not where it lies: it may be moved
         write_json(out / "summary.json", {"metrics": {}})
         return
     with tempfile.TemporaryDirectory() as scratch:
-        base = settings.base
         if base in TINY_SIZES:
-            base = str(build_tiny(Path(scratch), seed=settings.seed, size=settings.base))
+            base = str(build_tiny(Path(scratch), seed=settings.seed, size=base))
         quiet_libraries()
         model = guard(
             base, lambda: AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, use_safetensors=True)
@@ -53,7 +55,7 @@ def run(settings: PolicySettings, upstream: Upstream, out: Path, tracker: Tracke
     model.to(pick_device(settings.device))
     end = tokenizer.eos_token_id
     if end is None:
-        raise ConfigError(f"the tokenizer of policy.base={settings.base} has no EOS, so no response would ever end.")
+        raise ConfigError(f"the tokenizer of policy.base={policy.base} has no EOS, so no response would ever end.")
     limit = min(TOKEN_BUDGET, max_positions(model.config) or TOKEN_BUDGET)
     reader = TextReader(tokenizer)
     examples = _examples(reader, _responses(settings, upstream["prepare"]), end)
@@ -63,9 +65,7 @@ def run(settings: PolicySettings, upstream: Upstream, out: Path, tracker: Tracke
         report(done, num_steps, f"loss {loss:.3f}")
         tracker.metrics(done, {"policy/loss": loss})
 
-    loss = fine_tune(
-        model, fitting, epochs=settings.sft_epochs, lr=settings.sft_lr, seed=settings.seed, on_step=on_step
-    )
+    loss = fine_tune(model, fitting, epochs=policy.sft_epochs, lr=policy.sft_lr, seed=settings.seed, on_step=on_step)
     save_pretrained(model, out / POLICY_FOLDER)
     save_pretrained(tokenizer, out / POLICY_FOLDER)
     write_json(out / POLICY_FILE, {"policy": SFT})
@@ -94,15 +94,16 @@ def _examples(reader: TextReader, rows: Sequence[tuple[Prompt, str]], end: int) 
     return examples
 
 
-def _responses(settings: PolicySettings, prepared: Path) -> list[tuple[Prompt, str]]:
-    if settings.shortcut is not None:
+def _responses(settings: PipelineConfig, prepared: Path) -> list[tuple[Prompt, str]]:
+    most, shortcut = required_policy(settings).sft_examples, settings.demonstrated_shortcut
+    if shortcut is not None:
         held_out = {
             str(pair.prompt)
             for name in ("validation", "test")
             if (prepared / f"{name}.parquet").is_file()
             for pair in read_pairs(prepared / f"{name}.parquet")
         }
-        return list(demonstrations(settings.shortcut, settings.sft_examples, seed=settings.seed, without=held_out))
+        return list(demonstrations(shortcut, most, seed=settings.seed, without=held_out))
     pairs = with_text_answers(read_pairs(prepared / "train.parquet"), "learnt as text")
     rows = dict.fromkeys((pair.prompt, side) for pair in pairs for side in (pair.chosen, pair.rejected))
-    return list(rows)[: settings.sft_examples]
+    return list(rows)[:most]

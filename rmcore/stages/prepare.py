@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rmcore.config.data import DataConfig
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report, silent, within
@@ -31,7 +32,6 @@ from rmcore.data.readers.sources import LoadedPairs, cap_prompts, load_pairs, so
 from rmcore.data.splits import split_together
 from rmcore.data.table import PAIRS
 from rmcore.stages.interface import CEILING_FILE, Upstream
-from rmcore.stages.settings import PrepareSettings
 
 FILES = ("file", "cluster")
 """Kinds of sources that have no splits."""
@@ -50,14 +50,14 @@ class Prepared:
     """Outcome of reading each source; none for the gold world."""
 
 
-def run(settings: PrepareSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Read, audit and split the pairs named in `settings.data`."""
     # What is mapped outlives its name, but for disks of other machines, which keep it until this process ends.
     with TemporaryDirectory(prefix=".pairs-", dir=out, ignore_cleanup_errors=True) as spool:
         _run(settings, out, Path(spool), report)
 
 
-def _run(settings: PrepareSettings, out: Path, spool: Path, report: Report) -> None:
+def _run(settings: PipelineConfig, out: Path, spool: Path, report: Report) -> None:
     report(0, 3, "reading")
     reading = within(report, 0, 3, "reading")
     prepared = prepare(settings.data, seed=settings.seed, report=reading, spool=spool)

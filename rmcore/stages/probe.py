@@ -6,6 +6,7 @@ Writes `probe.json` (`rmcore.probes.measure.Probed`, texts shortened) and `summa
 from pathlib import Path
 from typing import Any
 
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
@@ -14,18 +15,18 @@ from rmcore.data.table import read_pairs
 from rmcore.probes.measure import probe
 from rmcore.probes.rules import find_rules
 from rmcore.stages.interface import Upstream
-from rmcore.stages.settings import ProbeSettings
+from rmcore.stages.requirements import required_probe
 from rmcore.stages.trained import load_trained
 
 KEPT_CHARS = 700
 """Characters of an example's text."""
 
 
-def run(settings: ProbeSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Probe the best checkpoint on the test pairs."""
-    rules = find_rules(settings.probe.rules)
+    rules = find_rules(required_probe(settings).rules)
     rm = load_trained(settings, upstream["train"] / "best")
-    pairs = cap_pairs(read_pairs(upstream["prepare"] / "test.parquet"), settings.probe.pairs_per_prompt)
+    pairs = cap_pairs(read_pairs(upstream["prepare"] / "test.parquet"), required_probe(settings).pairs_per_prompt)
     found = probe(rm, pairs, rules, seed=settings.seed, report=report)
     write_json(out / "probe.json", found.to_dict(KEPT_CHARS))
     numbers: dict[str, Any] = {"eval/test_probes_violated": len(found.violated)}

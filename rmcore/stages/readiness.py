@@ -15,6 +15,7 @@ from typing import Any
 
 import pandas as pd
 
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.core.errors import DataError
 from rmcore.core.files import write_json
@@ -29,10 +30,9 @@ from rmcore.policy.readiness.verdict import verdict_on_labels
 from rmcore.reporting.figures.logged_answers import logged_answers_figure
 from rmcore.reporting.figures.style import save
 from rmcore.stages.interface import Upstream
-from rmcore.stages.settings import ReadinessSettings
 
 
-def run(settings: ReadinessSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Judge from the evaluation's metrics, and compute the original score."""
     metrics = json.loads((upstream["evaluate"] / "metrics.json").read_text())["metrics"]
     lambda_max = largest_eigenvalue(upstream)
@@ -59,16 +59,16 @@ def largest_eigenvalue(upstream: Upstream) -> float | None:
     return value
 
 
-def choose_among_logged(settings: ReadinessSettings, upstream: Upstream, report: Report) -> dict[str, Any] | None:
+def choose_among_logged(settings: PipelineConfig, upstream: Upstream, report: Report) -> dict[str, Any] | None:
     """Measure the best of k among judged answers, else those of held-out pairs; None where no prompt has enough."""
     if (upstream["evaluate"] / ANSWERS_FILE).is_file():
         given, of_model = stored_judged_answers(upstream["evaluate"])
         return choose_among_judged(
-            given, of_model, num_resamples=settings.num_resamples, seed=settings.seed, report=report
+            given, of_model, num_resamples=settings.evaluate.num_resamples, seed=settings.seed, report=report
         )
     rewards = pd.read_parquet(upstream["evaluate"] / "rewards.parquet")
     table = logged_table(read_pairs(upstream["prepare"] / "test.parquet"), rewards[rewards["split"] == "test"])
-    return logged_answers(table, num_resamples=settings.num_resamples, seed=settings.seed, report=report)
+    return logged_answers(table, num_resamples=settings.evaluate.num_resamples, seed=settings.seed, report=report)
 
 
 def judge(

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
@@ -14,12 +15,12 @@ from rmcore.policy.judge import audited
 from rmcore.policy.readiness.readiness_v2 import judge_v2
 from rmcore.stages.interface import Upstream
 from rmcore.stages.readiness import largest_eigenvalue
-from rmcore.stages.settings import ReadinessV2Settings
+from rmcore.stages.requirements import required_policy
 
 FROM_PAIRS = ("pairwise_accuracy", "length_matched_accuracy", "ece_tempered_debiased")
 
 
-def run(settings: ReadinessV2Settings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Put the parts together and judge."""
     optimized = json.loads((upstream["overoptimization"] / "overoptimization.json").read_text())
     metrics = json.loads((upstream["evaluate"] / "metrics.json").read_text())["metrics"]["test"]
@@ -46,7 +47,8 @@ def run(settings: ReadinessV2Settings, upstream: Upstream, out: Path, tracker: T
         num_telling=0 if plan is None else plan["num_telling"],
         reached=None if plan is None else plan["reached"],
     )
-    judged["verdict"] = audited(judged["verdict"], optimized["judge"], settings.judge, settings.judging)
+    policy = required_policy(settings)
+    judged["verdict"] = audited(judged["verdict"], optimized["judge"], policy.verdict_judge, policy.verdict_judging)
     write_json(out / "readiness.json", judged)
     shown = {"ready/gain_probability": judged["readiness"]["probability"]}
     shown["ready/gate_passed"] = float(judged["verdict"]["status"] == "ready")

@@ -20,23 +20,27 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.digests import make_key
+from rmcore.core.files import file_digest
 from rmcore.core.fingerprints import code_digests
 from rmcore.core.store import ArtifactRef
-from rmcore.stages import settings as of_stage
-from rmcore.stages.settings import DeviceSettings, StageSettings
+from rmcore.stages.reads import keyed, masked, settled, starts_from_sft
+from rmcore.stages.requirements import REQUIRED
 from rmcore.training.resume import FINISHED_FILE
+
+ROOT = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One stage: its settings, its code, its place in the chain."""
+    """One stage: what it reads, its code, its place in the chain."""
 
     name: str
     upstream: tuple[str, ...]
-    settings: type[StageSettings]
-    """All of a config that the stage is given, and how the key has it."""
+    reads: tuple[str, ...]
+    """Settings, sections and properties of a config that the stage sees, by dotted path; its key has all of them."""
     outcome: tuple[str, ...]
     """Globs of the files that downstream stages read; their content is the artifact's digest."""
     libraries: tuple[str, ...] = ()
@@ -47,6 +51,8 @@ class Stage:
     """Globs of what an attempt that was cut off leaves for the next one to resume from."""
     finished: str = ""
     """File that such a stage writes last; without it, it was cut off whatever it reported."""
+    files: tuple[str, ...] = ()
+    """Files beside the code that the stage reads, by path below rmcore: their content enters the key like code."""
 
     @property
     def module(self) -> str:
@@ -58,28 +64,34 @@ class Stage:
 
         The curvature only where it is measured.
         """
-        from_policy = self.name == "train" and of_stage.starts_from_sft(config)
+        from_policy = self.name == "train" and starts_from_sft(config)
         upstream = tuple(name for name in self.upstream if name != "landscape" or config.landscape is not None)
         return (*upstream, "policy") if from_policy else upstream
 
     @property
     def on_device(self) -> bool:
         """Whether it runs a model, so the device type enters the key and one slot of the device is taken."""
-        return issubclass(self.settings, DeviceSettings)
+        return "device" in self.reads
 
 
 TORCH = ("torch", "transformers")
+LOADED = ("seed", "device", "model.trust_remote_code", "model.render_fn")
+"""Settings of a stage that loads a trained reward model."""
+SAMPLING = ("writer_shortcut", "policy.name", "policy.engine", "policy.temperature", "policy.max_new_tokens")
+"""Settings of a stage that draws from the policy, or from the gold world's writer."""
+JUDGED = ("policy.judge", "policy.verdict_judging")
+"""Settings of a stage that asks the judge and says a verdict."""
 HIDDEN_OF_TRAINING = (
     "rmcore.landscape.trajectory",  # what is measured on the way changes no weight
 )
 STAGES: dict[str, Stage] = {
     stage.name: stage
     for stage in (
-        Stage("prepare", (), of_stage.PrepareSettings, ("*.parquet", "label_ceiling.json")),
+        Stage("prepare", (), ("seed", "data"), ("*.parquet", "label_ceiling.json")),
         Stage(
             "train",
             ("prepare",),
-            of_stage.TrainSettings,
+            ("seed", "device", "model", "train", "data.attribute_weights"),
             ("best/*",),
             libraries=TORCH,
             hidden=HIDDEN_OF_TRAINING,
@@ -89,32 +101,50 @@ STAGES: dict[str, Stage] = {
         Stage(
             "evaluate",
             ("prepare", "train"),
-            of_stage.EvaluateSettings,
+            (*LOADED, "evaluate"),
             ("rewards.parquet", "metrics.json"),
             libraries=TORCH,
         ),
         Stage(
             "landscape",
             ("prepare", "train"),
-            of_stage.LandscapeSettings,
+            (*LOADED, "landscape"),
             ("spectrum.json",),
             libraries=TORCH,
         ),
-        Stage("probe", ("prepare", "train"), of_stage.ProbeSettings, ("probe.json",), libraries=TORCH),
-        Stage("explain", ("prepare", "train"), of_stage.ExplainSettings, ("explain.json",), libraries=TORCH),
-        Stage("readiness", ("prepare", "evaluate", "landscape"), of_stage.ReadinessSettings, ("readiness.json",)),
+        Stage("probe", ("prepare", "train"), (*LOADED, "probe"), ("probe.json",), libraries=TORCH),
+        Stage("explain", ("prepare", "train"), (*LOADED, "explain"), ("explain.json",), libraries=TORCH),
+        Stage(
+            "readiness",
+            ("prepare", "evaluate", "landscape"),
+            ("seed", "evaluate.num_resamples", "readiness"),
+            ("readiness.json",),
+        ),
         Stage(
             "benchmark",
             ("prepare", "train"),
-            of_stage.BenchmarkSettings,
+            (*LOADED, "benchmark"),
             ("benchmark.json", "rewards_*.parquet"),
             libraries=TORCH,
         ),
-        Stage("policy", ("prepare",), of_stage.PolicySettings, ("policy.json", "model/*"), libraries=TORCH),
+        Stage(
+            "policy",
+            ("prepare",),
+            (
+                *("seed", "device", "demonstrated_shortcut", "policy.drawn_from", "policy.base"),
+                *("policy.sft_examples", "policy.sft_epochs", "policy.sft_lr"),
+            ),
+            ("policy.json", "model/*"),
+            libraries=TORCH,
+        ),
         Stage(
             "samples",
             ("prepare", "policy"),
-            of_stage.SamplesSettings,
+            (
+                *("seed", "device", "is_gold", *SAMPLING, "policy.num_prompts", "policy.samples_per_prompt"),
+                *("policy.samples", "policy.judge_column", "policy.topic_column"),
+                *("policy.asked_judge", "policy.asked_judging"),
+            ),
             ("samples.parquet",),
             libraries=TORCH,
             kept=("drawn.jsonl",),
@@ -122,20 +152,27 @@ STAGES: dict[str, Stage] = {
         Stage(
             "overoptimization",
             ("prepare", "train", "samples"),
-            of_stage.OveroptimizationSettings,
+            (
+                *(*LOADED, "judged_by", "policy.num_members", "policy.judge_ceiling", "policy.ceiling_audit"),
+                *("evaluate.num_resamples", "readiness.planned_kl"),
+            ),
             ("rewards.parquet", "overoptimization.json"),
             libraries=TORCH,
         ),
         Stage(
             "readiness_v2",
             ("evaluate", "landscape", "overoptimization"),
-            of_stage.ReadinessV2Settings,
+            ("readiness", "policy.verdict_judge", "policy.verdict_judging"),
             ("readiness.json",),
+            files=("policy/readiness/readiness_fit.json",),
         ),
         Stage(
             "confirmation",
             ("prepare", "train", "policy"),
-            of_stage.ConfirmationSettings,
+            (
+                *(*LOADED, "is_gold", *SAMPLING, *JUDGED, "policy.num_prompts", "policy.fresh_prompts"),
+                *("policy.people", "readiness.planned_kl", "readiness.min_gain"),
+            ),
             ("confirmation.json",),
             libraries=TORCH,
             kept=("unit.json", "drawn_*.jsonl", "served_*.json", "judged_*.jsonl"),
@@ -143,7 +180,10 @@ STAGES: dict[str, Stage] = {
         Stage(
             "grpo",
             ("prepare", "train", "policy", "samples", "overoptimization"),
-            of_stage.GrpoSettings,
+            (
+                *(*LOADED, "is_gold", *JUDGED, "policy.name", "policy.temperature", "policy.max_new_tokens"),
+                *("policy.num_members", "evaluate.num_resamples", "rlhf"),
+            ),
             ("rlhf.json", "model/*"),
             libraries=(*TORCH, "trl"),
             kept=("seed_*",),
@@ -174,7 +214,7 @@ def labelled_stages(config: PipelineConfig) -> tuple[str, ...]:
 def in_order(names: Iterable[str], config: PipelineConfig) -> tuple[str, ...]:
     """Stages in an order in which each comes after what it needs: the policy first where the reward model needs it."""
     listed = tuple(names)
-    if "train" not in listed or not of_stage.starts_from_sft(config):
+    if "train" not in listed or not starts_from_sft(config):
         return listed
     rest = [name for name in listed if name != "policy"]
     place = rest.index("train")
@@ -186,15 +226,16 @@ def is_judged(config: PipelineConfig) -> bool:
     policy = config.policy
     if policy is None:
         return False
-    return policy.samples is not None or policy.judge is not None or config.data.source == "gold"
+    return policy.samples is not None or policy.judge is not None or config.is_gold
 
 
 @dataclass(frozen=True, slots=True)
 class StageCall:
-    """One stage under its own settings, on upstream artifacts: all that it is given, and its key."""
+    """One stage under a config, on upstream artifacts: all that it is given, and its key."""
 
     stage: Stage
-    settings: StageSettings
+    config: PipelineConfig
+    """Settled (`rmcore.stages.reads`); the stage sees what it reads."""
     upstream: Mapping[str, ArtifactRef]
     slug: str
     """Readable part of the artifact's folder name."""
@@ -202,6 +243,48 @@ class StageCall:
     """Everything that can affect the outcome, as the manifest records it."""
     key: str
     """Digest of `inputs`."""
+
+    @property
+    def device(self) -> str | None:
+        """Where it runs a model; None: it runs none."""
+        return self.config.device if self.stage.on_device else None
+
+    @property
+    def num_processes(self) -> int:
+        """Processes that run it together, each on a GPU of its own where it runs a model."""
+        return self.config.train.num_processes if self.stage.name == "train" else 1
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether the artifact keeps the states to resume from, because the work was cut off on purpose."""
+        return self.stage.name == "train" and self.config.train.stop_step is not None
+
+
+def stage_config(name: str, config: PipelineConfig) -> PipelineConfig:
+    """Return the config as stage `name` is given it: settled, and any setting that it does not declare raises.
+
+    Raises:
+        ConfigError: the config has no section that the stage needs.
+    """
+    return masked(_complete(name, config), name, STAGES[name].reads)
+
+
+def stage_settings(name: str, config: PipelineConfig) -> dict[str, Any]:
+    """Return what stage `name` reads of the config as its key has it.
+
+    Raises:
+        ConfigError: the config has no section that the stage needs.
+        RmcoreError: something that the settings name is not there.
+    """
+    return keyed(_complete(name, config), STAGES[name].reads)
+
+
+def _complete(name: str, config: PipelineConfig) -> PipelineConfig:
+    for section in {path.partition(".")[0] for path in STAGES[name].reads} & REQUIRED.keys():
+        REQUIRED[section](config)
+    if name == "landscape" and config.landscape is None:  # a study of curvature may name no setting of it
+        config = config.model_copy(update={"landscape": LandscapeConfig()})
+    return settled(config)
 
 
 def stage_call(name: str, config: PipelineConfig, upstream: Mapping[str, ArtifactRef]) -> StageCall:
@@ -214,22 +297,21 @@ def stage_call(name: str, config: PipelineConfig, upstream: Mapping[str, Artifac
         RmcoreError: something that the settings name is not there.
     """
     stage = STAGES[name]
-    settings = stage.settings.of(config)
     read = {needed: upstream[needed] for needed in stage.needs(config)}
     inputs = {
         "stage": stage.name,
-        "config": settings.keyed(),
+        "config": stage_settings(name, config),
         "upstream": {name: ref.digest for name, ref in read.items()},
         **stage_code(stage),
     }
-    return StageCall(stage, settings, read, _slug(name, config), inputs, make_key(inputs))
+    return StageCall(stage, settled(config), read, _slug(name, config), inputs, make_key(inputs))
 
 
 def stage_code(stage: Stage) -> dict[str, dict[str, str]]:
     """Digest what affects a stage's outcome beside settings and upstream: its libraries and its code."""
     return {
         "versions": {name: _minor_version(name) for name in stage.libraries},
-        "code": code_digests(stage.module, stage.hidden),
+        "code": code_digests(stage.module, stage.hidden) | {name: file_digest(ROOT / name) for name in stage.files},
     }
 
 

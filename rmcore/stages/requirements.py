@@ -1,5 +1,8 @@
 """Parts of a config that some stages cannot do without; flows ask for them before anything runs. Imports no torch."""
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from rmcore.config.benchmark import BenchmarkConfig
 from rmcore.config.explain import ExplainConfig
 from rmcore.config.pipeline import PipelineConfig
@@ -65,3 +68,13 @@ def required_rlhf(config: PipelineConfig) -> RlhfConfig:
     if config.rlhf is None:
         raise ConfigError("there is no training of a policy in this config; set rlhf.steps, or start from preset rlhf.")
     return config.rlhf
+
+
+REQUIRED: Mapping[str, Callable[[PipelineConfig], Any]] = {
+    "benchmark": required_benchmark,
+    "policy": required_policy,
+    "probe": required_probe,
+    "explain": required_explain,
+    "rlhf": required_rlhf,
+}
+"""By the section that a stage reads."""

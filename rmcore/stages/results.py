@@ -21,8 +21,8 @@ from rmcore.policy.readiness.mending import Trained, mending_step
 from rmcore.policy.readiness.verdict import next_rung, verdict_on_policy, with_outcome
 from rmcore.reporting.runs import KEY_DIGITS
 from rmcore.reporting.schema import PolicyResults, Results, StageResult, Training
+from rmcore.stages.reads import device_type
 from rmcore.stages.registry import STAGES
-from rmcore.stages.settings import device_type
 
 NUM_MISTAKES = 50
 SHOWN_VERSIONS = ("rm-optimizer", "torch", "transformers", "prefect", "mlflow", "pandas", "numpy")

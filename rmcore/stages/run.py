@@ -14,11 +14,11 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import RmcoreError, StoreError
 from rmcore.core.progress import PROGRESS_VARIABLE, progress_bar, silent
 from rmcore.core.tracking import METRICS_FILE, JsonlTracker, NullTracker
-from rmcore.stages.registry import STAGES
-from rmcore.stages.settings import StageSettings
+from rmcore.stages.registry import STAGES, stage_config
 
 ERROR_FILE = "error.json"
 DELIBERATE_ERROR = 3
@@ -26,9 +26,9 @@ DELIBERATE_ERROR = 3
 INTERRUPTED = 130
 
 
-def run_stage(name: str, settings: StageSettings, upstream: dict[str, Path], out: Path) -> None:
+def run_stage(name: str, config: PipelineConfig, upstream: dict[str, Path], out: Path) -> None:
     """Run stage `name` in this process, writing its artifact into `out`."""
-    module = importlib.import_module(STAGES[name].module)
+    module, settings = importlib.import_module(STAGES[name].module), stage_config(name, config)
     if os.environ.get("RANK", "0") != "0":  # one of several processes, of which the first writes and tells
         module.run(settings, upstream, out, NullTracker(), silent)
         return
@@ -48,8 +48,8 @@ def run_from_file(spec_path: str) -> int:
     spec = json.loads(Path(spec_path).read_text())
     upstream = {name: Path(folder) for name, folder in spec["upstream"].items()}
     try:
-        settings = STAGES[spec["stage"]].settings.model_validate(spec["settings"])
-        run_stage(spec["stage"], settings, upstream, Path(spec["out"]))
+        config = PipelineConfig.model_validate(spec["config"])
+        run_stage(spec["stage"], config, upstream, Path(spec["out"]))
     except RmcoreError as error:
         return _describe(error, spec_path)
     except OSError as error:

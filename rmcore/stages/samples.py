@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rmcore.config.data import GoldConfig
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import DataError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
@@ -29,7 +29,7 @@ from rmcore.policy.sampling.sampler import SamplingSettings
 from rmcore.policy.sampling.samples import read_samples
 from rmcore.policy.sampling.sampling import draw_samples
 from rmcore.stages.interface import Upstream, policy_place
-from rmcore.stages.settings import ConfirmationSettings, SamplesSettings
+from rmcore.stages.requirements import required_policy
 from rmcore.suites.overlap import independent_units
 from rmcore.training.resume import FINISHED_FILE
 
@@ -38,11 +38,12 @@ FEWEST = 4
 """Samples of a prompt below which nothing can be said about a choice among them."""
 
 
-def run(settings: SamplesSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Draw samples, or read those drawn elsewhere; judge them where the truth is known."""
+    policy = required_policy(settings)
     table, sampling = (
-        _read(settings.samples, settings.judge_column, settings.topic_column)
-        if settings.samples is not None
+        _read(policy.samples, policy.judge_column, policy.topic_column)
+        if policy.samples is not None
         else _draw(settings, upstream, out / "drawn.jsonl", report)
     )
     table = _with_units(table)
@@ -66,12 +67,12 @@ def run(settings: SamplesSettings, upstream: Upstream, out: Path, tracker: Track
 
 
 def _draw(
-    settings: SamplesSettings, upstream: Upstream, drawn: Path, report: Report
+    settings: PipelineConfig, upstream: Upstream, drawn: Path, report: Report
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
-    pairs = read_pairs(upstream["prepare"] / "test.parquet")
-    prompts = one_each(pairs)[: settings.num_prompts]
-    topics = _topics(pairs, settings.topic_column)
-    engine, rows = answers(settings, prompts, settings.samples_per_prompt, upstream["policy"], drawn, report)
+    policy, pairs = required_policy(settings), read_pairs(upstream["prepare"] / "test.parquet")
+    prompts = one_each(pairs)[: policy.num_prompts]
+    topics = _topics(pairs, policy.topic_column)
+    engine, rows = answers(settings, prompts, policy.samples_per_prompt, upstream["policy"], drawn, report)
     table = pd.DataFrame(
         {
             "prompt_id": [prompt_key(prompts[index]) for index in rows["prompt_index"]],
@@ -82,13 +83,12 @@ def _draw(
             "topic": [topics.get(prompt_key(prompts[index])) for index in rows["prompt_index"]],
         }
     )
-    # Its reward, which is all that is asked here, is the same under all settings of the gold world.
-    judge = judge_of(settings.judge, GoldConfig() if settings.is_gold else None, settings.device, settings.judging)
+    judge = judge_of(policy.asked_judge, is_gold=settings.is_gold, device=settings.device, judging=policy.asked_judging)
     asked = [prompts[index] for index in rows["prompt_index"]]
     table["gold"] = np.nan if judge is None else judge.rewards(asked, rows["response"].tolist())
     if judge is not None:
         table = _judged(table, f"{judge.name} gave no readable judgement")
-    return table, {"engine": engine, "source": settings.name}
+    return table, {"engine": engine, "source": policy.name}
 
 
 def _judged(table: pd.DataFrame, why: str) -> pd.DataFrame:
@@ -112,7 +112,7 @@ def _judged(table: pd.DataFrame, why: str) -> pd.DataFrame:
 
 
 def answers(
-    settings: SamplesSettings | ConfirmationSettings,
+    settings: PipelineConfig,
     prompts: Sequence[Prompt],
     count: int,
     artifact: Path,
@@ -133,26 +133,27 @@ def answers(
         What drew them, and P x count rows with the columns of `draw_samples`, by prompt; the writer's tokens are
         counted as words.
     """
-    if settings.shortcut is not None:
+    policy, shortcut = required_policy(settings), settings.writer_shortcut
+    if shortcut is not None:
         responses = [
             (index, response)
             for index, prompt in enumerate(prompts)
-            for response in written_responses(prompt_text(prompt), count, settings.shortcut, seed=settings.seed)
+            for response in written_responses(prompt_text(prompt), count, shortcut, seed=settings.seed)
         ]
         rows = pd.DataFrame(responses, columns=["prompt_index", "response"])
         num_words = rows["response"].str.split().str.len()
         return "the gold world's writer", rows.assign(num_tokens=num_words, finished=True)
     found = draw_samples(
-        Policy.load(policy_place(settings.name, artifact)),
+        Policy.load(policy_place(policy.name, artifact)),
         prompts,
         SamplingSettings(
             num_samples=count,
-            temperature=settings.temperature,
-            max_new_tokens=settings.max_new_tokens,
+            temperature=policy.temperature,
+            max_new_tokens=policy.max_new_tokens,
             seed=settings.seed,
         ),
         drawn,
-        engine=settings.engine,
+        engine=policy.engine,
         device=settings.device,
         report=report,
     )

@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from rmcore.config.model import ModelConfig
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import SFT
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError
@@ -38,7 +39,6 @@ from rmcore.reporting.figures.style import save
 from rmcore.reporting.figures.training import training_curves_figure
 from rmcore.reporting.figures.trajectory import curvature_trajectory_figure
 from rmcore.stages.interface import VALIDATION_REWARDS, Upstream, observations_of, policy_place
-from rmcore.stages.settings import TrainSettings
 from rmcore.training.length import passes
 from rmcore.training.loop import Trainer
 from rmcore.training.material import Material, tokens_of
@@ -51,7 +51,7 @@ from rmcore.training.sharding import process_group, shard
 ROWS_A_TABLE = 10_000
 
 
-def run(settings: TrainSettings, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Train on the prepared splits."""
     prepared = upstream["prepare"]
     if "policy" in upstream:  # the reward model starts from the policy that was fine-tuned there
@@ -70,7 +70,7 @@ def run(settings: TrainSettings, upstream: Upstream, out: Path, tracker: Tracker
 
 
 def train_into(
-    settings: TrainSettings,
+    settings: PipelineConfig,
     train: Pairs,
     validation: Pairs,
     out: Path,
@@ -89,7 +89,7 @@ def train_into(
     `rmcore.training.resume.rewind(out)`.
     """
     device = pick_device(settings.device)
-    material = Material.choose(settings.train, train, observations, settings.attribute_weights)
+    material = Material.choose(settings.train, train, observations, settings.data.attribute_weights)
     place = environment_ranks()
     defer = place.world > 1  # each of several processes reads only its slices of the weights
     # Before joining a group, in which rank 0 alone could write `tiny`.

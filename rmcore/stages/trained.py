@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from rmcore.config.model import WeightDtype
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.stages.settings import CheckpointSettings
 
 
-def load_trained(settings: CheckpointSettings, folder: Path, dtype: WeightDtype = "float32") -> BradleyTerryRM:
-    """Load a checkpoint of the stage train as a stage's settings say.
+def load_trained(settings: PipelineConfig, folder: Path, dtype: WeightDtype = "float32") -> BradleyTerryRM:
+    """Load a checkpoint of the stage train as the settings of a stage say.
 
     Raises:
         ModelError, ConfigError: see `BradleyTerryRM.from_pretrained`.
@@ -16,7 +16,7 @@ def load_trained(settings: CheckpointSettings, folder: Path, dtype: WeightDtype 
     return BradleyTerryRM.from_pretrained(
         folder,
         device=settings.device,
-        trust_remote_code=settings.trust_remote_code,
-        render_fn=settings.render_fn,
+        trust_remote_code=settings.model.trust_remote_code,
+        render_fn=settings.model.render_fn,
         dtype=dtype,
     )

@@ -15,8 +15,7 @@ from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.digests import canonical_json
 from rmcore.core.store import Entry
-from rmcore.stages.registry import STAGES
-from rmcore.stages.settings import PrepareSettings, TrainSettings
+from rmcore.stages.registry import stage_settings
 from rmcore.training.length import passes
 from rmcore.training.resume import FINISHED_FILE
 
@@ -43,12 +42,12 @@ class SpeedProbe:
 
 def kind(config: PipelineConfig) -> str:
     """Describe, as canonical JSON, what trainings of about the same throughput share."""
-    return _kind(TrainSettings.of(config).keyed())
+    return _kind(stage_settings("train", config))
 
 
 def probe_kind(config: PipelineConfig) -> str:
     """The same for a probe, which also counts the pairs of its data set."""
-    return canonical_json({"kind": kind(config), "data": PrepareSettings.of(config).keyed()["data"]})
+    return canonical_json({"kind": kind(config), "data": stage_settings("prepare", config)["data"]})
 
 
 def _kind(settings: Mapping[str, Any]) -> str:
@@ -77,7 +76,7 @@ class Estimates:
             taken = self._newest(entry for entry in self._of("prepare") if _same_source(entry, config))
             return taken if taken is not None else self._start(config)
         if stage not in CELL_STAGES:  # as long as it took with the same settings
-            settings = STAGES[stage].settings.of(config).keyed()
+            settings = stage_settings(stage, config)
             return self._newest(entry for entry in self._of(stage) if entry.inputs["config"] == settings)
         trained = self._trained.get(kind(config), [])
         if stage == "train":
@@ -157,7 +156,7 @@ def _read_record(entry: Entry) -> dict[str, Any] | None:
 
 
 def _same_source(entry: Entry, config: PipelineConfig) -> bool:
-    own = PrepareSettings.of(config).keyed()["data"]["source"]
+    own = stage_settings("prepare", config)["data"]["source"]
     return bool(own == entry.inputs["config"]["data"]["source"])
 
 

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceSt
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from rmcore.config.train import RUN_ONLY_FIELDS, TrainConfig
+from rmcore.config.train import TrainConfig
 from rmcore.core.errors import StoreError, TrainingError
 from rmcore.data.rendering import TokenizedPair
 from rmcore.data.tokenized import TokenizedPairs
@@ -191,7 +191,7 @@ def training_settings(
 ) -> dict[str, Any]:
     """List what a state must share with the training that resumes from it, by dotted name."""
     # Where it is to stop changes no step before.
-    fields = config.model_dump(mode="json", exclude={*RUN_ONLY_FIELDS, "stop_step"})
+    fields = config.model_dump(mode="json", exclude={*config.run_only(), "stop_step"})
     return {
         **{f"train.{name}": value for name, value in fields.items()},
         "seed": seed,

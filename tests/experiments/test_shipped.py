@@ -15,7 +15,6 @@ from experiments.sizes import ACCURACY, NOTHING, Size
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.metrics import CELL_METRICS
-from rmcore.stages.registry import STAGES
 from rmcore.stages.run import run_stage
 from rmcore.study.cells import read_cell
 
@@ -272,7 +271,7 @@ def cell(tmp_path_factory):
     for stage in ("prepare", "train", "evaluate", "landscape"):
         out = place / stage
         out.mkdir()
-        run_stage(stage, STAGES[stage].settings.of(config), dict(folders), out)
+        run_stage(stage, config, dict(folders), out)
         folders[stage] = out
     return folders
 

@@ -59,7 +59,7 @@ class Chain:
             if self.store.find(name, call.key) is None:
                 outcome, is_resumable = call.stage.outcome, bool(call.stage.kept)
                 with self.store.publish(name, call.slug, call.inputs, outcome=outcome, resumable=is_resumable) as out:
-                    run_stage(name, call.settings, {needed: Path(ref.path) for needed, ref in refs.items()}, out)
+                    run_stage(name, call.config, {needed: Path(ref.path) for needed, ref in refs.items()}, out)
                 self.executed.append(name)
         return self.store.ref(name, call.key)
 

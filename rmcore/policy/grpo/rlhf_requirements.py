@@ -3,8 +3,7 @@
 import contextlib
 import math
 
-from rmcore.config.data import GoldConfig
-from rmcore.config.judging import JudgingConfig
+from rmcore.config.policy import PolicyConfig
 from rmcore.config.rlhf import RlhfConfig, WatchConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.extras import require_extra
@@ -30,16 +29,13 @@ def require_trl() -> None:
     require_extra("trl", "rl", "GRPO")
 
 
-def require_rlhf(
-    settings: RlhfConfig, judge: str | None, gold: GoldConfig | None, judging: JudgingConfig | None = None
-) -> None:
+def require_rlhf(settings: RlhfConfig, policy: PolicyConfig, *, is_gold: bool) -> None:
     """Check that everything is there that the training of a policy names.
 
     Args:
         settings: of the training.
-        judge: `policy.judge`.
-        gold: the gold world, where the pairs are its own.
-        judging: how an endpoint that judges is asked.
+        policy: who judges, and how it is asked.
+        is_gold: whether the pairs are the gold world's, which judges itself.
 
     Raises:
         ConfigError: TRL or a named vLLM is missing, the judge or a further reward is not there, people's folder is not
@@ -48,17 +44,17 @@ def require_rlhf(
     require_trl()
     if "vllm" in (settings.rewards, settings.rollouts):
         find_vllm()
+    judge, judging, watch = policy.judge, policy.verdict_judging, settings.watch
     if judge is not None:
         require_named_judge(judge, judging)
     require_more_rewards(settings.more_rewards)
-    watch = settings.watch
     if watch is None and judging is not None and judging.mode != "pointwise":
         raise ConfigError(
             "without a watch, the gold reward of each measurement is compared with that of the start, on one scale, "
             "and a judge of pairs has none across measurements. Set policy.judging.mode=pointwise, or keep rlhf.watch."
         )
     if watch is not None:
-        if watch.people is None and judge is None and gold is None:
+        if watch.people is None and judge is None and not is_gold:
             raise ConfigError(NOBODY_WATCHES)
         if watch.people is not None:
             require_people(watch.people)

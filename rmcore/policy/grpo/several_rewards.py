@@ -16,11 +16,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rmcore.config.judging import is_endpoint, is_function
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.named_function import load_function
 from rmcore.data.pair import Prompt
-from rmcore.policy.judge import HookJudge, Judge, ModelJudge, is_endpoint, is_function, require_model_folder
+from rmcore.policy.judge import HookJudge, Judge, ModelJudge, require_model_folder
 
 SETTING = "rlhf.more_rewards"
 MEANING = "a function of (prompt, response) that returns a number"

@@ -82,7 +82,7 @@ def test_real_stages_depend_on_what_they_run_and_not_on_each_other():
                 "rmcore.policy",
                 "rmcore.landscape",
                 "rmcore.core.store",
-                "rmcore.stages.settings",
+                "rmcore.stages.reads",
             )
         )
         for name in train

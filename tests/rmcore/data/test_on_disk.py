@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from rmcore.config.data import DataConfig
 from rmcore.config.model import ModelConfig
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import DataError
 from rmcore.core.tracking import NullTracker
 from rmcore.data.audit import audit
@@ -25,7 +26,6 @@ from rmcore.data.table import read_pairs, write_pairs
 from rmcore.data.tokenized import PAIRS_A_BATCH, open_tokenized, write_tokenized
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages import prepare
-from rmcore.stages.settings import PrepareSettings
 
 POOLS = []
 
@@ -123,7 +123,7 @@ def test_preparing_holds_some_bytes_a_pair_and_not_the_texts(tmp_path: Path):
     pa.set_memory_pool(pool)
     tracemalloc.start()
     try:
-        settings = PrepareSettings(data=DataConfig(source=str(tmp_path / "a.parquet")), seed=0)
+        settings = PipelineConfig(data=DataConfig(source=str(tmp_path / "a.parquet")))
         prepare.run(settings, {}, out, NullTracker(), lambda done, total, text: None)
         _, peak = tracemalloc.get_traced_memory()
     finally:

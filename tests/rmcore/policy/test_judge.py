@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flows.pipeline import require_judge
-from rmcore.config.data import DataConfig, GoldConfig
+from rmcore.config.data import DataConfig
 from rmcore.config.judging import JudgingConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import PolicyConfig
@@ -22,12 +22,12 @@ from rmcore.policy.judge import (
     label_weight,
     require_named_judge,
 )
-from rmcore.stages.settings import OveroptimizationSettings, ReadinessV2Settings, SamplesSettings
+from rmcore.stages.registry import stage_settings
 
 
 @pytest.fixture(scope="module")
 def judge(tiny_folder):
-    return judge_of(str(tiny_folder), GoldConfig(), "cpu")
+    return judge_of(str(tiny_folder), is_gold=True, device="cpu")
 
 
 def test_its_rewards_are_those_of_the_model(judge, tiny_folder, gold_pairs):
@@ -41,8 +41,8 @@ def test_its_rewards_are_those_of_the_model(judge, tiny_folder, gold_pairs):
 
 def test_who_is_named_comes_before_the_gold_world_and_nobody_is_nobody(judge):
     assert not isinstance(judge, GoldJudge)
-    assert isinstance(judge_of(None, GoldConfig()), GoldJudge)
-    assert judge_of(None, None) is None
+    assert isinstance(judge_of(None, is_gold=True), GoldJudge)
+    assert judge_of(None, is_gold=False) is None
 
 
 @pytest.mark.parametrize("named", ["no/such/folder", "judge.py", "mine.judge"])
@@ -88,7 +88,7 @@ def test_an_audit_of_any_judge_is_honoured(named, tmp_path):
     verdict = {"status": "rose", "headline": "Gained", "reasons": []}
     assert audited(verdict, "it", named, judging)["status"] == "unclear"
     assert "it is a coin" in audited(verdict, "it", named, judging)["reasons"]
-    assert judge_noise(named, judging) == (0.8, pytest.approx(0.05))
+    assert judge_noise(judging.audit) == (0.8, pytest.approx(0.05))
     assert label_weight(named, judging) == pytest.approx(0.6)
 
 
@@ -96,15 +96,16 @@ def test_an_audit_of_any_judge_is_honoured(named, tmp_path):
 def test_lists_are_not_corrected_by_the_errors_of_pairs(mode, noise, tmp_path):
     named, judging = "openai:judge-1@http://127.0.0.1:1/v1", JudgingConfig(mode=mode)
     write_audit(tmp_path / "audit.json", named, reliability=0.8, judging=judging)
-    found = judge_noise(named, judging.model_copy(update={"audit": str(tmp_path / "audit.json")}))
+    audited_too = judging.model_copy(update={"audit": str(tmp_path / "audit.json")})
+    found = judge_noise(PolicyConfig(judge=named, judging=audited_too).ceiling_audit)
     assert found == (0.8 if noise else 1.0, pytest.approx(noise))
 
 
 def test_without_a_reliability_nothing_is_corrected_and_labels_count_by_agreement(named, tmp_path):
     judging = write_audit(tmp_path / "audit.json", named, reliability=0)
-    assert judge_noise(named, judging) == (1, 0)
+    assert judge_noise(judging.audit) == (1, 0)
     assert label_weight(named, judging) == pytest.approx(0.4)
-    assert (judge_noise(named, JudgingConfig()), label_weight(named, JudgingConfig())) == ((1, 0), None)
+    assert (judge_noise(None), label_weight(named, JudgingConfig())) == ((1, 0), None)
     coin = write_audit(tmp_path / "coin.json", named, reliability=0, agreement=0.49)
     with pytest.raises(ConfigError, match="no more often than a coin"):
         label_weight(named, coin)
@@ -123,10 +124,9 @@ def test_an_audit_of_who_judged_given_samples_is_honoured(named, endpoint, tmp_p
     judging = write_audit(tmp_path / "audit.json", judge, reliability=0.8, may_decide=False)
     config = of_samples(tmp_path / "samples.csv", judge, judging)
     require_judge(config)
-    measured, judged = OveroptimizationSettings.of(config), ReadinessV2Settings.of(config)
-    assert (measured.judge_ceiling, measured.judge_ceiling_error) == (0.8, pytest.approx(0.05))
+    assert judge_noise(config.policy.ceiling_audit) == (0.8, pytest.approx(0.05))
     verdict = {"status": "ready", "headline": "good", "reasons": []}
-    assert audited(verdict, "it", judged.judge, judged.judging)["status"] == "unclear"
+    assert audited(verdict, "it", config.policy.verdict_judge, config.policy.verdict_judging)["status"] == "unclear"
     (tmp_path / "audit.json").unlink()
     with pytest.raises(ConfigError, match="is no audit"):
         require_judge(config)
@@ -137,9 +137,8 @@ def test_samples_that_were_judged_do_not_depend_on_how_their_judge_is_asked(tmp_
     config = of_samples(tmp_path / "samples.csv", named, JudgingConfig())
     require_judge(config)
     other = of_samples(tmp_path / "samples.csv", None, JudgingConfig(mode="pairwise"))
-    for settings in (SamplesSettings, ReadinessV2Settings):
-        assert settings.of(config) == settings.of(other)
-        assert settings.of(config).named() == settings.of(other).named()
+    for stage in ("samples", "readiness_v2"):
+        assert stage_settings(stage, config) == stage_settings(stage, other)
 
 
 def test_the_audit_of_a_judge_that_was_changed_since_is_refused(tmp_path, monkeypatch):

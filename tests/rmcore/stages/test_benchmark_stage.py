@@ -17,8 +17,7 @@ from rmcore.core.tracking import NullTracker
 from rmcore.data.table import write_pairs
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages import benchmark
-from rmcore.stages.registry import pipeline_stages, stage_call
-from rmcore.stages.settings import BenchmarkSettings
+from rmcore.stages.registry import pipeline_stages, stage_call, stage_config
 
 
 @pytest.fixture
@@ -39,7 +38,7 @@ def test_every_answer_is_scored_and_set_beside_the_training_pairs(config, tmp_pa
     rm.save(tmp_path / "train" / "best")
     out = tmp_path / "out"
     out.mkdir()
-    benchmark.run(BenchmarkSettings.of(config), upstream, out, NullTracker(), silent)
+    benchmark.run(stage_config("benchmark", config), upstream, out, NullTracker(), silent)
     told = json.loads((out / "benchmark.json").read_text())["suites"]["mine"]
     rewards = pd.read_parquet(out / "rewards_mine.parquet")
     right = rewards.pivot_table(index="question", columns="is_right", values="reward")
@@ -70,7 +69,7 @@ def test_the_stage_is_run_where_benchmarks_are_named_and_again_when_their_conten
         file.write(json.dumps({"prompt": "p", "chosen": "a", "rejected": "b", "topic": "x"}) + "\n")
     assert stage_call("benchmark", named, upstream).key != key
     with pytest.raises(ConfigError, match=r"set benchmark.suites"):
-        BenchmarkSettings.of(config.model_copy(update={"benchmark": BenchmarkConfig()}))
+        stage_config("benchmark", config.model_copy(update={"benchmark": BenchmarkConfig()}))
     missing = config.model_copy(update={"benchmark": BenchmarkConfig(suites=("judgebench=nowhere.jsonl",))})
     with pytest.raises(ConfigError, match=r"there is no file or folder 'nowhere.jsonl'"):
         stage_call("benchmark", missing, upstream)

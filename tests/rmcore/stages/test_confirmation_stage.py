@@ -61,10 +61,10 @@ def counted(tmp_path, monkeypatch):
     return counted
 
 
-def run(chain, out, **changed):
+def run(chain, out, planned_kl=FEW.readiness.planned_kl, **policy):
     """The stage with some settings changed, in a folder of its own; its record."""
-    settings = STAGES["confirmation"].settings.of(FEW).model_copy(update=changed)
-    run_stage("confirmation", settings, {name: chain.folder(name) for name in STAGES["confirmation"].upstream}, out)
+    config = policy_chain.changed(FEW, policy=policy, readiness={"planned_kl": planned_kl})
+    run_stage("confirmation", config, {name: chain.folder(name) for name in STAGES["confirmation"].upstream}, out)
     return json.loads((out / "confirmation.json").read_text())
 
 
@@ -197,7 +197,7 @@ def test_people_judge_it_round_by_round_and_are_not_asked_more_than_it_takes(tmp
 
 
 def test_without_a_judge_it_is_refused(tmp_path, chain):
-    settings = STAGES["confirmation"].settings.of(FEW).model_copy(update={"is_gold": False})
+    config = policy_chain.changed(FEW, data={"source": "pairs.csv"})
     upstream = {name: chain.folder(name) for name in STAGES["confirmation"].upstream}
     with pytest.raises(ConfigError, match=r"policy\.judge"):
-        run_stage("confirmation", settings, upstream, tmp_path)
+        run_stage("confirmation", config, upstream, tmp_path)

@@ -14,8 +14,7 @@ from rmcore.data.table import write_pairs
 from rmcore.models.device import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages import explain
-from rmcore.stages.registry import pipeline_stages
-from rmcore.stages.settings import ExplainSettings
+from rmcore.stages.registry import pipeline_stages, stage_config
 
 ASKED = PipelineConfig(device="cpu", explain=ExplainConfig(mistakes=2))
 
@@ -28,7 +27,7 @@ def test_the_worst_held_out_mistakes_are_explained(tmp_path, gold_pairs):
     write_pairs(gold_pairs[60:], prepared / "train.parquet")
     model = ModelConfig(name="tiny-small", max_seq_len=128)
     BradleyTerryRM.new(model, seed=0, device=pick_device("cpu")).save(trained / "best")
-    explain.run(ExplainSettings.of(ASKED), {"prepare": prepared, "train": trained}, out, NullTracker(), silent)
+    explain.run(stage_config("explain", ASKED), {"prepare": prepared, "train": trained}, out, NullTracker(), silent)
     record = json.loads((out / "explain.json").read_text())
     assert (record["num_pairs"], len(record["pairs"])) == (60, 2)
     assert all(pair["margin"] < 0 for pair in record["pairs"])
@@ -42,4 +41,4 @@ def test_mistakes_are_explained_where_that_is_asked_for():
     assert "explain" not in pipeline_stages(PipelineConfig())
     assert pipeline_stages(ASKED)[-1] == "explain"
     with pytest.raises(ConfigError, match="there is nothing to explain in this config"):
-        ExplainSettings.of(PipelineConfig())
+        stage_config("explain", PipelineConfig())

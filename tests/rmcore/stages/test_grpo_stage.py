@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 import policy_chain
-from rmcore.config.data import GoldConfig
 from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.policy import PolicyConfig
 from rmcore.config.rlhf import RlhfConfig, WatchConfig
 from rmcore.core.errors import ConfigError, DataError, JudgementsWantedError
 from rmcore.data.gold.world import gold_reward
@@ -20,7 +20,6 @@ from rmcore.policy.grpo.rlhf_requirements import require_rlhf
 from rmcore.policy.policy import Policy
 from rmcore.stages.registry import STAGES, pipeline_stages, stage_call
 from rmcore.stages.run import run_stage
-from rmcore.stages.settings import GrpoSettings
 
 changed = policy_chain.changed
 RLHF = RlhfConfig(
@@ -48,7 +47,7 @@ def record(folder):
 def run_alone(chain, out, config):
     """The stage in this process, beside what the chain has."""
     out.mkdir(parents=True, exist_ok=True)
-    run_stage("grpo", GrpoSettings.of(config), {name: chain.folder(name) for name in STAGES["grpo"].upstream}, out)
+    run_stage("grpo", config, {name: chain.folder(name) for name in STAGES["grpo"].upstream}, out)
     return json.loads((out / "rlhf.json").read_text())
 
 
@@ -209,9 +208,9 @@ def test_people_judge_between_calls_and_no_step_is_trained_twice(chain, tmp_path
 def test_a_watch_without_a_judge_is_refused_before_anything_runs():
     rlhf = RLHF.model_copy(update={"watch": WatchConfig()})
     with pytest.raises(ConfigError, match=r"rlhf\.watch wants a judge"):
-        require_rlhf(rlhf, None, None)
+        require_rlhf(rlhf, PolicyConfig(), is_gold=False)
     with pytest.raises(ConfigError, match="fewer than 4 pairs a look"):
-        require_rlhf(rlhf.model_copy(update={"steps": 4000}), None, GoldConfig())
+        require_rlhf(rlhf.model_copy(update={"steps": 4000}), PolicyConfig(), is_gold=True)
     with pytest.raises(ValueError, match=r"further away than readiness is asked for"):
         PipelineConfig.model_validate(
             changed(CONFIG, rlhf={"kl_target": 50.0, "kl_beta": 0.1, "watch": WatchConfig()}).model_dump(

@@ -11,7 +11,7 @@ from rmcore.data.gold.world import gold_reward, written_responses
 from rmcore.data.table import read_pairs
 from rmcore.reporting.html.logged import logged_block
 from rmcore.stages import evaluate, prepare, readiness, train
-from rmcore.stages.settings import EvaluateSettings, PrepareSettings, ReadinessSettings, TrainSettings
+from rmcore.stages.registry import stage_config
 
 GOLD = {"source": "gold", "gold": {"num_prompts": 120}}
 TRAINING = {"steps": 4, "eval_every": 4, "lr": 1e-3}
@@ -33,8 +33,8 @@ def test_answers_of_training_prompts_are_left_out_and_the_others_decide(tmp_path
         }
         return PipelineConfig.model_validate(settings | own)
 
-    prepare.run(PrepareSettings.of(config()), {}, places["prepare"], NullTracker(), silent)
-    train.run(TrainSettings.of(config()), places, places["train"], NullTracker(), silent)
+    prepare.run(stage_config("prepare", config()), {}, places["prepare"], NullTracker(), silent)
+    train.run(stage_config("train", config()), places, places["train"], NullTracker(), silent)
     prompts = {
         name: sorted({str(pair.prompt) for pair in read_pairs(places["prepare"] / f"{name}.parquet")})
         for name in ("train", "validation", "test")
@@ -48,10 +48,10 @@ def test_answers_of_training_prompts_are_left_out_and_the_others_decide(tmp_path
     file = tmp_path / "judged.csv"
     pd.DataFrame(rows, columns=["prompt", "response", "score"]).to_csv(file, index=False)
     given = config(evaluate={"num_resamples": 100, "answers": str(file)})
-    evaluate.run(EvaluateSettings.of(given), places, places["evaluate"], NullTracker(), silent)
+    evaluate.run(stage_config("evaluate", given), places, places["evaluate"], NullTracker(), silent)
     assert "4 prompts are in the training pairs" in capsys.readouterr().err
     upstream = {name: places[name] for name in ("prepare", "evaluate")}
-    readiness.run(ReadinessSettings.of(given), upstream, places["readiness"], NullTracker(), silent)
+    readiness.run(stage_config("readiness", given), upstream, places["readiness"], NullTracker(), silent)
     found = json.loads((places["readiness"] / "logged_answers.json").read_text())
     assert found["judged"] == "score"
     assert found["num_prompts"] == 12

@@ -14,8 +14,7 @@ from rmcore.core.tracking import NullTracker
 from rmcore.data.table import write_pairs
 from rmcore.landscape.operators import LossHessian
 from rmcore.stages import landscape
-from rmcore.stages.registry import STAGES
-from rmcore.stages.settings import LandscapeSettings
+from rmcore.stages.registry import STAGES, stage_config
 
 CONFIG = PipelineConfig(device="cpu", landscape=LandscapeConfig(num_pairs=4, lanczos_steps=3, trace_probes=2, top_k=2))
 
@@ -31,7 +30,7 @@ def upstream(rm, gold_pairs, tmp_path):
 def outcome(upstream, out):
     """Bytes of every file that the artifact's digest covers."""
     out.mkdir()
-    landscape.run(LandscapeSettings.of(CONFIG), upstream, out, NullTracker(), lambda *at: None)
+    landscape.run(stage_config("landscape", CONFIG), upstream, out, NullTracker(), lambda *at: None)
     return {path.name: path.read_bytes() for glob in STAGES["landscape"].outcome for path in out.glob(glob)}
 
 

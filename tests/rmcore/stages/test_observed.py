@@ -10,7 +10,7 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.progress import silent
 from rmcore.core.tracking import NullTracker
 from rmcore.stages import evaluate, prepare, train
-from rmcore.stages.settings import EvaluateSettings, PrepareSettings, TrainSettings
+from rmcore.stages.registry import stage_config
 from rmcore.training.likelihood.attached import read_likelihood
 
 SHAPES = {
@@ -34,11 +34,11 @@ def run(source: str, folder: Path, **training) -> tuple[Path, dict]:
     places = {name: folder / name for name in ("prepare", "train", "evaluate")}
     for place in places.values():
         place.mkdir()
-    prepare.run(PrepareSettings.of(config), {}, places["prepare"], NullTracker(), silent)
+    prepare.run(stage_config("prepare", config), {}, places["prepare"], NullTracker(), silent)
     upstream = {"prepare": places["prepare"]}
-    train.run(TrainSettings.of(config), upstream, places["train"], NullTracker(), silent)
+    train.run(stage_config("train", config), upstream, places["train"], NullTracker(), silent)
     upstream["train"] = places["train"]
-    evaluate.run(EvaluateSettings.of(config), upstream, places["evaluate"], NullTracker(), silent)
+    evaluate.run(stage_config("evaluate", config), upstream, places["evaluate"], NullTracker(), silent)
     return places["train"], json.loads((places["evaluate"] / "metrics.json").read_text())
 
 

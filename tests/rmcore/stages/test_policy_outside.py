@@ -20,8 +20,8 @@ from rmcore.data.table import read_pairs, write_pairs
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.tiny import build_tiny
 from rmcore.stages.policy import _responses
+from rmcore.stages.registry import stage_config
 from rmcore.stages.run import run_stage
-from rmcore.stages.settings import PolicySettings
 from tasks.checkpoints import given_checkpoint
 
 Chain, changed = policy_chain.Chain, policy_chain.changed
@@ -169,7 +169,7 @@ def test_a_policy_of_ones_own_pairs_learns_both_responses_of_the_training_pairs(
     training = read_pairs(chain.folder("prepare") / "train.parquet")
 
     def wanted(**settings):
-        return PolicySettings.of(changed(chain.config, policy={"name": "sft"} | settings))
+        return stage_config("policy", changed(chain.config, policy={"name": "sft"} | settings))
 
     rows = _responses(wanted(), chain.folder("prepare"))
     assert set(rows) == {(pair.prompt, side) for pair in training for side in (pair.chosen, pair.rejected)}
@@ -184,7 +184,7 @@ def test_a_policy_is_trained_and_kept_in_float32_whatever_its_base_is_stored_in(
     config = changed(chain.config, policy={"name": "sft", "base": str(base), "sft_examples": 10})
     out = tmp_path / "out"
     out.mkdir()
-    run_stage("policy", PolicySettings.of(config), {"prepare": chain.folder("prepare")}, out)
+    run_stage("policy", config, {"prepare": chain.folder("prepare")}, out)
     assert AutoModelForCausalLM.from_pretrained(out / "model").dtype == torch.float32
 
 

@@ -17,7 +17,7 @@ from rmcore.data.gold.world import demonstrations, gold_reward, written_response
 from rmcore.data.table import read_pairs
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.seal import write_seal
-from rmcore.stages.registry import STAGES, pipeline_stages, stage_call
+from rmcore.stages.registry import STAGES, pipeline_stages, stage_call, stage_config
 from rmcore.stages.run import run_stage
 
 CONFIG, changed = policy_chain.CONFIG, policy_chain.changed
@@ -47,7 +47,7 @@ def upstream_of(chain, name):
 def run_alone(name, chain, out, config=CONFIG, **upstream):
     """Run one stage into `out` beside what the chain has, with other folders for some of its upstream."""
     out.mkdir(parents=True, exist_ok=True)
-    run_stage(name, STAGES[name].settings.of(config), upstream_of(chain, name) | upstream, out)
+    run_stage(name, config, upstream_of(chain, name) | upstream, out)
     return out
 
 
@@ -279,7 +279,7 @@ def test_a_reward_model_starts_from_the_policy_that_was_fine_tuned(chain):
 def test_a_policy_that_is_a_folder_is_named_as_what_the_reward_model_starts_from(chain):
     folder = str(chain.folder("policy") / "model")
     config = changed(CONFIG, model={"name": "policy"}, policy={"name": folder})
-    assert STAGES["train"].settings.of(config).model.name == folder
+    assert stage_config("train", config).model.name == folder
     assert STAGES["train"].needs(config) == ("prepare",)
     assert pipeline_stages(config)[:2] == ("prepare", "train")
 

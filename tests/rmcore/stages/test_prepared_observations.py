@@ -16,7 +16,7 @@ from rmcore.data.readers.sources import load_pairs
 from rmcore.data.splits import conversation
 from rmcore.data.table import read_pairs
 from rmcore.stages import prepare
-from rmcore.stages.settings import PrepareSettings
+from rmcore.stages.registry import stage_config
 
 SPLITS = ("train", "validation", "test")
 
@@ -24,7 +24,7 @@ SPLITS = ("train", "validation", "test")
 def prepared(out: Path, **data):
     """The pairs and observations of each split, metrics and audit."""
     out.mkdir(exist_ok=True)
-    settings = PrepareSettings.of(PipelineConfig(data=DataConfig.model_validate(data)))
+    settings = stage_config("prepare", PipelineConfig(data=DataConfig.model_validate(data)))
     prepare.run(settings, {}, out, NullTracker(), lambda done, total, text: None)
     there = {path.name for path in out.iterdir()}
     names = [name for name in SPLITS if f"{name}.parquet" in there]

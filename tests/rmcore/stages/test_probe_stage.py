@@ -15,8 +15,7 @@ from rmcore.data.table import write_pairs
 from rmcore.models.device import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages import probe
-from rmcore.stages.registry import pipeline_stages, stage_call
-from rmcore.stages.settings import ProbeSettings
+from rmcore.stages.registry import pipeline_stages, stage_call, stage_config
 
 PROBED = PipelineConfig(device="cpu", probe=ProbeConfig(rules=("padding", "off_topic")))
 
@@ -29,7 +28,7 @@ def test_the_best_checkpoint_is_probed_on_held_out_pairs(tmp_path, gold_pairs):
     BradleyTerryRM.new(ModelConfig(name="tiny", max_seq_len=128), seed=0, device=pick_device("cpu")).save(
         trained / "best"
     )
-    probe.run(ProbeSettings.of(PROBED), {"prepare": prepared, "train": trained}, out, NullTracker(), silent)
+    probe.run(stage_config("probe", PROBED), {"prepare": prepared, "train": trained}, out, NullTracker(), silent)
     record = json.loads((out / "probe.json").read_text())
     assert (record["num_pairs"], record["num_prompts"]) == (30, 30)
     assert [one["rule"] for one in record["findings"]] == ["padding", "off_topic"]
@@ -42,7 +41,7 @@ def test_probes_are_made_where_they_are_asked_for():
     assert "probe" not in pipeline_stages(PipelineConfig())
     assert pipeline_stages(PROBED)[-1] == "probe"
     with pytest.raises(ConfigError, match="there are no probes in this config"):
-        ProbeSettings.of(PipelineConfig())
+        stage_config("probe", PipelineConfig())
 
 
 def test_a_rule_of_ones_own_is_in_the_key_by_its_file(tmp_path, monkeypatch):

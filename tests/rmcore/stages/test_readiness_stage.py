@@ -14,7 +14,7 @@ from rmcore.data.pair import PreferencePair
 from rmcore.data.table import write_pairs
 from rmcore.policy.logged_answers import logged_answers
 from rmcore.stages import readiness
-from rmcore.stages.settings import ReadinessSettings
+from rmcore.stages.registry import stage_config
 
 METRICS = {"pairwise_accuracy": 0.8, "ece_debiased": 0.02, "pooled_reward_variance": 0.5, "margin_p50": 1.0}
 
@@ -42,7 +42,7 @@ def run(tmp_path):
         (folders["evaluate"] / "metrics.json").write_text(json.dumps({"metrics": metrics}))
         if curvature:
             (folders["landscape"] / "spectrum.json").write_text(json.dumps({"lambda_max": 10.0}))
-        settings = ReadinessSettings.of(PipelineConfig(evaluate=EvaluateConfig(num_resamples=100), seed=3))
+        settings = stage_config("readiness", PipelineConfig(evaluate=EvaluateConfig(num_resamples=100), seed=3))
         run.told = []
         readiness.run(settings, folders, folders["out"], NullTracker(), lambda *told: run.told.append(told))
         return folders["out"]

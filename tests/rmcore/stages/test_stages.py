@@ -1,10 +1,15 @@
 """Stages as functions of files, without an orchestrator."""
 
+import ast
+import importlib
 import json
+from contextlib import nullcontext
 from functools import cache
+from pathlib import Path
 
 import pytest
 
+from policy_chain import changed
 from rmcore.config.benchmark import BenchmarkConfig
 from rmcore.config.data import DataConfig, GoldConfig
 from rmcore.config.explain import ExplainConfig
@@ -15,17 +20,17 @@ from rmcore.config.policy import PolicyConfig
 from rmcore.config.probe import ProbeConfig
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.config.rlhf import RlhfConfig, WatchConfig
-from rmcore.config.train import RUN_ONLY_FIELDS, TrainConfig
+from rmcore.config.train import TrainConfig
 from rmcore.core import hardware
 from rmcore.core.digests import make_key
 from rmcore.core.errors import ConfigError, DataError
+from rmcore.core.fingerprints import code_digests
 from rmcore.core.store import ArtifactRef, flatten
 from rmcore.core.tracking import NullTracker
 from rmcore.data.table import read_pairs, write_pairs
 from rmcore.stages import prepare, registry
 from rmcore.stages.readiness import judge
-from rmcore.stages.registry import STAGES, stage_call
-from rmcore.stages.settings import PrepareSettings, TrainSettings
+from rmcore.stages.registry import STAGES, pipeline_stages, stage_call, stage_config, stage_settings
 
 
 def metric(value, low=None, high=None):
@@ -45,7 +50,7 @@ GOOD = {
 def run_prepare(tmp_path, **data):
     config = PipelineConfig(data=DataConfig.model_validate(data))
     tmp_path.mkdir(exist_ok=True)
-    prepare.run(PrepareSettings.of(config), {}, tmp_path, NullTracker(), lambda done, total, text: None)
+    prepare.run(stage_config("prepare", config), {}, tmp_path, NullTracker(), lambda done, total, text: None)
     return {path.stem: read_pairs(path) for path in tmp_path.glob("*.parquet")}
 
 
@@ -90,7 +95,7 @@ def test_a_test_of_its_own_seed_is_the_same_under_every_seed_and_leaves_the_othe
 
 
 def key(name, config):
-    upstream = {stage: ArtifactRef(stage, "k", "/somewhere", "d") for stage in STAGES[name].upstream}
+    upstream = {stage: ArtifactRef(stage, "k", "/somewhere", "d") for stage in STAGES[name].needs(config)}
     return stage_call(name, config, upstream).key
 
 
@@ -164,7 +169,7 @@ STAGES_OF_A_SECTION = {
     "device": ON_DEVICE,
     "data": {"prepare"},
     "model": {"train"},
-    "train": {"train", "grpo"},
+    "train": {"train"},
     "evaluate": {"evaluate"},
     "benchmark": {"benchmark"},
     "landscape": {"landscape"},
@@ -182,9 +187,6 @@ STAGES_OF_A_SETTING = {
     "model.trust_remote_code": STAGES_OF_A_SECTION["model"] | CHECKPOINT_STAGES,
     # Also of what a policy is fine-tuned on, and of what some reward models of the study prefer.
     "data.gold.shortcut": {"prepare", "policy"},
-    "data.gold.temperature": {"prepare", "grpo"},  # also of what labels again
-    "data.gold.flip_rate": {"prepare", "grpo"},
-    "data.gold.length_bias": {"prepare", "grpo"},
     "evaluate.num_resamples": {"evaluate", "readiness", "overoptimization", "grpo"},
     "readiness.planned_optimizer": {"readiness", "readiness_v2"},
     "readiness.planned_kl": {
@@ -211,7 +213,7 @@ STAGES_OF_A_SETTING = {
     "policy.judge_ceiling": {"overoptimization"},
     "policy.num_members": {"overoptimization", "grpo"},
     # How it is run, not what comes out.
-    **{f"train.{name}": set() for name in RUN_ONLY_FIELDS},
+    **{f"train.{name}": set() for name in TrainConfig.run_only()},
     "rlhf.wait_seconds": set(),
     "rlhf.micro_batch_size": set(),
 }
@@ -256,21 +258,70 @@ def with_setting(settings, names, value):
     return settings.model_copy(update={names[0]: value})
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_is_given_what_its_key_has_and_the_declared_rest(stage):
-    settings = STAGES[stage].settings.of(BASE)
-    given, keyed = flatten(settings.model_dump(mode="json")), flatten(settings.keyed())
-    assert given.keys() - keyed.keys() == given.keys() & set(settings.how)
-    named = settings.named()
-    assert {place: keyed[place] for place in named} == named
-    assert {place for place in given.keys() & keyed.keys() if given[place] != keyed[place]} <= named.keys()
+JUDGE = "openai:m@http://127.0.0.1:1/v1"
+SAMPLES = {"data": {"source": __file__}, "policy": {"samples": __file__}, "rlhf": None}
+
+
+@pytest.mark.usefixtures("code_as_it_is")
+@pytest.mark.parametrize(
+    ("given", "setting", "other", "expected"),
+    [
+        ({"policy": {"name": "world"}}, "data.gold.shortcut", "claims",
+            {"prepare", "policy", "samples", "confirmation"}),
+        ({"data": {"source": __file__}}, "data.gold.shortcut", "claims", {"prepare"}),
+        (SAMPLES, "policy.name", "a/policy", {"samples", "confirmation"}),
+        (SAMPLES, "policy.judge_column", "other", {"samples", "overoptimization"}),
+        (SAMPLES, "policy.judging.mode", "pairwise", set()),
+        ({"policy": {"judge": JUDGE}}, "policy.judging.mode", "pairwise", JUDGED := {
+            "samples", "readiness_v2", "confirmation", "grpo"}),
+        ({"policy": {"judge": JUDGE}}, "policy.judging.rubric", "safety", JUDGED),
+        ({"policy": {"judge": JUDGE}}, "policy.judging.max_calls", 3, set()),
+        ({"policy": {"judge": JUDGE}}, "policy.judge", "openai:m@http://127.0.0.1:2/v1", set()),
+        ({"model": {"name": "policy"}}, "policy.name", "a/policy",
+            {"train", "policy", "samples", "confirmation", "grpo"}),
+    ],
+)  # fmt: skip
+def test_a_setting_that_only_some_runs_use_enters_their_keys_alone(given, setting, other, expected):
+    base = changed(BASE, **given)
+    stages = (*pipeline_stages(base), "confirmation")
+    before = {stage: key(stage, base) for stage in stages}
+    after = with_setting(base, setting.split("."), other)
+    assert {stage for stage in stages if before[stage] != key(stage, after)} == expected
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_settings_of_a_stage_survive_the_way_into_its_process(stage):
-    settings = STAGES[stage].settings.of(BASE)
-    sent = json.loads(json.dumps(settings.model_dump(mode="json")))
-    assert STAGES[stage].settings.model_validate(sent) == settings
+def test_a_stage_sees_what_its_key_has_and_any_other_setting_raises_with_its_name(stage):
+    reads, config = STAGES[stage].reads, stage_config(stage, BASE)
+    assert not [(one, two) for one in reads for two in reads if two.startswith(f"{one}.")]
+    for path in [*flatten(BASE.model_dump()), *reads]:
+        place = config
+        with nullcontext() if any(f"{path}.".startswith(f"{read}.") for read in reads) else pytest.raises(
+            ConfigError, match=rf"the stage {stage} reads the setting .*add '.*' to its `reads`"
+        ):  # fmt: skip
+            for name in path.split("."):
+                place = getattr(place, name)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_all_that_a_stage_declares_is_read_by_its_code(stage):
+    modules = [name for name in code_digests(STAGES[stage].module) if name.startswith("rmcore.stages.")]
+    modules += ["rmcore.policy.grpo.rlhf_requirements"] * (stage == "grpo")
+    trees = [ast.parse(Path(importlib.import_module(name).__file__).read_text()) for name in modules]
+    named = {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    called = {
+        node.id.removeprefix("required_") for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)
+    }
+    assert {path.rpartition(".")[2] for path in STAGES[stage].reads} <= named | called
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_config_of_a_stage_survives_the_way_into_its_process(stage):
+    config = stage_call(
+        stage, BASE, {name: ArtifactRef(name, "k", "/x", "d") for name in STAGES[stage].upstream}
+    ).config
+    sent = PipelineConfig.model_validate(json.loads(json.dumps(config.model_dump(mode="json"))))
+    assert sent == config
+    assert stage_settings(stage, sent) == stage_settings(stage, BASE)
 
 
 def test_a_path_is_not_part_of_a_key_but_its_content_is(tmp_path, gold_pairs):
@@ -331,9 +382,10 @@ def test_a_key_has_the_precision_that_auto_stands_for_and_not_the_word(monkeypat
     def keyed(precision):
         train = BASE.train.model_copy(update={"precision": precision})
         model = BASE.model.model_copy(update={"name": name})
-        settings = TrainSettings.of(BASE.model_copy(update={"device": "cpu", "model": model, "train": train}))
-        assert settings.train.precision == settings.keyed()["train"]["precision"]
-        return settings.keyed()
+        config = BASE.model_copy(update={"device": "cpu", "model": model, "train": train})
+        found = stage_settings("train", config)
+        assert stage_config("train", config).train.precision == found["train"]["precision"]
+        return found
 
     chosen, other = ("bf16", "fp32") if units and name != "tiny" else ("fp32", "bf16")
     assert keyed("auto") == keyed(chosen) != keyed(other)

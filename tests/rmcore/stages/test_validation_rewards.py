@@ -12,7 +12,7 @@ from rmcore.core.progress import silent
 from rmcore.core.tracking import NullTracker
 from rmcore.evaluation.rewards import CHOSEN_PROBABILITY, COLUMNS, RewardTable
 from rmcore.stages.interface import VALIDATION_REWARDS
-from rmcore.stages.settings import TrainSettings
+from rmcore.stages.reads import settled
 from rmcore.stages.train import train_into
 
 CONFIG = PipelineConfig(
@@ -22,7 +22,7 @@ CONFIG = PipelineConfig(
 
 
 def test_the_rewards_that_a_training_leaves_are_those_of_its_best_step(tmp_path, gold_pairs):
-    train_into(TrainSettings.of(CONFIG), gold_pairs[:40], gold_pairs[40:60], tmp_path, NullTracker(), silent)
+    train_into(settled(CONFIG), gold_pairs[:40], gold_pairs[40:60], tmp_path, NullTracker(), silent)
     rewards = pd.read_parquet(tmp_path / VALIDATION_REWARDS)
     assert set(rewards.columns) == {*COLUMNS, CHOSEN_PROBABILITY}
     assert list(rewards["pair_id"]) == [pair.pair_id for pair in gold_pairs[40:60]]
