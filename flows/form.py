@@ -18,14 +18,14 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.context import TagsContext
 from prefect.logging import get_run_logger
 from prefect.utilities.callables import parameter_schema
-from pydantic import MISSING, BaseModel, ValidationError, WithJsonSchema
+from pydantic import MISSING, ValidationError, WithJsonSchema
 
 from experiments.presets import DESCRIBED, PRESETS
 from flows.hub_names import require_hub_names
 from flows.prefect_api import end_without_server
 from flows.prefect_client import claim_loaded_run, is_owner_tag
 from flows.run_name import named
-from flows.settings import EPOCHS, OPTIONAL_GROUPS, STEPS, changes_of, form_config
+from flows.settings import EPOCHS, GROUPS, STEPS, changes_of, form_config
 from rmcore.cli.guard import describe_validation
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
@@ -223,10 +223,8 @@ def _parameter(name: str, schema: Mapping[str, Any], default: Any) -> inspect.Pa
 
 def _schema(setting: str) -> dict[str, Any]:
     """The JSON schema of a setting, where being left out takes the place of a default and of null."""
-    owner: type[BaseModel] = PipelineConfig
-    *groups, name = setting.split(".")
-    for depth, group in enumerate(groups, 1):
-        owner = OPTIONAL_GROUPS.get(".".join(groups[:depth])) or owner.model_fields[group].annotation  # type: ignore[assignment]
+    group, _, name = setting.rpartition(".")
+    owner = GROUPS[group]
     schema = dict(owner.model_json_schema()["properties"][name])
     for part in schema.pop("anyOf", []):
         schema |= {} if part == {"type": "null"} else part

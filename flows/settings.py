@@ -1,46 +1,44 @@
 """From a preset, a YAML file and `--set a.b=c`, or a form, to one validated config; and back to what was changed."""
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from experiments.presets import PRESETS
 from rmcore.config.base import Settings
-from rmcore.config.benchmark import BenchmarkConfig
 from rmcore.config.elsewhere import foreign_name
-from rmcore.config.explain import ExplainConfig
 from rmcore.config.files import lines_of, parse_yaml, read_mapping
 from rmcore.config.gone import PRESETS as REMOVED_PRESETS
 from rmcore.config.gone import removed_setting
-from rmcore.config.landscape import LandscapeConfig
-from rmcore.config.model import LoraSettings
 from rmcore.config.pipeline import PipelineConfig
-from rmcore.config.policy import PolicyConfig
-from rmcore.config.probe import ProbeConfig
-from rmcore.config.rlhf import RlhfConfig, WatchConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.store import flatten
 
 Tree = dict[str, Any]
-OPTIONAL_GROUPS: dict[str, type[Settings]] = {
-    "benchmark": BenchmarkConfig,
-    "landscape": LandscapeConfig,
-    "probe": ProbeConfig,
-    "explain": ExplainConfig,
-    "policy": PolicyConfig,
-    "rlhf": RlhfConfig,
-    "rlhf.watch": WatchConfig,
-    "model.lora": LoraSettings,
+
+
+def _groups(model: type[Settings], name: str = "") -> Iterator[tuple[str, type[Settings]]]:
+    yield name, model
+    for field_name, field in model.model_fields.items():
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, Settings):
+                yield from _groups(kind, f"{name}.{field_name}".removeprefix("."))
+
+
+GROUPS = dict(_groups(PipelineConfig))
+"""Groups of settings by dotted name; "" is the whole."""
+OPTIONAL_GROUPS = {
+    name: group
+    for name, group in GROUPS.items()
+    if name and GROUPS[name.rpartition(".")[0]].model_fields[name.rpartition(".")[2]].default is None
 }
 """Groups that most runs do without: setting one field of them brings the whole group with its defaults."""
-
-
 PRESET = "preset"
 """Key of a settings file that is no setting: what the file changes."""
 DEFAULT_PRESET = "demo"
@@ -247,16 +245,7 @@ def _meant(where: str) -> str:
 @cache
 def _setting_names() -> list[str]:
     """Dotted names of all settings, those of groups that most runs do without among them."""
-    groups: list[tuple[str, type[BaseModel]]] = [("", PipelineConfig)]
-    groups += [(f"{name}.", group) for name, group in OPTIONAL_GROUPS.items()]
-    names = []
-    while groups:
-        prefix, group = groups.pop()
-        for name, field in group.model_fields.items():
-            names.append(f"{prefix}{name}")
-            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-                groups.append((f"{prefix}{name}.", field.annotation))
-    return sorted(names)
+    return sorted(f"{group}.{name}".removeprefix(".") for group, model in GROUPS.items() for name in model.model_fields)
 
 
 def _near(name: str, known: list[str]) -> str:
