@@ -75,7 +75,7 @@ class Stage:
 
 
 TORCH = ("torch", "transformers")
-LOADED = ("seed", "device", "model.trust_remote_code", "model.render_fn")
+LOADED = ("device", "model.trust_remote_code", "model.render_fn")
 """Settings of a stage that loads a trained reward model."""
 SAMPLING = ("writer_shortcut", "policy.name", "policy.engine", "policy.temperature", "policy.max_new_tokens")
 """Settings of a stage that draws from the policy, or from the gold world's writer."""
@@ -101,19 +101,19 @@ STAGES: dict[str, Stage] = {
         Stage(
             "evaluate",
             ("prepare", "train"),
-            (*LOADED, "evaluate"),
+            ("seed", *LOADED, "evaluate"),
             ("rewards.parquet", "metrics.json"),
             libraries=TORCH,
         ),
         Stage(
             "landscape",
             ("prepare", "train"),
-            (*LOADED, "landscape"),
+            ("seed", *LOADED, "landscape"),
             ("spectrum.json",),
             libraries=TORCH,
         ),
-        Stage("probe", ("prepare", "train"), (*LOADED, "probe"), ("probe.json",), libraries=TORCH),
-        Stage("explain", ("prepare", "train"), (*LOADED, "explain"), ("explain.json",), libraries=TORCH),
+        Stage("probe", ("prepare", "train"), ("seed", *LOADED, "probe"), ("probe.json",), libraries=TORCH),
+        Stage("explain", ("prepare", "train"), ("seed", *LOADED, "explain"), ("explain.json",), libraries=TORCH),
         Stage(
             "readiness",
             ("prepare", "evaluate", "landscape"),
@@ -153,7 +153,7 @@ STAGES: dict[str, Stage] = {
             "overoptimization",
             ("prepare", "train", "samples"),
             (
-                *(*LOADED, "judged_by", "policy.num_members", "policy.judge_ceiling", "policy.ceiling_audit"),
+                *("seed", *LOADED, "judged_by", "policy.num_members", "policy.judge_ceiling", "policy.ceiling_audit"),
                 *("evaluate.num_resamples", "readiness.planned_kl"),
             ),
             ("rewards.parquet", "overoptimization.json"),
@@ -170,7 +170,7 @@ STAGES: dict[str, Stage] = {
             "confirmation",
             ("prepare", "train", "policy"),
             (
-                *(*LOADED, "is_gold", *SAMPLING, *JUDGED, "policy.num_prompts", "policy.fresh_prompts"),
+                *("seed", *LOADED, "is_gold", *SAMPLING, *JUDGED, "policy.num_prompts", "policy.fresh_prompts"),
                 *("policy.people", "readiness.planned_kl", "readiness.min_gain"),
             ),
             ("confirmation.json",),
@@ -181,7 +181,7 @@ STAGES: dict[str, Stage] = {
             "grpo",
             ("prepare", "train", "policy", "samples", "overoptimization"),
             (
-                *(*LOADED, "is_gold", *JUDGED, "policy.name", "policy.temperature", "policy.max_new_tokens"),
+                *("seed", *LOADED, "is_gold", *JUDGED, "policy.name", "policy.temperature", "policy.max_new_tokens"),
                 *("policy.num_members", "evaluate.num_resamples", "rlhf"),
             ),
             ("rlhf.json", "model/*"),

@@ -165,7 +165,7 @@ ON_DEVICE = CHECKPOINT_STAGES | {"train", "policy", "samples"}
 STAGES_OF_A_SECTION = {
     "study": set(),
     "loggers": set(),
-    "seed": ON_DEVICE | {"prepare", "readiness"},
+    "seed": ON_DEVICE - {"benchmark"} | {"prepare", "readiness"},
     "device": ON_DEVICE,
     "data": {"prepare"},
     "model": {"train"},
