@@ -21,7 +21,7 @@ from rmcore.data.readers.sources import iter_records, probe, source_kind
 from rmcore.policy.judged_answers import read_judged_answers
 from rmcore.policy.logged_answers import MIN_PROMPTS
 from rmcore.reporting.experiment_schema import Tuned
-from rmcore.stages.reads import named
+from rmcore.stages.reads import named, settled
 from rmcore.stages.registry import STAGES, pipeline_stages, stage_code
 from rmcore.study.analysis import Cells, LooksTaken, judge_hypotheses, resolve
 from rmcore.study.cells import ANSWER_METRICS, NUM_BINS, NUM_RESAMPLES, Measured, read_cell
@@ -358,4 +358,4 @@ def matrix_key(experiment: Experiment, registration_hash: str) -> str:
 
 def _named(experiment: Experiment, config: PipelineConfig) -> dict[str, dict[str, str]]:
     """Digests of all that a config names by address, by stage."""
-    return {name: named(config, STAGES[name].reads) for name in experiment.stages()}
+    return {name: named(settled(config), STAGES[name].reads) for name in experiment.stages()}

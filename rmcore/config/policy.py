@@ -95,17 +95,6 @@ class PolicyConfig(Settings):
         """The judge, where `verdict_judging` says something of it."""
         return None if self.verdict_judging is None else self.judge
 
-    @property
-    def ceiling_audit(self) -> str | None:
-        """The audit that takes the place of `judge_ceiling`.
-
-        None also in mode listwise, whose utilities may be right more often than the verdicts that were audited
-        (`benchmarks/results/utilities.md`).
-        """
-        judging = self.verdict_judging
-        is_used = judging is not None and self.judge_ceiling is None and judging.mode != "listwise"
-        return judging.audit if judging is not None and is_used else None
-
     @model_validator(mode="after")
     def _an_audit_is_of_a_judge(self) -> Self:
         if self.judging.audit is not None and self.judge is None:

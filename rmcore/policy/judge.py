@@ -140,21 +140,21 @@ def judge_identity(named: str, judging: JudgingConfig) -> dict[str, Any]:
     return {"reward model": source_digest(named)}
 
 
-def judge_noise(audit: str | None) -> tuple[float, float]:
+def judge_noise(named: str | None, judging: JudgingConfig) -> tuple[float, float]:
     """How often a judge is right where it prefers one of two, by its audit, and the standard error of that.
-
-    Args:
-        audit: file, see `PolicyConfig.ceiling_audit`.
 
     Returns:
         (1, 0) without an audit, where the audit does not know how often people agree, as their errors would be taken
-        for the judge's, and for a judge that is a coin, which may not decide anyway.
+        for the judge's, for a judge that is a coin, which may not decide anyway, and in mode listwise, whose utilities
+        may be right more often than the verdicts that were audited (`benchmarks/results/utilities.md`).
 
     Raises:
-        ConfigError: the file is no audit.
+        ConfigError: see `audit_of`.
     """
-    found = {} if audit is None else _read_audit(audit)[1]["reliability"]
-    if found.get("value") is None or found.get("ci_low") is None or found["value"] <= 0.5:
+    audit = None if named is None else audit_of(named, judging)
+    found = {} if audit is None else audit["reliability"]
+    is_known = found.get("value") is not None and found.get("ci_low") is not None and found["value"] > 0.5
+    if not is_known or judging.mode == "listwise":
         return 1.0, 0.0
     return found["value"], (found["ci_high"] - found["ci_low"]) / (2 * _NORMAL)
 
@@ -192,7 +192,16 @@ def audit_of(named: str, judging: JudgingConfig) -> dict[str, Any] | None:
     """
     if judging.audit is None:
         return None
-    audited, verdict = _read_audit(judging.audit)
+    try:
+        record = json.loads(Path(judging.audit).read_text(encoding="utf-8"))
+        audited, verdict = record["asked"], record["verdict"]
+        verdict = {"may_decide": bool(verdict["may_decide"]), "reasons": list(map(str, verdict["reasons"]))}
+        verdict |= {name: dict(record["metrics"].get(name) or {}) for name in ("reliability", "agreement")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"policy.judging.audit={judging.audit} is no audit of a judge ({type(error).__name__}: {error}); write one "
+            "with `rm-opt judge audit --json`."
+        ) from error
     asked = judge_identity(named, judging)
     differing = [name for name, value in asked.items() if audited.get(name) != value]
     if differing:
@@ -201,20 +210,6 @@ def audit_of(named: str, judging: JudgingConfig) -> dict[str, Any] | None:
             "is now and is asked here."
         )
     return verdict
-
-
-def _read_audit(file: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    try:
-        record = json.loads(Path(file).read_text(encoding="utf-8"))
-        asked, verdict = record["asked"], record["verdict"]
-        verdict = {"may_decide": bool(verdict["may_decide"]), "reasons": list(map(str, verdict["reasons"]))}
-        verdict |= {name: dict(record["metrics"].get(name) or {}) for name in ("reliability", "agreement")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"policy.judging.audit={file} is no audit of a judge ({type(error).__name__}: {error}); write one "
-            "with `rm-opt judge audit --json`."
-        ) from error
-    return asked, verdict
 
 
 def audited(verdict: Mapping[str, Any], judge: str, named: str | None, judging: JudgingConfig | None) -> dict[str, Any]:

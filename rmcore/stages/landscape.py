@@ -22,6 +22,7 @@ from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.reporting.figures.landscape import eigenvalues_figure
 from rmcore.reporting.figures.style import save
 from rmcore.stages.interface import Upstream
+from rmcore.stages.requirements import curvature_settings
 from rmcore.stages.trained import load_trained
 
 SPECTRUM_METRICS = (
@@ -41,8 +42,9 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
     """Measure the curvature on `num_pairs` test pairs."""
     rm = load_trained(settings, upstream["train"] / "best")
     pairs = read_pairs(upstream["prepare"] / "test.parquet")
-    sample = draw_sample(rm, pairs, settings.landscape, seed=settings.seed)
-    write_curvature(measure_curvature(rm, sample, settings.landscape, seed=settings.seed, report=report), out)
+    config = curvature_settings(settings)
+    sample = draw_sample(rm, pairs, config, seed=settings.seed)
+    write_curvature(measure_curvature(rm, sample, config, seed=settings.seed, report=report), out)
 
 
 def draw_sample(

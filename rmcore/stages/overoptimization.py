@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from rmcore.config.judging import JudgingConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
@@ -116,7 +117,8 @@ def _judged(settings: PipelineConfig, table: pd.DataFrame, scored: ScoredSamples
     members = [scored.members[:, rows] for rows in table.groupby("prompt_id", sort=False).indices.values()]
     policy = required_policy(settings)
     given = policy.judge_ceiling
-    ceiling, error = judge_noise(policy.ceiling_audit) if given is None else (given, 0.0)
+    asked = policy.verdict_judging or JudgingConfig()
+    ceiling, error = judge_noise(policy.verdict_judge, asked) if given is None else (given, 0.0)
     judged = JudgedPools(rewards, gold, pools(table, "prompt_id", "length"), members)
     parts = on_policy_parts(
         judged,

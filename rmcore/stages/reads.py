@@ -193,10 +193,6 @@ def _rubric(name: str) -> str:
     return make_key({"rubric": rubric_text(name)})
 
 
-def _audit(name: str) -> str:
-    return file_digest(Path(name))
-
-
 NAMED: dict[str, Callable[[Any], Any]] = {
     "device": device_type,
     "data.source": _source,
@@ -209,7 +205,7 @@ NAMED: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("policy.name", "policy.drawn_from", "policy.base", "policy.samples"), _file),
     **dict.fromkeys(("policy.judge", "policy.asked_judge", "policy.verdict_judge"), _judge),
     **dict.fromkeys(("policy.asked_judging.rubric", "policy.verdict_judging.rubric"), _rubric),
-    **dict.fromkeys(("policy.verdict_judging.audit", "policy.ceiling_audit"), _audit),
+    "policy.verdict_judging.audit": lambda file: file_digest(Path(file)),
     "rlhf.more_rewards": _rewards,
 }
 """The digest of what a setting names, by its path; None: its value is in the key as it is."""

@@ -20,14 +20,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.digests import make_key
 from rmcore.core.files import file_digest
 from rmcore.core.fingerprints import code_digests
 from rmcore.core.store import ArtifactRef
 from rmcore.stages.reads import keyed, masked, settled, starts_from_sft
-from rmcore.stages.requirements import REQUIRED
+from rmcore.stages.requirements import REQUIRED, curvature_settings
 from rmcore.training.resume import FINISHED_FILE
 
 ROOT = Path(__file__).parents[1]
@@ -81,6 +80,8 @@ SAMPLING = ("writer_shortcut", "policy.name", "policy.engine", "policy.temperatu
 """Settings of a stage that draws from the policy, or from the gold world's writer."""
 JUDGED = ("policy.judge", "policy.verdict_judging")
 """Settings of a stage that asks the judge and says a verdict."""
+AUDITED = ("policy.verdict_judge", "policy.verdict_judging")
+"""Settings of a stage that weighs the judge of the samples by its audit, and asks nothing."""
 HIDDEN_OF_TRAINING = (
     "rmcore.landscape.trajectory",  # what is measured on the way changes no weight
 )
@@ -153,7 +154,7 @@ STAGES: dict[str, Stage] = {
             "overoptimization",
             ("prepare", "train", "samples"),
             (
-                *("seed", *LOADED, "judged_by", "policy.num_members", "policy.judge_ceiling", "policy.ceiling_audit"),
+                *("seed", *LOADED, "judged_by", "policy.num_members", "policy.judge_ceiling", *AUDITED),
                 *("evaluate.num_resamples", "readiness.planned_kl"),
             ),
             ("rewards.parquet", "overoptimization.json"),
@@ -162,7 +163,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "readiness_v2",
             ("evaluate", "landscape", "overoptimization"),
-            ("readiness", "policy.verdict_judge", "policy.verdict_judging"),
+            ("readiness", *AUDITED),
             ("readiness.json",),
             files=("policy/readiness/readiness_fit.json",),
         ),
@@ -282,8 +283,8 @@ def stage_settings(name: str, config: PipelineConfig) -> dict[str, Any]:
 def _complete(name: str, config: PipelineConfig) -> PipelineConfig:
     for section in {path.partition(".")[0] for path in STAGES[name].reads} & REQUIRED.keys():
         REQUIRED[section](config)
-    if name == "landscape" and config.landscape is None:  # a study of curvature may name no setting of it
-        config = config.model_copy(update={"landscape": LandscapeConfig()})
+    if name == "landscape":
+        config = config.model_copy(update={"landscape": curvature_settings(config)})
     return settled(config)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from rmcore.config.benchmark import BenchmarkConfig
 from rmcore.config.explain import ExplainConfig
+from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import PolicyConfig
 from rmcore.config.probe import ProbeConfig
@@ -68,6 +69,11 @@ def required_rlhf(config: PipelineConfig) -> RlhfConfig:
     if config.rlhf is None:
         raise ConfigError("there is no training of a policy in this config; set rlhf.steps, or start from preset rlhf.")
     return config.rlhf
+
+
+def curvature_settings(config: PipelineConfig) -> LandscapeConfig:
+    """The settings of the curvature; the usual ones where a study of it names none."""
+    return config.landscape or LandscapeConfig()
 
 
 REQUIRED: Mapping[str, Callable[[PipelineConfig], Any]] = {

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.digests import canonical_json
 from rmcore.core.store import Entry
 from rmcore.stages.registry import stage_settings
+from rmcore.stages.requirements import curvature_settings
 from rmcore.training.length import passes
 from rmcore.training.resume import FINISHED_FILE
 
@@ -81,12 +81,11 @@ class Estimates:
         trained = self._trained.get(kind(config), [])
         if stage == "train":
             return self._train_seconds(config, trained)
-        outcomes = {entry.digest for entry in trained}
+        outcomes, own = {entry.digest for entry in trained}, stage_settings(stage, config)[stage]
         measured = self._newest(
             entry
             for entry in self._of(stage)
-            if entry.inputs["upstream"].get("train") in outcomes
-            and entry.inputs["config"].get(stage) == _part(config, stage)
+            if entry.inputs["upstream"].get("train") in outcomes and entry.inputs["config"].get(stage) == own
         )
         return measured if measured is not None else self._from_probe(config, stage)
 
@@ -117,7 +116,7 @@ class Estimates:
         if probe is None:
             return None
         if stage == "landscape":
-            landscape = config.landscape or LandscapeConfig()
+            landscape = curvature_settings(config)
             products = landscape.lanczos_steps + landscape.trace_probes
             products = (2 if landscape.normalized else 1) * products + 1  # and one for the error over prompts
             passes = float(PRODUCT_PASSES * products * landscape.num_pairs)
@@ -158,7 +157,3 @@ def _read_record(entry: Entry) -> dict[str, Any] | None:
 def _same_source(entry: Entry, config: PipelineConfig) -> bool:
     own = stage_settings("prepare", config)["data"]["source"]
     return bool(own == entry.inputs["config"]["data"]["source"])
-
-
-def _part(config: PipelineConfig, stage: str) -> Any:
-    return config.model_dump(mode="json").get(stage)

@@ -88,7 +88,7 @@ def test_an_audit_of_any_judge_is_honoured(named, tmp_path):
     verdict = {"status": "rose", "headline": "Gained", "reasons": []}
     assert audited(verdict, "it", named, judging)["status"] == "unclear"
     assert "it is a coin" in audited(verdict, "it", named, judging)["reasons"]
-    assert judge_noise(judging.audit) == (0.8, pytest.approx(0.05))
+    assert judge_noise(named, judging) == (0.8, pytest.approx(0.05))
     assert label_weight(named, judging) == pytest.approx(0.6)
 
 
@@ -96,16 +96,15 @@ def test_an_audit_of_any_judge_is_honoured(named, tmp_path):
 def test_lists_are_not_corrected_by_the_errors_of_pairs(mode, noise, tmp_path):
     named, judging = "openai:judge-1@http://127.0.0.1:1/v1", JudgingConfig(mode=mode)
     write_audit(tmp_path / "audit.json", named, reliability=0.8, judging=judging)
-    audited_too = judging.model_copy(update={"audit": str(tmp_path / "audit.json")})
-    found = judge_noise(PolicyConfig(judge=named, judging=audited_too).ceiling_audit)
+    found = judge_noise(named, judging.model_copy(update={"audit": str(tmp_path / "audit.json")}))
     assert found == (0.8 if noise else 1.0, pytest.approx(noise))
 
 
 def test_without_a_reliability_nothing_is_corrected_and_labels_count_by_agreement(named, tmp_path):
     judging = write_audit(tmp_path / "audit.json", named, reliability=0)
-    assert judge_noise(judging.audit) == (1, 0)
+    assert judge_noise(named, judging) == (1, 0)
     assert label_weight(named, judging) == pytest.approx(0.4)
-    assert (judge_noise(None), label_weight(named, JudgingConfig())) == ((1, 0), None)
+    assert (judge_noise(named, JudgingConfig()), label_weight(named, JudgingConfig())) == ((1, 0), None)
     coin = write_audit(tmp_path / "coin.json", named, reliability=0, agreement=0.49)
     with pytest.raises(ConfigError, match="no more often than a coin"):
         label_weight(named, coin)
@@ -124,9 +123,10 @@ def test_an_audit_of_who_judged_given_samples_is_honoured(named, endpoint, tmp_p
     judging = write_audit(tmp_path / "audit.json", judge, reliability=0.8, may_decide=False)
     config = of_samples(tmp_path / "samples.csv", judge, judging)
     require_judge(config)
-    assert judge_noise(config.policy.ceiling_audit) == (0.8, pytest.approx(0.05))
+    asked = config.policy.verdict_judge, config.policy.verdict_judging
+    assert judge_noise(*asked) == (0.8, pytest.approx(0.05))
     verdict = {"status": "ready", "headline": "good", "reasons": []}
-    assert audited(verdict, "it", config.policy.verdict_judge, config.policy.verdict_judging)["status"] == "unclear"
+    assert audited(verdict, "it", *asked)["status"] == "unclear"
     (tmp_path / "audit.json").unlink()
     with pytest.raises(ConfigError, match="is no audit"):
         require_judge(config)

@@ -6,10 +6,12 @@ import json
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
 from policy_chain import changed
+from rmcore.config.base import Settings
 from rmcore.config.benchmark import BenchmarkConfig
 from rmcore.config.data import DataConfig, GoldConfig
 from rmcore.config.explain import ExplainConfig
@@ -30,6 +32,7 @@ from rmcore.core.tracking import NullTracker
 from rmcore.data.table import read_pairs, write_pairs
 from rmcore.stages import prepare, registry
 from rmcore.stages.readiness import judge
+from rmcore.stages.reads import NAMED
 from rmcore.stages.registry import STAGES, pipeline_stages, stage_call, stage_config, stage_settings
 
 
@@ -273,7 +276,7 @@ SAMPLES = {"data": {"source": __file__}, "policy": {"samples": __file__}, "rlhf"
         (SAMPLES, "policy.judge_column", "other", {"samples", "overoptimization"}),
         (SAMPLES, "policy.judging.mode", "pairwise", set()),
         ({"policy": {"judge": JUDGE}}, "policy.judging.mode", "pairwise", JUDGED := {
-            "samples", "readiness_v2", "confirmation", "grpo"}),
+            "samples", "overoptimization", "readiness_v2", "confirmation", "grpo"}),
         ({"policy": {"judge": JUDGE}}, "policy.judging.rubric", "safety", JUDGED),
         ({"policy": {"judge": JUDGE}}, "policy.judging.max_calls", 3, set()),
         ({"policy": {"judge": JUDGE}}, "policy.judge", "openai:m@http://127.0.0.1:2/v1", set()),
@@ -300,6 +303,36 @@ def test_a_stage_sees_what_its_key_has_and_any_other_setting_raises_with_its_nam
         ):  # fmt: skip
             for name in path.split("."):
                 place = getattr(place, name)
+
+
+def texts(kind, path):
+    """Dotted paths of the texts in a setting of this type."""
+    if isinstance(kind, type) and issubclass(kind, Settings):
+        names = kind.model_fields.keys() - kind.run_only()
+        return {text for name in names for text in texts(kind.model_fields[name].annotation, f"{path}.{name}")}
+    return {path} if kind is str else {text for inner in get_args(kind) for text in texts(inner, path)}
+
+
+def type_at(path):
+    """The type of the setting or property at a dotted path of a config."""
+    kind = PipelineConfig
+    for name in path.split("."):
+        owner = next(one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, Settings))
+        field = owner.model_fields.get(name)
+        kind = get_type_hints(getattr(owner, name).fget)["return"] if field is None else field.annotation
+    return kind
+
+
+def test_every_text_that_a_stage_reads_is_keyed_by_content_or_no_address_of_an_input():
+    read = {text for stage in STAGES.values() for path in stage.reads for text in texts(type_at(path), path)}
+    columns = {"prompt", "chosen", "rejected", "margin", "weight", "grade"}
+    words = {f"data.{name}_column{'s' * (name == 'grade')}" for name in columns}
+    words |= {"data.split", "data.eval_split", "data.attribute_weights", "policy.judge_column", "policy.topic_column"}
+    words |= {"landscape.parameters", "model.lora.targets", "judged_by"}
+    folders_to_judge_in = {"policy.people", "rlhf.watch.people"}
+    always_none = {"policy.asked_judging.audit"}
+    assert read - NAMED.keys() == words | folders_to_judge_in | always_none
+    assert read >= NAMED.keys()
 
 
 @pytest.mark.parametrize("stage", STAGES)
