@@ -1,4 +1,4 @@
-"""What a stage reads of a config: a view that refuses every other setting, and the same settings as a key has them.
+"""The settings that a stage reads: a view of the config that refuses all others, and the same as a key has them.
 
 `reads` of a stage names settings, whole sections, or properties of a section, by dotted path. Its `run` sees these
 alone, and its key has all of them: what a stage cannot see, it cannot depend on. In a key, what names a file, a model,
