@@ -50,7 +50,7 @@ def print_block(block: Block) -> None:
     """Print what a block holds below its title: sentences, tables without what is folded, findings."""
     console = Console()
     for paragraph in block.text:
-        console.print(escape(paragraph))
+        print(paragraph)
     for one in block.tables:
         if not one.title:
             table = Table(*map(escape, one.headings))

@@ -131,9 +131,9 @@ def _over_prompts(table: RewardTable, prompts: str) -> dict[str, SeedSample]:
 
 
 def _of_answers(folder: Path, metrics: Sequence[str]) -> tuple[dict[str, SeedSample], str]:
-    """Metrics of the judged answers, of fewer than `MIN_PROMPTS` prompts none, and the digest of these answers."""
+    """Metrics of the judged answers, of fewer than `MIN_PROMPTS` prompts none; the digest of answers and judgements."""
     answers, rewards = stored_judged_answers(folder)
-    digest = make_key(answers.table[["prompt_id", "response"]].to_dict("list"))
+    digest = make_key(answers.table[["prompt_id", "response", "strength"]].to_dict("list"))
     pools, judged = answers.pools(rewards), in_deviations(answers.pools(answers.table["strength"].to_numpy()))
     found = {}
     for name in metrics:

@@ -100,8 +100,8 @@ def claim_estimate(item: Mapping[str, Any], unit: str) -> tuple[str, str]:
 
 
 def is_of_two_seeds(item: Mapping[str, Any]) -> bool:
-    """Whether a hypothesis rests on two seeds, and they do not decide it."""
-    return bool(item["num_seeds"] == 2 and item["verdict"] == "inconclusive")
+    """Whether a hypothesis rests on two seeds alone, not on other arms' variance as well, and they do not decide it."""
+    return bool(item["num_seeds"] == 2 and item["verdict"] == "inconclusive" and "moderated" not in item["method"])
 
 
 def claim_reason(item: Mapping[str, Any]) -> str:

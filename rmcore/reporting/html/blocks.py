@@ -22,7 +22,7 @@ class Named(NamedTuple):
 class Table(NamedTuple):
     """Rows under headings; a table whose headings are all empty shows none.
 
-    A cell of the first column that begins with ✓, ✗ or ? is coloured as a check's result.
+    A first column called "result" is coloured by the signs ✓, ✗ and ? that its cells begin with.
     """
 
     headings: Sequence[str]

@@ -152,7 +152,7 @@ def _metrics(results: Results) -> Block:
     rows: list[list[str | Named]] = []
     for name in sorted({*test, *(ood or {})}, key=metric_order):
         spec, entry = metric_spec(name), test.get(name)
-        row: list[str | Named] = [Named(spec.label, spec.definition), *metric_texts(name, entry)[:2]]
+        row: list[str | Named] = [Named(spec.label, f"{name}: {spec.definition}"), *metric_texts(name, entry)[:2]]
         row.append(numbers.count(entry["num"] if entry else None))
         rows.append(row if ood is None else [*row, *metric_texts(name, ood.get(name))[:2]])
     if ood is not None:
@@ -173,7 +173,7 @@ def _training(results: Results, *, with_trajectory: bool) -> Block:
         figures=("training_curves", *(("curvature_trajectory",) if with_trajectory else ())),
         tables=(Table(("seen", "diagnosis", "advice"), found, left=range(3)),) if found else (),
         parts=[
-            Block("the run in numbers", tables=(Table(("", ""), _training_rows(results), left=range(2)),)),
+            Block("The run in numbers", tables=(Table(("", ""), _training_rows(results), left=range(2)),)),
             *map(_of_tree, truncation),
         ],
         is_folded=not found,

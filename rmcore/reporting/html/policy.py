@@ -62,10 +62,10 @@ def policy_block(results: Mapping[str, Any]) -> Block:
         figures=("overoptimization",),
         parts=[
             best_of_n_block(results),
-            Block("the parts of readiness v2", tables=(_parts(results["readiness"]),)),
-            *([Block("the prompts where the plan gains least", tables=(worst,))] if worst.rows else []),
+            Block("The parts of readiness v2", tables=(_parts(results["readiness"]),)),
+            *([Block("The prompts where the plan gains least", tables=(worst,))] if worst.rows else []),
             Block(
-                "the probability of a gain",
+                "The probability of a gain",
                 text=(
                     f"Probability of a gain of at least {aim['gain']:g} at {aim['kl']:g} nats: {probable}, from "
                     f"{', '.join(judged['score_parts'])}, as it was for the small reward models of the synthetic "
@@ -80,7 +80,7 @@ def policy_block(results: Mapping[str, Any]) -> Block:
 def best_of_n_block(results: Mapping[str, Any]) -> Block:
     """n, KL, reward and, where it is known, the gold gain, one row an n; what follows from it."""
     table = Table(BEST_OF_N_HEADINGS, _best_of_n(results), left=())
-    return Block("best-of-n", figures=("ensemble_disagreement",), tables=(table,), findings=_findings(results))
+    return Block("Best-of-n", figures=("ensemble_disagreement",), tables=(table,), findings=_findings(results))
 
 
 def best_of_n_headline(results: Mapping[str, Any]) -> str:

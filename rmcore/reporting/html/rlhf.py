@@ -154,7 +154,7 @@ def _watch(record: Mapping[str, Any]) -> list[Block]:
         "half of its distance. A plateau is no alarm."
     )
     table = Table(WATCH_HEADINGS, watch_rows(record), left=(len(WATCH_HEADINGS) - 1,))
-    return [Block("what the judge's few labels said on the way", text=(about,), figures=("watch",), tables=(table,))]
+    return [Block("What the judge's few labels said on the way", text=(about,), figures=("watch",), tables=(table,))]
 
 
 def _examples(record: Mapping[str, Any]) -> list[Block]:
@@ -169,7 +169,7 @@ def _examples(record: Mapping[str, Any]) -> list[Block]:
     ]
     about = "The first prompts of the final measurement, whatever became of them, with the difference as judged."
     headings = ("prompt", "the start policy", "the kept policy", "after − before")
-    return [Block("before and after", text=(about,), tables=(Table(headings, rows, left=range(3)),))]
+    return [Block("Before and after", text=(about,), tables=(Table(headings, rows, left=range(3)),))]
 
 
 def _rule(record: Mapping[str, Any]) -> list[Block]:
@@ -193,7 +193,7 @@ def _rule(record: Mapping[str, Any]) -> list[Block]:
         f"held-out responses (up to {numbers.decimal(rule['threshold'])}). Next to it is the step where gold really "
         "was highest, which no rule can know."
     )
-    title = "would disagreement have stopped it in time?"
+    title = "Would disagreement have stopped it in time?"
     return [Block(title, text=(about,), tables=(Table(STOP_HEADINGS, rows, left=()),))]
 
 

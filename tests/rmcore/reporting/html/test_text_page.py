@@ -53,3 +53,13 @@ def test_every_section_of_a_report_can_be_shown_in_markdown():
         told = markdown(one.block)
         assert told.startswith("# ")
         assert "None" not in told.split()
+
+
+def test_only_results_have_the_colour_of_their_sign_and_a_long_text_is_no_number(tmp_path):
+    rows = [("✗ a  prompt", "y" * 80)]
+    tables = (Table(("prompt", "answer"), rows), Table(("result", "check"), [("✗ fail", "1")]))
+    page = write_block_report("run", Block("title", tables=tables), {}, tmp_path / "report.html").read_text()
+    assert page.count('class="fail') == 1
+    assert '<td class=" number">1</td>' in page
+    assert f'<td class="">{"y" * 80}</td>' in page
+    assert "✗ a  prompt" in page
