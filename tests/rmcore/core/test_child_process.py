@@ -26,10 +26,10 @@ LONG = {"data": {"gold": {"num_prompts": 200_000, "pairs_per_prompt": 64}}}
 def start(tmp_path):
     """Starts a stage; its output goes to `tmp_path / "log"`."""
 
-    def start(settings=None, stage="prepare", progress=(), out="out", **variables):
+    def start(config=None, stage="prepare", progress=(), out="out", **variables):
         spec = {
             "stage": stage,
-            "settings": {"seed": 0, "data": {}} | (settings or {}),
+            "config": {"seed": 0, "data": {}} | (config or {}),
             "upstream": {},
             "out": str(tmp_path / out),
         }
@@ -179,7 +179,7 @@ process.wait()
 
 
 def test_a_stage_does_not_outlive_a_killed_starter(tmp_path):
-    spec = {"stage": "prepare", "settings": {"seed": 0} | LONG, "upstream": {}, "out": str(tmp_path / "out")}
+    spec = {"stage": "prepare", "config": {"seed": 0} | LONG, "upstream": {}, "out": str(tmp_path / "out")}
     (tmp_path / "spec.json").write_text(json.dumps(spec))
     command = [sys.executable, "-c", STARTER, str(tmp_path / "spec.json"), str(tmp_path / "log")]
     starter = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(fork_server.__file__).parents[2])
