@@ -6,7 +6,7 @@ All but h100 and h200 fix the token budget, which is otherwise chosen from the m
 round alike on every machine.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rmcore.config.data import DataConfig, GoldConfig
 from rmcore.config.evaluate import EvaluateConfig
@@ -69,6 +69,8 @@ class Preset:
     """The command that starts from it, without `rm-opt` and --preset."""
     time: str | None = None
     """How long it takes on two idle cores; None: it is for pairs of your own, whose number decides."""
+    curvature: LandscapeConfig = field(default_factory=LandscapeConfig)
+    """Settings that the curvature begins with where a run asks for it."""
 
 
 DESCRIBED: dict[str, Preset] = {
@@ -153,6 +155,7 @@ DESCRIBED: dict[str, Preset] = {
             model=ModelConfig(name="llama", max_seq_len=2048, lora=LoraSettings()),
             train=TrainConfig(lr=1e-4, **HARDWARE["h200"], pairs_per_step=hopper_pairs(8_000_000_000)),
         ),
+        curvature=LandscapeConfig(parameters="head"),  # the adapters' products go back through all 8 B
     ),
 }
 """All presets, with what each is for."""

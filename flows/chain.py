@@ -23,7 +23,7 @@ from rmcore.reporting.html.index import write_index
 from rmcore.reporting.html.note import run_note, verdict_note
 from rmcore.reporting.html.text_page import write_block_report
 from rmcore.stages.results import figures, run_key
-from tasks.checkpoints import given_checkpoint, trained_key
+from tasks.checkpoints import judged_model, trained_key
 from tasks.stages import run_step
 from tasks.tracking import RunTracker
 
@@ -60,6 +60,7 @@ def run_chain(
     """
     store = open_store()
     if checkpoint is not None:
+        checkpoint = str(Path(checkpoint).expanduser().resolve())  # the record is read in other folders, too
         store.hold_around(checkpoint)
     run_name = run_name_of(config, kind)
     with RunTracker.start(
@@ -71,7 +72,7 @@ def run_chain(
         loggers=config.loggers,
     ) as tracker:
         tracker.watch_machine()
-        there = {} if checkpoint is None else {"train": given_checkpoint(checkpoint, home() / "given")}
+        there = {} if checkpoint is None else {"train": judged_model(checkpoint, store, home() / "given")}
         wanted = [name for name in names if name not in there]
         runs = run_stages(wanted, config, store, tracker, there)
         refs = there | {name: run.ref for name, run in runs.items()}
@@ -80,7 +81,7 @@ def run_chain(
         tracker.set_tags({"rm.key": key, "rm.cache": ",".join(cached) or "none"})
         folder = home() / "reports" / f"{run_name}-{key[:12]}"
         place = checkpoint or str(Path(refs["train"].path) / "best")
-        own = {"config": config.model_dump(mode="json"), "checkpoint": place}
+        own = {"config": config.model_dump(mode="json"), "checkpoint": place, "checkpoint_digest": refs["train"].digest}
         told = partial(_tell, telling, refs, own, folder, tracker)
         results, report = run_step("report", told, last_of(runs, config)).found
         verdict = results.get("verdict")

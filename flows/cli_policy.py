@@ -62,6 +62,9 @@ class PolicyOptions:
         has = {"--preset": self.preset, "--config": given.config, "--checkpoint": self.checkpoint, "--data": self.data}
         config, checkpoint = named_run(self.run, has)
         config = config.model_copy(update={"rlhf": None, "policy": config.policy or PolicyConfig()})
+        if self.samples is not None:  # they take the policy's place, and the reward model is trained already
+            model = config.model.model_copy(update={"name": config.started_from})
+            config = config.model_copy(update={"model": model})
         settings += ["policy.samples=null"] if self.policy is not None and self.samples is None else []
         return run_configured(_loader(name, checkpoint), None, given, settings, recorded=config)
 

@@ -42,7 +42,7 @@ from rmcore.reporting.html.note import RUN_FILES, numbers_line, verdict_note
 from rmcore.reporting.html.summary import summary_markdown
 from rmcore.reporting.runs import KEY_DIGITS
 from rmcore.reporting.schema import Results
-from rmcore.stages.registry import STAGES, in_order, is_judged, pipeline_stages
+from rmcore.stages.registry import STAGES, in_order, is_judged, only_starts_reward_model, pipeline_stages
 from rmcore.stages.requirements import required_benchmark, required_policy, required_rlhf
 from rmcore.stages.results import figures, gather_results, read_json, run_key
 from rmcore.stages.run import INTERRUPTED
@@ -85,7 +85,10 @@ def pipeline(config: PipelineConfig) -> dict[str, Any]:
         ConfigError: there is a policy and nobody who judges its samples, or no benchmark of a name.
         DataError: the judged answers that are named tell nothing.
     """
-    require_judge(config)
+    if only_starts_reward_model(config):
+        say("policy     the reward model starts from it; its samples have no judge, so labelled pairs alone decide")
+    else:
+        require_judge(config)
     require_benchmarks(config)
     if config.evaluate.answers is not None:
         from flows.planning import require_answers  # here: pandas and scipy, which most runs need not yet

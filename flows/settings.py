@@ -10,7 +10,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import ValidationError
 
-from experiments.presets import PRESETS
+from experiments.presets import DESCRIBED, PRESETS
 from rmcore.config.base import Settings
 from rmcore.config.elsewhere import foreign_name
 from rmcore.config.files import lines_of, parse_yaml, read_mapping
@@ -65,13 +65,14 @@ def load_config(
     changes.pop(PRESET, None)
     preset = base_preset(preset, file)
     tree = (recorded or PRESETS[preset]).model_dump()
+    begins = _groups_of(preset if recorded is None else DEFAULT_PRESET)
     places = {} if file is None else {name: f"{file}, line {line}: " for name, line in lines_of(file).items()}
-    _merge(tree, changes, "", places)
+    _merge(tree, changes, "", begins, places)
     for assignment in assignments:
         name, separator, text = assignment.partition("=")
         if not separator or not name.strip():
             raise ConfigError(f"--set {assignment!r} is not of the form dotted.name=value, for example train.lr=1e-4.")
-        _merge(tree, _nested(name.strip(), _value(name, text)), "")
+        _merge(tree, _nested(name.strip(), _value(name, text)), "", begins)
         places.pop(name.strip(), None)
     try:
         return PipelineConfig.model_validate(tree)
@@ -119,7 +120,8 @@ def form_config(preset: str, chosen: Mapping[str, Any], overrides: Mapping[str, 
         ConfigError: unknown preset or setting, or one that is chosen and in the overrides, too.
         pydantic.ValidationError: a value is not allowed.
     """
-    tree = PRESETS[base_preset(preset, None)].model_dump()
+    preset = base_preset(preset, None)
+    tree, begins = PRESETS[preset].model_dump(), _groups_of(preset)
     if not isinstance(overrides, Mapping):
         raise ConfigError(
             f'overrides is a {type(overrides).__name__}; write settings by name: {{"model.max_seq_len": 256}}.'
@@ -132,7 +134,7 @@ def form_config(preset: str, chosen: Mapping[str, Any], overrides: Mapping[str, 
             raise ConfigError("steps and epochs are both given, and each says how long the training is; give one.")
         chosen = {**chosen, STEPS: None}  # steps go before epochs, so that the preset's would have the last word
     for name, value in (*chosen.items(), *overrides.items()):
-        _merge(tree, _nested(str(name), value), "")
+        _merge(tree, _nested(str(name), value), "", begins)
     return PipelineConfig.model_validate(tree)
 
 
@@ -195,8 +197,27 @@ def _nested(name: str, value: Any) -> Tree:
     return dict(value)
 
 
-def _merge(tree: Tree, change: Tree, path: str, places: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Apply a change in place; `places` says of each setting where it was given, for messages."""
+def _groups_of(preset: str) -> dict[str, Settings]:
+    """The optional groups as they begin where one setting of them changes a preset that does without."""
+    return {name: group() for name, group in OPTIONAL_GROUPS.items()} | {"landscape": DESCRIBED[preset].curvature}
+
+
+def _merge(
+    tree: Tree,
+    change: Tree,
+    path: str,
+    begins: Mapping[str, Settings],
+    places: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Apply a change in place.
+
+    Args:
+        tree: settings, by name.
+        change: of them, shaped alike.
+        path: dotted name of `tree` in the whole.
+        begins: see `_groups_of`.
+        places: of each setting where it was given, for messages.
+    """
     for name, value in change.items():
         where = f"{path}.{name}" if path else str(name)
         place = places.get(where, "")
@@ -207,9 +228,9 @@ def _merge(tree: Tree, change: Tree, path: str, places: Mapping[str, str] = Mapp
                 raise ConfigError(f"{place}{removed} Remove it from the settings.")
             raise ConfigError(f"{place}no setting {where!r}.{_meant(where)}")
         if tree[name] is None and isinstance(value, dict) and where in OPTIONAL_GROUPS:
-            tree[name] = OPTIONAL_GROUPS[where]().model_dump()
+            tree[name] = begins[where].model_dump()
         if isinstance(tree[name], dict) and isinstance(value, dict):
-            _merge(tree[name], value, where, places)
+            _merge(tree[name], value, where, begins, places)
         elif isinstance(tree[name], dict) and not (value is None and where in OPTIONAL_GROUPS):
             inside = ", ".join(tree[name])
             raise ConfigError(f"{place}{where} is a group of settings, not a value; set one of {inside} in it.")

@@ -15,6 +15,7 @@ from rmcore.config.gone import without_removed
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import remove_abandoned, write_json
+from rmcore.core.store import Store
 from rmcore.reporting.runs import Run, find_run
 from tasks.home import OWNER_ONLY, home, make_home
 from tasks.run_owner import has_died, this_process
@@ -137,7 +138,8 @@ def judged_run(name: str, finished: list[Run], tell: Callable[[str], None]) -> t
     """A finished run that judged a reward model, its settings, and the model's checkpoint.
 
     Raises:
-        ConfigError: there is no such run, there are several, it judged no model, or the model is gone.
+        ConfigError: there is no such run, there are several, it judged no model, or the model is gone or another one
+            than it judged.
         pydantic.ValidationError: see `recorded_config`.
     """
     run = find_run(finished, name)
@@ -145,12 +147,32 @@ def judged_run(name: str, finished: list[Run], tell: Callable[[str], None]) -> t
     place = run.record.get("checkpoint") or next((f"{stage['path']}/best" for stage in trained), None)
     if "config" not in run.record or place is None:
         raise ConfigError(f"{run.name} judged no reward model; name a run of `rm-opt run` or `rm-opt readiness`.")
+    is_own = "checkpoint" not in run.record
     if not Path(place).is_dir():
-        raise ConfigError(
-            f"the reward model of {run.name} is gone: there is no {place}. `rm-opt run --from` trains one with the "
-            "settings of a run again."
+        again = (
+            f"`rm-opt run --from {run.name}` trains one with the settings of the run again."
+            if is_own
+            else "Restore it, or name a reward model that is there with --checkpoint."
         )
+        raise ConfigError(f"the reward model of {run.name} is gone: there is no {place}. {again}")
+    if not is_own:
+        _require_same(run, place, tell)
     return run, _of_this_version(run.record["config"], tell), place
+
+
+def _require_same(run: Run, place: str, tell: Callable[[str], None]) -> None:
+    from tasks.checkpoints import judged_model  # here: readers of pairs, which a list of runs does without
+
+    judged = run.record.get("checkpoint_digest")
+    if judged is None:
+        tell(
+            f"unchecked   the record of {run.name} has no digest of {place}: it may have been trained again since then"
+        )
+    elif judged_model(place, Store(home() / "store"), home() / "given").digest != judged:
+        raise ConfigError(
+            f"{place} is another reward model than {run.name} judged: its files have changed since then. Restore them, "
+            "or judge what is there now with --checkpoint."
+        )
 
 
 def _of_this_version(recorded: Mapping[str, Any], tell: Callable[[str], None]) -> PipelineConfig:

@@ -16,7 +16,7 @@ from rmcore.config.explain import ExplainConfig
 from rmcore.config.judging import judge_name
 from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.model import FROM_POLICY, ModelConfig
-from rmcore.config.policy import WORLD, PolicyConfig
+from rmcore.config.policy import SFT, WORLD, PolicyConfig
 from rmcore.config.probe import ProbeConfig
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.config.rlhf import RlhfConfig
@@ -102,10 +102,28 @@ class PipelineConfig(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _score_has_a_part(self) -> Self:
+        weights = self.readiness
+        others = weights.accuracy_weight + weights.calibration_weight + weights.stability_weight
+        if self.landscape is None and not others:
+            raise ValueError(
+                "only readiness.landscape_weight is not 0, and no curvature is measured: set landscape.method=lanczos, "
+                "or give another part of the original score a weight"
+            )
+        return self
+
     @property
     def is_gold(self) -> bool:
         """Whether the pairs are the gold world's, which then also draws prompts and judges where no judge is named."""
         return self.data.source == "gold"
+
+    @property
+    def started_from(self) -> str:
+        """Name of the model whose weights the reward model starts from, before any fine-tuning here."""
+        if self.model.name != FROM_POLICY or self.policy is None:
+            return self.model.name
+        return self.policy.base if self.policy.name == SFT else self.policy.name
 
     @property
     def writer_shortcut(self) -> Shortcut | None:

@@ -98,10 +98,7 @@ def settled(config: PipelineConfig) -> PipelineConfig:
 
     Keys have what was chosen, and any host computes in it.
     """
-    name = config.model.name
-    if name == FROM_POLICY:
-        policy = required_policy(config)
-        name = policy.base if policy.name == SFT else policy.name
+    name = config.started_from
     if config.train.precision == "auto":
         chosen = choose_precision(device_type(config.device), tiny=name in TINY_SIZES)
         config = config.model_copy(update={"train": config.train.model_copy(update={"precision": chosen})})

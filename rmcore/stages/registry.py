@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from rmcore.config.model import FROM_POLICY
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.digests import make_key
 from rmcore.core.files import file_digest
@@ -198,7 +199,7 @@ POLICY = ("policy", "samples", "overoptimization")
 def pipeline_stages(config: PipelineConfig) -> tuple[str, ...]:
     """Stages of a pipeline run in order: with a policy its judged samples decide about readiness."""
     measured = labelled_stages(config)
-    if config.policy is None:
+    if config.policy is None or only_starts_reward_model(config):
         return in_order(measured, config)
     judged = ("readiness_v2",) if is_judged(config) else ()
     return in_order((*measured, *POLICY, *judged, *(() if config.rlhf is None else ("grpo",))), config)
@@ -220,6 +221,14 @@ def in_order(names: Iterable[str], config: PipelineConfig) -> tuple[str, ...]:
     rest = [name for name in listed if name != "policy"]
     place = rest.index("train")
     return (*rest[:place], "policy", *rest[place:])
+
+
+def only_starts_reward_model(config: PipelineConfig) -> bool:
+    """Whether the policy is there for its weights alone, from which the reward model starts.
+
+    Nothing judges its samples then, and it is not trained.
+    """
+    return config.model.name == FROM_POLICY and config.rlhf is None and not is_judged(config)
 
 
 def is_judged(config: PipelineConfig) -> bool:

@@ -2,19 +2,26 @@
 
 import json
 import shlex
+import shutil
 
 import pytest
 from typer.testing import CliRunner
 
 from experiments.presets import PRESETS
 from flows import cli, cli_policy, cli_rlhf
+from flows.cli_runs import found_runs
 from flows.settings import load_config
+from flows.unfinished import recorded_config
 from rmcore.config.data import DataConfig
 from rmcore.config.policy import PolicyConfig
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.core.errors import ConfigError
+from rmcore.core.store import Store
 from rmcore.evaluation.diagnosis import GateCheck
+from rmcore.models.tiny import build_tiny
 from rmcore.policy.readiness.verdict import next_rung, verdict_on_labels, verdict_on_samples
+from rmcore.stages.registry import pipeline_stages, stage_settings
+from tasks.checkpoints import judged_model
 
 RUN = "mine-seed5-0123456789ab"
 PASS = GateCheck("a", 0.7, 0.6, True, "a: 0.7, above 0.6")
@@ -26,6 +33,9 @@ OWN = PRESETS["minilm"].model_copy(
 )
 JUDGED = OWN.model_copy(update={"policy": PolicyConfig(name="my/policy", judge="json:dumps", temperature=0.7)})
 FILED = OWN.model_copy(update={"policy": PolicyConfig(samples="judged.parquet")})
+STARTED = PRESETS["rlhf"].model_copy(
+    update={"study": "mine", "seed": 5, "data": OWN.data, "rlhf": None}
+)  # as `rm-opt rlhf --mode rm` records it
 BY_RL = ReadinessConfig(planned_optimizer="kl_optimum", planned_kl=1.0)
 
 
@@ -135,6 +145,44 @@ def test_a_model_that_is_gone_is_said_with_the_command_that_trains_it_again(reco
     recorded(JUDGED).rmdir()
     with pytest.raises(ConfigError, match="rm-opt run --from"):
         started("readiness", "policy", RUN)
+
+
+def test_samples_replace_the_policy_that_a_trained_reward_model_started_from(recorded, started):
+    checkpoint = recorded(STARTED)
+    cost = next_rung(LABELS, STARTED, [RUN])["cost"]
+    words = shlex.split(cost.partition("; then ")[2])
+    name, model, chosen = started(*words[1:])
+    assert (name, model) == ("readiness", str(checkpoint))
+    assert (chosen.policy.samples, chosen.data, chosen.train) == ("JUDGED_FILE", OWN.data, STARTED.train)
+    assert stage_settings("evaluate", chosen) == stage_settings("evaluate", STARTED)  # it is found in the store
+
+
+def test_a_run_whose_reward_model_alone_needed_the_policy_is_trained_again_on_labelled_pairs(recorded):
+    recorded(STARTED)
+    again = load_config(None, None, ["data.source=more.csv"], recorded_config(RUN, found_runs()))
+    assert pipeline_stages(again) == ("prepare", "policy", "train", "evaluate", "readiness")
+    judged = again.model_copy(update={"policy": again.policy.model_copy(update={"judge": "json:dumps"})})
+    for more in (judged, again.model_copy(update={"rlhf": PRESETS["rlhf"].rlhf}), DEMO):
+        assert "samples" in pipeline_stages(more)
+
+
+def test_a_checkpoint_that_has_changed_since_it_was_judged_is_refused(recorded, started, tmp_path):
+    recorded(OWN)
+    place = build_tiny(tmp_path / "mine" / "best")
+    file = tmp_path / "reports" / RUN / "summary.json"
+    own = {"config": OWN.model_dump(mode="json"), "verdict": LABELS, "checkpoint": str(place)}
+    digest = judged_model(str(place), Store(tmp_path / "store"), tmp_path / "given").digest
+    words = ("readiness", "policy", RUN, "--samples", "judged.csv")
+    for record in (own, own | {"checkpoint_digest": digest}):
+        file.write_text(json.dumps(record))
+        assert started(*words)[1] == str(place)
+    (place / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="another reward model"):
+        started(*words)
+    shutil.rmtree(place)
+    with pytest.raises(ConfigError, match="is gone") as gone:
+        started(*words)
+    assert "rm-opt run --from" not in str(gone.value)  # which refuses a run of this kind
 
 
 def test_the_step_of_a_checkpoint_without_a_run_starts_it_too(started):

@@ -13,8 +13,10 @@ from rmcore.cli.guard import describe_validation, guard
 from rmcore.config.base import MAX_WHOLE, Settings, _types
 from rmcore.config.data import DataConfig
 from rmcore.config.files import parse_yaml
+from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError, DataError, ModelError
+from rmcore.policy.readiness.original_score import DEFAULT_WEIGHTS as PARTS
 
 
 def test_every_preset_is_a_valid_config():
@@ -280,3 +282,21 @@ def test_the_largest_whole_number_is_one_that_json_holds():
     assert DataConfig(limit=MAX_WHOLE).limit == MAX_WHOLE == int(float(MAX_WHOLE))
     with pytest.raises(ValidationError, match="a whole number beyond 9,007,199,254,740,992"):
         DataConfig(limit=MAX_WHOLE + 1)
+
+
+def test_a_preset_of_a_large_model_measures_the_curvature_of_its_head_unless_told_otherwise(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("preset: h200\nlandscape: {num_pairs: 8}\n")
+    assert load_config(None, file, []).landscape == LandscapeConfig(num_pairs=8, parameters="head")
+    assert load_config(None, file, ["landscape.parameters=all"]).landscape.parameters == "all"
+    assert load_config("minilm", None, ["landscape.num_pairs=4"]).landscape == LandscapeConfig(num_pairs=4)
+    told = load_config("h200", None, ["landscape.parameters=all"])
+    for config in (told, load_config("h200", None, ["landscape.num_pairs=4"])):
+        assert form_config("h200", {}, changes_of("h200", config)) == config
+
+
+def test_a_score_of_curvature_alone_is_refused_before_a_training_that_measures_none():
+    weights = [f"readiness.{part}_weight={int(part == 'landscape')}" for part in PARTS]
+    with pytest.raises(ValidationError, match="no curvature is measured"):
+        load_config("minilm", None, weights)
+    assert load_config("minilm", None, [*weights, "landscape.method=lanczos"]).readiness.landscape_weight == 1
