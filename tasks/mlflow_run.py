@@ -2,10 +2,11 @@
 
 Everything goes through `MlflowClient` with an explicit run id, never through MLflow's global "active run".
 
-A run has a uid. Started again, one that MLflow has whole is used again and gets nothing but tags. Any other with this
-uid (killed, cut off by an outage, of another outcome) is deleted, which MLflow can undo, and a new one is
-made: two attempts never mix in one run's curves, and sending a record twice does no harm. A child looks for its parent
-by uid when it begins, and a parent for its children when it ends, so either may come first.
+A run has a uid. Started again, one that MLflow has whole is used again and gets nothing but tags. Otherwise a new one
+is made: two attempts never mix in one run's curves, and sending a record twice does no harm. Earlier ones with this uid
+are deleted, which MLflow can undo: what failed or was cut off at once, a FINISHED one only when a whole one is there,
+and what a living process of this machine feeds not at all. A child looks for its parent by uid when it begins, and a
+parent for its children when it ends, so either may come first.
 """
 
 import json
@@ -84,6 +85,8 @@ class MlflowRun:
         """Open the run of `record`; `directory` is the home, for locks and the artifacts of a bare database."""
         self.client = connect(record.tracking_uri)
         self.directory, self.record = directory, record
+        # Two processes that start or end the same run at once must not both take it for theirs, or delete each other's.
+        self._take_up = directory / "mlflow" / "take-up.lock"
         self.experiment_id = self._experiment(record.study)
         self.missing: list[str] = []
         self._numbers: list[dict[str, Any]] = []
@@ -92,8 +95,7 @@ class MlflowRun:
         self._next_step = 0
         self._is_watched = self._has_numbers = False
         self._monitor: SystemMetricsMonitor | None = None
-        # Two processes that start the same run at once must not both take it for theirs.
-        with exclusive(directory / "mlflow" / "take-up.lock"):
+        with exclusive(self._take_up):
             self._run, is_new = self._find_or_make()
         self.run_id: str = self._run.info.run_id
         of_this_start = self._run.data.tags.get(START_TAG) == record.start  # a record that is sent twice
@@ -110,12 +112,12 @@ class MlflowRun:
         from mlflow.entities import Param
 
         record = self.record
-        found = find_run(self.client, self.experiment_id, record.uid)
-        if found is not None:
-            if is_whole(found, record):
-                return found, False
-            logger.info("Run %s (%s) holds an earlier attempt and is deleted.", found.info.run_name, found.info.run_id)
-            self.client.delete_run(found.info.run_id)
+        found = find_runs(self.client, self.experiment_id, record.uid)
+        whole = next((run for run in found if is_whole(run, record)), None)
+        # A run without a key is opened again, and may yet fail.
+        self._delete_others(whole, is_replaced=whole is not None and record.key is not None)
+        if whole is not None:
+            return whole, False
         parent = {} if record.parent_uid is None else {PARENT_UID_TAG: record.parent_uid}
         tags = {**record.tags, UID_TAG: record.uid, **parent, **self._start_tags()}
         made = self.client.create_run(self.experiment_id, record.started_ms, tags, record.run_name)
@@ -123,6 +125,24 @@ class MlflowRun:
         for start in range(0, len(params), MAX_PARAMS_PER_CALL):
             self.client.log_batch(made.info.run_id, params=params[start : start + MAX_PARAMS_PER_CALL])
         return made, True
+
+    def _delete_others(self, kept: "Run | None", *, is_replaced: bool) -> None:
+        """Delete the other attempts of this uid; those that may be worth something only where `kept` replaces them.
+
+        These are FINISHED ones, and open ones of other machines, which may have lost their power: a process that does
+        feed one sends all of it again at its end. What a living process of this machine feeds is left to it.
+        """
+        for run in find_runs(self.client, self.experiment_id, self.record.uid):
+            owner, status, is_own = _owner(run), run.info.status, run.data.tags.get(START_TAG) == self.record.start
+            is_open = status == "RUNNING" and not is_own and not has_died(owner)
+            if kept is not None and run.info.run_id == kept.info.run_id:
+                continue
+            if (is_open or status == FINISHED) and not is_replaced:
+                continue
+            if is_open and owner.get(HOST) == this_machine():
+                continue
+            logger.info("Run %s (%s) holds another attempt and is deleted.", run.info.run_name, run.info.run_id)
+            self.client.delete_run(run.info.run_id)
 
     def _start_tags(self) -> dict[str, str]:
         """Name this start of the run and the process that feeds it."""
@@ -219,6 +239,8 @@ class MlflowRun:
         for part in ("figures", "tables"):
             if (artifact / part).is_dir():
                 self.client.log_artifacts(self.run_id, str(artifact / part), f"{stage}/{part}")
+        if numbers:  # after each stage: the process may be killed before the end
+            self.table("numbers", **plain_table(self._numbers))
 
     def send_lines(self, lines: Sequence[bytes], source: Path) -> None:
         """Send lines of a metrics file, each at most once in a run, wherever the file has been moved to meanwhile."""
@@ -275,14 +297,15 @@ class MlflowRun:
     def end(self, status: str, ended_ms: int) -> None:
         """Set the run's final status and end time, after all else: a run that is FINISHED is taken for whole."""
         self.stop_watching()
-        if self._numbers:
-            self.table("numbers", **plain_table(self._numbers))
         uid = self.record.uid
         for child in self.client.search_runs([self.experiment_id], f"tags.`{PARENT_UID_TAG}` = '{uid}'"):
             set_parent(self.client, child, self._run)  # one that looked for its parent before that was there
         if self.missing:
             self.set_tags(texts({MISSING_TAG: "; ".join(self.missing)}))
-        self.client.set_terminated(self.run_id, status, ended_ms)
+        with exclusive(self._take_up):
+            self.client.set_terminated(self.run_id, status, ended_ms)
+            if status == FINISHED and not self.missing:
+                self._delete_others(self._run, is_replaced=True)
 
     def note(self, text: str) -> None:
         """Set the run's description."""
@@ -310,9 +333,14 @@ class MlflowRun:
 
 
 def find_run(client: "MlflowClient", experiment_id: str, uid: str) -> "Run | None":
-    """Return the run of this uid; None where there is none (or only a deleted one)."""
-    runs = client.search_runs([experiment_id], f"tags.`{UID_TAG}` = '{uid}'", max_results=1)
-    return runs[0] if runs else None
+    """Return the run of this uid that started last; None where there is none (or only a deleted one)."""
+    return next(iter(find_runs(client, experiment_id, uid)), None)
+
+
+def find_runs(client: "MlflowClient", experiment_id: str, uid: str) -> "list[Run]":
+    """Return all runs of this uid that are not deleted, the one that started last first."""
+    order = ["attributes.start_time DESC"]
+    return list(client.search_runs([experiment_id], f"tags.`{UID_TAG}` = '{uid}'", order_by=order))
 
 
 def is_whole(run: "Run", record: RunRecord) -> bool:

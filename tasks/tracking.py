@@ -82,8 +82,9 @@ class RunTracker:
         """Open a run `run_name` in the experiment `rm/<study>` at `$MLFLOW_TRACKING_URI`; returns at once.
 
         With a `uid` that MLflow knows in that experiment, a FINISHED run with the same tag `rm.key` is complete and
-        gets nothing but tags, whatever it is told; any other is deleted and a new run made. So give `rm.key` here if
-        the outcome is known, and set it as a tag later if it is still to be computed.
+        gets nothing but tags, whatever it is told; else a new run is made, which replaces any other when it ends
+        FINISHED. So give `rm.key` here if the outcome is known, and set it as a tag later if it is still to be
+        computed.
 
         Args:
             study: name of the study.

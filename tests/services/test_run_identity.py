@@ -60,6 +60,13 @@ def deleted():
     return runs(ViewType.DELETED_ONLY)
 
 
+def statuses():
+    """Status of each run of the study that is not deleted, by id."""
+    known = client()
+    found = known.search_runs([known.get_experiment_by_name("rm/demo").experiment_id])
+    return {run.info.run_id: run.info.status for run in found}
+
+
 def points(run):
     """Everything that a run has in numbers, as MLflow stores it."""
     known = client()
@@ -125,10 +132,59 @@ os.kill(os.getpid(), signal.SIGKILL)
     half = runs()["muon seed 2"]
     assert half.info.status == "RUNNING"
     assert half.data.metrics["train/loss"] == pytest.approx(1 / 3)
+    files = {file.path for file in client().list_artifacts(half.info.run_id)}
+    assert files == {"evaluate", "numbers.json"}
     with cell() as tracker:
         tell(tracker, artifact)
     assert complete(only())
     assert steps_and_values(deleted()["muon seed 2"]) == steps_and_values(half)
+
+
+def test_a_finished_run_is_kept_until_another_one_of_its_uid_has_finished(home, artifact):
+    with cell() as tracker:
+        tell(tracker, artifact)
+    first = tracker.run_id
+    with pytest.raises(ZeroDivisionError), cell(key=None) as tracker:
+        tracker.log_metrics({"eval/gap": 1 / 0})
+    assert statuses() == {first: "FINISHED", tracker.run_id: "FAILED"}
+    with cell(key=None) as tracker:
+        assert tracker.run_id  # waits for it
+        assert statuses() == {first: "FINISHED", tracker.run_id: "RUNNING"}
+        tell(tracker, artifact)
+        tracker.set_tags({"rm.key": "k2"})
+    assert statuses() == {tracker.run_id: "FINISHED"}
+    assert complete(only())
+
+
+def test_a_run_that_a_living_process_feeds_is_left_to_it_and_the_last_to_finish_remains(home, artifact):
+    first = cell(key=None)
+    assert first.run_id
+    with cell(key=None) as second:
+        assert second.run_id  # waits for it
+        assert statuses() == {first.run_id: "RUNNING", second.run_id: "RUNNING"}
+        tell(second, artifact)
+    assert statuses() == {first.run_id: "RUNNING", second.run_id: "FINISHED"}
+    tell(first, artifact)
+    first.end()
+    assert not first.pending
+    assert statuses() == {first.run_id: "FINISHED"}
+    assert complete(only())
+
+
+def test_a_run_that_another_machine_left_open_is_deleted_once_another_one_has_finished(home, artifact):
+    """Nothing here can tell whether its process lives; if it does, it sends all it has at its end."""
+    with cell(key=None) as other:
+        client().set_tag(other.run_id, f"rm.{HOST}", "elsewhere")
+        with pytest.raises(ZeroDivisionError), cell(key=None) as tracker:
+            tracker.log_metrics({"eval/gap": 1 / 0})
+        assert statuses() == {other.run_id: "RUNNING", tracker.run_id: "FAILED"}
+        with cell() as tracker:
+            tell(tracker, artifact)
+        assert statuses() == {tracker.run_id: "FINISHED"}
+        tell(other, artifact)
+        other.set_tags({"rm.key": "k1"})
+    assert not other.pending
+    assert complete(only())
 
 
 def test_what_could_not_be_read_leaves_the_run_failed_so_that_it_is_sent_again(home, artifact):
@@ -304,7 +360,7 @@ def test_a_record_left_by_an_outage_adds_nothing_to_a_run_completed_meanwhile(ho
     server.start()
     with cell() as again:
         tell(again, artifact)
-    first = points(runs()["muon seed 2"])
+    first = points(client().get_run(again.run_id))
     assert sync_pending(home) == ["muon seed 2"]
     run = only()
     assert complete(run)
