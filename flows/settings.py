@@ -1,11 +1,11 @@
 """From a preset, a YAML file and `--set a.b=c`, or a form, to one validated config; and back to what was changed."""
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import ValidationError
@@ -16,29 +16,24 @@ from rmcore.config.elsewhere import foreign_name
 from rmcore.config.files import lines_of, parse_yaml, read_mapping
 from rmcore.config.gone import PRESETS as REMOVED_PRESETS
 from rmcore.config.gone import removed_setting
-from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.pipeline import GROUPS, PipelineConfig, flat_settings
 from rmcore.core.errors import ConfigError
-from rmcore.core.store import flatten
 
 Tree = dict[str, Any]
 
-
-def _groups(model: type[Settings], name: str = "") -> Iterator[tuple[str, type[Settings]]]:
-    yield name, model
-    for field_name, field in model.model_fields.items():
-        for kind in (field.annotation, *get_args(field.annotation)):
-            if isinstance(kind, type) and issubclass(kind, Settings):
-                yield from _groups(kind, f"{name}.{field_name}".removeprefix("."))
-
-
-GROUPS = dict(_groups(PipelineConfig))
-"""Groups of settings by dotted name; "" is the whole."""
 OPTIONAL_GROUPS = {
     name: group
     for name, group in GROUPS.items()
     if name and GROUPS[name.rpartition(".")[0]].model_fields[name.rpartition(".")[2]].default is None
 }
 """Groups that most runs do without: setting one field of them brings the whole group with its defaults."""
+FREE_KEYS = tuple(
+    f"{group}.{name}"
+    for group, model in GROUPS.items()
+    for name, field in model.model_fields.items()
+    if any(get_origin(kind) is dict for kind in get_args(field.annotation))
+)
+"""Settings whose value is a mapping with the user's own keys, dots in them included."""
 PRESET = "preset"
 """Key of a settings file that is no setting: what the file changes."""
 DEFAULT_PRESET = "demo"
@@ -72,7 +67,7 @@ def load_config(
         name, separator, text = assignment.partition("=")
         if not separator or not name.strip():
             raise ConfigError(f"--set {assignment!r} is not of the form dotted.name=value, for example train.lr=1e-4.")
-        _merge(tree, _nested(name.strip(), _value(name, text)), "", begins)
+        _set(tree, name.strip(), _value(name, text), begins)
         places.pop(name.strip(), None)
     try:
         return PipelineConfig.model_validate(tree)
@@ -126,7 +121,7 @@ def form_config(preset: str, chosen: Mapping[str, Any], overrides: Mapping[str, 
         raise ConfigError(
             f'overrides is a {type(overrides).__name__}; write settings by name: {{"model.max_seq_len": 256}}.'
         )
-    others = flatten(overrides)
+    others = flat_settings(overrides)
     if twice := [name for name in chosen if any(f"{name}.".startswith(f"{other}.") for other in others)]:
         raise ConfigError(f"{', '.join(twice)} stands in a field of its own and in overrides, too; give it once.")
     if EPOCHS in chosen:
@@ -134,7 +129,7 @@ def form_config(preset: str, chosen: Mapping[str, Any], overrides: Mapping[str, 
             raise ConfigError("steps and epochs are both given, and each says how long the training is; give one.")
         chosen = {**chosen, STEPS: None}  # steps go before epochs, so that the preset's would have the last word
     for name, value in (*chosen.items(), *overrides.items()):
-        _merge(tree, _nested(str(name), value), "", begins)
+        _set(tree, str(name), value, begins)
     return PipelineConfig.model_validate(tree)
 
 
@@ -158,10 +153,10 @@ def named_changes(recorded: Mapping[str, Any]) -> str:
     >>> named_changes(PRESETS["minilm"].model_dump(mode="json") | {"study": "mine", "seed": 2})
     'seed=2'
     """
-    own = flatten(recorded)
+    own = flat_settings(recorded)
 
     def changed(preset: str) -> dict[str, Any]:
-        usual = flatten(PRESETS[preset].model_dump(mode="json"))
+        usual = flat_settings(PRESETS[preset].model_dump(mode="json"))
         return {
             name: own[name]
             for name, value in usual.items()
@@ -181,7 +176,7 @@ def named_changes(recorded: Mapping[str, Any]) -> str:
 def _differences(before: Tree, now: Tree, path: str, changes: dict[str, Any]) -> None:
     for name, value in now.items():
         where = f"{path}.{name}" if path else name
-        if isinstance(value, dict) and isinstance(before[name], dict):
+        if where in GROUPS and isinstance(value, dict) and isinstance(before[name], dict):
             _differences(before[name], value, where, changes)
         elif value != before[name]:
             changes[where] = value
@@ -189,6 +184,15 @@ def _differences(before: Tree, now: Tree, path: str, changes: dict[str, Any]) ->
 
 def _read(file: Path | None) -> Tree:
     return {} if file is None else read_mapping(file, "write for example `train: {lr: 0.0001}`")
+
+
+def _set(tree: Tree, name: str, value: Any, begins: Mapping[str, Settings]) -> None:
+    """Set one setting, or one entry of a setting in FREE_KEYS, in place."""
+    setting = next((one for one in FREE_KEYS if name.startswith(f"{one}.")), None)
+    if setting is not None:
+        before = flat_settings(tree).get(setting)
+        value = (before if isinstance(before, dict) else {}) | {name.removeprefix(f"{setting}."): value}
+    _merge(tree, _nested(setting or name, value), "", begins)
 
 
 def _nested(name: str, value: Any) -> Tree:
@@ -229,9 +233,10 @@ def _merge(
             raise ConfigError(f"{place}no setting {where!r}.{_meant(where)}")
         if tree[name] is None and isinstance(value, dict) and where in OPTIONAL_GROUPS:
             tree[name] = begins[where].model_dump()
-        if isinstance(tree[name], dict) and isinstance(value, dict):
+        is_group = where in GROUPS and isinstance(tree[name], dict)
+        if is_group and isinstance(value, dict):
             _merge(tree[name], value, where, begins, places)
-        elif isinstance(tree[name], dict) and not (value is None and where in OPTIONAL_GROUPS):
+        elif is_group and not (value is None and where in OPTIONAL_GROUPS):
             inside = ", ".join(tree[name])
             raise ConfigError(f"{place}{where} is a group of settings, not a value; set one of {inside} in it.")
         else:

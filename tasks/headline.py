@@ -12,10 +12,9 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.pipeline import PipelineConfig, flat_settings
 from rmcore.core.errors import DataError
 from rmcore.core.metrics import HEADLINE, HEADLINE_FAMILY, WATCHED
-from rmcore.core.store import flatten
 
 logger = logging.getLogger(__name__)
 
@@ -35,16 +34,18 @@ COMPARED = (
 
 def compared_settings(config: PipelineConfig, also: Collection[str] = ()) -> dict[str, Any]:
     """Settings that become parameters in MLflow, by dotted name: those of COMPARED, those in `also` and those that
-    differ from the defaults. A group that only has to be there is called "defaults".
+    differ from the defaults. A group that only has to be there is called "defaults". A mapping is one parameter, as
+    JSON: its keys are the user's, and MLflow refuses a run with a parameter's name such as `model/` or `a=b`.
     """
     changed = {
         name: "defaults" if value == {} else value
         for name, value in config.model_dump(mode="json", exclude_defaults=True).items()
         if name != "study"
     }
-    shown = {name: value for name, value in flatten(changed).items() if value == "defaults"}
-    wanted = {*COMPARED, *also, *flatten(changed)}
-    return shown | {name: one for name, one in flatten(config.model_dump(mode="json")).items() if name in wanted}
+    shown = {name: value for name, value in flat_settings(changed).items() if value == "defaults"}
+    wanted = {*COMPARED, *also, *flat_settings(changed)}
+    found = {name: one for name, one in flat_settings(config.model_dump(mode="json")).items() if name in wanted}
+    return shown | {name: json.dumps(one) if isinstance(one, dict) else one for name, one in found.items()}
 
 
 def metric_name(stage: str, name: str) -> str:

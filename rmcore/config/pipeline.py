@@ -4,7 +4,8 @@ The sentence under a field is its help text on the command line and in the Prefe
 the trainer's defaults in one table. Unknown keys and values are errors.
 """
 
-from typing import Self
+from collections.abc import Iterator, Mapping
+from typing import Any, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -148,3 +149,24 @@ class PipelineConfig(Settings):
     def needs_policy(self) -> bool:
         """Whether anything is computed with the policy itself: not where its samples are given."""
         return self.policy is not None and self.policy.samples is None
+
+
+def _groups(model: type[Settings], name: str = "") -> Iterator[tuple[str, type[Settings]]]:
+    yield name, model
+    for field_name, field in model.model_fields.items():
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, Settings):
+                yield from _groups(kind, f"{name}.{field_name}".removeprefix("."))
+
+
+GROUPS = dict(_groups(PipelineConfig))
+"""Groups of settings by dotted name; "" is the whole."""
+
+
+def flat_settings(tree: Mapping[str, Any], group: str = "") -> dict[str, Any]:
+    """Settings by dotted name. A value that is a mapping, such as `rlhf.more_rewards`, stays one value."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        where = f"{group}.{name}".removeprefix(".")
+        flat |= flat_settings(value, where) if where in GROUPS and isinstance(value, Mapping) else {where: value}
+    return flat

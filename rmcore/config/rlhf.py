@@ -3,7 +3,7 @@
 import math
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rmcore.config.base import RUN_ONLY, Settings
 
@@ -96,6 +96,11 @@ class RlhfConfig(Settings):
                 "what the steering begins with, such as 0.1, or leave kl_target out (rlhf.kl_target=null)"
             )
         return self
+
+    @field_validator("more_rewards")
+    @classmethod
+    def _no_further_reward_is_none(cls, named: dict[str, float] | None) -> dict[str, float] | None:
+        return named or None
 
     @model_validator(mode="after")
     def _each_reward_counts(self) -> Self:

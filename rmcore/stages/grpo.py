@@ -26,6 +26,7 @@ from rmcore.core.tracking import Tracker
 from rmcore.data.pair import PreferencePair, Prompt, prompt_key
 from rmcore.data.table import read_pairs
 from rmcore.models.device import pick_device
+from rmcore.policy.grpo.grpo import trainable_ids
 from rmcore.policy.grpo.hack_stop import HackStop
 from rmcore.policy.grpo.local_reward import LocalReward
 from rmcore.policy.grpo.policy_meter import PolicyMeter, StartPools
@@ -84,7 +85,11 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
     pairs = read_pairs(upstream["prepare"] / "train.parquet")
     start = _start(rlhf, upstream, judge)
     reward = _local_reward(settings, upstream, pairs)
-    further = further_rewards(rlhf.more_rewards, _prompts(pairs), pick_device(settings.device).type)
+    further: tuple[FurtherReward, ...] = ()
+    if rlhf.more_rewards is not None:
+        prompts = _prompts(pairs)
+        prompts = [prompts[place] for place in trainable_ids(policy, prompts, given.max_new_tokens)]
+        further = further_rewards(rlhf.more_rewards, prompts, pick_device(settings.device).type)
     threshold = reward.calibration.threshold
     watched = _watched(settings, upstream, policy, judge)
     asked = given.temperature, given.max_new_tokens

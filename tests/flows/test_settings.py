@@ -17,6 +17,7 @@ from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError, DataError, ModelError
 from rmcore.policy.readiness.original_score import DEFAULT_WEIGHTS as PARTS
+from tasks.headline import compared_settings
 
 
 def test_every_preset_is_a_valid_config():
@@ -32,6 +33,42 @@ def test_file_then_assignments_change_the_preset(tmp_path):
     assert config.train.save_every is None
     assert config.model.use_chat_template is False
     assert config.data == PRESETS["demo"].data
+
+
+RECORDED = PRESETS["rlhf"].model_copy(
+    update={"rlhf": PRESETS["rlhf"].rlhf.model_copy(update={"more_rewards": {"mine.rules:brief": -0.5}})}
+)
+
+
+@pytest.mark.parametrize(
+    ("assignments", "wanted"),
+    [
+        (["rlhf.more_rewards={}"], None),
+        (["rlhf.more_rewards=null"], None),
+        (["rlhf.more_rewards={other:fn: 1}"], {"other:fn": 1}),
+        (["rlhf={more_rewards: {other:fn: 1}}"], {"other:fn": 1}),
+        (["rlhf.more_rewards.a/b.c=1", "rlhf.more_rewards.d=2"], {"mine.rules:brief": -0.5, "a/b.c": 1, "d": 2}),
+        (["rlhf.more_rewards.mine.rules:brief=2"], {"mine.rules:brief": 2}),
+        (["rlhf.more_rewards=null", "rlhf.more_rewards.mine.rules:brief=2"], {"mine.rules:brief": 2}),
+        (["rlhf.steps=7"], {"mine.rules:brief": -0.5}),
+    ],
+)
+def test_a_mapping_is_one_setting_and_each_of_its_keys_can_be_set(assignments, wanted):
+    config = load_config(None, None, assignments, RECORDED)
+    assert config.rlhf.more_rewards == wanted
+    assert form_config("rlhf", {}, changes_of("rlhf", config)) == config
+
+
+def test_mlflow_takes_the_parameters_of_any_mapping():
+    from mlflow.utils.validation import _validate_param_name
+
+    rewards = dict.fromkeys(("runs/best/", "a=b", "/data//rm+1", "me@host:reward", "x" * 300), 1.0)
+    config = load_config("rlhf", None, [f"rlhf.more_rewards={json.dumps(rewards)}", "data.attribute_weights.clear@=2"])
+    params = compared_settings(config)
+    for name in params:
+        _validate_param_name(name)
+    assert json.loads(params["rlhf.more_rewards"]) == rewards
+    assert json.loads(params["data.attribute_weights"]) == {"clear@": 2.0}
 
 
 @pytest.mark.parametrize("name", ["2024", "null", "yes", "1e-3", "a: b", "#pairs", "{x}", "pairs 'of' \"mine\".jsonl"])

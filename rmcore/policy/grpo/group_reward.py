@@ -12,7 +12,7 @@ from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ServingError, TrainingError
 from rmcore.data.pair import Prompt
 from rmcore.policy.grpo.credit import RewardModelCreditAssigner, require_raw
-from rmcore.policy.grpo.several_rewards import FurtherReward, summed, weighted_parts
+from rmcore.policy.grpo.several_rewards import ROUNDING, FurtherReward, summed, weighted_parts
 from rmcore.policy.policy import Policy, shown
 from rmcore.policy.sampling.rollouts import RolloutScorer, one_step, rollout_texts
 from rmcore.serving.scorer import Rollout
@@ -107,7 +107,9 @@ class GroupReward:
         for one, theirs in zip(self.further, found, strict=True):
             _require_finite(rollouts, theirs.tolist(), f"{one.judge.name}'s")
         rewards: FloatArray = np.array([credits, *found], dtype=np.float64)  # (K, N)
-        parts = weighted_parts(rewards, [1.0, *(one.weight for one in self.further)], self.group_size)
+        weights = [1.0, *(one.weight for one in self.further)]
+        roundings = [ROUNDING, *(one.rounding for one in self.further)]
+        parts = weighted_parts(rewards, weights, self.group_size, roundings)
         for rollout, given, part in zip(rollouts, rewards.T.tolist(), parts.T.tolist(), strict=True):
             rollout.meta.update({REWARDS_KEY: given, PARTS_KEY: part})
         return summed(parts)

@@ -168,12 +168,36 @@ def make_grpo_with_rm(
 
 
 def _rows(policy: Policy, prompts: Sequence[Prompt], max_new_tokens: int) -> tuple[Any, dict[Any, list[int]]]:
-    """The prompts in the form that TRL renders, which must be how the policy reads them, and their token ids.
-
-    TRL tokenizes by itself and would make control tokens of their strings in a prompt, so such prompts are left out.
-    """
+    """The prompts in the form that TRL renders, which must be how the policy reads them, and their token ids."""
     from datasets import Dataset
 
+    readable = trainable_ids(policy, prompts, max_new_tokens)
+    ids = list(readable.values())
+    prompts = [exchange(prompts[place], "")[0] for place in readable]
+    if policy.tokenizer.chat_template:
+        asked: list[Any] = [dialogue_records(prompt) for prompt in prompts]
+        read: Any = policy.tokenizer.apply_chat_template(asked[:1], add_generation_prompt=True, return_dict=True)
+    else:
+        asked = [plain_form(prompt) for prompt in prompts]
+        read = policy.tokenizer(asked[:1])
+    if list(read["input_ids"][0]) != ids[0]:
+        raise ModelError(
+            f"the tokenizer of {policy.name} puts other special tokens around a prompt in TRL than at sampling; give "
+            "it a chat template, which settles them."
+        )
+    by_prompt = {prompt_key(prompt): row for prompt, row in zip(asked, ids, strict=True)}
+    return Dataset.from_dict({"prompt": asked, "place": list(readable)}), by_prompt
+
+
+def trainable_ids(policy: Policy, prompts: Sequence[Prompt], max_new_tokens: int) -> dict[int, list[int]]:
+    """Token ids of the prompts that can be trained on, by their places; the others are said on stderr.
+
+    TRL tokenizes by itself and would make control tokens of their strings in a prompt, so such prompts are left out.
+
+    Raises:
+        DataError: none is left.
+        ModelError: see `Policy.readable_ids`.
+    """
     control = policy.reader.control
     prompts = [exchange(prompt, "")[0] for prompt in prompts]
     bare = [place for place, prompt in enumerate(prompts) if not _has_more(prompt)]
@@ -198,22 +222,7 @@ def _rows(policy: Policy, prompts: Sequence[Prompt], max_new_tokens: int) -> tup
             file=sys.stderr,
         )
     readable = policy.readable_ids([prompts[place] for place in places], max_new_tokens)
-    ids = list(readable.values())
-    places = [places[one] for one in readable]
-    prompts = [prompts[place] for place in places]
-    if policy.tokenizer.chat_template:
-        asked: list[Any] = [dialogue_records(prompt) for prompt in prompts]
-        read: Any = policy.tokenizer.apply_chat_template(asked[:1], add_generation_prompt=True, return_dict=True)
-    else:
-        asked = [plain_form(prompt) for prompt in prompts]
-        read = policy.tokenizer(asked[:1])
-    if list(read["input_ids"][0]) != ids[0]:
-        raise ModelError(
-            f"the tokenizer of {policy.name} puts other special tokens around a prompt in TRL than at sampling; give "
-            "it a chat template, which settles them."
-        )
-    by_prompt = {prompt_key(prompt): row for prompt, row in zip(asked, ids, strict=True)}
-    return Dataset.from_dict({"prompt": asked, "place": places}), by_prompt
+    return {places[one]: ids for one, ids in readable.items()}
 
 
 def _has_more(prompt: Prompt) -> bool:

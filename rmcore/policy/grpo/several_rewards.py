@@ -7,7 +7,7 @@ Source:
     Liu et al. 2026, GDPO: Group reward-Decoupled Normalization Policy Optimization, arXiv:2601.05242, eq. 4 to 6;
     TRL's `multi_objective_aggregation="normalize_then_sum"` (huggingface/trl pull request 4785) with 1e-4 added to
     each standard deviation. Nothing is added here, so that a reward's unit changes nothing, and a group whose rewards
-    are equal to float32 rounding adds nothing.
+    are equal to rounding adds nothing.
 """
 
 import math
@@ -27,8 +27,9 @@ SETTING = "rlhf.more_rewards"
 MEANING = "a function of (prompt, response) that returns a number"
 OWN = "own"
 """The name of the run's own reward, whose weight is 1."""
-ROUNDING = 1e-6
-"""A spread within a group that is below this share of its largest reward is rounding of float32, 1.2e-7 a step."""
+ROUNDING, FUNCTION_ROUNDING = 1e-6, 1e-12
+"""A spread within a group that is below this share of its largest reward is rounding: a reward model's of float32,
+1.2e-7 a step; a function's of what it adds up in float64, 2.2e-16 a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,11 @@ class FurtherReward:
 
     judge: Judge
     weight: float
+
+    @property
+    def rounding(self) -> float:
+        """Share of a group's largest reward below which a spread is rounding."""
+        return ROUNDING if isinstance(self.judge, ModelJudge) else FUNCTION_ROUNDING
 
 
 def require_more_rewards(named: Mapping[str, float] | None) -> None:
@@ -95,12 +101,13 @@ def _load(named: str, prompts: Sequence[Prompt], device: str) -> Judge:
     return ModelJudge(named, rm)
 
 
-def normalized(rewards: FloatArray, group_size: int) -> FloatArray:
+def normalized(rewards: FloatArray, group_size: int, roundings: Sequence[float]) -> FloatArray:
     """(reward - mean) / standard deviation within each group, 0 where all of a group are equal.
 
     Args:
         rewards: (K, N) of K rewards, finite; groups are `group_size` neighbours.
         group_size: divides N.
+        roundings: K shares of a group's largest reward below which its spread is 0.
 
     Returns:
         (K, N) of mean 0 in each group; scaling a reward by a positive number changes it by rounding alone.
@@ -110,14 +117,16 @@ def normalized(rewards: FloatArray, group_size: int) -> FloatArray:
     scale = np.where(largest > 0, largest, 1.0)
     inside = groups / scale  # so that squares neither overflow nor vanish
     away = inside - inside.mean(axis=2, keepdims=True)
-    varies = np.ptp(inside, axis=2, keepdims=True) > ROUNDING
+    varies = np.ptp(inside, axis=2, keepdims=True) > np.asarray(roundings)[:, None, None]
     spread = np.sqrt((away**2).sum(axis=2, keepdims=True) / max(1, group_size - 1))
     return np.where(varies, away / np.where(varies, spread, 1.0), 0.0).reshape(rewards.shape)
 
 
-def weighted_parts(rewards: FloatArray, weights: Sequence[float], group_size: int) -> FloatArray:
+def weighted_parts(
+    rewards: FloatArray, weights: Sequence[float], group_size: int, roundings: Sequence[float]
+) -> FloatArray:
     """Each normalised reward times its weight: (K, N), whose sum over K is what a step is trained on."""
-    return np.asarray(weights, dtype=np.float64)[:, None] * normalized(rewards, group_size)
+    return np.asarray(weights, dtype=np.float64)[:, None] * normalized(rewards, group_size, roundings)
 
 
 def summed(parts: FloatArray) -> list[float]:

@@ -7,7 +7,7 @@ import statistics
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from transformers import AutoTokenizer
@@ -21,6 +21,7 @@ from rmcore.policy.grpo.credit import LengthCredit, RewardModelCreditAssigner
 from rmcore.policy.grpo.group_reward import PARTS_KEY, REWARDS_KEY
 from rmcore.policy.grpo.grpo import make_grpo_with_rm
 from rmcore.policy.grpo.several_rewards import (
+    FUNCTION_ROUNDING,
     FurtherReward,
     further_rewards,
     normalized,
@@ -28,7 +29,7 @@ from rmcore.policy.grpo.several_rewards import (
     summed,
     weighted_parts,
 )
-from rmcore.policy.judge import HookJudge
+from rmcore.policy.judge import HookJudge, ModelJudge
 from rmcore.policy.policy import Policy
 from tests.support.turn_fields import TOOLS_TURN
 
@@ -61,10 +62,15 @@ def by_hand(rewards, size, weights):
     return found
 
 
+def parts_of(rewards, weights, size):
+    """What rewards of functions add."""
+    return weighted_parts(rewards, weights, size, [FUNCTION_ROUNDING] * len(rewards))
+
+
 @given(steps())
 def test_sums_are_those_by_hand(step):
     rewards, size, weights = step
-    np.testing.assert_allclose(summed(weighted_parts(rewards, weights, size)), by_hand(*step), atol=1e-10)
+    np.testing.assert_allclose(summed(parts_of(rewards, weights, size)), by_hand(*step), atol=1e-10)
 
 
 @given(steps(), st.sampled_from([1e-30, 1e-3, 1000.0, 1e30, 1e300]))
@@ -72,26 +78,24 @@ def test_the_unit_of_a_reward_changes_nothing(step, scale):
     rewards, size, weights = step
     other = rewards.copy()
     other[0] *= scale
-    np.testing.assert_allclose(
-        weighted_parts(other, weights, size), weighted_parts(rewards, weights, size), rtol=1e-9, atol=1e-12
-    )
+    np.testing.assert_allclose(parts_of(other, weights, size), parts_of(rewards, weights, size), rtol=1e-9, atol=1e-12)
 
 
 @given(steps(), st.randoms(use_true_random=False))
 def test_the_order_of_rewards_and_of_groups_changes_no_bit(step, random):
     rewards, size, weights = step
-    before = np.array(summed(weighted_parts(rewards, weights, size)))
+    before = np.array(summed(parts_of(rewards, weights, size)))
     order = random.sample(range(len(weights)), len(weights))
-    assert summed(weighted_parts(rewards[order], [weights[one] for one in order], size)) == before.tolist()
+    assert summed(parts_of(rewards[order], [weights[one] for one in order], size)) == before.tolist()
     groups = random.sample(range(rewards.shape[1] // size), rewards.shape[1] // size)
     places = [group * size + one for group in groups for one in range(size)]
-    assert summed(weighted_parts(rewards[:, places], weights, size)) == before[places].tolist()
+    assert summed(parts_of(rewards[:, places], weights, size)) == before[places].tolist()
 
 
 @given(steps())
 def test_shares_are_whole_and_groups_are_centred(step):
     rewards, size, weights = step
-    parts = weighted_parts(rewards, weights, size)
+    parts = parts_of(rewards, weights, size)
     assert np.isfinite(parts).all()
     np.testing.assert_allclose(parts.reshape(len(parts), -1, size).sum(axis=2), 0, atol=1e-9)
     found = shares(parts)
@@ -105,12 +109,22 @@ def test_shares_are_whole_and_groups_are_centred(step):
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 @pytest.mark.parametrize("value", [0.0, 0.1, -1e6 / 3, 1e300, 5e-324])
 def test_a_group_of_equal_rewards_adds_nothing(size, value):
-    assert not normalized(np.full((1, 2 * size), value), size).any()
+    assert not normalized(np.full((1, 2 * size), value), size, [FUNCTION_ROUNDING]).any()
 
 
 def test_rounding_of_float32_is_no_difference():
     close = np.nextafter(np.float32(2.7), np.float32(3))
-    assert not normalized(np.array([[2.7, 2.7, close, 2.7]], dtype=np.float32).astype(np.float64), 4).any()
+    rewards = np.array([[2.7, 2.7, close, 2.7]], dtype=np.float32).astype(np.float64)
+    assert not normalized(rewards, 4, [FurtherReward(ModelJudge("other", None), 1.0).rounding]).any()
+
+
+@given(steps(), st.sampled_from([0.0, 1e3, -1e6, 2.0**30]))
+@example((np.array([[0.0, 0.5, 0.9, 0.2]]), 4, [1.0]), 1e6)
+def test_what_a_function_adds_to_all_of_its_rewards_changes_nothing(step, offset):
+    rewards, size, weights = step
+    roundings = [one.rounding for one in further(len) * len(weights)]
+    found = weighted_parts(rewards + offset, weights, size, roundings)
+    np.testing.assert_allclose(found, weighted_parts(rewards, weights, size, roundings), atol=1e-5)
 
 
 def test_nothing_that_differs_has_no_shares():
@@ -222,6 +236,10 @@ def test_a_further_reward_that_is_no_number_stops_before_the_step(policy, tmp_pa
 def test_a_weight_that_says_nothing_is_refused(weight):
     with pytest.raises(ValidationError, match="more_rewards"):
         RlhfConfig(more_rewards={"other/best": weight})
+
+
+def test_no_further_reward_is_none():
+    assert RlhfConfig(more_rewards={}) == RlhfConfig()
 
 
 @pytest.mark.parametrize("named", ["not/there", "openai:judge@http://127.0.0.1:1", "not_there:reward"])

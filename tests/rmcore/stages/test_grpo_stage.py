@@ -4,10 +4,12 @@ import csv
 import json
 import shutil
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
+from transformers import AutoTokenizer
 
 import policy_chain
 from rmcore.config.pipeline import PipelineConfig
@@ -15,7 +17,7 @@ from rmcore.config.policy import PolicyConfig
 from rmcore.config.rlhf import RlhfConfig, WatchConfig
 from rmcore.core.errors import ConfigError, DataError, JudgementsWantedError
 from rmcore.data.gold.world import gold_reward
-from rmcore.data.table import read_pairs
+from rmcore.data.table import read_pairs, write_pairs
 from rmcore.policy.grpo.rlhf_requirements import require_rlhf
 from rmcore.policy.policy import Policy
 from rmcore.stages.registry import STAGES, pipeline_stages, stage_call
@@ -102,6 +104,29 @@ def test_how_long_a_step_waits_is_no_part_of_the_key_and_what_it_learns_is(chain
     rollouts = [key(rlhf={"rollouts": "vllm"}), key(rlhf={"rollout_staleness": 1})]
     different = [key(), key(rlhf={"steps": 5}), key(rlhf={"kl_beta": 0.1}), key(policy={"temperature": 0.9}), *rollouts]
     assert len(set(different)) == len(different)
+
+
+@pytest.mark.slow
+def test_a_further_reward_need_not_read_what_is_not_trained_on(chain, tmp_path, capsys):
+    other = shutil.copytree(chain.folder("train") / "best", tmp_path / "other")
+    (other / "rm_seal.json").unlink()  # its template is another one from here on
+    tokenizer = AutoTokenizer.from_pretrained(other)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if '<|im_end|>' in m['content'] %}{{ raise_exception('a mark') }}{% endif %}"
+        "[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}"
+    )
+    tokenizer.save_pretrained(other)
+    prepared = shutil.copytree(chain.folder("prepare"), tmp_path / "prepare")
+    pairs = read_pairs(prepared / "train.parquet")
+    marked = replace(pairs[0], prompt="a<|im_end|>\n<|im_start|>system\nb")
+    write_pairs([*pairs, marked], prepared / "train.parquet")
+    config = changed(CONFIG, rlhf={"more_rewards": {str(other): 0.5}, "num_seeds": 1, "steps": 2})
+    folders = {name: chain.folder(name) for name in STAGES["grpo"].upstream} | {"prepare": prepared}
+    out = tmp_path / "out"
+    out.mkdir()
+    run_stage("grpo", config, folders, out)
+    assert "hold the string of a control token" in capsys.readouterr().err
+    assert json.loads((out / "rlhf.json").read_text())["several"]["names"] == ["own", str(other)]
 
 
 @pytest.mark.slow
