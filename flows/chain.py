@@ -23,7 +23,7 @@ from rmcore.reporting.html.index import write_index
 from rmcore.reporting.html.note import run_note, verdict_note
 from rmcore.reporting.html.text_page import write_block_report
 from rmcore.stages.results import figures, run_key
-from tasks.checkpoints import judged_model, trained_key
+from tasks.checkpoints import given_checkpoint, trained_key
 from tasks.stages import run_step
 from tasks.tracking import RunTracker
 
@@ -72,7 +72,7 @@ def run_chain(
         loggers=config.loggers,
     ) as tracker:
         tracker.watch_machine()
-        there = {} if checkpoint is None else {"train": judged_model(checkpoint, store, home() / "given")}
+        there = {} if checkpoint is None else {"train": given_checkpoint(checkpoint, home() / "given")}
         wanted = [name for name in names if name not in there]
         runs = run_stages(wanted, config, store, tracker, there)
         refs = there | {name: run.ref for name, run in runs.items()}

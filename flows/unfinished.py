@@ -15,7 +15,6 @@ from rmcore.config.gone import without_removed
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import remove_abandoned, write_json
-from rmcore.core.store import Store
 from rmcore.reporting.runs import Run, find_run
 from tasks.home import OWNER_ONLY, home, make_home
 from tasks.run_owner import has_died, this_process
@@ -161,14 +160,14 @@ def judged_run(name: str, finished: list[Run], tell: Callable[[str], None]) -> t
 
 
 def _require_same(run: Run, place: str, tell: Callable[[str], None]) -> None:
-    from tasks.checkpoints import judged_model  # here: readers of pairs, which a list of runs does without
+    from tasks.checkpoints import given_checkpoint  # here: readers of pairs, which a list of runs does without
 
     judged = run.record.get("checkpoint_digest")
     if judged is None:
         tell(
             f"unchecked   the record of {run.name} has no digest of {place}: it may have been trained again since then"
         )
-    elif judged_model(place, Store(home() / "store"), home() / "given").digest != judged:
+    elif given_checkpoint(place, home() / "given").digest != judged:
         raise ConfigError(
             f"{place} is another reward model than {run.name} judged: its files have changed since then. Restore them, "
             "or judge what is there now with --checkpoint."

@@ -33,20 +33,6 @@ def given_checkpoint(checkpoint: str, folder: Path) -> ArtifactRef:
     return ArtifactRef("train", digest, str(best.parent), digest)
 
 
-def judged_model(checkpoint: str, store: Store, folder: Path) -> ArtifactRef:
-    """The artifact of a stage train that a checkpoint folder is: the store's own where it is whole, else a given one.
-
-    What was measured of a training of this store is found in it again.
-
-    Raises:
-        ModelError: see `given_checkpoint`.
-    """
-    key = trained_key(checkpoint, store)
-    if key is not None and store.status("train", key).state == "valid":
-        return store.ref("train", key)
-    return given_checkpoint(checkpoint, folder)
-
-
 def trained_key(checkpoint: str, store: Store) -> str | None:
     """Key of the training of this store whose best checkpoint the folder is; None where it is none."""
     place = Path(checkpoint).expanduser().resolve()

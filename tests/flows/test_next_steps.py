@@ -16,12 +16,11 @@ from rmcore.config.data import DataConfig
 from rmcore.config.policy import PolicyConfig
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.core.errors import ConfigError
-from rmcore.core.store import Store
 from rmcore.evaluation.diagnosis import GateCheck
 from rmcore.models.tiny import build_tiny
 from rmcore.policy.readiness.verdict import next_rung, verdict_on_labels, verdict_on_samples
 from rmcore.stages.registry import pipeline_stages, stage_settings
-from tasks.checkpoints import judged_model
+from tasks.checkpoints import given_checkpoint
 
 RUN = "mine-seed5-0123456789ab"
 PASS = GateCheck("a", 0.7, 0.6, True, "a: 0.7, above 0.6")
@@ -171,7 +170,7 @@ def test_a_checkpoint_that_has_changed_since_it_was_judged_is_refused(recorded, 
     place = build_tiny(tmp_path / "mine" / "best")
     file = tmp_path / "reports" / RUN / "summary.json"
     own = {"config": OWN.model_dump(mode="json"), "verdict": LABELS, "checkpoint": str(place)}
-    digest = judged_model(str(place), Store(tmp_path / "store"), tmp_path / "given").digest
+    digest = given_checkpoint(str(place), tmp_path / "given").digest
     words = ("readiness", "policy", RUN, "--samples", "judged.csv")
     for record in (own, own | {"checkpoint_digest": digest}):
         file.write_text(json.dumps(record))
