@@ -97,7 +97,7 @@ def read_numbers(folder: Path, stage: str) -> list[dict[str, Any]]:
     except (ValueError, AttributeError) as error:
         raise DataError(
             f"{path} is damaged ({error}), so its numbers cannot be sent to MLflow; run the pipeline again, which "
-            "makes the artifact anew."
+            "computes the artifact again."
         ) from error
     rows = list[dict[str, Any]]()
     for name, entry in told.items():
