@@ -160,8 +160,8 @@ def _timed(rm: BradleyTerryRM, cell: Cell, config: Any, after_step: Callable[[in
         "mfu_percent": 100 * flops * rate / (PEAK_TFLOPS * 1e12),
         "first_step_s": first_step,
         "step_ms": [round(1000 * one, 2) for one in steps],
-        "tokens_a_pair": trainer.at.totals.num_tokens / max(1, trainer.at.totals.num_pairs),
-        "token_budget": trainer.at.token_budget,
+        "tokens_a_pair": trainer.progress.totals.num_tokens / max(1, trainer.progress.totals.num_pairs),
+        "token_budget": trainer.progress.token_budget,
         "loss": tracker.rows[0][1]["train/loss"],
         "form": trainer.packing.kernel if trainer.packing else "padded",
     }

@@ -219,7 +219,7 @@ def measure_here(cell: Cell, pairs: Sequence[TokenizedPair], device: torch.devic
     trainer, watch, _ = _train_here(cell, pairs, cell.settings, device)
     again = cell.settings.model_copy(update={"steps": 1})
     short, _, tracker = _train_here(cell, steps_of(pairs, cell)[0], again, device)
-    tokens = trainer.at.totals.num_tokens - short.at.totals.num_tokens
+    tokens = trainer.progress.totals.num_tokens - short.progress.totals.num_tokens
     packing = trainer.packing.kernel if trainer.packing else None
     return watch.seen(tokens, tracker.rows[0][1]["train/loss"]) | {"packing": packing}
 

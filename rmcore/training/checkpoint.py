@@ -107,14 +107,9 @@ class CheckpointWriter:
         if is_best:
             self._save_best(step)
         for old in dropped:
-            if not self._is_periodic(old) and self.ranks.is_main:
+            if not self.is_periodic(old) and self.ranks.is_main:
                 shutil.rmtree(self.step_folder(old), ignore_errors=True)
         return is_best
-
-    def stepped(self, step: int) -> None:
-        """Keep what `save_every` asks for."""
-        if self._is_periodic(step):
-            self.save_step(step)
 
     def finished(self, step: int) -> None:
         """Keep the last step; where nothing was ever evaluated, it is the best one too."""
@@ -140,5 +135,6 @@ class CheckpointWriter:
         elif self.ranks.is_main:
             copy_checkpoint(self.step_folder(step), best)
 
-    def _is_periodic(self, step: int) -> bool:
+    def is_periodic(self, step: int) -> bool:
+        """Return whether `save_every` keeps the checkpoint of this step."""
         return self.config.save_every is not None and step % self.config.save_every == 0

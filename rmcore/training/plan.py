@@ -85,7 +85,7 @@ def plan(
         f"limit, {read.num_left_out} dropped",
         "steps": f"{trainer.num_steps} of {config.train.pairs_per_step} {named}, {num_evaluations} evaluations",
         **_larger_steps(config.train.pairs_per_step, timed, named),
-        "token budget": f"{trainer.at.token_budget} tokens a micro-batch, {_form(trainer)}{chosen}",
+        "token budget": f"{trainer.progress.token_budget} tokens a micro-batch, {_form(trainer)}{chosen}",
         "tokens": f"{tokens / 1e6:.2f} M tokens computed in training steps",
         "memory": _memory(trainer, fullest),
         "time": f"about {seconds / 60:.1f} min in training steps "
@@ -142,7 +142,7 @@ def _memory(trainer: Trainer, fullest: int) -> str:
 
 def _computed_tokens(trainer: Trainer, pairs: Trained) -> tuple[int, int]:
     """Tokens of all steps, and the step, from 0, that has the largest micro-batch."""
-    config, packing, budget = trainer.config, trainer.packing, trainer.at.token_budget
+    config, packing, budget = trainer.config, trainer.packing, trainer.progress.token_budget
     steps = StepOrder(len(pairs), config.pairs_per_step, trainer.num_steps, seed=trainer.seed)
     observed = isinstance(trainer.feed, ObservationFeed)
     trained: Any = pairs

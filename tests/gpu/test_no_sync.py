@@ -47,7 +47,7 @@ def test_nothing_between_logged_steps_waits(tmp_path, gold_pairs, waiting_allowe
     trainer = make_trainer(tmp_path, gold_pairs, optimizer, forbid_waiting)
     result = trainer.run()
     assert result.num_steps == STEPS
-    assert list(trainer.at.rows) == [4, 8, 9]
+    assert list(trainer.progress.rows) == [4, 8, 9]
 
 
 def test_waiting_is_noticed(tmp_path, gold_pairs, waiting_allowed_after):
@@ -74,5 +74,5 @@ def test_a_bad_step_between_logged_ones_leaves_the_weights_before_it(tmp_path, g
     trainer.rm.model.score.weight.register_hook(spoil)
     with pytest.raises(TrainingError, match=r"^step 3: .*the update was not applied"):
         trainer.run()
-    assert trainer.at.step == 2
+    assert trainer.progress.step == 2
     assert all(torch.equal(a, b) for a, b in zip(trainer.rm.model.state_dict().values(), weights, strict=True))

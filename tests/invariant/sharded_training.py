@@ -82,7 +82,7 @@ def main(folder: Path, stop_at: int, changes: dict) -> None:
         if ranks.is_main:
             torch.save(weights, folder / "weights.pt")
             np.save(folder / "best_rewards.npy", trainer.best_rewards)
-            told = {"rows": trainer.at.rows, "result": result.to_dict(), "deferred": is_deferred}
+            told = {"rows": trainer.progress.rows, "result": result.to_dict(), "deferred": is_deferred}
             (folder / "rows.json").write_text(json.dumps(told))
 
 

@@ -65,7 +65,7 @@ class Training:
         """What was measured, by step, without what depends on the clock."""
         return {
             step: {name: value for name, value in values.items() if not name.startswith("cost/")}
-            for step, values in self.trainer.at.rows.items()
+            for step, values in self.trainer.progress.rows.items()
         }
 
     def losses(self):

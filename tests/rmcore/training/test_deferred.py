@@ -224,7 +224,7 @@ def same_weights(one, other):
 def assert_same(one, other):
     assert same_weights(one.rm.model.state_dict(), other.rm.model.state_dict())
     assert one.rows() == other.rows()
-    assert one.trainer.at.selection == other.trainer.at.selection
+    assert one.trainer.progress.selection == other.trainer.progress.selection
     for name in ("num_steps", "best_step", "best_value", "num_pairs", "num_tokens", "num_real_tokens", "stop_reason"):
         assert getattr(one.result, name) == getattr(other.result, name), name
 
@@ -264,10 +264,10 @@ def test_a_training_ends_with_the_last_good_step(tmp_path, start, deferred, bad,
     spoil(training.rm.model.score.weight, bad)
     with pytest.raises(TrainingError, match=f"^step {bad}: "):
         training.run()
-    at = training.trainer.at
+    at = training.trainer.progress
     assert at.step == len(at.window.results) == bad - 1
     assert at.totals.num_pairs == sum(result.num_pairs for result in at.window.results)
-    assert training.trainer.at.rows == {}
+    assert training.trainer.progress.rows == {}
     saved = sorted(path.name for path in training.folder.glob("step_*"))
     assert saved == ([f"step_{bad - 1}"] if bad > 1 else [])
     for name in saved:
@@ -290,5 +290,5 @@ def test_of_two_failures_the_first_is_told(tmp_path, start, deferred):
     model.model.forward = limited
     with pytest.raises(TrainingError, match=r"^step 2: "):
         training.run()
-    assert training.trainer.at.step == 1
+    assert training.trainer.progress.step == 1
     assert (tmp_path / "step_1").is_dir()

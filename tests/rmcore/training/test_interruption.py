@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from rmcore.core.errors import TrainingError
-from rmcore.training.loop import ECHO_SECONDS, deferred_interruption
+from rmcore.training.interruption import ECHO_SECONDS, deferred_interruption
 from rmcore.training.resume import find_resume_point
 
 SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
@@ -85,7 +85,7 @@ def test_a_signal_to_the_whole_process_group_in_mid_step_saves_too(tmp_path):
         "pairs = generate_pairs(GoldConfig(num_prompts=20, pairs_per_prompt=2), seed=0).pairs\n"
         "training = Training(Path(sys.argv[1]), pairs[:20], pairs[20:30], num_workers=2)\n"
         "def ask(head, *_):\n"
-        "    if head.training and training.trainer.at.step == 2 and not asked:\n"
+        "    if head.training and training.trainer.progress.step == 2 and not asked:\n"
         "        asked.append(True)\n"
         "        subprocess.run(['kill', '-TERM', '--', str(-os.getpgrp())], check=False, start_new_session=True)\n"
         "asked = []\n"
@@ -147,7 +147,7 @@ def test_a_second_signal_later_ends_at_once():
     with deferred_interruption() as interruption:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
-        assert interruption.asked
+        assert interruption.requested
         interruption.since -= 2 * ECHO_SECONDS
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
@@ -158,7 +158,7 @@ def test_a_signal_while_something_is_printed_does_no_harm():
     """A handler may not use the buffered stream that it interrupts: that is a RuntimeError in the middle of a step."""
     program = (
         "import signal, sys, time\n"
-        "from rmcore.training.loop import deferred_interruption\n"
+        "from rmcore.training.interruption import deferred_interruption\n"
         "def ask(*_):\n"
         "    interruption.since = None\n"
         "    interruption.note(signal.SIGTERM, None)\n"
@@ -180,7 +180,7 @@ def test_in_another_thread_nothing_is_caught():
     def enter():
         with deferred_interruption() as interruption:
             time.sleep(0)
-            return interruption.asked, signal.getsignal(signal.SIGINT)
+            return interruption.requested, signal.getsignal(signal.SIGINT)
 
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(enter).result() == (False, signal.getsignal(signal.SIGINT))
@@ -190,6 +190,6 @@ def test_what_is_ignored_stays_ignored():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with deferred_interruption() as interruption:
         signal.raise_signal(signal.SIGINT)
-        assert not interruption.asked
+        assert not interruption.requested
         signal.raise_signal(signal.SIGTERM)
-        assert interruption.asked
+        assert interruption.requested

@@ -293,7 +293,7 @@ def test_callbacks_see_each_evaluation_once_and_what_they_measure_is_logged_ther
     training = start(tmp_path, callbacks=[callback], steps=5).run()
     assert [evaluation.step for evaluation in seen] == [2, 4, 5]
     for evaluation in seen:
-        row = training.trainer.at.rows[evaluation.step]
+        row = training.trainer.progress.rows[evaluation.step]
         margins = evaluation.rewards[:, 0] - evaluation.rewards[:, 1]
         assert row["mine/sum"] == float(evaluation.rewards.sum())
         assert row["eval/mean_margin"] == pytest.approx(margins.mean(), abs=1e-5)

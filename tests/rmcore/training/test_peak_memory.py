@@ -93,7 +93,7 @@ def test_it_survives_an_interruption(tmp_path, start, undisturbed, at):
     with pytest.raises(KeyboardInterrupt):
         start(tmp_path / "stopped", stop=stop).run()
     resumed = start(tmp_path / "stopped")
-    assert (resumed.trainer.at.peak_training_bytes is None) == (at == 1)
+    assert (resumed.trainer.progress.peak_training_bytes is None) == (at == 1)
     assert peak(resumed) == undisturbed.result.peak_training_bytes
 
 

@@ -55,7 +55,7 @@ def assert_same(one, other):
     mine, theirs = one.rm.model.state_dict(), other.rm.model.state_dict()
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
     assert one.rows() == other.rows()
-    assert one.trainer.at.selection == other.trainer.at.selection
+    assert one.trainer.progress.selection == other.trainer.progress.selection
     np.testing.assert_array_equal(one.trainer.best_rewards, other.trainer.best_rewards)
     for name in ("num_steps", "best_step", "best_value", "kept_steps", "num_pairs", "num_tokens", "stop_reason"):
         assert getattr(one.result, name) == getattr(other.result, name), name
@@ -110,7 +110,7 @@ def test_patience_counts_across_an_interruption(tmp_path, start):
     changes = {"lr": 1e-12, "steps": 50, "eval_every": 1, "early_stopping_patience": 4}
     stopped(start, tmp_path, 3, **changes)  # one best evaluation and two without improvement
     resumed = start(tmp_path, **changes)
-    assert resumed.trainer.at.selection.evaluations_since == 2
+    assert resumed.trainer.progress.selection.evaluations_since == 2
     resumed.run()
     assert resumed.result.num_steps == 5
     assert "did not improve for 4 evaluations" in resumed.result.stop_reason
@@ -221,7 +221,7 @@ def test_fields_that_do_not_change_the_weights_may_differ(tmp_path, start, undis
     more = {"num_workers": 1, "fetch_timeout_seconds": 30, "profile_memory": True, "resume_every_seconds": 0}
     resumed = start(tmp_path / "stopped", **more).run()
     assert_same(resumed, undisturbed)
-    assert "cost/host_mib" in resumed.trainer.at.rows[4]
+    assert "cost/host_mib" in resumed.trainer.progress.rows[4]
 
 
 def test_the_budget_chosen_at_the_beginning_stays(tmp_path, start, monkeypatch):
@@ -230,7 +230,7 @@ def test_the_budget_chosen_at_the_beginning_stays(tmp_path, start, monkeypatch):
     stopped(start, tmp_path / "stopped", 3, token_budget=None)
     chosen = undisturbed.result.token_budget
     monkeypatch.setattr("rmcore.training.memory.total_bytes", lambda device: 10**8)
-    assert start(tmp_path / "elsewhere", token_budget=None).trainer.at.token_budget < chosen
+    assert start(tmp_path / "elsewhere", token_budget=None).trainer.progress.token_budget < chosen
     resumed = start(tmp_path / "stopped", token_budget=None).run()
     assert resumed.result.token_budget == chosen
     assert_same(resumed, undisturbed)
@@ -242,7 +242,7 @@ def test_a_kill_before_the_first_state_keeps_the_chosen_budget(tmp_path, start, 
     monkeypatch.setattr("rmcore.training.memory.total_bytes", lambda device: 10**8)
     again = start(tmp_path, token_budget=None)
     assert again.trainer.point is None
-    assert again.trainer.at.token_budget == begun.trainer.at.token_budget
+    assert again.trainer.progress.token_budget == begun.trainer.progress.token_budget
 
 
 class Program:

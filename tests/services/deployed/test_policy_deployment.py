@@ -89,9 +89,10 @@ def test_readiness_v2_judges_the_same_samples(command, with_policy, drawn):
     assert (
         said.count("✗ fail") + said.count("? undecided") == len(found["verdict"]["reasons"]) > 0
     )  # six steps make no reward model
-    [optimized] = command.services.home.glob("store/overoptimization/*/overoptimization.json")
-    signal = json.loads(optimized.read_text())["parts"]["signal_share"]
-    assert found["readiness"]["parts"]["signal_share"] == signal
+    # Other tests may have measured checkpoints of their own in the same home.
+    optimized = command.services.home.glob("store/overoptimization/*/overoptimization.json")
+    signals = {json.loads(one.read_text())["parts"]["signal_share"] for one in optimized}
+    assert found["readiness"]["parts"]["signal_share"] in signals
 
 
 def test_a_run_with_a_policy_is_judged_by_its_samples_and_reported_with_them(command, with_policy, drawn):
