@@ -84,14 +84,18 @@ def serve():
 
 
 if __name__ == "__main__":
+    import gc
     import importlib
     import threading
 
     from rmcore.core import child_process
 
     names = tuple(sys.argv[1:])
+    gc.disable()  # until all is imported, and no command looks through that for garbage, see `child_process.serve`
     for name in names:
         importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
     if names == SLOW:
         child_process._server(os.environ)  # one for the stages of all commands
     assert threading.enumerate() == [threading.main_thread()], "no fork with threads"
