@@ -1,4 +1,4 @@
-"""The micro-batches of every step, in order, built ahead by worker processes where that pays."""
+"""The micro-batches of every step, in order, built ahead of time by worker processes on a GPU."""
 
 import signal
 import threading
@@ -26,16 +26,16 @@ from rmcore.training.ranks import Ranks
 from rmcore.training.step import Batch
 
 WORKERS_ON_GPU = 2
-"""A CPU trains in the time that a worker would take from it; a GPU must not wait for packing or padding."""
+"""Workers keep a GPU from waiting for packing and padding. On a CPU they would take time from the training."""
 
 
 class LostWorkerError(TrainingError):
-    """The micro-batches of a step did not come from the worker processes; the steps before it are whole."""
+    """The worker processes did not deliver the micro-batches of a step. The steps before it are complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepFeed(Dataset):
-    """Step by number: the positions of its pairs and this rank's micro-batches. A pure function of its fields."""
+    """Maps a step's number to its pairs' positions and this rank's micro-batches. A pure function of its fields."""
 
     pairs: Sequence[TokenizedPair]
     order: Sequence[Sequence[int]]
@@ -45,7 +45,7 @@ class StepFeed(Dataset):
     ranks: Ranks
     packing: Packing | None = None
     plain: bool = False
-    """Cut as the usual loop does, see `rmcore.models.plain_batching`."""
+    """Whether to build micro-batches as common training loops do; see `rmcore.models.plain_batching`."""
 
     def __len__(self) -> int:
         return len(self.order)
@@ -56,27 +56,27 @@ class StepFeed(Dataset):
 
     @property
     def named(self) -> str:
-        """One of what it feeds, in messages."""
+        """The name of one item, for messages."""
         return "pair"
 
     def num_terms(self, indices: Sequence[int]) -> float:
-        """The number that the summed loss of a step over these positions is divided by."""
+        """Return the divisor of the summed loss of a step over these positions."""
         return len(indices)
 
     def least_budget(self) -> int:
-        """Tokens of the largest micro-batch of a single pair: a smaller token budget cannot hold every pair."""
+        """Return the least token budget that holds every pair: the tokens of the largest micro-batch of one pair."""
         lengths = token_lengths(self.pairs)  # (P, 2)
         if self.packing is None:
             return 2 * int(lengths.max())
         most, totals = 0, lengths.sum(axis=1)
-        for place in map(int, np.argsort(-totals, kind="stable")):  # no list: there may be ten million
-            if totals[place] <= most:  # longest first: what is shorter in all than the largest so far cannot be larger
+        for place in map(int, np.argsort(-totals, kind="stable")):  # not a list: there may be ten million
+            if totals[place] <= most:  # sorted by total length: the rest cannot be larger
                 break
             most = max(most, pair_tokens(self.pairs[place], self.packing))
         return most
 
     def cut(self, indices: Sequence[int], token_budget: int) -> list[Batch]:
-        """Cut the pairs at `indices` under some other budget; gives this rank's micro-batches."""
+        """Return this rank's micro-batches of the pairs at `indices` under the given budget."""
         pairs = [self.pairs[index] for index in indices]
         if self.plain:
             return [*plain_micro_batches(pairs, token_budget=token_budget, pad_id=self.pad_id)]
@@ -93,33 +93,33 @@ class StepFeed(Dataset):
 
 @dataclass(frozen=True, slots=True)
 class ObservationFeed(StepFeed):
-    """The same over observations of any kind."""
+    """A feed of observations of any kind."""
 
     pairs: Sequence[TokenizedObservation]  # type: ignore[assignment]
 
     @property
     def named(self) -> str:
-        """One of what it feeds, in messages; and what to do where it is too large."""
+        """The name of one item, for messages, with the setting that splits it."""
         return "observation, all of its answers (train.objective=pairs takes two at a time),"
 
     def num_terms(self, indices: Sequence[int]) -> float:
-        """Weighted terms of the likelihood."""
+        """Return the number of weighted likelihood terms at these positions."""
         return sum(self.pairs[index].num_terms for index in indices)
 
     def least_budget(self) -> int:
-        """Tokens of the largest observation: a smaller token budget cannot hold every one."""
+        """Return the least token budget that holds every observation: the tokens of the largest one."""
         lengths = side_lengths(self.pairs)
         if self.packing is None:
             return max(map(padded_tokens, lengths))
         most, totals = 0, np.array([sum(one) for one in lengths])
         for place in map(int, np.argsort(-totals, kind="stable")):
-            if totals[place] <= most:  # longest first, as for pairs
+            if totals[place] <= most:  # sorted by total length, as for pairs
                 break
             most = max(most, observation_tokens(self.pairs[place], self.packing))
         return most
 
     def cut(self, indices: Sequence[int], token_budget: int) -> list[Batch]:
-        """Cut the observations at `indices` under some other budget; gives this rank's micro-batches."""
+        """Return this rank's micro-batches of the observations at `indices` under the given budget."""
         cut = observation_micro_batches(
             [self.pairs[index] for index in indices],
             token_budget=token_budget,
@@ -142,22 +142,22 @@ def make_feed(
     ranks: Ranks,
     packing: Packing | None = None,
 ) -> StepFeed:
-    """The feed of a whole training; the same arguments give the same steps, so a resumed run skips what was done.
+    """Return the feed of a whole training. The same arguments give the same steps, so a resumed run skips those done.
 
     Raises:
-        ConfigError: plain batching on several processes, or of other observations than pairs.
+        ConfigError: plain batching on several processes, or of observations other than pairs.
     """
     plain = config.batching == "plain"
     observed = any(isinstance(one, TokenizedObservation) for one in pairs[:1])
     if plain and observed:
         raise ConfigError(
-            "batching=plain is the usual loop over pairs, and these are other observations too; use batching=pairs, or "
-            "train on the pairs alone (train.objective=pairs)."
+            "batching=plain is a loop over pairs, and the training data have other observations too. Use "
+            "batching=pairs, or train on the pairs alone (train.objective=pairs)."
         )
     if plain and ranks.world > 1:
         raise ConfigError(
             f"batching=plain on {ranks.world} processes: its loss is a mean over the micro-batches of a step, which "
-            "would depend on how pairs are shared out. Train in one process, or use batching=pairs."
+            "would depend on the number of processes. Train in one process, or use batching=pairs."
         )
     order = StepOrder(len(pairs), config.pairs_per_step, num_steps, seed)
     kind: Any = ObservationFeed if observed else StepFeed
@@ -168,11 +168,11 @@ def make_feed(
 def steps_from(
     feed: StepFeed, start: int, config: TrainConfig, device: torch.device
 ) -> Iterator[Iterator[tuple[list[int], list[Batch]]]]:
-    """The steps from `start` (steps already done) on, for use inside the block.
+    """Provide the steps from number `start` (the steps already done) on, inside the block.
 
     Raises:
-        LostWorkerError: a worker process gave nothing for `fetch_timeout_seconds`, or died. The next step is where that
-            is raised: what is done with the one before is not disturbed.
+        LostWorkerError: a worker process delivered nothing for `fetch_timeout_seconds`, or died. It is raised when the
+            next step is fetched, so that the step before it is completed.
     """
     on_gpu = device.type == "cuda"
     workers = (WORKERS_ON_GPU if on_gpu else 0) if config.num_workers is None else config.num_workers
@@ -183,7 +183,7 @@ def steps_from(
         num_workers=workers,
         timeout=config.fetch_timeout_seconds if workers else 0,
         pin_memory=on_gpu,
-        generator=torch.Generator(),  # its own: the loader would draw from the one that dropout uses
+        generator=torch.Generator(),  # else the loader draws from the generator that dropout uses
         collate_fn=_unchanged,
         worker_init_fn=_leave_interruption_to_the_trainer,
     )
@@ -195,20 +195,21 @@ def steps_from(
         with closing(_fetched(steps, workers)) as fetched:
             yield fetched
     finally:
-        try:  # else torch continues watching them, and the death of any child raises anywhere, however much later
-            with suppress(RuntimeError):  # the death that is being reported may be signalled once more meanwhile
+        try:  # else torch continues to watch them, and the death of any child process raises, however much later
+            with suppress(RuntimeError):  # torch may signal the reported death a second time
                 steps._shutdown_workers()
         finally:
-            for worker in steps._workers:  # one that hangs ignores the SIGTERM that torch sends in the end
+            for worker in steps._workers:  # one that hangs ignores the SIGTERM that torch sends
                 worker.kill()
                 worker.join()
 
 
 def _fetched(steps: Iterator[Any], workers: int) -> Generator[tuple[list[int], list[Batch]]]:
-    """The steps as they come. A tensor is handed over by a socket of the worker's, so a death may show there first.
+    """Yield the steps, and turn the death of a worker into a LostWorkerError.
 
-    torch reports a death by SIGCHLD, wherever the trainer happens to be: in an update, too, which it would cut in half.
-    It is heard here alone.
+    torch reports a death by raising in its handler of SIGCHLD, wherever the trainer is: also within an update, which
+    would stay incomplete. So the handler is called here alone, while the trainer waits for a step. A worker passes
+    tensors through a socket, so its death may show as an error of that socket first.
     """
     is_waiting = False
 
@@ -216,7 +217,7 @@ def _fetched(steps: Iterator[Any], workers: int) -> Generator[tuple[list[int], l
         if is_waiting:
             hear(number, frame)
 
-    hear: Any = signal.getsignal(signal.SIGCHLD)  # torch's, but in a thread of a program that has used it in no other
+    hear: Any = signal.getsignal(signal.SIGCHLD)  # torch's; none in a thread of a program that uses torch elsewhere
     is_heard = callable(hear) and threading.current_thread() is threading.main_thread()
     try:
         if is_heard:
@@ -224,19 +225,19 @@ def _fetched(steps: Iterator[Any], workers: int) -> Generator[tuple[list[int], l
         while True:
             is_waiting = True
             if is_heard:
-                hear(signal.SIGCHLD, None)  # of a death meanwhile
+                hear(signal.SIGCHLD, None)  # a worker may have died since the last step
             step = next(steps, None)
             is_waiting = False
             if step is None:
                 return
             yield step
     except (ConnectionError, EOFError, FileNotFoundError, RuntimeError) as error:
-        is_waiting = False  # first of all: the signal of the same death may come only now, and would replace this error
+        is_waiting = False  # first: the signal of the same death may arrive only now, and would replace this error
         if isinstance(error, TrainingError) or (isinstance(error, RuntimeError) and "DataLoader" not in str(error)):
             raise
         full = full_places()
         raise LostWorkerError(
-            f"the next step's micro-batches did not come from the {workers} worker processes ({error}); "
+            f"the {workers} worker processes did not deliver the next step's micro-batches ({error}): "
             f"{full and f'{full}, and '}a worker was killed, often for lack of memory, or the machine is overloaded. "
             "Lower num_workers (0 builds them in this process) or raise fetch_timeout_seconds."
         ) from error
@@ -250,8 +251,11 @@ def _unchanged(item: Any) -> Any:
 
 
 def _leave_interruption_to_the_trainer(worker: int) -> None:
-    """Ctrl-C reaches the whole process group, and so does SIGTERM from Slurm, systemd or `timeout`, but the step that
-    they let finish may still need its micro-batches. Where the trainer is gone, torch's watch in a worker ends it.
+    """Ignore the signals that stop a training, in a worker process.
+
+    Ctrl-C reaches the whole process group, and so does SIGTERM from Slurm, systemd or `timeout`, and the trainer may
+    still need micro-batches for the step that it finishes. When the trainer has ended, torch's own check in the worker
+    ends the worker.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

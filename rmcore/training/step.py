@@ -2,11 +2,11 @@
 
 Every micro-batch adds its *sum* of pair losses divided by the pairs of the whole step, over all processes. Hence any
 cut of a step into micro-batches, any order of its pairs and any number of processes gives the same loss and gradient,
-up to rounding. (Plain batching is there to show what happens otherwise: see `rmcore.models.plain_batching`.)
+up to rounding. (Plain batching shows what happens otherwise: see `rmcore.models.plain_batching`.)
 
 A step whose loss or gradient is not finite must not change the weights. Either the host reads both before the update,
-which on a GPU costs it the lead over the device; or the update looks at a flag on the device, which once raised stays
-so, and the host reads what many steps saw at once, later (`StepContext.failed`).
+which on a GPU forces a host-device synchronisation in every step; or the update is masked by a flag on the device,
+which stays set once it is set, and the host reads the metrics of many steps at once, later (`StepContext.failed`).
 """
 
 import math
@@ -38,7 +38,7 @@ Forward = Callable[[Rows, Any], tuple[Tensor, Tensor]]
 
 
 class HalfUpdateError(TrainingError):
-    """An update stopped half way: the weights are those of no step."""
+    """An update failed after it had changed some of the weights, so they belong to no step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,11 @@ class StepResult:
     num_pairs: int
     """Observations, where these are not pairs."""
     num_tokens: int
-    """Tokens computed: padding included, a prompt that both sides share once where rows are packed."""
+    """Computed tokens, with padding; a prompt that both sides share counts once where rows are packed."""
     num_real_tokens: int
     """Tokens of both sides of each pair."""
     loss: float
-    """Mean training loss in nats, smoothing and penalties included."""
+    """Mean training loss in nats, with label smoothing and penalties."""
     pairwise_accuracy: float
     mean_margin: float
     grad_norm: float
@@ -70,25 +70,25 @@ class StepContext:
     device: torch.device
     ranks: Ranks = ALONE
     failed: Tensor | None = None
-    """0-d float32 on the device, for an optimizer that `can_skip`: 1 once a step was not finite; no later update is
-    applied. None: the host reads each step before its update."""
+    """0-d float32 on the device, for an optimizer that `can_skip`: 1 from the first step that was not finite on, after
+    which no update is applied. None: the host reads the metrics of each step before its update."""
     compiled: CompiledLayers | None = None
-    """Layers that gradients are computed with; None: the plain ones."""
+    """The compiled layers that gradients are computed with; None: layers are not compiled."""
     half: HalfWeights | None = None
-    """bfloat16 weights that gradients are computed with, where `forward` is to compute as the weights are; None: the
-    float32 ones."""
+    """bfloat16 copies of the weights that gradients are computed with, in place of autocast; None: the float32
+    weights themselves."""
     holds_whole: bool = True
-    """Whether, between the micro-batches of a step, each of several ranks has room for all gathered weights and
-    gradients; see `between_micro_batches`."""
+    """Whether each of several ranks has memory for all gathered weights and gradients between the micro-batches of a
+    step; see `between_micro_batches`."""
 
     @property
     def deferred(self) -> bool:
-        """Whether steps are read later, many at once."""
+        """Whether the host reads the metrics of many steps at once, after their updates."""
         return self.failed is not None
 
     @contextmanager
     def computing_form(self) -> Iterator[None]:
-        """Have the model in the form that gradients are computed with inside the block."""
+        """Compute with compiled layers and bfloat16 copies of the weights inside the block, where they are in use."""
         with ExitStack() as stack:
             for part in (self.compiled, self.half):
                 if part is not None:
@@ -97,22 +97,23 @@ class StepContext:
 
 
 @dataclass(frozen=True, slots=True)
-class UnreadStep:
-    """One step's numbers where they were computed."""
+class PendingStepMetrics:
+    """The metrics of one step on the device where they were computed."""
 
     step: int
     pair_ids: Sequence[str]
     num_terms: float
-    """Divisor of the summed loss: pairs, or weighted terms of the likelihood of other observations."""
+    """Divisor of the summed loss: the number of pairs, or of weighted likelihood terms of other observations."""
     numbers: Tensor
-    """(7,) float64, of all ranks: summed loss, wins, summed margin, margins; tokens, real tokens; gradient norm."""
+    """(7,) float64, over all ranks: summed loss, wins, summed margin, number of margins, tokens, real tokens, gradient
+    norm."""
 
     def not_finite(self) -> Tensor:
-        """0-d bool: the step must not change the weights."""
+        """Return a 0-d bool on the device: whether this step must not change the weights."""
         return ~(self.numbers[0].isfinite() & self.numbers[6].isfinite())
 
     def result(self, numbers: Sequence[float]) -> StepResult:
-        """Make the result of the step from its `numbers`, once they have been read from the device.
+        """Return the result of the step from its `numbers`, as read from the device.
 
         Raises:
             TrainingError: the step was not finite.
@@ -123,7 +124,7 @@ class UnreadStep:
             named = ", ".join(self.pair_ids[:4]) + (", ..." if num_pairs > 4 else "")
             raise TrainingError(
                 f"step {self.step}: loss {loss_sum / self.num_terms:.4g}, gradient norm {norm:.4g}: not finite (pairs "
-                f"{named}); the update was not applied. Lower the learning rate, lengthen the warm-up, or look at "
+                f"{named}). The update was not applied. Lower the learning rate, lengthen the warm-up, or look at "
                 "those pairs."
             )
         return StepResult(
@@ -138,7 +139,7 @@ class UnreadStep:
 
 
 def make_forward(model: torch.nn.Module, loss: PairLoss, precision: str, device: torch.device) -> Forward:
-    """The whole computation of one micro-batch as one function."""
+    """Return the computation of one micro-batch, from its rows to its summed loss, as one function."""
 
     def forward(rows: Rows, target_margins: Tensor) -> tuple[Tensor, Tensor]:
         with precision_context(precision, device):
@@ -151,13 +152,17 @@ def make_forward(model: torch.nn.Module, loss: PairLoss, precision: str, device:
 
 
 def accumulate_gradient(context: StepContext, batches: Sequence[Batch], *, num_terms: float) -> Tensor:
-    """Add the gradient of the mean loss over `num_terms` terms, pairs mostly, those of all ranks, to `.grad`.
+    """Add the gradient of this rank's share of the mean loss to `.grad`.
 
-    Pairs count by the weight of their micro-batch (1 but for plain batching), in the gradient alone.
+    Args:
+        context: model, loss and ranks.
+        batches: this rank's micro-batches. The weight of a micro-batch (1 except with plain batching) scales its
+            gradient, not the returned loss.
+        num_terms: divisor of the summed loss: the terms (mostly pairs) of the whole step over all ranks.
 
     Returns:
-        (4,) float64 on the device, of this rank: summed loss, wins of the better side, summed margin, number of
-        margins. Ties count half.
+        (4,) float64 on the device, over this rank: summed loss, wins of the chosen side with ties counted half, summed
+        margin, number of margins.
     """
     with context.computing_form():
         return _accumulate(context, batches, num_terms)
@@ -171,11 +176,11 @@ def _accumulate(context: StepContext, batches: Sequence[Batch], num_terms: float
         moved = batch.to(device)
         loss, margins = context.forward(moved.rows, moved.labels)
         if batch.idle:
-            # Sharded weights are gathered and gradients reduced by all ranks together: one that skipped its backward
-            # pass would leave the others waiting for ever.
+            # All ranks gather sharded weights and reduce gradients together: if one skipped its backward pass, the
+            # others would wait for it for ever.
             (0.0 * loss).backward()
             continue
-        # Sharded data parallelism averages over ranks; what is wanted is the sum.
+        # FSDP averages gradients over ranks, and the sum is needed.
         (loss * (batch.weight * context.ranks.world / num_terms)).backward()
         margins = margins.detach().double()  # (P,); float64: sums over many pairs are not rounded
         wins = (margins > 0).sum() + 0.5 * (margins == 0).sum()
@@ -190,58 +195,63 @@ def train_step(
     step: int,
     pair_ids: Sequence[str],
     num_terms: float | None = None,
-) -> UnreadStep:
-    """Run one optimizer step over this rank's `batches`; all ranks' together hold the pairs named `pair_ids`.
+) -> PendingStepMetrics:
+    """Run one optimizer step.
 
-    `num_terms` is what the summed loss is divided by, where that is not the number of pairs.
+    Where the context is deferred, nothing here waits for the device, and `read_steps` raises the errors instead.
 
-    Where the context is deferred, nothing here waits for the device, and `read_steps` raises what this would have.
+    Args:
+        context: model, loss, optimizer and ranks.
+        batches: this rank's micro-batches.
+        step: number of the step, counted from 1.
+        pair_ids: the pairs of the step over all ranks.
+        num_terms: divisor of the summed loss; None: the number of pairs.
 
     Raises:
-        TrainingError: loss or gradient is not finite. The weights are left as they were before the step.
-        HalfUpdateError: the update itself ran out of memory.
-        torch.OutOfMemoryError: a gradient did. The weights are left as they were before the step.
+        TrainingError: loss or gradient is not finite. The weights are as before the step.
+        HalfUpdateError: the update ran out of memory.
+        torch.OutOfMemoryError: the computation of a gradient ran out of memory. The weights are as before the step.
     """
     optimizer = context.optimizer
     terms = len(pair_ids) if num_terms is None else num_terms
     optimizer.zero_grad()
     sums = accumulate_gradient(context, batches, num_terms=terms)
-    # Filled on the device: a tensor made of Python numbers would be copied there, and waited for.
+    # new_full fills on the device; a tensor from Python numbers would be copied there and force a synchronisation.
     tokens = sums.new_full((1,), sum(batch.rows.num_tokens for batch in batches))
     real_tokens = sums.new_full((1,), sum(batch.rows.num_real_tokens for batch in batches if not batch.idle))
-    totals = context.ranks.sum(torch.cat([sums, tokens, real_tokens]))  # (6,): one reduction for all six numbers
+    totals = context.ranks.sum(torch.cat([sums, tokens, real_tokens]))  # (6,): one all-reduce for all
     numbers = torch.cat([totals, _gradient_norm(context).double()[None]])
     if context.failed is None:
-        seen = UnreadStep(step, pair_ids, terms, numbers.cpu())
-        seen.result(seen.numbers.tolist())
+        pending = PendingStepMetrics(step, pair_ids, terms, numbers.cpu())
+        pending.result(pending.numbers.tolist())  # raises before the update
         if optimizer.sharpness_aware:
             _sharpness_aware_gradient(context, batches, step=step, num_terms=terms)
     else:
-        seen = UnreadStep(step, pair_ids, terms, numbers)
-        context.failed.logical_or_(seen.not_finite())
+        pending = PendingStepMetrics(step, pair_ids, terms, numbers)
+        context.failed.logical_or_(pending.not_finite())
     try:
         optimizer.step(skip=context.failed)
     except torch.OutOfMemoryError as error:
         raise HalfUpdateError(
-            f"step {step}: out of memory in the update ({error}); its optimizer's state does not fit beside the model, "
-            "whatever the token budget. Use another optimizer (sgd and lion keep half of what adamw keeps) or LoRA; "
-            "what is on disk is whole."
+            f"step {step}: out of memory in the update ({error}). The optimizer's state does not fit next to the model "
+            "with any token budget. Use another optimizer (the state of sgd and lion is half of adamw's) or LoRA. "
+            "The checkpoints on disk are complete."
         ) from error
-    return seen
+    return pending
 
 
-def read_steps(steps: Sequence[UnreadStep]) -> Iterator[StepResult]:
-    """Wait for the device, once, then give what these consecutive steps saw, one by one.
+def read_steps(steps: Sequence[PendingStepMetrics]) -> Iterator[StepResult]:
+    """Wait for the device once, then yield the results of these consecutive steps in order.
 
     Raises:
-        TrainingError: in the place of the first step that was not finite. Neither it nor any after it was applied.
+        TrainingError: at the first step that was not finite. Neither its update nor a later one was applied.
     """
-    rows = torch.stack([seen.numbers for seen in steps]).tolist()
-    return (seen.result(numbers) for seen, numbers in zip(steps, rows, strict=True))
+    rows = torch.stack([pending.numbers for pending in steps]).tolist()
+    return (pending.result(numbers) for pending, numbers in zip(steps, rows, strict=True))
 
 
 def _sharpness_aware_gradient(context: StepContext, batches: Sequence[Batch], *, step: int, num_terms: float) -> None:
-    """Replace the gradient by the one at the weights that SAM perturbs; the weights come back."""
+    """Replace the gradient by that at SAM's perturbed weights, and restore the weights."""
     optimizer = context.optimizer
     try:
         optimizer.ascend()
@@ -251,15 +261,15 @@ def _sharpness_aware_gradient(context: StepContext, batches: Sequence[Batch], *,
         optimizer.descend()
     if not _gradient_norm(context).isfinite():
         raise TrainingError(
-            f"step {step}: the gradient at the perturbed weights is not finite; the update was not applied. Lower "
+            f"step {step}: the gradient at the perturbed weights is not finite. The update was not applied. Lower "
             "sam_rho or the learning rate."
         )
 
 
 def _gradient_norm(context: StepContext) -> Tensor:
-    """Clip the gradient; its norm before that, over all ranks: 0-d on the device."""
+    """Clip the gradient, and return its norm before clipping, over all ranks: 0-d on the device."""
     with_gradient = {p: p.grad for p in context.model.parameters() if p.grad is not None}
-    if any(gradient.dtype == torch.bfloat16 for gradient in with_gradient.values()):  # whose norms torch would round
+    if any(gradient.dtype == torch.bfloat16 for gradient in with_gradient.values()):  # torch would round their norms
         norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in with_gradient.values()]
         exact: Tensor = torch.stack(norms).norm()
         torch.nn.utils.clip_grads_with_norm_(with_gradient, context.clip, exact)
