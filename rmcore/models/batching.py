@@ -1,14 +1,14 @@
-"""Token-budget micro-batches that never cut a pair.
+"""Micro-batches under a token budget that never separate the two sides of a pair.
 
-Where the model allows it, a micro-batch is one packed row (`rmcore.models.packing.layout`): no padding, a pair's
-common prompt once. Then any cut computes the same tokens, so the pairs of a step are shared out evenly over as few
-micro-batches as the budget allows (`even_shares`).
+Where the model supports it, a micro-batch is one packed row (`rmcore.models.packing.layout`) without padding, in which
+a pair's common prompt is computed once. Every division into micro-batches then computes the same tokens, so the pairs
+of a step are distributed evenly over as few micro-batches as the budget allows (`even_shares`).
 
-Where it does not, the pairs are sorted by length and cut into micro-batches, each padded to its own longest side. Two
-forces oppose: more, smaller micro-batches compute less padding; each one costs a fixed overhead. `pack_pairs` finds
-the cheapest cut exactly: on sorted lengths an optimal grouping is contiguous, so it is a shortest path.
+Otherwise the pairs are sorted by length and divided into micro-batches, each padded to its own longest side. More and
+smaller micro-batches compute less padding, but each has a fixed overhead. `pack_pairs` finds the division of least
+cost exactly: an optimal grouping of sorted lengths is contiguous, so it is a shortest path.
 
-Because losses are sums and the division happens once a step, the cut does not change the gradient.
+Losses are sums that are divided once per step, so the division into micro-batches does not change the gradient.
 """
 
 import heapq
@@ -58,49 +58,49 @@ class MicroBatch:
     """One forward/backward: P whole pairs as R = 2P sides, the P chosen sides first, then their rejected sides."""
 
     rows: Rows
-    target_margins: Tensor  # (P,) float32, annotated strength of each preference, NaN where there is none
-    indices: tuple[int, ...]  # position of each of the P pairs in the list it came from
-    idle: bool = False  # computed to keep step with other processes, counts for nothing
-    weight: float = 1.0  # of its pairs in the gradient; logged means count all pairs alike
+    target_margins: Tensor  # (P,) float32, annotated strength of each preference, NaN where not annotated
+    indices: tuple[int, ...]  # positions of the P pairs in the list of the step
+    idle: bool = False  # computed so that all ranks run equally many micro-batches; does not count
+    weight: float = 1.0  # factor of its pairs in the gradient; logged means weight all pairs equally
 
     @property
     def labels(self) -> Tensor:
-        """The target margins, which the loss is given beside the rows."""
+        """The target margins, which the loss receives together with the rows."""
         return self.target_margins
 
     @property
     def num_pairs(self) -> int:
-        """Pairs that count in this micro-batch: P, none if it is idle."""
+        """Number of pairs that count in this micro-batch: P, or 0 if it is idle."""
         return 0 if self.idle else len(self.indices)
 
     def to(self, device: torch.device) -> "MicroBatch":
-        """The same on `device`; from page-locked memory without waiting."""
+        """Return a copy on `device`; from page-locked memory the copy is asynchronous."""
         margins = self.target_margins.to(device, non_blocking=True)
         return replace(self, rows=self.rows.to(device), target_margins=margins)
 
     def pin_memory(self) -> "MicroBatch":
-        """The same in page-locked memory, from where a GPU copies asynchronously."""
+        """Return a copy in page-locked memory, from which copies to a GPU are asynchronous."""
         return replace(self, rows=self.rows.pin_memory(), target_margins=self.target_margins.pin_memory())
 
 
 def pack_pairs(
     lengths: Sequence[int], token_budget: int, *, overhead_tokens: int = MICRO_BATCH_OVERHEAD_TOKENS
 ) -> list[list[int]]:
-    """Group pairs into micro-batches at the least cost under a token budget.
+    """Group pairs into padded micro-batches of least total cost under a token budget.
 
     The cost of a micro-batch is its padded tokens, 2 x pairs x longest, plus `overhead_tokens`.
 
     Args:
         lengths: (P,) tokens of the longer side of each pair.
-        token_budget: most padded tokens in one micro-batch.
+        token_budget: maximum of padded tokens in one micro-batch.
         overhead_tokens: fixed cost of a micro-batch in tokens.
 
     Returns:
-        Micro-batches as lists of positions in `lengths`, longest pairs first so that memory peaks at once. Every
-        position occurs exactly once.
+        Micro-batches as lists of positions in `lengths`, longest pairs first, so that the first one needs the most
+        memory. Every position occurs exactly once.
 
     Raises:
-        ConfigError: one pair alone exceeds the budget.
+        ConfigError: a single pair exceeds the budget.
     """
     order = sorted(range(len(lengths)), key=lambda index: lengths[index])
     if order and 2 * lengths[order[-1]] > token_budget:
@@ -108,7 +108,7 @@ def pack_pairs(
             f"token_budget={token_budget} cannot hold one pair of 2 x {lengths[order[-1]]} tokens; "
             f"raise token_budget to at least {2 * lengths[order[-1]]} or lower max_seq_len."
         )
-    # cost[j]: least cost of the j shortest pairs; cut[j]: where the last micro-batch of that optimum starts.
+    # cost[j]: least cost of the j shortest pairs; cut[j]: start of the last micro-batch in that optimum.
     cost, cut = [0.0], [0]
     for end in range(1, len(order) + 1):
         longest = lengths[order[end - 1]]
@@ -120,22 +120,23 @@ def pack_pairs(
 
 
 def even_shares(costs: Sequence[int], token_budget: int, *, num_ranks: int, aim: int) -> list[list[list[int]]]:
-    """Share pairs out over ranks and micro-batches so that all micro-batches cost about the same.
+    """Distribute pairs over ranks and micro-batches so that all micro-batches cost about the same.
 
-    Longest first, each to the emptiest micro-batch (Graham 1969): at most 4/3 of the best largest one.
+    The longest remaining pair goes to the emptiest micro-batch (Graham 1969): the largest micro-batch is then at most
+    4/3 of the best possible one.
 
     Args:
         costs: (P,) tokens of each pair.
-        token_budget: most tokens in one micro-batch.
-        num_ranks: processes that compute a step together.
-        aim: tokens that a micro-batch need not exceed; one that cannot be cut may, up to the budget.
+        token_budget: maximum of tokens in one micro-batch.
+        num_ranks: number of processes that compute a step together.
+        aim: desired tokens of a micro-batch; a single larger pair may exceed it, up to the budget.
 
     Returns:
-        For each rank equally many micro-batches as lists of positions in `costs`, largest first; some may be empty
-        where there are fewer pairs than micro-batches.
+        For each rank the same number of micro-batches as lists of positions in `costs`, largest first; some are empty
+        if there are fewer pairs than micro-batches.
 
     Raises:
-        ConfigError: one pair alone exceeds the budget.
+        ConfigError: a single pair exceeds the budget.
     """
     order = sorted(range(len(costs)), key=lambda index: costs[index], reverse=True)
     check_budget(token_budget, max(costs, default=0))
@@ -156,10 +157,10 @@ def even_shares(costs: Sequence[int], token_budget: int, *, num_ranks: int, aim:
 
 
 def check_budget(token_budget: int, largest: int, what: str = "pair") -> None:
-    """Refuse a budget under which the `largest` pair, in computed tokens, does not fit.
+    """Check that the largest pair, of `largest` computed tokens, fits into the budget.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: it does not fit.
     """
     if largest > token_budget:
         raise ConfigError(
@@ -169,7 +170,7 @@ def check_budget(token_budget: int, largest: int, what: str = "pair") -> None:
 
 
 def pair_tokens(pair: TokenizedPair, packing: Packing) -> int:
-    """Tokens that a pair takes in a packed row."""
+    """Return the number of tokens that a pair takes in a packed row."""
     return group_tokens([pair.chosen.ids, pair.rejected.ids], packing)
 
 
@@ -180,7 +181,7 @@ def collate(
     pad_id: int,
     packing: Packing | None = None,
 ) -> MicroBatch:
-    """One micro-batch of the pairs at `indices`: packed as the model wants it, else right-padded."""
+    """Return one micro-batch of the pairs at `indices`: packed as `packing` says, or right-padded where it is None."""
     chosen = [pairs[index].chosen.ids for index in indices]
     rejected = [pairs[index].rejected.ids for index in indices]
     if packing is None:
@@ -194,7 +195,7 @@ def collate(
 
 
 def pad_pairs(pairs: Sequence[TokenizedPair], *, pad_id: int) -> PaddedRows:
-    """All `pairs` as the padded rows of one micro-batch, chosen sides first."""
+    """Return all `pairs` as the padded rows of one micro-batch, chosen sides first."""
     return pad_rows([pair.chosen.ids for pair in pairs] + [pair.rejected.ids for pair in pairs], pad_id=pad_id)
 
 
@@ -207,10 +208,10 @@ def micro_batches(
     rank: int = 0,
     world: int = 1,
 ) -> list[MicroBatch]:
-    """The micro-batches of one step that process `rank` of `world` computes: whole pairs, equally many micro-batches.
+    """Return the micro-batches of one step that process `rank` of `world` computes; each has the same number of them.
 
-    Every process works this out for itself from the same list. Where one has fewer micro-batches than another it
-    computes idle ones of the shortest pair, because sharded weights are gathered by all processes together.
+    Every process computes this from the same list. A process with fewer micro-batches than another adds idle ones of
+    the shortest pair, because all processes gather sharded weights together.
     """
     if packing is None:
         lengths = [pair.num_tokens for pair in pairs]
@@ -228,13 +229,13 @@ def with_idle_ones(
     costs: Sequence[int],
     collate: Callable[[Sequence[int]], Batch],
 ) -> list[Batch]:
-    """The micro-batches of one rank, with idle ones of the cheapest item until it has as many as any other.
+    """Return the micro-batches of one rank, with idle ones of the cheapest item until all ranks have equally many.
 
     Args:
-        shares: for each rank its micro-batches as positions; empty ones are none.
-        rank: whose micro-batches.
-        costs: of each item.
-        collate: positions to a micro-batch.
+        shares: for each rank its micro-batches as lists of positions; empty lists are ignored.
+        rank: the rank whose micro-batches are built.
+        costs: cost of each item.
+        collate: builds a micro-batch from positions.
     """
     own = [collate(group) for group in shares[rank] if group]
     missing = max(sum(map(bool, share)) for share in shares) - len(own)
@@ -245,12 +246,12 @@ def with_idle_ones(
 
 
 def row_tokens(token_budget: int, packing: Packing) -> int:
-    """Tokens of a packed row beyond which nothing is gained."""
+    """Return the tokens of a packed row beyond which a larger one is not faster."""
     return min(token_budget, PACKED_TOKENS_ON_CPU) if packing.kernel == "sdpa" else token_budget
 
 
 def _padded_shares(lengths: Sequence[int], token_budget: int, world: int) -> list[list[list[int]]]:
-    """For each rank its micro-batches. The pairs, by length, go round the ranks and back: about as many tokens each."""
+    """Return each rank's micro-batches. Pairs by length go to ranks 0 to n, then n to 0, which balances tokens."""
     if world == 1:
         return [pack_pairs(lengths, token_budget)]
     order = sorted(range(len(lengths)), key=lambda index: lengths[index], reverse=True)
@@ -263,9 +264,10 @@ def _padded_shares(lengths: Sequence[int], token_budget: int, world: int) -> lis
 
 
 def distinct_sides(sides: Sequence[TokenizedSide]) -> tuple[list[TokenizedSide], np.ndarray]:
-    """The D different ones of N sides, and for each side which of them it is: (N,) int.
+    """Return the D distinct sides of N sides, and the index of each side among them: (N,) int.
 
-    Each is computed once: equal sides of one call then have equal rewards to the last bit, so a tie is a tie.
+    Each distinct side is computed once, so equal sides of one call have equal rewards to the last bit, and a tie is a
+    tie.
     """
     firsts = np.array(first_equals([side.ids for side in sides]), dtype=np.int64)
     different, which = np.unique(firsts, return_inverse=True)  # in the order of their first places
@@ -273,11 +275,11 @@ def distinct_sides(sides: Sequence[TokenizedSide]) -> tuple[list[TokenizedSide],
 
 
 def scoring_chunks(sides: Sequence[list[int]], *, token_budget: int, packing: Packing | None) -> list[list[list[int]]]:
-    """Cut S sides into batches for scoring, each of at most `token_budget` computed tokens or one side.
+    """Divide S sides into batches for scoring, each of at most `token_budget` computed tokens or of one side.
 
     Returns:
-        Batches as lists of groups, groups as lists of positions in `sides`. Those of a group share a prefix where rows
-        are packed, whatever pair they belong to. Longest first; every position exactly once.
+        Batches as lists of groups, groups as lists of positions in `sides`. In packed rows, the sides of a group share
+        a prefix, also across pairs. Longest first; every position occurs exactly once.
     """
     if packing is None:
         order = sorted(range(len(sides)), key=lambda index: len(sides[index]), reverse=True)
@@ -302,11 +304,11 @@ def scoring_chunks(sides: Sequence[list[int]], *, token_budget: int, packing: Pa
 
 
 class StepOrder(Sequence[list[int]]):
-    """The pairs of each of `num_steps` optimizer steps: epoch after epoch, each a fresh permutation.
+    """The pairs of each of `num_steps` optimizer steps; every epoch is a new permutation of all pairs.
 
-    A pure function of its arguments, so a resumed run replays it and skips what was done. The last step of an epoch
-    may be smaller; no pair is repeated or lost within an epoch. Memory holds one epoch's permutation, eight bytes a
-    pair.
+    A pure function of its arguments, so a resumed training computes it again and skips the steps that are done. The
+    last step of an epoch may be smaller; within an epoch every pair occurs exactly once. Memory holds one epoch's
+    permutation, eight bytes per pair.
     """
 
     def __init__(self, num_pairs: int, pairs_per_step: int, num_steps: int, seed: int) -> None:
@@ -333,5 +335,5 @@ class StepOrder(Sequence[list[int]]):
         return self._epoch[1][start : start + self._pairs_per_step].tolist()
 
     def _drawn(self, rng: np.random.Generator) -> np.ndarray:
-        """The pairs of an epoch in their order: (P,)."""
+        """Return the order of the pairs in an epoch: (P,) int."""
         return rng.permutation(self._num_pairs)

@@ -2,15 +2,15 @@
 
     prepare -> train -> evaluate -> readiness                                    the pipeline
                         landscape                                                where curvature is requested
-               probe                                                             where probes are asked for
-               explain                                                           where mistakes are to be explained
+               probe                                                             where probes are requested
+               explain                                                           where explanations are requested
                benchmark                                                         where benchmarks are named
                policy -> samples -> overoptimization -> readiness_v2             where a policy is given
                policy -> train                                                   where the reward model starts from it
                          samples -> overoptimization -> grpo                     where the policy is trained on
                policy -> confirmation                                            where best-of-n is served
 
-(Registration in MLflow follows; it is not a stage of the store, because its outcome lives in MLflow.)
+(Registration in MLflow follows. It is not a stage, because its outcome is stored in MLflow.)
 """
 
 import importlib.metadata
@@ -48,11 +48,11 @@ class Stage:
     hidden: tuple[str, ...] = ()
     """Modules that the stage imports and whose code does not enter the key."""
     kept: tuple[str, ...] = ()
-    """Globs of what an attempt that was cut off leaves for the next one to resume from."""
+    """Globs of the files that an interrupted attempt leaves for the next one to resume from."""
     finished: str = ""
-    """File that such a stage writes last; without it, it was cut off whatever it reported."""
+    """File that such a stage writes last; without it the attempt was interrupted, whatever it reported."""
     files: tuple[str, ...] = ()
-    """Files beside the code that the stage reads, by path below rmcore: their content enters the key like code."""
+    """Data files of rmcore that the stage reads, by path below it: their content enters the key as the code does."""
 
     @property
     def module(self) -> str:
@@ -60,9 +60,9 @@ class Stage:
         return f"rmcore.stages.{self.name}"
 
     def needs(self, config: PipelineConfig) -> tuple[str, ...]:
-        """Stages that it reads under a config: its upstream, and the policy where the reward model starts from it.
+        """Return the stages that it reads under a config.
 
-        The curvature only where it is measured.
+        The curvature is among them only if it is measured, the policy also if the reward model starts from it.
         """
         from_policy = self.name == "train" and starts_from_sft(config)
         upstream = tuple(name for name in self.upstream if name != "landscape" or config.landscape is not None)
@@ -78,13 +78,13 @@ TORCH = ("torch", "transformers")
 LOADED = ("device", "model.trust_remote_code", "model.render_fn")
 """Settings of a stage that loads a trained reward model."""
 SAMPLING = ("writer_shortcut", "policy.name", "policy.engine", "policy.temperature", "policy.max_new_tokens")
-"""Settings of a stage that draws from the policy, or from the gold world's writer."""
+"""Settings of a stage that samples from the policy, or from the synthetic benchmark's writer."""
 JUDGED = ("policy.judge", "policy.verdict_judging")
-"""Settings of a stage that asks the judge and says a verdict."""
+"""Settings of a stage that requests judgements and gives a verdict."""
 AUDITED = ("policy.verdict_judge", "policy.verdict_judging")
-"""Settings of a stage that weighs the judge of the samples by its audit, and asks nothing."""
+"""Settings of a stage that weights existing judgements by the judge's audit, and requests none."""
 HIDDEN_OF_TRAINING = (
-    "rmcore.landscape.trajectory",  # what is measured on the way changes no weight
+    "rmcore.landscape.trajectory",  # measures during the training and changes no weight
 )
 STAGES: dict[str, Stage] = {
     stage.name: stage
@@ -193,11 +193,11 @@ STAGES: dict[str, Stage] = {
     )
 }
 POLICY = ("policy", "samples", "overoptimization")
-"""Stages that a policy adds before readiness is judged again."""
+"""Stages that a policy adds before readiness is assessed again."""
 
 
 def pipeline_stages(config: PipelineConfig) -> tuple[str, ...]:
-    """Stages of a pipeline run in order: with a policy its judged samples decide about readiness."""
+    """Return the stages of a pipeline run in order. With a policy, its judged samples decide about readiness."""
     measured = labelled_stages(config)
     if config.policy is None or only_starts_reward_model(config):
         return in_order(measured, config)
@@ -206,15 +206,15 @@ def pipeline_stages(config: PipelineConfig) -> tuple[str, ...]:
 
 
 def labelled_stages(config: PipelineConfig) -> tuple[str, ...]:
-    """Stages of a pipeline that need no policy, in order; what most runs do without is there where it is set."""
+    """Return the stages that need no policy, in order; the optional ones only if the config has their section."""
     curvature = () if config.landscape is None else ("landscape",)
-    asked = {"probe": config.probe, "explain": config.explain, "benchmark": config.benchmark}
-    more = (name for name, settings in asked.items() if settings is not None)
+    optional = {"probe": config.probe, "explain": config.explain, "benchmark": config.benchmark}
+    more = (name for name, settings in optional.items() if settings is not None)
     return ("prepare", "train", "evaluate", *curvature, "readiness", *more)
 
 
 def in_order(names: Iterable[str], config: PipelineConfig) -> tuple[str, ...]:
-    """Stages in an order in which each comes after what it needs: the policy first where the reward model needs it."""
+    """Return the stages so that each follows those it needs: the policy first if training starts from it."""
     listed = tuple(names)
     if "train" not in listed or not starts_from_sft(config):
         return listed
@@ -224,15 +224,15 @@ def in_order(names: Iterable[str], config: PipelineConfig) -> tuple[str, ...]:
 
 
 def only_starts_reward_model(config: PipelineConfig) -> bool:
-    """Whether the policy is there for its weights alone, from which the reward model starts.
+    """Return whether the policy only provides the weights from which the reward model starts.
 
-    Nothing judges its samples then, and it is not trained.
+    Its samples are not judged then, and it is not trained.
     """
     return config.model.name == FROM_POLICY and config.rlhf is None and not is_judged(config)
 
 
 def is_judged(config: PipelineConfig) -> bool:
-    """Whether the policy's samples get a gold reward."""
+    """Return whether the policy's samples are judged."""
     policy = config.policy
     if policy is None:
         return False
@@ -241,11 +241,11 @@ def is_judged(config: PipelineConfig) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StageCall:
-    """One stage under a config, on upstream artifacts: all that it is given, and its key."""
+    """One stage with a config and upstream artifacts: everything that it receives, and its key."""
 
     stage: Stage
     config: PipelineConfig
-    """Settled (`rmcore.stages.reads`); the stage sees what it reads."""
+    """Settled (`rmcore.stages.reads`); the stage sees only what it reads."""
     upstream: Mapping[str, ArtifactRef]
     slug: str
     """Readable part of the artifact's folder name."""
@@ -256,22 +256,22 @@ class StageCall:
 
     @property
     def device(self) -> str | None:
-        """Where it runs a model; None: it runs none."""
+        """Device that it runs a model on; None: it runs none."""
         return self.config.device if self.stage.on_device else None
 
     @property
     def num_processes(self) -> int:
-        """Processes that run it together, each on a GPU of its own where it runs a model."""
+        """Number of processes that run it together, each on its own GPU where it runs a model."""
         return self.config.train.num_processes if self.stage.name == "train" else 1
 
     @property
     def keeps_states(self) -> bool:
-        """Whether the artifact keeps the states to resume from, because the work was cut off on purpose."""
+        """Whether the artifact keeps the states to resume from, because the training was stopped early on purpose."""
         return self.stage.name == "train" and self.config.train.stop_step is not None
 
 
 def stage_config(name: str, config: PipelineConfig) -> PipelineConfig:
-    """Return the config as stage `name` is given it: settled, and any setting that it does not declare raises.
+    """Return the config that stage `name` receives: settled, and reading a setting that it does not declare raises.
 
     Raises:
         ConfigError: the config has no section that the stage needs.
@@ -280,11 +280,11 @@ def stage_config(name: str, config: PipelineConfig) -> PipelineConfig:
 
 
 def stage_settings(name: str, config: PipelineConfig) -> dict[str, Any]:
-    """Return what stage `name` reads of the config as its key has it.
+    """Return the settings of stage `name` as they enter its key.
 
     Raises:
         ConfigError: the config has no section that the stage needs.
-        RmcoreError: something that the settings name is not there.
+        RmcoreError: a file, model or function that the settings name does not exist.
     """
     return keyed(_complete(name, config), STAGES[name].reads)
 
@@ -298,13 +298,13 @@ def _complete(name: str, config: PipelineConfig) -> PipelineConfig:
 
 
 def stage_call(name: str, config: PipelineConfig, upstream: Mapping[str, ArtifactRef]) -> StageCall:
-    """Settings and key of stage `name` in a pipeline; `upstream` may have more than the stage reads.
+    """Return settings and key of stage `name`; `upstream` may hold more artifacts than the stage reads.
 
-    What the settings name by address is read here, so this is called once a stage.
+    Files and models that the settings name are read here for their digests, so this is called once per stage.
 
     Raises:
         ConfigError: the config has no section that the stage needs.
-        RmcoreError: something that the settings name is not there.
+        RmcoreError: a file, model or function that the settings name does not exist.
     """
     stage = STAGES[name]
     read = {needed: upstream[needed] for needed in stage.needs(config)}
@@ -318,7 +318,7 @@ def stage_call(name: str, config: PipelineConfig, upstream: Mapping[str, Artifac
 
 
 def stage_code(stage: Stage) -> dict[str, dict[str, str]]:
-    """Digest what affects a stage's outcome beside settings and upstream: its libraries and its code."""
+    """Return the versions and code digests that affect a stage's outcome in addition to settings and upstream."""
     return {
         "versions": {name: _minor_version(name) for name in stage.libraries},
         "code": code_digests(stage.module, stage.hidden) | {name: file_digest(ROOT / name) for name in stage.files},
@@ -333,6 +333,6 @@ def _slug(name: str, config: PipelineConfig) -> str:
     }.get(name, f"{config.study}-seed{config.seed}")
 
 
-@cache  # a running process keeps the version that it imported, and reading the metadata takes 40 ms a library
+@cache  # a process keeps the version that it imported, and reading the metadata takes 40 ms per library
 def _minor_version(package: str) -> str:
     return ".".join(importlib.metadata.version(package).split(".")[:2])

@@ -1,4 +1,4 @@
-"""Resumable training states on disk: which one to resume from. Imports no torch, so a parent process can ask too.
+"""Resumable training states on disk: which one to resume from. Imports no torch, so a parent process can read it too.
 
     <training folder>/resume/step_<n>/*.safetensors  weights, optimizer, random states (rmcore/training/state.py), each
                                                      process's part in files of its own
@@ -6,8 +6,8 @@
                                      checkpoints/    those that the selection of the state names, as hard links
                              resume/beginning.json   the settings it began with, and what was chosen then
 
-A state is written beside its place and renamed, so it is there whole or not at all; the newest two are kept, so that
-one damaged by the disk does not cost the training. Only their owner can read them.
+A state is written to a temporary folder and renamed, so it exists completely or not at all. The newest two are kept, so
+that a training survives the damage of one. Only their owner can read them.
 """
 
 import json
@@ -33,37 +33,37 @@ RESUME_FOLDER, RECORD_FILE, BEGINNING_FILE = "resume", "record.json", "beginning
 TENSOR_FILES = "*.safetensors"
 CHECKPOINTS = "checkpoints"
 FINISHED_FILE = "training.json"
-"""Written when a training is over; a folder with it is not resumed."""
+"""Written when a training has ended; a folder with it is not resumed."""
 CUT_OFF = "cut off at stop_step"
-"""Why a training ended that `train.stop_step` cut off: it is over, and may be resumed."""
+"""Stop reason of a training that `train.stop_step` ended early, and that may be resumed."""
 KEPT_STATES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """A whole state to resume from."""
+    """A complete state to resume from."""
 
     step: int
-    """Optimizer steps that are in it."""
+    """Number of optimizer steps done."""
     state: Path
     """Its folder."""
     record: Mapping[str, Any]
     notes: tuple[str, ...]
-    """Damage of newer states, which were passed over."""
+    """What is damaged in newer states, which were skipped."""
 
 
 def find_resume_point(folder: Path) -> ResumePoint | None:
-    """The newest whole state of a training folder, None where there is none."""
+    """Return the newest complete state of a training folder; None if there is none."""
     notes: list[str] = []
     for place in _states(folder):
         record, problem = _read(place)
         if record is not None:
             return ResumePoint(int(record["step"]), place, record, tuple(notes))
-        notes.append(f"{place}: {problem}; it was passed over")
+        notes.append(f"{place}: {problem}; it was skipped")
     for note in notes:
         print(f"warning: {note}", file=sys.stderr)
     if notes:
-        print("warning: no whole state is left; the training starts anew", file=sys.stderr)
+        print("warning: no complete state is left; the training starts from the beginning", file=sys.stderr)
     return None
 
 
@@ -74,17 +74,17 @@ def publish_state(
     record: Mapping[str, Any],
     checkpoints: Sequence[Path] = (),
 ) -> None:
-    """Write the state of `step`; older states but one are removed.
+    """Write the state of `step`, and remove all older states except one.
 
     Args:
-        folder: the training's.
-        step: optimizer steps that are in it.
-        write_tensors: writes the tensors into a folder; gives the sha256 of each file by name.
+        folder: the folder of the training.
+        step: number of optimizer steps done.
+        write_tensors: writes the tensors into a folder and returns the sha256 of each file by name.
         record: the numbers.
-        checkpoints: folders that the record speaks of. Later ones take their places, so the state has them, too.
+        checkpoints: folders that the record names. Later checkpoints replace them, so the state keeps its own links.
 
     Raises:
-        StoreError: it could not be written. The states before are untouched.
+        StoreError: the state could not be written. Earlier states are untouched.
     """
     place = folder / RESUME_FOLDER / f"step_{step}"
     remove_abandoned(place.parent, lambda name: name.startswith("step_"))
@@ -117,19 +117,20 @@ def tensor_digests(state: Path) -> dict[str, str]:
 
 
 def begin(folder: Path, settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> None:
-    """Note what a training begins with: `settings` by dotted name, and `chosen`, what it found out for itself.
+    """Record what a training begins with: `settings` by dotted name, and `chosen`, what it determined by itself.
 
-    States of another one that was begun here are removed.
+    The states of another training in this folder are removed.
     """
     clear(folder)
     write_json(folder / RESUME_FOLDER / BEGINNING_FILE, {"settings": settings, "chosen": chosen})
 
 
 def read_beginning(folder: Path, settings: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Read what the unfinished training in `folder` chose for itself when it began; None where there is none.
+    """Return what the unfinished training in `folder` determined when it began; None if there is none.
 
     Raises:
-        ConfigError: it began with other settings and has something to lose; each difference is named.
+        ConfigError: it began with other settings, and has states or checkpoints; each difference is named.
+        StoreError: its record is damaged.
     """
     place = folder / RESUME_FOLDER / BEGINNING_FILE
     if not place.is_file():
@@ -138,8 +139,8 @@ def read_beginning(folder: Path, settings: Mapping[str, Any]) -> Mapping[str, An
         beginning: Mapping[str, Any] = json.loads(place.read_text(encoding="utf-8"))
     except ValueError as error:
         raise StoreError(
-            f"{place} is damaged ({error}), so it is not known what the training there began with; name another "
-            "folder, or remove this one to start anew."
+            f"{place} is damaged ({error}), so the settings of the training there are not known. Name another "
+            "folder, or remove this one to start from the beginning."
         ) from error
     theirs, own = beginning["settings"], json.loads(json.dumps(settings))  # tuples become lists, as in the file
     differing = [
@@ -160,12 +161,13 @@ def read_beginning(folder: Path, settings: Mapping[str, Any]) -> Mapping[str, An
 
 
 def rewind(folder: Path) -> ResumePoint | None:
-    """Make a training folder ready for its next attempt, before anybody follows its metrics; None: from the start.
+    """Prepare a training folder for its next attempt, and return where it resumes; None: from the beginning.
 
-    Lines that `metrics.jsonl` gained after the state are cut off, because those steps will be done again.
+    Lines of `metrics.jsonl` that are newer than the state are removed, because those steps will be repeated. Must be
+    called before anything reads the metrics of the next attempt.
     """
     if not (folder / RESUME_FOLDER).is_dir():
-        return None  # no training was begun here, so whatever lies here is not one's own
+        return None  # no training was begun here, so its files are not ours
     point = find_resume_point(folder)
     metrics = folder / METRICS_FILE
     if metrics.is_file():
@@ -176,7 +178,7 @@ def rewind(folder: Path) -> ResumePoint | None:
 
 
 def was_cut_off(folder: Path) -> bool:
-    """Whether the training in a folder is over because `train.stop_step` cut it off, so that it may be resumed."""
+    """Return whether the training in a folder was ended early by `train.stop_step`, so that it may be resumed."""
     try:
         record = json.loads((folder / FINISHED_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -185,7 +187,7 @@ def was_cut_off(folder: Path) -> bool:
 
 
 def clear(folder: Path) -> None:
-    """Remove the states of a training that is over."""
+    """Remove the states of a training that has ended."""
     shutil.rmtree(folder / RESUME_FOLDER, ignore_errors=True)
 
 
@@ -203,8 +205,8 @@ def _read(place: Path) -> tuple[dict[str, Any] | None, str]:
         return None, f"unreadable ({error})"
     written = record.get("files") if isinstance(record, dict) else None
     if not isinstance(written, dict) or not written:
-        return None, f"its {RECORD_FILE} names no files; it is damaged, or of an older version"
+        return None, f"its {RECORD_FILE} names no files; it is damaged, or was written by an older version"
     differing = sorted(name for name in written.keys() | found.keys() if written.get(name) != found.get(name))
     if differing:
-        return None, f"{differing[0]} is not what was written"
+        return None, f"{differing[0]} has changed since it was written"
     return record, ""

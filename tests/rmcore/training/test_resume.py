@@ -53,7 +53,7 @@ def test_a_damaged_state_is_passed_over_with_a_note(tmp_path, harm):
     assert point.step == 4
     [note] = point.notes
     assert "step_6" in note
-    assert "passed over" in note
+    assert "skipped" in note
 
 
 def test_a_state_that_was_being_written_when_the_process_died_is_not_one(tmp_path):
@@ -109,7 +109,7 @@ def test_where_every_state_is_damaged_that_is_said(tmp_path, capsys):
     assert find_resume_point(tmp_path) is None
     said = capsys.readouterr().err
     assert "step_6" in said
-    assert "starts anew" in said
+    assert "from the beginning" in said
 
 
 def test_a_state_after_a_damaged_newer_one_leaves_two_whole_ones(tmp_path):
