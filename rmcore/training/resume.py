@@ -49,7 +49,7 @@ class ResumePoint:
     """Its folder."""
     record: Mapping[str, Any]
     notes: tuple[str, ...]
-    """What is damaged in newer states, which were skipped."""
+    """Damage found in newer states, which were skipped."""
 
 
 def find_resume_point(folder: Path) -> ResumePoint | None:
