@@ -93,7 +93,7 @@ def test_a_bad_step_leaves_everything_as_the_step_before_it_did(one_by_one, bad,
     start = copy.deepcopy(rm.model.state_dict())
     spoil(rm.model.score.weight, bad, value)
     results = []
-    with pytest.raises(TrainingError, match=rf"^step {bad}: .*gradient norm (nan|inf).*the update was not applied"):  # noqa: PT012
+    with pytest.raises(TrainingError, match=rf"^step {bad}: .*gradient norm (nan|inf).*not applied"):  # noqa: PT012
         for step in range(1, STEPS + 1):
             stepper.run(step, *stepper.feed[step - 1])
             if step in read_after or step == STEPS:

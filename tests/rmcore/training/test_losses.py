@@ -200,7 +200,7 @@ def test_the_penalty_pulls_both_sides_to_zero():
 def test_shapes_that_would_broadcast_are_refused(shape):
     with pytest.raises(ValueError, match="both must be"):
         bradley_terry_loss_sum(torch.zeros(4), torch.zeros(shape))
-    with pytest.raises(ValueError, match="one number a pair"):
+    with pytest.raises(ValueError, match="one number per pair"):
         EVERYTHING(torch.zeros(4), torch.zeros(4), torch.zeros(shape))
 
 
