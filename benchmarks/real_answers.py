@@ -469,12 +469,18 @@ def collect(data: Data, out: Path, recipes: Sequence[Recipe], minutes: float) ->
     return sum(study.scores(recipe) is not None for recipe in recipes)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def given_options(description: str | None, minutes: float | None = None) -> argparse.Namespace:
+    """Read the options of a script of this study: --out, --data and, with a default for them, --minutes."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("RM_OPT_DATA", "../shared/data")))
-    parser.add_argument("--minutes", type=float, default=75)
-    given = parser.parse_args()
+    if minutes is not None:
+        parser.add_argument("--minutes", type=float, default=minutes)
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = given_options(__doc__, minutes=75)
     number = collect(read_data(given.data), given.out, RECIPES, given.minutes)
     print(json.dumps({"models": number, "of": len(RECIPES)}))
 

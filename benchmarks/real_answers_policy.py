@@ -8,8 +8,6 @@ at. Only scores are needed, and only those recipes of `real_answers.py` take par
 features', as these were poor. Claims, statistics and recipes are frozen before they are scored.
 """
 
-import argparse
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +16,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from real_answers import GROUPS, RECIPES, Data, Study, read_data
-from real_answers_verdict import APART, NUM_RESAMPLES, Answers, N, measured, of_statistic, with_holm
+from real_answers import GROUPS, RECIPES, Data, Study, given_options, read_data
+from real_answers_ranks import APART, Answers, N, measured
+from real_answers_verdict import NUM_RESAMPLES, of_statistic, with_holm
 
 from rmcore.core.arrays import FloatArray
 from rmcore.core.files import write_json
@@ -214,11 +213,7 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("RM_OPT_DATA", "../shared/data")))
-    parser.add_argument("--minutes", type=float, default=30)
-    given = parser.parse_args()
+    given = given_options(__doc__, minutes=30)
     end, data = time.monotonic() + 60 * given.minutes, read_data(given.data)
     frozen = {"claims": list(CLAIMS), "statistics": STATISTICS, "recipes": [one.name for one in CHOSEN]}
     registration = register(given.out / "policy_registration", frozen)
