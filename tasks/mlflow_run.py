@@ -98,15 +98,12 @@ class MlflowRun:
         with exclusive(self._take_up):
             self._run, is_new = self._find_or_make()
         self.run_id: str = self._run.info.run_id
-        of_this_start = self._run.data.tags.get(START_TAG) == record.start  # a record that is sent twice
-        self.complete = not is_new and (record.key is not None or of_this_start)
+        self.complete = not is_new
         parent = None if record.parent_uid is None else find_run(self.client, self.experiment_id, record.parent_uid)
         if parent is not None:
             set_parent(self.client, self._run, parent)
-        if not is_new:
-            self.set_tags(record.tags if self.complete else {**record.tags, **self._start_tags()})
-            if not self.complete:
-                self.client.update_run(self.run_id, "RUNNING")
+        if self.complete:
+            self.set_tags(record.tags)
 
     def _find_or_make(self) -> "tuple[Run, bool]":
         from mlflow.entities import Param
@@ -114,7 +111,7 @@ class MlflowRun:
         record = self.record
         found = find_runs(self.client, self.experiment_id, record.uid)
         whole = next((run for run in found if is_whole(run, record)), None)
-        # A run without a key is opened again, and may yet fail.
+        # Of two outcomes without a key, nothing says which one the other replaces.
         self._delete_others(whole, is_replaced=whole is not None and record.key is not None)
         if whole is not None:
             return whole, False
@@ -344,15 +341,15 @@ def find_runs(client: "MlflowClient", experiment_id: str, uid: str) -> "list[Run
 
 
 def is_whole(run: "Run", record: RunRecord) -> bool:
-    """Whether MLflow has all of the outcome that `record` is about; without a key, of an earlier start of the same.
+    """Whether MLflow has all of the outcome that `record` is about; without a key, of this very start of it.
 
+    A matrix has no key: another start of it may take a further look, or be judged by other code, and may yet fail.
     FINISHED is the last thing that a run is told, after all that belongs to it.
     """
     tags, params = run.data.tags, run.data.params
-    is_same = tags.get(KEY_TAG) == record.key and all(
-        params.get(name, text) == text for name, text in record.params.items()
-    )
-    return is_same and run.info.status == FINISHED and MISSING_TAG not in tags
+    is_known = tags.get(START_TAG) == record.start if record.key is None else tags.get(KEY_TAG) == record.key
+    is_same = all(params.get(name, text) == text for name, text in record.params.items())
+    return is_known and is_same and run.info.status == FINISHED and MISSING_TAG not in tags
 
 
 def reap_dead_runs(client: "MlflowClient") -> list[str]:

@@ -156,6 +156,21 @@ def test_a_finished_run_is_kept_until_another_one_of_its_uid_has_finished(home, 
     assert complete(only())
 
 
+def test_a_finished_matrix_that_is_run_again_stays_finished_until_the_new_one_is(home):
+    def again(gap):
+        with RunTracker.start("demo", "matrix", {"rm.kind": "matrix"}, {}, uid="m") as tracker:
+            tracker.log_metrics({"eval/gap": 1 / gap})
+        return tracker.run_id
+
+    first = again(2)
+    with pytest.raises(ZeroDivisionError):
+        again(0)
+    assert statuses()[first] == "FINISHED"
+    assert steps_and_values(client().get_run(first)) == {"eval/gap": [(0, 0.5)]}
+    last = again(4)
+    assert statuses() == {last: "FINISHED"}
+
+
 def test_a_run_that_a_living_process_feeds_is_left_to_it_and_the_last_to_finish_remains(home, artifact):
     first = cell(key=None)
     assert first.run_id
