@@ -38,13 +38,13 @@ from flows.pipeline import (
 from flows.planning import MatrixPlan, Runner, cells_of_look, frozen, judged, make_plan, matrix_key, measured_cell
 from flows.pool import PoolRunner
 from flows.results import command, gather
-from rmcore.config.pipeline import flat_settings
+from rmcore.config.pipeline import GROUPS
 from rmcore.core.cost import money, price_per_hour
 from rmcore.core.digests import make_key
 from rmcore.core.errors import TrainingError
 from rmcore.core.files import write_json, write_text
 from rmcore.core.metrics import HEADLINE
-from rmcore.core.store import ArtifactRef, Store
+from rmcore.core.store import ArtifactRef, Store, flatten
 from rmcore.reporting.experiment_schema import ArmResult, ExperimentResults, HypothesisResult, Registration, Tuned
 from rmcore.reporting.figures.arms import declared_colours
 from rmcore.reporting.figures.claims import tally
@@ -374,7 +374,7 @@ class Matrix:
 
     def _varied(self) -> list[str]:
         """Settings in which the arms differ, as MLflow names them."""
-        flat = [flat_settings(arm.config.model_dump(mode="json")) for arm in self.declared.arms()]
+        flat = [flatten(arm.config.model_dump(mode="json"), GROUPS) for arm in self.declared.arms()]
         names = list(dict.fromkeys(name for one in flat for name in one))
         varied = [name for name in names if len({str(one.get(name)) for one in flat}) > 1]
         tuned = self.declared.tuning.setting if self.declared.tuning else None

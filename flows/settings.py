@@ -16,8 +16,9 @@ from rmcore.config.elsewhere import foreign_name
 from rmcore.config.files import lines_of, parse_yaml, read_mapping
 from rmcore.config.gone import PRESETS as REMOVED_PRESETS
 from rmcore.config.gone import removed_setting
-from rmcore.config.pipeline import GROUPS, PipelineConfig, flat_settings
+from rmcore.config.pipeline import GROUPS, PipelineConfig
 from rmcore.core.errors import ConfigError
+from rmcore.core.store import flatten
 
 Tree = dict[str, Any]
 
@@ -60,7 +61,7 @@ def load_config(
     changes.pop(PRESET, None)
     preset = base_preset(preset, file)
     tree = (recorded or PRESETS[preset]).model_dump()
-    begins = _groups_of(preset if recorded is None else DEFAULT_PRESET)
+    begins = _groups_of(preset if recorded is None else _nearest_preset(recorded.model_dump(mode="json"))[0])
     places = {} if file is None else {name: f"{file}, line {line}: " for name, line in lines_of(file).items()}
     _merge(tree, changes, "", begins, places)
     for assignment in assignments:
@@ -121,7 +122,7 @@ def form_config(preset: str, chosen: Mapping[str, Any], overrides: Mapping[str, 
         raise ConfigError(
             f'overrides is a {type(overrides).__name__}; write settings by name: {{"model.max_seq_len": 256}}.'
         )
-    others = flat_settings(overrides)
+    others = flatten(overrides, GROUPS)
     if twice := [name for name in chosen if any(f"{name}.".startswith(f"{other}.") for other in others)]:
         raise ConfigError(f"{', '.join(twice)} stands in a field of its own and in overrides, too; give it once.")
     if EPOCHS in chosen:
@@ -153,24 +154,28 @@ def named_changes(recorded: Mapping[str, Any]) -> str:
     >>> named_changes(PRESETS["minilm"].model_dump(mode="json") | {"study": "mine", "seed": 2})
     'seed=2'
     """
-    own = flat_settings(recorded)
+    nearest, changed = _nearest_preset(recorded)
+    parts = []
+    for name, value in list(changed.items())[:MOST_NAMED]:
+        text = f"{value:g}" if isinstance(value, float) else str(value).rpartition("/")[2]
+        parts.append(f"{name.rpartition('.')[2]}={text[:LONGEST_VALUE]}")
+    more = len(changed) - len(parts)
+    return ", ".join(parts) + (f" and {more} more" if more > 0 else "") if parts else nearest
+
+
+def _nearest_preset(recorded: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The preset of which a run changes fewest settings, and these with the run's values."""
+    own = flatten(recorded, GROUPS)
 
     def changed(preset: str) -> dict[str, Any]:
-        usual = flat_settings(PRESETS[preset].model_dump(mode="json"))
+        usual = flatten(PRESETS[preset].model_dump(mode="json"), GROUPS)
         return {
             name: own[name]
             for name, value in usual.items()
             if name in own and name not in UNNAMED and value != own[name]
         }
 
-    found = {preset: changed(preset) for preset in PRESETS}
-    nearest = min(found, key=lambda preset: len(found[preset]))
-    parts = []
-    for name, value in list(found[nearest].items())[:MOST_NAMED]:
-        text = f"{value:g}" if isinstance(value, float) else str(value).rpartition("/")[2]
-        parts.append(f"{name.rpartition('.')[2]}={text[:LONGEST_VALUE]}")
-    more = len(found[nearest]) - len(parts)
-    return ", ".join(parts) + (f" and {more} more" if more > 0 else "") if parts else nearest
+    return min(((preset, changed(preset)) for preset in PRESETS), key=lambda one: len(one[1]))
 
 
 def _differences(before: Tree, now: Tree, path: str, changes: dict[str, Any]) -> None:
@@ -190,7 +195,7 @@ def _set(tree: Tree, name: str, value: Any, begins: Mapping[str, Settings]) -> N
     """Set one setting, or one entry of a setting in FREE_KEYS, in place."""
     setting = next((one for one in FREE_KEYS if name.startswith(f"{one}.")), None)
     if setting is not None:
-        before = flat_settings(tree).get(setting)
+        before = flatten(tree, GROUPS).get(setting)
         value = (before if isinstance(before, dict) else {}) | {name.removeprefix(f"{setting}."): value}
     _merge(tree, _nested(setting or name, value), "", begins)
 

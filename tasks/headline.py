@@ -12,9 +12,10 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rmcore.config.pipeline import PipelineConfig, flat_settings
+from rmcore.config.pipeline import GROUPS, PipelineConfig
 from rmcore.core.errors import DataError
 from rmcore.core.metrics import HEADLINE, HEADLINE_FAMILY, WATCHED
+from rmcore.core.store import flatten
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +43,9 @@ def compared_settings(config: PipelineConfig, also: Collection[str] = ()) -> dic
         for name, value in config.model_dump(mode="json", exclude_defaults=True).items()
         if name != "study"
     }
-    shown = {name: value for name, value in flat_settings(changed).items() if value == "defaults"}
-    wanted = {*COMPARED, *also, *flat_settings(changed)}
-    found = {name: one for name, one in flat_settings(config.model_dump(mode="json")).items() if name in wanted}
+    shown = {name: value for name, value in flatten(changed, GROUPS).items() if value == "defaults"}
+    wanted = {*COMPARED, *also, *flatten(changed, GROUPS)}
+    found = {name: one for name, one in flatten(config.model_dump(mode="json"), GROUPS).items() if name in wanted}
     return shown | {name: json.dumps(one) if isinstance(one, dict) else one for name, one in found.items()}
 
 

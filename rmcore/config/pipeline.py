@@ -4,8 +4,8 @@ The sentence under a field is its help text on the command line and in the Prefe
 the trainer's defaults in one table. Unknown keys and values are errors.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Self, get_args
+from collections.abc import Iterator
+from typing import Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -161,12 +161,3 @@ def _groups(model: type[Settings], name: str = "") -> Iterator[tuple[str, type[S
 
 GROUPS = dict(_groups(PipelineConfig))
 """Groups of settings by dotted name; "" is the whole."""
-
-
-def flat_settings(tree: Mapping[str, Any], group: str = "") -> dict[str, Any]:
-    """Settings by dotted name. A value that is a mapping, such as `rlhf.more_rewards`, stays one value."""
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        where = f"{group}.{name}".removeprefix(".")
-        flat |= flat_settings(value, where) if where in GROUPS and isinstance(value, Mapping) else {where: value}
-    return flat

@@ -21,7 +21,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -451,13 +451,17 @@ def _read_times(folder: Path) -> dict[str, int]:
     return times if isinstance(times, dict) else {}
 
 
-def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one level with dotted names."""
-    if not isinstance(value, Mapping):
-        return {prefix: value}
+def flatten(tree: Mapping[str, Any], groups: Container[str] | None = None, prefix: str = "") -> dict[str, Any]:
+    """Return nested mappings as one level with dotted names.
+
+    With `groups` only these names are levels, and a setting with keys of the user's own, such as `rlhf.more_rewards`,
+    stays one value.
+    """
     flat: dict[str, Any] = {}
-    for name, item in value.items():
-        flat |= flatten(item, f"{prefix}.{name}" if prefix else str(name))
+    for name, value in tree.items():
+        where = f"{prefix}.{name}" if prefix else str(name)
+        is_level = isinstance(value, Mapping) and (groups is None or where in groups)
+        flat |= flatten(value, groups, where) if is_level else {where: value}
     return flat
 
 

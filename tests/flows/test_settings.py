@@ -327,6 +327,9 @@ def test_a_preset_of_a_large_model_measures_the_curvature_of_its_head_unless_tol
     assert load_config(None, file, []).landscape == LandscapeConfig(num_pairs=8, parameters="head")
     assert load_config(None, file, ["landscape.parameters=all"]).landscape.parameters == "all"
     assert load_config("minilm", None, ["landscape.num_pairs=4"]).landscape == LandscapeConfig(num_pairs=4)
+    recorded = load_config("h200", None, ["data.source=pairs.csv", "model.name=mine", "study=mine"])
+    again = load_config(None, None, ["landscape.num_pairs=8"], recorded)
+    assert again.landscape == LandscapeConfig(num_pairs=8, parameters="head")
     told = load_config("h200", None, ["landscape.parameters=all"])
     for config in (told, load_config("h200", None, ["landscape.num_pairs=4"])):
         assert form_config("h200", {}, changes_of("h200", config)) == config
