@@ -37,7 +37,9 @@ def run(
     ] = None,
     answers: Annotated[
         str | None,
-        typer.Option(help="Answers with a judge's scores, ranks or comparisons, several a prompt: they decide rung 2."),
+        typer.Option(
+            help="Answers with a judge's scores, ranks or comparisons, several a prompt, for evidence level 2."
+        ),
     ] = None,
     resume: Annotated[
         str | None,
@@ -52,7 +54,9 @@ def run(
     device: Annotated[str | None, setting(PipelineConfig, "device")] = None,
     logger: Annotated[
         list[str] | None,
-        typer.Option("--logger", help="Send the curves to tensorboard or wandb, too, beside MLflow. May be repeated."),
+        typer.Option(
+            "--logger", help="Send the curves to tensorboard or wandb, as well as to MLflow. May be repeated."
+        ),
     ] = None,
     plan: Annotated[
         bool, typer.Option("--plan", help="Only say which stages would run, why, and about how long they would take.")

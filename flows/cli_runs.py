@@ -178,7 +178,7 @@ def print_plan(config: PipelineConfig) -> None:
     for stage in plan.stages:
         state = "cached" if stage.ref is not None else "to run"
         table.add_row(stage.name, state, _expected(stage.seconds) if stage in due else "", escape(stage.why))
-    table.add_row("report", "each time", "seconds", "written anew, so that it has this run's name and date")
+    table.add_row("report", "each time", "seconds", "written again, with this run's name and date")
     table.add_row(
         "register", "each time", "seconds", f"a model that was not registered yet: rm-{config.study} in MLflow"
     )

@@ -138,12 +138,14 @@ def require_answers(path: str, metrics: Sequence[str] = ()) -> None:
 
 
 def require_start(config: PipelineConfig) -> None:
-    """Refuse a run that could not start: on a GPU that is not there, or on files whose columns fit no layout.
+    """Refuse a run that could not start: on a GPU that is not there, or on files that cannot be read.
 
     Raises:
         ConfigError: there is no such device.
-        DataError: the pairs cannot be read.
+        DataError: the pairs cannot be read, or the judged answers tell nothing.
     """
+    if config.evaluate.answers is not None:
+        require_answers(config.evaluate.answers)
     if config.device.startswith("cuda"):
         from rmcore.models.device import pick_device  # here: torch, which a plan on a CPU needs not
 

@@ -140,9 +140,14 @@ def read_judged_answers(path: Path, *, trained_on: Collection[str] = ()) -> Judg
     counts = [int(found["prompt_id"][mask].nunique()) for mask in (trained, short, alike)]
     answers = JudgedAnswers(table, kind, len(rows), num_missing, *counts)
     if table.empty:
+        advice = (
+            "Give answers to prompts that were not trained on",
+            f"Give {MIN_ANSWERS} or more different judged answers to each of several prompts",
+            "Ask the judge for a finer scale, or let it compare answers",
+        )
         raise DataError(
             f"no prompt of {path} is left to choose among answers: {'; '.join(answers.left_out) or 'it has none'}. "
-            f"Give {MIN_ANSWERS} or more judged answers to each of several prompts that were not trained on."
+            f"{advice[int(np.argmax(counts))]}."
         )
     return answers
 

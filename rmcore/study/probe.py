@@ -20,7 +20,7 @@ from rmcore.study.estimates import SpeedProbe
 from rmcore.training.material import Material, tokens_of
 from rmcore.training.plan import time_steps
 
-CPU_PAIRS = 8
+CPU_PAIRS = 4
 """Pairs of a timed step on a CPU, whose time they decide: a first plan should take seconds. A GPU needs whole steps."""
 TRIED_PAIRS = 20_000
 """Training pairs that are tokenized; how many of the others are left out follows from their share."""

@@ -15,7 +15,7 @@ from flows import cli_runs
 from flows.planning import make_plan, matrix_key, plan_run
 from rmcore.config.changes import change_config
 from rmcore.config.landscape import LandscapeConfig
-from rmcore.core.errors import ConfigError
+from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.store import MANIFEST, Store
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.data.table import write_pairs
@@ -377,10 +377,14 @@ def test_the_plan_is_printed_with_every_stage_its_state_and_what_it_would_take(
     assert rows["evaluate"].startswith("to run about ")
     assert "evaluate.num_resamples 1000 -> 777" in rows["evaluate"]
     assert rows["readiness"].endswith("follows evaluate")
-    assert rows["report"].startswith("each time seconds written anew")
+    assert rows["report"].startswith("each time seconds")
     assert "rm-" in rows["register"]
     assert "2 to run, about" in said
     assert "Nothing was run." in said
+    answers = tmp_path / "answers.csv"
+    answers.write_text("prompt,response,judge\n" + "".join(f"q,{place},1\n" for place in range(5)))
+    with pytest.raises(DataError, match="tells nothing apart"):
+        cli_runs.print_plan(change_config(config, {"evaluate.answers": str(answers)}))
     cli_runs.print_plan(config.model_copy(update={"landscape": None}))
     without = capsys.readouterr().out
     assert not [line for line in without.splitlines() if line.split()[:1] == ["landscape"]]
