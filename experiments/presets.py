@@ -105,8 +105,8 @@ DESCRIBED: dict[str, Preset] = {
         time="8 min",
     ),
     "rlhf-flawed": Preset(
-        "The same with annotators who name the longer answer in half of the pairs, whatever it says: readiness refuses "
-        "it, and a policy trained against it all the same loses gold.",
+        "The same with annotators who prefer length: in half of the pairs they name the longer answer, whatever it "
+        "says. Readiness refuses it, and a policy trained against it all the same loses gold.",
         RLHF.model_copy(update={"study": "rlhf-flawed", "data": labelled_where_the_policy_is(0.5)}),
         command="rlhf",
         time="8 min",
@@ -131,7 +131,7 @@ DESCRIBED: dict[str, Preset] = {
         ),
     ),
     "cpu": Preset(
-        "The same with the training settings of `rm-opt train --preset cpu`, which torchrun and Slurm start.",
+        "The settings of `rm-opt train --preset cpu`, which torchrun and Slurm start.",
         PipelineConfig(
             study="cpu",
             model=ModelConfig(name="minilm", max_seq_len=256),

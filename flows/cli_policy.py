@@ -62,7 +62,9 @@ class PolicyOptions:
         has = {"--preset": self.preset, "--config": given.config, "--checkpoint": self.checkpoint, "--data": self.data}
         config, checkpoint = named_run(self.run, has)
         config = config.model_copy(update={"rlhf": None, "policy": config.policy or PolicyConfig()})
-        if self.samples is not None:  # they take the policy's place, and the reward model is trained already
+        changed = [one.partition("=")[0].strip() for one in given.set_ or []]
+        if self.samples is not None or "policy.samples" in changed:
+            # Samples take the policy's place, and the reward model is trained already.
             model = config.model.model_copy(update={"name": config.started_from})
             config = config.model_copy(update={"model": model})
         settings += ["policy.samples=null"] if self.policy is not None and self.samples is None else []
@@ -101,7 +103,7 @@ def readiness(
     given: FlowOptions,
     kl: Annotated[float | None, typer.Option(help="Nats that the policy is to be moved by; default 3.")] = None,
 ) -> None:
-    """Judge by the policy's own samples, as the gold world or your judge's column sees them: readiness v2, rung 3.
+    """Judge by the policy's own samples, as the gold world or your judge's column sees them: evidence level 3.
 
     Examples:
     rm-opt readiness policy RUN
@@ -132,7 +134,7 @@ def confirm(
         str | None, typer.Option(help="Let people judge: a folder for files of pairs, at which it waits.")
     ] = None,
 ) -> None:
-    """Serve best-of-n on fresh prompts, as far as is planned, and say what was gained: rung 4.
+    """Serve best-of-n on fresh prompts, as far as is planned, and say what was gained: evidence level 4.
 
     The chosen response and one that it was not chosen from are judged, prompt after prompt, until it is decided. For
     example:

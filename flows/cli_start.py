@@ -23,9 +23,7 @@ def presets() -> None:
         by = "" if one.command == "run" else f"rm-opt {one.command}: "
         first = one.purpose.partition(". ")[0].partition(": ")[0].removesuffix(".")
         print(f"{name:<{width}}  {by}{first} ({_model(one.config)}, {one.time or 'by your pairs'})")
-    print(
-        "rm-opt run --preset NAME starts one, --set train.lr=1e-4 changes a setting of it, rm-opt init writes them down"
-    )
+    print("rm-opt run --preset NAME starts one; --set train.lr=1e-4 changes a setting; rm-opt init writes them down")
 
 
 def _model(config: PipelineConfig) -> str:

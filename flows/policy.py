@@ -156,7 +156,7 @@ def readiness(config: PipelineConfig, checkpoint: str | None = None) -> dict[str
     "-confirm",
 )
 def confirm(config: PipelineConfig, checkpoint: str | None = None) -> dict[str, Any]:
-    """Serve best-of-n by this reward model on fresh prompts, as far as is planned, and say what was gained: rung 4.
+    """Serve best-of-n by this reward model on fresh prompts, as far as is planned, and say what was gained: level 4.
 
     Args:
         config: data, reward model, policy, in readiness the plan, and in policy how many fresh prompts and who judges.

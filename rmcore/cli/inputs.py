@@ -1,7 +1,7 @@
 """Inputs of the measuring commands: a model, pairs, and how both are read."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -97,6 +97,12 @@ class ModelReading:
         digest = checkpoint_digest(folder) if folder.is_dir() else None
         return {"checkpoint": checkpoint, "checkpoint_digest": digest, "dtype": self.weights}
 
+    def words(self) -> list[str]:
+        """Return the options, as they are typed, that another command needs to read with the same model as this one."""
+        options = {"--max-seq-len": self.max_seq_len, "--render-fn": self.render_fn}
+        options |= {} if self.device == "auto" else {"--device": self.device}
+        return [word for name, value in options.items() if value is not None for word in (name, str(value))]
+
     def in_float32(self, why: str) -> Self:
         """The same with float32 weights, where a command does more than compare rewards; before anything is loaded.
 
@@ -135,6 +141,10 @@ class PairReading(PairLayout):
     """Which pairs of a file are read, and how."""
 
     limit: Limit = None
+
+    def config(self, data: str) -> DataConfig:
+        """Return the settings of a run that reads the same pairs of `data`."""
+        return DataConfig(source=data, **asdict(self))
 
     def read(self, data: str) -> list[PreferencePair]:
         """The pairs of `data`; see `read_pairs`."""

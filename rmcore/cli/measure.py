@@ -166,12 +166,15 @@ def readiness(
         lambda_max = measure_model(rm, pairs, LandscapeConfig(num_pairs=num_pairs), seed=seed)["lambda_max"]
     logged = logged_answers(logged_table(pairs, table), num_resamples=config.evaluate.num_resamples, seed=seed)
     judged = judge(metrics, train_accuracy, lambda_max, ReadinessConfig(), logged)
-    more = mending_of_checkpoint(judged["verdict"], checkpoint, data)
-    more = more or next_rung(
-        judged["verdict"],
-        config.model_copy(update={"data": DataConfig(source=data)}),
-        ["--checkpoint", checkpoint, "--data", data],
-    )
+    read, named = reading.config(data), ["--checkpoint", checkpoint]
+    more = mending_of_checkpoint(judged["verdict"], [*named, *model.words()], read, train_data)
+    if more is None:
+        changed = {f"data.{name}": value for name, value in read.model_dump(exclude_defaults=True).items()}
+        changed |= {"model.render_fn": model.render_fn, "device": None if model.device == "auto" else model.device}
+        changed.pop("data.source")
+        sets = [f"{name}={json.dumps(value)}" for name, value in changed.items() if value is not None]
+        words = [*named, "--data", data, *(word for one in sets for word in ("--set", one))]
+        more = next_rung(judged["verdict"], config.model_copy(update={"data": read}), words)
     for check in judged["gate"]:
         print(f"{check_result(check):<11} {check['text']}")
     original = judged["readiness"]

@@ -21,6 +21,6 @@ class EvaluateConfig(Settings):
     """Training pairs scored for the train-test gap."""
     answers: str | None = None
     """A file of answers that a judge has scored, ranked or compared, several a prompt: what the model chooses among
-    them decides on rung 2, in place of the labelled pairs' own answers."""
+    them decides on evidence level 2, in place of the labelled pairs' own answers."""
     dtype: WeightDtype | None = None
     """Format of the weights while held-out pairs are scored. Left out: bfloat16 on a GPU, else float32."""

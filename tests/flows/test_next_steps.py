@@ -152,6 +152,7 @@ def test_samples_replace_the_policy_that_a_trained_reward_model_started_from(rec
     words = shlex.split(cost.partition("; then ")[2])
     name, model, chosen = started(*words[1:])
     assert (name, model) == ("readiness", str(checkpoint))
+    assert started("readiness", "policy", RUN, "--set", "policy.samples=JUDGED_FILE") == (name, model, chosen)
     assert (chosen.policy.samples, chosen.data, chosen.train) == ("JUDGED_FILE", OWN.data, STARTED.train)
     assert stage_settings("evaluate", chosen) == stage_settings("evaluate", STARTED)  # it is found in the store
 

@@ -189,13 +189,24 @@ def pairs_to_decide(over: Mapping[str, Any]) -> int | None:
     return math.ceil(over["num"] * round(((value - low) / value) ** 2, 6))
 
 
-def mending_of_checkpoint(verdict: Verdict, checkpoint: str, data: str) -> NextRung | None:
-    """Name the same of a checkpoint that no run is known of."""
+def mending_of_checkpoint(
+    verdict: Verdict, model: Sequence[str], data: DataConfig, trained_on: str | None = None
+) -> NextRung | None:
+    """Name what would mend a verdict on a checkpoint that no run is known of; None as in `mending_step`.
+
+    Args:
+        verdict: as it is.
+        model: words by which a command finds the checkpoint and reads with it.
+        data: the pairs as they were read.
+        trained_on: the pairs that it was trained on; None: not named.
+    """
     if not _is_to_mend(verdict):
         return None
-    named = ["--checkpoint", checkpoint, "--data"]
     if verdict["status"] == "unclear":
-        what, words, cost = "more labelled pairs", ["readiness", "pairs", *named, _MORE_PAIRS], "their labels"
+        more = data.model_copy(update={"source": _MORE_PAIRS, "limit": None})
+        what, words, cost = "more labelled pairs", ["readiness", "pairs"], "their labels"
+        last = ["--train-data", trained_on or "PAIRS_IT_WAS_TRAINED_ON"]
     else:
-        what, words, cost = "a reading of what it gets wrong", ["explain", *named, data], "some minutes"
+        more, what, words, cost, last = data, "a reading of what it gets wrong", ["explain"], "some minutes", []
+    words += [*model, "--data", more.source, *_reading(more), *last]
     return {"rung": verdict["rung"], "evidence": what, "command": shlex.join(["rm-opt", *words]), "cost": cost}

@@ -226,7 +226,11 @@ def _training_rows(facts: Facts) -> list[tuple[str, str | Markdown]]:
     rows += [(f"{what} pairs", name) for what, name in facts.data] or [("training pairs", NOT_STATED)]
     rows += [("licence of the pairs", "they are synthetic" if facts.synthetic else NOT_STATED)]
     pairs = (training.get("truncation") or {}).get("train", {}).get("num_pairs")
-    rows += [("pairs that were trained on", NOT_STATED if pairs is None else numbers.count(pairs))]
+    seen = training.get("num_pairs")
+    passes = (
+        "" if not pairs or seen is None else f", seen {numbers.count(seen)} times in all ({seen / pairs:.3g} passes)"
+    )
+    rows += [("different pairs that were trained on", NOT_STATED if pairs is None else f"{pairs:,}{passes}")]
     if training:
         steps = f"{numbers.count(training['num_steps'])} ({training['stop_reason'].replace('_', ' ')})"
         rows += [("optimizer steps", f"{steps}; kept was step {numbers.count(training['best_step'])}")]

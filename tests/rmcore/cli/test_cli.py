@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -184,9 +185,11 @@ def test_readiness_of_labelled_pairs_passes_a_model_that_they_speak_for(checkpoi
             rewards = rm.score([pair.prompt] * 2, [pair.chosen, pair.rejected])
             turned = {"chosen": pair.rejected, "rejected": pair.chosen} if rewards[0] < rewards[1] else {}
             pairs.append(replace(pair, **turned))
-        write_pairs(pairs, tmp_path / f"{name}.parquet")
+        write_pairs(pairs, file := tmp_path / f"{name}.parquet")
+        pd.read_parquet(file).rename(columns={"prompt": "question"}).to_parquet(file)
     out = tmp_path / "verdict.json"
     shared = ["--checkpoint", tmp_path / "model", "--data", tmp_path / "test.parquet", "--num-pairs", 4, "--json", out]
+    shared += ["--prompt-column", "question", "--device", "cpu"]
     for words, status, unmeasured in (
         (["--train-data", tmp_path / "train.parquet"], "passes", set()),
         ([], "unclear", {"train_test_gap"}),
@@ -195,6 +198,9 @@ def test_readiness_of_labelled_pairs_passes_a_model_that_they_speak_for(checkpoi
         record = json.loads(out.read_text())
         assert {check["name"] for check in record["gate"] if check["value"] is None} == unmeasured
         assert record["verdict"]["status"] == status
+        again = shlex.split(record["next_rung"]["command"])
+        assert {"--device", "cpu"} <= set(again) or 'device="cpu"' in again
+        assert "--prompt-column" in again or 'data.prompt_column="question"' in again
 
 
 @pytest.mark.slow

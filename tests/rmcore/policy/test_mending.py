@@ -145,4 +145,7 @@ def test_what_too_few_pairs_leave_open_gets_more_of_them():
 @pytest.mark.parametrize(("status", "rung"), [("passes", 1), ("passes", 2), ("not_ready", 3), ("unclear", 3)])
 def test_a_model_that_passes_or_was_tried_on_a_policy_needs_no_mending(status, rung):
     assert mending_step(verdict(status, rung), [], [], {}, trained()) is None
-    assert mending_of_checkpoint(verdict(status, rung), "out/best", "pairs.csv") is None
+    assert (
+        mending_of_checkpoint(verdict(status, rung), ["--checkpoint", "out/best"], DataConfig(source="pairs.csv"))
+        is None
+    )
