@@ -1,15 +1,15 @@
-"""Content-addressed artifacts: the same inputs are computed once, and what is on disk is what was computed.
+"""Content-addressed artifacts: equal inputs are computed once, and a change of an artifact on disk is detected.
 
 An artifact is a folder `<root>/<stage>/<slug>-<key12>/` with a `MANIFEST.json`. Its key digests everything that can
-affect the outcome; its `digest` covers the outcome files, which is what downstream keys contain. It is written to a
-temporary sibling, synced and renamed, so a half artifact never has a name. A lock is `flock`, which the kernel frees
-when its holder dies.
+affect the outcome; its `digest` covers the outcome files, and downstream keys contain that digest. It is written to a
+temporary folder, synced and renamed, so an incomplete artifact never has a name. A lock is `flock`, which the kernel
+releases when the process that holds it dies.
 
-Whether an artifact is still what was written is told from sizes and modification times, so that a cached run of large
-checkpoints does not read them; a file is digested again where one of the two changed, and by `verify`.
+An artifact is valid if its files have the recorded sizes and modification times, so that a cached run does not read
+large checkpoints; a file is digested again if one of the two changed, and by `verify`.
 
-Who reads artifacts holds them: a `Store` writes each key that it gave out into a lease, a file of its own that it keeps
-locked until it is collected or its process ends, and `collect_garbage` spares what stands in a locked lease.
+Readers protect artifacts from garbage collection: a `Store` writes each key that it returns into its lease, a file that
+it keeps locked until it is collected or its process ends, and `collect_garbage` keeps the artifacts of locked leases.
 """
 
 import fcntl
@@ -42,13 +42,13 @@ from rmcore.core.files import (
 
 MANIFEST = "MANIFEST.json"
 TIMES = ".times.json"
-"""Beside the manifest: the modification time (ns) under which each file was last digested. It may be lost or wrong:
-then files are digested that need not be."""
+"""File next to the manifest with the modification time (ns) at which each file was last digested. If it is lost or
+wrong, files are digested once more than necessary."""
 KEY_LENGTH = 12
 UNFINISHED = ".wip"
 LEASES = ".leases"
 LEASE_LOCK = "leases"
-"""Held in common while a lease grows, alone while an artifact loses its name: who holds it first, is heard."""
+"""A lock: shared while a key is added to a lease, exclusive while an artifact is removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class ArtifactStatus:
 
     state: Literal["missing", "corrupt", "valid"]
     damage: str = ""
-    """The damage of a corrupt one, in a few words with the file."""
+    """Description of the damage of a corrupt artifact, with the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Entry:
     last_used: float
     num_bytes: int
     wall_seconds: float
-    """That making it took."""
+    """Seconds that its computation took."""
     digest: str
     """Digest of its outcome files."""
     inputs: Mapping[str, Any]
@@ -102,24 +102,24 @@ class Store:
         self._growing = threading.Lock()
 
     def find(self, stage: str, key: str) -> Path | None:
-        """Folder of an artifact, whole or not; None where there is none."""
+        """Return the folder of an artifact, complete or not; None if there is none."""
         found = sorted((self.root / stage).glob(f"*-{key[:KEY_LENGTH]}"))
         return found[0] if found else None
 
     def unfinished(self, stage: str, key: str) -> Path:
-        """Where an artifact is written before it gets its name; there only while, or after, someone worked on it."""
+        """Return the folder in which an artifact is written before it is complete."""
         return self.root / UNFINISHED / f"{stage}-{key}"
 
     def manifest(self, stage: str, key: str) -> dict[str, Any] | None:
-        """Read the manifest; None where it is missing or unreadable."""
+        """Read the manifest; None if it is missing or unreadable."""
         folder = self.find(stage, key)
         return None if folder is None else _read_manifest(folder)
 
     def status(self, stage: str, key: str) -> ArtifactStatus:
-        """Whether an artifact is there and is what was written.
+        """Return whether an artifact exists and is unchanged.
 
-        A file of its old size and modification time counts as untouched and is not read. After a copy that gave files
-        new times they are digested once.
+        A file with the recorded size and modification time counts as unchanged and is not read. After a copy that gave
+        files new modification times, they are digested once.
         """
         folder = self.find(stage, key)
         if folder is None:
@@ -131,10 +131,11 @@ class Store:
         return ArtifactStatus("valid") if damage is None else ArtifactStatus("corrupt", damage)
 
     def verify(self) -> Iterator[tuple[Path, str | None]]:
-        """Digest every file of every artifact: each folder, with what is wrong with it or None.
+        """Digest every file of every artifact, and yield each folder with its damage or None.
 
-        A damaged artifact loses its remembered times, so that the next run sees the damage, too, and makes it again.
-        What is being made anew is left out. Nothing that is looked at is collected meanwhile.
+        The recorded modification times of a damaged artifact are deleted, so that the next run detects the damage too
+        and computes the artifact again. Artifacts that are being computed are skipped. Those that are verified are
+        protected from garbage collection.
         """
         for folder in sorted(self.root.glob("[!.]*/*")):
             key = folder.name.rsplit("-", 1)[-1]
@@ -154,7 +155,7 @@ class Store:
             yield folder, damage
 
     def ref(self, stage: str, key: str) -> ArtifactRef:
-        """Name a stored artifact, note that it was used, and hold it.
+        """Return the reference of a stored artifact, record its use, and protect it from garbage collection.
 
         Raises:
             StoreError: there is no such artifact.
@@ -163,13 +164,13 @@ class Store:
         folder, manifest = self.find(stage, key), self.manifest(stage, key)
         if folder is None or manifest is None:
             raise StoreError(
-                f"no {stage} artifact {key[:KEY_LENGTH]} in {self.root}; run the pipeline again to make it."
+                f"no {stage} artifact {key[:KEY_LENGTH]} in {self.root}; run the pipeline again to compute it."
             )
         os.utime(folder / MANIFEST)
         return ArtifactRef(stage, key, str(folder), manifest["digest"])
 
     def hold(self, key: str) -> None:
-        """Keep `collect_garbage` from the artifact of that key, there or not yet, for as long as this store lives."""
+        """Protect the artifact of a key, existing or future, from `collect_garbage` during the life of this object."""
         with self._growing:
             if key[:KEY_LENGTH] in self._held:
                 return
@@ -182,13 +183,13 @@ class Store:
             self._held.add(key[:KEY_LENGTH])
 
     def hold_around(self, path: str | Path) -> None:
-        """Hold the artifact that `path` lies in, if it lies in one of this store."""
+        """Protect the artifact of this store that contains `path`, if there is one."""
         place, root = Path(path).expanduser().resolve(), self.root.resolve()
         if root in place.parents and len(parts := place.relative_to(root).parts) > 1:
             self.hold(parts[1].rsplit("-", 1)[-1])
 
     def _keys_in_use(self) -> set[str]:
-        """First digits of the keys in all leases whose holder lives; drops the others. Needs the lease lock alone."""
+        """Return the key prefixes leased by live processes, and delete other leases. The caller has the lease lock."""
         found: set[str] = set()
         for lease in (self.root / LEASES).glob("*"):
             if is_free(lease):
@@ -202,18 +203,18 @@ class Store:
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Hold an exclusive lock; waits for another holder, on this machine, to finish or die."""
+        """Hold an exclusive lock; waits until another process on this machine releases it or dies."""
         with exclusive(self._lock_path(name)):
             yield
 
     @contextmanager
     def try_lock(self, name: str) -> Iterator[bool]:
-        """Hold an exclusive lock if nobody else does; gives whether it is held. Never waits."""
+        """Hold an exclusive lock if no other process does; yields whether it is held. Never waits."""
         with try_exclusive(self._lock_path(name)) as held:
             yield held
 
     def is_free(self, name: str) -> bool:
-        """Whether nobody on this machine holds that lock right now."""
+        """Return whether no process on this machine holds that lock at present."""
         return is_free(self._lock_path(name))
 
     @contextmanager
@@ -227,18 +228,18 @@ class Store:
         resumable: bool = False,
         key: str | None = None,
     ) -> Iterator[Path]:
-        """Give a folder to write an artifact into; it gets its name when the block ends well, else it is removed.
+        """Yield a folder that becomes the artifact when the block succeeds, and is deleted otherwise.
 
         The caller holds the lock of the key.
 
         Args:
             stage: stage name.
             slug: readable part of the folder's name.
-            inputs: everything that affects the outcome; digested to the key.
-            outcome: globs of the files whose content downstream stages depend on. Logs and figures stay out, so that
-                a recomputed artifact with the same outcome leaves downstream artifacts valid.
-            resumable: a folder that was left unfinished, also by a kill, is kept and given to the next attempt.
-            key: digest of `inputs`, where the caller has computed it already.
+            inputs: everything that affects the outcome; its digest is the key.
+            outcome: globs of the files whose content downstream stages depend on. Logs and figures are excluded, so
+                that a recomputed artifact with the same outcome leaves downstream artifacts valid.
+            resumable: whether an incomplete folder, also after a kill, is kept and passed to the next attempt.
+            key: digest of `inputs`, if the caller has computed it already.
 
         Raises:
             StoreError: the block wrote no outcome file.
@@ -250,13 +251,15 @@ class Store:
         if not resumable:
             shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
-        for name in (MANIFEST, TIMES):  # of an attempt that died just before its artifact got a name
+        for name in (MANIFEST, TIMES):  # of an attempt that died just before the rename
             (folder / name).unlink(missing_ok=True)
         finished = False
         try:
             yield folder
             places = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
-            stats = {name: path.stat() for name, path in places.items()}  # before the digests: a late writer is seen
+            stats = {
+                name: path.stat() for name, path in places.items()
+            }  # before the digests, so that a later write is detected
             files = {name: {"sha256": file_digest(path), "size": stats[name].st_size} for name, path in places.items()}
             matched = sorted({str(path.relative_to(folder)) for glob in outcome for path in folder.glob(glob)})
             if not matched:
@@ -284,13 +287,13 @@ class Store:
 
     @contextmanager
     def receive(self, manifest: Mapping[str, Any], name: str) -> Iterator[Path]:
-        """Give a folder to write the files of an artifact into that was made elsewhere; it gets its name afterwards.
+        """Yield a folder to write the files of an artifact of another store into; it becomes an artifact of this one.
 
-        The caller holds the lock of the key and has checked each file against the manifest.
+        The caller holds the lock of the key and checks each file against the manifest.
 
         Args:
-            manifest: the artifact's own, as `manifest` reads it.
-            name: of its folder there, `<slug>-<key12>`.
+            manifest: the artifact's manifest, as `manifest` reads it.
+            name: name of its folder in the other store, `<slug>-<key12>`.
         """
         stage, key = str(manifest["stage"]), str(manifest["key"])
         self.hold(key)
@@ -317,7 +320,7 @@ class Store:
         fsync_folder(target.parent)
 
     def entries(self) -> list[Entry]:
-        """Every artifact with a readable manifest, newest use first."""
+        """Return every artifact with a readable manifest, the most recently used first."""
         found = []
         for path in self.root.glob(f"[!.]*/*/{MANIFEST}"):
             manifest = _read_manifest(path.parent)
@@ -338,7 +341,7 @@ class Store:
         return sorted(found, key=lambda entry: entry.last_used, reverse=True)
 
     def matches(self, prefix: str) -> list[Entry]:
-        """Artifacts whose key begins so, or whose folder is called so."""
+        """Return the artifacts whose key begins with `prefix`, or whose folder has that name."""
         return [entry for entry in self.entries() if entry.key.startswith(prefix) or entry.path.name == prefix]
 
     def resolve(self, prefix: str) -> Entry:
@@ -355,13 +358,13 @@ class Store:
         return matches[0]
 
     def collect_garbage(self, keep: int) -> tuple[list[Entry], list[Entry], list[Path]]:
-        """Remove all but the `keep` most recently used artifacts of each stage, and what nobody can or will use.
+        """Remove all but the `keep` most recently used artifacts of each stage, and unusable folders.
 
-        The latter are folders whose manifest is not what was written, and unfinished artifacts nobody works on.
+        Unusable are folders whose manifest is damaged, and incomplete artifacts that no process is computing.
 
         Returns:
-            What was removed, what was due but is in use and stays, and removed folders that were no artifacts (any
-            more): those of a version whose manifests had no digest of themselves are among them.
+            The removed artifacts, those that are kept because they are in use, and the removed unusable folders. The
+            latter include artifacts of versions whose manifests had no digest of themselves.
         """
         removed, in_use, unusable, seen = list[Entry](), list[Entry](), list[Path](), dict[str, int]()
         with self.lock("garbage"):
@@ -380,8 +383,8 @@ class Store:
         return removed, in_use, unusable
 
     def _remove(self, folder: Path, key: str) -> bool:
-        """Remove an artifact unless someone makes or holds it; gives whether it is gone."""
-        nameless = self.root / UNFINISHED / f"removed-{uuid.uuid4().hex}"  # half an artifact never has a name
+        """Remove an artifact unless a process computes or leases it; return whether it was removed."""
+        nameless = self.root / UNFINISHED / f"removed-{uuid.uuid4().hex}"  # an incomplete artifact never has a name
         with self.try_lock(key) as is_idle:
             if not is_idle:
                 return False
@@ -395,7 +398,7 @@ class Store:
 
 
 def _new_lease(folder: Path) -> IO[str]:
-    """A new file of a name of its own in `folder`, locked."""
+    """Create a file with a unique name in `folder`, and lock it."""
     folder.mkdir(parents=True, exist_ok=True)
     lease = (folder / uuid.uuid4().hex).open("x", encoding="utf-8")
     fcntl.flock(lease, fcntl.LOCK_EX)
@@ -408,7 +411,7 @@ def _end_lease(lease: IO[str]) -> None:
 
 
 def _read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest in `folder`; None where it is missing, unreadable or not what was written."""
+    """Read the manifest in `folder`; None if it is missing, unreadable or damaged."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         return manifest if is_whole(manifest) else None
@@ -417,9 +420,9 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def _damage(folder: Path, files: Mapping[str, Mapping[str, Any]], times: Mapping[str, int]) -> str | None:
-    """Find damage in the files of an artifact, in a few words; None if they are those of the manifest.
+    """Describe the first damage in the files of an artifact; None if they match the manifest.
 
-    Files whose modification time is that of `times` are not read. The times of all are remembered where they are whole.
+    Files whose modification time is that of `times` are not read. If all match, their times are recorded.
     """
     found: dict[str, int] = {}
     for name, entry in files.items():
@@ -438,7 +441,7 @@ def _damage(folder: Path, files: Mapping[str, Mapping[str, Any]], times: Mapping
         except OSError as error:
             return f"{path} cannot be read: {error.strerror}"
     if found != times:
-        with suppress(OSError):  # a store that may only be read; or another process remembers the same right now
+        with suppress(OSError):  # the store is read-only, or another process records the same
             write_json(folder / TIMES, found)
     return None
 
@@ -470,7 +473,7 @@ Differences = dict[str, tuple[Any, Any]]
 
 
 def explain(store: Store, entry: Entry) -> tuple[Entry | None, Differences]:
-    """Why an artifact was computed: the nearest earlier artifact of its stage and the inputs that differ from it.
+    """Explain why an artifact was computed, by the earlier artifact of its stage with the most similar inputs.
 
     Returns:
         That artifact (None if this was the first) and the inputs that differ.
@@ -480,7 +483,7 @@ def explain(store: Store, entry: Entry) -> tuple[Entry | None, Differences]:
 
 
 def explain_inputs(entries: Iterable[Entry], inputs: Mapping[str, Any]) -> tuple[Entry | None, Differences]:
-    """The one of `entries` with the fewest inputs that differ from `inputs`, the most recently used of several."""
+    """Return the most recently used entry with the fewest inputs that differ from `inputs`, and these inputs."""
     own = flatten(inputs)
     best: tuple[Entry | None, Differences] = (None, {})
     for other in entries:

@@ -1,10 +1,10 @@
-"""The settings that a stage reads: a view of the config that refuses all others, and the same as a key has them.
+"""The settings that a stage reads: a view of the config that refuses all others, and their form in the stage's key.
 
-`reads` of a stage names settings, whole sections, or properties of a section, by dotted path. Its `run` sees these
-alone, and its key has all of them: what a stage cannot see, it cannot depend on. In a key, what names a file, a model,
-code or a device is replaced by a digest of that (`NAMED`), so what was moved is the same and what was changed is not;
-settings marked `RUN_ONLY` are left out. The code of this module is no part of keys: whatever it does to settings shows
-in their values. Imports no torch.
+`reads` of a stage names settings, whole sections, or properties of a section, by dotted path. Its `run` sees only
+these, and its key contains all of them, so a stage cannot depend on a setting that its key lacks. In a key, a setting
+that names a file, a model, code or a device is replaced by a digest of its content (`NAMED`): moving a file keeps the
+key, and changing it does not. Settings marked `RUN_ONLY` are left out. The code of this module does not enter keys,
+because its effect on settings shows in their values. Imports no torch.
 """
 
 import importlib.metadata
@@ -44,7 +44,7 @@ class _View:
         self._given, self._stage, self._reads, self._path = given, stage, reads, path
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what copies and debuggers look for
+        if name.startswith("__"):  # `copy` and debuggers look for these
             raise AttributeError(name)
         path = f"{self._path}{name}"
         value = getattr(self._given, name)
@@ -58,20 +58,20 @@ class _View:
         return None if value is None else _View(value, self._stage, self._reads, f"{path}.")
 
     def model_copy(self, *, update: Mapping[str, Any]) -> "_View":
-        """The view of a config with some sections or settings replaced."""
+        """Return the view of a config with some sections or settings replaced."""
         return _View(self._given.model_copy(update=update), self._stage, self._reads, self._path)
 
 
 def masked(config: PipelineConfig, stage: str, reads: Sequence[str]) -> PipelineConfig:
-    """Return the view of `config` that the stage is given."""
+    """Return the view of `config` that the stage receives."""
     return cast(PipelineConfig, _View(config, stage, reads))
 
 
 def keyed(config: PipelineConfig, reads: Sequence[str]) -> dict[str, Any]:
-    """The settings at the paths as a key has them: JSON-ready, nested like the config.
+    """Return the settings at the paths in the form that they have in a key: JSON-ready, nested like the config.
 
     Raises:
-        RmcoreError: something that a setting names is not there.
+        RmcoreError: a file, model or function that a setting names does not exist.
     """
     found: dict[str, Any] = {}
     for path in reads:
@@ -83,10 +83,10 @@ def keyed(config: PipelineConfig, reads: Sequence[str]) -> dict[str, Any]:
 
 
 def named(config: PipelineConfig, reads: Sequence[str]) -> dict[str, Any]:
-    """Digests of what the settings at the paths name by address, by dotted path.
+    """Return the digests of the files, models and code that the settings at the paths name, by dotted path.
 
     Raises:
-        RmcoreError: something named is not there.
+        RmcoreError: one of these does not exist.
     """
     covered = [path for path in NAMED if any(f"{path}.".startswith(f"{read}.") for read in reads)]
     given = {path: value for path in covered if (value := _at(config, path)) is not None}
@@ -94,9 +94,9 @@ def named(config: PipelineConfig, reads: Sequence[str]) -> dict[str, Any]:
 
 
 def settled(config: PipelineConfig) -> PipelineConfig:
-    """The config with a precision in place of `auto`, and a model's name in place of a policy's that is not made here.
+    """Return the config with a precision in place of `auto`, and a given policy's name as the model's name.
 
-    Keys have what was chosen, and any host computes in it.
+    Keys contain the chosen precision, and every host computes in it.
     """
     name = config.started_from
     if config.train.precision == "auto":
@@ -108,14 +108,14 @@ def settled(config: PipelineConfig) -> PipelineConfig:
 
 
 def starts_from_sft(config: PipelineConfig) -> bool:
-    """Whether the reward model starts from the policy that is fine-tuned here, so that this comes first."""
+    """Return whether the reward model starts from a policy that this pipeline fine-tunes first."""
     return config.model.name == FROM_POLICY and required_policy(config).name == SFT
 
 
 def device_type(name: str) -> str:
-    """Resolve `auto` to cpu or cuda without importing torch: a CUDA build and a visible NVIDIA GPU make cuda.
+    """Return cpu or cuda, without a GPU's number and without importing torch.
 
-    Of one GPU of several, the type without its number.
+    `auto` is cuda if torch is a CUDA build and an NVIDIA GPU is visible.
     """
     if name != "auto":
         return name.partition(":")[0]
@@ -150,12 +150,12 @@ def _weights(name: str) -> str | None:
 
 
 def _file(name: str) -> str | None:
-    """Digest of a file or folder; None of a hub's name, and of one that is built in, which no folder replaces."""
+    """Return the digest of a file or folder; None for a hub's name and for a built-in one, which no folder replaces."""
     return source_digest(name) if name not in (SFT, WORLD, *TINY_SIZES) and name and Path(name).exists() else None
 
 
 def _suites(names: tuple[str, ...]) -> str:
-    from rmcore.suites.sets import source_digests  # which reads data: most runs name none
+    from rmcore.suites.sets import source_digests  # here: it imports readers of data, and most runs name no benchmark
 
     return make_key(source_digests(names))
 
@@ -165,7 +165,7 @@ def _rules(names: tuple[str, ...]) -> list[str]:
 
 
 def _judge(name: str) -> str:
-    """The judge by its content: an endpoint by the name of its model, wherever it answers."""
+    """Return a judge's content digest; of an endpoint the name of its model, without its address."""
     if is_endpoint(name):
         return f"{ENDPOINT_PREFIX}{Address.parse(name).model}"
     if is_function(name):
@@ -175,7 +175,7 @@ def _judge(name: str) -> str:
 
 
 def _rewards(weights: dict[str, float]) -> str | None:
-    """Further rewards by their content, with their weights."""
+    """Return the digest of further rewards' contents and weights."""
     return make_key({"rewards": [(_reward(name), weight) for name, weight in weights.items()]}) if weights else None
 
 
@@ -205,4 +205,4 @@ NAMED: dict[str, Callable[[Any], Any]] = {
     "policy.verdict_judging.audit": lambda file: file_digest(Path(file)),
     "rlhf.more_rewards": _rewards,
 }
-"""The digest of what a setting names, by its path; None: its value is in the key as it is."""
+"""Functions that return the digest of what a setting names, by path; None: its value enters the key as it is."""
