@@ -1,14 +1,14 @@
-"""Verdicts on a reward model, each no stronger than its evidence: a ladder of four rungs.
+"""Verdicts on a reward model, each limited by its level of evidence, of which there are four.
 
-| rung | evidence | the best that may be said |
+| level | evidence | strongest claim |
 | --- | --- | --- |
 | 1 | labelled pairs | passes the checks; not tested on a policy |
 | 2 | logged answers: ten prompts with four or more labelled ones | picks better answers among logged ones up to k |
-| 3 | samples of the policy, judged | ready for this policy up to a planned KL; unclear where too little was judged |
-| 4 | best-of-n served, or a policy that was trained, judged on prompts that neither has seen | gained |
+| 3 | judged samples of the policy | ready for this policy up to a planned KL; unclear if too few were judged |
+| 4 | best-of-n served, or a trained policy, judged on prompts that neither has seen | gained |
 
-A verdict never says more than its rung, so no model is called ready below the third. Each names its rung, what would
-raise it and what that costs. Verdicts are plain records (`rmcore.reporting.schema.Verdict`): they travel as JSON.
+No model is called ready below the third level. Each verdict names its level, what would raise it and what that costs.
+The code calls a level `rung`. Verdicts are plain records that are stored as JSON (`rmcore.reporting.schema.Verdict`).
 """
 
 import shlex
@@ -32,10 +32,10 @@ from rmcore.policy.sampling.best_of_n import ENOUGH_PROMPTS, samples_needed
 from rmcore.reporting.schema import NextRung, Verdict
 
 ASKED = {OVER_BASELINE: "beats chance and “pick the longer answer”", ECE: "is calibrated"}
-"""Questions that a verdict names where too few pairs leave them open."""
+"""Claims that a verdict names as undecided if there are too few pairs."""
 UNTRIED = "Not tested on a policy."
 PASSED = ("ready", "gained")
-"""Statuses that speak for a model: what the registry's alias `ready` asks for, on `LOWEST_READY_RUNG` or above."""
+"""Favourable statuses; the registry's alias `ready` requires one of them at `LOWEST_READY_RUNG` or above."""
 LOWEST_READY_RUNG = 3
 STATUS_OF_TRAINED: Mapping[str, Literal["gained", "lost", "unclear", "not_ready"]] = {
     "rose": "gained",
@@ -43,7 +43,7 @@ STATUS_OF_TRAINED: Mapping[str, Literal["gained", "lost", "unclear", "not_ready"
     "unclear": "unclear",
     "refused": "not_ready",
 }
-"""Statuses of the fourth rung, by what the gold reward did; refused: a watch went back to the start."""
+"""Statuses at the fourth level by the change of the true reward; refused: the watch restored the start policy."""
 
 
 REQUIREMENTS: Mapping[str, tuple[int, tuple[str, ...]]] = {
@@ -51,11 +51,11 @@ REQUIREMENTS: Mapping[str, tuple[int, tuple[str, ...]]] = {
     "ready": (LOWEST_READY_RUNG, PASSED),
     "gained": (4, ("gained",)),
 }
-"""Each requirement of a gate is the lowest level of evidence, and the statuses that it takes there."""
+"""Requirements of a gate: the lowest level of evidence, and the statuses that it accepts."""
 
 
 def meets(verdict: Mapping[str, Any], required: str) -> Literal["met", "refuted", "unclear", "lower_evidence"]:
-    """Compare a verdict with one of the REQUIREMENTS: what speaks against a model outweighs on which rung it is."""
+    """Compare a verdict with one of the REQUIREMENTS. Evidence against a model counts at every level."""
     lowest, taken = REQUIREMENTS[required]
     if verdict["status"] == "unclear":
         return "unclear"
@@ -67,15 +67,16 @@ def meets(verdict: Mapping[str, Any], required: str) -> Literal["met", "refuted"
 def verdict_on_labels(
     checks: Sequence[GateCheck], logged: Mapping[str, Any] | None, over_baseline: Mapping[str, Any]
 ) -> Verdict:
-    """The verdict of the first rung, or of the second where prompts have logged answers.
+    """Return the verdict of the first level, or of the second if prompts have logged answers.
 
     Args:
-        checks: on labelled pairs, one or more.
-        logged: record of `rmcore.policy.logged_answers`; None where no prompt has answers enough. Too few such prompts
-            for any claim say nothing. What they leave open is unclear where the labels fail nothing.
-        over_baseline: the metric of that name, whose number of pairs is told. Where its check is unclear, the pairs are
-            too few to say, which is another verdict than a failure, whatever other checks make of point values. So they
-            are where all that fail are unclear. Checks that were not measured fail nothing.
+        checks: checks on labelled pairs, at least one.
+        logged: record of `rmcore.policy.logged_answers`; None if no prompt has enough answers. It is ignored if there
+            are too few such prompts for any claim. If it decides nothing and no check on labels fails, the verdict is
+            unclear.
+        over_baseline: the metric of that name; the verdict reports its number of pairs. If its check is undecided, the
+            pairs are too few: the verdict is unclear, even if other checks, which compare point values, fail. The same
+            holds if all checks that do not pass are undecided. A check that was not measured does not fail.
     """
     failed = [check for check in checks if not check.passed]
     undecided = [check.name for check in failed if check.unclear]
@@ -127,12 +128,12 @@ def verdict_on_labels(
 
 
 def with_outcome(verdict: Verdict, found: Sequence[Diagnosis], over_baseline: Mapping[str, Any]) -> Verdict:
-    """A verdict that names first what speaks against trusting the outcome at all.
+    """Return a verdict that first names the reasons not to trust the outcome.
 
     Args:
-        verdict: of any rung.
-        found: by `diagnose_outcome`: under-training, losing to length, too few pairs, texts that were cut.
-        over_baseline: the metric that `found` was given. Its check says the same as the diagnosis and is not repeated.
+        verdict: of any level.
+        found: result of `diagnose_outcome`: under-training, losing to length, too few pairs, truncated texts.
+        over_baseline: the metric that `found` is based on. Its check repeats the diagnosis and is left out.
     """
     named = [f"{one.diagnosis}: {one.symptom}; {one.advice}" for one in found]
     repeated = baseline_check(over_baseline).text if no_better_than_length(over_baseline) in found else None
@@ -143,19 +144,18 @@ def with_outcome(verdict: Verdict, found: Sequence[Diagnosis], over_baseline: Ma
 def verdict_on_samples(
     checks: Sequence[GateCheck], *, plan: str, judge: str, parts: Mapping[str, Mapping[str, Any]], num_telling: int
 ) -> Verdict:
-    """The verdict of the third rung.
+    """Return the verdict of the third level.
 
-    It names the share of prompts that may be disasters of a kind that no judged prompt has shown, and how much each of
-    them would have to lose to undo the gain: no number of prompts excludes a share of zero.
+    It names the share of prompts that may be disasters although no judged prompt is one, and the loss on each of them
+    that would undo the gain: no number of judged prompts shows that this share is zero.
 
     Args:
-        checks: of readiness v2. Those that are unclear refuse nothing: where no other fails, the verdict is unclear.
-        plan: how the policy is to be optimised, and how far: "a KL of 3 nats by best-of-n".
-        judge: who judged the samples, as people read it.
-        parts: measurements, with intervals where they are known. `planned_gain` is told, in standard deviations; of a
-            model that is ready, a fall and a preference for the longer sample that are shown are told as what speaks
-            against it.
-        num_telling: independent prompts whose samples the judge tells apart.
+        checks: checks of readiness v2. An undecided check does not fail: if no other fails, the verdict is unclear.
+        plan: how and how far the policy will be optimised: "a KL of 3 nats by best-of-n".
+        judge: name of the judge of the samples, for readers.
+        parts: measurements, with intervals where known. The verdict reports `planned_gain`, in standard deviations; for
+            a ready model it reports a shown fall and a shown preference for longer samples as reasons against it.
+        num_telling: number of independent prompts whose samples the judge can discriminate.
     """
     failed = [check for check in checks if not check.passed]
     refused = [check for check in failed if not check.unclear]
@@ -190,9 +190,9 @@ def verdict_on_samples(
 
 
 def _unseen(num_prompts: int, gain: Mapping[str, Any] | None) -> str:
-    """The scope of a claim over prompts, as a part of a headline: what share may be disasters, and of what size.
+    """Return the scope of a claim over prompts for a headline: the share that may be disasters, and their size.
 
-    A share u of prompts that lose L each, where the others gain g, turns the gain at L = (1 - u) g / u.
+    If a share u of prompts loses L each and the others gain g, the total gain is zero at L = (1 - u) g / u.
     """
     if not num_prompts:
         return ""
@@ -204,10 +204,10 @@ def _unseen(num_prompts: int, gain: Mapping[str, Any] | None) -> str:
 
 
 def verdict_on_policy(trained: Mapping[str, Any]) -> Verdict | None:
-    """The verdict of the fourth rung; None where what the trained policy answers was not judged.
+    """Return the verdict of the fourth level; None if the answers of the trained policy were not judged.
 
     Args:
-        trained: record of the stage grpo, whose own verdict says what the gold reward did.
+        trained: record of the stage grpo; its own verdict describes the change of the true reward.
     """
     if trained["verdict"]["status"] == "unknown":
         return None
@@ -215,7 +215,7 @@ def verdict_on_policy(trained: Mapping[str, Any]) -> Verdict | None:
 
 
 def verdict_on_served(served: Mapping[str, Any]) -> Verdict:
-    """The verdict of the fourth rung where best-of-n carried the plan out.
+    """Return the verdict of the fourth level after best-of-n was served as planned.
 
     Args:
         served: record of the stage confirmation.
@@ -235,13 +235,13 @@ def _optimised(evidence: str, found: Mapping[str, Any]) -> Verdict:
 
 
 def next_rung(verdict: Verdict, config: PipelineConfig, model: Sequence[str]) -> NextRung | None:
-    """Name what would raise a verdict: the evidence, the command that gathers it, and what it costs; None at the top.
+    """Return what would raise a verdict: the evidence, the command that gathers it, and its cost; None at the top.
 
     Args:
-        verdict: as it is.
-        config: of the run that it came from.
-        model: words by which a command finds the reward model: the name of the run, which brings its settings, its
-            split and its policy along; below the third rung also `--checkpoint DIR` and `--data FILE`.
+        verdict: the present verdict.
+        config: settings of the run that it came from.
+        model: arguments by which a command finds the reward model: the name of the run, which determines settings,
+            split and policy; below the third level also `--checkpoint DIR` and `--data FILE`.
     """
     policy = config.policy or PolicyConfig()
     is_gold = config.data.source == "gold"
@@ -268,7 +268,7 @@ def next_rung(verdict: Verdict, config: PipelineConfig, model: Sequence[str]) ->
             "command": f"{judged} {larger if policy.samples is None else '--samples JUDGED_FILE'}",
             "cost": f"{size} and a judgement of each",
         }
-    if verdict["rung"] == 3 and verdict["status"] == "not_ready":  # optimising against it is not what it needs
+    if verdict["rung"] == 3 and verdict["status"] == "not_ready":  # it must not be optimised against
         return {
             "rung": 3,
             "evidence": "a plan that stops earlier, or a reward model trained on more labels, judged again",
@@ -302,13 +302,13 @@ def next_rung(verdict: Verdict, config: PipelineConfig, model: Sequence[str]) ->
 
 
 def _can_be_served(config: PipelineConfig) -> bool:
-    """Whether best-of-n can carry the plan out."""
+    """Return whether the plan can be served by best-of-n."""
     plan = config.readiness
     return plan.planned_optimizer == "best_of_n" and plan.planned_kl <= FURTHEST_KL
 
 
 def verdict_tags(verdict: Verdict, more: NextRung | None) -> dict[str, str]:
-    """A verdict as tags of a tracker's run or model version."""
+    """Return a verdict as tags for a tracker's run or model version."""
     return {
         "rm.verdict": verdict["status"],
         "rm.rung": str(verdict["rung"]),
