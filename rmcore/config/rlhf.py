@@ -1,11 +1,13 @@
 """Settings of the policy's training against the reward model."""
 
-import math
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from rmcore.config.base import RUN_ONLY, Settings
+
+OWN = "own"
+"""The name of the run's or the server's own reward next to those of `more_rewards`; its weight is 1."""
 
 
 class WatchConfig(Settings):
@@ -99,15 +101,11 @@ class RlhfConfig(Settings):
 
     @field_validator("more_rewards")
     @classmethod
-    def _no_further_reward_is_none(cls, named: dict[str, float] | None) -> dict[str, float] | None:
+    def _each_reward_counts(cls, named: dict[str, float] | None) -> dict[str, float] | None:
+        for name, weight in (named or {}).items():
+            if weight == 0:
+                raise ValueError(f"more_rewards gives {name} the weight 0; give one other than 0, or leave it out")
         return named or None
-
-    @model_validator(mode="after")
-    def _each_reward_counts(self) -> Self:
-        for name, weight in (self.more_rewards or {}).items():
-            if not math.isfinite(weight) or weight == 0:
-                raise ValueError(f"more_rewards gives {name} the weight {weight}; give a finite one other than 0")
-        return self
 
     @model_validator(mode="after")
     def _micro_batches_fill_a_step(self) -> Self:

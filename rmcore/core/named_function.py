@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import math
 import sys
 import traceback
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 
 from rmcore.core.errors import ConfigError, DataError, RmcoreError
 
+REWARD_MEANING = "a function of (prompt, response) that returns a number"
 _FORM = "{} is module:function, of a file in the current folder, on PYTHONPATH or installed"
 
 
@@ -76,6 +78,21 @@ def call_named(setting: str, name: str, function: Callable[..., Any], *arguments
             f"{setting}={name} failed with {type(error).__name__}: {error} ({place.filename}, line {place.lineno}) on "
             f"{', '.join(repr(argument)[:60] for argument in arguments)}; it has to take whatever the data hold."
         ) from error
+
+
+def call_for_number(setting: str, name: str, function: Callable[..., Any], prompt: Any, response: str) -> float:
+    """Call a user's function of (prompt, response) and give its finite number.
+
+    Raises:
+        DataError: it failed, or gave something else.
+    """
+    value = call_named(setting, name, function, prompt, response)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise DataError(
+            f"{setting}={name} gave {value!r} for the response {response[:60]!r}; a finite number is expected for "
+            "every response, empty ones included."
+        )
+    return float(value)
 
 
 def source_file_digest(setting: str, name: str) -> str:

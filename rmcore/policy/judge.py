@@ -3,7 +3,6 @@ function of the user's, or another reward model. Imports no torch, unless that i
 """
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 from rmcore.config.judging import JudgingConfig, is_endpoint, is_function, judge_name
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError
-from rmcore.core.named_function import call_named, load_function, source_file_digest
+from rmcore.core.named_function import REWARD_MEANING, call_for_number, load_function, source_file_digest
 from rmcore.data.gold.world import gold_reward
 from rmcore.data.pair import Prompt, as_rows, prompt_text
 from rmcore.data.readers.sources import source_digest
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 JUDGE_SETTING = "policy.judge"
 _NORMAL = 1.96
 """Standard errors from the middle of a 95 % interval to its end."""
-JUDGE_MEANING = "a function of (prompt, response) that returns a number"
 
 
 class Judge(Protocol):
@@ -68,17 +66,10 @@ class HookJudge:
 
     def rewards(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> FloatArray:
         """See `Judge`."""
-        found = [self._reward(prompt, response) for prompt, response in zip(*as_rows(prompts, responses), strict=True)]
-        return np.array(found, dtype=np.float64)
-
-    def _reward(self, prompt: Prompt, response: str) -> float:
-        value = call_named(self.setting, self.name, self.function, prompt, response)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise DataError(
-                f"{self.setting}={self.name} gave {value!r} for the response {response[:60]!r}; a finite number is "
-                "expected for every response, empty ones included."
-            )
-        return float(value)
+        rows = zip(*as_rows(prompts, responses), strict=True)
+        return np.array(
+            [call_for_number(self.setting, self.name, self.function, *row) for row in rows], dtype=np.float64
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +111,7 @@ def require_named_judge(named: str, judging: JudgingConfig | None = None) -> Non
         _ = score_question(rubric, "", "") if judging.mode == "pointwise" else pair_question(rubric, "", "", "")
         _ = order_question(rubric, "", ["", "", ""]) if judging.mode == "listwise" else None
     elif is_function(named):
-        load_function(JUDGE_SETTING, named, JUDGE_MEANING)
+        load_function(JUDGE_SETTING, named, REWARD_MEANING)
     else:
         require_model_folder(named)
     audit_of(named, judging)
@@ -288,7 +279,7 @@ def judge_of(
 
         return LanguageModelJudge(named, judging or JudgingConfig())
     if is_function(named):
-        return HookJudge(named, load_function(JUDGE_SETTING, named, JUDGE_MEANING))
+        return HookJudge(named, load_function(JUDGE_SETTING, named, REWARD_MEANING))
     require_model_folder(named)
     from rmcore.models.device import pick_device
     from rmcore.models.reward_model import BradleyTerryRM

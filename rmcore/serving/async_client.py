@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 
 from pydantic import ValidationError
 
+from rmcore.config.rlhf import OWN
 from rmcore.core.errors import ConfigError, RequestError, ServingError
 from rmcore.serving.client_session import Session, in_callers_list
 from rmcore.serving.messages import first_error
@@ -105,11 +106,11 @@ class AsyncRewardClient:
             arrived = await self._score_batches(batches, waiting, answers)
             # Versions rise while a server lives. After a restart they are lower: hence the newest of this round only,
             # and of equal ones the last to arrive.
-            target = _weights(max(reversed(arrived), key=lambda answer: answer.weight_version))
-            waiting = [index for index, answer in answers.items() if _weights(answer) != target]
+            target = max(reversed(arrived), key=_versions).source
+            waiting = [index for index, answer in answers.items() if answer.source != target]
             if not waiting:
                 return _joined([answers[index] for index in range(len(batches))])
-        versions = sorted({answer.weight_version for answer in answers.values()})
+        versions = sorted({tuple(_versions(answer)) for answer in answers.values()})
         raise ServingError(
             f"{len(batches)} batches came back by the weight versions {versions}, after {self._session.attempts} "
             "rounds in which older ones were scored again: updates follow each other faster than the list is scored. "
@@ -128,23 +129,21 @@ class AsyncRewardClient:
             answers[index] = answer
             arrived.append(answer)
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for index in indices:
-                    group.create_task(score_one(index))
-        except ExceptionGroup as failed:  # the first failure ended the others
-            raise failed.exceptions[0] from None
+        await together(*map(score_one, indices))
         return arrived
 
     async def _score_batch(self, batch: ScoringRequest, first_input: int) -> ScoringResponse:
         answer = await self._session.exchange("POST", "/score", ScoringResponse, body=batch, first_input=first_input)
-        lengths = {len(answer.rewards), len(answer.num_tokens), len(answer.num_cut)}
+        parts, further = answer.parts or {}, answer.further or {}
+        lengths = set(map(len, (answer.rewards, answer.num_tokens, answer.num_cut, *parts.values())))
         asked = (batch.normalize, batch.policy_version)
-        if lengths != {len(batch.inputs)} or (answer.normalized, answer.policy_version) != asked:
+        is_whole = lengths == {len(batch.inputs)} and set(parts) == ({OWN, *further} if further else set())
+        if not is_whole or (answer.normalized, answer.policy_version) != asked:
             raise ServingError(
                 f"POST /score of {self._session.address} answered {len(answer.rewards)} rewards, "
-                f"{len(answer.num_tokens)} num_tokens, {len(answer.num_cut)} num_cut, normalized="
-                f"{answer.normalized}, policy_version={answer.policy_version} to {len(batch.inputs)} inputs with "
+                f"{len(answer.num_tokens)} num_tokens, {len(answer.num_cut)} num_cut, parts of "
+                f"{ {name: len(part) for name, part in parts.items()} }, normalized={answer.normalized}, "
+                f"policy_version={answer.policy_version} to {len(batch.inputs)} inputs with "
                 f"normalize={batch.normalize}, policy_version={batch.policy_version}: the server is at fault and no "
                 "reward can be trusted. See its log, and that both sides are of one release."
             )
@@ -230,6 +229,16 @@ class AsyncRewardClient:
         await self.aclose()
 
 
+async def together(*calls: Any) -> list[Any]:
+    """Results of calls that run at the same time; the first failure ends the others and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(call) for call in calls]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
 def _cut(inputs: Iterable[Any], batch_size: int, settings: Mapping[str, Any]) -> list[ScoringRequest]:
     """Requests of at most batch_size inputs each; an empty one where there are no inputs."""
     if isinstance(inputs, str | bytes | Mapping):
@@ -246,12 +255,19 @@ def _cut(inputs: Iterable[Any], batch_size: int, settings: Mapping[str, Any]) ->
     return batches
 
 
-def _weights(answer: ScoringResponse) -> tuple[int, str]:
-    """Identify the weights of an answer; a restarted server counts versions anew, perhaps from another checkpoint."""
-    return answer.weight_version, answer.checkpoint_digest
+def _versions(answer: ScoringResponse) -> list[int]:
+    """The weight versions of the server, and of the others that it asked, which rise while they live."""
+    further = sorted((answer.further or {}).items())
+    return [answer.weight_version, *(one.weight_version or 0 for _, one in further)]
 
 
 def _joined(answers: list[ScoringResponse]) -> ScoringResponse:
     fields = ("rewards", "num_tokens", "num_cut")
-    rows = {name: tuple(itertools.chain.from_iterable(getattr(answer, name) for answer in answers)) for name in fields}
+    rows: dict[str, Any] = {name: _rows(getattr(answer, name) for answer in answers) for name in fields}
+    if (first := answers[0].parts) is not None:
+        rows["parts"] = {name: _rows((answer.parts or {})[name] for answer in answers) for name in first}
     return answers[0].model_copy(update=rows)
+
+
+def _rows(batches: Iterable[Iterable[Any]]) -> tuple[Any, ...]:
+    return tuple(itertools.chain.from_iterable(batches))

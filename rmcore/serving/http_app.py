@@ -3,6 +3,7 @@
 - POST /score: rewards of texts, messages, token ids or prompt/response pairs
 - GET /health: what this is and whether it answers now (200 or 503)
 - GET /version: which weights are served
+- GET /proof: that this server has the token, to another one that has it (see `rmcore.serving.further_rewards`)
 - GET /metrics: Prometheus text
 - POST /weights: serve other weights (see `rmcore.serving.weight_sync`)
 - the routes of other trainers' protocols that are switched on (see `rmcore.serving.protocols`)
@@ -13,21 +14,17 @@ import base64
 import hmac
 import math
 import secrets
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TypeVar
 
 import anyio
 from fastapi import Depends, FastAPI, Request, Response
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Receive, Scope, Send
-from starlette.types import Message as Event
 
+from rmcore.config.rlhf import OWN
 from rmcore.core.errors import ConfigError, DataError, NotReadyError, RequestError, RmcoreError
 from rmcore.data.control_tokens import texts_of
 from rmcore.data.pair import Message, Prompt, as_answer, plain_prompt
@@ -35,11 +32,16 @@ from rmcore.data.readers.fields import RowRejected
 from rmcore.data.readers.json_stream import RepeatedKeyError, parse_json
 from rmcore.data.readers.turns import framed
 from rmcore.data.rendering import Renderer, TokenizedSide
+from rmcore.serving.async_client import together
 from rmcore.serving.door import JSON, Door, Refused, refusal_response
+from rmcore.serving.further_rewards import FurtherRewards, summed
 from rmcore.serving.messages import checked_token, first_error
+from rmcore.serving.metrics import Counting, ServerMetrics
 from rmcore.serving.protocols import PROTOCOLS
 from rmcore.serving.protocols.desk import Desk
 from rmcore.serving.served import ServedModel
+from rmcore.serving.token_file import PROOF_PATH, place_of
+from rmcore.serving.token_file import proof as proof_of
 from rmcore.serving.types import (
     ChatMessage,
     Dialogue,
@@ -60,7 +62,6 @@ SHORTEST_BOUND = 2**16
 """Characters that an input may always have: a tenth of a second of a tokenizer."""
 SLICE_CHARACTERS = 2**18
 """Characters that are tokenized of one request before the others have their turn."""
-LATENCY_BOUNDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, float("inf"))
 Body = TypeVar("Body", bound=BaseModel)
 
 
@@ -106,16 +107,25 @@ class RewardApp:
         pooling: which token its head reads.
         vocab_size: token ids lie below it.
         settings: limits.
+        further: rewards that are added to the model's own.
     """
 
     def __init__(
-        self, served: ServedModel, renderer: Renderer, *, pooling: PoolingType, vocab_size: int, settings: HttpSettings
+        self,
+        served: ServedModel,
+        renderer: Renderer,
+        *,
+        pooling: PoolingType,
+        vocab_size: int,
+        settings: HttpSettings,
+        further: FurtherRewards | None = None,
     ) -> None:
         self.served = served
         self.renderer = renderer
         self.pooling = pooling
         self.vocab_size = vocab_size
         self.settings = settings
+        self.further = further
         self.metrics = ServerMetrics(served)
         self._pending_rows = self._pending_bytes = 0
         # One at a time: a tokenizer's padding and truncation state is shared, and it uses all cores by itself.
@@ -133,6 +143,7 @@ class RewardApp:
         app.add_api_route("/score", self._score, methods=["POST"])
         app.add_api_route("/health", self._health, methods=["GET"])
         app.add_api_route("/version", self._version, methods=["GET"])
+        app.add_api_route(PROOF_PATH, self._proof, methods=["GET"])
         app.add_api_route("/metrics", self._metrics, methods=["GET"])
         app.add_api_route("/weights", self._update, methods=["POST"])
         if self.settings.protocols:
@@ -141,11 +152,13 @@ class RewardApp:
                 app.add_api_route(path, answer, methods=[method], response_model=None)
         app.add_exception_handler(RmcoreError, _refuse)
         app.add_exception_handler(ClientDisconnect, lambda *_: Response(status_code=499))  # nobody is there to read it
-        app.add_middleware(_Counting, metrics=self.metrics)
+        app.add_middleware(Counting, metrics=self.metrics)
         app.add_middleware(Door, names=self.settings.names)  # the last one added is the first one asked
         return app
 
     async def _check_token(self, request: Request) -> None:
+        if request.url.path == PROOF_PATH:  # the other side proves that it has the token, too
+            return
         kind, _, given = request.headers.get("authorization", "").partition(" ")
         if kind.lower() == "basic" and self.settings.protocols:
             given = _password(given)
@@ -159,6 +172,11 @@ class RewardApp:
                 "authorization",
             )
 
+    async def _proof(self, request: Request, question: str = "", proof: str = "") -> Response:
+        if not hmac.compare_digest(proof.encode(), proof_of(self.settings.token, question).encode()):
+            raise Refused("unauthorized", "this is no proof of this server's token; see that both have one.", "proof")
+        return Response(proof_of(self.settings.token, question, place_of(request.scope["server"])))
+
     async def _score(self, request: Request) -> ScoringResponse:
         async with self.read(request, ScoringRequest) as asked:
             return await self.score(asked)
@@ -170,6 +188,7 @@ class RewardApp:
             RmcoreError: an input is refused, too much is under way, or no weights are served.
         """
         self._check_characters(asked)
+        dialogues = [] if self.further is None else _dialogues(asked)
         num_rows = len(asked.inputs)
         if self._pending_rows + num_rows > self.settings.max_pending_rows:
             raise Refused(
@@ -182,7 +201,15 @@ class RewardApp:
             sides: list[TokenizedSide] = []
             for rows in _slices(asked):
                 sides += await anyio.to_thread.run_sync(self._tokenize, asked, rows, limiter=self._tokenizing)
-            rewards, weights = await self.served.score([side.ids for side in sides])
+            given = [side.ids for side in sides]
+            if self.further is None:
+                rewards, weights = await self.served.score(given)
+                further = parts = None
+            else:
+                own = self.served.score(given), self.further.added(asked, dialogues)
+                (rewards, weights), (added, further) = await together(*own)
+                parts = {OWN: tuple(rewards), **added}
+                rewards = summed(parts)
         finally:
             self._pending_rows -= num_rows
         self.metrics.scored(len(sides), sum(len(side.ids) for side in sides))
@@ -194,6 +221,8 @@ class RewardApp:
             weight_version=weights.version,
             checkpoint_digest=weights.digest,
             policy_version=asked.policy_version,
+            parts=parts,
+            further=further,
         )
 
     async def _health(self, response: Response) -> Health:
@@ -210,14 +239,17 @@ class RewardApp:
         )
 
     async def _version(self) -> VersionInfo:
-        return self.served.version()
+        return self._told(self.served.version())
+
+    def _told(self, version: VersionInfo) -> VersionInfo:
+        return version if self.further is None else version.model_copy(update={"more_rewards": self.further.weights})
 
     async def _metrics(self) -> Response:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def _update(self, request: Request) -> VersionInfo:
         async with self.read(request, WeightUpdate) as update:
-            return await self.served.update(update)
+            return self._told(await self.served.update(update))
 
     @asynccontextmanager
     async def read(self, request: Request, kind: type[Body]) -> AsyncIterator[Body]:
@@ -346,6 +378,31 @@ def _prompt_and_response(index: int, given: ScoringInput) -> tuple[Prompt, str] 
         raise RequestError(f"inputs.{index}: {error.reason}.", field=f"inputs.{index}") from error
 
 
+def _dialogues(asked: ScoringRequest) -> list[tuple[Prompt, str]]:
+    """All inputs as prompts and responses, which further rewards are of.
+
+    Raises:
+        RequestError: one is a rendered text or token ids, or the sum is to be a probability.
+    """
+    if asked.normalize:
+        raise RequestError(
+            "normalize: this server answers a weighted sum of several rewards, which is no log-odds and has no "
+            "probability. Leave normalize (in vLLM's protocol use_activation) out.",
+            field="normalize",
+        )
+    found = []
+    for index, given in enumerate(asked.inputs):
+        side = _prompt_and_response(index, given)
+        if side is None:
+            raise RequestError(
+                f"inputs.{index}: it is a rendered text or token ids, in which this server's further rewards cannot "
+                "tell the prompt from the response. Send a prompt with its response, or messages.",
+                field=f"inputs.{index}",
+            )
+        found.append(side)
+    return found
+
+
 def _num_characters(index: int, given: ScoringInput) -> int:
     """Characters that an input has tokenized; token ids have none."""
     if isinstance(given, str):
@@ -406,61 +463,3 @@ async def _refuse(request: Request, error: Exception) -> Response:
         kind = "conflict" if request.url.path == "/weights" else "invalid"
         refusal = Refusal(error=kind, message=str(error), field=error.field)
     return refusal_response(refusal)
-
-
-class ServerMetrics:
-    """Counts of what one server has done. Each has a registry of its own, so that several may live in one process."""
-
-    def __init__(self, served: ServedModel) -> None:
-        self._registry = CollectorRegistry()
-        self._requests = Counter("rm_requests", "Requests", ["path", "status"], registry=self._registry)
-        self._seconds = Histogram(
-            "rm_request_seconds", "Seconds of a request", ["path"], buckets=LATENCY_BOUNDS, registry=self._registry
-        )
-        self._rows = Counter("rm_rows", "Rows scored", registry=self._registry)
-        self._tokens = Counter("rm_tokens", "Tokens read", registry=self._registry)
-        for name, words, read in (
-            ("rm_ready", "1 while requests are answered", lambda: float(served.is_ready)),
-            ("rm_weight_version", "Version of the weights that are served", lambda: float(served.weights.version)),
-            ("rm_engine_restarts", "Times that vLLM was started again", lambda: float(served.num_restarts)),
-        ):
-            Gauge(name, words, registry=self._registry).set_function(read)
-        updates = Gauge("rm_weight_updates", "Updates of the weights by outcome", ["outcome"], registry=self._registry)
-        for outcome in served.num_updates:
-            updates.labels(outcome).set_function(partial(_count, served, outcome))
-
-    def saw(self, path: str, status: int, seconds: float) -> None:
-        """Count one answered request."""
-        self._requests.labels(path, str(status)).inc()
-        self._seconds.labels(path).observe(seconds)
-
-    def scored(self, num_rows: int, num_tokens: int) -> None:
-        """Count rows and tokens of one request."""
-        self._rows.inc(num_rows)
-        self._tokens.inc(num_tokens)
-
-    def text(self) -> str:
-        """All counters in Prometheus' text format."""
-        return generate_latest(self._registry).decode()
-
-
-class _Counting:
-    """Counts answers of our routes. FastAPI's own form of a middleware would double what a small request costs."""
-
-    def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
-        self.app = app
-        self.metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = time.perf_counter()
-
-        async def counted(event: Event) -> None:
-            if event["type"] == "http.response.start" and "route" in scope:
-                self.metrics.saw(scope["path"], event["status"], time.perf_counter() - started)
-            await send(event)
-
-        await self.app(scope, receive, counted)
-
-
-def _count(served: ServedModel, outcome: str) -> float:
-    return float(served.num_updates[outcome])

@@ -17,12 +17,14 @@ from pathlib import Path
 import torch
 import uvicorn
 
+from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.errors import ServingError
 from rmcore.core.files import try_exclusive
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.serving.door import BoundedProtocol
 from rmcore.serving.engine import VllmEngine
 from rmcore.serving.folders import drop_stale
+from rmcore.serving.further_rewards import FurtherRewards
 from rmcore.serving.http_app import HttpSettings, RewardApp
 from rmcore.serving.model_files import folder_digest
 from rmcore.serving.parity import make_probe
@@ -49,6 +51,8 @@ class ServeSettings:
     dtype: what vLLM computes in.
     max_seq_len: tokens of an input; None: as recorded.
     render_fn: the rendering function of the checkpoint, as `module:function`, where it has one.
+    more_rewards: rewards that are added to the checkpoint's own, with their weights, in the form of
+        `rlhf.more_rewards`: module:function, or the address of another reward server.
     weights_folder: where updates are published through, one server at a time, which drops what an earlier one left;
         None makes one that goes with the server.
     """
@@ -60,10 +64,14 @@ class ServeSettings:
     dtype: EngineDtype = "float32"
     max_seq_len: int | None = None
     render_fn: str | None = None
+    more_rewards: dict[str, float] | None = None
     weights_folder: Path | None = None
     gpu_memory_share: float = 0.5
     start_timeout_s: float = 600.0
     http: HttpSettings = field(default_factory=HttpSettings)
+
+    def __post_init__(self) -> None:
+        RlhfConfig(more_rewards=self.more_rewards)  # checks the weights
 
 
 async def serve(
@@ -79,7 +87,7 @@ async def serve(
         until: another reason to stop.
 
     Raises:
-        ConfigError: no vLLM.
+        ConfigError: no vLLM, or a further reward is not there.
         ModelError: the checkpoint cannot be read.
         ServingError: the port is taken, the weights folder is another server's, vLLM did not start, or its rewards are
             not those of PyTorch.
@@ -100,12 +108,28 @@ async def serve(
 async def _serve(
     settings: ServeSettings, program: Path, folder: Path, listening: socket.socket, announce: Callable[[str], None]
 ) -> None:
-    async with _open(settings, program, folder) as app:
+    async with _further(settings) as further, _open(settings, program, folder, further) as app:
         await _answer(app, listening, announce)
 
 
 @contextlib.asynccontextmanager
-async def _open(settings: ServeSettings, program: Path, place: Path) -> AsyncIterator[RewardApp]:
+async def _further(settings: ServeSettings) -> AsyncIterator[FurtherRewards | None]:
+    """The further rewards, which are seen to be there before a model is loaded."""
+    if not settings.more_rewards:
+        yield None
+        return
+    further = FurtherRewards.named(settings.more_rewards, settings.http.token)
+    try:
+        await further.check()
+        yield further
+    finally:
+        await further.aclose()
+
+
+@contextlib.asynccontextmanager
+async def _open(
+    settings: ServeSettings, program: Path, place: Path, further: FurtherRewards | None
+) -> AsyncIterator[RewardApp]:
     """The HTTP app of a model that answers; inside the block it may die and come back."""
     rm = await asyncio.to_thread(
         BradleyTerryRM.from_pretrained,
@@ -131,7 +155,7 @@ async def _open(settings: ServeSettings, program: Path, place: Path) -> AsyncIte
     weights = Weights(1, first, digest, RewardModelTrainingMode.FULL, probe, rm.beta)
     served = ServedModel(engine, weights, checkpoint=settings.checkpoint)
     http = replace(settings.http, names=(*settings.http.names, *_names(settings.host)))
-    app = _http_app(served, rm, http)
+    app = _http_app(served, rm, http, further)
     del rm
     try:
         await served.start()
@@ -155,10 +179,13 @@ def _probe_and_digest(rm: BradleyTerryRM, folder: Path, dtype: EngineDtype) -> t
     return make_probe(rm, bf16=dtype == "bfloat16"), folder_digest(folder)
 
 
-def _http_app(served: ServedModel, rm: BradleyTerryRM, settings: HttpSettings) -> RewardApp:
+def _http_app(
+    served: ServedModel, rm: BradleyTerryRM, settings: HttpSettings, further: FurtherRewards | None
+) -> RewardApp:
     plain = rm.model.get_base_model() if rm.has_adapters else rm.model
     pooling = PoolingType.LAST if hasattr(plain, "score") else PoolingType.CLS
-    return RewardApp(served, rm.renderer, pooling=pooling, vocab_size=plain.config.vocab_size, settings=settings)
+    size = plain.config.vocab_size
+    return RewardApp(served, rm.renderer, pooling=pooling, vocab_size=size, settings=settings, further=further)
 
 
 def _names(host: str) -> tuple[str, ...]:

@@ -166,7 +166,11 @@ def _refuse_windows(config: Any, longest_side: int, *, causal: bool) -> None:
 
 
 def _refuse_recurrence(plain: nn.Module, config: Any) -> None:
-    """Layers that hand a state or a convolution along the row would carry it from one side into the next."""
+    """Layers that hand a state or a convolution along the row would carry it from one side into the next.
+
+    transformers resets it at a boundary (`seq_idx`, `cu_seq_lens_q`) by CUDA kernels alone (mamba-ssm, causal-conv1d,
+    flash-linear-attention); its own code refuses both arguments.
+    """
     kinds = {str(kind) for kind in getattr(config, "layer_types", None) or ()}
     kinds |= {str(kind) for kind in getattr(config, "layers_block_type", None) or ()}
     recurrent = sorted(kind for kind in kinds if "attention" not in kind or "linear" in kind)

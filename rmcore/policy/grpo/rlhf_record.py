@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from rmcore.config.rlhf import OWN
 from rmcore.core.arrays import FloatArray
 from rmcore.evaluation.uncertainty import MetricValue, cluster_bootstrap, metric_value
 from rmcore.evaluation.verdicts.estimate import SeedSample, estimate_over_seeds
 from rmcore.policy.confirmation import Decision, shown_gain, tail_doubt
 from rmcore.policy.grpo.group_reward import PARTS_KEY, REWARDS_KEY
 from rmcore.policy.grpo.policy_meter import QUANTITIES
-from rmcore.policy.grpo.several_rewards import OWN, shares
+from rmcore.policy.grpo.several_rewards import shares
 
 
 def curve_of(progress: pd.DataFrame, *, num_resamples: int, seed: int) -> list[dict[str, Any]]:

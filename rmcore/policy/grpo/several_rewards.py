@@ -19,14 +19,11 @@ import numpy as np
 from rmcore.config.judging import is_endpoint, is_function
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError
-from rmcore.core.named_function import load_function
+from rmcore.core.named_function import REWARD_MEANING, load_function
 from rmcore.data.pair import Prompt
 from rmcore.policy.judge import HookJudge, Judge, ModelJudge, require_model_folder
 
 SETTING = "rlhf.more_rewards"
-MEANING = "a function of (prompt, response) that returns a number"
-OWN = "own"
-"""The name of the run's own reward, whose weight is 1."""
 ROUNDING, FUNCTION_ROUNDING = 1e-6, 1e-12
 """A spread within a group that is below this share of its largest reward is rounding: a reward model's of float32,
 1.2e-7 a step; a function's of what it adds up in float64, 2.2e-16 a step."""
@@ -62,7 +59,7 @@ def require_more_rewards(named: Mapping[str, float] | None) -> None:
                 "the folder of a reward model or module:function."
             )
         if is_function(one):
-            load_function(SETTING, one, MEANING)
+            load_function(SETTING, one, REWARD_MEANING)
         else:
             require_model_folder(one, SETTING)
 
@@ -88,7 +85,7 @@ def further_rewards(
 
 def _load(named: str, prompts: Sequence[Prompt], device: str) -> Judge:
     if is_function(named):
-        return HookJudge(named, load_function(SETTING, named, MEANING), SETTING)
+        return HookJudge(named, load_function(SETTING, named, REWARD_MEANING), SETTING)
     from rmcore.models.reward_model import BradleyTerryRM
 
     rm = BradleyTerryRM.from_pretrained(named, device=device)

@@ -49,4 +49,5 @@ async def _rewards(desk: Desk, request: Request) -> Response:
         answer, warnings, headers = await desk.score(len(body.query), partial(body.readings, desk.rendered))
     warnings = [*body.unread(), *warnings]
     rewards = list(answer.rewards)  # `scores` are the same in its own server
-    return desk.answer(request, {"rewards": rewards, "scores": rewards, "warnings": warnings}, headers, warnings)
+    content = {"rewards": rewards, "scores": rewards, "extra_logs": answer.parts or {}, "warnings": warnings}
+    return desk.answer(request, content, headers, warnings)
