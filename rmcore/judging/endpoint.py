@@ -1,39 +1,31 @@
-"""A language model behind an OpenAI-compatible endpoint, which is asked each question once.
+"""A language model behind an OpenAI-compatible endpoint, which is asked each question once (`rmcore.judging.answers`).
 
     policy.judge = openai:MODEL@URL        for example openai:qwen3-8b@http://127.0.0.1:8000/v1
 
-Every answer is appended to a file as it comes, under a digest of the model's name, what its server says of it, the
-messages and the sampling settings as sent: a run that was killed, or whose budget is spent, asks nothing twice, stages
-share what was answered, and of processes that ask at the same time one asks each question. The key is read from the
-environment when it is needed, is sent to the named URL alone, over plain HTTP only to this machine, and is stored
-nowhere.
+The key is read from the environment when it is needed, is sent to the named URL alone, over plain HTTP only to this
+machine, and is stored nowhere.
 """
 
 import asyncio
-import contextlib
-import errno
-import fcntl
-import hashlib
-import json
 import math
 import os
 import re
 import sys
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from rmcore.config.judging import JudgingConfig
 from rmcore.core.digests import make_key
 from rmcore.core.errors import ConfigError, JudgementsWantedError, ServingError
-from rmcore.core.files import append_json_lines, exclusive
 from rmcore.core.progress import Report, silent
 from rmcore.core.proxies import LOOPBACK
+from rmcore.judging.answers import AnswersFile, Question, Reply, answers_folder
 
 if TYPE_CHECKING:
     from openai import APIStatusError, AsyncOpenAI
@@ -56,7 +48,6 @@ MOST_REFUSED = 8
 LIST_RETRIES = 3
 WAIT_SECONDS = 0.05
 """Between two looks at what another process asks."""
-THINKING = re.compile(r"^.*</think(?:ing)?>", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,47 +89,6 @@ class Address:
         return urlsplit(self.url).hostname in LOOPBACK
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """One question, to be answered by one of a few choices.
-
-    messages: (role, content) of the turns.
-    choices: words that an answer may be, each of one token as a rule.
-    ask: number of the call where the same question is asked again on purpose.
-    in_order: whether the answer is all choices, the best one first.
-    """
-
-    messages: tuple[tuple[str, str], ...]
-    choices: tuple[str, ...]
-    ask: int = 0
-    in_order: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The answer to a question.
-
-    text: the answer as it is.
-    model: name that the server gave.
-    logprobs: of the choices at the place of the answer, by choice; empty where the server gives none.
-    tokens_read: of the question, by the server's count.
-    tokens_written: of the answer, thoughts included.
-    refusal: the endpoint's reason for giving no answer, or empty.
-    """
-
-    text: str
-    model: str
-    logprobs: Mapping[str, float]
-    tokens_read: int
-    tokens_written: int
-    refusal: str = ""
-
-    @property
-    def answer(self) -> str:
-        """The text behind the thoughts."""
-        return THINKING.sub("", self.text).strip()
-
-
 class Endpoint:
     """Asks, remembers, and counts what was spent.
 
@@ -151,10 +101,7 @@ class Endpoint:
     def __init__(self, address: Address, settings: JudgingConfig, folder: Path | None = None) -> None:
         require_openai()
         self.address, self.settings = address, settings
-        place = folder or answers_folder()
-        place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        slug = re.sub(r"[^A-Za-z0-9._-]+", "-", address.model).strip("-.")[:60]
-        self.file = place / f"{slug}-{make_key({'model': address.model})[:12]}.jsonl"
+        self.answers = AnswersFile(folder or answers_folder(), address.model)
         self.num_calls = self.num_tokens = 0
         self.cost = 0.0
         """Spent by this object; answers that were stored cost nothing."""
@@ -170,11 +117,6 @@ class Endpoint:
         """Calls under way; tokens and cost of the largest one so far."""
         self.served = ""
         """Which model answers: what the server calls its root, else its host; empty until it is needed."""
-        self._known: dict[str, Reply] = {}
-        self._servers: Counter[str] = Counter()
-        self._last_at: dict[str, str] = {}
-        self._offset = 0
-        self._claims: BinaryIO | None = None
         self._refresh()
 
     def ask(self, questions: Sequence[Question], report: Report = silent) -> list[Reply]:
@@ -189,13 +131,13 @@ class Endpoint:
         if not self.served:
             self._run(self._identify())
         self._refresh()
-        self._is_answering = self._is_answering or self._servers[self.served] > 0
+        self._is_answering = self._is_answering or self.answers.servers[self.served] > 0
         self._pending = []
         by_key = {self._key(question): question for question in questions}
-        missing = [question for key, question in by_key.items() if key not in self._known]
+        missing = [question for key, question in by_key.items() if key not in self.answers.known]
         if missing:
             self._run(self._ask_missing(missing, report))
-        found = [self._known[self._key(question)] for question in questions]
+        found = [self.answers.known[self._key(question)] for question in questions]
         self._count_models(found)
         return found
 
@@ -214,6 +156,26 @@ class Endpoint:
             except KeyboardInterrupt:
                 self._is_interrupted = True  # what is being answered is paid for, and is kept
                 raise
+
+    def _refresh(self) -> None:
+        """Take up what any process has stored since, and leave out a temperature that the endpoint has refused."""
+        self.answers.refresh()
+        if self.address.url in self.answers.without_temperature and "temperature" not in self._refused:
+            self._refused.add("temperature")  # the answers are found under what was sent
+            print(
+                f"note: {self.address.model} at {self.address.url} has refused the parameter temperature before, which "
+                f"is left out; remove {self.answers.file} to ask again with it",
+                file=sys.stderr,
+            )
+
+    def _claim(self, question: Question) -> int | None:
+        """Make sure that no other process asks a question now; None if one does, or has its answer."""
+        claim = self.answers.claim(self._key(question))
+        self._refresh()  # what its last holder has answered
+        if claim is not None and self._key(question) in self.answers.known:
+            self.answers.release(claim)
+            return None
+        return claim
 
     def _count_models(self, replies: Sequence[Reply]) -> None:
         known = set(self.models)
@@ -240,7 +202,7 @@ class Endpoint:
                 quick = client.with_options(max_retries=LIST_RETRIES, timeout=min(10.0, self.settings.timeout_seconds))
                 listed = getattr(await quick.models.list(), "data", None) or ()
             except (openai.APIConnectionError, openai.InternalServerError, openai.RateLimitError):
-                self.served = self._last_at.get(self.address.url, host)
+                self.served = self.answers.last_at.get(self.address.url, host)
             except (openai.APIError, ValueError):  # it has no such list
                 self.served = host
             else:
@@ -248,8 +210,8 @@ class Endpoint:
                 root = getattr(own, "root", None)
                 is_told = isinstance(root, str) and root not in ("", self.address.model)
                 self.served = f"root {root}" if is_told else host
-        others = {name: count for name, count in self._servers.items() if name != self.served}
-        if others and self.served not in self._servers:
+        others = {name: count for name, count in self.answers.servers.items() if name != self.served}
+        if others and self.served not in self.answers.servers:
             print(
                 f"note: {sum(others.values()):,} stored answers of {self.address.model} are of {', '.join(others)} and "
                 f"not of {self.served}, and are not used",
@@ -276,7 +238,7 @@ class Endpoint:
                 question = waiting.popleft()
                 claim = self._claim(question)
                 if claim is None:  # another process asks it, or has its answer
-                    if self._key(question) not in self._known:
+                    if self._key(question) not in self.answers.known:
                         waiting.append(question)
                         await asyncio.sleep(WAIT_SECONDS)
                     continue
@@ -294,7 +256,7 @@ class Endpoint:
                     return
                 finally:
                     self._num_open -= 1
-                    self._unclaim(claim)
+                    self.answers.release(claim)
                 report(self.num_calls - before, total, f"asked {self.address.model}")
 
         async with self._client() as client:
@@ -303,7 +265,7 @@ class Endpoint:
             raise failures[0]
         if self._pending:
             raise ConfigError(self._pending[0][1].refusal)
-        left = sum(self._key(question) not in self._known for question in missing)
+        left = sum(self._key(question) not in self.answers.known for question in missing)
         if left:
             raise JudgementsWantedError(
                 f"the budget for {self.address.model} is spent: {self.num_calls:,} calls and {self.num_tokens:,} "
@@ -403,7 +365,7 @@ class Endpoint:
         self._pending.append((question, reply))
         if self._is_answering:
             for own, one in self._pending:
-                self._keep(self._key(own), one)
+                self.answers.keep(self._key(own), self.served, self.address.url, self._temperature, one)
             self._pending.clear()
             self._require_usage(reply)
         elif len(self._pending) >= MOST_REFUSED:
@@ -448,84 +410,11 @@ class Endpoint:
             "ask": question.ask,
         }
         key = make_key(asked)
-        return key if key in self._known else make_key(asked | {"temperature": self._temperature})
+        return key if key in self.answers.known else make_key(asked | {"temperature": self._temperature})
 
     @property
     def _temperature(self) -> float | None:
         return None if "temperature" in self._refused else self.settings.temperature
-
-    def _keep(self, key: str, reply: Reply) -> None:
-        self._known[key] = reply
-        by = {"served": self.served, "url": self.address.url, "temperature": self._temperature}
-        with exclusive(self.file.with_suffix(".lock")):
-            self.file.touch(mode=0o600)
-            self._end_line()
-            append_json_lines(self.file, [{"key": key, **by, **asdict(reply)}])
-
-    def _refresh(self) -> None:
-        """Take up what was appended since the last time, by any process; a line that a crash has cut is asked again."""
-        if not self.file.is_file() or self.file.stat().st_size <= self._offset:
-            return
-        with self.file.open("rb") as file:
-            file.seek(self._offset)
-            *lines, _ = file.read().split(b"\n")  # the last piece is not written to its end
-        num_of_another_form = 0
-        for line in lines:
-            self._offset += len(line) + 1
-            with contextlib.suppress(json.JSONDecodeError, UnicodeDecodeError):
-                row = json.loads(line)
-                try:
-                    key, served, url, temperature = (row.pop(name) for name in ("key", "served", "url", "temperature"))
-                    self._known[key] = Reply(**row)
-                except (AttributeError, TypeError, KeyError):
-                    num_of_another_form += 1
-                    continue
-                self._servers[served] += 1
-                self._last_at[url] = served
-                if temperature is None and url == self.address.url and "temperature" not in self._refused:
-                    self._refused.add("temperature")  # the answers are found under what was sent
-                    print(
-                        f"note: {self.address.model} at {url} has refused the parameter temperature before, which is "
-                        f"left out; remove {self.file} to ask again with it",
-                        file=sys.stderr,
-                    )
-        if num_of_another_form:
-            print(
-                f"note: {num_of_another_form:,} lines of {self.file} are of another version's form; these answers are "
-                "not used, and are asked again",
-                file=sys.stderr,
-            )
-
-    def _claim(self, question: Question) -> int | None:
-        """Make sure that no other process asks a question now; None if one does, or has its answer.
-
-        A claim is the lock of one byte of a file, which the kernel frees when its holder dies.
-        """
-        if self._claims is None:
-            self._claims = self.file.with_suffix(".claims").open("ab")
-        place = int(hashlib.sha256(self._key(question).encode()).hexdigest()[:15], 16)  # below 2^60
-        try:
-            fcntl.lockf(self._claims, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
-        except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EAGAIN):
-                raise
-            self._refresh()
-            return None
-        self._refresh()  # what its last holder has answered
-        if self._key(question) in self._known:
-            self._unclaim(place)
-            return None
-        return place
-
-    def _unclaim(self, place: int) -> None:
-        if self._claims is not None:
-            fcntl.lockf(self._claims, fcntl.LOCK_UN, 1, place)
-
-    def _end_line(self) -> None:
-        """End a line that a crash has cut, so that it spoils no other."""
-        with self.file.open("rb+") as file:
-            if file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
-                file.write(b"\n")
 
 
 def _sendable(text: str) -> str:
@@ -606,11 +495,3 @@ def require_openai() -> None:
             "a language model is asked by the package openai, which is not installed: "
             "pip install 'rm-optimizer[judge]'."
         )
-
-
-def answers_folder() -> Path:
-    """Where answers are kept: `judge/` of the home, without one of the user's cache."""
-    home = os.environ.get("RM_OPT_HOME")
-    if home:
-        return Path(home).expanduser() / "judge"
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "rm-opt" / "judge"

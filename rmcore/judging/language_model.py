@@ -12,8 +12,9 @@ from rmcore.core.digests import make_key
 from rmcore.core.errors import DataError
 from rmcore.core.progress import Report, silent
 from rmcore.data.pair import Prompt, as_rows, prompt_key
+from rmcore.judging.answers import Question, Reply
 from rmcore.judging.comparisons import Comparisons, lists_to_order, utilities_of_orders
-from rmcore.judging.endpoint import Address, Endpoint, Question, Reply
+from rmcore.judging.endpoint import Address, Endpoint
 from rmcore.judging.rubrics import (
     FIRST,
     MOST_IN_ORDER,

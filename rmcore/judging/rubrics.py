@@ -16,7 +16,8 @@ from typing import Any
 from rmcore.config.judging import JudgingConfig
 from rmcore.core.errors import ConfigError
 from rmcore.data.pair import Prompt, prompt_text
-from rmcore.judging.endpoint import Address, Question, Reply
+from rmcore.judging.answers import Question, Reply
+from rmcore.judging.endpoint import Address
 
 SCORES = tuple("123456789")
 """One digit, so that the score is one token and its probabilities are known where the server gives them."""

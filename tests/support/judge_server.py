@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from rmcore.config.judging import JudgingConfig
+from rmcore.judging.answers import Question
+from rmcore.judging.endpoint import Address, Endpoint
+
 TEXTS = re.compile(r"<(text-[0-9a-f]{12})>\n(.*?)\n</\1>", re.DOTALL)
 
 
@@ -32,6 +36,7 @@ class Raw:
     cut: bool = False
 
 
+KEY = "sk-secret-of-the-test"
 Behaviour = Callable[[Asked], "str | dict[str, Any] | Raw"]
 
 
@@ -116,3 +121,11 @@ def judge_server(behaviour: Behaviour, root: str | None = None, port: int = 0, n
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def questions(number, choices=("1", "2")):
+    return [Question((("user", f"question {at}"),), choices) for at in range(number)]
+
+
+def endpoint(server, folder, **settings):
+    return Endpoint(Address.parse(server.named), JudgingConfig(**settings), folder)

@@ -16,8 +16,8 @@ from rmcore.cli.guard import guard
 from rmcore.config.judging import JudgingConfig
 from rmcore.core.errors import DataError
 from rmcore.data.pair import CHOSEN_PROBABILITY, PreferencePair
+from rmcore.judging.answers import Reply
 from rmcore.judging.audit import FEWEST_PROMPTS, INJECTION, audit, compare_judges
-from rmcore.judging.endpoint import Reply
 from rmcore.judging.language_model import LanguageModelJudge
 from rmcore.judging.rubrics import asked_again
 

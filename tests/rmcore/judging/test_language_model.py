@@ -13,8 +13,8 @@ from scipy.stats import spearmanr
 from judge_server import completion, judge_server
 from rmcore.config.judging import JudgingConfig
 from rmcore.core.errors import ConfigError, DataError
+from rmcore.judging.answers import Reply
 from rmcore.judging.comparisons import COMPARISONS_EACH, Comparisons, lists_to_order, utilities_of_orders
-from rmcore.judging.endpoint import Reply
 from rmcore.judging.language_model import LanguageModelJudge
 from rmcore.judging.rubrics import (
     SCORES,

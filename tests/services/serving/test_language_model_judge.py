@@ -9,8 +9,8 @@ import pytest
 from machine import free_ports, wait_for
 from rmcore.config.judging import JudgingConfig
 from rmcore.core.errors import DataError
+from rmcore.judging.answers import Question
 from rmcore.judging.audit import audit
-from rmcore.judging.endpoint import Question
 from rmcore.judging.language_model import LanguageModelJudge
 from small_policies import new_policy
 
