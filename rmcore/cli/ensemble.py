@@ -1,7 +1,7 @@
 """`rm-opt ensemble`: several checkpoints, or several heads on one, as one reward with its uncertainty."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -177,7 +177,7 @@ def _measure(
     found = {name: _score(made, one) for name, one in sides.items()}
     options: dict[str, Any] = {"num_resamples": num_resamples, "seed": seed}
     record: dict[str, Any] = {
-        "calibration": made.calibration.to_dict(),
+        "calibration": asdict(made.calibration),
         "accuracy": {name: _accuracy(made, found[name], sides[name], options) for name in groups},
         "flagged": {name: float((one.std_reward > threshold).mean()) for name, one in found.items()},
         "detection": _detection(found, sides, options),

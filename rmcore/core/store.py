@@ -23,7 +23,7 @@ import uuid
 import weakref
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -59,10 +59,6 @@ class ArtifactRef:
     key: str
     path: str
     digest: str
-
-    def to_dict(self) -> dict[str, str]:
-        """A JSON-ready record."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ It is taken once, of the training split, and kept with the model: a held-out gra
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 from rmcore.data.observation import Kind, Observation
 
@@ -47,11 +47,6 @@ class Scale:
         if self.link == "real":
             return (grade - self.mean) / self.deviation
         return float(self.levels.index(grade)) if grade in self.levels else None
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> "Scale":
-        """Read a JSON-ready record of its fields back."""
-        return cls(**{**record, "levels": tuple(record["levels"]), "shares": tuple(record["shares"])})
 
     @classmethod
     def of(cls, attribute: str, counts: Mapping[float, int]) -> "Scale | None":
@@ -97,23 +92,6 @@ class Survey:
     def has_choices(self) -> bool:
         """Whether anything was ranked."""
         return any(count for kind, count in self.kinds.items() if kind != Kind.GRADES)
-
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready record."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> "Survey":
-        """Read a record of `to_dict` back."""
-        return cls(
-            kinds=record["kinds"],
-            tie_odds=tuple(record["tie_odds"]),
-            scales=tuple(map(Scale.from_dict, record["scales"])),
-            single_valued=tuple(record["single_valued"]),
-            annotators=record["annotators"],
-            num_weighted=record["num_weighted"],
-            num_shared=record["num_shared"],
-        )
 
 
 def survey(observations: Iterable[Observation]) -> Survey:

@@ -7,8 +7,7 @@ rewards are then in standard deviations within prompts, and shifting or stretchi
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -36,10 +35,6 @@ class Calibration:
     def apply(self, rewards: FloatArray) -> FloatArray:
         """Rewards (M, N) of the members in standard deviations within prompts."""
         return (rewards - np.array(self.offsets)[:, None]) / np.array(self.scales)[:, None]
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready; `Calibration(**record)` reads it back."""
-        return asdict(self)
 
 
 def calibration_of(rewards: FloatArray, prompts: Sequence[Prompt], share: float, names: Sequence[str]) -> Calibration:

@@ -8,7 +8,7 @@ so that both can be moved together, and absolute elsewhere.
 import hashlib
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -70,7 +70,7 @@ def write_folder(folder: Path, source: Source, calibration: Calibration | None, 
         "members": members,
         "heads": heads,
         "dtype": source.dtype,
-        "calibration": None if calibration is None else calibration.to_dict(),
+        "calibration": None if calibration is None else asdict(calibration),
         "uncertainty_threshold": threshold,
     }
     write_json(folder / RECORD_FILE, record)

@@ -1,8 +1,7 @@
 """Everything that is said of one pair or answer: its parts, and the edit that turns the preference."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from rmcore.core.progress import Report, prefixed, silent
 from rmcore.data.pair import PreferencePair, Prompt, prompt_text, with_text_answers
@@ -36,10 +35,6 @@ class Explanation:
     def margin(self) -> float:
         """reward_chosen - reward_rejected, in logits."""
         return self.chosen.reward - self.rejected.reward
-
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready record."""
-        return {**asdict(self), "margin": self.margin}
 
 
 def explain_answers(

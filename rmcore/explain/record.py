@@ -43,7 +43,10 @@ class Explained:
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready record."""
-        pairs = [{**one.to_dict(), "kind": kind} for one, kind in zip(self.pairs, self.kind_of, strict=True)]
+        pairs = [
+            {**asdict(one), "margin": one.margin, "kind": kind}
+            for one, kind in zip(self.pairs, self.kind_of, strict=True)
+        ]
         rest = asdict(replace(self, pairs=[]))
         del rest["kind_of"]
         return {**rest, "pairs": pairs}

@@ -8,6 +8,7 @@ split, and some training pairs (for the gap); and the judged answers of `evaluat
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
         rewards = rewards_of(rm, answers, report=prefixed(report, "judged answers"))
         write_judged_answers(out, answers, rewards)
     judged = _judgements(rm, settings, upstream, splits["test"], report)
-    record["observations"] = None if judged is None else judged.to_dict()
+    record["observations"] = None if judged is None else asdict(judged)
     write_json(out / "metrics.json", record)
     tracked = tracked_metrics(record["metrics"])
     if judged is not None:

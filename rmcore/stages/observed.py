@@ -65,18 +65,6 @@ class Measured:
     parts: dict[str, dict[str, Any]]
     learned: dict[str, Any]
 
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready record."""
-        return {
-            "metrics": {name: value.to_dict() for name, value in self.metrics.items()},
-            "kinds": self.kinds,
-            "num_left_out": self.num_left_out,
-            "num_off_scale": self.num_off_scale,
-            "correlations": self.correlations,
-            "parts": self.parts,
-            "learned": self.learned,
-        }
-
 
 def measure_observations(
     rm: BradleyTerryRM,

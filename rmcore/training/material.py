@@ -1,7 +1,7 @@
 """The material of a training: pairs, or all that was observed together with the likelihood of it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ class Material:
 
     def settings(self) -> dict[str, Any]:
         """Give what of it a training shares with the one that it resumes, beside the tokens."""
-        return {} if self.design is None else {"likelihood": self.design.to_dict()}
+        return {} if self.design is None else {"likelihood": asdict(self.design)}
 
     def write(
         self,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from rmcore.core.files import atomic_file
 from rmcore.training.selection import Selection
@@ -116,11 +117,6 @@ class Window:
             / sum(r.num_real_tokens for r in self.results),
         }
 
-    @classmethod
-    def from_dict(cls, record: Mapping) -> "Window":
-        """Read `asdict` of a window back."""
-        return cls([StepResult(**result) for result in record["results"]], record["seconds"])
-
 
 @dataclass(slots=True)
 class Progress:
@@ -170,26 +166,16 @@ class Progress:
             str(step): {name: value if math.isfinite(value) else None for name, value in values.items()}
             for step, values in self.rows.items()
         }
-        return asdict(self) | {"rows": rows, "selection": self.selection.to_dict()}
+        return asdict(self) | {"rows": rows}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> "Progress":
         """Read a record of `to_dict` back, to the last bit."""
         rows = {
-            int(step): {name: math.nan if value is None else value for name, value in values.items()}
+            step: {name: math.nan if value is None else value for name, value in values.items()}
             for step, values in record["rows"].items()
         }
-        return cls(
-            token_budget=record["token_budget"],
-            selection=Selection.from_dict(record["selection"]),
-            step=record["step"],
-            totals=Totals(**record["totals"]),
-            window=Window.from_dict(record["window"]),
-            rows=rows,
-            num_rows=record["num_rows"],
-            resumed_from=list(record["resumed_from"]),
-            peak_training_bytes=record["peak_training_bytes"],
-        )
+        return TypeAdapter(cls).validate_python({**record, "rows": rows})
 
 
 class MetricsTable:

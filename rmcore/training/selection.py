@@ -1,9 +1,7 @@
 """Which evaluated step is best, which ones are kept, and when there is no more hope."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from rmcore.config.train import TrainConfig
 
@@ -54,12 +52,3 @@ class Selection:
         dropped = [old for _, old in self.kept[self.keep :]]
         self.kept = self.kept[: self.keep]
         return step not in dropped, [old for old in dropped if old != step]
-
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready record."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> "Selection":
-        """Read a record of `to_dict` back."""
-        return cls(**{**record, "kept": [(float(value), int(step)) for value, step in record["kept"]]})

@@ -23,7 +23,7 @@ import math
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -376,7 +376,7 @@ class HackStop(TrainerCallback):
         watch.forget(KEPT)
         self._act(look)
         self.looks.append(look)
-        row = {"step": step, "look": look.to_dict(), "state": watch.to_dict()}
+        row = {"step": step, "look": asdict(look), "state": watch.to_dict()}
         row |= {"kl_beta": getattr(self._trainer, "beta", None), "kl_target": self.kl_target}
         append_json_lines(self.folder / LOOKS, [row])
 

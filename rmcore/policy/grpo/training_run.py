@@ -170,7 +170,7 @@ def _conclude(watch: HackStop, model: Any, prompts: Sequence[Prompt], report: Re
     if lost:
         watch.roll_back(model, 0)
     return {
-        "looks": [look.to_dict() for look in watch.looks],
+        "looks": [asdict(look) for look in watch.looks],
         "unit": watch.judge.unit,
         "labels": watch.labels_used,
         "final_labels": 0 if gain is None else watch.judge.labels_per_pair * len(gain.path),
@@ -239,7 +239,7 @@ class _Run(TrainerCallback):
 
     def record_parity(self, parity: Parity) -> None:
         """Write down how far vLLM's probabilities of a step's tokens were from the trainer's."""
-        append_json_lines(self.folder / PARITY, [parity.to_dict()])
+        append_json_lines(self.folder / PARITY, [asdict(parity)])
         self._track(
             parity.step,
             {

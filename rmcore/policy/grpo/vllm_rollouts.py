@@ -7,7 +7,7 @@ otherwise and what the policy has moved since the weights were published (trunca
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,10 +39,6 @@ class Parity:
     mean_difference: float
     max_difference: float
     truncated_share: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return asdict(self)
 
 
 class VllmRollouts:

@@ -15,7 +15,7 @@ the interval of these as they are does not agree (`Staked.agrees`), as for what 
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -72,10 +72,6 @@ class Look:
     gains: list[tuple[float, float]]
     action: Action
     reason: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return asdict(self)
 
 
 @dataclass

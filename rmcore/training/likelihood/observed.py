@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from rmcore.core.errors import ModelError
@@ -73,20 +74,6 @@ class Design:
     def coding(self) -> Coding:
         """How judgements become numbers for it."""
         return Coding(self.scales, {name: at for at, name in enumerate(self.annotators, 1)})
-
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready record."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> "Design":
-        """Read a record of `to_dict` back."""
-        read = dict(record) | {
-            "tie_odds": tuple(record["tie_odds"]),
-            "scales": tuple(map(Scale.from_dict, record["scales"])),
-            "combination": tuple(record["combination"]),
-        }
-        return cls(**read)
 
 
 @dataclass(frozen=True)
@@ -310,7 +297,7 @@ def state_of(likelihood: Likelihood) -> dict[str, Any]:
     values: dict[str, Sequence[float]] = {
         name: one.detach().cpu().tolist() for name, one in likelihood.named_parameters()
     }
-    return {"design": likelihood.design.to_dict(), "parameters": values, "learned": likelihood.learned()}
+    return {"design": asdict(likelihood.design), "parameters": values, "learned": likelihood.learned()}
 
 
 def likelihood_from(record: Mapping[str, Any]) -> Likelihood:
@@ -325,7 +312,7 @@ def likelihood_from(record: Mapping[str, Any]) -> Likelihood:
             "this reward model was trained with train.nuisance, which was removed: its rewards are what they were, and "
             "its likelihood of rankings cannot be measured any more. Train again without it, or evaluate pairs."
         )
-    likelihood = Likelihood(Design.from_dict(design))
+    likelihood = Likelihood(TypeAdapter(Design).validate_python(design))
     left = {name: torch.tensor(values) for name, values in parameters.items() if name not in ("gamma", "price")}
     likelihood.load_state_dict(left)
     return likelihood.eval()

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -151,7 +152,7 @@ def test_a_training_that_was_cut_off_goes_on_with_the_labels_that_it_has(policy,
     first = read_json_lines(tmp_path / "watch" / "looks.jsonl")
     judge.limit = 10**9
     stop, trainer = train(policy, tmp_path, judge.of_pairs, resume=str(tmp_path / "checkpoint-2"))
-    assert json.dumps(stop.looks[0].to_dict()) == json.dumps(first[0]["look"])
+    assert json.dumps(asdict(stop.looks[0])) == json.dumps(first[0]["look"])
     assert [look.step for look in stop.looks] == [2, 4, 6, 8]
     assert judge.asked <= stop.labels_used + 20 + ScoreJudge.at_once  # but for the look that came too late for a state
     kept = weights(trainer.model)

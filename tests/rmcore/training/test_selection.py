@@ -2,10 +2,12 @@
 
 import json
 import math
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from rmcore.config.train import TrainConfig
 from rmcore.training.selection import HIGHER_IS_BETTER, Selection
@@ -58,7 +60,7 @@ def test_a_selection_read_back_from_json_goes_on_as_itself(before, after, settin
     selection = Selection(metric, keep, min_delta)
     for step, value in enumerate(before):
         selection.note(value, step)
-    restored = Selection.from_dict(json.loads(json.dumps(selection.to_dict(), allow_nan=False)))
+    restored = TypeAdapter(Selection).validate_json(json.dumps(asdict(selection), allow_nan=False))
     assert restored == selection
     for step, value in enumerate(after, start=len(before)):
         assert restored.note(value, step) == selection.note(value, step)
