@@ -16,9 +16,9 @@ from rmcore.cli.options import field_options, given, options
 from rmcore.cli.verdict import print_verdict
 from rmcore.config.data import DataConfig
 from rmcore.config.evaluate import EvaluateConfig
+from rmcore.config.gone import without_removed
 from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.pipeline import PipelineConfig
-from rmcore.config.readiness import ReadinessConfig
 from rmcore.data.pair import PreferencePair
 from rmcore.data.pairs_on_disk import PairFile
 from rmcore.data.readers.columns import ColumnMap
@@ -30,7 +30,7 @@ from rmcore.reporting.figures import numbers
 from rmcore.reporting.verdict_style import check_result
 
 Metrics = Mapping[str, Mapping[str, Any]]
-EVALUATE_FIELDS = ("num_resamples", "num_bins", "thresholds", "per_response")
+EVALUATE_FIELDS = ("num_resamples", "thresholds")
 THRESHOLD = {"thresholds": ("--threshold",)}
 MEASURES = {
     "win_rate": "win rate of the best of n",
@@ -106,7 +106,7 @@ def num_trained_on(checkpoint: str, pairs: Sequence[PreferencePair]) -> int:
         known = [path.parent / "train.parquet" for path in found if (read_object(path) or {}).get("digest") == wanted]
         trained = [pair for path in known[:1] for pair in PairFile(path)]
     elif (settings := read_object(folder / "settings.json")) is not None:
-        data = DataConfig.model_validate(settings.get("data", {}))
+        data = DataConfig.model_validate(without_removed(settings.get("data", {}), "data.")[0])
         if not Path(data.source).is_file():
             return 0
         columns = ColumnMap.from_config(data)
@@ -165,7 +165,7 @@ def readiness(
     if num_pairs is not None:
         lambda_max = measure_model(rm, pairs, LandscapeConfig(num_pairs=num_pairs), seed=seed)["lambda_max"]
     logged = logged_answers(logged_table(pairs, table), num_resamples=config.evaluate.num_resamples, seed=seed)
-    judged = judge(metrics, train_accuracy, lambda_max, ReadinessConfig(), logged)
+    judged = judge(metrics, train_accuracy, lambda_max, logged)
     read, named = reading.config(data), ["--checkpoint", checkpoint]
     more = mending_of_checkpoint(judged["verdict"], [*named, *model.words()], read, train_data)
     if more is None:

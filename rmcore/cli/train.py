@@ -32,7 +32,6 @@ DATA_FIELDS = (
     "limit",
     "eval_limit",
     "pairs_per_prompt",
-    "eval_pairs_per_prompt",
     "prompt_column",
     "chosen_column",
     "rejected_column",
@@ -50,7 +49,6 @@ FLAGS = {
     "token_budget": ("--micro-token-budget",),
     "schedule": ("--lr-scheduler",),
     "callbacks": ("--callback",),
-    "eval_thresholds": ("--eval-threshold",),
     "targets": ("--lora-target-modules", "--lora-target"),
 }
 """Flags that are not called as their field, or have a short form."""

@@ -52,8 +52,6 @@ class DataConfig(Settings):
     """Use at most this many held-out pairs."""
     pairs_per_prompt: int | None = Field(default=None, ge=1)
     """Use at most this many pairs of one prompt of `source`: the first ones. SHP's authors advise 5."""
-    eval_pairs_per_prompt: int | None = Field(default=None, ge=1)
-    """The same for held-out pairs of their own source."""
     pairs_per_row: int = Field(default=PAIRS_PER_ROW, ge=1, le=10_000)
     """Most pairs that one row of ranked answers gives, drawn at random beyond: 36 are all pairs of 9 answers."""
     validation_fraction: float = Field(default=0.1, ge=0, lt=0.9)

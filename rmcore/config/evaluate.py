@@ -11,12 +11,8 @@ class EvaluateConfig(Settings):
 
     num_resamples: int = Field(default=1000, ge=100, le=100_000)
     """Bootstrap resamples over prompts for the 95 % intervals."""
-    num_bins: int = Field(default=10, ge=2, le=10_000)
-    """Calibration bins."""
     thresholds: tuple[Threshold, ...] = (0.3, 0.5, 0.7)
     """Probabilities from which a single response counts as good: for its true and false positive rates."""
-    per_response: bool = True
-    """Also measure single responses over all prompts: ROC AUC, and the rates at the thresholds."""
     train_pairs: int = Field(default=500, ge=1)
     """Training pairs scored for the train-test gap."""
     answers: str | None = None

@@ -44,6 +44,18 @@ PRESETS: dict[str, str] = {
 }
 """By the name of the preset, which files that `rm-opt init` wrote begin with."""
 SETTINGS: dict[str, str] = {
+    **dict.fromkeys(
+        (f"readiness.{part}_weight" for part in ("accuracy", "calibration", "stability", "landscape")),
+        "the original score decides nothing, so it has the weights of its definition; "
+        "`RLReadinessScorer(weights)` takes others in Python.",
+    ),
+    **dict.fromkeys(("evaluate.num_bins", "train.calibration_bins"), "calibration errors are of ten bins everywhere."),
+    "evaluate.per_response": "single responses are always measured, too: it takes no time.",
+    "train.eval_thresholds": "evaluate.thresholds is of the held-out pairs; while it trains they are 0.3, 0.5 and 0.7.",
+    "data.eval_pairs_per_prompt": "every held-out pair counts; `accuracy_by_prompt` weighs each prompt alike.",
+    "policy.num_members": "four heads: their disagreement decides nothing.",
+    "policy.judging.max_tokens": "policy.judging.max_cost is the budget, at a price of 1 a token's, and max_calls.",
+    "policy.judging.calls_per_minute": "a server's `Retry-After` is obeyed, and policy.judging.concurrency bounds it.",
     "train.nuisance": "best of 64 gained no gold by it; rlhf.length_penalty does while a policy is trained.",
     "rlhf.stop_on_disagreement": "the members' disagreement never left its range while gold fell; rlhf.watch sees it.",
     "rlhf.aggregate": "members that share a backbone share its flaw, so their combined reward gained nothing.",
@@ -74,6 +86,8 @@ SETTINGS: dict[str, str] = {
 }
 """By the dotted name of a setting or of a whole group, as in `landscape.minutes`."""
 AS_NOW: dict[str, Any] = {
+    "train.calibration_bins": 10,
+    "data.eval_pairs_per_prompt": None,
     "train.curriculum": "none",
     "train.group_prompts": 1,
     "train.nuisance": [],

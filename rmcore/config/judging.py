@@ -35,8 +35,6 @@ class JudgingConfig(Settings):
     max_calls: Annotated[int | None, RUN_ONLY] = Field(default=None, ge=1, le=10**9)
     """Questions of one stage of a run, at most. When they are spent the run ends with status 3, and the same command
     continues without asking anything twice; left out: no limit."""
-    max_tokens: Annotated[int | None, RUN_ONLY] = Field(default=None, ge=1, le=10**12)
-    """Tokens of one stage, read and written, at most, as the server counts them; like `max_calls`."""
     price_read: Annotated[float, RUN_ONLY] = Field(default=0.0, ge=0)
     """Price of a million tokens read, in the currency of `max_cost`."""
     price_written: Annotated[float, RUN_ONLY] = Field(default=0.0, ge=0)
@@ -45,8 +43,6 @@ class JudgingConfig(Settings):
     """Cost of one stage by these prices, at most; like `max_calls`."""
     concurrency: Annotated[int, RUN_ONLY] = Field(default=16, ge=1, le=1024)
     """Calls that wait for an answer at once, at most."""
-    calls_per_minute: Annotated[float | None, RUN_ONLY] = Field(default=None, gt=0, le=1_000_000)
-    """Calls that begin in a minute, at most; left out: no limit but the server's own, whose `Retry-After` is obeyed."""
     timeout_seconds: Annotated[float, RUN_ONLY] = Field(default=120.0, gt=0, le=86_400)
     """Wait for one answer before the call counts as failed; a failed call is repeated up to five times."""
     key_variable: Annotated[str, RUN_ONLY] = Field(default=KEY_VARIABLE, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")

@@ -103,17 +103,6 @@ class PipelineConfig(Settings):
             )
         return self
 
-    @model_validator(mode="after")
-    def _score_has_a_part(self) -> Self:
-        weights = self.readiness
-        others = weights.accuracy_weight + weights.calibration_weight + weights.stability_weight
-        if self.landscape is None and not others:
-            raise ValueError(
-                "only readiness.landscape_weight is not 0, and no curvature is measured: set landscape.method=lanczos, "
-                "or give another part of the original score a weight"
-            )
-        return self
-
     @property
     def is_gold(self) -> bool:
         """Whether the pairs are the gold world's, which then also draws prompts and judges where no judge is named."""

@@ -57,8 +57,6 @@ class PolicyConfig(Settings):
     people: str | None = None
     """A folder, named from the root, for files of pairs that people judge in `rm-opt readiness confirm`, instead of
     `judge`. It ends at each of them, and the same command resumes when its column is filled in."""
-    num_members: int = Field(default=4, ge=2, le=64)
-    """Bootstrap reward heads whose disagreement on the samples is measured."""
 
     @property
     def drawn_from(self) -> str | None:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rmcore.config.base import RUN_ONLY, Settings, Threshold
+from rmcore.config.base import RUN_ONLY, Settings
 
 
 class TrainConfig(Settings):
@@ -82,10 +82,6 @@ class TrainConfig(Settings):
     """torch.compile of each layer with dynamic shapes; if that fails, training continues without it and says so."""
     eval_every: int = Field(default=100, ge=1)
     """Steps between evaluations on the validation pairs."""
-    eval_thresholds: tuple[Threshold, ...] = (0.3, 0.5, 0.7)
-    """Probabilities from which a single response counts as good, for its rates at these evaluations."""
-    calibration_bins: int = Field(default=10, ge=2, le=10_000)
-    """Bins of the calibration error at these evaluations."""
     early_stopping_patience: int | None = Field(default=5, ge=1)
     """Evaluations without improvement before training stops; null (--no-early-stopping) never stops early."""
     best_metric: Literal["eval/pairwise_accuracy", "eval/loss", "eval/ece", "last"] = "eval/pairwise_accuracy"

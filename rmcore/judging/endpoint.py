@@ -113,7 +113,7 @@ class Endpoint:
         """Whether any question was answered, now or before: a refusal is of that one question then."""
         self._pending: list[tuple[Question, Reply]] = []
         """Questions that were refused while none is answered."""
-        self._num_open, self._largest = 0, (0, 0.0)
+        self._num_open, self._largest = 0, 0.0
         """Calls under way; tokens and cost of the largest one so far."""
         self.served = ""
         """Which model answers: what the server calls its root, else its host; empty until it is needed."""
@@ -222,18 +222,12 @@ class Endpoint:
         """Ask with as many workers as may wait at once; the first failure lets the others finish their call."""
         waiting, total, before = deque(missing), len(missing), self.num_calls
         failures: list[Exception] = []
-        loop = asyncio.get_running_loop()
-        gap = 60 / self.settings.calls_per_minute if self.settings.calls_per_minute else 0.0
-        next_start = loop.time()
 
         async def work(client: "AsyncOpenAI") -> None:
-            nonlocal next_start
-            while not (failures or self._is_interrupted):
+            while True:
                 while self._num_open and self._may_exceed():
                     await asyncio.sleep(0.01)  # until a call under way says how large they are
-                if self._is_spent():
-                    return
-                if not waiting:
+                if failures or self._is_interrupted or self._is_spent() or not waiting:  # since it waited, too
                     return
                 question = waiting.popleft()
                 claim = self._claim(question)
@@ -243,12 +237,7 @@ class Endpoint:
                         await asyncio.sleep(WAIT_SECONDS)
                     continue
                 self.num_calls, self._num_open = self.num_calls + 1, self._num_open + 1
-                start, next_start = max(next_start, loop.time()), max(next_start, loop.time()) + gap
                 try:
-                    await asyncio.sleep(max(0.0, start - loop.time()))
-                    if failures or self._is_interrupted:
-                        self.num_calls -= 1
-                        return
                     reply = await self._call(client, question)
                     self._take(question, reply)
                 except (ConfigError, ServingError, OSError) as error:
@@ -270,8 +259,8 @@ class Endpoint:
             raise JudgementsWantedError(
                 f"the budget for {self.address.model} is spent: {self.num_calls:,} calls and {self.num_tokens:,} "
                 f"tokens{f' for {self.cost:.4g}' if self.cost else ''}, and {left:,} questions of this step are open. "
-                "What was answered is kept: the same command continues there with as much again; max_calls, max_tokens "
-                "and max_cost of the judging settings are the budget."
+                "What was answered is kept: the same command continues there with as much again; max_calls and "
+                "max_cost of the judging settings are the budget."
             )
 
     async def _call(self, client: "AsyncOpenAI", question: Question) -> Reply:
@@ -375,29 +364,23 @@ class Endpoint:
         tokens = reply.tokens_read + reply.tokens_written
         cost = self.settings.cost(reply.tokens_read, reply.tokens_written)
         self.num_tokens, self.cost = self.num_tokens + tokens, self.cost + cost
-        self._largest = max(self._largest[0], tokens), max(self._largest[1], cost)
+        self._largest = max(self._largest, cost)
 
     def _require_usage(self, reply: Reply) -> None:
-        limits = {"max_tokens": self.settings.max_tokens, "max_cost": self.settings.max_cost}
-        named = " and ".join(name for name, limit in limits.items() if limit is not None)
-        if named and not (reply.refusal or reply.tokens_read or reply.tokens_written):
+        if self.settings.max_cost is not None and not (reply.refusal or reply.tokens_read or reply.tokens_written):
             raise ConfigError(
                 f"{self.address.model} at {self.address.url} does not say how many tokens an answer took, so that "
-                f"{named} would limit nothing; use max_calls. What was answered is kept."
+                "max_cost would limit nothing; use max_calls. What was answered is kept."
             )
 
     def _is_spent(self) -> bool:
-        used = (self.num_calls, self.num_tokens, self.cost)
-        limits = (self.settings.max_calls, self.settings.max_tokens, self.settings.max_cost)
-        return any(limit is not None and one >= limit for one, limit in zip(used, limits, strict=True))
+        limits = ((self.num_calls, self.settings.max_calls), (self.cost, self.settings.max_cost))
+        return any(limit is not None and used >= limit for used, limit in limits)
 
     def _may_exceed(self) -> bool:
         """Whether the calls under way may spend what is left, each as much as the largest so far."""
-        used, limits = (self.num_tokens, self.cost), (self.settings.max_tokens, self.settings.max_cost)
-        return any(
-            limit is not None and (largest == 0 or one + (self._num_open + 1) * largest > limit)
-            for one, largest, limit in zip(used, self._largest, limits, strict=True)
-        )
+        limit, largest = self.settings.max_cost, self._largest
+        return limit is not None and (largest == 0 or self.cost + (self._num_open + 1) * largest > limit)
 
     def _key(self, question: Question) -> str:
         """Under which an answer is kept: by the parameters as sent, and it may be from before one was refused."""

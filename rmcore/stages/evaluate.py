@@ -105,7 +105,7 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
         of_judgements = record["observations"]["metrics"]
         tracked |= tracked_metrics({"test": {name.replace(" ", "_"): one for name, one in of_judgements.items()}})
     write_json(out / "summary.json", {"metrics": tracked})
-    bins = reliability_bins(tables["test"], settings.evaluate.num_bins, beta=rm.beta)
+    bins = reliability_bins(tables["test"], beta=rm.beta)
     mistakes = with_texts(most_confident_mistakes(tables["test"], beta=rm.beta).head(NUM_MISTAKES), splits["test"])
     _write_tables(out / "tables", metrics["test"], bins, mistakes)
     draw(out / "figures", tables["test"], metrics["test"], bins, record["context"])
@@ -154,8 +154,7 @@ def measure(
         table,
         calibration=calibration,
         num_resamples=config.num_resamples,
-        num_bins=config.num_bins,
-        thresholds=config.thresholds if config.per_response else None,
+        thresholds=config.thresholds,
         seed=seed,
         beta=beta,
         report=report,

@@ -25,6 +25,7 @@ from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
 from rmcore.data.pair import PreferencePair, Prompt, prompt_key
 from rmcore.data.table import read_pairs
+from rmcore.ensembles.linear_probes import MEMBER_PAIRS, NUM_MEMBERS
 from rmcore.models.device import pick_device
 from rmcore.policy.grpo.grpo import trainable_ids
 from rmcore.policy.grpo.hack_stop import HackStop
@@ -71,9 +72,8 @@ from rmcore.training.memory import peak_memory_bytes
 RECORD_FILE = "rlhf.json"
 START_SAMPLES = 64
 """Stored samples of the start policy that a trained one is compared with, of each prompt, at most."""
-MEMBER_PAIRS = 2000
 CALIBRATION_PAIRS = 500
-"""Pairs that the members are fitted on, and calibrated on, at most."""
+"""Held-out pairs that the members are calibrated on, at most."""
 
 
 def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
@@ -185,7 +185,7 @@ def _local_reward(settings: PipelineConfig, upstream: Upstream, pairs: list[Pref
         rm,
         pairs[:MEMBER_PAIRS],
         read_pairs(upstream["prepare"] / "test.parquet", CALIBRATION_PAIRS),
-        num_members=required_policy(settings).num_members,
+        num_members=NUM_MEMBERS,
         seed=settings.seed,
     )
 

@@ -20,6 +20,7 @@ from rmcore.core.tracking import Tracker
 from rmcore.data.pair import Prompt, prompt_key, prompt_text
 from rmcore.data.readers.turns import asked_prompt
 from rmcore.data.table import read_pairs
+from rmcore.ensembles.linear_probes import MEMBER_PAIRS, NUM_MEMBERS
 from rmcore.policy.disagreement import disagreement_along_n
 from rmcore.policy.judge import judge_noise
 from rmcore.policy.overoptimization import METHODS, OptimizationPlan, overoptimization
@@ -37,8 +38,6 @@ from rmcore.stages.trained import load_trained
 
 WORST_SHOWN = 5
 """Prompts of the least gain that the report prints."""
-MEMBER_PAIRS = 2000
-"""Training pairs that the member heads are fitted on, at most."""
 
 
 def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
@@ -47,9 +46,7 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
     rm = load_trained(settings, upstream["train"] / "best")
     training = read_pairs(upstream["prepare"] / "train.parquet", MEMBER_PAIRS)
     asked = samples.assign(prompt=_prompts(upstream["prepare"], samples))
-    scored = score_samples(
-        rm, asked, training, num_members=required_policy(settings).num_members, seed=settings.seed, report=report
-    )
+    scored = score_samples(rm, asked, training, num_members=NUM_MEMBERS, seed=settings.seed, report=report)
     asked = scored.samples.assign(reward=scored.rewards)
     table = asked.assign(prompt=asked["prompt"].map(prompt_text), length=asked["response"].str.len())
     table.drop(columns=["prompt", "response"]).to_parquet(out / "rewards.parquet")

@@ -154,8 +154,7 @@ def load_sources(
     if not measures_elsewhere:
         return [training]
     source, split = config.eval_source or config.source, config.eval_split or config.split
-    everything = load(source, split=split, limit=config.eval_limit, spool=places[1])
-    held_out = cap_prompts(everything, config.eval_pairs_per_prompt)
+    held_out = load(source, split=split, limit=config.eval_limit, spool=places[1])
     return [take_out(training, held_out), held_out]
 
 

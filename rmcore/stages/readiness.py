@@ -16,7 +16,6 @@ from typing import Any
 import pandas as pd
 
 from rmcore.config.pipeline import PipelineConfig
-from rmcore.config.readiness import ReadinessConfig
 from rmcore.core.errors import DataError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
@@ -39,7 +38,7 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
     logged = choose_among_logged(settings, upstream, report)
     write_json(out / "logged_answers.json", logged)
     train_accuracy = metrics["train"]["pairwise_accuracy"]["value"]
-    judged = judge(metrics["test"], train_accuracy, lambda_max, settings.readiness, logged)
+    judged = judge(metrics["test"], train_accuracy, lambda_max, logged)
     write_json(out / "readiness.json", judged)
     scores = {name: value for name, value in judged["readiness"].items() if name.endswith("_score")}
     shown = {f"ready/{name}": value for name, value in scores.items() if value is not None}
@@ -75,7 +74,6 @@ def judge(
     test: Mapping[str, Mapping[str, Any]],
     train_accuracy: float | None,
     lambda_max: float | None,
-    config: ReadinessConfig,
     logged: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Checks, verdict and the original score.
@@ -84,7 +82,6 @@ def judge(
         test: held-out metrics by name with their intervals, as records of `evaluate_pairs`.
         train_accuracy: pairwise accuracy on training pairs, for the gap; None leaves that check unmeasured.
         lambda_max: largest eigenvalue of the loss Hessian; None: not measured, and the original score does without.
-        config: the weights of the original score.
         logged: record of `rmcore.policy.logged_answers`, where there is one.
 
     Returns:
@@ -94,12 +91,6 @@ def judge(
     Raises:
         DataError: a quantity that the original score needs is undefined.
     """
-    weights = {
-        "accuracy": config.accuracy_weight,
-        "calibration": config.calibration_weight,
-        "stability": config.stability_weight,
-        "landscape": config.landscape_weight,
-    }
     needed = ("pairwise_accuracy", "ece_debiased", "pooled_reward_variance")
     accuracy, ece, variance = (test[name]["value"] for name in needed)
     if accuracy is None or ece is None or variance is None:
@@ -107,7 +98,7 @@ def judge(
             f"readiness needs pairwise_accuracy ({accuracy}), ece_debiased ({ece}) and pooled_reward_variance "
             f"({variance}), and one is undefined; evaluate on more pairs that are not all tied."
         )
-    original = RLReadinessScorer(weights).compute_score(accuracy, ece, variance, lambda_max).to_dict()
+    original = RLReadinessScorer().compute_score(accuracy, ece, variance, lambda_max).to_dict()
     over_baseline = test[OVER_BASELINE]
     checks = [baseline_check(over_baseline), *validation_gate(test, train_accuracy)]
     return {

@@ -119,7 +119,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "readiness",
             ("prepare", "evaluate", "landscape"),
-            ("seed", "evaluate.num_resamples", "readiness"),
+            ("seed", "evaluate.num_resamples"),
             ("readiness.json",),
         ),
         Stage(
@@ -155,7 +155,7 @@ STAGES: dict[str, Stage] = {
             "overoptimization",
             ("prepare", "train", "samples"),
             (
-                *("seed", *LOADED, "judged_by", "policy.num_members", "policy.judge_ceiling", *AUDITED),
+                *("seed", *LOADED, "judged_by", "policy.judge_ceiling", *AUDITED),
                 *("evaluate.num_resamples", "readiness.planned_kl"),
             ),
             ("rewards.parquet", "overoptimization.json"),
@@ -184,7 +184,7 @@ STAGES: dict[str, Stage] = {
             ("prepare", "train", "policy", "samples", "overoptimization"),
             (
                 *("seed", *LOADED, "is_gold", *JUDGED, "policy.name", "policy.temperature", "policy.max_new_tokens"),
-                *("policy.num_members", "evaluate.num_resamples", "rlhf"),
+                *("evaluate.num_resamples", "rlhf"),
             ),
             ("rlhf.json", "model/*"),
             libraries=(*TORCH, "trl"),

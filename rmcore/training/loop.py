@@ -319,14 +319,12 @@ class Trainer:
                 "diverge. The best checkpoint so far is kept. Lower the learning rate, lengthen the warm-up, or clip "
                 "the gradient harder."
             )
-        measured = batch_metrics(
-            rewards, self.config.calibration_bins, self.config.eval_thresholds, beta=self.config.beta
-        )
+        measured = batch_metrics(rewards, beta=self.config.beta)
         values = {f"eval/{name.replace('@', '_at_')}": value for name, value in measured.items()}
         values["eval/num_pairs"] = float(len(rewards))
         values["cost/train_seconds"] = self.progress.totals.seconds
         for callback in self.callbacks:
-            values |= callback(Evaluation(step, self.rm, self.validation, rewards, self.config.calibration_bins))
+            values |= callback(Evaluation(step, self.rm, self.validation, rewards))
         self._log(step, values)
         if not self._chooses or self.writer.evaluated(step, values[self.config.best_metric]):
             self.best_rewards = rewards

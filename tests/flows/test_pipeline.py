@@ -192,14 +192,11 @@ def test_a_benchmark_is_a_stage_of_its_own_and_again_when_its_rows_change(place,
     assert "train " not in refused.stdout  # nothing was computed before
 
 
-def test_changing_only_readiness_weights_runs_readiness_only(place, finished):
-    changes = ["readiness.accuracy_weight=0.45", "readiness.calibration_weight=0.15"]
-    executed, summary, _ = place.run(*[word for change in changes for word in ("--set", change)])
-    assert executed == ["readiness"]
+def test_a_change_of_how_often_is_resampled_runs_what_resamples(place, finished):
+    executed, summary, _ = place.run("--set", "evaluate.num_resamples=150")
+    assert executed == ["evaluate", "readiness"]
     why = place.rm_opt("store", "why", summary["results"]["stages"][-1]["key"][:12]).stdout
-    assert "config.readiness.accuracy_weight: 0.35 -> 0.45" in why
-    assert "config.readiness.calibration_weight: 0.25 -> 0.15" in why
-    assert why.count("->") == 2
+    assert "config.evaluate.num_resamples: 100 -> 150" in why
 
 
 def test_a_damaged_and_a_deleted_artifact_are_made_again_and_nothing_else(place, finished):
@@ -229,10 +226,10 @@ def test_a_change_in_a_stages_code_runs_it_again_and_neither_a_comment_nor_how_i
 def test_services_that_do_not_answer_do_not_stop_a_run(place, finished):
     dead = "http://127.0.0.1:9"
     executed, _, done = place.run(
-        "--set", "readiness.accuracy_weight=0.3", "--set", "readiness.calibration_weight=0.3",
+        "--set", "evaluate.num_resamples=170",
         anew=True, MLFLOW_TRACKING_URI=dead, PREFECT_API_URL=f"{dead}/api",
     )  # fmt: skip
-    assert executed == ["readiness"]
+    assert executed == ["evaluate", "readiness"]
     assert "rm-opt store sync" in done.stderr
     assert "the embedded API is used" in done.stderr
     refused = place.rm_opt("store", "sync", check=False)

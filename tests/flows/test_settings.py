@@ -16,7 +16,6 @@ from rmcore.config.files import parse_yaml
 from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError, DataError, ModelError
-from rmcore.policy.readiness.original_score import DEFAULT_WEIGHTS as PARTS
 from tasks.headline import compared_settings
 
 
@@ -265,7 +264,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 @pytest.mark.parametrize(
     "assignment",
-    ["train.lr=-1", "train.optimizer=adamm", "data.validation_fraction=0.9", "readiness.accuracy_weight=0.9", "seed=x"],
+    ["train.lr=-1", "train.optimizer=adamm", "data.validation_fraction=0.9", "readiness.min_gain=0", "seed=x"],
 )
 def test_a_value_that_is_not_allowed_is_refused(assignment):
     with pytest.raises(ValidationError):
@@ -333,10 +332,3 @@ def test_a_preset_of_a_large_model_measures_the_curvature_of_its_head_unless_tol
     told = load_config("h200", None, ["landscape.parameters=all"])
     for config in (told, load_config("h200", None, ["landscape.num_pairs=4"])):
         assert form_config("h200", {}, changes_of("h200", config)) == config
-
-
-def test_a_score_of_curvature_alone_is_refused_before_a_training_that_measures_none():
-    weights = [f"readiness.{part}_weight={int(part == 'landscape')}" for part in PARTS]
-    with pytest.raises(ValidationError, match="no curvature is measured"):
-        load_config("minilm", None, weights)
-    assert load_config("minilm", None, [*weights, "landscape.method=lanczos"]).readiness.landscape_weight == 1

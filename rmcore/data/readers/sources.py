@@ -110,7 +110,7 @@ def notices(
     """Say what a reader of the numbers must know about ties and usable pairs that are not here: a sentence each."""
     counts = (
         (num_over_row_cap, "are beyond data.pairs_per_row: of such rows a random choice is kept"),
-        (num_over_cap, "are of prompts that had enough (data.pairs_per_prompt, data.eval_pairs_per_prompt)"),
+        (num_over_cap, "are of prompts that had enough (data.pairs_per_prompt)"),
         (
             num_held_out,
             "share their prompt, or a dialogue's first user turn, with held-out pairs: taken out of training",

@@ -9,7 +9,7 @@ from rmcore.config.changes import change_config
 from rmcore.config.pipeline import PipelineConfig
 
 LIMITS_OF_DATA = {
-    *("data.limit", "data.eval_limit", "data.pairs_per_prompt", "data.eval_pairs_per_prompt"),
+    *("data.limit", "data.eval_limit", "data.pairs_per_prompt"),
     *("evaluate.train_pairs", "landscape.num_pairs", "probe.pairs_per_prompt", "active.max_per_prompt"),
 }
 """At most so many of what is there: no larger than the data, whatever is given."""

@@ -38,8 +38,8 @@ def test_each_prompt_keeps_its_first_pairs_in_order(prompts, most):
         assert [one for one in capped.pairs if one.prompt == prompt] == own[:most]
 
 
-@pytest.mark.parametrize(("caps", "expected"), [((None, None), (40, 40)), ((2, None), (20, 40)), ((None, 1), (40, 10))])
-def test_both_sources_have_their_own_cap(tmp_path: Path, caps, expected):
+@pytest.mark.parametrize(("most", "expected"), [(None, (40, 40)), (2, (20, 40))])
+def test_held_out_pairs_of_their_own_source_are_not_capped(tmp_path: Path, most, expected):
     pairs = [pair(number % 10, number) for number in range(40)]
     held_out = [PreferencePair(f"other {number % 10}", f"good {number}", "bad") for number in range(40)]
     write_pairs(pairs, tmp_path / "a.parquet")
@@ -47,8 +47,7 @@ def test_both_sources_have_their_own_cap(tmp_path: Path, caps, expected):
     config = DataConfig(
         source=str(tmp_path / "a.parquet"),
         eval_source=str(tmp_path / "b.parquet"),
-        pairs_per_prompt=caps[0],
-        eval_pairs_per_prompt=caps[1],
+        pairs_per_prompt=most,
     )
     splits, _ = load_splits(config, seed=0)
     assert (len(splits["train"]) + len(splits["validation"]), len(splits["test"])) == expected

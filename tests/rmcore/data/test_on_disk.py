@@ -82,7 +82,7 @@ def test_text_that_is_no_unicode_is_named(tmp_path: Path):
 
 @pytest.mark.parametrize(
     "more",
-    [{}, {"test_seed": 3}, {"pairs_per_prompt": 2}, {"eval_source": "b.parquet", "eval_pairs_per_prompt": 1}],
+    [{}, {"test_seed": 3}, {"pairs_per_prompt": 2}, {"eval_source": "b.parquet"}],
     ids=lambda more: next(iter(more), "plain"),
 )
 def test_a_source_read_onto_disk_is_split_and_audited_as_one_in_memory(tmp_path: Path, more):

@@ -105,11 +105,10 @@ def test_what_was_found_is_whole(chain, optimized):
 @pytest.mark.parametrize(
     ("setting", "moved"),
     [
-        ({"policy": {"num_members": 9}}, {"overoptimization"}),
         ({"policy": {"temperature": 0.7}}, {"samples"}),
         ({"policy": {"samples_per_prompt": 5}}, {"samples"}),
         ({"policy": {"sft_lr": 1e-3}}, {"policy"}),
-        ({"readiness": {"planned_kl": 1.0}}, {"overoptimization", "readiness", "readiness_v2"}),
+        ({"readiness": {"planned_kl": 1.0}}, {"overoptimization", "readiness_v2"}),
         ({"train": {"lr": 1e-5}}, {"train"}),
     ],
 )

@@ -20,7 +20,6 @@ from rmcore.config.model import LoraSettings
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import PolicyConfig
 from rmcore.config.probe import ProbeConfig
-from rmcore.config.readiness import ReadinessConfig
 from rmcore.config.rlhf import RlhfConfig, WatchConfig
 from rmcore.config.train import TrainConfig
 from rmcore.core import hardware
@@ -144,7 +143,7 @@ OTHER_VALUES = {
     "data.grade_levels": (0.0, 1.0),
     "device": "cuda:1", "loggers": ("wandb",),
     "data.gold.shortcut": "flattery", "model.name": "deberta", "model.lora": LoraSettings(),
-    "model.render_fn": "json:dumps", "train.callbacks": ("curvature",), "train.eval_thresholds": (0.5,),
+    "model.render_fn": "json:dumps", "train.callbacks": ("curvature",),
     "train.batching": "plain",
     "train.optimizer": "sgd", "train.over_length": "drop", "train.precision": "bf16", "train.schedule": "linear",
     "train.best_metric": "eval/loss", "evaluate.thresholds": (0.5,), "landscape.method": "full",
@@ -176,7 +175,7 @@ STAGES_OF_A_SECTION = {
     "evaluate": {"evaluate"},
     "benchmark": {"benchmark"},
     "landscape": {"landscape"},
-    "readiness": {"readiness", "readiness_v2"},
+    "readiness": {"readiness_v2"},
     "probe": {"probe"},
     "explain": {"explain"},
     "rlhf": {"grpo"},
@@ -191,14 +190,13 @@ STAGES_OF_A_SETTING = {
     # Also of what a policy is fine-tuned on, and of what some reward models of the study prefer.
     "data.gold.shortcut": {"prepare", "policy"},
     "evaluate.num_resamples": {"evaluate", "readiness", "overoptimization", "grpo"},
-    "readiness.planned_optimizer": {"readiness", "readiness_v2"},
+    "readiness.planned_optimizer": {"readiness_v2"},
     "readiness.planned_kl": {
-        "readiness",
         "readiness_v2",
         "overoptimization",
         "confirmation",
     },
-    "readiness.min_gain": {"readiness", "readiness_v2", "confirmation"},
+    "readiness.min_gain": {"readiness_v2", "confirmation"},
     "policy.name": {"policy", "samples", "confirmation", "grpo"},
     "policy.base": {"policy"},
     "policy.sft_examples": {"policy"},
@@ -214,7 +212,6 @@ STAGES_OF_A_SETTING = {
     "policy.judge_column": {"samples"},
     "policy.topic_column": {"samples"},
     "policy.judge_ceiling": {"overoptimization"},
-    "policy.num_members": {"overoptimization", "grpo"},
     # How it is run, not what comes out.
     **{f"train.{name}": set() for name in TrainConfig.run_only()},
     "rlhf.wait_seconds": set(),
@@ -371,7 +368,7 @@ def test_a_path_is_not_part_of_a_key_but_its_content_is(tmp_path, gold_pairs):
 
 
 def test_the_best_that_labelled_pairs_allow_is_that_their_checks_passed():
-    judged = judge(GOOD, 0.92, 10.0, ReadinessConfig())
+    judged = judge(GOOD, 0.92, 10.0)
     verdict = judged["verdict"]
     assert (verdict["rung"], verdict["evidence"], verdict["status"]) == (1, "labelled pairs", "passes")
     assert verdict["reasons"] == []
@@ -390,21 +387,21 @@ def test_the_best_that_labelled_pairs_allow_is_that_their_checks_passed():
     ],
 )
 def test_one_failed_check_fails_and_is_named(change, train_accuracy, lambda_max, failed):
-    judged = judge(GOOD | change, train_accuracy, lambda_max, ReadinessConfig())
+    judged = judge(GOOD | change, train_accuracy, lambda_max)
     assert judged["verdict"]["status"] == ("unclear" if train_accuracy is None else "fails")
     assert failed in [check["name"] for check in judged["gate"] if not check["passed"]]
 
 
 @pytest.mark.parametrize(("variance", "lambda_max"), [(0.01, 0.0), (1e3, 1e4)])
 def test_the_original_score_decides_nothing(variance, lambda_max):
-    judged = judge(GOOD | {"pooled_reward_variance": metric(variance)}, 0.92, lambda_max, ReadinessConfig())
+    judged = judge(GOOD | {"pooled_reward_variance": metric(variance)}, 0.92, lambda_max)
     assert judged["verdict"]["status"] == "passes"
     assert "verdict" not in judged["readiness"]
 
 
 def test_readiness_without_a_number_it_needs_is_refused():
     with pytest.raises(DataError, match="ece_debiased"):
-        judge(GOOD | {"ece_debiased": metric(None)}, 0.9, 1.0, ReadinessConfig())
+        judge(GOOD | {"ece_debiased": metric(None)}, 0.9, 1.0)
 
 
 @pytest.mark.parametrize("units", [True, False])
