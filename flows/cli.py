@@ -26,10 +26,6 @@ COMMANDS = WITHOUT_ORCHESTRATOR | {
     "open": Listed("flows.cli_runs:open_report", "Open the newest report in the browser, or that of a run."),
     "verdict": Listed("flows.cli_runs:verdict", "Print a run's verdict as JSON, with an exit status for pipelines."),
     "readiness": WITHOUT_ORCHESTRATOR["readiness"]._replace(place="flows.cli_policy:readiness_app"),
-    "best-of-n": Listed(
-        "flows.cli_policy:best_of_n",
-        "Draw a policy's samples, and show what choosing the best of n by this model gives.",
-    ),
     "rlhf": Listed(
         "flows.cli_rlhf:rlhf", "Train a reward model and a policy against it: a better policy, or a clear no."
     ),
@@ -44,8 +40,7 @@ COMMANDS = WITHOUT_ORCHESTRATOR | {
     "up": Listed("flows.cli_services:up", "Start Prefect, its worker and MLflow here, and deploy the flows."),
     "worker": Listed("flows.cli_services:worker", "Compute cells of experiments for another machine."),
     "down": Listed("flows.cli_services:down", "End what `rm-opt up` started, and nothing else."),
-    "status": Listed("flows.cli_services:status", "Show which services run, where, and whether they answer."),
-    "info": Listed("flows.cli_info:info", "Show versions, GPUs, CUDA, vLLM, the device, and where everything lies."),
+    "info": Listed("flows.cli_info:info", "Show versions, GPUs, the device, the home, and which services run."),
     "store": Listed("flows.cli_store:app", "List, verify, explain and bound artifacts; send what MLflow missed."),
 }
 PANELS = {
@@ -65,12 +60,9 @@ PANELS = {
         "card",
         "push",
     ),
-    "Policies": ("readiness", "judge", "best-of-n", "overoptimize", "rlhf"),
+    "Policies": ("readiness", "judge", "rlhf"),
     "Experiments": ("experiment", "compare", "tune"),
-    "Services and the store": (
-        *("up", "worker", "down", "status", "serve", "publish"),
-        *("info", "store"),
-    ),
+    "Services and the store": ("up", "worker", "down", "serve", "publish", "info", "store"),
 }
 """Headings of `rm-opt --help` and the commands under each, in this order."""
 COMPUTING = frozenset(("run", *PANELS["Train and measure"], *PANELS["Policies"], *PANELS["Experiments"]))

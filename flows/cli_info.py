@@ -1,4 +1,4 @@
-"""`rm-opt info`: what this machine has."""
+"""`rm-opt info`: what this machine has, and which services run."""
 
 import importlib.metadata
 import sys
@@ -7,9 +7,11 @@ from tasks.home import home
 
 
 def info() -> None:
-    """Show versions, GPUs, CUDA, vLLM, the device, and where everything lies."""
+    """Show versions, GPUs, the device, the home, and which services run."""
     import torch
 
+    from flows import services
+    from flows.cli_services import print_services
     from rmcore.models.device import free_bytes, pick_device
 
     device = pick_device("auto")
@@ -28,7 +30,8 @@ def info() -> None:
     facts["device"] = f"{device}, {free_bytes(device) / 2**30:.1f} GiB free"
     facts["home"] = str(home())
     for name, fact in facts.items():
-        print(f"{name:<14} {fact}")
+        print(f"{name:<15} {fact}")
+    print_services(services.status())
 
 
 def _vllm() -> str:

@@ -1,4 +1,4 @@
-"""`rm-opt best-of-n` and `rm-opt readiness`: whether a policy may be optimised against a reward model."""
+"""`rm-opt readiness best-of-n | policy | confirm`: whether a policy may be optimised against a reward model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -77,6 +77,7 @@ class PolicyOptions:
         return settings_of(own) + (["data.test_fraction=0.5"] if more else [])
 
 
+@readiness_app.command("best-of-n")
 @options()
 def best_of_n(
     inputs: PolicyOptions,
@@ -86,8 +87,8 @@ def best_of_n(
 ) -> None:
     """Draw a policy's samples, and show what choosing the best of n by this model gives.
 
-    Samples are stored: another reward model scores the same ones. Example: rm-opt best-of-n, then
-    rm-opt best-of-n --checkpoint out/best --policy my-policy --data pairs.parquet
+    Samples are stored: another reward model scores the same ones. Example: rm-opt readiness best-of-n, then
+    rm-opt readiness best-of-n --checkpoint out/best --policy my-policy --data pairs.parquet
     """
     from rmcore.reporting.html.policy import best_of_n_block
 

@@ -1,4 +1,4 @@
-"""`rm-opt up | worker | down | status`: the services beside the runs."""
+"""`rm-opt up | worker | down`: the services beside the runs."""
 
 import shlex
 from functools import partial
@@ -38,7 +38,7 @@ def up(
     """Start Prefect, its worker and MLflow here, and deploy the flows."""
     from flows import services
 
-    _print_services(
+    print_services(
         services.up(prefect_port, mlflow_port, host=host, database=database, tell=partial(print, flush=True))
     )
     if stay:
@@ -80,14 +80,8 @@ def down() -> None:
     print(f"ended: {', '.join(ended)}" if ended else "nothing was running")
 
 
-def status() -> None:
-    """Show which services run, where, and whether they answer."""
-    from flows import services
-
-    _print_services(services.status())
-
-
-def _print_services(found: list[Any]) -> None:
+def print_services(found: list[Any]) -> None:
+    """Print where each service runs, or that it does not, and where the passwords of their pages are."""
     from tasks.passwords import password_file
 
     for service in found:

@@ -183,8 +183,8 @@ def require_judge(config: PipelineConfig) -> None:
     if policy is not None and config.rlhf is None and not is_judged(config):
         raise ConfigError(
             "readiness v2 asks what the gold reward makes of the policy's samples, and nobody knows it for "
-            f"{config.data.source}. Draw samples with `rm-opt best-of-n`, have them judged, and name the file in "
-            "policy.samples; or name a judge in policy.judge: openai:MODEL@URL, or a function of (prompt, "
+            f"{config.data.source}. Draw samples with `rm-opt readiness best-of-n`, have them judged, and name the "
+            "file in policy.samples; or name a judge in policy.judge: openai:MODEL@URL, or a function of (prompt, "
             "response); or leave the policy out, for a verdict on labelled pairs alone."
         )
 

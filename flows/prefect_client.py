@@ -57,7 +57,7 @@ def prefect_at(api: str | None) -> Iterator[SyncPrefectClient]:
         raise _refused(address, error.response) from error
     except httpx.HTTPError as error:
         raise ServiceError(
-            f"Prefect at {address} does not answer ({error}): the server is down or busy. See `rm-opt status`."
+            f"Prefect at {address} does not answer ({error}): the server is down or busy. See `rm-opt info`."
         ) from error
     except (JSONDecodeError, ValidationError) as error:
         raise ServiceError(

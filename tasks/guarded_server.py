@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 OPEN_PATH = "/health"
-"""Answers that the server lives, and nothing else; `rm-opt status` and clients ask it before they know more."""
+"""Answers that the server lives, and nothing else; `rm-opt info` and clients ask it before they know more."""
 
 
 class Guard:
@@ -93,7 +93,7 @@ class Guard:
         authorization = values_of(headers, b"authorization")
         is_open = scope["path"] in (OPEN_PATH, PROOF_PATH)
         if self._secret is not None and not is_open and not self._is_secret(authorization):
-            return Denial(401, "The password is missing or wrong. `rm-opt status` says where it is.")
+            return Denial(401, "The password is missing or wrong. `rm-opt info` says where it is.")
         return None
 
     def _is_secret(self, authorization: list[str]) -> bool:

@@ -28,10 +28,6 @@ COMMANDS = {
     "ensemble": Listed(
         "rmcore.cli.ensemble:ensemble", "Make an ensemble of reward models, and measure what their disagreement tells."
     ),
-    "overoptimize": Listed(
-        "rmcore.cli.overoptimize:overoptimize",
-        "Show proxy and gold reward against KL, and where the gold reward turns.",
-    ),
     "export": Listed(
         "rmcore.cli.export:export", "Write a checkpoint as one plain Hugging Face folder, and compare its rewards."
     ),

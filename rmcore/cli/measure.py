@@ -13,6 +13,7 @@ from rmcore.cli.common import print_metrics, write_report_json
 from rmcore.cli.help import common
 from rmcore.cli.inputs import Checkpoint, Data, JsonOut, ModelReading, PairReading, Seed, read_pairs
 from rmcore.cli.options import field_options, given, options
+from rmcore.cli.overoptimize import overoptimize
 from rmcore.cli.verdict import print_verdict
 from rmcore.config.data import DataConfig
 from rmcore.config.evaluate import EvaluateConfig
@@ -227,6 +228,9 @@ def rank(
     _print_ranking(found)
     told = {"answers": str(answers), "judged": given_answers.kind, "left_out": given_answers.left_out, **found}
     write_report_json(json_out, told)
+
+
+readiness_app.command()(overoptimize)
 
 
 def _print_ranking(found: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""`rm-opt overoptimize`: whether the gold reward follows the proxy, and up to where."""
+"""`rm-opt readiness overoptimize`: whether the gold reward follows the proxy, and up to where."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,7 +32,8 @@ def overoptimize(
     For best-of-n and for the KL-regularised optimum. Nothing is sampled or trained: stored samples are re-weighted,
     exactly. Score them with `rm-opt score`.
 
-    Example: rm-opt overoptimize --samples scored.parquet --proxy reward --gold judge --out curves
+    Example:
+    rm-opt readiness overoptimize --samples scored.parquet --proxy reward --gold judge --out curves
     """
     from rmcore.core.files import write_json
     from rmcore.policy.curves import curves_of_file

@@ -11,8 +11,14 @@ _REFRESHED = (
     "no refresh of the reward model was shown to gain; the watch keeps the best checkpoint (rlhf.watch), and labels of "
     "its pairs may train the next reward model."
 )
-
+_TEN_BINS = "calibration errors are of ten bins everywhere."
+_SINGLE = "single responses are always measured, too: it takes no time."
+_THRESHOLDS = "evaluate.thresholds is of the held-out pairs; while it trains they are 0.3, 0.5 and 0.7."
+_EVERY_PAIR = "every held-out pair counts; `accuracy_by_prompt` weighs each prompt alike."
 COMMANDS: dict[str, str] = {
+    "best-of-n": "`rm-opt readiness best-of-n` is the same, with the same options.",
+    "overoptimize": "`rm-opt readiness overoptimize` is the same, with the same options.",
+    "status": "`rm-opt info` shows which services run, and where.",
     "readiness validate": "the study of what readiness predicts is finished; its fit is shipped (docs/readiness.md).",
     "active study": "no acquisition function saved labels on real pairs; `rm-opt data propose` and `ingest` stay.",
     "soup": "averages of weights passed only for models nudged apart by hand; `rm-opt ensemble` averages rewards.",
@@ -25,6 +31,10 @@ COMMANDS: dict[str, str] = {
 }
 """By the words of the command, as in `trajectory` or `active simulate`."""
 OPTIONS: dict[str, str] = {
+    **dict.fromkeys(("--num-bins", "--calibration-bins"), _TEN_BINS),
+    **dict.fromkeys(("--per-response", "--no-per-response"), _SINGLE),
+    "--eval-threshold": _THRESHOLDS,
+    "--eval-pairs-per-prompt": _EVERY_PAIR,
     "--start-port": "the start page is gone: runs and schedules are in Prefect, reports are with their runs in MLflow, "
     "and `rm-opt worker --server` takes Prefect's address.",
     "--refreshes": _REFRESHED,
@@ -49,10 +59,10 @@ SETTINGS: dict[str, str] = {
         "the original score decides nothing, so it has the weights of its definition; "
         "`RLReadinessScorer(weights)` takes others in Python.",
     ),
-    **dict.fromkeys(("evaluate.num_bins", "train.calibration_bins"), "calibration errors are of ten bins everywhere."),
-    "evaluate.per_response": "single responses are always measured, too: it takes no time.",
-    "train.eval_thresholds": "evaluate.thresholds is of the held-out pairs; while it trains they are 0.3, 0.5 and 0.7.",
-    "data.eval_pairs_per_prompt": "every held-out pair counts; `accuracy_by_prompt` weighs each prompt alike.",
+    **dict.fromkeys(("evaluate.num_bins", "train.calibration_bins"), _TEN_BINS),
+    "evaluate.per_response": _SINGLE,
+    "train.eval_thresholds": _THRESHOLDS,
+    "data.eval_pairs_per_prompt": _EVERY_PAIR,
     "policy.num_members": "four heads: their disagreement decides nothing.",
     "policy.judging.max_tokens": "policy.judging.max_cost is the budget, at a price of 1 a token's, and max_calls.",
     "policy.judging.calls_per_minute": "a server's `Retry-After` is obeyed, and policy.judging.concurrency bounds it.",

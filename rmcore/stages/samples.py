@@ -212,7 +212,7 @@ def _read(path: str, judge_column: str, topic_column: str | None) -> tuple[pd.Da
     if any(isinstance(prompt, (list, dict)) for prompt in rows["prompt"]):
         raise DataError(
             f"{path} has prompts that are no text, such as dialogues of turns; write each as one text, as "
-            "`rm-opt best-of-n` writes them to samples.parquet."
+            "`rm-opt readiness best-of-n` writes them to samples.parquet."
         )
     gold = pd.to_numeric(rows[judge_column], errors="coerce")
     rows = rows.assign(gold=gold)[np.isfinite(gold)]

@@ -7,9 +7,7 @@ import pytest
 from flows.cli import app
 
 
-@pytest.mark.parametrize(
-    "command", [["down"], ["store", "gc", "--keep", "1"], ["store", "ls"], ["status"]], ids=" ".join
-)
+@pytest.mark.parametrize("command", [["down"], ["store", "gc", "--keep", "1"], ["store", "ls"], ["info"]], ids=" ".join)
 def test_a_home_is_for_its_owner_alone(command, tmp_path, monkeypatch):
     home = tmp_path / "home"
     monkeypatch.setenv("RM_OPT_HOME", str(home))

@@ -98,7 +98,9 @@ def test_the_shell_completes_commands_and_options_that_the_page_leaves_out(words
     assert expected in outcome.output.split()
 
 
-@pytest.mark.parametrize("example", ["rm-opt best-of-n", "rm-opt readiness policy RUN", "rm-opt rlhf --seeds 3"])
+@pytest.mark.parametrize(
+    "example", ["rm-opt readiness best-of-n", "rm-opt readiness policy RUN", "rm-opt rlhf --seeds 3"]
+)
 def test_the_help_shows_examples(example, capsys):
     with pytest.raises(SystemExit):
         app([*takewhile(lambda word: not word.startswith("--"), example.split()[1:]), "--help"])

@@ -248,7 +248,7 @@ def next_rung(verdict: Verdict, config: PipelineConfig, model: Sequence[str]) ->
     judged = shlex.join(["rm-opt", "readiness", "policy", *model])
     if verdict["rung"] < 3:
         samples = f"{policy.num_prompts} prompts × {policy.samples_per_prompt} samples of the policy"
-        drawn = shlex.join(["rm-opt", "best-of-n", *model])
+        drawn = shlex.join(["rm-opt", "readiness", "best-of-n", *model])
         return {
             "rung": 3,
             "evidence": "samples of the policy that will be optimised, judged",

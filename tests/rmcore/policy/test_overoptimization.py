@@ -172,7 +172,7 @@ def run(*arguments) -> int:
 def test_the_command_writes_a_figure_a_proxy_and_the_record(samples, tmp_path, capsys):
     out = tmp_path / "curves"
     proxies = ["--proxy", "reward", "--proxy", "other model"]
-    assert run("overoptimize", "--samples", samples, *proxies, "--gold", "judge", "--out", out) == 0
+    assert run("readiness", "overoptimize", "--samples", samples, *proxies, "--gold", "judge", "--out", out) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "reward, best-of-n:" in said
     assert "other model, KL-regularised optimum:" in said
@@ -198,7 +198,7 @@ def test_the_command_writes_a_figure_a_proxy_and_the_record(samples, tmp_path, c
 )
 def test_a_wrong_call_is_one_message(samples, tmp_path, capsys, change, words):
     call = ["--samples", samples, "--proxy", "reward", "--gold", "judge", "--out", tmp_path, *change]
-    assert run("overoptimize", *call) == 2
+    assert run("readiness", "overoptimize", *call) == 2
     assert words in capsys.readouterr().err
 
 

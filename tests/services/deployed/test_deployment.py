@@ -41,7 +41,7 @@ def finished(smoke):
 def test_up_prints_both_addresses_and_status_agrees(services):
     for address in (services.ui, services.mlflow):
         assert address in services.printed
-        assert address in services.rm_opt("status")
+        assert address in services.rm_opt("info")
 
 
 def test_the_form_begins_with_a_preset_and_has_a_dozen_fields_with_bounds_and_help(services):

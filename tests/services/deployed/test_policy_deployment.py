@@ -67,7 +67,7 @@ def test_best_of_n_and_readiness_share_their_samples_and_show_in_mlflow(services
 
 def test_best_of_n_as_a_command_computes_nothing_again_and_shows(command, with_policy, drawn):
     before = command.made()
-    outcome, said = command.outcome("best-of-n", "--preset", "smoke", config=with_policy)
+    outcome, said = command.outcome("readiness", "best-of-n", "--preset", "smoke", config=with_policy)
     assert outcome["executed"] == []
     assert command.made() == before
     found = outcome["results"]
@@ -138,8 +138,8 @@ def test_everything_may_come_from_outside(command, with_policy, smoke, drawn, ow
     policy = min(command.services.home.glob("store/policy/*/model"), key=lambda one: one.stat().st_mtime)
     before = command.made()
     outcome, said = command.outcome(
-        "best-of-n", "--checkpoint", smoke.artifacts["train"] / "best", "--policy", policy, "--data", own_pairs,
-        "--n", 4, "--prompts", 4, "--preset", "smoke", config=with_policy,
+        "readiness", "best-of-n", "--checkpoint", smoke.artifacts["train"] / "best", "--policy", policy,
+        "--data", own_pairs, "--n", 4, "--prompts", 4, "--preset", "smoke", config=with_policy,
     )  # fmt: skip
     assert outcome["executed"] == ["prepare", "policy", "samples", "overoptimization"]
     assert "computed prepare, policy, samples, overoptimization" in said
