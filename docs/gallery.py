@@ -199,12 +199,12 @@ SHOWN = {
     ),
     "overoptimization": Shown(
         lambda: overoptimization_figure("reward model", POLICY["overoptimization"]["curves"]),
-        "best-of-n",
+        "readiness best-of-n",
         "Where orange turns while blue rises. No turn up to the n that was measured is no promise beyond it.",
     ),
     "ensemble_disagreement": Shown(
         lambda: disagreement_by_gain_figure(POLICY["overoptimization"]["disagreement"]),
-        "best-of-n",
+        "readiness best-of-n",
         "Rising with n means that search finds answers that members do not agree on.",
     ),
     "disagreement": Shown(
