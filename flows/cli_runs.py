@@ -24,12 +24,16 @@ from rmcore.core.errors import ConfigError
 from rmcore.core.store import Store
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.runs import RECORD, Run, find_run, read_runs, short_names
+from rmcore.stages.registry import STAGES
+from rmcore.study.plan import StagePlan
 from tasks.home import configure_environment, home
 
 PIPED_WIDTH = 160
 """Columns where no terminal says how many there are."""
 VERDICT_STATUS = {"met": 0, "refuted": 10, "unclear": 11, "lower_evidence": 12}
 """Exit statuses of `rm-opt verdict`; 2 and 3 are those of every command."""
+UNKNOWN = "unknown"
+"""Expected time of a stage of which nothing like it has run."""
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 """Variables, one of which is set where a browser can be shown on Linux."""
 
@@ -177,7 +181,7 @@ def print_plan(config: PipelineConfig) -> None:
     table = Table("stage", "state", "expected", "why", box=SIMPLE_HEAD, pad_edge=False)
     for stage in plan.stages:
         state = "cached" if stage.ref is not None else "to run"
-        table.add_row(stage.name, state, _expected(stage.seconds) if stage in due else "", escape(stage.why))
+        table.add_row(stage.name, state, _expected(stage) if stage in due else "", escape(stage.why))
     table.add_row("report", "each time", "seconds", "written again, with this run's name and date")
     table.add_row(
         "register", "each time", "seconds", f"a model that was not registered yet: rm-{config.study} in MLflow"
@@ -186,15 +190,18 @@ def print_plan(config: PipelineConfig) -> None:
     for problem in probed.problems:
         print(f"time unknown: {problem}")
     known = [stage.seconds for stage in due if stage.seconds is not None]
+    num_unknown = sum(_expected(stage) == UNKNOWN for stage in due)
     if not due:
         print("nothing to run: every stage is cached")
     else:
-        more = "" if len(known) == len(due) else f", and {len(due) - len(known)} of unknown length"
+        more = f", and {num_unknown} of unknown length" if num_unknown else ""
         print(f"{len(due)} to run, about {numbers.duration(sum(known))}{more}. Nothing was run.")
 
 
-def _expected(seconds: float | None) -> str:
-    return "unknown" if seconds is None else f"about {numbers.duration(seconds)}"
+def _expected(stage: StagePlan) -> str:
+    if stage.seconds is not None:
+        return f"about {numbers.duration(stage.seconds)}"
+    return UNKNOWN if STAGES[stage.name].libraries else "seconds"  # without torch it only reads what others computed
 
 
 def open_report(

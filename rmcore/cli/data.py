@@ -1,5 +1,6 @@
 """`rm-opt data ...`: look at preference data before training on it, and convert it."""
 
+import shlex
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import typer
 from rmcore.cli.active import ingest, propose
 from rmcore.cli.common import setting, write_report_json
 from rmcore.cli.data_noise import noise
-from rmcore.cli.inputs import JsonOut, PairReading
+from rmcore.cli.inputs import JsonOut, PairReading, changed_reading, set_words
 from rmcore.cli.judge import label
 from rmcore.cli.options import options
 from rmcore.config.data import PAIRS_PER_ROW, DataConfig
@@ -58,6 +59,10 @@ def check(
     if rejected_rows is not None:
         write_rejected(loaded.rejected, rejected_rows)
     write_report_json(json_out, findings)
+    if loaded.pairs or loaded.observations:
+        named = {"data.margin_column": margin_column, "data.grade_columns": grade_columns or None}
+        changed = set_words({**changed_reading(reading.config(file)), **named})
+        print(f"\nnext        {shlex.join(['rm-opt', 'run', '--data', file, *changed])}")
 
 
 @app.command()

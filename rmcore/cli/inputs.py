@@ -1,6 +1,7 @@
 """Inputs of the measuring commands: a model, pairs, and how both are read."""
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -149,6 +150,22 @@ class PairReading(PairLayout):
     def read(self, data: str) -> list[PreferencePair]:
         """The pairs of `data`; see `read_pairs`."""
         return read_pairs(data, self, self.limit)
+
+
+def set_words(settings: Mapping[str, object]) -> list[str]:
+    """Return settings by dotted name, None left out, as the words of `--set`; as JSON, which YAML reads as it is."""
+    return [
+        word
+        for name, value in settings.items()
+        if value is not None
+        for word in ("--set", f"{name}={json.dumps(value)}")
+    ]
+
+
+def changed_reading(data: DataConfig) -> dict[str, object]:
+    """Return the settings by which a run reads its source as `data` says, apart from the source itself."""
+    changed = data.model_dump(mode="json", exclude_defaults=True, exclude={"source"})
+    return {f"data.{name}": value for name, value in changed.items()}
 
 
 def read_pairs(data: str, layout: PairLayout, limit: int | None = None) -> list[PreferencePair]:

@@ -11,7 +11,17 @@ import typer
 from rmcore.cli.analyze import measure_model
 from rmcore.cli.common import print_metrics, write_report_json
 from rmcore.cli.help import common
-from rmcore.cli.inputs import Checkpoint, Data, JsonOut, ModelReading, PairReading, Seed, read_pairs
+from rmcore.cli.inputs import (
+    Checkpoint,
+    Data,
+    JsonOut,
+    ModelReading,
+    PairReading,
+    Seed,
+    changed_reading,
+    read_pairs,
+    set_words,
+)
 from rmcore.cli.options import field_options, given, options
 from rmcore.cli.overoptimize import overoptimize
 from rmcore.cli.verdict import print_verdict
@@ -170,12 +180,10 @@ def readiness(
     read, named = reading.config(data), ["--checkpoint", checkpoint]
     more = mending_of_checkpoint(judged["verdict"], [*named, *model.words()], read, train_data)
     if more is None:
-        changed = {f"data.{name}": value for name, value in read.model_dump(exclude_defaults=True).items()}
-        changed |= {"model.render_fn": model.render_fn, "device": None if model.device == "auto" else model.device}
-        changed.pop("data.source")
-        sets = [f"{name}={json.dumps(value)}" for name, value in changed.items() if value is not None]
-        words = [*named, "--data", data, *(word for one in sets for word in ("--set", one))]
-        more = next_rung(judged["verdict"], config.model_copy(update={"data": read}), words)
+        device = None if model.device == "auto" else model.device
+        changed = set_words({**changed_reading(read), "model.render_fn": model.render_fn, "device": device})
+        found_by = [*named, "--data", data, *changed]
+        more = next_rung(judged["verdict"], config.model_copy(update={"data": read}), found_by)
     for check in judged["gate"]:
         print(f"{check_result(check):<11} {check['text']}")
     original = judged["readiness"]

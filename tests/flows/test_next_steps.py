@@ -191,3 +191,13 @@ def test_the_step_of_a_checkpoint_without_a_run_starts_it_too(started):
     name, checkpoint, chosen = started(*words[1:])
     assert (name, checkpoint, chosen.data.source) == ("best_of_n", "out/a b/best", "my pairs.csv")
     assert chosen.policy.name == "YOUR_POLICY"
+
+
+def test_a_look_at_pairs_ends_with_the_command_that_trains_on_them_as_they_were_read(tmp_path, capsys):
+    file = tmp_path / "my pairs.csv"
+    file.write_text("question,chosen,rejected\n" + "".join(f"q{n},good {n},bad {n}\n" for n in range(4)))
+    cli.app(["data", "check", str(file), "--prompt-column", "question", "--limit", "2"], standalone_mode=False)
+    name, *words = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert (name, words[:3], words[4::2]) == ("next", ["rm-opt", "run", "--data"], ["--set"] * 2)
+    config = load_config("minilm", None, [f"data.source={words[3]}", *words[5::2]])
+    assert config.data == DataConfig(source=str(file), prompt_column="question", limit=2)
