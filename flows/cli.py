@@ -3,6 +3,8 @@
 Nothing of a command is imported here: what its line says stands beside where it is (`rmcore.cli.lazy`).
 """
 
+import atexit
+import gc
 import os
 import sys
 from typing import Annotated
@@ -91,6 +93,8 @@ def root(
 
 def main() -> None:
     """Entry point of the console script."""
+    # At its end a process looks for garbage in all that it has imported: a second of a core, and nothing is found.
+    atexit.register(gc.freeze)
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # no child takes a file of the current folder for a library
     # OpenMP's threads sleep when they wait for one another: spinning, they take the cores from whatever else runs, and
     # two threads of a training on a busy machine need three times as long (benchmarks/results/busy-machine.md).

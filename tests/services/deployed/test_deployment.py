@@ -276,9 +276,10 @@ def chosen(tiny_folder):
 
 @pytest.fixture(scope="module")
 def matrix(services, chosen):
-    """The run of a matrix that was started as the UI does it."""
+    """The run of a matrix that was started as the UI does it, and what MLflow had of its study before."""
+    before = {run["info"]["run_id"] for run in services.mlflow_runs("baseline-smoke")}
     answer = services.trigger(chosen, "experiment").raise_for_status().json()
-    return services.wait(answer["id"], timeout_s=500)
+    return services.wait(answer["id"], timeout_s=500), before
 
 
 def trained(services):
@@ -287,18 +288,19 @@ def trained(services):
 
 def test_a_matrix_started_in_the_ui_and_a_command_share_their_cells(services, chosen, matrix, tmp_path):
     """What a schedule starts and a command share theirs, too: see the nightly study."""
-    assert matrix["state_type"] == "COMPLETED", matrix["state"]
-    edges = services.edges(matrix["id"])
+    run, earlier = matrix
+    assert run["state_type"] == "COMPLETED", run["state"]
+    edges = services.edges(run["id"])
     cells = {name for name in edges if name.endswith("seed 0") and " of " not in name}
     assert len(cells) == 3
     assert edges["judge"] == cells
     assert edges["report"] == {"judge"}
-    [part] = services.bars(matrix["id"])
+    [part] = services.bars(run["id"])
     assert part == (100, "3 of 3 cells done")
 
     def tracked():
-        """All runs, once the last of what they were told has been written, which no cell waits for."""
-        found = services.mlflow_runs("baseline-smoke")
+        """Its runs, once the last of what they were told has been written, which no cell waits for."""
+        found = [run for run in services.mlflow_runs("baseline-smoke") if run["info"]["run_id"] not in earlier]
         return found if all(run["info"]["status"] == "FINISHED" for run in found) else None
 
     runs = {run["info"]["run_name"]: run for run in services.wait_for(tracked)}
