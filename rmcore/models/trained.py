@@ -11,7 +11,8 @@ from rmcore.config.model import WeightDtype
 from rmcore.core.errors import ModelError
 from rmcore.core.hub import is_hub_name
 from rmcore.data.render_fn import load_render_fn
-from rmcore.data.rendering import Renderer, Rendering, choose_rendering, depends_on_the_day
+from rmcore.data.rendering import Renderer, Rendering, choose_rendering
+from rmcore.data.tokenizers import depends_on_the_day
 from rmcore.models import lora
 from rmcore.models.head import is_reward_head
 from rmcore.models.loading import (

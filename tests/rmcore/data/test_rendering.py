@@ -9,7 +9,8 @@ from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 from rmcore.core.errors import DataError, ModelError
 from rmcore.data.pair import Message, PreferencePair, is_blank
 from rmcore.data.render_fn import RenderFn
-from rmcore.data.rendering import Renderer, Rendering, choose_rendering, count_cut, ensure_pad_token
+from rmcore.data.rendering import Renderer, Rendering, choose_rendering, count_cut
+from rmcore.data.tokenizers import ensure_pad_token
 
 WORDS = ["Prompt", ":", "Response", *(f"w{number}" for number in range(400))]
 
