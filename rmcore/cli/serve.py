@@ -15,7 +15,7 @@ from rmcore.cli.inputs import Checkpoint, MaxLen, RenderFn
 from rmcore.config.model import WeightDtype
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.errors import ConfigError
-from rmcore.data.readers.json_stream import parse_json
+from rmcore.data.readers.json_stream import RepeatedKeyError, parse_json
 
 
 def serve(
@@ -113,8 +113,9 @@ def _weights_of(more_rewards: str) -> Any:
     try:
         given = parse_json(more_rewards)
     except ValueError as error:
+        seen = f"names {error} twice" if isinstance(error, RepeatedKeyError) else f"is no JSON ({error})"
         raise ConfigError(
-            f"--more-rewards={more_rewards} is no JSON ({error}); give names and weights, such as "
+            f"--more-rewards={more_rewards} {seen}; give names and weights, such as "
             """'{"mine:has_an_answer": 0.5, "http://127.0.0.1:8101": 1.0}'."""
         ) from error
     return RlhfConfig.model_validate({"more_rewards": given}).more_rewards

@@ -2,7 +2,7 @@
 
 While such a model is trained its last linear layer says A numbers of an answer, one an attribute, and before them the
 reward, sum_a c_a o_a. Being linear, that sum is one row of weights: a checkpoint is a plain reward model with one
-label, for transformers, PEFT and vLLM alike, and the attributes' rows lie in a folder beside it (`attributes/`).
+label, for transformers, PEFT and vLLM alike, and the attributes' rows are in a folder next to it (`attributes/`).
 """
 
 import json
@@ -48,7 +48,7 @@ class AttributeHead(nn.Module):
         first = drawn.to(row)
         if int((weights != 0).sum()) == 1:
             first[weights != 0] = row
-        trained = linear.weight.requires_grad  # beside adapters the original is frozen, and its copy is not
+        trained = linear.weight.requires_grad  # with adapters the original is frozen, and its copy is not
         self.weight = nn.Parameter(first, requires_grad=trained)  # (A, H)
         bias = None
         if linear.bias is not None:
@@ -152,7 +152,7 @@ def save_attributes(state: Mapping[str, Tensor], names: Sequence[str], folder: P
 
 
 def attributes_folder(checkpoint: Path) -> Path:
-    """Where the attributes of a checkpoint lie; those of an adapter lie beside the merged model above it."""
+    """Where the attributes of a checkpoint are; those of an adapter are next to the merged model above it."""
     own = checkpoint / FOLDER
     return own if own.is_dir() or checkpoint.name != ADAPTER_FOLDER else checkpoint.parent / FOLDER
 

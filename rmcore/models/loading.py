@@ -57,7 +57,7 @@ BEHIND_THE_PAD_ID = frozenset(
     )
 )
 """Model types whose first position is the one behind the id of the pad token, as RoBERTa's: all such of transformers
-5.23, by their modules. Known by name, as limits are asked for where there is a config and no module."""
+5.23, by their modules. Known by name, as limits are needed where there is a config and no module."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def load_backbone(
     `tokenizer_folder`, where given; the vocabulary grows to fit it. `is_adapted`: trained adapters will lie on it, so
     its pad token stays what they were trained with. With bfloat16 the weights are rounded as they are
     read, one at a time, and the reward head stays float32 (`rmcore.models.precision`). With `defer`, for training, the
-    float32 weights are left in their files where the model allows that, for whoever shards it; why not is said.
+    float32 weights are left in their files where the model allows that, to be read when it is sharded; why not is said.
 
     Raises:
         ModelError: the folder or hub model cannot be read, is not what its seal says, or has more than one label.

@@ -4,7 +4,7 @@ An adapter folder holds PEFT's own two files, so that PEFT and servers read it, 
 belongs to and what that base's weights looked like. An adapter on another base gives rewards that mean nothing, and
 nothing else would notice.
 
-Merging computes W + delta beside the live weights. PEFT's merge in place followed by its unmerge does not give back
+Merging computes W + delta next to the live weights. PEFT's merge in place followed by its unmerge does not give back
 the same bits, and a training that was saved must continue exactly as one that was not.
 """
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
 
 ADAPTER_FOLDER = "adapter"
-"""Where a checkpoint keeps its adapter, beside the merged model."""
+"""Where a checkpoint keeps its adapter, next to the merged model."""
 ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_FILE = "adapter_config.json", "adapter_model.safetensors", "rm_base.json"
 PEFT_PREFIX = "base_model.model."
 SAMPLED_VALUES = 64
@@ -198,7 +198,7 @@ def load_base(base: AdapterBase, folder: Path, *, trust_remote_code: bool, dtype
     """Load the base of the adapter in `folder`, with the adapter's tokenizer where it has one.
 
     A fingerprint is that of weights which nothing rounded. So a base whose files are not bfloat16 already is read in
-    float32, also where bfloat16 is asked for, and then rounded: on the host that takes the memory of float32.
+    float32, also where bfloat16 is requested, and then rounded: on the host that takes the memory of float32.
 
     Raises:
         ModelError: the base is gone, or has other weights than the adapter was trained on.

@@ -1,8 +1,8 @@
 """The scale of a reward model's margins, beta: P(first preferred) = sigmoid(beta * margin), as it was trained.
 
 Rewards alone do not say how sure a model is: one that was trained with beta = 0.25 has margins four times as wide as
-one with beta = 1 that gives the same probabilities. So a checkpoint records its beta (`rm_preference.json`), beside the
-record of how it wants its text. One without the record, of an older version or trained elsewhere, has beta 1.
+one with beta = 1 that gives the same probabilities. So a checkpoint records its beta (`rm_preference.json`), next to
+the record of how it wants its text. One without the record, of an older version or trained elsewhere, has beta 1.
 """
 
 import json

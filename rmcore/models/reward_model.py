@@ -308,7 +308,7 @@ class BradleyTerryRM:
     def enable_gradient_checkpointing(self) -> None:
         """Recompute activations in the backward pass, of `recomputed_share` of the layers, while in training mode.
 
-        The non-reentrant kind, which needs no gradient at its input: beside adapters the embeddings are frozen.
+        The non-reentrant kind, which needs no gradient at its input: with adapters the embeddings are frozen.
         """
         recompute_layers(self.model, self.recomputed_share)
 

@@ -25,7 +25,7 @@ def read_index(folder: Path) -> dict[str, str] | None:
 
     Raises:
         ModelError: it is damaged, or names a file that does not lie directly in `folder`: a path, or a link out of it.
-            Links of the hub's cache, from a snapshot to the blobs beside it, are its way of storing files and stay.
+            Links of the hub's cache, from a snapshot to the blobs next to it, are its way of storing files and stay.
     """
     path = folder / INDEX_FILE
     if not path.exists():

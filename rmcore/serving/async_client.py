@@ -21,7 +21,7 @@ from rmcore.serving.types import MAX_ROWS, Health, ScoringRequest, ScoringRespon
 
 OverLength = Literal["refuse", "cut"]
 POLL_TIMEOUT_S = 5.0
-"""Longest wait for one answer while a client waits for readiness: a server that hangs is asked anew."""
+"""Longest wait for one answer while a client waits for readiness: a server that hangs is asked again."""
 
 
 class AsyncRewardClient:

@@ -6,7 +6,7 @@
     other 4xx                          RequestError     it will not work in this form
     everything else                    ServingError
 
-No answer of a server is ever asked for again here: a refusal is the server's decision, and the caller's to handle.
+No request that a server answered is repeated here: a refusal is the server's decision, and the caller's to handle.
 """
 
 import asyncio

@@ -49,7 +49,7 @@ def weight_files(folder: Path) -> list[str]:
 
 
 def text_files(folder: Path) -> list[str]:
-    """Names of the files in `folder` that make the model beside its weights, sorted.
+    """Names of the files in `folder` that make the model, next to its weights, sorted.
 
     Raises:
         ModelError: config.json is not among them.
@@ -64,9 +64,9 @@ def text_files(folder: Path) -> list[str]:
 
 
 def check_links(folder: Path, names: Iterable[str]) -> None:
-    """Refuse files that are links out of `folder`: whoever made the folder chose what on this machine they lead to.
+    """Refuse files that are links out of `folder`: the maker of the folder chose what on this machine they lead to.
 
-    Links of the hub's cache, from a snapshot to the blobs beside it, are its way of storing files and stay.
+    Links of the hub's cache, from a snapshot to the blobs next to it, are its way of storing files and stay.
 
     Args:
         folder: of the model.

@@ -38,7 +38,7 @@ class RewardServer:
         settings: what is served and where.
         log: file that the server's own messages, and what a rendering function prints, are appended to; None shows them
             on standard error.
-        environment: variables that it has beside this process's own.
+        environment: variables that it has in addition to this process's own.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class RewardServer:
         return self
 
     def _begin(self, process: subprocess.Popen[bytes]) -> str:
-        assert process.stdin is not None  # noqa: S101 - asked for above
-        assert process.stdout is not None  # noqa: S101 - asked for above
+        assert process.stdin is not None  # noqa: S101 - requested above
+        assert process.stdout is not None  # noqa: S101 - requested above
         process.stdin.write(SETTINGS.dump_json(self.settings) + b"\n")
         process.stdin.flush()
         line = process.stdout.readline()
@@ -118,14 +118,14 @@ class RewardServer:
         process, self._process = self._process, None
         if process is None:
             return
-        assert process.stdin is not None  # noqa: S101 - asked for above
+        assert process.stdin is not None  # noqa: S101 - requested above
         process.stdin.close()
         try:
             process.wait(STOPPING_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()  # its supervisor ends vLLM
             process.wait()
-        assert process.stdout is not None  # noqa: S101 - asked for above
+        assert process.stdout is not None  # noqa: S101 - requested above
         process.stdout.close()
 
     def __exit__(

@@ -2,7 +2,7 @@
 
 One rule holds everywhere: a reward is given only by a whole set of weights that reproduced its probe. An exchange runs
 alone (no request under way), and if anything in it fails the old weights are loaded whole again and must reproduce
-their own probe; where that fails too, vLLM is started anew from the old folder, and until that succeeds nobody is
+their own probe; where that fails too, vLLM is started again from the old folder, and until that succeeds nobody is
 answered.
 """
 

@@ -1,6 +1,6 @@
 """A reward server from a checkpoint folder to an address: what `rm-opt serve` runs.
 
-What serves is a copy of links in the weights folder, so whoever owns the checkpoint may replace or delete it.
+What serves is a copy of links in the weights folder, so the owner of the checkpoint may replace or delete it.
 PyTorch first scores the sample that vLLM must then reproduce.
 """
 

@@ -6,7 +6,7 @@
         served-000002/    what did not travel linked from served-000001, what did from update-3f1c...
 
 vLLM always reloads a whole folder, and of that every tensor of every file in the index. A tensor that travelled must
-therefore be gone from the older files: one that has it beside others is written again without it. That happens once,
+therefore be gone from the older files: one that has it next to others is written again without it. That happens once,
 because from its first update on the head has a file of its own, and so have the adapted layers.
 
 All that a server or a publisher does with files can be imported from here.
@@ -49,8 +49,8 @@ def stage_checkpoint(source: Path, folder: Path) -> None:
 def stage_update(current_folder: Path, checked: CheckedUpdate, folder: Path) -> None:
     """Make `folder` the model of `current_folder` with the tensors of an update, and with its beta.
 
-    Neither of them is changed, and either may be dropped afterwards. What is written anew: files of `current_folder`
-    that hold travelled tensors beside others, which need as much free disk, and an index.
+    Neither of them is changed, and either may be dropped afterwards. What is written again: files of `current_folder`
+    that hold travelled tensors next to others, which need as much free disk, and an index.
 
     Args:
         current_folder: what is served.
@@ -64,11 +64,11 @@ def stage_update(current_folder: Path, checked: CheckedUpdate, folder: Path) -> 
     layout, travelled = WeightLayout.read(current_folder), checked.tensors.keys()
     kept = [file for file in layout.files if layout.names(file) - travelled]
     count = len(kept) + len(checked.files)
-    # Numbered anew as save_pretrained does: no name can meet another one, and none grows from update to update.
+    # Numbered again, as save_pretrained does: no name can meet another one, and none grows from update to update.
     names = [WHOLE_FILE] if count == 1 else [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
     with published(folder) as temporary:
         for name in text_files(current_folder):
-            if name != PREFERENCE_FILE:  # written anew: in a link it would change under the served model
+            if name != PREFERENCE_FILE:  # written again: in a link it would change under the served model
                 link_or_copy(current_folder / name, temporary / name)
         write_beta(temporary, read_beta(current_folder) if checked.beta is None else checked.beta)
         for file, name in zip(kept, names, strict=False):

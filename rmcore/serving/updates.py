@@ -32,7 +32,7 @@ MANIFEST_FILE = "update.json"
 SHARD_BYTES = 2 << 30
 """Largest file of an update, of which one at a time is held in host memory; a larger tensor has a file of its own."""
 FLOATS = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
-"""Types that may be cast into each other. 8-bit types have scales beside them, which a cast would not make."""
+"""Types that may be cast into each other. 8-bit types have scales next to them, which a cast would not make."""
 
 FileName = Annotated[str, Field(pattern=r"^[\w-][\w.-]*\.safetensors$")]
 

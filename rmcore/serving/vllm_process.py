@@ -80,9 +80,9 @@ class EngineSettings:
 
 
 def find_vllm(named: str | None = None) -> Path:
-    """The program that starts vLLM: as named, as RM_OPT_VLLM says, or `.venv-vllm` beside this package.
+    """The program that starts vLLM: as named, as RM_OPT_VLLM says, or `.venv-vllm` next to this package.
 
-    Not the current folder's: whoever made that folder would choose what is executed.
+    Not the current folder's: the maker of that folder would choose what is executed.
 
     Raises:
         ConfigError: there is none.

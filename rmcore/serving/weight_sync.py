@@ -164,7 +164,7 @@ def travelling_state(rm: BradleyTerryRM) -> Mapping[str, Tensor]:
 
 
 def adapted_names(rm: BradleyTerryRM) -> frozenset[str]:
-    """Names, in the plain model, of all weights that training beside adapters changes; empty without adapters."""
+    """Names, in the plain model, of all weights that training with adapters changes; empty without adapters."""
     if not rm.has_adapters:
         return frozenset()
     return frozenset(_plain_name(name) for name, weight in rm.model.named_parameters() if weight.requires_grad)

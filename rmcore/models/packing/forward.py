@@ -117,7 +117,7 @@ def find_packing(model: nn.Module, *, longest_side: int, precision: str, pad_id:
     accepted = False
     try:
         with torch.no_grad(), evaluation_mode(model):
-            # First sdpa in fp32, where agreement can be asked for to a few bits, then the kernel that training uses.
+            # First sdpa in fp32, where agreement can be required to a few bits, then the kernel that training uses.
             with InFloat32() if plain.dtype == torch.bfloat16 else nullcontext():
                 compare(packing, "fp32", pad_id)
             if device.type == "cuda":
