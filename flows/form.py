@@ -21,6 +21,7 @@ from prefect.utilities.callables import parameter_schema
 from pydantic import MISSING, ValidationError, WithJsonSchema
 
 from experiments.presets import DESCRIBED, PRESETS
+from flows.cancellation import quiet_cancellation
 from flows.hub_names import require_hub_names
 from flows.prefect_api import end_without_server
 from flows.prefect_client import claim_loaded_run, is_owner_tag
@@ -83,8 +84,8 @@ class Form:
         preset = {
             "type": "string",
             "enum": list(self.presets),
-            "description": "The run that is changed below: a field that is left empty is as it has it. The page of the "
-            "deployment says what each is for.",
+            "description": "The run that is changed below: a field that is left empty is as it has it.\n\n"
+            + "\n".join(f"- `{name}`: {DESCRIBED[name].purpose}{_time(name)}" for name in self.presets),
         }
         overrides = {
             "type": "object",
@@ -140,7 +141,7 @@ def configured_flow(
                 return body(config, **{one.name: bound.arguments[one.name] for one in own})
 
         run.__signature__ = signature  # type: ignore[attr-defined]
-        text = description(body, picture, form.presets)
+        text = description(body, picture)
         made: Flow[..., Outcome] = flow(name=name, description=text, flow_run_name=named(suggest), **options)(run)
         # Prefect draws the form from here. A default of null there would be what an empty field holds, and be refused.
         without = [one.replace(default=MISSING if one.default is None else one.default) for one in fields]
@@ -189,16 +190,19 @@ def _flow_run() -> Iterator[None]:
         yield
         return
     inherited = {tag for tag in TagsContext.get().current_tags if not is_owner_tag(tag)}
-    with end_without_server("Finished stages are stored: start the run again."), TagsContext(current_tags=inherited):
+    with (
+        end_without_server("Finished stages are stored: start the run again."),
+        TagsContext(current_tags=inherited),
+        quiet_cancellation(),
+    ):
         yield
 
 
-def description(body: Callable[..., Any], picture: str, presets: tuple[str, ...] = ()) -> str:
-    """Describe a flow on its deployment's page: what it does, its stages, and what each preset is for (Markdown)."""
+def description(body: Callable[..., Any], picture: str) -> str:
+    """Describe a flow on its deployment's page: what it does, and its stages (Markdown)."""
     said = (inspect.getdoc(body) or "").partition("\n\nArgs:")[0]
     stages = "\n".join(f"    {line}" for line in inspect.cleandoc(picture).splitlines())
-    lines = [f"- `{name}`: {DESCRIBED[name].purpose}{_time(name)}" for name in presets]
-    return "\n\n".join([said, stages, *(["Presets:\n\n" + "\n".join(lines)] if lines else [])])
+    return f"{said}\n\n{stages}"
 
 
 def _time(preset: str) -> str:

@@ -113,7 +113,7 @@ class MatrixRunner:
             # A terminal has asked them already; a signal to this process alone has not.
             terminate_forked()
             threads = [one.wrapped_future for one in futures.values() if isinstance(one, PrefectConcurrentFuture)]
-            wait(threads, timeout=SAVING_SECONDS)
+            wait([thread for thread in threads if not thread.cancel()], timeout=SAVING_SECONDS)
             raise
 
     def _submit(

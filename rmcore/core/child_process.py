@@ -270,8 +270,10 @@ def serve(control: socket.socket, listener: socket.socket | None = None) -> None
 
     Children that still run then are asked to end by the kernel (`die_with_parent`), so they save first.
     """
-    # Ctrl-C in a terminal is for the children, which save and end, and for whoever waits for them.
+    # Ctrl-C in a terminal, and SIGTERM to the process group (Prefect cancels so), are for the children, which save and
+    # end, and for whoever waits for them: without this server, who waits would take them for killed.
     interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     digest = _digest(os.environ)  # before libraries write into it
     if WARM:
         # Nothing of what an import makes is garbage, and looking for it takes a tenth of its time; frozen, it is not
@@ -402,6 +404,7 @@ def _become_child(server: int, interrupted: Any, request: int, log: int, *progre
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, interrupted)
         die_with_parent(server)
         os.dup2(log, 1)

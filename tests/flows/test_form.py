@@ -4,7 +4,7 @@ import pytest
 import yaml
 from coolname import generate
 
-from experiments.presets import PRESETS
+from experiments.presets import DESCRIBED, PRESETS
 from flows.benchmark import benchmark
 from flows.experiment import experiment
 from flows.pipeline import pipeline
@@ -45,6 +45,8 @@ def test_a_preset_comes_first_and_everything_else_last(flow):
     assert (preset, fields[-1]) == ("preset", "overrides")
     assert all("description" in field for field in flow.parameters.properties.values())
     assert flow.parameters.required == []
+    meanings = flow.parameters.properties["preset"]
+    assert all(DESCRIBED[name].purpose in meanings["description"] for name in meanings["enum"])
 
 
 @pytest.mark.parametrize(

@@ -129,11 +129,14 @@ def test_programs_share_a_server_that_is_kept_for_them_and_each_takes_its_own_st
     assert alone.wait() == 0
 
 
-def test_all_stages_of_a_process_can_be_asked_to_end(start, tmp_path):
+@pytest.mark.parametrize("is_group", [False, True], ids=["they alone", "their process group"])
+def test_all_stages_of_a_process_can_be_asked_to_end(start, tmp_path, is_group):
     process = start(LONG)
     while not (tmp_path / "out").is_dir():  # it has begun, so it has its handler of signals
         with pytest.raises(TimeoutError):
             process.wait(0.05)
+    if is_group:  # as Prefect cancels a run: the server hears it, too
+        server_of(process).terminate()
     terminate_forked()
     assert process.wait() == INTERRUPTED
 

@@ -14,6 +14,7 @@ import websockets.exceptions
 import websockets.sync.client
 
 from experiments.presets import PRESETS
+from flows.cancellation import MESSAGE
 from rmcore.core.processes import marked
 from rmcore.core.store import Store
 from rmcore.stages.registry import pipeline_stages
@@ -201,7 +202,13 @@ def test_a_bad_parameter_is_refused_naming_the_field(services, field, value):
 def test_the_form_and_the_run_show_in_a_browser(browse, services, finished):
     forms = {name: f"{services.ui}/deployments/deployment/{services.deployment(name)['id']}/run" for name in FLOWS}
     pages = {
-        forms["pipeline"]: ["Peak learning rate", "in place of the preset", "This flow reads the sections", "Submit"],
+        forms["pipeline"]: [
+            "The first five minutes",
+            "Peak learning rate",
+            "in place of the preset",
+            "This flow reads the sections",
+            "Submit",
+        ],
         forms["experiment"]: ["which question: baseline, ablation", "replicates of every arm", "Submit"],
         forms["benchmark"]: ["judgebench, llmbar=FOLDER", "Submit"],
         forms["best-of-n"]: ["in place of a training", "samples of each prompt", "Submit"],
@@ -225,7 +232,10 @@ def lines_of(file):
 
 @pytest.mark.parametrize(("asked", "state"), [("cancelled", "CANCELLED"), ("terminated", "CRASHED")])
 def test_an_interrupted_run_ends_as_such_on_its_page_and_so_does_its_stage(services, smoke, asked, state, monkeypatch):
-    """It is interrupted after it has waited for the device, which its page says as long as it does."""
+    """It is interrupted after it has waited for the device, which its page says as long as it does.
+
+    Its state is saved and the device free; the log of one that a user cancelled says so in one line.
+    """
     monkeypatch.setenv("RM_OPT_DEVICE_SLOTS", services.environment["RM_OPT_DEVICE_SLOTS"])
     parameters = {
         "preset": "smoke",
@@ -251,8 +261,12 @@ def test_an_interrupted_run_ends_as_such_on_its_page_and_so_does_its_stage(servi
         logs = services.home.glob("store/.wip/train-*/metrics.jsonl")
         return any(tag.startswith("rm-pid:") for tag in tags) and sum(map(lines_of, logs)) > before
 
+    def saved():
+        return sorted(path.stat().st_mtime_ns for path in services.home.glob("store/.wip/train-*/resume/step_*"))
+
     before = sum(map(lines_of, services.home.glob("store/.wip/train-*/metrics.jsonl")))
     services.wait(started["id"], until=in_the_middle)
+    saved_before = saved()
     run = services.http.get(place).json()
     assert (run["state_type"], run["state_name"]) == ("RUNNING", "Running"), run["state"]
     assert services.stage_processes()  # its stage is forked from the one server of all runs
@@ -262,7 +276,14 @@ def test_an_interrupted_run_ends_as_such_on_its_page_and_so_does_its_stage(servi
         [pid] = [tag.removeprefix("rm-pid:") for tag in run["tags"] if tag.startswith("rm-pid:")]
         os.kill(int(pid), signal.SIGTERM)
     assert services.wait(started["id"])["state_type"] == state
-    assert any(re.search(f"train +waiting for the device, {held}", line) for line in services.logs(started["id"]))
+    last = MESSAGE if asked == "cancelled" else "Crash detected! Execution was aborted by a termination signal."
+    services.wait_for(lambda: last in services.logs(started["id"]))  # lines are sent a few at a time
+    lines = services.logs(started["id"])
+    assert any(re.search(f"train +waiting for the device, {held}", line) for line in lines)
+    assert any("Crash detected" in line for line in lines) is (asked != "cancelled")
+    assert saved() > saved_before
+    with device_slot(store, "theirs-seed0"), device_slot(store, "theirs-seed1"):
+        pass
     wanted = {"flow_runs": {"id": {"any_": [started["id"]]}}}
     tasks = services.http.post(f"{services.api}/task_runs/filter", json=wanted).raise_for_status().json()
     assert {task["name"]: task["state_type"] for task in tasks} == {"prepare": "COMPLETED", "train": "CRASHED"}
