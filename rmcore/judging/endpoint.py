@@ -114,7 +114,7 @@ class Endpoint:
         self._pending: list[tuple[Question, Reply]] = []
         """Questions that were refused while none is answered."""
         self._num_open, self._largest = 0, 0.0
-        """Calls under way; tokens and cost of the largest one so far."""
+        """Calls under way; cost of the dearest one so far."""
         self.served = ""
         """Which model answers: what the server calls its root, else its host; empty until it is needed."""
         self._refresh()

@@ -166,7 +166,7 @@ def by_the_world(chain):
 
 @pytest.mark.slow
 def test_the_worlds_writer_is_a_policy_that_costs_no_model(by_the_world):
-    assert by_the_world.all() == ["readiness", "policy", "samples", "overoptimization", "readiness_v2"]
+    assert by_the_world.all() == ["policy", "samples", "overoptimization", "readiness_v2"]
     assert not (by_the_world.folder("policy") / "model").exists()
     found = pd.read_parquet(by_the_world.folder("samples") / "samples.parquet")
     assert found.groupby("prompt_id").size().eq(18).all()
