@@ -1,7 +1,7 @@
-"""Rewards next to the served model's own: functions of the user's, which this process calls, and other reward servers.
+"""Rewards added to the served model's own: functions of the user, called in this process, and other reward servers.
 
-A row's reward is the own one plus each further one times its weight. Nothing is normalised: a server sees rows, and
-the groups that they are compared in are known to the trainer alone.
+A row's reward is the own reward plus the weighted further ones. Nothing is normalised: a server sees rows, and only the
+trainer knows the groups in which they are compared.
 """
 
 import hmac
@@ -31,23 +31,23 @@ PROOF_TIMEOUT_S = 5.0
 class FurtherRewards:
     """The further rewards of one server, by their names in the setting.
 
-    weights: of each, the own reward's being 1.
-    functions, peers: what gives them.
+    weights: the weight of each; that of the own reward is 1.
+    functions, peers: the sources of the rewards.
     """
 
     weights: Mapping[str, float]
     functions: Mapping[str, Callable[[Prompt, str], Any]]
     peers: Mapping[str, "Peer"]
     _calling: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
-    """One at a time: a user's function need not be made for several threads."""
+    """One call at a time: a user's function need not be thread-safe."""
 
     @classmethod
     def named(cls, weights: Mapping[str, float], own_token: str) -> Self:
-        """Import the functions and name the peers; nothing is sent yet.
+        """Import the functions and prepare the peers; nothing is sent yet.
 
         Args:
-            weights: names, of the form of `rlhf.more_rewards`, and their weights.
-            own_token: this server's, which a peer may share.
+            weights: names and weights, as in `rlhf.more_rewards`.
+            own_token: this server's token, which a peer may share.
 
         Raises:
             ConfigError: a name is neither a function that can be imported nor the address of a server.
@@ -67,34 +67,34 @@ class FurtherRewards:
         return cls(dict(weights), functions, peers)
 
     async def check(self) -> None:
-        """See that all peers are ours and answer.
+        """Check that all peers have proved themselves and answer.
 
         Raises:
-            ConfigError: a peer has further rewards of its own, so that servers might ask one another in a circle.
+            ConfigError: a peer has further rewards of its own, so servers might call one another in a circle.
             ServingError, RequestError: see `Peer.prove` and `AsyncRewardClient.version`.
         """
         for name, peer in self.peers.items():
             await peer.prove()
             if (await peer.client.version()).more_rewards:
                 raise ConfigError(
-                    f"{SETTING} names {name}, which sums further rewards itself. Name its rewards here, and give it "
-                    "none, so that no servers ask one another in a circle."
+                    f"{SETTING} names {name}, which adds further rewards itself. Name its rewards here and start it "
+                    "without them, so that servers cannot call one another in a circle."
                 )
 
     async def added(
         self, asked: ScoringRequest, dialogues: Sequence[tuple[Prompt, str]]
     ) -> tuple[dict[str, tuple[float, ...]], dict[str, FurtherReward]]:
-        """Weighted further rewards of N inputs.
+        """Return the weighted further rewards of N inputs.
 
         Args:
-            asked: what peers are asked, with its N inputs.
-            dialogues: the same as N prompts and responses, for the functions.
+            asked: the request for peers, with its N inputs.
+            dialogues: the same inputs as N prompts and responses, for functions.
 
         Returns:
-            N numbers by the name of each reward, in the order of the setting, and what gave them.
+            For each reward by name N numbers, in the order of the setting; and weight and version of each.
 
         Raises:
-            DataError: a function failed, or gave no finite number.
+            DataError: a function failed, or returned no finite number.
             RmcoreError: a peer did not prove itself, or failed; see `AsyncRewardClient.score`.
         """
         calls = anyio.to_thread.run_sync(self._call, dialogues, limiter=self._calling)
@@ -126,10 +126,10 @@ class FurtherRewards:
 
 
 def summed(parts: Mapping[str, Sequence[float]]) -> list[float]:
-    """Sums over the rewards of N rows, which do not depend on their order to the last bit.
+    """Return the sum of the rewards of each of N rows; exactly rounded, so it does not depend on their order.
 
     Raises:
-        DataError: one is not finite.
+        DataError: a sum is not finite.
     """
     columns = list(zip(*parts.values(), strict=True))
     for row, column in enumerate(columns):
@@ -139,23 +139,23 @@ def summed(parts: Mapping[str, Sequence[float]]) -> list[float]:
 
 
 class Peer:
-    """Another reward server of ours. A token is sent to it only after it has proved that it has the same one.
+    """Another reward server. The token is sent to it only after it has proved that it has the same token.
 
     Args:
         address: `http://HOST:PORT`.
-        own_token: this server's, for a peer that keeps no token for this user at its address.
+        own_token: this server's token, used if this user has no stored token for the peer's address.
     """
 
     def __init__(self, address: str, own_token: str) -> None:
         self.address = address
         self._token = read_kept_token(address) or own_token
-        # One request for all rows and no second try: what is sent after the proof goes to who has given it.
+        # One request for all rows and no retry: it directly follows the proof, and goes to the server that gave it.
         self.client = AsyncRewardClient(address, token=self._token, batch_size=MAX_ROWS, attempts=1)
         is_here = httpx.URL(address).host in LOOPBACK
         self._asking = httpx.AsyncClient(base_url=address, trust_env=not is_here, timeout=PROOF_TIMEOUT_S)
 
     async def score(self, asked: ScoringRequest) -> ScoringResponse:
-        """Rewards of the inputs in logits, all by one version of its weights.
+        """Return the rewards of the inputs in logits, all by one version of its weights.
 
         Raises:
             RmcoreError: see `prove` and `AsyncRewardClient.score`; the message names the peer.
@@ -164,7 +164,7 @@ class Peer:
         return await self.client.score(asked.inputs, over_length=asked.over_length, policy_version=asked.policy_version)
 
     async def prove(self) -> None:
-        """Have it prove that it has the token, at the address that the connection ends at. The token is not sent.
+        """Require a proof that it has the token, for the address at which the connection ends. The token is not sent.
 
         Raises:
             ServingError: it cannot be reached, or does not prove it.
@@ -173,19 +173,20 @@ class Peer:
         asked = {"question": question, "proof": proof(self._token, question)}
         try:
             async with self._asking.stream("GET", PROOF_PATH, params=asked) as answer:
-                # Where the connection ends is in the proof, so that nobody can hand on the proof of another server.
+                # The proof covers the address at which the connection ends, so a relayed proof of another server fails.
                 place = place_of(answer.extensions["network_stream"].get_extra_info("server_addr"))
                 given = await answer.aread()
         except httpx.HTTPError as error:
             raise ServingError(
-                f"{self.address} of {SETTING} could not be reached ({type(error).__name__}: {error}). See that this "
-                "reward server runs."
+                f"{self.address} of {SETTING} could not be reached ({type(error).__name__}: {error}). Check that this "
+                "reward server is running."
             ) from error
         if not hmac.compare_digest(given, proof(self._token, question, place).encode()):
             raise ServingError(
-                f"{self.address} of {SETTING} did not prove, as {place}, that it is a reward server with the token "
-                "that this one has for it, and was sent no token. Start both with one RM_OPT_TOKEN, or both without "
-                "it on one machine, this one last; and name the address that it listens at."
+                f"{self.address} of {SETTING} did not prove, as {place}, that it has the token that this server has "
+                "for it, so the token was not sent. Start both with the same RM_OPT_TOKEN, or both without it on one "
+                "machine, this one last. After a restart of the other server with a new token, restart this one too. "
+                "Name the address at which it listens."
             )
 
     async def aclose(self) -> None:

@@ -242,7 +242,7 @@ def test_a_server_proves_nothing_to_a_stranger(rm, tmp_path):
 def test_servers_ask_one_another_in_no_circle(rm, tmp_path):
     with (
         answering_with(rm, tmp_path, {named("length"): 1.0}, token=TOKEN) as app,
-        pytest.raises(ConfigError, match="sums further rewards itself"),
+        pytest.raises(ConfigError, match="further rewards itself"),
     ):
         check({address_of(app): 1.0})
 
