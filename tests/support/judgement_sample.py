@@ -1,5 +1,7 @@
 """Held-out judgements as stage evaluate measures them: pairs with ties, rankings, and grades of two attributes."""
 
+from dataclasses import asdict
+
 import numpy as np
 
 from rmcore.data.survey import Scale
@@ -58,7 +60,7 @@ def record() -> dict:
     design = Design(
         tie_odds=(1.0, 0.4), scales=scales, combination=(1.0, 0.0), annotators={"ada": 30, "bob": 20}, offset=True
     )
-    return Measured(
+    measured = Measured(
         metrics,
         {"pair": 20, "tie": 20, "ranking": 20, "grades": 60},
         2,
@@ -66,4 +68,5 @@ def record() -> dict:
         {"helpfulness": {"helpfulness": 1.0, "safe": 0.31}, "safe": {"helpfulness": 0.31, "safe": 1.0}},
         parts,
         Likelihood(design).learned(),
-    ).to_dict()
+    )
+    return asdict(measured)
