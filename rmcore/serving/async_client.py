@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
 
+import httpx
 from pydantic import ValidationError
 
 from rmcore.config.rlhf import OWN
@@ -36,6 +37,7 @@ class AsyncRewardClient:
         batch_size: most inputs of one request.
         attempts: most tries of one request whose connection fails, and most rounds until a list is of one version.
         backoff_s: first pause between tries in seconds; it doubles up to 1 s, and a random half of it is left out.
+        auth: takes the place of sending the token, such as `rmcore.serving.signatures.SignedRequests`.
 
     Raises:
         ConfigError: an argument cannot be used.
@@ -51,6 +53,7 @@ class AsyncRewardClient:
         batch_size: int = 32,
         attempts: int = 5,
         backoff_s: float = 0.1,
+        auth: httpx.Auth | None = None,
     ) -> None:
         if max_concurrency < 1:
             raise ConfigError(f"max_concurrency={max_concurrency} lets no request through; give at least 1.")
@@ -63,6 +66,7 @@ class AsyncRewardClient:
             keep_alive=max_concurrency,
             attempts=attempts,
             backoff_s=backoff_s,
+            auth=auth,
         )
         self._batch_size = batch_size
         self._slots = asyncio.Semaphore(max_concurrency)

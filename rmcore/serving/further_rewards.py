@@ -4,27 +4,23 @@ A row's reward is the own reward plus the weighted further ones. Nothing is norm
 trainer knows the groups in which they are compared.
 """
 
-import hmac
+import asyncio
 import math
-import secrets
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Self
-
-import anyio
-import httpx
 
 from rmcore.config.judging import is_function
 from rmcore.core.errors import ConfigError, DataError, ServingError
 from rmcore.core.named_function import REWARD_MEANING, call_for_number, load_function
-from rmcore.core.proxies import LOOPBACK
 from rmcore.data.pair import Prompt
 from rmcore.serving.async_client import AsyncRewardClient, together
-from rmcore.serving.token_file import PROOF_PATH, place_of, proof, read_kept_token
+from rmcore.serving.signatures import SignedRequests
+from rmcore.serving.token_file import find_token
 from rmcore.serving.types import MAX_ROWS, FurtherReward, ScoringRequest, ScoringResponse
 
 SETTING = "--more-rewards"
-PROOF_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -38,8 +34,8 @@ class FurtherRewards:
     weights: Mapping[str, float]
     functions: Mapping[str, Callable[[Prompt, str], Any]]
     peers: Mapping[str, "Peer"]
-    _calling: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
-    """One call at a time: a user's function need not be thread-safe."""
+    _calling: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+    """One thread: a user's function need not be thread-safe, and may run on after its request has failed."""
 
     @classmethod
     def named(cls, weights: Mapping[str, float], own_token: str) -> Self:
@@ -67,19 +63,15 @@ class FurtherRewards:
         return cls(dict(weights), functions, peers)
 
     async def check(self) -> None:
-        """Check that all peers have proved themselves and answer.
+        """Check that all peers answer, and sign their answers.
 
         Raises:
             ConfigError: a peer has further rewards of its own, so servers might call one another in a circle.
-            ServingError, RequestError: see `Peer.prove` and `AsyncRewardClient.version`.
+            ServingError, RequestError: see `SignedRequests` and `AsyncRewardClient.version`.
         """
         for name, peer in self.peers.items():
-            await peer.prove()
             if (await peer.client.version()).more_rewards:
-                raise ConfigError(
-                    f"{SETTING} names {name}, which adds further rewards itself. Name its rewards here and start it "
-                    "without them, so that servers cannot call one another in a circle."
-                )
+                raise ConfigError(nested(name))
 
     async def added(
         self, asked: ScoringRequest, dialogues: Sequence[tuple[Prompt, str]]
@@ -95,10 +87,11 @@ class FurtherRewards:
 
         Raises:
             DataError: a function failed, or returned no finite number.
-            RmcoreError: a peer did not prove itself, or failed; see `AsyncRewardClient.score`.
+            RmcoreError: a peer failed; see `Peer.score`.
         """
-        calls = anyio.to_thread.run_sync(self._call, dialogues, limiter=self._calling)
-        given, *answers = await together(calls, *(peer.score(asked) for peer in self.peers.values()))
+        given, *answers = await together(
+            self._call_functions(dialogues), *(peer.score(asked) for peer in self.peers.values())
+        )
         by_address = dict(zip(self.peers, answers, strict=True))
         parts, further = {}, {}
         for name, weight in self.weights.items():
@@ -113,6 +106,9 @@ class FurtherRewards:
             )
         return parts, further
 
+    async def _call_functions(self, dialogues: Sequence[tuple[Prompt, str]]) -> dict[str, Sequence[float]]:
+        return await asyncio.get_running_loop().run_in_executor(self._calling, self._call, dialogues)
+
     def _call(self, dialogues: Sequence[tuple[Prompt, str]]) -> dict[str, Sequence[float]]:
         return {
             name: [call_for_number(SETTING, name, function, *one) for one in dialogues]
@@ -120,7 +116,8 @@ class FurtherRewards:
         }
 
     async def aclose(self) -> None:
-        """Close the connections to all peers."""
+        """Close the connections to all peers, and call no function any more."""
+        self._calling.shutdown(wait=False, cancel_futures=True)
         for peer in self.peers.values():
             await peer.aclose()
 
@@ -139,57 +136,44 @@ def summed(parts: Mapping[str, Sequence[float]]) -> list[float]:
 
 
 class Peer:
-    """Another reward server. The token is sent to it only after it has proved that it has the same token.
+    """Another reward server. Requests to it are signed with its token, and so are its answers; the token is not sent.
 
     Args:
         address: `http://HOST:PORT`.
-        own_token: this server's token, used if this user has no stored token for the peer's address.
+        own_token: this server's token, used if this user has no token for the peer's address.
+
+    Raises:
+        ConfigError: the address or the token cannot be used.
     """
 
     def __init__(self, address: str, own_token: str) -> None:
-        self.address = address
-        self._token = read_kept_token(address) or own_token
-        # One request for all rows and no retry: it directly follows the proof, and goes to the server that gave it.
-        self.client = AsyncRewardClient(address, token=self._token, batch_size=MAX_ROWS, attempts=1)
-        is_here = httpx.URL(address).host in LOOPBACK
-        self._asking = httpx.AsyncClient(base_url=address, trust_env=not is_here, timeout=PROOF_TIMEOUT_S)
+        auth = SignedRequests(find_token(address) or own_token, f"{address} of {SETTING}")
+        # One request for all rows: they are scored with one version of its weights.
+        self.client = AsyncRewardClient(address, batch_size=MAX_ROWS, auth=auth)
+        self._address = address
 
     async def score(self, asked: ScoringRequest) -> ScoringResponse:
-        """Return the rewards of the inputs in logits, all by one version of its weights.
+        """Return the rewards of the inputs in logits, all with one version of its weights.
 
         Raises:
-            RmcoreError: see `prove` and `AsyncRewardClient.score`; the message names the peer.
+            ServingError: it adds further rewards, or did not sign its answer.
+            RmcoreError: see `AsyncRewardClient.score`; the message names the peer.
         """
-        await self.prove()
-        return await self.client.score(asked.inputs, over_length=asked.over_length, policy_version=asked.policy_version)
-
-    async def prove(self) -> None:
-        """Require a proof that it has the token, for the address at which the connection ends. The token is not sent.
-
-        Raises:
-            ServingError: it cannot be reached, or does not prove it.
-        """
-        question = secrets.token_urlsafe()
-        asked = {"question": question, "proof": proof(self._token, question)}
-        try:
-            async with self._asking.stream("GET", PROOF_PATH, params=asked) as answer:
-                # The proof covers the address at which the connection ends, so a relayed proof of another server fails.
-                place = place_of(answer.extensions["network_stream"].get_extra_info("server_addr"))
-                given = await answer.aread()
-        except httpx.HTTPError as error:
-            raise ServingError(
-                f"{self.address} of {SETTING} could not be reached ({type(error).__name__}: {error}). Check that this "
-                "reward server is running."
-            ) from error
-        if not hmac.compare_digest(given, proof(self._token, question, place).encode()):
-            raise ServingError(
-                f"{self.address} of {SETTING} did not prove, as {place}, that it has the token that this server has "
-                "for it, so the token was not sent. Start both with the same RM_OPT_TOKEN, or both without it on one "
-                "machine, this one last. After a restart of the other server with a new token, restart this one too. "
-                "Name the address at which it listens."
-            )
+        answer = await self.client.score(
+            asked.inputs, over_length=asked.over_length, policy_version=asked.policy_version
+        )
+        if answer.further is not None:
+            raise ServingError(nested(self._address))
+        return answer
 
     async def aclose(self) -> None:
         """Close all connections to it."""
-        await self._asking.aclose()
         await self.client.aclose()
+
+
+def nested(address: str) -> str:
+    """Return the message about a server that must not be a peer."""
+    return (
+        f"{SETTING} names {address}, which adds further rewards itself. Name its rewards here and start it without "
+        "them, so that servers cannot call one another in a circle."
+    )

@@ -3,7 +3,6 @@
 - POST /score: rewards of texts, messages, token ids or prompt/response pairs
 - GET /health: what this is and whether it answers now (200 or 503)
 - GET /version: which weights are served
-- GET /proof: that this server has the token, to another one that has it (see `rmcore.serving.further_rewards`)
 - GET /metrics: Prometheus text
 - POST /weights: serve other weights (see `rmcore.serving.weight_sync`)
 - the routes of other trainers' protocols that are switched on (see `rmcore.serving.protocols`)
@@ -40,8 +39,7 @@ from rmcore.serving.metrics import Counting, ServerMetrics
 from rmcore.serving.protocols import PROTOCOLS
 from rmcore.serving.protocols.desk import Desk
 from rmcore.serving.served import ServedModel
-from rmcore.serving.token_file import PROOF_PATH, place_of
-from rmcore.serving.token_file import proof as proof_of
+from rmcore.serving.signatures import SCHEME, SigningAnswers, body_digest, digest
 from rmcore.serving.types import (
     ChatMessage,
     Dialogue,
@@ -56,6 +54,8 @@ from rmcore.serving.types import (
     WeightUpdate,
 )
 
+SIGNED_PATHS = ("/score", "/version")
+"""Routes that another reward server requests, signed with the token instead of sending it."""
 CHARACTERS_PER_TOKEN = 128
 """The longest token of the large vocabularies (spaces, in those of GPT-4, Llama 3 and Qwen). Text has four or five."""
 SHORTEST_BOUND = 2**16
@@ -143,7 +143,6 @@ class RewardApp:
         app.add_api_route("/score", self._score, methods=["POST"])
         app.add_api_route("/health", self._health, methods=["GET"])
         app.add_api_route("/version", self._version, methods=["GET"])
-        app.add_api_route(PROOF_PATH, self._proof, methods=["GET"])
         app.add_api_route("/metrics", self._metrics, methods=["GET"])
         app.add_api_route("/weights", self._update, methods=["POST"])
         if self.settings.protocols:
@@ -152,15 +151,17 @@ class RewardApp:
                 app.add_api_route(path, answer, methods=[method], response_model=None)
         app.add_exception_handler(RmcoreError, _refuse)
         app.add_exception_handler(ClientDisconnect, lambda *_: Response(status_code=499))  # nobody is there to read it
+        app.add_middleware(SigningAnswers, token=self.settings.token)
         app.add_middleware(Counting, metrics=self.metrics)
         app.add_middleware(Door, names=self.settings.names)  # the last one added is the first one asked
         return app
 
     async def _check_token(self, request: Request) -> None:
-        if request.url.path == PROOF_PATH:  # the other side proves that it has the token, too
-            return
         kind, _, given = request.headers.get("authorization", "").partition(" ")
-        if kind.lower() == "basic" and self.settings.protocols:
+        if kind == SCHEME and (path := request.scope["path"]) in SIGNED_PATHS:
+            request.state.body_digest = body_digest(self.settings.token, given, request.method, path)
+            given = "" if request.state.body_digest is None else self.settings.token
+        elif kind.lower() == "basic" and self.settings.protocols:
             given = _password(given)
         elif kind.lower() != "bearer":
             given = ""
@@ -171,11 +172,6 @@ class RewardApp:
                 "given in RM_OPT_TOKEN, as `Authorization: Bearer ...`.",
                 "authorization",
             )
-
-    async def _proof(self, request: Request, question: str = "", proof: str = "") -> Response:
-        if not hmac.compare_digest(proof.encode(), proof_of(self.settings.token, question).encode()):
-            raise Refused("unauthorized", "this is no proof of this server's token; see that both have one.", "proof")
-        return Response(proof_of(self.settings.token, question, place_of(request.scope["server"])))
 
     async def _score(self, request: Request) -> ScoringResponse:
         async with self.read(request, ScoringRequest) as asked:
@@ -263,6 +259,8 @@ class RewardApp:
         body = bytearray()
         try:
             await self._receive(request, body)
+            if getattr(request.state, "body_digest", None) not in (None, digest(bytes(body))):
+                raise Refused("unauthorized", "the body is not the one that was signed.", "authorization")
             yield _parsed(bytes(body), kind)
         finally:
             self._pending_bytes -= len(body)

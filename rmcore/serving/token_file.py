@@ -2,25 +2,19 @@
 
 The file is its user's alone, and its name says the machine, the host and the port that the server listens at. A client
 takes it for that very address only: `localhost` may be two addresses, and another user may listen at the second.
-
-A server that asks another server (`rmcore.serving.further_rewards`) has it prove that it has the token first.
 """
 
 import contextlib
-import hmac
-import ipaddress
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from rmcore.core.errors import ServingError
 from rmcore.core.files import write_text
 
 TOKEN_VARIABLE = "RM_OPT_TOKEN"  # noqa: S105 - the name of a variable
-PROOF_PATH = "/proof"
 
 
 def find_token(address: str) -> str | None:
@@ -30,35 +24,7 @@ def find_token(address: str) -> str | None:
         ServingError: the file is there and cannot be read.
     """
     named = os.environ.get(TOKEN_VARIABLE)
-    if named is not None:
-        return named
-    return read_kept_token(address)
-
-
-def read_kept_token(address: str) -> str | None:
-    """The token that `rm-opt serve` of this user keeps for `address`; None where it keeps none.
-
-    Raises:
-        ServingError: the file is there and cannot be read.
-    """
-    return _read(token_file(address))
-
-
-def proof(token: str, question: str, place: str = "") -> str:
-    """A digest that only a program with the token can make.
-
-    Args:
-        token: which it proves, and does not show.
-        question: random, so that no proof serves twice.
-        place: the end of the connection that a server was asked at (`place_of`); empty in the proof of who asks.
-    """
-    return hmac.new(token.encode(), f"rm-opt proof\n{place}\n{question}".encode(), "sha256").hexdigest()
-
-
-def place_of(address: Sequence[Any]) -> str:
-    """The address and port of one end of a connection, as both of its ends see it."""
-    host = ipaddress.ip_address(str(address[0]).partition("%")[0])
-    return f"{getattr(host, 'ipv4_mapped', None) or host} {address[1]}"
+    return _read(token_file(address)) if named is None else named
 
 
 def token_file(address: str) -> Path:

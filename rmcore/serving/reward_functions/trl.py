@@ -30,7 +30,9 @@ def async_reward_function(make: Callable[[], AsyncRewardClient]) -> Callable[...
     return reward
 
 
-def _logged(answer: ScoringResponse, log_metric: Callable[[str, float], None] | None = None, **_: Any) -> list[float]:
+def _logged(
+    answer: ScoringResponse, /, log_metric: Callable[[str, float], None] | None = None, **_: Any
+) -> list[float]:
     if log_metric is not None and answer.rewards:
         for name, part in (answer.parts or {}).items():
             log_metric(f"parts/{name}", sum(part) / len(part))

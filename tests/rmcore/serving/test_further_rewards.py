@@ -2,6 +2,7 @@
 
 import asyncio
 import socketserver
+import sys
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
@@ -18,12 +19,16 @@ from rmcore.serving.reward_functions import openrlhf, verl
 from rmcore.serving.reward_functions.trl import reward_function
 from rmcore.serving.scorer import RewardModelScorer, Rollout, Step
 from rmcore.serving.server import ServeSettings
+from rmcore.serving.signatures import SIGNATURE, SignedRequests
 from rmcore.serving.token_file import kept_token
+from rmcore.serving.types import ScoringRequest
 from torch_engine import answering_with
 
-TOKEN = "a-token-of-both"
+TOKEN = "a-token-of-both-servers"
 CLOSE = 1e-5
 FUNCTIONS = """
+import threading
+
 def length(prompt, response):
     return len(response)
 
@@ -38,6 +43,16 @@ def nothing(prompt, response):
 
 def huge(prompt, response):
     return 1e300
+
+running, most, entered, leave = [], [], threading.Event(), threading.Event()
+
+def gated(prompt, response):
+    running.append(response)
+    most.append(len(running))
+    entered.set()
+    leave.wait(60)
+    running.remove(response)
+    return 1.0
 """
 
 
@@ -81,10 +96,12 @@ def impostor(answer):
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
-            seen.append(str(self.headers) + self.path)
-            body = answer(self)
-            self.send_response(200)
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            seen.append(f"{self.headers}{self.path}{body}")
+            status, body, signature = answer(self, body)
+            self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
+            self.send_header(SIGNATURE, signature)
             self.end_headers()
             self.wfile.write(body)
 
@@ -100,6 +117,19 @@ def impostor(answer):
         finally:
             server.shutdown()
             thread.join()
+
+
+def scored_by(address):
+    """The rewards of a peer at an address."""
+
+    async def run():
+        further = FurtherRewards.named({address: 1.0}, TOKEN)
+        try:
+            return (await further.peers[address].score(ScoringRequest.from_list(world.INPUTS))).rewards
+        finally:
+            await further.aclose()
+
+    return asyncio.run(run())
 
 
 def check(weights, token=TOKEN):
@@ -179,7 +209,7 @@ def test_a_peer_that_is_away_or_refuses_fails_the_request(rm, tmp_path):
         with asking(app) as client, pytest.raises(RmcoreError, match=rf"{address} answered 422.*inputs\.1: .* the 96"):
             client.score([world.INPUTS[0], {"prompt": "a", "response": long}])
     try:
-        with asking(app) as client, pytest.raises(ServingError, match=rf"{address} of --more-rewards could not be"):
+        with asking(app) as client, pytest.raises(ServingError, match=rf"{address} could not be reached"):
             client.score(world.INPUTS)
     finally:
         serving.__exit__(None, None, None)
@@ -196,47 +226,86 @@ def test_what_has_no_prompt_and_response_or_is_to_be_a_probability_is_refused(rm
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["shared", "kept"])
-def test_a_peer_proves_that_it_has_the_token(rm, tmp_path, kept):
+def test_a_peer_signs_with_the_token_that_it_shares(rm, tmp_path, kept):
     with answering_with(rm, tmp_path, token=TOKEN) as peer:
         weights = {address_of(peer): 1.0}
         if kept:
-            with pytest.raises(ServingError, match="did not prove"):
-                check(weights, "another")
+            with pytest.raises(ServingError, match="not signed with the token"):
+                check(weights, "another-token-of-another")
             with kept_token(address_of(peer), TOKEN):
-                check(weights, "another")
+                check(weights, "another-token-of-another")
         else:
             check(weights)
 
 
-def test_no_token_is_sent_to_a_program_that_is_not_ours(rm, tmp_path):
-    """Neither to one that answers anything, nor to one that hands on what a real server answers."""
+def test_no_token_is_sent_and_no_answer_of_another_program_is_taken(rm, tmp_path):
+    """Neither of one that answers anything, nor of one that changes what a real server answers, or repeats it."""
     with answering_with(rm, tmp_path, token=TOKEN) as real:
+        said = []
 
-        def relayed(request):
-            host = {"Host": request.headers["Host"]}
-            return httpx.get(address_of(real) + request.path, headers=host).content
+        def relayed(request, body):
+            headers = {name: request.headers[name] for name in ("Authorization", "Content-Type")}
+            found = httpx.post(address_of(real) + request.path, headers=headers, content=body, timeout=60)
+            said.append((found.status_code, found.content, found.headers[SIGNATURE]))
+            return said[-1]
 
-        for answer in (lambda request: b"yes", relayed):
+        def changed(request, body):
+            status, content, signature = relayed(request, body)
+            return status, content.replace(b"[", b"[1"), signature
+
+        with impostor(relayed) as (address, seen):
+            assert scored_by(address) == pytest.approx(scored_by(address_of(real)), abs=CLOSE)
+            assert TOKEN not in "".join(seen)
+        for answer in (lambda *_: (200, b"yes", "no"), changed, lambda *_: said[0]):
             with impostor(answer) as (address, seen):
-                with pytest.raises(ServingError, match=f"{address} of --more-rewards did not prove"):
-                    check({address: 1.0})
-                assert len(seen) == 1
-                assert "authorization" not in seen[0].lower()
-                assert TOKEN not in seen[0]
+                with pytest.raises(ServingError, match=f"{address} of --more-rewards is not signed"):
+                    scored_by(address)
+                assert seen
+                assert TOKEN not in "".join(seen)
 
 
-def test_a_program_that_takes_the_place_of_a_peer_is_sent_no_token(rm, tmp_path):
-    with impostor(lambda request: b"yes") as (address, seen):
-        further = FurtherRewards.named({address: 1.0}, TOKEN)
-        with pytest.raises(ServingError, match="did not prove"):
-            asyncio.run(further.peers[address].score(None))
-        assert TOKEN not in "".join(seen)
-
-
-def test_a_server_proves_nothing_to_a_stranger(rm, tmp_path):
+def test_a_signature_is_of_one_request_and_opens_no_other_route(rm, tmp_path):
     with answering_with(rm, tmp_path, token=TOKEN) as app:
-        for given in ({}, {"question": "a"}, {"question": "a", "proof": "b" * 64}, {"question": "a", "proof": "é"}):
-            assert httpx.get(f"{address_of(app)}/proof", params=given).status_code == 401
+        body = ScoringRequest.from_list(world.INPUTS).model_dump_json().encode()
+        for signer, path, sent, status in (
+            (TOKEN, "/score", body, 200),
+            (TOKEN, "/score", body.replace(b"4", b"5"), 401),
+            (TOKEN, "/weights", body, 401),
+            ("another-token-of-another", "/score", body, 401),
+        ):
+            request = httpx.Request("POST", address_of(app) + path, content=body)
+            next(SignedRequests(signer, "it").auth_flow(request))
+            headers = {"Authorization": request.headers["Authorization"], "Content-Type": "application/json"}
+            answer = httpx.post(address_of(app) + path, content=sent, headers=headers, timeout=60)
+            assert answer.status_code == status
+        for given in ("RM-HMAC", "RM-HMAC a b", "RM-HMAC a b é c"):
+            headers = {"Authorization": given.encode()}
+            assert httpx.get(f"{address_of(app)}/version", headers=headers).status_code == 401
+
+
+def test_a_token_that_can_be_guessed_signs_nothing():
+    with pytest.raises(ConfigError, match="5 characters"):
+        check({"http://127.0.0.1:1": 1.0}, "short")
+
+
+def test_a_function_is_called_by_one_thread_also_after_its_request_has_failed():
+    async def run():
+        further = FurtherRewards.named({named("gated"): 1.0}, TOKEN)
+        module = sys.modules["further_functions"]
+        asked, dialogues = ScoringRequest.from_list(world.INPUTS[:1]), [world.PAIRS[0]]
+        first = asyncio.create_task(further.added(asked, dialogues))
+        assert await asyncio.to_thread(module.entered.wait, 60)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        second = asyncio.create_task(further.added(asked, dialogues))
+        await asyncio.sleep(0.2)  # in which a second thread would have begun
+        module.leave.set()
+        assert (await second)[0] == {named("gated"): (1.0,)}
+        await further.aclose()
+        return module.most
+
+    sys.modules.pop("further_functions", None)
+    assert asyncio.run(run()) == [1, 1]
 
 
 def test_servers_ask_one_another_in_no_circle(rm, tmp_path):
@@ -245,6 +314,14 @@ def test_servers_ask_one_another_in_no_circle(rm, tmp_path):
         pytest.raises(ConfigError, match="further rewards itself"),
     ):
         check({address_of(app): 1.0})
+
+
+def test_a_peer_that_is_restarted_with_further_rewards_is_not_summed(rm, tmp_path):
+    with (
+        answering_with(rm, tmp_path, {named("length"): 1.0}, token=TOKEN) as app,
+        pytest.raises(ServingError, match="further rewards itself"),
+    ):
+        scored_by(address_of(app))
 
 
 @pytest.mark.parametrize(
@@ -290,7 +367,7 @@ def test_other_trainers_get_the_sum_and_the_parts_where_their_form_has_a_place(r
         assert (refused.status_code, refused.json()["field"]) == (422, "inputs.0")
 
         logged = {}
-        assert reward_function(client)([prompt], [response], log_metric=logged.__setitem__) == [total]
+        assert reward_function(client)([prompt], [response], answer=["4"], log_metric=logged.__setitem__) == [total]
         assert logged == {f"parts/{name}": pytest.approx(part, abs=CLOSE) for name, part in parts.items()}
         rollout = Rollout([Step(prompt=prompt, completion=response)])
         assert RewardModelScorer(client).score([rollout]) == [total]
