@@ -201,7 +201,8 @@ def print_plan(config: PipelineConfig) -> None:
 def _expected(stage: StagePlan) -> str:
     if stage.seconds is not None:
         return f"about {numbers.duration(stage.seconds)}"
-    return UNKNOWN if STAGES[stage.name].libraries else "seconds"  # without torch it only reads what others computed
+    # Without torch a stage only reads what others computed; prepare reads the data.
+    return UNKNOWN if STAGES[stage.name].libraries or stage.name == "prepare" else "seconds"
 
 
 def open_report(

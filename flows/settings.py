@@ -14,8 +14,8 @@ from experiments.presets import DESCRIBED, PRESETS
 from rmcore.config.base import Settings
 from rmcore.config.elsewhere import foreign_name
 from rmcore.config.files import lines_of, parse_yaml, read_mapping
+from rmcore.config.gone import DEFAULTS, removed_setting
 from rmcore.config.gone import PRESETS as REMOVED_PRESETS
-from rmcore.config.gone import removed_setting
 from rmcore.config.pipeline import GROUPS, PipelineConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.store import flatten
@@ -232,8 +232,8 @@ def _merge(
         place = places.get(where, "")
         if name not in tree:
             if (removed := removed_setting(where)) is not None:
-                if value == []:  # as `rm-opt init` of an earlier version wrote `skip`: nothing is requested by it
-                    continue
+                if place and where in DEFAULTS and value == DEFAULTS[where]:
+                    continue  # a file of an earlier version, which means the same without it
                 raise ConfigError(f"{place}{removed} Remove it from the settings.")
             raise ConfigError(f"{place}no setting {where!r}.{_meant(where)}")
         if tree[name] is None and isinstance(value, dict) and where in OPTIONAL_GROUPS:

@@ -15,6 +15,11 @@ _TEN_BINS = "calibration errors are of ten bins everywhere."
 _SINGLE = "single responses are always measured, too: it takes no time."
 _THRESHOLDS = "evaluate.thresholds is of the held-out pairs; while it trains they are 0.3, 0.5 and 0.7."
 _EVERY_PAIR = "every held-out pair counts; `accuracy_by_prompt` weighs each prompt alike."
+_MAX_TOKENS = (
+    "policy.judging.max_calls or max_cost is the budget; with price_read=1 and price_written=1, max_cost is in "
+    "millions of tokens."
+)
+_CALLS_PER_MINUTE = "a server's `Retry-After` is obeyed, and policy.judging.concurrency limits the calls at a time."
 COMMANDS: dict[str, str] = {
     "best-of-n": "`rm-opt readiness best-of-n` is the same, with the same options.",
     "overoptimize": "`rm-opt readiness overoptimize` is the same, with the same options.",
@@ -35,6 +40,8 @@ OPTIONS: dict[str, str] = {
     **dict.fromkeys(("--per-response", "--no-per-response"), _SINGLE),
     "--eval-threshold": _THRESHOLDS,
     "--eval-pairs-per-prompt": _EVERY_PAIR,
+    "--max-tokens": _MAX_TOKENS,
+    "--calls-per-minute": _CALLS_PER_MINUTE,
     "--start-port": "the start page is gone: runs and schedules are in Prefect, reports are with their runs in MLflow, "
     "and `rm-opt worker --server` takes Prefect's address.",
     "--refreshes": _REFRESHED,
@@ -63,9 +70,9 @@ SETTINGS: dict[str, str] = {
     "evaluate.per_response": _SINGLE,
     "train.eval_thresholds": _THRESHOLDS,
     "data.eval_pairs_per_prompt": _EVERY_PAIR,
-    "policy.num_members": "four heads: their disagreement decides nothing.",
-    "policy.judging.max_tokens": "policy.judging.max_cost is the budget, at a price of 1 a token's, and max_calls.",
-    "policy.judging.calls_per_minute": "a server's `Retry-After` is obeyed, and policy.judging.concurrency bounds it.",
+    "policy.num_members": "there are four heads, as its default was.",
+    "policy.judging.max_tokens": _MAX_TOKENS,
+    "policy.judging.calls_per_minute": _CALLS_PER_MINUTE,
     "train.nuisance": "best of 64 gained no gold by it; rlhf.length_penalty does while a policy is trained.",
     "rlhf.stop_on_disagreement": "the members' disagreement never left its range while gold fell; rlhf.watch sees it.",
     "rlhf.aggregate": "members that share a backbone share its flaw, so their combined reward gained nothing.",
@@ -97,6 +104,8 @@ SETTINGS: dict[str, str] = {
 """By the dotted name of a setting or of a whole group, as in `landscape.minutes`."""
 AS_NOW: dict[str, Any] = {
     "train.calibration_bins": 10,
+    "evaluate.num_bins": 10,
+    "policy.num_members": 4,
     "data.eval_pairs_per_prompt": None,
     "train.curriculum": "none",
     "train.group_prompts": 1,
@@ -112,6 +121,18 @@ AS_NOW: dict[str, Any] = {
 }
 """Values with which a run was one of today. Without another value its outcome would be another one; all further
 settings above only measured, or were about one that is here."""
+DEFAULTS: dict[str, Any] = AS_NOW | {
+    "readiness.accuracy_weight": 0.35,
+    "readiness.calibration_weight": 0.25,
+    "readiness.stability_weight": 0.25,
+    "readiness.landscape_weight": 0.15,
+    "evaluate.per_response": True,
+    "train.eval_thresholds": [0.3, 0.5, 0.7],
+    "policy.judging.max_tokens": None,
+    "policy.judging.calls_per_minute": None,
+    "skip": [],
+}
+"""Values that a file of an earlier version may have, because they were defaults: it means the same without them."""
 
 
 def removed_setting(name: str) -> str | None:

@@ -368,11 +368,13 @@ def _welcome(listener: socket.socket, digest: bytes) -> socket.socket | None:
 def _fork(descriptors: list[int], interrupted: Any, server_only: list[socket.socket]) -> tuple[int, socket.socket]:
     """Begin one child; gives its pid and the socket over which its waiter hears of it."""
     waiter = socket.socket(fileno=descriptors[0])
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))  # which the child must not ignore, see `_become_child`
     server, pid = os.getpid(), os.fork()
     if pid == 0:
         for open_socket in (waiter, *server_only):
             open_socket.close()
         _become_child(server, interrupted, *descriptors[1:])
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
     for descriptor in descriptors[1:]:
         os.close(descriptor)
     _tell(waiter, pid)
@@ -405,6 +407,7 @@ def _become_child(server: int, interrupted: Any, request: int, log: int, *progre
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
         signal.signal(signal.SIGINT, interrupted)
         die_with_parent(server)
         os.dup2(log, 1)

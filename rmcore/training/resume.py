@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rmcore.config.gone import DEFAULTS
 from rmcore.core.errors import ConfigError, StoreError
 from rmcore.core.files import (
     atomic_file,
@@ -142,7 +143,10 @@ def read_beginning(folder: Path, settings: Mapping[str, Any]) -> Mapping[str, An
             f"{place} is damaged ({error}), so the settings of the training there are not known. Name another "
             "folder, or remove this one to start from the beginning."
         ) from error
-    theirs, own = beginning["settings"], json.loads(json.dumps(settings))  # tuples become lists, as in the file
+    own = json.loads(json.dumps(settings))  # tuples become lists, as in the file
+    theirs = {
+        name: value for name, value in beginning["settings"].items() if name in own or not _is_default(name, value)
+    }
     differing = [
         f"{name}: {theirs.get(name, 'absent')!r} there, {own.get(name, 'absent')!r} here"
         for name in sorted(theirs.keys() | own.keys())
@@ -158,6 +162,11 @@ def read_beginning(folder: Path, settings: Mapping[str, Any]) -> Mapping[str, An
         + "\n  ".join(differing)
         + "\nIt can only be resumed as it began: repeat that command, or name another folder for this one."
     )
+
+
+def _is_default(name: str, value: Any) -> bool:
+    """Return whether a setting of an earlier version had the value that all trainings have today."""
+    return name in DEFAULTS and value == DEFAULTS[name]
 
 
 def rewind(folder: Path) -> ResumePoint | None:

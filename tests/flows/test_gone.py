@@ -1,5 +1,7 @@
 """What was removed answers with one sentence, wherever it is still named."""
 
+import json
+
 import pytest
 from pydantic import ValidationError
 from typer.testing import CliRunner
@@ -54,16 +56,16 @@ def test_the_page_lists_no_removed_command():
 @pytest.mark.parametrize("name", [*gone.SETTINGS, *INVENTED_SETTINGS])
 def test_a_removed_setting_says_what_happened(name, tmp_path):
     sentence = gone.SETTINGS[name]
-    tree = 1
+    tree = 7
     for part in reversed(name.split(".")):
         tree = {part: tree}
     file = tmp_path / "rm-opt.yaml"
     file.write_text(f"{tree}\n")  # JSON is YAML
     for load in (
         lambda: load_config("demo", file, []),
-        lambda: load_config("demo", None, [f"{name}=1"]),
-        lambda: form_config("demo", {}, {name: 1}),
-        lambda: change_config(PipelineConfig(), {name: 1}),
+        lambda: load_config("demo", None, [f"{name}=7"]),
+        lambda: form_config("demo", {}, {name: 7}),
+        lambda: change_config(PipelineConfig(), {name: 7}),
     ):
         with pytest.raises(ValueError, match="was removed") as refused:
             load()
@@ -73,9 +75,18 @@ def test_a_removed_setting_says_what_happened(name, tmp_path):
     assert sentence in describe_validation(recorded.value)
 
 
-def test_a_settings_file_of_an_earlier_version_whose_removed_list_is_empty_is_read(tmp_path):
+def test_a_settings_file_of_an_earlier_version_with_defaults_of_removed_settings_is_read(tmp_path):
     file = tmp_path / "rm-opt.yaml"
-    file.write_text("preset: smoke\nskip: []\n")
+    before = {}
+    for name, value in gone.DEFAULTS.items():
+        *groups, last = name.split(".")
+        inside = before
+        for group in groups:
+            inside = inside.setdefault(group, {})
+        inside[last] = value
+    for section in ("policy", "rlhf"):  # groups that the preset has not
+        before.pop(section)
+    file.write_text(json.dumps({"preset": "smoke"} | before, indent=1))
     assert load_config(None, file, []) == PRESETS["smoke"]
     file.write_text("preset: smoke\nskip: [landscape]\n")
     with pytest.raises(ConfigError, match=r"line 2: the setting skip was removed: .* Remove it"):

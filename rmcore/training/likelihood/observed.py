@@ -14,10 +14,10 @@ weights once. Pairs alone need nothing of this and never come here: `rmcore.trai
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 from torch import Tensor, nn
 
 from rmcore.core.errors import ModelError
@@ -56,6 +56,8 @@ class Design:
         margin_penalty: weight of the mean squared margin of ranked answers.
         centering: weight of the squared sum of two rewards of mean size, of ranked answers.
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # of records
 
     tie_odds: tuple[float, ...] = (1.0,)
     scales: tuple[Scale, ...] = ()

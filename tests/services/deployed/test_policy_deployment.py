@@ -91,7 +91,7 @@ def test_readiness_v2_judges_the_same_samples(command, with_policy, drawn):
     )  # six steps make no reward model
     # Other tests may have measured checkpoints of their own in the same home.
     optimized = command.services.home.glob("store/overoptimization/*/overoptimization.json")
-    signals = {json.loads(one.read_text())["parts"]["signal_share"] for one in optimized}
+    signals = [json.loads(one.read_text())["parts"]["signal_share"] for one in optimized]
     assert found["readiness"]["parts"]["signal_share"] in signals
 
 

@@ -102,6 +102,9 @@ def test_a_record_comes_back(observations_of) -> None:
     for (name, one), (other_name, other) in zip(likelihood.named_parameters(), read.named_parameters(), strict=True):
         assert name == other_name
         torch.testing.assert_close(one, other, rtol=0, atol=0)
+    record = state_of(likelihood)
+    with pytest.raises(ValueError, match="offest"):
+        likelihood_from(record | {"design": record["design"] | {"offest": True}})
 
 
 def test_a_held_out_prior_is_no_part_of_the_likelihood(observations_of) -> None:
