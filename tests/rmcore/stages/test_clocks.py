@@ -25,7 +25,7 @@ DECIDES = {
     "rmcore.policy.grpo.group_reward": "when a scorer that stays away ends the training, which stores nothing",
     "rmcore.policy.grpo.training_run": "nothing: seconds in the record",
     "rmcore.policy.sampling.served_policy": "which folder weights are handed over in",
-    "rmcore.serving.http_app": "nothing: a metric of the server",
+    "rmcore.serving.metrics": "nothing: seconds of a request",
     "rmcore.serving.protocols.vllm": "nothing: the time that an answer says it was made at",
     "rmcore.serving.served": "which left-over folders are removed",
     "rmcore.training.interruption": "whether a second signal is the first one again",
