@@ -8,7 +8,7 @@ import webbrowser
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -24,9 +24,10 @@ from rmcore.core.errors import ConfigError
 from rmcore.core.store import Store
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.runs import RECORD, Run, find_run, read_runs, short_names
-from rmcore.stages.registry import STAGES
-from rmcore.study.plan import StagePlan
 from tasks.home import configure_environment, home
+
+if TYPE_CHECKING:
+    from rmcore.study.plan import StagePlan
 
 PIPED_WIDTH = 160
 """Columns where no terminal says how many there are."""
@@ -198,9 +199,11 @@ def print_plan(config: PipelineConfig) -> None:
         print(f"{len(due)} to run, about {numbers.duration(sum(known))}{more}. Nothing was run.")
 
 
-def _expected(stage: StagePlan) -> str:
+def _expected(stage: "StagePlan") -> str:
     if stage.seconds is not None:
         return f"about {numbers.duration(stage.seconds)}"
+    from rmcore.stages.registry import STAGES  # here: it imports readers of data, which `--help` does without
+
     # Without torch a stage only reads what others computed; prepare reads the data.
     return UNKNOWN if STAGES[stage.name].libraries or stage.name == "prepare" else "seconds"
 
