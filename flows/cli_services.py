@@ -1,4 +1,4 @@
-"""`rm-opt up | worker | down`: the services beside the runs."""
+"""`rm-opt up | worker | down`: start and stop the services, and compute cells for another machine."""
 
 import shlex
 from functools import partial

@@ -271,7 +271,7 @@ def serve(control: socket.socket, listener: socket.socket | None = None) -> None
     Children that still run then are asked to end by the kernel (`die_with_parent`), so they save first.
     """
     # Ctrl-C in a terminal, and SIGTERM to the process group (Prefect cancels so), are for the children, which save and
-    # end, and for whoever waits for them: without this server, who waits would take them for killed.
+    # end, and for the processes that wait for them: if this server ended, those would take the children for killed.
     interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     digest = _digest(os.environ)  # before libraries write into it

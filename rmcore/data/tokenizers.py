@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FIXED_DATE = date(2024, 7, 26)
-"""Date that a template writes in a training: what Llama's write by themselves where no clock is at hand."""
+"""Date that templates write in a training: the default of Llama's own templates if no clock is available."""
 _ASKS_THE_DAY = re.compile(r"strftime_now\s*\(")
 """The beginning of a call of the function that transformers offers to templates."""
 _DAYS_DATE = re.compile(_ASKS_THE_DAY.pattern + r"""\s*(?:format\s*=\s*)?("[^"]*"|'[^']*')\s*\)""")
@@ -25,7 +25,7 @@ IN_RESERVE = re.compile(r"reserved|unused|(?:extra|special|control)_\d|placehold
 def fix_date(tokenizer: "PreTrainedTokenizerBase") -> bool:
     """Put FIXED_DATE into the chat template where it asks for the day's date. True if it does.
 
-    The tokens of a training and of its scores would depend on the day otherwise, for whoever reads the checkpoint.
+    Otherwise the tokens of a training, and of everything scored with its checkpoint, would depend on the day.
     """
     found = tokenizer.chat_template
     if isinstance(found, dict):
@@ -39,7 +39,7 @@ def fix_date(tokenizer: "PreTrainedTokenizerBase") -> bool:
 
 
 def _fixed(call: re.Match[str]) -> str:
-    """The date as a literal of the template, in the quotes of the form that was asked for."""
+    """Return the date as a literal of the template, in the requested format and its quotes."""
     quote, form = call[1][0], call[1][1:-1]
     return quote + FIXED_DATE.strftime(form) + quote
 

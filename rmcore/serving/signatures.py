@@ -23,7 +23,7 @@ SCHEME = "RM-HMAC"
 SIGNATURE = "RM-Signature"
 """Header of a signed answer."""
 SHORTEST_TOKEN = 16
-"""Characters of a token to sign with: whoever sees a signature may guess at a shorter one without limit."""
+"""Least number of characters of a signing token: anyone who sees a signature can try guesses at the token offline."""
 
 
 def sign(token: str, *parts: str) -> str:
