@@ -1,6 +1,6 @@
 """Whole pipeline runs by name: `rm-opt run --preset NAME`, each one a change of the defaults with its reason.
 
-What is said here of each is what `rm-opt presets` shows.
+What is said here of each is what `rm-opt run --presets` shows.
 
 All but h100 and h200 fix the token budget, which is otherwise chosen from the memory of the device: micro-batches then
 round alike on every machine.

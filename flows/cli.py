@@ -18,9 +18,6 @@ from rmcore.cli.output import outlive_readers
 
 COMMANDS = WITHOUT_ORCHESTRATOR | {
     "run": Listed("flows.cli_run:run", "Run the whole pipeline on preference pairs, to a verdict and a report."),
-    "presets": Listed(
-        "flows.cli_start:presets", "List the runs that have a name: what each is for, its model, its time on two cores."
-    ),
     "init": Listed(
         "flows.cli_start:init", "Write rm-opt.yaml here: the common settings, with their help, for `rm-opt run`."
     ),
@@ -46,7 +43,7 @@ COMMANDS = WITHOUT_ORCHESTRATOR | {
     "store": Listed("flows.cli_store:app", "List, verify, explain and bound artifacts; send what MLflow missed."),
 }
 PANELS = {
-    "Start here": ("run", "presets", "init", "runs", "open", "verdict"),
+    "Start here": ("run", "init", "runs", "open", "verdict"),
     "Train and measure": (
         "data",
         "train",
@@ -60,7 +57,6 @@ PANELS = {
         "analyze",
         "export",
         "card",
-        "push",
     ),
     "Policies": ("readiness", "judge", "rlhf"),
     "Experiments": ("experiment", "compare", "tune"),

@@ -23,10 +23,14 @@ def run(
     preset: Annotated[
         str | None,
         typer.Option(
-            help=f"Start from a named run, see `rm-opt presets`; default: {DEFAULT_PRESET}.",
+            help=f"Start from a named run, see --presets; default: {DEFAULT_PRESET}.",
             autocompletion=cli_start.preset_names,
         ),
     ] = None,
+    presets: Annotated[
+        bool,
+        typer.Option("--presets", is_eager=True, callback=cli_start.show_presets, help="List the named runs and exit."),
+    ] = False,
     data: Annotated[
         str | None,
         typer.Option(
@@ -74,7 +78,7 @@ def run(
         given = cli_start.with_found_settings(given, preset)
         if data is not None and preset is None and given.config is None:
             preset = OWN_DATA_PRESET  # the demo's policy writes in the gold world, and nowhere else
-            print(f"preset      {preset}: for pairs of your own; `rm-opt presets` lists others")
+            print(f"preset      {preset}: for pairs of your own; `rm-opt run --presets` lists others")
     elif preset is not None or given.config is not None:
         raise ConfigError("--from has all settings of a run; leave out --preset and --config, or change one by --set.")
     else:

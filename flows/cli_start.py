@@ -1,4 +1,4 @@
-"""`rm-opt presets | init`: which runs have a name, and a file with the settings of one."""
+"""`rm-opt run --presets` and `rm-opt init`: which runs have a name, and a file with the settings of one."""
 
 from dataclasses import replace
 from typing import Annotated
@@ -16,14 +16,17 @@ def preset_names(incomplete: str) -> list[str]:
     return [name for name in DESCRIBED if name.startswith(incomplete)]
 
 
-def presets() -> None:
+def show_presets(shown: bool) -> None:
     """List the runs that have a name: what each is for, its model, its time on two cores."""
+    if not shown:
+        return
     width = max(map(len, DESCRIBED))
     for name, one in DESCRIBED.items():
         by = "" if one.command == "run" else f"rm-opt {one.command}: "
         first = one.purpose.partition(". ")[0].partition(": ")[0].removesuffix(".")
         print(f"{name:<{width}}  {by}{first} ({_model(one.config)}, {one.time or 'by your pairs'})")
     print("rm-opt run --preset NAME starts one; --set train.lr=1e-4 changes a setting; rm-opt init writes them down")
+    raise typer.Exit
 
 
 def _model(config: PipelineConfig) -> str:
@@ -34,7 +37,7 @@ def _model(config: PipelineConfig) -> str:
 
 def init(
     preset: Annotated[
-        str, typer.Option(help="Whose settings, see `rm-opt presets`.", autocompletion=preset_names)
+        str, typer.Option(help="Whose settings, see `rm-opt run --presets`.", autocompletion=preset_names)
     ] = OWN_DATA_PRESET,
 ) -> None:
     """Write rm-opt.yaml here: the common settings, with their help, for `rm-opt run`.

@@ -45,7 +45,7 @@ def tune(
     preset: Annotated[
         str | None,
         typer.Option(
-            help=f"The defaults that trials change, see `rm-opt presets`; default: {DEFAULT_PRESET}.",
+            help=f"The defaults that trials change, see `rm-opt run --presets`; default: {DEFAULT_PRESET}.",
             autocompletion=cli_start.preset_names,
         ),
     ] = None,

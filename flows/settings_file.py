@@ -45,7 +45,7 @@ def settings_text(preset: str) -> str:
         "left out is as the preset has it; null stands for none.",
         "",
     )
-    lines += ["", *_comment(f"Preset. {DESCRIBED[preset].purpose} `rm-opt presets` lists all.", "")]
+    lines += ["", *_comment(f"Preset. {DESCRIBED[preset].purpose} `rm-opt run --presets` lists all.", "")]
     lines.append(f"{PRESET}: {preset}")
     for group in dict.fromkeys(name.rpartition(".")[0] for name in COMMON):
         lines.append("")

@@ -32,10 +32,8 @@ COMMANDS = {
         "rmcore.cli.export:export", "Write a checkpoint as one plain Hugging Face folder, and compare its rewards."
     ),
     "card": Listed(
-        "rmcore.cli.card:card", "Write the model card of a reward model: what was shown of it, and what was not."
-    ),
-    "push": Listed(
-        "rmcore.cli.push:push", "Publish a reward model with its card on the Hugging Face hub, private by default."
+        "rmcore.cli.card:card",
+        "Write the model card of a reward model: what was shown of it, and what was not; --push publishes both.",
     ),
     "serve": Listed(
         "rmcore.cli.serve:serve", "Serve a reward model with vLLM: POST /score, /health, /version, /metrics."

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,29 +15,15 @@ from rmcore.core.files import write_text
 
 if TYPE_CHECKING:
     from rmcore.models.reward_model import BradleyTerryRM
-    from rmcore.reporting.card.evidence import Judgement
-    from rmcore.reporting.card.model_card import Facts
 
 LICENSE_ID = re.compile(r"[a-z0-9][a-z0-9.-]*")
 """Form of the hub's names of licences: apache-2.0, cc-by-nc-4.0, other."""
-Folder = Annotated[str, typer.Option("--checkpoint", "-c", help="Folder of a trained checkpoint, such as out/best.")]
-License = Annotated[
-    str | None,
-    typer.Option("--license", help="Licence of the model, as the hub names it: apache-2.0. Else not stated."),
-]
-
-
-class MadeCard(NamedTuple):
-    """A card, and what went into it."""
-
-    text: str
-    facts: "Facts"
-    judgement: "Judgement | None"
-    sources: list[str]
 
 
 def card(
-    checkpoint: Folder,
+    checkpoint: Annotated[
+        str, typer.Option("--checkpoint", "-c", help="Folder of a trained checkpoint, such as out/best.")
+    ],
     evidence: Annotated[
         list[Path] | None,
         typer.Option(
@@ -49,11 +35,28 @@ def card(
         Path | None,
         typer.Option(help="File to write; default: README.md in the checkpoint folder.", callback=written_as(".md")),
     ] = None,
-    license_id: License = None,
+    license_id: Annotated[
+        str | None,
+        typer.Option("--license", help="Licence of the model, as the hub names it: apache-2.0. Else not stated."),
+    ] = None,
+    push: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REPOSITORY",
+            help="Publish the model on the hub with the card of its folder, made where there is none: OWNER/NAME, or "
+            "NAME for one of your own. Private by default; the token is that of HF_TOKEN.",
+        ),
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="Push for everyone to see.")] = False,
+    although_not_ready: Annotated[
+        bool,
+        typer.Option("--although-not-ready", help="Push although its verdict speaks against it; the card says so."),
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what a push would send, and send nothing.")] = False,
     render_fn: RenderFn = None,
     device: Device = "auto",
 ) -> None:
-    """Write the model card of a reward model: what was shown of it, and what was not.
+    """Write the model card of a reward model: what was shown of it, and what was not; --push publishes both.
 
     For the Hugging Face hub and for people: what it was made of, its measurements with intervals, its verdict, what it
     must not be used for, how to load it and check one reward. What is not known is said to be not stated.
@@ -64,35 +67,31 @@ def card(
 
     origin = find_origin(checkpoint)
     place = out or origin.folder / CARD_FILE
-    _check_free(place)
-    made = make_card(origin, evidence or [], license_id, render_fn, device)
-    write_text(place, made.text)
-    for source in made.sources:
-        print(f"evidence    {source}")
-    tell_card(made)
-    print(f"card        {place}")
 
+    def make() -> str:
+        return make_card(origin, evidence or [], license_id, render_fn, device)
 
-def tell_card(made: MadeCard) -> None:
-    """Say the verdict of a card, and what it has to leave open."""
-    judged = made.judgement
-    print(
-        f"verdict     {'nobody judged' if judged is None else f'{judged.headline} (evidence level {judged.rung} of 4)'}"
-    )
-    facts = made.facts
-    open_points = {
-        "the model's licence (--license)": facts.license,
-        "the base model": facts.base_model,
-        "the training pairs": facts.data or None,
-    }
-    if missing := [name for name, value in open_points.items() if value is None]:
-        print(f"not stated  {', '.join(missing)}")
+    if push is None:
+        if public or although_not_ready or dry_run:
+            raise ConfigError("--public, --although-not-ready and --dry-run are about a push: give --push OWNER/NAME.")
+        _check_free(place)
+        write_text(place, make())
+        print(f"card        {place}")
+        return
+    if out is not None or (place.is_file() and (evidence or license_id is not None)):
+        raise ConfigError(
+            f"--push sends {origin.folder / CARD_FILE}, which is made only where there is none, so --out, --evidence "
+            "and --license would not change it. Write the card first, without --push."
+        )
+    from rmcore.cli.push import push as publish
+
+    publish(push, origin.folder, make, is_public=public, although_not_ready=although_not_ready, dry_run=dry_run)
 
 
 def make_card(
     origin: Origin, evidence: Sequence[Path], license_id: str | None, render_fn: str | None, device: str
-) -> MadeCard:
-    """Make the card of a checkpoint from what lies around it, and from files of evidence.
+) -> str:
+    """Return the card of a checkpoint, from what is around it and from files of evidence; say what it leaves open.
 
     Raises:
         ConfigError: the licence is no name of one, or a file is about another checkpoint.
@@ -117,7 +116,20 @@ def make_card(
     found = [one for record, source in records for one in read_evidence(record, source)]
     facts = gather_facts(origin, digest, rm, license_id)
     text = write_card(facts, found, made=datetime.now(UTC).isoformat(timespec="seconds"))
-    return MadeCard(text, facts, highest(found), [source for _, source in records])
+    judged = highest(found)
+    for _, source in records:
+        print(f"evidence    {source}")
+    print(
+        f"verdict     {'nobody judged' if judged is None else f'{judged.headline} (evidence level {judged.rung} of 4)'}"
+    )
+    open_points = {
+        "the model's licence (--license)": facts.license,
+        "the base model": facts.base_model,
+        "the training pairs": facts.data or None,
+    }
+    if missing := [name for name, value in open_points.items() if value is None]:
+        print(f"not stated  {', '.join(missing)}")
+    return text
 
 
 def _own_records(origin: Origin, rm: "BradleyTerryRM", *, has_metrics: bool) -> list[tuple[Mapping[str, Any], str]]:

@@ -1,13 +1,9 @@
-"""`rm-opt push`: a trained reward model and its card on the Hugging Face hub."""
+"""`rm-opt card --push`: a trained reward model and its card on the Hugging Face hub."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from rmcore.cli.card import Folder, License, make_card, tell_card
-from rmcore.cli.card_facts import find_origin
-from rmcore.cli.inputs import Device, RenderFn
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.hub_upload import Repository, hub_token
 
@@ -18,62 +14,50 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def push(
-    name: Annotated[str, typer.Argument(help="Repository on the hub: OWNER/NAME, or NAME for one of your own.")],
-    checkpoint: Folder,
-    public: Annotated[bool, typer.Option("--public", help="Everybody may see it; else only its owner.")] = False,
-    although_not_ready: Annotated[
-        bool,
-        typer.Option("--although-not-ready", help="Push although its verdict speaks against it; the card says so."),
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent, and send nothing.")] = False,
-    license_id: License = None,
-    render_fn: RenderFn = None,
-    device: Device = "auto",
+    name: str,
+    folder: Path,
+    make_text: Callable[[], str],
+    *,
+    is_public: bool,
+    although_not_ready: bool,
+    dry_run: bool,
 ) -> None:
-    """Publish a reward model with its card on the Hugging Face hub, private by default.
+    """Publish a checkpoint with its card, replacing a repository only where its card says that a push wrote it.
 
     Sent are weights (safetensors), configuration, tokenizer, our records of rendering and beta, a seal over them, and
-    the card that `rm-opt card` wrote; where there is none it is made. The token is read from HF_TOKEN. A repository
-    that is there is replaced only where its card says that an earlier push wrote it.
+    the card of the folder; `make_text` makes it where there is none. The token is read from HF_TOKEN.
 
-    Example: rm-opt push OWNER/my-reward-model --checkpoint out/best --dry-run
+    Raises:
+        ConfigError: the verdict or the card forbids it, or the repository holds what no push wrote.
+        ModelError: the folder holds no checkpoint that may be sent.
+        ServiceError: the hub does not answer, or fails.
     """
     from rmcore.models.seal import SEAL_FILE, check_seal, seal_text
     from rmcore.reporting.card.model_card import CARD_FILE, name_repository
     from rmcore.serving.model_files import check_links
 
-    origin = find_origin(checkpoint)
-    names = _files(origin.folder)
-    check_links(origin.folder, [*names, CARD_FILE])
-    check_seal(origin.folder)
+    names = _files(folder)
+    check_links(folder, [*names, CARD_FILE])
+    check_seal(folder)
     token = None if dry_run else hub_token()
-    place = origin.folder / CARD_FILE
-    if place.is_file():
-        if license_id is not None:
-            raise ConfigError(
-                f"--license is for a card that is made, and {place} is there; write it again by `rm-opt card`."
-            )
-        text = _read_text(place)
-    else:
-        made = make_card(origin, [], license_id, render_fn, device)
-        tell_card(made)
-        text = made.text
-    _check_card(text, origin.folder, although_not_ready=although_not_ready)
-    visibility = "public" if public else "private"
+    place = folder / CARD_FILE
+    text = _read_text(place) if place.is_file() else make_text()
+    _check_card(text, folder, although_not_ready=although_not_ready)
+    visibility = "public" if is_public else "private"
     if token is None:
-        _tell_files(origin.folder, names, name_repository(text, name))
+        _tell_files(folder, names, name_repository(text, name))
         print(f"dry run     nothing was sent; it would be {visibility}, as {name}")
         print("removed     the hub was not asked; weights of an earlier push there are removed, and named then")
         return
-    repository = Repository(name, is_private=not public, token=token)
+    repository = Repository(name, is_private=not is_public, token=token)
     card = name_repository(text, repository.name)
     _check_replaced(repository, card)
-    _tell_files(origin.folder, names, card)
-    contents: dict[str, Path | bytes] = {file: origin.folder / file for file in names}
-    contents |= {CARD_FILE: card.encode(), SEAL_FILE: seal_text(origin.folder, names).encode()}
+    _tell_files(folder, names, card)
+    contents: dict[str, Path | bytes] = {file: folder / file for file in names}
+    contents |= {CARD_FILE: card.encode(), SEAL_FILE: seal_text(folder, names).encode()}
     if stale := repository.stale(contents):
         print(f"removed     {', '.join(stale)}: weights that lie on the hub under other names")
-    address = repository.publish(contents, "Reward model and card, by rm-opt push")
+    address = repository.publish(contents, "Reward model and card, by rm-opt card --push")
     print(f"pushed      {repository.name} ({visibility}): {address}")
 
 

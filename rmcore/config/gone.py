@@ -21,6 +21,8 @@ _MAX_TOKENS = (
 )
 _CALLS_PER_MINUTE = "a server's `Retry-After` is obeyed, and policy.judging.concurrency limits the calls at a time."
 COMMANDS: dict[str, str] = {
+    "presets": "`rm-opt run --presets` lists the named runs.",
+    "push": "`rm-opt card --checkpoint DIR --push OWNER/NAME` publishes the model with its card.",
     "best-of-n": "`rm-opt readiness best-of-n` is the same, with the same options.",
     "overoptimize": "`rm-opt readiness overoptimize` is the same, with the same options.",
     "status": "`rm-opt info` shows which services run, and where.",

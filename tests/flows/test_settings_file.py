@@ -1,4 +1,4 @@
-"""`rm-opt presets` and `rm-opt init`, and that `rm-opt run` finds what was written."""
+"""`rm-opt run --presets` and `rm-opt init`, and that `rm-opt run` finds what was written."""
 
 import re
 
@@ -148,7 +148,7 @@ def test_data_of_ones_own_need_no_preset_and_go_into_any(started):
 
 
 def test_each_preset_has_one_line_that_says_what_it_is():
-    shown = typed("presets").splitlines()
+    shown = typed("run", "--presets").splitlines()
     for (name, one), line in zip(DESCRIBED.items(), shown, strict=False):
         assert line.startswith(f"{name} ")
         assert one.config.model.name in line

@@ -25,7 +25,7 @@ from rmcore.reporting.verdict_style import VERDICT_STYLES
 TEMPLATE = "model_card.md.j2"
 CARD_FILE = "README.md"
 REPOSITORY = "OWNER/NAME"
-"""Stands in a card for the repository's name; `rm-opt push` writes the name there."""
+"""Stands in a card for the repository's name; `rm-opt card --push` writes the name there."""
 OWN_KEY = "rm_optimizer"
 """Key of the metadata under which a card says of which weights it is, and what the verdict was."""
 DIGEST_KEY = "card_digest"

@@ -1,4 +1,4 @@
-"""`rm-opt push` as a user types it, against a hub on loopback: what arrives, what is refused, what is never said."""
+"""`rm-opt card --push`, against a hub on loopback: what arrives, what is refused, what is never said."""
 
 import os
 import shutil
@@ -79,7 +79,7 @@ def push(server, checkpoint):
 
     def run(*words, name=NAME, token=TOKEN):
         given = environment | ({} if token is None else {"HF_TOKEN": token})
-        done = warm.run(["push", name, "--checkpoint", checkpoint, "--device", "cpu", *words], given)
+        done = warm.run(["card", "--push", name, "--checkpoint", checkpoint, "--device", "cpu", *words], given)
         said = done.stdout + done.stderr
         assert token is None or token not in said
         assert "Traceback" not in said
@@ -248,6 +248,16 @@ def test_a_card_of_other_weights_or_of_somebody_else_is_refused(push, facts):
     )
 
 
+def test_options_that_a_push_would_not_heed_are_refused(push, facts, checkpoint, capsys):
+    write_verdict(push.checkpoint, facts)
+    for words in (("--license", "mit"), ("--evidence", "metrics.json"), ("--out", "card.md")):
+        status, said = push(*words)
+        assert (status, push.hub.seen) == (2, [])
+        assert "would not change it" in " ".join(said.split())
+    assert guard(lambda: app(["card", "--checkpoint", str(checkpoint), "--public"], standalone_mode=False)) == 2
+    assert "give --push OWNER/NAME" in capsys.readouterr().err
+
+
 def test_a_dry_run_says_all_and_asks_nobody(push, facts):
     write_verdict(push.checkpoint, facts)
     status, said = push("--dry-run", token=None)
@@ -328,6 +338,6 @@ def test_no_network_is_named():
 def test_a_hub_that_is_switched_off_is_named(checkpoint, facts, monkeypatch, capsys):
     write_verdict(checkpoint, facts)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    words = ["push", NAME, "--checkpoint", str(checkpoint)]
+    words = ["card", "--push", NAME, "--checkpoint", str(checkpoint)]
     assert guard(lambda: app(words, standalone_mode=False)) == 2
     assert "HF_HUB_OFFLINE" in capsys.readouterr().err
