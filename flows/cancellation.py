@@ -1,7 +1,7 @@
 """The end of a run that a user cancels in Prefect: Cancelled as soon as its stages have saved, and one line in its log.
 
 Prefect's runner sends SIGTERM and calls the run Cancelled only after it has loaded the flow once more, to look for
-hooks. Until then each task that was cut off would log its failure with a traceback.
+hooks. Until then each task that was cut off would log its failure with a traceback, and it would stay red for ever.
 """
 
 import logging
@@ -14,6 +14,7 @@ from prefect import runtime
 # The one place where the reason of a SIGTERM is known. The runner tells it only while Prefect's own handler of the
 # signal is installed, so a handler of ours could not ask.
 from prefect._internal.control_listener import get_intent
+from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
 from prefect.exceptions import TerminationSignal
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled
@@ -37,9 +38,19 @@ def quiet_cancellation() -> Iterator[None]:
     except TerminationSignal:
         if _is_cancelled():
             get_run_logger().info(MESSAGE)
-            with suppress(ServiceError), prefect_at(None) as client:  # the runner says so later
-                client.set_flow_run_state(UUID(str(runtime.flow_run.id)), Cancelled(message=MESSAGE), force=True)
+            with suppress(ServiceError):  # the runner says so later
+                _show_cancelled(UUID(str(runtime.flow_run.id)))
         raise
+
+
+def _show_cancelled(run: UUID) -> None:
+    """Show a flow run as Cancelled, and its tasks, which Prefect calls Crashed: nothing is wrong with them."""
+    of_run = FlowRunFilter.model_validate({"id": {"any_": [run]}})
+    cut_off = TaskRunFilter.model_validate({"state": {"type": {"any_": ["RUNNING", "CRASHED"]}}})
+    with prefect_at(None) as client:
+        for task in client.read_task_runs(flow_run_filter=of_run, task_run_filter=cut_off):
+            client.set_task_run_state(task.id, Cancelled(), force=True)
+        client.set_flow_run_state(run, Cancelled(message=MESSAGE), force=True)
 
 
 def _is_cancelled() -> bool:

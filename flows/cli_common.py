@@ -20,6 +20,7 @@ from rmcore.core.files import write_text
 from rmcore.core.loggers import require_loggers
 from rmcore.reporting.html.cards import trained_on
 from tasks.home import configure_environment
+from tasks.run_owner import this_process
 
 FIGURES = (
     "overoptimization",
@@ -48,6 +49,11 @@ def prepare_terminal() -> None:
     """Set the environment of a command that runs a flow in this terminal, before Prefect is imported."""
     os.environ["RM_OPT_CONSOLE"] = "1"
     configure_environment()
+
+
+def say_start(name: str, parts: str) -> None:
+    """Say at once what is begun: on a busy machine its first part starts most of a minute later."""
+    print(f"starting    {name}: Prefect and the libraries are loaded, then its {parts} begin", flush=True)
 
 
 def settings_of(given: Mapping[str, str | int | float | None]) -> list[str]:
@@ -93,6 +99,7 @@ def run_configured(
     if summary is not None:
         summary.parent.mkdir(parents=True, exist_ok=True)
         summary.touch()  # a path that cannot be written is refused before hours are spent
+    say_start(f"{settings.study}-seed{settings.seed}", "stages")
     choose_api()
     from flows.console import quiet_prefect
 
@@ -116,12 +123,12 @@ def prefect_in_use(results: str) -> Iterator[None]:
     from prefect.exceptions import PrefectException
 
     from flows.prefect_api import end_without_server
-    from flows.prefect_client import run_owner_tags
+    from flows.prefect_client import owner_tag
 
     advice = f"Finished {results} are stored: run the same command again."
     try:
         # A run that has its owner from the start can be ended by the next one, whenever this process is killed.
-        with end_without_server(advice), tags(*run_owner_tags()):
+        with end_without_server(advice), tags(owner_tag(this_process())):
             yield
     except (httpx.HTTPError, PrefectException) as error:
         raise ServiceError(f"Prefect's API failed during the run ({error}). {advice}") from error

@@ -18,7 +18,7 @@ from rich.table import Table
 from experiments.library import SHIPPED, Shared, load_experiment, restrict
 from experiments.optimizers import with_control
 from experiments.sizes import Size
-from flows.cli_common import prefect_in_use, prepare_terminal
+from flows.cli_common import prefect_in_use, prepare_terminal, say_start
 from flows.cli_compare import compare_runs
 from flows.cli_runs import run_names
 from flows.hub_names import require_hub_names
@@ -206,6 +206,7 @@ def run_or_plan(
     if summary is not None:
         summary.parent.mkdir(parents=True, exist_ok=True)
         summary.touch()  # a path that cannot be written is refused before hours are spent
+    say_start(f"{declared.name}-{declared.size}", "cells")
     outcome = run_matrix(
         name,
         size,

@@ -81,11 +81,14 @@ def down() -> None:
 
 
 def print_services(found: list[Any]) -> None:
-    """Print where each service runs, or that it does not, and where the passwords of their pages are."""
+    """Print where each service runs, or that it does not, the form that starts a run, and where the passwords are."""
+    from flows.services import run_form
     from tasks.passwords import password_file
 
     for service in found:
         print(service)
+    if form := run_form():
+        print(f"{'start a run':<15} {form}")
     for service in found:
         if service.pid and service.url:
             file = shlex.quote(str(password_file(home(), service.name)))

@@ -184,14 +184,6 @@ class Matrix:
 
     def run(self, plan: MatrixPlan) -> dict[str, Any]:
         """Tune, run what is missing, judge and report."""
-        say(f"registration {self.registration['hash'][:12]} of {self.registration['frozen_at']}")
-        for problem in plan.probed.problems:
-            say(f"time unknown: {problem}")
-        if plan.probed.is_device_held:
-            say(f"so budget_minutes={self.declared.budget_minutes:g} is not checked; the cells wait for the device")
-        expected = "" if plan.seconds is None else f", about {plan.seconds / 60:.0f} min"
-        most = "at most " if self.declared.looks else ""
-        say(f"{most}{len(plan.cells)} cells and {len(plan.trials)} trials, {len(plan.due)} to run{expected}")
         with RunTracker.start(
             self.study,
             f"{self.study} {self.registration['hash'][:8]}",
@@ -206,6 +198,7 @@ class Matrix:
             uid=self.key,
         ) as tracker:
             say_pages(tracker)
+            self._say_plan(plan)
             tracker.log_file(Path(self.registration["path"]), "registration")
             try:
                 outcomes, tuned, handed = self._run_cells(plan)
@@ -216,6 +209,16 @@ class Matrix:
             results = found.found
             report = run_step("report", lambda: self._report(tracker, results, outcomes), [found.handed]).found
         return self._outcome(outcomes, results, report, tracker)
+
+    def _say_plan(self, plan: MatrixPlan) -> None:
+        say(f"registration {self.registration['hash'][:12]} of {self.registration['frozen_at']}")
+        for problem in plan.probed.problems:
+            say(f"time unknown: {problem}")
+        if plan.probed.is_device_held:
+            say(f"so budget_minutes={self.declared.budget_minutes:g} is not checked; the cells wait for the device")
+        expected = "" if plan.seconds is None else f", about {plan.seconds / 60:.0f} min"
+        most = "at most " if self.declared.looks else ""
+        say(f"{most}{len(plan.cells)} cells and {len(plan.trials)} trials, {len(plan.due)} to run{expected}")
 
     def _run_cells(self, plan: MatrixPlan) -> tuple[dict[str, Outcome], Mapping[str, Tuned], list[Any]]:
         """Run the trials, then the cells under what the trials chose; the last is what the cells handed on."""

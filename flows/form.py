@@ -26,7 +26,7 @@ from flows.hub_names import require_hub_names
 from flows.prefect_api import end_without_server
 from flows.prefect_client import claim_loaded_run, is_owner_tag
 from flows.run_name import named
-from flows.settings import EPOCHS, GROUPS, STEPS, changes_of, form_config
+from flows.settings import EPOCHS, GROUPS, STEPS, changes_of, form_config, named_changes
 from rmcore.cli.guard import describe_validation
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
@@ -85,7 +85,8 @@ class Form:
             "type": "string",
             "enum": list(self.presets),
             "description": "The run that is changed below: a field that is left empty is as it has it.\n\n"
-            + "\n".join(f"- `{name}`: {DESCRIBED[name].purpose}{_time(name)}" for name in self.presets),
+            # The page joins lines that no empty one divides.
+            + "\n\n".join(f"- `{name}`: {DESCRIBED[name].purpose}{_time(name)}" for name in self.presets),
         }
         overrides = {
             "type": "object",
@@ -113,7 +114,7 @@ def configured_flow(
         name: of the flow.
         form: what is asked for; the function's other arguments follow its fields.
         picture: the chain of stages, drawn with characters.
-        suffix: of a run's name, after study and seed.
+        suffix: of a run's name, after study and seed; what it changes of its preset follows.
         options: of Prefect's.
     """
 
@@ -122,7 +123,9 @@ def configured_flow(
             config = form.config(parameters)
         except ConfigError:  # the run is about to say so
             return None
-        return f"{config.study}-seed{config.seed}{suffix}"
+        # Three runs of one study with one name could not be told apart in Prefect's list.
+        changes = named_changes(config.model_copy(update={"seed": PRESETS[form.preset].seed}).model_dump(mode="json"))
+        return f"{config.study}-seed{config.seed}{suffix} · {changes}"
 
     def decorate(body: Callable[..., Outcome]) -> Flow[..., Outcome]:
         own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in _parameters_of(body)[1:]]

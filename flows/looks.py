@@ -2,11 +2,9 @@
 
 from collections.abc import Sequence
 
-from prefect import runtime
-
 from experiments.schema import Experiment
 from flows.console import say
-from flows.prefect_client import pause_schedules
+from flows.schedules import pause_own_schedule
 from rmcore.reporting.experiment_schema import HypothesisResult, Registration
 from rmcore.study.analysis import LooksTaken
 from rmcore.study.registration import record_look
@@ -25,14 +23,12 @@ def register_look(declared: Experiment, registration: Registration, key: str, nu
 
 
 def end_of_looks(declared: Experiment) -> None:
-    """Say that no look is left, and pause the schedules of the deployment that started this run."""
+    """Say that no look is left, and pause the schedule that started this run."""
     if not declared.looks:
         return
     say("no look is left: every claim is decided, closed, or has had all of its seeds")
-    deployment = runtime.deployment.id
-    paused = pause_schedules(deployment) if deployment else 0
-    if paused:
-        say(f"paused {paused} schedule{'s' if paused > 1 else ''} of this deployment: there is nothing left to look at")
+    if pause_own_schedule():
+        say("paused the schedule that started this run: there is nothing left to look at")
 
 
 def _told(results: Sequence[HypothesisResult], still_open: Sequence[str]) -> str:

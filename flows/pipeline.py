@@ -21,7 +21,7 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from flows.console import say, say_notices, told_while_waiting
 from flows.form import FIELDS, Form, configured_flow, presets_for
 from flows.prefect_api import api_is_embedded
-from flows.prefect_client import is_owner_tag, reap_dead_runs, run_owner_tags
+from flows.prefect_client import is_owner_tag, owner_tag, reap_dead_runs
 from flows.progress import Progress, shown_progress
 from flows.settings import named_changes
 from flows.unfinished import unfinished
@@ -46,6 +46,7 @@ from rmcore.stages.registry import STAGES, in_order, is_judged, only_starts_rewa
 from rmcore.stages.requirements import required_benchmark, required_policy, required_rlhf
 from rmcore.stages.results import figures, gather_results, read_json, run_key
 from rmcore.stages.run import INTERRUPTED
+from tasks.run_owner import this_process
 from tasks.stages import StageRun, run_stage, run_step
 from tasks.tracking import RunTracker
 
@@ -220,7 +221,7 @@ def claim_run() -> None:
     """Tag this flow run with its process, so that a later start can tell when it died without a word."""
     with get_client(sync_client=True) as client:
         kept = [tag for tag in runtime.flow_run.tags if not is_owner_tag(tag)]
-        tags = [*kept, *run_owner_tags()]
+        tags = [*kept, owner_tag(this_process())]
         client.update_flow_run(runtime.flow_run.id, tags=tags)
 
 

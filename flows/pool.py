@@ -25,9 +25,9 @@ from flows.prefect_client import prefect_at, workers_online
 from rmcore.core.errors import ConfigError, ServiceError
 from rmcore.study.plan import CellPlan
 from tasks.local_services import CELLS_POOL
-from tasks.sharing import named_store
+from tasks.sharing import SHARED_VARIABLE, named_store
 
-DEPLOYMENT = "cell/cell"
+DEPLOYMENT = "cell/worker-cell"
 MOST_RESTARTS = 2
 """Times that a cell is begun anew whose worker died; one that kills three machines has a reason of its own."""
 POLL_SECONDS = 2.0
@@ -205,7 +205,9 @@ def _find_deployment(client: SyncPrefectClient) -> UUID:
     try:
         return client.read_deployment_by_name(DEPLOYMENT).id
     except ObjectNotFound as error:
-        raise ServiceError(f"Prefect has no deployment {DEPLOYMENT}: run `rm-opt up` of this version once.") from error
+        raise ServiceError(
+            f"Prefect has no deployment {DEPLOYMENT}: run `rm-opt up` of this version once, with {SHARED_VARIABLE} set."
+        ) from error
 
 
 def _why(state: State) -> str | None:

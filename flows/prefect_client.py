@@ -21,20 +21,23 @@ from prefect.client.schemas.actions import (
     WorkPoolUpdate,
 )
 from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
-from prefect.client.schemas.objects import StateType
-from prefect.exceptions import ObjectNotFound
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.exceptions import Abort, ObjectNotFound
 from prefect.states import AwaitingRetry, Cancelled, Crashed, Running
 from pydantic import ValidationError
 
+from rmcore.config import gone
 from rmcore.core.errors import ServiceError
 from tasks.database import DATABASE_VARIABLE
-from tasks.declared_deployments import FIELDS, JOB_TEMPLATE, read_declared
+from tasks.declared_deployments import FIELDS, FILE, JOB_TEMPLATE, read_declared
 from tasks.local_services import CELLS_POOL, CLUSTER, WORK_POOL
-from tasks.run_owner import HOST, OWNER_FIELDS, has_died, this_machine, this_process
+from tasks.run_owner import OWNER_FIELDS, has_died, this_process
 from tasks.sharing import SHARED_VARIABLE
 
-OWNER_PREFIX = "rm-"
-"""Prefix of the tags that name the process of a flow run."""
+OWNER_TAG = "rm-owner:"
+"""Prefix of the tag that names the process of a flow run; the fields of `OWNER_FIELDS` follow, with colons between."""
+OLD_OWNER_TAGS = tuple(f"rm-{name}:" for name in OWNER_FIELDS)
+"""Prefixes of the five tags that the release before had in its place: its runs are ended, too, for one release."""
 REASON = "The process of this run has ended without reporting; start the run again."
 
 
@@ -122,20 +125,26 @@ def tell_cluster(api: str, environment: Mapping[str, str]) -> None:
             client.update_variable(VariableUpdate(name=CLUSTER, value=value))
 
 
-def drop_undeclared(api: str, project: Path) -> list[str]:
-    """Delete deployments that the project's prefect.yaml does not declare; gives their names.
+def drop_undeclared(api: str, project: Path) -> dict[str, str]:
+    """Delete deployments that the project's prefect.yaml does not declare; gives the reason by the name.
 
-    The server takes none (tasks/declared_deployments.py), so they are from an older version, or from an attack on one.
+    The server takes no other code (tasks/declared_deployments.py), so they are from an older version, or from an attack
+    on one.
 
     Raises:
         ServiceError: Prefect does not answer.
     """
     declared = read_declared(project)
+    dropped = {}
     with prefect_at(api) as client:
-        found = [one for one in client.read_deployments() if declared.refusal(one.model_dump(include=set(FIELDS)))]
-        for one in found:
-            client.delete_deployment(one.id)
-    return [one.name for one in found]
+        for one in client.read_deployments():
+            reason = gone.DEPLOYMENTS.get(one.name)
+            if declared.refusal(one.model_dump(include=set(FIELDS))):
+                reason = f"it would run other code than {project / FILE} declares"
+            if reason is not None:
+                client.delete_deployment(one.id)
+                dropped[one.name] = reason
+    return dropped
 
 
 def workers_online(pool: str, api: str | None = None) -> list[str]:
@@ -148,9 +157,9 @@ def workers_online(pool: str, api: str | None = None) -> list[str]:
         return [worker.name for worker in client.read_workers_for_work_pool(pool) if worker.status == "ONLINE"]
 
 
-def run_owner_tags() -> list[str]:
-    """Prefect tags that name this process, by which `reap_dead_runs` sees that its run has died with it."""
-    return [f"{OWNER_PREFIX}{name}:{value}" for name, value in this_process().items()]
+def owner_tag(owner: Mapping[str, str]) -> str:
+    """Return the tag that names a process (`this_process`), by which `reap_dead_runs` sees that its run has died."""
+    return OWNER_TAG + ":".join(owner[name] for name in OWNER_FIELDS)
 
 
 @cache
@@ -159,19 +168,27 @@ def claim_loaded_run() -> None:
 
     Called when a flow is defined, which Prefect's engine waits for: a process that is killed from then on is known as
     the run's. In all other processes nothing happens, also in children that inherit the engine's environment.
+
+    Raises:
+        Abort: a user has cancelled the run meanwhile, which is Cancelled now; the engine would fail with a traceback,
+            and the run be shown as Cancelling for ever.
     """
     started_as = sys.modules["__main__"].__spec__
     if started_as is None or started_as.name != "prefect.engine":
         return
     run_id = UUID(sys.argv[1] if len(sys.argv) > 1 else os.environ["PREFECT__FLOW_RUN_ID"])
     with suppress(ServiceError), prefect_at(None) as client:  # it is tried again when the flow begins
-        kept = [tag for tag in client.read_flow_run(run_id).tags if not is_owner_tag(tag)]
-        client.update_flow_run(run_id, tags=[*kept, *run_owner_tags()])
+        run = client.read_flow_run(run_id)
+        if run.state is not None and run.state.is_cancelling():
+            client.set_flow_run_state(run_id, Cancelled(message="Cancelled by a user before it began."), force=True)
+            raise Abort
+        kept = [tag for tag in run.tags if not is_owner_tag(tag)]
+        client.update_flow_run(run_id, tags=[*kept, owner_tag(this_process())])
 
 
 def is_owner_tag(tag: str) -> bool:
     """Whether a tag of a flow run says which process runs it, or ran it before it was started again."""
-    return tag.startswith(tuple(f"{OWNER_PREFIX}{name}:" for name in OWNER_FIELDS))
+    return tag.startswith((OWNER_TAG, *OLD_OWNER_TAGS))
 
 
 RUNNING_TYPES = (StateType.RUNNING, StateType.CANCELLING)
@@ -188,10 +205,11 @@ def reap_dead_runs(api: str | None = None) -> list[str]:
     Raises:
         ServiceError: Prefect does not answer.
     """
-    running = {"state": {"type": {"any_": list(RUNNING_TYPES)}}}
-    mine = {"tags": {"all_": [f"{OWNER_PREFIX}{HOST}:{this_machine()}"]}}
+    running = FlowRunFilter.model_validate({"state": {"type": {"any_": list(RUNNING_TYPES)}}})
     with prefect_at(api) as client:
-        runs = client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate({**running, **mine}))
+        runs: list[FlowRun] = []
+        while page := client.read_flow_runs(flow_run_filter=running, offset=len(runs)):
+            runs += page
         dead = []
         for run in runs:
             if not has_died(_owner(run.tags)):
@@ -252,7 +270,10 @@ def hand_back(run_id: UUID, api: str) -> str | None:
 
 
 def _owner(tags: list[str]) -> dict[str, str]:
-    return dict(tag.removeprefix(OWNER_PREFIX).split(":", 1) for tag in tags if is_owner_tag(tag))
+    for tag in tags:
+        if tag.startswith(OWNER_TAG):
+            return dict(zip(OWNER_FIELDS, tag.removeprefix(OWNER_TAG).split(":"), strict=False))
+    return dict(tag.removeprefix("rm-").split(":", 1) for tag in tags if tag.startswith(OLD_OWNER_TAGS))
 
 
 def progress_bar(flow_run_id: str) -> Callable[[float, str], None]:
@@ -272,16 +293,3 @@ def progress_bar(flow_run_id: str) -> Callable[[float, str], None]:
                 made.append(client.create_artifact(bar).id)
 
     return draw
-
-
-def pause_schedules(deployment: str) -> int:
-    """Switch off every active schedule of a deployment; how many there were.
-
-    Raises:
-        ServiceError: Prefect does not answer or refuses.
-    """
-    with prefect_at(None) as client:
-        active = [one for one in client.read_deployment_schedules(UUID(deployment)) if one.active]
-        for schedule in active:
-            client.update_deployment_schedule(UUID(deployment), schedule.id, active=False)
-    return len(active)

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import httpx
 import psutil
+import yaml
 
 from rmcore.core.errors import ConfigError, ServiceError
 from rmcore.core.files import exclusive
@@ -43,6 +44,7 @@ from tasks.home import (
     project_root,
 )
 from tasks.local_services import (
+    CELLS_POOL,
     COMMANDS,
     HOME_MARK,
     HOST,
@@ -57,9 +59,11 @@ from tasks.local_services import (
     running_services,
     services_folder,
 )
-from tasks.passwords import identity, mlflow_login, renew
+from tasks.passwords import basic_authorization, identity, mlflow_login, renew
 
 HEALTH_PATHS = {PREFECT_SERVER: "/api/health", MLFLOW_SERVER: "/health"}
+PIPELINE = "pipeline/pipeline"
+"""Flow and deployment that trains a reward model on pairs and judges it."""
 POLL_SECONDS = 0.25
 START_SECONDS = 180.0
 """How long each service may take to answer."""
@@ -90,6 +94,20 @@ def _status(name: str, service: Service | None) -> ServiceStatus:
     if service is None:
         return ServiceStatus(name, None, None, healthy=False)
     return ServiceStatus(name, service.pid, service.url, healthy=service.url is None or _answers(service))
+
+
+def run_form() -> str | None:
+    """Give the address of the page in Prefect that starts a run of the pipeline; None where it is not to be had now."""
+    service = running_services(home()).get(PREFECT_SERVER)
+    if service is None:
+        return None
+    login = basic_authorization(identity(home()).password(PREFECT_SERVER))
+    place = f"{service.url}/api/deployments/name/{PIPELINE}"
+    try:
+        found = httpx.get(place, headers=login, timeout=3, trust_env=False).raise_for_status().json()
+        return f"{service.url}/deployments/deployment/{found['id']}/run"
+    except (httpx.HTTPError, ValueError, KeyError):  # the line of the server says whether it answers
+        return None
 
 
 def _answers(service: Service) -> bool:
@@ -243,7 +261,7 @@ class _Starter(contextlib.ExitStack):
             os.environ[name] = environment[name]  # for our own requests
         for name in SERVERS:
             self._start(name, environment, urls[name])
-        from flows import automations, prefect_client  # imports Prefect, for seconds: the servers start meanwhile
+        from flows import automations, prefect_client, schedules  # imports Prefect: the servers start meanwhile
 
         for name in SERVERS:
             self._wait(name, partial(_answers, self.running[name]))
@@ -251,10 +269,11 @@ class _Starter(contextlib.ExitStack):
         prefect_client.reap_dead_runs(api)
         prefect_client.ensure_work_pools(api)
         prefect_client.tell_cluster(api, environment)
-        for name in prefect_client.drop_undeclared(api, self.root):
-            self.tell(f"deployment      {name} is removed: it would run other code than {self.root / FILE} declares")
+        for name, reason in prefect_client.drop_undeclared(api, self.root).items():
+            self.tell(f"{'deployment':<15} {name} is removed: {reason}")
         self._start(WORKER, environment, None)
         self._deploy(environment)  # which takes as long as the worker does
+        schedules.ship_schedules(api, self.root)
         self._wait(WORKER, lambda: bool(prefect_client.workers_online(WORK_POOL, api)))
         if self.database is not None:
             automations.deploy_watch(api)
@@ -324,7 +343,8 @@ class _Starter(contextlib.ExitStack):
 
     def _deploy(self, environment: dict[str, str]) -> None:
         log = services_folder(self.directory) / "deploy.log"
-        command = [sys.executable, "-P", "-m", "prefect", "--no-prompt", "deploy", "--all"]
+        command = [sys.executable, "-P", "-m", "prefect", "--no-prompt", "deploy"]
+        command += [f"--name={name}" for name in self._deployed(environment)]
         began = time.monotonic()
         # Where the code is, each worker says; filled in here, it would be this machine's place.
         unfilled = {name: value for name, value in environment.items() if name != PROJECT_VARIABLE}
@@ -342,6 +362,14 @@ class _Starter(contextlib.ExitStack):
         if done.returncode:
             raise ServiceError(f"{self.root / FILE} could not be deployed. {tail(log)}")
         self.tell(f"{'flows':<15} deployed in {time.monotonic() - began:.0f} s")
+
+    def _deployed(self, environment: dict[str, str]) -> list[str]:
+        """List what of prefect.yaml is deployed: cells for other machines where something is shared with them, only."""
+        from tasks.sharing import SHARED_VARIABLE  # which imports what all stages read, for seconds
+
+        found = yaml.safe_load((self.root / FILE).read_text(encoding="utf-8"))["deployments"]
+        is_shared = self.database is not None or bool(environment.get(SHARED_VARIABLE))
+        return [one["name"] for one in found if is_shared or one["work_pool"]["name"] != CELLS_POOL]
 
 
 def stay() -> None:

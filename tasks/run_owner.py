@@ -14,7 +14,7 @@ import psutil
 from tasks.home import find_process
 
 HOST, MACHINE, BOOT, PID, STARTED = "host", "machine", "boot", "pid", "started"
-OWNER_FIELDS = (HOST, MACHINE, BOOT, PID, STARTED)
+OWNER_FIELDS = (HOST, PID, STARTED, BOOT, MACHINE)
 DIGITS = 12
 """Length of the digests and ids that name a machine and its boot."""
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC

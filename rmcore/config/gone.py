@@ -104,6 +104,21 @@ SETTINGS: dict[str, str] = {
     "landscape.surface_points": _DECIDED_NOTHING,
 }
 """By the dotted name of a setting or of a whole group, as in `landscape.minutes`."""
+DEPLOYMENTS: dict[str, str] = {
+    **{
+        name: f"{new} is the same: Prefect lists by name, and what is used most comes first"
+        for name, new in {
+            "benchmark": "public-benchmarks",
+            "cell": "worker-cell",
+            **{name: f"policy-{name}" for name in ("best-of-n", "confirm", "overoptimize", "readiness", "rlhf")},
+        }.items()
+    },
+    **{
+        name: f"its schedule is {name} of the deployment experiment, paused until you resume it there"
+        for name in ("nightly-ablation", "weekly-optimizers")
+    },
+}
+"""Deployments of Prefect that an earlier `rm-opt up` left, by name; the next one deletes them."""
 AS_NOW: dict[str, Any] = {
     "train.calibration_bins": 10,
     "evaluate.num_bins": 10,

@@ -1,7 +1,6 @@
 """What a flow's form asks for, without a server."""
 
 import pytest
-import yaml
 from coolname import generate
 
 from experiments.presets import DESCRIBED, PRESETS
@@ -13,7 +12,6 @@ from flows.rlhf import rlhf
 from flows.run_name import is_made_up
 from flows.tune import tune
 from rmcore.core.errors import ConfigError, ModelError
-from tasks.home import project_root
 
 CONFIGURED = (
     *(pipeline, benchmark, best_of_n, readiness, confirm, rlhf),
@@ -27,16 +25,6 @@ def test_a_deployments_page_says_what_the_flow_does_and_draws_its_stages(flow):
     assert "──>" in said
     assert "Args:" not in said
     assert "Returns:" not in said
-
-
-def test_a_deployment_with_a_description_of_its_own_keeps_that_of_its_flow():
-    deployments = yaml.safe_load((project_root() / "prefect.yaml").read_text())["deployments"]
-    own = [one for one in deployments if "description" in one]
-    assert [one["name"] for one in own] == ["nightly-ablation", "weekly-optimizers"]
-    for one in own:
-        sentence, rest = one["description"].split("\n\n", 1)
-        assert sentence.startswith(("The ablation", "Optimizers"))
-        assert rest.strip() == experiment.description.strip()
 
 
 @pytest.mark.parametrize("flow", CONFIGURED, ids=lambda flow: flow.name)

@@ -288,8 +288,11 @@ class Services:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def deployment(self, flow="pipeline", name=None):
-        return self.http.get(f"{self.api}/deployments/name/{flow}/{name or flow}").raise_for_status().json()
+    def deployment(self, flow="pipeline"):
+        """The one deployment of a flow."""
+        wanted = {"flows": {"name": {"any_": [flow]}}}
+        [found] = self.http.post(f"{self.api}/deployments/filter", json=wanted).raise_for_status().json()
+        return found
 
     def trigger(self, parameters, flow="pipeline", **more):
         place = f"{self.api}/deployments/{self.deployment(flow)['id']}/create_flow_run"

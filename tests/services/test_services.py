@@ -16,13 +16,14 @@ import psutil
 import pytest
 
 from flows import prefect_api, prefect_client, services
+from flows.worker import path_of_runs
 from machine import free_ports, wait_for
-from owner_login import Patient
+from owner_login import Patient, owners
 from rmcore.core.errors import ConfigError, ServiceError
 from rmcore.core.ports import listening_uids
 from rmcore.core.processes import marked, runs, terminate
 from tasks import home as home_module
-from tasks.home import find_process
+from tasks.home import PROJECT_VARIABLE, find_process
 from tasks.local_services import HOME_MARK, MLFLOW_SERVER, running_services
 from tasks.passwords import basic_authorization, identity, mlflow_login
 from tasks.run_owner import HOST, PID, STARTED, this_process
@@ -152,10 +153,10 @@ def runs_end_with_prefect(home: Path, api: str, root: Path, folder: Path) -> lis
             wait_for(lambda file=file: file.is_file() and file.read_text(), seconds=ENGINE_SECONDS)
         worked = psutil.Process(int(by_worker.read_text()))
         assert int(by_command.read_text()) == command.pid
-        found = ask("POST", f"{api}/flow_runs/filter", {"flow_runs": {"tags": {"all_": [f"rm-pid:{command.pid}"]}}})
-        ids += [run["id"] for run in found]
+        running = ask("POST", f"{api}/flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}}})
+        ids += [run["id"] for run in running if owners(run) == [command.pid]]
         assert len(ids) == 2
-        assert f"rm-pid:{worked.pid}" in ask("GET", f"{api}/flow_runs/{ids[0]}")["tags"]
+        assert owners(ask("GET", f"{api}/flow_runs/{ids[0]}")) == [worked.pid]
         running_services(home)["prefect-server"].process.kill()
         _, said = command.communicate(timeout=60)
     assert not psutil.wait_procs([worked], timeout=60)[1]
@@ -173,6 +174,19 @@ def running_flow(api: str, tags: list[str]) -> str:
     flow_id = ask("POST", f"{api}/flows/", {"name": "owned"})["id"]
     body = {"flow_id": flow_id, "tags": tags, "state": {"type": "RUNNING"}}
     return ask("POST", f"{api}/flow_runs/", body)["id"]
+
+
+def cancelled_before_it_began(api: str, root: Path) -> dict:
+    """A run that a user cancels while its process starts, and what Prefect's engine says of it."""
+    deployment = ask("GET", f"{api}/deployments/name/waits/waits")
+    body = {"flow_id": deployment["flow_id"], "deployment_id": deployment["id"], "parameters": {"file": "never"}}
+    run = ask("POST", f"{api}/flow_runs/", body | {"state": {"type": "PENDING"}})
+    ask("POST", f"{api}/flow_runs/{run['id']}/set_state", {"state": {"type": "CANCELLING"}, "force": True})
+    command = [sys.executable, "-m", "prefect.engine", run["id"]]
+    environment = {**os.environ, "PREFECT_API_URL": api, PROJECT_VARIABLE: str(root), "PYTHONPATH": path_of_runs()}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=ENGINE_SECONDS, check=False)
+    assert (done.returncode, "Traceback" in done.stdout + done.stderr) == (0, False), done.stdout + done.stderr
+    return ask("GET", f"{api}/flow_runs/{run['id']}")
 
 
 def test_the_services_run_a_deployment_and_end_without_a_trace(home, project, tmp_path, monkeypatch):
@@ -196,16 +210,18 @@ def test_the_services_run_a_deployment_and_end_without_a_trace(home, project, tm
     ended.kill()
     ended.wait()
     owner = this_process() | {PID: str(ended.pid), STARTED: f"{created:.2f}"}
-    dead_tags, elsewhere_tags = (
-        [f"rm-{name}:{value}" for name, value in who.items()] for who in (owner, owner | {HOST: "elsewhere"})
-    )
     dead, ours, elsewhere = (
-        running_flow(api, tags) for tags in (dead_tags, prefect_client.run_owner_tags(), elsewhere_tags)
+        running_flow(api, [prefect_client.owner_tag(who)])
+        for who in (owner, this_process(), owner | {HOST: "elsewhere"})
     )
-    assert len(prefect_client.reap_dead_runs(api)) == 1
-    states = [ask("GET", f"{api}/flow_runs/{run}")["state_type"] for run in (dead, ours, elsewhere)]
-    assert states == ["CRASHED", "RUNNING", "RUNNING"]
+    of_the_release_before = running_flow(api, [f"rm-{name}:{value}" for name, value in owner.items()])
+    assert len(prefect_client.reap_dead_runs(api)) == 2
+    states = [
+        ask("GET", f"{api}/flow_runs/{run}")["state_type"] for run in (dead, of_the_release_before, ours, elsewhere)
+    ]
+    assert states == ["CRASHED", "CRASHED", "RUNNING", "RUNNING"]
 
+    assert cancelled_before_it_began(api, project)["state_type"] == "CANCELLED"
     both = runs_end_with_prefect(home, api, project, tmp_path)
 
     # A server that was killed comes back where the others look for it, without being told where that was.
@@ -259,7 +275,8 @@ import httpx
 from prefect import flow, runtime
 from flows.cli_common import prefect_in_use
 from flows.console import quiet_prefect
-from flows.prefect_client import reap_dead_runs
+from flows.prefect_client import owner_tag, reap_dead_runs
+from tasks.run_owner import this_process
 
 @flow
 def trial():
@@ -267,7 +284,7 @@ def trial():
     assert reap_dead_runs() == []
     # It listens on loopback, where every user and every page of a browser may ask.
     assert httpx.get(version).status_code == 401
-    assert f"rm-pid:{os.getpid()}" in runtime.flow_run.tags
+    assert owner_tag(this_process()) in runtime.flow_run.tags
     assert httpx.get(version, headers={"Host": "elsewhere.example"}).status_code == 421
     asked = {"Origin": "http://elsewhere.example", "Access-Control-Request-Method": "GET"}
     assert httpx.options(version, headers=asked).status_code == 403

@@ -215,9 +215,10 @@ def walk(visit: Visit) -> None:
 def in_prefect(visit: Visit) -> None:
     """One run to its end and one that is cancelled, both from the form."""
     ui = visit.services.ui
-    visit.browser.paste_password(ui, visit.services.passwords[ui])
+    visit.browser.paste_password(visit.form, visit.services.passwords[ui])
+    visit.step("form-after-log-in", "preset", "overrides")
     visit.open(f"{ui}/deployments")
-    visit.step("prefect-deployments", "pipeline", "experiment", "rlhf")
+    visit.step("prefect-deployments", "pipeline", "experiment", "policy-rlhf")
     visit.open(visit.form.removesuffix("/run"))
     visit.step("prefect-pipeline", "Run", "Description")
     visit.click("Description")
@@ -239,7 +240,8 @@ def in_prefect(visit: Visit) -> None:
     visit.step("cancel-asked", "Cancel Flow Run")
     visit.click("Confirm")
     visit.ended(second, "CANCELLED")
-    visit.step("second-cancelled", "Cancelled")
+    visit.page(second)
+    visit.step("second-cancelled", "Cancelled by a user")
 
     visit.ended(first, "COMPLETED")
     visit.page(first)
@@ -249,15 +251,24 @@ def in_prefect(visit: Visit) -> None:
 
 
 def in_mlflow(visit: Visit) -> None:
-    """From its start page to the experiment of the study, to its runs side by side, and to one of them."""
+    """From its start page to the experiment of the study, to its three runs side by side, and to one of them."""
+    for change in ("train.lr=0.002", "evaluate.num_resamples=150"):
+        visit.services.flow_command("run", "--preset", "smoke", "--set", "study=walk", "--set", change)
+    visit.open(f"{visit.services.ui}/runs")
+    visit.step("prefect-runs", *(f"walk-seed0 · {change}" for change in ("smoke", "lr=0.002", "num_resamples=150")))
+    names = ("smoke · ", "lr=0.002 · ", "num_resamples=150 · ")  # by what each changes, the first one nothing
     visit.log_in(visit.services.mlflow)
     visit.step("mlflow-start", "rm/walk")
     visit.click("rm/walk")
-    visit.step("mlflow-experiment", "smoke · ")  # named by what it changes: nothing of its preset
+    visit.step("mlflow-experiment", *names)
     visit.follow("Runs side by side")
-    visit.step("mlflow-runs", "smoke · ", "eval/test_pairwise_accuracy", "interval/test_pairwise_accuracy")
-    visit.follow("smoke · ")
-    visit.step("mlflow-run", "Evidence level")
+    visit.step("mlflow-runs", *names, "eval/test_pairwise_accuracy", "interval/test_pairwise_accuracy", " to ")
+    visit.open(visit.services.mlflow)
+    visit.click("rm/walk")
+    visit.follow("Charts of the runs")
+    visit.step("mlflow-runs-charts", *names, "Learning curves")
+    visit.follow("lr=0.002 · ")
+    visit.step("mlflow-run", "Evidence level", "lr=0.002 · ")
 
 
 def compared(visit: Visit) -> None:
@@ -268,7 +279,7 @@ def compared(visit: Visit) -> None:
     visit.open(visit.services.mlflow)
     visit.step("mlflow-two-studies", "rm/rates")
     visit.click("rm/rates-custom")
-    visit.step("mlflow-matrix", "Cells side by side")
+    visit.step("mlflow-matrix", "Cells side by side", "1 matching run")
     visit.follow("Cells side by side")
     visit.step("mlflow-table", "small seed 0", "large seed 1", "test_pairwise_accuracy")
     visit.open(visit.services.mlflow)

@@ -15,6 +15,7 @@ import websockets.sync.client
 
 from experiments.presets import PRESETS
 from flows.cancellation import MESSAGE
+from owner_login import owners
 from rmcore.core.processes import marked
 from rmcore.core.store import Store
 from rmcore.stages.registry import pipeline_stages
@@ -39,8 +40,9 @@ def finished(smoke):
     return smoke.run
 
 
-def test_up_prints_both_addresses_and_status_agrees(services):
-    for address in (services.ui, services.mlflow):
+def test_up_prints_the_addresses_and_the_form_and_info_agrees(services):
+    form = f"{services.ui}/deployments/deployment/{services.deployment()['id']}/run"
+    for address in (services.ui, services.mlflow, form):
         assert address in services.printed
         assert address in services.rm_opt("info")
 
@@ -257,9 +259,13 @@ def test_an_interrupted_run_ends_as_such_on_its_page_and_so_does_its_stage(servi
     assert re.search(held, run["state"]["message"])
 
     def in_the_middle():
-        tags = services.http.get(place).json()["tags"]
         logs = services.home.glob("store/.wip/train-*/metrics.jsonl")
-        return any(tag.startswith("rm-pid:") for tag in tags) and sum(map(lines_of, logs)) > before
+        return tasks().get("train") == "RUNNING" and sum(map(lines_of, logs)) > before
+
+    def tasks():
+        wanted = {"flow_runs": {"id": {"any_": [started["id"]]}}}
+        found = services.http.post(f"{services.api}/task_runs/filter", json=wanted).raise_for_status().json()
+        return {task["name"]: task["state_type"] for task in found}
 
     def saved():
         return sorted(path.stat().st_mtime_ns for path in services.home.glob("store/.wip/train-*/resume/step_*"))
@@ -273,8 +279,8 @@ def test_an_interrupted_run_ends_as_such_on_its_page_and_so_does_its_stage(servi
     if asked == "cancelled":
         services.http.post(f"{place}/set_state", json={"state": {"type": "CANCELLING"}}).raise_for_status()
     else:
-        [pid] = [tag.removeprefix("rm-pid:") for tag in run["tags"] if tag.startswith("rm-pid:")]
-        os.kill(int(pid), signal.SIGTERM)
+        [pid] = owners(run)
+        os.kill(pid, signal.SIGTERM)
     assert services.wait(started["id"])["state_type"] == state
     assert any(re.search(f"train +waiting for the device, {held}", line) for line in services.logs(started["id"]))
     if asked == "cancelled":  # a process that another signal ends may not send its last lines
@@ -283,9 +289,7 @@ def test_an_interrupted_run_ends_as_such_on_its_page_and_so_does_its_stage(servi
     assert saved() > saved_before
     with device_slot(store, "theirs-seed0"), device_slot(store, "theirs-seed1"):
         pass
-    wanted = {"flow_runs": {"id": {"any_": [started["id"]]}}}
-    tasks = services.http.post(f"{services.api}/task_runs/filter", json=wanted).raise_for_status().json()
-    assert {task["name"]: task["state_type"] for task in tasks} == {"prepare": "COMPLETED", "train": "CRASHED"}
+    assert tasks() == {"prepare": "COMPLETED", "train": state}
 
 
 @pytest.fixture(scope="module")
@@ -339,11 +343,37 @@ def test_a_matrix_started_in_the_ui_and_a_command_share_their_cells(services, ch
     assert trained(services) == before
 
 
-def test_the_schedules_that_are_shipped_are_paused(services):
-    for name, cron in (("nightly-ablation", "0 2 * * *"), ("weekly-optimizers", "0 3 * * 0")):
-        [schedule] = services.deployment("experiment", name)["schedules"]
-        assert schedule["schedule"]["cron"] == cron
-        assert not schedule["active"]
+def test_the_schedules_that_are_shipped_are_paused_and_a_users_stay_as_they_are(services):
+    """Also over the next `rm-opt up`, which deploys again."""
+
+    def schedules():
+        return {one["slug"]: one for one in services.deployment("experiment")["schedules"]}
+
+    shipped = schedules()
+    times = {name: one["schedule"]["cron"] for name, one in shipped.items()}
+    assert times == {"nightly-ablation": "0 2 * * *", "weekly-optimizers": "0 3 * * 0"}
+    assert not any(one["active"] for one in shipped.values())
+    place = f"{services.api}/deployments/{services.deployment('experiment')['id']}/schedules"
+    weekly = f"{place}/{shipped['weekly-optimizers']['id']}"
+    far = {"schedule": {"cron": "0 4 29 2 *", "timezone": "UTC"}, "active": True}  # no run of it starts in the test
+    [own] = services.http.post(place, json=[far]).raise_for_status().json()
+    services.http.patch(weekly, json=far | {"parameters": {"size": "small"}}).raise_for_status()
+    before = schedules()
+    assert (before["weekly-optimizers"]["active"], before[None]["id"]) == (True, own["id"])
+    services.rm_opt("up")
+    after = schedules()
+    services.http.delete(f"{place}/{own['id']}").raise_for_status()
+    back = {name: shipped["weekly-optimizers"][name] for name in ("schedule", "active", "parameters")}
+    services.http.patch(weekly, json=back).raise_for_status()
+    assert after == before
+
+
+def test_prefect_lists_first_what_is_used_most_and_all_on_a_page(services):
+    asked = {"sort": "NAME_ASC"}  # as its page does, ten at a time
+    found = services.http.post(f"{services.api}/deployments/filter", json=asked).raise_for_status().json()
+    names = [one["name"] for one in found]
+    assert names[:2] == ["experiment", "pipeline"]
+    assert len(names) == len(FLOWS) <= 10
 
 
 @pytest.mark.parametrize(

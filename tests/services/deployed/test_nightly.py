@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import psutil
 import pytest
 
+from owner_login import owners
 from warm_commands import WarmCommands
 
 pytestmark = pytest.mark.services
@@ -18,29 +19,33 @@ NIGHT_SECONDS = 60
 
 @pytest.fixture
 def nightly(services, tiny_folder):
-    """The shipped deployment with a small study, and a schedule whose nights are short; both as they were after."""
-    found = services.deployment("experiment", "nightly-ablation")
-    place, [schedule] = f"{services.api}/deployments/{found['id']}", found["schedules"]
+    """The shipped schedule with a small study and short nights; it is as it was after."""
+    found = services.deployment("experiment")
+    place, schedule = f"{services.api}/deployments/{found['id']}", shipped(found)
     parameters = {"experiment": "baseline", "size": "smoke", "looks": LOOKS, "take": 1, "model": str(tiny_folder)}
-    assert set(found["parameters"]) == {"experiment", "size", "looks", "take"}
-    services.http.patch(place, json={"parameters": parameters}).raise_for_status()
+    assert set(schedule["parameters"]) == {"experiment", "size", "looks", "take"}
     first = datetime.now(UTC) + timedelta(seconds=5)
     often = {"interval": NIGHT_SECONDS, "anchor_date": first.isoformat()}
     services.http.patch(
-        f"{place}/schedules/{schedule['id']}", json={"schedule": often, "active": True}
+        f"{place}/schedules/{schedule['id']}", json={"schedule": often, "active": True, "parameters": parameters}
     ).raise_for_status()
     services.http.post(f"{place}/schedule", json={}).raise_for_status()
-    yield found["id"]
-    kept = {"schedule": schedule["schedule"], "active": False}
+    yield
+    kept = {"schedule": schedule["schedule"], "active": False, "parameters": schedule["parameters"]}
     services.http.patch(f"{place}/schedules/{schedule['id']}", json=kept).raise_for_status()
-    services.http.patch(place, json={"parameters": found["parameters"]}).raise_for_status()
     # Other tests count what is computed.
-    busy = {"deployment_id": {"any_": [found["id"]]}, "state": {"type": {"any_": ["RUNNING", "PENDING"]}}}
-    services.wait_for(lambda: not services.flow_runs(**busy))
+    services.wait_for(lambda: not nights(services, "RUNNING", "PENDING"))
 
 
-def pids(run):
-    return [int(tag.removeprefix("rm-pid:")) for tag in run["tags"] if tag.startswith("rm-pid:")]
+def shipped(deployment):
+    """The nightly one of the schedules."""
+    [found] = [one for one in deployment["schedules"] if one["slug"] == "nightly-ablation"]
+    return found
+
+
+def nights(services, *states):
+    """What schedules have started."""
+    return services.flow_runs(tags={"all_": ["auto-scheduled"]}, state={"type": {"any_": list(states)}})
 
 
 def looks(home):
@@ -55,25 +60,22 @@ def decisions(home):
 
 
 def test_a_nightly_study_that_is_killed_decides_what_one_that_was_not_decides(services, nightly, tiny_folder, tmp_path):
-    def nights(*states):
-        wanted = {"deployment_id": {"any_": [nightly]}, "state": {"type": {"any_": list(states)}}}
-        return services.flow_runs(**wanted)
-
     def is_active():
-        return services.deployment("experiment", "nightly-ablation")["schedules"][0]["active"]
+        return shipped(services.deployment("experiment"))["active"]
 
     services.wait_for(lambda: len(looks(services.home)) == 1)
     # Killed with its cells, in the midst of the second look, which is the last.
-    before = {run["id"] for run in nights("RUNNING", "COMPLETED")}  # the first may still write its report
+    before = {run["id"] for run in nights(services, "RUNNING", "COMPLETED")}  # the first may still write its report
 
     def later():
-        return [run for run in nights("RUNNING") if run["id"] not in before and pids(run)]
+        return [run for run in nights(services, "RUNNING") if run["id"] not in before and owners(run)]
 
     services.wait_for(later)
-    services.wait_for(lambda: nights("COMPLETED"))  # the first has written it: what follows kills every stage's process
+    # The first has written it: what follows kills every stage's process.
+    services.wait_for(lambda: nights(services, "COMPLETED"))
     services.wait_for(lambda: list(services.home.glob("store/.wip/train-*/metrics.jsonl")) or not is_active())
     killed = []
-    for pid in [pid for run in later() for pid in pids(run)]:
+    for pid in [pid for run in later() for pid in owners(run)]:
         with contextlib.suppress(psutil.NoSuchProcess):  # it may end by itself
             killed += [psutil.Process(pid), *psutil.Process(pid).children(True)]
     assert killed
@@ -81,13 +83,13 @@ def test_a_nightly_study_that_is_killed_decides_what_one_that_was_not_decides(se
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     services.wait_for(lambda: not is_active(), timeout_s=500)
-    services.wait_for(lambda: not nights("RUNNING"))  # the last one has its report to write
+    services.wait_for(lambda: not nights(services, "RUNNING"))  # the last one has its report to write
 
     assert [number for number, *_ in decisions(services.home)] == LOOKS
     assert looks(services.home)[-1]["open"] == []
-    done = nights("COMPLETED")
+    done = nights(services, "COMPLETED")
     assert len(done) >= len(LOOKS)
-    said = [line for run in done for line in services.logs(run["id"]) if "paused 1 schedule" in line]
+    said = [line for run in done for line in services.logs(run["id"]) if "paused the schedule" in line]
     assert said
     assert "there is nothing left to look at" in said[0]
 
