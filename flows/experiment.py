@@ -49,8 +49,7 @@ from rmcore.reporting.experiment_schema import ArmResult, ExperimentResults, Hyp
 from rmcore.reporting.figures.arms import declared_colours
 from rmcore.reporting.figures.claims import tally
 from rmcore.reporting.figures.experiment import draw_experiment
-from rmcore.reporting.html.experiment import write_experiment_report
-from rmcore.reporting.html.experiment_summary import experiment_markdown
+from rmcore.reporting.html.experiment import experiment_markdown, write_experiment_report
 from rmcore.reporting.html.index import write_index
 from rmcore.reporting.html.note import experiment_note, numbers_line, run_note
 from rmcore.reporting.schema import Metric

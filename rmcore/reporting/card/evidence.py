@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from rmcore.core.errors import DataError
 from rmcore.core.hub import is_hub_name
-from rmcore.core.metrics import metric_order, metric_spec
-from rmcore.reporting.card.text import NOT_STATED, Markdown, shown_table
-from rmcore.reporting.figures import numbers
-from rmcore.reporting.html.cards import metric_texts
-from rmcore.reporting.html.page import gate_row
+from rmcore.reporting.html.benchmarks import benchmarks_block, num_seen
+from rmcore.reporting.html.blocks import Block
+from rmcore.reporting.html.cards import metrics_table
+from rmcore.reporting.html.probe import probe_block
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
@@ -34,7 +33,6 @@ SHOWN = (
     "temperature",
 )
 """Metrics of held-out pairs that a card has; those of subsets follow. A report has all."""
-NUMBERS = ("metric", "value", "95 % interval", "n", "what it is")
 OPTIMIZERS = {"best_of_n": "best-of-n", "kl_optimum": "RL with a KL penalty"}
 RUNG_OF_A_POLICY = 3
 GOLD = "gold"
@@ -44,15 +42,6 @@ ROUNDED = (
 )
 POLICIES = {"world": "the gold world's own writer", "sft": "the one that was fine-tuned in the same run"}
 """Policies that are no folder and no name of the hub."""
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """One table of the card with what must be read beside it."""
-
-    title: str
-    table: Markdown
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +70,7 @@ class Judgement:
 class Found:
     """All that one file has to tell."""
 
-    sections: tuple[Section, ...] = ()
+    sections: tuple[Block, ...] = ()
     results: tuple["EvalResult", ...] = ()
     """The same numbers in the hub's own form, for what may be compared with others'."""
     judgement: Judgement | None = None
@@ -109,30 +98,32 @@ def read_evidence(record: Record, source: str) -> list[Found]:
         )
     try:
         found = [read(record, source) for read in kinds]
-        return [_noted(one, ROUNDED) for one in found] if record.get("dtype") == "bfloat16" else found
+        if record.get("dtype") != "bfloat16":
+            return found
+        return [
+            replace(one, sections=tuple(block._replace(findings=(*block.findings, ROUNDED)) for block in one.sections))
+            for one in found
+        ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(
             f"{source} is not as the command wrote it ({type(error).__name__}: {error}); make it again."
         ) from error
 
 
-def _noted(found: Found, note: str) -> Found:
-    return replace(found, sections=tuple(replace(one, notes=(*one.notes, note)) for one in found.sections))
-
-
 def _evaluation(record: Record, source: str) -> Found:
     """Metrics on pairs: of `rm-opt evaluate`, of a run, or of a training's own validation pairs."""
     data = data_name(record)
     chosen_on = record.get("chosen_on_these", False)
-    splits = [("Validation pairs" if chosen_on else "Held-out pairs", record["metrics"], data)]
+    splits = [("Validation pairs" if chosen_on else "Held-out pairs", record["metrics"])]
     elsewhere = record.get("ood_metrics")
     if elsewhere:
-        splits.append(("Out-of-distribution pairs", elsewhere, data))
-    notes = ["Intervals resample prompts, not pairs; n counts pairs."]
+        splits.append(("Out-of-distribution pairs", elsewhere))
+    notes = ["Intervals resample prompts, not pairs."]
     if chosen_on:
         notes.append("The kept step was chosen on these pairs, so these numbers are too good.")
     sections = tuple(
-        Section(f"{title} of {name}", _metrics_table(metrics), tuple(notes)) for title, metrics, name in splits
+        Block(f"{title} of {data}", tables=(metrics_table([_chosen(metrics)]),), findings=notes)
+        for title, metrics in splits
     )
     accuracy = record["metrics"]["pairwise_accuracy"]
     results = () if chosen_on or accuracy["value"] is None else (_accuracy_result(record, data),)
@@ -144,21 +135,8 @@ def _evaluation(record: Record, source: str) -> Found:
     )
 
 
-def _metrics_table(metrics: Record) -> Markdown:
-    names = [name for name in metrics if name in SHOWN or name.startswith("pairwise_accuracy[")]
-    rows = []
-    for name in sorted(names, key=metric_order):
-        value, interval, _ = metric_texts(name, metrics[name])
-        rows.append(
-            (
-                metric_spec(name).label,
-                value,
-                interval,
-                numbers.count(metrics[name]["num"]),
-                metric_spec(name).definition,
-            )
-        )
-    return shown_table(NUMBERS, rows, right=(1, 3))
+def _chosen(metrics: Record) -> dict[str, Record]:
+    return {name: value for name, value in metrics.items() if name in SHOWN or name.startswith("pairwise_accuracy[")}
 
 
 def _accuracy_result(record: Record, data: str) -> "EvalResult":
@@ -186,63 +164,14 @@ def _measured(metric: Record) -> dict[str, Any]:
 def _benchmarks(record: Record, source: str) -> Found:
     """Public benchmarks: of `rm-opt benchmark`.
 
-    A set of which questions are missing, or were seen in training, is told, and not sent to the hub.
+    A set of which questions are missing, or were seen in training, is shown, and not sent to the hub.
     """
-    rows, notes, results = [], [], []
-    for name, told in record["suites"].items():
-        title, missing = str(told.get("title", name)), sum(told["missing"].values())
-        parts = {**told["scores"], "overall minus “the longer answer wins”": told["over_longer_wins"]}
-        rows += [(title, part, *_score(value)) for part, value in parts.items()]
-        notes.append(f"{title}: {told.get('rule', 'its own rule')}. Terms of the set: {told.get('terms', NOT_STATED)}.")
-        if missing:
-            whole = f"{missing:,} of its {missing + told['num_questions']:,} questions"
-            notes.append(f"{title}: {whole} are missing here, so no published score is its equal.")
-        if unread := told["num_unreadable"]:
-            notes.append(f"{title}: {unread} questions have an answer that the model cannot read: not right.")
-        overlap = told.get("overlap")
-        seen = 0 if overlap is None else overlap["num_exact"] + overlap["num_near"]
-        notes.append(f"{title}: {_seen(overlap, seen, told['num_questions'])}.")
-        if learnt := told.get("bag_of_words"):
-            notes.append(f"{title}: {_words(learnt)}.")
-        overall = told["scores"]["overall"]
-        if not missing and not seen and overall["value"] is not None:
-            results.append(_benchmark_result(title, told.get("hub") or name, overall))
-    table = shown_table(("benchmark", "part", "score", "95 % interval", "n"), rows, right=(2, 4))
-    notes.append("n counts questions; intervals resample prompts.")
-    return Found((Section("Public benchmarks", table, tuple(notes)),), tuple(results))
-
-
-def _seen(overlap: Record | None, seen: int, num_questions: int) -> str:
-    """Tell contamination in words: how many prompts training has seen, and the score without them."""
-    if overlap is None:
-        return "not compared with the training pairs, so it is not known whether its prompts were seen in training"
-    if not seen:
-        return f"none of its {num_questions:,} prompts was seen in training"
-    without = overlap["score_without"]
-    rest = "no score is known without them" if without is None else f"without them the score is {without:.3f}"
-    return (
-        f"{seen:,} of its {num_questions:,} prompts were seen in training ({overlap['num_exact']:,} exactly, "
-        f"{overlap['num_near']:,} nearly; {overlap['num_with_answer']:,} with an answer), by "
-        f"{overlap['num_training_pairs']:,} training pairs; {rest}. The score in the table counts them, so it is not "
-        "among the results that the hub shows"
-    )
-
-
-def _words(learnt: Record) -> str:
-    """Tell the yardstick in words: a bag of words that learnt from the same training pairs."""
-    score, above = learnt["score"], learnt["above"]
-    if score is None or above["value"] is None:
-        return "a bag of words that learnt from the training pairs has no score here"
-    bounds = numbers.interval(above) or str(above.get("reason") or "no interval")
-    return (
-        f"a bag of words that learnt from the training pairs gets {score:.3f}; the model minus it is "
-        f"{numbers.decimal(above['value'])} ({bounds})"
-    )
-
-
-def _score(value: Record) -> tuple[str, str, str]:
-    bounds = numbers.interval(value) or str(value.get("reason") or "no interval")
-    return numbers.decimal(value["value"]), bounds, numbers.count(value["num"])
+    results = [
+        _benchmark_result(str(told["title"]), told.get("hub") or name, told["scores"]["overall"])
+        for name, told in record["suites"].items()
+        if not sum(told["missing"].values()) and not num_seen(told) and told["scores"]["overall"]["value"] is not None
+    ]
+    return Found((benchmarks_block(record),), tuple(results))
 
 
 def _benchmark_result(title: str, dataset: str, overall: Record) -> "EvalResult":
@@ -260,27 +189,8 @@ def _benchmark_result(title: str, dataset: str, overall: Record) -> "EvalResult"
 
 
 def _probes(record: Record, source: str) -> Found:
-    """Edits of answers that must not pay: of `rm-opt probe`, or of a run's stage."""
-    rows = []
-    for one in record["findings"]:
-        is_fault = one["expects"] == "lower"
-        value = numbers.with_interval(one["violations"], "share") if is_fault else numbers.with_interval(one["shift"])
-        wanted = "the reward falls" if is_fault else "no rise" if one["expects"] == "not_higher" else "no change"
-        what = "of spoilt answers no lower" if is_fault else "sd of shift"
-        verdict = Markdown("**violated**") if one["verdict"] == "violated" else one["verdict"]
-        rows.append(
-            (one["rule"], verdict, wanted, f"{value} {what}", numbers.count(one["num_answers"]), one["meaning"])
-        )
-    heads = ("edit", "result", "wanted", "seen", "n", "what it is")
-    tolerated = record["tolerated"]
-    pairs, prompts = (numbers.count(record[name]) for name in ("num_pairs", "num_prompts"))
-    notes = (
-        f"{pairs} pairs of {prompts} prompts. Violated: it is shown, at {tolerated['familywise_level']:.0%} for all "
-        f"edits together, that one shifts rewards by more than {tolerated['shift']:g} standard deviations, or that "
-        f"more than {tolerated['violations']:.0%} of spoilt answers are not lowered. A policy that is optimised "
-        "against the model can earn what is violated.",
-    )
-    return Found((Section("Edits that must not pay", shown_table(heads, rows, right=(4,)), notes),))
+    """Edits of answers that must not pay: of `rm-opt probe`, or of a run's stage; no text of the data is shown."""
+    return Found((probe_block(record)._replace(tables=()),))
 
 
 def _judged(record: Record, source: str) -> Found:
@@ -295,7 +205,7 @@ def _judged(record: Record, source: str) -> Found:
         evidence=str(verdict["evidence"]),
         reasons=tuple(map(str, verdict["reasons"])),
         raised_by=f"{more['evidence']} (rung {more['rung']})" if more else None,
-        checks=tuple(gate_row(check) for check in record.get("gate", ())),
+        checks=tuple(record.get("gate", ())),
         kl=kl,
         method=method,
         policy=_policy(record) if verdict["rung"] >= RUNG_OF_A_POLICY else None,
@@ -319,22 +229,6 @@ def _reached(record: Record) -> tuple[float | None, str | None]:
 def _policy(record: Record) -> str | None:
     name = ((record.get("config") or {}).get("policy") or {}).get("name")
     return None if name is None else POLICIES.get(name) or public_name(name)
-
-
-def checks_section(judgement: Judgement) -> Section:
-    """The conditions that decided a verdict, as a table."""
-    rows = [
-        (
-            Markdown("pass" if check["passed"] else "**fail**"),
-            check["label"],
-            check["value"],
-            check["threshold"],
-            check["text"],
-        )
-        for check in judgement.checks
-    ]
-    table = shown_table(("", "check", "value", "wanted", "in words"), rows, right=(2, 3))
-    return Section(f"Checks of rung {judgement.rung}", table)
 
 
 def data_name(record: Record) -> str:

@@ -15,10 +15,12 @@ import jinja2
 import yaml
 
 from rmcore.core.errors import DataError
-from rmcore.reporting.card.evidence import Found, Judgement, checks_section
+from rmcore.reporting.card.evidence import Found, Judgement
 from rmcore.reporting.card.limits import limits
 from rmcore.reporting.card.text import NOT_STATED, Markdown, shown
 from rmcore.reporting.figures import numbers
+from rmcore.reporting.html.blocks import Block, markdown
+from rmcore.reporting.html.cards import checks_table
 from rmcore.reporting.html.page import date
 from rmcore.reporting.verdict_style import VERDICT_STYLES
 
@@ -105,6 +107,9 @@ def write_card(facts: Facts, found: Sequence[Found], *, made: str) -> str:
     elsewhere = next((one.elsewhere for one in reversed(found) if one.elsewhere is not None), None)
     over_baseline = next((one.over_baseline for one in reversed(found) if one.over_baseline is not None), None)
     truncation = (facts.training or {}).get("truncation", {}).get("train")
+    sections = [section for one in found for section in one.sections]
+    if judgement is not None and judgement.checks:
+        sections.append(Block(f"Checks of evidence level {judgement.rung}", tables=(checks_table(judgement.checks),)))
     values = {
         "facts": facts,
         "judgement": judgement,
@@ -117,8 +122,7 @@ def write_card(facts: Facts, found: Sequence[Found], *, made: str) -> str:
             over_baseline=over_baseline,
             synthetic=facts.synthetic,
         ),
-        "sections": [section for one in found for section in one.sections],
-        "checks": checks_section(judgement) if judgement is not None and judgement.checks else None,
+        "sections": [Markdown(markdown(one, 2, is_whole=True, escape=shown)) for one in sections],
         "training": _training_rows(facts),
         "not_stated": NOT_STATED,
         "example": {name: Markdown(json.dumps(getattr(facts.example, name))) for name in ("prompt", "response")},

@@ -1,9 +1,7 @@
 """Texts of a model card: what is Markdown, and everything else, which is shown as it is."""
 
 import unicodedata
-from collections.abc import Iterable, Sequence
 
-from rmcore.reporting.html.markdown import table
 from rmcore.reporting.html.note import plain
 
 NOT_STATED = "not stated"
@@ -28,8 +26,3 @@ def shown(text: object) -> Markdown:
         "\N{REPLACEMENT CHARACTER}" if unicodedata.category(sign) in ("Cc", "Cf") else sign for sign in line
     )
     return Markdown(plain(visible).replace("$", "&#36;"))
-
-
-def shown_table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[int] = ()) -> Markdown:
-    """A table whose cells are escaped where they are no Markdown."""
-    return Markdown(table(headings, ([shown(cell) for cell in row] for row in rows), right=right))

@@ -13,42 +13,56 @@ CAPTIONS = {
     "benchmarks": "Yardsticks are what the same rule gives to the number of characters, to the number of Markdown "
     "marks, and to a bag of words that learnt from this run's training pairs.",
 }
-HEADINGS = (
-    "benchmark",
-    "questions",
-    "score",
-    "above the longer answer",
-    "prompts seen in training",
-)
+HEADINGS = ("benchmark", "questions", "score", "above the longer answer")
 
 
 def _rows(suites: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
     """One row a benchmark, as `HEADINGS`."""
     rows: list[tuple[str, ...]] = []
     for told in suites.values():
-        overlap = told.get("overlap")
-        seen = None if overlap is None else overlap["num_exact"] + overlap["num_near"]
         score = numbers.with_interval(told["scores"][OVERALL], "share")
-        questions = numbers.count(told["num_questions"])
-        rows.append((told["title"], questions, score, points(told["over_longer_wins"]), numbers.count(seen)))
+        rows.append((told["title"], numbers.count(told["num_questions"]), score, points(told["over_longer_wins"])))
     return rows
 
 
 def _findings(suites: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Sentences below the table: each benchmark's rule, what is missing of it, and what could not be read."""
+    """Sentences below the table: each benchmark's rule, missing and unreadable questions, prompts seen in training."""
     lines = []
     for told in suites.values():
-        line = f"{told['title']}: {told['rule']}"
-        if missing := sum(told["missing"].values()):
-            line += f"; {numbers.count(missing)} questions are missing, so it is no published score's equal"
-        if told["num_unreadable"]:
-            line += f"; {numbers.count(told['num_unreadable'])} have an answer that the model cannot read: not right"
-        lines.append(line)
+        name, number, missing = told["title"], told["num_questions"], sum(told["missing"].values())
+        lines.append(f"{name}: {told['rule']}; terms of the set: {told.get('terms') or 'not stated'}")
+        if missing:
+            whole = f"{numbers.count(missing)} of its {numbers.count(missing + number)} questions are missing"
+            lines.append(f"{name}: {whole}, so its score does not compare with published ones")
+        if unread := told["num_unreadable"]:
+            lines.append(f"{name}: {numbers.count(unread)} answers could not be read by the model and count as wrong")
+        lines.append(f"{name}: {_seen(told)}")
     lines.append(
         "a score says how well the model ranks answers that others wrote; whether a policy may be optimised against "
         "it is another question"
     )
     return lines
+
+
+def num_seen(told: Mapping[str, Any]) -> int:
+    """Prompts of a benchmark that training has seen; 0 where they were not compared."""
+    overlap = told.get("overlap")
+    return 0 if overlap is None else int(overlap["num_exact"] + overlap["num_near"])
+
+
+def _seen(told: Mapping[str, Any]) -> str:
+    """Contamination in words: how many prompts training has seen, and the score without them."""
+    overlap, seen, number = told.get("overlap"), num_seen(told), numbers.count(told["num_questions"])
+    if overlap is None:
+        return "not compared with the training pairs, so it is not known whether its prompts were seen in training"
+    if not seen:
+        return f"none of its {number} prompts was seen in training"
+    without = overlap["score_without"]
+    return (
+        f"{numbers.count(seen)} of its {number} prompts were seen in training ({numbers.count(overlap['num_exact'])} "
+        f"exactly, {numbers.count(overlap['num_near'])} nearly; {numbers.count(overlap['num_with_answer'])} with an "
+        f"answer); score without them: {'not known' if without is None else numbers.percent(without)}"
+    )
 
 
 def benchmarks_block(found: Mapping[str, Any]) -> Block:
@@ -80,6 +94,4 @@ def _parts(told: Mapping[str, Any]) -> list[tuple[str, str]]:
         (f"yardstick: {label}", numbers.percent(yardstick(told, name))) for name, (label, _, _) in YARDSTICKS.items()
     ]
     alike = [("answers of about one length", numbers.with_interval(told["length_matched"], "share"))]
-    without = told.get("overlap", {}).get("score_without")
-    unseen = [] if without is None else [("without the prompts seen in training", numbers.percent(without))]
-    return [*parts, *alike, *unseen, *yardsticks, *above]
+    return [*parts, *alike, *yardsticks, *above]

@@ -1,22 +1,26 @@
 """Findings as blocks: a title, sentences, tables and figures, which every reader is shown alike.
 
-A module of `html/` turns a record into blocks once. Three renderers know blocks alone: the macro `block` in
-`html/macros.html.j2` for the report, `markdown` here for Prefect's artifacts, `print_block` in `rmcore/cli/common.py`
+A module of `html/` turns a record into blocks once. Three renderers know blocks alone: the macro `block_body` in
+`html/macros.html.j2` for pages, `markdown` here for Prefect's artifacts, `print_block` in `rmcore/cli/common.py`
 for a terminal. So one more section of a report is one function that returns a `Block`.
 """
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from rmcore.reporting.html.markdown import bullets, escape, table
 
 
 class Named(NamedTuple):
-    """A cell with its definition in small print below it; Markdown and terminals leave the definition out."""
+    """A cell with small print below it, for example its definition."""
 
     text: str
     definition: str
+    is_kept: bool = False
+    """Whether Markdown and terminals show the small print, too, in brackets: an interval, not a definition."""
+    colour: str = ""
+    """Colour of a square before the text, as the figures have it."""
 
 
 class Table(NamedTuple):
@@ -52,32 +56,62 @@ class Block(NamedTuple):
     """Detail that the page opens by a click."""
 
 
-def markdown(block: Block, level: int = 1) -> str:
-    """The block in Markdown, its title a heading of `level`; every text is shown as it is; ends in no line break."""
-    return "\n\n".join(_paragraphs(block, level))
+class Section(NamedTuple):
+    """A block of a page: its anchor, and its name among the links at the top."""
+
+    anchor: str
+    name: str
+    block: Block
 
 
-def _paragraphs(block: Block, level: int) -> Iterator[str]:
+def folded(block: Block, is_folded: bool = True) -> Block:
+    """The block, opened by a click."""
+    return block._replace(is_folded=is_folded)
+
+
+def facts(values: Mapping[str, str]) -> Table:
+    """Names with their values, a row each."""
+    return Table(("", ""), list(values.items()), left=range(2))
+
+
+def words(meanings: Mapping[str, str]) -> Block:
+    """A glossary."""
+    return Block("Glossary", tables=(facts(meanings),), is_folded=True)
+
+
+def markdown(block: Block, level: int = 1, *, is_whole: bool = False, escape: Callable[[str], str] = escape) -> str:
+    """The block in Markdown, its title a heading of `level`; every text is shown as it is; ends in no line break.
+
+    Args:
+        block: to show.
+        level: of its heading.
+        is_whole: whether folded parts and tables and all small print are shown, too.
+        escape: makes Markdown of a text.
+    """
+    return "\n\n".join(_paragraphs(block, level, is_whole, escape))
+
+
+def _paragraphs(block: Block, level: int, is_whole: bool, escape: Callable[[str], str]) -> Iterator[str]:
     yield f"{'#' * level} {escape(block.title)}"
     yield from map(escape, block.text)
     for one in block.tables:
-        if not one.title:
+        if is_whole or not one.title:
+            yield from [f"**{escape(one.title)}**"] if one.title else []
             numeric = [place for place in range(len(one.headings)) if place not in one.left]
-            yield table([escape(heading) for heading in one.headings], map(_cells, one.rows), right=numeric)
+            rows = [[escape(shown(cell, is_whole)) for cell in row] for row in one.rows]
+            yield table([escape(heading) for heading in one.headings], rows, right=numeric)
     if block.findings:
         yield bullets(map(escape, block.findings))
     if block.code:
         fence = "`" * max(3, 1 + max(map(len, re.findall("`+", block.code)), default=0))
         yield f"{fence}\n{block.code.rstrip()}\n{fence}"
     for part in block.parts:
-        if not part.is_folded:
-            yield from _paragraphs(part, level + 1)
+        if is_whole or not part.is_folded:
+            yield from _paragraphs(part, level + 1, is_whole, escape)
 
 
-def _cells(row: Sequence[str | Named]) -> list[str]:
-    return [escape(shown(cell)) for cell in row]
-
-
-def shown(cell: str | Named) -> str:
-    """The text of a cell, its definition left out."""
-    return cell.text if isinstance(cell, Named) else cell
+def shown(cell: str | Named, is_whole: bool = False) -> str:
+    """The text of a cell as Markdown and terminals show it."""
+    if isinstance(cell, str):
+        return cell
+    return f"{cell.text} ({cell.definition})" if cell.definition and (is_whole or cell.is_kept) else cell.text

@@ -1,10 +1,12 @@
 """The few numbers that a reader sees first: what they are, in one place for the HTML page and the Markdown summary."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rmcore.core.metrics import metric_spec
+from rmcore.core.metrics import metric_order, metric_spec
 from rmcore.reporting.figures import numbers
+from rmcore.reporting.html.blocks import Named, Table
+from rmcore.reporting.html.page import gate_row
 from rmcore.reporting.schema import Results, Training
 
 HEADLINE_METRICS = ("pairwise_accuracy", "accuracy_over_baseline", "length_matched_accuracy", "ece_debiased")
@@ -45,6 +47,27 @@ def metric_texts(name: str, metric: Mapping[str, Any] | None) -> tuple[str, str,
         return numbers.MISSING, "not measured", False
     value, interval = numbers.estimate(name, metric, metric_spec(name).unit)
     return value, interval or str(metric.get("reason") or "no interval"), bool(interval)
+
+
+def metrics_table(splits: Sequence[Mapping[str, Mapping[str, Any]]]) -> Table:
+    """Metrics of held-out pairs and, where there is a second split, of those out of distribution."""
+    rows = []
+    for name in sorted(set().union(*splits), key=metric_order):
+        spec, entry = metric_spec(name), splits[0].get(name)
+        shown = [metric_texts(name, split.get(name))[:2] for split in splits]
+        num = numbers.count(entry["num"] if entry else None)
+        rows.append((Named(spec.label, f"{name}: {spec.definition}"), *shown[0], num, *sum(shown[1:], ())))
+    headings = ("metric", "value", "95 % interval", "pairs", "out of distribution", "95 % interval")
+    return Table(headings[: 2 + 2 * len(splits)], rows, left=(0, 2, 5))
+
+
+def checks_table(checks: Sequence[Mapping[str, Any]]) -> Table:
+    """Conditions of a gate with their results."""
+    rows = [
+        (row["result"], Named(row["label"], row["text"]), row["value"], row["threshold"])
+        for row in map(gate_row, checks)
+    ]
+    return Table(("result", "check", "measured", "threshold"), rows, left=(0, 1))
 
 
 def _metric_card(name: str, metric: Mapping[str, Any] | None) -> Card:

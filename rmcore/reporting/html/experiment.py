@@ -1,5 +1,6 @@
-"""The report of an experiment: one HTML file for a reader who was not there."""
+"""The report of an experiment for a reader who was not there: sections of a page, and a dated entry in Markdown."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,21 +8,14 @@ from typing import Any
 import yaml
 
 from rmcore.core.cost import money, money_text
-from rmcore.reporting.experiment_schema import (
-    ArmResult,
-    CellResult,
-    ExperimentResults,
-    HypothesisResult,
-    MetricInfo,
-    Tuned,
-)
+from rmcore.reporting.experiment_schema import ArmResult, CellResult, ExperimentResults, HypothesisResult, MetricInfo
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import looks, main_metrics
 from rmcore.reporting.figures.claims import VERDICTS, claimed, decided_by, subject, tally
 from rmcore.reporting.figures.quantities import (
     SEED_INTERVAL,
     TWO_SEEDS,
-    capital,
+    claim_estimate,
     claim_reason,
     compared,
     distance,
@@ -29,25 +23,30 @@ from rmcore.reporting.figures.quantities import (
     level,
     mean_estimate,
 )
-from rmcore.reporting.html.experiment_summary import finished_seeds, measured, metric_info, web_address
+from rmcore.reporting.html.blocks import Block, Named, Section, Table, facts, folded, markdown, words
 from rmcore.reporting.html.glossary import EXPERIMENT_WORDS
+from rmcore.reporting.html.note import address
 from rmcore.reporting.html.page import date, gate_row, write_page
-from rmcore.reporting.schema import Metric
 
 TEMPLATE = "experiment.html.j2"
 CAPTIONS = {
-    "forest_plot": "Each claim on its own scale. A claim is supported when its whole interval lies in the shaded side, "
-    "refuted when all of it lies outside, and inconclusive when it holds the threshold.",
+    "forest_plot": "Each claim on its own scale. A claim is supported when its whole interval is inside the shaded "
+    "side, refuted when all of it is outside, and inconclusive when it contains the threshold.",
     "looks": "Each look adds seeds. Its interval is wider than that of a single look would be, so that all looks "
     "together err in 5 %. A claim that was closed got no further seeds.",
     "arm_intervals": "Means and intervals of each arm alone. The claims are judged on paired differences, which are "
-    "surer than two intervals side by side: overlap here does not mean that there is no difference.",
-    "tradeoff": "Accuracy against what it costs and against how far the model's confidence can be believed.",
-    "learning_curves": "How the arms got there. The mean of an arm ends where its first seed stopped.",
+    "more precise than two separate intervals: overlap here does not mean that there is no difference.",
+    "tradeoff": "Accuracy against cost, and against calibration error.",
+    "learning_curves": "Validation accuracy and training loss by step. The mean of an arm ends where its first seed "
+    "stopped.",
 }
-_BANDS = {"success": "pass", "failure": "fail"}
+_DETECTABLE = (
+    "A true value this far from the threshold would have been found four times out of five (80 % power) with these "
+    "seeds and prompts. A smaller distance can remain undetected, so “inconclusive” means “too small a matrix to "
+    "tell”, not “no effect”. p: two-sided, of a value equal to the threshold; Holm: adjusted for all claims of this "
+    "experiment; sign-flip: of no difference at all, over prompts."
+)
 _KEY, _CELL_KEY = 12, 8  # characters of a digest that are shown
-_UNKNOWN = object()
 
 
 def write_experiment_report(results: ExperimentResults, figures: Mapping[str, Path], out: Path) -> Path:
@@ -61,53 +60,82 @@ def write_experiment_report(results: ExperimentResults, figures: Mapping[str, Pa
     Raises:
         DataError: a figure is not a readable PNG file.
     """
-    return write_page(TEMPLATE, view(results), figures, CAPTIONS, out)
-
-
-def view(results: ExperimentResults) -> dict[str, Any]:
-    """Gather the values that the template prints, numbers as text."""
-    price = results["cost"]["price_per_hour"]
-    known = [name for name in results["metrics"] if _is_measured(results, name)]
-    shown = main_metrics(known, results["hypotheses"])
-    rest = [name for name in known if name not in shown]
-    main = next(((name, info["higher_is_better"]) for name, info in results["metrics"].items()), ("", None))
-    colours = {name: look.colour for name, look in looks(results["arms"], *main).items()}
-    return {
+    failed = results["cost"]["num_failed"]
+    values = {
         "results": results,
         "created": date(results["created"]),
-        "frozen": date(results["registration"]["frozen_at"]),
         "short_hash": results["registration"]["hash"][:_KEY],
         "tally": tally(results["hypotheses"]),
-        "link": web_address(results["mlflow_url"]),
-        "answers": [_answer(item, metric_info(results, item["metric"]), results) for item in results["hypotheses"]],
-        "detectable": [_detectable(item, metric_info(results, item["metric"])) for item in results["hypotheses"]],
-        "colours": colours,
-        "metrics": [results["metrics"][name] for name in shown],
-        "more_metrics": [results["metrics"][name] for name in rest],
-        "unmeasured": [info["label"] for name, info in results["metrics"].items() if name not in known],
-        "arms": [_arm(arm, results, shown, rest) for arm in results["arms"]],
-        "tuned": [_tuned(arm["name"], arm["tuned"]) for arm in results["arms"] if arm["tuned"] is not None],
-        "cells": [_cell(cell, results["metrics"], shown, price) for cell in in_order(results)],
-        "seed_interval": SEED_INTERVAL,
-        "priced": price is not None,
-        "cost": _cost(results),
-        "num_cells": len(results["cells"]),
-        "num_failed": sum(cell["status"] == "failed" for cell in results["cells"]),
-        "base_yaml": yaml.safe_dump(dict(results["base"]), sort_keys=False, allow_unicode=True, width=100),
-        "words": EXPERIMENT_WORDS,
+        "finished": f"{len(results['cells']) - failed} of {len(results['cells'])} finished",
+        "link": _web_address(results["mlflow_url"]),
+        "sections": sections(results, [name for name in figures if name not in CAPTIONS]),
     }
+    return write_page(TEMPLATE, values, figures, CAPTIONS, out)
 
 
-def _is_measured(results: ExperimentResults, name: str) -> bool:
-    """Whether any arm or cell has a value of the metric."""
-    means = (arm["metrics"][name]["value"] for arm in results["arms"] if name in arm["metrics"])
-    return any(value is not None for value in (*means, *(cell["metrics"].get(name) for cell in results["cells"])))
+def sections(results: ExperimentResults, more_figures: Sequence[str] = ()) -> list[Section]:
+    """The sections of the page in reading order: the answer, what failed, the arms; the rest is folded."""
+    means, further = _arms(results)
+    known, shown = _shown(results)
+    unmeasured = [info["label"] for name, info in results["metrics"].items() if name not in known]
+    arms = Block(
+        "Arms: what was compared",
+        text=(
+            f"Means over seeds, {SEED_INTERVAL}. Each arm is the base configuration with its changes.",
+            *([f"Not measured in any cell: {', '.join(unmeasured)}."] if unmeasured else []),
+        ),
+        tables=(means, *([further] if len(known) > len(shown) else [])),
+        parts=[Block("The changes and bands of each arm", tables=(_changes(results),))],
+    )
+    figures = Block("Figures", figures=("arm_intervals", "tradeoff", "learning_curves", *more_figures))
+    notes = Block("Notes", findings=results["notes"])
+    if not results["notes"]:
+        notes = Block("Notes", text=("No arms were merged, and no cell is missing.",))
+    return [
+        Section("answer", "The answer", _answer(results)),
+        Section("notes", "Notes", notes),
+        Section("arms", "Arms", arms),
+        Section("figures", "Figures", figures),
+        *([Section("tuning", "Tuning", tuning)] if (tuning := _tuning(results)).parts else []),
+        Section("cells", "Cells", _cells(results)),
+        Section("registration", "Registration", _registration(results)),
+        Section("cost", "Cost", folded(Block("Cost", tables=(Table(("", "", ""), _cost(results), left=range(3)),)))),
+        Section("again", "Run it again", _again(results)),
+        Section("glossary", "Glossary", words(EXPERIMENT_WORDS)),
+    ]
 
 
-def in_order(results: ExperimentResults) -> list[CellResult]:
-    """The cells by arm as declared, then by seed."""
-    order = {arm["name"]: position for position, arm in enumerate(results["arms"])}
-    return sorted(results["cells"], key=lambda cell: (order.get(cell["arm"], len(order)), cell["seed"]))
+def experiment_markdown(results: ExperimentResults) -> str:
+    """One dated entry: question, registration, every verdict (refuted ones too), arms, cost, command, link."""
+    registration, num_looks = results["registration"], len(results["looks"])
+    after = f", after {results['looks_taken']} of {num_looks} looks" if num_looks > 1 else ""
+    means, _ = _arms(results)
+    seeds = f"Means over seeds {', '.join(map(str, results['seeds']))}, {SEED_INTERVAL}."
+    entry = Block(
+        f"{results['created'].partition('T')[0]} · {results['name']} ({results['size']}): {results['title']}",
+        text=(
+            results["question"],
+            f"Registration {registration['number']}, {registration['hash'][:_KEY]}, of {registration['frozen_at']}.",
+            f"{tally(results['hypotheses'])}{after}.",
+        ),
+        tables=[one for one in (_claims(results), means) if one.rows],
+        findings=[
+            *([seeds] if results["metrics"] else []),
+            *(f"changed since the registration before: {change}" for change in registration["changes"]),
+            "; ".join(f"{name}: {value}" for name, value, _ in _cost(results)),
+            *results["notes"],
+        ],
+        code=" ".join(results["command"].split()),
+    )
+    link = _web_address(results["mlflow_url"])
+    return markdown(entry, 2) + "\n" + (f"\n[Cells in MLflow]({address(link)})\n" if link is not None else "")
+
+
+def measured(item: HypothesisResult, unit: str) -> tuple[str, str]:
+    """A hypothesis' value and its interval with what it holds under (empty where there is none)."""
+    value, bounds = claim_estimate(item, unit)
+    has_ends = bounds not in ("", TWO_SEEDS)
+    return value, " ".join(filter(None, (bounds, item.get("condition") if has_ends else None)))
 
 
 def setting_text(value: Any) -> str:
@@ -119,138 +147,247 @@ def setting_text(value: Any) -> str:
     return yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("\n").removesuffix("\n...")
 
 
-def _answer(item: HypothesisResult, info: MetricInfo, results: ExperimentResults) -> dict[str, Any]:
-    value, bounds = measured(item, info["unit"])
-    prompts = item["num_prompts"]
-    tests = [
-        ("p", item["p"], "two-sided, of a value equal to the threshold"),
-        ("p after Holm", item["p_holm"], "adjusted for all claims of this experiment"),
-        ("sign-flip p", item["sign_flip_p"], "of no difference at all, over prompts"),
-    ]
-    over = numbers.count(item["num_seeds"]) + (" seed" if item["num_seeds"] == 1 else " seeds")
-    return {
-        "name": item["name"],
-        "claim": item["claim"],
-        "verdict": item["verdict"],
-        "words": VERDICTS[item["verdict"]].words,
-        "subject": f"{capital(info['label'])}, {subject(item)}",
-        "value": value,
-        "bounds": bounds if bounds == TWO_SEEDS else f"95 %: {bounds}" if bounds else "no interval",
-        "claimed": f"claimed: {claimed(item, info['unit'])}",
-        "reason": claim_reason(item),
-        "closed": item["closed"],
-        "decided_by": decided_by(item, results["sizes"].get(item["name"]), results["cells"]),
-        "over": over if prompts is None else f"{over}, {numbers.count(prompts)} prompts",
-        "tests": [(name, numbers.decimal(p), meaning) for name, p, meaning in tests if numbers.finite(p) is not None],
-        "method": item["method"],
-    }
+def _answer(results: ExperimentResults) -> Block:
+    failed, num_cells = results["cost"]["num_failed"], len(results["cells"])
+    lines = [f"{failed} of {num_cells} cells failed: see Notes and Cells."] if failed else []
+    if not results["hypotheses"]:
+        nothing = "No claim was registered: this experiment describes its arms and decides nothing."
+        return Block("The answer", text=(nothing,), findings=lines)
+    return Block(
+        "The answer",
+        figures=("forest_plot", *(["looks"] if len(results["looks"]) > 1 else [])),
+        tables=(_claims(results),),
+        findings=lines,
+        parts=(_judged(results),),
+    )
 
 
-def _detectable(item: HypothesisResult, info: MetricInfo) -> dict[str, str]:
-    """Give the effect that this matrix could have detected and the one that it saw, as distances from the threshold."""
-    unit, comparison = info["unit"], item["comparison"]
-    value = numbers.finite(item["value"])
-    seen = None if value is None else abs(value - item["threshold"])
-    return {
-        "name": item["name"],
-        "what": f"{info['label']}, {subject(item)}",
-        "threshold": compared(item["threshold"], unit, comparison),
-        "smallest": distance(item["smallest_detectable"], unit, comparison),
-        "seen": distance(seen, unit, comparison),
-        "words": VERDICTS[item["verdict"]].words,
-        "verdict": item["verdict"],
-    }
+def _claims(results: ExperimentResults) -> Table:
+    rows = []
+    for item in results["hypotheses"]:
+        info = _metric_info(results, item["metric"])
+        value, bounds = measured(item, info["unit"])
+        closed = f"Closed at {item['closed']}." if item["closed"] else ""
+        decided = decided_by(item, results["sizes"].get(item["name"]), results["cells"])
+        claim = Named(f"{item['name']}: {item['claim']}", f"{info['label']}, {subject(item)}", is_kept=True)
+        seen = Named(value, bounds or "no interval", is_kept=True)
+        why = " ".join(filter(None, (f"{claim_reason(item)}.", closed, decided)))
+        rows.append((VERDICTS[item["verdict"]].words, claim, seen, claimed(item, info["unit"]), why))
+    return Table(("result", "claim", "measured (95 % interval)", "claimed", "why"), rows, left=range(5))
 
 
-def _arm(arm: ArmResult, results: ExperimentResults, shown: Sequence[str], rest: Sequence[str]) -> dict[str, Any]:
-    changes = []
-    for setting, value in arm["changes"].items():
-        before = _in_base(results["base"], setting)
-        changes.append((setting, setting_text(value), None if before is _UNKNOWN else setting_text(before)))
-    units = {name: info["unit"] for name, info in results["metrics"].items()}
-    return {
-        "name": arm["name"],
-        "is_control": arm["is_control"],
-        "merged": arm["merged"],
-        "changes": changes,
-        "seeds": f"{finished_seeds(results)[arm['name']]} of {len(results['seeds'])}",
-        "metrics": [_mean(name, arm["metrics"].get(name), units[name]) for name in shown],
-        "more_metrics": [_mean(name, arm["metrics"].get(name), units[name]) for name in rest],
-        "bands": [(name, band, _BANDS.get(band, "muted")) for name, band in arm["bands"].items()],
-    }
+def _judged(results: ExperimentResults) -> Block:
+    """How each claim was judged, with the effect that this matrix could have detected and the one that it measured."""
+    tests, methods = [], []
+    for item in results["hypotheses"]:
+        unit, comparison = _metric_info(results, item["metric"])["unit"], item["comparison"]
+        value = numbers.finite(item["value"])
+        seen = None if value is None else abs(value - item["threshold"])
+        over = f"{numbers.count(item['num_seeds'])} seed{'' if item['num_seeds'] == 1 else 's'}"
+        over += "" if item["num_prompts"] is None else f", {numbers.count(item['num_prompts'])} prompts"
+        methods.append((item["name"], over, item["method"]))
+        away = [distance(one, unit, comparison) for one in (item["smallest_detectable"], seen)]
+        chances = map(numbers.decimal, (item["p"], item["p_holm"], item["sign_flip_p"]))
+        tests.append((item["name"], compared(item["threshold"], unit, comparison), *away, *chances))
+    headings = ("claim", "threshold", "smallest detectable", "measured distance", "p", "p, Holm", "p, sign-flip")
+    tables = (Table(("claim", "over", "interval"), methods, left=range(3)), Table(headings, tests))
+    title = "How each claim was judged, and which effects could have been detected"
+    return Block(title, text=(_DETECTABLE,), tables=tables, is_folded=True)
 
 
-def _mean(name: str, metric: Metric | None, unit: str) -> tuple[str, str]:
+def _arms(results: ExperimentResults) -> tuple[Table, Table]:
+    """The means of every arm over its seeds: of the main metrics, and of all others that were measured."""
+    infos, colours = results["metrics"], _colours(results)
+    finished = Counter(cell["arm"] for cell in results["cells"] if cell["status"] != "failed")
+    known, shown = _shown(results)
+
+    def means(names: Sequence[str], title: str = "") -> Table:
+        rows = [
+            (
+                Named(arm["name"] + (" (control)" if arm["is_control"] else ""), "", colour=colours[arm["name"]]),
+                f"{finished[arm['name']]} of {len(results['seeds'])}",
+                *(_mean(name, arm, infos[name]["unit"]) for name in names),
+            )
+            for arm in results["arms"]
+        ]
+        return Table(("arm", "seeds", *(infos[name]["label"] for name in names)), rows, title=title)
+
+    return means(shown), means([name for name in known if name not in shown], "Further metrics")
+
+
+def _shown(results: ExperimentResults) -> tuple[list[str], list[str]]:
+    """The metrics that any arm or cell has a value of, and the main ones of them."""
+    means = [{name: metric["value"] for name, metric in arm["metrics"].items()} for arm in results["arms"]]
+    values = [*means, *(cell["metrics"] for cell in results["cells"])]
+    known = [name for name in results["metrics"] if any(one.get(name) is not None for one in values)]
+    return known, main_metrics(known, results["hypotheses"])
+
+
+def _mean(name: str, arm: ArmResult, unit: str) -> Named:
     """A mean over seeds and its interval, or why there is none."""
+    metric = arm["metrics"].get(name)
     if metric is None:
-        return numbers.MISSING, "not measured"
+        return Named(numbers.MISSING, "not measured")
     value, bounds = mean_estimate(name, metric, unit)
-    return value, bounds or metric["reason"] or "no interval"
+    return Named(value, bounds or metric["reason"] or "no interval", is_kept=bool(bounds))
 
 
-def _in_base(base: Mapping[str, Any], setting: str) -> Any:
-    """The base's value of a dotted setting; _UNKNOWN where it has none."""
-    found: Any = base
-    for part in setting.split("."):
-        if not isinstance(found, Mapping) or part not in found:
-            return _UNKNOWN
-        found = found[part]
-    return found
+def _changes(results: ExperimentResults) -> Table:
+    rows = []
+    for arm in results["arms"]:
+        lines = []
+        for setting, value in arm["changes"].items():
+            found: Any = results["base"]
+            parts = setting.split(".")
+            while parts and isinstance(found, Mapping) and parts[0] in found:
+                found = found[parts.pop(0)]
+            lines.append(f"{setting}: {'' if parts else f'{setting_text(found)} → '}{setting_text(value)}")
+        lines += [f"also declared as {', '.join(arm['merged'])}"] if arm["merged"] else []
+        bands = "\n".join(f"{name}: {band}" for name, band in arm["bands"].items())
+        rows.append((arm["name"], "\n".join(lines) or "the base, unchanged", bands))
+    return Table(("arm", "base → arm", "bands"), rows, left=range(3))
 
 
-def _tuned(arm: str, tuned: Tuned) -> dict[str, Any]:
-    unit = "share" if "accuracy" in tuned["metric"] else ""
-    trials = [
-        {
-            "value": setting_text(trial["value"]),
-            "score": "failed" if trial["score"] is None else level(trial["score"], unit),
-            "chosen": trial["value"] == tuned["chosen"],
-        }
-        for trial in sorted(tuned["trials"], key=lambda trial: trial["value"])
-    ]
-    low, high, chosen = (setting_text(tuned[key]) for key in ("low", "high", "chosen"))
-    return {**tuned, "arm": arm, "low": low, "high": high, "chosen": chosen, "trials": trials}
+def _tuning(results: ExperimentResults) -> Block:
+    parts = []
+    for arm in results["arms"]:
+        if (tuned := arm["tuned"]) is None:
+            continue
+        low, high, chosen = (setting_text(tuned[key]) for key in ("low", "high", "chosen"))
+        unit = "share" if "accuracy" in tuned["metric"] else ""
+        rows = [
+            (
+                setting_text(trial["value"]),
+                "failed" if trial["score"] is None else level(trial["score"], unit),
+                "chosen" if trial["value"] == tuned["chosen"] else "",
+            )
+            for trial in sorted(tuned["trials"], key=lambda trial: trial["value"])
+        ]
+        number = f"{len(rows)} trial{'' if len(rows) == 1 else 's'}"
+        about = f"{tuned['setting']} from {low} to {high} (log-uniform), {number}: {chosen} was chosen."
+        edge = "The best trial is at the edge of those tried: a better value may be outside of the range."
+        table = Table((tuned["setting"], tuned["metric"], ""), rows, left=(2,))
+        parts.append(Block(arm["name"], text=(about,), tables=(table,), findings=[edge] if tuned["at_edge"] else ()))
+    return Block(
+        "Tuning: settings that were searched before the cells ran",
+        text=("Each arm is compared at its own best setting. Trials use a seed that no cell has.",),
+        parts=parts,
+        is_folded=True,
+    )
 
 
-def _cell(
-    cell: CellResult, infos: Mapping[str, MetricInfo], shown: Sequence[str], price: float | None
-) -> dict[str, Any]:
-    gate = [gate_row(check) for check in cell["gate"]]
-    return {
-        **cell,
-        "values": [estimate(name, _alone(cell["metrics"].get(name)), infos[name]["unit"])[0] for name in shown],
-        "num_passed": sum(check["passed"] for check in gate),
-        "gate": gate,
-        "failed_checks": [check for check in gate if not check["passed"]],
-        "took": numbers.duration(cell["device_seconds"]),
-        "cost": "" if (spent := money(cell["device_seconds"], price)) is None else f"{spent:.2f}",
-        "short_key": cell["key"][:_CELL_KEY] if cell["key"] else numbers.MISSING,
-    }
+def _cells(results: ExperimentResults) -> Block:
+    """Every cell by arm as declared, then by seed, with its numbers; the folders of its artifacts are folded."""
+    infos, price, colours = results["metrics"], results["cost"]["price_per_hour"], _colours(results)
+    _, shown = _shown(results)
+    order = {arm["name"]: position for position, arm in enumerate(results["arms"])}
+    rows, folders = [], []
+    for cell in sorted(results["cells"], key=lambda cell: (order.get(cell["arm"], len(order)), cell["seed"])):
+        name, spent = f"{cell['arm']} {cell['seed']}", money(cell["device_seconds"], price)
+        failed = Named("✗ failed", cell["error"] or "no reason was recorded")
+        found = [f"{one['symptom']}: {one['diagnosis']}; {one['advice']}" for one in cell["diagnoses"]]
+        rows.append(
+            (
+                Named(name, "", colour=colours.get(cell["arm"], "")),
+                failed if cell["status"] == "failed" else cell["status"],
+                *(_cell_value(one, cell, infos[one]["unit"]) for one in shown),
+                _gate(cell),
+                "\n".join(found),
+                numbers.duration(cell["device_seconds"]),
+                *([] if price is None else ["" if spent is None else f"{spent:.2f}"]),
+                cell["key"][:_CELL_KEY] if cell["key"] else numbers.MISSING,
+            )
+        )
+        folders += [(name, stage, path) for stage, path in cell["paths"].items()]
+    labels = [infos[name]["label"] for name in shown]
+    costs = ["device time", *([] if price is None else ["cost"])]
+    headings = ("arm, seed", "status", *labels, "gate", "diagnosis", *costs, "key")
+    table = Table(headings, rows, left=(0, 1, 2 + len(shown), 3 + len(shown)))
+    about = (
+        "Gate: how many of the conditions that a model must meet before it is scaled up are met, and those that are "
+        "not. Device time: of all artifacts of a cell, shared ones too."
+    )
+    artifacts = Table(("cell", "stage", "folder"), folders, left=range(3), title="Folders of the artifacts")
+    tables = (table, *([artifacts] if folders else []))
+    return Block("Cells: every arm under every seed", text=(about,), tables=tables, is_folded=True)
 
 
-def _alone(value: float | None) -> dict[str, float | None]:
-    """A value without an interval."""
-    return {"value": value, "ci_low": None, "ci_high": None}
+def _cell_value(name: str, cell: CellResult, unit: str) -> str:
+    if cell["status"] == "failed":
+        return ""
+    return estimate(name, {"value": cell["metrics"].get(name), "ci_low": None, "ci_high": None}, unit)[0]
+
+
+def _gate(cell: CellResult) -> str | Named:
+    checks = [gate_row(check) for check in cell["gate"]]
+    failed = [f"{check['label']} {check['value']}: {check['text']}" for check in checks if not check["passed"]]
+    return Named(f"{len(checks) - len(failed)}/{len(checks)}", "; ".join(failed)) if checks else numbers.MISSING
+
+
+def _registration(results: ExperimentResults) -> Block:
+    registration = results["registration"]
+    frozen, number = date(registration["frozen_at"]), registration["number"]
+    about = (
+        f"Claims, metrics, thresholds, arms and seeds were frozen on {frozen}, before the first cell ran. Cells that "
+        "another run had computed before are counted under Notes."
+    )
+    changes = [f"changed since the registration before: {change}" for change in registration["changes"]]
+    first = "It is the first registration of this experiment and size."
+    rows = {"registration": str(number), "digest": registration["hash"], "frozen": frozen, "file": registration["path"]}
+    title = "Registration: what was fixed before the first cell ran"
+    return Block(
+        title,
+        text=(about,),
+        tables=(facts(rows),),
+        findings=changes or ([first] if number == 1 else ["No difference from the registration before was recorded."]),
+        is_folded=True,
+    )
 
 
 def _cost(results: ExperimentResults) -> list[tuple[str, str, str]]:
-    """(name, value, meaning) of what the matrix took."""
+    """(name, value, meaning) of the time, money and cells of the matrix."""
     cost = results["cost"]
     estimated, took = numbers.finite(cost["estimated_seconds"]), cost["run_seconds"]
     against = f"; it took {numbers.decimal(took / estimated)} times that" if estimated else ""
     spent = money_text(cost["device_seconds"], cost["price_per_hour"])
     no_estimate = "no throughput was known, so none was made" if estimated is None else "made before the first cell ran"
     return [
-        ("estimate of this run", numbers.duration(estimated), f"{no_estimate}{against}"),
+        ("cells computed", numbers.count(cost["num_computed"]), "in this run"),
+        ("cached", numbers.count(cost["num_cached"]), "found finished"),
+        ("failed", numbers.count(cost["num_failed"]), "run the command again: only these are repeated"),
         ("this run", numbers.duration(took), "wall time of the command"),
-        (
-            "all artifacts",
-            numbers.duration(cost["measured_seconds"]),
-            "whenever they were made; one that several cells share counts once",
-        ),
+        ("estimate", numbers.duration(estimated), f"of this run; {no_estimate}{against}"),
+        ("all artifacts", numbers.duration(cost["measured_seconds"]), "one that several cells share counts once"),
         ("device time", numbers.duration(cost["device_seconds"]), "that part of them during which a device was held"),
         *([("cost", spent, "of the device time")] if spent else []),
-        ("cells computed", numbers.count(cost["num_computed"]), "in this run"),
-        ("cells cached", numbers.count(cost["num_cached"]), "found finished"),
-        ("cells failed", numbers.count(cost["num_failed"]), "run the command again: only these are repeated"),
     ]
+
+
+def _again(results: ExperimentResults) -> Block:
+    base = yaml.safe_dump(dict(results["base"]), sort_keys=False, allow_unicode=True, width=100)
+    return Block(
+        "Run it again",
+        text=("Finished cells are found by their content and not run again; only missing ones are.",),
+        code=results["command"],
+        parts=[
+            Block("Environment", tables=(facts(results["environment"]),), is_folded=True),
+            Block("Base configuration (YAML)", code=base, is_folded=True),
+        ],
+        is_folded=True,
+    )
+
+
+def _colours(results: ExperimentResults) -> dict[str, str]:
+    """The colour of each arm, as the figures have it."""
+    main = next(((name, info["higher_is_better"]) for name, info in results["metrics"].items()), ("", None))
+    return {name: look.colour for name, look in looks(results["arms"], *main).items()}
+
+
+def _metric_info(results: ExperimentResults, name: str) -> MetricInfo:
+    """Look up label, unit and direction of a metric; one that is not reported keeps its own name."""
+    return results["metrics"].get(name, {"label": name, "unit": "", "higher_is_better": None})
+
+
+def _web_address(address: str | None) -> str | None:
+    """The address if a browser may follow it as a page: anything else, such as javascript:, is no link."""
+    return address if address is not None and address.startswith(("http://", "https://")) else None

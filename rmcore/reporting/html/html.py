@@ -2,18 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
 from rmcore.core.cost import money_text, price_per_hour
-from rmcore.core.metrics import metric_order, metric_spec
+from rmcore.core.metrics import metric_spec
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.html import benchmarks, curvature, explained, glossary, judgements, logged, policy, probe, rlhf
-from rmcore.reporting.html.blocks import Block, Named, Table
-from rmcore.reporting.html.cards import headline_cards, metric_texts, pairs_and_passes, trained_on
-from rmcore.reporting.html.page import date, gate_row, shorten, write_page
-from rmcore.reporting.html.tree import TreeBlock
+from rmcore.reporting.html.blocks import Block, Named, Section, Table, facts, folded, words
+from rmcore.reporting.html.cards import checks_table, headline_cards, metrics_table, pairs_and_passes, trained_on
+from rmcore.reporting.html.page import date, shorten, write_page
 from rmcore.reporting.html.tree import blocks as tree_blocks
 from rmcore.reporting.schema import Results, StageResult
 from rmcore.reporting.verdict_style import verdict_style
@@ -42,14 +41,6 @@ AUDIT_TITLES = {"num_rejected": "rows_set_aside", "rejected": "rows set aside, b
 """Keys of the audit whose own words would be misread: here rejected rows are not rejected sides."""
 
 
-class Section(NamedTuple):
-    """A block of the page: its anchor, and its name among the links at the top."""
-
-    anchor: str
-    name: str
-    block: Block
-
-
 def write_report(results: Results, figures: Mapping[str, Path], out: Path) -> Path:
     """Write the self-contained report of a run to `out`; returns `out`.
 
@@ -69,16 +60,13 @@ def write_report(results: Results, figures: Mapping[str, Path], out: Path) -> Pa
         "verdict_style": verdict_style(results["verdict"]),
         "question": _question(results),
         "cards": headline_cards(results),
-        "sections": sections(results, with_trajectory=drawn),
+        "sections": sections(results, [name for name in figures if name not in CAPTIONS], with_trajectory=drawn),
         "explained": explained.explained_section(results["explained"]),
-        "mistakes": [_mistake(mistake) for mistake in results["mistakes"]],
-        "provenance": _provenance(results),
-        "words": glossary.WORDS,
     }
     return write_page(TEMPLATE, values, figures, CAPTIONS, out)
 
 
-def sections(results: Results, *, with_trajectory: bool = False) -> list[Section]:
+def sections(results: Results, more_figures: Sequence[str] = (), *, with_trajectory: bool = False) -> list[Section]:
     """Everything that was found, in reading order; what the verdict does not rest on is folded."""
     rung = results["verdict"]["rung"]
     context = Block("Accuracy in context", figures=("accuracy_in_context",), is_folded=rung > 1)
@@ -88,15 +76,15 @@ def sections(results: Results, *, with_trajectory: bool = False) -> list[Section
     )
     found = [Section("gate", "Checks", _checks(results)), Section("context", "Accuracy in context", context)]
     if (observed := results["observations"]) is not None:
-        found.append(Section("judgements", "Judgements", _folded(judgements.judgements_block(observed))))
+        found.append(Section("judgements", "Judgements", folded(judgements.judgements_block(observed))))
     if (benchmarked := results["benchmarks"]) is not None:
-        found.append(Section("benchmarks", "Benchmarks", _folded(benchmarks.benchmarks_block(benchmarked))))
+        found.append(Section("benchmarks", "Benchmarks", folded(benchmarks.benchmarks_block(benchmarked))))
     if (answers := results["logged"]) is not None:
-        found.append(Section("logged", "Logged answers", _folded(logged.logged_block(answers), rung != 2)))
+        found.append(Section("logged", "Logged answers", folded(logged.logged_block(answers), rung != 2)))
     if (probed := results["probe"]) is not None:
-        found.append(Section("probe", "Probes", _folded(probe.probe_block(probed), not probed["violated"])))
+        found.append(Section("probe", "Probes", folded(probe.probe_block(probed), not probed["violated"])))
     if (sampled := results["policy"]) is not None:
-        found.append(Section("policy", "Policy", _folded(policy.policy_block(sampled), rung != 3)))
+        found.append(Section("policy", "Policy", folded(policy.policy_block(sampled), rung != 3)))
     if (trained := results["rlhf"]) is not None:
         told = rlhf.rlhf_block(trained)
         title = "A policy trained against this reward model"
@@ -108,19 +96,16 @@ def sections(results: Results, *, with_trajectory: bool = False) -> list[Section
         Section("training", "Training", _training(results, with_trajectory=with_trajectory)),
         Section("calibration", "Calibration", calibration),
         Section("margins", "Margins and length", margins),
-        *(
-            []
-            if spectrum is None
-            else [Section("landscape", "Curvature", _folded(curvature.curvature_block(spectrum)))]
-        ),
+        *([] if spectrum is None else [Section("landscape", "Curvature", folded(curvature.curvature_block(spectrum)))]),
         Section("readiness", "Original score", _original_score(results["readiness"])),
         Section("metrics", "All metrics", _metrics(results)),
         Section("data", "Data", _audit(results["audit"])),
+        *([] if results["explained"] is None else [Section("explained", "Mistakes explained", Block(explained.TITLE))]),
+        Section("mistakes", "Mistakes", _mistakes(results)),
+        *([Section("more", "More figures", Block("More figures", figures=more_figures))] if more_figures else []),
+        Section("provenance", "Provenance", _provenance(results)),
+        Section("glossary", "Glossary", words(glossary.WORDS)),
     ]
-
-
-def _folded(block: Block, is_folded: bool = True) -> Block:
-    return block._replace(is_folded=is_folded)
 
 
 def _checks(results: Results) -> Block:
@@ -130,34 +115,17 @@ def _checks(results: Results) -> Block:
     labelled = Block(
         "On labelled pairs, which decide nothing here",
         text=("What the model does to samples of the policy was measured, and that is what it will be used for.",),
-        tables=(_gate(results["label_gate"]),),
+        tables=(checks_table(results["label_gate"]),),
         is_folded=True,
     )
     parts = (labelled,) if results["policy"] and results["label_gate"] else ()
-    return Block(title, tables=(_gate(results["gate"]),), parts=parts)
-
-
-def _gate(checks: Sequence[Mapping[str, Any]]) -> Table:
-    rows = [
-        (row["result"], Named(row["label"], row["text"]), row["value"], row["threshold"])
-        for row in map(gate_row, checks)
-    ]
-    return Table(("result", "check", "measured", "threshold"), rows, left=(0, 1))
+    return Block(title, tables=(checks_table(results["gate"]),), parts=parts)
 
 
 def _metrics(results: Results) -> Block:
     """All metrics of both splits in the order of the registry."""
-    test, ood = results["metrics"], results["ood_metrics"]
-    headings = ["metric", "value", "95 % interval", "pairs"]
-    rows: list[list[str | Named]] = []
-    for name in sorted({*test, *(ood or {})}, key=metric_order):
-        spec, entry = metric_spec(name), test.get(name)
-        row: list[str | Named] = [Named(spec.label, f"{name}: {spec.definition}"), *metric_texts(name, entry)[:2]]
-        row.append(numbers.count(entry["num"] if entry else None))
-        rows.append(row if ood is None else [*row, *metric_texts(name, ood.get(name))[:2]])
-    if ood is not None:
-        headings += ["out of distribution", "95 % interval"]
-    return Block("All held-out metrics", tables=(Table(headings, rows, left=(0, 2, 5)),), is_folded=True)
+    splits = [results["metrics"], *([] if results["ood_metrics"] is None else [results["ood_metrics"]])]
+    return Block("All held-out metrics", tables=(metrics_table(splits),), is_folded=True)
 
 
 def _training(results: Results, *, with_trajectory: bool) -> Block:
@@ -173,8 +141,8 @@ def _training(results: Results, *, with_trajectory: bool) -> Block:
         figures=("training_curves", *(("curvature_trajectory",) if with_trajectory else ())),
         tables=(Table(("seen", "diagnosis", "advice"), found, left=range(3)),) if found else (),
         parts=[
-            Block("The run in numbers", tables=(Table(("", ""), _training_rows(results), left=range(2)),)),
-            *map(_of_tree, truncation),
+            Block("The run in numbers", tables=(facts(_training_facts(results)),)),
+            *truncation,
         ],
         is_folded=not found,
     )
@@ -203,13 +171,8 @@ def _original_score(scores: Mapping[str, Any]) -> Block:
 
 def _audit(audit: Mapping[str, Any]) -> Block:
     renamed = {AUDIT_TITLES.get(key, key): value for key, value in audit.items()}
-    parts = sorted(tree_blocks(renamed, "overview"), key=lambda block: not block.sentences)  # warnings first
-    return Block("Data audit", parts=[_of_tree(part) for part in parts], is_folded=not (parts and parts[0].sentences))
-
-
-def _of_tree(block: TreeBlock) -> Block:
-    tables = (Table(block.header or [""] * len(block.rows[0]), block.rows),) if block.rows else ()
-    return Block(block.title, tables=tables, findings=block.sentences, is_folded=block.folded)
+    parts = sorted(tree_blocks(renamed, "overview"), key=lambda block: not block.findings)  # warnings first
+    return Block("Data audit", parts=parts, is_folded=not (parts and parts[0].findings))
 
 
 def _provenance(results: Results) -> Block:
@@ -228,7 +191,7 @@ def _provenance(results: Results) -> Block:
         tables=(Table(("stage", "this run", "took", "artifact"), stages, left=(0, 1, 3)),),
         findings=[spent] if (spent := _device_time(results["stages"])) else [],
         parts=[
-            Block("Environment", tables=(Table(("", ""), list(results["environment"].items()), left=range(2)),)),
+            Block("Environment", tables=(facts(results["environment"]),)),
             Block("Configuration (YAML)", code=config, is_folded=True),
         ],
         is_folded=True,
@@ -259,7 +222,7 @@ def _device_time(stages: Sequence[StageResult]) -> str:
     return f"They held a device for {numbers.duration(sum(known))}{f', which costs {spent}' if spent else ''}."
 
 
-def _training_rows(results: Results) -> list[tuple[str, str]]:
+def _training_facts(results: Results) -> dict[str, str]:
     training = results["training"]
     best = training["best_value"]
     metric = training["best_metric"]
@@ -267,17 +230,28 @@ def _training_rows(results: Results) -> list[tuple[str, str]]:
         chosen = "none was chosen by validation pairs: the last step was kept"
     else:
         chosen = f"{metric} {numbers.text(best, metric_spec(metric.rpartition('/')[2]).unit)}"
-    return [
-        ("optimizer steps", numbers.count(training["steps"])),
-        ("kept checkpoint", f"step {numbers.count(training['best_step'])} ({chosen})"),
-        ("stopped because", training["stop_reason"].replace("_", " ")),
-        ("trained on", trained_on(training)),
-        ("parameters", numbers.count(training["num_parameters"])),
-        ("speed", f"{numbers.decimal(training['pairs_per_second'])} pairs/s"),
-        ("time", numbers.duration(training["wall_seconds"])),
-    ]
+    return {
+        "optimizer steps": numbers.count(training["steps"]),
+        "kept checkpoint": f"step {numbers.count(training['best_step'])} ({chosen})",
+        "stopped because": training["stop_reason"].replace("_", " "),
+        "trained on": trained_on(training),
+        "parameters": numbers.count(training["num_parameters"]),
+        "speed": f"{numbers.decimal(training['pairs_per_second'])} pairs/s",
+        "time": numbers.duration(training["wall_seconds"]),
+    }
 
 
-def _mistake(mistake: Mapping[str, Any]) -> dict[str, str]:
-    texts = {key: shorten(str(mistake[key])) for key in ("prompt", "chosen", "rejected")}
-    return {"pair_id": str(mistake["pair_id"]), "margin": numbers.decimal(mistake["margin"]), **texts}
+def _mistakes(results: Results) -> Block:
+    """The pairs that the model ranks against their label, each folded."""
+    headings = ("labelled better (chosen)", "model prefers (rejected)")
+    parts = []
+    for one in results["mistakes"]:
+        prompt, *sides = (shorten(str(one[key])) for key in ("prompt", "chosen", "rejected"))
+        title = f"margin {numbers.decimal(one['margin'])} · pair {one['pair_id']}"
+        parts.append(Block(title, code=prompt, tables=(Table(headings, [sides], left=range(2)),), is_folded=True))
+    about = (
+        "Held-out pairs that the model ranks the wrong way round, the surest first. Look for wrong labels, and for "
+        "what they have in common. Texts are from the data: they may offend."
+    )
+    nothing = "No held-out pair is ranked the wrong way round."
+    return Block("Most confident mistakes", text=(about if parts else nothing,), parts=parts, is_folded=True)

@@ -65,11 +65,11 @@ def run_note(headline: str, links: Mapping[str, str], places: Sequence[str] = ()
 
 def experiment_note(headline: str, links: Mapping[str, str]) -> str:
     """The description of an experiment, whose page shows its first line until it is opened: so the links come first."""
-    return " · ".join([*(f"[{plain(name)}]({_address(link)})" for name, link in links.items()), plain(headline)]) + "\n"
+    return " · ".join([*(f"[{plain(name)}]({address(link)})" for name, link in links.items()), plain(headline)]) + "\n"
 
 
 def _where(links: Mapping[str, str], places: Sequence[str]) -> list[str]:
-    there = [f"[{plain(name)}]({_address(link)})" for name, link in links.items()] + [plain(place) for place in places]
+    there = [f"[{plain(name)}]({address(link)})" for name, link in links.items()] + [plain(place) for place in places]
     return [" · ".join(there), ""] if there else []
 
 
@@ -90,6 +90,6 @@ def numbers_line(metrics: Mapping[str, Metric]) -> str:
     return " · ".join(parts)
 
 
-def _address(link: str) -> str:
-    """The address without what would end a Markdown link."""
+def address(link: str) -> str:
+    """The address without the characters that would end a Markdown link."""
     return re.sub(r"[\s<>()\[\]`|\"'\\*~]", lambda sign: f"%{ord(sign[0]):02X}", link)

@@ -4,41 +4,34 @@ Scalars become rows; dicts that share a shape become one table, side by side; th
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from rmcore.reporting.figures import numbers
+from rmcore.reporting.html.blocks import Block, Table
 
 _SHARE_WORDS = ("accuracy", "rate", "share", "fraction", "ceiling")
 _SENTENCE = 60  # characters from which a list of strings is shown as a list, not in a row
 _MOST_ROWS = 50
 
 
-@dataclass(slots=True)
-class TreeBlock:
-    """One titled table, or a list of sentences. `folded`: detail that may be collapsed."""
+def blocks(record: Mapping[str, Any], title: str) -> list[Block]:
+    """`record` as blocks in reading order: its own scalars first, under `title`, then one or more blocks a child.
 
-    title: str
-    header: list[str] = field(default_factory=list)
-    rows: list[list[str]] = field(default_factory=list)
-    sentences: list[str] = field(default_factory=list)
-    folded: bool = False
-
-
-def blocks(record: Mapping[str, Any], title: str) -> list[TreeBlock]:
-    """`record` as blocks in reading order: its own scalars first, under `title`, then one or more blocks a child."""
-    own = TreeBlock(title)
-    children: list[TreeBlock] = []
+    A block is one table, or a list of sentences; detail is folded.
+    """
+    own: list[list[str]] = []
+    children: list[Block] = []
     for key, value in record.items():
         if _is_scalar(value):
-            own.rows.append([label(key), scalar_text((title, key), value)])
+            own.append([label(key), scalar_text((title, key), value)])
         elif not value:
-            own.rows.append([label(key), "none"])
+            own.append([label(key), "none"])
         elif isinstance(value, Mapping):
             children += _mapping_blocks(value, label(key))
         else:
             children += _list_blocks(value, label(key), own)
-    return [block for block in (own, *children) if block.rows or block.sentences]
+    found = (Block(title, tables=(Table(("", ""), own),) if own else ()), *children)
+    return [block for block in found if block.tables or block.findings]
 
 
 def label(key: str) -> str:
@@ -71,29 +64,30 @@ def _is_scalar(value: Any) -> bool:
     return not isinstance(value, list | tuple)
 
 
-def _mapping_blocks(record: Mapping[str, Any], title: str) -> list[TreeBlock]:
+def _mapping_blocks(record: Mapping[str, Any], title: str) -> list[Block]:
     values = list(record.values())
     if not all(isinstance(value, Mapping) and not _is_scalar(value) for value in values):
         return blocks(record, title)
     if all(_is_scalar(leaf) for value in values for leaf in value.values()):
-        return [_grid(list(record), values, title)]
+        names, rows = _grid(list(record), values, title)
+        return [Block(title, tables=(Table(names, rows),))]
     return _comparison(record, title)
 
 
-def _grid(names: Sequence[str], records: Sequence[Mapping[str, Any]], title: str) -> TreeBlock:
-    """One row a record, one column a key."""
+def _grid(names: Sequence[str], records: Sequence[Mapping[str, Any]], title: str) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows: one row a record, one column a key."""
     keys = list(dict.fromkeys(key for record in records for key in record))
     rows = [
         [label(name), *(scalar_text((title, key), record.get(key)) for key in keys)]
         for name, record in zip(names, records, strict=True)
     ]
-    return TreeBlock(title, ["", *map(label, keys)], rows)
+    return ["", *map(label, keys)], rows
 
 
-def _comparison(record: Mapping[str, Mapping[str, Any]], title: str) -> list[TreeBlock]:
+def _comparison(record: Mapping[str, Mapping[str, Any]], title: str) -> list[Block]:
     """One column an entry of `record`, one row a leaf; grids inside become folded blocks of their own."""
     leaves: dict[str, dict[str, str]] = {}
-    deeper: list[TreeBlock] = []
+    deeper: list[Block] = []
     for name, entry in record.items():
         for key, value in entry.items():
             if _is_scalar(value):
@@ -104,26 +98,22 @@ def _comparison(record: Mapping[str, Mapping[str, Any]], title: str) -> list[Tre
                     leaves.setdefault(f"{label(key)}: {label(leaf)}", {})[name] = text
             else:
                 found = blocks({key: value}, f"{title} · {name}")
-                for block in found:
-                    block.folded = True
-                    block.title = f"{block.title} ({name})"
-                deeper += found
+                deeper += [block._replace(title=f"{block.title} ({name})", is_folded=True) for block in found]
     rows = [[row, *(texts.get(name, numbers.MISSING) for name in record)] for row, texts in leaves.items()]
-    return [TreeBlock(title, ["", *map(label, record)], rows), *deeper]
+    return [Block(title, tables=(Table(["", *map(label, record)], rows),) if rows else ()), *deeper]
 
 
-def _list_blocks(values: Sequence[Any], title: str, own: TreeBlock) -> list[TreeBlock]:
+def _list_blocks(values: Sequence[Any], title: str, own: list[list[str]]) -> list[Block]:
     if len(values) > _MOST_ROWS:
         title = f"{title} (the first {_MOST_ROWS} of {numbers.count(len(values))})"
     if all(isinstance(value, Mapping) for value in values):
         flat = [{key: _joined(value) for key, value in record.items()} for record in values[:_MOST_ROWS]]
-        grid = _grid([""] * len(flat), flat, title)
-        grid.header, grid.rows = grid.header[1:], [row[1:] for row in grid.rows]
-        return [grid]
+        names, rows = _grid([""] * len(flat), flat, title)
+        return [Block(title, tables=(Table(names[1:], [row[1:] for row in rows]),))]
     texts = [scalar_text((), _joined(value)) for value in values[:_MOST_ROWS]]
     if any(len(text) >= _SENTENCE for text in texts):
-        return [TreeBlock(title, sentences=texts)]
-    own.rows.append([label(title), ", ".join(texts)])
+        return [Block(title, findings=texts)]
+    own.append([label(title), ", ".join(texts)])
     return []
 
 

@@ -51,7 +51,9 @@ def test_evaluate_and_diff_record_it_and_a_card_says_so(home, tmp_path):
         tables[dtype] = pd.read_parquet(tmp_path / f"{dtype}.parquet")["reward_chosen"].to_numpy()
         record = json.loads((tmp_path / f"{dtype}.json").read_text())
         assert record["dtype"] == dtype
-        told[dtype] = [note for one in read_evidence(record, "x") for section in one.sections for note in section.notes]
+        told[dtype] = [
+            note for one in read_evidence(record, "x") for section in one.sections for note in section.findings
+        ]
     assert np.any(tables["bfloat16"] != tables["float32"])
     np.testing.assert_allclose(tables["bfloat16"], tables["float32"], atol=2.0**-5 * np.abs(tables["float32"]).max())
     assert ROUNDED in told["bfloat16"]

@@ -19,8 +19,8 @@ from rmcore.reporting.figures.forest import forest_plot_figure
 from rmcore.reporting.figures.quantities import estimate
 from rmcore.reporting.figures.tradeoff import tradeoff_figure
 from rmcore.reporting.html.cards import headline_cards
-from rmcore.reporting.html.experiment import view as experiment_view
-from rmcore.reporting.html.experiment_summary import experiment_markdown
+from rmcore.reporting.html.experiment import experiment_markdown
+from rmcore.reporting.html.experiment import sections as experiment_sections
 from rmcore.reporting.html.html import sections
 from rmcore.reporting.html.summary import summary_markdown
 
@@ -115,12 +115,12 @@ def test_a_report_and_its_summary(run):
 
 
 def test_the_report_of_an_experiment_and_its_summary(matrix):
-    page = experiment_view(matrix)
-    shown = [info["label"] for info in page["metrics"]].index(matrix["metrics"][ECE]["label"])
-    assert {arm["metrics"][shown] for arm in page["arms"]} == {("0.00", "upper end 0.041")}
-    assert {cell["values"][shown] for cell in page["cells"]} == {"0.00", "0.010", numbers.MISSING}
-    [answer] = page["answers"]
-    assert (answer["value"], answer["bounds"]) == ("0.00", "95 %: upper end 0.041")
+    tables = {one.anchor: one.block.tables[0] for one in experiment_sections(matrix) if one.block.tables}
+    shown = {name: tables[name].headings.index(matrix["metrics"][ECE]["label"]) for name in ("arms", "cells")}
+    assert {row[shown["arms"]][:2] for row in tables["arms"].rows} == {("0.00", "upper end 0.041")}
+    assert {row[shown["cells"]] for row in tables["cells"].rows} == {"0.00", "0.010", ""}
+    [answer] = tables["answer"].rows
+    assert answer[2][:2] == ("0.00", "upper end 0.041")
     markdown = experiment_markdown(matrix)
     assert markdown.count(TOLD) == len(matrix["arms"]) + 1
     assert not [line for line in markdown.splitlines() if "A5 full" in line and NEGATIVE.search(line)]

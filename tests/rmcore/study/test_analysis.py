@@ -10,7 +10,7 @@ import pytest
 from rmcore.evaluation.comparison import paired_comparison
 from rmcore.evaluation.uncertainty import sign_flip_test
 from rmcore.evaluation.verdicts.estimate import SeedSample
-from rmcore.reporting.html.experiment_summary import measured
+from rmcore.reporting.html.experiment import measured
 from rmcore.study.analysis import arm_bands, arm_metrics, judge_hypotheses
 from rmcore.study.cells import GAP, SHARES, Measured, prompt_scores
 

@@ -7,6 +7,12 @@ import report_sample
 from rmcore.core.errors import DataError
 from rmcore.reporting.card.evidence import KINDS, public_name, read_evidence
 from rmcore.reporting.card.model_card import highest
+from rmcore.reporting.html.blocks import markdown
+
+
+def shown(found):
+    """All sections as the card shows them."""
+    return "\n".join(markdown(section, 2, is_whole=True) for section in found.sections)
 
 
 def score(value, num=100):
@@ -18,7 +24,7 @@ def suites(missing, **more):
         "title": "JudgeBench", "rule": "strictly above", "terms": "MIT", "hub": "ScalerLab/JudgeBench",
         "source": "/home/me/gpt.jsonl", "missing": {"knowledge": missing} if missing else {},
         "scores": {"overall": score(0.6), "math": score(0.5, 20)}, "longer_wins": 0.5, "over_longer_wins": score(0.1),
-        "more_markdown_wins": 0.4, "num_questions": 100, "num_unreadable": 3,
+        "more_markdown_wins": 0.4, "length_matched": score(0.5, 40), "num_questions": 100, "num_unreadable": 3,
     }  # fmt: skip
     return {"suites": {"judgebench": told | more}}
 
@@ -28,14 +34,14 @@ def test_a_whole_benchmark_goes_to_the_hub_with_its_interval():
     (result,) = found.results
     assert (result.dataset_type, result.metric_value) == ("ScalerLab/JudgeBench", 0.6)
     assert result.metric_args == {"ci_low": 0.5, "ci_high": 0.7, "level": 0.95, "n": 100}
-    assert "| JudgeBench | math | 0.500 | 0.400 to 0.600 | 20 |" in found.sections[0].table
-    assert any("3 questions have an answer that the model cannot read" in note for note in found.sections[0].notes)
+    assert "| math | 50.0\u00a0% (40.0 to 60.0\u00a0%) |" in shown(found)
+    assert "3 answers could not be read by the model and count as wrong" in shown(found)
 
 
 def test_a_part_of_a_benchmark_is_told_and_stays_here():
     (found,) = read_evidence(suites(250), "b.json")
     assert found.results == ()
-    assert any("250 of its 350 questions are missing" in note for note in found.sections[0].notes)
+    assert "250 of its 350 questions are missing" in shown(found)
 
 
 OVERLAP = {"num_exact": 3, "num_near": 4, "num_with_answer": 2, "num_training_pairs": 1200, "score_without": 0.55}
@@ -48,31 +54,32 @@ OVERLAP = {"num_exact": 3, "num_near": 4, "num_with_answer": 2, "num_training_pa
         (OVERLAP | {"num_exact": 0, "num_near": 0}, "none of its 100 prompts was seen in training", True),
         (
             OVERLAP,
-            "7 of its 100 prompts were seen in training (3 exactly, 4 nearly; 2 with an answer), by 1,200",
+            "7 of its 100 prompts were seen in training (3 exactly, 4 nearly; 2 with an answer)",
             False,
         ),
-        (OVERLAP | {"num_exact": 0}, "without them the score is 0.550. The score in the table counts them", False),
-        (OVERLAP | {"num_near": 0, "score_without": None}, "no score is known without them", False),
+        (OVERLAP | {"num_exact": 0}, "score without them: 55.0\u00a0%", False),
+        (OVERLAP | {"num_near": 0, "score_without": None}, "score without them: not known", False),
     ],
 )
 def test_what_training_has_seen_is_told_and_goes_to_no_leaderboard(overlap, says, goes_to_the_hub):
     (found,) = read_evidence(suites(0, **({} if overlap is None else {"overlap": overlap})), "b.json")
-    assert any(says in note for note in found.sections[0].notes)
+    assert says in shown(found)
     assert bool(found.results) == goes_to_the_hub
 
 
 @pytest.mark.parametrize(
     ("learnt", "says"),
     [
-        ({"score": 0.58, "above": score(0.02)}, "gets 0.580; the model minus it is 0.020 (-0.080 to 0.120)"),
-        ({"score": None, "above": score(0.0) | {"value": None}}, "has no score here"),
-        (None, None),
+        ({"score": 0.58, "above": score(0.02)}, ("58.0 %", "+2.0 points (-8.0 to +12.0 points)")),
+        ({"score": None, "above": score(0.0) | {"value": None, "ci_low": None, "ci_high": None}}, ("–", "–")),
+        (None, ("–",)),
     ],
 )
 def test_what_a_bag_of_words_gets_is_told(learnt, says):
     (found,) = read_evidence(suites(0, bag_of_words=learnt), "b.json")
-    told = [note for note in found.sections[0].notes if "bag of words" in note]
-    assert (says is None and told == []) or says in told[0].replace("\N{MINUS SIGN}", "-")
+    rows = [line.replace("\N{MINUS SIGN}", "-").replace("\u00a0", " ") for line in shown(found).splitlines()]
+    told = [row.removesuffix(" |").rpartition(" | ")[2] for row in rows if "words" in row]
+    assert told == list(says)
 
 
 def test_a_run_tells_metrics_and_verdict():
@@ -83,15 +90,16 @@ def test_a_run_tells_metrics_and_verdict():
     assert judgement.rung == results["verdict"]["rung"]
     assert found[0].results[0].metric_value == round(results["metrics"]["pairwise_accuracy"]["value"], 4)
     assert len(judgement.checks) == len(results["gate"])
-    assert "RM-Bench" in "".join(section.table for one in found for section in one.sections)
+    assert "RM-Bench" in "".join(map(shown, found))
 
 
 def test_probes_tell_which_edits_pay():
     record = probe_sample.record()
     (found,) = read_evidence(record, "probe.json")
     (section,) = found.sections
-    assert section.table.count("**violated**") == len(record["violated"]) > 0
-    assert "60 prompts" in section.notes[0]
+    assert shown(found).count("✗ violated |") == len(record["violated"]) > 0
+    assert "60 prompts" in section.text[0]
+    assert not section.tables  # which have texts of the data
     told = read_evidence(report_sample.results(), "run demo")
     assert any(one.title == section.title for part in told for one in part.sections)
 

@@ -7,7 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from rmcore.reporting.card.text import Markdown, shown, shown_table
+from rmcore.reporting.card.text import Markdown, shown
+from rmcore.reporting.html.blocks import Block, Table, markdown
 
 RENDER = MarkdownIt("commonmark", {"html": True, "linkify": False}).enable(["table", "strikethrough"])
 HOSTILE = st.text(alphabet="ab <>&\"'`*_[](){}#|~@$!\\-+=:/.\n\t1)\u202e\u0000é", max_size=40)
@@ -35,7 +36,8 @@ def test_a_text_is_shown_as_it_is(text):
 def test_a_text_begins_nothing_and_ends_no_cell(text):
     started = RENDER.render(str(shown(text)))
     assert not visible(text) or started.startswith("<p>")
-    page = RENDER.render(str(shown_table(("a", "b"), [(text, "end")])))
+    block = Block("title", tables=(Table(("a", "b"), [(text, "end")]),))
+    page = RENDER.render(markdown(block, escape=shown))
     assert page.count("<td>") == 2
     assert "<td>end</td>" in page
 

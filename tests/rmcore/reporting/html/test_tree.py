@@ -31,25 +31,26 @@ def string_leaves(value) -> list[str]:
 @given(st.dictionaries(KEYS, RECORDS, max_size=5))
 def test_every_text_leaf_is_shown_and_tables_are_rectangular(record):
     found = blocks(record, "all")
-    cells = [cell for block in found for row in block.rows for cell in row] + [s for b in found for s in b.sentences]
+    tables = [table for block in found for table in block.tables]
+    cells = [cell for one in tables for row in one.rows for cell in row] + [s for b in found for s in b.findings]
     everything = "\n".join(cells)
     for leaf in string_leaves(record):
         assert leaf in everything
-    for block in found:
-        assert len({len(row) for row in block.rows} | ({len(block.header)} if block.header else set())) <= 1
-        assert all(isinstance(cell, str) for row in block.rows for cell in row)
+    for one in tables:
+        assert {len(row) for row in one.rows} == {len(one.headings)}
+        assert all(isinstance(cell, str) for row in one.rows for cell in row)
 
 
 def test_splits_stand_side_by_side_and_distributions_are_folded():
     split = {"num_pairs": 3, "longer_wins": {"accuracy": 0.75}, "characters": {"prompt": {"p5": 1.0, "max": 9.0}}}
     found = blocks({"num_rows": 9, "splits": {"train": split, "test": split | {"num_pairs": 1200}}}, "overview")
-    assert found[0].rows == [["rows", "9"]]
-    table = found[1]
-    assert table.header == ["", "train", "test"]
+    assert found[0].tables[0].rows == [["rows", "9"]]
+    [table] = found[1].tables
+    assert table.headings == ["", "train", "test"]
     assert ["pairs", "3", "1,200"] in table.rows
     assert ["longer wins: accuracy", numbers.percent(0.75), numbers.percent(0.75)] in table.rows
-    assert [block.folded for block in found] == [False, False, True, True]
-    assert found[2].header == ["", "p5", "max"]
+    assert [block.is_folded for block in found] == [False, False, True, True]
+    assert found[2].tables[0].headings == ["", "p5", "max"]
 
 
 def test_lists_of_records_and_sentences():
@@ -57,15 +58,15 @@ def test_lists_of_records_and_sentences():
         {"leak": [{"splits": ["a", "b"], "num": 1}], "warnings": ["w" * 80], "names": ["p", "q"], "no": []}, "t"
     )
     by_title = {block.title: block for block in found}
-    assert by_title["leak"].rows == [["a / b", "1"]]
-    assert by_title["warnings"].sentences == ["w" * 80]
-    assert by_title["t"].rows == [["names", "p, q"], ["no", "none"]]
+    assert by_title["leak"].tables[0].rows == [["a / b", "1"]]
+    assert by_title["warnings"].findings == ["w" * 80]
+    assert by_title["t"].tables[0].rows == [["names", "p, q"], ["no", "none"]]
 
 
 def test_long_lists_say_that_they_are_cut():
     (found,) = blocks({"rows": [{"a": index} for index in range(1200)]}, "t")
     assert found.title == "rows (the first 50 of 1,200)"
-    assert len(found.rows) == 50
+    assert len(found.tables[0].rows) == 50
 
 
 def test_leaves_as_text():
