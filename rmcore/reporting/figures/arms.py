@@ -1,16 +1,19 @@
 """How the arms of an experiment are shown: colour and marker, the same everywhere, and which metrics go with them."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmcore.reporting.figures import numbers
+from rmcore.reporting.figures.style import shared_legend
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MOST = 9
 """Arms that colours and markers tell apart; where there are more, figures with labels show this many."""
 CONTROL_COLOUR = "#4a4f55"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933")
 """Okabe and Ito's, then two of Tol's muted ones (personal.sron.nl/~pault)."""
-_INK = 0.72  # brightness of a label beside its mark: the light colours are hard to read as text
 _MARKERS = ("o", "s", "^", "v", "P", "X", "<", ">")
 _MOST_METRICS = 6
 _LONGEST = 26  # characters of a name in a figure
@@ -21,12 +24,6 @@ class ArmStyle(NamedTuple):
 
     colour: str
     marker: str
-
-    @property
-    def ink(self) -> str:
-        """The colour for text: darker."""
-        parts = (int(self.colour[start : start + 2], 16) for start in (1, 3, 5))
-        return "#" + "".join(f"{round(_INK * part):02x}" for part in parts)
 
 
 def looks(arms: Sequence[Mapping[str, Any]], metric: str, better: bool | None) -> dict[str, ArmStyle]:
@@ -44,6 +41,14 @@ def looks(arms: Sequence[Mapping[str, Any]], metric: str, better: bool | None) -
         turn, place = divmod(position, len(COLOURS))
         found[name] = ArmStyle(COLOURS[place], _MARKERS[(place + 3 * turn) % len(_MARKERS)])
     return found
+
+
+def name_arms(figure: "Figure", look: Mapping[str, ArmStyle]) -> None:
+    """Name the arms in a legend below all panels."""
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], color=one.colour, marker=one.marker, label=short(name)) for name, one in look.items()]
+    shared_legend(figure, min(5, len(handles)), side="left", handles=handles)
 
 
 def declared_colours(arms: Sequence[str], control: str) -> dict[str, str]:

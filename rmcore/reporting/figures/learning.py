@@ -1,43 +1,29 @@
-"""Learning curves by arm: the mean over seeds as a line, every seed thin behind it, names at the lines' ends."""
+"""Learning curves by arm: the mean over seeds as a line, every seed thin behind it, names below."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from rmcore.core.arrays import FloatArray
 from rmcore.core.metrics import CURVES, MetricSpec
 from rmcore.reporting.experiment_schema import ArmResult, CurveData
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.figures.arms import ArmStyle, looks, short, shown
-from rmcore.reporting.figures.labels import spread
+from rmcore.reporting.figures.arms import ArmStyle, looks, name_arms, shown
 from rmcore.reporting.figures.quantities import axis_label, capital, level, tick_text
-from rmcore.reporting.figures.style import MUTED, SMALL, dress, headline, new_figure
+from rmcore.reporting.figures.style import MUTED, dress, headline, new_figure
 from rmcore.reporting.figures.training import running_mean, smoothing_window
 
 _ROBUST = (1.0, 99.0)  # percentiles of all points that a vertical axis shows ...
 _ROOM = 0.25  # ... with this share of their distance on either side: one diverged seed flattens no other
-_NAMES_AT = 1.04  # of the axes' width
-
-
-class _End(NamedTuple):
-    """Where an arm's mean ends, and its name beside the axes."""
-
-    name: str
-    step: float
-    value: float
-    text: Text
 
 
 def learning_curves_figure(
     curves: Mapping[str, Sequence[CurveData]], arms: Sequence[ArmResult], main: tuple[str, bool | None]
 ) -> Figure:
-    """One panel a metric over optimizer steps, up to nine arms named at the right; further arms are grey.
+    """One panel a metric over optimizer steps, up to nine arms named below; further arms are grey.
 
     The mean ends where the first seed of the arm stopped: beyond, it would be over other seeds. Lines of 60 points and
     more are running means.
@@ -47,15 +33,13 @@ def learning_curves_figure(
         arms: their order and control give the colours.
         main: metric by which the nine of more arms are chosen, and whether higher is better.
     """
-    figure = new_figure(1.0 + 5.2 * len(curves), 4.8)
+    figure = new_figure(1.0 + 5.0 * len(curves), 5.0)
     axes = figure.subplots(1, len(curves), squeeze=False).ravel()
     look, named = looks(arms, *main), shown(arms, *main)
     ends = [_panel(ax, metric, own, look, named) for ax, (metric, own) in zip(axes, curves.items(), strict=True)]
     first = next(iter(curves))
     headline(figure, _title(first, ends[0], {arm["name"] for arm in arms if arm["is_control"]}))
-    figure.draw_without_rendering()  # heights in pixels exist only after the layout
-    for ax, found in zip(axes, ends, strict=True):
-        _spread_names(ax, found)
+    name_arms(figure, {name: look[name] for name in named})
     return figure
 
 
@@ -71,10 +55,10 @@ def mean_curve(series: Sequence[tuple[FloatArray, FloatArray]]) -> tuple[FloatAr
 
 def _panel(
     ax: Axes, metric: str, curves: Sequence[CurveData], look: Mapping[str, ArmStyle], named: Sequence[str]
-) -> list[_End]:
-    """Draw one metric; the ends of the named arms' means."""
+) -> dict[str, float]:
+    """Draw one metric; returns the last values of the named arms' means."""
     spec = CURVES.get(metric, MetricSpec(metric, metric, ""))
-    ends = []
+    ends = {}
     window = smoothing_window(max(len(curve["steps"]) for curve in curves))  # one for all, or arms would not compare
     for name in look:
         own = [_series(curve, window) for curve in curves if curve["arm"] == name and len(curve["steps"])]
@@ -86,9 +70,7 @@ def _panel(
             continue
         ax.plot(steps, values, color=colour, linewidth=1.9, zorder=order)
         ax.plot(steps[-1:], values[-1:], look[name].marker, color=colour, markersize=6, zorder=order + 1, label=name)
-        style: dict[str, Any] = {"color": look[name].ink, "fontsize": SMALL, "fontweight": "bold", "va": "center"}
-        text = ax.text(_NAMES_AT, 0.5, short(name, 18), transform=ax.transAxes, **style)
-        ends.append(_End(name, float(steps[-1]), float(values[-1]), text))
+        ends[name] = float(values[-1])
     suffix = "" if len(ends) == len(look) else f"\ngrey: {len(look) - len(ends)} further arms"
     title = f"thick: mean over seeds, up to where the first seed stopped; thin: each seed{suffix}"
     dress(ax, title=title, x="optimizer step", y=axis_label(spec.label, spec.unit))
@@ -112,25 +94,11 @@ def _series(curve: CurveData, window: int) -> tuple[FloatArray, FloatArray]:
     return np.asarray(curve["steps"], dtype=np.float64), running_mean(values, window)
 
 
-def _spread_names(ax: Axes, ends: Sequence[_End]) -> None:
-    """Put the names at the right beside the ends of their lines, apart from one another, each tied to its line."""
-    if not ends:
-        return
-    gap = 1.05 * max(end.text.get_window_extent().height for end in ends) / ax.bbox.height
-    points = ax.transAxes.inverted().transform(ax.transData.transform([(end.step, end.value) for end in ends]))
-    for end, (x, y), place in zip(ends, points, spread(points[:, 1], gap, 0.0, 1.0), strict=True):
-        end.text.set_y(place)
-        style: dict[str, Any] = {"color": end.text.get_color(), "linewidth": 0.7, "alpha": 0.7, "linestyle": ":"}
-        tie = Line2D([x, 1.005, _NAMES_AT - 0.007], [y, y, place], transform=ax.transAxes, clip_on=False, **style)
-        ax.add_artist(tie).set_in_layout(False)
-
-
-def _title(metric: str, ends: Sequence[_End], controls: set[str]) -> str:
+def _title(metric: str, values: Mapping[str, float], controls: set[str]) -> str:
     spec = CURVES.get(metric, MetricSpec(metric, metric, ""))
     label, unit = capital(spec.label), spec.unit
-    if not ends:
+    if not values:
         return f"{label}: nothing was logged"
-    values = {end.name: end.value for end in ends}
     low, high = min(values.values()), max(values.values())
     text = f"{label} at the end, means over seeds: {level(low, unit)} to {level(high, unit)}"
     control = next((name for name in values if name in controls), None)

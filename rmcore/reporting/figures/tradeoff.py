@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -11,8 +10,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from rmcore.core.arrays import FloatArray
 from rmcore.reporting.experiment_schema import ArmResult, CellResult, MetricInfo
 from rmcore.reporting.figures.arm_intervals import mean_value, seed_values
-from rmcore.reporting.figures.arms import ArmStyle, looks, short, shown
-from rmcore.reporting.figures.labels import place_labels
+from rmcore.reporting.figures.arms import ArmStyle, looks, name_arms, short, shown
 from rmcore.reporting.figures.quantities import axis_label, axis_low, capital, tick_text, told
 from rmcore.reporting.figures.style import dress, headline, new_figure, note
 
@@ -37,10 +35,10 @@ def tradeoff_figure(
     accuracy: str,
     others: Sequence[str],
 ) -> Figure:
-    """Accuracy against each of `others` (a cost, a calibration error): every seed faint, every arm's mean labelled.
+    """Accuracy against each of `others` (a cost, a calibration error): every seed faint, every arm's mean large.
 
     The panels share the accuracy axis, so an arm keeps its height. Above nine arms only the control and the most
-    accurate are labelled.
+    accurate are named.
 
     Args:
         arms: their means are the large markers.
@@ -49,7 +47,7 @@ def tradeoff_figure(
         accuracy: metric of the vertical axis, of which more is better.
         others: metrics of the horizontal axes, at least one.
     """
-    figure = new_figure(1.0 + 5.0 * len(others), 4.7)
+    figure = new_figure(1.0 + 5.0 * len(others), 5.0)
     figure.set_layout_engine("constrained", wspace=0.05)
     axes = figure.subplots(1, len(others), sharey=True, squeeze=False).ravel()
     better = infos[accuracy]["higher_is_better"]
@@ -63,9 +61,7 @@ def tradeoff_figure(
     axes[0].set_ylabel(axis_label(infos[accuracy]["label"], infos[accuracy]["unit"]))
     controls = [arm["name"] for arm in arms if arm["is_control"] and arm["name"] in points[0].means]
     headline(figure, _title(arms, points[0].means, controls, (others[0], accuracy), infos))
-    figure.draw_without_rendering()  # labels are placed in pixels, which exist only after the layout
-    for ax, own in zip(axes, points, strict=True):
-        _name_means(ax, own, look)
+    name_arms(figure, look)
     return figure
 
 
@@ -95,14 +91,6 @@ def _panel(ax: Axes, points: _Points, across: MetricInfo, up: MetricInfo, look: 
     for axis, info in ((ax.xaxis, across), (ax.yaxis, up)):
         axis.set_major_locator(MaxNLocator(nbins=6, min_n_ticks=2, steps=[1, 2, 2.5, 5, 10]))
         axis.set_major_formatter(FuncFormatter(tick_text(info["unit"])))
-
-
-def _name_means(ax: Axes, points: _Points, look: Mapping[str, ArmStyle]) -> None:
-    known = {name: mean for name, mean in points.means.items() if name in look}
-    others = [mean for name, mean in points.means.items() if name not in look]
-    faint = np.concatenate([*points.seeds.values(), np.array(others, dtype=np.float64).reshape(-1, 2)])
-    inks = [look[name].ink for name in known]
-    place_labels(ax, list(known.values()), [short(name) for name in known], inks, faint)
 
 
 def _title(
