@@ -18,12 +18,13 @@ from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import ArmStyle, looks, short
 from rmcore.reporting.figures.quantities import SEED_INTERVAL, axis_label, axis_low, capital, tick_text, told
 from rmcore.reporting.figures.style import (
-    GRID,
     INK,
     MUTED,
     SMALL,
+    draw_interval,
     dress,
     headline,
+    name_rows,
     new_figure,
     shared_legend,
 )
@@ -81,13 +82,8 @@ def mean_value(arm: ArmResult, metric: str) -> float | None:
 def _panel(ax: Axes, arms: Sequence[ArmResult], info: MetricInfo, *, names: bool) -> None:
     title = f"{textwrap.fill(info['label'], _TITLE)}\n{_BETTER[info['higher_is_better']]}"
     dress(ax, title=title, x=axis_label("mean over seeds", info["unit"]), y="")
-    ax.grid(visible=False, axis="y")
-    ax.tick_params(axis="y", length=0)
-    texts = [short(arm["name"]) if names else "" for arm in arms]
-    ax.set_yticks(range(len(arms)), texts, fontsize=SMALL, color=INK)
-    for tick, arm in zip(ax.get_yticklabels(), arms, strict=True):
-        tick.set_fontweight("bold" if arm["is_control"] else "normal")
-    ax.set_ylim(len(arms) - 0.4, -0.6)
+    bold = [place for place, arm in enumerate(arms) if arm["is_control"]]
+    name_rows(ax, [short(arm["name"]) if names else "" for arm in arms], bold)
     ax.xaxis.set_major_locator(MaxNLocator(nbins=5, min_n_ticks=2, steps=[1, 2, 2.5, 5, 10]))
     ax.xaxis.set_major_formatter(FuncFormatter(tick_text(info["unit"])))
 
@@ -107,7 +103,6 @@ def _limits(arms: Sequence[ArmResult], cells: Sequence[CellResult], metric: str)
 
 
 def _row(ax: Axes, row: int, arm: ArmResult, cells: Sequence[CellResult], metric: str, look: ArmStyle) -> None:
-    ax.axhline(row, color=GRID, linewidth=0.6, zorder=0)
     seeds = seed_values(cells, arm["name"], (metric,))[:, 0]
     ax.plot(seeds, np.full(len(seeds), row + 0.24), "o", color=look.colour, alpha=0.5, markersize=3.4, label="seeds")
     value = mean_value(arm, metric)
@@ -125,7 +120,7 @@ def _row(ax: Axes, row: int, arm: ArmResult, cells: Sequence[CellResult], metric
 
 def _interval(ax: Axes, row: int, low: float, high: float, look: ArmStyle) -> None:
     """A line from low to high; where it leaves the axes, an arrow at their edge."""
-    ax.plot([low, high], [row, row], color=look.colour, linewidth=2.5, solid_capstyle="round", alpha=0.75)
+    draw_interval(ax, row, {"ci_low": low, "ci_high": high}, look.colour)
     left, right = ax.get_xlim()
     style: dict[str, Any] = {"color": look.colour, "markersize": 8, "clip_on": False}
     if low < left:

@@ -8,11 +8,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rmcore.core.errors import DataError
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.figures.style import BLUE, MUTED, ORANGE, column, dress, headline, legend, new_figure, note
-
-_COLUMNS = ("bin_low", "bin_high", "mean_confidence", "accuracy", "count", "accuracy_low", "accuracy_high")
+from rmcore.reporting.figures.style import BLUE, MUTED, ORANGE, dress, headline, legend, new_figure, note
 
 
 def reliability_diagram_figure(bins: pd.DataFrame, ece: Mapping[str, Any]) -> Figure:
@@ -25,16 +22,7 @@ def reliability_diagram_figure(bins: pd.DataFrame, ece: Mapping[str, Any]) -> Fi
         bins: one row a bin: bin_low, bin_high, mean_confidence, accuracy, count, accuracy_low, accuracy_high. Rows with
             count 0 may hold nulls; they are left out, as may be the rows.
         ece: the expected calibration error {value, ci_low, ci_high} for the title.
-
-    Raises:
-        DataError: a column is missing, or a filled bin has no finite confidence or accuracy.
     """
-    missing = [name for name in _COLUMNS if name not in bins.columns]
-    if missing:
-        raise DataError(
-            f"the calibration bins lack the columns {', '.join(missing)}: the diagram cannot be drawn. "
-            "Pass the bins that the evaluation wrote."
-        )
     filled = bins[bins["count"] > 0]
     figure = new_figure(6.4, 6.2)
     top, bottom = figure.subplots(2, 1, height_ratios=[4, 1], sharex=True)
@@ -61,8 +49,7 @@ def reliability_diagram_figure(bins: pd.DataFrame, ece: Mapping[str, Any]) -> Fi
 
 def _points(ax: Any, filled: pd.DataFrame) -> None:
     """Accuracy of each filled bin, with whiskers where the interval is known."""
-    name = "reliability diagram"
-    confidence, accuracy = column(filled, "mean_confidence", name), column(filled, "accuracy", name)
+    confidence, accuracy = (filled[name].to_numpy(dtype=np.float64) for name in ("mean_confidence", "accuracy"))
     bounds = [
         filled[end].astype(float).fillna(filled["accuracy"]).to_numpy() for end in ("accuracy_low", "accuracy_high")
     ]

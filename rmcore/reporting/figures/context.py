@@ -6,23 +6,20 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from rmcore.core.errors import DataError
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.style import (
     BLUE,
-    GRID,
     INK,
     MUTED,
     ORANGE,
     SMALL,
+    draw_interval,
     dress,
     headline,
+    name_rows,
     new_figure,
     percent_ticks,
 )
-
-KINDS = ("model", "reference", "subset", "ood")
-"""Kinds of a row: this model on all held-out pairs, a yardstick, this model on a subset, or out of distribution."""
 
 _LOOK = {
     "model": (BLUE, "o", 8),
@@ -39,14 +36,9 @@ def accuracy_in_context_figure(items: Sequence[Mapping[str, Any]]) -> Figure:
     """Dot plot of accuracies: model and yardsticks in order of size, then subsets, then out-of-distribution.
 
     Args:
-        items: {name, value, ci_low, ci_high, kind} each; values are shares, bounds may be None, `kind` is one of KINDS.
-            Items without a value are named with a dash.
-            The first item of kind "model" gives the title.
-
-    Raises:
-        DataError: there is no item, or one has another kind.
+        items: at least one, see rmcore.reporting.schema.ContextItem; values are shares, bounds may be None. Items
+            without a value are named with a dash. The first item of kind "model" gives the title.
     """
-    _check(items)
     rows = _rows(items)
     height = max(2.4, 1.3 + _ROW * len(rows))
     figure = new_figure(8.0, height)
@@ -56,15 +48,8 @@ def accuracy_in_context_figure(items: Sequence[Mapping[str, Any]]) -> Figure:
             _draw(ax, position, item)
     headline(figure, _title(items))
     dress(ax, title="lines: 95 % intervals; diamonds and dotted lines: yardsticks", x="pairwise accuracy", y="")
-    ax.set_yticks(range(len(rows)), [label for label, _ in rows], fontsize=SMALL, color=INK)
-    for tick, (_, item) in zip(ax.get_yticklabels(), rows, strict=True):
-        if item is None or item["kind"] == "model":
-            tick.set_fontweight("bold")
-        if item is None:
-            tick.set_color(MUTED)
-    ax.grid(visible=False, axis="y")
-    ax.tick_params(axis="y", length=0)
-    ax.set_ylim(len(rows) - 0.4, -0.6)
+    bold = [place for place, (_, item) in enumerate(rows) if item is None or item["kind"] == "model"]
+    name_rows(ax, [label for label, _ in rows], bold)
     low, high = _limits(items)
     ax.set_xlim(low, high)
     percent_ticks(ax.xaxis)
@@ -73,19 +58,6 @@ def accuracy_in_context_figure(items: Sequence[Mapping[str, Any]]) -> Figure:
         if item["kind"] == "reference" and value is not None:
             ax.axvline(value, color=MUTED, linewidth=0.9, linestyle=":", zorder=0)
     return figure
-
-
-def _check(items: Sequence[Mapping[str, Any]]) -> None:
-    if not items:
-        raise DataError(
-            "no accuracy was given: there is nothing to compare. Pass the model's held-out accuracy at least."
-        )
-    for item in items:
-        if item.get("kind") not in KINDS:
-            raise DataError(
-                f"accuracy {item.get('name')!r} has kind {item.get('kind')!r}: its place is unknown. "
-                f"Give one of {', '.join(KINDS)}."
-            )
 
 
 def _rows(items: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any] | None]]:
@@ -115,17 +87,15 @@ def _label(item: Mapping[str, Any]) -> str:
 
 def _draw(ax: Any, position: int, item: Mapping[str, Any]) -> None:
     colour, marker, size = _LOOK[item["kind"]]
-    value, low, high = (numbers.finite(item.get(key)) for key in ("value", "ci_low", "ci_high"))
+    value = numbers.finite(item["value"])
     bounds = numbers.interval(item, "share")
     text = numbers.percent(value) + (f"  ({bounds})" if bounds else "")
     weight = "bold" if item["kind"] == "model" else "normal"
     style = {"transform": ax.get_yaxis_transform(), "va": "center", "ha": "left", "fontsize": SMALL, "color": INK}
     ax.text(1.02, position, text, fontweight=weight, **style)
-    ax.axhline(position, color=GRID, linewidth=0.6, zorder=0)
     if value is None:
         return
-    if low is not None and high is not None:
-        ax.plot([low, high], [position, position], color=colour, linewidth=2.5, solid_capstyle="round", alpha=0.75)
+    draw_interval(ax, position, item, colour)
     hollow = "white" if item["kind"] == "reference" else colour
     ax.plot([value], [position], marker, color=colour, markersize=size, markerfacecolor=hollow, markeredgewidth=1.5)
 

@@ -8,19 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from rmcore.core.arrays import FloatArray
-from rmcore.core.errors import DataError
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.figures.style import (
-    BLUE,
-    INK,
-    ORANGE,
-    dress,
-    finite,
-    headline,
-    new_figure,
-    note,
-    shared_legend,
-)
+from rmcore.reporting.figures.style import BLUE, INK, ORANGE, dress, headline, new_figure, note, shared_legend
 
 _WIDE_RANGE = 300.0  # ratio of magnitudes from which the axis is symmetric-logarithmic
 
@@ -34,12 +23,9 @@ def eigenvalues_figure(spectrum: Mapping[str, Any]) -> Figure:
     Args:
         spectrum: HessianSpectrum as a dict: eigenvalues, residuals (same length, entries or the list may be None),
             trace_estimate, trace_standard_error, num_pairs, method, reasons (name -> why it is undefined).
-
-    Raises:
-        DataError: residuals and eigenvalues differ in length, or an eigenvalue is not finite.
     """
-    values = finite(spectrum["eigenvalues"], "eigenvalues")
-    errors = residuals(spectrum, len(values))
+    values = np.array(spectrum["eigenvalues"], dtype=np.float64)
+    errors = np.array(spectrum.get("residuals") or [None] * len(values), dtype=np.float64)
     order = np.argsort(-values, kind="stable")
     values, errors = values[order], errors[order]
     figure = new_figure(8.0, 4.4)
@@ -52,23 +38,6 @@ def eigenvalues_figure(spectrum: Mapping[str, Any]) -> Figure:
     _stems(ax, values, errors)
     shared_legend(figure, 3)
     return figure
-
-
-def residuals(spectrum: Mapping[str, Any], num: int) -> FloatArray:
-    """(num,) error bounds of the eigenvalues of a HessianSpectrum as a dict, NaN where unknown.
-
-    Raises:
-        DataError: their number is another one.
-    """
-    given = spectrum.get("residuals")
-    if not given:
-        return np.full(num, np.nan)
-    if len(given) != num:
-        raise DataError(
-            f"{num} eigenvalues but {len(given)} residuals: they cannot be matched. "
-            "Pass one residual an eigenvalue, or none."
-        )
-    return np.array([np.nan if value is None else value for value in given], dtype=np.float64)
 
 
 def _stems(ax: Any, values: FloatArray, errors: FloatArray) -> None:

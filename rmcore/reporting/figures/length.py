@@ -1,5 +1,7 @@
 """Reward against answer length: whether the model has learned that longer is better."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -8,16 +10,7 @@ from scipy import stats
 
 from rmcore.core.arrays import FloatArray
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.figures.style import (
-    BLUE,
-    INK,
-    ORANGE,
-    column,
-    dress,
-    headline,
-    legend,
-    new_figure,
-)
+from rmcore.reporting.figures.style import BLUE, INK, ORANGE, dress, headline, legend, new_figure
 
 _MOST_POINTS = 3000  # more only make the cloud opaque
 _MOST_BINS = 10
@@ -32,14 +25,10 @@ def reward_by_length_figure(rewards: pd.DataFrame) -> Figure:
     The correlation is Spearman's, which neither a log axis nor an outlier changes.
 
     Args:
-        rewards: P rows with reward_chosen, reward_rejected, chosen_chars, rejected_chars, and optionally prompt_id.
-
-    Raises:
-        DataError: a column is missing, there is no row, or a value is not finite.
+        rewards: P > 0 rows with reward_chosen, reward_rejected, chosen_chars, rejected_chars, and optionally prompt_id.
     """
-    name = "reward by length figure"
-    reward = np.concatenate([column(rewards, f"reward_{side}", name) for side in ("chosen", "rejected")])
-    length = np.concatenate([column(rewards, f"{side}_chars", name) for side in ("chosen", "rejected")])
+    reward = np.concatenate([rewards[f"reward_{side}"].to_numpy(np.float64) for side in ("chosen", "rejected")])
+    length = np.concatenate([rewards[f"{side}_chars"].to_numpy(np.float64) for side in ("chosen", "rejected")])
     groups = rewards["prompt_id"].astype(str).to_numpy() if "prompt_id" in rewards else np.arange(len(rewards))
     cluster = np.unique(np.concatenate([groups, groups]), return_inverse=True)[1]
     figure = new_figure(8.0, 4.6)
@@ -52,26 +41,15 @@ def reward_by_length_figure(rewards: pd.DataFrame) -> Figure:
         ax.scatter(length[points], reward[points], s=9, alpha=alpha, color=colour, linewidths=0, label=f"{side} side")
     bins = binned_means(length, reward, cluster)
     bars = np.nan_to_num(bins[["half_width"]].to_numpy(dtype=np.float64)[:, 0])
-    ax.errorbar(
-        bins["length"],
-        bins["mean"],
-        yerr=bars,
-        color=INK,
-        marker="o",
-        markersize=5,
-        linewidth=1.4,
-        capsize=3,
-        label="mean of a length bin, 95 % interval",
-    )
+    look: Any = {"color": INK, "marker": "o", "markersize": 5, "linewidth": 1.4, "capsize": 3}
+    ax.errorbar(bins["length"], bins["mean"], yerr=bars, label="mean of a length bin, 95 % interval", **look)
     if length.min() > 0 and length.max() / length.min() > _WIDE_RANGE:
         ax.set_xscale("log")
     central = float(np.percentile(np.abs(reward), 97.5))
     if central > 0 and np.abs(reward).max() > _WIDE_RANGE * central:
         ax.set_yscale("symlog", linthresh=central)
     headline(figure, _title(length, reward))
-    shown = f"{numbers.count(len(reward))} sides" + (
-        f", {numbers.count(len(drawn))} drawn" if len(drawn) < len(reward) else ""
-    )
+    shown = f"{numbers.count(len(reward))} sides, {numbers.count(len(drawn))} drawn"
     dress(ax, title=shown, x="length of the completion (characters)", y="reward (logits)")
     legend(ax)
     return figure

@@ -5,15 +5,9 @@ Colours are from Okabe and Ito's palette (jfly.uni-koeln.de/color), distinguisha
 """
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-import pandas as pd
-
-from rmcore.core.arrays import FloatArray
-from rmcore.core.errors import DataError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,6 +79,25 @@ def shared_legend(
         figure.legend(handles=handles, loc=place, **style)
 
 
+def name_rows(ax: "Axes", names: Sequence[str], bold: Collection[int] = ()) -> None:
+    """Name the rows 0, 1, … of a panel from top to bottom."""
+    ax.grid(visible=False, axis="y")
+    ax.tick_params(axis="y", length=0)
+    ax.set_yticks(range(len(names)), names, fontsize=SMALL, color=INK)
+    for place in bold:
+        ax.get_yticklabels()[place].set_fontweight("bold")
+    for place in range(len(names)):
+        ax.axhline(place, color=GRID, linewidth=0.6, zorder=0)
+    ax.set_ylim(len(names) - 0.4, -0.6)
+
+
+def draw_interval(ax: "Axes", row: float, item: Mapping[str, Any], colour: str) -> None:
+    """Draw the interval of an item in a row; nothing where it has none."""
+    low, high = item.get("ci_low"), item.get("ci_high")
+    if low is not None and high is not None:
+        ax.plot([low, high], [row, row], color=colour, linewidth=2.5, solid_capstyle="round", alpha=0.75)
+
+
 def percent_ticks(axis: "Axis") -> None:
     """Fractions of an axis as whole percentages."""
     from matplotlib.ticker import FuncFormatter
@@ -105,47 +118,3 @@ def save(figure: "Figure", out: Path) -> Path:
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, format="png", dpi=DPI, metadata={"Software": None})
     return out
-
-
-def column(frame: pd.DataFrame, name: str, figure: str) -> FloatArray:
-    """Column `name` as finite float64, (rows,).
-
-    Raises:
-        DataError: the column is missing, the frame is empty, or a value is not a finite number.
-    """
-    if name not in frame.columns:
-        raise DataError(
-            f"the data of the {figure} has no column {name} (it has {', '.join(map(str, frame.columns))}): it "
-            "cannot be drawn. Pass the table that the evaluation wrote."
-        )
-    if frame.empty:
-        raise DataError(f"the data of the {figure} has no rows: there is nothing to draw. Evaluate at least one pair.")
-    try:
-        values = frame[name].to_numpy(dtype=np.float64, na_value=np.nan)
-    except (TypeError, ValueError) as error:
-        raise DataError(
-            f"column {name} of the {figure} is not numeric ({error}): it has no position. Pass numbers."
-        ) from error
-    bad = int((~np.isfinite(values)).sum())
-    if bad:
-        raise DataError(
-            f"{bad} of {len(values)} values of {name} in the {figure} are null, NaN or infinite: they have no place. "
-            "Score these pairs again, or leave them out."
-        )
-    return values
-
-
-def finite(given: Sequence[float | None], what: str) -> FloatArray:
-    """Check that measurements of the curvature are numbers, and give them as float64, (len(given),).
-
-    Raises:
-        DataError: a value is null, NaN or infinite.
-    """
-    values = np.array(given, dtype=np.float64)
-    bad = int((~np.isfinite(values)).sum())
-    if bad:
-        raise DataError(
-            f"{bad} of {len(values)} {what} are not finite: they have no place. Measure again in float32 on a "
-            "checkpoint with finite loss."
-        )
-    return values

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import figure_sample as sample
-from rmcore.core.errors import DataError
 from rmcore.reporting.figures.calibration import reliability_diagram_figure
 from rmcore.reporting.figures.context import accuracy_in_context_figure
 from rmcore.reporting.figures.landscape import eigenvalues_figure
@@ -169,14 +168,12 @@ def test_reliability_points_are_the_bins_and_the_title_says_which_side():
     assert "too modest" in title_of(reliability_diagram_figure(modest, ECE))
 
 
-def test_reliability_without_pairs_intervals_or_columns(draw):
+def test_reliability_without_pairs_or_intervals(draw):
     unknown = {"value": None, "ci_low": None, "ci_high": None}
     empty = bins().assign(count=0, mean_confidence=None, accuracy=None, accuracy_low=None, accuracy_high=None)
     assert "no pair" in title_of(draw(reliability_diagram_figure(empty, unknown)))
     assert "no pair" in title_of(draw(reliability_diagram_figure(bins().head(0), unknown)))
     draw(reliability_diagram_figure(bins().assign(accuracy_low=None, accuracy_high=None).head(1), unknown))
-    with pytest.raises(DataError, match="lack the columns accuracy_low"):
-        reliability_diagram_figure(bins().drop(columns="accuracy_low"), ECE)
 
 
 @pytest.mark.slow
@@ -197,13 +194,9 @@ def test_odd_spectra(draw, values):
     assert title_of(draw(eigenvalues_figure(spectrum(values, None))))
 
 
-def test_spectrum_titles_and_errors():
+def test_spectrum_titles():
     assert "2 of 5 computed are negative" in title_of(eigenvalues_figure(spectrum()))
     assert "no negative one" in title_of(eigenvalues_figure(spectrum((3.0, 1.0), None)))
-    with pytest.raises(DataError, match="5 eigenvalues but 1 residuals"):
-        eigenvalues_figure(spectrum(residuals=(0.1,)))
-    with pytest.raises(DataError, match="not finite"):
-        eigenvalues_figure(spectrum((1.0, float("nan")), None))
 
 
 def test_context_names_the_distance_to_its_neighbours_and_contains_all_intervals():
@@ -222,21 +215,3 @@ def test_context_names_the_distance_to_its_neighbours_and_contains_all_intervals
 def test_context_of_odd_items(draw):
     draw(accuracy_in_context_figure([item("x" * 300, 1.0, 0.0, "model"), item("y", 0.0, None)]))
     draw(accuracy_in_context_figure([item("this model", None, None, "model")]))
-    with pytest.raises(DataError, match="no accuracy"):
-        accuracy_in_context_figure([])
-    with pytest.raises(DataError, match="kind None"):
-        accuracy_in_context_figure([{"name": "a", "value": 0.5, "ci_low": None, "ci_high": None}])
-    with pytest.raises(DataError, match="kind 'other'"):
-        accuracy_in_context_figure([item("a", 0.5, None, "other")])
-
-
-@pytest.mark.parametrize("build", [margin_histogram_figure, reward_by_length_figure])
-def test_unusable_rewards_are_refused(build):
-    with pytest.raises(DataError, match="no column reward_chosen"):
-        build(rewards().drop(columns="reward_chosen"))
-    with pytest.raises(DataError, match="no rows"):
-        build(rewards().head(0))
-    with pytest.raises(DataError, match="1 of 400 values of reward_rejected"):
-        build(rewards().assign(reward_rejected=[np.nan, *range(399)]))
-    with pytest.raises(DataError, match="not numeric"):
-        build(rewards().assign(reward_chosen="high"))
