@@ -169,9 +169,9 @@ def print_reported(outcome: dict[str, Any]) -> None:
     over = results["metrics"]["accuracy_over_baseline"]
     if over["value"] is not None:
         length = results["metrics"]["longer_wins_accuracy"]["value"]
-        says = "both sides are equally long" if length is None else f"the longer one has {length:.3f}"
+        longer = "both answers equally long" if length is None else f"longer answer {length:.3f}"
         ends = "" if over["ci_low"] is None else f" [{over['ci_low']:+.3f}, {over['ci_high']:+.3f}]"
-        print(f"of length   {says}; above the better of chance and length by {over['value']:+.3f}{ends}")
+        print(f"baselines   chance 0.500, {longer}; accuracy minus best baseline {over['value']:+.3f}{ends}")
     print(f"trained on  {trained_on(results['training'])}")
     print_verdict(results["verdict"], results["next_rung"])
     print(f"report      {shown_path(outcome['report'])}")

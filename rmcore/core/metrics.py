@@ -116,10 +116,10 @@ _OF_PAIRS = (
     ),
     MetricSpec(
         "accuracy_over_baseline",
-        "accuracy over the better of chance and length",
+        "accuracy minus best baseline",
         "points",
-        "pairwise accuracy minus that of always preferring the longer (or the shorter) completion, ties half: zero or "
-        "less and the length alone would do",
+        "pairwise accuracy minus that of the best baseline: chance, always the longer, or always the shorter completion, "
+        "ties half; at zero or less, length alone does as well",
         better="higher",
     ),
     MetricSpec("tie_rate", "ties", "share", "share of pairs with exactly equal rewards"),

@@ -11,6 +11,9 @@ from rmcore.reporting.schema import Results, Training
 
 HEADLINE_METRICS = ("pairwise_accuracy", "accuracy_over_baseline", "length_matched_accuracy", "ece_debiased")
 
+NUM_CARDS = 4
+"""Numbers on the first screen."""
+
 
 class Card(NamedTuple):
     """One headline number, ready to print."""
@@ -23,10 +26,10 @@ class Card(NamedTuple):
 
 
 def headline_cards(results: Results) -> list[Card]:
-    """A policy's gold gain, held-out accuracy, over length, and length-matched; debiased ECE."""
+    """The first four of: a policy's gold gain, held-out accuracy, over length, and length-matched; debiased ECE."""
     cards = [_metric_card(name, results["metrics"].get(name)) for name in HEADLINE_METRICS]
     gain = [] if results["policy"] is None else [_gain_card(results["policy"]["readiness"]["readiness"])]
-    return [*gain, *cards]
+    return [*gain, *cards][:NUM_CARDS]
 
 
 def trained_on(training: Training) -> str:

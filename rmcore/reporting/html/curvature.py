@@ -7,6 +7,7 @@ error over probes) and how much it would vary with other prompts.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from rmcore.core.metrics import METRICS
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.html import glossary
 from rmcore.reporting.html.blocks import Block, Table
@@ -81,12 +82,13 @@ def rows(spectrum: Mapping[str, Any]) -> list[Row]:
     if reason := over_prompts.get("reasons", {}).get("standard_error"):
         sampled["lambda_max"] = f"undefined: {reason}"
     found = []
-    for name, term in glossary.SPECTRUM.items():
+    for name in glossary.SPECTRUM:
+        spec = METRICS[name]
         if numbers.finite(record[name]) is not None:
-            value = numbers.text(record[name], term.unit)
-            found.append(Row(term.label, value, sampled.get(name, ""), errors.get(name, "")))
+            value = numbers.text(record[name], spec.unit)
+            found.append(Row(spec.label, value, sampled.get(name, ""), errors.get(name, "")))
         elif reasons.get(name):
-            found.append(Row(term.label, f"undefined: {reasons[name]}", "", ""))
+            found.append(Row(spec.label, f"undefined: {reasons[name]}", "", ""))
     return found
 
 

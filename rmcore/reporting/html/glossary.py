@@ -3,45 +3,21 @@
 What the metrics themselves are called stands in rmcore.core.metrics.
 """
 
-from typing import NamedTuple
-
 from rmcore.core.metrics import METRICS
 
+SPECTRUM = (
+    *("lambda_max", "lambda_max_normalized", "lambda_min", "trace_estimate", "negative_mass", "effective_rank"),
+    *("condition_number", "sharpness_score", "flatness_index"),
+)
+"""Quantities of a curvature, in reading order."""
 
-class Term(NamedTuple):
-    """A number as readers see it. `unit`: "share", "count", "" for plain numbers, else a word to append."""
-
-    label: str
-    unit: str
-    definition: str
-
-
-def _term(name: str) -> Term:
-    spec = METRICS[name]
-    return Term(spec.label, spec.unit, spec.definition)
-
-
-SPECTRUM: dict[str, Term] = {
-    name: _term(name)
-    for name in (
-        "lambda_max",
-        "lambda_max_normalized",
-        "lambda_min",
-        "trace_estimate",
-        "negative_mass",
-        "effective_rank",
-        "condition_number",
-        "sharpness_score",
-        "flatness_index",
-    )
+READINESS = {
+    "accuracy_score": ("accuracy", "min(1, held-out pairwise accuracy)"),
+    "calibration_score": ("calibration", "max(0, 1 − 5 · ECE)"),
+    "stability_score": ("stability", "max(0, 1 − (reward variance − 0.5) / 2.5)"),
+    "landscape_score": ("landscape", "max(0, 1 − (λmax − 50) / 450)"),
 }
-
-READINESS: dict[str, Term] = {
-    "accuracy_score": Term("accuracy", "", "min(1, held-out pairwise accuracy)"),
-    "calibration_score": Term("calibration", "", "max(0, 1 − 5 · ECE)"),
-    "stability_score": Term("stability", "", "max(0, 1 − (reward variance − 0.5) / 2.5)"),
-    "landscape_score": Term("landscape", "", "max(0, 1 − (λmax − 50) / 450)"),
-}
+"""Labels and definitions of the parts of the original score."""
 
 READINESS_WEAKNESS = (
     "Nothing is decided by it. A model that guesses with small margins scores 0.88, the score can exceed 1, "

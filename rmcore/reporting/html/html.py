@@ -150,10 +150,7 @@ def _training(results: Results, *, with_trajectory: bool) -> Block:
 
 def _original_score(scores: Mapping[str, Any]) -> Block:
     parts = [
-        (
-            Named(term.label, term.definition),
-            "not measured" if scores[name] is None else numbers.decimal(scores[name]),
-        )
+        (Named(*term), "not measured" if scores[name] is None else numbers.decimal(scores[name]))
         for name, term in glossary.READINESS.items()
     ]
     formed = "weighted sum of the parts"

@@ -17,11 +17,6 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: Coll
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (headings, tuple(rule), *rows))
 
 
-def text_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """The same of cells that are shown as they are."""
-    return table(headings, ([escape(cell) for cell in row] for row in rows))
-
-
 def bullets(lines: Iterable[str]) -> str:
     """One item a line, each Markdown already."""
     return "\n".join(f"- {line}" for line in lines)

@@ -2,42 +2,40 @@
 
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.html.benchmarks import benchmarks_block
-from rmcore.reporting.html.blocks import markdown
+from rmcore.reporting.html.blocks import Block, Table, markdown
 from rmcore.reporting.html.cards import headline_cards
 from rmcore.reporting.html.logged import logged_block
-from rmcore.reporting.html.markdown import bullets, escape, table
 from rmcore.reporting.schema import Results
 
 
 def summary_markdown(results: Results) -> str:
-    """Verdict, headline numbers with 95 % intervals, reasons, and where everything is."""
-    verdict = results["verdict"]
-    lines = [f"# {escape(verdict['headline'])}", ""]
-    lines += [f"Evidence level {verdict['rung']} of 4: {escape(verdict['evidence'])}", ""]
-    lines.append(f"{escape(results['run_name'])} · study {escape(results['study'])} · seed {results['seed']}")
-    cards = headline_cards(results)
-    rows = [(escape(card.label), card.value, escape(card.interval.removeprefix("95 %: "))) for card in cards]
-    lines += ["", table(("number", "value", "95 % interval"), rows, right={1})]
+    """Verdict, headline numbers with 95 % intervals, reasons, the next step, and where everything is."""
+    verdict, more = results["verdict"], results["next_rung"]
+    rows = [(card.label, card.value, card.interval.removeprefix("95 %: ")) for card in headline_cards(results)]
+    stages = [
+        (one["name"], "cached" if one["cached"] else numbers.duration(one["wall_seconds"]), one["path"])
+        for one in results["stages"]
+    ]
+    parts = []
     if verdict["reasons"]:
-        lines += ["", "What speaks against it:", ""]
-        lines.append(bullets(escape(reason) for reason in verdict["reasons"]))
-    if (more := results["next_rung"]) is not None:
-        command = more["command"].replace("`", "")
-        lines += [
-            "",
-            f"Next step: {escape(more['evidence'])}:",
-            "",
-            f"    {command}",
-        ]
-        lines += ["", f"It costs {escape(more['cost'])}."]
+        parts.append(Block("What speaks against it", findings=verdict["reasons"]))
+    if more is not None:
+        text = f"{more['evidence']}. It costs {more['cost']}."
+        parts.append(Block("Next step", text=(text,), code=more["command"]))
     if results["benchmarks"] is not None:
-        lines += ["", markdown(benchmarks_block(results["benchmarks"]), 2)]
+        parts.append(benchmarks_block(results["benchmarks"]))
     if results["logged"] is not None:
-        lines += ["", markdown(logged_block(results["logged"]), 2)]
-    stages = []
-    for stage in results["stages"]:
-        took = "cached" if stage["cached"] else numbers.duration(stage["wall_seconds"])
-        path = stage["path"].replace("`", "").replace("|", "/")
-        stages.append((escape(stage["name"]), took, f"`{path}`"))
-    lines += ["", table(("stage", "took", "where"), stages, right={1})]
-    return "\n".join(lines) + "\n"
+        parts.append(logged_block(results["logged"]))
+    parts.append(Block("Artifacts", tables=(Table(("stage", "took", "where"), stages, left=(0, 2)),)))
+    run = f"{results['run_name']} · study {results['study']} · seed {results['seed']}"
+    return (
+        markdown(
+            Block(
+                verdict["headline"],
+                text=(f"Evidence level {verdict['rung']} of 4: {verdict['evidence']}", run),
+                tables=(Table(("number", "value", "95 % interval"), rows, left=(0, 2)),),
+                parts=parts,
+            )
+        )
+        + "\n"
+    )

@@ -5,6 +5,7 @@ from rmcore.reporting.figures import numbers
 from rmcore.reporting.html import benchmarks
 from rmcore.reporting.html.cards import headline_cards
 from rmcore.reporting.html.logged import HEADINGS, TITLE
+from rmcore.reporting.html.markdown import escape
 from rmcore.reporting.html.summary import summary_markdown
 
 
@@ -15,7 +16,7 @@ def test_verdict_numbers_reasons_and_paths():
     assert numbers.percent(0.712) in text
     assert numbers.interval(results["metrics"]["pairwise_accuracy"], "share") in text
     for stage in results["stages"]:
-        assert stage["path"] in text
+        assert escape(stage["path"]) in text
     for reason in results["verdict"]["reasons"]:
         assert f"- {reason}" in text
 
@@ -27,7 +28,8 @@ def test_tables_keep_their_columns_whatever_the_texts_hold():
     text = summary_markdown(results)
     tables = [line.replace("\\|", "") for line in text.splitlines() if line.startswith("|")]
     assert {line.count("|") for line in tables} == {4, 1 + len(HEADINGS), 1 + len(benchmarks.HEADINGS)}
-    assert [line for line in text.splitlines() if line.startswith("#")][1:] == [f"## {benchmarks.TITLE}", f"## {TITLE}"]
+    headings = ["What speaks against it", "Next step", benchmarks.TITLE, TITLE, "Artifacts"]
+    assert [line for line in text.splitlines() if line.startswith("#")][1:] == [f"## {one}" for one in headings]
     assert "<b>" not in text.replace("\\<b\\>", "")
 
 
