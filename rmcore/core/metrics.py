@@ -118,8 +118,8 @@ _OF_PAIRS = (
         "accuracy_over_baseline",
         "accuracy minus best baseline",
         "points",
-        "pairwise accuracy minus that of the best baseline: chance, always the longer, or always the shorter completion, "
-        "ties half; at zero or less, length alone does as well",
+        "pairwise accuracy minus that of the best baseline: chance, always the longer, or always the shorter "
+        "completion, ties half; at zero or less, length alone does as well",
         better="higher",
     ),
     MetricSpec("tie_rate", "ties", "share", "share of pairs with exactly equal rewards"),
