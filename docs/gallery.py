@@ -36,10 +36,7 @@ from rmcore.reporting.figures.length import reward_by_length_figure
 from rmcore.reporting.figures.logged_answers import logged_answers_figure
 from rmcore.reporting.figures.looks import looks_figure
 from rmcore.reporting.figures.margins import margin_histogram_figure
-from rmcore.reporting.figures.overoptimization import overoptimization_figure
-from rmcore.reporting.figures.policy import (
-    disagreement_by_gain_figure,
-)
+from rmcore.reporting.figures.overoptimization import disagreement_by_gain_figure, overoptimization_figure
 from rmcore.reporting.figures.rlhf import rlhf_curves_figure
 from rmcore.reporting.figures.runs import runs_figure
 from rmcore.reporting.figures.served import served_figure

@@ -28,8 +28,7 @@ from rmcore.policy.readiness.components import JudgedPools, on_policy_parts
 from rmcore.policy.sampling.best_of_n import best_of_n_kl, best_of_n_weights, nominal_kl
 from rmcore.policy.sampling.samples import pools
 from rmcore.policy.sampling.scored_samples import ScoredSamples, score_samples
-from rmcore.reporting.figures.overoptimization import overoptimization_figure
-from rmcore.reporting.figures.policy import disagreement_by_gain_figure
+from rmcore.reporting.figures.overoptimization import disagreement_by_gain_figure, overoptimization_figure
 from rmcore.reporting.figures.style import save
 from rmcore.stages.interface import Upstream
 from rmcore.stages.requirements import required_policy

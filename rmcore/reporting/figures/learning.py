@@ -5,15 +5,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter
 
 from rmcore.core.arrays import FloatArray
 from rmcore.core.metrics import CURVES, MetricSpec
 from rmcore.reporting.experiment_schema import ArmResult, CurveData
-from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import ArmStyle, looks, name_arms, shown
 from rmcore.reporting.figures.quantities import axis_label, capital, level, tick_text
-from rmcore.reporting.figures.style import MUTED, dress, headline, new_figure
+from rmcore.reporting.figures.style import MUTED, dress, headline, new_figure, whole_ticks
 from rmcore.reporting.figures.training import running_mean, smoothing_window
 
 _ROBUST = (1.0, 99.0)  # percentiles of all points that a vertical axis shows ...
@@ -79,8 +78,7 @@ def _panel(
 
 
 def _finish(ax: Axes, unit: str) -> None:
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: numbers.count(value)))
+    whole_ticks(ax.xaxis)
     ax.yaxis.set_major_formatter(FuncFormatter(tick_text(unit)))
     drawn = np.concatenate([np.asarray(line.get_ydata(), dtype=np.float64) for line in ax.lines])
     low, high = np.percentile(drawn, _ROBUST)

@@ -6,7 +6,6 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from rmcore.core.arrays import FloatArray
 from rmcore.reporting.figures import numbers
@@ -19,6 +18,7 @@ from rmcore.reporting.figures.style import (
     note,
     percent_ticks,
     shared_legend,
+    whole_ticks,
 )
 from rmcore.reporting.figures.training import History, running_mean, series, smoothing_window
 
@@ -51,8 +51,7 @@ def runs_figure(histories: Mapping[str, History]) -> Figure:
         percent_ticks(right.yaxis)
     for ax, found, what in ((left, some_loss, "loss"), (right, some_accuracy, "accuracy")):
         if any(found):
-            ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5, min_n_ticks=1))
-            ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: numbers.count(value)))
+            whole_ticks(ax.xaxis)
         else:
             note(ax, f"no {what} was logged in these runs")
     handles = [

@@ -9,6 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rmcore.reporting.figures import numbers
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
@@ -68,15 +70,11 @@ def shared_legend(
     *,
     side: str = "center",
     handles: Sequence[Any] | None = None,
-    labels: Sequence[str] | None = None,
 ) -> None:
     """One legend below all panels, of what is labelled in them unless `handles` are given."""
     place: Any = f"outside lower {side}"
     style: dict[str, Any] = {"ncols": columns, "fontsize": SMALL, "frameon": False, "labelcolor": INK}
-    if handles is not None and labels is not None:  # by position: as keywords matplotlib refuses two empty lists
-        figure.legend(handles, labels, loc=place, **style)
-    else:
-        figure.legend(handles=handles, loc=place, **style)
+    figure.legend(handles=handles, loc=place, **style)
 
 
 def name_rows(ax: "Axes", names: Sequence[str], bold: Collection[int] = ()) -> None:
@@ -96,6 +94,14 @@ def draw_interval(ax: "Axes", row: float, item: Mapping[str, Any], colour: str) 
     low, high = item.get("ci_low"), item.get("ci_high")
     if low is not None and high is not None:
         ax.plot([low, high], [row, row], color=colour, linewidth=2.5, solid_capstyle="round", alpha=0.75)
+
+
+def whole_ticks(axis: "Axis", most: int = 5) -> None:
+    """Ticks at whole numbers, for example optimizer steps: 1,000."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(integer=True, nbins=most, min_n_ticks=1))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: numbers.count(value)))
 
 
 def percent_ticks(axis: "Axis") -> None:

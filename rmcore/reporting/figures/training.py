@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator, SymmetricalLogLocator
+from matplotlib.ticker import SymmetricalLogLocator
 
 from rmcore.core.arrays import FloatArray
 from rmcore.reporting.figures import numbers
@@ -24,6 +24,7 @@ from rmcore.reporting.figures.style import (
     new_figure,
     note,
     percent_ticks,
+    whole_ticks,
 )
 
 History = Sequence[Mapping[str, Any]]
@@ -172,8 +173,7 @@ def _scale(ax: Axes, values: FloatArray, *, symmetric: bool) -> None:
 def _finish(ax: Axes, best_step: int | None) -> None:
     if best_step is not None:
         ax.axvline(best_step, color=GREEN, linestyle="--", linewidth=1.4)
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5, min_n_ticks=1))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: numbers.count(value)))
+    whole_ticks(ax.xaxis)
 
 
 def _key(ax: Axes, history: History, best_step: int | None) -> None:

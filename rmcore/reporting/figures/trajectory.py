@@ -3,7 +3,7 @@
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, SymmetricalLogLocator
+from matplotlib.ticker import SymmetricalLogLocator
 
 from rmcore.core.arrays import FloatArray
 from rmcore.reporting.figures import numbers
@@ -18,6 +18,7 @@ from rmcore.reporting.figures.style import (
     new_figure,
     note,
     shared_legend,
+    whole_ticks,
 )
 from rmcore.reporting.figures.training import History, series
 
@@ -51,8 +52,7 @@ def curvature_trajectory_figure(history: History, *, best_step: int | None = Non
     for ax in (ends, trace, margins):
         _finish(ax, best_step)
     if ends.lines:
-        handles, labels = ends.get_legend_handles_labels()
-        shared_legend(figure, 3, handles=handles, labels=labels)
+        shared_legend(figure, 3, handles=ends.get_legend_handles_labels()[0])
     return figure
 
 
@@ -78,8 +78,7 @@ def _finish(ax: Axes, best_step: int | None) -> None:
     ax.axhline(0.0, color=MUTED, linestyle=":", linewidth=1.2)
     if best_step is not None:
         ax.axvline(best_step, color=GREEN, linestyle="--", linewidth=1.4, label="kept checkpoint")
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5, min_n_ticks=1))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: numbers.count(value)))
+    whole_ticks(ax.xaxis)
 
 
 def _scale(ax: Axes, values: FloatArray) -> None:

@@ -49,7 +49,7 @@ def write_experiment_report(results: ExperimentResults, figures: Mapping[str, Pa
     Raises:
         DataError: a figure is not a readable PNG file.
     """
-    failed = results["cost"]["num_failed"]
+    failed = _num_failed(results)
     values = {
         "results": results,
         "created": date(results["created"]),
@@ -137,7 +137,7 @@ def setting_text(value: Any) -> str:
 
 
 def _answer(results: ExperimentResults) -> Block:
-    failed, num_cells = results["cost"]["num_failed"], len(results["cells"])
+    failed, num_cells = _num_failed(results), len(results["cells"])
     lines = [f"{failed} of {num_cells} cells failed: see Notes and Cells."] if failed else []
     if not results["hypotheses"]:
         nothing = "No claim was registered: this experiment describes its arms and decides nothing."
@@ -149,6 +149,10 @@ def _answer(results: ExperimentResults) -> Block:
         findings=lines,
         parts=(_judged(results),),
     )
+
+
+def _num_failed(results: ExperimentResults) -> int:
+    return sum(cell["status"] == "failed" for cell in results["cells"])
 
 
 def _claims(results: ExperimentResults) -> Table:
@@ -191,7 +195,7 @@ def _arms(results: ExperimentResults) -> tuple[Table, Table]:
     known, shown = _shown(results)
 
     def means(names: Sequence[str], title: str = "") -> Table:
-        rows = [
+        rows: list[tuple[str | Named, ...]] = [
             (
                 Named(arm["name"] + (" (control)" if arm["is_control"] else ""), "", colour=colours[arm["name"]]),
                 f"{finished[arm['name']]} of {len(results['seeds'])}",

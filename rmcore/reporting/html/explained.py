@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rmcore.reporting.figures import numbers
+from rmcore.reporting.html.blocks import Block, Named, Table
 from rmcore.reporting.html.page import shorten, write_page
 
 TITLE = "Mistakes explained: words and edits behind them"
@@ -33,24 +34,32 @@ def write_explanation(record: Mapping[str, Any], out: Path) -> Path:
         record: of `rmcore.explain.record.Explained`, with `title` and `subtitle`.
         out: HTML file to write; its folder is made.
     """
-    values = {"title": record["title"], "subtitle": record["subtitle"], "explained": explained_section(record)}
+    block = explained_block(record)
+    values = {"title": record["title"], "subtitle": record["subtitle"], "block": block, "explained": answers(record)}
     return write_page(TEMPLATE, values, {}, {}, out)
 
 
-def explained_section(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Gather the values that the page prints, numbers as text; None where nothing was explained.
+def explained_block(record: Mapping[str, Any]) -> Block:
+    """How many mistakes there are, and their kinds; the page shows the answers below it.
 
     Args:
         record: of `rmcore.explain.record.Explained`.
     """
-    if record is None:
-        return None
+    title, finding = OF_ONES_OWN if record["num_pairs"] is None else TITLE, _finding(record)
     grouped = sum(len(kind["members"]) for kind in record["kinds"])
+    rows = [_kind(kind, place, grouped) for place, kind in enumerate(record["kinds"], 1)]
+    tables = (Table(("kind", "share of them", "what sets it apart"), rows, left=(0, 2)),) if rows else ()
+    kinds = Block("Kinds of mistakes", text=(record["kinds_note"],), tables=tables)
+    return Block(
+        title,
+        text=(f"{finding} No verdict follows from it.",) if finding else (),
+        parts=(kinds,) if record["kinds_note"] else (),
+    )
+
+
+def answers(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The explained pairs and answers as the page prints them, numbers as text."""
     return {
-        "title": OF_ONES_OWN if record["num_pairs"] is None else TITLE,
-        "finding": _finding(record),
-        "kinds_note": record["kinds_note"],
-        "kinds": [_kind(kind, place, grouped) for place, kind in enumerate(record["kinds"], 1)],
         "pairs": [_pair(pair) for pair in record["pairs"]],
         "answers": [_lone_answer(answer) for answer in record["answers"]],
     }
@@ -71,24 +80,21 @@ def _finding(record: Mapping[str, Any]) -> str:
     )
 
 
-def _kind(kind: Mapping[str, Any], place: int, total: int) -> dict[str, Any]:
+def _kind(kind: Mapping[str, Any], place: int, total: int) -> tuple[str | Named, ...]:
     members = len(kind["members"])
-    told = [
-        ("the model prefers answers with", kind["model_words"]),
-        ("the labels prefer answers with", kind["label_words"]),
-        ("prompts are about", kind["prompt_words"]),
-    ]
-    facts = [f"in {numbers.percent(kind['longer'])} the model prefers the longer answer"]
+    told = {
+        "the model prefers answers with": kind["model_words"],
+        "the labels prefer answers with": kind["label_words"],
+        "prompts are about": kind["prompt_words"],
+    }
+    lines = [f"{text} {', '.join(map(_word, words))}" for text, words in told.items() if words]
+    lines = lines or ["no word stands out"]
+    lines.append(f"in {numbers.percent(kind['longer'])} the model prefers the longer answer")
     if kind["subsets"]:
         shown = ", ".join(f"{name} ({count})" for name, count in kind["subsets"][:4])
-        facts.append(f"subsets: {shown}{', …' if len(kind['subsets']) > 4 else ''}")
-    return {
-        "name": f"Kind {place}",
-        "size": f"{numbers.count(members)} pairs of {numbers.count(kind['num_prompts'])} prompts",
-        "share": numbers.percent(members / total),
-        "words": [(text, [_word(one) for one in words]) for text, words in told if words],
-        "facts": facts,
-    }
+        lines.append(f"subsets: {shown}{', …' if len(kind['subsets']) > 4 else ''}")
+    size = f"{numbers.count(members)} pairs of {numbers.count(kind['num_prompts'])} prompts"
+    return Named(f"Kind {place}", size), numbers.percent(members / total), "\n".join(lines)
 
 
 def _word(word: Mapping[str, Any]) -> str:

@@ -61,7 +61,7 @@ def write_report(results: Results, figures: Mapping[str, Path], out: Path) -> Pa
         "question": _question(results),
         "cards": headline_cards(results),
         "sections": sections(results, [name for name in figures if name not in CAPTIONS], with_trajectory=drawn),
-        "explained": explained.explained_section(results["explained"]),
+        "explained": explained.answers(results["explained"]) if results["explained"] else None,
     }
     return write_page(TEMPLATE, values, figures, CAPTIONS, out)
 
@@ -100,12 +100,16 @@ def sections(results: Results, more_figures: Sequence[str] = (), *, with_traject
         Section("readiness", "Original score", _original_score(results["readiness"])),
         Section("metrics", "All metrics", _metrics(results)),
         Section("data", "Data", _audit(results["audit"])),
-        *([] if results["explained"] is None else [Section("explained", "Mistakes explained", Block(explained.TITLE))]),
+        *_explained(results["explained"]),
         Section("mistakes", "Mistakes", _mistakes(results)),
         *([Section("more", "More figures", Block("More figures", figures=more_figures))] if more_figures else []),
         Section("provenance", "Provenance", _provenance(results)),
         Section("glossary", "Glossary", words(glossary.WORDS)),
     ]
+
+
+def _explained(record: Mapping[str, Any] | None) -> list[Section]:
+    return [] if record is None else [Section("explained", "Mistakes explained", explained.explained_block(record))]
 
 
 def _checks(results: Results) -> Block:

@@ -36,7 +36,7 @@ def test_a_text_is_shown_as_it_is(text):
 def test_a_text_begins_nothing_and_ends_no_cell(text):
     started = RENDER.render(str(shown(text)))
     assert not visible(text) or started.startswith("<p>")
-    block = Block("title", tables=(Table(("a", "b"), [(text, "end")]),))
+    block = Block("title", tables=(Table(("a", "b"), [(text, "end")], left=range(2)),))
     page = RENDER.render(markdown(block, escape=shown))
     assert page.count("<td>") == 2
     assert "<td>end</td>" in page

@@ -123,7 +123,7 @@ def test_every_arm_cell_note_and_the_registration_are_shown(page):
         for metric, mean in arm["metrics"].items():
             unit = results["metrics"][metric]["unit"]
             if mean["value"] is not None:
-                assert flat(" ".join(mean_estimate(metric, mean, unit))) in page.section("arms")
+                assert flat("".join(mean_estimate(metric, mean, unit))) in page.section("arms")
         for setting, value in arm["changes"].items():
             assert re.search(rf"{re.escape(setting)}: .*{re.escape(str(value))}", page.section("arms"))
         for name, band in arm["bands"].items():

@@ -108,7 +108,7 @@ def test_every_gate_check_and_the_rest_of_the_record_are_shown(page):
 @pytest.mark.slow
 def test_configuration_reads_back(parse, figures, tmp_path):
     raw = write_report(sample.results(), {}, tmp_path / "r.html").read_text(encoding="utf-8")
-    listing = parse(raw.split("<pre>", 1)[1].split("</pre>", 1)[0])
+    listing = parse(raw.rsplit("<pre>", 1)[1].split("</pre>", 1)[0])
     assert yaml.safe_load("".join(listing.pieces)) == sample.results()["config"]
 
 
