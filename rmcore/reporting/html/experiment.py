@@ -274,47 +274,46 @@ def _cells(results: ExperimentResults) -> Block:
     infos, price, colours = results["metrics"], results["cost"]["price_per_hour"], _colours(results)
     _, shown = _shown(results)
     order = {arm["name"]: position for position, arm in enumerate(results["arms"])}
-    rows, folders = [], []
+    rows, found, folders = [], [], []
     for cell in sorted(results["cells"], key=lambda cell: (order.get(cell["arm"], len(order)), cell["seed"])):
         name, spent = f"{cell['arm']} {cell['seed']}", money(cell["device_seconds"], price)
         failed = Named("✗ failed", cell["error"] or "no reason was recorded")
-        found = [f"{one['symptom']}: {one['diagnosis']}; {one['advice']}" for one in cell["diagnoses"]]
+        checks = [gate_row(check) for check in cell["gate"]]
+        unmet = [f"{check['label']} {check['value']}: {check['text']}" for check in checks if not check["passed"]]
         rows.append(
             (
                 Named(name, "", colour=colours.get(cell["arm"], "")),
                 failed if cell["status"] == "failed" else cell["status"],
                 *(_cell_value(one, cell, infos[one]["unit"]) for one in shown),
-                _gate(cell),
-                "\n".join(found),
+                f"{len(checks) - len(unmet)}/{len(checks)}" if checks else numbers.MISSING,
                 numbers.duration(cell["device_seconds"]),
                 *([] if price is None else ["" if spent is None else f"{spent:.2f}"]),
                 cell["key"][:_CELL_KEY] if cell["key"] else numbers.MISSING,
             )
         )
+        found += [(name, one) for one in unmet]
+        found += [(name, f"{one['symptom']}: {one['diagnosis']}; {one['advice']}") for one in cell["diagnoses"]]
         folders += [(name, stage, path) for stage, path in cell["paths"].items()]
     labels = [infos[name]["label"] for name in shown]
     costs = ["device time", *([] if price is None else ["cost"])]
-    headings = ("arm, seed", "status", *labels, "gate", "diagnosis", *costs, "key")
-    table = Table(headings, rows, left=(0, 1, 2 + len(shown), 3 + len(shown)))
+    headings = ("arm, seed", "status", *labels, "gate", *costs, "key")
+    tables = [
+        Table(headings, rows, left=(0, 1)),
+        Table(("cell", "finding"), found, left=range(2), title="Conditions that are not met, and diagnoses"),
+        Table(("cell", "stage", "folder"), folders, left=range(3), title="Folders of the artifacts"),
+    ]
     about = (
-        "Gate: how many of the conditions that a model must meet before it is scaled up are met, and those that are "
-        "not. Device time: of all artifacts of a cell, shared ones too."
+        "Gate: how many of the conditions that a model must meet before it is scaled up are met. Device time: of all "
+        "artifacts of a cell, shared ones too."
     )
-    artifacts = Table(("cell", "stage", "folder"), folders, left=range(3), title="Folders of the artifacts")
-    tables = (table, *([artifacts] if folders else []))
-    return Block("Cells: every arm under every seed", text=(about,), tables=tables, is_folded=True)
+    shown_tables = [one for one in tables if one.rows]
+    return Block("Cells: every arm under every seed", text=(about,), tables=shown_tables, is_folded=True)
 
 
 def _cell_value(name: str, cell: CellResult, unit: str) -> str:
     if cell["status"] == "failed":
         return ""
     return quantities.estimate(name, {"value": cell["metrics"].get(name), "ci_low": None, "ci_high": None}, unit)[0]
-
-
-def _gate(cell: CellResult) -> str | Named:
-    checks = [gate_row(check) for check in cell["gate"]]
-    failed = [f"{check['label']} {check['value']}: {check['text']}" for check in checks if not check["passed"]]
-    return Named(f"{len(checks) - len(failed)}/{len(checks)}", "; ".join(failed)) if checks else numbers.MISSING
 
 
 def _registration(results: ExperimentResults) -> Block:
