@@ -42,20 +42,11 @@ WORDS: dict[str, str] = {
     "Hessian, eigenvalue": "the matrix of second derivatives of the loss, its curvature around the trained weights; an "
     "eigenvalue λ is the curvature along one direction. Large: sharp; negative: the loss bends down, so no minimum",
     "trace": "sum of all eigenvalues; a single eigenvalue can be large while the trace is near zero",
-    "residual": "error bound of a computed eigenvalue: some true eigenvalue of the same pairs lies within it",
-    "standard error over prompts": "how much the number would vary with other prompts of the same kind; pairs of one "
-    "prompt are alike, so whole prompts are regrouped",
-    "curvature along the trajectory": "λmax, λmin and trace at each evaluation of a training, on the same few pairs; "
-    "λmax falls merely because margins grow, so the size of the margins is drawn beside it",
     "gate": "conditions that a model must meet, each on its own: none can be bought back by another",
-    "rung": "how strong the evidence of a verdict is: 1 labelled pairs, 2 logged answers, 3 judged samples of the "
-    "policy, 4 a policy that was optimised; nothing is called ready below the third",
-    "original score (v1)": "one weighted score of accuracy, calibration, stability and landscape; no verdict, because "
-    "it ranks reward models no better than chance by what a policy gains",
+    "evidence level": "how strong the evidence of a verdict is: 1 labelled pairs, 2 logged answers, 3 judged samples "
+    "of the policy, 4 a policy that was optimised; nothing is called ready below the third",
     "logged answer": "an answer that was there before, from whichever model, and that labels compare with other "
     "answers to its prompt",
-    "best of k, win rate": "of k answers the one of highest reward; how often the labels rate it above one more answer "
-    "of the prompt, ties counting half. A perfect choice wins k / (k + 1), less where labels tie",
     "policy, start policy": "the model that answers prompts and is optimised against the reward model; the start "
     "policy is as it was before",
     "proxy reward, gold reward": "proxy: what the policy is optimised for, the reward model's; gold: what counts, "
@@ -86,11 +77,6 @@ _OF_EXPERIMENTS = {
     "paired": "both arms met the same pairs, so the pairs that are easy or hard for both cancel out",
     "difference, points": "arm minus the other; percentage points where the metric is a share",
     "ratio, ×": "arm over the other; 1× is no difference",
-    "p, Holm": "how surprising the value would be if it were exactly the threshold; Holm's adjustment keeps the chance "
-    "of any wrong claim among all hypotheses at 5 %",
-    "sign-flip test": "a second test of whether two arms differ at all: it swaps them prompt by prompt",
-    "smallest detectable effect": "how far from the threshold the truth has to be for this number of seeds and prompts "
-    "to find it four times out of five",
     "tuning": "trials of one setting of an arm before its cells run, with a seed of their own",
     "band": "where rm-opt draws the line between failure, acceptable and success",
 }

@@ -79,7 +79,8 @@ def policy_block(results: Mapping[str, Any]) -> Block:
 
 def best_of_n_block(results: Mapping[str, Any]) -> Block:
     """n, KL, reward and, where it is known, the gold gain, one row an n; what follows from it."""
-    table = Table(BEST_OF_N_HEADINGS, _best_of_n(results), left=())
+    headings = ("n", "KL, nats", "log n - (n-1)/n", "reward", "gold gain (sd within prompts)")
+    table = Table(headings, _best_of_n(results), left=())
     return Block("Best-of-n", figures=("ensemble_disagreement",), tables=(table,), findings=_findings(results))
 
 
@@ -110,7 +111,7 @@ def confirmation_block(results: Mapping[str, Any]) -> Block:
 
     return Block(
         verdict["headline"],
-        tables=(Table(CONFIRMATION_HEADINGS, _confirmed(results), left=range(2)),),
+        tables=(Table(("of the chosen response", "value, 95 % whenever one stops"), _confirmed(results), range(2)),),
         findings=verdict["reasons"],
         parts=[examples("The first prompts", "examples"), examples("The prompts that lose most", "worst")],
     )
@@ -127,9 +128,6 @@ def curves_block(found: Mapping[str, Any]) -> Block:
 
 
 EMPTY = "(an empty answer)"
-BEST_OF_N_HEADINGS = ("n", "KL, nats", "log n - (n-1)/n", "reward", "gold gain (sd within prompts)")
-CONFIRMATION_HEADINGS = ("of the chosen response", "value, 95 % whenever one stops")
-WORST_HEADINGS = ("prompt", "gold gain at the plan, sd", "the sample that the reward model likes best")
 
 
 def _best_of_n(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -182,7 +180,16 @@ def _worst_prompts(results: Mapping[str, Any]) -> Table:
     optimizer = results["readiness"]["readiness"]["plan"]["optimizer"]
     worst = results["overoptimization"].get("worst_prompts", {}).get(optimizer, [])
     rows = [(row["prompt"], f"{row['gain']:+.2f}", row["response"] or EMPTY) for row in worst]
-    return Table(WORST_HEADINGS, rows, left=(0, 2))
+    headings = ("prompt", "gold gain at the plan, sd", "the sample that the reward model likes best")
+    return Table(headings, rows, left=(0, 2))
+
+
+def _of_measured_unit(results: Mapping[str, Any], error: float) -> list[tuple[str, str]]:
+    clipped = f"the same of differences as they are ({results['clipped_share']:.1%} of them are clipped above)"
+    return [
+        ("the unit itself, which is measured, ± standard error", f"1 ± {error:.0%}"),
+        (clipped, shown(results["gold"]["unclipped_gain"])),
+    ]
 
 
 def _confirmed(results: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -192,17 +199,7 @@ def _confirmed(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     ended = "decided" if results["is_decided"] else "not decided"
     return [
         (f"gain over a sample, {results['unit']}", shown(results["gold"]["gain"])),
-        *([("the unit itself, which is measured, ± standard error", f"1 ± {error:.0%}")] if error is not None else []),
-        *(
-            [
-                (
-                    f"the same of differences as they are ({results['clipped_share']:.1%} of them are clipped above)",
-                    shown(results["gold"]["unclipped_gain"]),
-                )
-            ]
-            if error is not None
-            else []
-        ),
+        *(_of_measured_unit(results, error) if error is not None else []),
         ("win rate over a sample", shown(results["gold"]["win_rate"])),
         ("gain of the reward that chose it, sd", shown(results["proxy"]["gain"])),
         ("length in characters, and of a sample", f"{length['chosen']:.0f}, {length['other']:.0f}"),
