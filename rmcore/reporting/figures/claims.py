@@ -47,6 +47,12 @@ def borders(hypothesis: Mapping[str, Any]) -> list[float]:
     return [1 / threshold, threshold] if hypothesis["comparison"] == "ratio" else [-threshold, threshold]
 
 
+def claimed_span(hypothesis: Mapping[str, Any], low: float, high: float) -> tuple[float, float]:
+    """The part of an axis from `low` to `high` that a claim names."""
+    first, *others = borders(hypothesis)
+    return (first, others[0]) if others else (first, high) if hypothesis["direction"] == "above" else (low, first)
+
+
 def decided_by(claim: Mapping[str, Any], size: Mapping[str, Any] | None, cells: Sequence[Mapping[str, Any]]) -> str:
     """Say in one sentence which new study would decide an inconclusive claim, and its price; empty where unknown.
 

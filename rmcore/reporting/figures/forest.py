@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from rmcore.reporting.experiment_schema import HypothesisResult, MetricInfo
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.figures.claims import VERDICTS, borders, claimed, subject, tally
+from rmcore.reporting.figures.claims import VERDICTS, borders, claimed, claimed_span, subject, tally
 from rmcore.reporting.figures.quantities import SEED_INTERVAL, axis_label, claim_estimate, is_of_two_seeds, tick_text
 from rmcore.reporting.figures.style import GREEN, INK, LABEL, MUTED, SMALL, dress, headline, new_figure, shared_legend
 
@@ -60,10 +60,7 @@ def _panel(ax: Axes, item: HypothesisResult, info: MetricInfo | None, claim: Seq
     ax.xaxis.label.set_fontsize(SMALL)
     ax.xaxis.set_major_locator(MaxNLocator(nbins=8, min_n_ticks=3, steps=[1, 2, 2.5, 5, 10]))
     ax.xaxis.set_major_formatter(FuncFormatter(tick_text(unit, comparison)))
-    ends = borders(item)
-    if len(ends) == 1:
-        ends.append(high if item["direction"] == "above" else low)
-    ax.axvspan(ends[0], ends[1], color=GREEN, alpha=0.13, linewidth=0)
+    ax.axvspan(*claimed_span(item, low, high), color=GREEN, alpha=0.13, linewidth=0)
     for border in borders(item):
         ax.axvline(border, color=INK, linewidth=1.4, label="threshold")
     if comparison in _NEUTRAL and low < _NEUTRAL[comparison] < high:

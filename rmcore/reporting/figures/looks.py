@@ -10,7 +10,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from rmcore.reporting.experiment_schema import HypothesisResult, MetricInfo
-from rmcore.reporting.figures.claims import VERDICTS, borders, subject
+from rmcore.reporting.figures.claims import VERDICTS, borders, claimed_span, subject
 from rmcore.reporting.figures.quantities import SEED_INTERVAL, axis_label, tick_text
 from rmcore.reporting.figures.style import GREEN, INK, MUTED, SMALL, dress, headline, new_figure, shared_legend
 
@@ -51,8 +51,8 @@ def _panel(ax: Axes, item: HypothesisResult, info: MetricInfo | None, looks: Seq
     title = "\n".join(textwrap.wrap(f"{item['name']}: {item['claim']}", _CLAIM))
     ax.set_title(title, loc="left", fontsize=SMALL, color=INK, pad=16)
     ax.annotate(
-        f"{words}{_why(item)}", (0, 1), (0, 4), xycoords="axes fraction", textcoords="offset points", color=colour,
-        fontsize=SMALL, va="bottom",
+        " · ".join(filter(None, (words, item["closed"]))), (0, 1), (0, 4), xycoords="axes fraction",
+        textcoords="offset points", color=colour, fontsize=SMALL, va="bottom",
     )  # fmt: skip
     ax.yaxis.label.set_fontsize(SMALL)
     for look in item["looks"]:
@@ -68,12 +68,7 @@ def _panel(ax: Axes, item: HypothesisResult, info: MetricInfo | None, looks: Seq
     pad = 0.08 * (max(high, *claimed) - min(low, *claimed))
     ends = min(low, *claimed) - pad, max(high, *claimed) + pad
     ax.set_ylim(*ends)
-    inside = (
-        claimed
-        if len(claimed) == 2
-        else ([claimed[0], ends[1]] if item["direction"] == "above" else [ends[0], claimed[0]])
-    )
-    ax.axhspan(inside[0], inside[1], color=GREEN, alpha=0.13, linewidth=0)
+    ax.axhspan(*claimed_span(item, *ends), color=GREEN, alpha=0.13, linewidth=0)
     for border in claimed:
         ax.axhline(border, color=INK, linewidth=1.2)
     ax.set_xlim(0, looks[-1] * 1.06)
@@ -83,11 +78,6 @@ def _panel(ax: Axes, item: HypothesisResult, info: MetricInfo | None, looks: Seq
     closed = item["looks"][-1]["num_seeds"]
     if closed < looks[-1] and item["closed"]:
         ax.axvspan(closed + 0.02 * looks[-1], looks[-1] * 1.06, color=MUTED, alpha=0.1, linewidth=0)
-
-
-def _why(item: HypothesisResult) -> str:
-    closed = item["closed"]
-    return "" if closed is None else f" · {closed}"
 
 
 def _key() -> list[Line2D | Patch]:
