@@ -35,6 +35,7 @@ SHOWN = (
 """Metrics of held-out pairs that a card has; those of subsets follow. A report has all."""
 OPTIMIZERS = {"best_of_n": "best-of-n", "kl_optimum": "RL with a KL penalty"}
 RUNG_OF_A_POLICY = 3
+OWN_RULE = "Score by the benchmark's own rule"
 GOLD = "gold"
 """Source of data that is a synthetic world."""
 ROUNDED = (
@@ -126,10 +127,11 @@ def _evaluation(record: Record, source: str) -> Found:
         for title, metrics in splits
     )
     accuracy = record["metrics"]["pairwise_accuracy"]
-    results = () if chosen_on or accuracy["value"] is None else (_accuracy_result(record, data),)
+    dataset = hub_name(record) or "preference-pairs", data
+    is_shared = not chosen_on and accuracy["value"] is not None
     return Found(
         sections,
-        results,
+        (_result("Preference ranking", dataset, "Pairwise accuracy", accuracy),) if is_shared else (),
         elsewhere=elsewhere["pairwise_accuracy"] if elsewhere else None,
         over_baseline=record["metrics"].get("accuracy_over_baseline"),
     )
@@ -139,17 +141,18 @@ def _chosen(metrics: Record) -> dict[str, Record]:
     return {name: value for name, value in metrics.items() if name in SHOWN or name.startswith("pairwise_accuracy[")}
 
 
-def _accuracy_result(record: Record, data: str) -> "EvalResult":
+def _result(task: str, dataset: tuple[str, str], metric_name: str, metric: Record) -> "EvalResult":
+    """A number in the hub's own form; `dataset` is the type, by which the hub groups, and the name."""
     from huggingface_hub import EvalResult
 
     return EvalResult(
         task_type="text-classification",
-        task_name="Preference ranking",
-        dataset_type=hub_name(record) or "preference-pairs",
-        dataset_name=data,
+        task_name=task,
+        dataset_type=dataset[0],
+        dataset_name=dataset[1],
         metric_type="accuracy",
-        metric_name="Pairwise accuracy",
-        **_measured(record["metrics"]["pairwise_accuracy"]),
+        metric_name=metric_name,
+        **_measured(metric),
     )
 
 
@@ -167,25 +170,11 @@ def _benchmarks(record: Record, source: str) -> Found:
     A set of which questions are missing, or were seen in training, is shown, and not sent to the hub.
     """
     results = [
-        _benchmark_result(str(told["title"]), told.get("hub") or name, told["scores"]["overall"])
+        _result("Reward model benchmark", (told.get("hub") or name, told["title"]), OWN_RULE, told["scores"]["overall"])
         for name, told in record["suites"].items()
         if not sum(told["missing"].values()) and not num_seen(told) and told["scores"]["overall"]["value"] is not None
     ]
     return Found((benchmarks_block(record),), tuple(results))
-
-
-def _benchmark_result(title: str, dataset: str, overall: Record) -> "EvalResult":
-    from huggingface_hub import EvalResult
-
-    return EvalResult(
-        task_type="text-classification",
-        task_name="Reward model benchmark",
-        dataset_type=dataset,
-        dataset_name=title,
-        metric_type="accuracy",
-        metric_name="Score by the benchmark's own rule",
-        **_measured(overall),
-    )
 
 
 def _probes(record: Record, source: str) -> Found:
