@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 from rmcore.core.metrics import metric_order, metric_spec
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.html.blocks import Named, Table
-from rmcore.reporting.html.page import gate_row
 from rmcore.reporting.schema import Results, Training
+from rmcore.reporting.verdict_style import check_result
 
 HEADLINE_METRICS = ("pairwise_accuracy", "accuracy_over_baseline", "length_matched_accuracy", "ece_debiased")
 
@@ -62,6 +62,19 @@ def metrics_table(splits: Sequence[Mapping[str, Mapping[str, Any]]]) -> Table:
         rows.append((Named(spec.label, f"{name}: {spec.definition}"), *shown[0], num, *sum(shown[1:], ())))
     headings = ("metric", "value", "95 % interval", "pairs", "out of distribution", "95 % interval")
     return Table(headings[: 2 + 2 * len(splits)], rows, left=(0, 2, 5))
+
+
+def gate_row(check: Mapping[str, Any]) -> dict[str, Any]:
+    """One condition of the gate with its numbers as text."""
+    spec = metric_spec(check["name"])
+    value, _ = numbers.estimate(check["name"], check, spec.unit)
+    return {
+        **check,
+        "result": check_result(check),
+        "value": value,
+        "threshold": numbers.text(check["threshold"], spec.unit),
+        "label": spec.label,
+    }
 
 
 def checks_table(checks: Sequence[Mapping[str, Any]]) -> Table:

@@ -13,9 +13,10 @@ from rmcore.reporting.figures import numbers, quantities
 from rmcore.reporting.figures.arms import looks, main_metrics
 from rmcore.reporting.figures.claims import VERDICTS, claimed, decided_by, subject, tally
 from rmcore.reporting.html.blocks import Block, Named, Section, Table, facts, folded, markdown, words
+from rmcore.reporting.html.cards import gate_row
 from rmcore.reporting.html.glossary import EXPERIMENT_WORDS
 from rmcore.reporting.html.note import address
-from rmcore.reporting.html.page import date, gate_row, write_page
+from rmcore.reporting.html.page import date, write_page
 
 TEMPLATE = "experiment.html.j2"
 CAPTIONS = {

@@ -14,9 +14,6 @@ import jinja2
 
 from rmcore.core.errors import DataError
 from rmcore.core.files import write_text
-from rmcore.core.metrics import metric_spec
-from rmcore.reporting.figures import numbers
-from rmcore.reporting.verdict_style import check_result
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 LONGEST_TEXT = 700
@@ -90,16 +87,3 @@ def date(moment: str) -> str:
     """An ISO 8601 time as 21 November 2026, 01:30 UTC."""
     read = datetime.fromisoformat(moment)
     return f"{read.day} {read:%B %Y, %H:%M} {read.tzname() or ''}".strip()
-
-
-def gate_row(check: Mapping[str, Any]) -> dict[str, Any]:
-    """One condition of the gate with its numbers as text."""
-    spec = metric_spec(check["name"])
-    value, _ = numbers.estimate(check["name"], check, spec.unit)
-    return {
-        **check,
-        "result": check_result(check),
-        "value": value,
-        "threshold": numbers.text(check["threshold"], spec.unit),
-        "label": spec.label,
-    }
