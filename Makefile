@@ -9,8 +9,8 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 # Real preference data for some tests and benchmarks; without it those skip.
 RM_OPT_DATA ?= $(abspath $(wildcard ../shared/data))
 export RM_OPT_DATA
-# One more than the cores of the smallest machine: tests with servers wait for them half of the time.
-JOBS ?= 3
+# Twice the cores of the smallest machine: tests with servers wait for them half of the time.
+JOBS ?= 4
 # Hundreds of processes import the same modules: compiled once, whatever the shell says of bytecode.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile
 

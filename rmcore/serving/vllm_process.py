@@ -24,7 +24,7 @@ from rmcore.core.processes import tail
 EngineDtype = Literal["float32", "bfloat16"]
 VLLM_VARIABLE = "RM_OPT_VLLM"
 VLLM_FOLDER = ".venv-vllm"
-SERVER_MODULE = "vllm.entrypoints.openai.api_server"
+START = Path(__file__).with_name("vllm_start.py")
 ENDING_SECONDS = 40.0
 """The supervisor asks, waits 10 s, kills, and gives what is left another 15 + 15 s."""
 KEEP_ALIVE_SECONDS = 600
@@ -65,7 +65,7 @@ class EngineSettings:
     def command(self, folder: Path, socket: Path, task: Sequence[str]) -> list[str]:
         """The command line for a checkpoint folder; `task` are the flags that say what vLLM is to do with it."""
         program = str(self.program)
-        start = [program, "serve"] if self.program.name == "vllm" else [program, "-P", "-m", SERVER_MODULE, "--model"]
+        start = [program, "serve"] if self.program.name == "vllm" else [program, "-P", str(START), "--model"]
         return [
             *start,
             str(folder),

@@ -1,7 +1,8 @@
 """The far side of the served model's tests: a program that speaks vLLM's routes, starts in a second and can misbehave.
 
-Its reward of a row is the sum of the folder's `score.weight` times the number of tokens. As vLLM, it answers 400 to
-rows that are longer than `--max-model-len` or hold ids beyond the vocabulary. Two files of the folder that it was made
+Its reward of a row is the sum of the folder's `score.weight` times the number of tokens; of a whole checkpoint it is
+what PyTorch gives, a few seconds later. As vLLM, it answers 400 to rows that are longer than `--max-model-len` or hold
+ids beyond the vocabulary. Two files of the folder that it was made
 in steer it:
 
     nonsense   as many answers of /classify as the file's number says are JSON that nobody expects
@@ -17,7 +18,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import ThreadingUnixStreamServer
 
-VOCABULARY = 1000
+VOCABULARY = 1024
 
 
 def make_program(place: Path) -> Path:
@@ -39,6 +40,12 @@ class Server(ThreadingUnixStreamServer):
     def load(self, folder: Path) -> None:
         from safetensors.numpy import load_file
 
+        if (folder / "tokenizer.json").exists():
+            from rmcore.models.reward_model import BradleyTerryRM
+
+            self.rm = BradleyTerryRM.from_pretrained(folder, device="cpu")
+            return
+        self.rm = None
         weights = [load_file(file) for file in folder.glob("*.safetensors")]
         self.scale = float(next(one["score.weight"] for one in weights if "score.weight" in one).sum())
 
@@ -55,7 +62,15 @@ class Server(ThreadingUnixStreamServer):
             return 200, {}
         if any(len(row) > self.max_tokens or max(row) >= VOCABULARY for row in rows):
             return 400, {"message": "too long, or out of vocabulary"}
-        return 200, {"data": [{"index": i, "probs": [self.scale * len(row)]} for i, row in enumerate(rows)]}
+        return 200, {"data": [{"index": i, "probs": [reward]} for i, reward in enumerate(self.rewards(rows))]}
+
+    def rewards(self, rows: list[list[int]]) -> list[float]:
+        if self.rm is None:
+            return [self.scale * len(row) for row in rows]
+        from rmcore.data.rendering import TokenizedSide
+
+        with self.lock:
+            return self.rm.score_sides([TokenizedSide(row, 0) for row in rows]).tolist()
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import serving_world as world
+import small_vllm
 from flows.cli import app
 from rmcore.core.processes import runs
 from rmcore.models.reward_model import BradleyTerryRM
@@ -22,8 +23,8 @@ def rows(tmp_path):
     return str(tmp_path / "rows.jsonl")
 
 
-def test_two_servers_share_the_parts_and_give_the_models_rewards(vllm, checkpoint, rows, tmp_path, monkeypatch):
-    monkeypatch.setenv("RM_OPT_VLLM", vllm)
+def test_two_servers_share_the_parts_and_give_the_models_rewards(checkpoint, rows, tmp_path, monkeypatch):
+    monkeypatch.setenv("RM_OPT_VLLM", str(small_vllm.make_program(tmp_path)))
     out = tmp_path / "rewards.parquet"
     before = psutil.Process().children(recursive=True)
     wanted = ["--engine", "vllm", "--actors", "2", "--part-rows", "8"]

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import serving_world as world
+import small_vllm
 from machine import wait_for
 from rmcore.config.model import LoraSettings, ModelConfig
 from rmcore.core.errors import ConfigError, ModelError, ServingError
@@ -118,15 +119,16 @@ def program(path: Path, script: str) -> str:
     return str(path)
 
 
-def test_rewards_that_are_not_the_checkpoints_are_never_served(vllm, checkpoint, tmp_path):
-    """Real vLLM with other weights than it was told: what a wrong loader, pooling or head would look like."""
+def test_rewards_that_are_not_the_checkpoints_are_never_served(checkpoint, tmp_path):
+    """Other weights than it was told: what a wrong loader, pooling or head would look like."""
     other = tmp_path / "other"
     world.new_model(5).save(other)
+    (tmp_path / "confused").mkdir()
     confused = f"""for word; do shift; case "$word" in */served-000001) word={other};; esac; set -- "$@" "$word"; done
-exec {vllm} "$@" """
-    settings = ServeSettings(str(checkpoint), port=0, vllm=program(tmp_path / "python", confused))
+exec {small_vllm.make_program(tmp_path)} "$@" """
+    settings = ServeSettings(str(checkpoint), port=0, vllm=program(tmp_path / "confused" / "vllm", confused))
     with pytest.raises(ServingError, match=r"differ from PyTorch's by up to .*\n  row \d+, \d+ tokens: expected"):
-        RewardServer(settings, log=tmp_path / "log").__enter__()
+        serve_here(settings)
 
 
 def test_a_vllm_that_does_not_start_shows_the_end_of_its_log(checkpoint, tmp_path):
@@ -136,7 +138,7 @@ def test_a_vllm_that_does_not_start_shows_the_end_of_its_log(checkpoint, tmp_pat
     silent = program(tmp_path / "sleeper", "exec sleep 600")
     settings = ServeSettings(str(checkpoint), port=0, vllm=silent, start_timeout_s=1)
     with pytest.raises(ServingError, match="did not answer within 1 s"):
-        RewardServer(settings, log=tmp_path / "log").__enter__()
+        serve_here(settings)
 
 
 def test_what_a_rendering_function_prints_goes_to_the_log_and_not_to_who_waits_for_the_address(tmp_path, monkeypatch):

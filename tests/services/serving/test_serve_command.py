@@ -11,21 +11,21 @@ import httpx
 import pytest
 
 import serving_world as world
+import small_vllm
 from rmcore.serving.client import RewardClient
 from rmcore.serving.token_file import kept_token, token_file
 
 pytestmark = pytest.mark.services
 
 
-def test_a_server_without_a_given_token_has_one_that_its_users_clients_find(
-    checkpoint, server, vllm, tmp_path, monkeypatch
-):
+def test_a_server_without_a_given_token_has_one_that_its_users_clients_find(checkpoint, server, tmp_path, monkeypatch):
     """It adds the rewards of the server of all tests, whose token is kept for its address, and of a function."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("RM_OPT_TOKEN", raising=False)
     (tmp_path / "mine.py").write_text("def length(prompt, response):\n    return len(response)\n")
     further = {server.address: 2.0, "mine:length": 0.5}
-    words = ["serve", "--checkpoint", str(checkpoint), "--port", "0", "--vllm", str(vllm), "--protocols", "slime,vllm"]
+    words = ["serve", "--checkpoint", str(checkpoint), "--port", "0", "--protocols", "slime,vllm"]
+    words += ["--vllm", str(small_vllm.make_program(tmp_path))]
     words += ["--more-rewards", json.dumps(further)]
     command = [str(Path(sys.executable).with_name("rm-opt")), *words]
     # Started by a shell in the background or by a CI system, a process would have Ctrl-C ignored.
