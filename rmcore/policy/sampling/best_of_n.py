@@ -147,6 +147,8 @@ def best_of_n_kl(rewards: FloatArray, n: int) -> float:
     tie, and less where they do (Beirami et al. 2024, arXiv:2401.01879, on why that formula is an upper bound).
     """
     _, counts = np.unique(rewards, return_counts=True)
+    if len(counts) == len(rewards):
+        return nominal_kl(n)
     upper = np.cumsum(counts) / len(rewards)
     lower = np.concatenate([[0.0], upper[:-1]])
     atoms = upper**n - lower**n

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.integrate import quad
 
 from rmcore.core.errors import ConfigError
 from rmcore.policy.sampling.best_of_n import (
@@ -58,7 +59,21 @@ def test_more_draws_never_lower_the_reward_and_never_bring_the_policy_nearer(poo
 def test_the_kl_of_samples_that_never_tie_is_the_nominal_one(size):
     rng = np.random.default_rng(size)
     for n in (1, 2, 16, 64, 1000):
-        assert best_of_n_kl(rng.normal(size=size), n) == pytest.approx(nominal_kl(n), abs=1e-9)
+        assert best_of_n_kl(rng.normal(size=size), n) == pytest.approx(kl_above(0.0, n), abs=1e-9)
+
+
+@pytest.mark.parametrize(("size", "tied"), [(3, 2), (7, 2), (500, 499), (500, 20)])
+def test_the_kl_where_the_lowest_tie_and_the_others_do_not_is_that_of_an_atom_and_a_density(size, tied):
+    pool = np.maximum(np.arange(size, dtype=float), tied - 1)
+    for n in (1, 2, 16, 64):
+        share = tied / size
+        atom = share**n * n * math.log(share) - share**n * math.log(share)
+        assert best_of_n_kl(pool, n) == pytest.approx(atom + kl_above(share, n), abs=1e-7)
+
+
+def kl_above(share, n):
+    """The part of the KL above a share u of the policy, by quadrature over u^n, which best-of-n draws uniformly."""
+    return quad(lambda drawn: math.log(n) + (n - 1) / n * math.log(drawn), share**n, 1.0)[0]
 
 
 @given(counts=st.lists(st.integers(2, 5), min_size=1, max_size=5), n=st.integers(1, 6))
