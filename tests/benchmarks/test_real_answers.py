@@ -64,6 +64,7 @@ RECIPES = (
 )
 
 
+@pytest.mark.slow
 def test_the_study_goes_on_where_it_ended_and_judges_what_was_planted(world, tmp_path):
     data, pairs = study.read_data(world), pd.read_parquet(world / "alpacaeval_test.parquet")
     assert study.collect(data, tmp_path, RECIPES, minutes=0) == 0  # registered, nothing scored
@@ -123,6 +124,7 @@ def test_the_policy_among_answers_is_where_policy_gradients_end():
     np.testing.assert_allclose(gain, expected, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_policy_gains_by_a_good_model_and_loses_by_a_bad_one(world, tmp_path, monkeypatch):
     data = study.read_data(world)
     monkeypatch.setattr(policy, "CHOSEN", RECIPES[:5])

@@ -70,6 +70,7 @@ def test_a_run_is_unfinished_until_it_ends_well(reports):
     assert recorded_config("old-seed1", []) == CONFIG
 
 
+@pytest.mark.slow
 def test_equal_runs_at_once_keep_a_record_each_and_remove_their_own_alone(reports):
     """Four at once in rounds, equal and unequal in study and seed: each sees itself until it ends."""
     script = (

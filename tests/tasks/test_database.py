@@ -27,6 +27,7 @@ def unset(monkeypatch):
     monkeypatch.delenv(DATABASE_VARIABLE, raising=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("address", ["postgresql://me@host/runs", "postgresql://host:5433/runs?sslmode=require"])
 def test_an_address_is_taken_as_it_was_given(address):
     assert checked_address(address) == address

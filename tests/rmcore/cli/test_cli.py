@@ -356,6 +356,7 @@ def test_a_training_that_was_cut_off_is_gone_on_with(files, tmp_path):
     assert one == other
 
 
+@pytest.mark.slow
 def test_early_stopping_and_callbacks_can_be_switched_off(files, tmp_path):
     out = tmp_path / "out"
     rm_opt(

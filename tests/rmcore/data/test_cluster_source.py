@@ -109,6 +109,7 @@ def test_a_file_that_cannot_be_read_is_named_and_so_is_a_busy_cluster(cluster, f
     ray.kill(held)
 
 
+@pytest.mark.slow
 def test_the_digest_is_that_of_the_files_that_are_read(folder, tmp_path):
     before = cluster_digest(f"ray:{folder}")
     (folder / "README.md").write_text("other words")

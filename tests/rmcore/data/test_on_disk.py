@@ -106,6 +106,7 @@ def replace_prompt(one: PreferencePair, prompt: str) -> PreferencePair:
     return replace(one, prompt=prompt, pair_id="")
 
 
+@pytest.mark.slow
 def test_preparing_holds_some_bytes_a_pair_and_not_the_texts(tmp_path: Path):
     """Python and Arrow together, at their peaks, hold less than they all: some batches, and no split as a whole."""
 
@@ -140,6 +141,7 @@ def renderer():
     return BradleyTerryRM.new(ModelConfig(name="tiny", max_seq_len=24), seed=0, device=torch.device("cpu")).renderer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("over_length", ["cut", "drop", None])
 @pytest.mark.parametrize("parts", [1, 3])
 def test_tokens_on_disk_are_those_in_memory_whoever_shares_the_work(tmp_path: Path, renderer, over_length, parts):
@@ -162,6 +164,7 @@ def test_tokens_on_disk_are_those_in_memory_whoever_shares_the_work(tmp_path: Pa
         found.pairs[len(kept)]
 
 
+@pytest.mark.slow
 def test_their_digest_knows_every_token_and_not_who_shared_the_work(tmp_path: Path, renderer):
     def digest(pairs, parts=1):
         folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"

@@ -64,6 +64,7 @@ def brute_force(margin, prompt, weights, num_bins):
     return plain / total, corrected / total
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10_000), st.integers(1, 12), st.integers(2, 12))
 @settings(max_examples=40, deadline=None)
 def test_errors_equal_the_loops_for_any_weights(seed, num_bins, num_prompts):

@@ -225,6 +225,7 @@ def accuracies(frame: pd.DataFrame) -> dict[str, MetricValue]:
     return {name: metric_value(value, resampled.replicates[name], **counts) for name, value in resampled.point.items()}
 
 
+@pytest.mark.slow
 def test_without_the_luck_of_labels_an_accuracy_means_the_same_and_scatters_less():
     rng = np.random.default_rng(5)
     truth = statistics(drawn_world(rng, 100_000))["expected_accuracy"]

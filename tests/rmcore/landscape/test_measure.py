@@ -38,6 +38,7 @@ def measure(model, sample, **settings):
     return measure_curvature(model, sample, SMALL.model_copy(update=settings), seed=1, report=lambda *at: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["lanczos", "power_iteration", "full"])
 def test_the_record_is_the_analyzers_and_whole_as_json(tiny, sample, method):
     record = measure(tiny, sample, method=method, normalized=True)

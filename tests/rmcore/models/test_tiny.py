@@ -132,6 +132,7 @@ def test_the_assistant_mask_covers_exactly_the_assistants_turns(tokenizer):
     assert starts == 2
 
 
+@pytest.mark.slow
 @given(text=st.text())
 def test_any_text_comes_back_in_its_normal_form(text):
     tokenizer = built_tokenizer()  # a fixture would be of narrower scope than the examples

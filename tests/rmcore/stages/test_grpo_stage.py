@@ -58,6 +58,7 @@ def test_a_run_with_it_ends_with_it():
     assert pipeline_stages(changed(CONFIG, rlhf=None))[-1] == "readiness_v2"
 
 
+@pytest.mark.slow
 def test_the_record_is_that_of_the_rows(folder, record):
     progress = pd.read_parquet(folder / "progress.parquet")
     assert sorted(progress["seed"].unique()) == [0, 1]

@@ -34,6 +34,7 @@ def outcome(upstream, out):
     return {path.name: path.read_bytes() for glob in STAGES["landscape"].outcome for path in out.glob(glob)}
 
 
+@pytest.mark.slow
 def test_a_slow_device_and_a_busy_machine_store_the_same_bytes(upstream, tmp_path, monkeypatch):
     undisturbed = outcome(upstream, tmp_path / "idle")
     assert set(undisturbed) == {"spectrum.json"}

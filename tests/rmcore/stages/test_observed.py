@@ -48,6 +48,7 @@ def measured(request, tmp_path_factory):
     return request.param, *run(SHAPES[request.param](folder / "rows.jsonl"), folder)
 
 
+@pytest.mark.slow
 def test_every_shape_goes_from_rows_to_held_out_nats_without_a_setting(measured) -> None:
     shape, trained, record = measured
     found = record["observations"]
@@ -71,6 +72,7 @@ def test_every_shape_goes_from_rows_to_held_out_nats_without_a_setting(measured)
     assert (len(likelihood.log_tie) > 0) == (shape != "helpsteer2")
 
 
+@pytest.mark.slow
 def test_the_pairs_alone_are_trained_on_where_that_is_asked_for(tmp_path) -> None:
     trained, record = run(SHAPES["arena"](tmp_path / "rows.jsonl"), tmp_path, objective="pairs")
     assert record["observations"] is None

@@ -67,9 +67,7 @@ def graphs(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("architecture", "checkpointing"), [("qwen2", False), ("qwen2", True), ("bert", False)]
-)
+@pytest.mark.parametrize(("architecture", "checkpointing"), [("qwen2", False), ("qwen2", True), ("bert", False)])
 def test_one_graph_serves_all_layers_and_rows_and_gives_the_same_bits(architecture, checkpointing, graphs):
     model, rows = model_of(architecture, 3, checkpointing=checkpointing), rows_of(architecture)
     names, plain = list(model.state_dict()), computed(model, rows)

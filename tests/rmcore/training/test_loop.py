@@ -211,6 +211,7 @@ def test_metrics_and_reward_distributions_can_be_followed_while_it_trains(start,
     assert [described[side]["mean"] for side in ("chosen", "rejected")] == pytest.approx(rewards.mean(axis=0).tolist())
 
 
+@pytest.mark.slow
 def test_without_validation_pairs_those_trained_on_are_described_and_no_others(tmp_path, gold_pairs, monkeypatch):
     trainer, result, _ = run(tmp_path / "few", gold_pairs[:20], [], steps=3)
     trained = {index for step in range(3) for index in trainer.feed.order[step]}

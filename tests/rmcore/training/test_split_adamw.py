@@ -152,6 +152,7 @@ def test_a_training_leaves_and_saves_whole_weights(tmp_path, start):
     assert all(torch.equal(value, expected[name]) for name, value in loaded.named_parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [{}, {"lora": {}}], ids=str)
 def test_while_it_trains_float32_rewards_and_published_weights_are_those_of_the_whole_weights(
     model, tmp_path, start, gold_pairs
@@ -184,6 +185,7 @@ def test_steps_are_timed_twice_and_leave_whole_weights(tmp_path, start):
         assert {weight.dtype for weight in training.rm.model.parameters()} == {torch.float32}
 
 
+@pytest.mark.slow
 def test_a_training_that_was_stopped_goes_on_exactly(tmp_path, start):
     undisturbed = start(tmp_path / "undisturbed", **EIGHT).run()
 
@@ -211,6 +213,7 @@ def test_a_step_that_is_not_finite_is_not_applied(tmp_path, start):
     assert all(torch.equal(value, before[name]) for name, value in training.rm.model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_it_takes_eight_bytes_a_weight(start, tmp_path):
     training = start(tmp_path, **EIGHT)
     rm, config = training.rm, training.trainer.config

@@ -41,6 +41,7 @@ def counted(training, step):
     return found.peak - found.weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -81,6 +82,7 @@ def chosen(rm, total, world=1, **changes):
     return choose_memory(rm.model, config, rm.packing("fp32"), max_seq_len=48, device=CPU, total=total, world=world)
 
 
+@pytest.mark.slow
 def test_activations_are_recomputed_where_keeping_them_leaves_too_few_tokens(rm):
     kept, recomputed = memory(rm)
     assert recomputed.per_token < kept.per_token
@@ -111,6 +113,7 @@ def test_layers_that_keep_their_activations_change_no_number(tmp_path, start):
     assert least < some < most
 
 
+@pytest.mark.slow
 def test_a_budget_takes_up_the_room_that_it_was_chosen_for(rm):
     """What is extrapolated from two small micro-batches is what a large one takes."""
     kept, _ = memory(rm)
@@ -122,6 +125,7 @@ def test_a_budget_takes_up_the_room_that_it_was_chosen_for(rm):
     assert found.micro_batch == pytest.approx(share * (total - found.kept), rel=0.02)
 
 
+@pytest.mark.slow
 def test_a_device_without_room_for_a_pair_is_refused_but_among_processes_that_share_the_model(rm, capsys):
     with pytest.raises(ConfigError, match=r"one pair of 2 x 48 tokens needs 96; lower max_seq_len"):
         chosen(rm, 3 * rm.num_parameters * 4)
@@ -129,6 +133,7 @@ def test_a_device_without_room_for_a_pair_is_refused_but_among_processes_that_sh
     assert "micro-batches of 96 tokens" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_each_process_updates_its_share(rm):
     config, packing = TrainConfig(precision="fp32"), rm.packing("fp32")
     alone, shared = (
@@ -138,6 +143,7 @@ def test_each_process_updates_its_share(rm):
     assert shared.update == pytest.approx(alone.update / 4, rel=0.01)
 
 
+@pytest.mark.slow
 def test_bfloat16_copies_are_there_in_the_update(rm, monkeypatch):
     config, packing = TrainConfig(precision="bf16"), rm.packing("fp32")
     found = []
@@ -165,6 +171,7 @@ def test_a_model_whose_step_cannot_be_counted_gets_the_smallest_micro_batches(lo
     assert "cannot be counted" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_layers_that_cannot_recompute_are_not_planned_to(monkeypatch):
     rm = BradleyTerryRM.new(ModelConfig(max_seq_len=96), seed=0, device=CPU)
     kept, _ = memory(rm)
@@ -182,6 +189,7 @@ def test_a_training_after_one_that_recomputed_does_not():
         assert flags == {recomputes}
 
 
+@pytest.mark.slow
 def test_the_dry_run_tells_the_memory_that_the_training_then_takes(tmp_path, gold_pairs):
     train = {"steps": 4, "pairs_per_step": 8, "lr": 1e-3, "token_budget": 1024, "precision": "fp32"}
     config = PipelineConfig.model_validate({"model": {"name": "tiny", "max_seq_len": 96}, "train": train})

@@ -14,6 +14,7 @@ from flows.cli import app
 from rmcore.core.processes import runs
 from rmcore.models.reward_model import BradleyTerryRM
 
+pytestmark = pytest.mark.services
 ROWS = [{"prompt": f"what is {number}?", "response": "it is " * (1 + number % 7) + str(number)} for number in range(50)]
 
 

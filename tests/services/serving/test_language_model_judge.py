@@ -14,6 +14,7 @@ from rmcore.judging.audit import audit
 from rmcore.judging.language_model import LanguageModelJudge
 from small_policies import new_policy
 
+pytestmark = pytest.mark.services
 START_SECONDS = 300
 
 

@@ -30,6 +30,7 @@ class Steps:
         return np.full(shape, self.at)
 
 
+@pytest.mark.slow
 @given(
     SIZES.flatmap(
         lambda size: st.tuples(
