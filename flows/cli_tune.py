@@ -1,19 +1,16 @@
 """`rm-opt tune`: the best reward model for these pairs."""
 
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from flows import cli_start
 from flows.cli_common import Flow, FlowOptions, run_configured, settings_of
 from flows.settings import PRESET
+from rmcore.cli.common import print_block
 from rmcore.cli.options import options
 from rmcore.config.files import read_mapping
-from rmcore.core.errors import ConfigError
 from rmcore.study.tuning import Objective
 
 DEFAULT_PRESET = "minilm"
@@ -33,9 +30,7 @@ def tune(
     space: Annotated[
         Path | None, typer.Option(help="YAML file with the settings to search; default: a small space.")
     ] = None,
-    objective: Annotated[
-        str, typer.Option(help=f"What is compared on validation pairs: {', '.join(get_args(Objective))}.")
-    ] = "accuracy",
+    objective: Annotated[Objective, typer.Option(help="What is compared on validation pairs.")] = "accuracy",
     name: Annotated[
         str | None, typer.Option(help="Name of the search; the same one continues it. Default: study and objective.")
     ] = None,
@@ -57,23 +52,16 @@ def tune(
 
     Example: rm-opt tune --data pairs.parquet --model minilm
     """
-    chosen = next((one for one in get_args(Objective) if one == objective), None)
-    if chosen is None:
-        raise ConfigError(
-            f"--objective {objective}: there is none of that name; choose {' or '.join(get_args(Objective))}."
-        )
     if preset is None and (given.config is None or PRESET not in read_mapping(given.config, "write settings by name")):
         preset = DEFAULT_PRESET
-    assignments = settings_of({"data.source": data, "model.name": model})
-    searched = None if space is None else read_mapping(space, SPACE_HELP)
     outcome = run_configured(
         _load,
         preset,
         given,
-        assignments,
+        settings_of({"data.source": data, "model.name": model}),
         trials=trials,
-        objective=chosen,
-        space=searched,
+        objective=objective,
+        space=None if space is None else read_mapping(space, SPACE_HELP),
         name=name,
         seeds=seeds,
     )
@@ -89,17 +77,14 @@ def _load() -> Flow:
 def print_outcome(outcome: dict[str, Any]) -> None:
     """Show the verdict, what the winner is, what it cost, and where to look."""
     from flows.pipeline import shown_path
-    from rmcore.reporting.html.tuning import ARM_HEADINGS, arm_rows, cost_text
-    from rmcore.study.search import settings_line
+    from rmcore.reporting.html.tuning import cost_text, tuning_block
 
     results = outcome["results"]
-    table = Table(*ARM_HEADINGS)
-    for row in arm_rows(results):
-        table.add_row(*map(escape, row))
+    worth, settings = tuning_block(results).parts
     print()
-    Console().print(table)
+    print_block(worth)
+    print_block(settings)
     print(results["headline"])
-    print(f"winner      trial {results['winner_trial']}: {settings_line(results['winner'])}")
     states = [one["state"] for one in results["trials"]]
     print(f"trials      {', '.join(f'{states.count(state)} {state}' for state in dict.fromkeys(states))}")
     print(f"cost        {cost_text(results)}")

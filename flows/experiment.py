@@ -23,7 +23,7 @@ from flows.console import say
 from flows.form import described_flow
 from flows.hub_names import require_hub_names
 from flows.looks import end_of_looks, register_look
-from flows.matrix import MatrixRunner, Outcome, at_once
+from flows.matrix import MatrixRunner, Outcome, at_once, cell_tracker
 from flows.pipeline import (
     REPORT_FILE,
     REPORT_FOLDER,
@@ -40,7 +40,6 @@ from flows.pool import PoolRunner
 from flows.results import command, gather
 from rmcore.config.pipeline import GROUPS
 from rmcore.core.cost import money, price_per_hour
-from rmcore.core.digests import make_key
 from rmcore.core.errors import TrainingError
 from rmcore.core.files import write_json, write_text
 from rmcore.core.metrics import HEADLINE
@@ -53,7 +52,7 @@ from rmcore.reporting.html.experiment import experiment_markdown, write_experime
 from rmcore.reporting.html.index import write_index
 from rmcore.reporting.html.note import experiment_note, numbers_line, run_note
 from rmcore.reporting.schema import Metric
-from rmcore.stages.results import artifact_seconds, read_json, run_key
+from rmcore.stages.results import artifact_seconds, read_json
 from rmcore.study.analysis import Cells, LooksTaken
 from rmcore.study.cells import TEST_METRICS, Measured
 from rmcore.study.plan import Cell
@@ -287,29 +286,11 @@ class Matrix:
         return {(cell.arm, cell.seed): cell for cell in finished}
 
     def _start_tracker(self, cell: Cell, refs: dict[str, ArtifactRef]) -> RunTracker:
-        tracker = RunTracker.start(
-            self.study,
-            cell.label,
-            {
-                "rm.kind": "cell" if cell.trial is None else "trial",
-                "rm.matrix": self.key,
-                "rm.arm": cell.arm,
-                "rm.seed": str(cell.seed),
-                RUN_COLOUR: self.colours[cell.arm],
-                **({"rm.key": run_key(refs)} if refs else {}),
-            },
-            cell.config,
-            also=self._varied(),
-            uid=f"{self.key}-{make_key({'cell': cell.label})[:12]}",
-            parent_uid=self.key,
-        )
-        if not refs:  # it is computed, now
-            tracker.watch_machine()
-        return tracker
+        kind = "cell" if cell.trial is None else "trial"
+        tags = {"rm.kind": kind, "rm.matrix": self.key, RUN_COLOUR: self.colours[cell.arm]}
+        return cell_tracker(self.study, cell.label, self.key, cell, refs, tags, self._varied())
 
     def _finish_tracker(self, tracker: RunTracker, cell: Cell, refs: dict[str, ArtifactRef]) -> None:
-        tracker.set_tags({"rm.key": run_key(refs)})
-        log_pairs(tracker, cell.config, refs["prepare"])
         part = f"{cell.label}: a {'cell' if cell.trial is None else 'trial'} of {self.study}, {self.declared.title}"
         tracker.describe(run_note(part, *places(None), numbers_line(_card(refs)) if "evaluate" in refs else ""))
         if cell.trial is None:

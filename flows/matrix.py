@@ -3,7 +3,7 @@
 import os
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,11 +17,14 @@ from prefect.exceptions import TerminationSignal
 from prefect.futures import PrefectConcurrentFuture, PrefectFuture
 
 from flows.console import say, say_notices, told_while_waiting
+from flows.pipeline import log_pairs
 from flows.progress import Progress, shown_progress
 from rmcore.core.child_process import terminate_forked
+from rmcore.core.digests import make_key
 from rmcore.core.errors import RmcoreError, TrainingError
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.stages.registry import STAGES
+from rmcore.stages.results import run_key
 from rmcore.study.estimates import Estimates
 from rmcore.study.plan import Cell, CellPlan, Planner
 from tasks.device import device_slots
@@ -36,6 +39,31 @@ FinishTracker = Callable[[RunTracker, Cell, dict[str, ArtifactRef]], None]
 """Tells the run of a finished cell what became of it."""
 Ready = Callable[[Sequence[CellPlan]], Iterable[tuple[CellPlan, str | None]]]
 """Gives each plan when its cell may be begun here, or with the reason why it never may."""
+
+
+def cell_tracker(
+    study: str,
+    run_name: str,
+    matrix: str,
+    cell: Cell,
+    refs: Mapping[str, ArtifactRef],
+    tags: Mapping[str, str],
+    also: Collection[str],
+) -> RunTracker:
+    """Open the MLflow run of a cell below that of its matrix, the uid of which is `matrix`; see `RunTracker.start`."""
+    own = {"rm.arm": cell.arm, "rm.seed": str(cell.seed), **({"rm.key": run_key(refs)} if refs else {})}
+    tracker = RunTracker.start(
+        study,
+        run_name,
+        {**tags, **own},
+        cell.config,
+        also=also,
+        uid=f"{matrix}-{make_key({'cell': cell.label})[:12]}",
+        parent_uid=matrix,
+    )
+    if not refs:  # it is computed, now
+        tracker.watch_machine()
+    return tracker
 
 
 def at_once(plans: Sequence[CellPlan]) -> Iterable[tuple[CellPlan, str | None]]:
@@ -154,7 +182,7 @@ class MatrixRunner:
         with self.start(plan.cell, plan.refs) as tracker:
             for name, ref in plan.refs.items():
                 tracker.log_artifact_folder(Path(ref.path), name)
-            self.finish(tracker, plan.cell, plan.refs)
+            self._finish(tracker, plan.cell, plan.refs)
         return Outcome(plan.cell, plan.refs, None, computed=False)
 
     def _compute(self, cell: Cell, hear: Callable[[float], None]) -> Outcome:
@@ -186,8 +214,13 @@ class MatrixRunner:
                 if not done.cached:  # once for all cells that share it
                     say_notices(name, Path(done.ref.path))
                 tracker.log_artifact_folder(Path(done.ref.path), name)
-            self.finish(tracker, cell, refs)
+            self._finish(tracker, cell, refs)
         return Outcome(cell, refs, None, computed=ran)
+
+    def _finish(self, tracker: RunTracker, cell: Cell, refs: dict[str, ArtifactRef]) -> None:
+        tracker.set_tags({"rm.key": run_key(refs)})
+        log_pairs(tracker, cell.config, refs["prepare"])
+        self.finish(tracker, cell, refs)
 
     def _check_going_on(self, stage: str) -> None:
         if self._stopping.is_set():

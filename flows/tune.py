@@ -21,12 +21,11 @@ from pydantic import Field
 
 from flows.console import say
 from flows.form import FIELDS, Form, configured_flow, presets_for
-from flows.matrix import MatrixRunner, Outcome
+from flows.matrix import MatrixRunner, Outcome, cell_tracker
 from flows.pipeline import (
     REPORT_FILE,
     REPORT_FOLDER,
     leave_embedded,
-    log_pairs,
     open_store,
     own_pages,
     places,
@@ -47,21 +46,12 @@ from rmcore.reporting.html.note import run_note
 from rmcore.reporting.html.text_page import write_block_report
 from rmcore.reporting.html.tuning import TuningResults, tuning_block
 from rmcore.stages.interface import observations_of
-from rmcore.stages.results import artifact_seconds, run_key
+from rmcore.stages.results import artifact_seconds
 from rmcore.study.analysis import arm_metrics
 from rmcore.study.cells import read_cell
 from rmcore.study.estimates import Estimates
 from rmcore.study.plan import Cell, Planner, folders
-from rmcore.study.tuning import (
-    DEFAULTS,
-    OBJECTIVES,
-    WHY,
-    WINNER,
-    Objective,
-    compare,
-    trial_score,
-    verdict,
-)
+from rmcore.study.tuning import DEFAULTS, OBJECTIVES, WHY, WINNER, Objective, compare, trial_score, verdict
 from tasks.device import device_slots
 from tasks.headline import interval_tags
 from tasks.stages import run_step
@@ -329,12 +319,6 @@ class Tuning:
     def _config_of(self, number: int, seed: int) -> PipelineConfig:
         return self.search.config_of(number).model_copy(update={"seed": seed})
 
-    def _looked_at(self, winner: int) -> list[int]:
-        """Return the trials that were confirmed so far, this one included."""
-        file = self.folder / "summary.json"
-        before = json.loads(file.read_text()).get("confirmed", []) if file.is_file() else []
-        return sorted({*before, winner})
-
     def results(self, cells: Mapping[str, Outcome], prepared: Path) -> TuningResults:
         """Gather everything that the report shows."""
         from rmcore.study.search import space_record
@@ -347,15 +331,13 @@ class Tuning:
         }
         compared = compare(objective, measured, self.seeds) if best.number else None
         tested = {arm: arm_metrics(measured, arm, self.seeds, [metric])[metric] for arm, _ in measured}
-        difference: dict[str, float | None] = {"value": 0.0, "ci_low": None, "ci_high": None}
-        if compared is not None:
-            difference = {"value": compared["value"], "ci_low": compared["ci_low"], "ci_high": compared["ci_high"]}
-        confirmed, notes = self._looked_at(best.number), []
-        if before := [str(number) for number in confirmed if number != best.number]:
-            notes.append(
-                f"the test pairs were looked at before, for trials {', '.join(before)}: each look is another chance "
-                "to be better by luck, which the interval does not allow for"
-            )
+        measure = compared or {"value": 0.0, "ci_low": None, "ci_high": None}
+        file = self.folder / "summary.json"
+        before = set(json.loads(file.read_text()).get("confirmed", []) if file.is_file() else []) - {best.number}
+        looked = (
+            f"the test pairs were looked at before, for trials {', '.join(map(str, sorted(before)))}: each look is "
+            "another chance to be better by luck, which the interval does not allow for"
+        )
         return {
             "name": self.name,
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -365,15 +347,13 @@ class Tuning:
             "unit": spec.unit,
             "model": self.base.model.name,
             "data": self.base.data.source,
-            "num_pairs": {
-                split: count_pairs(prepared / f"{split}.parquet") for split in ("train", "validation", "test")
-            },
+            "num_pairs": {one: count_pairs(prepared / f"{one}.parquet") for one in ("train", "validation", "test")},
             "seeds": self.seeds,
             "space": space_record(self.search.space),
             "defaults": self.search.settings_of(0),
             "winner": self.search.settings_of(best.number),
             "winner_trial": best.number,
-            "confirmed": confirmed,
+            "confirmed": sorted({*before, best.number}),
             "trials": [
                 {
                     "number": one.number,
@@ -386,9 +366,9 @@ class Tuning:
                 for one in self.search.trials
             ],
             "test": {"defaults": tested[DEFAULTS], "winner": tested[WINNER if best.number else DEFAULTS]},
-            "difference": difference,
+            "difference": {name: measure[name] for name in ("value", "ci_low", "ci_high")},
             "method": compared["method"] if compared else "",
-            "notes": notes,
+            "notes": [looked] if before else [],
             "search_seconds": sum(self.seconds.values()),
             "confirmation_seconds": artifact_seconds(
                 self.store, [ref for one in cells.values() for ref in one.refs.values()], on_device=True
@@ -409,31 +389,14 @@ class Tuning:
             if (given := tree["data"][name]) is not None and Path(given).exists():
                 tree["data"][name] = str(Path(given).resolve())
         head = [f"Trial {number} of the search {self.name}.", results["headline"], "rm-opt run --config recipe.yaml"]
-        ordered = {name: tree[name] for name in RECIPE_SECTIONS if name in tree}
+        ordered = {name: tree[name] for name in RECIPE_SECTIONS}
         body = yaml.safe_dump(ordered, sort_keys=False, allow_unicode=True, width=100)
         return "".join(f"# {line}\n" for line in head) + body
 
     def _start_tracker(self, cell: Cell, refs: dict[str, ArtifactRef]) -> RunTracker:
-        tracker = RunTracker.start(
-            self.base.study,
-            f"{self.name} {cell.label}",
-            {
-                "rm.kind": "trial" if cell.arm.startswith("trial") else "cell",
-                "rm.tuning": self.key,
-                "rm.arm": cell.arm,
-                "rm.seed": str(cell.seed),
-                **({"rm.key": run_key(refs)} if refs else {}),
-            },
-            cell.config,
-            also=self.search.space,
-            uid=f"tune-{self.key}-{make_key({'cell': cell.label})[:12]}",
-            parent_uid=f"tune-{self.key}",
-        )
-        if not refs:
-            tracker.watch_machine()
-        return tracker
+        tags = {"rm.kind": "trial" if cell.arm.startswith("trial") else "cell", "rm.tuning": self.key}
+        title = f"{self.name} {cell.label}"
+        return cell_tracker(self.base.study, title, f"tune-{self.key}", cell, refs, tags, self.search.space)
 
     def _finish_tracker(self, tracker: RunTracker, cell: Cell, refs: dict[str, ArtifactRef]) -> None:
-        tracker.set_tags({"rm.key": run_key(refs)})
-        log_pairs(tracker, cell.config, refs["prepare"])
         tracker.describe(run_note(f"{cell.label}: a part of the search {self.name}", *places(None)))

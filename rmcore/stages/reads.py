@@ -75,7 +75,7 @@ def keyed(config: PipelineConfig, reads: Sequence[str]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for path in reads:
-        value = _at(config, path)
+        value = setting_at(config, path)
         _put(found, path, value.keyed() if isinstance(value, Settings) else to_jsonable_python(value))
     for path, digest in named(config, reads).items():
         _put(found, path, digest)
@@ -89,7 +89,7 @@ def named(config: PipelineConfig, reads: Sequence[str]) -> dict[str, Any]:
         RmcoreError: one of these does not exist.
     """
     covered = [path for path in NAMED if any(f"{path}.".startswith(f"{read}.") for read in reads)]
-    given = {path: value for path in covered if (value := _at(config, path)) is not None}
+    given = {path: value for path in covered if (value := setting_at(config, path)) is not None}
     return {path: found for path, value in given.items() if (found := NAMED[path](value)) is not None}
 
 
@@ -125,7 +125,8 @@ def device_type(name: str) -> str:
     return "cuda" if has_gpu and not hidden and "+cpu" not in importlib.metadata.version("torch") else "cpu"
 
 
-def _at(config: PipelineConfig, path: str) -> Any:
+def setting_at(config: PipelineConfig, path: str) -> Any:
+    """Return a setting by its dotted name, None where its group is null."""
     value: Any = config
     for name in path.split("."):
         value = None if value is None else getattr(value, name)

@@ -14,6 +14,7 @@ from rmcore.config.changes import change_config
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.extras import require_extra
+from rmcore.stages.reads import setting_at
 from rmcore.study.tuning import OBJECTIVES, WHY, Objective
 from rmcore.training.length import planned_steps
 
@@ -97,8 +98,7 @@ def _distribution(name: str, value: Any, base: PipelineConfig) -> Distribution:
             f"space: {name} is {value!r}; write a list of choices, such as [0.0, 0.1], or a range, such as "
             "{low: 0.001, high: 0.1, log: true}. To fix a setting, use --set."
         )
-    ends = [value["low"], value["high"]] if is_range else list(value)
-    read = [_read(name, one, base) for one in ends]
+    read = [_read(name, one, base) for one in ((value["low"], value["high"]) if is_range else value)]
     try:
         if not is_range:
             if len({text_of(one) for one in read}) < len(read):
@@ -115,7 +115,7 @@ def _distribution(name: str, value: Any, base: PipelineConfig) -> Distribution:
 def _read(name: str, value: Any, base: PipelineConfig) -> Any:
     """Return a value as the config has it: 1e-4, which YAML reads as text, is a number there."""
     try:
-        read = value_of(changed(base, {name: value}), name)
+        read = setting_at(changed(base, {name: value}), name)
     except ValueError as error:
         raise ConfigError(
             f"space: {name} may not be {text_of(value)}, so a trial with it could not run: {reason(error)}"
@@ -141,14 +141,6 @@ def changed(base: PipelineConfig, settings: Mapping[str, Any]) -> PipelineConfig
     # Steps have the last word where both are set.
     steps = {"train.steps": None} if "train.epochs" in settings else {}
     return change_config(base, {**steps, **settings})
-
-
-def value_of(config: PipelineConfig, setting: str) -> Any:
-    """Return the value of a setting by its dotted name."""
-    place: Any = config
-    for name in setting.split("."):
-        place = getattr(place, name, None)
-    return place
 
 
 def text_of(value: Any) -> str:
@@ -203,9 +195,9 @@ class Search:
         """Draw the next trial, first the defaults."""
         number = len(self.trials)
         inside: dict[str, optuna.distributions.BaseDistribution]
-        inside = {name: one for name, one in self.space.items() if number or _has(one, value_of(self.base, name))}
+        inside = {name: one for name, one in self.space.items() if number or _has(one, setting_at(self.base, name))}
         if not number:
-            self.study.enqueue_trial({name: value_of(self.base, name) for name in inside})
+            self.study.enqueue_trial({name: setting_at(self.base, name) for name in inside})
         seed = zlib.crc32(f"{self.base.seed} {number}".encode())
         self.study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP_DRAWS)
         return self.study.ask(inside)
@@ -235,7 +227,7 @@ class Search:
     def settings_of(self, number: int) -> dict[str, Any]:
         """Return the searched settings of a trial, also where they do not fit together."""
         drawn = self.trials[number].params if number else {}
-        return {name: drawn.get(name, value_of(self.base, name)) for name in self.space}
+        return {name: drawn.get(name, setting_at(self.base, name)) for name in self.space}
 
     def config_of(self, number: int) -> PipelineConfig:
         """Return the settings of a trial's training, in steps.

@@ -9,8 +9,6 @@ from rmcore.reporting.html.experiment import setting_text
 from rmcore.reporting.html.page import date
 from rmcore.reporting.schema import Metric
 
-ARM_HEADINGS = ("", "validation, by which it was chosen", "test, fresh seeds")
-
 
 class TrialRow(TypedDict):
     """One trial."""
@@ -71,7 +69,7 @@ def score(value: float | None, unit: str) -> str:
 
 
 def arm_rows(results: TuningResults) -> list[list[str]]:
-    """Return the winner and the defaults as rows of `ARM_HEADINGS`."""
+    """Return the winner and the defaults as rows: name, validation score by which it was chosen, test score."""
     unit, number = results["unit"], results["winner_trial"]
     rows, arms = [], [("defaults", 0)]
     for name, at in [("winner", number), *arms] if number else arms:
@@ -107,12 +105,11 @@ def tuning_block(results: TuningResults, recipe: str = "") -> Block:
         "The validation score is the best of many noisy ones, so it flatters; the test score counts. Fresh seeds: "
         f"{', '.join(map(str, results['seeds']))}. {results['method']}"
     )
+    arms = Table(("", "validation, by which it was chosen", "test, fresh seeds"), arm_rows(results))
+    chosen = Table(("setting", "searched", "defaults", "winner"), settings, left=range(4))
     parts = [
-        Block("What the winner is worth", text=(worth,), tables=(Table(ARM_HEADINGS, arm_rows(results)),)),
-        Block(
-            "The winner's settings",
-            tables=(Table(("setting", "searched", "defaults", "winner"), settings, left=range(4)),),
-        ),
+        Block("What the winner is worth", text=(worth,), tables=(arms,)),
+        Block("The winner's settings", tables=(chosen,)),
     ]
     if recipe:
         rows = [_trial(results, one) for one in results["trials"]]

@@ -13,8 +13,9 @@ from optuna.trial import TrialState
 from experiments.presets import PRESETS
 from rmcore.core.errors import ConfigError
 from rmcore.evaluation.rewards import RewardTable
+from rmcore.stages.reads import setting_at
 from rmcore.study.cells import Measured, _over_prompts
-from rmcore.study.search import Search, changed, default_space, parse_space, reason, text_of, value_of
+from rmcore.study.search import Search, changed, default_space, parse_space, reason, text_of
 from rmcore.study.tuning import compare, verdict
 
 BASE = PRESETS["minilm"]
@@ -56,7 +57,7 @@ def test_the_defaults_are_the_first_trial():
     search = run(12)
     trials = drawn(search)
     assert trials[0][1] == TrialState.COMPLETE
-    assert trials[0][2] == {name: value_of(BASE, name) for name in SPACE}
+    assert trials[0][2] == {name: setting_at(BASE, name) for name in SPACE}
     assert [number for number, *_ in trials] == list(range(12))
     assert search.settings_of(0)["train.lr"] == BASE.train.lr
     assert search.config_of(0).train.steps is not None
@@ -106,7 +107,7 @@ def test_of_equal_trials_the_earlier_one_wins_so_a_tie_with_the_defaults_does_no
 def test_the_values_of_every_preset_are_in_its_default_space(tmp_path):
     for name, preset in PRESETS.items():
         for setting, one in default_space(preset).items():
-            assert one._contains(one.to_internal_repr(value_of(preset, setting))), (name, setting)
+            assert one._contains(one.to_internal_repr(setting_at(preset, setting))), (name, setting)
 
 
 def test_numbers_are_the_settings_own_kind():
