@@ -275,6 +275,7 @@ def test_an_interrupted_run_ends_as_such_on_its_page_and_so_does_its_stage(servi
     saved_before = saved()
     run = services.http.get(place).json()
     assert (run["state_type"], run["state_name"]) == ("RUNNING", "Running"), run["state"]
+    assert run["name"].startswith(f"{asked}-seed0 · steps=5000")
     assert services.stage_processes()  # its stage is forked from the one server of all runs
     if asked == "cancelled":
         services.http.post(f"{place}/set_state", json={"state": {"type": "CANCELLING"}}).raise_for_status()
@@ -336,7 +337,8 @@ def test_a_matrix_started_in_the_ui_and_a_command_share_their_cells(services, ch
     before = trained(services)
     assert len(before) >= 3
     options = ("--seeds", 1, "--model", chosen["model"], "--summary", tmp_path / "summary.json")
-    services.flow_command("experiment", "baseline", *options)
+    said = services.flow_command("experiment", "baseline", *options).splitlines()
+    assert [line.split()[0] for line in said[:4]] == ["starting", "MLflow", "Prefect", "registration"]
     outcome = json.loads((tmp_path / "summary.json").read_text())
     assert outcome["computed"] == []
     assert outcome["results"]["cost"]["num_cached"] == 3
