@@ -279,7 +279,7 @@ def compared(visit: Visit) -> None:
     visit.open(visit.services.mlflow)
     visit.step("mlflow-two-studies", "rm/rates")
     visit.click("rm/rates-custom")
-    visit.step("mlflow-matrix", "Cells side by side", "1 matching run")
+    visit.step("mlflow-matrix", "Cells side by side", "5 matching runs")  # one has the cells below it
     visit.follow("Cells side by side")
     visit.step("mlflow-table", "small seed 0", "large seed 1", "test_pairwise_accuracy")
     visit.open(visit.services.mlflow)
