@@ -107,7 +107,9 @@ def runs(
         print(f"nothing was run to its end yet in {home()}; start with `rm-opt run`")
         return
     short = short_names([run.name for run in found])
-    found = [run for run in found if text is None or _holds(run, text)]
+    if text is not None:
+        said = text.casefold()
+        found = [run for run in found if any(said in part.casefold() for part in (run.name, run.status, run.headline))]
     if not found:
         print(f"none of {len(short)} runs holds {text!r} in its name, verdict or headline")
         return
@@ -142,10 +144,6 @@ def runs(
         print(f"{len(found) - limit} older ones: rm-opt runs{asked} --limit {len(found)}")
     print("report      rm-opt open RUN; accuracy is held out, with its 95 % interval; level: of the evidence")
     print(f"all reports {_index()}")
-
-
-def _holds(run: Run, text: str) -> bool:
-    return any(text.casefold() in part.casefold() for part in (run.name, run.status, run.headline))
 
 
 def _moment(time: datetime) -> str:

@@ -44,25 +44,22 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def told_while_waiting(name: str, patience: float = PATIENCE_SECONDS) -> Iterator[Wait]:
+def told_while_waiting(name: str) -> Iterator[Wait]:
     """Say what a stage waits for, and who holds it, and show it as the state of the flow run, as long as it waits.
 
     Gives the wait, for who waits to say what for. It is said from a thread of its own.
-
-    Args:
-        name: of the stage.
-        patience: seconds before it is said first.
     """
     over = threading.Event()
     wait = Wait(over.set)
 
     def tell() -> None:
-        seconds, shown = patience, False
+        seconds, shown = PATIENCE_SECONDS, False
         while not over.wait(seconds):
             if reason := wait.reason:
                 say(f"{name:<10} waiting for {reason}")
                 if not shown:
-                    shown = show_state(_state_name(reason), reason)
+                    what = "the device" if reason.startswith(DEVICE) else "another run"
+                    shown = show_state(f"Waiting for {what}", reason)
                 seconds = REMINDER_SECONDS
         if shown:
             show_state("Running")
@@ -75,10 +72,6 @@ def told_while_waiting(name: str, patience: float = PATIENCE_SECONDS) -> Iterato
     finally:
         over.set()
         teller.join()
-
-
-def _state_name(reason: str) -> str:
-    return "Waiting for the device" if reason.startswith(DEVICE) else "Waiting for another run"
 
 
 def say_notices(stage: str, folder: Path) -> None:

@@ -397,7 +397,7 @@ def _claim_row(one: HypothesisResult, results: ExperimentResults) -> dict[str, A
 def _arm_row(arm: ArmResult) -> dict[str, Any]:
     row: dict[str, Any] = {"arm": arm["name"]}
     for name, entry in arm["metrics"].items():
-        row |= _with_bounds(name, entry)
+        row |= {name: entry["value"], f"{name}_ci_low": entry["ci_low"], f"{name}_ci_high": entry["ci_high"]}
     return row
 
 
@@ -414,7 +414,3 @@ def summary_metrics(results: ExperimentResults, main: str) -> dict[str, float]:
     found |= {f"{main}.{arm['name']}": arm["metrics"][main]["value"] for arm in results["arms"]}
     found |= {f"verdict/{one['name']}": one["value"] for one in results["hypotheses"]}
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _with_bounds(name: str, entry: Metric) -> dict[str, float | None]:
-    return {name: entry["value"], f"{name}_ci_low": entry["ci_low"], f"{name}_ci_high": entry["ci_high"]}

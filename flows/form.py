@@ -128,7 +128,10 @@ def configured_flow(
         return f"{config.study}-seed{config.seed}{suffix} · {changes}"
 
     def decorate(body: Callable[..., Outcome]) -> Flow[..., Outcome]:
-        own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in _parameters_of(body)[1:]]
+        own = [
+            one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for one in list(inspect.signature(body).parameters.values())[1:]
+        ]
         fields = form.parameters()
         signature = inspect.Signature([*fields[:-1], *own, fields[-1]])
 
@@ -216,10 +219,6 @@ def _time(preset: str) -> str:
 def presets_for(*commands: str) -> tuple[str, ...]:
     """The presets that these commands start from, those of the first one first."""
     return tuple(name for command in commands for name, one in DESCRIBED.items() if one.command == command)
-
-
-def _parameters_of(body: Callable[..., Any]) -> list[inspect.Parameter]:
-    return list(inspect.signature(body).parameters.values())
 
 
 def _parameter(name: str, schema: Mapping[str, Any], default: Any) -> inspect.Parameter:

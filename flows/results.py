@@ -102,26 +102,19 @@ def command(
     looks: Sequence[int] | None = None,
 ) -> str:
     """The command line that runs the same matrix."""
-    words = ["rm-opt", "experiment", named]
-    if named in SHIPPED:
-        words += ["--size", declared.size]
-    if seeds is not None:
-        words += ["--seeds", str(seeds)]
-    if arms is not None:
-        words += ["--arms", ",".join(arms)]
-    if budget is not None:
-        words += ["--budget", f"{budget:g}"]
-    if model is not None:
-        words += ["--model", model]
-    if data is not None:
-        words += ["--data", data]
-    if epochs is not None:
-        words += ["--epochs", str(epochs)]
-    if device is not None:
-        words += ["--device", device]
-    if looks is not None:
-        words += ["--looks", ",".join(map(str, looks))]
-    return shlex.join([*words, *(["--grid"] if grid else [])])
+    given = {
+        "--size": declared.size if named in SHIPPED else None,
+        "--seeds": seeds,
+        "--arms": None if arms is None else ",".join(arms),
+        "--budget": None if budget is None else f"{budget:g}",
+        "--model": model,
+        "--data": data,
+        "--epochs": epochs,
+        "--device": device,
+        "--looks": None if looks is None else ",".join(map(str, looks)),
+    }
+    words = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    return shlex.join(["rm-opt", "experiment", named, *words, *(["--grid"] if grid else [])])
 
 
 def _info(name: str) -> MetricInfo:

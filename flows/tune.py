@@ -248,7 +248,7 @@ class Tuning:
 
     def _next(self) -> "list[tuple[Trial, PipelineConfig]]":
         """Draw the next trials, none where the search is over."""
-        from rmcore.study.search import reason, settings_line
+        from rmcore.study.search import reason, text_of
 
         drawn: list[tuple[Trial, PipelineConfig]] = []
         while len(drawn) < device_slots() and (number := len(self.search.trials)) < self.num_trials:
@@ -256,7 +256,8 @@ class Tuning:
             try:
                 config = self.search.config_of(number)
             except ValueError as error:
-                self._fail(trial, f"its settings do not fit together ({settings_line(trial.params)}): {reason(error)}")
+                drawn_values = ", ".join(f"{name}={text_of(value)}" for name, value in trial.params.items())
+                self._fail(trial, f"its settings do not fit together ({drawn_values}): {reason(error)}")
                 continue
             drawn.append((trial, config))
         return drawn

@@ -135,15 +135,11 @@ def _judged(
 
 def _refuse_labelled(rows: Sequence[Mapping[str, str]], out: Path, labels: Path) -> list[str]:
     """The lines of the file so far, which has none of these rows."""
-    before = _labelled_lines(out)
+    # They end at `\n` alone: answers may hold U+2028, where `splitlines` splits.
+    before = [line for line in out.read_bytes().decode("utf-8").split("\n") if line.strip()] if out.is_file() else []
     there = {_pair_id(line, out) for line in before}
     _refuse(f"are labelled in {out} already", [row["pair_id"] for row in rows if row["pair_id"] in there], labels)
     return before
-
-
-def _labelled_lines(out: Path) -> list[str]:
-    r"""The lines of the file so far. They end at `\n` alone: answers may hold U+2028, where `splitlines` splits."""
-    return [line for line in out.read_bytes().decode("utf-8").split("\n") if line.strip()] if out.is_file() else []
 
 
 def _pair_id(line: str, out: Path) -> str:

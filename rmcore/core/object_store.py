@@ -54,16 +54,16 @@ class ObjectStore:
             self._objects = _open(self.url, PATIENT)
 
     def _probe(self) -> None:
-        import obstore
+        from obstore.exceptions import AlreadyExistsError
 
         place = f"probes/{uuid.uuid4().hex}"
-        obstore.put(self._objects, place, b"1", mode="create")
+        self._objects.put(place, b"1", mode="create")
         try:
-            obstore.put(self._objects, place, b"2", mode="create")
-        except obstore.exceptions.AlreadyExistsError:
+            self._objects.put(place, b"2", mode="create")
+        except AlreadyExistsError:
             return
         finally:
-            obstore.delete(self._objects, place)
+            self._objects.delete(place)
         raise StoreError(
             f"{self.url} lets two writers create the same object, so two machines could both commit an artifact. Use a "
             "store that knows conditional writes (If-None-Match: S3 since 2024, GCS, Azure, MinIO)."
@@ -71,82 +71,59 @@ class ObjectStore:
 
     def read(self, place: str) -> bytes | None:
         """Return an object's content; None where there is none."""
-        import obstore
-
         with self.errors(), suppress(FileNotFoundError):
-            return bytes(obstore.get(self._objects, place).bytes())
+            return bytes(self._objects.get(place).bytes())
         return None
 
-    def write(self, place: str, content: bytes) -> None:
-        """Write an object, over what is there."""
-        import obstore
-
+    def write(self, place: str, content: bytes | Path | Iterator[bytes]) -> None:
+        """Write an object, over what is there; a file, or what is read of one, in parts where it is large."""
         with self.errors():
-            obstore.put(self._objects, place, content)
+            self._objects.put(place, content)
 
     def create(self, place: str, content: bytes) -> bool:
         """Write an object unless there is one at that place; gives whether it was written."""
-        import obstore
+        from obstore.exceptions import AlreadyExistsError
 
-        with self.errors(), suppress(obstore.exceptions.AlreadyExistsError):
-            obstore.put(self._objects, place, content, mode="create")
+        with self.errors(), suppress(AlreadyExistsError):
+            self._objects.put(place, content, mode="create")
             return True
         return False
 
     def delete(self, *places: str) -> None:
         """Remove objects, those that are there."""
-        import obstore
-
         for place in places:
             with self.errors(), suppress(FileNotFoundError):
-                obstore.delete(self._objects, place)
+                self._objects.delete(place)
 
     def list(self, prefix: str) -> list[tuple[str, datetime]]:
         """List what lies under a prefix, each with when it was written by the store's own clock."""
-        import obstore
-
         with self.errors():
-            return [(one["path"], one["last_modified"]) for part in obstore.list(self._objects, prefix) for one in part]
+            return [(one["path"], one["last_modified"]) for part in self._objects.list(prefix) for one in part]
 
     def versions(self) -> dict[str, str]:
         """Everything that lies there by its place, each with words that change when it does."""
-        import obstore
-
         with self.errors():
-            found = [one for part in obstore.list(self._objects) for one in part]
+            found = [one for part in self._objects.list() for one in part]
         return {one["path"]: f"{one['size']} {one['last_modified'].isoformat()} {_token(one)}" for one in found}
 
     def now(self) -> datetime:
         """The time by the store's own clock, by which it dates its objects."""
-        import obstore
-
         place = f"probes/{uuid.uuid4().hex}"
         with self.errors():
-            obstore.put(self._objects, place, b"")
-            now: datetime = obstore.head(self._objects, place)["last_modified"]
-            obstore.delete(self._objects, place)
+            self._objects.put(place, b"")
+            now: datetime = self._objects.head(place)["last_modified"]
+            self._objects.delete(place)
         return now
 
     def dated(self, place: str) -> datetime | None:
         """When an object was written, by the store's own clock; None where there is none."""
-        import obstore
-
         with self.errors(), suppress(FileNotFoundError):
-            written: datetime = obstore.head(self._objects, place)["last_modified"]
+            written: datetime = self._objects.head(place)["last_modified"]
             return written
         return None
 
-    def send(self, place: str, source: Path | Iterator[bytes]) -> None:
-        """Write an object from a file, or from what is read of one, in parts where it is large."""
-        import obstore
-
-        with self.errors():
-            obstore.put(self._objects, place, source)
-
     def fetch(self, place: str, target: Path) -> str:
         """Write an object to a file; gives the digest of what came, which is that of nothing where there is none."""
-        import obstore
-
         digest = hashlib.sha256()
         with (
             self.errors(),
@@ -154,7 +131,7 @@ class ObjectStore:
             atomic_file(target, durable=False) as temporary,
             temporary.open("wb") as out,
         ):
-            for chunk in obstore.get(self._objects, place).stream(min_chunk_size=CHUNK):
+            for chunk in self._objects.get(place).stream(min_chunk_size=CHUNK):
                 digest.update(chunk)
                 out.write(chunk)
         return digest.hexdigest()

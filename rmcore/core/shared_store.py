@@ -211,7 +211,7 @@ class SharedStore:
             written = self.objects.dated(f"blobs/{digest}")
             # One that may be collected before our manifest names it is written once more.
             if written is None or now - written >= GRACE / 2:
-                self.objects.send(f"blobs/{digest}", folder / name)
+                self.objects.write(f"blobs/{digest}", folder / name)
 
         with ThreadPoolExecutor(TRANSFERS) as pool:
             list(pool.map(send, digests.keys(), digests.values()))
@@ -226,7 +226,7 @@ class SharedStore:
             place = f"{folder}/{digest.hexdigest()}"
             if self.objects.dated(place) is None:
                 source.seek(0)
-                self.objects.send(place, iter(lambda: source.read(min(CHUNK, end - source.tell())), b""))
+                self.objects.write(place, iter(lambda: source.read(min(CHUNK, end - source.tell())), b""))
         return digest.hexdigest()
 
     def _download(self, files: Mapping[str, Mapping[str, Any]], folder: Path, blobs: str = "blobs") -> None:

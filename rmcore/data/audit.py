@@ -303,17 +303,13 @@ def _warnings(result: Mapping[str, Any]) -> list[str]:
         )
     for name, split in result["splits"].items():
         accuracy = split["longer_wins"]["accuracy"]
-        if accuracy is not None and accuracy > LONGER_WINS_WARNING and _is_no_chance(accuracy, split["num_pairs"]):
+        luck = 2 * math.sqrt(0.25 / max(1, split["num_pairs"]))  # two standard errors of a coin
+        if accuracy is not None and accuracy > max(LONGER_WINS_WARNING, 0.5 + luck):
             warnings.append(
                 f"length bias in {name}: the longer completion wins in {accuracy:.1%} of {split['num_pairs']} pairs. "
                 "A model has to beat that, and on pairs of equal length too."
             )
     return warnings
-
-
-def _is_no_chance(accuracy: float, num_pairs: int) -> bool:
-    """Whether a coin would rarely do as well: two of its standard errors above one half."""
-    return accuracy - 0.5 > 2 * math.sqrt(0.25 / num_pairs)
 
 
 def format_audit(result: Mapping[str, Any]) -> str:

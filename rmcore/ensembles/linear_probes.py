@@ -82,7 +82,6 @@ def bootstrap_heads(
     seed: int,
     *,
     l2: float | None = None,
-    label_smoothing: float = 0.0,
 ) -> FloatArray:
     """Heads that differ by the pairs they were fitted on: (M, D) float64.
 
@@ -95,7 +94,6 @@ def bootstrap_heads(
         num_members: M.
         seed: of the draws.
         l2: as for `fit_head`.
-        label_smoothing: as for `fit_head`.
 
     Raises:
         ConfigError: num_members is below 1; see also `fit_head`.
@@ -113,13 +111,12 @@ def bootstrap_heads(
             f"bootstrap_heads got {len(x)} pairs, {len(prompt)} prompt ids and {len(prompts)} different prompts: what "
             "is drawn are prompts, one id a pair, so there must be several. Pass pairs of more prompts."
         )
-    start = fit_head(x, l2=l2, label_smoothing=label_smoothing, tolerance=1e-4)
+    start = fit_head(x, l2=l2, tolerance=1e-4)
     rng = np.random.default_rng(seed)
     heads = []
     for _ in range(num_members):
         counts = rng.multinomial(len(prompts), np.full(len(prompts), 1 / len(prompts)))
-        member = fit_head(x, start=start, l2=l2, weights=counts[prompt], label_smoothing=label_smoothing)
-        heads.append(member)
+        heads.append(fit_head(x, start=start, l2=l2, weights=counts[prompt]))
     return np.stack(heads)  # (M, D)
 
 

@@ -191,7 +191,6 @@ def compare_judges(
     second: Mapping[str, Any],
     pairs: Sequence[PreferencePair],
     *,
-    num_resamples: int = 1000,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Two audits of the same pairs: the difference of their agreement with people, and how often they agree.
@@ -207,7 +206,7 @@ def compare_judges(
         _Mean(PairMean("agreement_difference", (_filled(a) - _filled(b)) / 2, both, False, ""), is_difference=True),
         _Mean(PairMean("mutual_agreement", (np.sign(a) == np.sign(b)).astype(np.float64), both, True, "")),
     ]
-    found = _with_intervals(means, prompt, len(prompt_ids), num_resamples, seed)
+    found = _with_intervals(means, prompt, len(prompt_ids), 1000, seed)
     return {name: value.to_dict() for name, value in found.items()}
 
 

@@ -93,7 +93,6 @@ class LossHessian:
         loader: Iterable[MicroBatch],
         *,
         parameters: ParameterSubset = "all",
-        temperature: float | None = None,
     ) -> Self:
         """Read `loader` once into memory (token ids only) and check that loss and data repeat.
 
@@ -104,7 +103,7 @@ class LossHessian:
         Raises:
             CurvatureError: the loss is not finite, or the second pass over the data gives another one.
         """
-        operator = cls(model, list(loader), parameters=parameters, temperature=temperature)
+        operator = cls(model, list(loader), parameters=parameters)
         again = operator.micro_batches if isinstance(loader, Iterator) else tuple(checked_rows(rows) for rows in loader)
         pairs_again = sum(rows.num_pairs for rows in again)
         first = operator.loss()

@@ -99,14 +99,10 @@ def _belongs(name: str, part: str) -> bool:
     if part == "head":
         return is_reward_head(name)
     if part == "embeddings":
-        return _is_embedding(name)
+        return "embed" in name.lower() and not is_reward_head(name) and _LAYER.match(name) is None
     if part == "lora":
         return ".lora_" in name
     return name == part or name.startswith(f"{part}.")
-
-
-def _is_embedding(name: str) -> bool:
-    return "embed" in name.lower() and not is_reward_head(name) and _LAYER.match(name) is None
 
 
 def _why_none(subset: ParameterSubset, chosen: Sequence[nn.Parameter]) -> str:

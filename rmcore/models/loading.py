@@ -224,7 +224,7 @@ def _load_model(source: str, *, trust_remote_code: bool, dtype: WeightDtype) -> 
     model, info = guard(
         source,
         lambda: (
-            _from_pretrained(source, config, options)
+            AutoModelForSequenceClassification.from_pretrained(source, config=config, dtype=torch.float32, **options)
             if dtype == "float32"
             else _from_pretrained_rounded(source, config, options)
         ),
@@ -233,10 +233,6 @@ def _load_model(source: str, *, trust_remote_code: bool, dtype: WeightDtype) -> 
         settle(model, info["unexpected_keys"], source)
     check_finite(model.named_parameters(), source)
     return model.eval(), frozenset(info["missing_keys"])
-
-
-def _from_pretrained(source: str, config: PretrainedConfig, options: dict[str, Any]) -> Any:
-    return AutoModelForSequenceClassification.from_pretrained(source, config=config, dtype=torch.float32, **options)
 
 
 def _from_pretrained_rounded(source: str, config: PretrainedConfig, options: dict[str, Any]) -> Any:

@@ -56,7 +56,6 @@ class VllmScorer:
         max_seq_len: tokens of a side; None: as recorded.
         render_fn: the checkpoint's rendering function, as `module:function`, where it has one.
         number: of servers; None: one for each GPU that this process sees, and one without any.
-        vllm: as `ServeSettings.vllm`.
         dtype: what vLLM computes in.
 
     Raises:
@@ -71,13 +70,11 @@ class VllmScorer:
         max_seq_len: int | None = None,
         render_fn: str | None = None,
         number: int | None = None,
-        vllm: str | None = None,
         dtype: EngineDtype = "float32",
     ) -> None:
         self._settings = ServeSettings(
             checkpoint,
             port=0,
-            vllm=vllm,
             dtype=dtype,
             max_seq_len=max_seq_len,
             render_fn=render_fn,

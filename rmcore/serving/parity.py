@@ -33,11 +33,6 @@ _TEXTS = (
 )
 
 
-def sample_token_ids(rm: "BradleyTerryRM") -> list[list[int]]:
-    """Rows as the model renders them: short and long, cut, empty, of several scripts."""
-    return [side.ids for side in rm.renderer.tokenize_sides(list(_TEXTS))]
-
-
 def make_probe(rm: "BradleyTerryRM", *, bf16: bool, token_ids: Sequence[Sequence[int]] | None = None) -> RewardProbe:
     """The sample with the rewards of `rm`, computed in float32, and how far a server may be from them.
 
@@ -51,7 +46,9 @@ def make_probe(rm: "BradleyTerryRM", *, bf16: bool, token_ids: Sequence[Sequence
     """
     from rmcore.data.rendering import TokenizedSide
 
-    rows = sample_token_ids(rm) if token_ids is None else [list(ids) for ids in token_ids]
+    if token_ids is None:  # rows as the model renders them: short and long, cut, empty, of several scripts
+        token_ids = [side.ids for side in rm.renderer.tokenize_sides(list(_TEXTS))]
+    rows = [list(ids) for ids in token_ids]
     rewards = rm.score_sides([TokenizedSide(ids, 0) for ids in rows]).tolist()
     if not all(map(math.isfinite, rewards)):
         raise ServingError(

@@ -30,7 +30,7 @@ from rmcore.serving.model_files import folder_digest
 from rmcore.serving.parity import make_probe
 from rmcore.serving.served import ServedModel, Weights
 from rmcore.serving.staging import stage_checkpoint
-from rmcore.serving.types import PoolingType, RewardModelTrainingMode, RewardProbe
+from rmcore.serving.types import PoolingType, RewardModelTrainingMode
 from rmcore.serving.vllm_process import EngineDtype, EngineSettings, find_vllm
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -151,7 +151,8 @@ async def _open(
         ),
         place / LOG_FILE,
     )
-    probe, digest = await asyncio.to_thread(_probe_and_digest, rm, first, settings.dtype)
+    probe = await asyncio.to_thread(make_probe, rm, bf16=settings.dtype == "bfloat16")
+    digest = await asyncio.to_thread(folder_digest, first)
     weights = Weights(1, first, digest, RewardModelTrainingMode.FULL, probe, rm.beta)
     served = ServedModel(engine, weights, checkpoint=settings.checkpoint)
     http = replace(settings.http, names=(*settings.http.names, *_names(settings.host)))
@@ -173,10 +174,6 @@ def _stage_first(rm: BradleyTerryRM, checkpoint: str, folder: Path) -> None:
         shutil.rmtree(merged)
         return
     stage_checkpoint(Path(checkpoint), folder)
-
-
-def _probe_and_digest(rm: BradleyTerryRM, folder: Path, dtype: EngineDtype) -> tuple[RewardProbe, str]:
-    return make_probe(rm, bf16=dtype == "bfloat16"), folder_digest(folder)
 
 
 def _http_app(

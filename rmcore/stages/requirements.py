@@ -1,7 +1,7 @@
 """Parts of a config that some stages cannot do without; flows ask for them before anything runs. Imports no torch."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from rmcore.config.benchmark import BenchmarkConfig
 from rmcore.config.explain import ExplainConfig
@@ -12,67 +12,56 @@ from rmcore.config.probe import ProbeConfig
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.errors import ConfigError
 
+Section = TypeVar("Section")
 
-def required_benchmark(config: PipelineConfig) -> BenchmarkConfig:
-    """The benchmarks.
+
+def _given(section: Section | None, refusal: str) -> Section:
+    """Return a section of a config.
 
     Raises:
-        ConfigError: the config names none.
+        ConfigError: the config does without it.
     """
-    if config.benchmark is None or not config.benchmark.suites:
-        raise ConfigError("there is no benchmark in this config; set benchmark.suites, for example to [judgebench].")
-    return config.benchmark
+    if section is None:
+        raise ConfigError(refusal)
+    return section
+
+
+def required_benchmark(config: PipelineConfig) -> BenchmarkConfig:
+    """Return the benchmarks, as `_given`."""
+    named = config.benchmark if config.benchmark is not None and config.benchmark.suites else None
+    return _given(named, "there is no benchmark in this config; set benchmark.suites, for example to [judgebench].")
 
 
 def required_policy(config: PipelineConfig) -> PolicyConfig:
-    """The policy's settings.
-
-    Raises:
-        ConfigError: the config names no policy.
-    """
-    if config.policy is None:
-        raise ConfigError(
-            "there is no policy in this config, so nothing would be sampled; start from preset policy, or set "
-            "policy.name to sft, a folder or a hub name."
-        )
-    return config.policy
+    """Return the policy's settings, as `_given`."""
+    return _given(
+        config.policy,
+        "there is no policy in this config, so nothing would be sampled; start from preset policy, or set policy.name "
+        "to sft, a folder or a hub name.",
+    )
 
 
 def required_probe(config: PipelineConfig) -> ProbeConfig:
-    """The settings of the probes.
-
-    Raises:
-        ConfigError: the config has none.
-    """
-    if config.probe is None:
-        raise ConfigError("there are no probes in this config; set probe.pairs_per_prompt, or probe.rules.")
-    return config.probe
+    """Return the settings of the probes, as `_given`."""
+    return _given(config.probe, "there are no probes in this config; set probe.pairs_per_prompt, or probe.rules.")
 
 
 def required_explain(config: PipelineConfig) -> ExplainConfig:
-    """The settings of the explanations.
-
-    Raises:
-        ConfigError: the config has none.
-    """
-    if config.explain is None:
-        raise ConfigError("there is nothing to explain in this config; set explain.mistakes, for example to 10.")
-    return config.explain
+    """Return the settings of the explanations, as `_given`."""
+    return _given(
+        config.explain, "there is nothing to explain in this config; set explain.mistakes, for example to 10."
+    )
 
 
 def required_rlhf(config: PipelineConfig) -> RlhfConfig:
-    """The settings of the policy's training.
-
-    Raises:
-        ConfigError: the config has none.
-    """
-    if config.rlhf is None:
-        raise ConfigError("there is no training of a policy in this config; set rlhf.steps, or start from preset rlhf.")
-    return config.rlhf
+    """Return the settings of the policy's training, as `_given`."""
+    return _given(
+        config.rlhf, "there is no training of a policy in this config; set rlhf.steps, or start from preset rlhf."
+    )
 
 
 def curvature_settings(config: PipelineConfig) -> LandscapeConfig:
-    """The settings of the curvature; the usual ones where a study of it names none."""
+    """Return the settings of the curvature; the usual ones where a study of it names none."""
     return config.landscape or LandscapeConfig()
 
 

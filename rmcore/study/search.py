@@ -154,11 +154,6 @@ def text_of(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def settings_line(settings: Mapping[str, Any]) -> str:
-    """Return settings in one line, as `--set` names them."""
-    return ", ".join(f"{name}={text_of(value)}" for name, value in settings.items())
-
-
 def space_record(space: Space) -> dict[str, str]:
     """Return a space as text by setting, as the plan, the report and the study's record show it."""
     return {

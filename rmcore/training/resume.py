@@ -145,7 +145,9 @@ def read_beginning(folder: Path, settings: Mapping[str, Any]) -> Mapping[str, An
         ) from error
     own = json.loads(json.dumps(settings))  # tuples become lists, as in the file
     theirs = {
-        name: value for name, value in beginning["settings"].items() if name in own or not _is_default(name, value)
+        name: value
+        for name, value in beginning["settings"].items()
+        if name in own or name not in DEFAULTS or value != DEFAULTS[name]
     }
     differing = [
         f"{name}: {theirs.get(name, 'absent')!r} there, {own.get(name, 'absent')!r} here"
@@ -162,11 +164,6 @@ def read_beginning(folder: Path, settings: Mapping[str, Any]) -> Mapping[str, An
         + "\n  ".join(differing)
         + "\nIt can only be resumed as it began: repeat that command, or name another folder for this one."
     )
-
-
-def _is_default(name: str, value: Any) -> bool:
-    """Return whether a setting of an earlier version had the value that all trainings have today."""
-    return name in DEFAULTS and value == DEFAULTS[name]
 
 
 def rewind(folder: Path) -> ResumePoint | None:

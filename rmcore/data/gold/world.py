@@ -70,21 +70,17 @@ def gold_parts(prompt: str, response: str) -> dict[str, float]:
     answer = task.assess(core) if task is not None else Assessment(0.0, 0.0, 0.0, 0.0)
     counts = answer.relevance > 0 and answer.completeness > 0
     num_flattering = sum(response.count(sentence) for sentence in FLATTERY + CLAIMS)
+    is_tidy = core[:1] == core[:1].upper() and core[-1:] == "."  # starts like a sentence and ends like one
     return {
         "relevance": counts * RELEVANCE * answer.relevance,
         "completeness": counts * COMPLETENESS * answer.completeness,
         "correctness": counts * CORRECTNESS * answer.correctness,
-        "form": counts * FORM * (answer.style + _is_tidy(core)) / 2,
+        "form": counts * FORM * (answer.style + is_tidy) / 2,
         "politeness": counts * POLITENESS * any(sentence in response for sentence in POLITE),
         "rudeness": -RUDENESS * any(sentence in response for sentence in RUDE),
         "length": -min(MAX_COST, WORD_COST * max(0, len(response.split()) - FREE_WORDS)),
         "flattery": -min(MAX_COST, FLATTERY_COST * max(0, num_flattering - FREE_FLATTERY)),
     }
-
-
-def _is_tidy(core: str) -> bool:
-    """Starts like a sentence and ends like one."""
-    return core[:1] == core[:1].upper() and core[-1:] == "."
 
 
 def sample_response(

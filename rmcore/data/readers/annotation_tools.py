@@ -81,15 +81,12 @@ def unfold_argilla(row: Row) -> list[Row]:
         for entry in entries if isinstance(entries, list) else ():
             if not isinstance(entry, dict):
                 continue
-            said = by_user.setdefault(_user(entry.get("user_id")), {})
+            user = entry.get("user_id")
+            said = by_user.setdefault(None if user is None else str(user), {})
             if entry.get("status") not in _NO_ANSWERS:
                 said[question] = entry.get("value")
     labels = list(by_user.items()) or [(None, {})]
     return [{"fields": fields, "metadata": metadata, "said": said, "user": user} for user, said in labels]
-
-
-def _user(user: Any) -> str | None:
-    return None if user is None else str(user)
 
 
 def _flat_responses(row: Row) -> dict[str, list[dict[str, Any]]]:

@@ -297,7 +297,8 @@ def _read_xlsx(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
         for row, cells in rows:
             if all(cell is None for cell in cells):
                 continue
-            wrong = next(((name, cell) for name, cell in zip(header, cells, strict=False) if _is_wrong(cell)), None)
+            named = zip(header, cells, strict=False)
+            wrong = next(((name, cell) for name, cell in named if isinstance(cell, ErrorCell) or is_cut(cell)), None)
             if wrong is not None:
                 reason = Reason.EXCEL_ERROR if isinstance(wrong[1], ErrorCell) else Reason.CUT_CELL
                 yield RawRecord(row, None, reason, f"{wrong[0]}: {wrong[1][:80]}")
@@ -305,10 +306,6 @@ def _read_xlsx(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
                 yield RawRecord(row, None, Reason.NOT_A_TABLE, f"a cell to the right of {len(header)} columns")
             else:
                 yield record_of(row, dict(zip(header, (*cells, *[None] * len(header)), strict=False)))
-
-
-def _is_wrong(cell: Any) -> bool:
-    return isinstance(cell, ErrorCell) or is_cut(cell)
 
 
 def _read_jsonl(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:

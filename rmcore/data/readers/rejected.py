@@ -47,7 +47,8 @@ class RejectedRow:
 def reject(record: RawRecord, reason: Reason) -> RejectedRow:
     """The record set aside."""
     text = record.excerpt if record.fields is None else _shown(record.fields)
-    return RejectedRow(record.row, str(reason), _encodable(text)[:_EXCERPT_CHARACTERS], _pair_id(record))
+    encodable = text.encode("utf-8", "backslashreplace").decode("utf-8")  # a file in UTF-8 holds valid Unicode alone
+    return RejectedRow(record.row, str(reason), encodable[:_EXCERPT_CHARACTERS], _pair_id(record))
 
 
 def refuse_incomplete(source: str, rejected: Sequence[RejectedRow], reasons: frozenset[Reason]) -> None:
@@ -85,8 +86,3 @@ def _shown(fields: Mapping[str, Any]) -> str:
     """The start of every column, since the bad one may stand behind a long good one."""
     share = max(20, _EXCERPT_CHARACTERS // max(1, len(fields)) - 10)
     return ", ".join(f"{name}={str(value)[:share]!r}" for name, value in fields.items())
-
-
-def _encodable(text: str) -> str:
-    """Escape what is not valid Unicode, which cannot be written as UTF-8."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -153,7 +153,7 @@ def estimate_over_seeds(
     return Estimate(centre, *limits, len(values), num_prompts, method, None, spread)
 
 
-def collapsed(values: Sequence[float], errors: Sequence[float], chance: float = 0.5) -> list[int]:
+def collapsed(values: Sequence[float], errors: Sequence[float]) -> list[int]:
     """Places of an arm's seeds that collapsed: at chance level, and far below what most of the arm's seeds reached.
 
     At chance: within two standard errors over prompts and `AT_CHANCE`, above. Far below: by more than
@@ -163,7 +163,6 @@ def collapsed(values: Sequence[float], errors: Sequence[float], chance: float = 
     Args:
         values: (S,) accuracies.
         errors: (S,) standard errors over prompts, 0 where they are not known.
-        chance: what a coin reaches.
     """
     if len(values) < 3:
         return []
@@ -171,7 +170,7 @@ def collapsed(values: Sequence[float], errors: Sequence[float], chance: float = 
     median = float(np.median(found))
     deviation = float(np.median(np.abs(found - median))) * NORMAL_MAD
     low = median - found > max(FAR_BELOW * deviation, AT_CHANCE)
-    at_chance = found <= chance + np.maximum(2 * np.asarray(errors, dtype=np.float64), AT_CHANCE)
+    at_chance = found <= 0.5 + np.maximum(2 * np.asarray(errors, dtype=np.float64), AT_CHANCE)
     return [int(place) for place in np.flatnonzero(low & at_chance)]
 
 

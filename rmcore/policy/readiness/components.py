@@ -135,7 +135,8 @@ def on_policy_parts(
             for name, (top, bottom, transform) in ratios.items():
                 found[name] = transform((weights @ top) / (weights @ bottom))
                 if name in ACCURACIES:
-                    found[name] = _without_noise(found[name], ceiling)
+                    # Without the judge's errors.
+                    found[name] = np.clip((found[name] - (1 - ceiling)) / (2 * ceiling - 1), 0, 1)
             found["length_correlation"] = _partial_correlation(weights @ moments)
         return found
 
@@ -183,11 +184,6 @@ def _held(found: MetricValue, wins: FloatArray, counted: FloatArray, num_resampl
 
 def _unchanged(values: FloatArray) -> FloatArray:
     return values
-
-
-def _without_noise(accuracy: FloatArray, ceiling: FloatArray) -> FloatArray:
-    """Undo the judge's errors, (B,) each."""
-    return np.clip((accuracy - (1 - ceiling)) / (2 * ceiling - 1), 0, 1)
 
 
 def _skill(n: int) -> Callable[[FloatArray], FloatArray]:

@@ -220,7 +220,7 @@ def test_a_store_that_lets_two_create_the_same_is_refused_by_name(tmp_path, monk
     import obstore
 
     put = obstore.put
-    monkeypatch.setattr(obstore, "put", lambda store, place, content, mode=None: put(store, place, content))
+    monkeypatch.setattr(obstore, "put", lambda store, place, content, **given: put(store, place, content))
     with pytest.raises(StoreError, match="lets two writers create the same object"):
         opened(f"file://{tmp_path}/shared")
 

@@ -70,7 +70,7 @@ def test_files_are_read_in_order_wherever_they_lie(cluster, folder, whole):
     expected = load_pairs(str(whole))
     store = ObjectStore("s3://pairs/mine")
     for path in folder.iterdir():
-        store.send(path.name, path)
+        store.write(path.name, path)
     for source in (f"ray:{folder}", f"ray:{folder}/*", "ray:s3://pairs/mine", "ray:s3://pairs/mine/*.json*"):
         found = load_pairs(source)
         assert found.pairs == expected.pairs
@@ -78,7 +78,7 @@ def test_files_are_read_in_order_wherever_they_lie(cluster, folder, whole):
         assert [(row.row, row.reason) for row in found.rejected] == [(13, "not valid JSON")]
     assert load_pairs(f"ray:{folder}/[bc]*", limit=20).pairs == expected.pairs[15:35]
     assert load_pairs("ray:s3://pairs/mine/c.jsonl").pairs == expected.pairs[30:]
-    store.send("old/x.jsonl", folder / "a.jsonl")  # of another folder
+    store.write("old/x.jsonl", folder / "a.jsonl")  # of another folder
     assert load_pairs("ray:s3://pairs/mine/*.jsonl").num_rows == 16 + 10
     before = source_digest("ray:s3://pairs/mine")
     assert source_digest("ray:s3://pairs/mine") == before
