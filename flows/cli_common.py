@@ -3,9 +3,10 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +32,6 @@ FIGURES = (
     "label_savings",
 )
 """Those that are worth opening first."""
-Flow = Callable[..., dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def settings_of(given: Mapping[str, str | int | float | None]) -> list[str]:
 
 
 def run_configured(
-    load_flow: Callable[[], Flow],
+    flow: str,
     preset: str | None,
     given: FlowOptions,
     assignments: Sequence[str] = (),
@@ -75,7 +75,7 @@ def run_configured(
     """Run a flow under a preset, and write its outcome down where that was asked for.
 
     Args:
-        load_flow: imports the flow: Prefect reads its address when it is imported, so not before that is known.
+        flow: `module:name`; Prefect reads its address when it is imported, so not before that is known.
         preset: what is changed; None: what the config file names, or the demo.
         given: by the user; --set has the last word.
         assignments: what the command's own options change, in the form of --set.
@@ -103,10 +103,11 @@ def run_configured(
     choose_api()
     from flows.console import quiet_prefect
 
-    started = load_flow()
+    module, _, name = flow.partition(":")
+    started = getattr(import_module(module), name)
     quiet_prefect()
     with prefect_in_use("stages"):
-        outcome = started(preset=changed, overrides=changes_of(changed, settings), **own)
+        outcome: dict[str, Any] = started(preset=changed, overrides=changes_of(changed, settings), **own)
     if summary is not None:
         write_text(summary, json.dumps(outcome, indent=1) + "\n")
     return outcome

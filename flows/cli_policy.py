@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -57,8 +56,9 @@ class PolicyOptions:
             ConfigError: see `named_run` and `run_configured`.
         """
         settings = [*self._settings(), *settings_of(wanted)]
+        flow = f"flows.policy:{name}"
         if self.run is None:
-            return run_configured(_loader(name, self.checkpoint), self.preset or "policy", given, settings)
+            return run_configured(flow, self.preset or "policy", given, settings, checkpoint=self.checkpoint)
         has = {"--preset": self.preset, "--config": given.config, "--checkpoint": self.checkpoint, "--data": self.data}
         config, checkpoint = named_run(self.run, has)
         config = config.model_copy(update={"rlhf": None, "policy": config.policy or PolicyConfig()})
@@ -68,7 +68,7 @@ class PolicyOptions:
             model = config.model.model_copy(update={"name": config.started_from})
             config = config.model_copy(update={"model": model})
         settings += ["policy.samples=null"] if self.policy is not None and self.samples is None else []
-        return run_configured(_loader(name, checkpoint), None, given, settings, recorded=config)
+        return run_configured(flow, None, given, settings, config, checkpoint=checkpoint)
 
     def _settings(self) -> list[str]:
         """The settings behind them. A given reward model was not trained here, so more pairs are left to measure."""
@@ -159,14 +159,3 @@ def confirm(
     print_verdict(results["verdict"], None)
     print_block(confirmation_block(results)._replace(findings=()))  # they are in the verdict above
     print_places(outcome)
-
-
-def _loader(name: Literal["best_of_n", "readiness", "confirm"], checkpoint: str | None) -> Any:
-    """Make a function that imports a flow with its checkpoint; Prefect reads its address then, not before."""
-
-    def load() -> Any:
-        from flows import policy
-
-        return partial(getattr(policy, name), checkpoint=checkpoint)
-
-    return load

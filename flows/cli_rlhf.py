@@ -1,10 +1,8 @@
 """`rm-opt rlhf`: from preferences to a trained policy, and whether the gold reward rose with the proxy."""
 
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -121,7 +119,7 @@ def rlhf(
     if (mode == "policy") != (checkpoint is not None):
         raise ConfigError("--mode policy goes with --checkpoint, and no other mode does: the others train their own.")
     preset = preset or (None if recorded else "rlhf")
-    outcome = run_configured(_loader(mode, checkpoint), preset, given, settings, recorded=recorded)
+    outcome = run_configured("flows.rlhf:rlhf", preset, given, settings, recorded, mode=mode, checkpoint=checkpoint)
     if mode != "rm":
         from rmcore.reporting.html.rlhf import rlhf_block
 
@@ -141,12 +139,3 @@ def _with_training(config: PipelineConfig) -> PipelineConfig:
         far = usual.model_copy(update={"kl_target": config.readiness.planned_kl})
         config = config.model_copy(update={"rlhf": far})
     return config.model_copy(update={"policy": config.policy or PolicyConfig()})
-
-
-def _loader(mode: Mode, checkpoint: str | None) -> Callable[[], Any]:
-    def load() -> Any:
-        from flows.rlhf import rlhf as flow
-
-        return partial(flow, mode=mode, checkpoint=checkpoint)
-
-    return load

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from flows import cli_runs, cli_start
-from flows.cli_common import Flow, FlowOptions, print_reported, run_configured, settings_of
+from flows.cli_common import FlowOptions, print_reported, run_configured, settings_of
 from flows.hub_names import require_hub_names
 from flows.settings import DEFAULT_PRESET, load_config
 from flows.settings_file import OWN_DATA_PRESET
@@ -91,10 +91,4 @@ def run(
         require_hub_names(config)
         cli_runs.print_plan(config)
     else:
-        print_reported(run_configured(_load_pipeline, preset, given, assignments=chosen, recorded=recorded))
-
-
-def _load_pipeline() -> Flow:
-    from flows.pipeline import pipeline
-
-    return pipeline
+        print_reported(run_configured("flows.pipeline:pipeline", preset, given, assignments=chosen, recorded=recorded))

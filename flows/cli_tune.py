@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from flows import cli_start
-from flows.cli_common import Flow, FlowOptions, run_configured, settings_of
+from flows.cli_common import FlowOptions, run_configured, settings_of
 from flows.settings import PRESET
 from rmcore.cli.common import print_block
 from rmcore.cli.options import options
@@ -55,7 +55,7 @@ def tune(
     if preset is None and (given.config is None or PRESET not in read_mapping(given.config, "write settings by name")):
         preset = DEFAULT_PRESET
     outcome = run_configured(
-        _load,
+        "flows.tune:tune",
         preset,
         given,
         settings_of({"data.source": data, "model.name": model}),
@@ -66,12 +66,6 @@ def tune(
         seeds=seeds,
     )
     print_outcome(outcome)
-
-
-def _load() -> Flow:
-    from flows.tune import tune as flow
-
-    return flow
 
 
 def print_outcome(outcome: dict[str, Any]) -> None:

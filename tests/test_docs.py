@@ -144,7 +144,7 @@ def test_the_runs_that_a_page_asks_for_would_train_on_the_file(page, own_pairs, 
     """Up to the first stage: the settings are allowed, the file is read and split. tests/flows run the stages."""
     configs = []
 
-    def configured(load, preset, given, assignments, recorded):
+    def configured(flow, preset, given, assignments, recorded):
         configs.append(load_config(preset, given.config, [*assignments, *(given.set_ or [])], recorded))
 
     monkeypatch.setattr(cli_run, "run_configured", configured)

@@ -21,7 +21,6 @@ class Listed(NamedTuple):
     """`module:name` of its function, or of a Typer with the commands of the group."""
     line: str
     """The first paragraph of its help."""
-    is_hidden: bool = False
 
 
 def lazy_app(listed: Mapping[str, Listed], panels: Mapping[str, Sequence[str]] | None = None) -> typer.Typer:
@@ -71,7 +70,7 @@ class _ListedCommand(TyperCommand):
     """A line of the page above a command; given arguments, it makes way for the command."""
 
     def __init__(self, name: str, listed: Listed, panel: str, commands: Mapping[str, Any]) -> None:
-        super().__init__(name, help=listed.line, hidden=listed.is_hidden, rich_help_panel=panel)
+        super().__init__(name, help=listed.line, rich_help_panel=panel)
         self._commands = commands
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
@@ -106,6 +105,6 @@ def _import(name: str, listed: Listed) -> Any:
     if isinstance(found, typer.Typer):
         holder.add_typer(found, name=name)
     else:
-        holder.command(name, hidden=listed.is_hidden)(found)
+        holder.command(name)(found)
     furnish(holder)
     return typer.main.get_command(holder).commands[name]  # type: ignore[attr-defined]  # a group, see above

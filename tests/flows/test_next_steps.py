@@ -84,12 +84,13 @@ def started(monkeypatch):
     class StartedError(Exception):
         pass
 
-    def start(load, preset, given, assignments=(), recorded=None):
-        found.append((*load, load_config(preset, given.config, [*assignments, *(given.set_ or [])], recorded)))
+    def start(flow, preset, given, assignments=(), recorded=None, *, checkpoint, **_):
+        name = flow.partition(":")[2]
+        found.append(
+            (name, checkpoint, load_config(preset, given.config, [*assignments, *(given.set_ or [])], recorded))
+        )
         raise StartedError
 
-    monkeypatch.setattr(cli_policy, "_loader", lambda name, checkpoint: (name, checkpoint))
-    monkeypatch.setattr(cli_rlhf, "_loader", lambda mode, checkpoint: ("rlhf", checkpoint))
     for module in (cli_policy, cli_rlhf):
         monkeypatch.setattr(module, "run_configured", start)
 

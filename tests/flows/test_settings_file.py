@@ -94,7 +94,7 @@ def started(tmp_path, monkeypatch):
     monkeypatch.setattr(
         cli_run,
         "run_configured",
-        lambda load, preset, given, assignments=(), recorded=None: configs.append(
+        lambda flow, preset, given, assignments=(), recorded=None: configs.append(
             load_config(preset, given.config, [*assignments, *(given.set_ or [])], recorded)
         ),
     )

@@ -206,7 +206,7 @@ def test_the_command_runs_with_the_settings_of_the_run(reports, monkeypatch):
     started = []
     monkeypatch.setattr(cli_run, "print_reported", lambda outcome: None)
     monkeypatch.setattr(
-        cli_run, "run_configured", lambda load, preset, given, **more: started.append((preset, given, more))
+        cli_run, "run_configured", lambda flow, preset, given, **more: started.append((preset, given, more))
     )
     stopped("mine-seed3", CONFIG)
     assert "mine-seed3  begun " in typed("runs")
