@@ -25,7 +25,8 @@ def free_ports(num_ports):
 def wait_for(condition, what="timed out", seconds=120.0):
     """What `condition()` gives once it is true; `what` is the error's text or a function that gives it.
 
-    Looks take a fifth of the time at most: those that ask a server would keep it from what is waited for.
+    Looks that ask a server keep it from what is waited for: they are fewer, and still see what lasts for a fifth of a
+    second.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -33,7 +34,7 @@ def wait_for(condition, what="timed out", seconds=120.0):
         if found := condition():
             return found
         assert time.monotonic() < deadline, what() if callable(what) else what
-        time.sleep(max(0.05, 4 * (time.monotonic() - begin)))
+        time.sleep(min(0.2, max(0.05, 4 * (time.monotonic() - begin))))
 
 
 def family(pid):

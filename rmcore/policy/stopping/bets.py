@@ -94,11 +94,11 @@ class ConfidenceSequence:
         """All that were seen, in their order."""
         self.path: list[tuple[float, float]] = []
         """The interval after each of them."""
-        self._means = np.linspace(low, high, GRID)[1:-1]  # (M,)
+        self._means = means = np.linspace(low, high, GRID)[1:-1]  # (M,); those that are left, and so below
+        self._least, self._most = -MOST / (high - means), MOST / (means - low)  # of a stake
         # The bettor against each mean stakes on the side where the values so far lie; half a value of a quarter of the
         # range's square is what he starts from (ibid., eq. 15).
-        self._log_wealth = np.zeros(len(self._means))
-        self._alive = np.ones(len(self._means), dtype=bool)
+        self._log_wealth = np.zeros(len(means))
         self._total, self._squares, self._count = (low + high) / 2, ((high - low) / 2) ** 2, 1.0
 
     def see(self, value: float) -> tuple[float, float]:
@@ -109,18 +109,19 @@ class ConfidenceSequence:
         """
         if not self.low <= value <= self.high:
             raise ValueError(f"{value} was promised to lie between {self.low} and {self.high}")
-        means = self._means
         mean, variance = self._total / self._count, self._squares / self._count
-        edge = mean - means
-        stake = np.clip(edge / (variance + edge * edge), -MOST / (self.high - means), MOST / (means - self.low))
-        self._log_wealth += np.log1p(stake * (value - means))
-        self._alive &= self._log_wealth < self.needed
+        edge = mean - self._means
+        stake = np.clip(edge / (variance + edge * edge), self._least, self._most)
+        self._log_wealth += np.log1p(stake * (value - self._means))
+        alive = self._log_wealth < self.needed
+        self._means, self._log_wealth = self._means[alive], self._log_wealth[alive]
+        self._least, self._most = self._least[alive], self._most[alive]
         self._total, self._count = self._total + value, self._count + 1
         self._squares += (value - self._total / self._count) ** 2
-        inside = means[self._alive]
         step = (self.high - self.low) / (GRID - 1)  # a mean between two that are tried: the wider end
-        if len(inside):
-            self.interval = (max(self.low, float(inside[0]) - step), min(self.high, float(inside[-1]) + step))
+        if len(self._means):
+            first, last = float(self._means[0]), float(self._means[-1])
+            self.interval = (max(self.low, first - step), min(self.high, last + step))
         self.values.append(value)
         self.path.append(self.interval)
         return self.interval
