@@ -1,4 +1,4 @@
-"""The runs of a home, read from the records beside the reports: no server and no database is asked."""
+"""The runs of a home, read from the records next to the reports: no server and no database is needed."""
 
 import json
 import os
@@ -138,7 +138,7 @@ class Run:
 
     @property
     def rung(self) -> str:
-        """On which rung of the ladder of evidence its verdict stands: "1 of 4", or empty."""
+        """Evidence level of its verdict: "1 of 4", or empty."""
         verdict = self.record.get("verdict")
         return f"{verdict['rung']} of 4" if isinstance(verdict, dict) and verdict.get("rung") is not None else ""
 

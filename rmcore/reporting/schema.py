@@ -162,7 +162,7 @@ class Results(TypedDict):
     observations: Mapping[str, Any] | None
     """Held-out judgements of any kind (`rmcore.stages.observed.Measured`); None where all are strict pairs."""
     explained: Mapping[str, Any] | None
-    """Causes of the worst mistakes (`rmcore.explain.record.Explained`); None where they were not asked for."""
+    """Causes of the worst mistakes (`rmcore.explain.record.Explained`); None where they were not requested."""
     probe: Mapping[str, Any] | None
     """Edits of answers that must not pay (`rmcore.probes.measure.Probed`); None where none was tried."""
     policy: PolicyResults | None

@@ -221,7 +221,7 @@ def _policy(record: Record) -> str | None:
 
 
 def data_name(record: Record) -> str:
-    """Name of the pairs of a record; a local file by its name alone, never by where it lies."""
+    """Name of the pairs of a record; a local file by its name alone, never with its folder."""
     config = record.get("config") or {}
     return public_name(record.get("data") or (config.get("data") or {}).get("source"))
 

@@ -39,7 +39,7 @@ TAGS = ("reward-model", "preference", "rm-optimizer")
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One answer with its reward, so that whoever loads the model can see that it reads as it was trained to."""
+    """One answer with its reward, so that anyone who loads the model can check that it reads text as in training."""
 
     prompt: str
     response: str
@@ -100,7 +100,7 @@ def write_card(facts: Facts, found: Sequence[Found], *, made: str) -> str:
 
     Args:
         facts: of the model.
-        found: what measurements tell, in any order; of several verdicts the one on the highest rung stands.
+        found: what measurements tell, in any order; of several verdicts the one on the highest evidence level is shown.
         made: ISO 8601 time.
     """
     judgement = highest(found)
@@ -175,7 +175,7 @@ def _written(facts: Facts, found: Sequence[Found], judgement: Judgement | None, 
 
 
 def name_repository(text: str, repository: str) -> str:
-    """The card with the repository's name where `REPOSITORY` stands; one that was as written stays so."""
+    """The card with the repository's name in place of `REPOSITORY`; an unedited card still counts as unedited."""
     card, named = read_card(text), text.replace(REPOSITORY, repository)
     if card is None or not card.is_as_written:
         return named

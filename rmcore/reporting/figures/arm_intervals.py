@@ -1,4 +1,4 @@
-"""The arms of an experiment beside one another: each metric's mean over seeds, its interval, every seed."""
+"""The arms of an experiment side by side: each metric's mean over seeds, its interval, every seed."""
 
 import textwrap
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Scores on benchmarks with their intervals, beside those of rules that read little or nothing."""
+"""Scores on benchmarks with their intervals, next to those of rules that read little or nothing."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any

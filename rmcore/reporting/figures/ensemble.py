@@ -1,4 +1,4 @@
-"""Disagreement of an ensemble: where it lies in and out of distribution, and whether it tells wrong rankings."""
+"""Disagreement of an ensemble: its distribution in and out of distribution, and whether it indicates wrong rankings."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -63,17 +63,17 @@ def _distributions(ax: Axes, inside: FloatArray, outside: FloatArray | None, thr
     every = np.concatenate([values for _, values, _ in groups])
     edges = np.linspace(0, max(float(np.quantile(every, 0.995)), 1.1 * threshold), NUM_BINS + 1)
     for name, values, colour in groups:
-        # Shares, not counts: the groups differ in size. What lies beyond the last edge is put into the last bin.
+        # Shares, not counts: the groups differ in size. Values above the last edge are put into the last bin.
         shares = np.histogram(np.minimum(values, edges[-1]), edges)[0] / len(values)
         label = f"{name}: {len(values):,} responses, {percent(float(np.mean(values > threshold)))} flagged"
         ax.stairs(shares, edges, color=colour, fill=True, alpha=0.22)
         ax.stairs(shares, edges, color=colour, linewidth=1.4, label=label)
-    # Up to the legend only, which stands above the distributions.
+    # Up to the legend only, which is above the distributions.
     label = f"threshold {threshold:.2g}"
     ax.axvline(threshold, ymax=0.72, color=INK, linestyle="--", linewidth=1.1, label=label)
     dress(
         ax,
-        title="each response; what lies beyond the right end is in the last bin",
+        title="each response; larger values are in the last bin",
         x="disagreement of members (standard deviations within prompts)",
         y="share of responses",
     )

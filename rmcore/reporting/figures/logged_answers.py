@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # a report needs the words and numbers of this module, and dr
 
 
 def logged_answers_figure(found: Mapping[str, Any]) -> "Figure":
-    """Win rate against k with 95 % intervals over prompts, the labels' own choice and the longest answer beside it.
+    """Win rate against k with 95 % intervals over prompts, the labels' own choice and the longest answer.
 
     Args:
         found: record of `rmcore.policy.logged_answers.logged_answers`.
@@ -80,7 +80,7 @@ def _prompts(num: int) -> str:
 
 
 def _line(ax: "Axes", values: list[Mapping[str, Any]], shift: float, colour: str, marker: str, label: str) -> None:
-    """Values with their intervals, a little beside the others so that both can be seen."""
+    """Values with their intervals, shifted a little so that both can be seen."""
     at = [place + shift for place in range(len(values))]
     for x, value in zip(at, values, strict=True):
         ax.plot(

@@ -15,7 +15,7 @@ from rmcore.reporting.figures.style import BLUE, INK, MUTED, ORANGE, SMALL, dres
 
 _MOST_BINS = 60
 _TOP = 0.76  # highest bar as a share of the axis; the shares are written above
-_OUTLIER_SPANS = 4.0  # margins farther out than this many central spans are counted beside the axis, not drawn
+_OUTLIER_SPANS = 4.0  # margins farther out than this many central spans are counted in the title, not drawn
 
 
 def margin_histogram_figure(rewards: pd.DataFrame, *, negative_rate: Mapping[str, Any] | None = None) -> Figure:
@@ -23,7 +23,7 @@ def margin_histogram_figure(rewards: pd.DataFrame, *, negative_rate: Mapping[str
 
     Args:
         rewards: P > 0 rows with reward_chosen and reward_rejected.
-        negative_rate: the metric negative_margin_rate {value, ci_low, ci_high}; its interval is written beside the
+        negative_rate: the metric negative_margin_rate {value, ci_low, ci_high}; its interval is written below the
             share of negative margins. None: the share is written alone.
     """
     margins = (rewards["reward_chosen"] - rewards["reward_rejected"]).to_numpy(dtype=np.float64)
@@ -56,7 +56,7 @@ def _title(margins: FloatArray, median: float) -> str:
 
 
 def _reading(margins: FloatArray, shown: FloatArray) -> str:
-    """How to read the figure, and what lies beyond its axis."""
+    """How to read the figure, and what is outside of its axis."""
     text = "solid line: zero · dashed line: median"
     outside = len(margins) - len(shown)
     if outside:

@@ -29,7 +29,7 @@ def served_figure(record: Mapping[str, Any]) -> Figure:
     )  # fmt: skip
     useful = record["useful_gain"]
     draw_gains(ax, [record], least=1.1 * useful)
-    ax.axhline(useful, color=GREEN, linestyle="--", linewidth=1.1, label=f"asked for: {useful:.2g}")
+    ax.axhline(useful, color=GREEN, linestyle="--", linewidth=1.1, label=f"useful: {useful:.2g}")
     legend_below(ax)
     headline(figure, record["verdict"]["headline"])
     return figure

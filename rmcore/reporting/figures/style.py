@@ -26,7 +26,7 @@ _CHARS_PER_INCH = 9.0  # of a bold title at TITLE points
 
 def new_figure(width: float, height: float) -> "Figure":
     """An empty white figure, size in inches."""
-    from matplotlib.figure import Figure  # a second, which whoever reads a cached run's records need not pay
+    from matplotlib.figure import Figure  # takes a second, which reading the records of a cached run should not cost
 
     return Figure(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
 

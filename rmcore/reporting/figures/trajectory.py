@@ -31,7 +31,7 @@ _NOWHERE = "curvature was not logged in this run: add curvature to train.callbac
 def curvature_trajectory_figure(history: History, *, best_step: int | None = None) -> Figure:
     """Three panels over optimizer steps: λmax and λmin, trace, margin size.
 
-    Whiskers are residuals at the eigenvalues (some true eigenvalue lies inside) and one standard error at the trace.
+    Whiskers are residuals at the eigenvalues (some true eigenvalue is inside) and one standard error at the trace.
     The margins are drawn next to them because growing margins alone lower λmax.
 
     Args:

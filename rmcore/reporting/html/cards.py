@@ -21,7 +21,7 @@ class Card(NamedTuple):
     label: str
     value: str
     interval: str
-    """Its 95 % interval, or what stands in its place."""
+    """Its 95 % interval, or why there is none."""
     definition: str
 
 

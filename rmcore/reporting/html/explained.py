@@ -1,7 +1,7 @@
 """The section of the report on why the model makes its worst mistakes, and the page of `rm-opt explain`.
 
 An answer is shown whole, its parts coloured by what they add to its reward: blue raises, orange lowers, stronger is
-more. Numbers stand beside the colours, so that nothing is said by colour alone.
+more. Numbers are next to the colours, so that nothing is said by colour alone.
 """
 
 import difflib
@@ -21,7 +21,7 @@ RAISES, LOWERS = "0, 114, 178", "213, 94, 0"
 STRONGEST = 0.55
 """Opacity of the largest effect of a pair: the text stays readable on it."""
 NAMED_SHARE = 0.15
-"""Effects of so much of the pair's largest one have their number beside them."""
+"""Effects of at least this share of the pair's largest one are shown with their number."""
 AROUND = 8
 """Words on each side of an edit that are shown."""
 SIDES = {"chosen": "labelled better (chosen)", "rejected": "labelled worse (rejected)"}

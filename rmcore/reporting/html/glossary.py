@@ -1,6 +1,6 @@
 """The words that a reader needs: what the parts of the curvature and of readiness are, and what terms mean.
 
-What the metrics themselves are called stands in rmcore.core.metrics.
+The names of the metrics themselves are in rmcore.core.metrics.
 """
 
 from rmcore.core.metrics import METRICS
@@ -67,8 +67,8 @@ _OF_EXPERIMENTS = {
     "hypothesis, claim": "a statement with a metric, a side and a threshold, written down before the first cell ran",
     "registration": "the frozen list of hypotheses, with its digest; a later change makes a new one and says what "
     "differs, so that a claim cannot be fitted to a result",
-    "supported": "the whole interval lies on the side of the threshold that the claim names",
-    "refuted": "the whole interval lies on the other side",
+    "supported": "the whole interval is on the side of the threshold that the claim names",
+    "refuted": "the whole interval is on the other side",
     "inconclusive": "the interval holds the threshold, or there is none: this matrix cannot tell. It does not mean "
     "that there is no effect",
     "95 % interval": "the range in which the number would plausibly lie with other seeds and, for numbers over "

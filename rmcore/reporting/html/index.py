@@ -18,7 +18,7 @@ OWNER_ONLY = 0o600
 def write_index(reports: Path) -> Path:
     """Rewrite the page of all finished runs below the folder `reports`; returns it.
 
-    It is readable by its owner only, like all that lies there. Two runs that end at once take turns.
+    Only its owner can read it, as all files there. Two runs that end at once take turns.
     """
     page = reports / FILE
     with exclusive(reports / ".index.lock"):

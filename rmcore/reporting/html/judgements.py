@@ -104,7 +104,7 @@ def _part(part: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _learned(found: Mapping[str, Any]) -> list[str]:
-    """Say what the likelihood learned beside the model, a sentence each."""
+    """Parameters that the likelihood learned together with the model, a sentence each."""
     said = []
     for size, width in found.get("tie", {}).items():
         said.append(f"{size} equally good answers are called equal with odds {numbers.decimal(width)} to one alone.")

@@ -87,7 +87,7 @@ def _definition(tolerated: Mapping[str, float]) -> str:
         f"Shown: at {level} for all rules together (Holm), that an edit shifts the reward by more than "
         f"{tolerated['shift']:g} standard deviations between answers to one prompt, where nothing may change either "
         f"way, else upwards; or that more than {most} of spoilt answers have no lower reward. Intervals are 95 % over "
-        "prompts, each alone; a rule holds where its interval lies within, and is unclear between."
+        "prompts, each alone; a rule holds where its interval is within the limit, and is unclear where it contains it."
     )
 
 

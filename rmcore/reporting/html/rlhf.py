@@ -212,7 +212,7 @@ def _samples(parity: Mapping[str, Any] | None) -> str:
 
 
 def _short(value: Mapping[str, Any], digits: int) -> str:
-    """With few decimals, so that all columns stand beside each other on a page."""
+    """With few decimals, so that all columns fit on a page."""
     if value["value"] is None or value["ci_low"] is None:
         return shown(value)
     return f"{value['value']:.{digits}f} ({value['ci_low']:.{digits}f} to {value['ci_high']:.{digits}f})"
