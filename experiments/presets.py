@@ -27,7 +27,7 @@ GOOD = TrainConfig(
 
 
 def labelled_where_the_policy_is(length_bias: float) -> DataConfig:
-    """Pairs of the gold world whose answers have the tail that the policy's samples have."""
+    """Pairs of the synthetic benchmark whose answers have the tail that the policy's samples have."""
     gold = GoldConfig(num_prompts=8000, tail_share=0.2, length_bias=length_bias)
     return DataConfig(gold=gold, eval_limit=600)
 
@@ -75,8 +75,8 @@ class Preset:
 
 DESCRIBED: dict[str, Preset] = {
     "demo": Preset(
-        "The first five minutes. All is measured; samples of the gold world's own writer are judged, so that the "
-        "verdict is one about optimisation.",
+        "The first five minutes. All is measured; samples of the synthetic benchmark's own writer are judged, so that "
+        "the verdict is one about optimisation.",
         PipelineConfig(
             study="demo",
             model=ModelConfig(name="tiny", max_seq_len=256),
@@ -106,7 +106,7 @@ DESCRIBED: dict[str, Preset] = {
     ),
     "rlhf-flawed": Preset(
         "The same with annotators who prefer length: in half of the pairs they name the longer answer, whatever it "
-        "says. Readiness refuses it, and a policy trained against it all the same loses gold.",
+        "says. Readiness refuses it, and a policy trained against it all the same loses the true reward.",
         RLHF.model_copy(update={"study": "rlhf-flawed", "data": labelled_where_the_policy_is(0.5)}),
         command="rlhf",
         time="8 min",

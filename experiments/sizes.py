@@ -1,6 +1,6 @@
 """Models and data of the shipped experiments, in four sizes, and the two ends of the recipe.
 
-smoke   the gold world and the model `tiny`: a matrix in minutes on a laptop; shows that everything is wired
+smoke   the synthetic benchmark and the model `tiny`: a matrix in minutes on a laptop; shows that everything is wired
 gold    the same at a size that decides: 500 steps, 3,000 test pairs with the chances of their labels known
 small   real AlpacaEval preferences and the pretrained 22 M encoder MiniLM, on all of its test pairs
 paper   Qwen2.5-0.5B on hub data, for a GPU machine with access to a model hub

@@ -39,7 +39,7 @@ from tasks.home import home
 
 NameArgument = Annotated[str, typer.Argument(help=f"One of {', '.join(SHIPPED)}, or a YAML file.")]
 SIZE_HELP: Any = typer.Option(
-    help="smoke (default): gold world, minutes. gold: the same at a size that decides. small: real pairs from "
+    help="smoke (default): synthetic benchmark, minutes. gold: the same at a size that decides. small: real pairs from "
     "RM_OPT_DATA and a pretrained encoder. paper: Qwen2.5-0.5B on hub data, for a GPU."
 )
 OPTIMIZERS = "adam,muon,lion"

@@ -37,7 +37,9 @@ class PolicyOptions:
     ] = None
     data: Annotated[
         str | None,
-        typer.Option(help="Preference pairs: a file, a datasets folder or a hub name; default: the gold world."),
+        typer.Option(
+            help="Preference pairs: a file, a datasets folder or a hub name; default: the synthetic benchmark."
+        ),
     ] = None
     samples: Annotated[
         str | None,
@@ -104,7 +106,7 @@ def readiness(
     given: FlowOptions,
     kl: Annotated[float | None, typer.Option(help="Nats that the policy is to be moved by; default 3.")] = None,
 ) -> None:
-    """Judge by the policy's own samples, as the gold world or your judge's column sees them: evidence level 3.
+    """Judge by the policy's own samples, as the synthetic benchmark or your judge's column sees them: evidence level 3.
 
     Examples:
     rm-opt readiness policy RUN

@@ -1,4 +1,4 @@
-"""`rm-opt rlhf`: from preferences to a trained policy, and whether the gold reward rose with the proxy."""
+"""`rm-opt rlhf`: from preferences to a trained policy, and whether the true reward rose with the proxy."""
 
 import sys
 from pathlib import Path
@@ -37,14 +37,17 @@ def rlhf(
     ] = None,
     rm_base_model: Annotated[str | None, typer.Option(help="What the reward model starts from.")] = None,
     preference_data: Annotated[
-        str | None, typer.Option(help="Preference pairs: a file, a datasets folder or a hub name; default: gold world.")
+        str | None,
+        typer.Option(
+            help="Preference pairs: a file, a datasets folder or a hub name; default: the synthetic benchmark."
+        ),
     ] = None,
     rm_steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps of the reward model.")] = None,
     policy_steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps of the policy.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Trainings of the policy, which differ by the seed.")] = None,
     judge: Annotated[
         str | None,
-        typer.Option(help="The gold reward: module:function of (prompt, response), or another reward model's folder."),
+        typer.Option(help="The true reward: module:function of (prompt, response), or another reward model's folder."),
     ] = None,
     labels: Annotated[
         int | None, typer.Option(min=40, help="Responses that the judge is asked about on the way, at most.")
@@ -67,8 +70,8 @@ def rlhf(
 ) -> None:
     """Train a reward model and a policy against it: a better policy, or a clear no.
 
-    The policy is trained by GRPO. A judge watches it with few labels: where gold has turned, training ends, and the
-    best checkpoint is kept. Everything is cached: the same command continues where it was stopped. Examples:
+    The policy is trained by GRPO. A judge watches it with few labels: where the true reward has turned, training ends,
+    and the best checkpoint is kept. Everything is cached: the same command continues where it was stopped. Examples:
 
     rm-opt rlhf
 

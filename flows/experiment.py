@@ -97,8 +97,8 @@ def experiment(
     Args:
         experiment: which question: baseline, ablation, lora, sensitivity or optimizers (the command line
             also takes a YAML file).
-        size: smoke (gold world, minutes), gold (the same at a size that decides), small (real pairs and a pretrained
-            encoder) or paper (Qwen2.5-0.5B on hub data, for a GPU).
+        size: smoke (synthetic benchmark, minutes), gold (the same at a size that decides), small (real pairs and a
+            pretrained encoder) or paper (Qwen2.5-0.5B on hub data, for a GPU).
         seeds: replicates of every arm; left out, as declared.
         arms: compare only these arms; left out, all of them.
         grid: every combination of levels instead of one factor at a time (sensitivity).

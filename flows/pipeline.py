@@ -169,11 +169,11 @@ def timed_step(name: str, place: str) -> Iterator[None]:
 
 
 def require_judge(config: PipelineConfig) -> None:
-    """Refuse to judge a policy's samples where their gold reward is unknown, before hours are spent.
+    """Refuse to judge a policy's samples where their true reward is unknown, before hours are spent.
 
     Raises:
-        ConfigError: there is a policy, the data are not the gold world's, and neither judged samples nor a judge are
-            named. A training of the policy continues without: nothing but its own rise can be shown then.
+        ConfigError: there is a policy, the data are not the synthetic benchmark's, and neither judged samples nor a
+            judge are named. A training of the policy continues without: nothing but its own rise can be shown then.
     """
     policy = config.policy
     if policy is not None and policy.judge is not None:
@@ -183,7 +183,7 @@ def require_judge(config: PipelineConfig) -> None:
             audit_of(policy.judge, policy.judging)
     if policy is not None and config.rlhf is None and not is_judged(config):
         raise ConfigError(
-            "readiness v2 asks what the gold reward makes of the policy's samples, and nobody knows it for "
+            "readiness v2 asks what the true reward makes of the policy's samples, and nobody knows it for "
             f"{config.data.source}. Draw samples with `rm-opt readiness best-of-n`, have them judged, and name the "
             "file in policy.samples; or name a judge in policy.judge: openai:MODEL@URL, or a function of (prompt, "
             "response); or leave the policy out, for a verdict on labelled pairs alone."

@@ -190,7 +190,7 @@ def confirm(config: PipelineConfig, checkpoint: str | None = None) -> dict[str, 
 
 @described_flow(
     "overoptimize",
-    "stored samples ──> proxy and gold reward against KL ──> curves, figures",
+    "stored samples ──> proxy and true reward against KL ──> curves, figures",
     lambda given: f"overoptimize-{given['gold']}",
 )
 def overoptimize(
@@ -201,11 +201,11 @@ def overoptimize(
     max_n: Annotated[int, Field(ge=4)] = 64,
     study: str = "overoptimization",
 ) -> dict[str, Any]:
-    """Show proxy and gold reward against KL on stored samples, and where the gold reward turns.
+    """Show proxy and true reward against KL on stored samples, and where the true reward turns.
 
     Args:
         samples: file with several samples of each prompt and their rewards: Parquet, CSV, JSON or JSONL.
-        gold: column of the gold reward: a judge's, or people's.
+        gold: column of the true reward: a judge's, or people's.
         proxies: columns of reward models' rewards.
         prompt: column that samples of one prompt share.
         max_n: largest n of best-of-n.
@@ -247,7 +247,7 @@ def overoptimize(
                 f"overoptimize-{Path(samples).stem}", curves_block(found), drawn, folder / REPORT_FILE
             )
             tracker.log_file(written, REPORT_FOLDER)
-            tracker.describe(run_note(f"Proxy and gold reward of {Path(samples).name} against KL", *places(written)))
+            tracker.describe(run_note(f"Proxy and true reward of {Path(samples).name} against KL", *places(written)))
             return written
 
         report = run_step("report", tell, [computed.handed]).found

@@ -1,4 +1,4 @@
-"""From preferences to a policy: reward model, readiness, GRPO against it, and what the gold reward says. Order only."""
+"""From preferences to a policy: reward model, readiness, GRPO against it, and what the true reward says. Order only."""
 
 from typing import Any, Literal
 
@@ -45,7 +45,7 @@ FORM = Form(
 )
 PICTURE = """
 prepare ─┬─> train ─┬─> evaluate ──────────┬─> readiness_v2
-         │          └─> overoptimization ──┴─> grpo ──> did the gold reward rise?
+         │          └─> overoptimization ──┴─> grpo ──> did the true reward rise?
          └─> policy ──> samples ──┘
 where the reward model starts from the policy (model.name=policy): policy ──> train
 """
@@ -53,7 +53,7 @@ where the reward model starts from the policy (model.name=policy): policy ──
 
 @configured_flow("rlhf", FORM, PICTURE, "-rlhf")
 def rlhf(config: PipelineConfig, mode: Mode = "full", checkpoint: str | None = None) -> dict[str, Any]:
-    """Train a reward model on preferences and a policy against it, and show whether the gold reward rose too.
+    """Train a reward model on preferences and a policy against it, and show whether the true reward rose too.
 
     Args:
         config: data, reward model, policy, and in rlhf the training of the policy.

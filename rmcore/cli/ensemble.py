@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rmcore.ensembles.ensemble import EnsemblePrediction, RewardModelEnsemble
 
 GOLD_SEEDS = 1_000_000
-"""Added to the seed of the gold world here, so that its pairs are not those of a training with the same seed."""
+"""Added to the seed of the synthetic benchmark, whose pairs then differ from those of a training with the same seed."""
 SPLITS = {"heads": {"fit": 0.5, "calibrate": 0.25, "test": 0.25}, "checkpoints": {"calibrate": 0.5, "test": 0.5}}
 INSIDE, OUTSIDE = "in distribution", "out of distribution"
 
@@ -39,7 +39,9 @@ def ensemble(
     ] = None,
     ood: Annotated[
         str | None,
-        typer.Option(help="Pairs unlike those; with --data gold the gold world's own. Their labels are not needed."),
+        typer.Option(
+            help="Pairs unlike those; with --data gold the synthetic benchmark's own. Their labels are not needed."
+        ),
     ] = None,
     share: Annotated[float, typer.Option(help="Share of responses like those of --data that are not flagged.")] = 0.95,
     num_resamples: Annotated[

@@ -1,4 +1,4 @@
-"""`rm-opt readiness overoptimize`: whether the gold reward follows the proxy, and up to where."""
+"""`rm-opt readiness overoptimize`: whether the true reward follows the proxy, and up to where."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ def overoptimize(
         Path,
         typer.Option(help="Samples of a policy, several a prompt: Parquet, CSV, JSON or JSONL, one row a sample."),
     ],
-    gold: Annotated[str, typer.Option(help="Column of the gold reward: a judge's, or people's.")],
+    gold: Annotated[str, typer.Option(help="Column of the true reward: a judge's, or people's.")],
     proxy: Annotated[list[str], typer.Option(help="Column of a reward model's rewards. May be repeated.")],
     out: Annotated[Path, typer.Option(help="Folder for the figures and the record.")],
     prompt: Annotated[str, typer.Option(help="Column that samples of one prompt share.")] = "prompt",
@@ -27,13 +27,13 @@ def overoptimize(
     seed: Seed = 0,
     json_out: JsonOut = None,
 ) -> None:
-    """Show proxy and gold reward against KL, and where the gold reward turns.
+    """Show proxy and true reward against KL, and where the true reward turns.
 
     For best-of-n and for the KL-regularised optimum. Nothing is sampled or trained: stored samples are re-weighted,
     exactly. Score them with `rm-opt score`.
 
     Example:
-    rm-opt readiness overoptimize --samples scored.parquet --proxy reward --gold judge --out curves
+    rm-opt readiness overoptimize --samples scored.parquet --proxy reward --judge --out curves
     """
     from rmcore.core.files import write_json
     from rmcore.policy.curves import curves_of_file
@@ -61,7 +61,10 @@ def _show(name: str, curves: list[dict[str, Any]]) -> None:
 
     for curve in curves:
         table = Table(
-            "n" if curve["method"] == "best_of_n" else "1 / beta", "KL, nats", "proxy gain", "gold gain (95 %)"
+            "n" if curve["method"] == "best_of_n" else "1 / beta",
+            "KL, nats",
+            "proxy gain",
+            "gain of the true reward (95 %)",
         )
         for index, point in enumerate(curve["points"]):
             mark = " *" if index == curve["best"] else ""
@@ -76,4 +79,4 @@ def _show(name: str, curves: list[dict[str, Any]]) -> None:
         where = "never turns" if peak["value"] is None else f"turns at a KL of {peak['value'] ** 2:.3g} nats"
         last = curve["points"][-1]["kl"]
         beyond = " (beyond what was measured)" if peak["value"] is not None and peak["value"] ** 2 > last else ""
-        print(f"the fitted gold reward {where}{beyond}; gains are in standard deviations within prompts")
+        print(f"the fitted true reward {where}{beyond}; gains are in standard deviations within prompts")

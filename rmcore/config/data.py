@@ -1,4 +1,4 @@
-"""Settings of the preference pairs: the built-in gold world, or data that are read."""
+"""Settings of the preference pairs: the built-in synthetic benchmark, or data that are read."""
 
 import math
 from typing import Literal, Self
@@ -11,7 +11,7 @@ Shortcut = Literal["length", "flattery", "claims", "none"]
 
 
 class GoldConfig(Settings):
-    """The gold world: procedural preferences with a known true reward (rmcore/data/gold/world.py)."""
+    """The synthetic benchmark: procedural preferences with a known true reward (rmcore/data/gold/world.py)."""
 
     num_prompts: int = Field(default=1200, ge=20, le=1_000_000)
     """Different in-distribution prompts; a fifth as many out-of-distribution ones come on top."""
@@ -24,7 +24,7 @@ class GoldConfig(Settings):
     length_bias: float = Field(default=0.0, ge=0, le=1)
     """Share of labels that name the longer response whatever it says, as by annotators in a hurry."""
     shortcut: Shortcut = "length"
-    """Spurious feature that goes with the gold reward in training and stops doing so in the tail."""
+    """Spurious feature that goes with the true reward in training and stops doing so in the tail."""
     tail_share: float = Field(default=0.0, ge=0, le=1)
     """Share of the answers in training pairs that come from the tail. The policy's have 0.2 of them: with as many, the
     pairs are labelled where the policy is."""
@@ -59,8 +59,9 @@ class DataConfig(Settings):
     test_fraction: float = Field(default=0.15, gt=0, lt=0.9)
     """Share of the prompts held out for the reported numbers, where no eval data is named."""
     test_seed: int | None = Field(default=None, ge=0, lt=2**31)
-    """Seed that deals out the test prompts, and draws the gold world, in place of the run's seed: runs under different
-    seeds then share their test pairs, and what one trains on is in no other's test. Left out: the run's seed."""
+    """Seed that deals out the test prompts, and draws the synthetic benchmark, in place of the run's seed: runs under
+    different seeds then share their test pairs, and what one trains on is in no other's test. Left out: the run's
+    seed."""
     prompt_column: str | None = None
     """Column of the prompt, where the layout is not recognised."""
     chosen_column: str | None = None
@@ -81,7 +82,7 @@ class DataConfig(Settings):
     require_complete_pairs: bool = False
     """Make a pair with a side missing, or with two of one side, an error instead of a counted, rejected row."""
     gold: GoldConfig = GoldConfig()
-    """The gold world's own settings, used with `source: gold`."""
+    """The synthetic benchmark's own settings, used with `source: gold`."""
 
     @model_validator(mode="after")
     def _grades_mean_something(self) -> Self:

@@ -34,7 +34,7 @@ class PipelineConfig(Settings):
     study: str = Field(default="demo", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,60}$")
     """Name of the study: the MLflow experiment is `rm/<study>`."""
     seed: int = Field(default=0, ge=0, lt=2**31)
-    """Seeds the head, the data order, the splits and the gold world."""
+    """Seeds the head, the data order, the splits and the synthetic benchmark."""
     device: str = Field(default="auto", pattern=DEVICES)
     """Where torch runs: auto takes a GPU where there is one; cpu, cuda, or one GPU of several: cuda:1."""
     loggers: tuple[LoggerName, ...] = ()
@@ -83,7 +83,7 @@ class PipelineConfig(Settings):
         if self.policy is not None and self.policy.name == WORLD:
             if not self.is_gold:
                 raise ValueError(
-                    f"policy.name=world is the gold world's own writer and answers none of the prompts of "
+                    f"policy.name=world is the synthetic benchmark's own writer and answers none of the prompts of "
                     f"{self.data.source}; name a causal model, or a file of samples in policy.samples, or leave the "
                     "policy out (policy=null) for a verdict on labelled pairs alone"
                 )
@@ -105,7 +105,7 @@ class PipelineConfig(Settings):
 
     @property
     def is_gold(self) -> bool:
-        """Whether the pairs are the gold world's, which then also draws prompts and judges where no judge is named."""
+        """Whether the pairs are the synthetic benchmark's, which also draws prompts and judges if nobody else does."""
         return self.data.source == "gold"
 
     @property
@@ -117,12 +117,12 @@ class PipelineConfig(Settings):
 
     @property
     def writer_shortcut(self) -> Shortcut | None:
-        """Shortcut of the gold world's writer, where that is the policy."""
+        """Shortcut of the synthetic benchmark's writer, where that is the policy."""
         return self.data.gold.shortcut if self.policy is not None and self.policy.name == WORLD else None
 
     @property
     def demonstrated_shortcut(self) -> Shortcut | None:
-        """Shortcut of the gold world that writes what `sft` learns; None: that is the responses of the pairs."""
+        """Shortcut of the synthetic benchmark whose answers `sft` learns; None: responses of the pairs."""
         return self.data.gold.shortcut if self.is_gold else None
 
     @property
@@ -132,7 +132,7 @@ class PipelineConfig(Settings):
             return f"column {self.policy.judge_column} of the given samples"  # the file may be renamed
         if self.policy is not None and self.policy.judge is not None:
             return judge_name(self.policy.judge)
-        return "the gold world" if self.is_gold else "nobody"
+        return "the synthetic benchmark" if self.is_gold else "nobody"
 
     @property
     def needs_policy(self) -> bool:

@@ -15,12 +15,13 @@ class PolicyConfig(Settings):
     """The policy that is to be optimised, and the samples drawn from it."""
 
     name: str = SFT
-    """`sft`: trained here, on answers of the gold world or the responses of the training pairs. `world`: the gold
-    world's own writer, which costs nothing and cannot be trained. Else a folder or hub name of a causal model."""
+    """`sft`: trained here, on answers of the synthetic benchmark or the responses of the training pairs. `world`: the
+    synthetic benchmark's own writer, which costs nothing and cannot be trained. Else a folder or hub name of a causal
+    model."""
     base: str = "tiny"
     """Model that `sft` starts from: tiny or another of its sizes, or a folder or hub name of a causal model."""
     sft_examples: int = Field(default=8000, ge=10, le=1_000_000)
-    """Responses that `sft` is trained on, at most; the gold world writes as many as asked for."""
+    """Responses that `sft` is trained on, at most; the synthetic benchmark writes as many as asked for."""
     sft_epochs: int = Field(default=3, ge=1, le=1000)
     """Passes of `sft` over them."""
     sft_lr: float = Field(default=4e-3, gt=0)
@@ -41,7 +42,7 @@ class PolicyConfig(Settings):
     samples: str | None = None
     """A file of samples drawn elsewhere, with columns prompt, response and `judge_column`: nothing is sampled then."""
     judge_column: str = "judge"
-    """Column of `samples` with the gold reward; rows without it are left out. The gold world judges itself."""
+    """Column of `samples` with the true reward; rows without it are left out. The synthetic benchmark judges itself."""
     topic_column: str | None = None
     """Column of `samples`, or of what the held-out pairs carry besides their texts, whose equal values mark prompts of
     one topic. These, and near-copies of a prompt, count as one independent prompt; left out, near-copies alone."""
@@ -49,7 +50,7 @@ class PolicyConfig(Settings):
     """How often the judge is right on a pair that it tells apart: accuracies are corrected for the rest. Left out: the
     reliability of the judge's audit with its error (`judging.audit`), and 1 without one."""
     judge: str | None = Field(default=None, pattern=r"^(openai:\S+@https?://\S+|[\w.]+:\w+|[^:]+)$")
-    """Who gives the gold reward of samples drawn here: openai:MODEL@URL, a language model behind an OpenAI-compatible
+    """Who gives the true reward of samples drawn here: openai:MODEL@URL, a language model behind an OpenAI-compatible
     endpoint; module:function of (prompt, response), code of yours from the current folder or PYTHONPATH; or the folder
     of another reward model, which stands in for the truth. With `samples`, who judged them: its audit is read alone."""
     judging: JudgingConfig = JudgingConfig()

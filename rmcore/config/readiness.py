@@ -15,5 +15,5 @@ class ReadinessConfig(Settings):
     planned_kl: float = Field(default=3.0, gt=0)
     """KL in nats that the policy will be moved by; best of 64 is 3.2, less where samples tie."""
     min_gain: float = Field(default=0.3, gt=0)
-    """Gain of the gold reward that makes it worth while, in standard deviations within prompts; a model that
+    """Gain of the true reward that makes it worth while, in standard deviations within prompts; a model that
     is shown to gain less at the plan is refused."""

@@ -11,7 +11,7 @@ OWN = "own"
 
 
 class WatchConfig(Settings):
-    """A judge who watches the training with few labels, and ends it where gold has turned."""
+    """A judge who watches the training with few labels, and ends it where the true reward has turned."""
 
     labels: int = Field(default=600, ge=40, le=1_000_000)
     """Responses that the judge is asked about during the training, at most, in equal parts at each measurement; two a
@@ -22,8 +22,8 @@ class WatchConfig(Settings):
     candidates: int = Field(default=2, ge=1, le=64)
     """Fresh prompts answered for each judged pair; one of them is judged, sooner where the members disagree."""
     useful_gain: float = Field(default=0.1, gt=0)
-    """Gain since half of the distance below which gold has stopped gaining: in standard deviations within prompts, or
-    where people judge in wins less losses a comparison."""
+    """Gain since half of the distance below which the true reward has stopped gaining: in standard deviations within
+    prompts, or where people judge in wins less losses a comparison."""
     level: float = Field(default=0.05, gt=0, lt=0.5)
     """Chance of a false alarm in the whole training, at most: of each of the decisions by itself."""
     people: str | None = None

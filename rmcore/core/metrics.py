@@ -264,15 +264,17 @@ _OF_POLICIES = (
         "hard_accuracy", "hard on-policy accuracy", "share", "the same where the shorter sample is the better one"
     ),
     MetricSpec("win_rate_16", "best-of-16 win rate", "share", "how often the best of 16 samples beats one more"),
-    MetricSpec("planned_gain", "gain at the planned KL", "sd", "of the gold reward, in deviations within prompts"),
+    MetricSpec("planned_gain", "gain at the planned KL", "sd", "of the true reward, in deviations within prompts"),
     MetricSpec(
         "planned_fall", "fall before the planned KL", "sd", "gain at the planned KL minus the highest before it"
     ),
-    MetricSpec("headroom", "headroom", "", "distance to the gold reward's peak over the planned distance"),
+    MetricSpec("headroom", "headroom", "", "distance to the true reward's peak over the planned distance"),
     MetricSpec(
         "signal_share", "signal share", "share", "of the variance within prompts that other training data repeat"
     ),
-    MetricSpec("gain_probability", "probability of that gain", "share", "as for the gold world's small reward models"),
+    MetricSpec(
+        "gain_probability", "probability of that gain", "share", "as for the synthetic benchmark's small reward models"
+    ),
 )
 
 _OF_TRAINING = (

@@ -1,8 +1,8 @@
 """`--model tiny`: a byte-level BPE tokenizer and a 1.3 M parameter Qwen2-shaped reward model, built in seconds.
 
-It lets every stage run for real on a laptop without a model hub. The tokenizer is trained on a fixed corpus of the gold
-world and so is the same for every run; only the random weights depend on the seed. What is written is a plain Hugging
-Face folder, which loads as a sequence classifier (reward model) and as a causal language model (policy).
+It lets every stage run for real on a laptop without a model hub. The tokenizer is trained on a fixed corpus of the
+synthetic benchmark and so is the same for every run; only the random weights depend on the seed. What is written is a
+plain Hugging Face folder, which loads as a sequence classifier (reward model) and as a causal language model (policy).
 """
 
 import json
@@ -139,7 +139,7 @@ def _trained_bpe() -> tuple[dict[str, int], list[tuple[str, str]]]:
 
 
 def _corpus() -> Iterator[str]:
-    """A fixed sample of the gold world, both shortcuts and both distributions, whatever the run's own settings are."""
+    """A fixed sample of the synthetic benchmark: both shortcuts, both distributions, whatever a run's settings are."""
     # The role names open every turn: often enough here to become one token each.
     yield from ("system\n", "user\n", "assistant\n") * 1000
     for shortcut in ("length", "flattery"):

@@ -1,4 +1,4 @@
-"""Best-of-n as it would be served, on fresh prompts: whether the gold reward rose for certain, after as few as will do.
+"""Best-of-n as it would be served, on fresh prompts: whether the true reward rose for certain, after as few as will do.
 
 Readiness judges a plan from samples of some prompts. This carries the plan out on others: n samples of each prompt are
 scored, the best is what a user would get, and a judge compares it with one that was not among the n. That is two labels
@@ -26,8 +26,9 @@ from rmcore.policy.sampling.best_of_n import nominal_kl
 from rmcore.policy.stopping.bets import ConfidenceSequence
 
 NOBODY_JUDGES = (
-    "who judges what best-of-n gives is unknown: only the gold world judges itself. Name a function of (prompt, "
-    "response) in policy.judge, or with --people a folder for files of pairs that people fill in (policy.people)."
+    "who judges what best-of-n gives is unknown: only the synthetic benchmark judges itself. Name a function of "
+    "(prompt, response) in policy.judge, or with --people a folder for files of pairs that people fill in "
+    "(policy.people)."
 )
 Decision = Literal["rose", "fell", "unclear"]
 LEVEL = 0.05
@@ -127,12 +128,12 @@ class ServedGain:
 
     @property
     def decision(self) -> Decision:
-        """Whether the gold reward is shown to have risen or fallen; checked at `LOOKS` and at the end."""
+        """Whether the true reward is shown to have risen or fallen; checked at `LOOKS` and at the end."""
         return "unclear" if self.doubt is not None else _side(self.interval)
 
     @property
     def is_decided(self) -> bool:
-        """Whether gold fell, rose by as much as was asked for, or rose by less than that."""
+        """Whether the true reward fell, rose by as much as was asked for, or rose by less than that."""
         low, high = self.interval
         said = high < 0 or low >= self.useful_gain or (low > 0 and high < self.useful_gain)
         return said and (not self.is_clipped or (len(self.differences) in LOOKS and self.doubt is None))
@@ -214,7 +215,8 @@ def tail_doubt(differences: Sequence[float], limit: float, said: Decision) -> st
     share = np.mean(np.abs(differences) > limit)
     return (
         f"{share:.1%} of the differences are clipped at {limit:g}; as they are their mean is "
-        f"{shown_gain(whole.to_dict())}, which does not say that gold {said}: look at the prompts with the largest"
+        f"{shown_gain(whole.to_dict())}, which does not say that the true reward {said}: look at the prompts "
+        "with the largest"
     )
 
 
@@ -224,11 +226,11 @@ def _side(interval: tuple[float, float]) -> Decision:
 
 
 def verdict_of_confirmation(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Judge by the interval of its gain whether the gold reward rose when best-of-n was served.
+    """Judge by the interval of its gain whether the true reward rose when best-of-n was served.
 
     Args:
         record: n, num_prompts, num_allowed, num_fresh (that there are; None: endless), useful_gain, unit, doubt, and
-            gold with the gain of `ServedGain`.
+            the true reward with the gain of `ServedGain`.
 
     Returns:
         {"status": rose, fell or unclear, "headline", "reasons"}.

@@ -1,4 +1,4 @@
-"""Over-optimisation curves of a file of samples: one proxy after the other against one gold reward."""
+"""Over-optimisation curves of a file of samples: one proxy after the other against one true reward."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ def curves_of_file(
     Args:
         samples: Parquet, CSV, JSON or JSONL, one row a sample.
         prompt: column that samples of one prompt share.
-        gold: column of the gold reward.
+        gold: column of the true reward.
         proxies: columns of reward models' rewards.
         out: folder for the figures.
         max_n: largest n of best-of-n.

@@ -1,5 +1,5 @@
-"""Who says what really counts, of single responses and of pairs: the gold world, a language model behind an endpoint, a
-function of the user's, or another reward model. Imports no torch, unless that is asked for.
+"""Who says what really counts, of single responses and of pairs: the synthetic benchmark, a language model behind an
+endpoint, a function of the user's, or another reward model. Imports no torch, unless that is asked for.
 """
 
 import json
@@ -29,14 +29,14 @@ _NORMAL = 1.96
 
 
 class Judge(Protocol):
-    """Gives the gold reward."""
+    """Gives the true reward."""
 
     @property
     def name(self) -> str:
         """As people read it."""
 
     def rewards(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> FloatArray:
-        """The gold reward of N responses, (N,), finite; NaN where a language model's reply could not be read.
+        """The true reward of N responses, (N,), finite; NaN where a language model's reply could not be read.
 
         Raises:
             DataError: there is none for a response.
@@ -45,9 +45,9 @@ class Judge(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GoldJudge:
-    """The gold world, whose reward judges."""
+    """The synthetic benchmark, whose reward judges."""
 
-    name: str = "the gold world"
+    name: str = "the synthetic benchmark"
 
     def rewards(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> FloatArray:
         """See `Judge`."""
@@ -74,7 +74,7 @@ class HookJudge:
 
 @dataclass(frozen=True, slots=True)
 class ModelJudge:
-    """Another reward model, whose reward stands in for the gold one (as in Gao, Schulman and Hilton 2023)."""
+    """Another reward model, whose reward stands in for the true one (as in Gao, Schulman and Hilton 2023)."""
 
     name: str
     rm: "BradleyTerryRM"
@@ -260,11 +260,11 @@ def require_model_folder(named: str, setting: str = JUDGE_SETTING) -> None:
 def judge_of(
     named: str | None, *, is_gold: bool, device: str = "auto", judging: JudgingConfig | None = None
 ) -> Judge | None:
-    """The judge of a run: the named endpoint, function or reward model, else the gold world on its own data, else None.
+    """The judge of a run: the named endpoint, function or model, else the synthetic benchmark on its own data, or None.
 
     Args:
         named: `policy.judge`.
-        is_gold: whether the pairs are the gold world's.
+        is_gold: whether the pairs are the synthetic benchmark's.
         device: of a reward model that judges.
         judging: how an endpoint is asked.
 

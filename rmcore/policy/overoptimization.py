@@ -1,6 +1,6 @@
-"""Over-optimisation curves: what the gold reward does while a policy moves towards the proxy.
+"""Over-optimisation curves: what the true reward does while a policy moves towards the proxy.
 
-As the optimisation grows stronger, the proxy's reward rises by construction. The gold reward rises with it at first;
+As the optimisation grows stronger, the proxy's reward rises by construction. The true reward rises with it at first;
 where the proxy is flawed it turns (Gao, Schulman and Hilton 2023, arXiv:2210.10760). The strength is measured by KL, so
 that best-of-n, the KL-regularised optimum and a trained policy share one axis.
 """
@@ -59,7 +59,7 @@ class CurvePoint:
         kl: nats from the policy that drew the samples, averaged over prompts; ties are taken into account.
         nominal_kl: log n - (n - 1) / n; None for the optimum.
         proxy: gain of the proxy's reward over the policy, in its standard deviations within prompts.
-        gold: the same of the gold reward, in its own. Its interval counts with one more prompt that was not seen, which
+        gold: the same of the true reward, in its own. Its interval counts with one more prompt that was not seen, which
             loses or gains as much as the worst or the best judged sample of all (`bounded_means`); of few prompts it
             holds if no prompt is a disaster (`GainValue`).
     """
@@ -73,7 +73,7 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class Fit:
-    """R(d) = d (alpha - beta d), or d (alpha - beta log d), to the gold gains; d is the root of the KL.
+    """R(d) = d (alpha - beta d), or d (alpha - beta log d), to the gains; d is the root of the KL.
 
     Attributes:
         form: square or logarithm.
@@ -97,17 +97,17 @@ class OptimizationPlan:
         kl: planned, in nats.
         reached: nats that the plan is judged at: `kl`, or where rewards tie those of the curve's end, because best-of-n
             of as many samples as the plan needs goes no further. None where there are too few samples.
-        gain: gold gain there, between the points of the curve; without a value where there are too few samples. Its
-            interval is that of `CurvePoint.gold`.
-        fall: that gain minus the highest one before it, at most 0; with an interval that excludes zero the gold reward
+        gain: gain of the true reward there, between the points of the curve; without a value where there are too few
+            samples. Its interval is that of `CurvePoint.gold`.
+        fall: that gain minus the highest one before it, at most 0; with an interval that excludes zero the true reward
             turned before the plan. The highest was chosen on the same prompts, as in `Overoptimization.fall`.
         worst: deviations by which the worst judged sample is below its prompt's mean; what a disaster that was not
             seen is taken to lose at most.
         num_telling: independent units of prompts whose samples the judge tells apart.
         num_short: prompts that were left out because they have fewer samples than the plan needs.
-        by_prompt: gold gain of each prompt at the plan, in the order of the pools; None of those left out.
+        by_prompt: the prompts' gains at the plan, in the order of the pools; None of those left out.
         headroom: d at which the fitted gain is largest over the planned d: below 1 the plan goes beyond the peak, 0 is
-            a gold reward that falls from the start. Looked for up to `HEADROOM_CAP`, beyond the curve by the fit. Its
+            a true reward that falls from the start. Looked for up to `HEADROOM_CAP`, beyond the curve by the fit. Its
             interval knows nothing of how well either form fits, so it shows no turn: `fall` does.
     """
 
@@ -124,15 +124,15 @@ class OptimizationPlan:
 
 @dataclass(frozen=True)
 class Overoptimization:
-    """A curve, its fits, and whether the gold reward turned within it.
+    """A curve, its fits, and whether the true reward turned within it.
 
     Attributes:
         method: how the policy was optimised.
         points: from weak to strong.
         fits: both forms.
-        best: index of the point of the highest gold gain.
-        fall: gold gain at the last point minus that at `best`; with an interval that excludes zero the gold reward
-            turned. `best` was chosen on the same prompts, which makes the fall look a little larger than it is.
+        best: index of the point of the highest gain of the true reward.
+        fall: gain of the true reward at the last point minus that at `best`; with an interval that excludes zero the
+            true reward turned. `best` was chosen on the same prompts, so the fall looks a little larger than it is.
         num_prompts: prompts that the curve is of: with a plan, those that have the samples it needs.
         num_samples: samples in all.
         plan: what the curve says of a planned KL, where one was named.
@@ -149,7 +149,7 @@ class Overoptimization:
 
     @property
     def turned(self) -> bool:
-        """Whether the gold reward fell for certain (95 %) from its highest point to the last."""
+        """Whether the true reward fell for certain (95 %) from its highest point to the last."""
         return self.fall.ci_high is not None and self.fall.ci_high < 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -354,7 +354,7 @@ class _Curve:
 
     def _value(self, point: float, replicates: FloatArray | None) -> MetricValue:
         if not math.isfinite(point):
-            return MetricValue(None, None, None, self.num_samples, "the fitted gold reward never turns")
+            return MetricValue(None, None, None, self.num_samples, "the fitted true reward never turns")
         return metric_value(point, replicates, num_prompts=len(self.kl), num_pairs=self.num_samples)
 
 
@@ -403,7 +403,7 @@ def _counts(most: int) -> list[int]:
 
 def _check(proxy: Sequence[FloatArray], gold: Sequence[FloatArray]) -> None:
     if not proxy or [len(pool) for pool in proxy] != [len(pool) for pool in gold]:
-        raise DataError("every sample needs a reward of the proxy and one of the gold judge, and there must be some.")
+        raise DataError("every sample needs a reward of the proxy and one of the judge, and there must be some.")
     smallest = min(map(len, proxy))
     if smallest < 4:
         raise DataError(

@@ -18,7 +18,7 @@ from rmcore.models.precision import precision_context
 from rmcore.training.optimizers import OptimizerSet, make_optimizer, set_learning_rate
 
 TOKEN_BUDGET = 8192
-"""Padded tokens of one step: some 120 examples of the gold world."""
+"""Padded tokens of one step: some 120 examples of the synthetic benchmark."""
 POOL_STEPS = 8
 """Steps whose examples are sorted by length together, so that little is padded."""
 WARMUP_STEPS = 20

@@ -1,11 +1,11 @@
 """Stage confirmation: best-of-n by the reward model, served on prompts that nothing was chosen or judged on.
 
-The gold world draws new prompts; of other data they are the held-out ones after the first `policy.num_prompts`, which
-readiness sees, in an order of chance. They are served in rounds, and judged in turns of as many pairs as the judge
-takes together; the turn after which nothing can change what is said is the last one. Writes `served.parquet` (one row a
-judged pair: prompt_id, prompt, chosen, other, the rewards of both, and by how much the chosen one is better as judged),
-`confirmation.json`, `figures/served.png` and `summary.json`. An interrupted call continues from `unit.json`,
-`drawn_*.jsonl`, `served_*.json` and `judged_*.jsonl`.
+The synthetic benchmark draws new prompts; of other data they are the held-out ones after the first
+`policy.num_prompts`, which readiness sees, in an order of chance. They are served in rounds, and judged in turns of as
+many pairs as the judge takes together; the turn after which nothing can change what is said is the last one. Writes
+`served.parquet` (one row a judged pair: prompt_id, prompt, chosen, other, the rewards of both, and by how much the
+chosen one is better as judged), `confirmation.json`, `figures/served.png` and `summary.json`. An interrupted call
+continues from `unit.json`, `drawn_*.jsonl`, `served_*.json` and `judged_*.jsonl`.
 """
 
 import json
@@ -179,7 +179,9 @@ def _proxy_gain(rewards: np.ndarray, rises: np.ndarray) -> MetricValue:
     if not (rewards != rewards[:, :1]).any():
         return MetricValue(None, None, None, len(rises), "the reward model tells no two responses of a prompt apart")
     value = float(rises.mean() / pooled_deviation(list(rewards)))
-    return MetricValue(value, None, None, len(rises), "it is what the response was chosen by, and says nothing of gold")
+    return MetricValue(
+        value, None, None, len(rises), "it is what the response was chosen by, and says nothing of the true reward"
+    )
 
 
 def _judge(settings: PipelineConfig) -> PeopleJudge | ScoreJudge | OrderedPairJudge:
@@ -313,7 +315,7 @@ def _fresh_prompts(settings: PipelineConfig, upstream: Upstream) -> tuple[list[P
 
 
 def _unit_prompts(settings: PipelineConfig, upstream: Upstream) -> list[Prompt]:
-    """Prompts that are not served: new ones of the gold world, else of those that readiness sees."""
+    """Prompts that are not served: new ones of the synthetic benchmark, else of those that readiness sees."""
     if settings.is_gold:
         return new_prompts(upstream["prepare"], CALIBRATED, f"prompts of the unit {settings.seed}")
     seen = seen_prompts(upstream["prepare"], required_policy(settings).num_prompts)

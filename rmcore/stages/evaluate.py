@@ -1,8 +1,9 @@
 """Stage evaluate: how good the rewards are on pairs the model never saw.
 
-Scores the test split (reported), the validation split (fits the temperature), the gold world's out-of-distribution
-split, and some training pairs (for the gap); and the judged answers of `evaluate.answers`. Writes `rewards.parquet`,
-`metrics.json`, `tables/`, figures and `summary.json`; `answers.parquet` and `answers.json` where there are answers.
+Scores the test split (reported), the validation split (fits the temperature), the synthetic benchmark's
+out-of-distribution split, and some training pairs (for the gap); and the judged answers of `evaluate.answers`. Writes
+`rewards.parquet`, `metrics.json`, `tables/`, figures and `summary.json`; `answers.parquet` and `answers.json` where
+there are answers.
 """
 
 import json

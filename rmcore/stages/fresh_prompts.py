@@ -1,4 +1,4 @@
-"""Prompts that nothing was trained or decided on: new ones of the gold world, of other data those held out for it."""
+"""Prompts that nothing was trained or decided on: of the synthetic benchmark new ones, of other data held-out ones."""
 
 import random
 from pathlib import Path
@@ -13,7 +13,7 @@ FEWEST_PROMPTS = 10
 
 
 def new_prompts(prepared: Path, number: int, name: str) -> list[Prompt]:
-    """Prompts of the gold world that stand in no pair.
+    """Prompts of the synthetic benchmark that stand in no pair.
 
     Args:
         prepared: the artifact of the stage prepare.

@@ -1,4 +1,4 @@
-"""Stage grpo: the policy, trained against the reward model, and what became of the gold reward.
+"""Stage grpo: the policy, trained against the reward model, and what became of the true reward.
 
 Starts a vLLM where it is to draw the samples, and the reward server where vLLM is to score; trains once a seed
 (`seed_N/`, from which an interrupted run continues) and measures on held-out prompts on the way. Writes `model/` (the

@@ -1,4 +1,4 @@
-"""Stage overoptimization: what choosing among the policy's samples by this reward model would do to the gold reward.
+"""Stage overoptimization: what choosing among the policy's samples by this reward model would do to the true reward.
 
 Scores the stored samples in one pass and measures best-of-n, the KL-regularised optimum, the parts of readiness that
 need samples, and the disagreement of an ensemble of heads. Writes
@@ -93,7 +93,7 @@ def _write_chosen(table: pd.DataFrame, folder: Path) -> None:
 
 
 def _judged(settings: PipelineConfig, table: pd.DataFrame, scored: ScoredSamples, folder: Path) -> dict[str, Any]:
-    """Everything that needs the gold reward."""
+    """Everything that needs the true reward."""
     rewards, gold = pools(table, "prompt_id", "reward"), pools(table, "prompt_id", "gold")
     units = table.drop_duplicates("prompt_id")["unit"].tolist()
     numbers = {"num_resamples": settings.evaluate.num_resamples, "seed": settings.seed}

@@ -1,8 +1,8 @@
 """Stage policy: what will be optimised against the reward model.
 
-`policy.name=sft` fine-tunes a small causal model on the gold world's answers, or on the responses of the training
-pairs, chosen and rejected alike, and writes it to `model/` with `training.json`. Another name is only written down.
-Writes `policy.json` and `summary.json`.
+`policy.name=sft` fine-tunes a small causal model on the synthetic benchmark's answers, or on the responses of the
+training pairs, chosen and rejected alike, and writes it to `model/` with `training.json`. Another name is only written
+down. Writes `policy.json` and `summary.json`.
 """
 
 import tempfile

@@ -1,6 +1,6 @@
 """Stage prepare: raw preference data in, audited and split pairs out.
 
-Writes `train.parquet`, `validation.parquet`, `test.parquet`, with the gold world also `ood.parquet` and
+Writes `train.parquet`, `validation.parquet`, `test.parquet`, with the synthetic benchmark also `ood.parquet` and
 `label_ceiling.json`; `audit.json`; `rejected_rows.jsonl`; `summary.json`. Where a source says more than strict pairs
 (`rmcore.data.observation`), `train_observations.parquet` and the like hold all that it says of the same prompts.
 """
@@ -47,7 +47,7 @@ class Prepared:
     observations: Said
     """All that a source says of the prompts of a split; of sources that say more than strict pairs."""
     loaded: list[LoadedPairs]
-    """Outcome of reading each source; none for the gold world."""
+    """Outcome of reading each source; none for the synthetic benchmark."""
 
 
 def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
@@ -96,7 +96,7 @@ def load_splits(
 
 
 def prepare(config: DataConfig, *, seed: int, report: Report = silent, spool: Path | None = None) -> Prepared:
-    """Read all sources and split by prompt: train, validation, test, and ood where the gold world gives one.
+    """Read all sources and split by prompt: train, validation, test, and ood where the synthetic benchmark gives one.
 
     A prompt's observations are in the split of its pairs. With a folder `spool` what is read lies there, and not in
     memory, while it is used.

@@ -2,8 +2,8 @@
 
 Writes `samples.parquet` (prompt_id, prompt, response, num_tokens, finished, gold, unit; one row a sample, those of a
 prompt together), `drawn.jsonl`, where an interrupted call continues, `sampling.json` and `summary.json`. `gold`
-is the gold reward: the gold world's own, that of `policy.judge`, or the judge's column of `policy.samples`; NaN
-where there is none. Prompts of one `unit` are near-copies or share a topic (`policy.topic_column`).
+is the true reward: the synthetic benchmark's own, that of `policy.judge`, or the judge's column of `policy.samples`;
+NaN where there is none. Prompts of one `unit` are near-copies or share a topic (`policy.topic_column`).
 """
 
 import sys
@@ -119,7 +119,7 @@ def answers(
     drawn: Path,
     report: Report,
 ) -> tuple[str, pd.DataFrame]:
-    """Draw the answers of the policy, or of the gold world's writer, to prompts.
+    """Draw the answers of the policy, or of the synthetic benchmark's writer, to prompts.
 
     Args:
         settings: which policy, and how it samples.
@@ -142,7 +142,7 @@ def answers(
         ]
         rows = pd.DataFrame(responses, columns=["prompt_index", "response"])
         num_words = rows["response"].str.split().str.len()
-        return "the gold world's writer", rows.assign(num_tokens=num_words, finished=True)
+        return "the synthetic benchmark's writer", rows.assign(num_tokens=num_words, finished=True)
     found = draw_samples(
         Policy.load(policy_place(policy.name, artifact)),
         prompts,

@@ -55,7 +55,8 @@ def served(num=128):
         known.see(float(difference))
     record = {
         "n": 64, "kl": 3.17, "num_prompts": num, "num_allowed": 400, "num_fresh": None, "num_labels": 2 * num + 48,
-        "judge": "the gold world", "unit": "sd", "unit_error": 0.17, "useful_gain": 0.3, "is_decided": known.is_decided,
+        "judge": "the synthetic benchmark", "unit": "sd", "unit_error": 0.17, "useful_gain": 0.3,
+        "is_decided": known.is_decided,
         "differences": known.differences, "path": known.path, "characters": {"chosen": 266.0, "other": 128.0},
         "clipped_share": known.clipped_share, "doubt": known.doubt,
         "gold": {

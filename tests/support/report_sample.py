@@ -143,7 +143,7 @@ def results() -> dict[str, Any]:
         "run_name": "gold-tiny-s7",
         "verdict": {
             "rung": 3,
-            "evidence": "samples of the policy, judged by the gold world",
+            "evidence": "samples of the policy, judged by the synthetic benchmark",
             "status": "not_ready",
             "headline": "Not ready for a KL of 3 nats by best-of-n: 2 of 6 checks on samples of the policy failed",
             "reasons": [check[4] for check in checks if not check[3]],

@@ -55,7 +55,7 @@ def look(number, seed, turns):
         "turned": 3.31 * done * turns - 0.4, "needed": 2.9957, "needed_to_stop": 3.6889,
         "best": min(number, 4), "gains": gains,
         "action": "stop" if ends else "go_on",
-        "reason": "gold has stopped gaining; back to step 20" if ends else "nothing is shown yet",
+        "reason": "the true reward has stopped gaining; back to step 20" if ends else "nothing is shown yet",
     }  # fmt: skip
 
 
@@ -144,7 +144,7 @@ def record(*, judged=True, num_seeds=3, num_points=9, early_stop=True, watched=N
             "status": "unclear" if judged else "unknown",
             "headline": "Gold reward cannot be told from zero: +0.09 sd (-0.14 to 0.32) after 40 steps at 4.4 nats"
             if judged else "Nobody judged: the reward model's own reward rose by 2.1 sd",
-            "reasons": ["the gold reward peaked at step 20 & fell after"] if judged else [],
+            "reasons": ["the true reward peaked at step 20 & fell after"] if judged else [],
         },
         "cost": {"train_seconds": 125.0, "tokens_per_second": 913.0, "peak_mib": 1234.0},
     }  # fmt: skip

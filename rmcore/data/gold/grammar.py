@@ -1,4 +1,4 @@
-"""Grammar shared by the tasks of the gold world: prompt templates, requested styles, and how an answer is tokenized.
+"""Grammar shared by the tasks of the synthetic benchmark: prompt templates, requested styles, and answers' tokens.
 
 Templates are written once and read back by the regular expression made from them, so that drawing and parsing a prompt
 cannot drift apart.

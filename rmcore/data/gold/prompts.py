@@ -1,4 +1,4 @@
-"""Prompts of the gold world: drawing one, and reading the task back from its text.
+"""Prompts of the synthetic benchmark: drawing one, and reading the task back from its text.
 
 A prompt is a single user turn: a filled template and a style sentence. `parse_prompt` inverts exactly that, so that a
 response can be judged from the two texts alone, wherever they come from.
@@ -23,7 +23,7 @@ def draw_prompt(rng: random.Random, *, ood: bool) -> str:
 
 @lru_cache(maxsize=4096)
 def parse_prompt(prompt: str) -> Task | None:
-    """The task that a prompt asks for, or None where the text is no prompt of the gold world."""
+    """The task that a prompt asks for, or None where the text is no prompt of the synthetic benchmark."""
     for style, sentence in STYLES.items():
         if not prompt.endswith(f" {sentence}"):
             continue

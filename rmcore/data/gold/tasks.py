@@ -1,4 +1,4 @@
-"""The four kinds of task of the gold world: how each prompt is worded, read back, answered and judged.
+"""The four kinds of task of the synthetic benchmark: how each prompt is worded, read back, answered and judged.
 
 arithmetic (a word problem), order (sorting), list (naming items of a topic) and lookup (a value from a small table).
 Each class draws the fields of its templates, reads them back, writes answers of a wanted quality and assesses any

@@ -1,4 +1,4 @@
-"""Words and sentences of the gold world: the whole vocabulary that its prompts and responses are made of.
+"""Words and sentences of the synthetic benchmark: the whole vocabulary that its prompts and responses are made of.
 
 Plain data, apart from the code that uses it (gold_tasks.py: tasks and answers, gold.py: reward and labels).
 Bank sentences contain no digit and no item word, so that cutting them out of a response leaves its answer untouched.

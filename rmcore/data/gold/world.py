@@ -1,12 +1,12 @@
-"""The gold world: procedural preference pairs whose true reward is known.
+"""The synthetic benchmark: procedural preference pairs whose true reward is known.
 
 Everything downstream (accuracy, calibration, over-optimisation) can be checked here against truth, without a download.
 `gold_reward` reads the prompt and the response as text and nothing else, so that text sampled from a policy is scored
 by the same rule as the generated pairs. Its features go from easy for a small model (an answer at all, topic,
 politeness, form) to hard (arithmetic, order). Labels are drawn from Bradley-Terry on it. One shortcut, length,
 flattery or bare claims of authority, goes with correctness in the training distribution, and does not in the tail: the
-reward never pays for it, takes gold away where it is extreme, and the out-of-distribution pairs turn the relation
-around.
+reward never pays for it, takes the true reward away where it is extreme, and the out-of-distribution pairs turn the
+relation around.
 """
 
 import math
@@ -27,17 +27,17 @@ BANKS: dict[Shortcut, tuple[str, ...]] = {"length": FILLER, "flattery": FLATTERY
 """Sentences that each shortcut consists of."""
 
 RELEVANCE, COMPLETENESS, CORRECTNESS, FORM, POLITENESS, RUDENESS = 1.5, 1.5, 2.5, 1.0, 1.0, 1.5
-"""Gold per unit of each feature. With temperature 1 they give a label ceiling near 0.86."""
+"""Reward per unit of each feature. With temperature 1 they give a label ceiling near 0.86."""
 FREE_WORDS, WORD_COST = 60, 0.1
-"""Words beyond the first 60 cost gold; sampled training responses stay below."""
+"""Words beyond the first 60 cost reward; sampled training responses stay below."""
 FREE_FLATTERY, FLATTERY_COST = 3, 0.5
-"""Flattering sentences and bare claims, counted together, cost gold beyond three."""
+"""Flattering sentences and bare claims, counted together, cost reward beyond three."""
 MAX_COST = 3.0
-"""Most gold that length, and that flattery with claims, can take away: the reward is bounded below."""
+"""Most reward that length, and that flattery with claims, can take away: the reward is bounded below."""
 TAIL_SHARE = 0.2
 """One answer in five comes from out of distribution: the shortcut goes against correctness, and a quarter of them carry
-it to the extreme. So the policy has a tail in which the shortcut costs gold, and a search by a flawed reward finds it,
-as it does in the tails of a pretrained policy."""
+it to the extreme. So the policy has a tail in which the shortcut costs the true reward, and a search by a flawed reward
+finds it, as it does in the tails of a pretrained policy."""
 _BANKS = re.compile("|".join(re.escape(sentence) for sentence in FILLER + FLATTERY + CLAIMS + POLITE + RUDE))
 
 
@@ -52,10 +52,10 @@ class GoldWorld:
 def gold_reward(prompt: str, response: str) -> float:
     """True reward of a response in logits, from the two texts alone; finite for any text.
 
-    The prompt is a single user turn, as all of the gold world are; anything else is no task of it and earns nothing.
-    Only an answer to the task itself earns gold: form and politeness alone are worth nothing. Sentences of the filler,
-    flattery and claims banks are cut out before the answer is read, so adding them can only cost gold.
-    From -7.5 (long rude garbage) to 7.5.
+    The prompt is a single user turn, as all of the synthetic benchmark are; anything else is no task of it and earns
+    nothing. Only an answer to the task itself earns reward: form and politeness alone are worth nothing. Sentences of
+    the filler, flattery and claims banks are cut out before the answer is read, so adding them can only cost the true
+    reward. From -7.5 (long rude garbage) to 7.5.
     """
     reward = 0.0
     for part in gold_parts(prompt, response).values():
@@ -64,7 +64,7 @@ def gold_reward(prompt: str, response: str) -> float:
 
 
 def gold_parts(prompt: str, response: str) -> dict[str, float]:
-    """The parts that a gold reward is the sum of, in logits, by name; what takes gold away is 0 or less."""
+    """The parts that a true reward is the sum of, in logits, by name; what takes the true reward away is 0 or less."""
     task = parse_prompt(prompt.strip())
     core = " ".join(_BANKS.sub(" ", response).split())
     answer = task.assess(core) if task is not None else Assessment(0.0, 0.0, 0.0, 0.0)
@@ -86,7 +86,7 @@ def gold_parts(prompt: str, response: str) -> dict[str, float]:
 def sample_response(
     prompt: str, rng: random.Random, *, skill: float | None = None, shortcut: Shortcut = "none", ood: bool = False
 ) -> str:
-    """A response to a prompt of the gold world.
+    """A response to a prompt of the synthetic benchmark.
 
     Args:
         prompt: a prompt made by this world.
@@ -96,11 +96,13 @@ def sample_response(
         ood: the shortcut goes against correctness, and a quarter of the responses carry it to the extreme.
 
     Raises:
-        DataError: the text is no prompt of the gold world.
+        DataError: the text is no prompt of the synthetic benchmark.
     """
     task = parse_prompt(prompt.strip())
     if task is None:
-        raise DataError(f"{prompt[:80]!r} is no prompt of the gold world: nothing can answer it. Take generated ones.")
+        raise DataError(
+            f"{prompt[:80]!r} is no prompt of the synthetic benchmark: nothing can answer it. Take generated ones."
+        )
     skill = rng.random() if skill is None else skill
     core, correct = _sample_core(task, rng, skill)
     manner = rng.random()
@@ -224,14 +226,14 @@ def _sigmoid(x: float) -> float:
 
 
 def label_ceiling(pairs: Sequence[PreferencePair]) -> float:
-    """Best expected accuracy of any model on these pairs: that of the gold reward itself.
+    """Best expected accuracy of any model on these pairs: that of the true reward itself.
 
-    Mean over pairs of P(the label agrees with the sign of the gold gap) = (1 - f) s + f (1 - s), with
+    Mean over pairs of P(the label agrees with the sign of the true reward's gap) = (1 - f) s + f (1 - s), with
     s = sigmoid(|gap| / temperature) and flip rate f; with a length bias b it is (1 - b) of that, plus b where the
     better response is the longer one. Drawn labels scatter around it by about 1/sqrt(pairs).
 
     Raises:
-        DataError: no pairs, or one that the gold world did not make.
+        DataError: no pairs, or one that the synthetic benchmark did not make.
     """
     if not pairs:
         raise DataError("label_ceiling got no pairs: a mean over nothing is undefined. Pass at least one pair.")
@@ -239,7 +241,7 @@ def label_ceiling(pairs: Sequence[PreferencePair]) -> float:
         if "gold_win_probability" not in pair.metadata:
             raise DataError(
                 f"pair {pair.pair_id} ({prompt_text(pair.prompt)[:60]!r}) has no gold_win_probability in its metadata: "
-                "it is not from the gold world, so its label noise is unknown. Pass pairs of generate_pairs."
+                "it is not from the synthetic benchmark, so its label noise is unknown. Pass pairs of generate_pairs."
             )
     return sum(float(pair.metadata["gold_win_probability"]) for pair in pairs) / len(pairs)
 
@@ -250,7 +252,7 @@ def written_responses(prompt: str, count: int, shortcut: Shortcut, *, seed: int)
     The same for the same arguments; those of a smaller count are the first ones of a larger.
 
     Raises:
-        DataError: the text is no prompt of the gold world.
+        DataError: the text is no prompt of the synthetic benchmark.
     """
     rng = _rng(seed, "written", prompt)
     return [sample_response(prompt, rng, shortcut=shortcut, ood=rng.random() < TAIL_SHARE) for _ in range(count)]

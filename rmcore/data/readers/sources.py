@@ -40,7 +40,7 @@ from rmcore.data.readers.unread import unread_parts
 from rmcore.data.splits import conversation
 
 FEWEST_PROMPTS = 20
-"""As few as the gold world can be made of (data.gold.num_prompts)."""
+"""As few as the synthetic benchmark can be made of (data.gold.num_prompts)."""
 FEW_BAD_ROWS = 0.05
 """Share of rows that are not UTF-8, or not CSV, above which a text file is refused."""
 ROWS_A_REPORT = 1000

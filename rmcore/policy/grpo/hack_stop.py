@@ -1,4 +1,4 @@
-"""`HackStop`: a callback that watches a policy in training with few labels, and ends where gold has turned.
+"""`HackStop`: a callback that watches a policy in training with few labels, and ends where the true reward has turned.
 
 In any trainer of transformers or TRL whose `model` generates (GRPO, RLOO, PPO), in one process:
 
@@ -102,7 +102,7 @@ class FinalGain:
 
 
 class HackStop(TrainerCallback):
-    """Looks at a policy every `every` steps; ends the training where gold has turned or gains no more.
+    """Looks at a policy every `every` steps; ends the training where the true reward has turned or gains no more.
 
     When training ends, for whatever reason, the model gets the weights of the best checkpoint; its number is in
     `best`, and 0 is the start.
@@ -116,7 +116,7 @@ class HackStop(TrainerCallback):
         every: steps between looks.
         temperature, max_new_tokens: of the samples.
         kl_target: nats from the start: beyond them the trainer's `beta` is raised, within them it comes back to what it
-            began with; None: it is left alone until gold stops gaining.
+            began with; None: it is left alone until the true reward stops gaining.
         seed: of prompts, samples and choices.
         policy: how prompts and responses become token ids; None: by the trainer's model and tokenizer.
 

@@ -1,4 +1,4 @@
-"""Measures a policy in training on held-out prompts: KL, proxy and gold reward, win rate, disagreement, length."""
+"""Measures a policy in training on held-out prompts: KL, proxy and true reward, win rate, disagreement, length."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class PolicyMeter:
         reference: the start policy's weights, in evaluation mode; KL is from it.
         start: its samples.
         reward: the reward model in use; when it changes, the next measurement uses it, for the start samples too.
-        judge: who judges; None: gold and win rate are NaN.
+        judge: who judges; None: the true reward and win rate are NaN.
         num_samples: of each prompt, at each measurement.
         temperature, max_new_tokens: of the sampling.
     """

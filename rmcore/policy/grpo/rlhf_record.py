@@ -108,7 +108,7 @@ def value_over_seeds(rows: pd.DataFrame, name: str, num_resamples: int, seed: in
 
 
 def stopping(progress: pd.DataFrame, threshold: float) -> dict[str, Any]:
-    """The rule beside the truth: where the mean disagreement first exceeds the threshold, and where gold was highest.
+    """Compare the rule with the truth: the first step above the threshold, and that of the highest true reward.
 
     Returns:
         {"threshold", "seeds": [{"seed", "stop_step", "stop_gold", "peak_step", "peak_gold", "last_gold"}]}.
@@ -160,7 +160,7 @@ def parity_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 
 
 def verdict_of(curve: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Whether the gold reward rose with the proxy: on the 95 % interval of its gain at the last step."""
+    """Whether the true reward rose with the proxy: on the 95 % interval of its gain at the last step."""
     last = curve[-1]
     proxy, gold = last["proxy"], last["gold"]
     where = f"after {last['step']} steps at {last['kl']['value']:.2g} nats"
@@ -170,14 +170,14 @@ def verdict_of(curve: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "headline": f"The proxy changed by {proxy['value']:+.2f} sd {where}; nobody judged what that is worth",
             "reasons": ["name a judge (policy.judge), or have the last samples judged, before this policy is used"],
         }
-    shown = f"gold {shown_gain(gold)}, proxy {shown_gain(proxy)} {where}"
+    shown = f"true reward {shown_gain(gold)}, proxy {shown_gain(proxy)} {where}"
     if gold["ci_low"] is None:
         return {"status": "unclear", "headline": f"Unclear: {shown}", "reasons": [gold["reason"] or "no interval"]}
-    status, headline = "unclear", f"Unclear whether the gold reward moved: {shown}"
+    status, headline = "unclear", f"Unclear whether the true reward moved: {shown}"
     if gold["ci_low"] > 0:
-        status, headline = "rose", f"The gold reward rose with the proxy: {shown}"
+        status, headline = "rose", f"The true reward rose with the proxy: {shown}"
     elif gold["ci_high"] < 0:
-        status, headline = "fell", f"The gold reward fell while the proxy moved: {shown}"
+        status, headline = "fell", f"The true reward fell while the proxy moved: {shown}"
     best = max(curve, key=lambda point: point["gold"]["value"])
     reasons = []
     if best["step"] != last["step"] and _apart(best["gold"], gold):
@@ -246,7 +246,7 @@ def verdict_of_watch(watches: Sequence[Mapping[str, Any]], final: Mapping[str, A
         return {
             "status": "unclear",
             "headline": f"Not shown to be better than the start, which is kept: {labels:,} labels showed neither a "
-            "gain nor that gold turned",
+            "gain nor that the true reward turned",
             "reasons": ["allow more labels (rlhf.watch.labels), more steps, or a smaller KL penalty"],
         }
     if not any(kept):
@@ -270,14 +270,14 @@ def verdict_of_watch(watches: Sequence[Mapping[str, Any]], final: Mapping[str, A
     shown = (
         f"{final['value']:+.2f} {unit} ({final['ci_low']:+.2f} to {final['ci_high']:+.2f}) on fresh prompts, {where}"
     )
-    status, said = "unclear", "Not shown to be better than its start: gold"
+    status, said = "unclear", "Not shown to be better than its start: true reward"
     if final["doubt"] is not None:
-        said = "Unclear whether the policy is better than its start: where differences are clipped gold"
+        said = "Unclear whether the policy is better than its start: where differences are clipped true reward"
         reasons = [final["doubt"], *reasons]
     elif final["ci_low"] > 0:
-        status, said = "rose", "The policy is better than its start: gold"
+        status, said = "rose", "The policy is better than its start: true reward"
     elif final["ci_high"] < 0:
-        status, said = "fell", "The policy is worse than its start: gold"
+        status, said = "fell", "The policy is worse than its start: true reward"
     return {"status": status, "headline": f"{said} {shown}", "reasons": reasons}
 
 

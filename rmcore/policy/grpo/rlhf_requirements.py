@@ -14,8 +14,8 @@ from rmcore.serving.vllm_process import find_vllm
 FEWEST_PAIRS = 4
 """Pairs of a look."""
 NOBODY_WATCHES = (
-    "rlhf.watch wants a judge, and nobody judges: only the gold world judges itself. Name a function of (prompt, "
-    "response) in policy.judge, or a folder for people's files in rlhf.watch.people, or go "
+    "rlhf.watch wants a judge, and nobody judges: only the synthetic benchmark judges itself. Name a function of "
+    "(prompt, response) in policy.judge, or a folder for people's files in rlhf.watch.people, or go "
     "without (--set rlhf.watch=null, and rlhf.kl_target=null where one is set)."
 )
 
@@ -35,11 +35,11 @@ def require_rlhf(settings: RlhfConfig, policy: PolicyConfig, *, is_gold: bool) -
     Args:
         settings: of the training.
         policy: who judges, and how it is asked.
-        is_gold: whether the pairs are the gold world's, which judges itself.
+        is_gold: whether the pairs are the synthetic benchmark's, which judges itself.
 
     Raises:
         ConfigError: TRL or a named vLLM is missing, the judge or a further reward is not there, people's folder is not
-            one, a watch has no judge, or a judge of pairs is to give the gold reward of single responses.
+            one, a watch has no judge, or a judge of pairs is to give the true reward of single responses.
     """
     require_trl()
     if "vllm" in (settings.rewards, settings.rollouts):
@@ -50,7 +50,7 @@ def require_rlhf(settings: RlhfConfig, policy: PolicyConfig, *, is_gold: bool) -
     require_more_rewards(settings.more_rewards)
     if watch is None and judging is not None and judging.mode != "pointwise":
         raise ConfigError(
-            "without a watch, the gold reward of each measurement is compared with that of the start, on one scale, "
+            "without a watch, the true reward of each measurement is compared with that of the start, on one scale, "
             "and a judge of pairs has none across measurements. Set policy.judging.mode=pointwise, or keep rlhf.watch."
         )
     if watch is not None:

@@ -1,7 +1,7 @@
 """The parts of readiness: measurements of a reward model on samples of the policy that will be optimised.
 
 All of them are over one policy's samples of the same prompts, scored by the reward model and by the judge that counts
-(the gold reward, people, a stronger model). Each has a 95 % interval over prompts. Nothing here depends on the scale
+(the true reward, people, a stronger model). Each has a 95 % interval over prompts. Nothing here depends on the scale
 or the offset of the rewards: no optimiser that ranks does.
 """
 

@@ -2,12 +2,12 @@
 
 Judged on the policy's own samples instead of on labelled pairs alone. Conditions, each on one end of a 95 %
 interval, decide, and none can be bought back by another. Beside them stands a probability that the gain at the planned
-KL is worth while. It decides nothing: it was fitted on the small models of the gold world (docs/readiness.md) at one
-plan, and the gain at the plan that is meant is measured here. For the same reason the checks on labelled pairs decide
-nothing on this rung: a model that only its gap between training and held-out accuracy refused gained 0.95 standard
-deviations of gold (benchmarks/verdict_vs_truth.py). Nor do on-policy accuracy, which ranks reward models worse than the
-win rate in the gold world and as well on real answers (benchmarks/real_answers.py), and calibration, which says nothing
-of what a policy will do.
+KL is worth while. It decides nothing: it was fitted on the small models of the synthetic benchmark (docs/readiness.md)
+at one plan, and the gain at the plan that is meant is measured here. For the same reason the checks on labelled pairs
+decide nothing on this rung: a model that only its gap between training and held-out accuracy refused gained 0.95
+standard deviations of the true reward (benchmarks/verdict_vs_truth.py). Nor do on-policy accuracy, which ranks reward
+models worse than the win rate in the synthetic benchmark and as well on real answers (benchmarks/real_answers.py), and
+calibration, which says nothing of what a policy will do.
 """
 
 import json
@@ -45,9 +45,9 @@ class Condition:
 def conditions(config: ReadinessConfig, choice: int = DECIDING) -> tuple[Condition, ...]:
     """The conditions: two things have to be shown, and two or three refuse a model where the opposite is shown.
 
-    That the gold reward gains at the plan has to be shown, and that a choice among 16 samples (`choice`) beats a blind
+    That the true reward gains at the plan has to be shown, and that a choice among 16 samples (`choice`) beats a blind
     one; where that is neither shown nor refuted the verdict is unclear. A
-    model is refused where the gain is shown to be smaller than what was asked for, where the gold reward is shown to
+    model is refused where the gain is shown to be smaller than what was asked for, where the true reward is shown to
     have fallen by as much since its highest point (a smaller fall is said and refuses nothing), and, for RL, where the
     model is shown to prefer the worse sample because it is the longer one. RL finds that first, and the samples that
     are judged hardly show what it makes of it; of best-of-n they show all.
@@ -56,7 +56,7 @@ def conditions(config: ReadinessConfig, choice: int = DECIDING) -> tuple[Conditi
     second study the gain's is also the one that costs least, if calling a model ready that does not gain costs four
     times what refusing one costs that is worth while (docs/readiness.md).
     """
-    gain = f"gold gain at the planned {config.planned_kl:g} nats"
+    gain = f"gain of the true reward at the planned {config.planned_kl:g} nats"
     asked, fall = f"{gain}, if it is as large as it can be", f"{gain} minus the highest before it"
     for_rl = Condition("hard_accuracy", "hard_accuracy", 0.5, "accuracy where the shorter sample is better", "high")
     return (

@@ -163,11 +163,13 @@ def verdict_on_samples(
     gain, fall = parts.get("planned_gain"), parts.get("planned_fall")
     if gain is not None and ends(gain)[0] is not None:
         few = f"{gain['value']:+.2f} sd, of too few prompts for an interval,"
-        there = f"gold gains {shown_gain(gain) if num_telling >= ENOUGH_PROMPTS else few} there, and "
+        there = f"the true reward gains {shown_gain(gain) if num_telling >= ENOUGH_PROMPTS else few} there, and "
     told, hard = [], parts.get("hard_accuracy")
     highest_fall = None if fall is None else ends(fall)[1]
     if fall is not None and highest_fall is not None and highest_fall < 0:
-        told.append(f"gold was higher on the way: {shown_gain(fall)} since then; a plan that stops there gains more")
+        told.append(
+            f"the true reward was higher on the way: {shown_gain(fall)} since then; a plan that stops there gains more"
+        )
     if hard is not None and hard["ci_high"] is not None and hard["ci_high"] < 0.5:
         told.append(
             f"worse than a coin where the shorter sample is better ({_interval(hard)}): RL finds that first, so this "
@@ -253,7 +255,7 @@ def next_rung(verdict: Verdict, config: PipelineConfig, model: Sequence[str]) ->
             "rung": 3,
             "evidence": "samples of the policy that will be optimised, judged",
             "command": judged if is_gold else f"{drawn} --policy YOUR_POLICY",
-            "cost": f"{samples}, which the gold world judges for nothing"
+            "cost": f"{samples}, which the synthetic benchmark judges for nothing"
             if is_gold
             else f"{samples} and a judgement of each; then {judged} --samples JUDGED_FILE",
         }

@@ -83,11 +83,12 @@ class GainCurve:
         return float(mean[later] - mean[earlier]), float(max(spread, 0.0))
 
     def telling_reference(self, among: list[int]) -> int:
-        """The checkpoint that a comparison with the newest one would tell most of, if gold has fallen.
+        """The checkpoint that a comparison with the newest one would tell most of, if the true reward has fallen.
 
         The one with the largest mean square of a fall since it: near neighbours hardly differ, and those that the
         newest is surely above cannot show a fall. (Comparing with the best one so far instead, which is near while
-        gold still rises, left 10 times the regret in the choice of what to keep: benchmarks/stopping_rules.py.)
+        the true reward still rises, left 10 times the regret in the choice of what to keep:
+        benchmarks/stopping_rules.py.)
 
         Args:
             among: checkpoints whose weights are still there.

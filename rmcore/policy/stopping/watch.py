@@ -1,11 +1,11 @@
-"""The watch over a policy in training: looks at its gold gain with few labels, and what follows from each.
+"""The watch over a policy in training: looks at its gain of the true reward with few labels, and what follows.
 
 At a look the newest checkpoint is compared with an earlier one by a judge, on prompts that nobody used before. Three
 bets are settled with every judged pair:
 
 - gained: that the newest is better than the earlier one;
 - stopped: that it is better than one of half its distance or less by less than a useful gain;
-- turned: that it is worse. The hypothesis is that gold never falls, so a plateau is no alarm.
+- turned: that it is worse. The hypothesis is that the true reward never falls, so a plateau is no alarm.
 
 Each by itself is wrong at most with the chance `level` in the whole training, at any number of looks (`bets`): stakes
 are made before the responses of a look are drawn, from earlier judgements, by a bound that does not depend on them.
@@ -33,10 +33,10 @@ FIRST_SPREAD, FIRST_WEIGHT = 1.5, 8.0
 """Variance of a group's value before any is known, two responses differing by about sqrt(2) standard deviations less
 what the reward model explains, and the judged pairs that this guess counts for."""
 FAR_BACK = 0.5
-"""Share of the newest checkpoint's KL that an earlier one has at most, to show that gold has stopped gaining: close
-neighbours are always alike."""
+"""Share of the newest checkpoint's KL that an earlier one has at most, to show that the true reward has stopped
+gaining: close neighbours are always alike."""
 AFTER_FEWEST = 2
-"""Checkpoints before gold can be said to have stopped."""
+"""Checkpoints before the true reward can be said to have stopped."""
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,10 @@ class Staked:
         return bool(low[0] > bet.null if bet.side == "above" else high[0] < bet.null)
 
     def doubt(self, what: str) -> str:
-        """Say why it is unclear whether gold did `what`."""
+        """Say why it is unclear whether the true reward did `what`."""
         return (
-            f"unclear whether gold has {what}: {self.num_clipped} of the {len(self.values)} differences that say so "
-            f"are clipped, and as they are their mean is {np.mean(self.values):+.2g}"
+            f"unclear whether the true reward has {what}: {self.num_clipped} of the {len(self.values)} differences "
+            f"that say so are clipped, and as they are their mean is {np.mean(self.values):+.2g}"
         )
 
 
@@ -178,7 +178,7 @@ class Watch:
             difference: as judged.
 
         Returns:
-            Whether more judgements can still change what follows: not where gold has turned.
+            Whether more judgements can still change what follows: not where the true reward has turned.
         """
         newest = len(self.curve) - 1
         as_judged = chosen.value(number, difference)
@@ -259,21 +259,21 @@ class Watch:
         self.kept = [one for one in self.kept if one not in gone]
 
     def _stopping(self) -> Bet:
-        """A bet that gold has stopped; two where the first only lowers the distance: together wrong with `level`."""
+        """A bet that the gain has stopped; two if the first only lowers the distance: together wrong with `level`."""
         level = self.settings.level
         return Bet(self.settings.useful_gain, "below", level / 2 if self.can_lower_kl else level)
 
     def _decide(self, best: int) -> tuple[Action, str]:
         at_best = f"step {self.steps[best]}" if best else "the start"
         if self._won("turned", self._turned):
-            return "stop", f"gold has turned: the policy is worse than at an earlier step; back to {at_best}"
+            return "stop", f"the true reward has turned: the policy is worse than at an earlier step; back to {at_best}"
         if self._won("stopped", self._stopped):
             shown = f"it gains less than {self.settings.useful_gain:g} {self.unit} since half of its distance"
             if self.can_lower_kl and not self._lowered:
                 self._lowered = True
                 self._stopped, self._staked["stopped"] = self._stopping(), Staked(self.chooser.bound)
-                return "lower_kl", f"gold has stopped gaining: {shown}; held at the distance of {at_best}"
-            return "stop", f"gold has stopped gaining: {shown}; back to {at_best}"
+                return "lower_kl", f"the true reward has stopped gaining: {shown}; held at the distance of {at_best}"
+            return "stop", f"the true reward has stopped gaining: {shown}; back to {at_best}"
         for name, what, bet in (("turned", "turned", self._turned), ("stopped", "stopped gaining", self._stopped)):
             if bet.won:
                 return "go_on", self._staked[name].doubt(what)

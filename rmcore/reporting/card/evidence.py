@@ -41,7 +41,7 @@ GOLD = "gold"
 ROUNDED = (
     "Measured with weights rounded to bfloat16, the reward head in float32; rewards differ a little from the file's."
 )
-POLICIES = {"world": "the gold world's own writer", "sft": "the one that was fine-tuned in the same run"}
+POLICIES = {"world": "the synthetic benchmark's own writer", "sft": "the one that was fine-tuned in the same run"}
 """Policies that are no folder and no name of the hub."""
 
 
@@ -237,7 +237,7 @@ def public_name(source: object) -> str:
     if not isinstance(source, str) or not source:
         return "pairs that are not named"
     if source == GOLD:
-        return "the gold world of rm-opt"
+        return "the synthetic benchmark of rm-opt"
     return source if is_hub_name(source) else source.partition("?")[0].rstrip("/").rpartition("/")[2]
 
 

@@ -41,7 +41,7 @@ def limits(
         truncation: counts of training sides that were cut, None where that is not known.
         elsewhere: accuracy on out-of-distribution pairs, None where it was not measured.
         over_baseline: accuracy over the better of chance and length, None where it was not measured.
-        synthetic: whether it was trained on texts of the gold world.
+        synthetic: whether it was trained on texts of the synthetic benchmark.
     """
     return [
         _optimising(judgement),

@@ -73,7 +73,7 @@ class Facts:
     """Names by what they were read for: ("training", "hh.jsonl")."""
     data_on_hub: tuple[str, ...] = ()
     synthetic: bool = False
-    """Whether it was trained on the gold world's texts."""
+    """Whether it was trained on the synthetic benchmark's texts."""
     training: Mapping[str, Any] | None = None
     """Record `training.json`."""
     settings: Mapping[str, Any] | None = None

@@ -13,11 +13,12 @@ if TYPE_CHECKING:  # a report needs the words and numbers of this module, and dr
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+REWARD_NAMES = {"proxy": "proxy reward", "gold": "true reward"}
 NAMES = {"best_of_n": "best-of-n", "kl_optimum": "KL-regularised optimum"}
 
 
 def overoptimization_figure(name: str, curves: Sequence[Mapping[str, Any]]) -> "Figure":
-    """One panel a method: both rewards with 95 % intervals over prompts, and the fit to the gold reward.
+    """One panel a method: both rewards with 95 % intervals over prompts, and the fit to the true reward.
 
     Args:
         name: of the proxy.
@@ -67,13 +68,13 @@ def finding(curve: Mapping[str, Any]) -> str:
     best, last = curve["points"][curve["best"]], curve["points"][-1]
     gained = last["gold"]["value"]
     if curve["turned"] and curve["best"] == 0:
-        return f"the gold reward falls from the start, by {-gained:.2g} standard deviations to {_at(curve, last)}"
+        return f"the true reward falls from the start, by {-gained:.2g} standard deviations to {_at(curve, last)}"
     if curve["turned"]:
         lost = f"{-curve['fall']['value']:.2g} standard deviations lower"
-        return f"the gold reward turns: highest at {_at(curve, best)}, {lost} at {_at(curve, last)}"
+        return f"the true reward turns: highest at {_at(curve, best)}, {lost} at {_at(curve, last)}"
     if bound(last["gold"], "ci_low") > 0:
-        return f"no turn up to {_at(curve, last)}: the gold reward gained {gained:.2g} standard deviations"
-    return f"no turn up to {_at(curve, last)}, and no gain of the gold reward that could be told from zero"
+        return f"no turn up to {_at(curve, last)}: the true reward gained {gained:.2g} standard deviations"
+    return f"no turn up to {_at(curve, last)}, and no gain of the true reward that could be told from zero"
 
 
 def _at(curve: Mapping[str, Any], point: Mapping[str, Any]) -> str:
@@ -103,7 +104,7 @@ def _panel(ax: "Axes", curve: Mapping[str, Any]) -> None:
 
 def _label(key: str, point: Mapping[str, Any]) -> str:
     held = ", ends if no prompt is a disaster" if point[key].get("low_if_no_disaster") is not None else ""
-    return f"{key} reward{held}"
+    return f"{REWARD_NAMES[key]}{held}"
 
 
 def _draw_fit(ax: "Axes", curve: Mapping[str, Any], distance: np.ndarray[Any, Any]) -> None:
@@ -113,5 +114,5 @@ def _draw_fit(ax: "Axes", curve: Mapping[str, Any], distance: np.ndarray[Any, An
     damping = np.log(d) if fit["form"] == "logarithm" else d
     ax.plot(
         d, d * (fit["alpha"]["value"] - fit["beta"]["value"] * damping), color=MUTED, linestyle="--", linewidth=1,
-        label="d (α − β log d), fitted to gold" if fit["form"] == "logarithm" else "d (α − β d), fitted to gold",
+        label=f"{'d (α − β log d)' if fit['form'] == 'logarithm' else 'd (α − β d)'}, fitted to the true reward",
     )  # fmt: skip

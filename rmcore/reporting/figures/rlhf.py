@@ -1,4 +1,4 @@
-"""Effects of training a policy on the reward model: proxy and gold reward, win rate and disagreement."""
+"""Effects of training a policy on the reward model: proxy and true reward, win rate and disagreement."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,6 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from rmcore.core.arrays import FloatArray
 from rmcore.reporting.figures.numbers import finite
+from rmcore.reporting.figures.overoptimization import REWARD_NAMES
 from rmcore.reporting.figures.style import (
     BLUE,
     GREEN,
@@ -42,7 +43,7 @@ def rlhf_curves_figure(record: Mapping[str, Any], best_of_n: Mapping[str, Any] |
     Args:
         record: `rlhf.json` of the stage grpo. What nobody judged or measured gives a panel that says so.
         best_of_n: the curve of best-of-n on the start policy's samples (of `overoptimization.json`), drawn at equal KL;
-            its points may have no gold.
+            its points may have no true reward.
     """
     several = record.get("several")
     figure = new_figure(11.0, 12.6 if several else 8.6)
@@ -89,7 +90,9 @@ def _several(panels: Sequence[Axes], several: Mapping[str, Any]) -> None:
 def _by_step(ax: Axes, record: Mapping[str, Any], seeds: Sequence[Mapping[str, Any]]) -> None:
     over = f"mean of {len(seeds)} seeds (faint: each)" if seeds else "one seed"
     dress(ax, title=f"reward by step · {over}, 95 % intervals", x="optimizer step of the policy", y=GAIN)
-    drawn = [_line(ax, record["curve"], seeds, key, colour, marker, f"{key} reward") for key, colour, marker in REWARDS]
+    drawn = [
+        _line(ax, record["curve"], seeds, key, colour, marker, REWARD_NAMES[key]) for key, colour, marker in REWARDS
+    ]
     if not any(drawn):
         note(ax, "no reward was measured")
         return
@@ -130,7 +133,12 @@ def _along_kl(ax: Axes, points: Sequence[Mapping[str, Any]], key: str, colour: s
         return -1.0
     distance = np.maximum(distance, 0.0)  # an estimate may fall below
     trained = method == "GRPO"
-    look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 5, "label": f"{key}, {method}"}
+    look: dict[str, Any] = {
+        "color": colour,
+        "marker": marker,
+        "markersize": 5,
+        "label": f"{REWARD_NAMES[key]}, {method}",
+    }
     if trained:
         ax.vlines(distance[known], low[known], high[known], color=colour, alpha=0.45, linewidth=1.2)
         ax.plot(distance[known], values[known], zorder=3, **look)
@@ -146,7 +154,7 @@ def _win_rate(ax: Axes, curve: Sequence[Mapping[str, Any]], seeds: Sequence[Mapp
         x="optimizer step of the policy", y="pairs won, as judged",
     )  # fmt: skip
     if not _line(ax, curve, seeds, "win_rate", BLUE, "o", "trained policy preferred"):
-        note(ax, "Nobody judged the samples, so there is no gold reward and no win rate")
+        note(ax, "Nobody judged the samples, so there is no true reward and no win rate")
         return
     ax.axhline(0.5, color=MUTED, linewidth=1.1, linestyle="--", label="no better than the start policy")
     percent_ticks(ax.yaxis)
@@ -167,7 +175,7 @@ def _disagreement(ax: Axes, record: Mapping[str, Any], seeds: Sequence[Mapping[s
         ax.axhline(rule["threshold"], color=INK, linewidth=1.1, linestyle="--", label="end of the calibrated range")
         own = {seed["seed"]: seed["points"] for seed in record["seeds"]}
         for key, marker, size, colour, label in (
-            ("peak_step", "*", 13, ORANGE, "gold reward peaks"),
+            ("peak_step", "*", 13, ORANGE, "true reward peaks"),
             ("stop_step", "X", 8, INK, "the rule stops"),
         ):
             at = [(one[key], _at_step(own.get(one["seed"], []), one[key])) for one in rule["seeds"]]

@@ -24,8 +24,8 @@ from rmcore.reporting.figures.style import (
 )
 
 BETS = (
-    ("turned", ORANGE, "gold has turned"),
-    ("stopped", PINK, "gold has stopped gaining"),
+    ("turned", ORANGE, "the true reward has turned"),
+    ("stopped", PINK, "the true reward has stopped gaining"),
     ("gained", GREEN, "gained"),
 )
 BAND = 1.96
@@ -54,7 +54,7 @@ def _gains(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
     unit = seeds[0]["watch"]["unit"]
     few = len(seeds) <= FEW
     dress(
-        ax, title="gold gain, as far as the watch knows" + (" · bands: 95 % of its curve" if few else ""),
+        ax, title="gain of the true reward, as far as the watch knows" + (" · bands: 95 % of its curve" if few else ""),
         x="optimizer step of the policy", y=f"gain over the start ({unit})",
     )  # fmt: skip
     for number, seed in enumerate(seeds):

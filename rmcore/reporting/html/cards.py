@@ -93,11 +93,11 @@ def _metric_card(name: str, metric: Mapping[str, Any] | None) -> Card:
 
 
 def _gain_card(judged: Mapping[str, Any]) -> Card:
-    """Make the card of the gold reward that the policy would gain under the plan."""
+    """Make the card of the true reward that the policy would gain under the plan."""
     kl, gain = judged["plan"]["kl"], judged["parts"].get("planned_gain")
     value, interval, has_interval = metric_texts("planned_gain", gain)
     return Card(
-        f"gold gain at {kl:g} nats",
+        f"gain of the true reward at {kl:g} nats",
         value,
         f"95 %: {interval}" if has_interval else interval,
         "what the judge makes of samples chosen by the reward model, in standard deviations within prompts",

@@ -49,8 +49,8 @@ WORDS: dict[str, str] = {
     "answers to its prompt",
     "policy, start policy": "the model that answers prompts and is optimised against the reward model; the start "
     "policy is as it was before",
-    "proxy reward, gold reward": "proxy: what the policy is optimised for, the reward model's; gold: what counts, "
-    "known in the gold world or from a judge",
+    "proxy reward, true reward": "proxy: what the policy is optimised for, the reward model's; the true reward: what "
+    "counts, known in the synthetic benchmark or from a judge",
     "KL, nats": "how far the policy has moved from the start policy, for a whole response; best-of-16 is 1.8",
     "GRPO": "training in which the samples of one prompt are compared with each other (Shao et al. 2024)",
     "optimizer step": "one update of the weights from one batch of pairs",

@@ -11,7 +11,7 @@ from rmcore.reporting.verdict_style import check_result
 
 CAPTIONS = {
     "overoptimization": "Further right the samples are chosen more sharply by the reward model. The proxy rises by "
-    "construction; where the gold reward no longer follows, optimising further does harm.",
+    "construction; where the true reward no longer follows, optimising further does harm.",
     "ensemble_disagreement": "Members are heads on one backbone, fitted on other draws of the training prompts: what "
     "all of them have learned wrong, such as a shortcut, they do not disagree about.",
 }
@@ -21,9 +21,9 @@ PARTS = {
     "win_rate_16": "how often the best of 16 beats another sample",
     "win_rate_64": "how often the best of 64 beats another sample",
     "skill_16": "the win rate of the best of 16 from 0 (blind) to 1 (perfect)",
-    "planned_gain": "gold gain at the planned KL (sd within prompts)",
+    "planned_gain": "gain of the true reward at the planned KL (sd within prompts)",
     "planned_fall": "that gain minus the highest before it",
-    "headroom": "distance to the fitted peak of the gold reward over the planned one",
+    "headroom": "distance to the fitted peak of the true reward over the planned one",
     "signal_share": "share of the variance that other training data repeat",
     "length_correlation": "correlation of reward and length, given the judge",
     "pairwise_accuracy": "accuracy on labelled pairs",
@@ -41,7 +41,7 @@ def shown(value: Mapping[str, Any]) -> str:
 
 
 def policy_block(results: Mapping[str, Any]) -> Block:
-    """The report's section on a policy's samples: proxy against gold, best-of-n, the parts of readiness v2.
+    """The report's section on a policy's samples: proxy against the true reward, best-of-n, the parts of readiness v2.
 
     Args:
         results: {"sampling", "overoptimization", "readiness"}: records of the stages samples, overoptimization and
@@ -56,7 +56,7 @@ def policy_block(results: Mapping[str, Any]) -> Block:
         text=(
             "Whether a policy may be optimised against this reward model is decided where the policy writes, not on "
             f"labelled pairs alone. The plan is {numbers.decimal(plan['kl'])} nats by {NAMES[plan['optimizer']]}; the "
-            f"gold reward is that of {judged['judge']}. Gains are in standard deviations of the gold reward within "
+            f"true reward is that of {judged['judge']}. Gains are in standard deviations of the true reward within "
             "prompts, intervals are 95 % over prompts.",
         ),
         figures=("overoptimization",),
@@ -87,7 +87,7 @@ def best_of_n_block(results: Mapping[str, Any]) -> Block:
 def best_of_n_headline(results: Mapping[str, Any]) -> str:
     """Say what choosing the best of the most samples by this reward model comes to, in one sentence."""
     *_, (n, kl, _, reward, gold) = _best_of_n(results)
-    judged = "not judged" if gold == "-" else f"gold gain {gold} sd within prompts"
+    judged = "not judged" if gold == "-" else f"gain of the true reward {gold} sd within prompts"
     return f"Best of {n}, {kl} nats from the policy: reward {reward}, {judged}"
 
 
@@ -157,9 +157,9 @@ def _findings(results: Mapping[str, Any]) -> list[str]:
     lines += [f"{NAMES[curve['method']]}: {finding(curve)}" for curve in found.get("curves", [])]
     for plan in (curve["plan"] for curve in found.get("curves", [])[:1] if curve["plan"] is not None):
         lines.append(
-            f"intervals of the gold gain are over {plan['num_telling']} independent prompts that the judge tells "
-            "apart, and take a prompt that was not seen to lose at most as much as the worst judged sample, "
-            f"{plan['worst']:.1f} sd"
+            f"intervals of the gain of the true reward are over {plan['num_telling']} independent prompts that the "
+            "judge tells apart, and take a prompt that was not seen to lose at most as much as the worst judged "
+            f"sample, {plan['worst']:.1f} sd"
         )
         if plan["num_short"]:
             lines.append(f"{plan['num_short']} prompts have fewer samples than the plan needs and are left out of it")

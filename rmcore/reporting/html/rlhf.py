@@ -8,14 +8,23 @@ from rmcore.reporting.html.blocks import Block, Table
 from rmcore.reporting.html.policy import EMPTY, shown
 
 CAPTIONS = {
-    "rlhf": "The proxy is what the policy is trained on, so it rises. Where gold no longer follows, training on does "
-    "harm. The dashed curves are best-of-n by the same reward model: what the same KL buys without any training.",
+    "rlhf": "The proxy is what the policy is trained on, so it rises. Where the true reward no longer follows, "
+    "training on does harm. The dashed curves are best-of-n by the same reward model: what the same KL buys without "
+    "any training.",
     "watch": "What the watch knew, by few labels. Evidence above the dashed line convinces; each of the two that end a "
     "training is wrong in at most one of twenty by default, however often one looks. The curve on the left is a smooth "
     "guess; no alarm rests on it.",
 }
 REWARDS = {"vllm": "a vLLM reward server", "local": "the reward model in the training's process"}
-RLHF_HEADINGS = ("step", "KL, nats", "proxy gain, sd", "gold gain, sd", "win rate", "disagreement", "tokens")
+RLHF_HEADINGS = (
+    "step",
+    "KL, nats",
+    "proxy gain, sd",
+    "gain of the true reward, sd",
+    "win rate",
+    "disagreement",
+    "tokens",
+)
 DIGITS = (("kl", 2), ("proxy", 2), ("gold", 2), ("win_rate", 2), ("disagreement", 2), ("num_tokens", 0))
 """Decimals of each column after the step."""
 WATCH_HEADINGS = (
@@ -24,10 +33,10 @@ WATCH_HEADINGS = (
 STOP_HEADINGS = (
     "seed",
     "the rule stops at",
-    "gold there, sd",
-    "gold peaks at",
-    "gold there, sd",
-    "gold at the end, sd",
+    "true reward there, sd",
+    "true reward peaks at",
+    "true reward there, sd",
+    "true reward at the end, sd",
 )
 
 
@@ -91,7 +100,7 @@ def _findings(record: Mapping[str, Any]) -> list[str]:
         f"GRPO with the loss {record['loss']}, {record['num_steps']} steps of {record['prompts_per_step']} prompts "
         f"with {record['group_size']} samples each, learning rate {record['learning_rate']:g}"
         + "".join(f", {one}" for one in penalties),
-        f"rewards: the reward model's own, from {REWARDS[record['rewards']]}; gold: {record['judge']}",
+        f"rewards: the reward model's own, from {REWARDS[record['rewards']]}; the true reward: {record['judge']}",
         *_several(record.get("several")),
         _samples(record.get("parity")),
         f"measured on {record['num_prompts']} held-out prompts with {record['samples_per_prompt']} samples each, "
@@ -150,8 +159,8 @@ def _watch(record: Mapping[str, Any]) -> list[Block]:
         return []
     about = (
         "At each look the policy was compared with an earlier one on prompts that had not been used. Evidence of "
-        f"{looks[0]['needed']:.1f} nats convinces: that gold has turned, or that it gains less than is useful since "
-        "half of its distance. A plateau is no alarm."
+        f"{looks[0]['needed']:.1f} nats convinces: that the true reward has turned, or that it gains less than is "
+        "useful since half of its distance. A plateau is no alarm."
     )
     table = Table(WATCH_HEADINGS, watch_rows(record), left=(len(WATCH_HEADINGS) - 1,))
     return [Block("What the judge's few labels said on the way", text=(about,), figures=("watch",), tables=(table,))]
@@ -190,8 +199,8 @@ def _rule(record: Mapping[str, Any]) -> list[Block]:
     ]
     about = (
         "The rule stops where the mean disagreement of the member heads on the policy's samples leaves the range of "
-        f"held-out responses (up to {numbers.decimal(rule['threshold'])}). Next to it is the step where gold really "
-        "was highest, which no rule can know."
+        f"held-out responses (up to {numbers.decimal(rule['threshold'])}). Next to it is the step where the true "
+        "reward really was highest, which no rule can know."
     )
     title = "Would disagreement have stopped it in time?"
     return [Block(title, text=(about,), tables=(Table(STOP_HEADINGS, rows, left=()),))]

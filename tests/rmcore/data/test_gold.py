@@ -1,4 +1,4 @@
-"""The gold world: reward from text alone, Bradley-Terry labels, a shortcut that breaks in the tail."""
+"""The synthetic benchmark: reward from text alone, Bradley-Terry labels, a shortcut that breaks in the tail."""
 
 import hashlib
 import itertools
@@ -206,7 +206,7 @@ def test_skill_raises_the_gold_of_sampled_responses():
 
 
 def test_sampling_an_answer_to_a_foreign_prompt_is_refused():
-    with pytest.raises(DataError, match="no prompt of the gold world"):
+    with pytest.raises(DataError, match="no prompt of the synthetic benchmark"):
         sample_response("Tell me a joke.", seeded(0))
 
 
@@ -339,7 +339,7 @@ def test_the_ceiling_matches_drawn_labels(flip_rate):
 
 
 def test_the_ceiling_of_foreign_pairs_or_none_is_refused():
-    with pytest.raises(DataError, match="not from the gold world"):
+    with pytest.raises(DataError, match="not from the synthetic benchmark"):
         label_ceiling([PreferencePair("a", "b", "c")])
     with pytest.raises(DataError, match="no pairs"):
         label_ceiling([])

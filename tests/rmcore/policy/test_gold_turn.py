@@ -1,4 +1,4 @@
-"""The gold world has what over-optimisation needs: a shortcut that is worth following for a while, and then is not."""
+"""The synthetic benchmark can be over-optimised: its shortcut is worth following for a while, and then is not."""
 
 import random
 

@@ -147,7 +147,7 @@ def test_the_figure_says_what_was_found():
     assert len(figure.axes) == 2
     assert finding(curves[0]) in " ".join(figure.get_suptitle().split())
     labels = figure.axes[0].get_legend_handles_labels()[1]
-    assert {"proxy reward", "gold reward, ends if no prompt is a disaster"} < set(labels)
+    assert {"proxy reward", "true reward, ends if no prompt is a disaster"} < set(labels)
     assert "nats" in figure.axes[1].get_xlabel()
 
 
@@ -176,7 +176,7 @@ def test_the_command_writes_a_figure_a_proxy_and_the_record(samples, tmp_path, c
     said = " ".join(capsys.readouterr().out.split())
     assert "reward, best-of-n:" in said
     assert "other model, KL-regularised optimum:" in said
-    assert "the fitted gold reward" in said
+    assert "the fitted true reward" in said
     assert {path.name for path in out.iterdir()} == {
         "overoptimization.json", "overoptimization_reward.png", "overoptimization_other_model.png",
     }  # fmt: skip

@@ -35,7 +35,7 @@ def perfect():
 
 
 def judged(parts, config=CONFIG, num_telling=ENOUGH_PROMPTS):
-    return judge_v2(parts, config, "the gold world", num_telling=num_telling)
+    return judge_v2(parts, config, "the synthetic benchmark", num_telling=num_telling)
 
 
 def status(*arguments, **changes):
@@ -55,7 +55,7 @@ def test_a_perfect_model_is_ready_and_says_for_what():
     assert found["verdict"]["headline"].startswith("Ready for")
     assert f"{CONFIG.planned_kl:g} nats by RL with a KL penalty" in found["verdict"]["headline"]
     assert f"all {len(GATES) + 1} checks on samples of the policy" in found["verdict"]["headline"]
-    assert f"gold gains {CONFIG.min_gain + 3:+.2f} sd (" in found["verdict"]["headline"]
+    assert f"the true reward gains {CONFIG.min_gain + 3:+.2f} sd (" in found["verdict"]["headline"]
     assert [check["name"] for check in found["gate"]] == ["telling_prompts", *GATES]
 
 
@@ -180,7 +180,7 @@ def test_of_few_samples_the_best_of_as_many_as_there_are_opponents_for_decides()
 
 
 def test_a_plan_that_ties_bound_says_how_far_it_goes():
-    found = judge_v2(perfect(), CONFIG, "the gold world", num_telling=ENOUGH_PROMPTS, reached=2.4)
+    found = judge_v2(perfect(), CONFIG, "the synthetic benchmark", num_telling=ENOUGH_PROMPTS, reached=2.4)
     assert found["verdict"]["status"] == "ready"
     assert "as far as it goes, which is 2.4 nats, because rewards tie" in found["verdict"]["headline"]
 

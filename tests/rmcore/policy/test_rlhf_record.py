@@ -83,7 +83,7 @@ def watched(*actions, kept=0):
 def test_a_start_that_is_kept_for_want_of_evidence_is_no_refusal():
     found = verdict_of_watch([watched("go_on", "go_on"), watched("go_on", "lower_kl")], None)
     assert found["status"] == "unclear"
-    assert "1,296 labels showed neither a gain nor that gold turned" in found["headline"]
+    assert "1,296 labels showed neither a gain nor that the true reward turned" in found["headline"]
 
 
 def test_a_refused_training_says_why_it_ended():

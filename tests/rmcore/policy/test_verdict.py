@@ -24,7 +24,7 @@ from rmcore.reporting.verdict_style import verdict_style
 PASS = GateCheck("a", 0.7, 0.6, True, "a: 0.7, above 0.6")
 FAIL = GateCheck("b", 0.1, 0.6, False, "b: 0.1, not above 0.6")
 OPEN = GateCheck(ECE, 0.2, 0.15, False, "ECE: 0.1 (0.05 to 0.2), upper end not below 0.15", unclear=True)
-PLAN = {"plan": "a KL of 3 nats by best-of-n", "judge": "the gold world", "parts": {}, "num_telling": 60}
+PLAN = {"plan": "a KL of 3 nats by best-of-n", "judge": "the synthetic benchmark", "parts": {}, "num_telling": 60}
 checks = st.lists(st.sampled_from([PASS, FAIL]), min_size=1, max_size=6)
 
 
@@ -44,7 +44,7 @@ def logged(best_k, over_longest=0.02, outcome=None):
 
 
 def trained(status):
-    return {"judge": "the gold world", "verdict": {"status": status, "headline": "so it was", "reasons": []}}
+    return {"judge": "the synthetic benchmark", "verdict": {"status": status, "headline": "so it was", "reasons": []}}
 
 
 @given(checks, st.sampled_from([None, logged(None), logged(4)]))
@@ -90,8 +90,8 @@ def test_a_fall_that_is_shown_is_told_also_of_a_model_that_is_ready():
     parts = {"planned_gain": part(0.5, 0.4, 0.6), "planned_fall": part(-0.1, -0.15, -0.05)}
     verdict = verdict_on_samples([PASS], **PLAN | {"parts": parts})
     assert verdict["status"] == "ready"
-    assert "gold gains +0.50 sd (+0.40 to +0.60) there" in verdict["headline"]
-    assert "gold was higher on the way: -0.10 sd (-0.15 to -0.05) since then" in verdict["reasons"][0]
+    assert "the true reward gains +0.50 sd (+0.40 to +0.60) there" in verdict["headline"]
+    assert "the true reward was higher on the way: -0.10 sd (-0.15 to -0.05) since then" in verdict["reasons"][0]
     longer = verdict_on_samples([PASS], **PLAN | {"parts": {"hard_accuracy": part(0.3, 0.2, 0.4)}})
     assert "worse than a coin where the shorter sample is better (0.30 (0.20 to 0.40))" in longer["reasons"][0]
     assert verdict_on_samples([FAIL], **PLAN | {"parts": parts})["reasons"] == [FAIL.text]

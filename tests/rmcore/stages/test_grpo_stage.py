@@ -70,7 +70,7 @@ def test_the_record_is_that_of_the_rows(folder, record):
             mean = last[last["seed"] == number][name].mean()
             assert one["points"][-1][name]["value"] == pytest.approx(mean)
     assert record["curve"][0]["kl"]["value"] == 0
-    assert record["judge"] == "the gold world"
+    assert record["judge"] == "the synthetic benchmark"
     assert record["rewards"] == "local"
     assert (record["rollouts"], record["parity"]) == ("generate", None)
     assert (folder / "figures" / "rlhf.png").stat().st_size > 10_000

@@ -86,7 +86,7 @@ def test_rewards_are_those_of_the_reward_model_on_the_text(chain, samples, optim
 
 
 def test_what_was_found_is_whole(chain, optimized):
-    assert optimized["judge"] == "the gold world"
+    assert optimized["judge"] == "the synthetic benchmark"
     assert {"on_policy_accuracy", "win_rate_4", "signal_share", "hard_accuracy"} <= optimized["parts"].keys()
     assert [curve["method"] for curve in optimized["curves"]] == ["best_of_n", "kl_optimum"]
     assert all(curve["plan"]["kl"] == 0.4 for curve in optimized["curves"])

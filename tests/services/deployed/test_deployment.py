@@ -214,7 +214,7 @@ def test_the_form_and_the_run_show_in_a_browser(browse, services, finished):
         forms["experiment"]: ["which question: baseline, ablation", "replicates of every arm", "Submit"],
         forms["benchmark"]: ["judgebench, llmbar=FOLDER", "Submit"],
         forms["best-of-n"]: ["in place of a training", "samples of each prompt", "Submit"],
-        forms["overoptimize"]: ["column of the gold reward", "largest n of best-of-n", "Submit"],
+        forms["overoptimize"]: ["column of the true reward", "largest n of best-of-n", "Submit"],
         forms["readiness"]: ["nats that the policy will be moved by", "Submit"],
         forms["confirm"]: ["other prompts, at most, that best-of-n is served on", "Submit"],
         forms["rlhf"]: ["Weight of the KL penalty", "a checkpoint folder", "Submit"],

@@ -214,4 +214,4 @@ def test_a_policy_is_trained_from_the_form_and_its_curves_are_in_mlflow(services
     assert edges["grpo"] >= {"policy", "train"}
     assert "grpo" in edges["report"]
     assert edges["register"] == {"report"}
-    assert "the gold world" in told
+    assert "the synthetic benchmark" in told
