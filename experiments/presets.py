@@ -41,7 +41,7 @@ RLHF = PipelineConfig(
     evaluate=EvaluateConfig(train_pairs=300),
     readiness=ReadinessConfig(planned_optimizer="kl_optimum", planned_kl=2.0),
     policy=PolicyConfig(base="tiny-small", num_prompts=120, max_new_tokens=160),
-    # Many prompts a step, and a penalty that is raised beyond the 2 nats that readiness was asked for: with 16 prompts
+    # Many prompts a step, and a penalty that rises beyond the 2 nats that readiness was judged at: with 16 prompts
     # and 0.05 the policy went to 4; 60 steps from 0.1 overshoot to 3.6, and keep no more (experiments/log/rlhf.md).
     rlhf=RlhfConfig(
         steps=40,

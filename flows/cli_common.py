@@ -72,7 +72,7 @@ def run_configured(
     recorded: PipelineConfig | None = None,
     **own: Any,
 ) -> dict[str, Any]:
-    """Run a flow under a preset, and write its outcome down where that was asked for.
+    """Run a flow under a preset, and write its outcome to a file if one is named.
 
     Args:
         flow: `module:name`; Prefect reads its address when it is imported, so not before that is known.

@@ -38,7 +38,7 @@ def store_verify() -> None:
 
     A run looks at sizes and modification times alone, so it does not see a change that leaves both. What is found
     damaged here is made again by the next run that needs it. Models and data of yours that runs read are digested
-    anew by the next run, too.
+    again by the next run.
     """
     from rmcore.core.store import Store
 

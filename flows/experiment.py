@@ -273,7 +273,7 @@ class Matrix:
         """Say why this run takes no further look, whose cells are `due`; None where it does."""
         later = f"the next needs {len(due.due)} cells; the same command takes it later"
         if self.take is not None and new >= self.take:
-            return f"{new} new look{'s' if new > 1 else ''} taken, as asked for; {later}"
+            return f"{new} new look{'s' if new > 1 else ''} taken, as requested; {later}"
         left = 60 * self.declared.budget_minutes - (time.monotonic() - self.started)
         if due.seconds is not None and due.seconds > left:
             needed = f"another look would take about {due.seconds / 60:.0f} min"

@@ -1,7 +1,7 @@
 """The form of a flow that runs under a config: a preset, what is changed most, and all other settings by name.
 
-Whoever starts a run gives the same three: the form, a schedule, `prefect deployment run`, and the command line. So the
-page of each run shows what was chosen, and what follows from it stands in an artifact there.
+A run's start has the same three parts everywhere: the form, a schedule, `prefect deployment run`, and the command line.
+So the page of each run shows what was chosen, and what follows from it stands in an artifact there.
 """
 
 import inspect
@@ -112,7 +112,7 @@ def configured_flow(
 
     Args:
         name: of the flow.
-        form: what is asked for; the function's other arguments follow its fields.
+        form: the fields to fill in; the function's other arguments follow its fields.
         picture: the chain of stages, drawn with characters.
         suffix: of a run's name, after study and seed; what it changes of its preset follows.
         options: of Prefect's.
@@ -188,7 +188,7 @@ def described_flow(
 
 @contextmanager
 def _flow_run() -> Iterator[None]:
-    """Wrap a flow run in what all have in common, whoever starts them: it ends with Prefect's server.
+    """Wrap a flow run in what all have in common: it ends with Prefect's server.
 
     Whose process it is, is said of the run, and of none of its tasks.
     """

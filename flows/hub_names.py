@@ -1,4 +1,4 @@
-"""Names of the Hugging Face hub are asked for before anything starts: offline, the libraries try for a minute."""
+"""Names of the Hugging Face hub are looked up before anything starts: offline, the libraries try for a minute."""
 
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.hub import require_model

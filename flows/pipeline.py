@@ -183,7 +183,7 @@ def require_judge(config: PipelineConfig) -> None:
             audit_of(policy.judge, policy.judging)
     if policy is not None and config.rlhf is None and not is_judged(config):
         raise ConfigError(
-            "readiness v2 asks what the true reward makes of the policy's samples, and nobody knows it for "
+            "readiness v2 needs the true reward of the policy's samples, which is unknown for "
             f"{config.data.source}. Draw samples with `rm-opt readiness best-of-n`, have them judged, and name the "
             "file in policy.samples; or name a judge in policy.judge: openai:MODEL@URL, or a function of (prompt, "
             "response); or leave the policy out, for a verdict on labelled pairs alone."

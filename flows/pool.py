@@ -1,8 +1,8 @@
 """Cells of a matrix on other machines: each is a flow run in a work pool, which workers there take from.
 
-Whoever runs the matrix starts the runs, watches them, and takes the artifacts of a finished cell from the shared store.
-A cell whose worker died is started again, at most twice. Names of attempts are the same in every run of a matrix, so
-one that was killed finds its cells running, or done.
+The process of the matrix starts the runs, watches them, and takes the artifacts of a finished cell from the shared
+store. A cell whose worker died is started again, at most twice. Names of attempts are the same in every run of a
+matrix, so one that was killed finds its cells running, or done.
 """
 
 import time
@@ -29,7 +29,7 @@ from tasks.sharing import SHARED_VARIABLE, named_store
 
 DEPLOYMENT = "cell/worker-cell"
 MOST_RESTARTS = 2
-"""Times that a cell is begun anew whose worker died; one that kills three machines has a reason of its own."""
+"""Times that a cell is started again whose worker died; one that kills three machines has a reason of its own."""
 POLL_SECONDS = 2.0
 GRACE_SECONDS = 30.0
 """How long a crashed run is left alone: a worker that was asked to end hands its runs back within this time."""
@@ -67,7 +67,7 @@ class PoolRunner:
     _deployment: UUID | None = None
 
     def require_workers(self) -> None:
-        """See that somebody is there to take cells, before anything is begun.
+        """Check that a worker takes cells, before anything starts.
 
         Raises:
             ConfigError: no store is shared, no server runs that workers could reach, or no worker is online.

@@ -24,7 +24,7 @@ EMBEDDED_VARIABLE = "RM_OPT_EMBEDDED_PREFECT"
 """Environment variable with the address of the embedded server, in the process that started it and in its children."""
 WATCH_SECONDS = 1.0
 REFUSALS_OF_A_DEAD_SERVER = 3
-"""So that a server that is started anew at once is not missed."""
+"""A server that starts again at once is found."""
 
 
 _embedded: EmbeddedPrefect | None = None
@@ -77,7 +77,7 @@ def end_without_server(advice: str) -> Iterator[None]:
     if _embedded is not None and _embedded.api == api:
         with progress_bar("Prefect"):
             _embedded.wait()
-    # Python writes a byte for every signal that it handles: whoever is asked to end needs no reason.
+    # Python writes a byte for every signal that it handles: a process that has to end needs no reason.
     asked_to_end, asking = socket.socketpair()
     asking.setblocking(False)
     hears_signals = threading.current_thread() is threading.main_thread()

@@ -48,7 +48,7 @@ def prefect_at(api: str | None) -> Iterator[SyncPrefectClient]:
     The client asks a busy server again by itself (503: its SQLite file is locked by another request).
 
     Raises:
-        ServiceError: Prefect does not answer, stays busy, refuses, or answers something else than was asked for.
+        ServiceError: Prefect does not answer, stays busy, refuses, or gives an unexpected answer.
     """
     secret = os.environ.get("PREFECT_API_AUTH_STRING")
     client = get_client(sync_client=True) if api is None else SyncPrefectClient(api, auth_string=secret)
@@ -251,7 +251,7 @@ def show_state(name: str, message: str | None = None) -> bool:
 
 
 def hand_back(run_id: UUID, api: str) -> str | None:
-    """Schedule a run anew whose process was asked to end before it was done; its name, None where it is done.
+    """Schedule a run again whose process had to end before it was done; its name, None where it is done.
 
     Raises:
         ServiceError: Prefect does not answer.

@@ -31,7 +31,7 @@ class Progress:
         self._running: dict[str, float] = {}
         self._lock = threading.Lock()
         self.changed = threading.Event()
-        """Set at each change, and cleared by whoever has seen it."""
+        """Set at each change, and cleared by the thread that has seen it."""
 
     @contextmanager
     def part(self, name: str) -> Iterator[Callable[[float], None]]:

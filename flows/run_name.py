@@ -1,4 +1,4 @@
-"""Names of flow runs: as whoever started one said; where nobody said anything, by what it does."""
+"""Names of flow runs: as the caller gave it, else by what the run does."""
 
 import re
 from collections.abc import Callable, Mapping

@@ -210,7 +210,7 @@ class _Starter(contextlib.ExitStack):
             if used != self.database:
                 raise ServiceError(
                     f"{service.name} of {self.directory} keeps its records in {used or SQLITE}, and "
-                    f"{self.database or SQLITE} is asked for: run `rm-opt down` first, or leave --database out."
+                    f"{self.database or SQLITE} is requested: run `rm-opt down` first, or leave --database out."
                 )
 
     def port(self, name: str, wanted: int | None, default: int, flag: str) -> int:

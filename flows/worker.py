@@ -2,7 +2,7 @@
 
 It is told one address, that of Prefect, and learns the others there. What it computes reaches everybody through
 the shared store, so this machine's home is only a cache. A worker that is asked to end (SIGTERM, as before a spot
-machine goes) lets its runs save their state, hands them back, and somebody else continues them.
+machine goes) lets its runs save their state, hands them back, and another worker continues them.
 """
 
 import os
@@ -179,7 +179,7 @@ class Worker:
         self._asked.set()
 
     def _end(self, worker: psutil.Process) -> None:
-        """Let the runs save and end, then schedule them anew for others."""
+        """Let the runs save and end, then schedule them again for others."""
         from flows import prefect_client
 
         worker.suspend()  # it takes nothing new, and does not report the end of what is handed back

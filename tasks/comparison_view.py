@@ -26,7 +26,7 @@ MOST_PARAMS = 40
 """Columns of settings: MLflow stores no larger view."""
 CURVES = ("train/loss", "eval/loss", "eval/pairwise_accuracy")
 CARD = {"isGenerated": False, "deleted": False, "runsCountToCompare": 1000}
-"""Fields of every chart of ours; a generated one would be made anew by the page."""
+"""Fields of every chart of ours; the page would make a generated one again."""
 STEP_AXIS = {
     "lineSmoothness": 0,
     "scaleType": "linear",

@@ -1,8 +1,9 @@
 """Prefect's server runs what prefect.yaml declares, and nothing that a request brings.
 
 A deployment says which code a worker runs: steps before the flow, which may be a shell's, the flow's place, variables
-of the process. Whoever may change one runs code as the worker's user. So those parts must be as declared, in whatever
-request they come, and work pools have our template, which lets a run name neither command nor environment nor folder.
+of the process. Anyone who may change one runs code as the worker's user. So those parts must be as declared, in
+whatever request they come, and work pools have our template, which lets a run name neither command nor environment nor
+folder.
 """
 
 import json

@@ -50,7 +50,7 @@ def execute(
     run: str | None = None,
     wait: Wait | None = None,
 ) -> tuple[ArtifactRef, bool]:
-    """Give the artifact of a stage, and whether it was made here: from the store if it is whole there, else anew.
+    """Return the stage's artifact, computing it if the store has no valid copy, and whether it was computed.
 
     Two callers with the same key do the work once: the second waits for the first. `before` is called when nothing is
     left to wait for. `tell` hears how far the stage is. `run` is the name by which others know who computes it, and by
@@ -207,7 +207,7 @@ def _progress_told(tell: Tell, run: str) -> Iterator[list[int]]:
         with os.fdopen(reading, encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 if errors is not None and not has_bar:
-                    with contextlib.suppress(OSError):  # whoever read it has gone
+                    with contextlib.suppress(OSError):  # its reader has gone
                         os.write(errors, (f"{run}: {line}" if is_shared else line).encode())
                 tell(line.rstrip("\n"))
 

@@ -4,11 +4,11 @@
 
 SOCKET is an inherited file descriptor that listens there already: the port never was another program's in between.
 
-Whoever may post to Prefect runs code as its user, and a port on loopback is reached by every user of the machine and by
-every web page in a browser on it. So a request must name the server by its own address (no other name that was made to
-point here), must come from no other page, and must carry the password. Prefect checks the password by itself, because
-its UI asks for it; MLflow's own login wants a user database, so the guard asks. Whoever has the home's key may ask the
-guard to prove that it has it, too, before a password is sent.
+Anyone who may post to Prefect runs code as its user, and a port on loopback is reached by every user of the machine and
+by every web page in a browser on it. So a request must name the server by its own address (no other name that was made
+to point here), must come from no other page, and must carry the password. Prefect checks the password by itself,
+because its UI asks for it; MLflow's own login wants a user database, so the guard asks. Anyone who has the home's key
+may ask the guard to prove that it has it, too, before a password is sent.
 """
 
 import asyncio

@@ -12,7 +12,7 @@ import psutil
 from rmcore.core.processes import marked
 
 HOST = "127.0.0.1"
-"""Where servers listen unless another address of this machine is asked for."""
+"""Where servers listen unless another address of this machine is named."""
 PREFECT_SERVER = "prefect-server"
 EMBEDDED_PREFECT = "embedded-prefect"
 """Not a service of the home: the server of one process (tasks/embedded_prefect.py)."""

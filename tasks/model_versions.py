@@ -87,7 +87,7 @@ def confirmation_tags(verdict: Verdict) -> dict[str, str]:
 def register_checkpoint(
     client: "MlflowClient", run: "Run", checkpoint: Path, name: str, key: str, judgement: VersionJudgement
 ) -> "ModelVersion":
-    """The version of `checkpoint` in the registered model `name`, made where its `key` has none; judged anew.
+    """The version of `checkpoint` in the registered model `name`, made where its `key` has none; judged again.
 
     Its tags, description and aliases are set. The alias `candidate` is the newest version's. A version that lost on
     the fourth rung is not ready for what a lower one says, until it gains there.

@@ -1,4 +1,4 @@
-"""The thing that a stage waits for right now: set where it waits, asked from another thread by whoever tells people."""
+"""What a stage is waiting for: set where it waits, read by the thread that shows progress."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext

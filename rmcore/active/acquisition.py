@@ -174,7 +174,7 @@ def select(view: View, k: int, acquisition: AcquisitionFunction, *, max_per_prom
     available = size if max_per_prompt is None else sum(min(count, max_per_prompt) for count in room.values())
     if not 1 <= k <= available:
         raise ConfigError(
-            f"{k} pairs are asked for, and the pool of {size} has {available} to give"
+            f"{k} pairs are requested, and the pool of {size} has {available} to give"
             f"{'' if max_per_prompt is None else f' with at most {max_per_prompt} of a prompt'}; ask for fewer."
         )
     scores = acquisition.score_view(view)

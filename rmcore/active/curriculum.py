@@ -88,7 +88,7 @@ class CurriculumSampler:
             ConfigError: n is negative or above P, or the epoch is not one of the epochs.
         """
         if not 0 <= n <= len(self):
-            raise ConfigError(f"{n} pairs of {len(self)} are asked for in one epoch; ask for fewer.")
+            raise ConfigError(f"{n} pairs of {len(self)} are requested in one epoch; request fewer.")
         progress = None
         if total_epochs is not None:
             if epoch is None or not 0 <= epoch < total_epochs:

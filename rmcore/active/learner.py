@@ -197,8 +197,8 @@ def checked_labels(asked: Sequence[PreferencePair], given: Sequence[PreferencePa
     strange = sorted(found.keys() - {pair.pair_id for pair in asked})
     if missing or strange or len(found) < len(given):
         raise DataError(
-            f"the labels of {len(asked)} pairs were asked for and {len(given)} came: {len(missing)} are missing "
-            f"({', '.join(missing[:SHOWN])}), {len(strange)} were not asked for ({', '.join(strange[:SHOWN])}), "
+            f"the labels of {len(asked)} pairs were requested and {len(given)} came: {len(missing)} are missing "
+            f"({', '.join(missing[:SHOWN])}), {len(strange)} were not requested ({', '.join(strange[:SHOWN])}), "
             f"{len(given) - len(found)} came twice. Give each asked pair back once, its preferred side as chosen."
         )
     sides = {pair.pair_id: {pair.chosen, pair.rejected} for pair in asked}

@@ -175,7 +175,7 @@ def _check_same(record: Mapping[str, Any], digest: str, source: str) -> None:
 
 
 def _check_free(place: Path) -> None:
-    """Refuse to overwrite what somebody wrote by hand.
+    """Refuse to overwrite what was written by hand.
 
     Raises:
         ConfigError: there is such a file.

@@ -42,7 +42,7 @@ def noise(
             "--model",
             "-m",
             help="Whose features heads are fitted on: minilm, or a folder or hub name of a model that was not trained "
-            f"on these pairs. {', '.join(TINY_SIZES)}: trained anew on each fold.",
+            f"on these pairs. {', '.join(TINY_SIZES)}: trained from scratch on each fold.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the ledger; an interrupted run resumes there.")],

@@ -79,7 +79,7 @@ class _ListedCommand(TyperCommand):
 
 
 class _Imported(Mapping[str, Any]):
-    """The commands themselves by name, each imported when it is asked for."""
+    """The commands themselves by name, each imported when it is used."""
 
     def __init__(self, listed: Mapping[str, Listed]) -> None:
         self._listed = listed

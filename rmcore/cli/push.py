@@ -90,14 +90,14 @@ def _check_replaced(repository: Repository, card: str) -> None:
     content = repository.read(CARD_FILE) if CARD_FILE in repository.files else b""
     try:
         old = read_card(content)
-    except DataError:  # metadata that are no YAML: somebody's, whoever began it
+    except DataError:  # metadata that are no YAML: the card was written by hand
         old = None
     if content != card.encode() and (old is None or not old.is_as_written):
         what = "its card was not written by `rm-opt card`" if content else f"it has files and no {CARD_FILE}"
         if old is not None:
             what = "its card was changed since `rm-opt card` wrote it"
         raise ConfigError(
-            f"{repository.name} is there already, and {what}, so a push would overwrite somebody's work; nothing was "
+            f"{repository.name} is there already, and {what}, so a push would overwrite other work; nothing was "
             "sent. Name another repository or, if nothing in this one is wanted, delete or rename it on the hub."
         )
     if old is not None:
@@ -161,6 +161,6 @@ def _check_card(text: str, folder: Path, *, although_not_ready: bool) -> None:
         )
     if card.status in FAILED:
         raise ConfigError(
-            f"the verdict speaks against this model: {card.headline}. Whoever loads it may optimise a policy against "
-            "it. Give --although-not-ready to push it all the same; its card says what failed."
+            f"the verdict speaks against this model: {card.headline}. Anyone who loads it may optimise a policy "
+            "against it. Give --although-not-ready to push it all the same; its card says what failed."
         )

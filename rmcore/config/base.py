@@ -47,7 +47,7 @@ class Settings(BaseModel):
             asked = _types(cls.model_fields[str(info.field_name)].annotation)
             if asked & {int, float} and not asked & {bool, Any}:
                 raise ValueError(
-                    "true or false is given where a number is asked for, and would count as 1 or 0; write the number"
+                    "true or false is given where a number is required, and would count as 1 or 0; write the number"
                 )
         return given
 

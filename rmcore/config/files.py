@@ -35,7 +35,7 @@ class _YamlLoader(yaml.SafeLoader):
         return super().construct_object(node, deep)
 
     def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
-        """Look for repeated keys here, where merged ones (`<<`), which a mapping may set anew, are not among them."""
+        """Look for repeated keys here, where merged ones (`<<`), which a mapping may set again, are not among them."""
         node = super().compose_mapping_node(anchor)
         lines: dict[str, int] = {}
         for key, _ in node.value:

@@ -98,7 +98,7 @@ class PipelineConfig(Settings):
     def _policy_stays_where_readiness_looked(self) -> Self:
         if self.rlhf is not None and (self.rlhf.kl_target or 0.0) > self.readiness.planned_kl:
             raise ValueError(
-                f"rlhf.kl_target={self.rlhf.kl_target:g} holds the policy further away than readiness is asked for "
+                f"rlhf.kl_target={self.rlhf.kl_target:g} holds the policy further away than readiness is judged at "
                 f"(readiness.planned_kl={self.readiness.planned_kl:g} nats); raise that, or lower the target"
             )
         return self

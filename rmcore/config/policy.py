@@ -21,7 +21,7 @@ class PolicyConfig(Settings):
     base: str = "tiny"
     """Model that `sft` starts from: tiny or another of its sizes, or a folder or hub name of a causal model."""
     sft_examples: int = Field(default=8000, ge=10, le=1_000_000)
-    """Responses that `sft` is trained on, at most; the synthetic benchmark writes as many as asked for."""
+    """Responses that `sft` is trained on, at most; the synthetic benchmark writes as many as requested."""
     sft_epochs: int = Field(default=3, ge=1, le=1000)
     """Passes of `sft` over them."""
     sft_lr: float = Field(default=4e-3, gt=0)

@@ -65,9 +65,9 @@ class TrainConfig(Settings):
     centering: float = Field(default=0.0, ge=0)
     """Weight of the mean of (reward_chosen + reward_rejected)^2 (Eisenstein et al. 2023, arXiv:2312.09244)."""
     target_margin_scale: float | None = Field(default=None, gt=0)
-    """Logits of margin asked for per unit of annotated margin; left out, annotated margins are not used."""
+    """Logits of margin required per unit of annotated margin; left out, annotated margins are not used."""
     target_margin_cap: float = Field(default=3.0, gt=0)
-    """Largest margin asked for, in logits: annotated margins can reach 26."""
+    """Largest margin required, in logits: annotated margins can reach 26."""
     clip: float = Field(default=1.0, gt=0)
     """Largest gradient norm."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"

@@ -2,8 +2,8 @@
 
 Those imports take five seconds of a core, each stage runs in a process of its own, and a pipeline has five of them.
 `ForkedProcess` is what `subprocess.Popen` would be for `python -m MODULE SPEC.json`; the server below it,
-`python -m rmcore.core.child_process`, lives as long as the process that asked for the first one. Where many short
-programs follow one another, whoever starts them may keep a `StageServer` for all of them.
+`python -m rmcore.core.child_process`, lives as long as the process that requested the first one. Where many short
+programs follow one another, their parent may keep a `StageServer` for all of them.
 
 The server imports libraries only. A child imports rmcore itself, so that what was edited since the last one is what
 runs, as the key of a stage's artifact says.
@@ -66,7 +66,7 @@ IMPORT_SECONDS = 120.0
 MOST_DESCRIPTORS = 5
 """Descriptors of one request: the socket, the pipe, the log, and two to show progress on."""
 WARM = sys.platform == "linux"
-"""Elsewhere a process that has loaded such libraries must not continue after a fork: each child imports them anew."""
+"""Elsewhere a process that has loaded such libraries must not continue after a fork: each child imports them again."""
 
 _SERVER = (sys.executable, "-P", "-m", "rmcore.core.child_process")
 _WELCOME = b"\x01"
@@ -163,7 +163,7 @@ class _ForkServer:
                 [*_SERVER, "serve", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # whoever needs a library that cannot be imported says so in its log
+                stderr=subprocess.DEVNULL,  # a child that needs a library which cannot be imported says so in its log
                 env=dict(environment),
                 pass_fds=(theirs.fileno(),),
             )
@@ -249,7 +249,7 @@ def _read_by_libraries(environment: Mapping[str, str]) -> frozenset[tuple[str, s
 
 
 def terminate_forked() -> None:
-    """Ask all forked children of this process to save and end; whoever waits for them continues waiting."""
+    """Ask all forked children of this process to save and end; their parents continue to wait for them."""
     for process in list(_running):
         process.terminate()
 
@@ -266,7 +266,7 @@ def _server(environment: Mapping[str, str]) -> _ForkServer:
 def serve(control: socket.socket, listener: socket.socket | None = None) -> None:
     """Fork a process for each request until the other end of `control` is closed.
 
-    Whoever connects to `listener` and has the same environment may ask, too, until it closes its end.
+    Any process that connects to `listener` with the same environment is served, too, until it closes its end.
 
     Children that still run then are asked to end by the kernel (`die_with_parent`), so they save first.
     """
@@ -325,7 +325,7 @@ class _Serving:
 
     def _asked(self, asker: socket.socket) -> None:
         message, descriptors, _flags, _address = socket.recv_fds(asker, 1, MOST_DESCRIPTORS)
-        if not message:  # whoever waits for its children has gone with it, of which their own sockets tell
+        if not message:  # its children's parents have gone with it, which their own sockets show
             self.asking.remove(asker)
             self.selector.unregister(asker)
             asker.close()
@@ -401,7 +401,7 @@ def _tell(waiter: socket.socket, number: int) -> None:
 
 
 def _become_child(server: int, interrupted: Any, request: int, log: int, *progress: int) -> NoReturn:
-    """Be the forked process: read what is asked for, run it, end."""
+    """Be the forked process: read the request, run it, end."""
     status = 1
     try:
         signal.set_wakeup_fd(-1)

@@ -47,7 +47,7 @@ class Repository:
         token: of the hub. It stands in no message.
 
     Raises:
-        ConfigError: the hub is switched off by HF_HUB_OFFLINE, the name is none, the repository belongs to somebody
+        ConfigError: the hub is switched off by HF_HUB_OFFLINE, the name is none, the repository belongs to someone
             else, or is there and public where it is to be private, or the other way round.
         ServiceError: the hub does not answer, or fails.
     """
@@ -75,7 +75,7 @@ class Repository:
             self.files, self._commit = self._open(self._api, is_private)
 
     def _open(self, api: "HfApi", is_private: bool) -> tuple[frozenset[str], str | None]:
-        """Files that somebody put there, and the commit that has them; makes the repository where it is not."""
+        """Files that others put there, and the commit that has them; makes the repository where it is not."""
         from huggingface_hub.errors import RepositoryNotFoundError
 
         try:
@@ -120,7 +120,7 @@ class Repository:
         `stale` files are removed.
 
         Raises:
-            ConfigError: the hub refuses, the token may not write there, or somebody has changed the repository since
+            ConfigError: the hub refuses, the token may not write there, or the repository has changed since
                 it was looked at.
             ServiceError: the hub does not answer, or fails. What was there before is untouched.
         """
@@ -167,12 +167,12 @@ class Repository:
             )
         if status in (FORBIDDEN, TAKEN):
             return ConfigError(
-                f"the hub lets your token write nothing to {name} ({said}): the name belongs to somebody else, or the "
+                f"the hub lets your token write nothing to {name} ({said}): the name belongs to someone else, or the "
                 "token has no write access there. Name a repository of your own, OWNER/NAME, or use another token."
             )
         if status == MOVED:
             return ConfigError(
-                f"somebody has changed {name} since this push looked at it ({said}), so it has none of these files. "
+                f"someone has changed {name} since this push looked at it ({said}), so it has none of these files. "
                 "Look at what came; the same command then begins again."
             )
         if status >= SERVER_ERROR or status == TOO_MANY:

@@ -1,7 +1,7 @@
 """Trackers of other programs: TensorBoard's event files and Weights & Biases.
 
-Their packages are imported when they are asked for. They take what the trainer writes to `metrics.jsonl`, beside
-whoever else reads it.
+Their packages are imported when they are used. They take what the trainer writes to `metrics.jsonl`, as other
+readers of that file do.
 """
 
 import importlib.util

@@ -145,7 +145,7 @@ class ObjectStore:
             yield
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
             raise
-        except FileNotFoundError as error:  # what may be missing is asked for with that in mind
+        except FileNotFoundError as error:  # callers expect that some may be missing
             raise StoreError(f"{self.url} {_meaning('NotFoundError', 'NoSuchBucket')}.") from error
         except OSError as error:
             raise StoreError(
@@ -172,7 +172,7 @@ def _meaning(kind: str, said: str) -> str:
             return meaning
     if kind in ("PermissionDeniedError", "UnauthenticatedError"):
         return "does not let these credentials read and write; give them rights on this prefix"
-    return "does not answer, or not as an object store does; the same command goes on when it is back"
+    return "does not answer, or not as an object store does; the same command continues when it is back"
 
 
 def _check(url: str, named_by: str) -> None:

@@ -106,7 +106,7 @@ def progress_lines(description: str, out: int, seconds: float) -> Iterator[Repor
         while not ended.wait(seconds):
             try:
                 os.write(out, f"{description:<10} {_line(list(reports), time.monotonic() - began)}\n".encode())
-            except OSError:  # whoever read it has gone: the work is what counts
+            except OSError:  # its reader has gone: the work is what counts
                 return
 
     writer = threading.Thread(target=write, name="progress", daemon=True)

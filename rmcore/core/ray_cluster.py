@@ -27,7 +27,7 @@ class RayCluster:
     """Connects on entering and leaves, or ends the cluster that it began, on leaving.
 
     Args:
-        wanted_by: the option that asked for Ray, for messages.
+        wanted_by: the option that needs Ray, for messages.
 
     Raises:
         ConfigError: on entering: Ray is not installed, or the cluster has no login.
@@ -56,7 +56,7 @@ class RayCluster:
         before = signal.getsignal(signal.SIGTERM)
         try:
             ray.init(
-                # Left out, Ray would join whatever cluster was last begun on this machine, dead or somebody else's.
+                # Left out, Ray would join whatever cluster was last begun on this machine, dead or another user's.
                 address=self.address or "local",
                 include_dashboard=None if self.address else False,
                 _node_ip_address=None if self.address else LOOPBACK,
@@ -105,7 +105,7 @@ class RayCluster:
             needs = f"{cpus} cores" + (f" and {gpus} GPUs" if gpus else "")
             raise ConfigError(
                 f"the Ray cluster at {self.name} has room for {room} processes, each with {needs} of one machine, and "
-                f"{number} are asked for: they would wait for ever. It has {self.resources()}; ask for less."
+                f"{number} are requested: they would wait for ever. It has {self.resources()}; request less."
             )
 
     def first_of(self, running: Sequence[Any], timeout: float | None = None) -> Any:

@@ -3,7 +3,7 @@
     blobs/<sha256>                  a file of an artifact, named by its content
     manifests/<stage>/<key>.json    created once and never changed: the commit of an artifact
     used/<stage>/<key>              when it was last taken, as the store's own clock says
-    states/<stage>/<key>.json       what a running stage has saved so far, for whoever resumes it elsewhere
+    states/<stage>/<key>.json       what a running stage has saved so far, for a process that resumes it elsewhere
     states/<stage>/<key>/<sha256>   the files of that
     registrations/<name>.json       created once: when the claims of an experiment were declared first
 
@@ -64,8 +64,8 @@ class SharedStore:
     def pull(self, local: Store, stage: str, key: str) -> bool:
         """Make an artifact that is committed here one of `local`, checked against its digests; False: there is none.
 
-        One whose blobs are gone or damaged loses its manifest, so that whoever needs it computes it again. The caller
-        holds the local lock of the key.
+        One whose blobs are gone or damaged loses its manifest, so that it is computed again where it is needed. The
+        caller holds the local lock of the key.
         """
         record = self.find(stage, key)
         if record is None:

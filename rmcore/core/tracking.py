@@ -1,6 +1,6 @@
 """Where a stage reports to while it runs.
 
-A stage writes JSON lines into its own artifact; whoever wants them elsewhere (MLflow) reads them from there, live or
+A stage writes JSON lines into its own artifact; readers elsewhere (MLflow) take them from there, live or
 later. So a tracker outage never stops a training, and a cached artifact can fill a fresh run.
 """
 

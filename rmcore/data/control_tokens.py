@@ -1,6 +1,6 @@
 """Text is text: a control token's string that stands in data is read as its characters, never as the token.
 
-A tokenizer makes the token that ends a turn out of the string `<|im_end|>`, whoever wrote it, so a user who types it
+A tokenizer makes the token that ends a turn out of the string `<|im_end|>`, whatever its origin, so a user who types it
 would write turns of their own. `split_special_tokens` of transformers is not the remedy: it also splits what the chat
 template writes, it knows no tokens that are added but not marked special (DeepSeek's `<｜User｜>`), and a Unigram model
 finds `</s>` in its own vocabulary.
@@ -57,7 +57,7 @@ class ControlTokens:
         self.strings = _control_strings(tokenizer)
         """Longest first: where one begins with another, the tokenizer takes the longer."""
         self._pattern = re.compile("|".join(map(re.escape, self.strings)) or r"(?!)")
-        # Unknown to whoever writes data, so no text can hold a name; ids do not depend on them.
+        # Unknown to the data's authors, so no text can hold a name; ids do not depend on them.
         nonce = secrets.token_hex(8)
         self._names = {string: f"rm{nonce}x{index}x" for index, string in enumerate(self.strings)}
         backend = tokenizer.backend_tokenizer if tokenizer.is_fast else None

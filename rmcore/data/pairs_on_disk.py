@@ -118,7 +118,7 @@ class RowWriter(Generic[Record]):
 
 @dataclass(frozen=True, slots=True)
 class PairFile:
-    """The pairs of a file that `rmcore.data.table.write_pairs` wrote, read anew each time they are gone through.
+    """The pairs of a file that `rmcore.data.table.write_pairs` wrote, read again at each iteration.
 
     Raises:
         DataError: the file is missing, damaged, or not such a table; when it is read.

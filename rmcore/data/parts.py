@@ -1,4 +1,4 @@
-"""A source in parts of bounded size, each read when it is asked for: for what is larger than memory.
+"""A source in parts of bounded size, each read when it is needed: for sources that are larger than memory.
 
 A source gives preference pairs, or rows with columns prompt and response. Parts are cut after a number of them, the
 same ones each time, so that work on them can be continued.

@@ -309,7 +309,7 @@ class Renderer:
     def tokenize_texts(self, texts: Sequence[str]) -> list[TokenizedSide]:
         """Tokenize texts that are rendered already, such as `render` gives; too long ones are cut from the right.
 
-        Whoever rendered them answers for the control tokens in them. In the plain format nobody writes any, so there
+        Control tokens in them are those of the tool that rendered them. The plain format has none, so there
         they are text.
         """
         plain = self.rendering.format == "plain"

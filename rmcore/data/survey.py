@@ -153,7 +153,7 @@ def _tie_odds(chosen: Mapping[int, int], left: Mapping[int, int]) -> tuple[float
 def better_weights(attributes: Sequence[str], asked: Mapping[str, float] | None) -> dict[str, float]:
     """Weights of the attributes in what "better" means, for those of which it is not 0.
 
-    As asked for; else the first of `OVERALL_GRADES` that is there alone; else all alike, summing to 1.
+    As requested; else the first of `OVERALL_GRADES` that is there alone; else all alike, summing to 1.
 
     Args:
         attributes: names of those that are graded.

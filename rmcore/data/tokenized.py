@@ -119,7 +119,7 @@ class TokenizedOnDisk(Sequence[Item], Generic[Item, Held]):
 
 
 class TokenizedPairs(TokenizedOnDisk[TokenizedPair, _Batch]):
-    """P tokenized pairs in the order of their source, read as they are asked for from what `write_tokenized` wrote."""
+    """P tokenized pairs in the order of their source, read as they are needed from what `write_tokenized` wrote."""
 
     def _hold(self, batch: pa.RecordBatch) -> _Batch:
         return _mapped(batch)

@@ -121,7 +121,7 @@ _SCHEMA = pa.schema(
 
 
 class TokenizedObservations(TokenizedOnDisk[TokenizedObservation, pa.RecordBatch]):
-    """N tokenized observations in the order of their source, read as they are asked for."""
+    """N tokenized observations in the order of their source, read as they are needed."""
 
     def _hold(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch

@@ -92,7 +92,7 @@ def score_source(
         report: called as report(rows done, rows read so far, "scored").
 
     Raises:
-        ConfigError: another job has scored parts for that file, or somebody works on it.
+        ConfigError: another job has scored parts for that file, or is working on it.
         DataError: the source cannot be read, or none of its rows by the model.
         ModelError: a reward is not finite.
     """

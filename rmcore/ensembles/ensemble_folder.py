@@ -131,13 +131,13 @@ def _verified(folder: Path, name: str, digest: str) -> str:
     checkpoint = Path(os.path.normpath(folder.resolve() / name))
     if not checkpoint.is_dir():
         raise ModelError(
-            f"member {checkpoint} of the ensemble {folder} is not there; put it back, or make the ensemble anew."
+            f"member {checkpoint} of the ensemble {folder} is not there; put it back, or make the ensemble again."
         )
     found = checkpoint_digest(checkpoint)
     if found != digest:
         raise ModelError(
             f"member {checkpoint} has digest {found[:12]}, the ensemble {folder} was made of {str(digest)[:12]}: its "
-            "files changed since, and the calibration is of other rewards. Restore them, or make the ensemble anew."
+            "files changed since, and the calibration is of other rewards. Restore them, or make the ensemble again."
         )
     return str(checkpoint)
 
@@ -161,7 +161,7 @@ def _read_heads(path: Path, digest: str) -> npt.NDArray[np.float64]:
     if found != digest:
         raise ModelError(
             f"{path} has sha256 {found[:12]}, its record says {str(digest)[:12]}: the heads changed or are gone. "
-            "Restore the file, or make the ensemble anew."
+            "Restore the file, or make the ensemble again."
         )
     try:
         return np.asarray(load_file(path)["heads"], dtype=np.float64)
@@ -170,4 +170,4 @@ def _read_heads(path: Path, digest: str) -> npt.NDArray[np.float64]:
 
 
 def _damaged(path: Path, error: Exception) -> ModelError:
-    return ModelError(f"{path} is damaged ({error!r}); restore it, or make the ensemble anew.")
+    return ModelError(f"{path} is damaged ({error!r}); restore it, or make the ensemble again.")

@@ -146,6 +146,6 @@ def _check(rewards: Tensor, states: Tensor, head: nn.Linear) -> None:
     difference = (linear - rewards).abs().max()
     if not difference <= TOLERANCE * (1 + rewards.abs().max()) and bool(rewards.isfinite().all()):
         raise ModelError(
-            f"rewards differ by {float(difference):.2g} from what the last linear layer of the head makes of its "
+            f"rewards differ by {float(difference):.2g} from the output of the head's last linear layer on its "
             "input, so the head does more with it; its rewards are not linear in these features."
         )

@@ -5,7 +5,7 @@ lie alike, so that direction is taken out, and what is left is scaled to length 
 model is misled, however far. Mistakes on one prompt are alike for that reason alone, so groups are looked for among the
 first one of each prompt, and the others go to the nearest group. k-means gives 2 to `MOST_KINDS` groups; the number
 with the largest silhouette is taken, and only if none of `NUM_SIMULATED` clouds has one as large, which are drawn from
-one Gaussian of the same mean and covariance and scaled alike: groups that chance makes of one cloud as well
+one Gaussian of the same mean and covariance and scaled alike: groups that chance finds in one cloud, too
 (p = 1 / (NUM_SIMULATED + 1)) are one.
 
 A group is described by words. Of each word it is counted in how many prompts only the answer that the model prefers

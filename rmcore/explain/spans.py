@@ -4,7 +4,7 @@ Spans tile a text: each is a half-open range of characters, the white space behi
 front of the text to the first. So `text[span.start : span.end]` put together is the text.
 
     sentence    ends behind a full stop, exclamation or question mark (also those of other scripts, which need no white
-                space behind them), and where a line ends, unless the next one goes on in lower case. Points of
+                space behind them), and where a line ends, unless the next one begins in lower case. Points of
                 abbreviations, initials, decimals and list markers end none; a fenced block of code is one
     word        what white space parts; a single character in Chinese and Japanese, which write none
 
@@ -164,7 +164,7 @@ def _ends_sentence(text: str, found: re.Match[str]) -> bool:
     rest = text[found.end() :].lstrip()
     following = rest[:1]
     if found[0] == "\n":
-        # A line that is wrapped goes on in lower case, at once.
+        # The continuation of a wrapped line begins in lower case.
         return not (following.islower() and text[found.end() : found.end() + 1] != "\n" and not _is_item(rest))
     if not found[0].startswith(".") or found[0].startswith(".."):
         quoted = found[0][-1] in "\"'”’»"

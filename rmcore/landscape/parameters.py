@@ -44,7 +44,7 @@ def reward_module(model: Any) -> nn.Module:
     if any(hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in module.modules()):
         raise CurvatureError(
             "the model is compiled, and torch.compile cannot be differentiated twice. Pass the module as it was before "
-            "(`compiled._orig_mod`), or load the checkpoint anew."
+            "(`compiled._orig_mod`), or load the checkpoint again."
         )
     if narrow := narrow_floats(module):
         raise CurvatureError(

@@ -20,7 +20,7 @@ def pick_device(name: str) -> torch.device:
     """Resolve `auto`, `cpu`, `cuda` or `cuda:1`; each process that torchrun starts gets the GPU of its LOCAL_RANK.
 
     Raises:
-        ConfigError: another name, a GPU is asked for and torch does not see it, or one GPU is named for several ranks.
+        ConfigError: another name, a GPU is requested and torch does not see it, or one GPU is named for several ranks.
     """
     if not re.fullmatch(DEVICES, name):
         raise ConfigError(f"device={name} is none of auto, cpu, cuda, cuda:0, cuda:1, …; choose one of them.")
@@ -41,7 +41,7 @@ def pick_device(name: str) -> torch.device:
 
 @cache  # said once
 def scoring_dtype(name: str) -> WeightDtype:
-    """Choose the format of the weights of a model that is asked for rewards on the device called `name`, and say it.
+    """Choose the format of the weights of a model that gives rewards on the device called `name`, and say it.
 
     On a GPU bfloat16: half of the memory and its traffic, and the kernel for packed rows computes in nothing wider.
 

@@ -1,6 +1,6 @@
 """Which parameters are the reward head: one rule for the model, the optimizers and the adapters.
 
-Hugging Face's sequence-classification classes call their head by few names. Whoever treats the head differently from
+Hugging Face's sequence-classification classes call their head by few names. Code that treats the head differently from
 the backbone (kept trainable with adapters, float32 under autocast, AdamW next to Muon) asks here.
 """
 

@@ -89,7 +89,7 @@ def resolve_model(name: str) -> str:
     """Turn an alias into a folder or hub name; other names pass through. `tiny` is built, see `load_backbone`.
 
     Raises:
-        ModelError: `minilm` is asked for and its package is not installed.
+        ModelError: `minilm` is requested and its package is not installed.
     """
     if name == "minilm":
         spec = importlib.util.find_spec(MINILM_PACKAGE)

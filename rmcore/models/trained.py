@@ -1,4 +1,4 @@
-"""Reading a trained reward model back: its weights, tokenizer and rendering, whoever trained it."""
+"""Reading a trained reward model back: its weights, tokenizer and rendering, whatever tool trained it."""
 
 import sys
 from dataclasses import dataclass, replace
@@ -119,7 +119,7 @@ def _rendering(
     max_seq_len: int | None,
     render_fn: str | None,
 ) -> Rendering:
-    """The recorded one, else what suits the tokenizer; with the limit that was asked for."""
+    """The recorded one, else what suits the tokenizer; with the requested limit."""
     recorded = Rendering.load(folder)
     limit = max_seq_len or (
         recorded.max_seq_len if recorded else min(DEFAULT_LIMIT, max_positions(config) or DEFAULT_LIMIT)

@@ -1,4 +1,4 @@
-"""Contradictions among the labels of a file, whatever a model makes of them.
+"""Contradictions among the labels of a file, whatever a model's rewards are.
 
 Texts count as the same where they are equal but for case and white space, as in `rmcore.data.audit`.
 """

@@ -89,7 +89,7 @@ class ServedGain:
 
     Args:
         limit: size at which a judged difference is clipped.
-        useful_gain: that is asked for, in the judge's unit.
+        useful_gain: the smallest that counts as one, in the judge's unit.
         is_clipped: whether differences may be larger; not where they are wins and losses.
     """
 
@@ -133,7 +133,7 @@ class ServedGain:
 
     @property
     def is_decided(self) -> bool:
-        """Whether the true reward fell, rose by as much as was asked for, or rose by less than that."""
+        """Whether the true reward fell, rose by as much as was required, or rose by less than that."""
         low, high = self.interval
         said = high < 0 or low >= self.useful_gain or (low > 0 and high < self.useful_gain)
         return said and (not self.is_clipped or (len(self.differences) in LOOKS and self.doubt is None))
@@ -238,7 +238,7 @@ def verdict_of_confirmation(record: Mapping[str, Any]) -> dict[str, Any]:
     gain = record["gold"]["gain"]
     shown = shown_gain(gain, record["unit"])
     where = f"best-of-{record['n']} on {record['num_prompts']} fresh prompts"
-    asked = f"a gain of {record['useful_gain']:.2g} {record['unit']} was asked for"
+    asked = f"a gain of {record['useful_gain']:.2g} {record['unit']} was required"
     status: Decision = "unclear"
     reasons = []
     if record["doubt"] is not None:
@@ -255,7 +255,7 @@ def verdict_of_confirmation(record: Mapping[str, Any]) -> dict[str, Any]:
     else:
         headline = f"Unclear whether it gains, {shown}, by {where}"
         reasons.append(
-            "more fresh prompts narrow the interval: a higher policy.fresh_prompts judges all of them anew"
+            "more fresh prompts narrow the interval: a higher policy.fresh_prompts judges all of them again"
             if record["num_fresh"] is None or record["num_fresh"] > record["num_allowed"]
             else "no more fresh prompts are held out, and more would narrow the interval (data.test_fraction)"
         )

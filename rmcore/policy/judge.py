@@ -1,5 +1,5 @@
 """Who says what really counts, of single responses and of pairs: the synthetic benchmark, a language model behind an
-endpoint, a function of the user's, or another reward model. Imports no torch, unless that is asked for.
+endpoint, a function of the user's, or another reward model. Imports torch only for a reward model.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Whether a reward model picks better answers among those that are logged and labelled: what is known without a policy.
 
 Held-out prompts with several labelled answers hold a pool of each: the model chooses the best of k, the labels judge
-the choice. What that can say is limited. The answers are not a policy's samples: they come from whoever was logged, as
+the choice. What that can say is limited. The answers are not a policy's samples: they come from the logged policies, as
 a rule from models of very different strength, and from pairs that were chosen to be labelled, often only clear ones.
 So a choice among them is easier than among the samples of one policy, and nothing here says how far a policy may be
 optimised. The judge's own bias counts as strength; the longest answer is chosen beside the model for that reason.

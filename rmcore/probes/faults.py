@@ -114,7 +114,7 @@ def echo(answer: Answer, rng: Random) -> str | None:
 
 @lower
 def other_language(answer: Answer, rng: Random) -> str | None:
-    """An empty phrase in German, Spanish or French in place of an English answer, where no language was asked for."""
+    """An empty phrase in German, Spanish or French in place of an English answer, if the prompt names no language."""
     both = is_english(answer.question) and is_english(answer.text)
     return rng.choice(OTHER_LANGUAGES) if both and not _LANGUAGE.search(answer.question) else None
 

@@ -154,7 +154,7 @@ def shortened(text: str, longest: int) -> str:
 def probe(
     rm: SideScorer, pairs: Sequence[PreferencePair], rules: Sequence[Rule], *, seed: int = 0, report: Report = silent
 ) -> Probed:
-    """Measure rules on preference pairs: rewards of all answers, and of what each rule makes of them.
+    """Measure rules on preference pairs: rewards of all answers, and of each rule's edits of them.
 
     Args:
         rm: the reward model.

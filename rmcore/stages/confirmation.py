@@ -53,7 +53,7 @@ from rmcore.stages.trained import load_trained
 RECORD_FILE = "confirmation.json"
 FIRST_ROUND, LARGEST_ROUND = 24, 96
 """Prompts that are answered before the first pair is judged, and in a later round at most; until then each has as many
-as all before it. A round costs a start of the policy, and people are asked for all of it."""
+as all before it. A round costs a start of the policy, and people get all of it to judge."""
 ROUND_SEED = 10_007
 """Between the seeds of the samples of two rounds, times the prompts between them."""
 TIES_AT_MOST = 100

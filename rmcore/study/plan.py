@@ -108,7 +108,7 @@ class Planner:
         for name in cell.stages:
             behind = [first[needed] for needed in STAGES[name].needs(cell.config) if needed in first]
             if behind or (waits_for and STAGES[name].upstream):
-                # What stands in the store for the settings so far is not what will be asked for.
+                # The store's entries for the settings so far are not what will be requested.
                 first[name] = behind[0] if behind else name
                 why = f"follows {behind[0]}" if behind else waits_for
                 yield StagePlan(name, None, None, why, self.estimates.seconds(cell.config, name))

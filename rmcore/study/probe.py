@@ -31,7 +31,7 @@ def probe(config: PipelineConfig, started: float) -> SpeedProbe:
 
     Args:
         config: of a cell.
-        started: `time.time()` when its process was asked for.
+        started: `time.time()` when its process was requested.
     """
     with TemporaryDirectory() as spool:  # mapped files outlive their names
         prepared = prepare(config.data, seed=config.seed, spool=Path(spool))

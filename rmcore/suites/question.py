@@ -59,7 +59,7 @@ class Suite:
     """Data set on the Hugging Face hub that is read where no file is named; empty: there is none that can be."""
     split: str
     terms: str
-    """Licence of the data, and what else whoever uses them should know."""
+    """Licence of the data, and what else a user of them should know."""
     rule: str
     """How it is scored, in a sentence."""
     expected: Mapping[str, int]

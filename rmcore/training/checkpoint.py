@@ -85,7 +85,7 @@ class CheckpointWriter:
         Rank 0 alone calls this. `best` of a lost step stays where there was none before; the next one takes its place.
 
         Args:
-            point: the state; None: the training starts anew.
+            point: the state; None: the training starts from the beginning.
         """
         for place in self.folder.glob("step_*"):
             if place.name[5:].isdigit() and int(place.name[5:]) > (point.step if point else 0):

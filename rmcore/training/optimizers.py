@@ -158,7 +158,7 @@ class OptimizerSet:
         if differing:
             raise TrainingError(
                 f"the saved optimizer state and the model differ in {len(differing)} parameter names, first "
-                f"{differing[:3]}: the state belongs to another model or other trained parameters. Start anew in "
+                f"{differing[:3]}: the state belongs to another model or other trained parameters. Start again in "
                 "another folder."
             )
         for name, parameter in self._parameters.items():
@@ -189,7 +189,7 @@ def _check_shapes(values: Mapping[str, Tensor], parameter: nn.Parameter, name: s
         if key != "step" and not key.endswith("_scale") and value.shape != parameter.shape:
             raise TrainingError(
                 f"the saved optimizer state has {key} of shape {tuple(value.shape)} for {name}, which is "
-                f"{tuple(parameter.shape)}: it belongs to another model. Start anew in another folder."
+                f"{tuple(parameter.shape)}: it belongs to another model. Start again in another folder."
             )
 
 

@@ -85,7 +85,7 @@ def process_group(device: torch.device) -> Iterator[Ranks]:
 
 
 def _is_of_the_connection(error: RuntimeError) -> bool:
-    """Whether a collective failed because somebody is gone, and not because it was asked for something impossible."""
+    """Whether a collective failed because a rank is gone, and not because its arguments were impossible."""
     if isinstance(error, dist.DistNetworkError | dist.DistStoreError) or "gloo/transport" in str(error):
         return True
     return isinstance(error, dist.DistBackendError) and any(words in str(error) for words in GONE)
@@ -195,7 +195,7 @@ def between_micro_batches(model: nn.Module, *, last: bool, whole: bool) -> None:
 def reshard(model: nn.Module) -> None:
     """Free the gathered weights that a forward without backward leaves behind in sharded modules.
 
-    Whoever held on to them would hold freed memory once something else frees them.
+    A reference kept to them would be one to freed memory once something else frees them.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):

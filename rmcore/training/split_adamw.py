@@ -65,7 +65,8 @@ class SplitAdamW(Optimizer):
         groups: as `torch.optim.AdamW` takes them.
         lr: learning rate.
         betas: decays of the mean of the gradient and of its square.
-        compiled: whether the arithmetic is compiled into one kernel; where that fails, it goes on without and says so.
+        compiled: whether the arithmetic is compiled into one kernel; where that fails, it continues without and says
+        so.
     """
 
     def __init__(

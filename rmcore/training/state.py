@@ -147,7 +147,7 @@ def load_state(folder: Path, model: nn.Module, optimizer: OptimizerSet) -> tuple
     if differing:
         raise TrainingError(
             f"the resumable state and the model differ in {len(differing)} tensors, first {differing[:3]}; it belongs "
-            "to another model or library version. Start anew in another folder."
+            "to another model or library version. Start again in another folder."
         )
     optimizer.load_named_state(_room(held, optimizer))
     others = {

@@ -79,7 +79,7 @@ def _finished(part: Path, together: Path | None) -> tuple[dict[str, str], str]:
         if together is not None:
             for name in digests:
                 (part / name).rename(together / name)
-            part.rmdir()  # now, as the first rank goes on with a folder that must not change
+            part.rmdir()  # now, as the first rank continues with a folder that must not change
     except OSError as error:
         return {}, str(error)
     return digests, ""

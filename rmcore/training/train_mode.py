@@ -27,7 +27,7 @@ def training_form(rm: BradleyTerryRM, config: TrainConfig) -> Iterator[None]:
 
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """Set every dropout probability to zero inside the block but those of LoRA, which were asked for by name.
+    """Set every dropout probability to zero inside the block but those of LoRA, which were set by name.
 
     The two sides of a pair would be masked differently, so dropout is noise in their margin; TRL's RewardTrainer
     switches it off as well (`disable_dropout`).

@@ -72,7 +72,7 @@ def keeps_list_style(text: str, style: str) -> float:
 
 
 def other_list_style(style: str) -> str:
-    """The form that was not asked for."""
+    """The form that the prompt did not request."""
     return {"numbered": "commas", "commas": "numbered"}[style]
 
 

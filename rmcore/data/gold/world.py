@@ -259,7 +259,7 @@ def written_responses(prompt: str, count: int, shortcut: Shortcut, *, seed: int)
 
 
 def demonstrations(shortcut: Shortcut, count: int, *, seed: int, without: Set[str]) -> list[tuple[str, str]]:
-    """(prompt, response) rows, each prompt drawn anew; none of the prompts in `without`, which are held out."""
+    """(prompt, response) rows, each prompt newly drawn; none of the prompts in `without`, which are held out."""
     rng = random.Random(f"gold demonstrations {seed}")  # noqa: S311 - data, not cryptography
     rows: list[tuple[str, str]] = []
     while len(rows) < count:

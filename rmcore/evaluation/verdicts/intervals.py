@@ -202,7 +202,7 @@ def _falling_root(falling: Callable[[float], float], low: float, high: float) ->
 def half_widths_to_come(components: Components, *, alpha: float) -> FloatArray:
     """Half-widths, equally likely, of 1 - alpha intervals of experiments whose true variances are the components'.
 
-    The next experiment estimates each variance anew, with a chi-square spread.
+    The next experiment estimates each variance again, with a chi-square spread.
 
     Returns:
         (100 ** len(components),): one entry a combination of the estimates' quantiles.
@@ -218,7 +218,7 @@ def half_widths_to_come(components: Components, *, alpha: float) -> FloatArray:
 def smallest_detectable(components: Components, *, alpha: float, power: float) -> float | None:
     """Distance from the threshold at which the two-sided test rejects on the true side with the wanted power.
 
-    The components are taken as the true variances; that the next experiment estimates each of them anew is integrated
+    The components are taken as the true variances; that the next experiment estimates each of them again is integrated
     over (for one component this is the non-central t distribution). None where a variance is infinite.
 
     Raises:

@@ -31,7 +31,7 @@ def deciding_size(estimate: Estimate, borders: Sequence[float], *, alpha: float 
 
     More seeds: these prompts stay, and with them what they do to the value. The news is of seeds alone, but the
     interval holds the prompts' part, and no number of seeds comes nearer to a border than its half-width. More prompts:
-    their part shrinks, and so does that of seed and prompt together within the seeds' part; all of it is drawn anew.
+    their part shrinks, and so does that of seed and prompt together within the seeds' part; all of it is drawn again.
     How each variance will be estimated then is integrated over.
 
     It is a plan by what was measured, no more: a value that lies near the border by luck asks for too much, one that

@@ -91,7 +91,7 @@ class AttentionPlan:
     causal: bool
     varlen: VarlenIndex | None = None
     made: dict[tuple[Any, ...], Any] = field(default_factory=dict, compare=False)
-    """Masks and batches that the first layer makes of the plan for all layers, by what they depend on besides."""
+    """Masks and batches that the first layer builds from the plan for all layers, by what they depend on besides."""
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "AttentionPlan":
         """The same with `change` applied to its tensors, if it has any."""

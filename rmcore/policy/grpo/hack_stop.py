@@ -173,7 +173,7 @@ class HackStop(TrainerCallback):
         return self._watch.labels_used + (2 * CALIBRATED if self.judge.calibrates else 0)
 
     def take_up(self, model: Any, tokenizer: Any, *, step: int, max_steps: int) -> None:
-        """Begin with the start policy, or with what an earlier call left at `step`; at step 0 the folder begins anew.
+        """Begin with the start policy, or with what an earlier call left at `step`; at step 0 the folder starts empty.
 
         Raises:
             ConfigError: the labels are too few for so many looks, too few prompts can be read, or the folder holds the
@@ -416,7 +416,7 @@ class HackStop(TrainerCallback):
             self.kl_target = min(self.kl_target or math.inf, max(self._watch.kls[look.best], LEAST_KL))
         beta = getattr(self._trainer, "beta", 0.0)
         if self.kl_target is not None and beta:
-            # Never below what was asked for: a policy that is still on its way would be let loose, and overshoot.
+            # Never below the setting: a policy that is still on its way would be let loose, and overshoot.
             steered = beta * float(np.clip(max(look.kl, 0.0) / self.kl_target, *STEERED))
             self._trainer.beta = max(self._trainer.args.beta, steered)
 

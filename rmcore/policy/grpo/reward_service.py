@@ -31,7 +31,7 @@ def reward_service(settings: RlhfConfig, checkpoint: Path, *, render_fn: str | N
     """Start a vLLM reward server where the settings ask for one; nothing of it is left after the block.
 
     Raises:
-        ConfigError: vLLM is asked for and not there.
+        ConfigError: vLLM is requested and not there.
         ServingError: it did not start, or its rewards are not those of PyTorch.
     """
     if not is_served(settings):

@@ -50,11 +50,11 @@ def rollout_service(
 ) -> Iterator[ServedPolicy | None]:
     """Start a vLLM of the policy where the settings ask for one; nothing of it is left after the block.
 
-    On a CPU it starts while the block goes on. On a GPU it is waited for: two that start together take each other's
+    On a CPU it starts while the block runs. On a GPU the block waits for it: two that start together take each other's
     memory for their own.
 
     Raises:
-        ConfigError: vLLM is asked for and not there.
+        ConfigError: vLLM is requested and not there.
         ServingError: it did not start.
     """
     place = pick_device(device)

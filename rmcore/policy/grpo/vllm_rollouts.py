@@ -26,7 +26,7 @@ class Parity:
 
     step: counts from 1.
     policy_step: steps that the weights had behind them which drew the samples; step - 1 where they were fresh.
-    weight_version: how many publications vLLM had taken; it counts anew in each process.
+    weight_version: how many publications vLLM had taken; it counts from 0 in each process.
     num_tokens: that were drawn.
     mean_difference, max_difference: absolute, in nats a token.
     truncated_share: of the tokens, those whose weight was cut to its bound.

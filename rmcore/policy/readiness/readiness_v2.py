@@ -47,12 +47,12 @@ def conditions(config: ReadinessConfig, choice: int = DECIDING) -> tuple[Conditi
 
     That the true reward gains at the plan has to be shown, and that a choice among 16 samples (`choice`) beats a blind
     one; where that is neither shown nor refuted the verdict is unclear. A
-    model is refused where the gain is shown to be smaller than what was asked for, where the true reward is shown to
+    model is refused where the gain is shown to be smaller than what was required, where the true reward is shown to
     have fallen by as much since its highest point (a smaller fall is said and refuses nothing), and, for RL, where the
     model is shown to prefer the worse sample because it is the longer one. RL finds that first, and the samples that
-    are judged hardly show what it makes of it; of best-of-n they show all.
+    are judged hardly show its effect; of best-of-n they show all.
 
-    Thresholds are the values that mean something: 0, 1/2, and what was asked for. On the 400 reward models of the
+    Thresholds are the values that mean something: 0, 1/2, and what was required. On the 400 reward models of the
     second study the gain's is also the one that costs least, if calling a model ready that does not gain costs four
     times what refusing one costs that is worth while (docs/readiness.md).
     """

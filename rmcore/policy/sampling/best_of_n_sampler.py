@@ -60,7 +60,7 @@ class BestOfNSampler:
         device: of the policy: auto, cpu or cuda.
 
     Raises:
-        ConfigError: a number is out of its range, or vLLM is asked for and not there.
+        ConfigError: a number is out of its range, or vLLM is requested and not there.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ def rollout_texts(rollouts: Sequence[Rollout]) -> tuple[list[Prompt], list[str]]
     for index, rollout in enumerate(rollouts):
         if len(rollout.steps) != 1:
             raise DataError(
-                f"rollout {index} has {len(rollout.steps)} steps, and this reward model is asked for single answers; "
+                f"rollout {index} has {len(rollout.steps)} steps, and this reward model scores single answers; "
                 "score dialogues through a reward server (RewardModelScorer)."
             )
         prompt = rollout.steps[0].prompt

@@ -94,7 +94,7 @@ def _check_header(path: Path, content: bytes, determined_by: Mapping[str, Any]) 
         changes = ", ".join(f"{name} {found.get(name)!r} there, {determined_by.get(name)!r} now" for name in differing)
         raise DataError(
             f"{path} holds samples of something else ({changes}), which must not be mixed. Delete the file to draw "
-            "anew, or name another."
+            "again, or name another."
         )
 
 

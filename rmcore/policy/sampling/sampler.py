@@ -70,7 +70,7 @@ class Sampler(Protocol):
     ) -> None:
         """Draw the samples of the prompts {index: token ids}, and hand each prompt's to `keep`, in any order.
 
-        What is drawn for a prompt depends on its index and not on which others are asked for.
+        What is drawn for a prompt depends on its index and not on which others are requested.
 
         Raises:
             ModelError: the policy cannot be loaded, or its weights give no probabilities.

@@ -73,7 +73,7 @@ def draw_samples(
 
     Raises:
         DataError: no prompts, none that can be answered (before anything is drawn), or `out` holds something else.
-        ConfigError: vLLM is asked for and not there, or refuses the temperature.
+        ConfigError: vLLM is requested and not there, or refuses the temperature.
         ModelError: the policy cannot be loaded, or its weights are broken.
         ServingError: vLLM did not start or died too often; the message says what is stored.
     """
@@ -114,7 +114,7 @@ def choose_sampler(engine: EngineName, device: torch.device) -> Sampler:
     """The sampler of that name; auto takes vLLM where it is found and the device is a GPU, else generate.
 
     Raises:
-        ConfigError: vLLM is asked for and not there, or the name is another.
+        ConfigError: vLLM is requested and not there, or the name is another.
     """
     if engine not in ("auto", "vllm", "generate"):
         raise ConfigError(f"engine={engine} is none of auto, vllm, generate; choose one of them.")

@@ -120,7 +120,7 @@ class ServedPolicy:
         """Draw from the weights that were published last: `settings.num_samples` responses to each prompt, in order.
 
         All of one call are drawn by one version. A vLLM that dies meanwhile is started again with the same weights and
-        asked for all of them again.
+        requested all of them again.
 
         Args:
             prompt_ids: token ids of each prompt, as `Policy.prompt_ids` gives them.
@@ -170,7 +170,7 @@ class ServedPolicy:
                     ) from error
                 print(
                     f"warning: vLLM died while a policy is trained ({error}); it is started again with the same "
-                    "weights, and the step goes on",
+                    "weights, and the step continues",
                     file=sys.stderr,
                 )
                 self._run(self._vllm.stop())

@@ -36,7 +36,7 @@ class GainCurve:
         """Take up the next checkpoint; its number.
 
         Args:
-            kl: nats from the start policy. Where it comes back the path still goes on: another policy at the same
+            kl: nats from the start policy. Where it comes back the path still continues: another policy at the same
                 distance need not be as good.
         """
         root = max(kl, 0.0) ** 0.5

@@ -37,7 +37,7 @@ class PairJudge(Protocol):
     unit: of a difference, in words.
     limit: size at which a difference is clipped by who bets on it; wins and losses have no larger one.
     labels_per_pair: that a comparison costs.
-    at_once: pairs that are asked for together, so that a look that is decided early saves the rest; None: all.
+    at_once: pairs that are requested together, so that a look that is decided early saves the rest; None: all.
     calibrates: whether the unit has to be measured on samples of the start policy first.
     scale: score of one unit; None: not calibrated yet, or there is nothing to calibrate.
     """
@@ -82,7 +82,7 @@ def judge_in_turns(
     earlier: Sequence[str],
     kept: Path,
 ) -> Iterator[list[float]]:
-    """Judge N pairs, at each turn as many as the judge takes together; whoever has seen enough asks for no more.
+    """Judge N pairs, at each turn as many as the judge takes together; a caller that has seen enough requests no more.
 
     Args:
         judge: who compares.
@@ -90,7 +90,7 @@ def judge_in_turns(
         prompts: N.
         later: responses that may be better.
         earlier: responses that they are compared with.
-        kept: JSONL file that takes the differences of each turn; those that it holds are not asked for again.
+        kept: JSONL file that takes the differences of each turn; those that it holds are not requested again.
 
     Raises:
         DataError: there is no judgement of a response.
@@ -273,8 +273,8 @@ class PeopleJudge:
         missing = [name for name in pairs if name not in answers]
         if missing:
             raise DataError(
-                f"{file} lacks {len(missing)} of {len(pairs)} pairs that were asked for, first {missing[0]}; restore "
-                "its rows, or move it away, then the same command writes it anew."
+                f"{file} lacks {len(missing)} of {len(pairs)} pairs that were requested, first {missing[0]}; restore "
+                "its rows, or move it away, then the same command writes it again."
             )
         other = [name for name, pair in pairs.items() if not same_texts(answers[name], pair)]
         if other:

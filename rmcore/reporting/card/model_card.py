@@ -31,7 +31,7 @@ REPOSITORY = "OWNER/NAME"
 OWN_KEY = "rm_optimizer"
 """Key of the metadata under which a card says of which weights it is, and what the verdict was."""
 DIGEST_KEY = "card_digest"
-"""Key below it of the digest by which a card that somebody has changed is known."""
+"""Key below it of the digest by which a changed card is recognised."""
 TERMS = ("label_smoothing", "regularization_lambda", "margin_regularization", "centering", "margin_loss_weight")
 """Settings of the loss that are told where they are not 0; β has its own line."""
 TAGS = ("reward-model", "preference", "rm-optimizer")

@@ -100,5 +100,5 @@ def _gain_card(judged: Mapping[str, Any]) -> Card:
         f"gain of the true reward at {kl:g} nats",
         value,
         f"95 %: {interval}" if has_interval else interval,
-        "what the judge makes of samples chosen by the reward model, in standard deviations within prompts",
+        "the judge's reward of samples that the reward model chose, in standard deviations within prompts",
     )

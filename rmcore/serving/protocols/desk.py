@@ -78,7 +78,7 @@ class Desk:
     async def score(
         self, num_inputs: int, read: Callable[[], Sequence[Reading]], **settings: Any
     ) -> tuple[ScoringResponse, list[str], dict[str, str]]:
-        """Score what `read` makes of the inputs of a request in a thread, all of it by one version of the weights.
+        """Score what `read` returns for the inputs of a request in a thread, all of it by one version of the weights.
 
         Returns:
             The answer of POST /score, the warnings about the inputs, and the headers of weights and warnings.

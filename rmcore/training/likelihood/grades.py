@@ -1,4 +1,4 @@
-"""The likelihood of grades: logistic, cumulative and Gaussian links, with an offset for each prompt where asked for.
+"""The likelihood of grades: logistic, cumulative and Gaussian links, with an optional offset for each prompt.
 
     binary     P(y = 1) = sigmoid(eta - theta)
     ordinal    P(y <= l) = sigmoid(theta_l - eta), theta_0 < theta_1 < ...: the cumulative link (McCullagh 1980)
