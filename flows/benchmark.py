@@ -38,7 +38,7 @@ STAGES = ("prepare", "train", "benchmark")
         presets_for("run"),
     ),
     """
-    prepare ──> train ──> benchmark ──> scores beside yardsticks, and what was seen in training
+    prepare ──> train ──> benchmark ──> scores next to yardsticks, and what was seen in training
     """,
     "-benchmark",
 )

@@ -80,7 +80,7 @@ def run_configured(
         given: by the user; --set has the last word.
         assignments: what the command's own options change, in the form of --set.
         recorded: settings of a run that is resumed, in place of a preset's.
-        own: arguments of the flow beside its settings.
+        own: arguments of the flow besides its settings.
 
     Raises:
         ConfigError, pydantic.ValidationError: the config cannot be used.

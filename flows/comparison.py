@@ -75,7 +75,7 @@ class OptimizerComparison:
         return results
 
     def generate_report(self) -> Path:
-        """The report of what was run: one self-contained HTML file, with figures and a summary beside it.
+        """The report of what was run: one self-contained HTML file, with figures and a summary next to it.
 
         Raises:
             ConfigError: nothing was run yet.

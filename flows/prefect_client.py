@@ -1,4 +1,4 @@
-"""Questions to Prefect's API beside running flows: the worker's pool, and runs that died."""
+"""Questions to Prefect's API besides running flows: the worker's pool, and runs that died."""
 
 import os
 import sys
@@ -78,7 +78,7 @@ def _refused(api: str, answer: httpx.Response) -> ServiceError:
     if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
         return ServiceError(
             f"Prefect at {api} is too busy to answer (503), though it was asked again for about a minute. Run the same "
-            "command again when less runs beside it; finished stages are stored."
+            "command again when less runs next to it; finished stages are stored."
         )
     return ServiceError(
         f"Prefect refused {answer.url} with {answer.status_code} ({answer.text[:300]}): this version's API differs "
@@ -236,7 +236,7 @@ def show_state(name: str, message: str | None = None) -> bool:
 
     Args:
         name: of the state, for example "Waiting for the device".
-        message: what the page of the run says beside it.
+        message: what the page of the run says next to it.
     """
     run_id = runtime.flow_run.id
     try:
@@ -277,7 +277,7 @@ def _owner(tags: list[str]) -> dict[str, str]:
 
 
 def progress_bar(flow_run_id: str) -> Callable[[float, str], None]:
-    """A bar on the page of a flow run: what to call with the percent done and what to write beside it.
+    """A bar on the page of a flow run: what to call with the percent done and what to write next to it.
 
     From any thread: it asks by a client of its own, not by the one that the flow's end closes. What is given may raise
     ServiceError.

@@ -19,7 +19,7 @@ POST_SECONDS = 15.0
 LAST_SECONDS = 5.0
 """How long the end of a run waits for the last one."""
 Draw = Callable[[float, str], None]
-"""Takes percent done and what to write beside the bar. May raise ServiceError."""
+"""Takes percent done and what to write next to the bar. May raise ServiceError."""
 
 
 class Progress:

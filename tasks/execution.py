@@ -131,7 +131,7 @@ def run_child(
 ) -> None:
     """Run a stage in a process of its own and wait. What it prints goes to a log, its progress to standard error.
 
-    The lines of its progress are told, too: where that is a terminal they are beside its bar.
+    The lines of its progress are told, too: where that is a terminal they are next to its bar.
 
     If it fails, the error names the checkpoints that it had written.
     """

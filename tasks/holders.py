@@ -1,4 +1,4 @@
-"""Who holds a lock of the store, as those who wait for it read it: a note beside the lock, valid while it is held."""
+"""Who holds a lock of the store, as those who wait for it read it: a note next to the lock, valid while it is held."""
 
 import json
 import os

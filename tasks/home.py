@@ -69,7 +69,7 @@ def project_root() -> Path:
 
 
 def home() -> Path:
-    """Absolute folder of all data: `$RM_OPT_HOME`, or `.rm-opt` beside the checkout. Not created here."""
+    """Absolute folder of all data: `$RM_OPT_HOME`, or `.rm-opt` next to the checkout. Not created here."""
     named = os.environ.get("RM_OPT_HOME")
     return Path(named).expanduser().resolve() if named else project_root() / ".rm-opt"
 
@@ -134,7 +134,7 @@ def _require_ours(folder: Path) -> None:
 
 
 def digests_file() -> Path:
-    """Where digests of large files beside the store are remembered; without it those files are read again."""
+    """Where digests of large files next to the store are remembered; without it those files are read again."""
     return home() / "store" / ".digests.jsonl"
 
 

@@ -1,4 +1,4 @@
-"""The commands that need no orchestrator; `rm-opt` mounts them beside its own."""
+"""The commands that need no orchestrator; `rm-opt` mounts them besides its own."""
 
 from rmcore.cli.lazy import Listed, lazy_app
 

@@ -58,7 +58,7 @@ def find_origin(checkpoint: str) -> Origin:
 
     Raises:
         ModelError: it is no folder of a whole model.
-        DataError: a record beside it cannot be read.
+        DataError: a record next to it cannot be read.
     """
     folder = Path(checkpoint).expanduser().resolve()
     if (folder / "adapter_config.json").is_file():
@@ -121,7 +121,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def gather_facts(origin: Origin, digest: str, rm: "BradleyTerryRM", license_id: str | None) -> "Facts":
-    """Everything that a card says of a model beside measurements.
+    """Everything that a card says of a model besides measurements.
 
     Raises:
         DataError: the model cannot read the card's own example.

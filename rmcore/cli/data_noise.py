@@ -70,7 +70,7 @@ def noise(
 
     Each pair is scored by a model of other prompts, and where answers recur by their other labels too. Close calls
     become rarer as margins grow and mistakes do not: that tells the rate of wrong labels, and the posterior of each.
-    Labels are called wrong only where the rate is shown to be above 0. Beside that: contradictions, cycles, repeats,
+    Labels are called wrong only where the rate is shown to be above 0. Besides that: contradictions, cycles, repeats,
     near copies of prompts across folds.
 
     Writes ledger.parquet (a row a pair), noise.json, and what --review and --apply ask for.

@@ -51,7 +51,7 @@ def export(
 ) -> None:
     """Write a checkpoint as one plain Hugging Face folder, and compare its rewards.
 
-    Adapters are merged in; tokenizer and rendering lie beside the weights. With --attributes the model has a label for
+    Adapters are merged in; tokenizer and rendering lie next to the weights. With --attributes the model has a label for
     each attribute that it was trained on, and the reward is their weighted sum (`reward_is_sum_of` in config.json).
 
     Example: rm-opt export --checkpoint runs/a/best/adapter --out exported --dtype bfloat16
@@ -66,7 +66,7 @@ def export(
 def _export(
     checkpoint: str, out: Path, dtype: Dtype, render_fn: str | None, *, attributes: bool = False
 ) -> tuple[float, float]:
-    """Write beside `out`, compare, then put in place; the largest difference of the rewards and its bound."""
+    """Write next to `out`, compare, then put in place; the largest difference of the rewards and its bound."""
     from rmcore.models.reward_model import BradleyTerryRM
 
     source = BradleyTerryRM.from_pretrained(checkpoint, device="cpu", render_fn=render_fn)

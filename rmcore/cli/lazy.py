@@ -1,6 +1,6 @@
 """Commands that are imported when they are called: the page that lists them imports none.
 
-A `Listed` is what such a page shows of a command, written down beside the place of the command itself. A test holds
+A `Listed` is what such a page shows of a command, written down next to the place of the command itself. A test holds
 each line to the command's own.
 """
 

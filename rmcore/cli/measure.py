@@ -334,7 +334,7 @@ def _evaluate(
 
 
 def in_words(metrics: Metrics) -> list[str]:
-    """A sentence about accuracy, beside guessing and length, and one about the probabilities.
+    """A sentence about accuracy, next to guessing and length, and one about the probabilities.
 
     Nothing is called better that is not so at the end of its 95 % interval.
     """

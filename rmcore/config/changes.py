@@ -16,7 +16,7 @@ def change_config(base: PipelineConfig, changes: Changes) -> PipelineConfig:
 
     Raises:
         ValueError: a name is no setting.
-        pydantic.ValidationError: a value is not allowed, alone or beside the others.
+        pydantic.ValidationError: a value is not allowed, alone or besides the others.
     """
     tree = copy.deepcopy(base.model_dump())
     for setting, value in changes.items():

@@ -1,6 +1,6 @@
 """Names that other trainers give to settings, so that a user who brings one is told ours.
 
-docs/from-trl.md and docs/from-openrlhf.md say of each what differs beside its name; a test holds them to this table.
+docs/from-trl.md and docs/from-openrlhf.md say of each what differs besides its name; a test holds them to this table.
 """
 
 from typing import NamedTuple

@@ -15,7 +15,7 @@ TINY_SIZES = {"tiny": (1.0, 1.0), "tiny-small": (0.6, 0.5), "tiny-wide": (1.6, 1
 
 
 class LoraSettings(Settings):
-    """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685) beside the reward head, in place of full fine-tuning."""
+    """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685) next to the reward head, in place of full fine-tuning."""
 
     rank: int = Field(default=8, ge=1, le=8192)
     """Rank of each adapter."""

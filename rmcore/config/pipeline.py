@@ -38,7 +38,7 @@ class PipelineConfig(Settings):
     device: str = Field(default="auto", pattern=DEVICES)
     """Where torch runs: auto takes a GPU where there is one; cpu, cuda, or one GPU of several: cuda:1."""
     loggers: tuple[LoggerName, ...] = ()
-    """Where a training's curves go beside MLflow: tensorboard, wandb."""
+    """Where a training's curves go besides MLflow: tensorboard, wandb."""
     data: DataConfig = DataConfig()
     """The preference pairs."""
     model: ModelConfig = ModelConfig()

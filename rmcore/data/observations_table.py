@@ -1,4 +1,4 @@
-"""Observations as a Parquet table and back, without loss: the form in which they lie in the store beside the pairs.
+"""Observations as a Parquet table and back, without loss: the form in which they lie in the store next to the pairs.
 
 | column | type | what |
 | --- | --- | --- |

@@ -214,7 +214,7 @@ class PreferencePair:
     metadata: Mapping[str, Any]
     pair_id: str
 
-    # By hand: an InitVar `margin` could not have a property beside it, and `pair.margin` would be None for every pair.
+    # By hand: an InitVar `margin` could not have a property next to it, and `pair.margin` would be None for every pair.
     def __init__(
         self,
         prompt: Prompt,

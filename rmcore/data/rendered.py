@@ -97,7 +97,7 @@ def cut(
     tail = ids[stop:] + closing
     room = limit - len(head) - len(tail)
     if room < 2:
-        raise DataError(f"max_seq_len={limit} leaves no room for text beside the special tokens; raise it.")
+        raise DataError(f"max_seq_len={limit} leaves no room for text besides the special tokens; raise it.")
     keep_prompt = min(len(prompt), max(room - len(completion), room // MIN_PROMPT_SHARE))
     keep_completion = min(len(completion), room - keep_prompt)
     return head + prompt[len(prompt) - keep_prompt :] + completion[:keep_completion] + tail

@@ -174,7 +174,7 @@ def write_converted(pairs: Sequence[PreferencePair], out: Path) -> None:
 
 
 def rewards_table(pairs: Sequence[PreferencePair], rewards: np.ndarray) -> "pd.DataFrame":
-    """Put rewards beside what metrics need of their pairs: the columns of `rmcore.evaluation.rewards.COLUMNS`.
+    """Put rewards next to what metrics need of their pairs: the columns of `rmcore.evaluation.rewards.COLUMNS`.
 
     Args:
         pairs: P of them.

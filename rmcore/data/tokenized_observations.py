@@ -70,7 +70,7 @@ class Coding:
         return coded
 
     def judge(self, observation: Observation, sides: Sequence[TokenizedSide]) -> "TokenizedObservation":
-        """Put an observation's judgement beside the tokens of its answers."""
+        """Put an observation's judgement next to the tokens of its answers."""
         return TokenizedObservation(
             observation.observation_id,
             tuple(sides),

@@ -1,6 +1,6 @@
 """Rewards of a source that may be larger than memory, part by part: what was scored survives a kill.
 
-Each part's rewards are a file of their own beside the output until the last one is there. The same command continues
+Each part's rewards are a file of their own next to the output until the last one is there. The same command continues
 with the parts that are missing, and a part is written whole or not at all, so no row is lost and none is there twice.
 """
 

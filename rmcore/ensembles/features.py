@@ -32,7 +32,7 @@ TOLERANCE = 1e-3
 def head_of(rm: BradleyTerryRM) -> nn.Linear:
     """The last linear layer of the reward head, with one output: what features are multiplied with.
 
-    That is `score` of a causal model, `classifier` or a layer of it (`classifier.out_proj`) of an encoder; beside
+    That is `score` of a causal model, `classifier` or a layer of it (`classifier.out_proj`) of an encoder; next to
     adapters the copy that was trained with them.
 
     Raises:
@@ -53,7 +53,7 @@ def head_of(rm: BradleyTerryRM) -> nn.Linear:
 
 
 def _in_use(head: nn.Module) -> nn.Module:
-    """PEFT keeps the head as it was beside the copy that is trained and used."""
+    """PEFT keeps the head as it was next to the copy that is trained and used."""
     wrapper: Any = head
     return wrapper.modules_to_save[wrapper.active_adapters[0]] if hasattr(head, "modules_to_save") else head
 

@@ -91,7 +91,7 @@ def turn_preferences(
     Args:
         rm: a reward model, here or served.
         pairs: P pairs. A rule that puts an answer to another prompt in place takes it from the others among them.
-        rules: the edits that are tried beside the removal of a sentence.
+        rules: the edits that are tried next to the removal of a sentence.
         seed: of what the rules draw.
         report: told of the sides scored.
 

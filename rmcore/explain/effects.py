@@ -17,7 +17,7 @@ exactly, from 2n + 2 rewards and not 2^n. In general the shares leave
 
     interaction  =  v(N) - v({}) - sum of shares  =  sum over |T| >= 3 of (1 - |T| / 2) m(T)
 
-which holds nothing but interactions among three and more spans, and is reported beside them. It is no bound: they may
+which holds nothing but interactions among three and more spans, and is reported next to them. It is no bound: they may
 cancel in it. By word there is `removed` alone, which is then the share, and `interaction` holds pairs as well.
 
 An answer longer than the model reads is taken apart as far as the model sees it: the parts beyond are named unseen and

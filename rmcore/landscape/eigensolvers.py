@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 
 RELATIVE_TOLERANCE = 0.01
 """An eigenvalue counts as converged when its residual is at most this share of its size (or of the largest one): it is
-then certain to 1 %, finer than the trace estimate beside it."""
+then certain to 1 %, finer than the trace estimate next to it."""
 SYMMETRY_TOLERANCE = 0.01
 """H q_j has no part along q_i, i < j - 1, when H is symmetric. Rounding leaves 1e-6 of the largest in float32."""
 PROBES_AT_ONCE = 4

@@ -2,7 +2,7 @@
 
 A largest eigenvalue that rises says that the learning rate is near its limit: for plain gradient descent it hovers at
 2 / lr (Cohen et al. 2021, arXiv:2103.00065). One that falls says nothing by itself: it falls merely because margins
-grow, so the size of the margins is recorded beside it.
+grow, so the size of the margins is recorded next to it.
 """
 
 from collections.abc import Mapping, Sequence

@@ -210,5 +210,5 @@ def load_attributes(model: nn.Module, folder: Path) -> dict[str, float]:
         for _, _, head in _attribute_heads(model):
             head.load_state_dict(tensors)
     except RuntimeError as error:
-        raise ModelError(f"{folder / FOLDER} does not fit the model beside it ({error}); restore both.") from error
+        raise ModelError(f"{folder / FOLDER} does not fit the model next to it ({error}); restore both.") from error
     return weights

@@ -171,7 +171,7 @@ def load_backbone(
             if len(tokenizer) > cast(nn.Embedding, model.get_input_embeddings()).num_embeddings:
                 model.resize_token_embeddings(len(tokenizer))
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-    is_built_in = name in TINY_SIZES or name != resolve_model(name)  # stays one beside such a folder
+    is_built_in = name in TINY_SIZES or name != resolve_model(name)  # stays one next to such a folder
     is_folder = not is_built_in and Path(name).is_dir()
     origin = Origin(str(Path(name).resolve()) if is_folder else name, seed, fresh, head is not None or is_part)
     return Backbone(model, tokenizer, origin, deferred)

@@ -210,7 +210,7 @@ def load_base(base: AdapterBase, folder: Path, *, trust_remote_code: bool, dtype
     if not _fits(loaded, base):
         raise ModelError(
             f"the adapter {folder} was trained on other weights than {base.name} has now, so its rewards would mean "
-            "nothing; bring back that base, or use the merged model beside the adapter."
+            "nothing; bring back that base, or use the merged model next to the adapter."
         )
     if dtype == "bfloat16":
         round_backbone(loaded.model)
@@ -236,7 +236,7 @@ def _read_base(base: AdapterBase, folder: Path, *, trust_remote_code: bool, dtyp
         record = BASE_FILE if (folder / BASE_FILE).is_file() else ADAPTER_CONFIG
         raise ModelError(
             f"the adapter {folder} needs its base model {base.name}, which cannot be had: {error} Bring the base back, "
-            f"write its new place into {record}, or use the merged model beside the adapter."
+            f"write its new place into {record}, or use the merged model next to the adapter."
         ) from error
 
 

@@ -34,7 +34,7 @@ from rmcore.models.preference import read_beta
 from rmcore.models.seal import check_seal
 
 RECORD_PATTERNS = ["*.json", "*.jinja", "*.txt", "*.model", lora.ADAPTER_WEIGHTS]
-"""Files of a hub model that are read here beside its weights: records, tokenizer, and adapters, which PEFT wants in a
+"""Files of a hub model that are read here next to its weights: records, tokenizer, and adapters, which PEFT wants in a
 folder. Whole weights transformers fetches itself, as safetensors."""
 
 

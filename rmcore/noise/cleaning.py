@@ -1,6 +1,6 @@
 """A new data file without, with turned, or with down-weighted doubtful labels; and a manifest of what was changed.
 
-Nothing is lost: the manifest, a JSONL file beside the new one, has every changed pair as it was, with the reason.
+Nothing is lost: the manifest, a JSONL file next to the new one, has every changed pair as it was, with the reason.
 """
 
 from collections.abc import Sequence

@@ -36,7 +36,7 @@ from rmcore.core.errors import ModelError
 from rmcore.noise.contradictions import Couple, answers_of
 
 SPREADS = (0.01, 20.0)
-"""Range of tau that is searched, in logits: from a model that knows all to one beside which close calls are none."""
+"""Range of tau that is searched, in logits: from a model that knows all to one for which no call is close."""
 SWEEPS, DAMPING = 200, 0.7
 TOLERANCE, UNSETTLED = 1e-3, 0.3
 """Changes of a margin, in logits, at which sweeps end, and that are too many after the last of them. In between, labels

@@ -4,7 +4,7 @@ Held-out prompts with several labelled answers hold a pool of each: the model ch
 the choice. What that can say is limited. The answers are not a policy's samples: they come from the logged policies, as
 a rule from models of very different strength, and from pairs that were chosen to be labelled, often only clear ones.
 So a choice among them is easier than among the samples of one policy, and nothing here says how far a policy may be
-optimised. The judge's own bias counts as strength; the longest answer is chosen beside the model for that reason.
+optimised. The judge's own bias counts as strength; the longest answer is chosen next to the model for that reason.
 
 If labels are independent of the model and as likely turned round as not, the win rate's expectation is 0.5 whatever
 the design of the pairs, since turning all labels of a prompt turns the win rate w into 1 - w.

@@ -62,7 +62,7 @@ class Policy:
         """Read tokenizer and config of a folder or hub model, no weights.
 
         Raises:
-            ModelError: it cannot be read, has adapters beside it, or is no causal model (a reward model is none).
+            ModelError: it cannot be read, has adapters next to it, or is no causal model (a reward model is none).
         """
         quiet_libraries()
         name = str(name_or_path)
@@ -77,7 +77,7 @@ class Policy:
         _check_causal(name, config)
         if (folder / "adapter_config.json").is_file():
             raise ModelError(
-                f"the policy {name} has adapters beside its weights, which vLLM would leave out; merge them with "
+                f"the policy {name} has adapters next to its weights, which vLLM would leave out; merge them with "
                 "PEFT's merge_and_unload, save that and name its folder."
             )
         tokenizer = load_tokenizer(str(folder), trust_remote_code=trust_remote_code)

@@ -1,4 +1,4 @@
-"""Stage benchmark: the trained model on public benchmarks and sets of one's own, beside its training pairs.
+"""Stage benchmark: the trained model on public benchmarks and sets of one's own, next to its training pairs.
 
 Writes `benchmark.json` (`rmcore.suites.record.benchmark_record`), `rewards_<suite>.parquet` (one row an answer), a
 figure and `summary.json`.

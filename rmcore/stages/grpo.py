@@ -208,7 +208,7 @@ def _plan(
 ) -> TrainingPlan:
     prompts, rlhf, given = _prompts(pairs), required_rlhf(settings), required_policy(settings)
     reference = load_weights(policy, torch.float32).to(pick_device(settings.device)).eval()
-    # Where labels are counted, only a judge who costs nothing is asked beside the watch: the truth beside the evidence.
+    # Where labels are counted, only a judge that costs nothing is asked in addition to the watch.
     meter = PolicyMeter(
         policy,
         reference,

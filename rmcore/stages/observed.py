@@ -1,4 +1,4 @@
-"""Held-out judgements of any kind under a trained model and its likelihood: the part of stage evaluate beside pairs."""
+"""Held-out judgements of any kind under a trained model and its likelihood: stage evaluate besides pairs."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -54,7 +54,7 @@ class Measured:
         correlations: between the attributes' outputs over all answers, attribute -> attribute -> Pearson's r.
         parts: attribute -> its `weight` in the reward, pairwise accuracy on the test pairs by it `alone`, and how much
             the reward's accuracy changes where it is left out (`left_out`, of that reward minus of the whole).
-        learned: what the likelihood learned beside the model, see `Likelihood.learned`.
+        learned: what the likelihood learned besides the model, see `Likelihood.learned`.
     """
 
     metrics: dict[str, MetricValue]

@@ -1,7 +1,7 @@
 """Stage readiness: what labelled data tell of a reward model, before any policy is tried on it. Rungs 1 and 2.
 
 The checks on labelled pairs decide, and what the model chooses among logged answers (`rmcore.policy.logged_answers`)
-where held-out prompts have enough of them. The original score is computed beside them and decides nothing (see
+where held-out prompts have enough of them. The original score is computed next to them and decides nothing (see
 rmcore.policy.readiness.original_score).
 
 Writes `readiness.json`, `logged_answers.json` (null where there are none), with them a figure, and `summary.json`.

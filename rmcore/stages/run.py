@@ -1,7 +1,7 @@
 """Run one stage in a process of its own; `rmcore.core.child_process` starts it.
 
 torch's random numbers and thread pool belong to a process, so stages that run side by side in threads would disturb
-each other; and a crash or an out-of-memory kill takes down one stage only. A deliberate error is written beside the
+each other; and a crash or an out-of-memory kill takes down one stage only. A deliberate error is written next to the
 request as JSON, for the parent to raise again.
 """
 
@@ -42,7 +42,7 @@ def run_stage(name: str, config: PipelineConfig, upstream: dict[str, Path], out:
 
 
 def run_from_file(spec_path: str) -> int:
-    """Read the request, run the stage; 0, `INTERRUPTED`, or `DELIBERATE_ERROR` with the error beside it."""
+    """Read the request, run the stage; 0, `INTERRUPTED`, or `DELIBERATE_ERROR` with the error next to it."""
     # Asked to end in either way, a stage ends what it has started before it goes.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     spec = json.loads(Path(spec_path).read_text())

@@ -1,4 +1,4 @@
-"""Rewards of a benchmark's answers, and its scores with intervals beside those of rules that read no text.
+"""Rewards of a benchmark's answers, and its scores with intervals next to those of rules that read no text.
 
 The rules are scored as models are: the number of characters, and the number of Markdown marks, stand in for rewards.
 """

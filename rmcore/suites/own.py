@@ -1,7 +1,7 @@
 """A set of one's own, described by five lines of YAML: pairs, best of several answers, or several right answers.
 
     name: support-tickets
-    file: tickets.jsonl          # beside the YAML, or a path
+    file: tickets.jsonl          # next to the YAML, or a path
     kind: pairs                  # pairs | best-of-k | ties
     group: topic                 # a column by which scores are told apart; may be left out
     cluster: ticket_id           # a column of rows that are no independent observations; default: the prompt

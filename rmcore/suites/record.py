@@ -26,7 +26,7 @@ def benchmark_record(
     pairs: Pairs | None = None,
     overlaps: Sequence[Overlap] = (),
 ) -> dict[str, Any]:
-    """Measure the first model on every set, beside the others and beside rules that read little.
+    """Measure the first model on every set, next to the others and next to rules that read little.
 
     Args:
         sets: the benchmarks.

@@ -1,4 +1,4 @@
-"""Models beside one another on the same questions: paired differences, and places with ties.
+"""Models side by side on the same questions: paired differences, and places with ties.
 
 A place is one more than the number of models that are shown to be better, so models that cannot be told apart may
 share one. All differences of all models on all benchmarks are one family (Holm), because all of them are looked at.
@@ -103,7 +103,7 @@ def compare_models(
         for first, second in itertools.combinations(rewards, 2):
             both = rewards[first][place], rewards[second][place]
             found.append(Difference(name, first, second, *difference(one.suite, one.questions, *both)))
-        # A part of a set has no score that a published one can stand beside.
+        # A part of a set has no score that a published one can stand next to.
         for second, scores in published.items() if not one.missing else ():
             for first in rewards if name in scores else ():
                 value, p = difference_from_score(one.suite, one.questions, rewards[first][place], scores[name])

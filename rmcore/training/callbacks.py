@@ -1,4 +1,4 @@
-"""Measurements at each evaluation beside the loss: the protocol of a callback, and calibration.
+"""Measurements at each evaluation besides the loss: the protocol of a callback, and calibration.
 
 Curvature along the trajectory is a callback too; it lives in rmcore/landscape, which knows more than the trainer.
 """
@@ -35,7 +35,7 @@ class Evaluation:
 
 
 class Callback(Protocol):
-    """Called after each evaluation; its numbers are logged at that step beside `eval/…`."""
+    """Called after each evaluation; its numbers are logged at that step next to `eval/…`."""
 
     def __call__(self, evaluation: Evaluation) -> Mapping[str, float]:
         """Return metrics by name, each name with exactly one slash."""

@@ -59,7 +59,7 @@ class Material:
             attach(rm, self.design)
 
     def settings(self) -> dict[str, Any]:
-        """Give what of it a training shares with the one that it resumes, beside the tokens."""
+        """Give what of it a training shares with the one that it resumes, besides the tokens."""
         return {} if self.design is None else {"likelihood": asdict(self.design)}
 
     def write(

@@ -115,7 +115,7 @@ def choose_memory(
         return least, share
     if fitting < least:
         raise ConfigError(
-            f"the memory of the device ({total / 2**30:.0f} GiB) holds micro-batches of about {fitting} tokens beside "
+            f"the memory of the device ({total / 2**30:.0f} GiB) holds micro-batches of about {fitting} tokens besides "
             f"weights and optimizer state, and one pair of 2 x {max_seq_len} tokens needs {least}; lower max_seq_len, "
             "use bf16, gradient_checkpointing or LoRA, or set a token_budget."
         )

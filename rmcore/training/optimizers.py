@@ -27,7 +27,7 @@ LION_BETAS = (0.9, 0.99)
 """Chen et al. 2023, arXiv:2302.06675, algorithm 2."""
 SGD_MOMENTUM = 0.9
 LIKELIHOOD_PREFIX = "likelihood."
-"""Beginning of the names of what a likelihood learns beside the model: widths of ties, thresholds, reliabilities."""
+"""Beginning of the names of what a likelihood learns besides the model: widths of ties, thresholds, reliabilities."""
 LIKELIHOOD_LR = 0.01
 """Peak learning rate of those: they are a handful of numbers of size 1, which 5e-6 would never move."""
 MUON_MOMENTUM = 0.95
@@ -243,7 +243,7 @@ def _split_parts(trained: Mapping[str, nn.Parameter], config: TrainConfig) -> li
 
 
 def parameter_groups(named: Mapping[str, nn.Parameter], config: TrainConfig) -> list[dict[str, Any]]:
-    """The `decay_groups` of the model and, where a likelihood learns beside it, one of its own with its own `lr_scale`.
+    """The `decay_groups` of the model and, where a likelihood learns besides it, a group with an `lr_scale`.
 
     `set_learning_rate` multiplies by that.
     """

@@ -1,4 +1,4 @@
-"""The memory that training needs beside the model: gradients, activations, temporaries, optimizer state.
+"""The memory that training needs besides the model: gradients, activations, temporaries, optimizer state.
 
 In bytes of tensors, so that recipes can be compared: resident memory says more about allocator and libraries.
 """

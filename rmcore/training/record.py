@@ -52,8 +52,8 @@ class TrainResult:
     peak_memory_bytes: int
     """Most memory: allocated on a GPU since training began, else of this process so far."""
     peak_training_bytes: int | None
-    """Most bytes of tensors beside the model at once: gradients, activations, temporaries, optimizer state. On a CPU of
-    the second step (the first, if alone); None there for several processes or with compile: see peak_memory.py."""
+    """Most bytes of tensors besides the model at once: gradients, activations, temporaries, optimizer state. On a CPU
+    of the second step (the first, if alone); None there for several processes or with compile: see peak_memory.py."""
     num_processes: int
     resumed_from: list[int]
     """Steps from which earlier attempts were resumed, in order; empty for a training in one piece."""
@@ -120,7 +120,7 @@ class Window:
 
 @dataclass(slots=True)
 class Progress:
-    """Where a training stands, apart from tensors: what a resumable state records beside them."""
+    """Where a training stands, apart from tensors: what a resumable state records next to them."""
 
     token_budget: int
     selection: Selection

@@ -27,7 +27,7 @@ from rmcore.training.step import StepContext, make_forward
 
 BF16_NOTE = "note: trains in bf16, with weights, reward head and loss in float32; train.precision=fp32 rounds nothing."
 WHOLE_SHARE = 0.25
-"""Share of the memory beside a rank's slices that gathered weights and gradients may take: activations have half."""
+"""Share of the memory besides a rank's slices that gathered weights and gradients may take: activations have half."""
 TINY_PARAMETERS = 5_000_000
 """Parameters below which a model counts as tiny where its name is not known; `tiny-wide`, the largest, has 3.3 M."""
 

@@ -1,6 +1,6 @@
 """A resumable state on every host: the first one has the training's folder, the others need no access to it.
 
-The state lies where the first process wrote it, whole. A process that does not see that folder writes its part beside
+The state lies where the first process wrote it, whole. A process that does not see that folder writes its part next to
 its own place for a moment and sends the files there. While a training resumes, each process reads what it needs; on a
 host that does not see the folder the first of its processes gets a copy, which all processes there read and which is
 gone when the training continues. Sent are files and not tensors, chunk by chunk, so that a host holds them on disk and
@@ -27,7 +27,7 @@ from rmcore.training.state import write_state
 
 COPY_FOLDER, PART_FOLDER = ".state-of-the-first-host", ".part-of-a-state"
 CHUNK_BYTES = 64 * 2**20
-"""Sent at once: large enough that the network is busy, small beside what training takes."""
+"""Sent at once: large enough that the network is busy, small compared with what training takes."""
 
 
 def write_parts(tensors: Mapping[str, Tensor], folder: Path, place: Path | None, ranks: Ranks) -> dict[str, str]:

@@ -49,9 +49,9 @@ class StepBytes:
     moments: int
     """Tensors that the optimizer keeps from step to step."""
     micro_batch: int
-    """Most alive at once, forwards and backwards, beside weights and moments: gradients, activations, temporaries."""
+    """Most alive at once, forwards and backwards, besides weights and moments: gradients, activations, temporaries."""
     update: int
-    """Most alive at once in the update, beside weights and moments: gradients, temporaries."""
+    """Most alive at once in the update, besides weights and moments: gradients, temporaries."""
 
     @property
     def kept(self) -> int:
@@ -78,7 +78,7 @@ class StepMemory:
         return max(1.0, more / (self.larger.num_tokens - self.smaller.num_tokens))
 
     def bytes_at(self, num_tokens: int) -> float:
-        """Bytes of a micro-batch of so many tokens, beside weights and moments."""
+        """Bytes of a micro-batch of so many tokens, besides weights and moments."""
         return self.larger.micro_batch + (num_tokens - self.larger.num_tokens) * self.per_token
 
     def tokens(self, total: int, share: float) -> int:

@@ -1,7 +1,7 @@
 """The pairs and observations of a source's rows, collected in memory or on disk.
 
 As long as every row is one strict pair, nothing is kept but the pairs. From the first row that says more on,
-observations are kept beside them; those of the rows before are then made of their pairs.
+observations are kept next to them; those of the rows before are then made of their pairs.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class Collector:
     """Takes the rows of a source one after the other: `add` them inside a `with` block, then ask for `collected`.
 
     Args:
-        spool: a file to write the pairs to, the observations beside it; memory then holds some hundred of them. None:
+        spool: a file to write the pairs to, the observations next to it; memory then holds some hundred of them. None:
             they are lists.
     """
 

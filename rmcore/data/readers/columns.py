@@ -21,7 +21,7 @@ ANSWER_COLUMNS = ("responses", "answers", "completions")
 ORDERS = ("ranking", "order")
 LIST_COLUMNS = frozenset((*ANSWER_COLUMNS, "ranks", "scores", *ORDERS))
 PROMPTS = ("prompt", "instruction", "question", "context")
-"""Names of the prompt beside two or more answers; the first one wins, several of the others are refused."""
+"""Names of the prompt next to two or more answers; the first one wins, several of the others are refused."""
 ALPACA_COLUMNS = ("instruction", "input")
 CONVERSATIONS = ("messages", "conversations", "conversation")
 _STEMS = ("response", "answer", "completion", "output", "reply", "text", "conversation")

@@ -118,7 +118,7 @@ def _winner(sample: Row) -> Translate | None:
 def _better(value: Any, column: str, answers: tuple[str, str], models: tuple[Any, Any]) -> int | None:
     """0 where the first answer is better, 1 where the second is, None where neither is.
 
-    A bare number names an answer where the answers are numbered. Beside lettered ones 1 may be the first of 1 and 2,
+    A bare number names an answer where the answers are numbered. Next to lettered ones 1 may be the first of 1 and 2,
     the second of 0 and 1, or "yes, A", so the file is refused.
     """
     if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):

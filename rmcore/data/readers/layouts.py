@@ -211,7 +211,7 @@ def _only_layout(fitting: list[Layout], row: Row) -> Layout | None:
 def _unrecognised(seen: str, sample: Row) -> DataError:
     there = ", ".join(map(repr, sample)) or "none"
     return DataError(
-        f"{seen}: the columns are {there}. Where one holds the better and one the worse text, name them; beside two "
+        f"{seen}: the columns are {there}. Where one holds the better and one the worse text, name them; next to two "
         "answers and a winner, the prompt alone (--prompt-column, --chosen-column, --rejected-column, --margin-column "
         f"in commands without --set):\n    {mapping_to_paste(sample)}\n"
         "Recognised by themselves are prompt, chosen, rejected (chosen and rejected alone where they are whole "

@@ -1,7 +1,7 @@
 """Any source of preference data as pairs: a file, a `datasets` folder or a hub name goes in, `LoadedPairs` come out.
 
 The road: `iter_records` gives raw records (`files`, `hub`), `layouts` makes each into pairs or refuses it with a
-reason, and what is refused is kept beside the pairs, so that nothing gets lost without being counted. Where a source
+reason, and what is refused is kept next to the pairs, so that nothing gets lost without being counted. Where a source
 says more than strict pairs, all that it says is there as observations, too.
 """
 

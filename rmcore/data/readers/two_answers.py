@@ -28,7 +28,7 @@ def only(found: Sequence[Any], what: str) -> Any:
 
 
 def prompt_column(columns: Collection[str]) -> str | None:
-    """Find the column of the prompt beside answers; None where there is none.
+    """Find the column of the prompt next to answers; None where there is none.
 
     Raises:
         DataError: two may be it.
@@ -40,7 +40,7 @@ def prompt_column(columns: Collection[str]) -> str | None:
 
 
 def two_answers(columns: Collection[str]) -> list[tuple[str, str]]:
-    """Which pairs of answer columns are there; none where a third answer stands beside them."""
+    """Which pairs of answer columns are there; none where a third answer stands next to them."""
     third = {"a": "c", "1": "3"}
     return [
         (first, second)

@@ -140,11 +140,11 @@ def _fields(record: RawRecord) -> Mapping[str, Any]:
 
 
 def _role(row: Mapping[str, Any]) -> str:
-    """`chosen` or `rejected`, from `role`, else from `label`; a label beside a role may not say the opposite."""
+    """`chosen` or `rejected`, from `role`, else from `label`; a label next to a role may not say the opposite."""
     role = row.get("role")
     try:
         label = number(row.get("label"), Reason.UNKNOWN_ROLE)
-    except RowRejected:  # beside a role it may be the label of something else
+    except RowRejected:  # next to a role it may be the label of something else
         label = None
     by_label = None if label is None else _ROLE_OF_LABEL.get(label)
     found = by_label if role is None or role == "" else role

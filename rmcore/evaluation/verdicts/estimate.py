@@ -57,7 +57,7 @@ class SeedSample:
     the same prompt weights. None: there is no prompt-level error (a time, a size)."""
     num_prompts: float | None = None
     """Prompts that carry the quantity, of those resampled: of an accuracy of length-matched pairs, those with such a
-    pair. The spread over prompts is known by so many, however many others are drawn beside them. Of prompts of unequal
+    pair. The spread over prompts is known by so many, however many others are drawn next to them. Of prompts of unequal
     size, their effective number (`effective_prompts`); 0 where a few hold most of the pairs (`heaviest_tail`)."""
 
 

@@ -80,7 +80,7 @@ def fit_ratios(ratios: Sequence[float], df: float) -> RatioPrior:
     """
     values = np.maximum(np.asarray(ratios, dtype=np.float64), _SMALLEST_RATIO)  # (A,)
     scales = np.exp(np.log(values).mean() + _LOG_SCALES)  # (L,)
-    d0 = _PRIOR_DF[:, None, None]  # (J, 1, 1) beside scales (L, 1) and values (A,)
+    d0 = _PRIOR_DF[:, None, None]  # (J, 1, 1) next to scales (L, 1) and values (A,)
     ratio = values / scales[:, None]  # (L, A)
     log_density = (
         special.gammaln((df + d0) / 2)

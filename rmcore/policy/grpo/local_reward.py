@@ -1,4 +1,4 @@
-"""The reward model that a policy is trained on, with heads beside its own that say how sure it is."""
+"""The reward model that a policy is trained on, with heads next to its own that say how sure it is."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The reward server of a training: started beside it, and asked by it."""
+"""The reward server of a training: started next to it, and asked by it."""
 
 import tempfile
 from collections.abc import Iterator

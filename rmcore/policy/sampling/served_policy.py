@@ -36,7 +36,7 @@ from rmcore.serving.vllm_process import EngineFailure, find_vllm
 from rmcore.serving.weight_files import write_index
 
 GPU_SHARE_BESIDE_TRAINING = 0.3
-"""TRL's own default for a vLLM beside its trainer."""
+"""TRL's own default for a vLLM next to its trainer."""
 IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
 TIMES_THE_WEIGHTS = 6
 """Bytes that must be free, in those of the policy's files: two versions lie there while one becomes the next, in
@@ -178,7 +178,7 @@ class ServedPolicy:
         raise AssertionError
 
     def _write(self, model: Any, version: int) -> Path:
-        """The model's weights beside the policy's own configuration and tokenizer, as a folder that vLLM loads."""
+        """The model's weights next to the policy's own configuration and tokenizer, as a folder that vLLM loads."""
         folder = self._place / f"version-{version:06d}"
         shutil.rmtree(folder, ignore_errors=True)  # of a publication that failed
         save_pretrained(model, folder)

@@ -1,6 +1,6 @@
 """Samples from a vLLM of our own, many prompts at a time. If it dies, it is started again with the missing prompts.
 
-Each prompt has its seed, but what else is computed beside it changes the last bits of a logit, so a second run gives
+Each prompt has its seed, but what else is computed besides it changes the last bits of a logit, so a second run gives
 samples of the same distribution and not always the same ones.
 """
 
@@ -36,7 +36,7 @@ SAMPLES_IN_FLIGHT = 1024
 FEWEST_PROMPTS, MOST_PROMPTS = 8, 128
 """Prompts in flight."""
 GPU_MEMORY_SHARE = 0.7
-"""The reward model may lie beside it."""
+"""The reward model may lie next to it."""
 NOT_FINITE = "Out of range float values are not JSON compliant"
 """Error of vLLM 0.32 for a log probability that is NaN. Without asking for those it would answer, with any tokens."""
 PATIENCE_SECONDS = 3600.0

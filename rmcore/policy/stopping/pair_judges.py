@@ -158,7 +158,7 @@ class ScoreJudge:
         """The standard deviation of scores within prompts, from two start samples of each of N prompts.
 
         Returns:
-            Beside it its standard error, as a share of it. None where no more than a `share` of the prompts' samples
+            With it its standard error, as a share of it. None where no more than a `share` of the prompts' samples
             are told apart: an average over many ties and a few differences of one size is no unit of either.
         """
         scores = self._scores(prompts, first, second)  # (2, N)

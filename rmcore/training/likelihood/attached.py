@@ -1,8 +1,8 @@
 """A likelihood put on a reward model for its training, and kept in the checkpoints that the training writes.
 
 In training it is a part of the model, so optimizer, clipping, sharding and resuming take it along. A checkpoint is the
-plain reward model as ever; beside its weights lie `likelihood.json` (what the likelihood is, what it learned) and, with
-several attributes, `attributes/`.
+plain reward model as ever; next to its weights lie `likelihood.json` (what the likelihood is, what it learned) and,
+with several attributes, `attributes/`.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""One likelihood of all kinds of observations, as a sum of nats, with what it has to learn beside the model.
+"""One likelihood of all kinds of observations, as a sum of nats, with what it has to learn besides the model.
 
 Of a side the model says a reward r and, where attributes are graded, o_1 .. o_A with r = sum_a c_a o_a. Then
 
