@@ -1,6 +1,6 @@
 """`rm-opt`: the whole command line. Commands that need no orchestrator come from rmcore.cli.
 
-Nothing of a command is imported here: what its line says stands next to where it is (`rmcore.cli.lazy`).
+Nothing of a command is imported here: its line is listed with its place (`rmcore.cli.lazy`).
 """
 
 import atexit

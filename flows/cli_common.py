@@ -136,7 +136,7 @@ def prefect_in_use(results: str) -> Iterator[None]:
 
 
 def print_places(outcome: dict[str, Any]) -> None:
-    """Say what was computed and where it lies."""
+    """Say what was computed and where it is."""
     from flows.pipeline import shown_path
 
     executed = outcome["executed"]
@@ -157,7 +157,7 @@ def print_pages(outcome: dict[str, Any]) -> None:
 
 
 def print_reported(outcome: dict[str, Any]) -> None:
-    """Say what a whole pipeline run came to and where it lies."""
+    """Say what a whole pipeline run came to and where it is."""
     from flows.pipeline import shown_path
 
     results = outcome["results"]

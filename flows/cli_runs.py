@@ -208,7 +208,7 @@ def _expected(stage: "StagePlan") -> str:
 
 def open_report(
     run: RunName = None,
-    only_print: Annotated[bool, typer.Option("--print", help="Only print where the report lies.")] = False,
+    only_print: Annotated[bool, typer.Option("--print", help="Only print where the report is.")] = False,
     index: Annotated[bool, typer.Option("--all", help="Open the list of all reports.")] = False,
 ) -> None:
     """Open the newest report in the browser, or that of a run.

@@ -1,7 +1,7 @@
 """The form of a flow that runs under a config: a preset, what is changed most, and all other settings by name.
 
 A run's start has the same three parts everywhere: the form, a schedule, `prefect deployment run`, and the command line.
-So the page of each run shows what was chosen, and what follows from it stands in an artifact there.
+So the page of each run shows what was chosen, and an artifact there shows what follows from it.
 """
 
 import inspect

@@ -419,6 +419,6 @@ def link_on_page(address: str, name: str) -> None:
 
 
 def shown_path(path: str) -> str:
-    """The path as people want to read it: relative where it lies below the current folder."""
+    """The path as people want to read it: relative where it is below the current folder."""
     relative = os.path.relpath(path)
     return path if relative.startswith("..") else relative

@@ -39,7 +39,7 @@ TRIAL_STAGES = ("prepare", "train")
 
 @dataclass(frozen=True)
 class MatrixPlan:
-    """All that an experiment consists of, and where it stands."""
+    """All parts of an experiment, and its state."""
 
     experiment: Experiment
     cells: tuple[CellPlan, ...]
@@ -191,7 +191,7 @@ def _trials(experiment: Experiment, arm: Arm, planner: Planner, failed: frozense
     while due:
         try:
             plans += [planner.plan(cell) for cell in trial_cells(tuning, arm, due)]
-        except ValidationError:  # beyond the range lies what the setting may not be
+        except ValidationError:  # beyond the range is what the setting may not be
             break
         scores = _scores(tuning, plans, failed)
         best = None if scores is None else choose(tuning.setting, tuning.ranges[arm.name], tuning.metric, scores)

@@ -138,7 +138,7 @@ def up(
 
     Raises:
         ConfigError: the home cannot be made, the database is no address, or other machines shall reach
-            what lies in files of this one.
+            what is in files of this one.
         ServiceError: a port is another program's, which is named and was sent no password, prefect.yaml is missing, or
             something did not start (what this call started is ended again).
     """

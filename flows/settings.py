@@ -124,7 +124,7 @@ def form_config(preset: str, chosen: Mapping[str, Any], overrides: Mapping[str, 
         )
     others = flatten(overrides, GROUPS)
     if twice := [name for name in chosen if any(f"{name}.".startswith(f"{other}.") for other in others)]:
-        raise ConfigError(f"{', '.join(twice)} stands in a field of its own and in overrides, too; give it once.")
+        raise ConfigError(f"{', '.join(twice)} is in a field of its own and in overrides, too; give it once.")
     if EPOCHS in chosen:
         if STEPS in chosen or others.get(STEPS) is not None:
             raise ConfigError("steps and epochs are both given, and each says how long the training is; give one.")

@@ -42,7 +42,7 @@ def settings_text(preset: str) -> str:
     lines = _comment(
         "Settings of `rm-opt run`, written by `rm-opt init`. In this folder the command reads them by itself; "
         "--set train.lr=1e-4 has the last word, and with --config or --preset this file is not read. A setting that is "
-        "left out is as the preset has it; null stands for none.",
+        "left out is as the preset has it; null means none.",
         "",
     )
     lines += ["", *_comment(f"Preset. {DESCRIBED[preset].purpose} `rm-opt run --presets` lists all.", "")]

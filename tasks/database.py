@@ -1,7 +1,7 @@
 """One PostgreSQL database for Prefect and MLflow, in place of the two files of a home, which are for one machine.
 
 Both keep a table of their migrations under one name, so each has a schema of its own in it. The address goes without a
-password, because it stands in the environment of every service: PostgreSQL's clients take that from `~/.pgpass` or from
+password, because it is in the environment of every service: PostgreSQL's clients take that from `~/.pgpass` or from
 PGPASSWORD, which both drivers read.
 """
 

@@ -50,7 +50,7 @@ def compared_settings(config: PipelineConfig, also: Collection[str] = ()) -> dic
 
 
 def metric_name(stage: str, name: str) -> str:
-    """A name that MLflow takes, with exactly one slash (its charts are grouped by what stands before it).
+    """A name that MLflow takes, with exactly one slash (its charts are grouped by what is before it).
 
     >>> metric_name("evaluate", "eval/fpr@0.5"), metric_name("evaluate", "num_pairs")
     ('eval/fpr_at_0.5', 'evaluate/num_pairs')

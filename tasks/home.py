@@ -2,7 +2,7 @@
 
 Both tools take their settings from environment variables at import. `configure_environment` therefore runs first
 thing in every process of ours, and this module imports neither of them. It only fills gaps: a variable that is set
-already (by the user, a worker or `rm-opt up`) stands.
+already (by the user, a worker or `rm-opt up`) is kept.
 """
 
 import os
@@ -26,7 +26,7 @@ HOME_FOLDERS = (
     *("compiled", "given", "judge", "mlflow", "prefect", "registrations", "reports"),
     *("scores", "services", "store", "tuning", "unsynced"),
 )
-"""Where all of our data lies in a home: prompts and answers, rewards, databases, logs, a password; compiled code."""
+"""Where a home stores all data: prompts and answers, rewards, databases, logs, a password; compiled code."""
 OWNER_ONLY = 0o700
 CREATE_TIME_TOLERANCE_S = 1.0
 """psutil derives a process's creation time from the boot time, which moves a little when the clock is corrected."""

@@ -121,7 +121,7 @@ def confirm_versions(client: "MlflowClient", key: str, tags: Mapping[str, str]) 
     found = client.search_model_versions(f"tags.`rm.key` = '{key}'")
     for version in found:
         if tags[CONFIRMATION_TAG] not in _CONFIRMED_BY and CONFIRMATION_TAG in version.tags:
-            continue  # what was shown before stands
+            continue  # the earlier link is kept
         for tag, text in tags.items():
             client.set_model_version_tag(version.name, version.version, tag, text)
         known = dict(version.tags)

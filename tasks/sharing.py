@@ -161,7 +161,7 @@ def states_shared(shared: SharedStore, call: StageCall, out: Path, tell: Callabl
 
 
 def _saved(out: Path, patterns: tuple[str, ...]) -> dict[Path, tuple[int, int]]:
-    """List what lies in `out` of that, with sizes and times; a file that goes meanwhile is left out."""
+    """List what is in `out` of that, with sizes and times; a file that goes meanwhile is left out."""
     found = dict[Path, tuple[int, int]]()
     for path in saved_files(out, patterns):
         with suppress(FileNotFoundError):

@@ -55,7 +55,7 @@ def run_stage(
     """Run stage `name` as a Prefect task, or take its artifact from the store.
 
     The task is called `label`, or as the stage, and Prefect draws an edge to it from each of the runs `after` which it
-    comes; how far it is stands in its log.
+    comes; its log says how far it is.
 
     `on_interrupt` is called on Ctrl-C or SIGTERM, after the stage has cleaned up and before Prefect hears of it.
     `before` is called when the stage has its lock and its slot and is about to start, and may refuse with an
@@ -119,7 +119,7 @@ def run_step(name: str, work: Callable[[], Found], after: Iterable[Any]) -> Step
     @task(name=name, task_run_name=name, cache_policy=NO_CACHE, persist_result=False)
     def step_task() -> str:
         found.append(work())
-        return f"{name} is done"  # a new object, which stands for this task alone
+        return f"{name} is done"  # a new object, which is this task's own
 
     handed = step_task(wait_for=list(after))
     return Step(found[0], handed)

@@ -53,7 +53,7 @@ def benchmark(
 ) -> None:
     """Score a reward model on public benchmarks, each by its own rule.
 
-    Intervals are 95 %, over prompts. Next to the score stands how far reading nothing gets: the longer answer, or the
+    Intervals are 95 %, over prompts. Next to the score is that of rules that read nothing: the longer answer, or the
     one with more Markdown.
 
     Example: rm-opt benchmark --checkpoint out/best --suite judgebench=gpt.jsonl --suite llmbar=LLMBar/Dataset/LLMBar

@@ -133,7 +133,7 @@ def make_card(
 
 
 def _own_records(origin: Origin, rm: "BradleyTerryRM", *, has_metrics: bool) -> list[tuple[Mapping[str, Any], str]]:
-    """Gather what was measured where the checkpoint lies: by its run, else by its training on the validation pairs."""
+    """Gather what was measured where the checkpoint is: by its run, else by its training on the validation pairs."""
     from rmcore.stages.interface import VALIDATION_REWARDS
 
     if origin.run is not None:

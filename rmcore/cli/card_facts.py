@@ -54,7 +54,7 @@ class Origin:
 
 
 def find_origin(checkpoint: str) -> Origin:
-    """Look at what lies around a checkpoint folder.
+    """Look at what is around a checkpoint folder.
 
     Raises:
         ModelError: it is no folder of a whole model.
@@ -87,7 +87,7 @@ def find_origin(checkpoint: str) -> Origin:
 
 
 def _of_store(trained: Path) -> tuple[Mapping[str, Any] | None, Run | None]:
-    """Settings and newest run of a training that lies at store/train/NAME; (None, None): it lies in no store."""
+    """Settings and newest run of a training that is at store/train/NAME; (None, None): it is in no store."""
     manifest = read_record(trained / MANIFEST)
     key, inputs = manifest.get("key"), manifest.get("inputs")
     settings = inputs.get("config") if isinstance(inputs, Mapping) else None

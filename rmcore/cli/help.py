@@ -111,7 +111,7 @@ def furnish(app: typer.Typer) -> None:
 
 
 def without_show_completion(group: TyperGroup) -> TyperGroup:
-    """The page of a group without --show-completion, for which --install-completion stands."""
+    """The page of a group without --show-completion, which --install-completion replaces."""
     page = copy(group)
     page.params = [p for p in group.params if p.name != "show_completion"]
     return page

@@ -34,7 +34,7 @@ def change_config(base: PipelineConfig, changes: Changes) -> PipelineConfig:
 def _step_into(place: Any, name: str, setting: str) -> Any:
     if not isinstance(place, dict) or name not in place:
         if not isinstance(place, dict):
-            raise ValueError(f"no setting {setting!r}: before .{name} stands a value or null; give the whole group")
+            raise ValueError(f"no setting {setting!r}: before .{name} is a value or null; give the whole group")
         near = difflib.get_close_matches(name, list(place), n=1)
         raise ValueError(f"no setting {setting!r}{f'; did you mean {near[0]!r}?' if near else ''}")
     return place[name]

@@ -1,6 +1,6 @@
 """Settings and experiments that stand in a YAML file.
 
-PyYAML reads YAML 1.1, where 010 is 8 and 1:30 is 90, and of a key that stands twice it keeps the last one. All of these
+PyYAML reads YAML 1.1, where 010 is 8 and 1:30 is 90, and of a repeated key it keeps the last one. All of these
 are refused: who wrote them meant something else.
 """
 
@@ -83,7 +83,7 @@ def parse_yaml(text: str, where: str, *, has_lines: bool = False) -> Any:
     """The value that a YAML text holds; `where` it is read from is what messages begin with, a line with `has_lines`.
 
     Raises:
-        ConfigError: a key stands twice in a mapping, a number is written in base 8 or 60, a date or number cannot be
+        ConfigError: a key is repeated in a mapping, a number is written in base 8 or 60, a date or number cannot be
             read, or it is nested too deeply, a part of itself or huge.
         yaml.YAMLError: it is no YAML.
     """

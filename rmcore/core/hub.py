@@ -19,12 +19,12 @@ _LOCAL = "or name a folder or one of tiny, minilm, which need no hub"
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether a name is one that the hub gives, `owner/model`, and nothing that lies here."""
+    """Whether a name is one that the hub gives, `owner/model`, and nothing that is here."""
     return _NAME.fullmatch(name) is not None and not Path(name).expanduser().exists()
 
 
 def require_model(name: str) -> None:
-    """Ask the hub once for a model that neither lies here nor was fetched before.
+    """Ask the hub once for a model that neither is here nor was fetched before.
 
     Args:
         name: an alias, a hub name as `owner/model`, or anything else, which is not looked at.

@@ -44,7 +44,7 @@ class Repository:
     Args:
         name: as the user gives it: `owner/name`, or `name` alone for one of their own.
         is_private: whether only its owner may see it.
-        token: of the hub. It stands in no message.
+        token: of the hub. No message shows it.
 
     Raises:
         ConfigError: the hub is switched off by HF_HUB_OFFLINE, the name is none, the repository belongs to someone
@@ -107,7 +107,7 @@ class Repository:
     def stale(self, names: Iterable[str]) -> list[str]:
         """Weights that a push of files of these names removes: in the first folder, under other names.
 
-        Loaders would take the one or the other. What lies in folders, such as adapters, is read by its own name alone.
+        Loaders would take the one or the other. What is in folders, such as adapters, is read by its own name alone.
         """
         kept = {*names}
         return sorted(

@@ -54,7 +54,7 @@ class WandbTracker:
         except wandb.errors.Error as error:
             raise ConfigError(
                 f"wandb opened no run ({error}). Log in with `wandb login`, or set WANDB_MODE=offline: what is logged "
-                f"then lies in {folder}, and `wandb sync` sends it."
+                f"then is in {folder}, and `wandb sync` sends it."
             ) from error
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:

@@ -1,6 +1,6 @@
 """The registry of metrics: what each is called, its unit, its definition, which way is better and how it is judged.
 
-Tables, figures, bands, experiments and MLflow's names look a metric up here; none has a table of its own. It stands in
+Tables, figures, bands, experiments and MLflow's names look a metric up here; none has a table of its own. It is in
 the core because evaluation and reporting, which may not import one another, both read it, and an experiment is declared
 without either. No stage imports it, so that a reworded label has no artifact computed again.
 """
@@ -19,7 +19,7 @@ Unit = Literal["share", "points", "seconds", "pairs/s", "MiB", "steps", "nats", 
 
 @dataclass(frozen=True, slots=True)
 class Bands:
-    """Words for where a value stands."""
+    """Words for a value's band."""
 
     about: str
     """The number that the words are about: eval accuracy."""
@@ -218,7 +218,7 @@ _OF_PAIRS = (
         cell_name="eval/train_test_gap",
         cell_label="train accuracy minus held-out accuracy",
         stage="evaluate",
-        bands=Bands(  # failure is only what lies beyond: gap > 15 points
+        bands=Bands(  # failure is only what is beyond: gap > 15 points
             "train-test gap",
             ((0.10, 0.15, "acceptable"), (-math.inf, 0.10, "success"), (0.15, math.inf, "failure")),
         ),
@@ -538,7 +538,7 @@ def band(name: str, value: float) -> str:
     if name not in BANDS:
         raise ConfigError(f"no bands for {name!r}; there are {', '.join(BANDS)}.")
     if not math.isfinite(value):
-        raise ConfigError(f"{name}={value:g} lies in no band; leave out what was not measured.")
+        raise ConfigError(f"{name}={value:g} is in no band; leave out what was not measured.")
     return next(word for low, high, word in BANDS[name].words if low <= value <= high)
 
 

@@ -39,7 +39,7 @@ class ObjectStore:
     def __init__(self, url: str, *, named_by: str = "RM_OPT_SHARED", read_only: bool = False) -> None:
         """Open it, and unless it is only read, make sure that it keeps what is created from being created again.
 
-        `named_by` is where the address stands, for messages.
+        `named_by` is where the address was set, for messages.
 
         Raises:
             ConfigError: there is no such address, or obstore is not installed.

@@ -84,7 +84,7 @@ class SharedStore:
         """Commit an artifact of `local`; where another outcome was committed first, take that one's bytes instead.
 
         Returns:
-            Whether this one stands.
+            Whether this one was kept.
 
         Raises:
             StoreError: it cannot be written, or the one that was first is damaged.
@@ -108,9 +108,9 @@ class SharedStore:
         return False
 
     def push_all(self, local: Store) -> Iterator[tuple[Entry, bool]]:
-        """Commit every artifact of `local` that is not committed here; gives each, and whether it stands.
+        """Commit every artifact of `local` that is not committed here; gives each, and whether it was kept.
 
-        Where another machine has committed another outcome, nothing is exchanged: what was made of ours stands on it.
+        Where another machine has committed another outcome, nothing is exchanged: what was made of ours depends on it.
         """
         for entry in local.entries():
             with local.lock(entry.key):
@@ -138,7 +138,7 @@ class SharedStore:
         self.objects.delete(*(blob for blob, _ in self.objects.list(f"{place}/") if blob not in kept))
 
     def take_state(self, stage: str, key: str, folder: Path, patterns: Sequence[str]) -> bool:
-        """Exchange what lies in `folder` of a stage for what another machine saved of it last.
+        """Exchange what is in `folder` of a stage for what another machine saved of it last.
 
         False: there is nothing, not all of it, or it was saved from this very folder, which has the newest then. The
         exchange begins when all of it is here.
@@ -171,7 +171,7 @@ class SharedStore:
         self.objects.delete(f"{place}.json", *(blob for blob, _ in self.objects.list(f"{place}/")))
 
     def register(self, name: str, record: bytes) -> bytes:
-        """Write down once what is declared under `name`; gives what stands there: this, or what came before it."""
+        """Write down once what is declared under `name`; gives the record that is kept: this one, or an earlier one."""
         if self.objects.create(f"registrations/{name}", record):
             return record
         found = self.objects.read(f"registrations/{name}")

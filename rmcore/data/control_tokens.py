@@ -1,4 +1,4 @@
-"""Text is text: a control token's string that stands in data is read as its characters, never as the token.
+"""Text is text: a control token's string in data is read as its characters, never as the token.
 
 A tokenizer makes the token that ends a turn out of the string `<|im_end|>`, whatever its origin, so a user who types it
 would write turns of their own. `split_special_tokens` of transformers is not the remedy: it also splits what the chat
@@ -38,7 +38,7 @@ _MARKS = range(0xE000, 0xF900)
 
 
 class Marked(NamedTuple):
-    """A prompt and a completion, and the mark that stands before each control token's string in them."""
+    """A prompt and a completion, and the mark before each control token's string in them."""
 
     prompt: Prompt
     completion: str

@@ -54,7 +54,7 @@ class RowsOnDisk(Sequence[Record]):
         write_tables(self._form, self._batches(), path)
 
     def _batches(self) -> Iterator[pa.Table]:
-        """The rows, some hundred a table; what lies far apart in the file is copied from where it lies, bit by bit."""
+        """The rows, some hundred a table; what is far apart in the file is copied from where it is, bit by bit."""
         for start in range(0, len(self._rows), ROWS_A_BATCH):
             rows = self._rows[start : start + ROWS_A_BATCH]
             stretch = rows // ROWS_A_STRETCH

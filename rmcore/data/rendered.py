@@ -1,4 +1,4 @@
-"""One rendered side: where its completion lies in the text, and how its tokens are cut to a limit."""
+"""One rendered side: where its completion is in the text, and how its tokens are cut to a limit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ MIN_PROMPT_SHARE = 4
 
 @dataclass(frozen=True, slots=True)
 class RenderedSide:
-    """The text of one side and where its completion lies: text[start:end]."""
+    """The text of one side and where its completion is: text[start:end]."""
 
     text: str
     start: int

@@ -380,7 +380,7 @@ class Renderer:
         return chat_text(self.tokenizer, prompt, answer)
 
     def _tokenize(self, sides: Sequence[RenderedSide | DataError]) -> list[TokenizedSide | DataError]:
-        # One completion often stands in several pairs of its prompt.
+        # One completion is often in several pairs of its prompt.
         unique = list(dict.fromkeys(side for side in sides if isinstance(side, RenderedSide)))
         tokenized: dict[RenderedSide, TokenizedSide | DataError] = {}
         for side, ids, spans in self._encode(unique):

@@ -71,7 +71,7 @@ def split_together(
     """Deal pairs and observations to the same splits: all of one conversation go to the same one.
 
     The pairs are dealt as `split_by_prompt` deals them alone, and the observations of their prompts follow them. The
-    other observations go where the hash of their prompt lies between the fractions. Without pairs the observations are
+    other observations go where the hash of their prompt is between the fractions. Without pairs the observations are
     dealt as pairs would be.
 
     Args:
@@ -109,7 +109,7 @@ def split_together(
 
 
 def _dealt(position: FloatArray, places: FloatArray, dealt: IntArray, bounds: FloatArray) -> IntArray:
-    """The split of each position: that of its prompt among `places`, else where it lies between the bounds."""
+    """The split of each position: that of its prompt among `places`, else where it is between the bounds."""
     if not len(places):
         return _NOTHING
     at = np.minimum(np.searchsorted(places, position), len(places) - 1)

@@ -1,7 +1,7 @@
 """An ensemble on disk: where its members are, what they were, and how they were calibrated.
 
 Members stay where they are: `ensemble.json` names their folders and a digest of what gives the rewards. Heads lie
-next to it in `heads.safetensors`. A path is relative where the checkpoint lies in the parent of the ensemble's folder,
+next to it in `heads.safetensors`. A path is relative where the checkpoint is in the parent of the ensemble's folder,
 so that both can be moved together, and absolute elsewhere.
 """
 

@@ -1,6 +1,6 @@
 """How well a model tells held-out judgements of any kind: nats, rankings, ties, grades; with intervals over prompts.
 
-Nats say how much of a judgement the model foresees; next to them stands what is lost by one who knows nothing of the
+Nats say how much of a judgement the model foresees; next to them is what is lost by one who knows nothing of the
 answers. Accuracies say whether the order is right.
 """
 

@@ -1,7 +1,7 @@
 """How well rewards order the pairs: accuracies, margins, and the spread of rewards.
 
 A tie (margin exactly 0) is half right, as a guess would be: left out, it would raise the accuracy of a model that ties
-where it would be wrong. `tie_rate` stands next to the accuracies.
+where it would be wrong. `tie_rate` is given with the accuracies.
 All statistics are functions of prompt weights (see `rmcore.evaluation.uncertainty`); a weight w equals w copies of the
 prompt. Axes: B resamples, C prompts, P pairs.
 """

@@ -81,7 +81,7 @@ def spans_of(text: str, unit: Unit, *, most: int) -> list[Span]:
 def text_of(text: str, spans: Sequence[Span], kept: Collection[int]) -> str:
     """Give the text that some of the spans make, with the white space between them mended so that it reads on.
 
-    Between two spans that become neighbours stands the white space with the most line breaks of all that stood between
+    Between two spans that become neighbours is the white space with the most line breaks of all that was between
     them. All spans make the text itself, none the empty one.
 
     Args:
@@ -97,7 +97,7 @@ def text_of(text: str, spans: Sequence[Span], kept: Collection[int]) -> str:
     for place, following in pairwise([*places, len(spans)]):
         span = spans[place]
         body = text[span.start : span.end - len(gaps[place])]
-        # Behind the last part stands what stood there, or nothing where that was not the last of the text.
+        # After the last part is what was there, or nothing where that was not the last of the text.
         last = following == len(spans)
         gap = (gaps[place] if place == len(spans) - 1 else "") if last else _widest(gaps[place:following])
         made.append(body + gap)

@@ -28,7 +28,7 @@ FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor lies."""
+    """Place of a tensor in a file."""
 
     file: Path
     name: str
@@ -132,7 +132,7 @@ def load_deferred(source: str, config: PretrainedConfig) -> tuple[PreTrainedMode
 
 
 def _places(source: str) -> dict[str, Place]:
-    """Where each tensor of a model lies."""
+    """Places of all tensors of a model."""
     folder = Path(source)
     if is_hub_name(source):
         folder = Path(snapshot_download(source, allow_patterns=["model*.safetensors", INDEX_FILE]))

@@ -13,7 +13,7 @@ REWARD_HEAD_PATTERNS: tuple[str, ...] = ("score", "classifier", "lm_head")
 def is_reward_head(name: str) -> bool:
     """Tell whether a module or parameter name belongs to the reward head.
 
-    True if a whole dotted part of the name is one of `REWARD_HEAD_PATTERNS`, wherever it stands: heads have layers of
+    True if a whole dotted part of the name is one of `REWARD_HEAD_PATTERNS`, at any place: heads have layers of
     their own (`classifier.out_proj.weight`), and PEFT wraps names on both sides
     (`base_model.model.score.modules_to_save.default.weight`).
     """

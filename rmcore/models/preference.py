@@ -20,7 +20,7 @@ def checked_beta(value: Any, source: str) -> float:
 
     Args:
         value: what was given or read.
-        source: where it stands, for the message.
+        source: where it is, for the message.
 
     Raises:
         ModelError: it is no finite number above 0.

@@ -69,7 +69,7 @@ def _changed(pair: PreferencePair, how: How, posterior: float) -> PreferencePair
 
 
 def manifest_of(out: Path) -> Path:
-    """Where the manifest of a cleaned file lies: `cleaned.changes.jsonl` of `cleaned.parquet`."""
+    """Where the manifest of a cleaned file is: `cleaned.changes.jsonl` of `cleaned.parquet`."""
     return out.with_name(f"{out.stem}.changes.jsonl")
 
 

@@ -43,7 +43,7 @@ class Policy:
     """A causal model that answers prompts.
 
     name: as the caller gave it.
-    folder: where it lies; of a hub model the snapshot, whose weights `weights` downloads.
+    folder: where it is; of a hub model the snapshot, whose weights `weights` downloads.
     hub_name: of a hub model, else None.
     stop_ids: tokens that end a response: those of the tokenizer, the config and the generation config together. Empty
         where none names any; every response then has all its tokens.

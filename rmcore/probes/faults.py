@@ -55,7 +55,7 @@ def off_topic(answer: Answer, rng: Random) -> str | None:
 
 @lower
 def wrong_number(answer: Answer, rng: Random) -> str | None:
-    """Another number in place of one of the answer's, wherever that stands in it."""
+    """Another number in place of one of the answer's, wherever that occurs in it."""
     found = [one for one in _NUMBER.finditer(answer.text) if not _is_marker(answer.text, one)]
     if not found or has_code(answer.text):
         return None

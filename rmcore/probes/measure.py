@@ -158,7 +158,7 @@ def probe(
 
     Args:
         rm: the reward model.
-        pairs: P pairs; an answer that stands in several of a prompt is edited and counted once.
+        pairs: P pairs; an answer that occurs in several of a prompt is edited and counted once.
         rules: which.
         seed: of the edits and of the resampling.
         report: of progress.

@@ -5,7 +5,7 @@ A rollout is scored as one dialogue that its steps make up. With prompts p and c
     user p1 · assistant c1 · user p2 · assistant c2 · user p3   is the prompt, and   c3   the response
 
 So a step's prompt holds only what is new since the step before, such as the environment's answer, and not the whole
-dialogue once more. A prompt of several messages stands in the place of its user turn as it is.
+dialogue once more. A prompt of several messages replaces its user turn as it is.
 """
 
 from collections.abc import Callable, MutableMapping, Sequence

@@ -1,6 +1,6 @@
 """One vLLM process behind a Unix socket: started, asked, ended with all it started.
 
-vLLM's control routes (`/collective_rpc`, `/pause`) ask for no key, so they must not be reachable: the socket lies in a
+vLLM's control routes (`/collective_rpc`, `/pause`) ask for no key, so they must not be reachable: the socket is in a
 folder that only this user may enter, and nothing listens on the network.
 """
 

@@ -79,7 +79,7 @@ class WeightLayout:
 
         Raises:
             ModelError: there are no safetensors, a file is cut short or damaged, a name is in two files, the index
-                names what is not there or lies outside the folder, or transformers and vLLM would read other files.
+                names what is not there or is outside the folder, or transformers and vLLM would read other files.
         """
         listed = read_index(folder)
         tensors: dict[str, TensorSpec] = {}

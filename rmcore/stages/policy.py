@@ -41,7 +41,7 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
     name, base = policy.drawn_from, policy.base
     if name != SFT:
         content = source_digest(name) if name and Path(name).exists() else name
-        write_json(out / POLICY_FILE, {"policy": content})  # not where it lies: it may be moved
+        write_json(out / POLICY_FILE, {"policy": content})  # not where it is: it may be moved
         write_json(out / "summary.json", {"metrics": {}})
         return
     with tempfile.TemporaryDirectory() as scratch:

@@ -98,7 +98,7 @@ def load_splits(
 def prepare(config: DataConfig, *, seed: int, report: Report = silent, spool: Path | None = None) -> Prepared:
     """Read all sources and split by prompt: train, validation, test, and ood where the synthetic benchmark gives one.
 
-    A prompt's observations are in the split of its pairs. With a folder `spool` what is read lies there, and not in
+    A prompt's observations are in the split of its pairs. With a folder `spool` what is read is there, and not in
     memory, while it is used.
     """
     if config.source == "gold":

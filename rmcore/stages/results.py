@@ -167,7 +167,7 @@ def _stage(store: Store, ref: ArtifactRef, cached: bool) -> StageResult:
 
 
 def artifact_seconds(store: Store, refs: Iterable[ArtifactRef], *, on_device: bool = False) -> float:
-    """Wall seconds that the artifacts took when they were made; one that stands there twice counts once.
+    """Wall seconds that the artifacts took when they were made; one that is there twice counts once.
 
     Args:
         store: where they are.

@@ -269,7 +269,7 @@ def _level(cells: Cells, arm: str, seeds: Sequence[int], metric: str) -> Estimat
 
 
 def _within_unit(estimate: Estimate) -> Estimate:
-    """The estimate of a share, without what lies outside of [0, 1]: the share itself cannot.
+    """The estimate of a share, without what is outside of [0, 1]: the share itself cannot.
 
     A t interval knows no bounds, and the mean of debiased ECEs may come out slightly negative. P values and verdicts
     are those of the interval before.

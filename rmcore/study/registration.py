@@ -29,7 +29,7 @@ def register(
         folder: all registrations of one experiment and size; made here.
         frozen: everything that decides a verdict, JSON-ready.
         write_once: writes a registration down for all machines under a name that nobody can write again, and gives
-            what stands there. Who declared it first, anywhere, has said when.
+            the record that is kept. Who declared it first, anywhere, has said when.
 
     Raises:
         StoreError: an earlier registration was changed after it was frozen.
@@ -143,7 +143,7 @@ def describe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> lis
 
 
 def _by_name(value: Any) -> Any:
-    """Lists of named things as mappings, so that a hypothesis is found again wherever it stands."""
+    """Lists of named things as mappings, so that a hypothesis is found again at any place."""
     if isinstance(value, Mapping):
         return {name: _by_name(item) for name, item in value.items()}
     if (

@@ -103,7 +103,7 @@ def compare_models(
         for first, second in itertools.combinations(rewards, 2):
             both = rewards[first][place], rewards[second][place]
             found.append(Difference(name, first, second, *difference(one.suite, one.questions, *both)))
-        # A part of a set has no score that a published one can stand next to.
+        # A part of a set has no score that a published one can be compared with.
         for second, scores in published.items() if not one.missing else ():
             for first in rewards if name in scores else ():
                 value, p = difference_from_score(one.suite, one.questions, rewards[first][place], scores[name])

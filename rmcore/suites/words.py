@@ -37,7 +37,7 @@ class WordModel:
 
 
 def learn_words(pairs: Pairs) -> WordModel | None:
-    """Fit a bag of words to training pairs; None where no word stands in two answers.
+    """Fit a bag of words to training pairs; None where no word occurs in two answers.
 
     Words in one answer alone are left out, the rest weigh by 1 + log(count) times their rarity, normalised to length
     1; the penalty is scikit-learn's default (C = 1).

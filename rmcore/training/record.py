@@ -120,7 +120,7 @@ class Window:
 
 @dataclass(slots=True)
 class Progress:
-    """Where a training stands, apart from tensors: what a resumable state records next to them."""
+    """The progress of a training, apart from tensors: what a resumable state records next to them."""
 
     token_budget: int
     selection: Selection
@@ -143,7 +143,7 @@ class Progress:
         self.window.add(result, seconds)
 
     def result(self, **more: Any) -> TrainResult:
-        """How a training ended that stands here; `more` are the fields of the result that are not known here."""
+        """How a training ended that is recorded here; `more` are the fields of the result that are not known here."""
         best = self.selection.best
         return TrainResult(
             num_steps=self.step,

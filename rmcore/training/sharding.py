@@ -50,7 +50,7 @@ EMBEDDED = MixedPrecisionPolicy(output_dtype=torch.bfloat16)
 def process_group(device: torch.device) -> Iterator[Ranks]:
     """Join the processes that torchrun started (RANK, WORLD_SIZE); alone where it did not.
 
-    gloo on a CPU. On GPUs, one a process (LOCAL_RANK), NCCL for what lies there and gloo for what the hosts agree on.
+    gloo on a CPU. On GPUs, one a process (LOCAL_RANK), NCCL for what is there and gloo for what the hosts agree on.
 
     Raises:
         LostProcessError: inside, another process has ended or cannot be reached any more.

@@ -1,10 +1,10 @@
 """A resumable state on every host: the first one has the training's folder, the others need no access to it.
 
-The state lies where the first process wrote it, whole. A process that does not see that folder writes its part next to
-its own place for a moment and sends the files there. While a training resumes, each process reads what it needs; on a
-host that does not see the folder the first of its processes gets a copy, which all processes there read and which is
-gone when the training continues. Sent are files and not tensors, chunk by chunk, so that a host holds them on disk and
-not in memory.
+The state is stored where the first process wrote it, whole. A process that does not see that folder writes its part
+next to its own place for a moment and sends the files there. While a training resumes, each process reads what it
+needs; on a host that does not see the folder the first of its processes gets a copy, which all processes there read and
+which is gone when the training continues. Sent are files and not tensors, chunk by chunk, so that a host holds them on
+disk and not in memory.
 """
 
 import os

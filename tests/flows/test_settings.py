@@ -196,8 +196,8 @@ def test_a_form_changes_its_preset_by_fields_and_by_names():
 @pytest.mark.parametrize(
     ("chosen", "overrides", "said"),
     [
-        ({"train.lr": 1}, {"train": {"lr": 2}}, "train.lr stands in a field of its own and in overrides"),
-        ({"policy.name": "sft"}, {"policy": None}, "policy.name stands in a field of its own"),
+        ({"train.lr": 1}, {"train": {"lr": 2}}, "train.lr is in a field of its own and in overrides"),
+        ({"policy.name": "sft"}, {"policy": None}, "policy.name is in a field of its own"),
         ({"train.epochs": 1, "train.steps": 5}, {}, "steps and epochs are both given"),
         ({"train.epochs": 1}, {"train.steps": 5}, "steps and epochs are both given"),
         ({}, {"train.lrr": 1}, "no setting 'train.lrr'.*Did you mean 'train.lr'"),

@@ -80,7 +80,7 @@ def known_names(
     """Column -> the name that it is known by, for those that are spelled otherwise.
 
     Args:
-        columns: as the source has them. A name that is there as it should be stands for itself.
+        columns: as the source has them. A name that is there as it should be means itself.
         taken: names that the user gave to other columns.
         known: spelling -> name.
 
@@ -196,7 +196,7 @@ def likely_prompt(columns: Iterable[str]) -> bool:
 
 
 def mapping_to_paste(columns: Iterable[str]) -> str:
-    """The options that name the columns, to be completed by the user: COLUMN stands where none is likely."""
+    """The options that name the columns, to be completed by the user: COLUMN where none is likely."""
     columns = list(columns)
     options = []
     for option, spellings in _LIKELY.items():

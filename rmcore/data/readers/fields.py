@@ -32,7 +32,7 @@ class Reason(StrEnum):
     INVALID_UTF8 = "invalid UTF-8"
     BROKEN_ESCAPE = "broken \\u escape"
     NOT_JSON = "not valid JSON"
-    REPEATED_KEY = "a key stands twice"
+    REPEATED_KEY = "a key is repeated"
     NOT_CSV = "not valid CSV"
     NOT_A_TABLE = "cells beyond the header"
     EXCEL_ERROR = "a cell holds an error of Excel"

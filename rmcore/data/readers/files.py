@@ -46,7 +46,7 @@ _NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 @dataclass(frozen=True, slots=True)
 class RawRecord:
-    """One row as it lies in the source: `fields` where it could be read, else `problem` says why not.
+    """One row as it is in the source: `fields` where it could be read, else `problem` says why not.
 
     `row` counts from 1: the line of a JSON Lines file, the record of the other formats.
     """
@@ -95,7 +95,7 @@ def is_file_name(name: str) -> bool:
 
 
 def is_text_file(source: str) -> bool:
-    """Whether a source is a file of text that lies here."""
+    """Whether a source is a file of text that is here."""
     path = Path(source).expanduser()
     return path.is_file() and file_kind(path)[0] in _TEXT_KINDS
 

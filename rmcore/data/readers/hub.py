@@ -154,7 +154,7 @@ def read_hub(name: str, split: str) -> Iterator[RawRecord]:
 
 
 def hub_revision(name: str) -> str:
-    """The commit that the hub now has for `name`; without a network, the one that lies in the local cache.
+    """The commit that the hub now has for `name`; without a network, the one that is in the local cache.
 
     Raises:
         DataError: neither is to be had.

@@ -113,4 +113,4 @@ def array_values(text: JsonText) -> Iterator[Any]:
         raise ValueError("the array is not closed")
     text.skip()
     if text.peek():
-        raise ValueError(f"{text.peek()!r} stands behind the end of the array")
+        raise ValueError(f"{text.peek()!r} comes after the end of the array")

@@ -336,7 +336,7 @@ def _counted(records: Iterator[RawRecord], source: str, report: Report) -> Itera
 
 
 def source_kind(source: str) -> Literal["cluster", "file", "folder", "hub"]:
-    """Tell what a source is: files for a Ray cluster by its `ray:`, else what lies on disk, then what it looks like."""
+    """Tell what a source is: files for a Ray cluster by its `ray:`, else what is on disk, then what it looks like."""
     if source.startswith(SCHEME):
         return "cluster"
     path = Path(source).expanduser()

@@ -17,7 +17,7 @@ def strict_pairs(
 ) -> tuple[list[tuple[int, int]], int]:
     """Choose the pairs of answers of different texts of which one is strictly stronger.
 
-    The choice depends on what is given alone, so it is the same wherever it stands in a file.
+    The choice depends on what is given alone, so it is the same anywhere in a file.
 
     Args:
         prompt: what was answered.

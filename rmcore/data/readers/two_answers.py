@@ -40,7 +40,7 @@ def prompt_column(columns: Collection[str]) -> str | None:
 
 
 def two_answers(columns: Collection[str]) -> list[tuple[str, str]]:
-    """Which pairs of answer columns are there; none where a third answer stands next to them."""
+    """Which pairs of answer columns are there; none where there is a third answer."""
     third = {"a": "c", "1": "3"}
     return [
         (first, second)

@@ -153,14 +153,14 @@ def _shares_key_heads(config: Any, device: torch.device) -> bool:
 
 
 def _refuse_windows(config: Any, longest_side: int, *, causal: bool) -> None:
-    """A window counts places in the row, where a later side stands far from the prefix that it continues."""
+    """A window counts places in the row, where a later side is far from the prefix that it continues."""
     if getattr(config, "use_sliding_window", True) is False:
         return
     for name in WINDOWS:
         window = getattr(config, name, None)
         if not isinstance(window, int) or window <= 0:
             continue
-        reach = window if causal else window // 2  # an encoder's window lies half before, half after
+        reach = window if causal else window // 2  # an encoder's window is half before, half after
         if reach < longest_side:
             raise ModelError(f"its attention sees {reach} tokens back ({name}), sides have up to {longest_side}")
 

@@ -1,4 +1,4 @@
-"""Rows without padding, in which a prompt that several sides share stands once.
+"""Rows without padding, in which a prompt that several sides share is computed once.
 
 A causal model reads `prompt + chosen` and `prompt + rejected` with the same states over the prompt, so the prompt needs
 computing once. A packed row is one flat list of tokens:
@@ -7,8 +7,8 @@ computing once. A packed row is one flat list of tokens:
     0 1 2   3 4 5   3 4      | 0 1     2 3     2 3 4    | ...      positions
 
 Both sides take positions from the prompt's end, and a token sees what precedes it in its own group that is the shared
-prefix or its own side. So every state is exactly what it is when that side stands alone. A group may hold any number of
-sides (N answers to one prompt). An encoder's tokens see their whole side, so its groups are single sides.
+prefix or its own side. So every state is exactly what it is when that side is computed alone. A group may hold any
+number of sides (N answers to one prompt). An encoder's tokens see their whole side, so its groups are single sides.
 
 The shared part is found in the token ids, not in the text: where a tokenizer merges the end of the prompt with the
 start of a completion, the two sides differ from that token on, and the prefix simply ends before it.
@@ -47,7 +47,7 @@ class Packing:
     first_position: int = 0
     """Position of a side's first token: RoBERTa and its kin begin behind the pad token's id."""
     pad_id: int | None = None
-    """Token that the model takes for padding even where it stands in a text: see `reading_place` and `_positions`."""
+    """Token that the model takes for padding even where it occurs in a text: see `reading_place` and `_positions`."""
 
 
 @dataclass(frozen=True, slots=True)

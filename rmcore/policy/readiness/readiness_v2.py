@@ -1,7 +1,7 @@
 """Readiness v2: whether this policy may be optimised against this reward model, up to a planned KL.
 
 Judged on the policy's own samples instead of on labelled pairs alone. Conditions, each on one end of a 95 %
-interval, decide, and none can be bought back by another. Next to them stands a probability that the gain at the planned
+interval, decide, and none can be bought back by another. Next to them is a probability that the gain at the planned
 KL is worth while. It decides nothing: it was fitted on the small models of the synthetic benchmark (docs/readiness.md)
 at one plan, and the gain at the plan that is meant is measured here. For the same reason the checks on labelled pairs
 decide nothing on this rung: a model that only its gap between training and held-out accuracy refused gained 0.95

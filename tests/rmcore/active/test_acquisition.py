@@ -72,7 +72,7 @@ def test_random_sampling_follows_its_seed():
 
 def test_what_cannot_be_chosen_is_refused():
     view = make_view()
-    with pytest.raises(ConfigError, match=r"41 pairs are asked for.*has 40 to give"):
+    with pytest.raises(ConfigError, match=r"41 pairs are requested.*has 40 to give"):
         select(view, 41, MarginEntropy())
     with pytest.raises(ConfigError, match=r"has 10 to give with at most 1 of a prompt"):
         select(view, 11, MarginEntropy(), max_per_prompt=1)

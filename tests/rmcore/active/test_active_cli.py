@@ -67,7 +67,7 @@ def test_a_pool_becomes_a_file_to_label_and_labels_become_pairs(place, tmp_path,
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (["--k", 41], "41 pairs are asked for"),
+        (["--k", 41], "41 pairs are requested"),
         (["--acquisition", "variance"], "how much members disagree"),
         (["--heads", 4], "name them with --labelled"),
     ],

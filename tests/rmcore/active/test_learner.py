@@ -72,7 +72,7 @@ def test_bad_input_is_refused():
         learner().select(SEED_SET, 1)
     with pytest.raises(ConfigError, match="100 unlabelled"):
         learner().run_active_loop(POOL, revealed, 15)
-    with pytest.raises(ConfigError, match="101 pairs are asked for"):
+    with pytest.raises(ConfigError, match="101 pairs are requested"):
         learner().select(POOL, 101)
     broken = BradleyTerryRM.new(ModelConfig(name="tiny", max_seq_len=64), seed=0, device="cpu")
     with torch.no_grad():
@@ -95,7 +95,7 @@ def test_scores_that_are_not_numbers_choose_nothing():
     ("spoil", "message"),
     [
         (lambda pairs: pairs[1:], "1 are missing"),
-        (lambda pairs: [*pairs[1:], PAIRS[0]], "1 were not asked for"),
+        (lambda pairs: [*pairs[1:], PAIRS[0]], "1 were not requested"),
         (lambda pairs: [*pairs, pairs[0]], "1 came twice"),
         (lambda pairs: [type(p)(p.prompt, p.chosen, "another", pair_id=p.pair_id) for p in pairs], "other texts"),
     ],

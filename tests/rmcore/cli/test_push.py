@@ -184,7 +184,7 @@ def test_what_others_change_meanwhile_is_not_overwritten(push, facts):
     push.hub.meanwhile["/commit/"] = lambda: stored.files.update({CARD_FILE: b"# edited on the hub"})
     status, said = push()
     assert status == 2
-    assert f"somebody has changed {NAME} since this push looked at it" in " ".join(said.split())
+    assert f"someone has changed {NAME} since this push looked at it" in " ".join(said.split())
     assert stored.files == {CARD_FILE: b"# edited on the hub"}
     assert "its card was not written by" in push()[1]
 

@@ -55,8 +55,8 @@ BAD_LINES = {
     b'{"prompt": "p", "chosen": "a"}': "missing rejected",
     b'{"prompt": "p", "chosen": "a", "rejected": null}': "missing rejected",
     b"{}": "missing chosen",
-    b'{"prompt": "p", "chosen": "a", "rejected": "b", "chosen": "c"}': "a key stands twice",
-    b'{"prompt": "p", "chosen": [{"role": "user", "role": "assistant", "content": "a"}]}': "a key stands twice",
+    b'{"prompt": "p", "chosen": "a", "rejected": "b", "chosen": "c"}': "a key is repeated",
+    b'{"prompt": "p", "chosen": [{"role": "user", "role": "assistant", "content": "a"}]}': "a key is repeated",
     b'{"prompt": "p", "chosen": "\\u0000\\u200b", "rejected": "b"}': "empty chosen",
     b'{"prompt": "\\u2060\\ufeff \\u3164", "chosen": "a", "rejected": "b"}': "empty prompt",
     b"\x00\x01\x02": "not valid JSON",
@@ -223,10 +223,10 @@ def test_a_repeated_key_costs_its_row_alone_in_json_too(tmp_path):
     for text in (f"[{row}, {twice}, {row}]", f"{row}\n{twice}\n{row}"):
         (tmp_path / "data.json").write_text(text)
         loaded = load_pairs(str(tmp_path / "data.json"))
-        assert (len(loaded.pairs), reasons(loaded)) == (2, [(2, "a key stands twice")])
+        assert (len(loaded.pairs), reasons(loaded)) == (2, [(2, "a key is repeated")])
     header = "prompt,chosen,rejected\n"
     (tmp_path / "data.csv").write_text(header + 'p,"[{""role"": ""assistant"", ""role"": ""user""}]",b\np,a,b\n')
-    assert reasons(load_pairs(str(tmp_path / "data.csv"))) == [(1, "a key stands twice")]
+    assert reasons(load_pairs(str(tmp_path / "data.csv"))) == [(1, "a key is repeated")]
 
 
 def test_a_repeated_key_is_found_wherever_the_buffer_ends(tmp_path, monkeypatch):
@@ -234,7 +234,7 @@ def test_a_repeated_key_is_found_wherever_the_buffer_ends(tmp_path, monkeypatch)
     rows = [plain(), plain(metadata={"a": 1}), plain()]
     text = json.dumps(rows).replace('"a": 1', '"a": 1, "a": 2')
     (tmp_path / "data.json").write_text(text)
-    assert reasons(load_pairs(str(tmp_path / "data.json"))) == [(2, "a key stands twice")]
+    assert reasons(load_pairs(str(tmp_path / "data.json"))) == [(2, "a key is repeated")]
 
 
 @pytest.mark.parametrize("packed", ["", ".gz"])

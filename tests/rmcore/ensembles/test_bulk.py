@@ -198,7 +198,7 @@ def test_an_actor_of_ray_that_is_killed_loses_and_repeats_no_row(tmp_path, tiny_
         assert score_source(source(tmp_path), Killing(), out, JOB) == len(pairs)
         assert ray.get(scorer.actors[0].pid.remote()) != killed[0]
         with pytest.raises(
-            ConfigError, match=r"has room for \d+ processes, each with 1 cores of one machine, and 1000 are asked for"
+            ConfigError, match=r"has room for \d+ processes, each with 1 cores of one machine, and 1000 are requested"
         ):
             scorer.cluster.require_room(1, 0, 1000)
     assert_same(out, rm, pairs)

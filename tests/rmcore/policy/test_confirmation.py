@@ -184,9 +184,9 @@ def test_a_plan_beyond_best_of_n_is_refused():
     ("low", "high", "status", "reason"),
     [
         (0.35, 0.6, "rose", None),
-        (0.1, 0.6, "rose", "0.3 sd was asked for, and is not shown"),
-        (0.1, 0.2, "rose", "0.3 sd was asked for, and it is less"),
-        (-0.1, 0.2, "unclear", "a higher policy.fresh_prompts judges all of them anew"),
+        (0.1, 0.6, "rose", "0.3 sd was required, and is not shown"),
+        (0.1, 0.2, "rose", "0.3 sd was required, and it is less"),
+        (-0.1, 0.2, "unclear", "a higher policy.fresh_prompts judges all of them again"),
         (-0.4, -0.1, "fell", None),
     ],
 )
@@ -211,7 +211,7 @@ def test_a_gain_on_the_pairs_that_could_be_read_is_unclear_if_too_many_could_not
 
 
 @pytest.mark.parametrize(
-    ("fresh", "said"), [(50, "no more fresh prompts are held out"), (51, "judges all of them anew")]
+    ("fresh", "said"), [(50, "no more fresh prompts are held out"), (51, "judges all of them again")]
 )
 def test_what_would_narrow_it_is_what_there_is(fresh, said):
     gain = {"value": 0.1, "ci_low": -0.1, "ci_high": 0.3}

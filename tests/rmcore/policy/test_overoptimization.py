@@ -208,8 +208,8 @@ def test_rows_of_samples_that_cannot_be_read_are_counted_with_their_reasons(tmp_
     assert read_samples(path)["r"].tolist() == [1, 4]
     said = capsys.readouterr().err
     assert f"2 of 4 rows of {path} are left out" in said
-    assert "a key stands twice: 1" in said
+    assert "a key is repeated: 1" in said
     assert "the first is row 2" in said
     path.write_text('{"r": 2, "r": 3}\n')
-    with pytest.raises(DataError, match=r"no row that can be read \(a key stands twice: 1\)"):
+    with pytest.raises(DataError, match=r"no row that can be read \(a key is repeated: 1\)"):
         read_samples(path)

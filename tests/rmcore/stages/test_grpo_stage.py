@@ -237,7 +237,7 @@ def test_a_watch_without_a_judge_is_refused_before_anything_runs():
         require_rlhf(rlhf, PolicyConfig(), is_gold=False)
     with pytest.raises(ConfigError, match="fewer than 4 pairs a look"):
         require_rlhf(rlhf.model_copy(update={"steps": 4000}), PolicyConfig(), is_gold=True)
-    with pytest.raises(ValueError, match=r"further away than readiness is asked for"):
+    with pytest.raises(ValueError, match=r"further away than readiness is judged at"):
         PipelineConfig.model_validate(
             changed(CONFIG, rlhf={"kl_target": 50.0, "kl_beta": 0.1, "watch": WatchConfig()}).model_dump(
                 exclude_defaults=True

@@ -152,7 +152,7 @@ def test_a_set_is_read_with_the_right_answers_first(sets, name):
         assert not any(text.startswith(BEGINNINGS[name]) for text in one.answers[one.num_good :])
     assert not suite.expected or {one.group for one in found} <= set(suite.expected)
     assert len({one.id for one in found}) == len(found)
-    with pytest.raises(DataError, match=r"whole set .*, so its score could not stand beside published ones"):
+    with pytest.raises(DataError, match=r"whole set .*, so its score could not be compared with published ones"):
         read_questions(suite, source(sets, suite))
 
 
