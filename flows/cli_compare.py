@@ -93,7 +93,7 @@ def _text(value: Any) -> str:
 
 
 def _numbers(runs: Mapping[str, Run]) -> dict[str, list[str]]:
-    """Verdict, rung, the numbers that a report begins with, and the length baseline, one value a run."""
+    """Verdict, evidence level, the numbers that a report begins with, and the length baseline, one value a run."""
     records: list[Any] = [run.record for run in runs.values()]
     cards = [{card.label: card for card in headline_cards(record)} for record in records]
     rows = {

@@ -26,16 +26,16 @@ MODEL_REQUIREMENTS = ("mlflow", "torch", "transformers", "safetensors", "pydanti
 """Packages that serve a registered model elsewhere; named, because MLflow's own guess would import torch here."""
 REGISTRY_SCHEME = "models:/"
 CANDIDATE, PASSED_LABELS, READY, CONFIRMED = "candidate", "passed-labels", "ready", "confirmed"
-"""Aliases: the newest version; passed on rung 1 or 2; ready on rung 3 (or gained); gained on rung 4."""
+"""Aliases: the newest version; passed at evidence level 1 or 2; ready at 3 (or gained); gained at 4."""
 TOP_RUNG = 4
 CONFIRMATION_TAG = "rm.confirmation"
-"""Tag of what the fourth rung has shown of a version: gained, lost or unclear. Later judgements on less leave it."""
+"""Tag of what the fourth level has shown of a version: gained, lost or unclear. Later judgements on less leave it."""
 CONFIRMATION_HEADLINE_TAG = "rm.confirmation_headline"
 _CONFIRMED_BY: Mapping[str, dict[str, bool]] = {
     "gained": {CONFIRMED: True},
     "lost": {CONFIRMED: False, READY: False},
 }
-"""How a status of the fourth rung moves aliases; an unclear one moves none."""
+"""How a status of the fourth level moves aliases; an unclear one moves none."""
 
 
 class VersionJudgement(NamedTuple):
@@ -80,7 +80,7 @@ def alias_moves(verdict: Verdict) -> dict[str, bool]:
 
 
 def confirmation_tags(verdict: Verdict) -> dict[str, str]:
-    """Tags of a model version that say what optimising against it has shown, on the fourth rung."""
+    """Tags of a model version that say what optimising against it has shown, at the fourth level."""
     return texts({CONFIRMATION_TAG: verdict["status"], CONFIRMATION_HEADLINE_TAG: verdict["headline"]})
 
 
@@ -90,7 +90,7 @@ def register_checkpoint(
     """The version of `checkpoint` in the registered model `name`, made where its `key` has none; judged again.
 
     Its tags, description and aliases are set. The alias `candidate` is the newest version's. A version that lost on
-    the fourth rung is not ready for what a lower one says, until it gains there.
+    the fourth level is not ready for what a lower one says, until it gains there.
 
     `run` names it as its outcome. The caller holds a lock: two callers at once would make two versions of one key.
     """
@@ -132,7 +132,7 @@ def confirm_versions(client: "MlflowClient", key: str, tags: Mapping[str, str]) 
 
 
 def _description(note: str, tags: Mapping[str, str]) -> str:
-    """The note of the last judgement and, where that is another one, what the fourth rung has shown."""
+    """The note of the last judgement and, where that is another one, what the fourth level has shown."""
     same = tags.get("rm.headline") == tags.get(CONFIRMATION_HEADLINE_TAG)
     more = "" if same else _confirmation(tags)
     return note[: MAX_VALUE_CHARS - len(more)] + more
@@ -142,7 +142,7 @@ def _confirmation(tags: Mapping[str, str]) -> str:
     if CONFIRMATION_TAG not in tags:
         return ""
     headline = plain(tags.get(CONFIRMATION_HEADLINE_TAG, ""))
-    return f"\n**Rung {TOP_RUNG} of {TOP_RUNG}**, optimised against: {tags[CONFIRMATION_TAG]}. {headline}\n"
+    return f"\n**Evidence level {TOP_RUNG} of {TOP_RUNG}**, optimised against: {tags[CONFIRMATION_TAG]}. {headline}\n"
 
 
 def _move_aliases(client: "MlflowClient", name: str, number: str, moves: Mapping[str, bool]) -> None:

@@ -224,7 +224,7 @@ class RunTracker:
         return None if version is None else str(version)
 
     def confirm_model(self, key: str, verdict: Verdict) -> None:
-        """Say of what is registered under the `key` of a training what serving it has shown: a verdict of rung 4.
+        """Say of what is registered under the `key` of a training what serving it has shown: a verdict of level 4.
 
         Gained, it gets the alias `confirmed`; lost, it loses `ready` and `confirmed`. What is not registered stays so.
         """

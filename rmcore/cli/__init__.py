@@ -42,7 +42,7 @@ COMMANDS = {
         "rmcore.cli.serve:publish", "Have a running reward server serve another checkpoint, without stopping it."
     ),
     "data": Listed("rmcore.cli.data:app", "Look at preference data, convert it, and choose what to label next."),
-    "judge": Listed("rmcore.cli.judge:app", "Compare a judge with people before it is believed."),
+    "judge": Listed("rmcore.cli.judge:app", "Compare a judge with people before its judgements are used."),
     "readiness": Listed(
         "rmcore.cli.measure:readiness_app", "Judge whether a policy may be optimised against a reward model."
     ),

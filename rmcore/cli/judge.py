@@ -37,12 +37,12 @@ SHOWN = (
 )
 CHARACTERS, QUESTION_TOKENS = 4, 150
 """Characters of a token, and tokens of a question besides the texts, as a plan takes them: of English text."""
-app = typer.Typer(no_args_is_help=True, help="Compare a judge with people before it is believed.")
+app = typer.Typer(no_args_is_help=True, help="Compare a judge with people before its judgements are used.")
 
 
 @app.callback()
 def group() -> None:
-    """Compare a judge with people before it is believed."""
+    """Compare a judge with people before its judgements are used."""
 
 
 @app.command()

@@ -8,13 +8,13 @@ from typing import Any, Literal, TypedDict
 
 
 class Verdict(TypedDict):
-    """A judgement of a reward model with the rung of its evidence; see rmcore.policy.readiness.verdict."""
+    """A judgement of a reward model with its evidence level; see rmcore.policy.readiness.verdict."""
 
     rung: Literal[1, 2, 3, 4]
-    """Rung of the ladder of evidence: labelled pairs, logged answers, samples of the policy, an optimised policy."""
+    """Evidence level: labelled pairs, logged answers, samples of the policy, an optimised policy."""
     evidence: str
     status: Literal["passes", "fails", "ready", "not_ready", "gained", "lost", "unclear"]
-    """The first two on rungs 1 and 2, the next two on rung 3, the others on rung 4."""
+    """The first two at levels 1 and 2, the next two at level 3, the others at level 4."""
     headline: str
     """One plain sentence."""
     reasons: Sequence[str]
@@ -145,7 +145,7 @@ class Results(TypedDict):
     next_rung: NextRung | None
     """The step that would raise the verdict; None where nothing would."""
     gate: Sequence[Check]
-    """The checks of the highest rung that has some."""
+    """The checks of the highest level that has some."""
     label_gate: Sequence[Check]
     """The checks on labelled pairs, which decide where no policy's samples were judged."""
     metrics: Mapping[str, Metric]

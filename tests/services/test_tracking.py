@@ -284,13 +284,13 @@ def test_what_serving_has_shown_moves_the_aliases_of_the_version_and_outlives_a_
             serving.confirm_model(key, served(status))
         assert not serving.pending
         version = client.get_model_version("rm", "1")
-        return sorted(version.aliases), version.description.count("Rung 4 of 4"), version.tags.get("rm.confirmation")
+        return sorted(version.aliases), version.description.count("level 4 of 4"), version.tags.get("rm.confirmation")
 
     def judge_again(judged):
         with start() as tracker:
             tracker.register_model(checkpoint, name="rm", key="k1", **judged)
         version = client.get_model_version("rm", "1")
-        return sorted(version.aliases), version.description.count("Rung 4 of 4"), version.tags.get("rm.confirmation")
+        return sorted(version.aliases), version.description.count("level 4 of 4"), version.tags.get("rm.confirmation")
 
     assert confirm("lost", key="of another training") == (["candidate", "ready"], 0, None)
     assert confirm("unclear") == (["candidate", "ready"], 1, "unclear")

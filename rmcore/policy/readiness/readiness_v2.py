@@ -4,7 +4,7 @@ Judged on the policy's own samples instead of on labelled pairs alone. Condition
 interval, decide, and none can be bought back by another. Next to them is a probability that the gain at the planned
 KL is worth while. It decides nothing: it was fitted on the small models of the synthetic benchmark (docs/readiness.md)
 at one plan, and the gain at the plan that is meant is measured here. For the same reason the checks on labelled pairs
-decide nothing on this rung: a model that only its gap between training and held-out accuracy refused gained 0.95
+decide nothing at this level: a model that only its gap between training and held-out accuracy refused gained 0.95
 standard deviations of the true reward (benchmarks/verdict_vs_truth.py). Nor do on-policy accuracy, which ranks reward
 models worse than the win rate in the synthetic benchmark and as well on real answers (benchmarks/real_answers.py), and
 calibration, which says nothing of what a policy will do.

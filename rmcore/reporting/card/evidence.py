@@ -58,11 +58,11 @@ class Judgement:
     """The evidence that would raise it; None: not stated, or nothing."""
     checks: tuple[Record, ...]
     kl: float | None
-    """Nats that were planned, or reached; None below rung 3, or not stated."""
+    """Nats that were planned, or reached; None below level 3, or not stated."""
     method: str | None
     """By what the policy was, or is to be, optimised."""
     policy: str | None
-    """The policy that it is about; None below rung 3, or not stated."""
+    """The policy that it is about; None below level 3, or not stated."""
     source: str
     """Name of the file or run that it is read from."""
 

@@ -146,7 +146,7 @@ def write_card(facts: Facts, found: Sequence[Found], *, made: str) -> str:
 
 
 def highest(found: Sequence[Found]) -> Judgement | None:
-    """The verdict on the highest rung, the last of several there; None where nobody judged."""
+    """The verdict of the highest evidence level, the last of several there; None where nobody judged."""
     judged = [one.judgement for one in found if one.judgement is not None]
     return max(reversed(judged), key=lambda one: one.rung, default=None)
 

@@ -32,7 +32,7 @@ def plain(text: str) -> str:
 def verdict_note(
     verdict: Verdict, more: NextRung | None, links: Mapping[str, str], places: Sequence[str] = (), shown: str = ""
 ) -> str:
-    """Describe a verdict in Markdown: its rung, what speaks against it, and what would raise it.
+    """Describe a verdict in Markdown: its evidence level, what speaks against it, and what would raise it.
 
     Args:
         verdict: as it is.
