@@ -1,4 +1,4 @@
-"""What a stage is waiting for: set where it waits, read by the thread that shows progress."""
+"""The reason why a stage waits: set where it waits, read by the thread that shows progress."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext

@@ -163,7 +163,7 @@ def test_a_mistake_in_a_file_names_it_and_its_line(tmp_path, wrong):
     ["train.steps=true", "train.lr=false", "seed=yes", "data.limit=on", "policy.num_prompts=true", "train.clip=no"],
 )
 def test_a_truth_value_is_no_number(setting):
-    with pytest.raises(ValidationError, match=r"true or false is given where a number is asked for"):
+    with pytest.raises(ValidationError, match=r"true or false is given where a number is required"):
         load_config("demo", None, [setting])
 
 

@@ -157,7 +157,7 @@ def test_readiness_v2_without_a_judge_is_refused_before_anything_runs(command, w
     theirs = ["--policy", "sft", "--data", own_pairs]
     done = command("readiness", "policy", *theirs, "--preset", "smoke", config=with_policy, check=False)
     assert done.returncode == 2
-    assert "nobody knows it" in " ".join(done.stderr.split())
+    assert "which is unknown for" in " ".join(done.stderr.split())
     assert "policy.samples" in done.stderr
     assert command.made() == before
 
