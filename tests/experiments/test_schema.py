@@ -118,7 +118,7 @@ REFUSED = {
     "unknown field of the base": ({"base": {"train": {"lrr": 1}}}, r"base\.train\.lrr"),
     "unknown setting": (level(**{"train.lrr": 1}), r"arm 'bad': no setting 'train.lrr'; did you mean 'lr'\?"),
     "unknown group": (level(**{"trian.lr": 1}), r"arm 'bad': no setting 'trian.lr'; did you mean 'train'\?"),
-    "setting of an absent group": (level(**{"model.lora.rank": 4}), "before .rank stands a value or null"),
+    "setting of an absent group": (level(**{"model.lora.rank": 4}), "before .rank is a value or null"),
     "value not allowed": (level(**{"train.lr": -1}), r"arm 'bad': train.lr: .*given: -1"),
     "seed as a factor": (level(seed=1), r"levels.bad: seed is no factor.*seeds"),
     "no factor": ({"factors": []}, "factors"),

@@ -327,7 +327,7 @@ def test_a_study_takes_one_look_a_run_until_none_is_left_and_stands_by_what_it_s
 
     status, outcome, said = look("--take", 1)
     assert (status, outcome["computed"], outcome["results"]["looks_taken"]) == (0, [], 1)  # its cells were there
-    assert "1 new look taken, as asked for; the next needs 2 cells" in said
+    assert "1 new look taken, as requested; the next needs 2 cells" in said
     status, plan, _ = place.rm_opt("experiment", file, "--plan")
     assert status == 0
     for name in ("H1", "H2"):

@@ -248,7 +248,7 @@ def test_a_bucket_that_is_not_there_is_named(s3):
 def test_a_store_that_is_away_is_named(monkeypatch):
     for name, value in s3_environment("http://127.0.0.1:9").items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(StoreError, match=r"s3://artifacts does not answer(.|\n)*goes on when it is back"):
+    with pytest.raises(StoreError, match=r"s3://artifacts does not answer(.|\n)*continues when it is back"):
         opened("s3://artifacts")
 
 
