@@ -149,7 +149,7 @@ def _check_card(text: str, folder: Path, *, although_not_ready: bool) -> None:
     card: ReadCard | None = read_card(text)
     if card is not None and card.digest != checkpoint_digest(folder):
         raise ConfigError(
-            f"{folder / CARD_FILE} was written for other weights than those beside it, so it speaks of another model; "
+            f"{folder / CARD_FILE} was written for other weights than those next to it, so it speaks of another model; "
             "write it again with `rm-opt card`."
         )
     if although_not_ready:

@@ -193,7 +193,7 @@ def _judged(record: Record, source: str) -> Found:
         headline=str(verdict["headline"]),
         evidence=str(verdict["evidence"]),
         reasons=tuple(map(str, verdict["reasons"])),
-        raised_by=f"{more['evidence']} (rung {more['rung']})" if more else None,
+        raised_by=f"{more['evidence']} (evidence level {more['rung']})" if more else None,
         checks=tuple(record.get("gate", ())),
         kl=kl,
         method=method,

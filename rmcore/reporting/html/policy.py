@@ -79,7 +79,7 @@ def policy_block(results: Mapping[str, Any]) -> Block:
 
 def best_of_n_block(results: Mapping[str, Any]) -> Block:
     """n, KL, reward and, where it is known, the gold gain, one row an n; what follows from it."""
-    headings = ("n", "KL, nats", "log n - (n-1)/n", "reward", "gold gain (sd within prompts)")
+    headings = ("n", "KL, nats", "log n - (n-1)/n", "reward", "gain of the true reward (sd within prompts)")
     table = Table(headings, _best_of_n(results), left=())
     return Block("Best-of-n", figures=("ensemble_disagreement",), tables=(table,), findings=_findings(results))
 
@@ -180,7 +180,7 @@ def _worst_prompts(results: Mapping[str, Any]) -> Table:
     optimizer = results["readiness"]["readiness"]["plan"]["optimizer"]
     worst = results["overoptimization"].get("worst_prompts", {}).get(optimizer, [])
     rows = [(row["prompt"], f"{row['gain']:+.2f}", row["response"] or EMPTY) for row in worst]
-    headings = ("prompt", "gold gain at the plan, sd", "the sample that the reward model likes best")
+    headings = ("prompt", "gain of the true reward at the plan, sd", "the sample that the reward model likes best")
     return Table(headings, rows, left=(0, 2))
 
 
