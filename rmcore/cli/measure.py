@@ -354,7 +354,7 @@ def _accuracy(metrics: Metrics) -> str:
 
 
 def _against(over: Mapping[str, Any]) -> str:
-    """Say what the paired interval of accuracy over the better of chance and length shows."""
+    """Say what the paired interval of accuracy over the best baseline (chance or length) shows."""
     low, high = numbers.finite(over["ci_low"]), numbers.finite(over["ci_high"])
     if low is None or high is None:
         return "without an interval nothing is shown by that"

@@ -249,7 +249,7 @@ def baseline_check(over_baseline: Mapping[str, Any]) -> GateCheck:
     Args:
         over_baseline: the metric `accuracy_over_baseline` as `evaluate_pairs` gives it.
     """
-    label = "accuracy minus that of the better of chance and length"
+    label = "accuracy minus the best baseline (chance or length)"
     value, low, high = (over_baseline[name] for name in ("value", "ci_low", "ci_high"))
     if value is None or low is None:
         why = over_baseline["reason"] or "it has no interval"
@@ -311,11 +311,11 @@ def no_better_than_length(over_baseline: Mapping[str, Any]) -> Diagnosis | None:
     if value is None or low is None or low > 0:
         return None
     symptom = (
-        f"accuracy minus that of the better of chance and length is {_points(value, low, high)} on "
+        f"accuracy minus the best baseline (chance or length) is {_points(value, low, high)} on "
         f"{over_baseline['num']} held-out pairs"
     )
     if high >= 0:
-        equal = "it is equal to the better of chance and length on these pairs: " if abs(value) < 1e-9 else ""
+        equal = "it is equal to the best baseline (chance or length) on these pairs: " if abs(value) < 1e-9 else ""
         return Diagnosis(
             symptom,
             f"{equal}too few held-out pairs to say whether it knows more than chance and length",

@@ -108,7 +108,7 @@ def ratio(numerator: FloatArray, denominator: FloatArray) -> FloatArray:
 
 
 class OverBaseline:
-    """accuracy_over_baseline as a function of prompt weights: accuracy minus that of the better of chance and length.
+    """accuracy_over_baseline as a function of prompt weights: accuracy minus the best baseline (chance or length).
 
     Over all pairs, ties half. Length is whichever of "the longer one" and "the shorter one" is right more often: chosen
     on the same pairs, it looks a little better than it is, which speaks against the model.

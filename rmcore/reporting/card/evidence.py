@@ -78,7 +78,7 @@ class Found:
     elsewhere: Record | None = None
     """Accuracy on pairs unlike the training's, where it was measured."""
     over_baseline: Record | None = None
-    """Accuracy over the better of chance and length, where it was measured."""
+    """Accuracy over the best baseline (chance or length), where it was measured."""
 
 
 def read_evidence(record: Record, source: str) -> list[Found]:

@@ -40,7 +40,7 @@ def limits(
         max_seq_len: tokens a side that it reads.
         truncation: counts of training sides that were cut, None where that is not known.
         elsewhere: accuracy on out-of-distribution pairs, None where it was not measured.
-        over_baseline: accuracy over the better of chance and length, None where it was not measured.
+        over_baseline: accuracy over the best baseline (chance or length), None where it was not measured.
         synthetic: whether it was trained on texts of the synthetic benchmark.
     """
     return [

@@ -193,7 +193,7 @@ def test_a_run_without_fault_is_told_none():
             losses(0.5, 0.4, 0.3),
             metric(0.0, -0.07, 0.07),
             WHOLE,
-            "it is equal to the better of chance and length",
+            "it is equal to the best baseline (chance or length)",
             "+0.0 points",
         ),
         (

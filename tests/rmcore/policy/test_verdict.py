@@ -149,7 +149,7 @@ def test_too_few_pairs_to_say_is_a_verdict_and_no_failure(answers, high, others,
     told = f"1 of the {decided} other checks failed" in verdict["headline"]
     assert told is (status == "unclear" and FAIL in others)
     assert verdict["reasons"][0].startswith(
-        "accuracy minus that of the better of chance and length: +1.0 points (-4.0 to"
+        "accuracy minus the best baseline (chance or length): +1.0 points (-4.0 to"
     )
 
 
