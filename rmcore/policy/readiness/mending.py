@@ -112,6 +112,8 @@ def _mended_fit(
         return _again(verdict, run, what, _length(run, 0.5))
     if not failed:
         return None
+    if run.num_passes < 1 and run.num_steps < MANY_STEPS:
+        return _longer(verdict, run, "a training that sees all of its pairs")
     is_short = run.num_passes < MANY_PASSES and run.num_steps < MANY_STEPS
     if is_short and not by_heart and decided and not is_sure:
         return _longer(verdict, run, "a longer training")

@@ -92,6 +92,14 @@ def test_a_training_that_learned_nothing_is_made_longer_and_in_the_end_faster():
     assert mended([UNDER_TRAINED], run=long)["command"].endswith("--set train.lr=3e-05")
 
 
+def test_a_training_that_has_not_seen_all_of_its_pairs_sees_them_before_more_are_labelled():
+    short = trained(steps=20)._replace(num_passes=0.3)
+    for found, failed in (([], check(NAMES[0], True)), ([], check("train_test_gap", False))):
+        assert mended(found, [failed], run=short)["command"].endswith("--set train.steps=60")
+    long = short._replace(num_steps=MANY_STEPS)  # of very many pairs a part is enough
+    assert "pairs" in mended(checks=[check(NAMES[0], True)], run=long)["evidence"]
+
+
 def test_what_is_learned_by_heart_gets_fewer_passes():
     run = trained()._replace(num_passes=8.0)
     assert mended([OVERFITTING], run=run)["command"].endswith("--set train.epochs=4")

@@ -148,9 +148,7 @@ def test_too_few_pairs_to_say_is_a_verdict_and_no_failure(answers, high, others,
     decided = len(others) - (OPEN in others)
     told = f"1 of the {decided} other checks failed" in verdict["headline"]
     assert told is (status == "unclear" and FAIL in others)
-    assert verdict["reasons"][0].startswith(
-        "accuracy minus the best baseline (chance or length): +1.0 points (-4.0 to"
-    )
+    assert verdict["reasons"][0].startswith("accuracy minus the best baseline (chance or length): +1.0 points (-4.0 to")
 
 
 def test_what_speaks_against_the_outcome_is_named_first_and_the_same_thing_once(capsys):
