@@ -10,7 +10,7 @@ configure_environment()  # before Prefect and MLflow read their settings
 # ruff: noqa: E402
 from flows.chain import Telling, run_chain
 from flows.form import Form, configured_flow, presets_for
-from flows.pipeline import require_benchmarks
+from flows.requirements import require_benchmarks
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.store import ArtifactRef
 from rmcore.reporting.figures.benchmarks import title

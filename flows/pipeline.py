@@ -23,18 +23,16 @@ from flows.form import FIELDS, Form, configured_flow, presets_for
 from flows.prefect_api import api_is_embedded
 from flows.prefect_client import is_owner_tag, owner_tag, reap_dead_runs
 from flows.progress import Progress, shown_progress
+from flows.requirements import require_run
 from flows.settings import named_changes
 from flows.unfinished import unfinished
 from rmcore.config.pipeline import PipelineConfig
-from rmcore.core.errors import ConfigError, ServiceError
-from rmcore.core.extras import require_extra
+from rmcore.core.errors import ServiceError
 from rmcore.core.files import write_json
 from rmcore.core.processes import terminate_children
 from rmcore.core.progress import below_the_echo, progress_bar
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.core.tracking import METRICS_FILE
-from rmcore.policy.grpo.rlhf_requirements import require_rlhf
-from rmcore.policy.judge import audit_of, require_named_judge
 from rmcore.policy.readiness.verdict import verdict_tags
 from rmcore.reporting.html.html import write_report
 from rmcore.reporting.html.index import write_index
@@ -42,8 +40,7 @@ from rmcore.reporting.html.note import RUN_FILES, numbers_line, verdict_note
 from rmcore.reporting.html.summary import summary_markdown
 from rmcore.reporting.runs import KEY_DIGITS
 from rmcore.reporting.schema import Results
-from rmcore.stages.registry import STAGES, in_order, is_judged, only_starts_reward_model, pipeline_stages
-from rmcore.stages.requirements import required_benchmark, required_policy, required_rlhf
+from rmcore.stages.registry import STAGES, in_order, only_starts_reward_model, pipeline_stages
 from rmcore.stages.results import figures, gather_results, read_json, run_key
 from rmcore.stages.run import INTERRUPTED
 from tasks.run_owner import this_process
@@ -83,24 +80,12 @@ def pipeline(config: PipelineConfig) -> dict[str, Any]:
         "executed": names of the stages that ran, "model_version": registry version or None}.
 
     Raises:
-        ConfigError: there is a policy and nobody who judges its samples, or no benchmark of a name.
+        ConfigError: something that the config names is not there, see `require_run`.
         DataError: the judged answers that are named tell nothing.
     """
+    require_run(config)
     if only_starts_reward_model(config):
         say("policy     the reward model starts from it; its samples have no judge, so labelled pairs alone decide")
-    else:
-        require_judge(config)
-    require_benchmarks(config)
-    if config.evaluate.answers is not None:
-        from flows.planning import require_answers  # here: pandas and scipy, which most runs need not yet
-
-        require_answers(config.evaluate.answers)
-    if config.explain is not None:
-        require_extra("sklearn", "explain", "the stage explain")
-    if config.train.optimizer == "lion":
-        require_extra("pytorch_optimizer", "lion", "train.optimizer=lion")
-    if config.rlhf is not None:
-        require_rlhf(required_rlhf(config), required_policy(config), is_gold=config.is_gold)
     return run_pipeline(config, kind="pipeline", run_name=f"{config.study}-seed{config.seed}")
 
 
@@ -166,41 +151,6 @@ def timed_step(name: str, place: str) -> Iterator[None]:
     with progress_bar(name):
         yield
     say(f"{name:<10} {time.monotonic() - began:.1f} s  {shown_path(place) if os.path.isabs(place) else place}")
-
-
-def require_judge(config: PipelineConfig) -> None:
-    """Refuse to judge a policy's samples where their true reward is unknown, before hours are spent.
-
-    Raises:
-        ConfigError: there is a policy, the data are not the synthetic benchmark's, and neither judged samples nor a
-            judge are named. A training of the policy continues without: nothing but its own rise can be shown then.
-    """
-    policy = config.policy
-    if policy is not None and policy.judge is not None:
-        if policy.samples is None:
-            require_named_judge(policy.judge, policy.judging)
-        else:  # it has judged them before, and its audit says how far to trust it
-            audit_of(policy.judge, policy.judging)
-    if policy is not None and config.rlhf is None and not is_judged(config):
-        raise ConfigError(
-            "readiness v2 needs the true reward of the policy's samples, which is unknown for "
-            f"{config.data.source}. Draw samples with `rm-opt readiness best-of-n`, have them judged, and name the "
-            "file in policy.samples; or name a judge in policy.judge: openai:MODEL@URL, or a function of (prompt, "
-            "response); or leave the policy out, for a verdict on labelled pairs alone."
-        )
-
-
-def require_benchmarks(config: PipelineConfig) -> None:
-    """Read the benchmarks that are named, before hours are spent on a model that cannot be measured on them.
-
-    Raises:
-        ConfigError: there is none of that name, or no file of it.
-        DataError: one cannot be read, or is not whole.
-    """
-    if config.benchmark is not None:
-        from rmcore.suites.sets import read_sets
-
-        read_sets(required_benchmark(config).suites, partial=config.benchmark.partial)
 
 
 def open_store() -> Store:

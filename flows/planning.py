@@ -10,21 +10,20 @@ from pydantic import ValidationError
 from experiments.arms import Arm
 from experiments.elements import Tuning
 from experiments.schema import TUNING_SEED, Experiment
+from flows.requirements import require_answers, require_run
 from rmcore.config.changes import change_config
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.digests import make_key
-from rmcore.core.errors import ConfigError, DataError
+from rmcore.core.errors import ConfigError
 from rmcore.core.fingerprints import code_digests
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.data.readers.columns import ColumnMap
 from rmcore.data.readers.sources import iter_records, probe, source_kind
-from rmcore.policy.judged_answers import read_judged_answers
-from rmcore.policy.logged_answers import MIN_PROMPTS
 from rmcore.reporting.experiment_schema import Tuned
 from rmcore.stages.reads import named, settled
 from rmcore.stages.registry import STAGES, pipeline_stages, stage_code
 from rmcore.study.analysis import Cells, LooksTaken, judge_hypotheses, resolve
-from rmcore.study.cells import ANSWER_METRICS, NUM_BINS, NUM_RESAMPLES, Measured, read_cell
+from rmcore.study.cells import NUM_BINS, NUM_RESAMPLES, Measured, read_cell
 from rmcore.study.estimates import CELL_STAGES
 from rmcore.study.plan import Cell, CellPlan, Planner, folders, total_seconds
 from rmcore.study.tuning import choose, trial_score
@@ -117,35 +116,14 @@ def make_plan(
     return replace(found, probed=probed)
 
 
-def require_answers(path: str, metrics: Sequence[str] = ()) -> None:
-    """Read a file of judged answers before hours are spent; which prompts are trained on is not known yet.
-
-    Args:
-        path: of the file.
-        metrics: of cells that are to be measured on it.
-
-    Raises:
-        DataError: it tells nothing, see `read_judged_answers`, or too few prompts have the answers of a metric.
-    """
-    sizes = read_judged_answers(Path(path)).table.groupby("prompt_id").size()
-    for name in metrics:
-        enough = int((sizes > ANSWER_METRICS.get(name, 0)).sum())
-        if name in ANSWER_METRICS and enough < MIN_PROMPTS:
-            raise DataError(
-                f"{enough} prompts of {path} have more than {ANSWER_METRICS[name]} distinct judged answers, and {name} "
-                f"takes {MIN_PROMPTS}; judge answers to more prompts, or more of each, or leave that metric out."
-            )
-
-
 def require_start(config: PipelineConfig) -> None:
-    """Refuse a run that could not start: on a GPU that is not there, or on files that cannot be read.
+    """Refuse a run that could not start, or could not come to its end.
 
     Raises:
-        ConfigError: there is no such device.
-        DataError: the pairs cannot be read, or the judged answers tell nothing.
+        ConfigError: there is no such device, or as `require_run`.
+        DataError: the pairs cannot be read, or as `require_run`.
     """
-    if config.evaluate.answers is not None:
-        require_answers(config.evaluate.answers)
+    require_run(config)
     if config.device.startswith("cuda"):
         from rmcore.models.device import pick_device  # here: torch, which a plan on a CPU needs not
 

@@ -19,9 +19,9 @@ from flows.pipeline import (
     REPORT_FILE,
     REPORT_FOLDER,
     places,
-    require_judge,
     show_on_page,
 )
+from flows.requirements import require_judge
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import write_json

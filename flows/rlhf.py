@@ -11,15 +11,15 @@ from prefect.artifacts import create_markdown_artifact
 
 from flows.chain import Telling, run_chain
 from flows.form import Form, configured_flow, presets_for
-from flows.pipeline import require_judge, run_pipeline
+from flows.pipeline import run_pipeline
+from flows.requirements import require_run
 from rmcore.config.model import FROM_POLICY
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
-from rmcore.policy.grpo.rlhf_requirements import require_rlhf
 from rmcore.reporting.html.blocks import markdown
 from rmcore.reporting.html.rlhf import CAPTIONS, rlhf_block
 from rmcore.stages.registry import POLICY, labelled_stages
-from rmcore.stages.requirements import required_policy, required_rlhf
+from rmcore.stages.requirements import required_rlhf
 from rmcore.stages.results import read_json
 
 Mode = Literal["full", "rm", "policy"]
@@ -78,8 +78,8 @@ def rlhf(config: PipelineConfig, mode: Mode = "full", checkpoint: str | None = N
         started_from = config.policy if config.model.name == FROM_POLICY else None
         without = config.model_copy(update={"rlhf": None, "policy": started_from})
         return run_pipeline(without, kind="rlhf", run_name=run_name, names=labelled_stages(without))
-    require_rlhf(required_rlhf(config), required_policy(config), is_gold=config.is_gold)
-    require_judge(config)
+    required_rlhf(config)
+    require_run(config)
     if mode == "full":
         outcome = run_pipeline(config, kind="rlhf", run_name=run_name)
         create_markdown_artifact(markdown=markdown(rlhf_block(outcome["results"]["rlhf"])), description="Policy")

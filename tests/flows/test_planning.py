@@ -385,6 +385,8 @@ def test_the_plan_is_printed_with_every_stage_its_state_and_what_it_would_take(
     answers.write_text("prompt,response,judge\n" + "".join(f"q,{place},1\n" for place in range(5)))
     with pytest.raises(DataError, match="tells nothing apart"):
         cli_runs.print_plan(change_config(config, {"evaluate.answers": str(answers)}))
+    with pytest.raises(ConfigError, match="true reward of the policy's samples"):  # as the run refuses it
+        cli_runs.print_plan(change_config(config, {"data.source": str(answers), "policy": {}}))
     cli_runs.print_plan(config.model_copy(update={"landscape": None}))
     without = capsys.readouterr().out
     assert not [line for line in without.splitlines() if line.split()[:1] == ["landscape"]]

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from flows.pipeline import require_judge
+from flows.requirements import require_judge
 from rmcore.config.data import DataConfig
 from rmcore.config.judging import JudgingConfig
 from rmcore.config.pipeline import PipelineConfig
