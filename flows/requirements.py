@@ -1,4 +1,4 @@
-"""What a run needs, checked before hours are spent: by the run itself, and by the plan of one."""
+"""Checks of what a run needs, before hours are spent: by the run itself, and by the plan of one."""
 
 from collections.abc import Sequence
 from pathlib import Path
