@@ -30,6 +30,8 @@ UNEVEN = (
     "a few prompts hold most of the pairs, so larger ones than were seen would decide it; read the accuracy in which "
     "each prompt counts alike, or limit the pairs of a prompt"
 )
+FEWEST_PROMPTS = 6
+"""The mean is between the lowest and the highest of fewer, which no resample leaves, in 1 - 2^(1 - C) < 95 %."""
 FEWEST_SIZES = 10
 """Fewer prompts say nothing of how their sizes fall off."""
 ALIKE_SIZES = 1.5
@@ -256,8 +258,9 @@ def metric_value(
     """A defined value with its interval from (B,) replicates, or with the reason why there is none.
 
     Resampling cannot show what was never seen: where all replicates are alike, an interval would have no width and seem
-    sure. Shares and their differences get `unanimous_interval` there. Other statistics may be alike by definition, as
-    the gain of a policy over itself.
+    sure. Shares and their differences get `unanimous_interval` there, and at both ends where there are fewer than
+    `FEWEST_PROMPTS`. Other statistics of so few have the interval of Student's t at least; they may be alike by
+    definition, as the gain of a policy over itself.
 
     Args:
         value: the point estimate.
@@ -284,8 +287,16 @@ def metric_value(
     if interval is None:
         return MetricValue(value, None, None, num_pairs, _NO_INTERVAL)
     low, high = interval
-    if bounded and high - low <= _ROUNDING * max(abs(low), abs(high)):
-        low, high = unanimous_interval(value, effective, lowest)
+    few = effective < FEWEST_PROMPTS
+    if few:  # Student's t: resamples have (C - 1) / C of the variance of the mean
+        half = -special.stdtrit(effective - 1, 0.025) * np.nanstd(replicates) * np.sqrt(effective / (effective - 1))
+        low, high = min(low, value - half), max(high, value + half)
+        if not np.isfinite(half):
+            return MetricValue(value, None, None, num_pairs, _NO_INTERVAL)
+    if bounded and (few or high - low <= _ROUNDING * max(abs(low), abs(high))):
+        # Prompts that were not seen may be all wrong or all right.
+        low, _ = unanimous_interval(max(low, lowest), effective, lowest)
+        _, high = unanimous_interval(min(high, 1.0), effective, lowest)
     if bounded and sizes is not None:
         unseen = unseen_weight(sizes, tail)
         unseen = 1 - (1 - unseen) ** 2 if is_across else unseen

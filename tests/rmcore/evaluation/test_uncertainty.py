@@ -137,6 +137,34 @@ def test_undefined_replicates_are_left_out_and_infinite_ends_are_not_given():
     assert percentile_interval(np.array([1.0] * 50 + [np.inf] * 50), 10) is None
 
 
+def prompts_means(kind, rng, num_prompts):
+    """Each prompt's mean, (C,), and what they are on average in truth."""
+    if kind == "even":
+        return rng.normal(0.5, 0.1, num_prompts), 0.5
+    if kind == "sure":  # nearly all or nothing
+        return rng.beta(0.5, 0.1, num_prompts), 5 / 6
+    return np.where(rng.random(num_prompts) < 0.1, 0.0, rng.uniform(0.9, 1, num_prompts)), 0.9 * 0.95  # rare and bad
+
+
+@pytest.mark.parametrize("num_prompts", [2, 3, 5])
+@pytest.mark.parametrize("kind", ["even", "sure", "rare"])
+@pytest.mark.parametrize("is_share", [True, False])
+def test_few_prompts_know_little(kind, num_prompts, is_share):
+    """No resample is outside the range of the prompts, which holds the truth in 1 - 2^(1 - C) at best: 1/2 of two."""
+    rng, covered, repeats = np.random.default_rng(0), 0, 400
+    for seed in range(repeats):
+        means, truth = prompts_means(kind, rng, num_prompts)
+        found = cluster_bootstrap(
+            lambda w, means=means: {"mean": w @ means / num_prompts}, num_prompts, num_resamples=200, seed=seed
+        )
+        counts = {"num_prompts": num_prompts, "num_pairs": 20 * num_prompts}
+        metric = metric_value(float(means.mean()), found.replicates["mean"], **counts, is_share=is_share)
+        assert not is_share or 0 <= metric.ci_low <= metric.value <= metric.ci_high <= 1
+        covered += metric.ci_low <= truth <= metric.ci_high
+    if is_share or kind == "even":  # without bounds on them, values of one kind in ten cannot be known of
+        assert covered / repeats >= 0.95 - 3 * np.sqrt(0.95 * 0.05 / repeats)
+
+
 @pytest.mark.parametrize("num_prompts", [3, 137])
 def test_a_share_of_zero_or_one_gets_the_exact_binomial_bound(num_prompts):
     exact = stats.binomtest(0, num_prompts).proportion_ci(method="exact")
