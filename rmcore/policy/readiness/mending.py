@@ -107,7 +107,7 @@ def _mended_fit(
     by_heart = OVERFITTING in seen or GAP in decided
     temperature = metrics.get("temperature", {}).get("value") or 1.0
     is_sure = failed.keys() == decided == {ECE} and temperature > 1
-    if (by_heart or is_sure) and run.num_passes > 1:
+    if (by_heart or is_sure) and run.num_passes > 1.5:  # of one pass there is no half
         what = "fewer passes: it learned its pairs by heart" if by_heart else "fewer passes: it is too sure of itself"
         return _again(verdict, run, what, _length(run, 0.5))
     if not failed:
@@ -137,7 +137,7 @@ def _length(run: Trained, times: float) -> dict[str, Any]:
     if (steps := _num_steps(run)) is not None:
         return {"train.steps": max(1, round(steps * times))} | uncut
     passes = run.num_passes * times
-    return {"train.epochs": math.ceil(passes) if times > 1 else max(1, math.floor(passes))} | uncut
+    return {"train.epochs": math.ceil(passes) if times > 1 else max(1, round(passes))} | uncut
 
 
 def _again(verdict: Verdict, run: Trained, what: str, changed: Mapping[str, Any]) -> NextRung:

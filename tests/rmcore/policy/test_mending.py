@@ -107,6 +107,13 @@ def test_what_is_learned_by_heart_gets_fewer_passes():
     assert mended(checks=[check(ECE, False)], run=run, temperature=1.6)["command"].endswith("--set train.epochs=4")
 
 
+def test_half_of_nearly_four_passes_are_two_and_of_one_there_is_no_half():
+    """309 pairs in steps of 16 are seen 3.99 times in four passes."""
+    assert mended([OVERFITTING], run=trained()._replace(num_passes=3.99))["command"].endswith("--set train.epochs=2")
+    once = mended([OVERFITTING], [check(NAMES[0], True)], run=trained(epochs=1)._replace(num_passes=1.04))
+    assert "train.epochs" not in once["command"]
+
+
 def test_a_training_that_was_cut_off_is_not_cut_off_again():
     assert mended([UNDER_TRAINED], run=trained(stop_step=20))["command"].endswith(
         "--set train.epochs=4 --set train.stop_step=null"
