@@ -231,8 +231,7 @@ def in_prefect(visit: Visit) -> None:
     visit.step("run-under-way", "Running", "walk-seed0")
 
     visit.open(visit.form)
-    visit.step("second-form", "preset")
-    visit.choose("preset", "smoke")
+    visit.step("second-form", "preset")  # demo, which trains for a minute: smoke would be done, and cached, before
     second = visit.submit("cancelled")
     visit.page(second)
     visit.step("second-run", "Cancel", "cancelled-seed0")  # its own name, so it has begun
