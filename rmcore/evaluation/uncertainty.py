@@ -289,7 +289,8 @@ def metric_value(
     low, high = interval
     few = effective < FEWEST_PROMPTS
     if few:  # Student's t: resamples have (C - 1) / C of the variance of the mean
-        half = -special.stdtrit(effective - 1, 0.025) * np.nanstd(replicates) * np.sqrt(effective / (effective - 1))
+        spread = np.nanstd(replicates) * np.sqrt(effective / (effective - 1))
+        half = float(-special.stdtrit(effective - 1, 0.025) * spread)
         low, high = min(low, value - half), max(high, value + half)
         if not np.isfinite(half):
             return MetricValue(value, None, None, num_pairs, _NO_INTERVAL)

@@ -87,9 +87,9 @@ def test_an_interval_that_is_given_misses_in_at_most_eight_of_a_hundred_evaluati
         lambda rng: 1 + rng.binomial(1, 0.06, 400) + rng.binomial(1, 0.005, 400),  # HH: one, some two
         lambda rng: 1 + rng.poisson(5, 100),
         lambda rng: rng.integers(1, 20, 60),
-        lambda rng: np.full(3, 7),
+        lambda rng: np.full(6, 7),
     ],
-    ids=["twenty", "one", "poisson", "uniform", "three prompts"],
+    ids=["twenty", "one", "poisson", "uniform", "six prompts"],
 )
 def test_ordinary_sizes_have_an_interval_hardly_wider_than_that_of_equal_ones(drawn):
     rng, trials, wider = np.random.default_rng(0), 200, []
