@@ -16,7 +16,7 @@ from rmcore.core.store import flatten
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import COLOURS
-from rmcore.reporting.figures.quantities import estimate
+from rmcore.reporting.figures.numbers import estimate
 from rmcore.reporting.html.cards import headline_cards, metric_texts
 from rmcore.reporting.runs import Run, find_run, short_names
 from tasks.home import home

@@ -31,7 +31,7 @@ from rmcore.core.files import write_text
 from rmcore.core.metrics import CELL_METRICS
 from rmcore.core.store import Store
 from rmcore.reporting.figures.claims import decided_by
-from rmcore.reporting.figures.quantities import distance
+from rmcore.reporting.figures.numbers import distance
 from rmcore.stages.results import artifact_seconds
 from rmcore.study.deciding import chances, deciding_sizes
 from rmcore.study.plan import Cell, CellPlan, total_seconds

@@ -9,24 +9,28 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.markers import CARETLEFT, CARETRIGHT
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from rmcore.core.arrays import FloatArray
 from rmcore.core.metrics import floored
 from rmcore.reporting.experiment_schema import ArmResult, CellResult, MetricInfo
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import ArmStyle, looks, short
-from rmcore.reporting.figures.quantities import SEED_INTERVAL, axis_label, axis_low, capital, tick_text, told
+from rmcore.reporting.figures.claims import SEED_INTERVAL
 from rmcore.reporting.figures.style import (
     INK,
     MUTED,
     SMALL,
+    axis_label,
+    axis_low,
+    capital,
     draw_interval,
     dress,
     headline,
     name_rows,
     new_figure,
     shared_legend,
+    unit_ticks,
 )
 
 _COLUMNS = 3
@@ -85,7 +89,7 @@ def _panel(ax: Axes, arms: Sequence[ArmResult], info: MetricInfo, *, names: bool
     bold = [place for place, arm in enumerate(arms) if arm["is_control"]]
     name_rows(ax, [short(arm["name"]) if names else "" for arm in arms], bold)
     ax.xaxis.set_major_locator(MaxNLocator(nbins=5, min_n_ticks=2, steps=[1, 2, 2.5, 5, 10]))
-    ax.xaxis.set_major_formatter(FuncFormatter(tick_text(info["unit"])))
+    unit_ticks(ax.xaxis, info["unit"])
 
 
 def _limits(arms: Sequence[ArmResult], cells: Sequence[CellResult], metric: str) -> tuple[float, float]:
@@ -140,7 +144,9 @@ def _title(arms: Sequence[ArmResult], metric: str, info: MetricInfo) -> str:
         word, best = "lowest", min(known, key=known.__getitem__)
     else:
         word, best = "highest", max(known, key=known.__getitem__)
-    shown = {arm["name"]: told(metric, arm["metrics"][metric], info["unit"]) for arm in arms if arm["name"] in known}
+    shown = {
+        arm["name"]: numbers.told(metric, arm["metrics"][metric], info["unit"]) for arm in arms if arm["name"] in known
+    }
     text = f"{label}: {word} mean {shown[best]} ({short(best)}"
     control = next((arm["name"] for arm in arms if arm["is_control"] and arm["name"] in known), None)
     if control is None:

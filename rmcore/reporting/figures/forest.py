@@ -8,13 +8,34 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from rmcore.reporting.experiment_schema import HypothesisResult, MetricInfo
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.figures.claims import VERDICTS, borders, claimed, claimed_span, subject, tally
-from rmcore.reporting.figures.quantities import SEED_INTERVAL, axis_label, claim_estimate, is_of_two_seeds, tick_text
-from rmcore.reporting.figures.style import GREEN, INK, LABEL, MUTED, SMALL, dress, headline, new_figure, shared_legend
+from rmcore.reporting.figures.claims import (
+    SEED_INTERVAL,
+    VERDICTS,
+    borders,
+    claim_estimate,
+    claimed,
+    claimed_span,
+    is_of_two_seeds,
+    subject,
+    tally,
+)
+from rmcore.reporting.figures.style import (
+    GREEN,
+    INK,
+    LABEL,
+    MUTED,
+    SMALL,
+    axis_label,
+    dress,
+    headline,
+    new_figure,
+    shared_legend,
+    unit_ticks,
+)
 
 _WIDTH = 10.0  # inches
 _ROW = 1.3  # inches
@@ -59,7 +80,7 @@ def _panel(ax: Axes, item: HypothesisResult, info: MetricInfo | None, claim: Seq
     ax.set_xlim(low, high)
     ax.xaxis.label.set_fontsize(SMALL)
     ax.xaxis.set_major_locator(MaxNLocator(nbins=8, min_n_ticks=3, steps=[1, 2, 2.5, 5, 10]))
-    ax.xaxis.set_major_formatter(FuncFormatter(tick_text(unit, comparison)))
+    unit_ticks(ax.xaxis, unit, comparison)
     ax.axvspan(*claimed_span(item, low, high), color=GREEN, alpha=0.13, linewidth=0)
     for border in borders(item):
         ax.axvline(border, color=INK, linewidth=1.4, label="threshold")

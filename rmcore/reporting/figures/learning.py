@@ -5,14 +5,22 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
 from rmcore.core.arrays import FloatArray
 from rmcore.core.metrics import CURVES, MetricSpec
 from rmcore.reporting.experiment_schema import ArmResult, CurveData
+from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import ArmStyle, looks, name_arms, shown
-from rmcore.reporting.figures.quantities import axis_label, capital, level, tick_text
-from rmcore.reporting.figures.style import MUTED, dress, headline, new_figure, whole_ticks
+from rmcore.reporting.figures.style import (
+    MUTED,
+    axis_label,
+    capital,
+    dress,
+    headline,
+    new_figure,
+    unit_ticks,
+    whole_ticks,
+)
 from rmcore.reporting.figures.training import running_mean, smoothing_window
 
 _ROBUST = (1.0, 99.0)  # percentiles of all points that a vertical axis shows ...
@@ -79,7 +87,7 @@ def _panel(
 
 def _finish(ax: Axes, unit: str) -> None:
     whole_ticks(ax.xaxis)
-    ax.yaxis.set_major_formatter(FuncFormatter(tick_text(unit)))
+    unit_ticks(ax.yaxis, unit)
     drawn = np.concatenate([np.asarray(line.get_ydata(), dtype=np.float64) for line in ax.lines])
     low, high = np.percentile(drawn, _ROBUST)
     bottom, top = ax.get_ylim()
@@ -98,6 +106,6 @@ def _title(metric: str, values: Mapping[str, float], controls: set[str]) -> str:
     if not values:
         return f"{label}: nothing was logged"
     low, high = min(values.values()), max(values.values())
-    text = f"{label} at the end, means over seeds: {level(low, unit)} to {level(high, unit)}"
+    text = f"{label} at the end, means over seeds: {numbers.text(low, unit)} to {numbers.text(high, unit)}"
     control = next((name for name in values if name in controls), None)
-    return text if control is None else f"{text}, control {level(values[control], unit)}"
+    return text if control is None else f"{text}, control {numbers.text(values[control], unit)}"

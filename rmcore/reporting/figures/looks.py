@@ -7,12 +7,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from rmcore.reporting.experiment_schema import HypothesisResult, MetricInfo
-from rmcore.reporting.figures.claims import VERDICTS, borders, claimed_span, subject
-from rmcore.reporting.figures.quantities import SEED_INTERVAL, axis_label, tick_text
-from rmcore.reporting.figures.style import GREEN, INK, MUTED, SMALL, dress, headline, new_figure, shared_legend
+from rmcore.reporting.figures.claims import SEED_INTERVAL, VERDICTS, borders, claimed_span, subject
+from rmcore.reporting.figures.style import (
+    GREEN,
+    INK,
+    MUTED,
+    SMALL,
+    axis_label,
+    dress,
+    headline,
+    new_figure,
+    shared_legend,
+    unit_ticks,
+)
 
 _WIDTH, _ROW = 10.0, 2.7  # inches
 _COLUMNS = 2
@@ -74,7 +84,7 @@ def _panel(ax: Axes, item: HypothesisResult, info: MetricInfo | None, looks: Seq
     ax.set_xlim(0, looks[-1] * 1.06)
     ax.set_xticks(list(looks))
     ax.yaxis.set_major_locator(MaxNLocator(nbins=6, min_n_ticks=3, steps=[1, 2, 2.5, 5, 10]))
-    ax.yaxis.set_major_formatter(FuncFormatter(tick_text(unit, comparison)))
+    unit_ticks(ax.yaxis, unit, comparison)
     closed = item["looks"][-1]["num_seeds"]
     if closed < looks[-1] and item["closed"]:
         ax.axvspan(closed + 0.02 * looks[-1], looks[-1] * 1.06, color=MUTED, alpha=0.1, linewidth=0)

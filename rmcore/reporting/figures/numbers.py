@@ -1,6 +1,7 @@
-"""Numbers as people read them: one set of rules for figures, the HTML report and the Markdown summary."""
+"""Numbers as people read them: one set of rules for figures, pages, Markdown and the terminal."""
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,10 @@ from rmcore.core.metrics import floored, is_at_floor
 MISSING = "–"
 """Stands for a number that does not exist."""
 _SPACE = "\u00a0"  # a number and its unit stay on one line
+FRACTIONS = ("share", "points")
+"""Units of numbers from -1 to 1, which people read as percentages or percentage points."""
+_ONE_UNIT = re.compile(r"(?P<number>[^\s]+)\s(?P<unit>[^\s]+)")  # not 4 min 05 s
+_WHOLE_STEPS = 100  # from here on a mean over seeds needs no fraction of a step
 
 
 def finite(value: Any) -> float | None:
@@ -26,7 +31,7 @@ def count(value: float | None) -> str:
 def percent(value: float | None) -> str:
     """A share as a percentage with one decimal: 71.2 %."""
     number = finite(value)
-    return MISSING if number is None else f"{_unsigned_zero(f'{100 * number:.1f}')}{_SPACE}%"
+    return MISSING if number is None else f"{100 * number:z.1f}{_SPACE}%".replace("-", "−")
 
 
 def decimal(value: float | None) -> str:
@@ -44,36 +49,66 @@ def decimal(value: float | None) -> str:
     return f"{number:,.{decimals}f}".replace("-", "−")
 
 
-def text(value: float | None, unit: str = "") -> str:
-    """`value` in its unit: `share` for fractions, in percent, `points` for differences of such, with their sign, in
-    percentage points, `count` for whole numbers; others are appended.
+def text(value: float | None, unit: str = "", comparison: str = "level", *, signed: bool = True) -> str:
+    """A level (71.2 %, 4 min 05 s, 231.4 pairs/s), a difference (+2.4 points) or a ratio (1.420×); a dash for none.
+
+    Args:
+        value: in units of rmcore.core.metrics: a `share` is a fraction, shown in percent, and `points` are a difference
+            of two shares, shown in percentage points with its sign.
+        unit: of the metric; one without a rule of its own is appended.
+        comparison: level, difference or ratio.
+        signed: differences get their sign; a distance has none.
     """
-    if unit == "points" and (number := finite(value)) is not None:
-        return f"{_points(number)}{_SPACE}points"
+    number = finite(value)
+    if number is None:
+        return MISSING
+    if comparison == "ratio":
+        return f"{decimal(number)}×"
+    if comparison == "difference" or unit == "points":
+        return _difference(number, unit, signed=signed)
+    return _level(number, unit)
+
+
+def _difference(number: float, unit: str, *, signed: bool) -> str:
+    if unit in FRACTIONS:
+        size, word = f"{abs(100 * number):.1f}", "points"
+    else:
+        size, word = decimal(abs(number)), "s" if unit == "seconds" else unit
+    return f"{sign(number, size) if signed else ''}{size}{_SPACE}{word}".rstrip(_SPACE)
+
+
+def _level(number: float, unit: str) -> str:
     if unit == "share":
-        return percent(value)
-    if unit == "count":
-        return count(value)
-    return f"{decimal(value)}{_SPACE}{unit}" if unit and finite(value) is not None else decimal(value)
+        return percent(number)
+    if unit == "count" or (unit == "steps" and (number.is_integer() or abs(number) >= _WHOLE_STEPS)):
+        return f"{count(number)}{_SPACE}{unit.removeprefix('count')}".rstrip(_SPACE).replace("-", "−")
+    if unit == "seconds":  # below zero may be the lower end of an interval
+        return f"{'−' if number < 0 else ''}{duration(abs(number))}"
+    return f"{decimal(number)}{_SPACE}{unit}".rstrip(_SPACE)
 
 
-def _points(number: float) -> str:
-    return _unsigned_zero(f"{100 * number:+.1f}")
+def interval(item: Mapping[str, Any], unit: str = "", comparison: str = "level") -> str:
+    """`low to high` of the item's ci_low and ci_high, the unit once where both have the same; empty where one is None.
 
-
-def interval(item: Mapping[str, Any], unit: str = "") -> str:
-    """`low to high` of the item's ci_low and ci_high, or of a gain's ends if no prompt is a disaster; else empty."""
-    low, high = finite(item.get("ci_low")), finite(item.get("ci_high"))
+    Of a gain that has ends only if no prompt is a disaster, those ends, and so it is said.
+    """
+    low, high = item.get("ci_low"), item.get("ci_high")
     if item.get("low_if_no_disaster") is not None:
-        plain = {end: item[f"{end.removeprefix('ci_')}_if_no_disaster"] for end in ("ci_low", "ci_high")}
-        return f"{interval(plain, unit)} if no prompt is a disaster"
-    if low is None or high is None:
+        ends = {"ci_low": item["low_if_no_disaster"], "ci_high": item["high_if_no_disaster"]}
+        return f"{interval(ends, unit, comparison)} if no prompt is a disaster"
+    if finite(low) is None or finite(high) is None:
         return ""
-    if unit == "share":
-        return f"{percent(low)[:-2]} to {percent(high)}"
-    if unit == "points":
-        return f"{_points(low)} to {text(high, unit)}"
-    return f"{text(low)} to {text(high)}"
+    first, last = text(low, unit, comparison), text(high, unit, comparison)
+    start, end = _ONE_UNIT.fullmatch(first), _ONE_UNIT.fullmatch(last)
+    same = start is not None and end is not None and start["unit"] == end["unit"]
+    return f"{start['number'] if start and same else first} to {last}"
+
+
+def distance(value: float | None, unit: str, comparison: str) -> str:
+    """A width on the scale of `text`, without sign: 2.1 points, 3.2 s, 0.080×."""
+    if unit == "seconds" and comparison == "level":
+        return duration(value)
+    return text(value, unit, "difference" if comparison == "level" else comparison, signed=False)
 
 
 def floored_item(name: str, item: Mapping[str, Any]) -> dict[str, float | None]:
@@ -93,10 +128,21 @@ def nothing_found(name: str, item: Mapping[str, Any]) -> tuple[str, str] | None:
     return f"{shown['value']:.2f}", "" if high is None else f"upper end {decimal(high)}"
 
 
-def estimate(name: str, item: Mapping[str, Any], unit: str) -> tuple[str, str]:
-    """The item's value and its interval, which may be empty, as people read what is known of a metric."""
+def estimate(name: str, item: Mapping[str, Any], unit: str, comparison: str = "level") -> tuple[str, str]:
+    """Value and interval, which may be empty, of a metric or of a comparison by it, as people read them.
+
+    A level keeps to the floor of its metric (`rmcore.core.metrics.floored`); a difference may be negative.
+    """
+    if comparison != "level":
+        return text(item["value"], unit, comparison), interval(item, unit, comparison)
     shown = floored_item(name, item)
     return nothing_found(name, item) or (text(shown["value"], unit), interval({**item, **shown}, unit))
+
+
+def told(name: str, item: Mapping[str, Any], unit: str) -> str:
+    """The value of a metric in a sentence: 71.2 %; where nothing was found, 0.00 (upper end 0.041)."""
+    value, bounds = estimate(name, item, unit)
+    return f"{value} ({bounds})" if bounds and nothing_found(name, item) else value
 
 
 def with_interval(item: Mapping[str, Any], unit: str = "") -> str:
@@ -119,5 +165,8 @@ def duration(seconds: float | None) -> str:
     return MISSING if number is None else progress.duration(number)
 
 
-def _unsigned_zero(number: str) -> str:
-    return "0.0" if number == "-0.0" else number.replace("-", "−")
+def sign(number: float, size: str) -> str:
+    """+ or −; none where the shown size is zero."""
+    if not any(digit in size for digit in "123456789"):
+        return ""
+    return "−" if math.copysign(1, number) < 0 else "+"

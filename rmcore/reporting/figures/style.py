@@ -4,11 +4,13 @@ Figures are built from `Figure()` alone: no pyplot, no global state, so stages m
 Colours are from Okabe and Ito's palette (jfly.uni-koeln.de/color), distinguishable with every common colour blindness.
 """
 
+import math
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rmcore.core.metrics import floored
 from rmcore.reporting.figures import numbers
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ BLUE, ORANGE, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 PALETTE = (BLUE, ORANGE, GREEN, PINK, "#56B4E9", "#E69F00", "#F0E442", "#000000")
 INK, MUTED, GRID = "#1f2328", "#59636e", "#d8dee4"
 TITLE, LABEL, SMALL = 11.5, 10.0, 9.0
+_BELOW_FLOOR = 0.13  # of an axis, so that marks at a floor are whole
 _CHARS_PER_INCH = 9.0  # of a bold title at TITLE points
 
 
@@ -117,6 +120,40 @@ def note(ax: "Axes", message: str) -> None:
     ax.grid(visible=False)
     ax.set_xticks([])
     ax.set_yticks([])
+
+
+def capital(label: str) -> str:
+    """The label at the start of a sentence; its other capitals stay."""
+    return f"{label[:1].upper()}{label[1:]}"
+
+
+def axis_low(name: str, low: float, high: float) -> float:
+    """The lower end of an axis: not so far below the floor of its metric that a tick would stand there."""
+    floor = floored(name, -math.inf)
+    return low if floor is None or math.isinf(floor) else max(low, floor - _BELOW_FLOOR * (high - floor))
+
+
+def axis_label(label: str, unit: str, comparison: str = "level") -> str:
+    """An axis title with its unit; percent signs stand at the ticks."""
+    if comparison == "ratio":
+        return f"{label} (ratio)"
+    points = "percentage points"
+    word = {"share": "%" if comparison == "level" else points, "points": points, "seconds": "s"}.get(unit, unit)
+    return f"{label} ({word})" if word else label
+
+
+def unit_ticks(axis: "Axis", unit: str, comparison: str = "level") -> None:
+    """Ticks of an axis that holds raw values (fractions where the unit is share)."""
+    from matplotlib.ticker import FuncFormatter
+
+    def text(value: float, _: int) -> str:
+        shown = 100 * value if unit in numbers.FRACTIONS and comparison != "ratio" else value
+        size = f"{abs(shown):,.10g}"
+        if comparison == "difference":
+            return f"{numbers.sign(shown, size)}{size}"
+        return f"{'−' if shown < 0 else ''}{size}{'×' if comparison == 'ratio' else ''}"
+
+    axis.set_major_formatter(FuncFormatter(text))
 
 
 def save(figure: "Figure", out: Path) -> Path:

@@ -5,14 +5,14 @@ from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from rmcore.core.arrays import FloatArray
 from rmcore.reporting.experiment_schema import ArmResult, CellResult, MetricInfo
+from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arm_intervals import mean_value, seed_values
 from rmcore.reporting.figures.arms import ArmStyle, looks, name_arms, short, shown
-from rmcore.reporting.figures.quantities import axis_label, axis_low, capital, tick_text, told
-from rmcore.reporting.figures.style import dress, headline, new_figure, note
+from rmcore.reporting.figures.style import axis_label, axis_low, capital, dress, headline, new_figure, note, unit_ticks
 
 _SIDES = {True: "right", False: "left", None: ""}
 _FURTHER = ArmStyle("#b9c0c7", "o")
@@ -90,7 +90,7 @@ def _panel(ax: Axes, points: _Points, across: MetricInfo, up: MetricInfo, look: 
     ax.margins(0.13)
     for axis, info in ((ax.xaxis, across), (ax.yaxis, up)):
         axis.set_major_locator(MaxNLocator(nbins=6, min_n_ticks=2, steps=[1, 2, 2.5, 5, 10]))
-        axis.set_major_formatter(FuncFormatter(tick_text(info["unit"])))
+        unit_ticks(axis, info["unit"])
 
 
 def _title(
@@ -107,7 +107,7 @@ def _title(
         return f"{capital(main['label'])} against {other['label']}"
 
     def both(name: str) -> str:
-        across, up = (told(metric, metrics[name][metric], infos[metric]["unit"]) for metric in names)
+        across, up = (numbers.told(metric, metrics[name][metric], infos[metric]["unit"]) for metric in names)
         return f"{short(name)} ({up}, {other['label']} {across})"
 
     best = max(known, key=lambda name: known[name][1])

@@ -5,7 +5,6 @@ from typing import Any
 
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.benchmarks import OVERALL, YARDSTICKS, title, yardstick
-from rmcore.reporting.figures.quantities import points
 from rmcore.reporting.html.blocks import Block, Table
 
 TITLE = "Benchmarks"
@@ -21,7 +20,14 @@ def _rows(suites: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for told in suites.values():
         score = numbers.with_interval(told["scores"][OVERALL], "share")
-        rows.append((told["title"], numbers.count(told["num_questions"]), score, points(told["over_longer_wins"])))
+        rows.append(
+            (
+                told["title"],
+                numbers.count(told["num_questions"]),
+                score,
+                numbers.with_interval(told["over_longer_wins"], "points"),
+            )
+        )
     return rows
 
 
@@ -89,7 +95,9 @@ def _parts(told: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The scores that a benchmark's overall one is made of, and its yardsticks."""
     parts = [(name, numbers.with_interval(value, "share")) for name, value in told["scores"].items() if name != OVERALL]
     learnt = told.get("bag_of_words")
-    above = [] if learnt is None else [("this model minus those words", points(learnt["above"]))]
+    above = (
+        [] if learnt is None else [("this model minus those words", numbers.with_interval(learnt["above"], "points"))]
+    )
     yardsticks = [
         (f"yardstick: {label}", numbers.percent(yardstick(told, name))) for name, (label, _, _) in YARDSTICKS.items()
     ]

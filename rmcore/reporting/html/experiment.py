@@ -9,9 +9,20 @@ import yaml
 
 from rmcore.core.cost import money, money_text
 from rmcore.reporting.experiment_schema import ArmResult, CellResult, ExperimentResults, HypothesisResult, MetricInfo
-from rmcore.reporting.figures import numbers, quantities
+from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import looks, main_metrics
-from rmcore.reporting.figures.claims import VERDICTS, claimed, decided_by, subject, tally
+from rmcore.reporting.figures.claims import (
+    SEED_INTERVAL,
+    TWO_SEEDS,
+    VERDICTS,
+    claim_estimate,
+    claim_reason,
+    claimed,
+    decided_by,
+    mean_estimate,
+    subject,
+    tally,
+)
 from rmcore.reporting.html.blocks import Block, Named, Section, Table, facts, folded, markdown, words
 from rmcore.reporting.html.cards import gate_row
 from rmcore.reporting.html.glossary import EXPERIMENT_WORDS
@@ -71,7 +82,7 @@ def sections(results: ExperimentResults, more_figures: Sequence[str] = ()) -> li
     arms = Block(
         "Arms: what was compared",
         text=(
-            f"Means over seeds, {quantities.SEED_INTERVAL}. Each arm is the base configuration with its changes.",
+            f"Means over seeds, {SEED_INTERVAL}. Each arm is the base configuration with its changes.",
             *([f"Not measured in any cell: {', '.join(unmeasured)}."] if unmeasured else []),
         ),
         tables=(means, *([further] if len(known) > len(shown) else [])),
@@ -100,7 +111,7 @@ def experiment_markdown(results: ExperimentResults) -> str:
     registration, num_looks = results["registration"], len(results["looks"])
     after = f", after {results['looks_taken']} of {num_looks} looks" if num_looks > 1 else ""
     means, _ = _arms(results)
-    seeds = f"Means over seeds {', '.join(map(str, results['seeds']))}, {quantities.SEED_INTERVAL}."
+    seeds = f"Means over seeds {', '.join(map(str, results['seeds']))}, {SEED_INTERVAL}."
     entry = Block(
         f"{results['created'].partition('T')[0]} · {results['name']} ({results['size']}): {results['title']}",
         text=(
@@ -123,8 +134,8 @@ def experiment_markdown(results: ExperimentResults) -> str:
 
 def measured(item: HypothesisResult, unit: str) -> tuple[str, str]:
     """A hypothesis' value and its interval with what it holds under (empty where there is none)."""
-    value, bounds = quantities.claim_estimate(item, unit)
-    has_ends = bounds not in ("", quantities.TWO_SEEDS)
+    value, bounds = claim_estimate(item, unit)
+    has_ends = bounds not in ("", TWO_SEEDS)
     return value, " ".join(filter(None, (bounds, item.get("condition") if has_ends else None)))
 
 
@@ -165,7 +176,7 @@ def _claims(results: ExperimentResults) -> Table:
         decided = decided_by(item, results["sizes"].get(item["name"]), results["cells"])
         claim = Named(f"{item['name']}: {item['claim']}", f"{info['label']}, {subject(item)}", is_kept=True)
         seen = Named(value, bounds or "no interval", is_kept=True)
-        why = " ".join(filter(None, (f"{quantities.claim_reason(item)}.", closed, decided)))
+        why = " ".join(filter(None, (f"{claim_reason(item)}.", closed, decided)))
         rows.append((VERDICTS[item["verdict"]].words, claim, seen, claimed(item, info["unit"]), why))
     return Table(("result", "claim", "measured (95 % interval)", "claimed", "why"), rows, left=range(5))
 
@@ -180,9 +191,9 @@ def _judged(results: ExperimentResults) -> Block:
         over = f"{numbers.count(item['num_seeds'])} seed{'' if item['num_seeds'] == 1 else 's'}"
         over += "" if item["num_prompts"] is None else f", {numbers.count(item['num_prompts'])} prompts"
         methods.append((item["name"], over, item["method"]))
-        away = [quantities.distance(one, unit, comparison) for one in (item["smallest_detectable"], seen)]
+        away = [numbers.distance(one, unit, comparison) for one in (item["smallest_detectable"], seen)]
         chances = map(numbers.decimal, (item["p"], item["p_holm"], item["sign_flip_p"]))
-        tests.append((item["name"], quantities.compared(item["threshold"], unit, comparison), *away, *chances))
+        tests.append((item["name"], numbers.text(item["threshold"], unit, comparison), *away, *chances))
     headings = ("claim", "threshold", "smallest detectable", "measured distance", "p", "p, Holm", "p, sign-flip")
     tables = (Table(("claim", "over", "interval"), methods, left=range(3)), Table(headings, tests))
     title = "How each claim was judged, and which effects could have been detected"
@@ -222,7 +233,7 @@ def _mean(name: str, arm: ArmResult, unit: str) -> Named:
     metric = arm["metrics"].get(name)
     if metric is None:
         return Named(numbers.MISSING, "not measured")
-    value, bounds = quantities.mean_estimate(name, metric, unit)
+    value, bounds = mean_estimate(name, metric, unit)
     return Named(value, bounds or metric["reason"] or "no interval", is_kept=bool(bounds))
 
 
@@ -252,7 +263,7 @@ def _tuning(results: ExperimentResults) -> Block:
         rows = [
             (
                 setting_text(trial["value"]),
-                "failed" if trial["score"] is None else quantities.level(trial["score"], unit),
+                "failed" if trial["score"] is None else numbers.text(trial["score"], unit),
                 "chosen" if trial["value"] == tuned["chosen"] else "",
             )
             for trial in sorted(tuned["trials"], key=lambda trial: trial["value"])
@@ -314,7 +325,7 @@ def _cells(results: ExperimentResults) -> Block:
 def _cell_value(name: str, cell: CellResult, unit: str) -> str:
     if cell["status"] == "failed":
         return ""
-    return quantities.estimate(name, {"value": cell["metrics"].get(name), "ci_low": None, "ci_high": None}, unit)[0]
+    return numbers.estimate(name, {"value": cell["metrics"].get(name), "ci_low": None, "ci_high": None}, unit)[0]
 
 
 def _registration(results: ExperimentResults) -> Block:

@@ -5,7 +5,6 @@ from typing import Any
 
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.logged_answers import finding
-from rmcore.reporting.figures.quantities import points
 from rmcore.reporting.html.blocks import Block, Table
 
 CAPTIONS = {
@@ -33,7 +32,7 @@ def _rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
             numbers.count(row["num_prompts"]),
             numbers.with_interval(row["win_rate"], "share"),
             numbers.with_interval(row["longest_win_rate"], "share"),
-            points(row["over_longest"]),
+            numbers.with_interval(row["over_longest"], "points"),
             numbers.percent(row["perfect_win_rate"]),
             numbers.with_interval(row["gain"]),
             numbers.decimal(row["perfect_gain"]),

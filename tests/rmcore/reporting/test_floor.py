@@ -16,7 +16,6 @@ from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arm_intervals import arm_intervals_figure
 from rmcore.reporting.figures.calibration import reliability_diagram_figure
 from rmcore.reporting.figures.forest import forest_plot_figure
-from rmcore.reporting.figures.quantities import estimate
 from rmcore.reporting.figures.tradeoff import tradeoff_figure
 from rmcore.reporting.html.cards import headline_cards
 from rmcore.reporting.html.experiment import experiment_markdown
@@ -90,9 +89,9 @@ def test_the_rule_is_the_registrys():
 
 def test_what_is_above_the_floor_is_shown_as_any_number_and_its_interval_ends_at_the_floor():
     item = {"value": 0.02, "ci_low": -0.01, "ci_high": 0.05}
-    assert numbers.estimate("ece_debiased", item, "") == estimate(ECE, item, "") == ("0.020", "0 to 0.050")
-    assert estimate(ECE, item, "", "difference") == ("+0.020", "−0.010 to +0.050")
-    assert numbers.estimate("mean_margin", item, "logits") == ("0.020\u00a0logits", "−0.010 to 0.050")
+    assert numbers.estimate("ece_debiased", item, "") == numbers.estimate(ECE, item, "") == ("0.020", "0 to 0.050")
+    assert numbers.estimate(ECE, item, "", "difference") == ("+0.020", "−0.010 to +0.050")
+    assert numbers.estimate("mean_margin", item, "logits") == ("0.020\u00a0logits", "−0.010 to 0.050\u00a0logits")
 
 
 def test_nothing_found_without_an_interval_has_no_upper_end():

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 
 import experiment_sample as sample
+from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arm_intervals import arm_intervals_figure
 from rmcore.reporting.figures.arms import MOST, looks, main_metrics, short, shown
 from rmcore.reporting.figures.claims import VERDICTS, subject, tally
 from rmcore.reporting.figures.experiment import draw_experiment
 from rmcore.reporting.figures.forest import forest_plot_figure
 from rmcore.reporting.figures.learning import learning_curves_figure, mean_curve
-from rmcore.reporting.figures.quantities import compared, distance, interval, level, tick_text
+from rmcore.reporting.figures.style import new_figure, unit_ticks
 from rmcore.reporting.figures.tradeoff import tradeoff_figure
 
 RESULTS = sample.results()
@@ -257,35 +258,46 @@ def test_main_metrics_hold_the_first_and_those_of_claims():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (compared(0.0241, "share", "difference"), "+2.4 points"),
-        (compared(-0.00001, "share", "difference"), "0.0 points"),
-        (compared(-12.3, "seconds", "difference"), "−12.30 s"),
-        (compared(1.42, "seconds", "ratio"), "1.420×"),
-        (compared(0.631, "share", "level"), "63.1 %"),
-        (compared(None, "share", "difference"), "–"),
-        (compared(-0.068, "", "difference"), "−0.068"),
-        (level(-4.2, "seconds"), "−4.2 s"),
-        (level(560.4, "steps"), "560 steps"),
-        (level(12.5, "steps"), "12.50 steps"),
-        (level(None, "steps"), "–"),
-        (interval(0.019, 0.055, "share", "difference"), "+1.9 to +5.5 points"),
-        (interval(48.0, 55.1, "seconds"), "48.0 to 55.1 s"),
-        (interval(48.0, 106.0, "seconds"), "48.0 s to 1 min 46 s"),
-        (interval(0.55, 0.73, "share", "ratio"), "0.550× to 0.730×"),
-        (interval(0.62, 0.66, "share"), "62.0 to 66.0 %"),
-        (interval(None, 0.66, "share"), ""),
-        (distance(0.031, "share", "level"), "3.1 points"),
-        (distance(75.0, "seconds", "level"), "1 min 15 s"),
-        (distance(0.08, "seconds", "ratio"), "0.080×"),
-        (distance(None, "share", "level"), "–"),
-        (tick_text("share", "difference")(0.025, 0), "+2.5"),
-        (tick_text("share")(0.65, 0), "65"),
-        (tick_text("seconds", "ratio")(0.7, 0), "0.7×"),
-        (tick_text("steps")(-1500.0, 0), "−1,500"),
+        (numbers.text(0.0241, "share", "difference"), "+2.4 points"),
+        (numbers.text(-0.00001, "share", "difference"), "0.0 points"),
+        (numbers.text(-12.3, "seconds", "difference"), "−12.30 s"),
+        (numbers.text(1.42, "seconds", "ratio"), "1.420×"),
+        (numbers.text(0.631, "share", "level"), "63.1 %"),
+        (numbers.text(None, "share", "difference"), "–"),
+        (numbers.text(-0.068, "", "difference"), "−0.068"),
+        (numbers.text(-4.2, "seconds"), "−4.2 s"),
+        (numbers.text(560.4, "steps"), "560 steps"),
+        (numbers.text(12.5, "steps"), "12.50 steps"),
+        (numbers.text(None, "steps"), "–"),
+        (numbers.interval({"ci_low": 0.019, "ci_high": 0.055}, "share", "difference"), "+1.9 to +5.5 points"),
+        (numbers.interval({"ci_low": 48.0, "ci_high": 55.1}, "seconds"), "48.0 to 55.1 s"),
+        (numbers.interval({"ci_low": 48.0, "ci_high": 106.0}, "seconds"), "48.0 s to 1 min 46 s"),
+        (numbers.interval({"ci_low": 0.55, "ci_high": 0.73}, "share", "ratio"), "0.550× to 0.730×"),
+        (numbers.interval({"ci_low": 0.62, "ci_high": 0.66}, "share"), "62.0 to 66.0 %"),
+        (numbers.interval({"ci_low": None, "ci_high": 0.66}, "share"), ""),
+        (numbers.distance(0.031, "share", "level"), "3.1 points"),
+        (numbers.distance(75.0, "seconds", "level"), "1 min 15 s"),
+        (numbers.distance(0.08, "seconds", "ratio"), "0.080×"),
+        (numbers.distance(None, "share", "level"), "–"),
     ],
 )
 def test_quantities_read_as_people_write_them(text, expected):
     assert text.replace("\u00a0", " ") == expected
+
+
+@pytest.mark.parametrize(
+    ("unit", "comparison", "value", "expected"),
+    [
+        ("share", "difference", 0.025, "+2.5"),
+        ("share", "level", 0.65, "65"),
+        ("seconds", "ratio", 0.7, "0.7×"),
+        ("steps", "level", -1500.0, "−1,500"),
+    ],
+)
+def test_ticks_are_in_the_unit_of_their_axis(unit, comparison, value, expected):
+    axis = new_figure(2, 2).subplots().xaxis
+    unit_ticks(axis, unit, comparison)
+    assert axis.get_major_formatter()(value, 0) == expected
 
 
 def test_long_names_keep_both_ends():

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 import experiment_sample as sample
 from rmcore.core.errors import DataError
-from rmcore.reporting.figures import numbers
+from rmcore.reporting.figures import claims, numbers
 from rmcore.reporting.figures.arms import looks
 from rmcore.reporting.figures.claims import VERDICTS
 from rmcore.reporting.figures.experiment import draw_experiment
-from rmcore.reporting.figures.quantities import SEED_INTERVAL, interval, level, mean_estimate
 from rmcore.reporting.html.experiment import experiment_markdown, write_experiment_report
 from rmcore.reporting.html.glossary import EXPERIMENT_WORDS
 
@@ -107,7 +106,7 @@ def test_every_claim_is_answered_in_words(parse, page, item):
     others = [look.words for verdict, look in VERDICTS.items() if verdict != item["verdict"]]
     assert text.startswith(VERDICTS[item["verdict"]].words)
     assert not any(words in text for words in others)
-    bounds = interval(item["ci_low"], item["ci_high"], info["unit"], item["comparison"])
+    bounds = numbers.interval(item, info["unit"], item["comparison"])
     for expected in (item["claim"], item["reason"], flat(bounds or "no interval"), item["arm"]):
         assert expected in text
     rows = [parse(f"<table><tr>{one.split('</tr>')[0]}</tr></table>").text for one in judged.split("<tr>")[1:]]
@@ -123,7 +122,7 @@ def test_every_arm_cell_note_and_the_registration_are_shown(page):
         for metric, mean in arm["metrics"].items():
             unit = results["metrics"][metric]["unit"]
             if mean["value"] is not None:
-                assert flat("".join(mean_estimate(metric, mean, unit))) in page.section("arms")
+                assert flat("".join(claims.mean_estimate(metric, mean, unit))) in page.section("arms")
         for setting, value in arm["changes"].items():
             assert re.search(rf"{re.escape(setting)}: .*{re.escape(str(value))}", page.section("arms"))
         for name, band in arm["bands"].items():
@@ -155,7 +154,7 @@ def test_every_cell_has_a_row_with_its_numbers(parse, page):
             assert cell["error"] in row
             continue
         for name, value in cell["metrics"].items():
-            assert value is None or flat(level(value, results["metrics"][name]["unit"])) in row
+            assert value is None or flat(numbers.text(value, results["metrics"][name]["unit"])) in row
         assert f"{sum(check['passed'] for check in cell['gate'])}/{len(cell['gate'])}" in row
         own = f"{cell['arm']} {cell['seed']} "
         found = [line for line in lines if line.startswith(own)]
@@ -272,12 +271,12 @@ def test_markdown_is_a_log_entry():
         info = results["metrics"][item["metric"]]
         assert row.startswith(f"| {VERDICTS[item['verdict']].words} | {item['name']}: ")
         assert item["reason"] in row
-        assert (interval(item["ci_low"], item["ci_high"], info["unit"], item["comparison"]) or "no interval") in row
+        assert (numbers.interval(item, info["unit"], item["comparison"]) or "no interval") in row
     for arm in results["arms"]:
         mean = arm["metrics"][sample.ACCURACY]
         named = f"| {arm['name']}{' (control)' * arm['is_control']} | "
         [row] = [line for line in text.splitlines() if line.startswith(named)]
-        assert f" | {level(mean['value'], 'share')} (" in row
+        assert f" | {numbers.text(mean['value'], 'share')} (" in row
     assert f"\n{results['command']}\n```" in text
     assert numbers.duration(results["cost"]["run_seconds"]) in text
     assert text.rstrip().splitlines()[-1].startswith("[Cells in MLflow](http://127.0.0.1:5000/")
@@ -299,7 +298,7 @@ def test_a_figure_that_is_no_png_is_refused(tmp_path):
 def test_the_summary_names_arms_of_fewer_seeds():
     results = sample.results()
     arm, seed = sample.FAILED
-    assert f"Means over seeds 0, 1, 2, {SEED_INTERVAL}." in experiment_markdown(results)
+    assert f"Means over seeds 0, 1, 2, {claims.SEED_INTERVAL}." in experiment_markdown(results)
     assert f"| {arm} | 2 of 3 |" in experiment_markdown(results)
     results["cells"] = [cell for cell in results["cells"] if cell["seed"] != seed]
     results["seeds"] = [0, 1]
