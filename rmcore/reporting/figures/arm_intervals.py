@@ -14,24 +14,9 @@ from matplotlib.ticker import MaxNLocator
 from rmcore.core.arrays import FloatArray
 from rmcore.core.metrics import floored
 from rmcore.reporting.experiment_schema import ArmResult, CellResult, MetricInfo
-from rmcore.reporting.figures import numbers
+from rmcore.reporting.figures import numbers, style
 from rmcore.reporting.figures.arms import ArmStyle, looks, short
 from rmcore.reporting.figures.claims import SEED_INTERVAL
-from rmcore.reporting.figures.style import (
-    INK,
-    MUTED,
-    SMALL,
-    axis_label,
-    axis_low,
-    capital,
-    draw_interval,
-    dress,
-    headline,
-    name_rows,
-    new_figure,
-    shared_legend,
-    unit_ticks,
-)
 
 _COLUMNS = 3
 _ROW = 0.36  # inches an arm
@@ -55,7 +40,7 @@ def arm_intervals_figure(
     """
     columns = min(_COLUMNS, len(metrics))
     rows = -(-len(metrics) // columns)
-    figure = new_figure(2.0 + 3.1 * columns, 0.9 + rows * (1.25 + _ROW * len(arms)))
+    figure = style.new_figure(2.0 + 3.1 * columns, 0.9 + rows * (1.25 + _ROW * len(arms)))
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     look = looks(arms, metrics[0], infos[metrics[0]]["higher_is_better"])
     for position, metric in enumerate(metrics):
@@ -66,8 +51,8 @@ def arm_intervals_figure(
             _row(ax, row, arm, cells, metric, look[arm["name"]])
     for ax in axes[len(metrics) :]:
         ax.set_axis_off()
-    headline(figure, _title(arms, metrics[0], infos[metrics[0]]))
-    shared_legend(figure, 2 if columns == 1 else 4, side="left", handles=_key())
+    style.headline(figure, _title(arms, metrics[0], infos[metrics[0]]))
+    style.shared_legend(figure, 2 if columns == 1 else 4, side="left", handles=_key())
     return figure
 
 
@@ -85,11 +70,11 @@ def mean_value(arm: ArmResult, metric: str) -> float | None:
 
 def _panel(ax: Axes, arms: Sequence[ArmResult], info: MetricInfo, *, names: bool) -> None:
     title = f"{textwrap.fill(info['label'], _TITLE)}\n{_BETTER[info['higher_is_better']]}"
-    dress(ax, title=title, x=axis_label("mean over seeds", info["unit"]), y="")
+    style.dress(ax, title=title, x=style.axis_label("mean over seeds", info["unit"]), y="")
     bold = [place for place, arm in enumerate(arms) if arm["is_control"]]
-    name_rows(ax, [short(arm["name"]) if names else "" for arm in arms], bold)
+    style.name_rows(ax, [short(arm["name"]) if names else "" for arm in arms], bold)
     ax.xaxis.set_major_locator(MaxNLocator(nbins=5, min_n_ticks=2, steps=[1, 2, 2.5, 5, 10]))
-    unit_ticks(ax.xaxis, info["unit"])
+    style.unit_ticks(ax.xaxis, info["unit"])
 
 
 def _limits(arms: Sequence[ArmResult], cells: Sequence[CellResult], metric: str) -> tuple[float, float]:
@@ -103,7 +88,7 @@ def _limits(arms: Sequence[ArmResult], cells: Sequence[CellResult], metric: str)
     reach = _WIDEST * (max(points) - min(points)) or np.inf
     low, high = max(min(inside), min(points) - reach), min(max(inside), max(points) + reach)
     pad = 0.07 * (high - low) or 0.05 * abs(high) or 1.0
-    return axis_low(metric, low - pad, high + pad), high + pad
+    return style.axis_low(metric, low - pad, high + pad), high + pad
 
 
 def _row(ax: Axes, row: int, arm: ArmResult, cells: Sequence[CellResult], metric: str, look: ArmStyle) -> None:
@@ -111,10 +96,18 @@ def _row(ax: Axes, row: int, arm: ArmResult, cells: Sequence[CellResult], metric
     ax.plot(seeds, np.full(len(seeds), row + 0.24), "o", color=look.colour, alpha=0.5, markersize=3.4, label="seeds")
     value = mean_value(arm, metric)
     if value is None:
-        ax.text(0.02, row, "not measured", transform=ax.get_yaxis_transform(), color=MUTED, fontsize=SMALL, va="center")
+        ax.text(
+            0.02,
+            row,
+            "not measured",
+            transform=ax.get_yaxis_transform(),
+            color=style.MUTED,
+            fontsize=style.SMALL,
+            va="center",
+        )
         return
     if arm["is_control"]:
-        ax.axvline(value, color=MUTED, linewidth=1.0, linestyle=":", zorder=0)
+        ax.axvline(value, color=style.MUTED, linewidth=1.0, linestyle=":", zorder=0)
     shown = numbers.floored_item(metric, arm["metrics"][metric])
     low, high = shown["ci_low"], shown["ci_high"]
     if low is not None and high is not None:
@@ -124,20 +117,20 @@ def _row(ax: Axes, row: int, arm: ArmResult, cells: Sequence[CellResult], metric
 
 def _interval(ax: Axes, row: int, low: float, high: float, look: ArmStyle) -> None:
     """A line from low to high; where it leaves the axes, an arrow at their edge."""
-    draw_interval(ax, row, {"ci_low": low, "ci_high": high}, look.colour)
+    style.draw_interval(ax, row, {"ci_low": low, "ci_high": high}, look.colour)
     left, right = ax.get_xlim()
-    style: dict[str, Any] = {"color": look.colour, "markersize": 8, "clip_on": False}
+    marks: dict[str, Any] = {"color": look.colour, "markersize": 8, "clip_on": False}
     if low < left:
-        ax.plot([left], [row], marker=CARETLEFT, **style)
+        ax.plot([left], [row], marker=CARETLEFT, **marks)
     if high > right:
-        ax.plot([right], [row], marker=CARETRIGHT, **style)
+        ax.plot([right], [row], marker=CARETRIGHT, **marks)
 
 
 def _title(arms: Sequence[ArmResult], metric: str, info: MetricInfo) -> str:
     """The best mean of a metric and the control's."""
     means = {arm["name"]: mean_value(arm, metric) for arm in arms}
     known = {name: value for name, value in means.items() if value is not None}
-    label = capital(info["label"])
+    label = style.capital(info["label"])
     if not known:
         return f"{label}: no arm has a mean"
     if info["higher_is_better"] is False:
@@ -156,8 +149,10 @@ def _title(arms: Sequence[ArmResult], metric: str, info: MetricInfo) -> str:
 
 def _key() -> list[Line2D]:
     return [
-        Line2D([], [], color=INK, marker="o", linewidth=2.5, alpha=0.75, label=f"mean over seeds, {SEED_INTERVAL}"),
-        Line2D([], [], color=INK, marker="o", linestyle="", markersize=3.4, alpha=0.5, label="each seed"),
-        Line2D([], [], color=MUTED, linestyle=":", label="mean of the control (bold)"),
-        Line2D([], [], color=INK, marker=">", linestyle="", markersize=6, label="the interval continues"),
+        Line2D(
+            [], [], color=style.INK, marker="o", linewidth=2.5, alpha=0.75, label=f"mean over seeds, {SEED_INTERVAL}"
+        ),
+        Line2D([], [], color=style.INK, marker="o", linestyle="", markersize=3.4, alpha=0.5, label="each seed"),
+        Line2D([], [], color=style.MUTED, linestyle=":", label="mean of the control (bold)"),
+        Line2D([], [], color=style.INK, marker=">", linestyle="", markersize=6, label="the interval continues"),
     ]

@@ -3,28 +3,16 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rmcore.reporting.figures import numbers
-from rmcore.reporting.figures.style import (
-    BLUE,
-    MUTED,
-    PALETTE,
-    draw_interval,
-    dress,
-    headline,
-    name_rows,
-    new_figure,
-    percent_ticks,
-    shared_legend,
-)
+from rmcore.reporting.figures import numbers, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OVERALL = "overall"
 YARDSTICKS = {
-    "longer_wins": ("the longer answer", "D", MUTED),
-    "more_markdown_wins": ("more Markdown", "s", MUTED),
-    "bag_of_words": ("words of the training pairs", "^", PALETTE[5]),
+    "longer_wins": ("the longer answer", "D", style.MUTED),
+    "more_markdown_wins": ("more Markdown", "s", style.MUTED),
+    "bag_of_words": ("words of the training pairs", "^", style.PALETTE[5]),
 }
 _ROW = 0.42  # inches
 
@@ -35,15 +23,15 @@ def benchmarks_figure(suites: Mapping[str, Mapping[str, Any]]) -> "Figure":
     Args:
         suites: records of `rmcore.suites.record.benchmark_record` by name, at least one.
     """
-    figure = new_figure(8.0, max(2.6, 1.9 + _ROW * len(suites)))
+    figure = style.new_figure(8.0, max(2.6, 1.9 + _ROW * len(suites)))
     ax = figure.subplots()
     for position, told in enumerate(suites.values()):
         _draw(ax, position, told)
-    headline(figure, title(suites))
-    dress(ax, title="each by its own rule; lines: 95 % intervals over prompts", x="overall score", y="")
-    name_rows(ax, [told["title"] for told in suites.values()])
-    percent_ticks(ax.xaxis)
-    shared_legend(figure, 4)
+    style.headline(figure, title(suites))
+    style.dress(ax, title="each by its own rule; lines: 95 % intervals over prompts", x="overall score", y="")
+    style.name_rows(ax, [told["title"] for told in suites.values()])
+    style.percent_ticks(ax.xaxis)
+    style.shared_legend(figure, 4)
     return figure
 
 
@@ -70,5 +58,5 @@ def _draw(ax: Any, position: int, told: Mapping[str, Any]) -> None:
     found = told["scores"][OVERALL]
     if found["value"] is None:
         return
-    draw_interval(ax, position, found, BLUE)
-    ax.plot([found["value"]], [position], "o", color=BLUE, markersize=8, label=None if position else "this model")
+    style.draw_interval(ax, position, found, style.BLUE)
+    ax.plot([found["value"]], [position], "o", color=style.BLUE, markersize=8, label=None if position else "this model")

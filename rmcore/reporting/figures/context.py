@@ -6,26 +6,13 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from rmcore.reporting.figures import numbers
-from rmcore.reporting.figures.style import (
-    BLUE,
-    INK,
-    MUTED,
-    ORANGE,
-    SMALL,
-    draw_interval,
-    dress,
-    headline,
-    name_rows,
-    new_figure,
-    percent_ticks,
-)
+from rmcore.reporting.figures import numbers, style
 
 _LOOK = {
-    "model": (BLUE, "o", 8),
-    "reference": (MUTED, "D", 6),
-    "subset": (BLUE, "o", 5),
-    "ood": (ORANGE, "s", 6),
+    "model": (style.BLUE, "o", 8),
+    "reference": (style.MUTED, "D", 6),
+    "subset": (style.BLUE, "o", 5),
+    "ood": (style.ORANGE, "s", 6),
 }
 _HEADINGS = {"subset": "this model, by subset", "ood": "this model, out of distribution"}
 _ROW = 0.3  # inches
@@ -41,22 +28,22 @@ def accuracy_in_context_figure(items: Sequence[Mapping[str, Any]]) -> Figure:
     """
     rows = _rows(items)
     height = max(2.4, 1.3 + _ROW * len(rows))
-    figure = new_figure(8.0, height)
+    figure = style.new_figure(8.0, height)
     ax = figure.subplots()
     for position, (_, item) in enumerate(rows):
         if item is not None:
             _draw(ax, position, item)
-    headline(figure, _title(items))
-    dress(ax, title="lines: 95 % intervals; diamonds and dotted lines: yardsticks", x="pairwise accuracy", y="")
+    style.headline(figure, _title(items))
+    style.dress(ax, title="lines: 95 % intervals; diamonds and dotted lines: yardsticks", x="pairwise accuracy", y="")
     bold = [place for place, (_, item) in enumerate(rows) if item is None or item["kind"] == "model"]
-    name_rows(ax, [label for label, _ in rows], bold)
+    style.name_rows(ax, [label for label, _ in rows], bold)
     low, high = _limits(items)
     ax.set_xlim(low, high)
-    percent_ticks(ax.xaxis)
+    style.percent_ticks(ax.xaxis)
     for item in items:
         value = numbers.finite(item["value"])
         if item["kind"] == "reference" and value is not None:
-            ax.axvline(value, color=MUTED, linewidth=0.9, linestyle=":", zorder=0)
+            ax.axvline(value, color=style.MUTED, linewidth=0.9, linestyle=":", zorder=0)
     return figure
 
 
@@ -91,11 +78,17 @@ def _draw(ax: Any, position: int, item: Mapping[str, Any]) -> None:
     bounds = numbers.interval(item, "share")
     text = numbers.percent(value) + (f"  ({bounds})" if bounds else "")
     weight = "bold" if item["kind"] == "model" else "normal"
-    style = {"transform": ax.get_yaxis_transform(), "va": "center", "ha": "left", "fontsize": SMALL, "color": INK}
-    ax.text(1.02, position, text, fontweight=weight, **style)
+    look = {
+        "transform": ax.get_yaxis_transform(),
+        "va": "center",
+        "ha": "left",
+        "fontsize": style.SMALL,
+        "color": style.INK,
+    }
+    ax.text(1.02, position, text, fontweight=weight, **look)
     if value is None:
         return
-    draw_interval(ax, position, item, colour)
+    style.draw_interval(ax, position, item, colour)
     hollow = "white" if item["kind"] == "reference" else colour
     ax.plot([value], [position], marker, color=colour, markersize=size, markerfacecolor=hollow, markeredgewidth=1.5)
 

@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from rmcore.reporting.experiment_schema import HypothesisResult, MetricInfo
-from rmcore.reporting.figures import numbers
+from rmcore.reporting.figures import numbers, style
 from rmcore.reporting.figures.claims import (
     SEED_INTERVAL,
     VERDICTS,
@@ -22,19 +22,6 @@ from rmcore.reporting.figures.claims import (
     is_of_two_seeds,
     subject,
     tally,
-)
-from rmcore.reporting.figures.style import (
-    GREEN,
-    INK,
-    LABEL,
-    MUTED,
-    SMALL,
-    axis_label,
-    dress,
-    headline,
-    new_figure,
-    shared_legend,
-    unit_ticks,
 )
 
 _WIDTH = 10.0  # inches
@@ -53,13 +40,13 @@ def forest_plot_figure(hypotheses: Sequence[HypothesisResult], metrics: Mapping[
     """
     claims = [textwrap.wrap(f"{item['name']}: {item['claim']}", _CLAIM) for item in hypotheses]
     heights = [_ROW + 0.19 * (len(lines) - 1) for lines in claims]
-    figure = new_figure(_WIDTH, 1.0 + sum(heights))
+    figure = style.new_figure(_WIDTH, 1.0 + sum(heights))
     axes = figure.subplots(len(hypotheses), 1, squeeze=False, gridspec_kw={"height_ratios": heights}).ravel()
     for ax, item, lines in zip(axes, hypotheses, claims, strict=True):
         _panel(ax, item, metrics.get(item["metric"]), lines)
     figure.set_layout_engine("constrained", h_pad=0.08)
-    headline(figure, tally(hypotheses))
-    shared_legend(figure, 4, side="left", handles=_key())
+    style.headline(figure, tally(hypotheses))
+    style.shared_legend(figure, 4, side="left", handles=_key())
     return figure
 
 
@@ -67,8 +54,8 @@ def _panel(ax: Axes, item: HypothesisResult, info: MetricInfo | None, claim: Seq
     unit, label = (info["unit"], info["label"]) if info else ("", item["metric"])
     comparison = item["comparison"]
     words, colour, marker = VERDICTS[item["verdict"]]
-    dress(ax, title="", x=axis_label(f"{label}, {subject(item)}", unit, comparison), y="")
-    ax.set_title("\n".join(claim), loc="left", fontsize=LABEL, color=INK, pad=6)
+    style.dress(ax, title="", x=style.axis_label(f"{label}, {subject(item)}", unit, comparison), y="")
+    ax.set_title("\n".join(claim), loc="left", fontsize=style.LABEL, color=style.INK, pad=6)
     ax.set_ylim(-1, 1)
     ax.set_yticks([])
     ax.spines["left"].set_visible(False)
@@ -78,26 +65,28 @@ def _panel(ax: Axes, item: HypothesisResult, info: MetricInfo | None, claim: Seq
         drawn |= {"ci_low": None, "ci_high": None}
     low, high = _limits(item, drawn)
     ax.set_xlim(low, high)
-    ax.xaxis.label.set_fontsize(SMALL)
+    ax.xaxis.label.set_fontsize(style.SMALL)
     ax.xaxis.set_major_locator(MaxNLocator(nbins=8, min_n_ticks=3, steps=[1, 2, 2.5, 5, 10]))
-    unit_ticks(ax.xaxis, unit, comparison)
-    ax.axvspan(*claimed_span(item, low, high), color=GREEN, alpha=0.13, linewidth=0)
+    style.unit_ticks(ax.xaxis, unit, comparison)
+    ax.axvspan(*claimed_span(item, low, high), color=style.GREEN, alpha=0.13, linewidth=0)
     for border in borders(item):
-        ax.axvline(border, color=INK, linewidth=1.4, label="threshold")
+        ax.axvline(border, color=style.INK, linewidth=1.4, label="threshold")
     if comparison in _NEUTRAL and low < _NEUTRAL[comparison] < high:
-        ax.axvline(_NEUTRAL[comparison], color=MUTED, linewidth=1.1, linestyle=":")
+        ax.axvline(_NEUTRAL[comparison], color=style.MUTED, linewidth=1.1, linestyle=":")
     _mark(ax, drawn, colour, marker)
     value, bounds = claim_estimate(item, unit)
     place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "annotation_clip": False}
-    ax.annotate(words, (1, 1), (12, 5), color=colour, fontsize=LABEL + 1, fontweight="bold", va="bottom", **place)
+    ax.annotate(words, (1, 1), (12, 5), color=colour, fontsize=style.LABEL + 1, fontweight="bold", va="bottom", **place)
     lines = f"measured {value}\n({bounds or 'no interval'})\nclaimed {claimed(item, unit)}"
-    ax.annotate(lines, (1, 1), (12, 1), color=INK, fontsize=SMALL, va="top", **place)
+    ax.annotate(lines, (1, 1), (12, 1), color=style.INK, fontsize=style.SMALL, va="top", **place)
 
 
 def _mark(ax: Axes, drawn: Mapping[str, float | None], colour: str, marker: str) -> None:
     value, low, high = (drawn[key] for key in ("value", "ci_low", "ci_high"))
     if value is None:
-        ax.text(0.5, 0.5, "no value: see the reason in the text", transform=ax.transAxes, ha="center", color=MUTED)
+        ax.text(
+            0.5, 0.5, "no value: see the reason in the text", transform=ax.transAxes, ha="center", color=style.MUTED
+        )
         return
     face = "white"
     if low is not None and high is not None:
@@ -121,8 +110,8 @@ def _limits(item: HypothesisResult, drawn: Mapping[str, float | None]) -> tuple[
 
 def _key() -> list[Line2D | Patch]:
     return [
-        Line2D([], [], color=INK, marker="o", linewidth=3, alpha=0.75, label=f"measured, {SEED_INTERVAL}"),
-        Line2D([], [], color=INK, linewidth=1.4, label="threshold, fixed before"),
-        Patch(color=GREEN, alpha=0.2, label="side that the claim names"),
-        Line2D([], [], color=MUTED, linewidth=1.1, linestyle=":", label="no difference"),
+        Line2D([], [], color=style.INK, marker="o", linewidth=3, alpha=0.75, label=f"measured, {SEED_INTERVAL}"),
+        Line2D([], [], color=style.INK, linewidth=1.4, label="threshold, fixed before"),
+        Patch(color=style.GREEN, alpha=0.2, label="side that the claim names"),
+        Line2D([], [], color=style.MUTED, linewidth=1.1, linestyle=":", label="no difference"),
     ]

@@ -9,18 +9,8 @@ from matplotlib.figure import Figure
 from rmcore.core.arrays import FloatArray
 from rmcore.core.metrics import CURVES, MetricSpec
 from rmcore.reporting.experiment_schema import ArmResult, CurveData
-from rmcore.reporting.figures import numbers
+from rmcore.reporting.figures import numbers, style
 from rmcore.reporting.figures.arms import ArmStyle, looks, name_arms, shown
-from rmcore.reporting.figures.style import (
-    MUTED,
-    axis_label,
-    capital,
-    dress,
-    headline,
-    new_figure,
-    unit_ticks,
-    whole_ticks,
-)
 from rmcore.reporting.figures.training import running_mean, smoothing_window
 
 _ROBUST = (1.0, 99.0)  # percentiles of all points that a vertical axis shows ...
@@ -40,12 +30,12 @@ def learning_curves_figure(
         arms: their order and control give the colours.
         main: metric by which the nine of more arms are chosen, and whether higher is better.
     """
-    figure = new_figure(1.0 + 5.0 * len(curves), 5.0)
+    figure = style.new_figure(1.0 + 5.0 * len(curves), 5.0)
     axes = figure.subplots(1, len(curves), squeeze=False).ravel()
     look, named = looks(arms, *main), shown(arms, *main)
     ends = [_panel(ax, metric, own, look, named) for ax, (metric, own) in zip(axes, curves.items(), strict=True)]
     first = next(iter(curves))
-    headline(figure, _title(first, ends[0], {arm["name"] for arm in arms if arm["is_control"]}))
+    style.headline(figure, _title(first, ends[0], {arm["name"] for arm in arms if arm["is_control"]}))
     name_arms(figure, {name: look[name] for name in named})
     return figure
 
@@ -69,7 +59,7 @@ def _panel(
     window = smoothing_window(max(len(curve["steps"]) for curve in curves))  # one for all, or arms would not compare
     for name in look:
         own = [_series(curve, window) for curve in curves if curve["arm"] == name and len(curve["steps"])]
-        colour, order = (look[name].colour, 3.0) if name in named else (MUTED, 1.5)
+        colour, order = (look[name].colour, 3.0) if name in named else (style.MUTED, 1.5)
         for seed in own:
             ax.plot(*seed, color=colour, linewidth=0.8, alpha=0.35, zorder=order - 1)
         steps, values = mean_curve(own)
@@ -80,14 +70,14 @@ def _panel(
         ends[name] = float(values[-1])
     suffix = "" if len(ends) == len(look) else f"\ngrey: {len(look) - len(ends)} further arms"
     title = f"thick: mean over seeds, up to where the first seed stopped; thin: each seed{suffix}"
-    dress(ax, title=title, x="optimizer step", y=axis_label(spec.label, spec.unit))
+    style.dress(ax, title=title, x="optimizer step", y=style.axis_label(spec.label, spec.unit))
     _finish(ax, spec.unit)
     return ends
 
 
 def _finish(ax: Axes, unit: str) -> None:
-    whole_ticks(ax.xaxis)
-    unit_ticks(ax.yaxis, unit)
+    style.whole_ticks(ax.xaxis)
+    style.unit_ticks(ax.yaxis, unit)
     drawn = np.concatenate([np.asarray(line.get_ydata(), dtype=np.float64) for line in ax.lines])
     low, high = np.percentile(drawn, _ROBUST)
     bottom, top = ax.get_ylim()
@@ -102,7 +92,7 @@ def _series(curve: CurveData, window: int) -> tuple[FloatArray, FloatArray]:
 
 def _title(metric: str, values: Mapping[str, float], controls: set[str]) -> str:
     spec = CURVES.get(metric, MetricSpec(metric, metric, ""))
-    label, unit = capital(spec.label), spec.unit
+    label, unit = style.capital(spec.label), spec.unit
     if not values:
         return f"{label}: nothing was logged"
     low, high = min(values.values()), max(values.values())

@@ -3,18 +3,8 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from rmcore.reporting.figures import style
 from rmcore.reporting.figures.numbers import bound, finite, percent, with_interval
-from rmcore.reporting.figures.style import (
-    BLUE,
-    GREEN,
-    MUTED,
-    ORANGE,
-    dress,
-    headline,
-    legend,
-    new_figure,
-    percent_ticks,
-)
 
 if TYPE_CHECKING:  # a report needs the words and numbers of this module, and draws nothing
     from matplotlib.axes import Axes
@@ -29,27 +19,27 @@ def logged_answers_figure(found: Mapping[str, Any]) -> "Figure":
     """
     from matplotlib.ticker import MaxNLocator
 
-    figure = new_figure(9.5, 4.6)
+    figure = style.new_figure(9.5, 4.6)
     ax = figure.subplots()
     choices = found["choices"]
     at = list(range(len(choices)))  # one step each time k doubles
     ax.plot(
-        at, [row["perfect_win_rate"] for row in choices], color=GREEN, linestyle="--", marker="^", markersize=5,
+        at, [row["perfect_win_rate"] for row in choices], color=style.GREEN, linestyle="--", marker="^", markersize=5,
         label="perfect choice, by the labels",
     )  # fmt: skip
-    _line(ax, [row["win_rate"] for row in choices], -0.03, BLUE, "o", "this model")
-    _line(ax, [row["longest_win_rate"] for row in choices], 0.03, ORANGE, "s", "the longest answer")
-    ax.axhline(0.5, color=MUTED, linewidth=0.9, linestyle=":", label="blind choice")
+    _line(ax, [row["win_rate"] for row in choices], -0.03, style.BLUE, "o", "this model")
+    _line(ax, [row["longest_win_rate"] for row in choices], 0.03, style.ORANGE, "s", "the longest answer")
+    ax.axhline(0.5, color=style.MUTED, linewidth=0.9, linestyle=":", label="blind choice")
     ax.set_xticks(at, [f"{row['k']}\n{_prompts(row['num_prompts'])}" for row in choices])
     ax.set_xlim(-0.4, len(choices) - 0.6)
     ax.yaxis.set_major_locator(MaxNLocator(steps=[1, 2, 5, 10], min_n_ticks=3))  # 2.5 points would be rounded
-    percent_ticks(ax.yaxis)
+    style.percent_ticks(ax.yaxis)
     title = f"{found['num_answers']:,} labelled answers of {_prompts(found['num_prompts'])} held out, 95 % over prompts"
     if any(row["win_rate"].get("low_if_no_disaster") is not None for row in choices):
         title += " if none is a disaster"
-    dress(ax, title=title, x="k, answers that the best is chosen from", y="win rate over another logged answer")
-    legend(ax, loc="center left", bbox_to_anchor=(1.01, 0.5))
-    headline(figure, finding(found))
+    style.dress(ax, title=title, x="k, answers that the best is chosen from", y="win rate over another logged answer")
+    style.legend(ax, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    style.headline(figure, finding(found))
     return figure
 
 

@@ -10,19 +10,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from rmcore.reporting.experiment_schema import HypothesisResult, MetricInfo
+from rmcore.reporting.figures import style
 from rmcore.reporting.figures.claims import SEED_INTERVAL, VERDICTS, borders, claimed_span, subject
-from rmcore.reporting.figures.style import (
-    GREEN,
-    INK,
-    MUTED,
-    SMALL,
-    axis_label,
-    dress,
-    headline,
-    new_figure,
-    shared_legend,
-    unit_ticks,
-)
 
 _WIDTH, _ROW = 10.0, 2.7  # inches
 _COLUMNS = 2
@@ -40,7 +29,7 @@ def looks_figure(
         looks: the registered numbers of seeds.
     """
     num_rows = -(-len(hypotheses) // _COLUMNS)
-    figure = new_figure(_WIDTH, 1.0 + num_rows * _ROW)
+    figure = style.new_figure(_WIDTH, 1.0 + num_rows * _ROW)
     axes = figure.subplots(num_rows, _COLUMNS, squeeze=False).ravel()
     for ax, item in zip(axes, hypotheses, strict=False):
         _panel(ax, item, metrics.get(item["metric"]), looks)
@@ -48,8 +37,8 @@ def looks_figure(
         ax.set_axis_off()
     taken = max(len(item["looks"]) for item in hypotheses)
     decided = sum(item["verdict"] != "inconclusive" for item in hypotheses)
-    headline(figure, f"{decided} of {len(hypotheses)} claims decided after {taken} of {len(looks)} looks")
-    shared_legend(figure, 4, side="left", handles=_key())
+    style.headline(figure, f"{decided} of {len(hypotheses)} claims decided after {taken} of {len(looks)} looks")
+    style.shared_legend(figure, 4, side="left", handles=_key())
     return figure
 
 
@@ -57,14 +46,16 @@ def _panel(ax: Axes, item: HypothesisResult, info: MetricInfo | None, looks: Seq
     unit, label = (info["unit"], info["label"]) if info else ("", item["metric"])
     comparison = item["comparison"]
     words, colour, marker = VERDICTS[item["verdict"]]
-    dress(ax, title="", x="seeds", y=textwrap.fill(axis_label(f"{label}, {subject(item)}", unit, comparison), 26))
+    style.dress(
+        ax, title="", x="seeds", y=textwrap.fill(style.axis_label(f"{label}, {subject(item)}", unit, comparison), 26)
+    )
     title = "\n".join(textwrap.wrap(f"{item['name']}: {item['claim']}", _CLAIM))
-    ax.set_title(title, loc="left", fontsize=SMALL, color=INK, pad=16)
+    ax.set_title(title, loc="left", fontsize=style.SMALL, color=style.INK, pad=16)
     ax.annotate(
         " · ".join(filter(None, (words, item["closed"]))), (0, 1), (0, 4), xycoords="axes fraction",
-        textcoords="offset points", color=colour, fontsize=SMALL, va="bottom",
+        textcoords="offset points", color=colour, fontsize=style.SMALL, va="bottom",
     )  # fmt: skip
-    ax.yaxis.label.set_fontsize(SMALL)
+    ax.yaxis.label.set_fontsize(style.SMALL)
     for look in item["looks"]:
         value, low, high = look["value"], look["ci_low"], look["ci_high"]
         if value is None:
@@ -78,22 +69,30 @@ def _panel(ax: Axes, item: HypothesisResult, info: MetricInfo | None, looks: Seq
     pad = 0.08 * (max(high, *claimed) - min(low, *claimed))
     ends = min(low, *claimed) - pad, max(high, *claimed) + pad
     ax.set_ylim(*ends)
-    ax.axhspan(*claimed_span(item, *ends), color=GREEN, alpha=0.13, linewidth=0)
+    ax.axhspan(*claimed_span(item, *ends), color=style.GREEN, alpha=0.13, linewidth=0)
     for border in claimed:
-        ax.axhline(border, color=INK, linewidth=1.2)
+        ax.axhline(border, color=style.INK, linewidth=1.2)
     ax.set_xlim(0, looks[-1] * 1.06)
     ax.set_xticks(list(looks))
     ax.yaxis.set_major_locator(MaxNLocator(nbins=6, min_n_ticks=3, steps=[1, 2, 2.5, 5, 10]))
-    unit_ticks(ax.yaxis, unit, comparison)
+    style.unit_ticks(ax.yaxis, unit, comparison)
     closed = item["looks"][-1]["num_seeds"]
     if closed < looks[-1] and item["closed"]:
-        ax.axvspan(closed + 0.02 * looks[-1], looks[-1] * 1.06, color=MUTED, alpha=0.1, linewidth=0)
+        ax.axvspan(closed + 0.02 * looks[-1], looks[-1] * 1.06, color=style.MUTED, alpha=0.1, linewidth=0)
 
 
 def _key() -> list[Line2D | Patch]:
     return [
-        Line2D([], [], color=INK, marker="o", linewidth=3, alpha=0.75, label=f"over all looks so far, {SEED_INTERVAL}"),
-        Line2D([], [], color=INK, linewidth=1.2, label="threshold, fixed before"),
-        Patch(color=GREEN, alpha=0.2, label="what the claim names"),
-        Patch(color=MUTED, alpha=0.15, label="closed: no further seeds"),
+        Line2D(
+            [],
+            [],
+            color=style.INK,
+            marker="o",
+            linewidth=3,
+            alpha=0.75,
+            label=f"over all looks so far, {SEED_INTERVAL}",
+        ),
+        Line2D([], [], color=style.INK, linewidth=1.2, label="threshold, fixed before"),
+        Patch(color=style.GREEN, alpha=0.2, label="what the claim names"),
+        Patch(color=style.MUTED, alpha=0.15, label="closed: no further seeds"),
     ]

@@ -9,24 +9,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from rmcore.core.arrays import FloatArray
+from rmcore.reporting.figures import style
 from rmcore.reporting.figures.numbers import finite
 from rmcore.reporting.figures.overoptimization import REWARD_NAMES
-from rmcore.reporting.figures.style import (
-    BLUE,
-    GREEN,
-    INK,
-    MUTED,
-    ORANGE,
-    PINK,
-    dress,
-    headline,
-    legend_below,
-    new_figure,
-    note,
-    percent_ticks,
-)
 
-REWARDS = (("proxy", BLUE, "s"), ("gold", ORANGE, "o"))
+REWARDS = (("proxy", style.BLUE, "s"), ("gold", style.ORANGE, "o"))
 GAIN = "gain over the start (sd within prompts)"
 _KL_TICKS = (0, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 3, 4, 6, 8, 12, 20, 30, 50, 80, 120, 200, 300, 500, 800, 1200, 2000)
 LONGEST_NAME = 24
@@ -46,7 +33,7 @@ def rlhf_curves_figure(record: Mapping[str, Any], best_of_n: Mapping[str, Any] |
             its points may have no true reward.
     """
     several = record.get("several")
-    figure = new_figure(11.0, 12.6 if several else 8.6)
+    figure = style.new_figure(11.0, 12.6 if several else 8.6)
     panels = figure.subplots(3 if several else 2, 2)
     (steps, distance), (wins, doubts) = panels[:2]
     seeds = record["seeds"] if len(record["seeds"]) > 1 else []
@@ -56,7 +43,7 @@ def rlhf_curves_figure(record: Mapping[str, Any], best_of_n: Mapping[str, Any] |
     _disagreement(doubts, record, seeds)
     if several:
         _several(panels[2], several)
-    headline(figure, record["verdict"]["headline"])
+    style.headline(figure, record["verdict"]["headline"])
     return figure
 
 
@@ -64,13 +51,13 @@ def _several(panels: Sequence[Axes], several: Mapping[str, Any]) -> None:
     """Draw what each of several rewards gained on the samples trained on, and its share of the advantages."""
     gains, parts = panels
     steps = several["steps"]
-    dress(
+    style.dress(
         gains, title="each reward on what was trained on, since the first step",
         x="optimizer step of the policy", y="gain (sd within prompts at first)",
     )  # fmt: skip
-    dress(parts, title="each reward's share of the advantages", x="optimizer step of the policy", y="share")
+    style.dress(parts, title="each reward's share of the advantages", x="optimizer step of the policy", y="share")
     for place, (name, weight) in enumerate(zip(several["names"], several["weights"], strict=True)):
-        colour = (BLUE, ORANGE, GREEN, PINK, INK, MUTED)[place % 6]
+        colour = (style.BLUE, style.ORANGE, style.GREEN, style.PINK, style.INK, style.MUTED)[place % 6]
         short = name if len(name) <= LONGEST_NAME else "…" + name[1 - LONGEST_NAME :]
         label = f"{short}, weight {weight:g}"
         unit = next((one["spreads"][place] for one in steps if one["spreads"][place] > 0), float("nan"))
@@ -81,38 +68,40 @@ def _several(panels: Sequence[Axes], several: Mapping[str, Any]) -> None:
         shown = [one["shares"][place] for one in known]
         parts.plot([one["step"] for one in known], shown, color=colour, label=label)
     for ax in (gains, parts):
-        ax.axhline(0, color=MUTED, linewidth=0.8)
+        ax.axhline(0, color=style.MUTED, linewidth=0.8)
         _whole_steps(ax, steps)
-        legend_below(ax)
-    percent_ticks(parts.yaxis)
+        style.legend_below(ax)
+    style.percent_ticks(parts.yaxis)
 
 
 def _by_step(ax: Axes, record: Mapping[str, Any], seeds: Sequence[Mapping[str, Any]]) -> None:
     over = f"mean of {len(seeds)} seeds (faint: each)" if seeds else "one seed"
-    dress(ax, title=f"reward by step · {over}, 95 % intervals", x="optimizer step of the policy", y=GAIN)
+    style.dress(ax, title=f"reward by step · {over}, 95 % intervals", x="optimizer step of the policy", y=GAIN)
     drawn = [
         _line(ax, record["curve"], seeds, key, colour, marker, REWARD_NAMES[key]) for key, colour, marker in REWARDS
     ]
     if not any(drawn):
-        note(ax, "no reward was measured")
+        style.note(ax, "no reward was measured")
         return
-    ax.axhline(0, color=MUTED, linewidth=0.8)
+    ax.axhline(0, color=style.MUTED, linewidth=0.8)
     _whole_steps(ax, record["curve"])
-    legend_below(ax)
+    style.legend_below(ax)
 
 
 def _by_kl(ax: Axes, curve: Sequence[Mapping[str, Any]], best_of_n: Mapping[str, Any] | None) -> None:
     """Rewards over the square root of the KL, with ticks in nats."""
-    dress(ax, title="reward by distance from the start policy", x="KL from the start policy (nats, root scale)", y=GAIN)
+    style.dress(
+        ax, title="reward by distance from the start policy", x="KL from the start policy (nats, root scale)", y=GAIN
+    )
     ends = [
         _along_kl(ax, points, key, colour, marker, method)
         for method, points in (("GRPO", curve), ("best-of-n", best_of_n["points"] if best_of_n else []))
         for key, colour, marker in REWARDS
     ]
     if max(ends) < 0:
-        note(ax, "no distance was measured")
+        style.note(ax, "no distance was measured")
         return
-    ax.axhline(0, color=MUTED, linewidth=0.8)
+    ax.axhline(0, color=style.MUTED, linewidth=0.8)
     ax.set_xscale("function", functions=(_signed(np.sqrt), _signed(np.square)))
     most = max(ends) or 1.0
     ax.set_xlim(-0.0015 * most, 1.06 * most)
@@ -121,7 +110,7 @@ def _by_kl(ax: Axes, curve: Sequence[Mapping[str, Any]], best_of_n: Mapping[str,
         if tick <= 1.06 * most and tick**0.5 - ticks[-1] ** 0.5 >= _TICKS_APART * most**0.5:
             ticks.append(tick)
     ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    legend_below(ax)
+    style.legend_below(ax)
 
 
 def _along_kl(ax: Axes, points: Sequence[Mapping[str, Any]], key: str, colour: str, marker: str, method: str) -> float:
@@ -149,34 +138,36 @@ def _along_kl(ax: Axes, points: Sequence[Mapping[str, Any]], key: str, colour: s
 
 
 def _win_rate(ax: Axes, curve: Sequence[Mapping[str, Any]], seeds: Sequence[Mapping[str, Any]]) -> None:
-    dress(
+    style.dress(
         ax, title="win rate against the start policy, ties half",
         x="optimizer step of the policy", y="pairs won, as judged",
     )  # fmt: skip
-    if not _line(ax, curve, seeds, "win_rate", BLUE, "o", "trained policy preferred"):
-        note(ax, "Nobody judged the samples, so there is no true reward and no win rate")
+    if not _line(ax, curve, seeds, "win_rate", style.BLUE, "o", "trained policy preferred"):
+        style.note(ax, "Nobody judged the samples, so there is no true reward and no win rate")
         return
-    ax.axhline(0.5, color=MUTED, linewidth=1.1, linestyle="--", label="no better than the start policy")
-    percent_ticks(ax.yaxis)
+    ax.axhline(0.5, color=style.MUTED, linewidth=1.1, linestyle="--", label="no better than the start policy")
+    style.percent_ticks(ax.yaxis)
     _whole_steps(ax, curve)
-    legend_below(ax)
+    style.legend_below(ax)
 
 
 def _disagreement(ax: Axes, record: Mapping[str, Any], seeds: Sequence[Mapping[str, Any]]) -> None:
-    dress(
+    style.dress(
         ax, title="do the reward model's member heads agree on what the policy writes?",
         x="optimizer step of the policy", y="disagreement (sd over heads, calibrated)",
     )  # fmt: skip
-    if not _line(ax, record["curve"], seeds, "disagreement", PINK, "o", "disagreement"):
-        note(ax, "disagreement was not measured")
+    if not _line(ax, record["curve"], seeds, "disagreement", style.PINK, "o", "disagreement"):
+        style.note(ax, "disagreement was not measured")
         return
     rule = record["early_stop"]
     if rule is not None:
-        ax.axhline(rule["threshold"], color=INK, linewidth=1.1, linestyle="--", label="end of the calibrated range")
+        ax.axhline(
+            rule["threshold"], color=style.INK, linewidth=1.1, linestyle="--", label="end of the calibrated range"
+        )
         own = {seed["seed"]: seed["points"] for seed in record["seeds"]}
         for key, marker, size, colour, label in (
-            ("peak_step", "*", 13, ORANGE, "true reward peaks"),
-            ("stop_step", "X", 8, INK, "the rule stops"),
+            ("peak_step", "*", 13, style.ORANGE, "true reward peaks"),
+            ("stop_step", "X", 8, style.INK, "the rule stops"),
         ):
             at = [(one[key], _at_step(own.get(one["seed"], []), one[key])) for one in rule["seeds"]]
             at = [(step, value) for step, value in at if step is not None and value is not None]
@@ -189,7 +180,7 @@ def _disagreement(ax: Axes, record: Mapping[str, Any], seeds: Sequence[Mapping[s
     _whole_steps(ax, record["curve"])
     ax.margins(y=0.08)
     ax.set_ylim(bottom=min(ax.get_ylim()[0], 0.0))
-    legend_below(ax)
+    style.legend_below(ax)
 
 
 def _line(

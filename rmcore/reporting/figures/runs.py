@@ -8,23 +8,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from rmcore.core.arrays import FloatArray
-from rmcore.reporting.figures import numbers
+from rmcore.reporting.figures import numbers, style
 from rmcore.reporting.figures.arms import COLOURS, short
-from rmcore.reporting.figures.style import (
-    MUTED,
-    dress,
-    headline,
-    new_figure,
-    note,
-    percent_ticks,
-    shared_legend,
-    whole_ticks,
-)
 from rmcore.reporting.figures.training import History, running_mean, series, smoothing_window
 
 _MARKERS = ("o", "s", "^", "v", "P", "X", "<", ">")
 _LINES = ("-", "--", "-.", ":")
-_TOLD = 3  # runs in the headline
+_TOLD = 3  # runs in the style.headline
 _LONGEST = 34  # characters of a name below the panels
 
 
@@ -37,29 +27,29 @@ def runs_figure(histories: Mapping[str, History]) -> Figure:
     Args:
         histories: rows of metrics.jsonl by name of the run, no more than there are COLOURS.
     """
-    figure = new_figure(11.0, 4.9)
+    figure = style.new_figure(11.0, 4.9)
     left, right = figure.subplots(1, 2)
     smooth = max((len(series(history, "train/loss")[0]) for history in histories.values()), default=0)
     window = smoothing_window(smooth)  # one for all: lines that are smoothed differently do not compare
     some_loss = [_loss(left, place, history, window) for place, history in enumerate(histories.values())]
     some_accuracy = [_accuracy(right, place, history) for place, history in enumerate(histories.values())]
     averaged = f" (mean of {window} points)" if window > 1 else ""
-    dress(left, title=f"lines: training{averaged} · marks: validation", x="optimizer step", y="loss (nats)")
-    dress(right, title="validation pairs; dotted: guessing", x="optimizer step", y="pairwise accuracy")
+    style.dress(left, title=f"lines: training{averaged} · marks: validation", x="optimizer step", y="loss (nats)")
+    style.dress(right, title="validation pairs; dotted: guessing", x="optimizer step", y="pairwise accuracy")
     if any(some_accuracy):
-        right.axhline(0.5, color=MUTED, linestyle=":", linewidth=1.2)
-        percent_ticks(right.yaxis)
+        right.axhline(0.5, color=style.MUTED, linestyle=":", linewidth=1.2)
+        style.percent_ticks(right.yaxis)
     for ax, found, what in ((left, some_loss, "loss"), (right, some_accuracy, "accuracy")):
         if any(found):
-            whole_ticks(ax.xaxis)
+            style.whole_ticks(ax.xaxis)
         else:
-            note(ax, f"no {what} was logged in these runs")
+            style.note(ax, f"no {what} was logged in these runs")
     handles = [
         Line2D([], [], label=short(name, _LONGEST), marker=_MARKERS[place], **_line(place))
         for place, name in enumerate(histories)
     ]
-    shared_legend(figure, min(3, len(handles)), handles=handles)
-    headline(figure, _headline(histories))
+    style.shared_legend(figure, min(3, len(handles)), handles=handles)
+    style.headline(figure, _headline(histories))
     return figure
 
 

@@ -11,21 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import SymmetricalLogLocator
 
 from rmcore.core.arrays import FloatArray
-from rmcore.reporting.figures import numbers
-from rmcore.reporting.figures.style import (
-    BLUE,
-    GREEN,
-    INK,
-    MUTED,
-    ORANGE,
-    SMALL,
-    dress,
-    headline,
-    new_figure,
-    note,
-    percent_ticks,
-    whole_ticks,
-)
+from rmcore.reporting.figures import numbers, style
 
 History = Sequence[Mapping[str, Any]]
 """Rows {"step": int, "metrics": {name: number or None}} as written to metrics.jsonl."""
@@ -45,7 +31,7 @@ def training_curves_figure(history: History, *, best_step: int | None = None) ->
         history: logged rows, in any order. A metric that never occurs gives a panel that says so.
         best_step: the step of the kept checkpoint; a vertical line marks it.
     """
-    figure = new_figure(11.0, 6.4)
+    figure = style.new_figure(11.0, 6.4)
     axes = figure.subplots(2, 3).ravel()
     _compared(axes[0], history, "loss", "loss (nats)", best_step)
     _compared(axes[1], history, "pairwise_accuracy", "pairwise accuracy", best_step)
@@ -53,7 +39,7 @@ def training_curves_figure(history: History, *, best_step: int | None = None) ->
     _single(axes[3], history, "train/lr", "Learning rate\npeak {}", "learning rate", best_step)
     _single(axes[4], history, "train/grad_norm", "Gradient norm\nmedian {}", "norm before clipping", best_step)
     _key(axes[5], history, best_step)
-    headline(figure, _headline(history, best_step))
+    style.headline(figure, _headline(history, best_step))
     return figure
 
 
@@ -86,7 +72,7 @@ def _compared(ax: Axes, history: History, metric: str, label: str, best_step: in
     """Training and validation values of one metric."""
     last = []
     drawn = []
-    for part, word, colour in (("train", "train", BLUE), ("eval", "validation", ORANGE)):
+    for part, word, colour in (("train", "train", style.BLUE), ("eval", "validation", style.ORANGE)):
         steps, values = series(history, f"{part}/{metric}")
         if len(steps) == 0:
             continue
@@ -99,18 +85,18 @@ def _compared(ax: Axes, history: History, metric: str, label: str, best_step: in
             ax.plot(steps, values, "o-", color=colour, markersize=4 if len(steps) < 60 else 0, linewidth=1.6, zorder=3)
     name = metric.replace("_", " ").replace("pairwise ", "").replace("mean ", "").capitalize()
     title = f"{name} at the end\n{' · '.join(last)}" if last else f"{name}\nnot logged"
-    dress(ax, title=title, x="optimizer step", y=label)
+    style.dress(ax, title=title, x="optimizer step", y=label)
     if not drawn:
-        note(ax, f"{metric} was not logged in this run")
+        style.note(ax, f"{metric} was not logged in this run")
         return
     if metric == "pairwise_accuracy":
-        ax.axhline(0.5, color=MUTED, linestyle=":", linewidth=1.2)
-        percent_ticks(ax.yaxis)
+        ax.axhline(0.5, color=style.MUTED, linestyle=":", linewidth=1.2)
+        style.percent_ticks(ax.yaxis)
     elif metric == "mean_margin":
-        ax.axhline(0.0, color=MUTED, linestyle=":", linewidth=1.2)
+        ax.axhline(0.0, color=style.MUTED, linestyle=":", linewidth=1.2)
     _scale(ax, np.concatenate(drawn), symmetric=metric == "mean_margin")
     if metric == "loss":
-        ax.axhline(math.log(2), color=MUTED, linestyle=":", linewidth=1.2)
+        ax.axhline(math.log(2), color=style.MUTED, linestyle=":", linewidth=1.2)
         # From guessing downwards: a fall of a thousandth that fills its panel looks like learning.
         ax.set_ylim(top=max(ax.get_ylim()[1], 1.05 * math.log(2)))
         if ax.get_yscale() == "linear":
@@ -122,19 +108,19 @@ def _single(ax: Axes, history: History, name: str, title: str, label: str, best_
     """One training quantity."""
     steps, values = series(history, name)
     if len(steps) == 0:
-        dress(ax, title=title.split("\n", maxsplit=1)[0] + "\nnot logged", x="optimizer step", y=label)
-        note(ax, f"{name} was not logged in this run")
+        style.dress(ax, title=title.split("\n", maxsplit=1)[0] + "\nnot logged", x="optimizer step", y=label)
+        style.note(ax, f"{name} was not logged in this run")
         return
     if name == "train/lr":
         summary = numbers.decimal(values.max())
-        ax.plot(steps, values, "-" if len(steps) > 1 else "o", color=BLUE, linewidth=1.6)
+        ax.plot(steps, values, "-" if len(steps) > 1 else "o", color=style.BLUE, linewidth=1.6)
     else:
         summary = numbers.decimal(float(np.median(values)))
         _train_line(ax, steps, values)
-    dress(ax, title=title.format(summary), x="optimizer step", y=label)
+    style.dress(ax, title=title.format(summary), x="optimizer step", y=label)
     if name == "train/lr":
         ax.ticklabel_format(axis="y", style="sci", scilimits=(-3, 4), useMathText=True)
-        ax.yaxis.get_offset_text().set_fontsize(SMALL)
+        ax.yaxis.get_offset_text().set_fontsize(style.SMALL)
     else:
         _scale(ax, values, symmetric=False)
     _finish(ax, best_step)
@@ -143,17 +129,17 @@ def _single(ax: Axes, history: History, name: str, title: str, label: str, best_
 def _train_line(ax: Axes, steps: FloatArray, values: FloatArray) -> None:
     """The training values; long series as a running mean with the raw line faint behind it."""
     if len(values) < _SMOOTH_FROM:
-        ax.plot(steps, values, "-" if len(values) > 1 else "o", color=BLUE, linewidth=1.6)
+        ax.plot(steps, values, "-" if len(values) > 1 else "o", color=style.BLUE, linewidth=1.6)
         return
-    ax.plot(steps, values, color=BLUE, alpha=0.25, linewidth=0.9)
-    ax.plot(steps, running_mean(values, smoothing_window(len(values))), color=BLUE, linewidth=1.8)
+    ax.plot(steps, values, color=style.BLUE, alpha=0.25, linewidth=0.9)
+    ax.plot(steps, running_mean(values, smoothing_window(len(values))), color=style.BLUE, linewidth=1.8)
 
 
 def _shade(ax: Axes, history: History, name: str) -> None:
     low_steps, low = series(history, f"{name}_ci_low")
     high_steps, high = series(history, f"{name}_ci_high")
     steps, at_low, at_high = np.intersect1d(low_steps, high_steps, return_indices=True)
-    ax.fill_between(steps, low[at_low], high[at_high], color=ORANGE, alpha=0.2, linewidth=0)
+    ax.fill_between(steps, low[at_low], high[at_high], color=style.ORANGE, alpha=0.2, linewidth=0)
 
 
 def _scale(ax: Axes, values: FloatArray, *, symmetric: bool) -> None:
@@ -172,27 +158,31 @@ def _scale(ax: Axes, values: FloatArray, *, symmetric: bool) -> None:
 
 def _finish(ax: Axes, best_step: int | None) -> None:
     if best_step is not None:
-        ax.axvline(best_step, color=GREEN, linestyle="--", linewidth=1.4)
-    whole_ticks(ax.xaxis)
+        ax.axvline(best_step, color=style.GREEN, linestyle="--", linewidth=1.4)
+    style.whole_ticks(ax.xaxis)
 
 
 def _key(ax: Axes, history: History, best_step: int | None) -> None:
     """The last panel: what the lines are."""
     ax.set_axis_off()
     smooth = len(series(history, "train/loss")[0]) >= _SMOOTH_FROM
-    lines = [Line2D([], [], color=BLUE, linewidth=1.8, label="training pairs" + (" (running mean)" if smooth else ""))]
+    lines = [
+        Line2D([], [], color=style.BLUE, linewidth=1.8, label="training pairs" + (" (running mean)" if smooth else ""))
+    ]
     if smooth:
-        lines.append(Line2D([], [], color=BLUE, alpha=0.3, linewidth=1, label="training pairs (as logged)"))
+        lines.append(Line2D([], [], color=style.BLUE, alpha=0.3, linewidth=1, label="training pairs (as logged)"))
     if any(name.startswith("eval/") for row in history for name in row["metrics"]):
-        lines.append(Line2D([], [], color=ORANGE, marker="o", markersize=4, label="validation pairs (held out)"))
+        lines.append(Line2D([], [], color=style.ORANGE, marker="o", markersize=4, label="validation pairs (held out)"))
     if best_step is not None:
         label = f"kept checkpoint, step {numbers.count(best_step)}"
-        lines.append(Line2D([], [], color=GREEN, linestyle="--", label=label))
-    lines.append(Line2D([], [], color=MUTED, linestyle=":", label="guessing (loss log 2, 50 %, margin 0)"))
-    ax.legend(handles=lines, loc="upper left", fontsize=SMALL + 1, frameon=False, labelcolor=INK, labelspacing=0.9)
+        lines.append(Line2D([], [], color=style.GREEN, linestyle="--", label=label))
+    lines.append(Line2D([], [], color=style.MUTED, linestyle=":", label="guessing (loss log 2, 50 %, margin 0)"))
+    ax.legend(
+        handles=lines, loc="upper left", fontsize=style.SMALL + 1, frameon=False, labelcolor=style.INK, labelspacing=0.9
+    )
     # Smoothing and the penalty are part of the training loss only, so the two loss lines are not quite comparable.
     text = "Training loss includes label smoothing\nand the reward penalty; validation loss does not."
-    ax.text(0.04, 0.02, text, transform=ax.transAxes, fontsize=SMALL, color=MUTED, va="bottom")
+    ax.text(0.04, 0.02, text, transform=ax.transAxes, fontsize=style.SMALL, color=style.MUTED, va="bottom")
 
 
 def _short(value: float, metric: str) -> str:

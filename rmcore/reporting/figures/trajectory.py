@@ -6,20 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import SymmetricalLogLocator
 
 from rmcore.core.arrays import FloatArray
-from rmcore.reporting.figures import numbers
-from rmcore.reporting.figures.style import (
-    BLUE,
-    GREEN,
-    MUTED,
-    ORANGE,
-    PINK,
-    dress,
-    headline,
-    new_figure,
-    note,
-    shared_legend,
-    whole_ticks,
-)
+from rmcore.reporting.figures import numbers, style
 from rmcore.reporting.figures.training import History, series
 
 _WIDE_RANGE = 30.0  # ratio of the largest to the median size from which an axis is symmetric-logarithmic
@@ -39,20 +26,26 @@ def curvature_trajectory_figure(history: History, *, best_step: int | None = Non
             hessian/trace, hessian/trace_standard_error and hessian/margin_scale; others are ignored.
         best_step: the step of the kept checkpoint; a vertical line marks it.
     """
-    figure = new_figure(11.0, 4.4)
+    figure = style.new_figure(11.0, 4.4)
     ends, trace, margins = figure.subplots(1, 3)
-    headline(figure, _headline(history, best_step))
-    dress(ends, title="Ends of the spectrum\nwhiskers: residual (error bound)", x=_STEP, y=f"eigenvalue λ\n({_UNIT})")
-    dress(trace, title="Sum of all eigenvalues\nwhiskers: one standard error", x=_STEP, y=f"trace\n({_UNIT})")
-    dress(margins, title="Size of the margins\ngrowing margins alone lower λmax", x=_STEP, y="RMS margin (logits)")
-    _draw(ends, history, "hessian/lambda_max", "_residual", BLUE, "λmax, largest eigenvalue")
-    _draw(ends, history, "hessian/lambda_min", "_residual", ORANGE, "λmin, smallest (negative: the loss bends down)")
-    _draw(trace, history, "hessian/trace", "_standard_error", PINK, "trace")
-    _draw(margins, history, "hessian/margin_scale", "", BLUE, "margins of the measured pairs")
+    style.headline(figure, _headline(history, best_step))
+    style.dress(
+        ends, title="Ends of the spectrum\nwhiskers: residual (error bound)", x=_STEP, y=f"eigenvalue λ\n({_UNIT})"
+    )
+    style.dress(trace, title="Sum of all eigenvalues\nwhiskers: one standard error", x=_STEP, y=f"trace\n({_UNIT})")
+    style.dress(
+        margins, title="Size of the margins\ngrowing margins alone lower λmax", x=_STEP, y="RMS margin (logits)"
+    )
+    _draw(ends, history, "hessian/lambda_max", "_residual", style.BLUE, "λmax, largest eigenvalue")
+    _draw(
+        ends, history, "hessian/lambda_min", "_residual", style.ORANGE, "λmin, smallest (negative: the loss bends down)"
+    )
+    _draw(trace, history, "hessian/trace", "_standard_error", style.PINK, "trace")
+    _draw(margins, history, "hessian/margin_scale", "", style.BLUE, "margins of the measured pairs")
     for ax in (ends, trace, margins):
         _finish(ax, best_step)
     if ends.lines:
-        shared_legend(figure, 3, handles=ends.get_legend_handles_labels()[0])
+        style.shared_legend(figure, 3, handles=ends.get_legend_handles_labels()[0])
     return figure
 
 
@@ -72,13 +65,13 @@ def _draw(ax: Axes, history: History, name: str, error_suffix: str, colour: str,
 def _finish(ax: Axes, best_step: int | None) -> None:
     """Scale, zero line, best step; a sentence where nothing was drawn."""
     if not ax.lines:
-        note(ax, _NOWHERE)
+        style.note(ax, _NOWHERE)
         return
     _scale(ax, np.concatenate([np.asarray(line.get_ydata(), dtype=np.float64) for line in ax.lines]))
-    ax.axhline(0.0, color=MUTED, linestyle=":", linewidth=1.2)
+    ax.axhline(0.0, color=style.MUTED, linestyle=":", linewidth=1.2)
     if best_step is not None:
-        ax.axvline(best_step, color=GREEN, linestyle="--", linewidth=1.4, label="kept checkpoint")
-    whole_ticks(ax.xaxis)
+        ax.axvline(best_step, color=style.GREEN, linestyle="--", linewidth=1.4, label="kept checkpoint")
+    style.whole_ticks(ax.xaxis)
 
 
 def _scale(ax: Axes, values: FloatArray) -> None:

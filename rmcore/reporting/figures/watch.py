@@ -8,25 +8,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from rmcore.reporting.figures import style
 from rmcore.reporting.figures.served import draw_gains
-from rmcore.reporting.figures.style import (
-    BLUE,
-    GREEN,
-    INK,
-    MUTED,
-    ORANGE,
-    PINK,
-    dress,
-    headline,
-    legend_below,
-    new_figure,
-    note,
-)
 
 BETS = (
-    ("turned", ORANGE, "the true reward has turned"),
-    ("stopped", PINK, "the true reward has stopped gaining"),
-    ("gained", GREEN, "gained"),
+    ("turned", style.ORANGE, "the true reward has turned"),
+    ("stopped", style.PINK, "the true reward has stopped gaining"),
+    ("gained", style.GREEN, "gained"),
 )
 BAND = 1.96
 FEW = 2
@@ -39,21 +27,21 @@ def watch_figure(record: Mapping[str, Any]) -> Figure:
     Args:
         record: `rlhf.json` of the stage grpo, of a training with a watch.
     """
-    figure = new_figure(11.0, 8.6)
+    figure = style.new_figure(11.0, 8.6)
     (gains, evidence), (labels, final) = figure.subplots(2, 2)
     seeds = record["seeds"]
     _gains(gains, seeds)
     _evidence(evidence, seeds)
     _labels(labels, seeds)
     _final(final, seeds)
-    headline(figure, record["verdict"]["headline"])
+    style.headline(figure, record["verdict"]["headline"])
     return figure
 
 
 def _gains(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
     unit = seeds[0]["watch"]["unit"]
     few = len(seeds) <= FEW
-    dress(
+    style.dress(
         ax, title="gain of the true reward, as far as the watch knows" + (" · bands: 95 % of its curve" if few else ""),
         x="optimizer step of the policy", y=f"gain over the start ({unit})",
     )  # fmt: skip
@@ -63,33 +51,33 @@ def _gains(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
         if looks:
             steps = [0, *(look["step"] for look in looks)]
             mean, spread = np.array(looks[-1]["gains"]).T
-            ax.plot(steps, mean, color=BLUE, marker="o", markersize=4, alpha=1.0 if first else 0.5,
+            ax.plot(steps, mean, color=style.BLUE, marker="o", markersize=4, alpha=1.0 if first else 0.5,
                     label="watched, by few labels" if first else None)  # fmt: skip
             if few:
                 low, high = mean - BAND * spread, mean + BAND * spread
-                ax.fill_between(steps, low, high, color=BLUE, alpha=0.14, linewidth=0)
+                ax.fill_between(steps, low, high, color=style.BLUE, alpha=0.14, linewidth=0)
         true = [(point["step"], point["gold"]["value"]) for point in seed["points"] if point["gold"]]
         if true:
-            ax.plot(*zip(*true, strict=True), color=ORANGE, linestyle="--", linewidth=1.1, alpha=0.8 if first else 0.4,
+            ax.plot(*zip(*true, strict=True), "--", color=style.ORANGE, linewidth=1.1, alpha=0.8 if first else 0.4,
                     label="every sample judged, which the watch did not see" if first else None)  # fmt: skip
         ended = watch["final"]
         if not watch["kept_step"]:
-            ax.plot([0], [0], color=INK, marker="*", markersize=12, linestyle="none", zorder=5,
+            ax.plot([0], [0], color=style.INK, marker="*", markersize=12, linestyle="none", zorder=5,
                     label="kept: the start" if first else None)  # fmt: skip
         elif ended is not None:
             low, high = ended["interval"]
             ax.errorbar(
                 [watch["kept_step"]], [ended["value"]], [[ended["value"] - low], [high - ended["value"]]],
-                color=INK, marker="*", markersize=12, capsize=3, zorder=5,
+                color=style.INK, marker="*", markersize=12, capsize=3, zorder=5,
                 label="kept, on fresh prompts" if first else None,
             )  # fmt: skip
-    ax.axhline(0, color=MUTED, linewidth=0.8)
+    ax.axhline(0, color=style.MUTED, linewidth=0.8)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    legend_below(ax)
+    style.legend_below(ax)
 
 
 def _evidence(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
-    dress(
+    style.dress(
         ax, title="evidence, which may be looked at after every pair",
         x="optimizer step of the policy", y="evidence (nats)",
     )  # fmt: skip
@@ -104,40 +92,42 @@ def _evidence(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
         needed = max([needed, *(look["needed"] for look in looks)])
         to_stop = max([to_stop, *(look["needed_to_stop"] for look in looks)])
     if not needed:
-        note(ax, "there was no look")
+        style.note(ax, "there was no look")
         return
-    ax.axhline(needed, color=INK, linestyle="--", linewidth=1.1, label=f"convinces ({needed:.1f})")
+    ax.axhline(needed, color=style.INK, linestyle="--", linewidth=1.1, label=f"convinces ({needed:.1f})")
     if to_stop > needed:
         label = f"convinces that it has stopped ({to_stop:.1f})"
-        ax.axhline(to_stop, color=PINK, linestyle="--", linewidth=1.1, label=label)
+        ax.axhline(to_stop, color=style.PINK, linestyle="--", linewidth=1.1, label=label)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    legend_below(ax)
+    style.legend_below(ax)
 
 
 def _labels(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
-    dress(ax, title="pairs judged at each look", x="optimizer step of the policy", y="pairs")
+    style.dress(ax, title="pairs judged at each look", x="optimizer step of the policy", y="pairs")
     looks = [look for seed in seeds for look in seed["watch"]["looks"]]
     if not looks:
-        note(ax, "there was no look")
+        style.note(ax, "there was no look")
         return
     steps = sorted({look["step"] for look in looks})
     means = [float(np.mean([look["num_pairs"] for look in looks if look["step"] == step])) for step in steps]
     width = 0.7 * min(np.diff(steps), default=1)
     used = [seed["watch"]["labels"] + seed["watch"]["final_labels"] for seed in seeds]
-    ax.bar(steps, means, width=width, color=BLUE, alpha=0.75, label=f"labels in all: {np.mean(used):,.0f} a training")
+    ax.bar(
+        steps, means, width=width, color=style.BLUE, alpha=0.75, label=f"labels in all: {np.mean(used):,.0f} a training"
+    )
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    legend_below(ax)
+    style.legend_below(ax)
 
 
 def _final(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
     unit = seeds[0]["watch"]["unit"]
-    dress(
+    style.dress(
         ax, title="gain of what is kept, on prompts that nothing was decided on",
         x="pairs judged", y=f"gain over the start ({unit})",
     )  # fmt: skip
     known = [seed["watch"]["final"] for seed in seeds if seed["watch"]["final"] is not None]
     if not known:
-        note(ax, "the start was kept, or no final label was allowed")
+        style.note(ax, "the start was kept, or no final label was allowed")
         return
     draw_gains(ax, known)
-    legend_below(ax)
+    style.legend_below(ax)
