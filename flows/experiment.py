@@ -22,7 +22,6 @@ from experiments.sizes import Size
 from flows.console import say
 from flows.form import described_flow
 from flows.hub_names import require_hub_names
-from flows.looks import end_of_looks, register_look
 from flows.matrix import MatrixRunner, Outcome, at_once, cell_tracker
 from flows.pipeline import (
     REPORT_FILE,
@@ -38,6 +37,7 @@ from flows.pipeline import (
 from flows.planning import MatrixPlan, Runner, cells_of_look, frozen, judged, make_plan, matrix_key, measured_cell
 from flows.pool import PoolRunner
 from flows.results import command, gather
+from flows.schedules import pause_own_schedule
 from rmcore.config.pipeline import GROUPS
 from rmcore.core.cost import money, price_per_hour
 from rmcore.core.errors import TrainingError
@@ -56,7 +56,7 @@ from rmcore.stages.results import artifact_seconds, read_json
 from rmcore.study.analysis import Cells, LooksTaken
 from rmcore.study.cells import TEST_METRICS, Measured
 from rmcore.study.plan import Cell
-from rmcore.study.registration import register
+from rmcore.study.registration import record_look, register
 from tasks.comparison_view import cells_view
 from tasks.device import device_slots
 from tasks.headline import interval_tags
@@ -414,3 +414,32 @@ def summary_metrics(results: ExperimentResults, main: str) -> dict[str, float]:
     found |= {f"{main}.{arm['name']}": arm["metrics"][main]["value"] for arm in results["arms"]}
     found |= {f"verdict/{one['name']}": one["value"] for one in results["hypotheses"]}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def register_look(declared: Experiment, registration: Registration, key: str, number: int, taken: LooksTaken) -> bool:
+    """Write a look down and say what it decided; whether it is new."""
+    if not declared.looks:
+        return False
+    num_seeds = declared.looks[number - 1]
+    kept = ("name", "verdict", "value", "ci_low", "ci_high", "p", "p_holm", "closed")
+    claims = [{name: value for name, value in one.items() if name in kept} for one in taken.results]
+    is_new = record_look(registration, key, {"num_seeds": num_seeds, "open": list(taken.open), "claims": claims})
+    say(f"look {number} of {len(declared.looks)}, {num_seeds} seeds: {_told(taken.results, taken.open)}")
+    return is_new
+
+
+def end_of_looks(declared: Experiment) -> None:
+    """Say that no look is left, and pause the schedule that started this run."""
+    if not declared.looks:
+        return
+    say("no look is left: every claim is decided, closed, or has had all of its seeds")
+    if pause_own_schedule():
+        say("paused the schedule that started this run: there is nothing left to look at")
+
+
+def _told(results: Sequence[HypothesisResult], still_open: Sequence[str]) -> str:
+    verdicts = [f"{one['name']} {one['verdict']}" for one in results if one["verdict"] != "inconclusive"]
+    closed = [one["name"] for one in results if one["verdict"] == "inconclusive" and one["closed"]]
+    parts = [", ".join(verdicts), f"closed undecided: {', '.join(closed)}" if closed else ""]
+    parts += [f"open: {', '.join(still_open)}" if still_open else "none open"]
+    return "; ".join(part for part in parts if part)

@@ -6,6 +6,7 @@ So the page of each run shows what was chosen, and an artifact there shows what 
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from functools import wraps
 from typing import Annotated, Any
 
 import yaml
+from coolname.data import config as word_lists
 from prefect import Flow, flow, runtime
 from prefect.artifacts import create_markdown_artifact
 from prefect.context import TagsContext
@@ -25,7 +27,6 @@ from flows.cancellation import quiet_cancellation
 from flows.hub_names import require_hub_names
 from flows.prefect_api import end_without_server
 from flows.prefect_client import claim_loaded_run, is_owner_tag
-from flows.run_name import named
 from flows.settings import EPOCHS, GROUPS, STEPS, changes_of, form_config, named_changes
 from rmcore.cli.guard import describe_validation
 from rmcore.config.pipeline import PipelineConfig
@@ -51,6 +52,15 @@ HELP = {
 }
 """Groups of settings that stand for each other in a form."""
 PRESET_FIELD, OVERRIDES = "preset", "overrides"
+_WORD_LISTS: dict[str, Any] = dict(word_lists)
+_SERVERS_WORDS = frozenset(word for words in _WORD_LISTS.values() for word in words.get("words", ()))
+"""Prefect's server names a run that was given no name by an adjective and an animal: brave-otter."""
+_FORMS_LETTERS = (
+    "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|omicron|pi|rho|sigma|tau|upsilon|phi|chi"
+    "|psi|omega"
+)
+_FORMS_NAME = re.compile(rf"(?:{_FORMS_LETTERS})\d*(?:-[a-z]+){{1,4}}")
+"""The form of Prefect's UI writes a Greek letter and a star or planet into the field of the name: theta3-vega-cloud."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,3 +276,23 @@ def settings_markdown(preset: str, config: PipelineConfig, sections: tuple[str, 
     listing = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=100)
     lines.append("\n".join(f"    {line}" for line in listing.splitlines()))
     return "\n\n".join(lines) + "\n"
+
+
+def is_made_up(name: str) -> bool:
+    """Whether Prefect has made the name of a flow run up. One that looks so, such as beta-run, counts as such, too."""
+    words = name.split("-")
+    return bool(_FORMS_NAME.fullmatch(name)) or (len(words) == 2 and _SERVERS_WORDS.issuperset(words))
+
+
+def named(suggest: Callable[[Mapping[str, Any]], str | None]) -> Callable[[], str]:
+    """Make what `@flow(flow_run_name=…)` takes: a given name stays, a made-up one becomes the suggested one.
+
+    Args:
+        suggest: given the parameters of the run; None where they do not say.
+    """
+
+    def name() -> str:
+        given = str(runtime.flow_run.name)
+        return (suggest(runtime.flow_run.parameters) or given) if is_made_up(given) else given
+
+    return name

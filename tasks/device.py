@@ -17,8 +17,8 @@ import psutil
 
 from rmcore.core.errors import ConfigError
 from rmcore.core.store import Store
-from tasks.holders import holder, noted
 from tasks.run_owner import this_boot
+from tasks.waiting import holder, noted
 
 SLOTS_VARIABLE = "RM_OPT_DEVICE_SLOTS"
 POLL_SECONDS = 0.2

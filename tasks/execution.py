@@ -24,10 +24,9 @@ from rmcore.stages.registry import Stage, StageCall
 from rmcore.stages.run import DELIBERATE_ERROR, ERROR_FILE, INTERRUPTED
 from rmcore.training.resume import ResumePoint, clear, rewind
 from tasks.device import as_seen, in_the_way, several_device_slots, slots_environment, slots_needed
-from tasks.holders import holder, noted
 from tasks.sharing import pushed, shared_store, states_shared, taken
 from tasks.stage_processes import LOG_FILE, StageProcesses
-from tasks.waiting import Wait
+from tasks.waiting import Wait, holder, noted
 
 Follow = Callable[[Path], AbstractContextManager[None]]
 """Sends a growing metrics.jsonl somewhere while the block runs."""

@@ -6,10 +6,10 @@ from coolname import generate
 from experiments.presets import DESCRIBED, PRESETS
 from flows.benchmark import benchmark
 from flows.experiment import experiment
+from flows.form import is_made_up
 from flows.pipeline import pipeline
 from flows.policy import best_of_n, confirm, overoptimize, readiness
 from flows.rlhf import rlhf
-from flows.run_name import is_made_up
 from flows.tune import tune
 from rmcore.core.errors import ConfigError, ModelError
 

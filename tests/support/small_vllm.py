@@ -2,8 +2,8 @@
 
 Its reward of a row is the sum of the folder's `score.weight` times the number of tokens; of a whole checkpoint it is
 what PyTorch gives, a few seconds later. As vLLM, it answers 400 to rows that are longer than `--max-model-len` or hold
-ids beyond the vocabulary. Two files of the folder that it was made
-in steer it:
+ids beyond the vocabulary. As a generator it draws all tokens alike. Two files of the folder that it was made in steer
+it:
 
     nonsense   as many answers of /classify as the file's number says are JSON that nobody expects
     gate       a FIFO: a request is under way once the FIFO can be opened for writing, and goes on when that is closed
@@ -11,6 +11,7 @@ in steer it:
 
 import json
 import os
+import random
 import shlex
 import sys
 import threading
@@ -34,7 +35,8 @@ class Server(ThreadingUnixStreamServer):
 
     def __init__(self, place: Path, folder: Path, socket: str, max_tokens: int) -> None:
         self.place, self.max_tokens, self.lock = place, max_tokens, threading.Lock()
-        self.load(folder)
+        if folder.name:  # a generator has no weights
+            self.load(folder)
         super().__init__(socket, Handler)
 
     def load(self, folder: Path) -> None:
@@ -73,6 +75,17 @@ class Server(ThreadingUnixStreamServer):
             return self.rm.score_sides([TokenizedSide(row, 0) for row in rows]).tolist()
 
 
+def draw(body: dict) -> dict:
+    """The answer of /v1/completions."""
+    choices = []
+    for index in range(body["n"]):
+        drawn, ids = random.Random(body["seed"] + index), list[int]()  # noqa: S311 - tokens of a test
+        while len(ids) < body["max_tokens"] and not (ids and ids[-1] in body["stop_token_ids"]):
+            ids.append(drawn.randrange(VOCABULARY))
+        choices.append({"index": index, "token_ids": ids, "logprobs": {"token_logprobs": [0.0] * len(ids)}})
+    return {"choices": choices}
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
@@ -87,6 +100,8 @@ class Handler(BaseHTTPRequestHandler):
             gate.read_bytes()
         if self.path == "/classify":
             self.answer(*self.server.classify(body["input"]))
+        elif self.path == "/v1/completions":
+            self.answer(200, draw(body))
         elif self.path == "/collective_rpc":
             self.server.load(Path(body["kwargs"]["weights_path"]))
             self.answer(200, {})
@@ -107,7 +122,8 @@ class Handler(BaseHTTPRequestHandler):
 def main() -> None:
     place, _, folder, *flags = sys.argv[1:]
     socket, limit = (flags[flags.index(name) + 1] for name in ("--uds", "--max-model-len"))
-    Server(Path(place), Path(folder), socket, int(limit)).serve_forever()
+    is_generator = "generate" in flags
+    Server(Path(place), Path() if is_generator else Path(folder), socket, int(limit)).serve_forever()
 
 
 if __name__ == "__main__":

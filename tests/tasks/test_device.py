@@ -27,7 +27,7 @@ from tasks.device import (
     slots_for,
     slots_needed,
 )
-from tasks.holders import clock
+from tasks.waiting import clock
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3])

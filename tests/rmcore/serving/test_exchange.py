@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 import small_vllm
+from machine import family
 from rmcore.core.errors import NotReadyError, RequestError, ServingError
 from rmcore.serving.engine import VllmEngine
 from rmcore.serving.http_app import HttpSettings, RewardApp
@@ -109,6 +110,25 @@ def test_what_nobody_expected_is_raised_and_the_old_weights_answer(tmp_path, num
                 await served.update(update)
             await settled(served)
             assert served.num_restarts == num_bad - 1
+            await assert_answers(served, 1.0, 1)
+
+    asyncio.run(run())
+
+
+def test_a_vllm_that_is_killed_during_an_update_comes_back_with_the_old_weights(tmp_path):
+    async def run():
+        async with serving(tmp_path) as served:
+            gate = tmp_path / "gate"
+            os.mkfifo(gate)
+            update = asyncio.create_task(served.update(published(served, 2.0)))
+            with await asyncio.to_thread(gate.open, "wb"):  # it has been told to load them
+                gate.unlink()
+                [program] = [one for one, words in family(os.getpid()).items() if str(tmp_path) in words]
+                program.kill()
+                with pytest.raises(ServingError):
+                    await update
+            await settled(served)
+            assert served.num_restarts == 1
             await assert_answers(served, 1.0, 1)
 
     asyncio.run(run())

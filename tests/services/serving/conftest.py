@@ -1,9 +1,11 @@
-"""One server for all tests of this folder: vLLM takes half a minute to start."""
+"""One reward server and one policy's vLLM for all tests of this folder: each takes half a minute to start."""
 
 import httpx
 import pytest
 
 import serving_world as world
+import small_policies as policies
+from rmcore.policy.sampling.served_policy import create_vllm_policy_publisher
 from rmcore.serving.http_app import HttpSettings
 from rmcore.serving.process import RewardServer
 from rmcore.serving.server import ServeSettings
@@ -33,6 +35,19 @@ def server(vllm, checkpoint, tmp_path_factory):
     ending = log.read_bytes()[said:].decode()
     assert "stopping" in ending
     assert "Traceback" not in ending
+
+
+@pytest.fixture(scope="package")
+def policy_folder(tmp_path_factory):
+    """Its output layer is its input embedding, as those of small models mostly are."""
+    return policies.new_policy(tmp_path_factory.mktemp("policy"), eos_token_id=policies.STOPS, **policies.RECOMMENDED)
+
+
+@pytest.fixture(scope="package")
+def served(vllm, policy_folder):
+    with create_vllm_policy_publisher(policy_folder, max_seq_len=1024, vllm=vllm, device="cpu") as running:
+        yield running
+    assert not running._place.exists()
 
 
 @pytest.fixture

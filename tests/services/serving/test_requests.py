@@ -96,29 +96,6 @@ def test_bad_input_is_refused_with_its_field_and_the_server_lives(raw, body, sta
     assert post(raw, {"inputs": ["a"]}).status_code == 200
 
 
-def test_only_json_is_read(raw):
-    answer = post(raw, {"inputs": ["a"]}, **{"Content-Type": "text/plain"})
-    assert (answer.status_code, answer.json()["field"]) == (422, "content-type")
-
-
-@pytest.mark.parametrize("path", ["/score", "/health", "/version", "/metrics", "/weights"])
-@pytest.mark.parametrize("header", [None, "Bearer wrong", world.TOKEN, f"Basic {world.TOKEN}"])
-def test_every_route_asks_for_the_token(server, path, header):
-    method = "POST" if path in ("/score", "/weights") else "GET"
-    headers = {} if header is None else {"Authorization": header}
-    answer = httpx.request(method, server.address + path, headers=headers)
-    assert (answer.status_code, answer.json()["error"]) == (401, "unauthorized")
-    assert world.TOKEN not in answer.text
-
-
-@pytest.mark.parametrize(
-    "path",
-    ["/collective_rpc", "/pause", "/reset_prefix_cache", "/update_weights", "/v1/embeddings", "/openapi.json"],
-)
-def test_vllms_own_routes_cannot_be_reached(raw, path):
-    assert raw.post(path, json={"method": "reload_weights"}).status_code == 404
-
-
 @pytest.mark.parametrize(("path", "form"), [("/classify", "probs"), ("/pooling", "data")])
 @pytest.mark.parametrize("as_ids", [False, True])
 def test_vllms_protocol_is_answered_as_vllm_itself_does(server, raw, client, path, form, as_ids):

@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file
 from transformers import TrainerCallback
 
-import small_policies as policies
 from machine import family
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.errors import ModelError, ServingError
@@ -17,7 +16,6 @@ from rmcore.policy.grpo.grpo import make_grpo_with_rm
 from rmcore.policy.grpo.vllm_rollouts import HIGHEST_WEIGHT
 from rmcore.policy.policy_weights import load_weights
 from rmcore.policy.sampling.sampler import SamplingSettings
-from rmcore.policy.sampling.served_policy import create_vllm_policy_publisher
 
 pytestmark = pytest.mark.services
 PROMPTS = ["What is 2 + 2?", "Count.", "Grüße! 🙂", "word " * 100]
@@ -25,19 +23,6 @@ TEMPERATURE = 0.7
 ROUNDING = 1e-4
 """Nats; two float32 programs."""
 SETTINGS = SamplingSettings(4, TEMPERATURE, max_new_tokens=12, seed=5)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Its output layer is its input embedding, as those of small models mostly are."""
-    return policies.new_policy(tmp_path_factory.mktemp("policy"), eos_token_id=policies.STOPS, **policies.RECOMMENDED)
-
-
-@pytest.fixture(scope="module")
-def served(vllm, folder):
-    with create_vllm_policy_publisher(folder, max_seq_len=300, vllm=vllm, device="cpu") as running:
-        yield running
-    assert not running._place.exists()
 
 
 class Length:
@@ -99,7 +84,7 @@ def engines(served):
     return [process for process, words in family(served._vllm._process.pid).items() if "EngineCore" in words[0]]
 
 
-def test_what_is_published_is_what_draws_from_then_on(served, folder):
+def test_what_is_published_is_what_draws_from_then_on(served, policy_folder):
     ids = [served.policy.prompt_ids(prompt) for prompt in PROMPTS]
     model = load_weights(served.policy, torch.float32).train()
     before = distance(model, ids, served.draw(ids, SETTINGS))
@@ -117,7 +102,9 @@ def test_what_is_published_is_what_draws_from_then_on(served, folder):
     assert torch.equal(torch.get_rng_state(), random_state)
     assert stat.S_IMODE(served._place.stat().st_mode) == 0o700
     assert [place.name for place in served._place.glob("version-*")] == [f"version-{served.version:06d}"]
-    assert not {"lm_head.weight"} & load_file(folder / "model.safetensors").keys()  # the policy's own stay as they are
+    assert (
+        not {"lm_head.weight"} & load_file(policy_folder / "model.safetensors").keys()
+    )  # the policy's own stay as they are
 
 
 def test_a_killed_vllm_comes_back_with_its_weights_and_the_step_is_sampled_again(served, tmp_path, capfd):
@@ -185,8 +172,9 @@ def test_truncated_weights_are_in_the_loss(served, tmp_path):
     torch.testing.assert_close(plain, wanted, rtol=1e-3, atol=1e-6)
 
 
-def test_weights_that_vllm_computes_otherwise_are_not_drawn_from(served):
-    """What the model gives is not what its saved weights give. The last test of this file: vLLM is ended."""
+def test_broken_weights_and_those_that_vllm_computes_otherwise_are_not_drawn_from(served):
+    """Those of a model that diverged, also where vLLM has them already, and those of a model that gives other numbers
+    than its saved weights do, after which vLLM is ended."""
     version = served.publish(moved(load_weights(served.policy, torch.float32), 11))
     broken = moved(load_weights(served.policy, torch.float32), 12)
     with torch.no_grad():
@@ -194,6 +182,9 @@ def test_weights_that_vllm_computes_otherwise_are_not_drawn_from(served):
     with pytest.raises(ModelError, match="diverged"):
         served.publish(broken)
     assert served._vllm.exit_status is None
+    served._run(served._vllm.reload(served._write(broken, version + 1)))
+    with pytest.raises(ModelError, match="NaN or infinite: its weights are broken"):
+        served.draw([served.policy.prompt_ids(PROMPTS[0])], SETTINGS)
     odd = moved(load_weights(served.policy, torch.float32), 12)
     odd.lm_head.register_forward_hook(lambda module, given, logits: 1.1 * logits)
     with pytest.raises(ServingError, match="nats a token after it loaded"):

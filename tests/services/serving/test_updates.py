@@ -1,16 +1,12 @@
 """Weights of a server that answers: exchanged as a whole, verified, or left as they were."""
 
 import itertools
-import math
-import os
-import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 import serving_world as world
 from rmcore.config.data import GoldConfig
@@ -86,57 +82,30 @@ def test_a_head_of_other_weights_is_not_taken(server, client):
     assert client.score([[5, 6, 7]]).rewards == world.close(rewards)
 
 
-def update_with(server, client, change) -> None:
-    """Publish weights whose folder `change` spoils after it was written."""
+def test_a_spoilt_update_changes_nothing(server, client):
+    """One flipped bit; what else is refused: tests/rmcore/serving/test_updates.py."""
+    before, rewards = client.version(), client.score([[5, 6, 7]]).rewards
     publisher = world.publisher_of(server)
     send = publisher.backend.client.publish
 
     def spoil(update, **settings):
-        change(Path(client.version().weights_folder) / update.folder)
+        folder = Path(before.weights_folder) / update.folder
+        path = max(folder.glob("*.safetensors"), key=lambda file: file.stat().st_size)
+        content = bytearray(path.read_bytes())
+        content[-5] ^= 1
+        path.write_bytes(content)
         return send(update, **settings)
 
     publisher.backend.client.publish = spoil
-    publisher.publish(world.served_model(client))
-
-
-def truncate(folder):
-    path = max(folder.glob("*.safetensors"), key=lambda file: file.stat().st_size)
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def flip(folder):
-    path = max(folder.glob("*.safetensors"), key=lambda file: file.stat().st_size)
-    content = bytearray(path.read_bytes())
-    content[-5] ^= 1
-    path.write_bytes(content)
-
-
-def reshape(folder):
-    for path in folder.glob("*.safetensors"):
-        save_file({name: value[..., :-1].contiguous() for name, value in load_file(path).items()}, path)
-
-
-@pytest.mark.parametrize("change", [truncate, flip, reshape, shutil.rmtree])
-def test_a_spoilt_update_changes_nothing(server, client, change):
-    before, rewards = client.version(), client.score([[5, 6, 7]]).rewards
     with pytest.raises(RequestError):
-        update_with(server, client, change)
+        publisher.publish(world.served_model(client))
     assert client.version() == before
     assert client.score([[5, 6, 7]]).rewards == world.close(rewards)
     assert folders(before) == [Path(before.layout_folder).name]
 
 
-def test_weights_that_are_not_finite_are_not_published(server, client):
-    rm = world.served_model(client)
-    with torch.no_grad():
-        rm.model.score.weight[0, 0] = math.inf
-    with pytest.raises((RequestError, ServingError), match=r"finite|infinity"):
-        world.publisher_of(server).publish(rm)
-    assert client.health().ready
-
-
 def test_updates_go_by_while_requests_are_answered(server, client):
-    """At least 1,000 requests, 64 at a time, while 20 updates go by: each reward is that of its version, in order."""
+    """At least 400 requests, 64 at a time, while 10 updates go by: each reward is that of its version, in order."""
     rms = [world.new_model(seed) for seed in (100, 101)]
     sides = rms[0].renderer.tokenize_sides([(f"{n} + {n}?", f"{2 * n}, " * (n % 9)) for n in range(200)])
     truth = [rm.score_sides(sides).tolist() for rm in rms]
@@ -146,7 +115,7 @@ def test_updates_go_by_while_requests_are_answered(server, client):
 
     def ask_on(busy):
         answers = []
-        while (number := next(numbers)) < 1000 or not published.is_set():
+        while (number := next(numbers)) < 400 or not published.is_set():
             rows = [(number * 31 + offset) % len(sides) for offset in range(1 + number % 7)]
             answers.append((rows, busy.score([sides[row].ids for row in rows])))
         return answers
@@ -154,15 +123,15 @@ def test_updates_go_by_while_requests_are_answered(server, client):
     with server.client(max_concurrency=64, timeout_s=300) as busy, ThreadPoolExecutor(64) as pool:
         publisher.publish(rms[0])
         asking = [pool.submit(ask_on, busy) for _ in range(64)]
-        for number in range(1, 21):
+        for number in range(1, 11):
             publisher.publish(rms[number % 2])
         published.set()
         answers = [answer for one in asking for answer in one.result()]
-    assert len(answers) >= 1000
+    assert len(answers) >= 400
     versions = {answer.weight_version - begin - 1 for _, answer in answers}
-    assert versions <= set(range(21))
-    assert len(versions) > 10
+    assert versions <= set(range(11))
+    assert len(versions) > 5
     for rows, answer in answers:
         of_version = truth[(answer.weight_version - begin - 1) % 2]
         assert answer.rewards == world.close(of_version[row] for row in rows)
-    assert client.version().weight_version == begin + 21
+    assert client.version().weight_version == begin + 11
