@@ -36,7 +36,7 @@ from rmcore.reporting.figures.length import reward_by_length_figure
 from rmcore.reporting.figures.logged_answers import logged_answers_figure
 from rmcore.reporting.figures.looks import looks_figure
 from rmcore.reporting.figures.margins import margin_histogram_figure
-from rmcore.reporting.figures.overoptimization import disagreement_by_gain_figure, overoptimization_figure
+from rmcore.reporting.figures.overoptimization import overoptimization_figure
 from rmcore.reporting.figures.rlhf import rlhf_curves_figure
 from rmcore.reporting.figures.runs import runs_figure
 from rmcore.reporting.figures.served import served_figure
@@ -198,11 +198,6 @@ SHOWN = {
         lambda: overoptimization_figure("reward model", POLICY["overoptimization"]["curves"]),
         "readiness best-of-n",
         "Where orange turns while blue rises. No turn up to the n that was measured is no promise beyond it.",
-    ),
-    "ensemble_disagreement": Shown(
-        lambda: disagreement_by_gain_figure(POLICY["overoptimization"]["disagreement"]),
-        "readiness best-of-n",
-        "Rising with n means that search finds answers that members do not agree on.",
     ),
     "disagreement": Shown(
         _disagreement,

@@ -25,7 +25,6 @@ from tasks.run_owner import this_process
 
 FIGURES = (
     "overoptimization",
-    "ensemble_disagreement",
     "reliability",
     "rlhf",
     "label_efficiency",

@@ -42,7 +42,7 @@ SIZE_HELP: Any = typer.Option(
     help="smoke (default): synthetic benchmark, minutes. gold: the same at a size that decides. small: real pairs from "
     "RM_OPT_DATA and a pretrained encoder. paper: Qwen2.5-0.5B on hub data, for a GPU."
 )
-OPTIMIZERS = "adam,muon,lion"
+OPTIMIZERS = "adam,muon,sgd"
 _KEY = re.compile(r"\b[0-9a-f]{12}\b")
 NUM_SEEDS = 3
 """Seeds that `rm-opt compare` runs where nothing else is named."""
@@ -160,9 +160,9 @@ def compare(
     Optimizers: same model, data order and initial weights, each at its own tuned learning rate. AdamW, which the
     hypotheses compare with, is always among them.
 
-    Example: rm-opt compare --optimizers adam,muon,lion --seeds 3
+    Example: rm-opt compare --optimizers adam,muon,sgd --seeds 3
 
-    On your own: rm-opt compare --model minilm --data pairs.parquet --epochs 1 --optimizers muon,lion
+    On your own: rm-opt compare --model minilm --data pairs.parquet --epochs 1 --optimizers muon,sgd
     """
     if runs:
         options = {"--optimizers": optimizers, "--seeds": seeds, "--size": size, **given.named()}

@@ -22,14 +22,14 @@ class OptimizerComparison:
     computed again.
 
     Example:
-        >>> comparison = OptimizerComparison("minilm", "pairs.parquet", ["muon", "lion"], num_seeds=3, epochs=1)
+        >>> comparison = OptimizerComparison("minilm", "pairs.parquet", ["muon", "sgd"], num_seeds=3, epochs=1)
         >>> results = comparison.run_experiment()                             # doctest: +SKIP
         >>> print(comparison.generate_report())                               # doctest: +SKIP
 
     Args:
         model_name: a folder, a hub name, `tiny`, `minilm`, `deberta` or `llama`.
         data_path: preference pairs, a share of whose prompts is held out; None: the synthetic benchmark.
-        optimizers: adam, adamw, sgd, muon, lion.
+        optimizers: adam, adamw, sgd, muon.
         num_seeds: replicates of each; an interval needs at least two.
         epochs: passes over the training pairs.
 
@@ -42,7 +42,7 @@ class OptimizerComparison:
         self,
         model_name: str = "tiny",
         data_path: str | Path | None = None,
-        optimizers: Sequence[str] = ("adam", "muon", "lion"),
+        optimizers: Sequence[str] = ("adam", "muon", "sgd"),
         num_seeds: int = 3,
         epochs: float = 1.0,
     ) -> None:

@@ -26,8 +26,6 @@ def require_run(config: PipelineConfig) -> None:
         require_answers(config.evaluate.answers)
     if config.explain is not None:
         require_extra("sklearn", "explain", "the stage explain")
-    if config.train.optimizer == "lion":
-        require_extra("pytorch_optimizer", "lion", "train.optimizer=lion")
     if config.rlhf is not None:
         require_rlhf(required_rlhf(config), required_policy(config), is_gold=config.is_gold)
 

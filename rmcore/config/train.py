@@ -37,9 +37,8 @@ class TrainConfig(Settings):
     """Most tokens computed in one micro-batch, padding included. Left out: chosen from the memory of the device."""
     over_length: Literal["cut", "drop"] = "cut"
     """A training pair with a side over max_seq_len: cut that side, or drop the pair. Both are counted."""
-    optimizer: Literal["adamw", "adamw8bit", "adam", "sgd", "muon", "lion", "sam"] = "adamw"
-    """muon: hidden matrices, AdamW for the rest. lion: a 3 to 10 times smaller lr. sam: two passes. adamw8bit: AdamW
-    in 8 bytes a weight."""
+    optimizer: Literal["adamw", "adamw8bit", "adam", "sgd", "muon", "sam"] = "adamw"
+    """muon: hidden matrices, AdamW for the rest. sam: two passes. adamw8bit: AdamW in 8 bytes a weight."""
     sam_rho: float = Field(default=0.05, gt=0)
     """Radius of the ascent step of `sam` (Foret et al. 2021, arXiv:2010.01412)."""
     adam_beta2: float = Field(default=0.999, ge=0, lt=1)

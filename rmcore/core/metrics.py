@@ -270,9 +270,6 @@ _OF_POLICIES = (
     ),
     MetricSpec("headroom", "headroom", "", "distance to the true reward's peak over the planned distance"),
     MetricSpec(
-        "signal_share", "signal share", "share", "of the variance within prompts that other training data repeat"
-    ),
-    MetricSpec(
         "gain_probability", "probability of that gain", "share", "as for the synthetic benchmark's small reward models"
     ),
 )

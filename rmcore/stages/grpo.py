@@ -30,14 +30,13 @@ from rmcore.models.device import pick_device
 from rmcore.policy.grpo.grpo import trainable_ids
 from rmcore.policy.grpo.hack_stop import HackStop
 from rmcore.policy.grpo.local_reward import LocalReward
-from rmcore.policy.grpo.policy_meter import PolicyMeter, StartPools
+from rmcore.policy.grpo.policy_meter import QUANTITIES, PolicyMeter, StartPools
 from rmcore.policy.grpo.reward_service import RewardService, reward_service
 from rmcore.policy.grpo.rlhf_record import (
     curve_of,
     final_of,
     parity_of,
     rewards_of,
-    stopping,
     verdict_of,
     verdict_of_watch,
 )
@@ -90,7 +89,6 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
         prompts = _prompts(pairs)
         prompts = [prompts[place] for place in trainable_ids(policy, prompts, given.max_new_tokens)]
         further = further_rewards(rlhf.more_rewards, prompts, pick_device(settings.device).type)
-    threshold = reward.calibration.threshold
     watched = _watched(settings, upstream, policy, judge)
     asked = given.temperature, given.max_new_tokens
     with (
@@ -103,7 +101,7 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
                 continue
             plan = replace(_plan(settings, policy, judge, pairs, start, reward, service, served, further), **watched)
             train_policy(plan, place, seed=settings.seed + number, tracker=tracker, report=report)
-    record = _collect(settings, out, threshold, "nobody" if judge is None else judge.name, service.name)
+    record = _collect(settings, out, "nobody" if judge is None else judge.name, service.name)
     if record["judge"] != "people":
         record["verdict"] = audited(record["verdict"], record["judge"], given.judge, given.verdict_judging)
     _draw(record, upstream["overoptimization"] / "overoptimization.json", out / "figures")
@@ -223,7 +221,7 @@ def _plan(
     return TrainingPlan(policy, prompts, scorer, meter, rlhf, settings.device, served, further)
 
 
-def _collect(settings: PipelineConfig, out: Path, threshold: float, judge: str, rewards: str) -> dict[str, Any]:
+def _collect(settings: PipelineConfig, out: Path, judge: str, rewards: str) -> dict[str, Any]:
     """One record of all seeds, and their rows as tables."""
     trained = required_rlhf(settings)
     seeds = [out / f"seed_{number}" for number in range(trained.num_seeds)]
@@ -273,7 +271,6 @@ def _collect(settings: PipelineConfig, out: Path, threshold: float, judge: str, 
             }
             for number, place in enumerate(seeds)
         ],
-        "early_stop": stopping(progress, threshold),
         "final": final,
         "saved_seed": settings.seed + saved,
         "verdict": verdict_of(curve) if trained.watch is None else verdict_of_watch(watches, final),
@@ -298,11 +295,7 @@ def _draw(record: dict[str, Any], optimized: Path, folder: Path) -> None:
 def _tracked(record: dict[str, Any]) -> dict[str, Any]:
     """Names for trackers: policy/trained_kl, policy/trained_gold, ... at the last step, and what it cost."""
     last = record["curve"][-1]
-    shown: dict[str, Any] = {
-        f"policy/trained_{name}": last[name]
-        for name in ("kl", "proxy", "gold", "win_rate", "disagreement", "num_tokens")
-        if last[name] is not None
-    }
+    shown: dict[str, Any] = {f"policy/trained_{name}": last[name] for name in QUANTITIES if last[name] is not None}
     if record["final"] is not None:
         shown["policy/kept_gold"] = record["final"]
     return shown | {f"cost/rlhf_{name}": value for name, value in record["cost"].items()}

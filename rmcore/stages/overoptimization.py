@@ -1,9 +1,8 @@
 """Stage overoptimization: what choosing among the policy's samples by this reward model would do to the true reward.
 
-Scores the stored samples in one pass and measures best-of-n, the KL-regularised optimum, the parts of readiness that
-need samples, and the disagreement of an ensemble of heads. Writes
-`rewards.parquet`, `overoptimization.json`, `tables/`, figures and `summary.json`. Without a judge's rewards
-only what needs none.
+Scores the stored samples in one pass and measures best-of-n, the KL-regularised optimum and the parts of readiness
+that need samples. Writes `rewards.parquet`, `overoptimization.json`, `tables/`, a figure and `summary.json`. Without a
+judge's rewards only what needs none.
 """
 
 from pathlib import Path
@@ -20,15 +19,13 @@ from rmcore.core.tracking import Tracker
 from rmcore.data.pair import Prompt, prompt_key, prompt_text
 from rmcore.data.readers.turns import asked_prompt
 from rmcore.data.table import read_pairs
-from rmcore.ensembles.linear_probes import MEMBER_PAIRS, NUM_MEMBERS
-from rmcore.policy.disagreement import disagreement_along_n
 from rmcore.policy.judge import judge_noise
 from rmcore.policy.overoptimization import METHODS, OptimizationPlan, overoptimization
 from rmcore.policy.readiness.components import JudgedPools, on_policy_parts
 from rmcore.policy.sampling.best_of_n import best_of_n_kl, best_of_n_weights, nominal_kl
 from rmcore.policy.sampling.samples import pools
-from rmcore.policy.sampling.scored_samples import ScoredSamples, score_samples
-from rmcore.reporting.figures.overoptimization import disagreement_by_gain_figure, overoptimization_figure
+from rmcore.policy.sampling.scored_samples import score_samples
+from rmcore.reporting.figures.overoptimization import overoptimization_figure
 from rmcore.reporting.figures.style import save
 from rmcore.stages.interface import Upstream
 from rmcore.stages.requirements import required_policy
@@ -43,9 +40,8 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
     """Score the samples with the best checkpoint and measure."""
     samples = pd.read_parquet(upstream["samples"] / SAMPLES_FILE)
     rm = load_trained(settings, upstream["train"] / "best")
-    training = read_pairs(upstream["prepare"] / "train.parquet", MEMBER_PAIRS)
     asked = samples.assign(prompt=_prompts(upstream["prepare"], samples))
-    scored = score_samples(rm, asked, training, num_members=NUM_MEMBERS, seed=settings.seed, report=report)
+    scored = score_samples(rm, asked, report)
     asked = scored.samples.assign(reward=scored.rewards)
     table = asked.assign(prompt=asked["prompt"].map(prompt_text), length=asked["response"].str.len())
     table.drop(columns=["prompt", "response"]).to_parquet(out / "rewards.parquet")
@@ -57,7 +53,7 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
     }
     _write_chosen(table, out / "tables")
     if np.isfinite(table["gold"]).all():
-        record |= _judged(settings, table, scored, out / "figures")
+        record |= _judged(settings, table, out / "figures")
     write_json(out / "overoptimization.json", record)
     write_json(out / "summary.json", {"metrics": _tracked(record)})
 
@@ -92,11 +88,10 @@ def _write_chosen(table: pd.DataFrame, folder: Path) -> None:
     chosen[["prompt", "response", "reward", "gold"]].to_csv(folder / "chosen_samples.csv", index=False)
 
 
-def _judged(settings: PipelineConfig, table: pd.DataFrame, scored: ScoredSamples, folder: Path) -> dict[str, Any]:
+def _judged(settings: PipelineConfig, table: pd.DataFrame, folder: Path) -> dict[str, Any]:
     """Everything that needs the true reward."""
     rewards, gold = pools(table, "prompt_id", "reward"), pools(table, "prompt_id", "gold")
     units = table.drop_duplicates("prompt_id")["unit"].tolist()
-    numbers = {"num_resamples": settings.evaluate.num_resamples, "seed": settings.seed}
     curves = [
         overoptimization(
             rewards,
@@ -110,12 +105,11 @@ def _judged(settings: PipelineConfig, table: pd.DataFrame, scored: ScoredSamples
         )
         for method in METHODS
     ]
-    members = [scored.members[:, rows] for rows in table.groupby("prompt_id", sort=False).indices.values()]
     policy = required_policy(settings)
     given = policy.judge_ceiling
     asked = policy.verdict_judging or JudgingConfig()
     ceiling, error = judge_noise(policy.verdict_judge, asked) if given is None else (given, 0.0)
-    judged = JudgedPools(rewards, gold, pools(table, "prompt_id", "length"), members)
+    judged = JudgedPools(rewards, gold, pools(table, "prompt_id", "length"))
     parts = on_policy_parts(
         judged,
         judge_ceiling=ceiling,
@@ -125,16 +119,13 @@ def _judged(settings: PipelineConfig, table: pd.DataFrame, scored: ScoredSamples
         seed=settings.seed,
     )
     worst = {curve.method: _worst(table, curve.plan) for curve in curves}
-    along = disagreement_along_n(rewards, members, **numbers)
     folder.mkdir(exist_ok=True)
     records = [curve.to_dict() for curve in curves]
     save(overoptimization_figure("reward model", records), folder / "overoptimization.png")
-    save(disagreement_by_gain_figure(along), folder / "ensemble_disagreement.png")
     return {
         "curves": records,
         "worst_prompts": worst,
         "parts": {name: value.to_dict() for name, value in parts.items()},
-        "disagreement": along,
     }
 
 

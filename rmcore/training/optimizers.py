@@ -16,14 +16,12 @@ from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
 
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError, TrainingError
-from rmcore.core.extras import require_extra
 from rmcore.models.head import is_reward_head
 from rmcore.training.muon import Float32Muon
 from rmcore.training.split_adamw import SplitAdamW
 
 ADAM_BETA1 = 0.9
 """Decay of the mean of the gradient; that of its square is `adam_beta2`. Kingma & Ba 2015, arXiv:1412.6980."""
-LION_BETAS = (0.9, 0.99)
 """Chen et al. 2023, arXiv:2302.06675, algorithm 2."""
 SGD_MOMENTUM = 0.9
 LIKELIHOOD_PREFIX = "likelihood."
@@ -95,8 +93,6 @@ class OptimizerSet:
             vars(part).update(found_inf=skip, grad_scale=None)  # as torch.amp.GradScaler hands them to fused kernels
             part.step()
 
-    # pytorch_optimizer's SAM restores exactly too, but ties restoring to the update (second_step), so there is no room
-    # for clipping between, and keeps the old weights in the optimizer's state.
     @torch.no_grad()
     def ascend(self) -> None:
         """Move all weights by rho g / ||g||, the norm being over all gradients; on several ranks all must call it."""
@@ -197,8 +193,8 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> OptimizerSet:
     """Build the optimizer named in `config` over the trainable parameters of `model`.
 
     adamw8bit makes the parameters of the backbone bfloat16, see `rmcore.training.split_adamw`. adamw, adamw8bit, muon,
-    lion and sam decay weights directly; adam and sgd add the decay to the gradient. A `muon` step moves a
-    matrix by about as much as AdamW does at the same learning rate; `lion` wants one 3 to 10 times smaller than AdamW.
+    and sam decay weights directly; adam and sgd add the decay to the gradient. A `muon` step moves a matrix by about as
+    much as AdamW does at the same learning rate.
     adam, adamw, adamw8bit and, in one process, sgd `can_skip` an update; the others do not.
 
     Raises:
@@ -211,11 +207,6 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> OptimizerSet:
     groups, betas = parameter_groups(trained, config), (ADAM_BETA1, config.adam_beta2)
     if name == "adamw8bit":
         return OptimizerSet(trained, _split_parts(trained, config))
-    if name == "lion":
-        require_extra("pytorch_optimizer", "lion", "train.optimizer=lion")
-        from pytorch_optimizer import Lion
-
-        return OptimizerSet(trained, [Lion(groups, lr=lr, betas=LION_BETAS, weight_decouple=True)])
     if name == "adam":
         return OptimizerSet(trained, [Adam(groups, lr=lr, betas=betas, fused=True)])
     if name == "sgd":
@@ -299,8 +290,8 @@ def _muon_parts(model: nn.Module, config: TrainConfig) -> list[Optimizer]:
         # Measured with two processes: within 20 steps the weights part by 0.7 % of what they moved, in float64 too.
         raise ConfigError(
             "optimizer=muon with a model sharded over processes: Muon orthogonalises whole matrices, which rounds "
-            "differently when they are sharded, so the outcome would depend on the number of processes. Use adamw or "
-            "lion, or train in one process."
+            "differently when they are sharded, so the outcome would depend on the number of processes. Use adamw, or "
+            "train in one process."
         )
     among = set(hidden)
     kind = Float32Muon if hidden[0].device.type == "cpu" else Muon

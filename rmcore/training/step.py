@@ -234,7 +234,7 @@ def train_step(
     except torch.OutOfMemoryError as error:
         raise HalfUpdateError(
             f"step {step}: out of memory in the update ({error}). The optimizer's state does not fit next to the model "
-            "with any token budget. Use another optimizer (the state of sgd and lion is half of adamw's) or LoRA. "
+            "with any token budget. Use another optimizer (the state of sgd is half of adamw's) or LoRA. "
             "The checkpoints on disk are complete."
         ) from error
     return pending

@@ -40,7 +40,7 @@ def test_a_removed_command_says_what_replaced_it(words, capsys):
 
 @pytest.mark.parametrize("given", gone.OPTIONS)
 def test_a_removed_option_or_value_of_one_says_what_replaced_it(given, capsys):
-    commands = {"--runner": ["experiment", "ablation"], "--acquisition": ["data", "propose"]}
+    commands = {"--runner": ["experiment", "ablation"], "--acquisition": ["data", "propose"], "--optimizer": ["train"]}
     command = commands.get(given.split()[0], ["up"])
     assert guard(lambda: app([*command, *given.split()], standalone_mode=False)) == 2
     assert f"{given} was removed: {gone.OPTIONS[given]}" in capsys.readouterr().err
@@ -73,6 +73,12 @@ def test_a_removed_setting_says_what_happened(name, tmp_path):
     with pytest.raises(ValidationError) as recorded:  # as of a run that a version before recorded
         PipelineConfig.model_validate(tree)
     assert sentence in describe_validation(recorded.value)
+
+
+def test_a_removed_value_of_a_setting_says_what_happened():
+    with pytest.raises(ValidationError) as refused:
+        load_config("demo", None, ["train.optimizer=lion"])
+    assert gone.VALUES["train.optimizer='lion'"] in describe_validation(refused.value)
 
 
 def test_a_settings_file_of_an_earlier_version_with_defaults_of_removed_settings_is_read(tmp_path):

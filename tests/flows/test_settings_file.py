@@ -55,9 +55,7 @@ def _group_at(lines, number):
 
 
 def test_choices_are_named():
-    assert "One of: adamw, adamw8bit, adam, sgd, muon, lion, sam." in " ".join(
-        settings_text("demo").replace("#", "").split()
-    )
+    assert "One of: adamw, adamw8bit, adam, sgd, muon, sam." in " ".join(settings_text("demo").replace("#", "").split())
 
 
 def test_a_file_that_is_there_stays(tmp_path, monkeypatch):

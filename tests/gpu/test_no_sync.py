@@ -51,7 +51,7 @@ def test_nothing_between_logged_steps_waits(tmp_path, gold_pairs, waiting_allowe
 
 
 def test_waiting_is_noticed(tmp_path, gold_pairs, waiting_allowed_after):
-    trainer = make_trainer(tmp_path, gold_pairs, "lion", forbid_waiting)
+    trainer = make_trainer(tmp_path, gold_pairs, "sam", forbid_waiting)
     with pytest.raises(RuntimeError, match="synchronizing"):
         trainer.run()
 

@@ -4,7 +4,6 @@ import numpy as np
 
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.policy.confirmation import ServedGain, verdict_of_confirmation
-from rmcore.policy.disagreement import disagreement_along_n
 from rmcore.policy.overoptimization import METHODS, overoptimization
 from rmcore.policy.readiness.components import JudgedPools, on_policy_parts
 from rmcore.policy.readiness.readiness_v2 import judge_v2
@@ -15,14 +14,13 @@ def policy(quality=1.0):
     rng = np.random.default_rng(0)
     gold = [rng.normal(size=17) for _ in range(60)]
     rewards = [quality * pool + rng.normal(size=17) for pool in gold]
-    members = [np.stack([pool, pool + 0.1 * rng.normal(size=17)]) for pool in rewards]
     config = ReadinessConfig(planned_kl=1.5)
     settings = {"num_resamples": 100, "seed": 0}
     curves = [overoptimization(rewards, gold, method=m, planned_kl=1.5, **settings).to_dict() for m in METHODS]
     lengths = [rng.normal(size=17) for _ in gold]
     parts = {
         name: value.to_dict()
-        for name, value in on_policy_parts(JudgedPools(rewards, gold, lengths, members), **settings).items()
+        for name, value in on_policy_parts(JudgedPools(rewards, gold, lengths), **settings).items()
     }
     plan = curves[0]["plan"]
     parts |= {"planned_gain": plan["gain"], "planned_fall": plan["fall"], "headroom": plan["headroom"]}
@@ -35,7 +33,6 @@ def policy(quality=1.0):
         "overoptimization": {
             "judge": "the <gold> world", "num_cut": 5, "best_of_n": choices, "curves": curves,
             "worst_prompts": {"best_of_n": [{"prompt": "Sort <these>", "gain": -2.5, "response": "the worst one"}]},
-            "disagreement": disagreement_along_n(rewards, members, **settings),
         },
         "readiness": judge_v2(parts, config, "the <gold> world", num_telling=60),
     }  # fmt: skip

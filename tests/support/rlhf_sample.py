@@ -2,9 +2,6 @@
 
 from statistics import fmean
 
-STOPS = ((20, 25), (15, 20), (None, 40))
-"""Where the rule stops and where gold peaks, by seed."""
-
 
 def measured(value, half=None, reason=None):
     known = value is not None and half is not None
@@ -12,7 +9,7 @@ def measured(value, half=None, reason=None):
     return {"value": value, "ci_low": low, "ci_high": high, "num": 48, "reason": reason}
 
 
-def point(step, seed, judged, members, half):
+def point(step, seed, judged, half):
     """One measurement; numbers differ by seed and step, so that each can be found again."""
     done = step / 40
     gold = (1.7 + 0.1 * seed) * done - (1.31 + 0.4 * seed) * done**2
@@ -22,9 +19,6 @@ def point(step, seed, judged, members, half):
         "proxy": measured((2.07 + 0.11 * seed) * done**0.8, half * done),
         "gold": measured(gold, half * done) if judged else None,
         "win_rate": measured(0.5 + 0.21 * gold, 0.1 * half) if judged else None,
-        "disagreement": measured(0.517 + (0.43 + 0.09 * seed) * done, 0.2 * half)
-        if members
-        else measured(None, reason="one reward, no members"),
         "num_tokens": measured(23.7 + 21.3 * done - seed, 20 * half),
     }
 
@@ -95,35 +89,21 @@ def several(num_points):
     }  # fmt: skip
 
 
-def record(*, judged=True, num_seeds=3, num_points=9, early_stop=True, watched=None, rewards=1):
-    """`rlhf.json`; without a judge, with one seed, one point, without members where asked for.
+def record(*, judged=True, num_seeds=3, num_points=9, watched=None, rewards=1):
+    """`rlhf.json`; without a judge, with one seed or one point where asked for.
 
     watched: with a watch that kept a trained policy (True) or the start (False); None: nobody watched.
     """
     seeds = [
         {
             "seed": seed,
-            "points": [point(5 * index, seed, judged, early_stop, 0.2) for index in range(num_points)],
+            "points": [point(5 * index, seed, judged, 0.2) for index in range(num_points)],
             "stopped": "the reward server went away for 300 s" if seed == 1 else None,
             "watch": None if watched is None else watch(seed, watched),
         }
         for seed in range(num_seeds)
     ]
     curve = [mean_of(points, 0.23) for points in zip(*(seed["points"] for seed in seeds), strict=True)]
-    rule = {
-        "threshold": 0.731,
-        "seeds": [
-            {
-                "seed": seed,
-                "stop_step": STOPS[seed][0],
-                "stop_gold": 0.427 + 0.01 * seed if judged and STOPS[seed][0] is not None else None,
-                "peak_step": STOPS[seed][1] if judged else None,
-                "peak_gold": 0.561 + 0.01 * seed if judged else None,
-                "last_gold": 0.112 - 0.1 * seed if judged else None,
-            }
-            for seed in range(num_seeds)
-        ],
-    }
     return {
         "rewards": "vllm",
         "several": several(num_points) if rewards > 1 else None,
@@ -139,7 +119,6 @@ def record(*, judged=True, num_seeds=3, num_points=9, early_stop=True, watched=N
         "saved_seed": 0,
         "curve": curve,
         "seeds": seeds,
-        "early_stop": rule if early_stop else None,
         "verdict": {
             "status": "unclear" if judged else "unknown",
             "headline": "Gold reward cannot be told from zero: +0.09 sd (-0.14 to 0.32) after 40 steps at 4.4 nats"

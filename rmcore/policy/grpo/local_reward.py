@@ -32,11 +32,6 @@ class ScoredResponses:
     members: FloatArray
     num_cut: Sequence[int]
 
-    @property
-    def disagreement(self) -> FloatArray:
-        """Standard deviation over the members, (N,)."""
-        return disagreement(self.members)
-
 
 class LocalReward:
     """A reward model in this process.

@@ -1,4 +1,4 @@
-"""Measures a policy in training on held-out prompts: KL, proxy and true reward, win rate, disagreement, length."""
+"""Measures a policy in training on held-out prompts: KL, proxy and true reward, win rate, length."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ ROWS_AT_ONCE = 256
 """Responses drawn together."""
 TOKENS_AT_ONCE = 8192
 """Padded tokens of one pass; each holds two rows of the vocabulary."""
-QUANTITIES = ("kl", "proxy", "gold", "win_rate", "disagreement", "num_tokens")
+QUANTITIES = ("kl", "proxy", "gold", "win_rate", "num_tokens")
 """Columns of a measurement."""
 
 
@@ -78,7 +78,7 @@ class PolicyMeter:
 
         Returns:
             One row a prompt with `QUANTITIES`, the means over its samples; and the samples, one row each: prompt,
-            response, reward, gold, disagreement, num_tokens, kl.
+            response, reward, gold, num_tokens, kl.
         """
         prompts = [index for index in range(len(self.prompt_ids)) for _ in range(self.num_samples)]
         drawn = draw(model, self.policy, [self.prompt_ids[index] for index in prompts], self.sampling, seed)
@@ -94,7 +94,6 @@ class PolicyMeter:
                 "response": texts,
                 "reward": seen.rewards,
                 "gold": np.nan if self.judge is None else self.judge.rewards(asked, texts),
-                "disagreement": seen.disagreement,
                 "num_tokens": [len(ids) for ids in drawn],
                 "kl": sequence_kl(model, self.reference, examples, self.temperature),
             }
@@ -116,7 +115,6 @@ class PolicyMeter:
                 "proxy": (group["reward"].mean() - proxy[place].mean()) / scale,
                 "gold": np.nan,
                 "win_rate": np.nan,
-                "disagreement": group["disagreement"].mean(),
                 "num_tokens": group["num_tokens"].mean(),
             }
             if gold is not None:

@@ -1,4 +1,4 @@
-"""The record of a training against a reward model: curves with intervals, the stopping rule, a verdict."""
+"""The record of a training against a reward model: curves with intervals, a verdict."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -105,35 +105,6 @@ def value_over_seeds(rows: pd.DataFrame, name: str, num_resamples: int, seed: in
         return metric_value(value, replicates, num_prompts=num_prompts, num_pairs=num_prompts).to_dict()
     found = estimate_over_seeds(samples, num_prompts=num_prompts, prompts_shared=True)
     return MetricValue(found.value, found.ci_low, found.ci_high, num_seeds, found.reason).to_dict()
-
-
-def stopping(progress: pd.DataFrame, threshold: float) -> dict[str, Any]:
-    """Compare the rule with the truth: the first step above the threshold, and that of the highest true reward.
-
-    Returns:
-        {"threshold", "seeds": [{"seed", "stop_step", "stop_gold", "peak_step", "peak_gold", "last_gold"}]}.
-        stop_step is None where the rule lets the training continue to the end; gold is None where nobody judged. Gains
-        are in standard deviations within prompts.
-    """
-    found = []
-    for seed, rows in progress.groupby("seed", sort=True):
-        means = rows.groupby("step", sort=True)[["gold", "disagreement"]].mean()
-        above = means.index[means["disagreement"] > threshold]
-        stop = int(above[0]) if len(above) else None
-        judged = not means["gold"].isna().any()
-        gold = {int(step): float(value) for step, value in means["gold"].items()}
-        peak = max(gold, key=lambda step: gold[step]) if judged else None
-        found.append(
-            {
-                "seed": int(seed),
-                "stop_step": stop,
-                "stop_gold": gold[stop] if judged and stop is not None else None,
-                "peak_step": peak,
-                "peak_gold": gold[peak] if peak is not None else None,
-                "last_gold": gold[max(gold)] if judged else None,
-            }
-        )
-    return {"threshold": threshold, "seeds": found}
 
 
 def parity_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:

@@ -32,14 +32,11 @@ class JudgedPools:
     """Samples of C prompts: what the reward model gives them, what the judge gives them, and how long they are.
 
     rewards, judged, lengths: one (K,) array a prompt, in logits, in the judge's unit, in characters or words.
-    members: rewards of the same samples by M models that differ by seed or data only, one (M, K) array a prompt;
-        empty where there are none.
     """
 
     rewards: Sequence[FloatArray]
     judged: Sequence[FloatArray]
     lengths: Sequence[FloatArray]
-    members: Sequence[FloatArray] = ()
 
     def __post_init__(self) -> None:
         """Refuse what cannot be judged.
@@ -48,13 +45,13 @@ class JudgedPools:
             DataError: the arrays do not fit each other, a pool has fewer than four samples, or a value is not finite.
         """
         sizes = [len(pool) for pool in self.rewards]
-        others = [self.judged, self.lengths, *([[pool.T for pool in self.members]] if self.members else [])]
+        others = (self.judged, self.lengths)
         if any([len(pool) for pool in pools] != sizes for pools in others) or min(sizes, default=0) < 4:
             raise DataError(
                 f"readiness got pools of {sizes[:5]}... samples; each prompt needs the same samples for every judge "
                 "and at least four of them. Draw more, or leave that prompt out."
             )
-        for name, pools in (("reward model", self.rewards), ("judge", self.judged), ("members", self.members)):
+        for name, pools in (("reward model", self.rewards), ("judge", self.judged)):
             broken = [index for index, pool in enumerate(pools) if not np.isfinite(pool).all()]
             if broken:
                 raise DataError(
@@ -92,8 +89,7 @@ def on_policy_parts(
     Returns:
         on_policy_accuracy; win_rate_N and skill_N for N of `WIN_COUNTS` over the prompts that have more than N samples
         (`reaching`), the former without a value where there are too few; where that is so for `DECIDING`, the win rate
-        of the most that there are opponents for; signal_share where there are members; length_correlation;
-        hard_accuracy.
+        of the most that there are opponents for; length_correlation; hard_accuracy.
 
     Raises:
         ConfigError: judge_ceiling is not in (0.5, 1].
@@ -118,8 +114,6 @@ def on_policy_parts(
         )
         ratios[f"win_rate_{n}"] = (wins, kept.astype(np.float64), _unchanged)
         ratios[f"skill_{n}"] = (wins, kept.astype(np.float64), _skill(n))
-    if pools.members:
-        ratios["signal_share"] = (*_signal(pools.members), _unchanged)
     moments = np.array([_moments(*one) for one in zip(pools.rewards, pools.lengths, pools.judged, strict=True)])
     moments = by_unit(moments, units)
     ratios = {name: (by_unit(top, units), by_unit(bottom, units), to) for name, (top, bottom, to) in ratios.items()}
@@ -205,27 +199,6 @@ def accuracies_by_prompt(pools: JudgedPools, *, only_hard: bool) -> tuple[FloatA
         accuracies[index] = agreement[better].mean() if better.any() else np.nan
     known = ~np.isnan(accuracies)
     return np.where(known, accuracies, 0.0), known.astype(np.float64)
-
-
-def _signal(members: Sequence[FloatArray]) -> tuple[FloatArray, FloatArray]:
-    """By prompt: covariance between different members, and their variance; each member in its own deviations.
-
-    Their ratio is the share of the variance within prompts that another seed would reproduce (the intraclass
-    correlation of Shrout and Fleiss 1979, with members as raters and their levels removed).
-    """
-    scale = np.sqrt(np.mean([pool.var(axis=1) for pool in members], axis=0))
-    if len(scale) < 2 or (scale <= 0).any():
-        raise ConfigError(
-            f"the signal share compares members, and {len(scale)} were given of which {int((scale <= 0).sum())} do not "
-            "tell the samples of any prompt apart; give at least two that do."
-        )
-    shared, total = [], []
-    for pool in members:
-        covariance = np.cov(pool / scale[:, None], bias=True)
-        size = len(covariance)
-        total.append(np.trace(covariance) / size)
-        shared.append((covariance.sum() - np.trace(covariance)) / (size * (size - 1)))
-    return np.array(shared), np.array(total)
 
 
 def _moments(reward: FloatArray, length: FloatArray, judged: FloatArray) -> FloatArray:

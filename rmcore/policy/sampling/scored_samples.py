@@ -1,6 +1,5 @@
-"""The samples of a policy as a reward model sees them, with members that say how sure that is."""
+"""The samples of a policy as a reward model sees them."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,11 +8,8 @@ import pandas as pd
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError, ModelError
 from rmcore.core.progress import Report, labelled, tell_left_out
-from rmcore.data.pair import PreferencePair, prompt_text
+from rmcore.data.pair import prompt_text
 from rmcore.data.rendering import TokenizedSide
-from rmcore.ensembles.features import features, head_of, pair_features
-from rmcore.ensembles.linear_probes import bootstrap_heads
-from rmcore.ensembles.score import readable_pairs
 from rmcore.models.reward_model import BradleyTerryRM
 
 
@@ -23,51 +19,34 @@ class ScoredSamples:
 
     samples: the N rows: all that were given, but for prompts with a sample that the reward model cannot read.
     rewards: (N,) by the reward model.
-    members: (M, N) by heads on its backbone, each fitted on prompts of the training pairs drawn with replacement.
     num_cut: samples longer than the reward model reads.
     num_unreadable: samples that it cannot read, whose prompts are left out.
     """
 
     samples: pd.DataFrame
     rewards: FloatArray
-    members: FloatArray
     num_cut: int
     num_unreadable: int
 
 
-def score_samples(
-    rm: BradleyTerryRM,
-    samples: pd.DataFrame,
-    training_pairs: Sequence[PreferencePair],
-    *,
-    num_members: int,
-    seed: int,
-    report: Report,
-) -> ScoredSamples:
-    """Score samples in one pass through the backbone; whatever differs only in the head is a matrix product.
+def score_samples(rm: BradleyTerryRM, samples: pd.DataFrame, report: Report) -> ScoredSamples:
+    """Score samples in one pass.
 
     A sample that the reward model cannot read has no reward. Its prompt is left out with all samples, since those that
-    are left of it are no longer a draw of the policy; how many is said on stderr. So are unreadable training pairs.
+    are left of it are no longer a draw of the policy; how many is said on stderr.
 
     Args:
         rm: the reward model.
         samples: columns prompt_id, prompt and response; an empty response is scored as such. Only text reaches the
             reward model, so the policy may have another tokenizer.
-        training_pairs: what the member heads are fitted on.
-        num_members: M.
-        seed: of the members' draws.
         report: progress.
 
     Raises:
         DataError: each prompt has a sample that cannot be read.
-        ModelError: a reward is not finite, or rewards are not linear in anything (see `head_of`).
+        ModelError: a reward is not finite.
     """
-    head = head_of(rm)
-    weight = head.weight.detach().double().cpu().numpy()[0]
-    bias = 0.0 if head.bias is None else float(head.bias.detach())
     samples, sides, num_unreadable = _readable(rm, samples)
-    found = features(rm, sides, report=labelled(report, "samples scored")).astype(np.float64)
-    rewards = found @ weight + bias
+    rewards = rm.score_sides(sides, report=labelled(report, "samples scored")).astype(np.float64)
     broken = np.flatnonzero(~np.isfinite(rewards))
     if len(broken):
         row = samples.iloc[broken[0]]
@@ -76,11 +55,7 @@ def score_samples(
             f"{row['prompt'][:60]!r} with {row['response'][:60]!r}. The reward model's weights are broken or overflow; "
             "evaluate it before a policy is optimised against it."
         )
-    training_pairs = readable_pairs(rm, training_pairs)
-    both = pair_features(rm, training_pairs, report=labelled(report, "pairs read"))
-    heads = bootstrap_heads(both[0] - both[1], [pair.prompt_id for pair in training_pairs], num_members, seed)
-    num_cut = sum(side.num_cut > 0 for side in sides)
-    return ScoredSamples(samples, rewards, heads @ found.T, num_cut, num_unreadable)
+    return ScoredSamples(samples, rewards, sum(side.num_cut > 0 for side in sides), num_unreadable)
 
 
 def _readable(rm: BradleyTerryRM, samples: pd.DataFrame) -> tuple[pd.DataFrame, list[TokenizedSide], int]:

@@ -1,4 +1,4 @@
-"""Effects of training a policy on the reward model: proxy and true reward, win rate and disagreement."""
+"""Effects of training a policy on the reward model: proxy and true reward, win rate and length."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ _TICKS_APART = 0.075  # of the axis, at least
 
 
 def rlhf_curves_figure(record: Mapping[str, Any], best_of_n: Mapping[str, Any] | None = None) -> Figure:
-    """Four panels: both rewards by step and by KL, win rate and disagreement of the member heads by step.
+    """Four panels: both rewards by step and by KL, win rate and length of the responses by step.
 
     With several rewards two more: what each gained, and its share of the advantages, by step. Lines are means over
     seeds with 95 % intervals; where there are several seeds each has a faint line of its own.
@@ -35,12 +35,12 @@ def rlhf_curves_figure(record: Mapping[str, Any], best_of_n: Mapping[str, Any] |
     several = record.get("several")
     figure = style.new_figure(11.0, 12.6 if several else 8.6)
     panels = figure.subplots(3 if several else 2, 2)
-    (steps, distance), (wins, doubts) = panels[:2]
+    (steps, distance), (wins, lengths) = panels[:2]
     seeds = record["seeds"] if len(record["seeds"]) > 1 else []
     _by_step(steps, record, seeds)
     _by_kl(distance, record["curve"], best_of_n)
     _win_rate(wins, record["curve"], seeds)
-    _disagreement(doubts, record, seeds)
+    _length(lengths, record["curve"], seeds)
     if several:
         _several(panels[2], several)
     style.headline(figure, record["verdict"]["headline"])
@@ -151,35 +151,11 @@ def _win_rate(ax: Axes, curve: Sequence[Mapping[str, Any]], seeds: Sequence[Mapp
     style.legend_below(ax)
 
 
-def _disagreement(ax: Axes, record: Mapping[str, Any], seeds: Sequence[Mapping[str, Any]]) -> None:
-    style.dress(
-        ax, title="do the reward model's member heads agree on what the policy writes?",
-        x="optimizer step of the policy", y="disagreement (sd over heads, calibrated)",
-    )  # fmt: skip
-    if not _line(ax, record["curve"], seeds, "disagreement", style.PINK, "o", "disagreement"):
-        style.note(ax, "disagreement was not measured")
-        return
-    rule = record["early_stop"]
-    if rule is not None:
-        ax.axhline(
-            rule["threshold"], color=style.INK, linewidth=1.1, linestyle="--", label="end of the calibrated range"
-        )
-        own = {seed["seed"]: seed["points"] for seed in record["seeds"]}
-        for key, marker, size, colour, label in (
-            ("peak_step", "*", 13, style.ORANGE, "true reward peaks"),
-            ("stop_step", "X", 8, style.INK, "the rule stops"),
-        ):
-            at = [(one[key], _at_step(own.get(one["seed"], []), one[key])) for one in rule["seeds"]]
-            at = [(step, value) for step, value in at if step is not None and value is not None]
-            if at:
-                text = f"{label} ({len(at)} of {len(rule['seeds'])} seeds)" if len(rule["seeds"]) > 1 else label
-                ax.plot(
-                    *zip(*at, strict=True), linestyle="none", marker=marker, markersize=size, color=colour,
-                    markeredgecolor="white", markeredgewidth=0.8, label=text, zorder=4,
-                )  # fmt: skip
-    _whole_steps(ax, record["curve"])
-    ax.margins(y=0.08)
-    ax.set_ylim(bottom=min(ax.get_ylim()[0], 0.0))
+def _length(ax: Axes, curve: Sequence[Mapping[str, Any]], seeds: Sequence[Mapping[str, Any]]) -> None:
+    style.dress(ax, title="length of the responses", x="optimizer step of the policy", y="tokens")
+    _line(ax, curve, seeds, "num_tokens", style.PINK, "o", "tokens of a response")
+    _whole_steps(ax, curve)
+    ax.set_ylim(bottom=0.0)
     style.legend_below(ax)
 
 
@@ -225,16 +201,6 @@ def _value(item: Any) -> float:
     """Take the value of a number or of a value with interval; NaN where there is none."""
     number = finite(item.get("value") if isinstance(item, Mapping) else item)
     return float("nan") if number is None else number
-
-
-def _at_step(points: Sequence[Mapping[str, Any]], step: int | None) -> float | None:
-    """The disagreement of a seed at a step, between its measurements on a straight line."""
-    known = [(point["step"], _value(point["disagreement"])) for point in points]
-    known = [(at, value) for at, value in known if np.isfinite(value)]
-    if step is None or not known:
-        return None
-    steps, values = np.array(known).T
-    return float(np.interp(step, steps, values))
 
 
 def _whole_steps(ax: Axes, points: Sequence[Mapping[str, Any]]) -> None:

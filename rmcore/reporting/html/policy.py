@@ -12,8 +12,6 @@ from rmcore.reporting.verdict_style import check_result
 CAPTIONS = {
     "overoptimization": "Further right the samples are chosen more sharply by the reward model. The proxy rises by "
     "construction; where the true reward no longer follows, optimising further does harm.",
-    "ensemble_disagreement": "Members are heads on one backbone, fitted on other draws of the training prompts: what "
-    "all of them have learned wrong, such as a shortcut, they do not disagree about.",
 }
 PARTS = {
     **{name: METRICS[name].definition for name in ("on_policy_accuracy", "hard_accuracy")},
@@ -24,7 +22,6 @@ PARTS = {
     "planned_gain": "gain of the true reward at the planned KL (sd within prompts)",
     "planned_fall": "that gain minus the highest before it",
     "headroom": "distance to the fitted peak of the true reward over the planned one",
-    "signal_share": "share of the variance that other training data repeat",
     "length_correlation": "correlation of reward and length, given the judge",
     "pairwise_accuracy": "accuracy on labelled pairs",
     "length_matched_accuracy": "the same where both sides are about as long",
@@ -81,7 +78,7 @@ def best_of_n_block(results: Mapping[str, Any]) -> Block:
     """n, KL, reward and, where it is known, the gold gain, one row an n; what follows from it."""
     headings = ("n", "KL, nats", "log n - (n-1)/n", "reward", "gain of the true reward (sd within prompts)")
     table = Table(headings, _best_of_n(results), left=())
-    return Block("Best-of-n", figures=("ensemble_disagreement",), tables=(table,), findings=_findings(results))
+    return Block("Best-of-n", tables=(table,), findings=_findings(results))
 
 
 def best_of_n_headline(results: Mapping[str, Any]) -> str:

@@ -22,22 +22,13 @@ RLHF_HEADINGS = (
     "proxy gain, sd",
     "gain of the true reward, sd",
     "win rate",
-    "disagreement",
     "tokens",
 )
-DIGITS = (("kl", 2), ("proxy", 2), ("gold", 2), ("win_rate", 2), ("disagreement", 2), ("num_tokens", 0))
+DIGITS = (("kl", 2), ("proxy", 2), ("gold", 2), ("win_rate", 2), ("num_tokens", 0))
 """Decimals of each column after the step."""
 WATCH_HEADINGS = (
     "seed", "step", "KL, nats", "against step", "pairs", "difference", "turned, nats", "stopped, nats", "what follows"
 )  # fmt: skip
-STOP_HEADINGS = (
-    "seed",
-    "the rule stops at",
-    "true reward there, sd",
-    "true reward peaks at",
-    "true reward there, sd",
-    "true reward at the end, sd",
-)
 
 
 def _points(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -129,12 +120,12 @@ def _several(several: Mapping[str, Any] | None) -> list[str]:
     ]
     return [
         "several rewards, each normalised within its groups and then summed: " + "; ".join(parts),
-        "the proxy, the members and best-of-n are those of the reward model's own reward alone",
+        "the proxy and best-of-n are those of the reward model's own reward alone",
     ]
 
 
 def rlhf_block(record: Mapping[str, Any]) -> Block:
-    """A training against the reward model: the curve, the watch's looks, examples, the rule.
+    """A training against the reward model: the curve, the watch's looks, examples.
 
     Args:
         record: of the stage grpo (`rmcore.stages.grpo`).
@@ -149,7 +140,7 @@ def rlhf_block(record: Mapping[str, Any]) -> Block:
         figures=("rlhf",),
         tables=(Table(RLHF_HEADINGS, _points(record), left=()),),
         findings=_findings(record),
-        parts=[*_watch(record), *_examples(record), *_rule(record)],
+        parts=[*_watch(record), *_examples(record)],
     )
 
 
@@ -181,31 +172,6 @@ def _examples(record: Mapping[str, Any]) -> list[Block]:
     return [Block("Before and after", text=(about,), tables=(Table(headings, rows, left=range(3)),))]
 
 
-def _rule(record: Mapping[str, Any]) -> list[Block]:
-    """The rule by disagreement next to the truth, one row a seed; nothing where there is no rule."""
-    rule = record["early_stop"]
-    if rule is None:
-        return []
-    rows = [
-        (
-            str(one["seed"]),
-            "nowhere" if one["stop_step"] is None else f"step {one['stop_step']}",
-            _gain(one["stop_gold"]),
-            "not known" if one["peak_step"] is None else f"step {one['peak_step']}",
-            _gain(one["peak_gold"]),
-            _gain(one["last_gold"]),
-        )
-        for one in rule["seeds"]
-    ]
-    about = (
-        "The rule stops where the mean disagreement of the member heads on the policy's samples leaves the range of "
-        f"held-out responses (up to {numbers.decimal(rule['threshold'])}). Next to it is the step where the true "
-        "reward really was highest, which no rule can know."
-    )
-    title = "Would disagreement have stopped it in time?"
-    return [Block(title, text=(about,), tables=(Table(STOP_HEADINGS, rows, left=()),))]
-
-
 def _samples(parity: Mapping[str, Any] | None) -> str:
     """Who drew the samples, and how far its probabilities were from the trainer's."""
     if parity is None:
@@ -225,7 +191,3 @@ def _short(value: Mapping[str, Any], digits: int) -> str:
     if value["value"] is None or value["ci_low"] is None:
         return shown(value)
     return f"{value['value']:.{digits}f} ({value['ci_low']:.{digits}f} to {value['ci_high']:.{digits}f})"
-
-
-def _gain(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.2f}"

@@ -79,13 +79,13 @@ def raw_rewards(rng, num_prompts, *, members=4, size=4):
 def test_of_new_responses_like_the_calibrated_ones_one_minus_share_is_flagged(share):
     rng = np.random.default_rng(0)
     rates = []
-    for _ in range(300):
+    for _ in range(100):
         raw, prompts, _ = raw_rewards(rng, 80)
         seen = 40 * 4
         found = calibration_of(raw[:, :seen], prompts[:seen], share, list("abcd"))
         rates.append(np.mean(disagreement(found.apply(raw[:, seen:])) > found.threshold))
-    # A rate has a standard deviation of about 0.03 over calibrations at 0.95, so their mean one of 0.002.
-    assert np.mean(rates) == pytest.approx(1 - share, abs=0.012)
+    # A rate has a standard deviation of about 0.03 over calibrations at 0.95, so their mean one of 0.003.
+    assert np.mean(rates) == pytest.approx(1 - share, abs=0.015)
 
 
 @given(seed=st.integers(0, 500))

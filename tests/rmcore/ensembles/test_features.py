@@ -34,16 +34,10 @@ def encoder(kind):
     return BradleyTerryRM(model, tokenizer, Rendering("plain", 128))
 
 
-@pytest.fixture(params=["causal", "causal lora", "bert", "roberta", "minilm"])
+@pytest.fixture(params=["causal", "causal lora", "bert", "roberta"])
 def reward_model(request, tiny_folder):
-    if request.param == "minilm":
-        try:
-            rm = BradleyTerryRM.new(ModelConfig(name="minilm", max_seq_len=128), seed=0, device=CPU)
-        except ModelError as reason:
-            pytest.skip(str(reason))
-    else:
-        lora = "lora" in request.param
-        rm = causal(tiny_folder, lora) if "causal" in request.param else encoder(request.param)
+    lora = "lora" in request.param
+    rm = causal(tiny_folder, lora) if "causal" in request.param else encoder(request.param)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(1)
         for name, parameter in rm.model.named_parameters():

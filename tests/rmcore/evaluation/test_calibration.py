@@ -79,12 +79,6 @@ def test_errors_equal_the_loops_for_any_weights(seed, num_bins, num_prompts):
         assert expected_calibration_error(margin, num_bins) == pytest.approx(plain, abs=1e-12)
 
 
-def test_a_calibrated_model_has_small_error_and_not_one_minus_mean_confidence():
-    margin = simulate(np.random.default_rng(0), 50_000)
-    assert expected_calibration_error(margin) < 0.01
-    assert 1 - expit(np.abs(margin)).mean() > 0.2
-
-
 @pytest.mark.parametrize(("num_pairs", "repeats"), [(200, 400), (1000, 200), (5000, 60)])
 def test_debiasing_gives_zero_for_a_calibrated_model_where_the_plug_in_does_not(num_pairs, repeats):
     rng = np.random.default_rng(num_pairs)
@@ -166,16 +160,6 @@ def test_the_interval_holds_the_true_error(shape, slope):
             hits.append(low <= truth + 1e-12 and truth <= high)
     # at most three standard errors below what is promised
     assert np.mean(hits) >= 0.95 - 3 * np.sqrt(0.95 * 0.05 / len(hits))
-
-
-def test_a_percentile_interval_of_the_plug_in_would_not_hold_it():
-    """Each resample folds noise into the gaps once more, so its interval lies above a truth of 0 nearly always."""
-    rng, held = np.random.default_rng(1), 0
-    for _ in range(40):
-        margin = simulate(rng, 400)
-        drawn = [expected_calibration_error(margin[rng.integers(400, size=400)]) for _ in range(200)]
-        held += np.quantile(drawn, 0.025) <= 0
-    assert held == 0
 
 
 @pytest.mark.parametrize("slope", [0.3, 1.0])

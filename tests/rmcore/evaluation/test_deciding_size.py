@@ -39,7 +39,7 @@ def typical(truth, *, num_seeds, num_prompts):
     return Estimate(truth, *spread.bounds(0.05), num_seeds, num_prompts, "", None, spread)
 
 
-def share_decided(truth, claim, draw, *, num_seeds, num_studies=600):
+def share_decided(truth, claim, draw, *, num_seeds, num_studies=300):
     """Of studies with as many new seeds, each on the prompts that `draw` gives."""
     rng = np.random.default_rng(8)
     right = "supported" if claim.holds(truth) else "refuted"
@@ -63,16 +63,15 @@ def test_the_seeds_that_are_named_decide_four_of_five_on_the_same_prompts(truth,
     def decided(num_seeds):
         return share_decided(truth, claim, lambda _: (own, weights), num_seeds=num_seeds)
 
-    # 600 studies know a share of 0.8 to 0.016 (one standard error).
-    assert decided(found.seeds) == pytest.approx(0.8, abs=0.05)
+    # 300 studies know a share of 0.8 to 0.023 (one standard error).
+    assert decided(found.seeds) == pytest.approx(0.8, abs=0.07)
     assert decided(found.seeds // 2) < 0.65
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_seeds", "truth"), [(5, 0.08), (12, 0.05)])
-def test_the_prompts_that_are_named_decide_four_of_five_with_as_many_seeds(num_seeds, truth):
-    """All is drawn anew: seeds, prompts, and what each seed makes of each prompt."""
-    claim, borders = Claim("H", "above", 0.0), (0.0,)
+def test_the_prompts_that_are_named_decide_four_of_five_with_as_many_seeds():
+    """Seeds, prompts and the answer of each seed to each prompt are drawn again in each study."""
+    num_seeds, truth, claim, borders = 5, 0.08, Claim("H", "above", 0.0), (0.0,)
     found = deciding_size(typical(truth, num_seeds=num_seeds, num_prompts=20), borders)
     assert 20 < found.prompts < 500
 
@@ -82,7 +81,7 @@ def test_the_prompts_that_are_named_decide_four_of_five_with_as_many_seeds(num_s
             truth, claim, lambda rng: (truth + PROMPT_SD * rng.normal(size=num_prompts), weights), num_seeds=num_seeds
         )
 
-    assert decided(found.prompts) == pytest.approx(0.8, abs=0.05)
+    assert decided(found.prompts) == pytest.approx(0.8, abs=0.07)
     assert decided(found.prompts // 2) < 0.7
 
 

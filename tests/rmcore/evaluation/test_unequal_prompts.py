@@ -45,17 +45,12 @@ def rates(rng, sizes):
 @pytest.mark.parametrize(
     ("drawn", "num_prompts", "trials"),
     [
-        (pareto(1.1), 20, 800),
-        (pareto(1.2), 5, 800),
-        (pareto(1.2), 12, 800),
-        (pareto(1.2), 150, 800),
-        (pareto(1.3), 100, 800),
-        (pareto(1.4), 150, 800),
-        (pareto(1.4), 400, 400),
-        (pareto(1.6), 40, 800),
-        (pareto(1.6), 400, 400),
-        (pareto(2.0), 100, 800),
-        (lognormal, 100, 800),
+        (pareto(1.2), 5, 600),
+        (pareto(1.2), 150, 600),
+        (pareto(1.4), 150, 600),
+        (pareto(1.6), 400, 300),
+        (pareto(2.0), 100, 600),
+        (lognormal, 100, 600),
     ],
 )
 def test_an_interval_that_is_given_misses_in_at_most_eight_of_a_hundred_evaluations(drawn, num_prompts, trials):
@@ -104,18 +99,23 @@ def test_ordinary_sizes_have_an_interval_hardly_wider_than_that_of_equal_ones(dr
     assert np.mean(wider) < 1.25
 
 
-def table_of(rng, uniform, index, slope):
-    """Rewards whose margins fall by `slope` with the logarithm of a prompt's size, and the levels of prompts differ."""
+def sides_of(rng, uniform, index, slope):
+    """Prompts and rewards of both sides: margins fall by `slope` with the log of a prompt's size, and levels differ."""
     sizes, num_prompts = pareto(index)(uniform).astype(int), len(uniform)
     margin = 3 - slope * np.log(sizes / 2) + 0.3 * rng.normal(size=num_prompts)
     prompt = np.repeat(np.arange(num_prompts), sizes)
     level, noise = 0.5 * rng.normal(size=num_prompts)[prompt], 0.7 * rng.normal(size=(2, len(prompt)))
+    return prompt, level + margin[prompt] / 2 + noise[0], level - margin[prompt] / 2 + noise[1]
+
+
+def table_of(rng, uniform, index, slope):
+    prompt, chosen, rejected = sides_of(rng, uniform, index, slope)
     return pd.DataFrame(
         {
             "pair_id": np.arange(len(prompt)).astype(str),
             "prompt_id": prompt.astype(str),
-            "reward_chosen": level + margin[prompt] / 2 + noise[0],
-            "reward_rejected": level - margin[prompt] / 2 + noise[1],
+            "reward_chosen": chosen,
+            "reward_rejected": rejected,
             "chosen_chars": 10,
             "rejected_chars": 10,
             "subset": None,
@@ -124,12 +124,11 @@ def table_of(rng, uniform, index, slope):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("index", "num_prompts"), [(1.6, 100), (1.6, 400), (2.0, 100)])
+@pytest.mark.parametrize(("index", "num_prompts"), [(1.6, 400), (2.0, 100)])
 def test_metrics_of_large_prompts_that_are_all_wrong_are_held_or_have_no_interval(index, num_prompts):
     """The area under the curve compares sides of two prompts, so it loses twice what unseen prompts have."""
     rng, trials = np.random.default_rng(1), 100
-    whole = table_of(np.random.default_rng(0), evenly(400_000), index, slope=1.0)
-    chosen, rejected = (whole[f"reward_{side}"].to_numpy() for side in ("chosen", "rejected"))
+    _, chosen, rejected = sides_of(np.random.default_rng(0), evenly(400_000), index, slope=1.0)
     confidence = 1 / (1 + np.exp(-np.abs(chosen - rejected)))
     gap = np.bincount(np.minimum((20 * (confidence - 0.5)).astype(int), 9), (chosen > rejected) - confidence)
     truths = {

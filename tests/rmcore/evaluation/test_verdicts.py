@@ -88,11 +88,6 @@ def test_shifting_and_scaling_go_through(kind, scale, shift):
     assert after.smallest_detectable(alpha=0.05) == pytest.approx(scale * before.smallest_detectable(alpha=0.05))
 
 
-def test_the_order_of_seeds_does_not_matter(kind):
-    samples, shared = kind
-    assert estimated(samples[::-1], shared=shared) == estimated(samples, shared=shared)
-
-
 def test_without_prompts_it_is_the_textbook_t_interval():
     values = [0.61, 0.66, 0.64, 0.7]
     estimate, textbook = values_only(values), t_interval(values)
@@ -309,7 +304,7 @@ def test_judge_of_nothing_and_of_impossible_rates():
 
 @pytest.mark.slow
 @given(seed=st.integers(0, 2**32 - 1), num_seeds=st.integers(2, 4), num_arms=st.integers(3, 5), binary=st.booleans())
-@settings(max_examples=360, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 def test_experiments_of_few_seeds_have_intervals_at_every_alpha_that_shrink_as_it_grows(
     seed, num_seeds, num_arms, binary
 ):

@@ -22,7 +22,7 @@ from rmcore.judging.language_model import LanguageModelJudge
 from rmcore.judging.rubrics import asked_again
 
 OWN = "judge-1"
-NUM_AUDITS = 200
+NUM_AUDITS = 80
 LEAST_HELD = int(binom.ppf(0.001, NUM_AUDITS, 0.95))
 FAULTS = {"position": 0.0, "length": 0.0, "own": 0.0, "injection": 0.0, "noise": 0.4, "unread": 0.0}
 
@@ -98,20 +98,20 @@ PLANTED = {
 
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory):
-    """Metrics of a judge without a fault: of 6,000 prompts, and of each audit of 60."""
+    """Metrics of a judge without a fault: of 3,000 prompts, and of each audit of 60."""
     judge = Simulated(tmp_path_factory.mktemp("clean"))
-    truth = metrics_of(judge, make_pairs(6000, 10**6), num_probed=3000)
+    truth = metrics_of(judge, make_pairs(3000, 10**6), num_probed=1500)
     return truth, [metrics_of(judge, make_pairs(60, seed), seed=seed) for seed in range(NUM_AUDITS)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", PLANTED)
 def test_a_fault_is_found_at_its_size_and_none_where_there_is_none(metric, tmp_path, clean):
-    """200 audits of 60 prompts: the interval holds the value over 6,000 prompts, and a clean judge is called biased, as
+    """80 audits of 60 prompts: the interval holds the value over 3,000 prompts, and a clean judge is called biased, as
     often as 95 % intervals do in all but one of 1,000 such tests; the fault is seen in most audits.
     """
     faulty = Simulated(tmp_path / "faulty", **PLANTED[metric])
-    truth = metrics_of(faulty, make_pairs(6000, 10**6), num_probed=3000)[metric]["value"]
+    truth = metrics_of(faulty, make_pairs(3000, 10**6), num_probed=1500)[metric]["value"]
     assert abs(truth) > 0.1
     held = found = accused = without = 0
     for seed, of_clean in enumerate(clean[1]):

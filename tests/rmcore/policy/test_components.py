@@ -17,8 +17,8 @@ from rmcore.policy.readiness.components import JudgedPools, _held, on_policy_par
 seeds = st.integers(0, 10_000)
 
 
-def world(seed, *, num_prompts=6, size=9, levels=None, flaw=1.0, num_members=3):
-    """Pools with a judge, a reward that follows it with an error, and members; `levels` makes many values equal."""
+def world(seed, *, num_prompts=6, size=9, levels=None, flaw=1.0):
+    """Pools with a judge and a reward that follows it with an error; `levels` makes many values equal."""
     rng = np.random.default_rng(seed)
     sizes = [size + index % 3 for index in range(num_prompts)]
     judged = [rng.normal(size=one) for one in sizes]
@@ -27,8 +27,7 @@ def world(seed, *, num_prompts=6, size=9, levels=None, flaw=1.0, num_members=3):
         judged = [np.round(pool * levels) / levels for pool in judged]
         rewards = [np.round(pool * levels) / levels for pool in rewards]
     lengths = [rng.integers(1, 40, size=one).astype(float) for one in sizes]
-    members = [np.stack([pool + rng.normal(size=len(pool)) for _ in range(num_members)]) for pool in rewards]
-    return JudgedPools(rewards, judged, lengths, members)
+    return JudgedPools(rewards, judged, lengths)
 
 
 def values(pools, **settings):
@@ -55,13 +54,6 @@ def test_accuracies_are_what_two_loops_count(seed, levels):
     found = values(pools)
     assert found["on_policy_accuracy"] == pytest.approx(accuracy_by_loops(pools))
     assert found["hard_accuracy"] == pytest.approx(accuracy_by_loops(pools, only_hard=True))
-
-
-def test_a_reward_of_brevity_has_all_hard_pairs_right_and_one_of_length_none():
-    pools = world(0)
-    for sign, expected in ((-1, 1.0), (1, 0.0)):
-        short = JudgedPools([sign * pool for pool in pools.lengths], pools.judged, pools.lengths)
-        assert values(short)["hard_accuracy"] == expected
 
 
 def win_rate_by_subsets(reward, judged, n):
@@ -111,7 +103,7 @@ def test_a_prompt_that_lacks_samples_keeps_no_other_from_its_end():
 
 def test_copies_of_prompts_are_no_further_evidence():
     pools = world(0, num_prompts=12, size=20)
-    sides = (pools.rewards, pools.judged, pools.lengths, pools.members)
+    sides = (pools.rewards, pools.judged, pools.lengths)
     five = JudgedPools(*([one for one in side for _ in range(5)] for side in sides))
     units = [place // 5 for place in range(60)]
     expected = on_policy_parts(pools, num_resamples=100)
@@ -121,19 +113,9 @@ def test_copies_of_prompts_are_no_further_evidence():
         assert (found[name].ci_low, found[name].ci_high) == pytest.approx((part.ci_low, part.ci_high)), name
 
 
-@pytest.mark.parametrize("size", [17, 32, 64])
-def test_a_perfect_choice_wins_n_of_n_plus_1_whatever_the_size_of_the_pool(size):
-    """The largest of 17 independent samples is among any 16 of them in 16 of 17 draws, exactly so over all draws."""
-    rng = np.random.default_rng(size)
-    pools = [rng.normal(size=size) for _ in range(3)]
-    assert values(JudgedPools(pools, pools, pools))["win_rate_16"] == pytest.approx(16 / 17)
-    assert values(JudgedPools(pools, [-pool for pool in pools], pools))["win_rate_16"] == pytest.approx(1 / 17)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [4, 16])
-def test_skill_is_near_1_for_the_judges_own_reward_and_near_0_for_a_blind_one(n):
-    pools = world(1, num_prompts=200, size=60)
+def test_skill_is_near_1_for_the_judges_own_reward_and_near_0_for_a_blind_one():
+    pools, n = world(1, num_prompts=200, size=60), 16
     own = values(JudgedPools(pools.judged, pools.judged, pools.lengths))
     assert own[f"skill_{n}"] == pytest.approx(1)
     rng = np.random.default_rng(2)
@@ -158,17 +140,6 @@ def test_the_length_correlation_is_that_of_residuals(seed):
     assert values(pools)["length_correlation"] == pytest.approx(residual_correlation(pools), abs=1e-9)
 
 
-@pytest.mark.parametrize("taste", [-2.0, 2.0])
-def test_a_taste_for_length_shows_with_its_sign_however_the_judge_sees_length(taste):
-    rng = np.random.default_rng(3)
-    length = [rng.normal(size=32) for _ in range(50)]
-    judged = [pool + rng.normal(size=32) for pool in length]  # the better ones are longer
-    rewards = [j + taste * n + rng.normal(size=32) for j, n in zip(judged, length, strict=True)]
-    part = on_policy_parts(JudgedPools(rewards, judged, length), num_resamples=200)["length_correlation"]
-    assert part.ci_low * taste > 0
-    assert part.ci_high * taste > 0
-
-
 @pytest.mark.parametrize(("scale", "offset"), [(1, 0), (2, 1), (3, 0.1), (-1, 0.7)])
 def test_a_line_of_the_judge_leaves_no_length_correlation_and_no_infinity(scale, offset):
     pools = world(4)
@@ -180,31 +151,6 @@ def test_a_line_of_the_judge_leaves_no_length_correlation_and_no_infinity(scale,
         assert part.reason
 
 
-def with_members(members):
-    """Parts of pools whose members are given, (C, M, K)."""
-    rng = np.random.default_rng(0)
-    pools = list(rng.normal(size=(len(members), members.shape[2])))
-    return values(JudgedPools(pools, pools, pools, list(members)))["signal_share"]
-
-
-def test_the_signal_share_of_members_that_agree_up_to_scale_and_level_is_1():
-    rng = np.random.default_rng(5)
-    signal = rng.normal(size=(20, 1, 16))
-    scale, level = rng.uniform(0.1, 10, size=(1, 4, 1)), 5 * rng.normal(size=(20, 4, 1))
-    assert with_members(scale * signal + level) == pytest.approx(1)
-    assert with_members(np.concatenate([signal, -signal], axis=1)) == pytest.approx(-1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.7])
-@pytest.mark.parametrize("num_members", [2, 5])
-def test_the_signal_share_of_signal_and_noise_is_its_share_of_the_variance(share, num_members):
-    rng = np.random.default_rng(6)
-    signal, noise = rng.normal(size=(400, 1, 16)), rng.normal(size=(400, num_members, 16))
-    found = with_members(math.sqrt(share) * signal + math.sqrt(1 - share) * noise)
-    assert found == pytest.approx(share, abs=0.06)  # four standard errors of two members
-
-
 @given(seed=seeds, scale=st.floats(0.01, 100), level=st.floats(-10, 10))
 def test_neither_scale_nor_level_of_any_reward_matters(seed, scale, level):
     pools = world(seed)
@@ -214,7 +160,6 @@ def test_neither_scale_nor_level_of_any_reward_matters(seed, scale, level):
         [scale * pool + one for pool, one in zip(pools.rewards, levels, strict=True)],
         [pool / scale - one for pool, one in zip(pools.judged, levels, strict=True)],
         pools.lengths,
-        [scale * pool + one for pool, one in zip(pools.members, levels, strict=True)],
     )
     plain = values(pools)
     for name, value in values(moved).items():
@@ -227,24 +172,13 @@ def test_the_noise_of_a_judge_is_taken_off_both_accuracies_and_nothing_else(seed
     pools = world(seed, flaw=0.5)
     plain, corrected = values(pools), values(pools, judge_ceiling=1 - flip)
     for name in ("on_policy_accuracy", "hard_accuracy"):
+        assert 0 <= corrected[name] <= 1
         if 0 < corrected[name] < 1:
             assert corrected[name] * (1 - flip) + (1 - corrected[name]) * flip == pytest.approx(plain[name])
         assert abs(corrected[name] - 0.5) >= abs(plain[name] - 0.5) - 1e-12
     assert {name: value for name, value in corrected.items() if "accuracy" not in name} == {
         name: value for name, value in plain.items() if "accuracy" not in name
     }
-
-
-def test_a_noisier_judge_means_a_better_reward_model_never_beyond_the_bounds():
-    ceilings = [1.0, 0.9, 0.8, 0.7, 0.6, 0.51]
-    for sign, order in ((1, sorted), (-1, lambda found: sorted(found, reverse=True))):
-        pools = world(7, num_prompts=30)
-        turned = JudgedPools([sign * pool for pool in pools.rewards], pools.judged, pools.lengths)
-        found = [on_policy_parts(turned, judge_ceiling=one, num_resamples=100) for one in ceilings]
-        accuracies = [one["on_policy_accuracy"].value for one in found]
-        assert accuracies == order(accuracies)
-        assert accuracies[-1] == (sign + 1) / 2
-        assert all(0 <= one["on_policy_accuracy"].ci_low <= one["on_policy_accuracy"].ci_high <= 1 for one in found)
 
 
 @pytest.mark.parametrize("ceiling", [0.5, 0.2, 0.0, 1.01, math.nan])
@@ -279,20 +213,11 @@ def test_prompts_without_an_opinion_do_not_count():
     assert found == pytest.approx(values(rest)["on_policy_accuracy"])
 
 
-def test_members_that_tell_nothing_apart_or_are_alone_are_refused():
-    pools = world(11)
-    alone = [pool[:1] for pool in pools.members]
-    flat = [np.concatenate([pool, np.ones((1, pool.shape[1]))]) for pool in pools.members]
-    for members, words in ((alone, "1 were given of which 0"), (flat, "4 were given of which 1")):
-        with pytest.raises(ConfigError, match=words):
-            on_policy_parts(JudgedPools(pools.rewards, pools.judged, pools.lengths, members))
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize(("side", "name"), [("rewards", "reward model"), ("judged", "judge"), ("members", "members")])
+@pytest.mark.parametrize(("side", "name"), [("rewards", "reward model"), ("judged", "judge")])
 def test_a_value_that_is_no_number_is_refused_with_whose_it_is(side, name, value):
     pools = world(12)
-    sides = {"rewards": pools.rewards, "judged": pools.judged, "lengths": pools.lengths, "members": pools.members}
+    sides = {"rewards": pools.rewards, "judged": pools.judged, "lengths": pools.lengths}
     sides[side] = [pool.copy() for pool in sides[side]]
     sides[side][2].flat[1] = sides[side][4].flat[0] = value
     with pytest.raises(DataError, match=rf"the {name} gave .* prompt 2 \(and 1 more\)"):
@@ -308,8 +233,6 @@ def test_too_few_samples_and_samples_that_do_not_fit_are_refused():
         sides = {"rewards": pools.rewards, "judged": pools.judged, "lengths": pools.lengths}
         with pytest.raises(DataError, match="same samples"):
             JudgedPools(**sides | {name: [pool[1:] for pool in sides[name]]})
-    with pytest.raises(DataError, match="same samples"):
-        JudgedPools(pools.rewards, pools.judged, pools.lengths, [pool[:, 1:] for pool in pools.members])
     with pytest.raises(DataError, match="same samples"):
         JudgedPools(pools.rewards, pools.judged[1:], pools.lengths)
     with pytest.raises(DataError, match="at least four"):
@@ -340,14 +263,14 @@ def test_a_win_rate_is_held_where_every_choice_of_a_few_prompts_loses(num_prompt
 
 @pytest.mark.slow
 def test_an_estimated_ceiling_widens_the_interval_to_where_the_accuracy_is():
-    """200 evaluations of 150 prompts by a judge who reverses each prompt's order with probability 0.25, which an audit
+    """120 evaluations of 150 prompts by a judge who reverses each prompt's order with probability 0.25, which an audit
     of 150 pairs estimates: the interval holds the accuracy as often as a 95 % interval does, and less often where the
     audit is taken at its word.
     """
     rng = np.random.default_rng(0)
     flip, num_audited, held = 0.25, 150, {"estimated": 0, "at its word": 0}
     truth = np.mean([_agreement(*_pool(rng)) for _ in range(20_000)])
-    for seed in range(200):
+    for seed in range(120):
         pools = [_pool(rng) for _ in range(150)]
         judged = [-gold if rng.random() < flip else gold for _, gold in pools]
         rewards, lengths = [reward for reward, _ in pools], [rng.normal(size=4) for _ in pools]
@@ -358,11 +281,11 @@ def test_an_estimated_ceiling_widens_the_interval_to_where_the_accuracy_is():
                 JudgedPools(rewards, judged, lengths),
                 judge_ceiling=ceiling,
                 judge_ceiling_error=known,
-                num_resamples=200,
+                num_resamples=100,
                 seed=seed,
             )["on_policy_accuracy"]
             held[name] += found.ci_low <= truth <= found.ci_high
-    assert held["estimated"] >= binom.ppf(0.001, 200, 0.95)
+    assert held["estimated"] >= binom.ppf(0.001, 120, 0.95)
     assert held["at its word"] < held["estimated"]
 
 

@@ -43,13 +43,13 @@ def errors_of(repeats, level=LEVEL):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("quality", [0.0, 0.6, -0.4])
+@pytest.mark.parametrize("quality", [0.0, 0.6])
 def test_the_true_gain_is_inside_after_every_pair(quality):
     """However often one looks: also where the end was chosen by what was seen."""
     rng = np.random.default_rng(5)
     truth = np.clip(served(rng, 400_000, 16, quality), -CLIP, CLIP)
     gain, wins = truth.mean(), ((1 + np.sign(truth)) / 2).mean()
-    repeats, missed = 150, {"gain": 0, "win_rate": 0}
+    repeats, missed = 80, {"gain": 0, "win_rate": 0}
     for _ in range(repeats):
         known = ServedGain(CLIP, 0.3)
         for difference in served(rng, 150, 16, quality):
@@ -128,7 +128,7 @@ def test_what_few_prompts_turn_is_not_claimed(rest, wrong):
 
     Clipped at 3 sd, the first rises and the second falls for certain.
     """
-    rng, repeats, claimed = np.random.default_rng(11), 75, 0
+    rng, repeats, claimed = np.random.default_rng(11), 40, 0
     for _ in range(repeats):
         known = served_until_decided(rare(rng, 400, 0.03, rest))
         claimed += known.decision == wrong

@@ -352,10 +352,9 @@ def test_a_training_leaves_its_policy_and_what_was_measured(whole, folder):
     assert {row["weight_version"] for row in read_json_lines(whole / ROLLOUTS)} == {1}
 
 
-@pytest.mark.parametrize("last", [1, 4])
-def test_a_training_that_was_cut_off_goes_on_to_the_same_end(plan, whole, tmp_path, last):
+def test_a_training_that_was_cut_off_goes_on_to_the_same_end(plan, whole, tmp_path):
     def stop(done, total, text):
-        if done == last:
+        if done == 4:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

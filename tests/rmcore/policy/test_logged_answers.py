@@ -92,22 +92,6 @@ def test_a_perfect_model_reaches_what_can_be_reached_and_is_told_up_to_which_k()
     assert found["stopped"] == "prompts with more than 16 answers: 0, and a claim needs 10"
 
 
-def test_turning_all_labels_turns_the_win_rate_whatever_the_design():
-    data = table(0.5, margins=False)
-    turned = data.rename(
-        columns={
-            "chosen": "rejected",
-            "rejected": "chosen",
-            "reward_chosen": "reward_rejected",
-            "reward_rejected": "reward_chosen",
-        }
-    )
-    here, there = (logged_answers(one, num_resamples=10)["choices"] for one in (data, turned))
-    for one, other in zip(here, there, strict=True):
-        assert one["win_rate"]["value"] + other["win_rate"]["value"] == pytest.approx(1)
-        assert one["gain"]["value"] == pytest.approx(-other["gain"]["value"])
-
-
 @pytest.mark.slow
 def test_scale_and_offset_of_rewards_and_margins_and_the_order_of_the_rows_do_not_matter():
     data = table(0.7)
@@ -166,15 +150,6 @@ def test_margins_count_only_where_all_pairs_of_a_prompt_have_one_that_agrees_wit
         # The unit of margins is no matter of outcomes'.
         scaled = logged_answers(data.assign(target_margin=1000 * data["target_margin"]), num_resamples=10)
         assert scaled["choices"][0]["gain"] == pytest.approx(mixed["choices"][0]["gain"])
-
-
-def test_equal_rewards_are_a_blind_choice():
-    found = logged_answers(table().assign(reward_chosen=1.0, reward_rejected=1.0), num_resamples=100)
-    for choice in found["choices"]:
-        assert choice["win_rate"]["value"] == pytest.approx(0.5)
-        assert choice["gain"]["value"] == pytest.approx(0, abs=1e-12)
-    assert found["best_k"] is None
-    assert "not above" in found["stopped"]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -251,12 +226,12 @@ def test_pairs_meet_their_rewards_and_those_without_are_left_out():
 
 @pytest.mark.slow
 def test_intervals_hold_the_truth_as_often_as_they_say():
-    """250 samples of 25 prompts; the truth is that of the population, from 3,000 of its prompts."""
+    """150 samples of 25 prompts; the truth is that of the population, from 3,000 of its prompts."""
     rng = np.random.default_rng(0)
     settings = {"num_resamples": 200, "seed": 0}
     truth = best_of_logged(pools(rng, 3000, 0.7, (6, 8)), num_resamples=1, seed=0)["choices"]
     held = {(row["k"], name): 0 for row in truth for name in ("win_rate", "over_longest")}
-    num = 250
+    num = 150
     for _ in range(num):
         for row, true in zip(best_of_logged(pools(rng, 25, 0.7, (6, 8)), **settings)["choices"], truth, strict=True):
             for name in ("win_rate", "over_longest"):
@@ -271,7 +246,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say():
 def test_a_model_that_knows_nothing_is_seldom_believed(kind):
     """The chance of any claim over all k, at the fewest prompts that allow one; 2.5 % is what a single test has."""
     rng = np.random.default_rng(7)
-    num, claims = 400, 0
+    num, claims = 250, 0
     for seed in range(num):
         drawn = pools(rng, MIN_PROMPTS, 0.0, sizes=(5, 9))
         if kind == "one winner":  # as where a chosen answer was compared with each of the others

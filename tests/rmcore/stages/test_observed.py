@@ -27,7 +27,7 @@ def run(source: str, folder: Path, **training) -> tuple[Path, dict]:
             "device": "cpu",
             "model": {"name": "tiny", "max_seq_len": 128},
             "data": {"source": source, "test_fraction": 0.3},
-            "train": {"steps": 12, "eval_every": 6, "lr": 1e-3, **training},
+            "train": {"steps": 6, "eval_every": 3, "lr": 1e-3, **training},
             "evaluate": {"num_resamples": 200},
         }
     )

@@ -17,7 +17,7 @@ from rmcore.data.gold.world import demonstrations, gold_reward, written_response
 from rmcore.data.table import read_pairs
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.seal import write_seal
-from rmcore.stages.registry import STAGES, pipeline_stages, stage_call, stage_config
+from rmcore.stages.registry import STAGES, pipeline_stages, stage_config
 from rmcore.stages.run import run_stage
 
 CONFIG, changed = policy_chain.CONFIG, policy_chain.changed
@@ -87,11 +87,11 @@ def test_rewards_are_those_of_the_reward_model_on_the_text(chain, samples, optim
 
 def test_what_was_found_is_whole(chain, optimized):
     assert optimized["judge"] == "the synthetic benchmark"
-    assert {"on_policy_accuracy", "win_rate_4", "signal_share", "hard_accuracy"} <= optimized["parts"].keys()
+    assert {"on_policy_accuracy", "win_rate_4", "length_correlation", "hard_accuracy"} <= optimized["parts"].keys()
     assert [curve["method"] for curve in optimized["curves"]] == ["best_of_n", "kl_optimum"]
     assert all(curve["plan"]["kl"] == 0.4 for curve in optimized["curves"])
-    for name in ("overoptimization", "ensemble_disagreement"):
-        assert (chain.folder("overoptimization") / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    figure = chain.folder("overoptimization") / "figures" / "overoptimization.png"
+    assert figure.read_bytes().startswith(b"\x89PNG")
     chosen = pd.read_csv(chain.folder("overoptimization") / "tables" / "chosen_samples.csv")
     assert chosen["reward"].mean() == pytest.approx(optimized["best_of_n"][-1]["reward"])
     judged = json.loads((chain.folder("readiness_v2") / "readiness.json").read_text())
@@ -99,28 +99,6 @@ def test_what_was_found_is_whole(chain, optimized):
     assert judged["readiness"]["parts"]["on_policy_accuracy"] == optimized["parts"]["on_policy_accuracy"]
     on_labels = json.loads((chain.folder("readiness") / "readiness.json").read_text())["gate"]
     assert not {check["name"] for check in on_labels} & {check["name"] for check in judged["gate"]}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("setting", "moved"),
-    [
-        ({"policy": {"temperature": 0.7}}, {"samples"}),
-        ({"policy": {"samples_per_prompt": 5}}, {"samples"}),
-        ({"policy": {"sft_lr": 1e-3}}, {"policy"}),
-        ({"readiness": {"planned_kl": 1.0}}, {"overoptimization", "readiness_v2"}),
-        ({"train": {"lr": 1e-5}}, {"train"}),
-    ],
-)
-def test_what_moves_which_key(chain, setting, moved):
-    """A stage that is not named is not run again, unless what it reads came out differently."""
-    other = changed(CONFIG, **setting)
-    found = set()
-    for name in pipeline_stages(CONFIG):
-        refs = {needed: chain.ref(needed) for needed in STAGES[name].upstream}
-        keys = {stage_call(name, config, refs).key for config in (CONFIG, other)}
-        found |= {name} if len(keys) == 2 else set()
-    assert found == moved
 
 
 @pytest.mark.slow
@@ -134,28 +112,14 @@ def test_names_that_are_built_in_are_no_folders_of_whoever_stands_beside_them(ch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_lines", [0, 1, 4])
-def test_an_interrupted_sampling_goes_on_and_draws_the_same(chain, samples, tmp_path, num_lines):
+def test_an_interrupted_sampling_goes_on_and_draws_the_same(chain, samples, tmp_path):
     """A kill leaves whole lines and half a line."""
     lines = (chain.folder("samples") / "drawn.jsonl").read_bytes().splitlines(keepends=True)
-    whole = b"".join(lines[:num_lines])
-    (tmp_path / "drawn.jsonl").write_bytes(whole + lines[num_lines][:20])
+    whole = b"".join(lines[:4])
+    (tmp_path / "drawn.jsonl").write_bytes(whole + lines[4][:20])
     run_alone("samples", chain, tmp_path)
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "samples.parquet"), samples)
     assert (tmp_path / "drawn.jsonl").read_bytes().startswith(whole)
-
-
-def test_the_gold_worlds_demonstrations_keep_held_out_prompts_out(chain):
-    shortcut = CONFIG.data.gold.shortcut
-    held_out = {str(pair.prompt) for pair in read_pairs(chain.folder("prepare") / "test.parquet")}
-    rows = demonstrations(shortcut, 300, seed=0, without=held_out)
-    assert len(rows) == 300
-    assert not held_out & {prompt for prompt, _ in rows}
-    assert rows == demonstrations(shortcut, 300, seed=0, without=held_out)
-    assert rows != demonstrations(shortcut, 300, seed=1, without=held_out)
-    drawn = {prompt for prompt, _ in demonstrations(shortcut, 300, seed=0, without=set())}
-    taken = next(iter(drawn))
-    assert taken not in {prompt for prompt, _ in demonstrations(shortcut, 300, seed=0, without={taken})}
 
 
 @pytest.fixture(scope="module")
@@ -237,8 +201,7 @@ def test_a_judge_without_opinion_is_named(chain, samples, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("finished", [True, False])
-@pytest.mark.parametrize("whole_prompt", [True, False])
+@pytest.mark.parametrize(("finished", "whole_prompt"), [(True, True), (False, False)])
 def test_empty_generations_are_scored_as_they_are(chain, samples, tmp_path, finished, whole_prompt):
     """A policy may end at once, or write nothing but special tokens until it is cut."""
     first = (samples["prompt_id"] == samples["prompt_id"].iloc[0]).to_numpy()

@@ -93,14 +93,6 @@ def test_another_model_on_the_same_prompts_is_paired_and_other_prompts_are_indep
     assert abs(correlation(one, other)) < 5 / np.sqrt(NUM_RESAMPLES)
 
 
-def test_replicates_spread_like_the_interval_of_the_report_card(measure, make_rewards):
-    frame = make_rewards(num_pairs=600, num_prompts=60)
-    card = evaluate_pairs(frame, num_resamples=2000)["pairwise_accuracy"]
-    replicates = measure("a", 0, frame).samples[ACCURACY].replicates
-    # two bootstraps of 1000 and 2000 resamples: standard errors agree to about 3 %
-    assert 3.92 * replicates.std() == pytest.approx(card.ci_high - card.ci_low, rel=0.2)
-
-
 def test_the_gap_is_train_minus_test_with_both_errors(measure, make_rewards):
     test, train = make_rewards(0), make_rewards(5, world=3, gain=2.0)
     cell = measure("a", 0, test, train=train)
@@ -168,11 +160,6 @@ def test_training_is_read_without_an_evaluation(write_cell, make_rewards):
     assert (cell.test, cell.prompts, cell.gate) == (None, "", ())
 
 
-def test_a_cost_that_was_not_measured_is_absent(write_cell, make_rewards):
-    folders = write_cell("a", make_rewards(), costs={"cost/train_seconds": 3.5})
-    assert read_cell("a", 0, folders, ["cost/peak_training_mib"]).samples == {}
-
-
 def test_the_gate_is_judged_on_this_cell(measure, make_rewards):
     card = {"pairwise_accuracy": 0.7, "margin_p50": 1.0, "negative_margin_rate": 0.3, "ece_debiased": 0.1}
     ends = {"ci_low": 0.0, "ci_high": 0.12}
@@ -194,11 +181,6 @@ def test_prompt_scores_add_up_to_the_metric(metric, measure, make_rewards, table
     count = rewards.length_matched.sum() if "length" in metric else rewards.num_pairs
     assert scores.shape == (rewards.num_prompts,)
     assert scores.sum() / count == pytest.approx(measure("a", 0, frame).value(metric))
-
-
-def test_a_tie_scores_one_half(make_rewards, table):
-    rewards = table(tied(make_rewards()))
-    assert prompt_scores(rewards, ACCURACY).sum() == rewards.num_pairs / 2
 
 
 @pytest.mark.parametrize("metric", ["calib/test_ece_debiased", GAP, "cost/train_seconds"])

@@ -89,14 +89,6 @@ def test_what_differs_has_a_line_and_nothing_else_does(before, after):
     assert bool(describe_changes(before, after)) == (make_key(before) != make_key(after))
 
 
-def test_tuples_are_no_change(tmp_path):
-    register(tmp_path, DECLARED | {"arms": [{"name": "a", "changes": {"train.callbacks": ("x", "y")}}]})
-    second = register(
-        tmp_path, DECLARED | {"seeds": [0], "arms": [{"name": "a", "changes": {"train.callbacks": ("x", "y")}}]}
-    )
-    assert second["changes"] == ["seeds: [0, 1] -> [0]"]
-
-
 def test_lines_name_what_was_added_removed_and_moved():
     added = describe_changes(DECLARED, DECLARED | {"target": 0.5})
     assert added == ["target added: 0.5"]

@@ -47,7 +47,7 @@ def error(found, truth):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "lora"), [("tiny", None), ("tiny", LoraSettings(rank=4)), ("minilm", None)])
 def test_gradients_are_float32_and_about_as_near_to_the_truth_as_by_autocast(name, lora, gold_pairs):
-    rm, pairs = model_of(name, lora), gold_pairs[:16]
+    rm, pairs = model_of(name, lora), gold_pairs[:8]
     truth = gradients(rm, pairs, half=False, config=CONFIG.model_copy(update={"precision": "fp32"}))
     autocast, half = gradients(rm, pairs, half=False), gradients(rm, pairs, half=True)
     assert half.keys() == autocast.keys() == truth.keys()
@@ -172,11 +172,10 @@ def test_compiled_layers_compute_with_the_copies_by_one_graph(gold_pairs, monkey
     torch._dynamo.utils.counters.clear()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     rm = model_of("tiny")
+    rm.model.model.layers = rm.model.model.layers[:2]
     rm.allow_packing = False  # on a CPU compiled layers are padded
     pairs = rm.renderer.tokenize_pairs(gold_pairs[:8])
-    batches = [
-        list(micro_batches(some, token_budget=600, pad_id=rm.pad_id)) for some in (pairs[:2], pairs[2:5], pairs[5:8])
-    ]
+    batches = [list(micro_batches(some, token_budget=600, pad_id=rm.pad_id)) for some in (pairs[:3], pairs[3:8])]
     found = {}
     for compiles in (False, True):
         config = CONFIG.model_copy(update={"compile": compiles})

@@ -16,10 +16,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError, TrainingError
-from rmcore.models.batching import collate
 from rmcore.models.head import is_reward_head
-from rmcore.models.packing.forward import rewards_of
-from rmcore.training.losses import bradley_terry_loss_sum, split_rewards
 from rmcore.training.muon import Float32Muon, orthogonalised
 from rmcore.training.optimizers import (
     decay_groups,
@@ -142,21 +139,6 @@ def test_each_lowers_the_loss_of_a_small_problem(name):
     assert small_loss(model, 0).item() < 0.7 * before
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_each_lowers_the_loss_of_the_tiny_reward_model(name, rm, gold_pairs):
-    pairs = rm.renderer.tokenize_pairs(gold_pairs[:4])
-    rows = collate(pairs, range(4), pad_id=rm.pad_id).rows
-
-    def loss(model, _=0):
-        return bradley_terry_loss_sum(*split_rewards(rewards_of(model, rows))) / 4
-
-    config = configured(name, lr={"sgd": 0.01, "lion": 1e-4}.get(name, 1e-3))
-    before = loss(rm.model).item()
-    train(rm.model, make_optimizer(rm.model, config), config, range(4), loss=loss)
-    assert loss(rm.model).item() < 0.9 * before
-
-
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_each_trains_what_is_trainable_exactly_once(name):
     model = SmallScorer()
@@ -227,16 +209,6 @@ def test_a_weight_tied_to_an_embedding_is_an_embedding_and_counts_once():
     model["embedding"].weight = model["output"].weight
     assert names_of(model, hidden_matrices(model)) == {"inner.weight"}
     assert sum(len(group["params"]) for group in make_optimizer(model, configured("muon")).param_groups) == 3
-
-
-def test_muon_moves_a_matrix_about_as_much_as_adamw_does():
-    torch.manual_seed(0)
-    model, config = nn.Linear(96, 40, bias=False), configured("muon", weight_decay=0.0)
-    start = model.weight.detach().clone()
-    optimizer = make_optimizer(model, config)
-    model.weight.grad = torch.randn_like(model.weight)
-    optimizer.step()
-    assert 0.15 < (model.weight - start).square().mean().sqrt().item() / config.lr < 0.25
 
 
 @pytest.mark.parametrize("shape", [(40, 96), (96, 40), (16, 16)])
@@ -356,7 +328,7 @@ def test_a_sharded_training_goes_on_from_its_state_and_from_that_of_one_that_is_
 
 
 def test_muon_refuses_a_sharded_model(one_rank):
-    with pytest.raises(ConfigError, match="Use adamw or lion"):
+    with pytest.raises(ConfigError, match="Use adamw, or train in one"):
         make_optimizer(fully_shard(SmallScorer()), configured("muon"))
 
 

@@ -24,7 +24,6 @@ from rmcore.training.step import StepContext, make_forward
 from rmcore.training.stepper import Stepper
 
 CPU = torch.device("cpu")
-ONE_MICRO_BATCH = {"token_budget": 4096, "pairs_per_step": 8, "steps": 2, "eval_every": 2}
 
 
 def peak(training):
@@ -42,49 +41,13 @@ def test_it_holds_gradients_and_moments_and_some_activations(tmp_path, start):
     assert training.result.peak_training_bytes < training.result.peak_memory_bytes
 
 
-@pytest.mark.slow
-def test_an_optimizer_without_moments_needs_less(tmp_path, start):
-    one, other = (start(tmp_path / name, optimizer=name, **ONE_MICRO_BATCH) for name in ("adamw", "sgd"))
-    saved = peak(one) - peak(other)  # sgd keeps one moment
-    assert saved == pytest.approx(trained_bytes(one.rm), rel=0.01)
-
-
-@pytest.mark.slow
-def test_lora_needs_less_than_full_fine_tuning(tmp_path, start):
-    lora = peak(start(tmp_path / "lora", model={"lora": {}}, **ONE_MICRO_BATCH))
-    assert lora < peak(start(tmp_path / "full", **ONE_MICRO_BATCH))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("packing", [True, False])
-def test_checkpointing_needs_less(tmp_path, start, packing):
-    kept, recomputed = (
-        peak(start(tmp_path / str(on), gradient_checkpointing=on, packing=packing, **ONE_MICRO_BATCH))
-        for on in (False, True)
-    )
-    assert recomputed < kept
-
-
-@pytest.mark.slow
-def test_smaller_micro_batches_need_less(tmp_path, start):
-    small, large = (
-        peak(start(tmp_path / str(budget), **ONE_MICRO_BATCH | {"token_budget": budget})) for budget in (256, 4096)
-    )
-    assert small < large
-
-
-@pytest.mark.slow
-def test_it_is_the_same_every_time(tmp_path, start, undisturbed):
-    assert peak(start(tmp_path)) == undisturbed.result.peak_training_bytes
-
-
 def test_a_single_step_is_measured_with_the_state_that_it_makes(tmp_path, start):
     training = start(tmp_path, steps=1)
     assert peak(training) > 3 * trained_bytes(training.rm)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", [1, 2, 4])
+@pytest.mark.parametrize("at", [1, 4])
 def test_it_survives_an_interruption(tmp_path, start, undisturbed, at):
     def stop(step):
         if step == at:
@@ -117,7 +80,7 @@ def make_stepper(rm, pairs, config):
         {"precision": "bf16"},
         {"gradient_checkpointing": True},
         {"dropout": True},
-        *({"optimizer": name} for name in ("adam", "sgd", "muon", "lion", "sam")),
+        *({"optimizer": name} for name in ("adam", "sgd", "muon", "sam")),
     ],
     ids=str,
 )

@@ -69,11 +69,7 @@ def assert_same(one, other):
     ("optimizer", "step", "model"),
     [
         ("adamw", 3, LORA),
-        ("adamw", 2, {"head_only": True}),
-        ("adam", 1, {}),
-        ("sgd", 5, {}),
         ("muon", 2, {}),
-        ("lion", 4, {}),
         ("sam", 3, {}),
     ],
 )
@@ -151,21 +147,20 @@ def steps_in(folder):
     return {int(path.name.removeprefix("step_")) for path in folder.glob("step_*")}
 
 
-@pytest.mark.parametrize("keep", [1, 2])
-def test_checkpoints_are_those_of_the_state_that_was_resumed_and_not_of_the_part_that_was_lost(tmp_path, start, keep):
+def test_checkpoints_are_those_of_the_state_that_was_resumed_and_not_of_the_part_that_was_lost(tmp_path, start):
     folder = tmp_path / "killed"
-    changes = BY_LOSS | {"keep_top_k": keep, "save_every": 5}
+    changes = BY_LOSS | {"keep_top_k": 2, "save_every": 5}
     stopped(start, folder, 2, **changes)
     known = load_file(folder / "best" / "model.safetensors")
     killed(start, folder, 7, **changes)
     lost = load_file(folder / "best" / "model.safetensors")
     assert not all(torch.equal(lost[name], value) for name, value in known.items())
-    assert steps_in(folder) == ({4, 5, 6} if keep == 2 else {5})
+    assert steps_in(folder) == {4, 5, 6}
 
     cut_off = start(folder, stop_step=3, **changes).run()
     assert cut_off.result.best_step == 2
     assert [one["step"] for one in cut_off.result.kept_steps] == [2]
-    assert steps_in(folder) == ({2} if keep == 2 else set())
+    assert steps_in(folder) == {2}
     best = load_file(folder / "best" / "model.safetensors")
     assert all(torch.equal(best[name], value) for name, value in known.items())
     undisturbed = start(tmp_path / "undisturbed", **changes).run()

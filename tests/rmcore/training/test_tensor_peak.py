@@ -1,7 +1,5 @@
 """Peaks of tensors whose sizes and lives are known."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -65,13 +63,6 @@ def test_what_was_there_before_is_not_counted():
     assert peak.num_bytes == made.nbytes
 
 
-def test_tensors_made_of_python_numbers_and_arrays_count():
-    with TensorPeak() as peak:
-        made = [torch.tensor([1.0] * KIB), torch.from_numpy(zeros(0).numpy().repeat(1)), torch.ones(KIB).double()]
-    assert peak.num_bytes == (1 + 1 + 2) * 1024
-    assert made[2].nbytes == 2 * 1024
-
-
 def test_activations_live_until_the_backward_pass_has_used_them():
     """exp keeps its output: three of them at once, and in the backward pass one gradient, or two in turn, on top."""
     start = zeros(4).requires_grad_()
@@ -105,19 +96,3 @@ def test_an_error_in_the_block_ends_the_watch():
         zeros(1).view(7)
     assert len(zeros(5)) == 5 * KIB  # nobody watches any more
     assert peak.num_bytes == 1024
-
-
-def test_the_same_is_computed():
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
-    other, rows = copy.deepcopy(layer), torch.randn(3, 5, 16)
-    results = []
-    for one in (layer, other):
-        torch.manual_seed(1)
-        if one is layer:
-            with TensorPeak():
-                one(rows).square().sum().backward()
-        else:
-            one(rows).square().sum().backward()
-        results.append([parameter.grad for parameter in one.parameters()])
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(*results, strict=True))

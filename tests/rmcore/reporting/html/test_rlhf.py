@@ -19,7 +19,6 @@ KINDS = {
     "nobody judged": {"judged": False},
     "one seed": {"num_seeds": 1},
     "one point": {"num_points": 1},
-    "no members, no rule": {"early_stop": False},
     "watched, one seed": {"watched": True, "num_seeds": 1},
     "watched, back to the start": {"watched": False},
     "two rewards": {"rewards": 2},
@@ -54,12 +53,6 @@ def test_every_number_of_the_record_is_in_the_section(page, record):
 def test_nothing_is_said_with_words_of_the_program(page, record):
     for text in (page(record).section("rlhf"), markdown(rlhf_block(record))):
         assert not re.search(r"\b(None|nan|inf|NaN)\b", text)
-
-
-def test_the_rule_is_shown_where_there_is_one_alone(page):
-    heading = "disagreement have stopped it in time"
-    assert heading in page(make()).section("rlhf")
-    assert heading not in page(make(early_stop=False)).section("rlhf")
 
 
 def test_a_judges_name_is_text_and_not_an_element(page):

@@ -91,17 +91,6 @@ def test_padding_and_neighbours_change_nothing() -> None:
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 
-def test_a_common_constant_changes_nothing() -> None:
-    """Only differences of rewards mean something; the gradient has no part along the constant."""
-    utilities = torch.tensor([[0.3, -1.2, 2.0]], dtype=torch.float64, requires_grad=True)
-    ranks, log_tie = torch.tensor([[1, 1, 2]]), torch.tensor([-0.5, -1.0], dtype=torch.float64)
-    said = ranking_log_likelihood(utilities, ranks, log_tie, first_only=torch.tensor([False]))
-    moved = ranking_log_likelihood(utilities + 7, ranks, log_tie, first_only=torch.tensor([False]))
-    torch.testing.assert_close(said, moved)
-    (gradient,) = torch.autograd.grad(said.sum(), utilities)
-    assert float(gradient.sum()) == pytest.approx(0, abs=1e-12)
-
-
 def test_large_utilities_in_float32_stay_finite() -> None:
     utilities = torch.tensor([[80.0, -90.0, 0.0, 50.0]], requires_grad=True)
     log_tie = torch.zeros(3, requires_grad=True)

@@ -56,11 +56,6 @@ def make_trainer(folder, observations, *, stop=None, model=None, held_out=HELD_O
     )
 
 
-def rewards_of(folder) -> np.ndarray:
-    rm = BradleyTerryRM.from_pretrained(folder, device="cpu")
-    return rm.score([pair.prompt for pair in HELD_OUT], [pair.chosen for pair in HELD_OUT])
-
-
 @pytest.mark.parametrize("model", [{}, {"lora": {}}], ids=["full", "lora"])
 def test_a_checkpoint_is_a_plain_reward_model_with_its_likelihood_beside_it(observations_of, tmp_path, model) -> None:
     trainer = make_trainer(tmp_path, observations_of(60, kinds=MIXTURE), model=model, reliability=True)
@@ -166,9 +161,3 @@ def test_packed_and_padded_in_any_cut_have_one_gradient(observations_of, tmp_pat
     assert gradients[0].keys() == gradients[1].keys()
     for name, one in gradients[0].items():
         assert float((one - gradients[1][name]).norm() / one.norm()) < 1e-6, name
-
-
-def test_without_validation_pairs_the_best_is_the_last(observations_of, tmp_path) -> None:
-    trainer = make_trainer(tmp_path, observations_of(40, kinds=("grade",)), held_out=[])
-    assert trainer.run().best_step == TRAIN["steps"]
-    assert rewards_of(tmp_path / "out" / "best").shape == (6,)
