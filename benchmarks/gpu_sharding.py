@@ -1,11 +1,5 @@
-"""A sharded training of one process gives the losses of one that is not: FSDP2 under torchrun, NCCL on a GPU.
+"""A sharded training of one process gives the losses of one that is not: FSDP2, with NCCL on a GPU."""
 
-Each is a process that torchrun starts (`python gpu_sharding.py FILE SMOKE`), which trains twice from the same weights.
-"""
-
-import json
-import subprocess
-import sys
 import tempfile
 import time
 from contextlib import suppress
@@ -35,31 +29,21 @@ CLOSE = 5e-3
 def sharding(work: Work) -> None:
     """Losses of one process, sharded and whole."""
     work.built.clear()
-    work.measure("one process", lambda: launched(work.smoke))
+    work.measure("one process", lambda: compared(work.smoke))
 
 
-def launched(smoke: bool) -> dict[str, Any]:
-    """Start torchrun and read what its process wrote."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "found.json"
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
-        subprocess.run([*launcher, __file__, str(file), str(int(smoke))], check=True)  # its output is in gpu.log
-        found: dict[str, Any] = json.loads(file.read_text())
-    if found["largest_difference"] > CLOSE:
-        raise AssertionError(f"sharded and whole losses differ: {found}")
-    return found
-
-
-def main(file: Path, smoke: bool) -> None:
-    """Both trainings, in a process of torchrun's."""
+def compared(smoke: bool) -> dict[str, Any]:
+    """Train twice from the same weights."""
     cell = cell_of(HALF, smoke=smoke, steps=STEPS)
     pairs, device = pairs_for(cell), pick_device("auto")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend)
-    whole, sharded = (losses_of(cell, pairs, device, sharded=sharded) for sharded in (False, True))
-    dist.destroy_process_group()
+    dist.init_process_group(backend, store=dist.TCPStore("127.0.0.1", 0, 1, is_master=True), rank=0, world_size=1)
+    try:
+        whole, sharded = (losses_of(cell, pairs, device, sharded=sharded) for sharded in (False, True))
+    finally:
+        dist.destroy_process_group()
     differences = [abs(a - b) / abs(a) for a, b in zip(whole["losses"], sharded["losses"], strict=True)]
     found = {
         "device": device.type,
@@ -70,7 +54,9 @@ def main(file: Path, smoke: bool) -> None:
         **{f"{name}_whole": whole[name] for name in ("seconds", "peak_gib")},
         **{f"{name}_sharded": sharded[name] for name in ("seconds", "peak_gib")},
     }
-    file.write_text(json.dumps(found))
+    if found["largest_difference"] > CLOSE:
+        raise AssertionError(f"sharded and whole losses differ: {found}")
+    return found
 
 
 def losses_of(cell: Any, pairs: list[TokenizedPair], device: torch.device, *, sharded: bool) -> dict[str, Any]:
@@ -103,7 +89,3 @@ def losses_of(cell: Any, pairs: list[TokenizedPair], device: torch.device, *, sh
         "seconds": time.perf_counter() - started[0],
         "peak_gib": peak,
     }
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), bool(int(sys.argv[2])))
