@@ -72,11 +72,4 @@ def _show(name: str, curves: list[dict[str, Any]]) -> None:
             table.add_row(f"{point['setting']:.4g}", f"{point['kl']:.3f}", f"{point['proxy']['value']:+.3f}", gold)
         print(f"\n{name}, {NAMES[curve['method']]}: {finding(curve)}")
         Console().print(table)
-        fit = min(curve["fits"], key=lambda one: one["error"])
-        peak = fit["peak"]
-        if curve["best"] == 0:
-            continue  # there is no peak to look for
-        where = "never turns" if peak["value"] is None else f"turns at a KL of {peak['value'] ** 2:.3g} nats"
-        last = curve["points"][-1]["kl"]
-        beyond = " (beyond what was measured)" if peak["value"] is not None and peak["value"] ** 2 > last else ""
-        print(f"the fitted true reward {where}{beyond}; gains are in standard deviations within prompts")
+        print("gains are in standard deviations within prompts")

@@ -268,7 +268,6 @@ _OF_POLICIES = (
     MetricSpec(
         "planned_fall", "fall before the planned KL", "sd", "gain at the planned KL minus the highest before it"
     ),
-    MetricSpec("headroom", "headroom", "", "distance to the true reward's peak over the planned distance"),
     MetricSpec(
         "gain_probability", "probability of that gain", "share", "as for the synthetic benchmark's small reward models"
     ),

@@ -6,7 +6,7 @@ that best-of-n, the KL-regularised optimum and a trained policy share one axis.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -38,16 +38,11 @@ from rmcore.policy.sampling.best_of_n import (
 
 Method = Literal["best_of_n", "kl_optimum"]
 METHODS: tuple[Method, ...] = ("best_of_n", "kl_optimum")
-Form = Literal["square", "logarithm"]
-FORMS: tuple[Form, ...] = ("square", "logarithm")
 KL_SHARES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0)
 """KL of the points of the KL-regularised optimum, as shares of the largest of best-of-n."""
 
 WITHIN_REACH = 0.9
 """Share of the largest KL among the samples that is asked of the optimum: beyond it one sample a prompt decides."""
-HEADROOM_CAP = 2.0
-"""A fitted peak at twice the planned distance, or none before it, counts as this."""
-_SHARES = np.linspace(0.0, HEADROOM_CAP, 201)
 
 
 @dataclass(frozen=True)
@@ -72,24 +67,6 @@ class CurvePoint:
 
 
 @dataclass(frozen=True)
-class Fit:
-    """R(d) = d (alpha - beta d), or d (alpha - beta log d), to the gains; d is the root of the KL.
-
-    Attributes:
-        form: square or logarithm.
-        alpha, beta: coefficients.
-        peak: d at which R is largest; without a value where the fitted gain never turns.
-        error: root mean square of what the fit leaves, in standard deviations.
-    """
-
-    form: Form
-    alpha: MetricValue
-    beta: MetricValue
-    peak: MetricValue
-    error: float
-
-
-@dataclass(frozen=True)
 class OptimizationPlan:
     """The gain and the fall that a curve predicts for an optimisation up to `kl` nats.
 
@@ -106,16 +83,12 @@ class OptimizationPlan:
         num_telling: independent units of prompts whose samples the judge tells apart.
         num_short: prompts that were left out because they have fewer samples than the plan needs.
         by_prompt: the prompts' gains at the plan, in the order of the pools; None of those left out.
-        headroom: d at which the fitted gain is largest over the planned d: below 1 the plan goes beyond the peak, 0 is
-            a true reward that falls from the start. Looked for up to `HEADROOM_CAP`, beyond the curve by the fit. Its
-            interval knows nothing of how well either form fits, so it shows no turn: `fall` does.
     """
 
     kl: float
     reached: float | None
     gain: GainValue
     fall: GainValue
-    headroom: MetricValue
     worst: float
     num_telling: int
     num_short: int
@@ -124,12 +97,11 @@ class OptimizationPlan:
 
 @dataclass(frozen=True)
 class Overoptimization:
-    """A curve, its fits, and whether the true reward turned within it.
+    """A curve, and whether the true reward turned within it.
 
     Attributes:
         method: how the policy was optimised.
         points: from weak to strong.
-        fits: both forms.
         best: index of the point of the highest gain of the true reward.
         fall: gain of the true reward at the last point minus that at `best`; with an interval that excludes zero the
             true reward turned. `best` was chosen on the same prompts, so the fall looks a little larger than it is.
@@ -140,7 +112,6 @@ class Overoptimization:
 
     method: Method
     points: tuple[CurvePoint, ...]
-    fits: tuple[Fit, ...]
     best: int
     fall: MetricValue
     num_prompts: int
@@ -229,7 +200,7 @@ def overoptimization(
     plan = OptimizationPlan(
         kl=planned_kl,
         reached=None if at is None else min(planned_kl, float(curve.kl.mean(axis=0)[-1])),
-        **curve.planned(planned_kl, at, found.fits, num_resamples=num_resamples, seed=seed),
+        **curve.planned(planned_kl, at, num_resamples=num_resamples, seed=seed),
         worst=-curve.bounds[0],
         num_telling=int(np.count_nonzero(telling)),
         num_short=int(np.count_nonzero(~kept)),
@@ -266,30 +237,24 @@ class _Curve:
         best = int(np.argmax(self.gold.mean(axis=0)))
 
         def statistics(weights: FloatArray) -> dict[str, FloatArray]:
-            mean_kl, mean_proxy, mean_gold = self._means(weights)
+            weights = weights / weights.sum(axis=1, keepdims=True)
+            mean_proxy, mean_gold = weights @ self.proxy, weights @ self.gold
             found = {f"proxy {i}": mean_proxy[:, i] for i in range(len(settings))}
             found["fall"] = mean_gold[:, -1] - mean_gold[:, best]
-            for form in FORMS:
-                found |= {f"{form} {name}": values for name, values in _fit(form, np.sqrt(mean_kl), mean_gold).items()}
             return found
 
         drawn = cluster_bootstrap(statistics, len(self.kl), num_resamples=num_resamples, seed=seed)
 
         def value(name: str) -> MetricValue:
-            return self._value(drawn.point[name], drawn.replicates.get(name))
+            replicates = drawn.replicates.get(name)
+            return metric_value(drawn.point[name], replicates, num_prompts=len(self.kl), num_pairs=self.num_samples)
 
         golds = self._gains(self.gold, num_resamples, seed)
         points = tuple(
             CurvePoint(setting, float(self.kl[:, i].mean()), nominal[i], value(f"proxy {i}"), golds[i])
             for i, setting in enumerate(settings)
         )
-        fits = tuple(
-            Fit(
-                form, value(f"{form} alpha"), value(f"{form} beta"), value(f"{form} peak"), drawn.point[f"{form} error"]
-            )
-            for form in FORMS
-        )
-        return Overoptimization(method, points, fits, best, value("fall"), num_prompts, self.num_samples)
+        return Overoptimization(method, points, best, value("fall"), num_prompts, self.num_samples)
 
     def line_at(self, planned_kl: float, *, is_bound: bool) -> FloatArray | None:
         """Weights (P,) of the points in a gain at the planned KL, by a straight line in its root; None beyond the end.
@@ -306,39 +271,26 @@ class _Curve:
         return np.maximum(0.0, 1 - np.abs(np.arange(len(distance)) - place))
 
     def planned(
-        self, planned_kl: float, at: FloatArray | None, fits: Sequence[Fit], *, num_resamples: int, seed: int
-    ) -> dict[str, Any]:
-        """Gain, fall and headroom of a plan.
+        self, planned_kl: float, at: FloatArray | None, *, num_resamples: int, seed: int
+    ) -> dict[str, GainValue]:
+        """Gain and fall of a plan.
 
         Args:
             planned_kl: nats.
             at: of `line_at`.
-            fits: of the curve; the headroom is of the better one.
             num_resamples: of the intervals.
             seed: of the intervals.
         """
-        planned, form = math.sqrt(planned_kl), min(fits, key=lambda fit: fit.error).form
-
-        def statistics(weights: FloatArray) -> dict[str, FloatArray]:
-            mean_kl, _, mean_gold = self._means(weights)
-            return {"headroom": _headroom(form, _fit(form, np.sqrt(mean_kl), mean_gold), planned)}
-
-        drawn = cluster_bootstrap(statistics, len(self.kl), num_resamples=num_resamples, seed=seed)
-        found = {"headroom": self._value(drawn.point["headroom"], drawn.replicates.get("headroom"))}
         mean_kl, mean_gold = self.kl.mean(axis=0), self.gold.mean(axis=0)
         if at is None:
             short = f"the samples reach {float(mean_kl[-1]):.3g} nats, {planned_kl:g} are planned; draw more of each"
             none = GainValue(None, None, None, self.num_samples, short)
-            return found | {"gain": none, "fall": none}
-        before = np.sqrt(mean_kl) < planned
+            return {"gain": none, "fall": none}
+        before = mean_kl < planned_kl
         highest = int(np.argmax(np.where(before, mean_gold, -np.inf)))  # the policy itself is always before it
         there = self.gold @ at
         gain, fall = self._gains(np.column_stack([there, there - self.gold[:, highest]]), num_resamples, seed)
-        return found | {"gain": gain, "fall": fall.at_most(0.0)}
-
-    def _means(self, weights: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        weights = weights / weights.sum(axis=1, keepdims=True)
-        return weights @ self.kl, weights @ self.proxy, weights @ self.gold
+        return {"gain": gain, "fall": fall.at_most(0.0)}
 
     def _gains(self, gains: FloatArray, num_resamples: int, seed: int) -> list[GainValue]:
         """Means of gains (U, Q) with their intervals; of a gain that is none by definition it has no width."""
@@ -351,39 +303,6 @@ class _Curve:
             else GainValue.of(value, float(low[i]), float(high[i]), num=self.num_samples, num_prompts=len(gains))
             for i, value in enumerate(gains.mean(axis=0).tolist())
         ]
-
-    def _value(self, point: float, replicates: FloatArray | None) -> MetricValue:
-        if not math.isfinite(point):
-            return MetricValue(None, None, None, self.num_samples, "the fitted true reward never turns")
-        return metric_value(point, replicates, num_prompts=len(self.kl), num_pairs=self.num_samples)
-
-
-def _headroom(form: str, fit: dict[str, FloatArray], planned: float) -> FloatArray:
-    """Where a fitted gain (B,) is largest between 0 and `HEADROOM_CAP` times the planned distance, as a share of it."""
-    d = np.maximum(_SHARES * planned, 1e-12)
-    damping = np.log(d) if form == "logarithm" else d
-    gains = d * (fit["alpha"][:, None] - fit["beta"][:, None] * damping)
-    return np.asarray(_SHARES[np.argmax(gains, axis=1)])
-
-
-def _fit(form: str, distance: FloatArray, gains: FloatArray) -> dict[str, FloatArray]:
-    """Least squares through the origin for each row (B, points); the peak is infinite where nothing turns."""
-    d = np.maximum(distance, 1e-12)
-    damping: Callable[[FloatArray], FloatArray] = np.log if form == "logarithm" else np.asarray
-    first, second = d, -d * damping(d)
-    aa, ab, bb = (first * first).sum(1), (first * second).sum(1), (second * second).sum(1)
-    ay, by = (first * gains).sum(1), (second * gains).sum(1)
-    determinant = aa * bb - ab * ab
-    alpha, beta = (ay * bb - by * ab) / determinant, (by * aa - ay * ab) / determinant
-    left = gains - alpha[:, None] * first - beta[:, None] * second
-    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        peak = np.exp(alpha / beta - 1) if form == "logarithm" else alpha / (2 * beta)
-    return {
-        "alpha": alpha,
-        "beta": beta,
-        "peak": np.where((beta > 0) & (peak > 0), peak, np.inf),
-        "error": np.sqrt((left**2).mean(axis=1)),
-    }
 
 
 def _scaled(pools: Sequence[FloatArray], name: str) -> list[FloatArray]:

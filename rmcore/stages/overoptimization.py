@@ -146,5 +146,4 @@ def _tracked(record: dict[str, Any]) -> dict[str, Any]:
     for curve in record.get("curves", []):
         shown[f"ready/{curve['method']}_planned_gain"] = curve["plan"]["gain"]
         shown[f"ready/{curve['method']}_planned_fall"] = curve["plan"]["fall"]
-        shown[f"ready/{curve['method']}_headroom"] = curve["plan"]["headroom"]
     return shown

@@ -35,7 +35,7 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
     )
     parts: dict[str, Any] = dict(optimized.get("parts", {}))
     if plan is not None:
-        parts |= {"planned_gain": plan["gain"], "planned_fall": plan["fall"], "headroom": plan["headroom"]}
+        parts |= {"planned_gain": plan["gain"], "planned_fall": plan["fall"]}
     parts |= {name: metrics[name] for name in FROM_PAIRS if name in metrics}
     why = None if "landscape" in upstream else "the curvature was not measured"
     curvature = {"value": largest_eigenvalue(upstream), "ci_low": None, "ci_high": None, "num": 0, "reason": why}

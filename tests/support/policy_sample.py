@@ -23,7 +23,7 @@ def policy(quality=1.0):
         for name, value in on_policy_parts(JudgedPools(rewards, gold, lengths), **settings).items()
     }
     plan = curves[0]["plan"]
-    parts |= {"planned_gain": plan["gain"], "planned_fall": plan["fall"], "headroom": plan["headroom"]}
+    parts |= {"planned_gain": plan["gain"], "planned_fall": plan["fall"]}
     parts["ece_tempered_debiased"] = {"value": 0.02, "ci_low": 0.01, "ci_high": 0.04, "num": 9, "reason": None}
     choices = [{"n": n, "kl": 0.1, "nominal_kl": 0.1, "reward": float(n)} for n in (1, 2, 4, 8, 16)]
     return {

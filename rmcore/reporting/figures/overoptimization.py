@@ -18,7 +18,7 @@ NAMES = {"best_of_n": "best-of-n", "kl_optimum": "KL-regularised optimum"}
 
 
 def overoptimization_figure(name: str, curves: Sequence[Mapping[str, Any]]) -> "Figure":
-    """One panel a method: both rewards with 95 % intervals over prompts, and the fit to the true reward.
+    """One panel a method: both rewards with 95 % intervals over prompts.
 
     Args:
         name: of the proxy.
@@ -61,7 +61,6 @@ def _panel(ax: "Axes", curve: Mapping[str, Any]) -> None:
         high = np.array([bound(point[key], "ci_high") for point in points])
         ax.fill_between(distance, low, high, color=colour, alpha=0.18, linewidth=0)
         ax.plot(distance, values, marker=marker, markersize=5, color=colour, label=_label(key, points[-1]))
-    _draw_fit(ax, curve, distance)
     ax.axhline(0, color=MUTED, linewidth=0.8)
     ax.axvline(distance[curve["best"]], color=ORANGE, linewidth=0.9, linestyle=":")
     title = f"{NAMES[curve['method']]} · {curve['num_prompts']} prompts, {curve['num_samples']:,} samples"
@@ -76,14 +75,3 @@ def _panel(ax: "Axes", curve: Mapping[str, Any]) -> None:
 def _label(key: str, point: Mapping[str, Any]) -> str:
     held = ", ends if no prompt is a disaster" if point[key].get("low_if_no_disaster") is not None else ""
     return f"{REWARD_NAMES[key]}{held}"
-
-
-def _draw_fit(ax: "Axes", curve: Mapping[str, Any], distance: np.ndarray[Any, Any]) -> None:
-    """The form that leaves less."""
-    fit = min(curve["fits"], key=lambda one: one["error"])
-    d = np.linspace(1e-3, float(distance.max()), 200)
-    damping = np.log(d) if fit["form"] == "logarithm" else d
-    ax.plot(
-        d, d * (fit["alpha"]["value"] - fit["beta"]["value"] * damping), color=MUTED, linestyle="--", linewidth=1,
-        label=f"{'d (α − β log d)' if fit['form'] == 'logarithm' else 'd (α − β d)'}, fitted to the true reward",
-    )  # fmt: skip

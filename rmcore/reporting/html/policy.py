@@ -21,7 +21,6 @@ PARTS = {
     "skill_16": "the win rate of the best of 16 from 0 (blind) to 1 (perfect)",
     "planned_gain": "gain of the true reward at the planned KL (sd within prompts)",
     "planned_fall": "that gain minus the highest before it",
-    "headroom": "distance to the fitted peak of the true reward over the planned one",
     "length_correlation": "correlation of reward and length, given the judge",
     "pairwise_accuracy": "accuracy on labelled pairs",
     "length_matched_accuracy": "the same where both sides are about as long",

@@ -1,4 +1,4 @@
-"""What a curve says of a planned KL: the gain between its points, whether it fell before, and how far the peak is."""
+"""What a curve says of a planned KL: the gain between its points, and whether it fell before."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from rmcore.policy.overoptimization import HEADROOM_CAP, METHODS, overoptimization
+from rmcore.policy.overoptimization import METHODS, overoptimization
 from rmcore.policy.sampling.best_of_n import nominal_kl, pool_kl
 
 BEST_OF_64 = nominal_kl(64)
@@ -80,32 +80,11 @@ def test_beyond_the_samples_no_gain_is_made_up(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_gold_that_falls_from_the_start_has_no_headroom(method):
+def test_a_gold_that_falls_from_the_start_is_at_its_lowest_at_the_plan(method):
     proxy = pools(4)
     plan = planned(proxy, [-pool for pool in proxy], 2.0, method).plan
-    assert plan.headroom.value == 0
-    assert plan.headroom.ci_high == 0
     assert plan.fall == plan.gain
     assert plan.gain.ends[1] < 0
-
-
-def test_the_headroom_is_the_distance_of_the_turn_over_the_planned_distance():
-    """Gold is d (alpha - beta d) of the proxy's own distance, so it peaks where it was made to."""
-    rng = np.random.default_rng(6)
-    proxy = [np.sort(rng.normal(size=64)) for _ in range(60)]
-    peaks = []
-    for at in (0.6, 1.2):
-        gold = turning(proxy, at)
-        curve = planned(proxy, gold, 2.0)
-        best_form = min(curve.fits, key=lambda fit: fit.error)
-        expected = min(HEADROOM_CAP, best_form.peak.value / math.sqrt(2.0))
-        assert curve.plan.headroom.value == pytest.approx(expected, abs=0.005 * HEADROOM_CAP)
-        seen = math.sqrt(curve.points[curve.best].kl)
-        assert curve.plan.headroom.value * math.sqrt(2.0) == pytest.approx(seen, abs=0.35)  # points lie so far apart
-        assert 0 < curve.plan.headroom.value < 1.5
-        peaks.append(curve.plan.headroom.value)
-        assert curve.plan.headroom.ci_low <= curve.plan.headroom.value <= curve.plan.headroom.ci_high
-    assert peaks[0] < peaks[1]
 
 
 @pytest.mark.slow
@@ -123,7 +102,6 @@ def test_a_fall_before_the_plan_is_shown_and_one_behind_it_is_none(method):
 
 @pytest.mark.slow
 def test_a_gold_that_levels_off_is_seldom_shown_to_fall():
-    """Of 100 such golds a fall was shown in five, where a fitted peak before the plan was shown in 22."""
     shown, draws = 0, 60
     for seed in range(draws):
         rng = np.random.default_rng(seed)
@@ -140,9 +118,7 @@ def test_pools_of_any_size_have_a_curve_that_begins_at_no_distance(size):
     assert pool_kl(np.full(size, 1 / size)) >= 0
     proxy = pools(8, num_prompts=10, size=size)
     curve = planned(proxy, proxy, 1.0, "kl_optimum")
-    assert curve.plan.headroom.value == HEADROOM_CAP
-    assert all(math.isfinite(fit.error) for fit in curve.fits)
-    assert all(fit.alpha.value > 0 for fit in curve.fits)
+    assert math.isfinite(curve.plan.gain.value)
 
 
 def test_ties_take_kl_away_and_the_plan_says_so():
