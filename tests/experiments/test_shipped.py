@@ -319,7 +319,7 @@ def test_the_comparison_of_the_tutorial_declares_what_compare_declares():
 
     comparison = OptimizerComparison("tiny", "mine.parquet", ["muon", "sgd"], num_seeds=2, epochs=3)
     declared = comparison.declared
-    assert [arm.name for arm in declared.arms()] == ["adamw", "muon", "sgd"]  # the control is always there
+    assert [arm.name for arm in declared.arms()] == ["adamw", "sgd", "muon"]  # the control is always there
     assert len(declared.seeds) == 2
     assert (declared.base.data.source, declared.base.train.epochs) == ("mine.parquet", 3)
     with pytest.raises(ConfigError, match="run_experiment first"):

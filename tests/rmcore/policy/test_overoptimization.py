@@ -129,7 +129,7 @@ def test_the_figure_says_what_was_found():
     assert len(figure.axes) == 2
     assert finding(curves[0]) in " ".join(figure.get_suptitle().split())
     labels = figure.axes[0].get_legend_handles_labels()[1]
-    assert {"proxy reward", "true reward, ends if no prompt is a disaster"} < set(labels)
+    assert set(labels) == {"proxy reward", "true reward, ends if no prompt is a disaster"}
     assert "nats" in figure.axes[1].get_xlabel()
 
 
