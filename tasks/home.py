@@ -33,6 +33,8 @@ CREATE_TIME_TOLERANCE_S = 1.0
 
 QUIET_ENVIRONMENT = {
     "PREFECT_LOGGING_LEVEL": "WARNING",
+    # A worker asks for new runs so often; by default every 10 s, which who started one in the UI waits for.
+    "PREFECT_WORKER_QUERY_SECONDS": "3",
     "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
     # The telemetry heartbeat races the embedded server's own start: `database is locked`.
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",

@@ -68,7 +68,8 @@ class Cluster:
 
     def __init__(self, folder, postgres):
         self.folder, self.postgres, self.home = folder, postgres, folder / "head"
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
+        ours = ("PREFECT_", "MLFLOW_", "TORCHINDUCTOR_")  # what other tests of this process may have set
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         self.inherited = kept | {"OMP_NUM_THREADS": "1", "RM_OPT_DEVICE_SLOTS": "1", "COLUMNS": "200"}
         self.environment = self.inherited | postgres.environment
         self.environment |= {"RM_OPT_HOME": str(self.home), "RM_OPT_SHARED": (folder / "shared").as_uri()}
@@ -104,15 +105,6 @@ class Cluster:
         machine = Machine(self, name)
         self.machines.append(machine)
         return machine
-
-    def only_worker(self, name):
-        """A worker, of an earlier test where one is left, and no other."""
-        running = [machine for machine in self.machines if machine.process.poll() is None]
-        for machine in running[1:]:
-            machine.end()
-        found = running[0] if running else self.worker(name)
-        self.wait_for(lambda: "started!" in found.said())
-        return found
 
     def ask(self, path, body):
         return self.http.post(f"{self.api}{path}", json=body).raise_for_status().json()
@@ -157,7 +149,7 @@ def declare(tmp_path, tiny_folder):
             "base": {
                 "data": {"gold": {"num_prompts": 60, "pairs_per_prompt": 2}},
                 "model": {"name": str(tiny_folder), "max_seq_len": 128},
-                "train": {"lr": 1e-3, "steps": 4, "eval_every": 2, "log_every": 2, "token_budget": 8192} | train,
+                "train": {"lr": 1e-3, "pairs_per_step": 2, "steps": 4, "eval_every": 2, "log_every": 2} | train,
                 "evaluate": {"num_resamples": 100},
             },
             "factors": [{"name": "rate", "levels": {"low": {"train.lr": 1e-4}, "high": {}}}],

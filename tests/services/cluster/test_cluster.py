@@ -14,10 +14,13 @@ from used_homes import begin
 pytestmark = pytest.mark.services
 
 
-def outcome_of(command, file):
-    said, _ = command.communicate(timeout=800)
-    assert command.returncode == 0, said
-    return json.loads(file.read_text()), said
+def is_training(machine):
+    return bool(list(machine.home.glob("store/.wip/train-*/metrics.jsonl")))
+
+
+def trained(machine):
+    """How many trainings its store has."""
+    return len(list(machine.home.glob("store/train/*/MANIFEST.json")))
 
 
 def numbers(outcome):
@@ -47,32 +50,19 @@ def test_without_a_worker_nothing_is_begun(cluster, declare):
     assert cluster.cells() == []
 
 
-@pytest.mark.timeout(1200)
-def test_a_matrix_over_two_workers_of_which_one_loses_its_power_is_whole_and_the_same(
-    cluster, declare, databases, tmp_path
-):
-    file, summary = declare("spread", seeds=2), tmp_path / "summary.json"
-    one, two = cluster.worker("one"), cluster.worker("two")
-    cluster.wait_for(lambda: all("started!" in machine.said() for machine in (one, two)))
-    command = cluster.begin("experiment", file, "--runner", "pool", "--summary", summary)
-    # In the midst: it has computed one, and computes another.
-    cluster.wait_for(lambda: one.finished("evaluate") >= 1 and list(one.home.glob("store/.wip/train-*/metrics.jsonl")))
-    one.kill()
-    outcome, said = outcome_of(command, summary)
+def be_without_the_database(cluster, worker):
+    """What a worker computes goes on without the server, and waits for it when it is done."""
+    computed = trained(worker)
+    cluster.postgres.stop()
+    try:
+        cluster.wait_for(lambda: cluster.http.post(f"{cluster.api}/flow_runs/filter", json={}).is_server_error)
+        cluster.wait_for(lambda: trained(worker) > computed)
+    finally:
+        cluster.postgres.start()
 
-    assert "its worker died; started again (1 of 2)" in said
-    assert outcome["failed"] == []
-    assert len(outcome["computed"]) == 4
-    for stage, number in (("train", 4), ("evaluate", 4)):
-        assert len(list((cluster.folder / "shared").glob(f"manifests/{stage}/*.json"))) == number
-        assert one.finished(stage) + two.finished(stage) == number
-    names = [run["name"] for run in cluster.cells(state={"type": {"any_": ["COMPLETED"]}})]
-    assert len(names) == len(set(names)) == 4
-    [crashed] = [run for run in cluster.cells() if run["state_type"] == "CRASHED"]
-    if cluster.hosts_differ:  # else all are one machine, whose dead runs the next one to start there finds
-        assert "its machine is silent" in crashed["state"]["message"]
 
-    # Every cell of MLflow is there, through the server's own artifact store; so is the report.
+def assert_all_is_tracked(cluster):
+    """Every cell is in MLflow, through the server's own artifact store; so is the report."""
     client = connect(cluster.mlflow.replace("http://", f"http://any:{cluster.passwords[cluster.mlflow]}@"))
     [experiment] = client.search_experiments(filter_string="name = 'rm/spread-custom'")
     assert experiment.artifact_location.startswith("mlflow-artifacts:/")
@@ -82,6 +72,54 @@ def test_a_matrix_over_two_workers_of_which_one_loses_its_power_is_whole_and_the
     assert {run.info.status for run in tracked} == {"FINISHED"}
     [parent] = [run for run in tracked if run.data.tags["rm.kind"] == "matrix"]
     assert "report/report.html" in [found.path for found in client.list_artifacts(parent.info.run_id, "report")]
+
+
+@pytest.mark.timeout(1500)
+def test_a_matrix_is_whole_and_the_same_though_machines_go_and_the_database_is_away(
+    cluster, declare, databases, tmp_path
+):
+    """One of two workers loses its power, the other one is asked to end, and the third is without the database."""
+    long = {"steps": 250, "eval_every": 125, "log_every": 50, "early_stopping_patience": None}
+    file, summary = declare("spread", seeds=2, **long, resume_every_seconds=1), tmp_path / "summary.json"
+    one, two = cluster.worker("one"), cluster.worker("two")
+    cluster.wait_for(lambda: all("started!" in machine.said() for machine in (one, two)))
+    command = cluster.begin("experiment", file, "--runner", "pool", "--summary", summary)
+    # In the midst: it has computed one, and computes another.
+    cluster.wait_for(lambda: one.finished("evaluate") >= 1 and is_training(one))
+    one.kill()
+
+    cluster.wait_for(lambda: list(two.home.glob("store/.wip/train-*/resume/step_*")))
+    two.end()
+    assert re.search(rf"{two.name} ended; handed back: (low|high) seed [01]", two.said())
+    [waiting] = cluster.cells(state={"name": {"any_": ["AwaitingRetry"]}})
+
+    three = cluster.worker("three")
+    cluster.wait_for(lambda: three.finished("evaluate") >= 1 and is_training(three))
+    assert "resum" in three.said()
+    # Stages of all runs are forked from the one process of the worker that has imported their libraries.
+    below = family(three.process.pid).values()
+    servers = [words for words in below if "rmcore.core.child_process" in words]
+    assert servers
+    assert not [words for words in servers if "listen" not in words]
+    be_without_the_database(cluster, three)
+
+    said, _ = command.communicate(timeout=800)
+    assert command.returncode == 0, said
+    outcome = json.loads(summary.read_text())
+    assert said.count("its worker died; started again (1 of 2)") == said.count("its worker died") == 1
+    assert cluster.http.get(f"{cluster.api}/flow_runs/{waiting['id']}").json()["state_type"] == "COMPLETED"
+    assert outcome["failed"] == []
+    assert len(outcome["computed"]) == 4
+    for stage, number in (("train", 4), ("evaluate", 4)):
+        assert len(list((cluster.folder / "shared").glob(f"manifests/{stage}/*.json"))) == number
+        assert sum(machine.finished(stage) for machine in cluster.machines) == number
+    names = [run["name"] for run in cluster.cells(state={"type": {"any_": ["COMPLETED"]}})]
+    assert len(names) == len(set(names)) == 4
+    [crashed] = [run for run in cluster.cells() if run["state_type"] == "CRASHED"]
+    if cluster.hosts_differ:  # else all are one machine, whose dead runs the next one to start there finds
+        assert "its machine is silent" in crashed["state"]["message"]
+
+    assert_all_is_tracked(cluster)
 
     # On one machine, without any of this, the same two cells have the same numbers.
     alone, own = begin(tmp_path / "alone", databases), tmp_path / "own.json"
@@ -93,25 +131,6 @@ def test_a_matrix_over_two_workers_of_which_one_loses_its_power_is_whole_and_the
         cluster.environment = cluster_environment
     expected = numbers(json.loads(own.read_text()))
     assert {cell: numbers(outcome)[cell] for cell in expected} == expected
-
-
-@pytest.mark.timeout(900)
-def test_a_worker_that_is_asked_to_end_hands_its_run_back_and_another_one_continues(cluster, declare, tmp_path):
-    long = {"steps": 250, "eval_every": 125, "log_every": 50, "early_stopping_patience": None}
-    file, summary = declare("handed", seeds=1, **long, resume_every_seconds=1), tmp_path / "summary.json"
-    first = cluster.only_worker("first")
-    command = cluster.begin("experiment", file, "--arms", "low,high", "--runner", "pool", "--summary", summary)
-    states = "store/.wip/train-*/resume/step_*"
-    cluster.wait_for(lambda: list(first.home.glob(states)))
-    first.end()
-    assert re.search(rf"{first.name} ended; handed back: (low|high) seed 0", first.said())
-    [waiting] = cluster.cells(state={"name": {"any_": ["AwaitingRetry"]}})
-    second = cluster.worker("second")
-    outcome, said = outcome_of(command, summary)
-    assert "its worker died" not in said
-    assert len(outcome["computed"]) == 2
-    assert "resum" in second.said()
-    assert cluster.http.get(f"{cluster.api}/flow_runs/{waiting['id']}").json()["state_type"] == "COMPLETED"
 
 
 @pytest.mark.parametrize(
@@ -152,29 +171,3 @@ def test_a_database_that_services_do_not_use_is_refused_while_they_run(cluster):
     done = cluster.rm_opt("up", "--database", "sqlite", check=False)
     assert done.returncode == 2
     assert "run `rm-opt down` first" in done.stderr
-
-
-@pytest.mark.timeout(900)
-def test_a_database_that_is_away_in_mid_run_costs_time_and_nothing_else(cluster, declare, tmp_path):
-    file, summary = declare("away", seeds=1, steps=60, eval_every=30), tmp_path / "summary.json"
-    worker = cluster.only_worker("patient")
-    evaluated = worker.finished("evaluate")
-    command = cluster.begin("experiment", file, "--runner", "pool", "--summary", summary)
-    cluster.wait_for(lambda: list(worker.home.glob("store/.wip/train-*/metrics.jsonl")))
-    computed = len(list(worker.home.glob("store/train/*/MANIFEST.json")))
-    # Stages of all runs are forked from the one process of the worker that has imported their libraries.
-    below = family(worker.process.pid).values()
-    servers = [words for words in below if "rmcore.core.child_process" in words]
-    assert servers
-    assert not [words for words in servers if "listen" not in words]
-    cluster.postgres.stop()
-    try:
-        cluster.wait_for(lambda: cluster.http.post(f"{cluster.api}/flow_runs/filter", json={}).is_server_error)
-        # What it computes goes on without the server, and waits for it when it is done.
-        cluster.wait_for(lambda: len(list(worker.home.glob("store/train/*/MANIFEST.json"))) > computed)
-    finally:
-        cluster.postgres.start()
-    outcome, said = outcome_of(command, summary)
-    assert outcome["failed"] == [], said
-    assert sorted(outcome["computed"]) == ["high seed 0", "low seed 0"]
-    assert worker.finished("evaluate") == evaluated + 2
