@@ -1,4 +1,4 @@
-"""`make fuzz`: wrong files and runs at once, by the thousand, against what is here; minutes, seeded, not in the tests.
+"""`make fuzz`: wrong files by the thousand against what is here; minutes, seeded, not in the tests.
 
     python tests/fuzz/run.py [--seed 0] [--only data] [--count 500] [--first 0] [--keep build/fuzz]
 
@@ -30,7 +30,6 @@ KINDS = {
     **{"checkpoints": "stored_checkpoints", "stores": "stored_artifacts"},
 }
 """The module of each kind: `DEFAULT_COUNT`, and `one(draw, place)`, which says how a case ended."""
-RUNS, NUM_RUNS = "runs", 200
 LIMIT_S = 60.0
 FINDINGS = ("traceback", "hang", "silent")
 COLUMNS = ("cases", "same", "subset", "refused", *FINDINGS, "slowest")
@@ -42,7 +41,7 @@ def main() -> int:
     """Fuzz what was chosen; 1 where there is a finding."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=[*KINDS, RUNS], help="one kind; default: all")
+    parser.add_argument("--only", choices=list(KINDS), help="one kind; default: all")
     parser.add_argument("--count", type=int, help="cases of each kind; default: as many as the kind says")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--keep", type=Path, default=ROOT / "build" / "fuzz", help="where files of findings go")
@@ -51,14 +50,8 @@ def main() -> int:
     sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support"), str(ROOT / "tests" / "fuzz")]
     num_findings = 0
     print(f"{'kind':<12}" + "".join(f"{name:>11}" for name in COLUMNS))
-    for kind in [chosen.only] if chosen.only else [*KINDS, RUNS]:
-        if kind == RUNS:
-            count = chosen.count or NUM_RUNS
-            with tempfile.TemporaryDirectory(prefix="rm-opt-fuzz-") as home:
-                found = importlib.import_module("rounds").check_runs(count, chosen.seed, Path(home))
-            print(f"{kind:<12}{count:>11}{'':>33}{len(found):>11} lost or not over")
-        else:
-            found = _fuzz(kind, chosen)
+    for kind in [chosen.only] if chosen.only else KINDS:
+        found = _fuzz(kind, chosen)
         for sentence in found:
             print(f"  {sentence}")
         num_findings += len(found)

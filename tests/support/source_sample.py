@@ -26,6 +26,12 @@ ROWS = [
 FORMATS = ["parquet", "json", "jsonl", "csv", "pretty.json", "lines.json"]
 
 
+def lines(rows, path):
+    """Write rows as JSON Lines, in ASCII, which lone surrogates need; gives the path as text."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
 def write(rows, path):
     """Write rows in the form that the name asks for."""
     name = path.name.removesuffix(".gz")

@@ -108,12 +108,6 @@ def test_lengths_and_margins():
     assert (split["target_margin"]["num_pairs"], split["target_margin"]["max"]) == (1196, 1201.0)
 
 
-def test_an_empty_split_can_be_described_and_printed():
-    result = audit({"train": CLEAN, "validation": []}, [])
-    assert result["splits"]["validation"]["longer_wins"]["accuracy"] is None
-    assert "validation: 0 pairs" in format_audit(result)
-
-
 @pytest.mark.slow
 def test_public_data_has_its_known_length_bias_and_no_leakage(data_folder):
     folder = data_folder

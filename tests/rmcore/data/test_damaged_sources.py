@@ -166,11 +166,6 @@ def test_a_damaged_file_is_a_data_error_that_names_it(tmp_path, name, change):
         load_pairs(str(path))
 
 
-def test_a_cut_file_says_that_rows_are_lost(tmp_path):
-    with pytest.raises(DataError, match="cut off, and the rows behind the cut are lost"):
-        load_pairs(str(damaged(tmp_path, "data.jsonl.gz", lambda data: data[:-10])))
-
-
 def test_missing_and_unknown_files(tmp_path):
     with pytest.raises(DataError, match="is not a file"):
         load_pairs(str(tmp_path / "none.parquet"))

@@ -21,20 +21,19 @@ def rm_opt(*args, encoding):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_data_commands(tmp_path, encoding):
+def test_data_commands(tmp_path):
     source = tmp_path / f"{NAME}.jsonl"
     source.write_text(json.dumps(ROW, ensure_ascii=False) + "\n", encoding="utf-8")
     report = tmp_path / f"{NAME}.json"
-    checked = rm_opt("data", "check", source, "--json", report, encoding=encoding)
+    checked = rm_opt("data", "check", source, "--json", report, encoding="ascii")
     assert (checked.returncode, checked.stderr) == (0, b"")
     assert json.loads(report.read_text())["num_pairs"] == 1
     for form in ("parquet", "jsonl"):
         target = tmp_path / f"{NAME}-out.{form}"
-        converted = rm_opt("data", "convert", source, target, encoding=encoding)
+        converted = rm_opt("data", "convert", source, target, encoding="ascii")
         assert (converted.returncode, converted.stderr) == (0, b"")
         assert load_pairs(str(target)).pairs == load_pairs(str(source)).pairs
-    absent = rm_opt("data", "check", tmp_path / f"{NAME}.csv", encoding=encoding)
+    absent = rm_opt("data", "check", tmp_path / f"{NAME}.csv", encoding="ascii")
     assert absent.returncode == 2
     assert absent.stderr.startswith(b"error: ")
     assert b"Traceback" not in absent.stderr

@@ -3,7 +3,6 @@
 The files are in `fixtures/`; their rows are invented.
 """
 
-import json
 import shutil
 import subprocess
 from collections import Counter
@@ -21,6 +20,7 @@ from rmcore.data.readers.fields import RowRejected
 from rmcore.data.readers.files import read_file
 from rmcore.data.readers.layouts import recognise
 from rmcore.data.readers.sources import load_pairs
+from source_sample import lines
 
 FIXTURES = Path(__file__).with_name("fixtures")
 FRUIT, TOOL, BIRD = "Name a fruit.", "Name a tool.", "Name a bird."
@@ -211,16 +211,10 @@ def test_what_belongs_to_a_side_follows_it():
 
 def test_ties_are_a_notice_and_no_warning(tmp_path):
     rows = [{"prompt": f"p {i}", "a": "x", "b": "y", "winner": "tie" if i % 2 else "a"} for i in range(10)]
-    loaded = load_pairs(written(rows, tmp_path))
+    loaded = load_pairs(lines(rows, tmp_path / "rows.jsonl"))
     findings = audit({"all": loaded.pairs}, [loaded])
     assert [sentence for sentence in findings["notices"] if "5 of 10 rows" in sentence and "are ties" in sentence]
     assert not [sentence for sentence in findings["warnings"] if "set aside" in sentence]
-
-
-def written(rows, tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
 
 
 def test_another_encoding_is_refused_with_the_command_that_converts_it(tmp_path, monkeypatch):
@@ -256,7 +250,7 @@ def test_few_rows_of_other_bytes_are_damage_that_is_told(tmp_path, bad):
 
 def test_escaped_halves_of_characters_are_no_other_encoding(tmp_path):
     rows = [{"prompt": "p", "chosen": "\ud800" if i else "a", "rejected": "b"} for i in range(9)]
-    assert len(load_pairs(written(rows, tmp_path)).pairs) == 1
+    assert len(load_pairs(lines(rows, tmp_path / "rows.jsonl")).pairs) == 1
 
 
 @pytest.mark.parametrize(("name", "encoding"), [("data.csv", "utf-16"), ("data.jsonl", "utf-16")])
@@ -342,7 +336,7 @@ def test_what_two_layouts_fit_is_refused_by_name(row, named):
 )
 def test_what_may_mean_two_things_refuses_the_file_and_names_the_row(tmp_path, row, message):
     with pytest.raises(DataError, match=r"rows\.jsonl, row 1: ") as caught:
-        load_pairs(written([row], tmp_path))
+        load_pairs(lines([row], tmp_path / "rows.jsonl"))
     assert message in str(caught.value)
 
 
@@ -378,13 +372,13 @@ def test_two_questions_of_argilla_are_refused_by_name(tmp_path):
     said = {name: [{"value": ["reply_2", "reply_1"], "user_id": "u"}] for name in ("help", "harm")}
     row = {"fields": {"prompt": "p", "reply_1": "a", "reply_2": "b"}, "responses": said}
     with pytest.raises(DataError, match="help and harm may both be the preference"):
-        load_pairs(written([row], tmp_path))
+        load_pairs(lines([row], tmp_path / "rows.jsonl"))
 
 
 def test_when_no_row_gives_a_pair_the_columns_that_are_needed_are_named(tmp_path):
     row = {"data": {"prompt": "p", "left": "a", "right": "b"}, "annotations": [{"result": []}]}
     with pytest.raises(DataError, match=r"\(not labelled: 1\).*read as Label Studio: annotations with a pairwise"):
-        load_pairs(written([row], tmp_path))
+        load_pairs(lines([row], tmp_path / "rows.jsonl"))
 
 
 keys = st.sampled_from(["messages", "role", "content", "response", "Rating", "selected", "value", "rank", "x"])

@@ -4,15 +4,12 @@ import hashlib
 import itertools
 import json
 import math
-import os
 import random
-import subprocess
-import sys
 from functools import lru_cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rmcore.config.data import GoldConfig
@@ -105,12 +102,6 @@ def test_arbitrary_text_gets_a_finite_low_reward(prompt, response):
 @given(seed=seeds, ood=st.booleans(), response=st.text(alphabet=st.characters(exclude_categories=["N", "L"])))
 def test_text_without_words_or_numbers_earns_nothing_on_a_real_prompt(seed, ood, response):
     assert LOWEST <= gold_reward(drawn(seed, ood)[0], response) <= 0
-
-
-@given(seed=seeds, response=st.text(alphabet="0123456789 =+-*),.\"'\n٣²aeiou", max_size=400))
-def test_numeric_garbage_stays_within_the_bounds(seed, response):
-    prompt, _ = drawn(seed)
-    assert LOWEST <= gold_reward(prompt, response * 20) <= HIGHEST
 
 
 def test_a_number_of_ten_thousand_digits_is_only_a_wrong_answer_and_read_in_linear_time():
@@ -244,25 +235,6 @@ def test_the_smallest_world_and_many_pairs_a_prompt():
     assert len(world.pairs) == len(texts(world.pairs)) == 20 * 64
 
 
-@pytest.mark.slow
-def test_the_same_seed_gives_the_same_world_in_processes_with_other_hash_seeds():
-    script = (
-        "import hashlib, json; from rmcore.config.data import GoldConfig\n"
-        "from rmcore.data.gold.world import generate_pairs\n"
-        "w = generate_pairs(GoldConfig(num_prompts=60, flip_rate=0.1), seed=5)\n"
-        "print(hashlib.sha256(json.dumps([p.to_dict() for p in w.pairs + w.ood_pairs]).encode()).hexdigest())\n"
-        "import sys; assert 'torch' not in sys.modules"
-    )
-    here = generate_pairs(GoldConfig(num_prompts=60, flip_rate=0.1), seed=5)
-    expected = hashlib.sha256(json.dumps([p.to_dict() for p in here.pairs + here.ood_pairs]).encode()).hexdigest()
-    for hash_seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        done = subprocess.run(
-            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
-        )
-        assert done.stdout.strip() == expected
-
-
 def test_another_seed_gives_other_prompts_and_label_settings_leave_the_texts_alone():
     base = generate_pairs(GoldConfig(num_prompts=60), seed=1)
     assert texts(base.pairs) != texts(generate_pairs(GoldConfig(num_prompts=60), seed=2).pairs)
@@ -272,25 +244,7 @@ def test_another_seed_gives_other_prompts_and_label_settings_leave_the_texts_alo
 
 
 @pytest.mark.slow
-@settings(max_examples=6, deadline=None)
-@given(temperature=st.sampled_from([0.5, 1.0, 3.0]), flip_rate=st.sampled_from([0.0, 0.2]), seed=st.integers(0, 50))
-def test_label_frequencies_follow_bradley_terry(temperature, flip_rate, seed):
-    config = GoldConfig(num_prompts=300, pairs_per_prompt=4, temperature=temperature, flip_rate=flip_rate)
-    pairs = generate_pairs(config, seed=seed).pairs
-    gaps = np.array([p.metadata["gold_chosen"] - p.metadata["gold_rejected"] for p in pairs])
-    win = 1 / (1 + np.exp(-np.abs(gaps) / temperature))
-    win = win * (1 - flip_rate) + (1 - win) * flip_rate
-    for low, high in ((0.0, 0.5), (0.5, 2.0), (2.0, 4.0), (4.0, 99.0)):
-        chosen = (np.abs(gaps) > low) & (np.abs(gaps) <= high)  # ties have no better side
-        deviation = np.sum((gaps > 0)[chosen] - win[chosen])
-        assert abs(deviation) <= 5 * math.sqrt(np.sum((win * (1 - win))[chosen])) + 1e-9
-    flipped = sum(p.metadata["flipped"] for p in pairs)
-    assert abs(flipped - flip_rate * len(pairs)) <= 5 * math.sqrt(len(pairs) * flip_rate * (1 - flip_rate))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("flip_rate", [0.0, 0.2])
-@pytest.mark.parametrize("length_bias", [0.5, 1.0])
+@pytest.mark.parametrize(("flip_rate", "length_bias"), [(0.2, 0.5), (0.0, 1.0)])
 def test_biased_annotators_name_the_longer_response_that_often(flip_rate, length_bias):
     fair, biased = (
         generate_pairs(GoldConfig(flip_rate=flip_rate, length_bias=bias), seed=4).pairs for bias in (0.0, length_bias)
@@ -308,7 +262,7 @@ def test_biased_annotators_name_the_longer_response_that_often(flip_rate, length
 
 
 @pytest.mark.parametrize(
-    "change", [{}, {"flip_rate": 0.2}, {"length_bias": 0.5}, {"flip_rate": 0.2, "length_bias": 0.5}]
+    "change", [{}, {"temperature": 3.0}, {"flip_rate": 0.2}, {"flip_rate": 0.2, "length_bias": 0.5}]
 )
 def test_the_probability_of_a_label_is_how_often_it_is_drawn(change):
     config, rng = GoldConfig(**change), random.Random(0)  # noqa: S311 - data, not cryptography
@@ -320,6 +274,10 @@ def test_the_probability_of_a_label_is_how_often_it_is_drawn(change):
             for pair in drawn
         ]
         assert np.ptp(of_first) < 1e-12
+        if not config.length_bias:  # Bradley-Terry, turned now and then
+            gap = gold_reward(prompt, first) - gold_reward(prompt, second)
+            win = 1 / (1 + math.exp(-gap / config.temperature))
+            assert of_first[0] == pytest.approx(win * (1 - config.flip_rate) + (1 - win) * config.flip_rate)
         spread = math.sqrt(len(drawn) * of_first[0] * (1 - of_first[0]))
         assert abs(sum(pair.chosen == first for pair in drawn) - len(drawn) * of_first[0]) <= 4.5 * spread + 1
 
@@ -376,28 +334,25 @@ def test_claims_are_in_their_own_world_only_and_cost_gold_at_the_extreme():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize(
     ("shortcut", "feature"), [("length", len), ("flattery", num_flattering), ("claims", num_claims)]
 )
-def test_the_shortcut_goes_with_gold_in_training_and_not_in_the_tail(seed, shortcut, feature):
-    world = full_world(shortcut, seed)
+def test_the_shortcut_goes_with_gold_in_training_and_not_in_the_tail(shortcut, feature):
+    world = full_world(shortcut, 0)
     assert correlation(world.pairs, feature) > 0.12
     assert correlation(world.ood_pairs, feature) < 0.0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
-def test_without_a_shortcut_flattery_is_unrelated_and_length_nearly_so(seed):
-    pairs = full_world("none", seed).pairs
+def test_without_a_shortcut_flattery_is_unrelated_and_length_nearly_so():
+    pairs = full_world("none", 0).pairs
     assert abs(correlation(pairs, num_flattering)) < 0.06
     assert abs(correlation(pairs, len)) < 0.15  # complete answers are a little longer
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
-def test_the_default_world_is_neither_trivial_nor_hopeless(seed):
-    pairs = full_world("length", seed).pairs
+def test_the_default_world_is_neither_trivial_nor_hopeless():
+    pairs = full_world("length", 0).pairs
     longer = np.mean([np.sign(len(p.chosen) - len(p.rejected)) / 2 + 0.5 for p in pairs])
     assert 0.55 <= longer <= 0.62
     assert 0.84 <= label_ceiling(pairs) <= 0.90

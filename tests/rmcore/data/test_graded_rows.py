@@ -1,6 +1,5 @@
 """Rows of one graded answer: which pairs their grades imply, and what is set aside."""
 
-import json
 import math
 import statistics
 
@@ -12,14 +11,9 @@ from rmcore.config.data import DataConfig
 from rmcore.core.errors import DataError
 from rmcore.data.readers.graded_rows import Grading
 from rmcore.data.readers.sources import load_pairs
+from source_sample import lines
 
 NAMES = ("helpfulness", "verbosity", "score")
-
-
-def written(rows, tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
 
 
 def graded(values, **more):
@@ -38,7 +32,7 @@ def test_pairs_are_those_of_which_the_weighted_grades_differ(tmp_path_factory, a
     ]
     rows += [dict.fromkeys(NAMES, value) | {"prompt": "r", "response": str(value)} for value in (0, 2)]
     rows = [{name: value for name, value in row.items() if value is not None} for row in rows]
-    loaded = load_pairs(written(rows, tmp_path_factory.mktemp("rows")), grading=Grading(weights))
+    loaded = load_pairs(lines(rows, tmp_path_factory.mktemp("rows") / "rows.jsonl"), grading=Grading(weights))
     numbers = {name: [float(row[name]) for row in rows if name in row] for name in NAMES}
     scale = {name: (statistics.fmean(found), statistics.pstdev(found)) for name, found in numbers.items()}
     counts = {"helpfulness": 1.0} if weights is None else {name: weight for name, weight in weights.items() if weight}
@@ -68,7 +62,7 @@ def test_who_graded_what_is_an_observation_of_his_own_and_the_pairs_are_of_the_m
         {"prompt": "p", "response": text, "rating": value, "annotator": who, "model": f"m {text}"}
         for text, value, who in (("a", 1, "x"), ("b", 2, "x"), ("a", 5, "y"), ("b", 1, "y"), ("a", 2, "y"))
     ]
-    loaded = load_pairs(written(rows, tmp_path))
+    loaded = load_pairs(lines(rows, tmp_path / "rows.jsonl"))
     assert [(one.annotator, one.answers, dict(one.grades)) for one in loaded.observations] == [
         ("x", ("a", "b"), {"overall": (1, 2)}),
         ("y", ("a", "b"), {"overall": (2, 1)}),
@@ -81,7 +75,7 @@ def test_who_graded_what_is_an_observation_of_his_own_and_the_pairs_are_of_the_m
 
 
 def test_a_prompt_gives_as_many_pairs_as_a_row_of_ranked_answers(tmp_path):
-    source = written([{"prompt": "p", "response": f"r {i}", "score": i} for i in range(20)], tmp_path)
+    source = lines([{"prompt": "p", "response": f"r {i}", "score": i} for i in range(20)], tmp_path / "rows.jsonl")
     loaded = load_pairs(source, pairs_per_row=7)
     assert (len(loaded.pairs), loaded.num_over_row_cap) == (7, 190 - 7)
     assert any("183 of 190 pairs" in sentence for sentence in loaded.notices())
@@ -89,7 +83,7 @@ def test_a_prompt_gives_as_many_pairs_as_a_row_of_ranked_answers(tmp_path):
 
 def test_grades_that_are_not_possible_and_attributes_that_tell_nothing_are_set_aside_and_told(tmp_path):
     rows = [{**row, "helpfulness": 4} for row in graded([1, 2, 7, 4, 2, 3])]
-    loaded = load_pairs(written(rows, tmp_path), grading=Grading(levels=(1, 2, 3, 4)))
+    loaded = load_pairs(lines(rows, tmp_path / "rows.jsonl"), grading=Grading(levels=(1, 2, 3, 4)))
     assert [(row.row, row.reason) for row in loaded.rejected] == [(3, "grade is none of the possible ones")]
     assert all(one.grades.keys() == {"score"} for one in loaded.observations)
     assert any("helpfulness is 4 in all graded rows" in sentence for sentence in loaded.notices())
@@ -108,7 +102,7 @@ def test_grades_that_are_not_possible_and_attributes_that_tell_nothing_are_set_a
 def test_what_implies_no_pair_is_refused(tmp_path, rows, grading, message):
     rows = [{"prompt": "p", "response": "r", "score": math.nan}] * (rows[0]["score"] == "x") + rows
     with pytest.raises(DataError, match=message):
-        load_pairs(written(rows, tmp_path), grading=grading)
+        load_pairs(lines(rows, tmp_path / "rows.jsonl"), grading=grading)
 
 
 @pytest.mark.parametrize(

@@ -87,30 +87,3 @@ def test_answers_that_a_tokenizer_makes_equal_are_no_observation(lower_case, tmp
         "two answers are the same tokens",
         "two answers are the same within max_seq_len",
     ]
-
-
-def test_the_error_names_the_ways_out():
-    cut = TokenizedPair("a", TokenizedSide([1], 3), TokenizedSide([2], 0))
-    with pytest.raises(DataError, match=r"none of the 1 training pairs .*: 1\): raise max_seq_len, or cut .*=cut"):
-        select_training_pairs([cut], over_length="drop")
-    tie = TokenizedPair("a", TokenizedSide([1], 3), TokenizedSide([1], 0))
-    with pytest.raises(DataError, match=r"equal after the cut: 1\): raise max_seq_len\."):
-        select_training_pairs([tie], over_length="cut")
-    assert select_training_pairs([], over_length="drop") == ([], [])
-
-
-def test_a_real_cut_that_makes_both_sides_equal(rm):
-    opening = "the same long beginning of both answers " * 20
-    tie = PreferencePair("why?", opening + "yes", opening + "no", pair_id="tie")
-    good = PreferencePair("why?", "because", opening, pair_id="good")
-    tokenized = Renderer(rm.tokenizer, Rendering("chat", 48)).tokenize_pairs([tie, good])
-    kept, dropped = select_training_pairs(tokenized, over_length="cut")
-    assert [pair.pair_id for pair in kept] == ["good"]
-    assert dropped == [DroppedPair("tie", "sides equal after the cut", tokenized[0].truncation)]
-    assert min(tokenized[0].truncation.values()) > 0
-    assert tokenized[1].truncation["chosen"] == 0 < tokenized[1].truncation["rejected"]
-    counts = count_cut(tokenized)
-    assert (counts["num_equal_after_cut"], counts["num_cut_pairs"], counts["num_cut_sides"]) == (1, 2, 3)
-    assert counts["num_cut_tokens"] == sum(sum(pair.truncation.values()) for pair in tokenized)
-    rewards = rm.score_sides([tokenized[0].chosen, tokenized[0].rejected])
-    assert rewards[0] == rewards[1]  # evaluation keeps it, as a tie

@@ -5,21 +5,18 @@ import math
 import tracemalloc
 from collections import Counter
 from dataclasses import replace
-from itertools import combinations
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmcore.config.data import DataConfig
-from rmcore.core.errors import DataError
 from rmcore.data.observation import WEIGHT
-from rmcore.data.pair import Message, PreferencePair, is_blank, plain_prompt
+from rmcore.data.pair import Message, PreferencePair, plain_prompt
 from rmcore.data.readers.columns import ColumnMap
 from rmcore.data.readers.layouts import Reason, RowRejected, recognise
 from rmcore.data.readers.sources import load_pairs
 from rmcore.data.splits import split_by_prompt
-from tests.support.turn_fields import FIELDS
 
 SYSTEM, HELLO, HI, ASK = (
     Message("system", "Be brief."),
@@ -156,11 +153,6 @@ def test_a_dialogue_in_two_overlapping_parts_is_whole_again(contents, first, sec
     assert parse_record(record) == [PreferencePair(plain_prompt(whole), "a", "b")]
 
 
-def test_a_system_turn_is_part_of_the_prompt():
-    record = {"prompt": "Hello", "chosen": side(SYSTEM, HELLO, text="a"), "rejected": side(SYSTEM, HELLO, text="b")}
-    assert parse_record(record)[0].prompt == (SYSTEM, HELLO)
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -271,28 +263,6 @@ def test_shp_strength_is_the_log_of_the_score_ratio():
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(-4, 4), min_size=2, max_size=6), st.booleans())
-def test_ranked_answers_become_all_strictly_ordered_pairs(values, as_scores):
-    answers = [f"answer {i}" for i in range(len(values))]
-    record = {"prompt": "p", "answers": answers, "scores" if as_scores else "ranks": values}
-    sign = 1 if as_scores else -1
-    expected = set()
-    for i, j in combinations(range(len(values)), 2):
-        if values[i] != values[j]:
-            better, worse = (i, j) if sign * values[i] > sign * values[j] else (j, i)
-            expected.add(
-                (answers[better], answers[worse], float(values[better] - values[worse]) if as_scores else None)
-            )
-    if expected:
-        pairs = parse_record(record)
-        assert len(pairs) == len(expected)
-        assert {(pair.chosen, pair.rejected, pair.target_margin) for pair in pairs} == expected
-    else:
-        found = recognise(record).parse(record)
-        assert (found.pairs, found.observation.ranks) == ([], (1,) * len(values))
-
-
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 5)), min_size=2, max_size=9), st.integers(1, 40))
 def test_a_cap_keeps_some_of_a_rows_pairs_in_order_and_counts_the_rest(answers, most):
     row = {"prompt": "p", "answers": [text for text, _ in answers], "ranks": [rank for _, rank in answers]}
@@ -377,68 +347,3 @@ def test_named_columns_come_first_even_where_they_swap_the_usual_ones():
 def test_column_map_from_a_configuration():
     config = DataConfig(prompt_column="q", margin_column="m")
     assert ColumnMap.from_config(config) == ColumnMap(prompt="q", margin="m")
-
-
-@pytest.mark.parametrize("columns", [ColumnMap(), ColumnMap(chosen="best")])
-def test_columns_that_fit_no_layout_name_what_is_there_what_is_expected_and_the_flags(columns):
-    with pytest.raises(DataError) as caught:
-        recognise({"question": "p", "good": "a", "bad": "b"}, columns)
-    message = str(caught.value)
-    for word in (
-        "'question', 'good', 'bad'",
-        "prompt, chosen, rejected",
-        "--chosen-column",
-        columns.chosen or "no layout",
-    ):
-        assert word in message
-
-
-texts = st.text(min_size=1).filter(lambda text: not is_blank(text))
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda x: st.lists(x) | st.dictionaries(st.text(), x),
-    max_leaves=8,
-)
-prompts = texts | st.lists(
-    st.builds(Message, st.sampled_from(["system", "user", "assistant"]), texts, FIELDS), min_size=2
-).map(tuple)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    prompts,
-    texts,
-    texts,
-    st.none() | st.floats(allow_nan=False, allow_infinity=False),
-    st.dictionaries(st.text(), json_values.filter(lambda x: "Infinity" not in json.dumps(x)), max_size=3),
-    st.text(),
-)
-def test_our_own_records_read_back_to_an_equal_pair(prompt, chosen, rejected, margin, metadata, pair_id):
-    if chosen == rejected:
-        rejected += "!"
-    pair = PreferencePair(prompt, chosen, rejected, margin, metadata, pair_id)
-    assert parse_record(json.loads(json.dumps(pair.to_dict()))) == [pair]
-
-
-texts_of_rows = ["prompt", "chosen", "rejected", "margin", "history", "human_ref_A", "human_ref_B", "labels"]
-others_of_rows = ["score_ratio", "ranks", "scores", "responses", "answers", "metadata", "pair_id", "subset"]
-names = st.sampled_from(texts_of_rows + others_of_rows)
-message_like = st.lists(
-    st.fixed_dictionaries(
-        {}, optional={"role": st.sampled_from(["user", "assistant"]) | json_values, "content": json_values}
-    ),
-    max_size=3,
-)
-any_text = st.text(st.characters(), max_size=8)  # lone surrogates included
-
-
-@settings(deadline=None)
-@given(st.dictionaries(names, json_values | message_like | any_text | st.binary(max_size=4), max_size=8))
-@example({"prompt": "p", "chosen": "a", "rejected": "b", "metadata": json.loads("[" * 400 + "]" * 400)})
-def test_any_row_gives_pairs_or_is_refused(record):
-    try:
-        pairs = parse_record(record)
-    except DataError:  # RowRejected, or no layout fits
-        return
-    assert pairs
-    assert all(json.dumps(pair.to_dict()) for pair in pairs)

@@ -1,8 +1,6 @@
 """Files that say more than strict pairs give the observations that a reader of them would write down."""
 
-import json
 import random
-from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from rmcore.data.observation import Kind, Observation
 from rmcore.data.readers.columns import USUAL_COLUMNS, ColumnMap
 from rmcore.data.readers.layouts import recognise
 from rmcore.data.readers.sources import cap_prompts, load_pairs, take_out
+from source_sample import lines
 
 FIXTURES = Path(__file__).with_name("fixtures")
 FRUIT, TOOL, BIRD = "Name a fruit.", "Name a tool.", "Name a bird."
@@ -102,7 +101,7 @@ def test_a_battle_in_lists_that_is_a_tie_is_read_as_one_that_is_not():
 def test_a_first_observation_late_in_a_file_brings_those_of_the_pairs_before(tmp_path):
     rows = [{"prompt": f"p {i}", "a": "x", "b": "y", "winner": "ab"[i % 2]} for i in range(40)]
     rows.insert(30, {"prompt": "p", "a": "x", "b": "y", "winner": "tie"})
-    source = written(rows, tmp_path)
+    source = lines(rows, tmp_path / "rows.jsonl")
     loaded, spooled = load_pairs(source), load_pairs(source, spool=tmp_path / "pairs.arrow")
     assert list(loaded.observations) == list(spooled.observations)
     assert [one.kind for one in loaded.observations] == [Kind.PAIR] * 30 + [Kind.TIE] + [Kind.PAIR] * 10
@@ -117,8 +116,10 @@ def test_the_sides_of_a_pair_carry_its_weight(tmp_path):
         for i in range(3)
         for role in ("chosen", "rejected")
     ]
-    loaded = load_pairs(written(rows, tmp_path), columns=ColumnMap(weight="weight"))
-    assert not load_pairs(written(rows, tmp_path)).observations  # a weight that nobody named may be of anything
+    loaded = load_pairs(lines(rows, tmp_path / "rows.jsonl"), columns=ColumnMap(weight="weight"))
+    assert not load_pairs(
+        lines(rows, tmp_path / "rows.jsonl")
+    ).observations  # a weight that nobody named may be of anything
     assert [(one.weight, one.observation_id) for one in loaded.observations] == [(1, "x0"), (2, "x1"), (3, "x2")]
     assert [pair.pair_id for pair in loaded.pairs] == ["x0", "x1", "x2"]
 
@@ -143,8 +144,15 @@ def test_pairs_are_those_that_the_ranks_imply(answers, as_scores):
     rank = dict(zip(said.answers, said.ranks, strict=True))
     assert sorted(set(rank.values())) == list(range(1, len(set(rank.values())) + 1))
     assert rank.keys() == ranks_of.keys()
-    expected = {(one, two) for one in rank for two in rank if rank[one] < rank[two]}
-    assert {(pair.chosen, pair.rejected) for pair in found.pairs} == expected
+    value = dict(answers)
+    expected = {
+        (one, two, float(value[one] - value[two]) if as_scores else None)
+        for one in rank
+        for two in rank
+        if value[one] != value[two] and (value[one] > value[two]) == as_scores
+    }
+    assert {(pair.chosen, pair.rejected, pair.target_margin) for pair in found.pairs} == expected
+    assert len(found.pairs) == len(expected)
 
 
 @pytest.mark.parametrize(
@@ -184,13 +192,13 @@ def test_a_word_is_no_grade_and_a_named_column_must_be_there():
 def test_ties_alone_are_refused(tmp_path):
     rows = [{"prompt": f"p {i}", "a": "x", "b": "y", "winner": "tie"} for i in range(5)]
     with pytest.raises(DataError, match=r"all 5 usable judgements of .* are ties: .*how wide a tie is"):
-        load_pairs(written(rows, tmp_path), require_pairs=False)
+        load_pairs(lines(rows, tmp_path / "rows.jsonl"), require_pairs=False)
 
 
 def test_what_is_held_out_as_a_tie_is_not_trained_on(tmp_path):
     rows = [{"prompt": f"p {i}", "a": "x", "b": "y", "winner": "tie" if i % 3 else "a"} for i in range(90)]
-    training = load_pairs(written(rows, tmp_path))
-    held_out = load_pairs(written(rows[:20], tmp_path, "held_out.jsonl"))
+    training = load_pairs(lines(rows, tmp_path / "rows.jsonl"))
+    held_out = load_pairs(lines(rows[:20], tmp_path / "held_out.jsonl"))
     left = take_out(training, held_out)
     prompts = {f"p {i}" for i in range(20, 90)}
     assert {one.prompt for one in left.observations} == prompts
@@ -200,7 +208,7 @@ def test_what_is_held_out_as_a_tie_is_not_trained_on(tmp_path):
 
 def test_a_cap_keeps_the_first_observations_of_a_prompt(tmp_path):
     rows = [{"prompt": f"p {i % 2}", "a": f"x {i}", "b": "y", "winner": "tie" if i % 3 else "a"} for i in range(12)]
-    capped = cap_prompts(load_pairs(written(rows, tmp_path)), 2)
+    capped = cap_prompts(load_pairs(lines(rows, tmp_path / "rows.jsonl")), 2)
     assert [one.answers[0] for one in capped.observations] == ["x 0", "x 1", "x 2", "x 3"]
 
 
@@ -216,18 +224,3 @@ def test_the_order_of_rows_changes_no_observation(tmp_path, write):
         one, two = ({getattr(x, identity): x for x in getattr(loaded, attribute)} for loaded in (first, second))
         assert one == two
         assert len(one) >= 20
-
-
-def test_the_helpers_judgements_follow_the_gold_reward(tmp_path):
-    gold = dict(files.gold_answers(60, 4))
-    loaded = load_pairs(files.write_ultrafeedback(tmp_path / "rows.jsonl", 60))
-    right = [gold[pair.prompt][pair.chosen] > gold[pair.prompt][pair.rejected] for pair in loaded.pairs]
-    assert sum(right) / len(right) > 0.85
-    assert sum(one.ranks is not None for one in loaded.observations) == 60
-    assert all(len(list(combinations(one.answers, 2))) == 6 for one in loaded.observations)
-
-
-def written(rows, tmp_path, name="rows.jsonl"):
-    path = tmp_path / name
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)

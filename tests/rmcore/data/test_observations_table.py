@@ -8,32 +8,26 @@ from hypothesis import strategies as st
 from rmcore.core.errors import DataError
 from rmcore.data.observation import Observation
 from rmcore.data.observations_table import OBSERVATIONS, count_observations, iter_observations
-from rmcore.data.pair import Message, PreferencePair, is_blank
+from rmcore.data.pair import PreferencePair
 from rmcore.data.pairs_on_disk import RowWriter
 from rmcore.data.parquet_rows import write_records
 from rmcore.data.table import write_pairs
-from tests.support.turn_fields import FIELDS
-
-texts = st.text(min_size=1).filter(lambda text: not is_blank(text))
-prompts = texts | st.lists(
-    st.builds(Message, st.sampled_from(["system", "user"]), texts, FIELDS), min_size=2, max_size=3
-).map(tuple)
-metadata = st.dictionaries(st.text(), st.none() | st.integers() | st.lists(st.text(), max_size=2), max_size=3)
+from tests.support.turn_fields import METADATA, PROMPTS, TEXTS
 
 
 @st.composite
 def observations(draw):
-    answers = tuple(draw(st.lists(texts, min_size=1, max_size=5, unique=True)))
-    said = {"annotator": draw(st.none() | texts), "weight": draw(st.floats(0.01, 100)), "metadata": draw(metadata)}
+    answers = tuple(draw(st.lists(TEXTS, min_size=1, max_size=5, unique=True)))
+    said = {"annotator": draw(st.none() | TEXTS), "weight": draw(st.floats(0.01, 100)), "metadata": draw(METADATA)}
     if len(answers) == 1 or draw(st.booleans()):
         numbers = st.floats(allow_nan=False, allow_infinity=False)
         given = st.tuples(*[st.none() | numbers] * (len(answers) - 1), numbers)
         grades = draw(st.dictionaries(st.text(), given, min_size=1, max_size=3))
-        return Observation(draw(prompts), answers, grades=grades, **said)
+        return Observation(draw(PROMPTS), answers, grades=grades, **said)
     ranks = draw(st.lists(st.integers(1, 3), min_size=len(answers), max_size=len(answers)))
     dense = tuple(sorted(set(ranks)).index(rank) + 1 for rank in ranks)
     top_only = len(answers) > 2 and dense.count(1) == 1 and draw(st.booleans())
-    return Observation(draw(prompts), answers, ranks=dense, top_only=top_only, **said)
+    return Observation(draw(PROMPTS), answers, ranks=dense, top_only=top_only, **said)
 
 
 @settings(max_examples=25, deadline=None)

@@ -142,8 +142,7 @@ def renderer():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("over_length", ["cut", "drop", None])
-@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize(("over_length", "parts"), [("cut", 1), ("drop", 3), (None, 3)])
 def test_tokens_on_disk_are_those_in_memory_whoever_shares_the_work(tmp_path: Path, renderer, over_length, parts):
     pairs = [pair(number) for number in range(2 * PAIRS_A_BATCH + 17)]
     for number in range(parts):

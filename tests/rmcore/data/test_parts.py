@@ -1,4 +1,4 @@
-"""A source in parts: together they are what is read in one go, wherever they are cut."""
+"""A source in parts: together they are what is read in one go, wherever they are cut; pairs, or responses to score."""
 
 import json
 
@@ -10,6 +10,7 @@ from rmcore.core.errors import DataError
 from rmcore.data.parts import SourceInParts
 from rmcore.data.readers.sources import load_pairs
 from rmcore.data.table import write_pairs
+from source_sample import lines
 
 RESPONSES = [{"prompt": f"p{number}", "response": None if number % 5 == 3 else f"r{number}"} for number in range(23)]
 
@@ -18,19 +19,16 @@ RESPONSES = [{"prompt": f"p{number}", "response": None if number % 5 == 3 else f
 def folder(tmp_path_factory, gold_pairs):
     place = tmp_path_factory.mktemp("parts")
     write_pairs(gold_pairs[:31], place / "pairs.parquet")
-    lines = [
-        json.dumps({"prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected})
-        for pair in gold_pairs[:31]
-    ]
-    lines[4:4] = ["not JSON", json.dumps({"prompt": "p", "chosen": "same", "rejected": "same"})]
-    (place / "pairs.jsonl").write_text("\n".join(lines))
+    rows = [{"prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected} for pair in gold_pairs[:31]]
+    text = [*map(json.dumps, rows[:4]), "not JSON", '{"prompt": "p", "chosen": "same", "rejected": "same"}']
+    (place / "pairs.jsonl").write_text("\n".join([*text, *map(json.dumps, rows[4:])]))
     sides = [
         {"pair_id": pair.pair_id, "role": role, "prompt": pair.prompt, "response": getattr(pair, role)}
         for role in ("chosen", "rejected")
         for pair in gold_pairs[:31]
     ]
-    (place / "sides.jsonl").write_text("\n".join(json.dumps(side) for side in sides))
-    (place / "responses.jsonl").write_text("\n".join(json.dumps(row) for row in RESPONSES))
+    lines(sides, place / "sides.jsonl")
+    lines(RESPONSES, place / "responses.jsonl")
     return place
 
 
@@ -70,6 +68,37 @@ def test_a_damaged_first_line_says_nothing_about_the_others(tmp_path):
     usable = [(row["prompt"], row["response"]) for row in RESPONSES if row["response"] is not None]
     assert [row for part in source for row in part.responses] == usable
     assert source.num_unusable == 1 + sum(row["response"] is None for row in RESPONSES)
+
+
+UNUSABLE = [
+    {"prompt": "No answer.", "response": None},
+    {"prompt": " ", "response": "blank prompt"},
+    {"prompt": ["two"], "response": "no text"},
+    {"prompt": "half a pair of \ud800", "response": "no Unicode"},
+]
+
+
+@pytest.mark.parametrize("limit", [None, 5, 2**63, 10**30])
+def test_responses_that_cannot_be_scored_are_counted(tmp_path, limit):
+    source = SourceInParts(
+        lines([*UNUSABLE, {"prompt": "Grüße!", "response": "a"}], tmp_path / "r.jsonl"), 9, limit=limit
+    )
+    [part] = source
+    assert part.responses == [("Grüße!", "a")]
+    assert (source.num_rows, source.num_unusable) == (5, 4)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"prompt": "p", "chosen": "a", "rejected": "b"}],
+        [{"pair_id": "1", "role": role, "prompt": "p", "response": role} for role in ("chosen", "rejected")],
+    ],
+    ids=["pair", "sides of a pair"],
+)
+def test_pairs_are_not_taken_for_responses(tmp_path, rows):
+    [part] = SourceInParts(lines(rows, tmp_path / "rows.jsonl"), 10)
+    assert (len(part.pairs), part.responses) == (1, [])
 
 
 def test_nothing_is_read_before_it_is_asked_for(tmp_path, gold_pairs):

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 from rmcore.core.errors import DataError, ModelError
 from rmcore.data.pair import Message, PreferencePair, is_blank
 from rmcore.data.render_fn import RenderFn
-from rmcore.data.rendering import Renderer, Rendering, choose_rendering, count_cut
+from rmcore.data.rendering import Renderer, Rendering
 from rmcore.data.tokenizers import ensure_pad_token
 
 WORDS = ["Prompt", ":", "Response", *(f"w{number}" for number in range(400))]
@@ -171,17 +171,6 @@ TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), mi
 )
 
 
-@given(TEXT, TEXT)
-def test_a_chat_side_holds_prompt_and_completion_and_is_not_changed_by_its_partner(chat, prompt, completion):
-    renderer = Renderer(chat, Rendering("chat", 512))
-    text = renderer.render(prompt, completion)
-    assert completion.strip() in text
-    alone = renderer.tokenize_sides([(prompt, completion)])
-    together = renderer.tokenize_sides([(prompt, "other " * 40), (prompt, completion)])
-    assert alone[0] == together[1]
-    assert chat.decode(alone[0].ids) == text
-
-
 @pytest.mark.parametrize("special", [CAUSAL, ENCODER])
 def test_a_template_alone_says_which_special_tokens_there_are(special):
     tokenizer = word_tokenizer(**special)
@@ -196,16 +185,6 @@ def test_each_side_of_a_pair_is_that_of_its_own_text(chat):
     pairs = renderer.tokenize_pairs([PreferencePair(*one) for one in texts])
     for (prompt, chosen, rejected), pair in zip(texts, pairs, strict=True):
         assert [pair.chosen, pair.rejected] == renderer.tokenize_sides([(prompt, chosen), (prompt, rejected)])
-
-
-def test_a_long_chat_keeps_its_closing_turn(chat):
-    renderer = Renderer(chat, Rendering("chat", 40))
-    whole = Renderer(chat, Rendering("chat", 4000))
-    long = [("tell me about lemon " * 30, "it is yellow " * 30)]
-    cut, full = renderer.tokenize_sides(long)[0], whole.tokenize_sides(long)[0]
-    assert len(cut.ids) == 40
-    assert cut.num_cut == len(full.ids) - 40
-    assert cut.ids[-1] == full.ids[-1]
 
 
 @given(
@@ -227,55 +206,9 @@ def test_sides_are_what_the_tokenizer_gives_for_the_rendered_text_wherever_they_
             assert side.ids == whole
 
 
-def test_several_turns_reach_the_template(chat):
-    prompt = (
-        Message("system", "be brief"),
-        Message("user", "hi"),
-        Message("assistant", "yes?"),
-        Message("user", "sum"),
-    )
-    text = Renderer(chat, Rendering("chat", 512)).render(prompt, "4")
-    positions = [text.index(part) for part in ("be brief", "hi", "yes?", "sum", "4")]
-    assert positions == sorted(positions)
-
-
-def test_the_rendering_is_recorded_and_read_back(tmp_path, chat):
-    rendering = choose_rendering(chat, use_chat_template=True, max_seq_len=77)
-    rendering.save(tmp_path)
-    assert Rendering.load(tmp_path) == rendering == Rendering("chat", 77)
-    assert choose_rendering(chat, use_chat_template=False, max_seq_len=77).format == "plain"
-    assert Rendering.load(tmp_path / "elsewhere") is None
-
-
 def test_a_checkpoint_whose_template_is_gone_is_refused():
     with pytest.raises(ModelError, match="chat_template"):
         Renderer(word_tokenizer(**CAUSAL), Rendering("chat", 64))
-
-
-def test_cut_sides_are_counted():
-    renderer = Renderer(word_tokenizer(**CAUSAL), Rendering("plain", 16))
-    short, long = PreferencePair("w1", "w2", "w3"), PreferencePair("w1", "w2", "w3 " * 30)
-    assert count_cut(renderer.tokenize_pairs([short, long])) == {
-        "num_pairs": 2,
-        "num_cut_pairs": 1,
-        "num_cut_sides": 1,
-        "num_cut_tokens": 37 - 16,
-        "num_equal_after_cut": 0,
-    }
-
-
-WORD_TEXTS = st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("special", [CAUSAL, ENCODER])
-@given(sides=st.lists(st.tuples(WORD_TEXTS, WORD_TEXTS), min_size=1, max_size=8))
-def test_many_sides_together_have_the_tokenizers_own_ids_of_each_rendered_text(special, sides):
-    tokenizer = word_tokenizer(**special)
-    renderer = Renderer(tokenizer, Rendering("plain", 1000))
-    closing = [tokenizer.eos_token_id] if special is CAUSAL else []
-    expected = [tokenizer(renderer.render(*side)).input_ids + closing for side in sides]
-    assert [side.ids for side in renderer.tokenize_sides([*sides, *sides])] == [*expected, *expected]
 
 
 def trimming(chat):

@@ -92,24 +92,6 @@ def test_named_columns(tmp_path):
         load_pairs(str(path), columns=ColumnMap(chosen="best"))
 
 
-RANKED = {"prompt": "p", "responses": ["a", "b", "c"], "scores": [0.5, 3, 1]}
-
-
-@pytest.mark.parametrize("form", ["parquet", "jsonl", "csv"])
-def test_ranked_answers_in_every_storage(tmp_path, form):
-    loaded = load_pairs(str(write([RANKED], tmp_path / f"data.{form}")))
-    assert {(pair.chosen, pair.rejected): pair.target_margin for pair in loaded.pairs} == {
-        ("b", "a"): 2.5, ("b", "c"): 2.0, ("c", "a"): 0.5
-    }  # fmt: skip
-
-
-def test_our_own_records_read_back_equal(tmp_path):
-    dialogue = (Message("system", "s"), Message("user", "u"))
-    own = [PreferencePair("p", "a", "b", 1.5, {"subset": "x", "n": None}, "id-1"), PreferencePair(dialogue, "a", "b")]
-    for form in ("jsonl", "json"):
-        assert load_pairs(str(write([pair.to_dict() for pair in own], tmp_path / f"own.{form}"))).pairs == own
-
-
 @settings(deadline=None, max_examples=25)
 @given(
     st.lists(st.integers() | st.text(max_size=4) | st.fixed_dictionaries({"a": st.text(max_size=9)}), max_size=9),

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.data.pair import Message, PreferencePair, is_blank, prompt_messages
-from rmcore.data.readers.sources import load_pairs
 from rmcore.data.splits import conversation, normalized_prompt, split_by_prompt
 from rmcore.stages.samples import one_each
 
@@ -59,12 +58,6 @@ def test_case_and_white_space_do_not_matter(text, seed):
     assert len(homes) == 1
 
 
-def test_a_dialogue_prompt_has_one_place_however_often_it_comes():
-    dialogue = (Message("user", "Hi"), Message("assistant", "Hello"), Message("user", "Why?"))
-    splits = split_by_prompt(make_pairs([dialogue] * 5 + ["x"]), fractions={"train": 0.5, "test": 0.5}, seed=0)
-    assert sorted(len(pairs) for pairs in splits.values()) == [1, 5]
-
-
 def dialogue(*turns):
     return tuple(Message(("user", "assistant")[place % 2], turn) for place, turn in enumerate(turns))
 
@@ -97,14 +90,6 @@ def test_turns_of_a_conversation_stay_together(cuts, seed):
     assert num_turns_of_training_dialogues(splits) == 0
     talks = [{conversation(pair.prompt) for pair in part} for part in splits.values()]
     assert sum(map(len, talks)) == len(set.union(*talks)) == len({talk for talk, *_ in cuts})
-
-
-@pytest.mark.slow
-def test_public_dialogues_are_split_by_their_first_user_turn(data_folder, monkeypatch):
-    pairs = load_pairs(str(data_folder / "hh_harmless_base_test.jsonl.gz")).pairs
-    assert num_turns_of_training_dialogues(split_by_prompt(pairs, fractions=FRACTIONS, seed=0)) == 0
-    monkeypatch.setattr("rmcore.data.splits.conversation", normalized_prompt)  # as it would be by whole prompts
-    assert num_turns_of_training_dialogues(split_by_prompt(pairs, fractions=FRACTIONS, seed=0)) == 25
 
 
 @given(st.text().filter(lambda text: not is_blank(text)))

@@ -8,32 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmcore.core.errors import DataError
-from rmcore.data.pair import Message, PreferencePair, is_blank
+from rmcore.data.pair import Message, PreferencePair
 from rmcore.data.readers.sources import load_pairs
 from rmcore.data.table import SCHEMA, read_pairs, write_pairs
-from tests.support.turn_fields import FIELDS
-
-texts = st.text(min_size=1).filter(lambda text: not is_blank(text))
-dialogues = st.lists(
-    st.builds(Message, st.sampled_from(["system", "user", "assistant"]), texts, FIELDS), min_size=2, max_size=4
-)
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=5,
-)
-pairs = st.builds(
-    lambda prompt, texts, margin, metadata, pair_id: PreferencePair(prompt, *texts, margin, metadata, pair_id),
-    texts | dialogues.map(tuple),
-    st.tuples(texts, texts).filter(lambda two: two[0] != two[1]),
-    st.none() | st.floats(allow_nan=False, allow_infinity=False),
-    st.dictionaries(st.text(), json_values, max_size=3),
-    st.text(),
-)
+from tests.support.turn_fields import PAIRS
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(pairs, min_size=1, max_size=5))
+@given(st.lists(PAIRS, min_size=1, max_size=5))
 def test_round_trip_is_exact_through_both_readers(tmp_path_factory, some_pairs):
     path = tmp_path_factory.mktemp("table") / "pairs.parquet"
     write_pairs(iter(some_pairs), path)

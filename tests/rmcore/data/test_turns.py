@@ -5,13 +5,12 @@ import math
 
 import pytest
 
-from rmcore.core.errors import DataError
 from rmcore.data.pair import Answer, Message, PreferencePair, answer_turn, tools_of
 from rmcore.data.parts import SourceInParts
 from rmcore.data.readers.fields import Reason, RowRejected
 from rmcore.data.readers.layouts import recognise
 from rmcore.data.readers.sources import load_pairs
-from rmcore.data.readers.turns import exchange, message_list, message_of
+from rmcore.data.readers.turns import message_list, message_of
 from rmcore.data.rendering import Renderer, Rendering
 from rmcore.ensembles.score import score_pairs_table, score_readable_responses
 from rmcore.models.tiny import tiny_tokenizer
@@ -198,16 +197,6 @@ def test_sides_that_differ_in_their_calls_alone_are_a_pair_and_equal_ones_are_no
     with pytest.raises(RowRejected) as caught:
         pair_of({"prompt": "p", "chosen": says("Rome"), "rejected": says("Rome")})
     assert caught.value.reason is Reason.IDENTICAL_SIDES
-
-
-def test_what_a_person_must_know_of_rows_is_said(tmp_path):
-    with pytest.raises(DataError, match="holds images: 1"):
-        list(SourceInParts(str(written(tmp_path / "rows.jsonl", WAYS["turns"] | {"images": ["x.png"]})), 10))
-
-
-def test_a_prompt_that_is_no_transcript_is_left_as_it_is():
-    for prompt in ("Human: hello", "Say\n\nAssistant:", "p", (Message("user", "p"), Message("assistant", "a"))):
-        assert exchange(prompt, " a ") == (prompt, " a ")
 
 
 def test_what_has_no_fields_has_the_ids_and_tokens_that_it_always_had():

@@ -19,7 +19,7 @@ LINE = b'{"prompt": "p", "chosen": "' + b"a" * 10_000 + b'", "rejected": "b"}\n'
 def bombs(folder):
     (folder / "data.jsonl.gz").write_bytes(gzip.compress(LINE * 3000))
     (folder / "data.json.gz").write_bytes(gzip.compress(b"[" + b" " * 30_000_000))
-    (folder / "data.csv.gz").write_bytes(gzip.compress(b"prompt,chosen,rejected\n" + b"p,a,b\n" * 3_000_000))
+    (folder / "data.csv.gz").write_bytes(gzip.compress(b"prompt,chosen,rejected\n" + b"p,a,b\n" * 1_000_000))
     table = pa.table({"prompt": ["p" * 10_000] * 3000, "chosen": ["a"] * 3000, "rejected": ["b"] * 3000})
     pq.write_table(table, folder / "data.parquet", compression="zstd")
     one = pa.DictionaryArray.from_arrays(pa.array([0] * 500, pa.int32()), pa.array(["p" * 2**20]))
@@ -43,7 +43,7 @@ def test_a_file_that_unpacks_to_many_times_its_size(tmp_path, monkeypatch):
                 pass
 
 
-@pytest.mark.parametrize("codec", ["none", "snappy", "zstd", "gzip"])
+@pytest.mark.parametrize("codec", ["none", "zstd"])
 @pytest.mark.parametrize(("size", "most"), [(10, 512), (2**20, 256), (2**24, 16), (2**26, 4)])
 def test_few_rows_are_decoded_at_once_where_a_dictionary_makes_them_large(tmp_path, codec, size, most):
     table = pa.table({"prompt": pa.DictionaryArray.from_arrays(pa.array([0, 0], pa.int32()), pa.array(["p" * size]))})
@@ -90,7 +90,7 @@ except DataError:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["data.csv", "data.tsv", "data.json", "data.jsonl"])
+@pytest.mark.parametrize("name", ["data.csv", "data.json", "data.jsonl"])
 def test_a_line_without_an_end_takes_bounded_memory(tmp_path, name):
     path = tmp_path / name
     with path.open("wb") as file:

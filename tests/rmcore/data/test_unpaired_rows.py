@@ -68,12 +68,6 @@ def test_every_file_format_gives_the_same_pairs_in_order_of_first_appearance(tmp
     assert (loaded.rejected, loaded.num_rows, loaded.layout) == ([], 1400, "side rows")
 
 
-def test_datasets_folders(tmp_path):
-    datasets = pytest.importorskip("datasets")
-    datasets.Dataset.from_list([*whole("a"), *whole("b")]).save_to_disk(str(tmp_path / "saved"))
-    assert load_pairs(str(tmp_path / "saved")).pairs == [pair("a"), pair("b")]
-
-
 @pytest.mark.parametrize("name", ["response", "text", "completion"])
 @pytest.mark.parametrize("labels", [(1, 0), (True, False), ("1", "0"), (1.0, 0.0)])
 def test_labels_and_the_names_of_the_completion(tmp_path, name, labels):

@@ -1,6 +1,5 @@
 """A column that is part of the prompt and that nothing reads is named wherever data are read."""
 
-import json
 import math
 
 import pytest
@@ -8,21 +7,16 @@ import pytest
 from rmcore.data.audit import audit, format_audit
 from rmcore.data.parts import SourceInParts
 from rmcore.data.readers.sources import load_pairs
+from source_sample import lines
 
 PAIR = {"prompt": "What is on it?", "chosen": "A cat.", "rejected": "A dog."}
-
-
-def written(folder, rows):
-    path = folder / "data.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
 
 
 @pytest.mark.parametrize(
     "part", [{"documents": ["x"]}, {"context": "It is dark."}, {"History": [["q", "a"]]}, {"input": "apple"}]
 )
 def test_it_is_named_by_data_check_and_by_what_reads_in_parts(tmp_path, part):
-    source = written(tmp_path, [PAIR, {**PAIR, **part}])
+    source = lines([PAIR, {**PAIR, **part}], tmp_path / "data.jsonl")
     [name] = part
     loaded = load_pairs(source)
     [notice] = loaded.notices()
@@ -37,7 +31,7 @@ def test_it_is_named_by_data_check_and_by_what_reads_in_parts(tmp_path, part):
 
 def test_it_is_named_where_responses_are_scored(tmp_path):
     row = {"prompt": "What is on it?", "response": "A cat.", "system": "Be brief."}
-    parts = SourceInParts(written(tmp_path, [row, {**row, "context": "It is dark."}]), 1)
+    parts = SourceInParts(lines([row, {**row, "context": "It is dark."}], tmp_path / "data.jsonl"), 1)
     assert sum(len(one.responses) for one in parts) == 2
     [said] = parts.notices
     assert "'context' (in 1 of the first 2)" in said
@@ -46,23 +40,16 @@ def test_it_is_named_where_responses_are_scored(tmp_path):
 
 @pytest.mark.parametrize(
     "other",
-    [
-        {"question": " What is on it? "},
-        {"context": ""},
-        {"images": []},
-        {"images": "[]"},
-        {"input": None},
-        {"topic": "cats"},
-    ],
+    [{"question": " What is on it? "}, {"context": ""}, {"images": []}, {"images": "[]"}, {"input": None}, {"n": "x"}],
 )
 def test_other_columns_are_not(tmp_path, other):
-    assert load_pairs(written(tmp_path, [{**PAIR, **other}])).notices() == []
+    assert load_pairs(lines([{**PAIR, **other}], tmp_path / "data.jsonl")).notices() == []
 
 
 @pytest.mark.parametrize("first", ["round", "", None, math.nan])
 def test_an_input_that_a_layout_reads_is_not(tmp_path, first):
     row = {"instruction": "Name it.", "input": "round", "chosen": "A ball.", "rejected": "A box."}
-    loaded = load_pairs(written(tmp_path, [row | {"input": first}, row]))
+    loaded = load_pairs(lines([row | {"input": first}, row], tmp_path / "data.jsonl"))
     assert loaded.notices() == []
     assert [pair.prompt for pair in loaded.pairs] == [
         "Name it.\nround" if first == "round" else "Name it.",

@@ -39,7 +39,7 @@ def measure(model, sample, **settings):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["lanczos", "power_iteration", "full"])
+@pytest.mark.parametrize("method", ["lanczos", "power_iteration"])
 def test_the_record_is_the_analyzers_and_whole_as_json(tiny, sample, method):
     record = measure(tiny, sample, method=method, normalized=True)
     alone = HessianAnalyzer(tiny).compute_spectrum(
@@ -76,7 +76,7 @@ def test_the_error_over_prompts_covers_what_other_prompts_give(tiny):
     vector = torch.randn(size, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     vector /= vector.norm()
     values, errors = [], []
-    for seed in range(60):
+    for seed in range(40):
         fresh = draw(32, 16, seed)
         values.append(float(vector @ LossHessian(tiny, fresh.batches).product(vector)))
         errors.append(error_over_prompts(tiny, fresh, vector, SMALL, lambda *at: None)["standard_error"])

@@ -2,9 +2,7 @@
 
 import dataclasses
 import json
-import math
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -77,7 +75,7 @@ def test_too_few_steps_are_not_called_converged(tiny, rows):
 def test_power_iteration_agrees_with_full_in_magnitude_order(tiny, rows, truth):
     values = torch.linalg.eigvalsh(truth).numpy()
     largest = values[np.argsort(-np.abs(values))][:2]
-    found = HessianAnalyzer(tiny).compute_spectrum([rows], "power_iteration", top_k=2, num_steps=1000)
+    found = HessianAnalyzer(tiny).compute_spectrum([rows], "power_iteration", top_k=2, num_steps=400)
     assert found.converged
     assert np.allclose(found.eigenvalues, sorted(largest, reverse=True), rtol=1e-3)
 
@@ -138,14 +136,6 @@ def test_the_callers_autograd_mode_does_not_matter(world, rows, mode):
         assert analyzer.compute_spectrum([rows], num_steps=6) == expected
 
 
-def test_the_cut_does_not_change_the_spectrum(tiny, rows, world):
-    analyzer = HessianAnalyzer(SimpleNamespace(model=tiny))
-    whole = analyzer.compute_spectrum([rows], num_steps=8)
-    cut = analyzer.compute_spectrum(world.cut_rows(rows, [1, 5, 3]), num_steps=8)
-    assert np.allclose(whole.eigenvalues, cut.eigenvalues, rtol=0, atol=1e-10)
-    assert whole.trace_estimate == pytest.approx(cut.trace_estimate, abs=1e-12)
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_progress_counts_every_product_to_the_end(tiny, rows, method):
     seen: list[tuple[int, int]] = []
@@ -162,17 +152,6 @@ def test_progress_counts_every_product_to_the_end(tiny, rows, method):
     assert sorted(set(counted)) == list(range(1, found.num_products + 1))
     assert seen[-1] == (found.num_products, found.num_products)
     assert all(done <= total for done, total in seen)
-
-
-def test_a_qwen2_reward_model_with_sdpa_attention(make_qwen, rows):
-    model = make_qwen("sdpa").train()
-    found = HessianAnalyzer(model).compute_spectrum([rows], top_k=2, num_steps=20, trace_probes=2)
-    assert found.converged
-    assert found.lambda_max > 0 > found.lambda_min
-    assert model.training
-    assert all(p.grad is None for p in model.parameters())
-    # float32 products round, and the floor of the residuals says so instead of claiming more digits
-    assert min(found.residuals) > 1e-8 * found.lambda_max
 
 
 def test_bad_settings_are_refused(tiny, rows, world):
@@ -222,9 +201,3 @@ def test_pyhessian_missing_names_the_alternatives(tiny, rows, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyhessian", None)
     with pytest.raises(CurvatureError, match="'lanczos', 'power_iteration' or 'full'"):
         HessianAnalyzer(tiny).compute_spectrum([rows], "pyhessian")
-
-
-def test_the_record_is_frozen(tiny, rows):
-    found = HessianAnalyzer(tiny).compute_spectrum([rows], num_steps=3, trace_probes=2)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        found.lambda_max = math.inf  # type: ignore[misc]

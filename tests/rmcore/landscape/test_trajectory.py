@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import softplus
 
-from rmcore.core.errors import ConfigError, CurvatureError
+from rmcore.core.errors import ConfigError
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
 from rmcore.landscape.sample import draw_positions
 from rmcore.landscape.trajectory import CurvatureCallback, make_callbacks
@@ -54,28 +54,6 @@ def test_both_ends_trace_and_margins_match_the_dense_hessian_of_the_sample(tiny,
     assert abs(found["hessian/trace"] - float(values.sum())) < 4 * found["hessian/trace_standard_error"]
     margins = at.rewards[sample, 0] - at.rewards[sample, 1]
     assert found["hessian/margin_scale"] == pytest.approx(float(np.sqrt((margins**2).mean())), rel=1e-6)
-
-
-def test_a_true_eigenvalue_lies_within_the_residual_of_few_steps(tiny, world):
-    pairs = draw_pairs([(3, 5), (6, 2), (4, 4), (2, 6)])
-    found = CurvatureCallback(lanczos_steps=5)(evaluation(tiny, pairs))
-    batch = collate(pairs, range(4), pad_id=0).rows
-    _, dense = world.true_hessian(tiny, {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask})
-    values = torch.linalg.eigvalsh(dense)
-    for end in ("lambda_max", "lambda_min"):
-        assert float((values - found[f"hessian/{end}"]).abs().min()) <= found[f"hessian/{end}_residual"] * (1 + 1e-6)
-
-
-def test_frozen_parameters_are_no_coordinates(tiny, world):
-    pairs = draw_pairs([(3, 5), (6, 2), (4, 4)])
-    batch = collate(pairs, range(3), pad_id=0).rows
-    _, dense = world.true_hessian(tiny, {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask})
-    head = sum(parameter.numel() for parameter in tiny.score.parameters())  # the last ones in the module's order
-    values = torch.linalg.eigvalsh(dense[-head:, -head:])
-    for parameter in [*tiny.embedding.parameters(), *tiny.hidden.parameters()]:
-        parameter.requires_grad_(False)
-    found = CurvatureCallback(lanczos_steps=head)(evaluation(tiny, pairs))
-    assert found["hessian/lambda_max"] == pytest.approx(float(values[-1]), rel=1e-6)
 
 
 def test_the_same_weights_give_the_same_numbers_and_the_cut_into_micro_batches_none(tiny, monkeypatch):
@@ -165,18 +143,12 @@ def train(make_qwen, build, callback, num_steps=4):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("build", [plain, checkpointing, lora])
+@pytest.mark.parametrize("build", [checkpointing, lora])
 def test_a_training_with_it_ends_in_the_same_bits_as_one_without(make_qwen, build):
     without, _ = train(make_qwen, build, lambda at: {})
     weights, measured = train(make_qwen, build, watched)
     assert all(torch.equal(weights[name], without[name]) for name in without)
     assert len({found["hessian/lambda_max"] for found in measured}) == len(measured)  # it saw the weights change
-
-
-def test_that_training_would_show_a_single_random_number_drawn(make_qwen):
-    without, _ = train(make_qwen, plain, lambda at: {})
-    weights, _ = train(make_qwen, plain, lambda at: torch.rand(1))
-    assert any(not torch.equal(weights[name], without[name]) for name in without)
 
 
 def test_gradient_checkpointing_changes_no_number(make_qwen):
@@ -186,12 +158,6 @@ def test_gradient_checkpointing_changes_no_number(make_qwen):
         model.train()
         found.append(SMALL(evaluation(model, draw_pairs([(3, 5), (6, 2), (4, 4)]))))
     assert found[0] == pytest.approx(found[1], rel=1e-5)
-
-
-def test_narrow_weights_are_refused(make_qwen):
-    model = make_qwen("sdpa").bfloat16()
-    with pytest.raises(CurvatureError, match="bfloat16"):
-        SMALL(evaluation(model, draw_pairs([(3, 5), (6, 2)])))
 
 
 # By name.

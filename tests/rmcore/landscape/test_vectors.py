@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from rmcore.landscape.eigensolvers import lanczos, lanczos_eigenvalues
 from rmcore.landscape.vectors import dot, norm
 
 LONG = 2**24
@@ -20,16 +19,3 @@ def test_norm_and_products_of_long_vectors_are_exact_to_float32(vector):
     truth = math.sqrt(float(vector.double().square().sum()))
     assert norm(vector) == pytest.approx(truth, rel=1e-9)
     assert dot(vector, vector) == pytest.approx(truth**2, rel=1e-6)
-
-
-@pytest.mark.slow
-def test_the_eigenvalue_of_a_long_matrix_of_rank_one_is_exact(vector):
-    """H = 3 u u^T: three Lanczos steps see all of it."""
-    unit = vector / norm(vector)
-
-    def product(other):
-        return 3 * unit * dot(unit, other)
-
-    start = torch.randn(LONG, generator=torch.Generator().manual_seed(1))
-    found = lanczos_eigenvalues(lanczos(product, start, 3), product)
-    assert found.values[0] == pytest.approx(3.0, rel=1e-6)

@@ -19,7 +19,6 @@ SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "i
 CONFIGS = {
     "qwen2": lambda **more: hf.Qwen2Config(**SHAPE, num_key_value_heads=1, **more),
     "llama": lambda **more: hf.LlamaConfig(**SHAPE, num_key_value_heads=1, **more),
-    "mistral": lambda **more: hf.MistralConfig(**SHAPE, num_key_value_heads=1, **more),
     "roberta": lambda **more: hf.RobertaConfig(**SHAPE, max_position_embeddings=140, initializer_range=0.2, **more),
 }
 NAMES = {

@@ -11,7 +11,6 @@ from rmcore.config.model import LoraSettings, ModelConfig
 from rmcore.core.errors import ModelError
 from rmcore.data.rendering import Rendering
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.models.seal import write_seal
 from rmcore.models.trained import load_renderer
 
 NAME, COMMIT = "alice/judge", "c0ffee" * 6 + "abcd"
@@ -57,30 +56,12 @@ def test_a_hub_model_s_recorded_rendering_limit_and_beta_are_obeyed(rm, fetched,
     assert renderer.tokenize_sides(sides) == here.renderer.tokenize_sides(sides)
 
 
-def test_a_hub_model_s_rendering_function_wants_to_be_named(rm, fetched, tmp_path):
-    folder = saved(rm, tmp_path / "best")
-    Rendering("custom", 40, "my.module:render").save(folder)
-    write_seal(folder)
-    fetched(folder)
-    with pytest.raises(ModelError, match=r"rendered by my\.module:render.*render_fn='my\.module:render'"):
-        BradleyTerryRM.from_pretrained(NAME, device="cpu")
-
-
 def test_a_hub_model_that_is_not_what_its_seal_says_is_refused(rm, fetched, tmp_path):
     folder = saved(rm, tmp_path / "best")
     Rendering("plain", 39).save(folder)
     fetched(folder)
     with pytest.raises(ModelError, match=r"rm_rendering\.json.*rm_seal\.json"):
         BradleyTerryRM.from_pretrained(NAME, device="cpu")
-
-
-def test_a_hub_model_of_others_has_no_record_and_is_read_as_before(rm, fetched, tmp_path):
-    folder = saved(rm, tmp_path / "best")
-    for record in folder.glob("rm_*.json"):
-        record.unlink()
-    fetched(folder)
-    there = BradleyTerryRM.from_pretrained(NAME, device="cpu", max_seq_len=64)
-    assert (there.renderer.rendering.format, there.beta) == ("chat", 1.0)
 
 
 @pytest.mark.slow

@@ -22,18 +22,6 @@ PROMPTS = ["What is 2 + 2?", "Sort: pear, fig", "Name a fruit and say why it is 
 RESPONSES = ["4", "fig, pear. Of course, gladly.", "lemon"]
 
 
-def test_one_by_one_and_in_a_batch_a_reward_is_the_same(rm):
-    together = rm.score(PROMPTS, RESPONSES)
-    alone = np.concatenate([rm.score([p], [r]) for p, r in zip(PROMPTS, RESPONSES, strict=True)])
-    np.testing.assert_allclose(together, alone, atol=2e-6)
-
-
-def test_order_of_the_result_is_the_order_of_the_input(rm):
-    order = [2, 0, 1]
-    shuffled = rm.score([PROMPTS[i] for i in order], [RESPONSES[i] for i in order])
-    np.testing.assert_allclose(shuffled, rm.score(PROMPTS, RESPONSES)[order], atol=2e-6)
-
-
 def test_score_pair_is_the_margin_and_turns_its_sign(rm):
     rewards = rm.score([PROMPTS[0]] * 2, ["4", "5"])
     assert rm.score_pair(PROMPTS[0], "4", "5") == pytest.approx(rewards[0] - rewards[1], abs=1e-6)
@@ -189,12 +177,4 @@ def test_a_checkpoint_that_lacks_its_head_is_refused(rm, tmp_path):
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     write_seal(tmp_path)
     with pytest.raises(ModelError, match=r"lacks the weights score\.weight"):
-        BradleyTerryRM.from_pretrained(tmp_path, device="cpu")
-
-
-def test_a_damaged_rendering_record_is_a_clear_error(rm, tmp_path):
-    rm.save(tmp_path)
-    (tmp_path / "rm_rendering.json").write_text('{"format": "chat"')
-    write_seal(tmp_path)
-    with pytest.raises(ModelError, match=r"rm_rendering\.json is damaged"):
         BradleyTerryRM.from_pretrained(tmp_path, device="cpu")

@@ -110,12 +110,6 @@ def test_the_hessian_of_a_model_that_was_packed_is_the_same(tiny_folder, gold_pa
     torch.testing.assert_close(products[1], products[0], rtol=1e-5, atol=1e-6 * float(products[0].abs().max()))
 
 
-def test_packing_can_be_switched_off(rm):
-    assert rm.packing() is not None
-    rm.allow_packing = False
-    assert rm.packing() is None
-
-
 def test_equal_sides_have_equal_rewards_to_the_last_bit_wherever_they_stand(rm, gold_pairs):
     sides = [side for pair in rm.renderer.tokenize_pairs(gold_pairs[:12]) for side in (pair.chosen, pair.rejected)]
     done: list[int] = []

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
@@ -113,11 +113,6 @@ def test_the_shared_prefix_ends_before_the_first_difference_and_leaves_a_token_t
 @given(st.lists(st.integers(0, 9), max_size=600), SIDE, SIDE)
 def test_long_prefixes_are_found_to_the_token(prompt, a, b):
     assert shared_prefix(prompt + a, prompt + b) == len(prompt) + naive_prefix(a, b)
-
-
-def test_a_lone_side_has_no_prefix_to_share():
-    assert group_prefix([[1, 2, 3]]) == 0
-    assert pack_sides([[1, 2, 3]], [[0]], CAUSAL).plan.groups == ((0, 3),)
 
 
 @given(grouped_sides())
@@ -232,20 +227,3 @@ def test_processes_share_the_pairs_of_a_step_and_stay_in_step(sides, budget, wor
     assert all(batch.indices for batch in batches)
     shortest = min(group_tokens(both, packing) for both in sides)
     assert all(batch.rows.num_tokens == shortest for batch in batches if batch.idle)
-
-
-@pytest.mark.parametrize("packing", [CAUSAL, ENCODER], ids=["causal", "encoder"])
-def test_pairs_that_fit_one_micro_batch_are_one(packing):
-    pairs = tokenized([([1, 2, 3], [1, 2, 4])] * 5)
-    (batch,) = micro_batches(pairs, token_budget=1000, pad_id=0, packing=packing)
-    assert batch.num_pairs == 5
-    assert batch.rows.num_tokens == (20 if packing.causal else 30)
-
-
-@given(SIDE, SIDE, SIDE)
-def test_a_tokenizer_that_merges_over_the_end_of_the_prompt_only_shortens_what_is_shared(prompt, a, b):
-    """The last token of the prompt differs between the sides: it belongs to each of them."""
-    assume(a[0] != b[0])
-    chosen, rejected = [*prompt, 30 + a[0], *a], [*prompt, 30 + b[0], *b]
-    row = pack_sides([chosen, rejected], [[0, 1]], CAUSAL)
-    assert row.plan.groups == ((len(prompt), len(a) + 1, len(b) + 1),)

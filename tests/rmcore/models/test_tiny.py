@@ -14,8 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from rmcore.config.data import GoldConfig
-from rmcore.data.gold.world import generate_pairs
 from rmcore.models.tiny import build_tiny, tiny_tokenizer
 
 DIALOGUE = [
@@ -81,17 +79,6 @@ def test_the_folder_loads_as_a_reward_model_of_the_promised_shape(folder):
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
-def test_rewards_differ_between_texts_and_do_not_depend_on_padding(folder, tokenizer):
-    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    sides = ["Apple, pear.", "There are 19 apples. What a brilliant question! Let me go through this with care."]
-    with torch.no_grad():
-        together = model(**tokenizer(sides, padding=True, return_tensors="pt")).logits
-        alone = torch.cat([model(**tokenizer(side, return_tensors="pt")).logits for side in sides])
-    assert together.shape == (2, 1)
-    assert together[0] != together[1]
-    torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
-
-
 def test_the_same_folder_loads_as_a_policy_on_the_same_backbone(folder, tokenizer):
     policy = AutoModelForCausalLM.from_pretrained(folder).eval()
     reward_model = AutoModelForSequenceClassification.from_pretrained(folder)
@@ -137,20 +124,6 @@ def test_the_assistant_mask_covers_exactly_the_assistants_turns(tokenizer):
 def test_any_text_comes_back_in_its_normal_form(text):
     tokenizer = built_tokenizer()  # a fixture would be of narrower scope than the examples
     assert tokenizer.decode(tokenizer(text).input_ids) == unicodedata.normalize("NFC", text)
-
-
-def test_loading_gives_the_tokenizer_that_was_built(tokenizer):
-    for text in ("There are 1234 apples.\n", "naïve  ٣ 😀 <|im_end|>", "don't\t!!"):
-        assert tokenizer(text).input_ids == built_tokenizer()(text).input_ids
-
-
-def test_sides_of_the_gold_world_are_short(tokenizer):
-    pairs = generate_pairs(GoldConfig(num_prompts=100), seed=9).pairs
-    prompts = [len(tokenizer(pair.prompt).input_ids) for pair in pairs]
-    responses = [len(tokenizer(text).input_ids) for pair in pairs for text in (pair.chosen, pair.rejected)]
-    assert 15 <= sum(prompts) / len(prompts) <= 40
-    assert 15 <= sum(responses) / len(responses) <= 40
-    assert max(responses) <= 120
 
 
 def test_other_sizes_are_multiples_of_tiny_in_whole_heads(tmp_path):

@@ -97,17 +97,16 @@ def test_what_the_model_does_not_know_is_estimated_and_flips_are_found_better():
     assert roc_auc_score(turned, -found) > roc_auc_score(turned, -margins) + 0.05
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.1])
-def test_intervals_have_the_true_rate(rate):
+def test_intervals_have_the_true_rate():
     draws, covered, called_clean = 6, 0, 0
     for seed in range(draws):
-        margins, texts, turned = drawn(10 + seed, num_prompts=50, rate=rate)
+        margins, texts, turned = drawn(10 + seed, num_prompts=50, rate=0.1 * (seed % 2))
         found, _ = with_other_labels(margins, texts)
         model = fit_labels(found, [text[0] for text in texts])
         covered += model.rate.low <= turned.mean() <= model.rate.high
-        called_clean += rate == 0 and model.is_shown
+        called_clean += not seed % 2 and model.is_shown
     assert covered >= draws - 2  # three or more of six that hold with 0.95 fail with probability 0.002
-    assert called_clean <= 2
+    assert called_clean <= 1
 
 
 def test_the_posterior_and_the_called_are_calibrated_under_the_true_model():

@@ -35,7 +35,7 @@ WORLDS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORLDS)
-@pytest.mark.parametrize("sizes", [(6, 6, 6, 6), (6, 60, 60), (6, 120)], ids=str)
+@pytest.mark.parametrize("sizes", [(6, 6, 6, 6), (6, 120)], ids=str)
 def test_a_mean_over_groups_and_a_difference_of_two_are_held(sizes, name, monkeypatch):
     """Six questions that are all right show no spread: where resampling alone made the interval, 20 to 50 % missed."""
     monkeypatch.setattr(measure, "RESAMPLES", 200)
