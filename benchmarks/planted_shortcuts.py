@@ -37,8 +37,7 @@ from rmcore.data.table import write_pairs
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.probes.measure import Probed, probe
 from rmcore.probes.rule import Answer, not_higher
-from rmcore.probes.rules import RULES
-from rmcore.probes.texts import sentences
+from rmcore.probes.rules import RULES, sentences
 from rmcore.stages.reads import settled
 from rmcore.stages.train import train_into
 

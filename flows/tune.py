@@ -39,7 +39,8 @@ from rmcore.core.digests import make_key
 from rmcore.core.errors import ConfigError, DataError, TrainingError
 from rmcore.core.files import write_json, write_text
 from rmcore.core.store import ArtifactRef, Store
-from rmcore.data.table import count_pairs, read_pairs
+from rmcore.data.parquet_rows import RecordFile
+from rmcore.data.table import PAIRS, read_pairs
 from rmcore.reporting.html.blocks import markdown
 from rmcore.reporting.html.index import write_index
 from rmcore.reporting.html.note import run_note
@@ -210,7 +211,7 @@ def require_prompts(prepared: Path, split: str) -> None:
 def num_trained(prepared: Path, base: PipelineConfig) -> int:
     """Return the pairs that a trial is trained on; or observations, where the data say more than strict pairs."""
     said = observations_of(prepared, "train") if base.train.objective == "auto" else None
-    return count_pairs(prepared / "train.parquet") if said is None else len(said)
+    return len(RecordFile(PAIRS, prepared / "train.parquet")) if said is None else len(said)
 
 
 @dataclass
@@ -348,7 +349,9 @@ class Tuning:
             "unit": spec.unit,
             "model": self.base.model.name,
             "data": self.base.data.source,
-            "num_pairs": {one: count_pairs(prepared / f"{one}.parquet") for one in ("train", "validation", "test")},
+            "num_pairs": {
+                one: len(RecordFile(PAIRS, prepared / f"{one}.parquet")) for one in ("train", "validation", "test")
+            },
             "seeds": self.seeds,
             "space": space_record(self.search.space),
             "defaults": self.search.settings_of(0),

@@ -14,8 +14,7 @@ from rmcore.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from rmcore.data.pair import PreferencePair
-    from rmcore.explain.explanation import Explanation
-    from rmcore.explain.record import Explained
+    from rmcore.explain.record import Explained, Explanation
 
 SHOWN_CHARS = 90
 """Characters of a text in the terminal."""

@@ -31,9 +31,10 @@ from rmcore.config.gone import without_removed
 from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.data.pair import PreferencePair
-from rmcore.data.pairs_on_disk import PairFile
+from rmcore.data.parquet_rows import RecordFile
 from rmcore.data.readers.columns import ColumnMap
 from rmcore.data.readers.sources import load_pairs
+from rmcore.data.table import PAIRS
 from rmcore.policy.readiness.mending import mending_of_checkpoint
 from rmcore.policy.readiness.original_score import NOT_MEASURED
 from rmcore.policy.readiness.verdict import next_rung
@@ -115,7 +116,7 @@ def num_trained_on(checkpoint: str, pairs: Sequence[PreferencePair]) -> int:
         wanted = manifest.get("inputs", {}).get("upstream", {}).get("prepare")
         found = (path for path in (folder.parents[1] / "prepare").glob("*/MANIFEST.json"))
         known = [path.parent / "train.parquet" for path in found if (read_object(path) or {}).get("digest") == wanted]
-        trained = [pair for path in known[:1] for pair in PairFile(path)]
+        trained = [pair for path in known[:1] for pair in RecordFile(PAIRS, path)]
     elif (settings := read_object(folder / "settings.json")) is not None:
         data = DataConfig.model_validate(without_removed(settings.get("data", {}), "data.")[0])
         if not Path(data.source).is_file():

@@ -14,9 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from rmcore.core.arrays import IntArray
-from rmcore.data.pair import PreferencePair
 from rmcore.data.parquet_rows import ROWS_A_BATCH, Form, Record, not_unicode, write_tables
-from rmcore.data.table import count_pairs, iter_pairs
 
 ROWS_A_STRETCH = 1024
 """Rows of the file that are looked through together for those that are wanted: Arrow joins them in memory."""
@@ -114,23 +112,6 @@ class RowWriter(Generic[Record]):
             self._writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=self.form.schema))
         except UnicodeEncodeError as error:
             raise not_unicode(self.form, error) from error
-
-
-@dataclass(frozen=True, slots=True)
-class PairFile:
-    """The pairs of a file that `rmcore.data.table.write_pairs` wrote, read again at each iteration.
-
-    Raises:
-        DataError: the file is missing, damaged, or not such a table; when it is read.
-    """
-
-    path: Path
-
-    def __len__(self) -> int:
-        return count_pairs(self.path)
-
-    def __iter__(self) -> Iterator[PreferencePair]:
-        return iter_pairs(self.path)
 
 
 def select(records: Sequence[Record], places: IntArray) -> Sequence[Record]:

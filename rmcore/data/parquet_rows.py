@@ -1,6 +1,6 @@
 """Records of one kind as rows of a Parquet file and back: batch by batch, so that they may be more than memory holds.
 
-What kind it is says a `Form`: `rmcore.data.table.PAIRS`, `rmcore.data.observations_table.OBSERVATIONS`.
+What kind it is says a `Form`: `PAIRS` and `OBSERVATIONS` of `rmcore.data.table`.
 """
 
 import json
@@ -85,31 +85,32 @@ def not_unicode(form: Form[Record], error: UnicodeEncodeError) -> DataError:
     )
 
 
-def iter_records(form: Form[Record], path: Path) -> Iterator[Record]:
-    """The records that `write_records` wrote, one after the other; memory holds some hundred of them.
+@dataclass(frozen=True, slots=True)
+class RecordFile(Generic[Record]):
+    """The records of a file that `write_records` wrote, read again at each iteration; memory holds some hundred.
 
     Raises:
-        DataError: the file is missing, damaged, or not such a table.
+        DataError: the file is missing, damaged, or not such a table; when it is read or counted.
     """
-    with _damage_in_words(form, path), path.open("rb") as opened, pq.ParquetFile(opened) as file:
-        absent = [name for name in form.schema.names if name not in file.schema_arrow.names]
-        if absent:
-            raise DataError(
-                f"{path} has no column {absent[0]!r}: it is not a table of prepared {form.name}. "
-                "Read other data with rmcore.data.readers.sources.load_pairs."
-            )
-        for batch in file.iter_batches(ROWS_A_BATCH):
-            yield from map(form.from_row, batch.to_pylist())
 
+    form: Form[Record]
+    path: Path
 
-def count_records(form: Form[Record], path: Path) -> int:
-    """How many records a file has that `write_records` wrote.
+    def __len__(self) -> int:
+        with _damage_in_words(self.form, self.path), self.path.open("rb") as file:
+            return int(pq.read_metadata(file).num_rows)
 
-    Raises:
-        DataError: as `iter_records`.
-    """
-    with _damage_in_words(form, path), path.open("rb") as file:
-        return int(pq.read_metadata(file).num_rows)
+    def __iter__(self) -> Iterator[Record]:
+        form, path = self.form, self.path
+        with _damage_in_words(form, path), path.open("rb") as opened, pq.ParquetFile(opened) as file:
+            absent = [name for name in form.schema.names if name not in file.schema_arrow.names]
+            if absent:
+                raise DataError(
+                    f"{path} has no column {absent[0]!r}: it is not a table of prepared {form.name}. "
+                    "Read other data with rmcore.data.readers.sources.load_pairs."
+                )
+            for batch in file.iter_batches(ROWS_A_BATCH):
+                yield from map(form.from_row, batch.to_pylist())
 
 
 @contextmanager

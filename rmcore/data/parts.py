@@ -12,16 +12,16 @@ from itertools import chain, islice
 from typing import Any
 
 from rmcore.config.data import PAIRS_PER_ROW
+from rmcore.core.errors import DataError
 from rmcore.data.pair import PreferencePair, Prompt
 from rmcore.data.readers.columns import USUAL_COLUMNS, ColumnMap
-from rmcore.data.readers.fields import RowRejected
+from rmcore.data.readers.fields import Reason, RowRejected
 from rmcore.data.readers.files import RawRecord
-from rmcore.data.readers.layouts import GRADED_ROWS, SIDE_ROWS
+from rmcore.data.readers.layouts import GRADED_ROWS, SIDE_ROWS, asked_and_answered
 from rmcore.data.readers.rejected import RejectedRow
 from rmcore.data.readers.sources import check_usable, iter_records, load_pairs, notices, outcomes, probe
 from rmcore.data.readers.turns import OF_THE_PROMPT
 from rmcore.data.readers.unread import LOOKED_AT, unread_columns, unread_parts
-from rmcore.data.responses import counted, is_response, nothing_to_score, response_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class SourceInParts:
             if record.fields:
                 break
         again = chain(head, records)
-        yield from self._responses(again) if head and is_response(head[-1]) else self._pairs(again)
+        yield from self._responses(again) if head and _is_response(head[-1]) else self._pairs(again)
 
     def _responses(self, records: Iterator[RawRecord]) -> Iterator[Part]:
         rows: list[tuple[Prompt, str]] = []
@@ -87,7 +87,7 @@ class SourceInParts:
         for record in islice(records, None if self.limit is None else min(self.limit, sys.maxsize)):
             self.num_rows += 1
             try:
-                rows.append(response_of(record))
+                rows.append(_response_of(record))
                 if len(looked_at) < LOOKED_AT:
                     beside = {name: value for name, value in (record.fields or {}).items() if name not in OF_THE_PROMPT}
                     looked_at.append((rows[-1][0], beside))
@@ -100,10 +100,10 @@ class SourceInParts:
         if rows:
             yield Part(number, responses=rows, first_row=done)
         elif not done:
-            raise nothing_to_score(self.source, self.num_rows, reasons)
+            raise _nothing_to_score(self.source, self.num_rows, reasons)
         self.notices = unread_columns(self.source, looked_at)
         if reasons:
-            self.notices += [f"{self.num_unusable:,} rows of {self.source} are set aside ({counted(reasons)})."]
+            self.notices += [f"{self.num_unusable:,} rows of {self.source} are set aside ({_counted(reasons)})."]
 
     def _pairs(self, records: Iterator[RawRecord]) -> Iterator[Part]:
         records, layout = probe(records, self.source, self.columns, PAIRS_PER_ROW)
@@ -153,3 +153,27 @@ class SourceInParts:
             num_contradicting=num_contradicting,
         )
         self.notices += unread
+
+
+def _is_response(record: RawRecord) -> bool:
+    """Whether a record is a prompt with one response, and no pair or side of one."""
+    fields = record.fields or {}
+    return "response" in fields and not ("pair_id" in fields and ("role" in fields or "label" in fields))
+
+
+def _response_of(record: RawRecord) -> tuple[Prompt, str]:
+    """Prompt and response, read as in rows of pairs; RowRejected where one is missing, blank, or no text."""
+    if record.fields is None:
+        raise RowRejected(record.problem or Reason.MISSING_VALUE)
+    return asked_and_answered(record.fields)
+
+
+def _nothing_to_score(source: str, num_rows: int, reasons: Counter[str]) -> DataError:
+    return DataError(
+        f"none of the {num_rows} rows of {source} has a usable prompt and response ({_counted(reasons)}), so nothing "
+        "can be scored. Correct the file."
+    )
+
+
+def _counted(reasons: Counter[str]) -> str:
+    return ", ".join(f"{reason}: {count}" for reason, count in reasons.most_common())

@@ -1,4 +1,4 @@
-"""Pairs as a Parquet table and back, without loss: the form in which the prepared splits lie in the store.
+"""Pairs and observations as Parquet tables and back, without loss: the form in which prepared splits lie in the store.
 
 | column | type | what |
 | --- | --- | --- |
@@ -12,11 +12,25 @@
 
 The same columns are what `rm-opt data convert` writes, as Parquet or as JSONL: the file that every command reads
 without a word of advice. Read by `rmcore.data.readers.sources.load_pairs` it gives equal pairs, ids and metadata
-included.
+included. The table of observations:
+
+| column | type | what |
+| --- | --- | --- |
+| observation_id, prompt_id | string | digests, see `rmcore.data.observation` |
+| kind | string | a copy of what the other columns show, for readers of the table |
+| prompt | list of {role, content, fields} | as in the table of pairs |
+| answers | list of string | the K answers |
+| answer_fields | list of string, may be null | JSON objects: what the answers have besides their texts |
+| ranks | list of int32, may be null | 1 is best, equal ranks are ties; null where answers were graded |
+| top_only | bool | of the ranks only 1 means something |
+| grades | map of string to list of double | attribute -> K grades, null where one is missing; empty where ranked |
+| annotator | string, may be null | who judged |
+| weight | double | how often it counts |
+| metadata | string | JSON object |
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +40,7 @@ import pyarrow as pa
 
 from rmcore.core.errors import DataError
 from rmcore.core.files import atomic_file
+from rmcore.data.observation import Observation
 from rmcore.data.pair import (
     CHOSEN_PROBABILITY,
     Message,
@@ -36,7 +51,7 @@ from rmcore.data.pair import (
     plain_prompt,
     prompt_messages,
 )
-from rmcore.data.parquet_rows import Form, count_records, iter_records, write_records
+from rmcore.data.parquet_rows import Form, RecordFile, write_records
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,6 +73,23 @@ SCHEMA = pa.schema(
     ]
 )
 
+OBSERVATION_SCHEMA = pa.schema(
+    [
+        pa.field("observation_id", pa.string(), nullable=False),
+        pa.field("prompt_id", pa.string(), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("prompt", TURNS, nullable=False),
+        pa.field("answers", pa.list_(pa.string()), nullable=False),
+        pa.field("answer_fields", pa.list_(pa.string())),
+        pa.field("ranks", pa.list_(pa.int32())),
+        pa.field("top_only", pa.bool_(), nullable=False),
+        pa.field("grades", pa.map_(pa.string(), pa.list_(pa.float64())), nullable=False),
+        pa.field("annotator", pa.string()),
+        pa.field("weight", pa.float64(), nullable=False),
+        pa.field("metadata", pa.string(), nullable=False),
+    ]
+)
+
 
 def write_pairs(pairs: Iterable[PreferencePair], path: Path) -> None:
     """Write pairs, batch by batch, so that `pairs` may be a stream. The file appears whole or not at all.
@@ -74,25 +106,7 @@ def read_pairs(path: Path, limit: int | None = None) -> list[PreferencePair]:
     Raises:
         DataError: the file is missing, damaged, or not such a table.
     """
-    return list(islice(iter_pairs(path), limit))
-
-
-def iter_pairs(path: Path) -> Iterator[PreferencePair]:
-    """The pairs that `write_pairs` wrote, one after the other; memory holds some hundred of them.
-
-    Raises:
-        DataError: as `read_pairs`.
-    """
-    return iter_records(PAIRS, path)
-
-
-def count_pairs(path: Path) -> int:
-    """How many pairs a file has that `write_pairs` wrote.
-
-    Raises:
-        DataError: as `read_pairs`.
-    """
-    return count_records(PAIRS, path)
+    return list(islice(RecordFile(PAIRS, path), limit))
 
 
 def row_of_prompt(prompt: Prompt) -> list[dict[str, str | None]]:
@@ -144,6 +158,44 @@ def pair_of_row(row: Mapping[str, Any]) -> PreferencePair:
 
 PAIRS = Form("pairs", SCHEMA, row_of_pair, pair_of_row)
 """How pairs lie in a table."""
+
+
+def row_of_observation(observation: Observation) -> dict[str, Any]:
+    """An observation as a row of `OBSERVATION_SCHEMA`."""
+    answers = [answer_turn(answer) for answer in observation.answers]
+    return {
+        "observation_id": observation.observation_id,
+        "prompt_id": observation.prompt_id,
+        "kind": str(observation.kind),
+        "prompt": row_of_prompt(observation.prompt),
+        "answers": [answer.content for answer in answers],
+        "answer_fields": [answer.fields for answer in answers] if any(answer.fields for answer in answers) else None,
+        "ranks": None if observation.ranks is None else list(observation.ranks),
+        "top_only": observation.top_only,
+        "grades": [(attribute, list(grades)) for attribute, grades in observation.grades.items()],
+        "annotator": observation.annotator,
+        "weight": observation.weight,
+        "metadata": json.dumps(dict(observation.metadata)),
+    }
+
+
+def observation_of_row(row: Mapping[str, Any]) -> Observation:
+    """A row of `OBSERVATION_SCHEMA` as the observation that it was."""
+    return Observation(
+        prompt=prompt_of_row(row["prompt"]),
+        answers=tuple(map(answer_of_row, row["answers"], row["answer_fields"] or [""] * len(row["answers"]))),
+        ranks=None if row["ranks"] is None else tuple(row["ranks"]),
+        top_only=row["top_only"],
+        grades={attribute: tuple(grades) for attribute, grades in row["grades"]},
+        annotator=row["annotator"],
+        weight=row["weight"],
+        metadata=json.loads(row["metadata"]),
+        observation_id=row["observation_id"],
+    )
+
+
+OBSERVATIONS = Form("observations", OBSERVATION_SCHEMA, row_of_observation, observation_of_row)
+"""How observations lie in a table."""
 
 
 def check_target(out: Path, source: str, *, force: bool) -> None:

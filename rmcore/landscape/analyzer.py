@@ -10,6 +10,7 @@ from rmcore.core.errors import ConfigError, CurvatureError
 from rmcore.core.progress import Report, silent
 from rmcore.landscape.eigensolvers import (
     EigenvalueSet,
+    ProductCounter,
     dense_eigenvalues,
     dense_matrix,
     hutchinson,
@@ -17,12 +18,11 @@ from rmcore.landscape.eigensolvers import (
     lanczos_eigenvalues,
     power_iteration,
 )
-from rmcore.landscape.operators import LossHessian
-from rmcore.landscape.pair_rows import MicroBatch
+from rmcore.landscape.operators import LossHessian, MicroBatch
 from rmcore.landscape.parameters import ParameterSubset
-from rmcore.landscape.products import ProductCounter, basis_excess
 from rmcore.landscape.pyhessian_check import pyhessian_spectrum
 from rmcore.landscape.spectrum import HessianSpectrum, Method, spectrum_record
+from rmcore.models.device import free_bytes
 
 FULL_LIMIT = 20_000
 """Most parameters of a dense Hessian: at 20,000 it takes 3.2 GB and as many products as parameters."""
@@ -139,7 +139,7 @@ def _estimate(
         )
     generator = torch.Generator(hessian.device).manual_seed(seed)
     if method == "lanczos":
-        excess = basis_excess(num_steps, size, hessian.dtype, hessian.device)
+        excess = _basis_excess(num_steps, size, hessian.dtype, hessian.device)
         if excess is not None:
             raise CurvatureError(f"{excess} Lower num_steps, or use method='power_iteration' or fewer parameters.")
         start = torch.randn(size, generator=generator, device=hessian.device, dtype=hessian.dtype)
@@ -181,3 +181,14 @@ def _most_products(method: Method, size: int, top_k: int, num_steps: int, trace_
     spent = num_steps if method == "lanczos" else min(top_k, size) * num_steps
     checks = {"lanczos": 1, "pyhessian": min(top_k, size)}.get(method, 0)
     return spent + trace_probes + checks
+
+
+def _basis_excess(num_steps: int, size: int, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why a Lanczos basis does not fit into the free memory, or None where it does."""
+    needed, free = min(num_steps, size) * size * dtype.itemsize, free_bytes(device)
+    if needed <= free:
+        return None
+    return (
+        f"the Lanczos basis of {min(num_steps, size):,} steps over {size:,} parameters takes {needed / 1e9:,.1f} GB "
+        f"and {free / 1e9:,.1f} GB are free."
+    )

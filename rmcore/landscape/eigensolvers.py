@@ -3,6 +3,9 @@
 Nothing here knows of models or losses: `Product` maps a flat (N,) vector to a flat (N,) vector. Every eigenvalue comes
 with its residual r = ||H v - theta v||, because for a symmetric H some true eigenvalue lies within r of theta (Parlett,
 The Symmetric Eigenvalue Problem, theorem 4.5.1): the residual is the error bar.
+
+torch adds up a long float32 vector in float32 on a CPU: measured with torch 2.13, the norm of 22.7 M entries comes out
+0.13 % too small, and an eigenvalue from such vectors 0.2 %. So the long sums here run in float64.
 """
 
 import math
@@ -15,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rmcore.core.errors import CurvatureError
-from rmcore.landscape.vectors import dot, inner_products, norm
+from rmcore.core.progress import Report
 
 Product = Callable[[Tensor], Tensor]
 Floats = NDArray[np.float64]
@@ -29,6 +32,9 @@ PROBES_AT_ONCE = 4
 """Vectors in one call for products: three quarters of what can be saved, at eight vectors of memory."""
 BREAKDOWN = 10.0
 """Lanczos stops when the next vector is below this many roundings of the largest eigenvalue: only noise is left."""
+PIECE_COLUMNS = 2**13
+"""Columns of one product in the rows' own precision; products of pieces are added up in float64. A float32 product over
+2**18 columns is wrong by 1e-5 on a CPU, over 2**13 by 5e-7 at most, in the same time."""
 
 
 @dataclass(frozen=True)
@@ -232,3 +238,50 @@ def hutchinson(
         signs = torch.randint(0, 2, shape, generator=generator, device=generator.device).to(dtype) * 2 - 1
         forms += [dot(probe, image) for probe, image in zip(signs, products(signs), strict=True)]
     return float(np.mean(forms)), float(np.std(forms, ddof=1) / math.sqrt(num_probes))
+
+
+def norm(vector: Tensor) -> float:
+    """Euclidean norm."""
+    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+
+
+def dot(first: Tensor, second: Tensor) -> float:
+    """Inner product."""
+    return float(inner_products(first[None], second[None]))
+
+
+def inner_products(rows: Tensor, others: Tensor) -> Tensor:
+    """Rows (A, C) times others^T (C, B) as float64 (A, B), without a float64 copy of either."""
+    num_pieces = rows.shape[1] // PIECE_COLUMNS
+    whole = num_pieces * PIECE_COLUMNS
+    pieces, other_pieces = (part[:, :whole].unflatten(1, (num_pieces, PIECE_COLUMNS)) for part in (rows, others))
+    products = torch.bmm(pieces.transpose(0, 1), other_pieces.permute(1, 2, 0)).sum(0, dtype=torch.float64)
+    return products + rows[:, whole:] @ others[:, whole:].T
+
+
+class ProductCounter:
+    """Products done, of at most `total`, each reported."""
+
+    def __init__(self, total: int, report: Report) -> None:
+        self.total, self.report, self.done = total, report, 0
+
+    def counting(self, product: Product) -> Product:
+        """The same product, counted: of one vector (N,), or of K at once (K, N)."""
+
+        def counted(vectors: Tensor) -> Tensor:
+            images = product(vectors)
+            self.add(1 if vectors.ndim == 1 else len(vectors))
+            return images
+
+        return counted
+
+    def add(self, number: int) -> None:
+        """So many more products are done."""
+        for _ in range(number):
+            self.done += 1
+            self.report(self.done, self.total, "products")
+
+    def finish(self) -> None:
+        """Close the gap where fewer products sufficed."""
+        if self.done < self.total:
+            self.report(self.done, self.done, "products")

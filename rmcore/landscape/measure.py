@@ -13,9 +13,9 @@ from torch import Tensor
 from rmcore.config.landscape import LandscapeConfig
 from rmcore.core.progress import Report, labelled
 from rmcore.landscape.analyzer import hessian_spectrum
+from rmcore.landscape.eigensolvers import dot
 from rmcore.landscape.operators import LossHessian
 from rmcore.landscape.sample import CurvatureSample
-from rmcore.landscape.vectors import dot
 
 MAX_GROUPS = 16
 """Groups of prompts: the standard error of a number from G groups is itself known to 1 / sqrt(2 (G - 1)), here 18 %."""

@@ -11,17 +11,16 @@ With margins m_p = reward_chosen[p] - reward_rejected[p] and a temperature T (th
 """
 
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
-from typing import Any, Self
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from rmcore.core.errors import ConfigError, CurvatureError, DataError
-from rmcore.landscape.autograd import gradient_of, second_derivative_errors
-from rmcore.landscape.pair_rows import MicroBatch, Rows, checked_rows, margins
+from rmcore.core.errors import ConfigError, CurvatureError, DataError, ModelError
 from rmcore.landscape.parameters import (
     ParameterSubset,
     loss_temperature,
@@ -29,8 +28,46 @@ from rmcore.landscape.parameters import (
     reward_module,
     select_parameters,
 )
+from rmcore.training.losses import split_rewards
 
+NO_SECOND_DERIVATIVE = ("double backward", "derivative for", "differentiate twice")  # parts of torch's messages
 LOSS_REPEAT_TOLERANCE = 1e-5  # two float32 passes over reordered pairs differ by rounding only, about 1e-7
+
+
+class PairRows(Protocol):
+    """The rows of P whole pairs, R = 2P: the P chosen rows first, then the P rejected ones, in the same order.
+
+    `rmcore.models.packing.rows.PaddedRows` is one; a mapping with the two names is what a notebook has at hand.
+    """
+
+    @property
+    def input_ids(self) -> Tensor:
+        """(R, L) long."""
+
+    @property
+    def attention_mask(self) -> Tensor:
+        """(R, L) long, 1 on real tokens."""
+
+
+MicroBatch = PairRows | Mapping[str, Tensor]
+"""`PairRows`, or a mapping with its two names as keys."""
+
+
+class Rows(NamedTuple):
+    """A micro-batch after checking."""
+
+    input_ids: Tensor
+    attention_mask: Tensor
+
+    @property
+    def num_pairs(self) -> int:
+        """P."""
+        return len(self.input_ids) // 2
+
+    def pair_tokens(self) -> list[tuple[list[int], list[int]]]:
+        """The real tokens of both sides of each pair."""
+        sides = [ids[mask.bool()].tolist() for ids, mask in zip(self.input_ids, self.attention_mask, strict=True)]
+        return list(zip(sides[: self.num_pairs], sides[self.num_pairs :], strict=True))
 
 
 class LossHessian:
@@ -68,7 +105,7 @@ class LossHessian:
         temperature: float | None = None,
     ) -> None:
         self.module = reward_module(model)
-        self.micro_batches = tuple(checked_rows(micro_batch) for micro_batch in micro_batches)
+        self.micro_batches = tuple(_checked_rows(micro_batch) for micro_batch in micro_batches)
         if not self.micro_batches:
             raise DataError("there is no micro-batch: the loss of no pair has no curvature. Give at least one pair.")
         if temperature is None:
@@ -104,7 +141,9 @@ class LossHessian:
             CurvatureError: the loss is not finite, or the second pass over the data gives another one.
         """
         operator = cls(model, list(loader), parameters=parameters)
-        again = operator.micro_batches if isinstance(loader, Iterator) else tuple(checked_rows(rows) for rows in loader)
+        again = (
+            operator.micro_batches if isinstance(loader, Iterator) else tuple(_checked_rows(rows) for rows in loader)
+        )
         pairs_again = sum(rows.num_pairs for rows in again)
         first = operator.loss()
         second = operator._loss_sum(again) / pairs_again if pairs_again else float("nan")
@@ -120,10 +159,10 @@ class LossHessian:
     def margins(self) -> Tensor:
         """(n,) margins in logits, without temperature, in the order of the micro-batches."""
         with self._measuring(), torch.no_grad():
-            return torch.cat([margins(self.module, rows, self.device) for rows in self.micro_batches])
+            return torch.cat([_margins(self.module, rows, self.device) for rows in self.micro_batches])
 
     def _loss(self, rows: Rows) -> Tensor:
-        return softplus(-margins(self.module, rows, self.device) / self.temperature).sum()
+        return softplus(-_margins(self.module, rows, self.device) / self.temperature).sum()
 
     def _loss_sum(self, micro_batches: Iterable[Rows]) -> float:
         with self._measuring(), torch.no_grad():
@@ -148,7 +187,7 @@ class LossHessian:
         with self._measuring():
             total = torch.zeros(self.num_parameters, dtype=self.dtype, device=self.device)
             for rows in self.micro_batches:
-                total += self._flat(gradient_of([self._loss(rows)], self.parameters))
+                total += self._flat(_gradient_of([self._loss(rows)], self.parameters))
         return total / self.num_pairs
 
     def product(self, vector: Tensor) -> Tensor:
@@ -174,15 +213,15 @@ class LossHessian:
                 "pass a flat one of that length."
             )
         # The second backward, too, would follow the caller's autocast.
-        with self._measuring(), second_derivative_errors():
+        with self._measuring(), _second_derivative_errors():
             directions = [self._split(vector) for vector in vectors.to(self.device)]
             totals = torch.zeros((len(directions), self.num_parameters), dtype=self.dtype, device=self.device)
             for rows in self.micro_batches:
-                gradient = gradient_of([self._loss(rows)], self.parameters, create_graph=True)
+                gradient = _gradient_of([self._loss(rows)], self.parameters, create_graph=True)
                 # A parameter that the loss does not touch has a constant zero gradient, which has no graph.
                 live = [index for index, g in enumerate(gradient) if g.requires_grad]
                 for k, direction in enumerate(directions):
-                    found = gradient_of(
+                    found = _gradient_of(
                         [gradient[index] for index in live],
                         self.parameters,
                         weights=[direction[index] for index in live],
@@ -211,3 +250,77 @@ class LossHessian:
 def _pair_tokens(micro_batches: Iterable[Rows]) -> list[tuple[list[int], list[int]]]:
     """The pairs in an order of their own, to compare two passes by."""
     return sorted(pair for rows in micro_batches for pair in rows.pair_tokens())
+
+
+@contextmanager
+def _second_derivative_errors() -> Iterator[None]:
+    """Turn torch's messages about a missing second derivative into one that says what to do."""
+    try:
+        yield
+    except RuntimeError as error:
+        message = str(error)
+        if not any(known in message for known in NO_SECOND_DERIVATIVE):
+            raise
+        raise CurvatureError(
+            f"the model has an operation without a second derivative ({message.splitlines()[0]}): Hessian products "
+            'need one. Load it with attn_implementation="eager" or "sdpa", and without torch.compile.'
+        ) from error
+
+
+def _gradient_of(
+    outputs: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    *,
+    weights: Sequence[Tensor] | None = None,
+    create_graph: bool = False,
+    keep: bool | None = None,
+) -> tuple[Tensor, ...]:
+    """Gradient of the (weighted) sum of `outputs`, one tensor a parameter, zeros where nothing depends on it."""
+    if not any(output.requires_grad for output in outputs):
+        return tuple(torch.zeros_like(parameter) for parameter in parameters)
+    return torch.autograd.grad(
+        list(outputs),
+        list(parameters),
+        grad_outputs=None if weights is None else list(weights),
+        create_graph=create_graph,
+        retain_graph=keep,
+        allow_unused=True,
+        materialize_grads=True,
+    )
+
+
+def _checked_rows(micro_batch: MicroBatch) -> Rows:
+    """The two tensors of a micro-batch of whole pairs.
+
+    Raises:
+        DataError: a tensor is missing, shapes differ, or a pair was cut in two.
+    """
+    get = micro_batch.get if isinstance(micro_batch, Mapping) else partial(getattr, micro_batch)
+    ids, mask = get("input_ids", None), get("attention_mask", None)
+    if not isinstance(ids, Tensor) or not isinstance(mask, Tensor):
+        raise DataError(
+            f"a micro-batch ({type(micro_batch).__name__}) lacks the tensors input_ids and attention_mask: "
+            "it cannot be scored. Build them with rmcore.models.batching.pad_pairs."
+        )
+    if ids.ndim != 2 or len(ids) == 0 or len(ids) % 2 or mask.shape != ids.shape:
+        raise DataError(
+            f"a micro-batch has input_ids {tuple(ids.shape)} and attention_mask {tuple(mask.shape)}: both must be "
+            "(2P, tokens), chosen rows first. rmcore.models.batching.pad_pairs builds them and never cuts a pair."
+        )
+    return Rows(ids, mask)
+
+
+def _margins(module: nn.Module, rows: Rows, device: torch.device) -> Tensor:
+    """(P,) reward_chosen - reward_rejected of one micro-batch, in logits, float32 or wider.
+
+    Raises:
+        ModelError: the model does not give one number a row.
+    """
+    logits = module(input_ids=rows.input_ids.to(device), attention_mask=rows.attention_mask.to(device)).logits
+    if logits.shape != (len(rows.input_ids), 1):
+        raise ModelError(
+            f"the model gives logits {tuple(logits.shape)} for {len(rows.input_ids)} rows: a reward model has exactly "
+            "one label. Load it with num_labels=1."
+        )
+    chosen, rejected = split_rewards(logits)
+    return chosen - rejected

@@ -16,11 +16,9 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from rmcore.core.errors import CurvatureError
-from rmcore.landscape.eigensolvers import EigenvalueSet
+from rmcore.landscape.eigensolvers import EigenvalueSet, ProductCounter, norm
 from rmcore.landscape.operators import LossHessian
 from rmcore.landscape.parameters import measuring
-from rmcore.landscape.products import ProductCounter
-from rmcore.landscape.vectors import norm
 
 EIGENVALUE_CHANGE = 1e-6
 """Its eigenvalues stop at this relative change: the error of a value is the square of its vector's, here 0.1 %."""

@@ -10,7 +10,8 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report, prefixed
 from rmcore.core.tracking import Tracker
-from rmcore.data.pairs_on_disk import PairFile
+from rmcore.data.parquet_rows import RecordFile
+from rmcore.data.table import PAIRS
 from rmcore.reporting.figures.benchmarks import benchmarks_figure
 from rmcore.reporting.figures.style import save
 from rmcore.stages.interface import Upstream
@@ -33,7 +34,7 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
     for one in sets:
         rewards.append(score_answers(rm, one.questions, report=prefixed(report, one.suite.name)))
         to_table(one.questions, rewards[-1]).to_parquet(out / f"rewards_{one.suite.name}.parquet")
-    pairs = PairFile(upstream["prepare"] / "train.parquet")
+    pairs = RecordFile(PAIRS, upstream["prepare"] / "train.parquet")
     overlaps = find_overlaps(pairs, sets, report=report)
     record = benchmark_record(sets, {MODEL: rewards}, pairs=pairs, overlaps=overlaps)
     write_json(out / RECORD_FILE, record)

@@ -22,7 +22,8 @@ from rmcore.core.files import write_json
 from rmcore.core.progress import Report, prefixed, silent
 from rmcore.core.tracking import Tracker
 from rmcore.data.pair import PreferencePair, prompt_key
-from rmcore.data.table import iter_pairs, read_pairs
+from rmcore.data.parquet_rows import RecordFile
+from rmcore.data.table import PAIRS, read_pairs
 from rmcore.ensembles.score import score_pairs_table, with_texts
 from rmcore.evaluation.calibration import reliability_bins
 from rmcore.evaluation.report_card import evaluate_pairs, most_confident_mistakes
@@ -117,7 +118,7 @@ def _trained_on(prepared: Path) -> set[str]:
     keys: set[str] = set()
     for split in ("train", "validation"):
         if (prepared / f"{split}.parquet").is_file():
-            keys |= {prompt_key(pair.prompt) for pair in iter_pairs(prepared / f"{split}.parquet")}
+            keys |= {prompt_key(pair.prompt) for pair in RecordFile(PAIRS, prepared / f"{split}.parquet")}
         if (said := observations_of(prepared, split)) is not None:
             keys |= {prompt_key(one.prompt) for one in said}
     return keys

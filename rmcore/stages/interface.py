@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rmcore.config.policy import SFT
-from rmcore.data.observations_table import ObservationFile
+from rmcore.data.observation import Observation
+from rmcore.data.parquet_rows import RecordFile
+from rmcore.data.table import OBSERVATIONS
 
 Upstream = Mapping[str, Path]
 """Folders of the upstream artifacts by stage name."""
@@ -25,10 +27,10 @@ POLICY_FOLDER = "model"
 """Where the artifact of the stage policy has a policy that was fine-tuned there."""
 
 
-def observations_of(prepared: Path, split: str) -> ObservationFile | None:
+def observations_of(prepared: Path, split: str) -> RecordFile[Observation] | None:
     """All that a split of the artifact of the stage prepare says; None where that is strict pairs alone."""
     path = prepared / f"{split}_observations.parquet"
-    return ObservationFile(path) if path.is_file() else None
+    return RecordFile(OBSERVATIONS, path) if path.is_file() else None
 
 
 def policy_place(name: str, artifact: Path) -> str:

@@ -22,7 +22,6 @@ from rmcore.core.tracking import Tracker
 from rmcore.data.audit import audit
 from rmcore.data.gold.world import generate_pairs, label_ceiling
 from rmcore.data.observation import Observation
-from rmcore.data.observations_table import OBSERVATIONS
 from rmcore.data.pair import PreferencePair
 from rmcore.data.pairs_on_disk import RowsOnDisk
 from rmcore.data.parquet_rows import Form, Record, write_records
@@ -30,7 +29,7 @@ from rmcore.data.readers.columns import ColumnMap
 from rmcore.data.readers.graded_rows import Grading
 from rmcore.data.readers.sources import LoadedPairs, cap_prompts, load_pairs, source_kind, take_out, write_rejected
 from rmcore.data.splits import split_together
-from rmcore.data.table import PAIRS
+from rmcore.data.table import OBSERVATIONS, PAIRS
 from rmcore.stages.interface import CEILING_FILE, Upstream
 
 FILES = ("file", "cluster")

@@ -27,9 +27,9 @@ from rmcore.core.files import read_json_lines, write_json, write_json_lines
 from rmcore.core.progress import Report, prefixed
 from rmcore.core.tracking import METRICS_FILE, Tracker
 from rmcore.data.integrity import REASONS
-from rmcore.data.pairs_on_disk import PairFile
+from rmcore.data.parquet_rows import RecordFile
 from rmcore.data.readers.sources import source_digest
-from rmcore.data.table import rewards_table
+from rmcore.data.table import PAIRS, rewards_table
 from rmcore.data.tokenized import Pairs, Tokenized, open_tokenized, write_tokenized
 from rmcore.data.tokenized_observations import Observations, ReadObservations
 from rmcore.landscape.trajectory import make_callbacks
@@ -60,8 +60,8 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
     validation = prepared / "validation.parquet"
     train_into(
         settings,
-        PairFile(prepared / "train.parquet"),
-        PairFile(validation) if validation.is_file() else [],
+        RecordFile(PAIRS, prepared / "train.parquet"),
+        RecordFile(PAIRS, validation) if validation.is_file() else [],
         out,
         tracker,
         report,

@@ -5,9 +5,8 @@ from typing import Any
 from rmcore.data.pair import PreferencePair
 from rmcore.explain.counterfactual import Counterfactual, Edit
 from rmcore.explain.effects import Effects, SpanEffect
-from rmcore.explain.explanation import Answer, Explanation
 from rmcore.explain.kinds import Kind, Word
-from rmcore.explain.record import Explained
+from rmcore.explain.record import Answer, Explained, Explanation
 
 PAIR = PreferencePair(
     "Is <b>water</b> wet?", "Yes.\n\nIt is & always was.", "Surely! <script>bad()</script> It may be."

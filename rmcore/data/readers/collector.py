@@ -12,11 +12,10 @@ from pathlib import Path
 from types import TracebackType
 
 from rmcore.data.observation import Observation
-from rmcore.data.observations_table import OBSERVATIONS
 from rmcore.data.pair import PreferencePair
 from rmcore.data.pairs_on_disk import RowWriter
 from rmcore.data.readers.layouts import RowPairs
-from rmcore.data.table import PAIRS
+from rmcore.data.table import OBSERVATIONS, PAIRS
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,10 @@ from hypothesis import strategies as st
 
 from rmcore.core.errors import DataError
 from rmcore.data.observation import Observation
-from rmcore.data.observations_table import OBSERVATIONS, count_observations, iter_observations
 from rmcore.data.pair import PreferencePair
 from rmcore.data.pairs_on_disk import RowWriter
-from rmcore.data.parquet_rows import write_records
-from rmcore.data.table import write_pairs
+from rmcore.data.parquet_rows import RecordFile, write_records
+from rmcore.data.table import OBSERVATIONS, write_pairs
 from tests.support.turn_fields import METADATA, PROMPTS, TEXTS
 
 
@@ -39,8 +38,12 @@ def test_round_trip_is_exact_on_disk_and_in_between(tmp_path_factory, some):
         writer.extend(some)
     writer.rows().write_parquet(folder / "b.parquet")
     assert list(writer.rows()) == some
-    assert list(iter_observations(folder / "a.parquet")) == list(iter_observations(folder / "b.parquet")) == some
-    assert count_observations(folder / "a.parquet") == len(some)
+    assert (
+        list(RecordFile(OBSERVATIONS, folder / "a.parquet"))
+        == list(RecordFile(OBSERVATIONS, folder / "b.parquet"))
+        == some
+    )
+    assert len(RecordFile(OBSERVATIONS, folder / "a.parquet")) == len(some)
 
 
 def test_columns_can_be_read_by_others(tmp_path):
@@ -52,9 +55,9 @@ def test_columns_can_be_read_by_others(tmp_path):
 
 def test_what_is_no_table_of_observations_is_refused(tmp_path):
     with pytest.raises(DataError, match="the observations were not prepared"):
-        list(iter_observations(tmp_path / "absent.parquet"))
+        list(RecordFile(OBSERVATIONS, tmp_path / "absent.parquet"))
     write_pairs([PreferencePair("p", "a", "b")], tmp_path / "pairs.parquet")
     with pytest.raises(DataError, match="no column 'observation_id': it is not a table of prepared observations"):
-        list(iter_observations(tmp_path / "pairs.parquet"))
+        list(RecordFile(OBSERVATIONS, tmp_path / "pairs.parquet"))
     with pytest.raises(DataError, match="one of the observations holds text that is not valid Unicode"):
         write_records(OBSERVATIONS, [Observation("p", ("a\ud800", "b"), ranks=(1, 1))], tmp_path / "t.parquet")

@@ -20,7 +20,8 @@ from rmcore.core.tracking import NullTracker
 from rmcore.data.audit import audit
 from rmcore.data.integrity import select_training_pairs
 from rmcore.data.pair import Message, PreferencePair
-from rmcore.data.pairs_on_disk import PairFile, RowsOnDisk, RowWriter, select
+from rmcore.data.pairs_on_disk import RowsOnDisk, RowWriter, select
+from rmcore.data.parquet_rows import RecordFile
 from rmcore.data.table import PAIRS as FORM
 from rmcore.data.table import read_pairs, write_pairs
 from rmcore.data.tokenized import PAIRS_A_BATCH, open_tokenized, write_tokenized
@@ -71,7 +72,10 @@ def test_they_outlive_their_file_and_are_written_as_pairs_in_memory_are(tmp_path
     kept.write_parquet(tmp_path / "a.parquet")
     write_pairs(PAIRS[1::2], tmp_path / "b.parquet")
     assert read_pairs(tmp_path / "a.parquet") == read_pairs(tmp_path / "b.parquet") == PAIRS[1::2]
-    assert (len(PairFile(tmp_path / "a.parquet")), *PairFile(tmp_path / "a.parquet")) == (750, *PAIRS[1::2])
+    assert (len(RecordFile(FORM, tmp_path / "a.parquet")), *RecordFile(FORM, tmp_path / "a.parquet")) == (
+        750,
+        *PAIRS[1::2],
+    )
     assert read_pairs(tmp_path / "a.parquet", 3) == PAIRS[1:7:2]
 
 
@@ -197,10 +201,10 @@ def test_a_batch_of_which_nothing_is_left_is_in_the_way_of_no_other(tmp_path: Pa
 
 def test_a_file_that_is_missing_or_damaged_is_told_also_when_its_pairs_are_counted(tmp_path: Path):
     with pytest.raises(DataError, match="is not there: the pairs were not prepared"):
-        len(PairFile(tmp_path / "no.parquet"))
+        len(RecordFile(FORM, tmp_path / "no.parquet"))
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(DataError, match="it is damaged"):
-        len(PairFile(tmp_path / "bad.parquet"))
+        len(RecordFile(FORM, tmp_path / "bad.parquet"))
 
 
 def test_nothing_to_train_on_is_refused_with_the_reason(tmp_path: Path, renderer):

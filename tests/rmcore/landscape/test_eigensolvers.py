@@ -11,9 +11,11 @@ from rmcore.core.errors import CurvatureError
 from rmcore.landscape.eigensolvers import (
     dense_eigenvalues,
     dense_matrix,
+    dot,
     hutchinson,
     lanczos,
     lanczos_eigenvalues,
+    norm,
     power_iteration,
 )
 
@@ -159,3 +161,11 @@ def test_trace_is_unbiased_and_its_standard_error_covers():
 def test_one_probe_gives_no_error_and_is_refused():
     with pytest.raises(CurvatureError, match="at least 2"):
         hutchinson(lambda v: v, 3, num_probes=1, generator=torch.Generator(), dtype=torch.float64)
+
+
+def test_norm_and_products_of_long_vectors_are_exact_to_float32():
+    """torch's own norm gets the fourth digit wrong."""
+    vector = torch.randn(2**24, generator=torch.Generator().manual_seed(0))
+    truth = float(vector.double().norm())
+    assert norm(vector) == pytest.approx(truth, rel=1e-9)
+    assert dot(vector, vector) == pytest.approx(truth**2, rel=1e-6)

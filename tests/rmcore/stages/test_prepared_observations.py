@@ -11,10 +11,10 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import DataError
 from rmcore.core.tracking import NullTracker
 from rmcore.data.observation import Kind
-from rmcore.data.observations_table import iter_observations
+from rmcore.data.parquet_rows import RecordFile
 from rmcore.data.readers.sources import load_pairs
 from rmcore.data.splits import conversation
-from rmcore.data.table import read_pairs
+from rmcore.data.table import OBSERVATIONS, read_pairs
 from rmcore.stages import prepare
 from rmcore.stages.registry import stage_config
 
@@ -30,7 +30,7 @@ def prepared(out: Path, **data):
     names = [name for name in SPLITS if f"{name}.parquet" in there]
     pairs = {name: read_pairs(out / f"{name}.parquet") for name in names}
     with_more = [name for name in names if f"{name}_observations.parquet" in there]
-    said = {name: list(iter_observations(out / f"{name}_observations.parquet")) for name in with_more}
+    said = {name: list(RecordFile(OBSERVATIONS, out / f"{name}_observations.parquet")) for name in with_more}
     found = [json.loads((out / name).read_text()) for name in ("summary.json", "audit.json")]
     return pairs, said, found[0]["metrics"], found[1]
 
