@@ -19,7 +19,7 @@ from rmcore.data.readers.fields import Reason, RowRejected
 from rmcore.data.readers.files import RawRecord
 from rmcore.data.readers.layouts import GRADED_ROWS, SIDE_ROWS, asked_and_answered
 from rmcore.data.readers.rejected import RejectedRow
-from rmcore.data.readers.sources import check_usable, iter_records, load_pairs, notices, outcomes, probe
+from rmcore.data.readers.sources import LoadedPairs, check_usable, iter_records, load_pairs, outcomes, probe
 from rmcore.data.readers.turns import OF_THE_PROMPT
 from rmcore.data.readers.unread import LOOKED_AT, unread_columns, unread_parts
 
@@ -143,16 +143,18 @@ class SourceInParts:
         if rest:
             yield Part(number, pairs=rest)
         check_usable(self.source, rejected, self.num_rows, done + len(rest), layout, num_ties=num_ties)
-        self.notices = notices(
-            self.source,
+        found = LoadedPairs(
+            rest,
             rejected,
             self.num_rows,
-            done + len(rest),
+            layout.name,
+            self.source,
             num_over_row_cap=num_over_cap,
             num_ties=num_ties,
             num_contradicting=num_contradicting,
+            sentences=unread,
         )
-        self.notices += unread
+        self.notices = found.notices(done + len(rest))
 
 
 def _is_response(record: RawRecord) -> bool:

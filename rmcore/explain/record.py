@@ -121,27 +121,24 @@ def explain_mistakes(
 
 
 def explain_named(
-    rm: BradleyTerryRM,
-    pairs: Sequence[PreferencePair],
-    *,
-    seed: int,
-    report: Report = silent,
+    rm: BradleyTerryRM, pairs: Sequence[PreferencePair], *, seed: int, report: Report = silent
 ) -> Explained:
-    """Explain P pairs.
-
-    Args:
-        rm: the reward model.
-        pairs: P pairs, whichever side it prefers.
-        seed: of edits.
-        report: told of each part.
+    """Take both answers of P pairs apart, whichever side is preferred, and look for the smallest edit that turns each.
 
     Raises:
-        DataError: a pair cannot be read.
+        DataError: a pair cannot be read, or none has answers that are texts.
         ModelError: a reward is not finite.
     """
     if not pairs:
         return Explained()
-    found = explain_pairs(rm, pairs, seed=seed, report=report)
+    pairs = with_text_answers(pairs, "taken apart")
+    turned = turn_preferences(rm, pairs, seed=seed, report=prefixed(report, "edits"))
+    sides = [(pair.prompt, text) for pair in pairs for text in (pair.chosen, pair.rejected)]
+    answers = _taken_apart(rm, sides, report)
+    found = [
+        Explanation(pair.pair_id, chosen, rejected, edit)
+        for pair, chosen, rejected, edit in zip(pairs, answers[::2], answers[1::2], turned, strict=True)
+    ]
     return Explained(pairs=found, kind_of=[None] * len(found))
 
 
@@ -152,54 +149,16 @@ def explain_alone(rm: BradleyTerryRM, prompt: Prompt, answer: str, *, report: Re
         DataError: the model cannot read it.
         ModelError: a reward is not finite.
     """
-    return Explained(answers=explain_answers(rm, [(prompt, answer)], report=report))
+    return Explained(answers=_taken_apart(rm, [(prompt, answer)], report))
 
 
-def explain_answers(
-    rm: BradleyTerryRM, sides: Sequence[tuple[Prompt, str]], *, report: Report = silent
-) -> list[Answer]:
-    """Take N answers apart, by sentence and by word.
-
-    Args:
-        rm: the reward model.
-        sides: N (prompt, answer).
-        report: told of texts scored.
-
-    Raises:
-        DataError: the model cannot read a side.
-        ModelError: a reward is not finite.
-    """
+def _taken_apart(rm: BradleyTerryRM, sides: Sequence[tuple[Prompt, str]], report: Report) -> list[Answer]:
+    """N answers by sentence and by word."""
     sentences = span_effects(rm, sides, "sentence", report=prefixed(report, "sentences"))
     words = span_effects(rm, sides, "word", report=prefixed(report, "words"))
     return [
         Answer(prompt_text(prompt), text, by_sentence.total, by_sentence, by_word)
         for (prompt, text), by_sentence, by_word in zip(sides, sentences, words, strict=True)
-    ]
-
-
-def explain_pairs(
-    rm: BradleyTerryRM, pairs: Sequence[PreferencePair], *, seed: int, report: Report = silent
-) -> list[Explanation]:
-    """Take both answers of P pairs apart and look for the smallest edit that turns each.
-
-    Args:
-        rm: the reward model.
-        pairs: P pairs.
-        seed: of what edits draw.
-        report: told of each part.
-
-    Raises:
-        DataError: the model cannot read a side, or no pair has answers that are texts.
-        ModelError: a reward is not finite.
-    """
-    pairs = with_text_answers(pairs, "taken apart")
-    turned = turn_preferences(rm, pairs, seed=seed, report=prefixed(report, "edits"))
-    answers = explain_answers(
-        rm, [(pair.prompt, text) for pair in pairs for text in (pair.chosen, pair.rejected)], report=report
-    )
-    return [
-        Explanation(pair.pair_id, chosen, rejected, found)
-        for pair, chosen, rejected, found in zip(pairs, answers[::2], answers[1::2], turned, strict=True)
     ]
 
 

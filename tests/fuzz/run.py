@@ -25,10 +25,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-KINDS = {
-    **{"data": "data_files", "configs": "settings_files"},
-    **{"checkpoints": "stored_checkpoints", "stores": "stored_artifacts"},
-}
+KINDS = {"data": "data_files", "configs": "settings_files", "stores": "stored_artifacts"}
 """The module of each kind: `DEFAULT_COUNT`, and `one(draw, place)`, which says how a case ended."""
 LIMIT_S = 60.0
 FINDINGS = ("traceback", "hang", "silent")

@@ -14,6 +14,7 @@ from types import TracebackType
 from rmcore.data.observation import Observation
 from rmcore.data.pair import PreferencePair
 from rmcore.data.pairs_on_disk import RowWriter
+from rmcore.data.readers.files import RawRecord
 from rmcore.data.readers.layouts import RowPairs
 from rmcore.data.table import OBSERVATIONS, PAIRS
 
@@ -62,8 +63,8 @@ class Collector:
         """How many pairs there are so far."""
         return len(self._pairs)
 
-    def add(self, row: RowPairs) -> None:
-        """Take the next row."""
+    def add(self, record: RawRecord, row: RowPairs) -> None:
+        """Take what the next row says."""
         self._has_more |= row.observation is not None
         if self._later is None and (row.observation is not None or row.contradicts):
             self._num_before = len(self._pairs)

@@ -19,6 +19,7 @@ from rmcore.data.pair import PreferencePair, Prompt
 from rmcore.data.readers.collector import Collected
 from rmcore.data.readers.fields import Reason
 from rmcore.data.readers.files import RawRecord
+from rmcore.data.readers.layouts import RowPairs
 from rmcore.data.readers.rejected import RejectedRow, reject
 from rmcore.data.readers.strict_pairs import strict_pairs
 from rmcore.data.survey import Scale, better_weights
@@ -66,8 +67,11 @@ class GradedRows:
         self._prompts: dict[Prompt, _Prompt] = {}
         self._values: dict[str, Counter[float]] = {}
 
-    def add(self, record: RawRecord, row: Observation) -> RejectedRow | None:
+    def add(self, record: RawRecord, said: RowPairs) -> RejectedRow | None:
         """Take what the next row says; gives the row set aside where it is no possible grade."""
+        row = said.observation
+        if row is None:
+            return None
         given = [(name, value) for name, (value,) in row.grades.items() if value is not None]
         levels = self._grading.levels
         if levels is not None and any(value not in levels for _, value in given):

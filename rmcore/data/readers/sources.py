@@ -8,7 +8,7 @@ says more than strict pairs, all that it says is there as observations, too.
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -79,64 +79,43 @@ class LoadedPairs:
     sentences: Sequence[str] = ()
     """Further notices, of the observations."""
 
-    def notices(self) -> list[str]:
-        """See `notices`; those of the observations follow."""
-        said = notices(
-            self.source,
-            self.rejected,
-            self.num_rows,
-            len(self.pairs),
-            num_over_row_cap=self.num_over_row_cap,
-            num_over_cap=self.num_over_cap,
-            num_held_out=self.num_held_out,
-            num_ties=self.num_ties,
-            num_contradicting=self.num_contradicting,
-        )
-        return [*said, *self.sentences]
+    def notices(self, num_pairs: int | None = None) -> list[str]:
+        """Say what a reader of the numbers must know about ties and usable pairs that are not here: a sentence each.
 
-
-def notices(
-    source: str,
-    rejected: Iterable[RejectedRow],
-    num_rows: int,
-    num_pairs: int,
-    *,
-    num_over_row_cap: int = 0,
-    num_over_cap: int = 0,
-    num_held_out: int = 0,
-    num_ties: int = 0,
-    num_contradicting: int = 0,
-) -> list[str]:
-    """Say what a reader of the numbers must know about ties and usable pairs that are not here: a sentence each."""
-    counts = (
-        (num_over_row_cap, "are beyond data.pairs_per_row: of such rows a random choice is kept"),
-        (num_over_cap, "are of prompts that had enough (data.pairs_per_prompt)"),
-        (
-            num_held_out,
-            "share their prompt, or a dialogue's first user turn, with held-out pairs: taken out of training",
-        ),
-    )
-    usable = num_pairs + sum(count for count, _ in counts)
-    sentences = []
-    for count, what in counts:
-        if count:
-            sentences.append(f"{count:,} of {usable:,} pairs of {source} {what}.")
-        usable -= count
-    if num_ties:
-        sentences.append(
-            f"{num_ties:,} of {num_rows:,} rows of {source} are ties: they give no pair, and are trained on as ties."
+        Args:
+            num_pairs: how many pairs were read; None: those that are here.
+        """
+        source, num_rows = self.source, self.num_rows
+        counts = (
+            (self.num_over_row_cap, "are beyond data.pairs_per_row: of such rows a random choice is kept"),
+            (self.num_over_cap, "are of prompts that had enough (data.pairs_per_prompt)"),
+            (
+                self.num_held_out,
+                "share their prompt, or a dialogue's first user turn, with held-out pairs: taken out of training",
+            ),
         )
-    if num_contradicting:
-        sentences.append(
-            f"{num_contradicting:,} of {num_rows:,} rows of {source} give one text two ranks: their pairs go both ways "
-            "and as rankings they are left out."
-        )
-    num_bad = sum(row.reason == Reason.INVALID_UTF8 for row in rejected)
-    if num_bad and (is_text_file(source) or source_kind(source) == "cluster"):
-        sentences.append(
-            f"{num_bad:,} of {num_rows:,} rows of {source} are not UTF-8 and left out. {_conversion(source)}"
-        )
-    return sentences
+        usable = (len(self.pairs) if num_pairs is None else num_pairs) + sum(count for count, _ in counts)
+        sentences = []
+        for count, what in counts:
+            if count:
+                sentences.append(f"{count:,} of {usable:,} pairs of {source} {what}.")
+            usable -= count
+        if self.num_ties:
+            sentences.append(
+                f"{self.num_ties:,} of {num_rows:,} rows of {source} are ties: they give no pair, and are trained on "
+                "as ties."
+            )
+        if self.num_contradicting:
+            sentences.append(
+                f"{self.num_contradicting:,} of {num_rows:,} rows of {source} give one text two ranks: their pairs go "
+                "both ways and as rankings they are left out."
+            )
+        num_bad = sum(row.reason == Reason.INVALID_UTF8 for row in self.rejected)
+        if num_bad and (is_text_file(source) or source_kind(source) == "cluster"):
+            sentences.append(
+                f"{num_bad:,} of {num_rows:,} rows of {source} are not UTF-8 and left out. {_conversion(source)}"
+            )
+        return [*sentences, *self.sentences]
 
 
 def load_pairs(
@@ -183,13 +162,15 @@ def load_pairs(
         found = Collected(list(sides.pairs()[:limit]), sides.observations(limit))
     elif layout.name == GRADED_ROWS:
         graded = GradedRows(source, grading, pairs_per_row)
-        rejected, num_rows = _read_graded_rows(records, source, layout, graded)
+        rejected, num_rows = _read_rows(records, source, layout, graded.add, lambda: False)
         found, sentences = graded.collected(limit)
         if found.observations and not found.pairs and require_pairs:
             raise graded.why_no_pair()
     else:
         with Collector(spool) as collector:
-            rejected, num_rows = _read_pair_rows(records, source, layout, limit, collector)
+            rejected, num_rows = _read_rows(
+                records, source, layout, collector.add, lambda: limit is not None and collector.num_pairs >= limit
+            )
         found = collector.collected()
     _check_encoding(source, rejected, num_rows, len(found.pairs))
     _check_cells(source, rejected, num_rows)
@@ -277,40 +258,24 @@ def _conversations(said: Iterable[PreferencePair] | Iterable[Observation]) -> np
     return np.fromiter((text_number(conversation(one.prompt)) for one in said), np.uint64)
 
 
-def _read_pair_rows(
-    records: Iterable[RawRecord], source: str, layout: Layout, limit: int | None, collector: Collector
+def _read_rows(
+    records: Iterable[RawRecord],
+    source: str,
+    layout: Layout,
+    take: Callable[[RawRecord, RowPairs], RejectedRow | None],
+    is_enough: Callable[[], bool],
 ) -> tuple[list[RejectedRow], int]:
-    """Read rows that each stand alone into the collector; gives the rows set aside and the number of rows."""
+    """Hand the rows that can be read to `take`, which may set one aside; all that are, and the number of rows."""
     rejected: list[RejectedRow] = []
     num_rows = 0
     for record in records:
         for outcome in outcomes(record, source, layout):
             num_rows += 1
-            if isinstance(outcome, RejectedRow):
-                rejected.append(outcome)
-            else:
-                collector.add(outcome)
-        if limit is not None and collector.num_pairs >= limit:
-            break
-    return rejected, num_rows
-
-
-def _read_graded_rows(
-    records: Iterable[RawRecord], source: str, layout: Layout, graded: GradedRows
-) -> tuple[list[RejectedRow], int]:
-    """Read rows of one graded answer each into `graded`; gives the rows set aside and the number of rows."""
-    rejected: list[RejectedRow] = []
-    num_rows = 0
-    for record in records:
-        for outcome in outcomes(record, source, layout):
-            num_rows += 1
-            refused: RejectedRow | None = None
-            if isinstance(outcome, RejectedRow):
-                refused = outcome
-            elif outcome.observation is not None:
-                refused = graded.add(record, outcome.observation)
+            refused = outcome if isinstance(outcome, RejectedRow) else take(record, outcome)
             if refused is not None:
                 rejected.append(refused)
+        if is_enough():
+            break
     return rejected, num_rows
 
 

@@ -151,54 +151,54 @@ def test_an_adapter_of_a_language_model_with_a_head_file_is_read(tmp_path):
     assert any("lora_" in name for name in trained)
 
 
-WRONG = {
-    "two outputs": {"v_head.summary.weight": torch.ones(2, 16)},
-    "several layers": {"v_head.0.weight": torch.ones(16, 16), "v_head.2.weight": torch.ones(1, 16)},
-    "two heads": {"v_head.weight": torch.ones(1, 16), "value_head.weight": torch.ones(1, 16)},
-    "a score and a head": {"v_head.weight": torch.ones(1, 16), "score.weight": torch.ones(1, 16)},
-    "not finite": {"value_head.weight": torch.full((1, 16), float("nan"))},
-    "another width": {"value_head.weight": torch.ones(1, 8)},
-}
+class Planted:
+    def __reduce__(self):
+        return (exec, ("raise SystemExit('code of a checkpoint ran')",))
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_what_is_not_one_linear_head_is_refused(name, tmp_path, capsys):
-    language_model(tmp_path)
-    add_tensors(tmp_path, WRONG[name])
-    with pytest.raises(ModelError):
-        BradleyTerryRM.from_pretrained(tmp_path, device="cpu")
+def tensors(**named):
+    return lambda folder, weight: add_tensors(folder, {name.replace("__", "."): one for name, one in named.items()})
 
 
-@pytest.mark.parametrize("changes", [{"std": 0.0}, {"std": float("nan")}, {"mean": "x"}, {"std": None}])
-def test_a_normalisation_that_cannot_be_one_is_refused(changes, tmp_path):
-    _, weight = language_model(tmp_path)
-    openrlhf(tmp_path, weight, "value_head", True)
-    add_tensors(tmp_path, {}, **changes)
-    with pytest.raises(ModelError, match="std"):
-        BradleyTerryRM.from_pretrained(tmp_path, device="cpu")
+def pickled(content):
+    return lambda folder, weight: torch.save(content, folder / "value_head.bin")
 
 
-BIN = {
-    "numbers for names": {0: torch.ones(1, 16)},
-    "sparse": {"v_head.summary.weight": torch.ones(1, 16).to_sparse()},
-    "a list": [torch.ones(1, 16)],
-    "no weight": {"v_head.summary.bias": torch.ones(1)},
-}
+def normalised(**changes):
+    return lambda folder, weight: (openrlhf(folder, weight, "value_head", True), add_tensors(folder, {}, **changes))
 
 
-@pytest.mark.parametrize("name", BIN)
-def test_a_pickled_head_that_is_no_table_of_one_is_refused(name, tmp_path):
-    language_model(tmp_path)
-    torch.save(BIN[name], tmp_path / "value_head.bin")
-    with pytest.raises(ModelError, match=r"value_head\.bin"):
-        BradleyTerryRM.from_pretrained(tmp_path, device="cpu")
-
-
-def test_a_head_in_two_files_is_refused(tmp_path):
-    _, weight = language_model(tmp_path)
+def in_two_files(folder, weight):
     for suffix in ("bin", "safetensors"):
-        llama_factory(tmp_path, weight, suffix)
-    with pytest.raises(ModelError, match=r"value_head\.bin"):
+        llama_factory(folder, weight, suffix)
+
+
+ONE = torch.ones(1, 16)
+REFUSED = {
+    "two outputs": (tensors(v_head__summary__weight=torch.ones(2, 16)), ""),
+    "several layers": (tensors(v_head__0__weight=torch.ones(16, 16), v_head__2__weight=ONE), ""),
+    "two heads": (tensors(v_head__weight=ONE, value_head__weight=ONE), ""),
+    "a score and a head": (tensors(v_head__weight=ONE, score__weight=ONE), ""),
+    "not finite": (tensors(value_head__weight=torch.full((1, 16), float("nan"))), ""),
+    "another width": (tensors(value_head__weight=torch.ones(1, 8)), ""),
+    "a spread of 0": (normalised(std=0.0), "std"),
+    "a spread that is none": (normalised(std=float("nan")), "std"),
+    "a mean that is a text": (normalised(mean="x"), "std"),
+    "no spread": (normalised(std=None), "std"),
+    "numbers for names": (pickled({0: ONE}), r"value_head\.bin"),
+    "sparse": (pickled({"v_head.summary.weight": ONE.to_sparse()}), r"value_head\.bin"),
+    "a list": (pickled([ONE]), r"value_head\.bin"),
+    "no weight": (pickled({"v_head.summary.bias": torch.ones(1)}), r"value_head\.bin"),
+    "code": (pickled({"v_head.summary.weight": Planted()}), r"value_head\.bin"),
+    "two files": (in_two_files, r"value_head\.bin"),
+}
+
+
+@pytest.mark.parametrize(("write", "named"), REFUSED.values(), ids=REFUSED)
+def test_what_is_not_one_linear_head_is_refused_and_no_code_is_run(write, named, tmp_path):
+    _, weight = language_model(tmp_path)
+    write(tmp_path, weight)
+    with pytest.raises(ModelError, match=named):
         BradleyTerryRM.from_pretrained(tmp_path, device="cpu")
 
 
@@ -221,18 +221,6 @@ def test_a_normalisation_that_is_not_switched_on_is_named(tmp_path, capsys):
     rm = BradleyTerryRM.from_pretrained(tmp_path, device="cpu", max_seq_len=64)
     np.testing.assert_allclose(rm.score(PROMPTS, RESPONSES), products(rm, model, weight), atol=1e-5)
     assert f"mean={MEAN:g} and std={STD:g}" in capsys.readouterr().err
-
-
-class Planted:
-    def __reduce__(self):
-        return (exec, ("raise SystemExit('code of a checkpoint ran')",))
-
-
-def test_a_pickled_head_that_holds_code_is_refused_and_not_run(tmp_path):
-    language_model(tmp_path)
-    torch.save({"v_head.summary.weight": Planted()}, tmp_path / "value_head.bin")
-    with pytest.raises(ModelError, match=r"value_head\.bin"):
-        BradleyTerryRM.from_pretrained(tmp_path, device="cpu")
 
 
 def test_export_makes_a_plain_folder_of_it(tmp_path, capsys):

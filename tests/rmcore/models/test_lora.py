@@ -248,51 +248,41 @@ def test_adapter_dropout_is_on_in_training_mode_only(tiny_folder):
     assert rm.model.training  # as it was before scoring
 
 
-@pytest.fixture
-def with_base(tiny_folder, tmp_path):
-    """A saved adapter and the folder of its base, both free to be damaged."""
-    base = shutil.copytree(tiny_folder, tmp_path / "base")
-    adapted(base, LoraSettings()).save(tmp_path / "saved")
-    return base, tmp_path / "saved" / "adapter"
-
-
-def test_an_adapter_whose_base_is_gone_names_it(with_base):
-    base, adapter = with_base
-    shutil.rmtree(base)
-    with pytest.raises(ModelError, match="needs its base model") as caught:
-        BradleyTerryRM.from_pretrained(adapter, device="cpu")
-    assert str(base) in str(caught.value)
-
-
-def test_an_adapter_on_another_base_is_refused(with_base):
-    base, adapter = with_base
+def other_base(base, adapter):
     weights = load_file(base / "model.safetensors")
     weights["model.layers.0.mlp.up_proj.weight"] *= 1.01
     save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
     write_seal(base)  # another model, as a training into the same folder leaves it
-    with pytest.raises(ModelError, match="trained on other weights"):
-        BradleyTerryRM.from_pretrained(adapter, device="cpu")
 
 
-def test_an_adapter_that_lacks_weights_is_refused(with_base):
-    _, adapter = with_base
-    weights = load_file(adapter / "adapter_model.safetensors")
-    save_file(
-        {key: value for key, value in weights.items() if "q_proj" not in key}, adapter / "adapter_model.safetensors"
-    )
+def fewer_weights(base, adapter):
+    kept = {key: one for key, one in load_file(adapter / "adapter_model.safetensors").items() if "q_proj" not in key}
+    save_file(kept, adapter / "adapter_model.safetensors")
     write_seal(adapter)
-    with pytest.raises(ModelError, match="q_proj"):
-        BradleyTerryRM.from_pretrained(adapter, device="cpu")
 
 
-def test_an_adapter_that_names_no_base_is_refused(with_base):
-    _, adapter = with_base
+def no_name_of_a_base(base, adapter):
     (adapter / "rm_base.json").unlink()
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))
     write_seal(adapter)
-    with pytest.raises(ModelError, match="names no base model"):
-        BradleyTerryRM.from_pretrained(adapter, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda base, adapter: shutil.rmtree(base), "{base}.*needs its base model|needs its base model.*{base}"),
+        (other_base, "trained on other weights"),
+        (fewer_weights, "q_proj"),
+        (no_name_of_a_base, "names no base model"),
+    ],
+)
+def test_an_adapter_without_its_own_base_or_weights_is_refused(damage, said, tiny_folder, tmp_path):
+    base = shutil.copytree(tiny_folder, tmp_path / "base")
+    adapted(base, LoraSettings()).save(tmp_path / "saved")
+    damage(base, tmp_path / "saved" / "adapter")
+    with pytest.raises(ModelError, match=said.format(base=base)):
+        BradleyTerryRM.from_pretrained(tmp_path / "saved" / "adapter", device="cpu")
 
 
 @pytest.mark.parametrize(

@@ -62,23 +62,13 @@ def results(function, tensors):
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@pytest.mark.parametrize(("kernel", "grouped"), [("sdpa", True), ("varlen", True), ("varlen", False)])
+@settings(max_examples=50)
 @given(GROUPS, st.booleans(), st.sampled_from([(2, 2), (4, 2), (4, 1)]), st.sampled_from([None, 0.7]))
-def test_attention_by_sequence_is_attention_under_the_dense_mask(groups, causal, heads, scaling):
-    plan = plan_of(groups, causal=causal, kernel="sdpa")
-    sees = visible(plan)
-    tensors = draw(len(sees), *heads)
-    expected = results(lambda *t: dense(*t, sees, scaling), tensors)
-    found = results(lambda *t: packed_attention(SimpleNamespace(), *t, None, packing=plan, scaling=scaling)[0], tensors)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
-
-
-@pytest.mark.slow
-@settings(max_examples=60)
-@given(GROUPS, st.booleans(), st.booleans(), st.sampled_from([(2, 2), (4, 2), (4, 1)]), st.sampled_from([None, 0.7]))
-def test_the_varlen_kernel_is_told_the_same(groups, causal, grouped, heads, scaling):
-    plan = plan_of(groups, causal=causal, grouped=grouped)
+def test_attention_by_sequence_or_kernel_is_attention_under_the_dense_mask(
+    kernel, grouped, groups, causal, heads, scaling
+):
+    plan = plan_of(groups, causal=causal, kernel=kernel, grouped=grouped)
     sees = visible(plan)
     tensors = draw(len(sees), *heads)
     expected = results(lambda *t: dense(*t, sees, scaling), tensors)
