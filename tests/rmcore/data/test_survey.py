@@ -1,10 +1,15 @@
 """What a set of observations holds, and where the likelihood of ties begins."""
 
+import json
 import random
 
 import pytest
 
+import preference_files as files
+from rmcore.cli import app
+from rmcore.cli.guard import guard
 from rmcore.data.observation import Observation
+from rmcore.data.observation_counts import annotator_notices, describe_observations
 from rmcore.data.survey import Scale, better_weights, survey
 
 
@@ -73,3 +78,79 @@ def test_what_better_means() -> None:
     assert better_weights(["coherence", "helpfulness", "verbosity"], None) == {"helpfulness": 1.0}
     assert better_weights(["a", "b"], None) == {"a": 0.5, "b": 0.5}
     assert better_weights(["a", "b"], {"a": 2.0, "b": 0.0, "c": 1.0}) == {"a": 2.0}
+
+
+def checked(*arguments):
+    return guard(lambda: app(["data", "check", *map(str, arguments)], standalone_mode=False))
+
+
+SOME = [
+    Observation("p", ("a", "b"), ranks=(1, 2), annotator="x", weight=2),
+    Observation("p", ("a", "b"), ranks=(1, 1), annotator="y"),
+    Observation("p", ("a", "b", "c"), ranks=(1, 2, 2)),
+    Observation("q", ("a", "b", "c"), ranks=(1, 2, 2), top_only=True, annotator="x"),
+    Observation("q", ("a",), grades={"overall": (1.0,), "warmth": (0.137,)}, annotator="z"),
+    Observation("q", ("b", "c"), grades={"overall": (0.0, None), "quality": (3.5, 1)}),
+]
+
+
+def test_kinds_ties_grades_annotators_and_weights_are_counted():
+    found = describe_observations(SOME)
+    assert (found["num_observations"], found["num_prompts"]) == (6, 2)
+    assert found["kinds"] == {"pair": 1, "tie": 1, "ranking": 1, "best of K": 1, "grades": 2}
+    assert found["answers"] == {"1": 1, "2": 3, "3": 2}
+    assert found["ties"] == {"num": 2, "num_ranked": 3, "share": 2 / 3}
+    scales = {name: (one["scale"], one["levels"], one["num_missing"]) for name, one in found["attributes"].items()}
+    assert scales == {
+        "overall": ("binary", {"0": 1, "1": 1}, 1),
+        "warmth": ("ordinal", {"0.137": 1}, 0),  # a single value is a level
+        "quality": ("binary", {"1": 1, "3.5": 1}, 0),
+    }
+    assert found["annotators"] == {"num": 3, "num_unknown": 2, "labels": {"x": 2, "y": 1, "z": 1}}
+    assert found["weights"] == {"min": 1, "max": 2, "num_not_1": 1}
+
+
+def test_annotators_with_few_labels_or_prompts_of_their_own_are_named():
+    alone = [Observation("r", (f"a {i}", "b"), ranks=(1, 2), annotator="w") for i in range(3)]
+    few, apart = annotator_notices("FILE", [*SOME, *alone])
+    assert few.startswith("2 of 4 annotators (y, z) of FILE gave fewer than 2 labels")
+    assert apart.startswith("1 of 4 annotators (w) of FILE judged no prompt that another judged")
+    assert annotator_notices("FILE", SOME[:1]) == annotator_notices("FILE", []) == []
+
+
+@pytest.mark.parametrize(
+    ("write", "more", "shown"),
+    [
+        (files.write_ultrafeedback, {}, ["30 ranking", "answers                 30 with 4"]),
+        (files.write_helpsteer2, {}, ["30 grades", "helpfulness             ordinal, 60 grades from"]),
+        (files.write_arena, {"num_judges": 3, "num_votes": 2}, ["annotators              3; most labels: judge"]),
+    ],
+)
+def test_data_check_says_what_kinds_a_file_has(tmp_path, capsys, write, more, shown):
+    source = write(tmp_path / "rows.jsonl", 30, **more)
+    assert checked(source, "--json", tmp_path / "found.json") == 0
+    text = capsys.readouterr().out
+    assert all(line in text for line in shown)
+    assert json.loads((tmp_path / "found.json").read_text())["observations"]["all"]["num_prompts"] == 30
+
+
+def test_data_check_shows_a_file_whose_grades_imply_no_pair(tmp_path, capsys):
+    path = tmp_path / "kto.jsonl"
+    rows = [{"prompt": f"p {i}", "completion": "a", "label": i % 2 == 0, "stars": i} for i in range(9)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert checked(path) == 0
+    assert (
+        "overall                 binary, 9 grades from 0 to 1, mean 0.556 (4 of 0, 5 of 1)" in capsys.readouterr().out
+    )
+    assert checked(path, "--grade-columns", "stars") == 0
+    assert "stars                   ordinal, 9 grades from 0 to 8" in capsys.readouterr().out
+
+
+def test_data_check_names_annotators_of_pairs_too(tmp_path, capsys):
+    path = tmp_path / "pairs.jsonl"
+    rows = [{"prompt": f"p {i}", "chosen": "a", "rejected": "b", "annotator_id": i % 4 // 2} for i in range(9)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert checked(path) == 0
+    shown = capsys.readouterr().out
+    assert "annotators              2; most labels: 0 5, 1 4" in shown
+    assert "2 of 2 annotators (0, 1) of" in shown

@@ -7,9 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmcore.core.errors import DataError
-from rmcore.data.pair import Message, PreferencePair, answer_turn, dialogue_records, tools_of, with_text_answers
+from rmcore.data.pair import (
+    Message,
+    PreferencePair,
+    answer_turn,
+    as_json,
+    dialogue_records,
+    tools_of,
+    with_text_answers,
+)
 from rmcore.data.readers.layouts import recognise
 from rmcore.data.rendering import Renderer, Rendering
+from rmcore.data.shown import Shown
 from rmcore.data.table import read_pairs, write_pairs
 from rmcore.models.packing.layout import shared_prefix
 from rmcore.models.tiny import tiny_tokenizer
@@ -243,3 +252,16 @@ def test_answers_that_are_calls_are_neither_edited_nor_taken_apart(rm, capsys):
         score_answers(rm, [calls])
     with pytest.raises(DataError, match="more than a text"):
         rm.renderer.place_side(calls.prompt, calls.chosen)
+
+
+def test_a_dialogue_of_many_calls_is_rendered_a_few_times():
+    calls = [as_json({"tool_calls": [{"function": {"name": "f", "arguments": {"a": str(n)}}}]}) for n in range(50)]
+    turns = tuple(turn for call in calls for turn in (Message("assistant", "", call), Message("tool", "5")))
+    rendered = []
+
+    def render(given):
+        rendered.append(given)
+        return "".join(turn.text for turn in given)
+
+    Shown(render, "it").check(turns, render(turns))
+    assert len(rendered) == 2
