@@ -24,155 +24,112 @@ from source_sample import lines
 
 FIXTURES = Path(__file__).with_name("fixtures")
 FRUIT, TOOL, BIRD = "Name a fruit.", "Name a tool.", "Name a bird."
-FRUIT_PAIR, TOOL_PAIR = (FRUIT, "An apple.", "A chair.", None), (TOOL, "A hammer.", "A cloud.", None)
 
+
+def fruit(chosen="An apple.", rejected="A chair.", margin=None, *, prompt=FRUIT):
+    return prompt, chosen, rejected, margin
+
+
+def tool(chosen="A hammer.", rejected="A cloud.", margin=None, *, prompt=TOOL):
+    return prompt, chosen, rejected, margin
+
+
+def dialogue(*turns):
+    """A text is the user's turn."""
+    return tuple(Message(*turn) if isinstance(turn, tuple) else Message("user", turn) for turn in turns)
+
+
+BRIEF, THING = ("system", "Be brief."), "Name a thing.\na fruit"
 EXPECTED = {
-    "capitals.csv": ("plain strings", [(*FRUIT_PAIR[:3], 2.0), (TOOL, "A hammer.", "A cloud, maybe.", 1.0)], {}),
-    "semicolons.csv": (
-        "plain strings",
-        [(FRUIT, "An apple, for one.", "A chair.", None), (TOOL, "A hammer.", "A cloud; maybe.", None)],
-        {},
-    ),
-    "tabs.csv": ("plain strings", [(FRUIT, "An apple, for one.", "A chair.", None)], {}),
-    "tabs.tsv": ("plain strings", [(FRUIT, "An apple; or a pear.", "A chair.", None)], {}),
-    "one_message.jsonl": ("message lists", [FRUIT_PAIR], {}),
-    "alpaca.jsonl": (
-        "plain strings",
-        [("Name a thing.\na fruit", *FRUIT_PAIR[1:]), TOOL_PAIR, TOOL_PAIR],
-        {"wrong type": 1},
-    ),
-    "alpaca_ranked.jsonl": ("ranked answers", [("Name a thing.\na fruit", *FRUIT_PAIR[1:3], 2.0)], {}),
-    "sharegpt.jsonl": (
-        "message lists",
-        [FRUIT_PAIR, ((Message("system", "Be brief."), Message("user", TOOL)), *TOOL_PAIR[1:])],
-        {"missing value": 1},
-    ),
-    "messages_asked.jsonl": ("plain strings", [FRUIT_PAIR], {}),
+    "capitals.csv": ("plain strings", [fruit(margin=2.0), tool(rejected="A cloud, maybe.", margin=1.0)], {}),
+    "semicolons.csv": ("plain strings", [fruit("An apple, for one."), tool(rejected="A cloud; maybe.")], {}),
+    "tabs.csv": ("plain strings", [fruit("An apple, for one.")], {}),
+    "tabs.tsv": ("plain strings", [fruit("An apple; or a pear.")], {}),
+    "one_message.jsonl": ("message lists", [fruit()], {}),
+    "alpaca.jsonl": ("plain strings", [fruit(prompt=THING), tool(), tool()], {"wrong type": 1}),
+    "alpaca_ranked.jsonl": ("ranked answers", [fruit(prompt=THING, margin=2.0)], {}),
+    "sharegpt.jsonl": ("message lists", [fruit(), tool(prompt=dialogue(BRIEF, TOOL))], {"missing value": 1}),
+    "messages_asked.jsonl": ("plain strings", [fruit()], {}),
     "swift.jsonl": (
         "ms-swift",
-        [((Message("system", "Be brief."), Message("user", FRUIT)), *FRUIT_PAIR[1:]), FRUIT_PAIR],
+        [fruit(prompt=dialogue(BRIEF, FRUIT)), fruit()],
         {"empty rejected": 1, "no final assistant turn": 1, "one side twice": 1},
     ),
     "several_rejected.jsonl": (
         "one chosen and several rejected",
-        [FRUIT_PAIR, (FRUIT, "An apple.", "A road.", None), TOOL_PAIR, TOOL_PAIR],
+        [fruit(), fruit(rejected="A road."), tool(), tool()],
         {"fewer than two answers": 1, "missing value": 1},
     ),
-    "role_names.jsonl": ("message lists", [FRUIT_PAIR, TOOL_PAIR], {}),
-    "openai.jsonl": (
-        "OpenAI preferences",
-        [((Message("system", "Be brief."), Message("user", FRUIT)), "An apple.", "A chair.", None), TOOL_PAIR],
-        {"empty rejected": 1},
-    ),
-    "ultrafeedback.jsonl": (
-        "raw UltraFeedback",
-        [(FRUIT, "An apple.", "A chair.", 4.0), (FRUIT, "A pear.", "A chair.", 4.0)],
-        {},
-    ),
-    "ultrafeedback_scores.json": ("raw UltraFeedback", [(*FRUIT_PAIR[:3], 6.5)], {}),
+    "role_names.jsonl": ("message lists", [fruit(), tool()], {}),
+    "openai.jsonl": ("OpenAI preferences", [fruit(prompt=dialogue(BRIEF, FRUIT)), tool()], {"empty rejected": 1}),
+    "ultrafeedback.jsonl": ("raw UltraFeedback", [fruit(margin=4.0), fruit("A pear.", margin=4.0)], {}),
+    "ultrafeedback_scores.json": ("raw UltraFeedback", [fruit(margin=6.5)], {}),
     "nectar.jsonl": (
         "Nectar",
         [
-            (FRUIT, "An apple.", "A pear.", None),
-            (FRUIT, "A pear.", "A chair.", None),
-            FRUIT_PAIR,
-            (
-                (Message("user", "Hello."), Message("assistant", "Hi."), Message("user", TOOL)),
-                "A hammer.",
-                "A cloud.",
-                None,
-            ),
+            *(fruit(rejected="A pear."), fruit("A pear."), fruit()),
+            tool(prompt=dialogue("Hello.", ("assistant", "Hi."), TOOL)),
         ],
         {"fewer than two answers": 1, "missing value": 1},
     ),
-    "stack_exchange.jsonl": ("Stack Exchange pairs", [FRUIT_PAIR, TOOL_PAIR], {"empty rejected": 1}),
-    "autoj.jsonl": ("Auto-J", [FRUIT_PAIR, TOOL_PAIR], {"winner not understood": 1}),
+    "stack_exchange.jsonl": ("Stack Exchange pairs", [fruit(), tool()], {"empty rejected": 1}),
+    "autoj.jsonl": ("Auto-J", [fruit(), tool()], {"winner not understood": 1}),
     "pandalm.json": (
         "PandaLM",
-        [
-            ("Name a thing.\na fruit", *FRUIT_PAIR[1:]),
-            ("Name a thing.\na fruit", *FRUIT_PAIR[1:]),
-            ("Name a thing.\na fruit", "A chair.", "An apple.", None),
-            TOOL_PAIR,
-            TOOL_PAIR,
-        ],
+        [*2 * [fruit(prompt=THING)], fruit("A chair.", "An apple.", prompt=THING), tool(), tool()],
         {},
     ),
-    "label_studio.json": (
-        "Label Studio",
-        [FRUIT_PAIR, (FRUIT, "A chair.", "An apple.", None), TOOL_PAIR],
-        {"not labelled": 2},
-    ),
+    "label_studio.json": ("Label Studio", [fruit(), fruit("A chair.", "An apple."), tool()], {"not labelled": 2}),
     "argilla.json": (
         "Argilla",
-        [
-            (FRUIT, "An apple.", "A pear.", None),
-            FRUIT_PAIR,
-            (FRUIT, "A pear.", "A chair.", None),
-            (FRUIT, "A pear.", "A chair.", None),
-            FRUIT_PAIR,
-        ],
+        [fruit(rejected="A pear."), fruit(), fruit("A pear."), fruit("A pear."), fruit()],
         {"not labelled": 1},
     ),
-    "argilla_ratings.jsonl": ("Argilla", [(*FRUIT_PAIR[:3], 4.0)], {"not labelled": 1}),
-    "argilla_choice.json": ("Argilla", [FRUIT_PAIR], {}),
+    "argilla_ratings.jsonl": ("Argilla", [fruit(margin=4.0)], {"not labelled": 1}),
+    "argilla_choice.json": ("Argilla", [fruit()], {}),
     "lmarena_55k.csv": (
         "LMArena",
-        [
-            FRUIT_PAIR,
-            (
-                (Message("user", "Name a fish."), Message("assistant", "A carp."), Message("user", "Another.")),
-                "A pike.",
-                "A fork.",
-                None,
-            ),
-        ],
+        [fruit(), fruit("A pike.", "A fork.", prompt=dialogue("Name a fish.", ("assistant", "A carp."), "Another."))],
         {"prompts differ": 1, "empty rejected": 1},
     ),
-    "lmarena_winner.jsonl": ("two answers and a winner", [FRUIT_PAIR, TOOL_PAIR], {}),
-    "lmarena_conversations.jsonl": ("two answers and a winner", [FRUIT_PAIR], {}),
+    "lmarena_winner.jsonl": ("two answers and a winner", [fruit(), tool()], {}),
+    "lmarena_conversations.jsonl": ("two answers and a winner", [fruit()], {}),
     "a_b.csv": (
         "two answers and a winner",
-        [FRUIT_PAIR, TOOL_PAIR],
+        [fruit(), tool()],
         {"winner not understood": 1, "not labelled": 1, "empty rejected": 1, "identical sides": 1},
     ),
-    "answers_preference.jsonl": ("two answers and a winner", [FRUIT_PAIR, TOOL_PAIR], {}),
-    "helpsteer2.jsonl": ("HelpSteer preferences", [(*FRUIT_PAIR[:3], 3.0), (*TOOL_PAIR[:3], 1.0)], {}),
+    "answers_preference.jsonl": ("two answers and a winner", [fruit(), tool()], {}),
+    "helpsteer2.jsonl": ("HelpSteer preferences", [fruit(margin=3.0), tool(margin=1.0)], {}),
     "helpsteer3.jsonl": (
         "HelpSteer preferences",
-        [
-            (
-                (Message("user", FRUIT), Message("assistant", "A pear."), Message("user", "Another.")),
-                *FRUIT_PAIR[1:3],
-                2.0,
-            )
-        ],
+        [fruit(margin=2.0, prompt=dialogue(FRUIT, ("assistant", "A pear."), "Another."))],
         {},
     ),
     "ranking.jsonl": (
         "answers and a ranking",
-        [FRUIT_PAIR, TOOL_PAIR, (TOOL, "A saw.", "A cloud.", None), (BIRD, "A robin.", "A stone.", None)],
+        [fruit(), tool(), tool("A saw."), (BIRD, "A robin.", "A stone.", None)],
         {"answers and ranks differ in number": 1},
     ),
     "helpsteer2_grades.jsonl": (
         "graded answers",
-        [(*FRUIT_PAIR[:3], 4.0), (*TOOL_PAIR[:3], 2.0)],
+        [fruit(margin=4.0), tool(margin=2.0)],
         {"grade is not a finite number": 1, "not labelled": 1},
     ),
-    "kto.jsonl": ("graded answers", [(*FRUIT_PAIR[:3], 1.0)], {"empty answer": 1}),
+    "kto.jsonl": ("graded answers", [fruit(margin=1.0)], {"empty answer": 1}),
     "best_of_k.jsonl": (
         "best of K",
-        [FRUIT_PAIR, (FRUIT, "An apple.", "A road.", None), TOOL_PAIR],
+        [fruit(), fruit(rejected="A road."), tool()],
         {"the best answer is none of the answers": 1},
     ),
     "annotators.csv": (
         "two answers and a winner",
-        [TOOL_PAIR, FRUIT_PAIR],
+        [tool(), fruit()],
         {"weight is not a finite number above 0": 1},
     ),
     "order.csv": (
         "answers and a ranking",
-        [FRUIT_PAIR, (FRUIT, "An apple.", "An old pear.", None), (FRUIT, "An old pear.", "A chair.", None), TOOL_PAIR],
+        [fruit(), fruit(rejected="An old pear."), fruit("An old pear."), tool()],
         {},
     ),
 }
@@ -276,7 +233,7 @@ def test_what_is_not_recognised_comes_with_a_mapping_to_paste():
     assert PASTED in str(caught.value)
     named = dict(option.split(".")[1].split("=") for option in PASTED.split() if "=" in option)
     columns = ColumnMap(named["prompt_column"], named["chosen_column"], named["rejected_column"])
-    assert texts(load_pairs(path, columns=columns)) == [FRUIT_PAIR]
+    assert texts(load_pairs(path, columns=columns)) == [fruit()]
 
 
 @pytest.mark.parametrize(
