@@ -157,7 +157,9 @@ class Planted:
 
 
 def tensors(**named):
-    return lambda folder, weight: add_tensors(folder, {name.replace("__", "."): one for name, one in named.items()})
+    return lambda folder, weight: add_tensors(
+        folder, {name.replace("__", "."): one.clone() for name, one in named.items()}
+    )
 
 
 def pickled(content):
