@@ -99,7 +99,6 @@ def third_rung(rewards: list[FloatArray], judged: list[FloatArray], lengths: lis
         "high": high,
         "unit": unit,
         "win_rate": win["value"],
-        "probability": found["readiness"]["probability"],
         "failed": [check["name"] for check in found["gate"] if not check["passed"]],
     }
 

@@ -268,9 +268,6 @@ _OF_POLICIES = (
     MetricSpec(
         "planned_fall", "fall before the planned KL", "sd", "gain at the planned KL minus the highest before it"
     ),
-    MetricSpec(
-        "gain_probability", "probability of that gain", "share", "as for the synthetic benchmark's small reward models"
-    ),
 )
 
 _OF_TRAINING = (
@@ -446,7 +443,6 @@ HEADLINE = (
     "eval/ood_pairwise_accuracy",
     "eval/train_pairwise_accuracy",
     "ready/kl_optimum_planned_gain",
-    "ready/gain_probability",
     "policy/trained_gold",
     "policy/trained_kl",
     "policy/served_value",

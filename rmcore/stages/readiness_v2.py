@@ -50,6 +50,5 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
     policy = required_policy(settings)
     judged["verdict"] = audited(judged["verdict"], optimized["judge"], policy.verdict_judge, policy.verdict_judging)
     write_json(out / "readiness.json", judged)
-    shown = {"ready/gain_probability": judged["readiness"]["probability"]}
-    shown["ready/gate_passed"] = float(judged["verdict"]["status"] == "ready")
-    write_json(out / "summary.json", {"metrics": {name: value for name, value in shown.items() if value is not None}})
+    shown = {"ready/gate_passed": float(judged["verdict"]["status"] == "ready")}
+    write_json(out / "summary.json", {"metrics": shown})

@@ -23,14 +23,11 @@ from typing import Any
 from rmcore.config.model import FROM_POLICY
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.digests import make_key
-from rmcore.core.files import file_digest
 from rmcore.core.fingerprints import code_digests
 from rmcore.core.store import ArtifactRef
 from rmcore.stages.reads import keyed, masked, settled, starts_from_sft
 from rmcore.stages.requirements import REQUIRED, curvature_settings
 from rmcore.training.resume import FINISHED_FILE
-
-ROOT = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +48,6 @@ class Stage:
     """Globs of the files that an interrupted attempt leaves for the next one to resume from."""
     finished: str = ""
     """File that such a stage writes last; without it the attempt was interrupted, whatever it reported."""
-    files: tuple[str, ...] = ()
-    """Data files of rmcore that the stage reads, by path below it: their content enters the key as the code does."""
 
     @property
     def module(self) -> str:
@@ -166,7 +161,6 @@ STAGES: dict[str, Stage] = {
             ("evaluate", "landscape", "overoptimization"),
             ("readiness", *AUDITED),
             ("readiness.json",),
-            files=("policy/readiness/readiness_fit.json",),
         ),
         Stage(
             "confirmation",
@@ -321,7 +315,7 @@ def stage_code(stage: Stage) -> dict[str, dict[str, str]]:
     """Return the versions and code digests that affect a stage's outcome in addition to settings and upstream."""
     return {
         "versions": {name: _minor_version(name) for name in stage.libraries},
-        "code": code_digests(stage.module, stage.hidden) | {name: file_digest(ROOT / name) for name in stage.files},
+        "code": code_digests(stage.module, stage.hidden),
     }
 
 

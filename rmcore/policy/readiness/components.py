@@ -6,7 +6,7 @@ or the offset of the rewards: no optimiser that ranks does.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -87,8 +87,8 @@ def on_policy_parts(
         seed: of the bootstrap.
 
     Returns:
-        on_policy_accuracy; win_rate_N and skill_N for N of `WIN_COUNTS` over the prompts that have more than N samples
-        (`reaching`), the former without a value where there are too few; where that is so for `DECIDING`, the win rate
+        on_policy_accuracy; win_rate_N for N of `WIN_COUNTS` over the prompts that have more than N samples
+        (`reaching`), without a value where there are too few; where that is so for `DECIDING`, the win rate
         of the most that there are opponents for; length_correlation; hard_accuracy.
 
     Raises:
@@ -99,9 +99,10 @@ def on_policy_parts(
             f"judge_ceiling={judge_ceiling:g}: a judge that agrees with the truth on half of the pairs or fewer cannot "
             "be corrected for; give a number above 0.5 and at most 1."
         )
-    ratios: dict[str, tuple[FloatArray, FloatArray, Callable[[FloatArray], FloatArray]]] = {}
-    ratios["on_policy_accuracy"] = (*accuracies_by_prompt(pools, only_hard=False), _unchanged)
-    ratios["hard_accuracy"] = (*accuracies_by_prompt(pools, only_hard=True), _unchanged)
+    ratios = {
+        "on_policy_accuracy": accuracies_by_prompt(pools, only_hard=False),
+        "hard_accuracy": accuracies_by_prompt(pools, only_hard=True),
+    }
     sizes = [len(pool) for pool in pools.rewards]
     most = {n: min(size for size, kept in zip(sizes, reaching(sizes, n + 1), strict=True) if kept) for n in WIN_COUNTS}
     for n in sorted({n for n in WIN_COUNTS if n < most[n]} | {min(DECIDING, most[DECIDING] - 1)}):
@@ -112,11 +113,10 @@ def on_policy_parts(
                 for r, j, own in zip(pools.rewards, pools.judged, kept, strict=True)
             ]
         )
-        ratios[f"win_rate_{n}"] = (wins, kept.astype(np.float64), _unchanged)
-        ratios[f"skill_{n}"] = (wins, kept.astype(np.float64), _skill(n))
+        ratios[f"win_rate_{n}"] = (wins, kept.astype(np.float64))
     moments = np.array([_moments(*one) for one in zip(pools.rewards, pools.lengths, pools.judged, strict=True)])
     moments = by_unit(moments, units)
-    ratios = {name: (by_unit(top, units), by_unit(bottom, units), to) for name, (top, bottom, to) in ratios.items()}
+    ratios = {name: (by_unit(top, units), by_unit(bottom, units)) for name, (top, bottom) in ratios.items()}
 
     # The ceiling of the point estimate, then one a resample: it was estimated from other pairs, so independently.
     drawn = judge_ceiling + judge_ceiling_error * np.random.default_rng([seed, 1]).standard_normal(num_resamples)
@@ -126,8 +126,8 @@ def on_policy_parts(
         found = {}
         ceiling = np.fromiter(islice(ceilings, len(weights)), dtype=np.float64)
         with np.errstate(invalid="ignore", divide="ignore"):
-            for name, (top, bottom, transform) in ratios.items():
-                found[name] = transform((weights @ top) / (weights @ bottom))
+            for name, (top, bottom) in ratios.items():
+                found[name] = (weights @ top) / (weights @ bottom)
                 if name in ACCURACIES:
                     # Without the judge's errors.
                     found[name] = np.clip((found[name] - (1 - ceiling)) / (2 * ceiling - 1), 0, 1)
@@ -135,7 +135,7 @@ def on_policy_parts(
         return found
 
     num_units = len(moments)
-    carrying = {name: int(np.count_nonzero(bottom)) for name, (_, bottom, _) in ratios.items()}
+    carrying = {name: int(np.count_nonzero(bottom)) for name, (_, bottom) in ratios.items()}
     # Where all prompts say the same, a share has an exact interval; undoing a judge's noise leaves no share.
     shares = {name for name in ratios if name.startswith("win_rate_")}
     shares |= ACCURACIES if judge_ceiling == 1 and not judge_ceiling_error else frozenset()
@@ -159,7 +159,7 @@ def on_policy_parts(
         for name, value in resampled.point.items()
     }
     return unmeasured | {
-        name: _held(value, *ratios[name][:2], num_resamples, seed) if name.startswith("win_rate_") else value
+        name: _held(value, *ratios[name], num_resamples, seed) if name.startswith("win_rate_") else value
         for name, value in found.items()
     }
 
@@ -174,15 +174,6 @@ def _held(found: MetricValue, wins: FloatArray, counted: FloatArray, num_resampl
     rates = (wins[counted > 0] / counted[counted > 0])[:, None]  # (U, 1)
     low, high = bounded_means(rates, np.zeros(1), np.ones(1), num_resamples=num_resamples, seed=seed)
     return replace(found, ci_low=min(found.value, float(low[0])), ci_high=max(found.value, float(high[0])))
-
-
-def _unchanged(values: FloatArray) -> FloatArray:
-    return values
-
-
-def _skill(n: int) -> Callable[[FloatArray], FloatArray]:
-    """0 for a blind choice, 1 for the win rate n / (n + 1) of a perfect one over an independent draw."""
-    return lambda win_rate: (win_rate - 0.5) / (n / (n + 1) - 0.5)
 
 
 def accuracies_by_prompt(pools: JudgedPools, *, only_hard: bool) -> tuple[FloatArray, FloatArray]:

@@ -1,20 +1,15 @@
 """Readiness v2: whether this policy may be optimised against this reward model, up to a planned KL.
 
 Judged on the policy's own samples instead of on labelled pairs alone. Conditions, each on one end of a 95 %
-interval, decide, and none can be bought back by another. Next to them is a probability that the gain at the planned
-KL is worth while. It decides nothing: it was fitted on the small models of the synthetic benchmark (docs/readiness.md)
-at one plan, and the gain at the plan that is meant is measured here. For the same reason the checks on labelled pairs
-decide nothing at this level: a model that only its gap between training and held-out accuracy refused gained 0.95
-standard deviations of the true reward (benchmarks/verdict_vs_truth.py). Nor do on-policy accuracy, which ranks reward
-models worse than the win rate in the synthetic benchmark and as well on real answers (benchmarks/real_answers.py), and
-calibration, which says nothing of what a policy will do.
+interval, decide, and none can be bought back by another. The checks on labelled pairs decide nothing at this level: a
+model that only its gap between training and held-out accuracy refused gained 0.95 standard deviations of the true
+reward (benchmarks/verdict_vs_truth.py). Nor do on-policy accuracy, which ranks reward models worse than the win rate in
+the synthetic benchmark and as well on real answers (benchmarks/real_answers.py), and calibration, which says nothing of
+what a policy will do.
 """
 
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from importlib import resources
 from typing import Any, Literal
 
 from rmcore.config.readiness import ReadinessConfig
@@ -25,7 +20,6 @@ from rmcore.policy.readiness.components import DECIDING
 from rmcore.policy.readiness.verdict import verdict_on_samples
 from rmcore.policy.sampling.best_of_n import ENOUGH_PROMPTS
 
-FIT_FILE = "readiness_fit.json"
 OPTIMIZERS = {"best_of_n": "best-of-n", "kl_optimum": "RL with a KL penalty"}
 
 
@@ -82,7 +76,7 @@ def judge_v2(
     num_telling: int,
     reached: float | None = None,
 ) -> dict[str, Any]:
-    """Checks, probability and verdict.
+    """Checks and verdict.
 
     Args:
         parts: measurements by name, {"value", "ci_low", "ci_high", ...}; those of `conditions`, and what is shown
@@ -93,12 +87,11 @@ def judge_v2(
         reached: nats that the plan was judged at, where ties keep best-of-n from going as far as planned.
 
     Returns:
-        {"readiness": {"version", "parts", "probability", "plan", "judge"}, "gate": checks, "verdict": see
+        {"readiness": {"version", "parts", "plan", "judge"}, "gate": checks, "verdict": see
         rmcore.policy.readiness.verdict}; JSON-ready.
     """
     asked = conditions(config, _choice(parts))
     checks = [_enough(num_telling), *(_check(one, parts.get(one.part), num_telling) for one in asked)]
-    fit = shipped_fit()
     plan = f"a KL of {config.planned_kl:g} nats by {OPTIMIZERS[config.planned_optimizer]}"
     if reached is not None and reached < 0.98 * config.planned_kl:
         plan += f" as far as it goes, which is {reached:.2g} nats, because rewards tie"
@@ -106,9 +99,6 @@ def judge_v2(
         "readiness": {
             "version": "v2",
             "parts": {name: dict(value) for name, value in parts.items()},
-            "probability": probability(parts, fit),
-            "score_parts": fit["features"],
-            "probability_of": {"gain": fit["population"]["min_gain"], "kl": fit["planned_kl"]},
             "plan": {"optimizer": config.planned_optimizer, "kl": config.planned_kl, "min_gain": config.min_gain},
             "judge": judge,
         },
@@ -151,23 +141,3 @@ def _check(condition: Condition, part: Mapping[str, Any] | None, num_telling: in
     is_open = high is None or high > condition.threshold if has_to_be_shown else bound is None
     unclear = not passed and (is_open or num_telling < MIN_PROMPTS)
     return GateCheck(condition.name, bound, condition.threshold, passed, text, unclear)
-
-
-def shipped_fit() -> dict[str, Any]:
-    """The fit that the validation study left: features, their means, coefficients, what it is from."""
-    found: dict[str, Any] = json.loads(
-        (resources.files("rmcore.policy.readiness") / FIT_FILE).read_text(encoding="utf-8")
-    )
-    return found
-
-
-def probability(parts: Mapping[str, Mapping[str, Any]], fit: Mapping[str, Any]) -> float | None:
-    """P(gain at the planned KL >= min_gain) of the logistic fit, None where one of its parts has no value."""
-    values = [parts.get(name, {}).get("value") for name in fit["features"]]
-    if any(value is None for value in values):
-        return None
-    logit = fit["intercept"] + sum(
-        coefficient * (value - mean)
-        for coefficient, value, mean in zip(fit["coefficients"], values, fit["means"], strict=True)
-    )
-    return 1 / (1 + math.exp(-max(-500.0, min(500.0, logit))))

@@ -18,7 +18,6 @@ PARTS = {
     "win_rate_4": "how often the best of 4 beats another sample",
     "win_rate_16": "how often the best of 16 beats another sample",
     "win_rate_64": "how often the best of 64 beats another sample",
-    "skill_16": "the win rate of the best of 16 from 0 (blind) to 1 (perfect)",
     "planned_gain": "gain of the true reward at the planned KL (sd within prompts)",
     "planned_fall": "that gain minus the highest before it",
     "length_correlation": "correlation of reward and length, given the judge",
@@ -44,8 +43,7 @@ def policy_block(results: Mapping[str, Any]) -> Block:
             readiness_v2.
     """
     judged = results["readiness"]["readiness"]
-    plan, aim, probability = judged["plan"], judged["probability_of"], judged["probability"]
-    probable = "not known" if probability is None else f"{probability:.2f}"
+    plan = judged["plan"]
     worst = _worst_prompts(results)
     return Block(
         "On the policy's own samples: readiness v2",
@@ -60,15 +58,6 @@ def policy_block(results: Mapping[str, Any]) -> Block:
             best_of_n_block(results),
             Block("The parts of readiness v2", tables=(_parts(results["readiness"]),)),
             *([Block("The prompts where the plan gains least", tables=(worst,))] if worst.rows else []),
-            Block(
-                "The probability of a gain",
-                text=(
-                    f"Probability of a gain of at least {aim['gain']:g} at {aim['kl']:g} nats: {probable}, from "
-                    f"{', '.join(judged['score_parts'])}, as it was for the small reward models of the synthetic "
-                    "benchmark that it was fitted on. It decides nothing: for another policy, reward "
-                    "model or judge it was never tested.",
-                ),
-            ),
         ],
     )
 

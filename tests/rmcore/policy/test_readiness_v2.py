@@ -1,7 +1,6 @@
-"""Readiness v2: conditions that nothing buys back, each on the far end of its interval; a chance is shown."""
+"""Readiness v2: conditions that nothing buys back, each on the far end of its interval."""
 
 import json
-import math
 
 import pytest
 from hypothesis import given
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.evaluation.uncertainty import GainValue
 from rmcore.policy.logged_answers import MIN_PROMPTS
-from rmcore.policy.readiness.readiness_v2 import conditions, judge_v2, probability, shipped_fit
+from rmcore.policy.readiness.readiness_v2 import conditions, judge_v2
 from rmcore.policy.sampling.best_of_n import ENOUGH_PROMPTS
 
 CONFIG = ReadinessConfig(planned_optimizer="kl_optimum")  # which has all conditions
@@ -28,10 +27,10 @@ def part(value, low=None, high=None):
 
 
 def perfect():
-    """Every part as good as it can be, and whatever the shipped fit reads beside them."""
+    """Every part as good as it can be."""
     best = {gate.part: part(1.0) for gate in GATES.values()}
-    best |= {"planned_gain": part(CONFIG.min_gain + 3), "planned_fall": part(0.0), "skill_16": part(1.0)}
-    return best | {"length_correlation": part(0.0), "on_policy_accuracy": part(1.0)}
+    best |= {"planned_gain": part(CONFIG.min_gain + 3), "planned_fall": part(0.0)}
+    return best
 
 
 def judged(parts, config=CONFIG, num_telling=ENOUGH_PROMPTS):
@@ -40,13 +39,6 @@ def judged(parts, config=CONFIG, num_telling=ENOUGH_PROMPTS):
 
 def status(*arguments, **changes):
     return judged(*arguments, **changes)["verdict"]["status"]
-
-
-def set_fit(monkeypatch, **changes):
-    """The shipped fit with another regression; what it says of its population stays."""
-    fit = shipped_fit() | {"features": ["on_policy_accuracy"], "means": [0.7], "coefficients": [0.0]}
-    fit |= {"intercept": 0.0} | changes
-    monkeypatch.setattr("rmcore.policy.readiness.readiness_v2.shipped_fit", lambda: fit)
 
 
 def test_a_perfect_model_is_ready_and_says_for_what():
@@ -75,14 +67,12 @@ def test_harm_is_shown_by_few_prompts_and_not_by_a_handful(num_telling, expected
 
 
 @pytest.mark.parametrize("name", GATES)
-def test_no_gate_is_bought_back_by_all_others_being_perfect(monkeypatch, name):
-    set_fit(monkeypatch, features=[], means=[], coefficients=[], intercept=1e9)
+def test_no_gate_is_bought_back_by_all_others_being_perfect(name):
     gate = GATES[name]
     good = gate.threshold + 1e-6
     ends = {gate.end: gate.threshold - 1e-6}
     whole = {"low": good, "high": good + 9} | ends  # the other end stays good for what else asks for this part
     found = judged(perfect() | {gate.part: part(good, **whole)})
-    assert found["readiness"]["probability"] == 1.0
     assert found["verdict"]["status"] == ("unclear" if gate.end == "low" else "not_ready")
     assert [check["name"] for check in found["gate"] if not check["passed"]] == [name]
     [reason] = found["verdict"]["reasons"]
@@ -137,20 +127,8 @@ def test_a_part_that_is_missing_or_has_no_interval_fails_with_its_reason(name):
 def test_nothing_measured_is_unclear_and_still_a_record():
     found = judged({}, num_telling=0)
     assert found["verdict"]["status"] == "unclear"
-    assert found["readiness"]["probability"] is None
     assert len(found["verdict"]["reasons"]) == len(GATES) + 1
     json.dumps(found, allow_nan=False)
-
-
-@given(intercept=st.floats(-8, 8))
-def test_the_chance_is_shown_and_decides_nothing(intercept):
-    """Fitted at another plan and on other models, it once refused an excellent one that no condition spoke against."""
-    with pytest.MonkeyPatch.context() as patch:
-        set_fit(patch, intercept=intercept)
-        chance = 1 / (1 + math.exp(-intercept))
-        assert judged(perfect())["readiness"]["probability"] == pytest.approx(chance)
-        assert status(perfect()) == "ready"
-        assert status(perfect() | {"planned_fall": part(-0.5)}) == "not_ready"
 
 
 @given(gain=st.floats(0.01, 5), kl=st.floats(0.1, 20), optimizer=st.sampled_from(["best_of_n", "kl_optimum"]))
@@ -183,27 +161,6 @@ def test_a_plan_that_ties_bound_says_how_far_it_goes():
     found = judge_v2(perfect(), CONFIG, "the synthetic benchmark", num_telling=ENOUGH_PROMPTS, reached=2.4)
     assert found["verdict"]["status"] == "ready"
     assert "as far as it goes, which is 2.4 nats, because rewards tie" in found["verdict"]["headline"]
-
-
-def test_the_probability_is_that_of_the_logistic_fit():
-    fit = {"features": ["a", "b"], "means": [0.5, -1.0], "coefficients": [2.0, -3.0], "intercept": 0.25}
-    parts = {"a": part(0.7), "b": part(-1.2), "c": part(9.0)}
-    assert probability(parts, fit) == pytest.approx(1 / (1 + math.exp(-(0.25 + 2 * 0.2 + 3 * 0.2))))
-    assert probability({"a": part(0.7)}, fit) is None
-    assert probability(parts | {"b": {"value": None}}, fit) is None
-    for intercept, expected in ((1e12, 1.0), (-1e12, 0.0)):
-        assert probability(parts, fit | {"intercept": intercept}) == pytest.approx(expected)
-
-
-def test_the_shipped_fit_is_whole_and_a_better_win_rate_never_lowers_the_chance():
-    fit = shipped_fit()
-    assert fit["features"] == ["win_rate_16"] == [fit["score"]]
-    assert len(fit["features"]) == len(fit["means"]) == len(fit["coefficients"]) > 0
-    assert all(math.isfinite(number) for number in (*fit["means"], *fit["coefficients"], fit["intercept"]))
-    chances = [probability(perfect() | {"win_rate_16": part(one / 20)}, fit) for one in range(21)]
-    assert None not in chances
-    assert chances == sorted(chances)
-    assert chances[10] < 0.5 < chances[20]  # a coin is not worth optimising, the truth is
 
 
 def test_ends_that_hold_if_no_prompt_is_a_disaster_decide_and_are_called_so_everywhere():
