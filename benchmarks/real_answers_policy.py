@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from real_answers import GROUPS, RECIPES, Data, Study, given_options, read_data
-from real_answers_ranks import APART, Answers, N, measured
+from real_answers_ranks import APART, Answers, N, correlation, halves_apart, measured, random_halves
 from real_answers_verdict import NUM_RESAMPLES, of_statistic, with_holm
 
 from rmcore.core.arrays import FloatArray
 from rmcore.core.files import write_json
 from rmcore.evaluation.uncertainty import ends, percentile_interval
 from rmcore.policy.overoptimization import overoptimization
-from rmcore.policy.readiness.rank import ByPrompt, correlation, halves_apart, in_deviations, random_halves, stacked
+from rmcore.policy.readiness.rank import ByPrompt, in_deviations, stacked
 from rmcore.policy.sampling.best_of_n import best_of_n_weights, largest_kl, pool_kl, strength_for, tilted_weights
 from rmcore.study.registration import register
 

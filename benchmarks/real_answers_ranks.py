@@ -17,16 +17,8 @@ from scipy.stats import rankdata
 from rmcore.core.arrays import BoolArray, FloatArray, IntArray
 from rmcore.evaluation.rewards import LENGTH_MATCHED
 from rmcore.evaluation.uncertainty import percentile_interval
-from rmcore.policy.readiness.rank import (
-    ByPrompt,
-    correlation,
-    gains,
-    halves_apart,
-    in_deviations,
-    measured_by_prompt,
-    win_rates,
-    without_length,
-)
+from rmcore.policy.readiness.components import JudgedPools, accuracies_by_prompt
+from rmcore.policy.readiness.rank import ByPrompt, gains, in_deviations, win_rates, without_length
 from rmcore.reporting.figures.style import MUTED, PALETTE, dress, headline, new_figure
 
 if TYPE_CHECKING:
@@ -96,14 +88,52 @@ def measured(answers: Answers, group: str, rewards: FloatArray) -> dict[str, tup
     raw = answers.pools(group, answers.judge)
     judged, ranks = in_deviations(raw), [(rankdata(pool) - 0.5) / len(pool) for pool in raw]
     controlled = without_length(raw, lengths)
-    found = measured_by_prompt(pools, judged, lengths, N)
-    found["win_rate_16"], found["gain_16"] = found.pop("win_rate"), found.pop("gain")
-    found["win_rate_4"] = win_rates(pools, judged, 4)
+    compared = JudgedPools(pools, judged, lengths)
+    found = {
+        "win_rate_16": win_rates(pools, judged, N),
+        "win_rate_4": win_rates(pools, judged, 4),
+        "gain_16": gains(pools, judged, N),
+        "on_policy_accuracy": accuracies_by_prompt(compared, only_hard=False),
+        "hard_accuracy": accuracies_by_prompt(compared, only_hard=True),
+        "reward_variance": (np.array([float(pool.var()) for pool in pools]), np.ones(len(pools))),
+    }
     found |= {f"gain_{name}": gains(pools, judged, n) for name, n in (("4", 4), ("8", 8), ("all", None))}
     found["gain_16_by_rank"] = gains(pools, ranks, N)
     found["gain_16_without_length"] = gains(pools, controlled, N)
     found["win_rate_16_without_length"] = win_rates(pools, controlled, N)
     return found
+
+
+def random_halves(num_prompts: int, num_splits: int, seed: int) -> BoolArray:
+    """(2 S, P) halves of the prompts: S random ones, then their complements in the same order."""
+    rng = np.random.default_rng(seed)
+    first = np.zeros((num_splits, num_prompts), dtype=bool)
+    for row in first:
+        row[rng.permutation(num_prompts)[: num_prompts // 2]] = True
+    return np.concatenate([first, ~first])
+
+
+def halves_apart(
+    estimate: ByPrompt, truth: ByPrompt, halves: BoolArray, weights: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Ranks (..., 2 S, M) of the models by an estimate on each half, and by the truth on the other one.
+
+    Args:
+        estimate: what is known on the one half.
+        truth: of the same models and prompts, on the other half.
+        halves: of `random_halves`.
+        weights: (P,) of the prompts: all ones, or how often a resample drew each.
+    """
+    seen = np.swapaxes(estimate.value(halves * weights), -1, -2)
+    unseen = np.swapaxes(truth.value(~halves * weights), -1, -2)
+    return rankdata(seen, axis=-1), rankdata(unseen, axis=-1)
+
+
+def correlation(x: FloatArray, y: FloatArray) -> FloatArray:
+    """Pearson's correlation along the last axis; of ranks it is Spearman's. 0 where one of them does not vary."""
+    x, y = (values - values.mean(axis=-1, keepdims=True) for values in (x, y))
+    scale = np.sqrt((x * x).sum(axis=-1) * (y * y).sum(axis=-1))
+    return np.asarray(np.where(scale > 0, (x * y).sum(axis=-1) / np.where(scale > 0, scale, 1.0), 0.0))
 
 
 def on_labelled_pairs(answers: Answers, pairs: pd.DataFrame, scores: FloatArray) -> dict[str, ByPrompt]:

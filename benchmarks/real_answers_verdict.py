@@ -33,6 +33,7 @@ from real_answers_ranks import (
     figure,
     measured,
     on_labelled_pairs,
+    random_halves,
     rank_table,
 )
 
@@ -50,7 +51,7 @@ from rmcore.evaluation.verdicts.judgement import holm
 from rmcore.policy.logged_answers import LoggedPool, best_of_logged
 from rmcore.policy.overoptimization import overoptimization
 from rmcore.policy.readiness.components import JudgedPools, on_policy_parts
-from rmcore.policy.readiness.rank import ByPrompt, random_halves, stacked
+from rmcore.policy.readiness.rank import ByPrompt, stacked
 from rmcore.policy.readiness.readiness_v2 import judge_v2
 from rmcore.policy.sampling.best_of_n import nominal_kl
 from rmcore.reporting.figures.style import save

@@ -44,13 +44,6 @@ from rmcore.reporting.verdict_style import check_result
 Metrics = Mapping[str, Mapping[str, Any]]
 EVALUATE_FIELDS = ("num_resamples", "thresholds")
 THRESHOLD = {"thresholds": ("--threshold",)}
-MEASURES = {
-    "win_rate": "win rate of the best of n",
-    "on_policy_accuracy": "accuracy on pairs of these answers",
-    "hard_accuracy": "accuracy where the better answer is the shorter one",
-    "reward_variance": "variance of the rewards within prompts",
-}
-"""Measures of `rank_models` as people read them."""
 readiness_app = typer.Typer(
     no_args_is_help=True, help="Judge whether a policy may be optimised against a reward model."
 )
@@ -216,7 +209,7 @@ def rank(
     json_out: JsonOut = None,
     seed: Seed = 0,
 ) -> None:
-    """Say which of several reward models to optimise against, and which measure predicts it, on judged answers.
+    """Say which of several reward models to optimise against, on judged answers.
 
     Example: rm-opt readiness rank out/a/best out/b/best out/c/best --answers judged.parquet
     """
@@ -243,12 +236,11 @@ readiness_app.command()(overoptimize)
 
 
 def _print_ranking(found: Mapping[str, Any]) -> None:
-    """Show the models by gain, what longest and perfect choices reach, and how well each measure predicts the gain."""
+    """Show the models by gain, and what longest and perfect choices reach."""
     from rich.console import Console
     from rich.table import Table
 
     from rmcore.evaluation.uncertainty import ends
-    from rmcore.policy.readiness.rank import FEWEST_MODELS
 
     n = found["n"]
     table = Table("group", "reward model", f"gain of the best of {n}, sd (95 %)", "length taken out, sd", "win rate")
@@ -275,13 +267,6 @@ def _print_ranking(found: Mapping[str, Any]) -> None:
             f"{numbers.with_interval(best['over_longest'])}: that it knows more than length is not shown"
         )
     print(f"a perfect choice gains {found['perfect_gain']:.2f} sd")
-    if not found["measures"]:
-        print(f"which measure predicts the gain is not computed of fewer than {FEWEST_MODELS} models")
-        return
-    predictions = Table("measure on half of the prompts", "rank correlation with the gain on the others (95 %)")
-    for one in found["measures"]:
-        predictions.add_row(MEASURES[one["measure"]], numbers.with_interval(one))
-    Console().print(predictions)
 
 
 @options()

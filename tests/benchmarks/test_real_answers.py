@@ -10,6 +10,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 study = importlib.import_module("real_answers")
+ranks_of = importlib.import_module("real_answers_ranks")
 verdict = importlib.import_module("real_answers_verdict")
 policy = importlib.import_module("real_answers_policy")
 GOOD, BAD, FILLER = (
@@ -139,3 +140,22 @@ def test_the_policy_gains_by_a_good_model_and_loses_by_a_bad_one(world, tmp_path
     claims = {one["name"]: one for one in result["claims"]}
     assert claims["T2"]["value"] > 0
     assert "T4" in policy.markdown(result)
+
+
+def test_a_measure_and_the_gain_that_it_predicts_never_see_one_prompt():
+    rng = np.random.default_rng(2)
+    seen, unseen = (
+        ranks_of.ByPrompt(rng.normal(size=(4, 9)), rng.integers(1, 4, (4, 9)).astype(float)) for _ in range(2)
+    )
+    halves, weights = ranks_of.random_halves(9, 3, seed=0), rng.integers(1, 4, 9).astype(float)
+    assert (halves[:3] == ~halves[3:]).all()
+    found = ranks_of.halves_apart(seen, unseen, halves, weights)
+    for measure, ranks, inside in ((seen, found[0], halves), (unseen, found[1], ~halves)):
+        for half, own in zip(inside, ranks, strict=True):
+            places = np.flatnonzero(half)
+            values = [
+                sum(weights[p] * measure.top[m, p] for p in places)
+                / sum(weights[p] * measure.bottom[m, p] for p in places)
+                for m in range(4)
+            ]
+            np.testing.assert_array_equal(np.argsort(np.argsort(values)) + 1, own)

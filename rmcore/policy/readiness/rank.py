@@ -1,10 +1,7 @@
-"""Which of several reward models to optimise against, and which measure tells: from answers that a judge has scored.
+"""Which of several reward models to optimise against: from answers that a judge has scored.
 
-What a choice among answers gains is known for every model, since the judge scored all answers. So the question which
-measure predicts the gain can be asked of a user's own models and answers: on one half of the prompts each model is
-measured, on the other half the gain is, and Spearman's correlation over the models says how well the one ranks the
-other. All measures are sums over prompts, so a resample of prompts is a vector of weights.
-Axes: M models, P prompts, H halves (each half and its complement), S splits.
+What a choice among answers gains is known for every model, since the judge scored all answers. All measures are sums
+over prompts, so a resample of prompts is a vector of weights. Axes: M models, P prompts, B resamples.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,24 +9,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import rankdata, ttest_1samp
+from scipy.stats import ttest_1samp
 
-from rmcore.core.arrays import BoolArray, FloatArray, IntArray
+from rmcore.core.arrays import FloatArray, IntArray
 from rmcore.core.errors import DataError
 from rmcore.evaluation.uncertainty import GainValue, MetricValue, metric_value
 from rmcore.evaluation.verdicts.judgement import holm
 from rmcore.policy.logged_answers import MIN_PROMPTS
-from rmcore.policy.readiness.components import JudgedPools, accuracies_by_prompt
 from rmcore.policy.sampling.best_of_n import best_of_n_weights, best_of_n_win_rate, pooled_deviation
 
-FEWEST_MODELS = 5
-"""Reward models of which a rank correlation is computed: of four, one exchange moves it by 0.2 or more."""
-SPLITS = 20
-PREDICTION_RESAMPLES = 400
 ALPHA = 0.05
 SHOWN = ("gain", "gain_without_length", "win_rate")
 """Measured of each model, and of choosing the longest answer; `over_longest` is a model's gain minus that one's."""
-PREDICTORS = ("win_rate", "on_policy_accuracy", "hard_accuracy", "reward_variance")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +34,7 @@ class ByPrompt:
     bottom: FloatArray
 
     def value(self, weights: FloatArray) -> FloatArray:
-        """(..., M, H) under weights (H, P) of the prompts; NaN where no prompt has a say."""
+        """(..., M, B) under weights (B, P) of the prompts; NaN where no prompt has a say."""
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.asarray((self.top @ weights.T) / (self.bottom @ weights.T))
 
@@ -95,62 +86,9 @@ def win_rates(rewards: Sequence[FloatArray], judged: Sequence[FloatArray], n: in
     return np.array(found), known.astype(np.float64)
 
 
-def measured_by_prompt(
-    rewards: Sequence[FloatArray], judged: Sequence[FloatArray], lengths: Sequence[FloatArray], n: int
-) -> dict[str, tuple[FloatArray, FloatArray]]:
-    """Measure one model on judged answers: (P,) tops and bottoms of each measure.
-
-    Returns:
-        win_rate: of the best of n over one more answer. on_policy_accuracy and hard_accuracy (the better answer is the
-        shorter one): of all pairs of answers that the judge tells apart, each prompt alike. gain: of the best of n.
-        reward_variance: within prompts, in the model's own unit.
-    """
-    pools = JudgedPools(rewards, judged, lengths)
-    every = np.ones(len(rewards))
-    return {
-        "win_rate": win_rates(rewards, judged, n),
-        "on_policy_accuracy": accuracies_by_prompt(pools, only_hard=False),
-        "hard_accuracy": accuracies_by_prompt(pools, only_hard=True),
-        "gain": gains(rewards, judged, n),
-        "reward_variance": (np.array([float(pool.var()) for pool in rewards]), every),
-    }
-
-
 def stacked(found: Sequence[Mapping[str, tuple[FloatArray, FloatArray]]]) -> dict[str, ByPrompt]:
     """Measures of M models, one mapping each, as (M, P) arrays by name."""
     return {name: ByPrompt(*(np.stack([one[name][side] for one in found]) for side in (0, 1))) for name in found[0]}
-
-
-def random_halves(num_prompts: int, num_splits: int, seed: int) -> BoolArray:
-    """(2 S, P) halves of the prompts: S random ones, then their complements in the same order."""
-    rng = np.random.default_rng(seed)
-    first = np.zeros((num_splits, num_prompts), dtype=bool)
-    for row in first:
-        row[rng.permutation(num_prompts)[: num_prompts // 2]] = True
-    return np.concatenate([first, ~first])
-
-
-def halves_apart(
-    estimate: ByPrompt, truth: ByPrompt, halves: BoolArray, weights: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Ranks (..., 2 S, M) of the models by an estimate on each half, and by the truth on the other one.
-
-    Args:
-        estimate: what is known on the one half.
-        truth: of the same models and prompts, on the other half.
-        halves: of `random_halves`.
-        weights: (P,) of the prompts: all ones, or how often a resample drew each.
-    """
-    seen = np.swapaxes(estimate.value(halves * weights), -1, -2)
-    unseen = np.swapaxes(truth.value(~halves * weights), -1, -2)
-    return rankdata(seen, axis=-1), rankdata(unseen, axis=-1)
-
-
-def correlation(x: FloatArray, y: FloatArray) -> FloatArray:
-    """Pearson's correlation along the last axis; of ranks it is Spearman's. 0 where one of them does not vary."""
-    x, y = (values - values.mean(axis=-1, keepdims=True) for values in (x, y))
-    scale = np.sqrt((x * x).sum(axis=-1) * (y * y).sum(axis=-1))
-    return np.asarray(np.where(scale > 0, (x * y).sum(axis=-1) / np.where(scale > 0, scale, 1.0), 0.0))
 
 
 def largest_choice(sizes: Sequence[int], n: int | None = None) -> int:
@@ -180,7 +118,7 @@ def rank_models(
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Rank M reward models by what the best of n gains, and measures by how well they predict that.
+    """Rank M reward models by what the best of n gains.
 
     Args:
         names: of the models.
@@ -189,22 +127,25 @@ def rank_models(
         lengths: of the same answers, in characters.
         n: answers that the best is chosen from.
         num_resamples: of the bootstrap over prompts.
-        seed: of resamples and splits.
+        seed: of the resamples.
 
     Returns:
         JSON-ready. models: by gain, the largest first, each with name, group (1 is that of the best; models of one
         group are not shown to differ from its first, after Holm over all pairs of models), and with intervals gain,
         gain_without_length, win_rate and over_longest, its gain minus that of the longest answer (of few prompts the
         ends of gains hold if no prompt is a disaster); longest: the first three of choosing the longest answer;
-        perfect_gain; measures: Spearman's correlation of each measure on one half of the prompts with the gain on the
-        other, averaged over splits, with its interval over prompts (of fewer than `FEWEST_MODELS` models none);
-        num_prompts, num_answers, n.
+        perfect_gain, num_prompts, num_answers, n.
     """
     scaled, controlled = in_deviations(judged), without_length(judged, lengths)
     every = [*rewards, lengths]
-    found = [measured_by_prompt(one, scaled, lengths, n) for one in every]
-    for one, pools in zip(found, every, strict=True):
-        one["gain_without_length"] = gains(pools, controlled, n)
+    found = [
+        {
+            "gain": gains(pools, scaled, n),
+            "gain_without_length": gains(pools, controlled, n),
+            "win_rate": win_rates(pools, scaled, n),
+        }
+        for pools in every
+    ]
     measures = stacked(found)  # the last row is of the longest answer
     size = len(judged)
     weights = np.random.default_rng(seed).multinomial(size, np.full(size, 1 / size), size=num_resamples)
@@ -241,9 +182,6 @@ def rank_models(
         ],
         "longest": shown(len(names)),
         "perfect_gain": float(gains(judged, scaled, n)[0].mean()),
-        "measures": _predicting(measures, len(names), weights[:PREDICTION_RESAMPLES], size, seed)
-        if len(names) >= FEWEST_MODELS
-        else [],
     }
 
 
@@ -266,21 +204,3 @@ def _groups(gain: ByPrompt, order: IntArray) -> dict[int, int]:
             first = one
         found[int(one)] = found[int(first)] if one != first else max(found.values(), default=0) + 1
     return found
-
-
-def _predicting(
-    measures: Mapping[str, ByPrompt], num_models: int, weights: IntArray, num_prompts: int, seed: int
-) -> list[dict[str, Any]]:
-    own = {name: ByPrompt(one.top[:num_models], one.bottom[:num_models]) for name, one in measures.items()}
-    halves = random_halves(num_prompts, SPLITS, seed)
-
-    def rho(name: str, of_prompts: FloatArray) -> float:
-        return float(correlation(*halves_apart(own[name], own["gain"], halves, of_prompts)).mean())
-
-    found = []
-    for name in PREDICTORS:
-        value = rho(name, np.ones(num_prompts))
-        replicates = np.array([rho(name, one.astype(np.float64)) for one in weights])
-        interval = metric_value(value, replicates, num_prompts=num_prompts, num_pairs=num_models)
-        found.append({"measure": name, **interval.to_dict()})
-    return sorted(found, key=lambda one: -one["value"])
