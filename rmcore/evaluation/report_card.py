@@ -56,7 +56,7 @@ def evaluate_pairs(
     beta * margin / temperature on pairs that the temperature was not fitted on.
 
     Intervals are expanded percentile intervals (`percentile_interval`); a share that is the same in all prompts gets
-    the exact bound over prompts (`unanimous_interval`), and what weighs prompts by their pairs the effective number of
+    the exact bound over prompts (`with_unseen_prompts`), and what weighs prompts by their pairs the effective number of
     prompts, with what larger ones than were seen may say (`metric_value`). A calibration error has
     `BinnedCalibration.interval`.
 

@@ -258,7 +258,7 @@ def metric_value(
     """A defined value with its interval from (B,) replicates, or with the reason why there is none.
 
     Resampling cannot show what was never seen: where all replicates are alike, an interval would have no width and seem
-    sure. Shares and their differences get `unanimous_interval` there, and at both ends where there are fewer than
+    sure. Shares and their differences get `with_unseen_prompts` there, and at both ends where there are fewer than
     `FEWEST_PROMPTS`. Other statistics of so few have the interval of Student's t at least; they may be alike by
     definition, as the gain of a policy over itself.
 
@@ -296,8 +296,8 @@ def metric_value(
             return MetricValue(value, None, None, num_pairs, _NO_INTERVAL)
     if bounded and (few or high - low <= _ROUNDING * max(abs(low), abs(high))):
         # Prompts that were not seen may be all wrong or all right.
-        low, _ = unanimous_interval(max(low, lowest), effective, lowest)
-        _, high = unanimous_interval(min(high, 1.0), effective, lowest)
+        low, _ = with_unseen_prompts(max(low, lowest), effective, lowest)
+        _, high = with_unseen_prompts(min(high, 1.0), effective, lowest)
     if bounded and sizes is not None:
         unseen = unseen_weight(sizes, tail)
         unseen = 1 - (1 - unseen) ** 2 if is_across else unseen
@@ -305,7 +305,7 @@ def metric_value(
     return MetricValue(value, low, high, num_pairs)
 
 
-def unanimous_interval(value: float, num_prompts: float, lowest: float = 0.0) -> tuple[float, float]:
+def with_unseen_prompts(value: float, num_prompts: float, lowest: float = 0.0) -> tuple[float, float]:
     """95 % interval of a mean that is the same in all of `num_prompts` prompts and lies between `lowest` and 1.
 
     With the prompt as the independent unit, prompts that are otherwise make up to u = 1 - (alpha/2)^(1/C) of all,

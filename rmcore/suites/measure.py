@@ -24,7 +24,7 @@ from rmcore.evaluation.uncertainty import (
     cluster_bootstrap,
     interval_p,
     metric_value,
-    unanimous_interval,
+    with_unseen_prompts,
 )
 from rmcore.models.reward_model import refuse_not_finite, warn_of_equal
 from rmcore.suites.question import OVERALL, Question, Rewards, Suite, clusters, groups_of
@@ -160,7 +160,7 @@ def _hidden(
     """How far the overall score may be below and above, because all questions of a group say the same.
 
     Resampling shows no spread there, and six questions that are all right leave room for many that are not. The mean m
-    of such a group, in [l, 1], may be any within m - u (m - l) and m + u (1 - m) (`unanimous_interval`). The distances
+    of such a group, in [l, 1], may be any within m - u (m - l) and m + u (1 - m) (`with_unseen_prompts`). The distances
     to these ends are put together as those of independent parts are, by their squares.
 
     Args:
@@ -185,7 +185,7 @@ def _hidden(
             continue
         without_it = sum(sign * _overall_with(suite, questions, rewards, wrong, group) for sign, rewards in models)
         mean = (as_is - without_it) / group.weight
-        low, high = unanimous_interval(mean, group.num_prompts, lowest)
+        low, high = with_unseen_prompts(mean, group.num_prompts, lowest)
         below += (group.weight * (mean - low)) ** 2
         above += (group.weight * (high - mean)) ** 2
     return float(below**0.5), float(above**0.5)

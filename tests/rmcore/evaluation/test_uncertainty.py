@@ -22,8 +22,8 @@ from rmcore.evaluation.uncertainty import (
     percentile_interval,
     sign_flip_test,
     t_interval,
-    unanimous_interval,
     unseen_share,
+    with_unseen_prompts,
 )
 
 
@@ -168,8 +168,8 @@ def test_few_prompts_know_little(kind, num_prompts, is_share):
 @pytest.mark.parametrize("num_prompts", [3, 137])
 def test_a_share_of_zero_or_one_gets_the_exact_binomial_bound(num_prompts):
     exact = stats.binomtest(0, num_prompts).proportion_ci(method="exact")
-    assert unanimous_interval(0.0, num_prompts) == pytest.approx((exact.low, exact.high))
-    low, high = unanimous_interval(1.0, num_prompts)
+    assert with_unseen_prompts(0.0, num_prompts) == pytest.approx((exact.low, exact.high))
+    low, high = with_unseen_prompts(1.0, num_prompts)
     assert (1 - high, 1 - low) == pytest.approx((exact.low, exact.high))
 
 
@@ -185,7 +185,7 @@ def test_what_all_prompts_have_in_common_is_held_against_prompts_that_are_otherw
             if (rng.random(20) < rare).any():
                 covered += 1  # resamples differ then: not the case of this interval
                 continue
-            low, high = unanimous_interval(common, 20, lowest)
+            low, high = with_unseen_prompts(common, 20, lowest)
             covered += low <= truth <= high
         assert covered / repeats >= 0.95, rare
 
