@@ -70,14 +70,14 @@ WORLDS = (
 
 def responses(
     world: World, rise: float, shape: tuple[int, int], rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Judged differences, the reward's and its doubt: prompts differ in the rise, responses within prompts."""
-    doubt = rng.lognormal(0.0, 0.5, shape)
+) -> tuple[np.ndarray, np.ndarray]:
+    """Judged differences and the reward's: prompts differ in the rise, responses within prompts."""
+    uneven = rng.lognormal(0.0, 0.5, shape)
     noise = rng.standard_normal(shape) * np.sqrt(2)
-    own = rng.standard_normal(shape) * np.sqrt(2) * doubt / np.sqrt(np.exp(0.5))
+    own = rng.standard_normal(shape) * np.sqrt(2) * uneven / np.sqrt(np.exp(0.5))
     judged = rise * (1 + 0.5 * rng.standard_normal(shape)) + world.follows * noise
     judged = judged + np.sqrt(1 - world.follows**2) * own
-    return np.clip(judged, -LIMIT, LIMIT), noise + 0.3 * abs(rise), doubt
+    return np.clip(judged, -LIMIT, LIMIT), noise + 0.3 * abs(rise)
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,8 @@ def watched(world: World, settings: WatchConfig, seed: int) -> Outcome:
     for number in range(1, LOOKS + 1):
         shape = (watch.num_pairs(), settings.candidates)
         reference = watch.begin(number, float(kls[number]))
-        judged, proxy, doubt = responses(world, truth[number] - truth[reference], shape, rng)
-        chosen = watch.chooser.choose(proxy, doubt, rng)
+        judged, proxy = responses(world, truth[number] - truth[reference], shape, rng)
+        chosen = watch.chooser.choose(proxy, rng)
         for group, place in enumerate(chosen.places):
             if not watch.see(chosen, group, float(judged[group, int(place)])):
                 break
@@ -131,7 +131,7 @@ def scheduled(world: World, pairs: int, bound: float, seed: int) -> Outcome:
     for number in range(1, LOOKS + 1):
         curve.add_checkpoint(float(kls[number]))
         reference = max(one for one in range(number) if one == 0 or kls[one] <= FAR_BACK * kls[number])
-        judged, _, _ = responses(world, truth[number] - truth[reference], (pairs, 1), rng)
+        judged, _ = responses(world, truth[number] - truth[reference], (pairs, 1), rng)
         mean, error = float(judged.mean()), float(judged.std(ddof=1)) / pairs**0.5
         curve.compare(number, reference, mean, error**2)
         turned, stopped = mean / error < bound, (mean - useful) / error < bound and number > AFTER_FEWEST
@@ -145,7 +145,7 @@ def bound_of(pairs: int, runs: int, level: float) -> float:
     rng = np.random.default_rng(0)
     lowest = []
     for _ in range(max(runs, 400)):
-        drawn, _, _ = responses(WORLDS[0], 0.0, (LOOKS, pairs), rng)
+        drawn, _ = responses(WORLDS[0], 0.0, (LOOKS, pairs), rng)
         lowest.append((drawn.mean(axis=1) / (drawn.std(axis=1, ddof=1) / pairs**0.5)).min())
     return float(np.quantile(lowest, level))
 

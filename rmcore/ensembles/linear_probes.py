@@ -17,10 +17,6 @@ from rmcore.core.errors import ConfigError, DataError, ModelError
 
 TOLERANCE = 1e-9
 """Largest gradient, in nats a pair and standardised unit, that counts as zero; float64 reaches about 1e-15."""
-NUM_MEMBERS = 4
-"""Bootstrap heads whose disagreement on samples is measured."""
-MEMBER_PAIRS = 2000
-"""Training pairs that they are fitted on, at most."""
 
 
 def fit_head(

@@ -25,7 +25,6 @@ from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
 from rmcore.data.pair import PreferencePair, Prompt, prompt_key
 from rmcore.data.table import read_pairs
-from rmcore.ensembles.linear_probes import MEMBER_PAIRS, NUM_MEMBERS
 from rmcore.models.device import pick_device
 from rmcore.policy.grpo.grpo import trainable_ids
 from rmcore.policy.grpo.hack_stop import HackStop
@@ -71,8 +70,6 @@ from rmcore.training.memory import peak_memory_bytes
 RECORD_FILE = "rlhf.json"
 START_SAMPLES = 64
 """Stored samples of the start policy that a trained one is compared with, of each prompt, at most."""
-CALIBRATION_PAIRS = 500
-"""Held-out pairs that the members are calibrated on, at most."""
 
 
 def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
@@ -83,7 +80,7 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
     judge = judge_of(given.judge, is_gold=settings.is_gold, device=settings.device, judging=given.verdict_judging)
     pairs = read_pairs(upstream["prepare"] / "train.parquet")
     start = _start(rlhf, upstream, judge)
-    reward = _local_reward(settings, upstream, pairs)
+    reward = LocalReward(load_trained(settings, upstream["train"] / "best"))
     further: tuple[FurtherReward, ...] = ()
     if rlhf.more_rewards is not None:
         prompts = _prompts(pairs)
@@ -175,17 +172,6 @@ def _start(settings: RlhfConfig, upstream: Upstream, judge: Judge | None) -> Sta
         gold = [judge.rewards([prompt] * len(pool), pool) for prompt, pool in zip(prompts, responses, strict=True)]
         gold = [readable_rewards(pool, judge.name) for pool in gold]
     return StartPools(prompts, responses, gold)
-
-
-def _local_reward(settings: PipelineConfig, upstream: Upstream, pairs: list[PreferencePair]) -> LocalReward:
-    rm = load_trained(settings, upstream["train"] / "best")
-    return LocalReward(
-        rm,
-        pairs[:MEMBER_PAIRS],
-        read_pairs(upstream["prepare"] / "test.parquet", CALIBRATION_PAIRS),
-        num_members=NUM_MEMBERS,
-        seed=settings.seed,
-    )
 
 
 def _prompts(pairs: list[PreferencePair]) -> list[Prompt]:

@@ -3,7 +3,7 @@
 In any trainer of transformers or TRL whose `model` generates (GRPO, RLOO, PPO), in one process:
 
     judge = ScoreJudge(HookJudge("mine:judge", judge))                 # or PeopleJudge(Path("to_judge"))
-    stop = HackStop(held_out_prompts, judge, FunctionProxy(my_reward), Path("watch"), every=10)
+    stop = HackStop(held_out_prompts, judge, my_reward, Path("watch"), every=10)
     trainer = GRPOTrainer(..., callbacks=[stop])
     stop.attach(trainer)                                               # so that it can raise the KL penalty
     trainer.train()                                                    # the model is then the best checkpoint
@@ -25,7 +25,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from transformers import TrainerCallback
@@ -54,30 +54,8 @@ LEAST_KL = 0.1
 FEWEST_PROMPTS = 50
 
 
-class Proxy(Protocol):
-    """The reward that the policy is trained on, as far as the watch needs it."""
-
-    def differences(
-        self, prompts: Sequence[Prompt], later: Sequence[str], earlier: Sequence[str]
-    ) -> tuple[FloatArray, FloatArray]:
-        """By how much N later responses are rewarded higher than earlier ones, and how unsure that is: (N,) each."""
-
-
-@dataclass(frozen=True)
-class FunctionProxy:
-    """A reward without members: no difference is less sure than another.
-
-    reward: of (prompts, responses), one finite number each.
-    """
-
-    reward: Callable[[Sequence[Prompt], Sequence[str]], Sequence[float]]
-
-    def differences(
-        self, prompts: Sequence[Prompt], later: Sequence[str], earlier: Sequence[str]
-    ) -> tuple[FloatArray, FloatArray]:
-        """See `Proxy`."""
-        both = np.array(self.reward([*prompts, *prompts], [*later, *earlier]), dtype=np.float64).reshape(2, -1)
-        return both[0] - both[1], np.ones(len(prompts))
+Reward = Callable[[Sequence[Prompt], Sequence[str]], Sequence[float] | FloatArray]
+"""The reward that the policy is trained on: of N prompts and their responses, one finite number each."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +88,7 @@ class HackStop(TrainerCallback):
     Args:
         prompts: held out; each is used once at most. A look for which none is left judges nothing.
         judge: who compares two responses: `ScoreJudge` or `PeopleJudge`.
-        proxy: the reward that is trained on; it saves labels as far as it follows the judge.
+        reward: that is trained on; it saves labels as far as it follows the judge.
         folder: for the state.
         settings: labels, level, useful gain.
         every: steps between looks.
@@ -129,7 +107,7 @@ class HackStop(TrainerCallback):
         self,
         prompts: Sequence[Prompt],
         judge: PairJudge,
-        proxy: Proxy,
+        reward: Reward,
         folder: Path,
         *,
         settings: WatchConfig | None = None,
@@ -145,7 +123,7 @@ class HackStop(TrainerCallback):
                 f"{len(prompts)} held-out prompts, and a watch over a training wants at least {FEWEST_PROMPTS}: each "
                 "judged pair should be of a prompt of its own. Hold out more."
             )
-        self.prompts, self.judge, self.proxy, self.folder = list(prompts), judge, proxy, folder
+        self.prompts, self.judge, self.reward, self.folder = list(prompts), judge, reward, folder
         self.settings, self.every, self.seed, self.policy = settings or WatchConfig(), every, seed, policy
         self.temperature, self.max_new_tokens = temperature, max_new_tokens
         self.kl_target = kl_target
@@ -392,11 +370,11 @@ class HackStop(TrainerCallback):
         later = self._sampled.answers(model, prompts, seed)
         with self._snapshots.inside(model, reference):
             earlier = self._sampled.answers(model, prompts, seed + 1)
-        proxy, doubt = self.proxy.differences(prompts, later, earlier)
-        if not (np.isfinite(proxy).all() and np.isfinite(doubt).all()):
-            raise TrainingError("the reward gives numbers that are not finite, from which no pair can be chosen.")
+        rewards = np.array(self.reward([*prompts, *prompts], [*later, *earlier]), dtype=np.float64).reshape(2, -1)
+        if not np.isfinite(rewards).all():
+            raise TrainingError("the reward gives numbers that are not finite, from which nothing can be expected.")
         rng = np.random.default_rng([self.seed, number])
-        chosen = watch.chooser.choose(proxy.reshape(-1, size), doubt.reshape(-1, size), rng)
+        chosen = watch.chooser.choose((rewards[0] - rewards[1]).reshape(-1, size), rng)
         judged = [group * size + int(place) for group, place in enumerate(chosen.places)]
         return {
             "kl": kl,

@@ -87,12 +87,11 @@ class PolicyMeter:
         ]
         texts = [self.policy.response_text(ids) for ids in drawn]
         asked = [self.start.prompts[index] for index in prompts]
-        seen = self.reward.look(asked, texts)
         samples = pd.DataFrame(
             {
                 "prompt": prompts,
                 "response": texts,
-                "reward": seen.rewards,
+                "reward": self.reward(asked, texts),
                 "gold": np.nan if self.judge is None else self.judge.rewards(asked, texts),
                 "num_tokens": [len(ids) for ids in drawn],
                 "kl": sequence_kl(model, self.reference, examples, self.temperature),
@@ -129,7 +128,7 @@ class PolicyMeter:
         if self._start_rewards is None:
             counts = [len(pool) for pool in self.start.responses]
             prompts = [prompt for prompt, count in zip(self.start.prompts, counts, strict=True) for _ in range(count)]
-            rewards = self.reward.look(prompts, [text for pool in self.start.responses for text in pool]).rewards
+            rewards = self.reward(prompts, [text for pool in self.start.responses for text in pool])
             self._start_rewards = np.split(rewards, np.cumsum(counts)[:-1])
         return self._start_rewards
 

@@ -1,11 +1,10 @@
 """Which prompts are judged, and what a judged pair says of all prompts.
 
-Each judged pair comes from a group of G fresh prompts, all answered by both policies. One of them is chosen, more
-likely where the reward model is in doubt, and what the reward model says of the other G - 1 is used too: the value of
-the group is the mean of the expected differences, plus the chosen one's error weighted by 1 / (G x its chance). Its
-mean is the gain over all prompts whatever was expected and whatever the chances were (augmented inverse probability
-weighting: Robins, Rotnitzky and Zhao 1994; with chances from a model's doubt: Zrnic and Candes 2024, Active
-statistical inference, arXiv:2403.03208). A group's values are independent of all others', because its prompts are.
+Each judged pair comes from a group of G fresh prompts, all answered by both policies. One of them is drawn, each as
+likely, and what the reward model says of the other G - 1 is used too: the value of the group is the mean of the
+expected differences, plus the drawn one's error. Its mean is the gain over all prompts whatever was expected (augmented
+inverse probability weighting: Robins, Rotnitzky and Zhao 1994). A group's values are independent of all others',
+because its prompts are.
 """
 
 from collections.abc import Mapping
@@ -14,10 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from rmcore.core.arrays import FloatArray
+from rmcore.core.arrays import FloatArray, IntArray
 
-BY_DOUBT = 0.2
-"""Share of the chance that goes by doubt; the rest is equal, so no weight exceeds 1.25 and no error counts for more."""
 MOST_EXPECTED = 1 / 2
 """Share of the limit that is expected of a pair at most, which keeps the value of a group within a narrow bound."""
 FEWEST_TO_FIT = 16
@@ -35,23 +32,21 @@ class Chosen:
     places: (M,) within the groups.
     proxy: (M,) difference of the reward at that place.
     expected: (M,) difference that the judge is expected to find there.
-    weights: (M,) of the error of that expectation.
     baseline: (M,) mean of what is expected over the group.
     """
 
-    places: FloatArray
+    places: IntArray
     proxy: FloatArray
     expected: FloatArray
-    weights: FloatArray
     baseline: FloatArray
 
     def value(self, number: int, difference: float) -> float:
         """Give what a judged difference says of all prompts, for group `number`."""
-        return float(self.baseline[number] + self.weights[number] * (difference - self.expected[number]))
+        return float(self.baseline[number] + difference - self.expected[number])
 
 
 class PairChooser:
-    """Chooses, and learns what the reward model's differences are worth.
+    """Draws prompts, and learns what the reward model's differences are worth.
 
     Args:
         limit: differences are clipped to this size: the value of a group is bounded then, as a bet needs it.
@@ -68,35 +63,21 @@ class PairChooser:
         """Size that no group's value exceeds. It is known before any response is: a stake that were made smaller where
         the drawn responses allow for a larger value would be a stake on what they say of the judge.
         """
-        heaviest, most = 1 / (1 - BY_DOUBT), MOST_EXPECTED * self.limit
-        return heaviest * self.limit + most * (1 - 2 / self.size + heaviest)
+        return self.limit + MOST_EXPECTED * self.limit * (2 - 2 / self.size)
 
-    def choose(self, proxy: FloatArray, doubt: FloatArray, rng: np.random.Generator) -> Chosen:
-        """Choose one of each group.
+    def choose(self, proxy: FloatArray, rng: np.random.Generator) -> Chosen:
+        """Draw one of each group.
 
         Args:
             proxy: (M, G) reward of the later policy's response less that of the earlier one's.
-            doubt: (M, G) how unsure that difference is, 0 or more, in any unit.
             rng: source of the choice.
         """
         num_groups, size = proxy.shape
         intercept, slope = self._fit()
         most = MOST_EXPECTED * self.limit
         expected = np.clip(intercept + slope * proxy, -most, most)  # (M, G)
-        total = doubt.sum(axis=1, keepdims=True)
-        by_doubt = np.where(total > 0, doubt / np.where(total > 0, total, 1.0), 1 / size)
-        chances = (1 - BY_DOUBT) / size + BY_DOUBT * by_doubt  # (M, G)
-        places = (chances.cumsum(axis=1) < rng.random((num_groups, 1))).sum(axis=1).clip(max=size - 1)
-        weights = 1 / (size * chances)
-        baseline = expected.mean(axis=1)
-        rows = np.arange(num_groups)
-        return Chosen(
-            places,
-            proxy[rows, places],
-            expected[rows, places],
-            weights[rows, places],
-            baseline,
-        )
+        places, rows = rng.integers(size, size=num_groups), np.arange(num_groups)
+        return Chosen(places, proxy[rows, places], expected[rows, places], expected.mean(axis=1))
 
     def learn(self, proxy: float, difference: float) -> None:
         """Take up one judged pair."""

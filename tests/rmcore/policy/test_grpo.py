@@ -21,7 +21,7 @@ from rmcore.data.pair import Message
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.grpo.credit import LengthCredit, RewardModelCreditAssigner
 from rmcore.policy.grpo.grpo import make_grpo_with_rm
-from rmcore.policy.grpo.hack_stop import FunctionProxy, HackStop
+from rmcore.policy.grpo.hack_stop import HackStop
 from rmcore.policy.grpo.local_reward import LocalReward
 from rmcore.policy.grpo.policy_meter import QUANTITIES, PolicyMeter, StartPools
 from rmcore.policy.grpo.training_run import FINISHED, PROGRESS, ROLLOUTS, TrainingPlan, train_policy
@@ -304,9 +304,9 @@ def texts(rollouts):
 
 
 @pytest.fixture(scope="module")
-def reward(tiny_folder, gold_pairs):
+def reward(tiny_folder):
     rm = BradleyTerryRM.from_pretrained(tiny_folder, device="cpu", max_seq_len=128)
-    return LocalReward(rm, gold_pairs[:60], gold_pairs[60:120], num_members=3, seed=0)
+    return LocalReward(rm)
 
 
 @pytest.fixture(scope="module")
@@ -395,10 +395,9 @@ def test_a_watched_training_that_was_cut_off_looks_and_ends_as_one_that_was_not(
     prompts = [f"What is {number} + 2?" for number in range(300)]
 
     def watch(folder, seed, *rest):
-        proxy = FunctionProxy(lambda asked, texts: [float(len(one)) for one in texts])
         return HackStop(
-            prompts, FindsEachLaterOneWorse(), proxy, folder, settings=settings, every=2, max_new_tokens=10, seed=seed,
-            policy=plan.policy,
+            prompts, FindsEachLaterOneWorse(), plan.scorer, folder, settings=settings, every=2, max_new_tokens=10,
+            seed=seed, policy=plan.policy,
         )  # fmt: skip
 
     def stop(done, total, text):

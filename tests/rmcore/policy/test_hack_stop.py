@@ -11,7 +11,7 @@ from rmcore.config.rlhf import RlhfConfig, WatchConfig
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.files import read_json_lines
 from rmcore.policy.grpo.grpo import make_grpo_with_rm
-from rmcore.policy.grpo.hack_stop import FunctionProxy, HackStop
+from rmcore.policy.grpo.hack_stop import HackStop
 from rmcore.policy.grpo.snapshots import Snapshots
 from rmcore.policy.judge import HookJudge
 from rmcore.policy.policy import Policy
@@ -74,7 +74,7 @@ def trainer_of(policy, out, settings, *callbacks):
 
 def train(policy, out, judge, settings=SETTINGS, watch=WATCH, resume=None, **given):
     stop = HackStop(
-        PROMPTS, judge, FunctionProxy(counts_a), out / "watch", settings=watch, every=settings.measure_every,
+        PROMPTS, judge, counts_a, out / "watch", settings=watch, every=settings.measure_every,
         max_new_tokens=12, seed=3, **given,
     )  # fmt: skip
     trainer = trainer_of(policy, out, settings, stop)
@@ -147,7 +147,7 @@ def test_a_look_that_was_cut_off_asks_for_the_rest_alone(policy, tmp_path):
     """Where the state of its own step is there, as after every error of ours, nothing is sampled or asked twice."""
     judge = Judge(lambda text: float(len(text)), limit=48 + 60)
     stop = HackStop(
-        PROMPTS, judge.of_pairs, FunctionProxy(counts_a), tmp_path / "watch", settings=WATCH, every=2,
+        PROMPTS, judge.of_pairs, counts_a, tmp_path / "watch", settings=WATCH, every=2,
         max_new_tokens=12,
     )  # fmt: skip
     trainer = trainer_of(policy, tmp_path, SETTINGS, stop)
@@ -157,7 +157,7 @@ def test_a_look_that_was_cut_off_asks_for_the_rest_alone(policy, tmp_path):
     asked = json.loads((tmp_path / "watch" / "look_4" / "asked.json").read_text())
     judge.limit = 10**9
     again = HackStop(
-        PROMPTS, judge.of_pairs, FunctionProxy(counts_a), tmp_path / "watch", settings=WATCH, every=2,
+        PROMPTS, judge.of_pairs, counts_a, tmp_path / "watch", settings=WATCH, every=2,
         max_new_tokens=12,
     )  # fmt: skip
     trainer_of(policy, tmp_path, SETTINGS, again).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
@@ -196,7 +196,7 @@ def test_the_penalty_is_steered_to_the_target(policy, tmp_path):
 def test_too_few_prompts_or_labels_are_refused_before_a_step(policy, tmp_path):
     judge = PeopleJudge(tmp_path)
     with pytest.raises(ConfigError, match="3 held-out prompts"):
-        HackStop(PROMPTS[:3], judge, FunctionProxy(counts_a), tmp_path / "a")
+        HackStop(PROMPTS[:3], judge, counts_a, tmp_path / "a")
     with pytest.raises(ConfigError, match="fewer than 4 pairs a look"):
         train(policy, tmp_path / "b", judge, SETTINGS.model_copy(update={"steps": 40}), WatchConfig(labels=40))
 

@@ -59,9 +59,8 @@ def test_pairs_are_left_out_with_a_count_and_a_reason(strict, gold_pairs, capfd)
     members = Members()
     members.add(strict, "one")
     assert members.readable([BAD, *good]) == good
-    reward = LocalReward(strict, [BAD, *gold_pairs[:60]], [*gold_pairs[60:120], BAD], num_members=3, seed=0)
     with pytest.raises(DataError, match="1 of 2 sides cannot be read; side 1, from 0: the chat template refuses"):
-        reward.look(["hi", SYSTEM], ["a", "b"])
+        LocalReward(strict)(["hi", SYSTEM], ["a", "b"])
 
 
 def test_a_sample_without_a_reward_takes_its_prompt_out_aloud(strict, capfd):

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import small_policies as policies
 from rmcore.config.rlhf import WatchConfig
-from rmcore.policy.grpo.hack_stop import FunctionProxy, HackStop
+from rmcore.policy.grpo.hack_stop import HackStop
 
 pytestmark = pytest.mark.slow
 
@@ -93,10 +93,10 @@ def test_a_watch_ends_their_loop_where_gold_turns_and_not_where_it_gains(tool, p
         "AutoModelForCausalLM": AutoModelForCausalLM, "AutoTokenizer": AutoTokenizer, "Path": Path, "start": start,
         "SimpleNamespace": SimpleNamespace, "STEPS": STEPS, "EVERY": EVERY, "update": update,
         "held_out_prompts": [f"What is {number} + 2?" for number in range(300)], "judge": Judge(preferred),
-        "reward": lambda prompts, texts: [float(len(one)) for one in texts], "FunctionProxy": FunctionProxy,
+        "reward": lambda prompts, texts: [float(len(one)) for one in texts],
         "save_every": EVERY, "max_steps": STEPS,
-        "HackStop": lambda prompts, judge, proxy, folder, every: HackStop(
-            prompts, judge, proxy, tmp_path / folder, every=every, max_new_tokens=8,
+        "HackStop": lambda prompts, judge, reward, folder, every: HackStop(
+            prompts, judge, reward, tmp_path / folder, every=every, max_new_tokens=8,
             settings=WatchConfig(labels=40, candidates=1),
         ),
     }  # fmt: skip

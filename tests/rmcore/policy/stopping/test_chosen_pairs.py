@@ -1,4 +1,4 @@
-"""Chosen pairs: whatever is expected and however choices lean, the value of a group is right on average."""
+"""Chosen pairs: whatever is expected, the value of a group is right on average."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from rmcore.policy.stopping.chosen_pairs import BY_DOUBT, FEWEST_TO_FIT, PairChooser
+from rmcore.policy.stopping.chosen_pairs import FEWEST_TO_FIT, PairChooser
 
 LIMIT = 3.0
 SIZES = st.tuples(st.integers(1, 4), st.integers(1, 6))
@@ -20,14 +20,14 @@ def learned(slope, size, noise=0.1):
     return chooser
 
 
-class Steps:
-    """A generator whose uniform numbers go through the unit interval evenly: choices come as often as they should."""
+class Places:
+    """A generator that draws the same place of every group."""
 
-    def __init__(self, at):
-        self.at = at
+    def __init__(self, place):
+        self.place = place
 
-    def random(self, shape):
-        return np.full(shape, self.at)
+    def integers(self, high, size):
+        return np.full(size, self.place)
 
 
 @pytest.mark.slow
@@ -35,42 +35,26 @@ class Steps:
     SIZES.flatmap(
         lambda size: st.tuples(
             arrays(float, size, elements=st.floats(-5, 5)),
-            arrays(float, size, elements=st.floats(0, 9)),
             arrays(float, size, elements=st.floats(-LIMIT, LIMIT)),
         )
     ),
     st.floats(-2, 2),
 )
 def test_a_groups_value_is_its_mean_over_the_choices(drawn, slope):
-    proxy, doubt, judged = drawn
-    # Chances are multiples of nothing, so the mean over choices is weighed by 1 / (size x weight), which they are.
+    proxy, judged = drawn
     size = proxy.shape[1]
     chooser = learned(slope, size)
-    expected = np.zeros(len(proxy))
-    weighed = np.zeros(len(proxy))
-    seen = [set() for _ in proxy]
-    for at in np.linspace(0, 1, 400, endpoint=False):
-        chosen = chooser.choose(proxy, doubt, Steps(at))
-        for group, place in enumerate(chosen.places):
-            if int(place) in seen[group]:
-                continue
-            seen[group].add(int(place))
-            chance = 1 / (size * chosen.weights[group])
-            value = chosen.value(group, float(judged[group, int(place)]))
-            assert abs(value) <= chooser.bound + 1e-9
-            expected[group] += chance * value
-            weighed[group] += chance
-    np.testing.assert_allclose(weighed, 1.0, atol=1e-9)
-    np.testing.assert_allclose(expected, judged.mean(axis=1), atol=1e-9)
+    values = np.zeros(proxy.shape)
+    for place in range(size):
+        chosen = chooser.choose(proxy, Places(place))
+        values[:, place] = [chosen.value(group, float(one)) for group, one in enumerate(judged[:, place])]
+    assert np.abs(values).max() <= chooser.bound + 1e-9
+    np.testing.assert_allclose(values.mean(axis=1), judged.mean(axis=1), atol=1e-9)
 
 
-def test_choices_lean_to_doubt_by_the_stated_share():
-    doubt = np.array([[0.0, 0.0, 3.0, 1.0]])
-    rng = np.random.default_rng(0)
-    chosen = PairChooser(LIMIT, 4).choose(np.zeros((20_000, 4)), np.repeat(doubt, 20_000, axis=0), rng)
-    shares = np.bincount(chosen.places.astype(int), minlength=4) / 20_000
-    np.testing.assert_allclose(shares, (1 - BY_DOUBT) / 4 + BY_DOUBT * doubt[0] / 4, atol=0.01)
-    assert chosen.weights.max() <= 1 / (1 - BY_DOUBT) + 1e-12
+def test_every_prompt_of_a_group_is_drawn_as_often():
+    places = PairChooser(LIMIT, 4).choose(np.zeros((20_000, 4)), np.random.default_rng(0)).places
+    np.testing.assert_allclose(np.bincount(places, minlength=4) / 20_000, 0.25, atol=0.015)
 
 
 @pytest.mark.parametrize("follows", [0.0, 0.5, 0.9])
@@ -82,7 +66,7 @@ def test_a_reward_that_follows_the_judge_saves_labels_and_one_that_does_not_cost
     chooser = PairChooser(LIMIT, 8)
     for one, other in zip(proxy[:200, 0], judged[:200, 0], strict=True):
         chooser.learn(float(one), float(other))
-    chosen = chooser.choose(proxy, np.ones_like(proxy), rng)
+    chosen = chooser.choose(proxy, rng)
     values = [chosen.value(group, judged[group, int(place)]) for group, place in enumerate(chosen.places)]
     share = np.var(values) / judged[:, 0].var()
     assert share == pytest.approx(1 - follows**2 * (1 - 1 / 8), abs=0.06)
@@ -91,15 +75,13 @@ def test_a_reward_that_follows_the_judge_saves_labels_and_one_that_does_not_cost
 
 def test_the_bound_is_reached_and_known_before_anything_is_drawn():
     chooser = learned(9.0, 4)
-    chosen = chooser.choose(np.array([[-9.0, 9.0, 9.0, 9.0]]), np.array([[0.0, 1.0, 1.0, 1.0]]), Steps(0.0))
-    assert int(chosen.places[0]) == 0
-    assert chosen.value(0, LIMIT) == pytest.approx(chooser.bound, rel=0.02)
+    chosen = chooser.choose(np.array([[-9.0, 9.0, 9.0, 9.0]]), Places(0))
+    assert chosen.value(0, LIMIT) == pytest.approx(chooser.bound)
 
 
 def test_before_enough_is_judged_the_reward_says_nothing():
     chooser = PairChooser(LIMIT, 4)
     for proxy in range(FEWEST_TO_FIT - 1):
         chooser.learn(float(proxy), float(proxy))
-    chosen = chooser.choose(np.ones((3, 4)), np.zeros((3, 4)), np.random.default_rng(0))
+    chosen = chooser.choose(np.ones((3, 4)), np.random.default_rng(0))
     assert (chosen.expected == 0).all()
-    assert (chosen.weights == 1).all()  # no doubt anywhere: equal chances

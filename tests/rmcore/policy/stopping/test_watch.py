@@ -20,7 +20,7 @@ def look_at(watch, number, kl, rise, rng, follows=0.7):
     judged = np.clip(
         rise(reference) + follows * noise + (1 - follows**2) ** 0.5 * rng.normal(size=shape), -LIMIT, LIMIT
     )
-    chosen = watch.chooser.choose(noise, np.abs(noise), rng)
+    chosen = watch.chooser.choose(noise, rng)
     for group, place in enumerate(chosen.places):
         if not watch.see(chosen, group, float(judged[group, int(place)])):
             break
@@ -95,7 +95,7 @@ def test_prompts_that_are_few_end_the_evidence_and_are_not_asked_again():
             places = np.arange(watch.prompts_used, watch.prompts_used + count)
             watch.prompts_used += count
             judged = own[places] + rng.normal(size=count)
-            chosen = watch.chooser.choose(np.zeros((count, 1)), np.ones((count, 1)), rng)
+            chosen = watch.chooser.choose(np.zeros((count, 1)), rng)
             for pair in range(count):
                 watch.see(chosen, pair, float(judged[pair]))
             look = watch.end()
