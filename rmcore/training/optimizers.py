@@ -22,7 +22,6 @@ from rmcore.training.split_adamw import SplitAdamW
 
 ADAM_BETA1 = 0.9
 """Decay of the mean of the gradient; that of its square is `adam_beta2`. Kingma & Ba 2015, arXiv:1412.6980."""
-"""Chen et al. 2023, arXiv:2302.06675, algorithm 2."""
 SGD_MOMENTUM = 0.9
 LIKELIHOOD_PREFIX = "likelihood."
 """Beginning of the names of what a likelihood learns besides the model: widths of ties, thresholds, reliabilities."""

@@ -26,8 +26,6 @@ from rmcore.training.material import Material, tokens_of
 from rmcore.training.step_memory import count_step
 
 WARM_STEPS, TIMED_STEPS = 1, 2
-LARGE_STEP = 256
-"""Pairs of a step whose cost is told, too: what is done once a step weighs little there on any GPU."""
 Trained = Sequence[TokenizedPair] | Sequence[TokenizedObservation]
 
 
@@ -38,8 +36,6 @@ class TimedSteps(NamedTuple):
     num_pairs: int
     num_tokens: int
     seconds: float
-    update_seconds: float
-    """Seconds of one update alone."""
 
 
 def time_steps(rm: BradleyTerryRM, config: PipelineConfig, pairs: Trained) -> TimedSteps:
@@ -50,10 +46,10 @@ def time_steps(rm: BradleyTerryRM, config: PipelineConfig, pairs: Trained) -> Ti
         )
         trainer.probe(WARM_STEPS)
         started = time.perf_counter()
-        num_tokens, update_seconds = trainer.probe(TIMED_STEPS)
-        seconds = time.perf_counter() - started - update_seconds
+        num_tokens = trainer.probe(TIMED_STEPS)
+        seconds = time.perf_counter() - started
     num_pairs = min(TIMED_STEPS, trainer.num_steps) * min(config.train.pairs_per_step, len(pairs))
-    return TimedSteps(trainer, num_pairs, num_tokens, seconds, update_seconds)
+    return TimedSteps(trainer, num_pairs, num_tokens, seconds)
 
 
 def plan(
@@ -84,7 +80,6 @@ def plan(
         named: f"{len(pairs)} to train on, {len(held_out)} held out; {read.cut['num_cut_pairs']} longer than the "
         f"limit, {read.num_left_out} dropped",
         "steps": f"{trainer.num_steps} of {config.train.pairs_per_step} {named}, {num_evaluations} evaluations",
-        **_larger_steps(config.train.pairs_per_step, timed, named),
         "token budget": f"{trainer.progress.token_budget} tokens a micro-batch, {_form(trainer)}{chosen}",
         "tokens": f"{tokens / 1e6:.2f} M tokens computed in training steps",
         "memory": _memory(trainer, fullest),
@@ -97,19 +92,6 @@ def _form(trainer: Trainer) -> str:
     if trainer.packing is None:
         return "padded"
     return "packed, a common prompt once" if trainer.packing.causal else "packed"
-
-
-def _larger_steps(pairs_per_step: int, timed: TimedSteps, named: str) -> dict[str, str]:
-    """Say how much time larger steps save by fewer updates. Whether it learns as well only a training can tell."""
-    num_updates = min(TIMED_STEPS, timed.trainer.num_steps)
-    if pairs_per_step >= LARGE_STEP:
-        return {}
-    saved = num_updates * timed.update_seconds * (1 - pairs_per_step / LARGE_STEP) / timed.seconds
-    fewer = math.ceil(timed.trainer.num_steps * pairs_per_step / LARGE_STEP)
-    return {
-        f"with {LARGE_STEP} a step": f"{fewer} steps over as many {named}, about {100 * saved:.0f} % less time "
-        f"(an update takes {1000 * timed.update_seconds:.0f} ms)"
-    }
 
 
 def _memory(trainer: Trainer, fullest: int) -> str:

@@ -206,4 +206,3 @@ def test_the_dry_run_tells_the_memory_that_the_training_then_takes(tmp_path, gol
     record = json.loads((tmp_path / "training.json").read_text())
     measured = record["peak_training_bytes"] + 4 * record["num_parameters"]
     assert told == pytest.approx(measured, rel=0.15)
-    assert "1 steps over as many pairs" in lines["with 256 a step"]
