@@ -8,6 +8,7 @@ passes are timed in turns in one process, after a warm-up on a few pairs. Choosi
 """
 
 import argparse
+import copy
 import os
 import platform
 import statistics
@@ -58,8 +59,10 @@ def main() -> None:
     rm = BradleyTerryRM.new(
         ModelConfig(name=arguments.model, max_seq_len=arguments.max_seq_len), seed=0, device=torch.device("cpu")
     )
-    heads = np.random.default_rng(0).normal(size=(arguments.members, head_of(rm).in_features))
-    ensemble = RewardModelEnsemble.from_heads(rm, heads)
+    members = [copy.deepcopy(rm) for _ in range(arguments.members)]
+    for one in members:  # which share the backbone
+        torch.nn.init.normal_(head_of(one).weight)
+    ensemble = RewardModelEnsemble(members)
 
     def one_pass(some: int = len(pairs)) -> None:
         tokenized = rm.renderer.tokenize_pairs(pairs[:some])

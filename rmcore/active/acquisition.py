@@ -93,7 +93,7 @@ class AcquisitionFunction(ABC):
         if self.needs_members and len(view.margins) < 2:
             raise ConfigError(
                 f"{type(self).__name__} is about how much members disagree, and there is one: name several "
-                "checkpoints, or fit several heads (--heads 8), or take an acquisition function for one model."
+                "checkpoints, or take an acquisition function for one model."
             )
         return view
 

@@ -28,12 +28,7 @@ def propose(
         Acquisition,
         typer.Option(help="entropy: least sure; variance: members disagree; random: what those have to beat."),
     ] = "entropy",
-    labelled: Annotated[
-        str | None, typer.Option(help="Pairs that are labelled already: left out, and what --heads are fitted on.")
-    ] = None,
-    heads: Annotated[
-        int | None, typer.Option(min=2, max=1000, help="With one checkpoint: members that share its backbone.")
-    ] = None,
+    labelled: Annotated[str | None, typer.Option(help="Pairs that are labelled already: left out.")] = None,
     max_per_prompt: Annotated[int | None, typer.Option(min=1, help="At most so many pairs of one prompt.")] = None,
     render_fn: RenderFn = None,
     device: Device = "auto",
@@ -46,19 +41,11 @@ def propose(
     """
     from rmcore.active.acquisition import ACQUISITIONS, look, select
     from rmcore.active.labels import write_proposal
-    from rmcore.cli.ensemble import make_members
-    from rmcore.core.errors import ConfigError
+    from rmcore.cli.ensemble import load_members
     from rmcore.core.progress import progress_bar
 
-    known = [] if labelled is None else read_pairs(labelled, PairLayout())
-    if heads is not None and not known:
-        raise ConfigError(f"--heads {heads} are fitted on labelled pairs; name them with --labelled.")
-    if heads is not None and len(checkpoint) > 1:
-        raise ConfigError(
-            f"{len(checkpoint)} checkpoints and --heads {heads}: several checkpoints are members already."
-        )
-    done = {pair.pair_id for pair in known}
-    model = make_members(checkpoint, heads, known, device, render_fn, seed)
+    done = set() if labelled is None else {pair.pair_id for pair in read_pairs(labelled, PairLayout())}
+    model = load_members(checkpoint, device, render_fn)
     rest = model.members.readable([pair for pair in read_pairs(pool, layout) if pair.pair_id not in done])
     with progress_bar("pool") as report:
         view = look(rest, model, report=report)

@@ -1,4 +1,4 @@
-"""`rm-opt ensemble`: several checkpoints, or several heads on one, as one reward with its uncertainty."""
+"""`rm-opt ensemble`: several checkpoints as one reward with its uncertainty."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 GOLD_SEEDS = 1_000_000
 """Added to the seed of the synthetic benchmark, whose pairs then differ from those of a training with the same seed."""
-SPLITS = {"heads": {"fit": 0.5, "calibrate": 0.25, "test": 0.25}, "checkpoints": {"calibrate": 0.5, "test": 0.5}}
+SPLITS = {"calibrate": 0.5, "test": 0.5}
 INSIDE, OUTSIDE = "in distribution", "out of distribution"
 
 
 @options()
-@common("limit", "heads", "ood", "share", "num_resamples", "device", "dtype", "seed", "json_out")
+@common("limit", "ood", "share", "num_resamples", "device", "dtype", "seed", "json_out")
 def ensemble(
     checkpoint: Annotated[list[str], typer.Option(help="A trained checkpoint; repeat it for one member each.")],
     data: Annotated[
@@ -34,9 +34,6 @@ def ensemble(
     ],
     out: Annotated[Path, typer.Option(help="Folder for the ensemble, its figure and its record.")],
     reading: PairReading,
-    heads: Annotated[
-        int | None, typer.Option(min=2, max=1000, help="With one checkpoint: members that share its backbone.")
-    ] = None,
     ood: Annotated[
         str | None,
         typer.Option(
@@ -55,23 +52,15 @@ def ensemble(
 ) -> None:
     """Make an ensemble of reward models, and measure what their disagreement tells.
 
-    How much they usually disagree is calibrated first, by half of the prompts of --data; the others measure. With
-    --heads half of the prompts fit the heads, a quarter calibrates, a quarter measures.
+    How much they usually disagree is calibrated first, by half of the prompts of --data; the others measure.
 
     Example: rm-opt ensemble --checkpoint a/best --checkpoint b/best --data held_out.parquet --out ensemble
 
-    Of one model: rm-opt ensemble --checkpoint a/best --heads 8 --data held_out.parquet --out ensemble
-
     Python: RewardModelEnsemble.load("ensemble").predict(prompts, responses)
     """
-    if (heads is None) == (len(checkpoint) == 1):
-        raise ConfigError(
-            f"{len(checkpoint)} checkpoints and --heads {heads}: name several checkpoints without --heads, or one with "
-            "--heads 8 for members that share it."
-        )
     inside, outside = _read(data, ood, reading, seed)
-    parts = _deal(inside, "checkpoints" if heads is None else "heads", seed)
-    made = make_members(checkpoint, heads, parts.get("fit", []), device, render_fn, seed, dtype)
+    parts = _deal(inside, seed)
+    made = load_members(checkpoint, device, render_fn, dtype)
     record = _measure(made, parts, outside, share, num_resamples, seed, out)
     made.save(out)
     print(f"ensemble    {out / 'ensemble.json'}: load it with RewardModelEnsemble.load({str(out)!r})")
@@ -116,46 +105,26 @@ def _read(
     return inside, outside or None
 
 
-def _deal(pairs: Sequence[PreferencePair], kind: str, seed: int) -> dict[str, Sequence[PreferencePair]]:
+def _deal(pairs: Sequence[PreferencePair], seed: int) -> dict[str, Sequence[PreferencePair]]:
     from rmcore.data.splits import split_by_prompt
 
-    parts = split_by_prompt(pairs, fractions=SPLITS[kind], seed=seed)
+    parts = split_by_prompt(pairs, fractions=SPLITS, seed=seed)
     empty = [name for name, part in parts.items() if not part]
     if empty:
         raise ConfigError(f"{len(pairs)} pairs leave none to {', '.join(empty)}: pass pairs of more prompts.")
     return parts
 
 
-def make_members(
-    checkpoints: Sequence[str],
-    num_heads: int | None,
-    pairs: Sequence[PreferencePair],
-    device: str,
-    render_fn: str | None,
-    seed: int,
-    dtype: WeightDtype = "float32",
+def load_members(
+    checkpoints: Sequence[str], device: str, render_fn: str | None, dtype: WeightDtype = "float32"
 ) -> "RewardModelEnsemble":
-    """Load the members, or fit heads on `pairs`."""
+    """Load an ensemble of checkpoints, and say on how many backbones."""
     from rmcore.ensembles.ensemble import RewardModelEnsemble
 
-    if num_heads is None:
-        made = RewardModelEnsemble.from_checkpoints(checkpoints, device=device, render_fn=render_fn, dtype=dtype)
-        count = len(made.members.backbones)
-        print(f"{len(made)} members on {count} different backbone{'s' * (count > 1)}, each computed once")
-        return made
-    from rmcore.core.progress import progress_bar
-    from rmcore.ensembles.features import pair_features
-    from rmcore.ensembles.linear_probes import bootstrap_heads
-    from rmcore.ensembles.score import readable_pairs
-    from rmcore.models.reward_model import BradleyTerryRM
-
-    rm = BradleyTerryRM.from_pretrained(checkpoints[0], device=device, render_fn=render_fn, dtype=dtype)
-    pairs = readable_pairs(rm, pairs)
-    with progress_bar("features") as report:
-        chosen, rejected = pair_features(rm, pairs, report=report)
-    fitted = bootstrap_heads(chosen - rejected, [pair.prompt_id for pair in pairs], num_heads, seed)
-    print(f"{num_heads} heads on one backbone, fitted on {len(pairs):,} pairs")
-    return RewardModelEnsemble.from_heads(rm, fitted, checkpoint=checkpoints[0])
+    made = RewardModelEnsemble.from_checkpoints(checkpoints, device=device, render_fn=render_fn, dtype=dtype)
+    count = len(made.members.backbones)
+    print(f"{len(made)} members on {count} different backbone{'s' * (count > 1)}, each computed once")
+    return made
 
 
 def _measure(

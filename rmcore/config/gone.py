@@ -43,6 +43,8 @@ OPTIONS: dict[str, str] = {
     **dict.fromkeys(("--per-response", "--no-per-response"), _SINGLE),
     "--eval-threshold": _THRESHOLDS,
     "--optimizer lion": _LION,
+    "--heads": "heads on one model's features repeat each other and tell nothing of unusual texts that length does not "
+    "(docs/readiness.md); name several checkpoints.",
     "--eval-pairs-per-prompt": _EVERY_PAIR,
     "--max-tokens": _MAX_TOKENS,
     "--calls-per-minute": _CALLS_PER_MINUTE,

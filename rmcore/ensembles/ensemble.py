@@ -1,14 +1,13 @@
 """Several reward models asked at once: their mean, how much they disagree, and a reward that is lower where they do.
 
-Members may be checkpoints (other seeds, other data) or several heads on one backbone. Disagreement tells most where a
-policy leaves the data that the members were trained on: there nothing made them agree. It does not tell where all of
-them are wrong together, as about a shortcut that all have learned.
+Members are checkpoints (other seeds, other data). Disagreement tells most where a policy leaves the data that the
+members were trained on: there nothing made them agree. It does not tell where all of them are wrong together, as about
+a shortcut that all have learned.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,6 @@ from rmcore.data.pair import Prompt, as_rows
 from rmcore.ensembles.agreement import Calibration, calibration_of, disagreement
 from rmcore.ensembles.ensemble_folder import Source, read_folder, write_folder
 from rmcore.ensembles.members import Members
-from rmcore.models.precision import narrow_floats
 from rmcore.models.reward_model import BradleyTerryRM
 
 
@@ -103,32 +101,7 @@ class RewardModelEnsemble:
         for checkpoint in checkpoints:
             rm = BradleyTerryRM.from_pretrained(checkpoint, device=device, render_fn=render_fn, dtype=dtype)
             members.add(rm, str(checkpoint))
-        return cls._of(members, Source(tuple(map(str, checkpoints)), None, dtype), uncertainty_threshold)
-
-    @classmethod
-    def from_heads(
-        cls,
-        rm: BradleyTerryRM,
-        heads: npt.ArrayLike,
-        *,
-        checkpoint: str | Path | None = None,
-        uncertainty_threshold: float | None = None,
-    ) -> "RewardModelEnsemble":
-        """One backbone with M heads (M, D), such as `rmcore.ensembles.linear_probes.bootstrap_heads` fits.
-
-        Args:
-            rm: whose backbone is used, as it is.
-            heads: (M, D) in place of its own.
-            checkpoint: the folder that `rm` was loaded from; only an ensemble that knows it can be saved.
-            uncertainty_threshold: see the class.
-
-        Raises:
-            ModelError: the heads do not fit.
-        """
-        values = np.asarray(heads, dtype=np.float64)
-        dtype: WeightDtype = "bfloat16" if narrow_floats(rm.model) else "float32"
-        source = None if checkpoint is None else Source((str(checkpoint),), values, dtype)
-        return cls._of(Members.of_heads(rm, values), source, uncertainty_threshold)
+        return cls._of(members, Source(tuple(map(str, checkpoints)), dtype), uncertainty_threshold)
 
     def __len__(self) -> int:
         """M."""
@@ -225,7 +198,7 @@ class RewardModelEnsemble:
         return EnsemblePrediction(rewards.mean(axis=0), spread, rewards, spread > self.calibration.threshold)
 
     def save(self, folder: str | Path) -> Path:
-        """Write `ensemble.json`, which names the checkpoints with their digests, and heads; returns `folder`.
+        """Write `ensemble.json`, which names the checkpoints with their digests; returns `folder`.
 
         Raises:
             ConfigError: it was made of models in memory, or a checkpoint is no local folder.
@@ -233,7 +206,7 @@ class RewardModelEnsemble:
         if self._source is None:
             raise ConfigError(
                 "this ensemble was made of models in memory, so a file could not say where they are; save each with "
-                "BradleyTerryRM.save and use from_checkpoints, or pass checkpoint to from_heads."
+                "BradleyTerryRM.save and use from_checkpoints."
             )
         return write_folder(Path(folder), self._source, self.calibration, self._threshold)
 
@@ -255,12 +228,9 @@ class RewardModelEnsemble:
         """
         record = read_folder(Path(folder))
         source = record.source
-        reading: dict[str, Any] = {"device": device, "render_fn": render_fn, "dtype": dtype or source.dtype}
-        if source.heads is None:
-            ensemble = cls.from_checkpoints(source.checkpoints, **reading)
-        else:
-            rm = BradleyTerryRM.from_pretrained(source.checkpoints[0], **reading)
-            ensemble = cls.from_heads(rm, source.heads, checkpoint=source.checkpoints[0])
+        ensemble = cls.from_checkpoints(
+            source.checkpoints, device=device, render_fn=render_fn, dtype=dtype or source.dtype
+        )
         ensemble.calibration, ensemble._threshold = record.calibration, record.threshold
         return ensemble
 

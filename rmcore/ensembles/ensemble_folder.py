@@ -1,8 +1,8 @@
 """An ensemble on disk: where its members are, what they were, and how they were calibrated.
 
-Members stay where they are: `ensemble.json` names their folders and a digest of what gives the rewards. Heads lie
-next to it in `heads.safetensors`. A path is relative where the checkpoint is in the parent of the ensemble's folder,
-so that both can be moved together, and absolute elsewhere.
+Members stay where they are: `ensemble.json` names their folders and a digest of what gives the rewards. A path is
+relative where the checkpoint is in the parent of the ensemble's folder, so that both can be moved together, and
+absolute elsewhere.
 """
 
 import hashlib
@@ -12,18 +12,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
 
-import numpy as np
-import numpy.typing as npt
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
-
 from rmcore.config.model import WeightDtype
 from rmcore.core.errors import ConfigError, ModelError
-from rmcore.core.files import atomic_file, file_digest, known_digest, write_json
+from rmcore.core.files import known_digest, write_json
 from rmcore.ensembles.agreement import Calibration
 from rmcore.models.seal import SEAL_FILE
 
-RECORD_FILE, HEADS_FILE = "ensemble.json", "heads.safetensors"
+RECORD_FILE = "ensemble.json"
 FORMAT = 1
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".model", ".py")
 """Suffixes of a checkpoint's files that decide its rewards: weights, configuration, tokenizer, rendering."""
@@ -31,11 +26,9 @@ MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".model", ".py")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Source:
-    """Where members came from: one checkpoint each, or one checkpoint with heads."""
+    """Where members came from: one checkpoint each."""
 
     checkpoints: tuple[str, ...]
-    heads: npt.NDArray[np.float64] | None = None
-    """(M, D)"""
     dtype: WeightDtype = "float32"
     """Format of the weights, as they were loaded."""
 
@@ -50,7 +43,7 @@ class Record:
 
 
 def write_folder(folder: Path, source: Source, calibration: Calibration | None, threshold: float | None) -> Path:
-    """Write `ensemble.json` and, where there are heads, `heads.safetensors`; returns `folder`.
+    """Write `ensemble.json`; returns `folder`.
 
     Raises:
         ConfigError: a checkpoint is no local folder.
@@ -60,15 +53,9 @@ def write_folder(folder: Path, source: Source, calibration: Calibration | None, 
         {"checkpoint": _name(folder, _folder_of(name)), "digest": checkpoint_digest(_folder_of(name))}
         for name in source.checkpoints
     ]
-    heads = None
-    if source.heads is not None:
-        with atomic_file(folder / HEADS_FILE) as temporary:
-            save_file({"heads": np.ascontiguousarray(source.heads)}, temporary)
-            heads = {"file": HEADS_FILE, "sha256": file_digest(temporary)}
     record = {
         "format": FORMAT,
         "members": members,
-        "heads": heads,
         "dtype": source.dtype,
         "calibration": None if calibration is None else asdict(calibration),
         "uncertainty_threshold": threshold,
@@ -86,7 +73,8 @@ def read_folder(folder: Path) -> Record:
     record = _read_record(folder / RECORD_FILE)
     try:
         checkpoints = [_verified(folder, str(one["checkpoint"]), one["digest"]) for one in record["members"]]
-        heads = None if record["heads"] is None else _read_heads(folder / HEADS_FILE, record["heads"]["sha256"])
+        if record.get("heads") is not None:  # of a version before
+            raise ModelError(f"{folder} is an ensemble of heads on one model, which were removed. Name checkpoints.")
         found = record["calibration"]
         calibration = None
         if found is not None:
@@ -95,7 +83,7 @@ def read_folder(folder: Path) -> Record:
         dtype = record.get("dtype", "float32")  # as older versions loaded all
         if dtype not in get_args(WeightDtype):
             raise ValueError(f"dtype {dtype!r}")
-        source = Source(tuple(checkpoints), heads, cast(WeightDtype, dtype))
+        source = Source(tuple(checkpoints), cast(WeightDtype, dtype))
         return Record(source, calibration, record["uncertainty_threshold"])
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, ModelError):
@@ -154,19 +142,6 @@ def _read_record(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         raise _damaged(path, error) from error
     return dict(record)
-
-
-def _read_heads(path: Path, digest: str) -> npt.NDArray[np.float64]:
-    found = file_digest(path) if path.is_file() else "none"
-    if found != digest:
-        raise ModelError(
-            f"{path} has sha256 {found[:12]}, its record says {str(digest)[:12]}: the heads changed or are gone. "
-            "Restore the file, or make the ensemble again."
-        )
-    try:
-        return np.asarray(load_file(path)["heads"], dtype=np.float64)
-    except (SafetensorError, KeyError) as error:
-        raise _damaged(path, error) from error
 
 
 def _damaged(path: Path, error: Exception) -> ModelError:

@@ -43,27 +43,6 @@ class Members:
         self.backbones: list[SharedBackbone] = []
         self._order: list[tuple[int, int]] = []
 
-    @classmethod
-    def of_heads(cls, rm: BradleyTerryRM, heads: FloatArray) -> "Members":
-        """`rm` with M heads (M, D) in place of its own; they need no bias, which moves all rewards of a member alike.
-
-        Their beta is 1, under which `rmcore.ensembles.linear_probes` fits them, whatever that of `rm` is.
-
-        Raises:
-            ModelError: heads are not (M, D) finite numbers with the model's D.
-        """
-        width = head_of(rm).in_features
-        if heads.ndim != 2 or heads.shape[1] != width or len(heads) == 0 or not np.isfinite(heads).all():
-            raise ModelError(
-                f"heads of shape {heads.shape} with {int((~np.isfinite(heads)).sum())} values not finite do not fit a "
-                f"backbone with {width} features; fit them on features of this model: (M, {width}), finite."
-            )
-        members = cls()
-        shared = SharedBackbone(rm)
-        for number, head in enumerate(heads):
-            members._place(shared, f"head {number}", head, 0.0, beta=1.0)
-        return members
-
     def add(self, rm: BradleyTerryRM, name: str) -> None:
         """Take one more member. Of one whose backbone is there already only the head is kept.
 

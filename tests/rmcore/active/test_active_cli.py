@@ -22,10 +22,12 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A checkpoint, a pool, and pairs of it that are labelled already."""
+    """Two checkpoints, a pool, and pairs of it that are labelled already."""
     folder = tmp_path_factory.mktemp("active")
     rm = BradleyTerryRM.new(ModelConfig(name="tiny", max_seq_len=128), seed=0, device=torch.device("cpu"))
     rm.save(folder / "rm")
+    torch.nn.init.normal_(rm.model.score.weight)
+    rm.save(folder / "another")
     pairs = generate_pairs(GoldConfig(num_prompts=20, pairs_per_prompt=2), seed=5).pairs
     write_pairs(pairs, folder / "pool.parquet")
     write_pairs(pairs[:10], folder / "labelled.parquet")
@@ -44,7 +46,7 @@ def rows_of(path):
 @pytest.mark.parametrize("acquisition", ["random", "entropy", "variance"])
 def test_a_pool_becomes_a_file_to_label_and_labels_become_pairs(place, tmp_path, acquisition):
     pool = ["--pool", place / "pool.parquet"]
-    known = ["--labelled", place / "labelled.parquet", "--heads", 3]
+    known = ["--labelled", place / "labelled.parquet", "--checkpoint", place / "another"]
     chosen = ["--acquisition", acquisition, "--k", 5, "--max-per-prompt", 1, "--out", tmp_path / "to_label.csv"]
     assert run("data", "propose", *pool, "--checkpoint", place / "rm", *known, *chosen) == 0
     rows = rows_of(tmp_path / "to_label.csv")
@@ -69,7 +71,6 @@ def test_a_pool_becomes_a_file_to_label_and_labels_become_pairs(place, tmp_path,
     [
         (["--k", 41], "41 pairs are requested"),
         (["--acquisition", "variance"], "how much members disagree"),
-        (["--heads", 4], "name them with --labelled"),
     ],
 )
 def test_a_wrong_call_is_one_message(place, tmp_path, capsys, change, words):

@@ -172,11 +172,10 @@ def test_what_cannot_be_calibrated_is_refused(rm, models, gold_pairs):
     prompts, responses = rows(gold_pairs[:20])
     with pytest.raises(DataError, match="no prompt has two"):
         RewardModelEnsemble(models).calibrate([f"{n} {p}" for n, p in enumerate(prompts)], responses, share=0.9)
-    dead = RewardModelEnsemble.from_heads(rm, np.eye(1, head_of(rm).in_features).repeat(2, axis=0) * [[1.0], [0.0]])
-    with pytest.raises(ModelError, match="head 1 gives all responses"):
-        dead.calibrate(prompts, responses, share=0.9)
-    with pytest.raises(ModelError, match="do not fit"):
-        RewardModelEnsemble.from_heads(rm, np.ones((2, 3)))
+    dead = copy.deepcopy(rm)
+    torch.nn.init.zeros_(head_of(dead).weight)
+    with pytest.raises(ModelError, match="1 gives all responses"):
+        RewardModelEnsemble([rm, dead]).calibrate(prompts, responses, share=0.9)
 
 
 @pytest.mark.slow
@@ -196,22 +195,12 @@ def test_a_saved_ensemble_is_the_same_elsewhere(checkpoints, tmp_path, gold_pair
     assert loaded.uncertainty_threshold == ensemble.uncertainty_threshold
 
 
-def test_heads_are_saved_beside_the_record(rm, checkpoints, tmp_path, gold_pairs):
-    heads = np.random.default_rng(0).standard_normal((5, head_of(rm).in_features))
-    backbone = BradleyTerryRM.from_pretrained(checkpoints[0], device="cpu")
-    ensemble = RewardModelEnsemble.from_heads(backbone, heads, checkpoint=checkpoints[0], uncertainty_threshold=2.0)
-    ensemble.save(tmp_path / "heads")
-    loaded = RewardModelEnsemble.load(tmp_path / "heads", device="cpu")
-    prompts, responses = rows(gold_pairs[:4])
-    found = loaded.predict(prompts, responses)
-    np.testing.assert_allclose(found.individual_rewards, ensemble.individual_rewards(prompts, responses), atol=1e-5)
-    assert loaded.uncertainty_threshold == 2.0
-    assert len(loaded.members.backbones) == 1
-    assert {path.name for path in (tmp_path / "heads").iterdir()} == {"ensemble.json", "heads.safetensors"}
-
-
 def append(path):
     path.write_bytes(path.read_bytes() + b" ")
+
+
+def change(path, **values):
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 @pytest.mark.parametrize(
@@ -219,29 +208,26 @@ def append(path):
     [
         (lambda home: append(home / "m0" / "tokenizer.json"), "its files changed since"),
         (lambda home: shutil.rmtree(home / "m0"), "is not there"),
-        (lambda home: append(home / "heads" / "heads.safetensors"), "the heads changed"),
-        (lambda home: (home / "heads" / "heads.safetensors").unlink(), "sha256 none"),
-        (lambda home: append(home / "heads" / "ensemble.json"), None),
-        (lambda home: (home / "heads" / "ensemble.json").write_text("{}"), "is damaged"),
-        (lambda home: (home / "heads" / "ensemble.json").unlink(), "is no ensemble"),
+        (lambda home: append(home / "two" / "ensemble.json"), None),
+        (lambda home: (home / "two" / "ensemble.json").write_text("{}"), "is damaged"),
+        (lambda home: (home / "two" / "ensemble.json").unlink(), "is no ensemble"),
+        (lambda home: change(home / "two" / "ensemble.json", heads={"sha256": "a"}), "heads on one model, which were"),
     ],
 )
-def test_a_changed_file_is_refused(harm, words, rm, checkpoints, tmp_path):
-    backbone = BradleyTerryRM.from_pretrained(checkpoints[0], device="cpu")
-    heads = np.eye(2, head_of(rm).in_features)
-    RewardModelEnsemble.from_heads(backbone, heads, checkpoint=checkpoints[0]).save(tmp_path / "heads")
+def test_a_changed_file_is_refused(harm, words, checkpoints, tmp_path):
+    RewardModelEnsemble.from_checkpoints(checkpoints[:2], device="cpu").save(tmp_path / "two")
     harm(tmp_path)
     if words is None:  # a blank more in JSON is the same record
-        assert len(RewardModelEnsemble.load(tmp_path / "heads", device="cpu")) == 2
+        assert len(RewardModelEnsemble.load(tmp_path / "two", device="cpu")) == 2
         return
     with pytest.raises(ModelError, match=words):
-        RewardModelEnsemble.load(tmp_path / "heads", device="cpu")
+        RewardModelEnsemble.load(tmp_path / "two", device="cpu")
 
 
 def test_a_record_that_lost_a_part_is_refused(checkpoints, tmp_path):
     RewardModelEnsemble.from_checkpoints(checkpoints[:2], device="cpu").save(tmp_path / "two")
     path = tmp_path / "two" / "ensemble.json"
-    for part in ("members", "heads", "calibration"):
+    for part in ("members", "calibration"):
         record = json.loads(path.read_text())
         del record[part]
         (tmp_path / part).mkdir()

@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -69,31 +68,12 @@ def test_checkpoints_become_an_ensemble(home, tmp_path):
     assert loaded.detect_ood(["What is 2 + 2?"], ["4"]).shape == (1,)
 
 
-def test_one_checkpoint_becomes_an_ensemble_of_heads(home, tmp_path):
-    out = tmp_path / "out"
-    result = run(home, "--checkpoint", str(home / "m0"), "--heads", "3", "--out", str(out))
-    assert result.exit_code == 0, result.output
-    record = check_record(out, ["in distribution"], 3)
-    assert record["detection"] == {}
-    loaded = RewardModelEnsemble.load(out, device="cpu")
-    assert len(loaded) == 3
-    rewards = loaded.individual_rewards(["What is 2 + 2?"] * 2, ["4", "Five, as everybody knows."])
-    assert np.ptp(rewards[:, 0] - rewards[:, 1]) > 0
-
-
 def test_the_gold_world_brings_its_own_pairs_out_of_distribution(home, tmp_path):
     out = tmp_path / "out"
     members = ["--checkpoint", str(home / "m0"), "--checkpoint", str(home / "m1")]
     result = run(home, *members, "--data", "gold", "--limit", "60", "--out", str(out))
     assert result.exit_code == 0, result.output
     check_record(out, ["in distribution", "out of distribution"], 2)
-
-
-@pytest.mark.parametrize("arguments", [(), ("--checkpoint", "other", "--heads", "4")])
-def test_one_checkpoint_with_heads_or_several_without(arguments, home, tmp_path):
-    result = run(home, "--checkpoint", str(home / "m0"), *arguments, "--out", str(tmp_path))
-    assert isinstance(result.exception, ConfigError)
-    assert "--heads 8" in str(result.exception)
 
 
 def test_too_few_pairs_are_refused(home, tmp_path):
