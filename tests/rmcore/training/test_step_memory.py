@@ -67,19 +67,27 @@ def test_what_is_counted_is_what_is_measured(tmp_path, start, changes):
     assert expected == pytest.approx(measured, rel=0.15)
 
 
-def memory(rm, **changes):
-    """Steps of 48 tokens a side, activations kept and recomputed."""
-    config = TrainConfig.model_validate({"precision": "fp32"} | changes)
-    packing = rm.packing("fp32")
-    return [
-        count_memory(rm.model, config, packing, max_seq_len=48, recomputed=share, device=CPU) for share in (0.0, 1.0)
-    ]
-
-
 @pytest.fixture(scope="module")
-def counts(tiny_folder):
-    """`memory` of `rm`."""
-    return memory(BradleyTerryRM.from_pretrained(tiny_folder, device="cpu"))
+def counted_before():
+    """What was counted of `rm`, by share of recomputed layers and processes: it takes seconds, and is the same."""
+    return {}
+
+
+@pytest.fixture
+def counts(rm, counted_before, monkeypatch):
+    """Steps of 48 tokens a side, activations kept and recomputed; what is counted from here on is counted once."""
+
+    def once(model, config, packing, *, recomputed, world=1, **given):
+        key = recomputed, world
+        if key not in counted_before:
+            counted_before[key] = count_memory(model, config, packing, recomputed=recomputed, world=world, **given)
+        return counted_before[key]
+
+    monkeypatch.setattr("rmcore.training.memory.count_memory", once)
+    config = TrainConfig(precision="fp32")
+    return [
+        once(rm.model, config, rm.packing("fp32"), max_seq_len=48, recomputed=share, device=CPU) for share in (0.0, 1.0)
+    ]
 
 
 def chosen(rm, total, world=1, **changes):
@@ -131,7 +139,7 @@ def test_a_budget_takes_up_the_room_that_it_was_chosen_for(rm, counts):
 
 
 @pytest.mark.slow
-def test_a_device_without_room_for_a_pair_is_refused_but_among_processes_that_share_the_model(rm, capsys):
+def test_a_device_without_room_for_a_pair_is_refused_but_among_processes_that_share_the_model(rm, counts, capsys):
     with pytest.raises(ConfigError, match=r"one pair of 2 x 48 tokens needs 96; lower max_seq_len"):
         chosen(rm, 3 * rm.num_parameters * 4)
     assert chosen(rm, rm.num_parameters * 4, world=64) == (96, 1.0)
