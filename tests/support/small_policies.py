@@ -19,10 +19,10 @@ RECOMMENDED = {"do_sample": True, "top_k": 3, "top_p": 0.5, "temperature": 0.1, 
 """What a folder may advise, of which nothing may be heard."""
 
 
-def new_policy(folder: Path, *, seed: int = 0, **generation_config) -> Path:
-    """An untrained `tiny` causal model; further arguments go to its generation_config.json."""
+def new_policy(folder: Path, *, seed: int = 0, size: str = "tiny-small", **generation_config) -> Path:
+    """An untrained causal model of two layers; further arguments go to its generation_config.json."""
     quiet_libraries()
-    build_tiny(folder, seed=seed)
+    build_tiny(folder, seed=seed, size=size)
     AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).save_pretrained(folder)
     path = folder / "generation_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | generation_config))

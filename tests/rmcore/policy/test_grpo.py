@@ -75,7 +75,9 @@ class Away(Scorer):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Ends one response in eight at each token, so some are empty."""
-    return policies.new_policy(tmp_path_factory.mktemp("policy"), eos_token_id=policies.STOPS, **policies.RECOMMENDED)
+    return policies.new_policy(
+        tmp_path_factory.mktemp("policy"), size="tiny", eos_token_id=policies.STOPS, **policies.RECOMMENDED
+    )
 
 
 @pytest.fixture(scope="module")

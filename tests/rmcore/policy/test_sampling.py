@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory):
     """Ends one response in eight at each token."""
-    return Policy.load(policies.new_policy(tmp_path_factory.mktemp("policy"), eos_token_id=policies.STOPS))
+    return Policy.load(policies.new_policy(tmp_path_factory.mktemp("policy"), size="tiny", eos_token_id=policies.STOPS))
 
 
 def draw(policy, out, prompts=PROMPTS, settings=FEW, **options):
@@ -117,7 +117,7 @@ def test_samples_of_another_policy_or_of_other_prompts_are_not_mixed(policy, uni
     out = tmp_path / "s.jsonl"
     out.write_bytes(uninterrupted[1])
     with pytest.raises(DataError, match=r"something else \(policy '"):
-        draw(Policy.load(policies.new_policy(tmp_path / "other", seed=1)), out)
+        draw(Policy.load(policies.new_policy(tmp_path / "other", size="tiny", seed=1)), out)
     with pytest.raises(DataError, match=r"something else \(prompts '"):
         draw(policy, out, prompts=[*PROMPTS[1:], PROMPTS[0]])
     assert out.read_bytes() == uninterrupted[1]
@@ -200,7 +200,7 @@ def two_token_texts(policy, prompt, temperature):
 
 def test_nothing_that_a_folder_recommends_is_heard(policy, uninterrupted, tmp_path):
     advice = policies.RECOMMENDED | {"eos_token_id": policies.STOPS, "suppress_tokens": list(range(100, 600))}
-    advised = Policy.load(policies.new_policy(tmp_path / "policy", **advice))
+    advised = Policy.load(policies.new_policy(tmp_path / "policy", size="tiny", **advice))
     assert draw(advised, tmp_path / "s").rows.equals(uninterrupted[0])
 
 
@@ -212,7 +212,7 @@ def test_a_response_ends_at_its_first_stop_token(policy, tmp_path):
     # Each token of an untrained model is a stop token about once in eight, wherever it stands.
     ended = rows["finished"].mean()
     assert ended == pytest.approx(1 - (7 / 8) ** 6, abs=0.1)
-    one = Policy.load(policies.new_policy(tmp_path / "one"))
+    one = Policy.load(policies.new_policy(tmp_path / "one", size="tiny"))
     assert draw(one, tmp_path / "t").num_cut >= 8
 
 
@@ -237,14 +237,14 @@ def test_a_prompts_samples_come_in_chunks_that_memory_holds(policy, tmp_path, mo
 
 
 def test_broken_weights_are_said_and_nothing_is_stored(tmp_path):
-    broken = policies.change_weights(policies.new_policy(tmp_path / "policy"), policies.break_weights)
+    broken = policies.change_weights(policies.new_policy(tmp_path / "policy", size="tiny"), policies.break_weights)
     with pytest.raises(ModelError, match="NaN or infinite: its weights are broken"):
         draw(Policy.load(broken), tmp_path / "s")
     assert (tmp_path / "s").read_bytes().count(b"\n") == 1
 
 
 def test_weights_that_are_missing_are_not_made_up(tmp_path):
-    folder = policies.new_policy(tmp_path / "policy")
+    folder = policies.new_policy(tmp_path / "policy", size="tiny")
     policies.change_weights(folder, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
     with pytest.raises(ModelError, match=r"lacks weights \(model.layers.1.mlp.up_proj.weight"):
         draw(Policy.load(folder), tmp_path / "s")

@@ -40,7 +40,8 @@ def server(vllm, checkpoint, tmp_path_factory):
 @pytest.fixture(scope="package")
 def policy_folder(tmp_path_factory):
     """Its output layer is its input embedding, as those of small models mostly are."""
-    return policies.new_policy(tmp_path_factory.mktemp("policy"), eos_token_id=policies.STOPS, **policies.RECOMMENDED)
+    place = tmp_path_factory.mktemp("policy")
+    return policies.new_policy(place, size="tiny", eos_token_id=policies.STOPS, **policies.RECOMMENDED)
 
 
 @pytest.fixture(scope="package")

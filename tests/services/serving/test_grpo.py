@@ -20,7 +20,7 @@ PROMPTS = ["What is 2 + 2?", "Count.", "Grüße! 🙂", "word " * 150]
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory):
-    return policies.new_policy(tmp_path_factory.mktemp("policy"), eos_token_id=policies.STOPS)
+    return policies.new_policy(tmp_path_factory.mktemp("policy"), size="tiny", eos_token_id=policies.STOPS)
 
 
 def train(policy, scorer, out, *, steps, record, callbacks=(), group_size=4):

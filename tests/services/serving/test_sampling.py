@@ -22,7 +22,7 @@ pytestmark = pytest.mark.services
 def policy(tmp_path_factory):
     """Ends one response in eight at each token, and recommends what nobody asked for."""
     advice = policies.RECOMMENDED | {"eos_token_id": policies.STOPS}
-    return Policy.load(policies.new_policy(tmp_path_factory.mktemp("policy"), **advice))
+    return Policy.load(policies.new_policy(tmp_path_factory.mktemp("policy"), size="tiny", **advice))
 
 
 def draw(policy, prompts, settings, out, **options):
