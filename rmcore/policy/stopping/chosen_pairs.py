@@ -72,11 +72,10 @@ class PairChooser:
             proxy: (M, G) reward of the later policy's response less that of the earlier one's.
             rng: source of the choice.
         """
-        num_groups, size = proxy.shape
         intercept, slope = self._fit()
         most = MOST_EXPECTED * self.limit
         expected = np.clip(intercept + slope * proxy, -most, most)  # (M, G)
-        places, rows = rng.integers(size, size=num_groups), np.arange(num_groups)
+        places, rows = rng.integers(proxy.shape[1], size=proxy.shape[:1]), np.arange(len(proxy))
         return Chosen(places, proxy[rows, places], expected[rows, places], expected.mean(axis=1))
 
     def learn(self, proxy: float, difference: float) -> None:
