@@ -18,6 +18,7 @@ import pytest
 
 from benchmark_sample import write_own_set
 from machine import family, wait_for
+from nano_model import make_nano
 from rmcore.core.processes import marked, terminate
 from used_homes import begin
 from warm_commands import WarmCommands
@@ -45,6 +46,7 @@ class Workplace:
         for package in ("rmcore", "tasks", "flows", "experiments"):
             shutil.copytree(ROOT / package, self.code / package, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", self.code)
+        make_nano(self.code)
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
         self.environment = inherited | {"PYTHONPATH": str(self.code), "RM_OPT_HOME": str(self.home)} | PATIENT
         self.server = prefect_server
@@ -78,7 +80,7 @@ class Workplace:
 def place(tmp_path_factory, databases, prefect_server):
     place = Workplace(tmp_path_factory.mktemp("pipeline"), databases, prefect_server)
     try:
-        executed, summary, done = place.run(anew=True)
+        executed, summary, done = place.run()
         assert executed == summary["executed"] == STAGES
         assert [line for line in done.stderr.splitlines() if " so far" not in line] == []  # but how far a long stage is
         yield place
@@ -192,13 +194,6 @@ def test_a_benchmark_is_a_stage_of_its_own_and_again_when_its_rows_change(place,
     assert "train " not in refused.stdout  # nothing was computed before
 
 
-def test_a_change_of_how_often_is_resampled_runs_what_resamples(place, finished):
-    executed, summary, _ = place.run("--set", "evaluate.num_resamples=150")
-    assert executed == ["evaluate", "readiness"]
-    why = place.rm_opt("store", "why", summary["results"]["stages"][-1]["key"][:12]).stdout
-    assert "config.evaluate.num_resamples: 100 -> 150" in why
-
-
 def test_a_damaged_and_a_deleted_artifact_are_made_again_and_nothing_else(place, finished):
     """The training gives the same weights once more, so what follows it stays valid."""
     rewards = artifact(finished, "evaluate") / "rewards.parquet"
@@ -218,18 +213,22 @@ def test_a_change_in_a_stages_code_runs_it_again_and_neither_a_comment_nor_how_i
         module.write_text(text + "\n# a comment\n")
         assert place.run("--set", "train.resume_every_seconds=7", "--set", "train.log_every=1")[0] == []
         module.write_text(text + "\nUNUSED = 1\n")
-        assert place.run(anew=True, **place.server)[0] == ["readiness"]
+        assert place.run()[0] == ["readiness"]
     finally:
         module.write_text(text)
 
 
-def test_services_that_do_not_answer_do_not_stop_a_run(place, finished):
+def test_services_that_do_not_answer_do_not_stop_a_run_and_how_often_is_resampled_changes_what_resamples(
+    place, finished
+):
     dead = "http://127.0.0.1:9"
-    executed, _, done = place.run(
+    executed, summary, done = place.run(
         "--set", "evaluate.num_resamples=170",
         anew=True, MLFLOW_TRACKING_URI=dead, PREFECT_API_URL=f"{dead}/api",
     )  # fmt: skip
     assert executed == ["evaluate", "readiness"]
+    why = place.rm_opt("store", "why", summary["results"]["stages"][-1]["key"][:12]).stdout
+    assert "config.evaluate.num_resamples: 100 -> 170" in why
     assert "rm-opt store sync" in done.stderr
     assert "the embedded API is used" in done.stderr
     refused = place.rm_opt("store", "sync", check=False)
@@ -246,21 +245,19 @@ def test_a_refusal_inside_a_stage_reaches_the_user_as_it_was_said(place):
 
 
 LONG = {
-    "train.steps": 150, "train.log_every": 1, "train.save_every": 50, "train.pairs_per_step": 2,
-    "train.early_stopping_patience": 99, "data.gold.num_prompts": 80,
+    "train.steps": 600, "train.log_every": 1, "train.save_every": 200, "train.eval_every": 200,
+    "train.pairs_per_step": 2, "train.early_stopping_patience": 99, "data.gold.num_prompts": 80,
 }  # fmt: skip
 ARGUMENTS = [word for name, value in LONG.items() for word in ("--set", f"{name}={value}")]
 
 
 class Training:
-    """A pipeline run that is in the middle of a training, in a process group of its own as a terminal makes it.
+    """A pipeline run that is in the middle of a training, in a process group of its own as a terminal makes it."""
 
-    A shell that starts a program in the background has it ignore Ctrl-C, and so does whatever it starts.
-    """
-
-    def __init__(self, place, *, saves_s, background=False):
-        handler = "SIG_IGN" if background else "default_int_handler"
-        program = f"import signal; signal.signal(signal.SIGINT, signal.{handler}); from flows.cli import main; main()"
+    def __init__(self, place, *, saves_s):
+        # A shell that starts the tests in the background has them ignore Ctrl-C, and whatever they start too.
+        audible = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+        program = f"{audible}; from flows.cli import main; main()"
         changes = [*ARGUMENTS, "--set", f"train.resume_every_seconds={saves_s}"]
         self.place, self.before = place, self.progress(place)
         self.process = subprocess.Popen(
@@ -281,15 +278,15 @@ class Training:
         wait_for(lambda: self.process.poll() is not None or made(self.before, self.progress(self.place)))
         assert self.process.poll() is None, self.process.communicate()
 
-    def end(self, number, *, group=True):
-        """Send the signal; what the run has said by the time it has ended.
+    def end(self, number):
+        """Send the signal to all its processes; what the run has said by the time it has ended.
 
         Prefect's embedded server meanwhile takes connections and answers none, as one that is ending on a busy machine.
         """
         [server] = [one for one, words in family(self.process.pid).items() if "tasks.guarded_server" in words]
         server.suspend()
         try:
-            (os.killpg if group else os.kill)(self.process.pid, number)
+            os.killpg(self.process.pid, number)
             self.process.wait(timeout=60)
         finally:
             if server.is_running():
@@ -312,15 +309,14 @@ def history(artifact):
 
 
 def test_a_run_that_is_ended_again_and_again_goes_on_where_it_was(place, finished):
-    """Ctrl-C in a terminal, a polite end of a run in the background, everything killed; the same command each time."""
-    for number, background in ((signal.SIGINT, False), (signal.SIGTERM, True)):
-        training = Training(place, saves_s=9999, background=background)
-        training.wait_for(logged)
-        said = training.end(number, group=not background)
-        assert training.process.returncode == 130, said
-        assert "Traceback" not in said
-        assert "interrupted" in said
-        assert saved(training.before, training.progress(place))  # when it was asked to end, or never
+    """Ctrl-C in a terminal, everything killed; the same command each time. A polite end: see the tests of matrices."""
+    training = Training(place, saves_s=9999)
+    training.wait_for(logged)
+    said = training.end(signal.SIGINT)
+    assert training.process.returncode == 130, said
+    assert "Traceback" not in said
+    assert "interrupted" in said
+    assert saved(training.before, training.progress(place))  # when it was asked to end, or never
     training = Training(place, saves_s=0.2)
     training.wait_for(saved)
     os.killpg(training.process.pid, signal.SIGSTOP)
@@ -333,12 +329,14 @@ def test_a_run_that_is_ended_again_and_again_goes_on_where_it_was(place, finishe
     assert executed == STAGES[1:]
     trained = artifact(summary, "train")
     record = json.loads((trained / "training.json").read_text())
-    assert record["num_steps"] == 150
+    assert record["num_steps"] == LONG["train.steps"]
     resumed = record["resumed_from"]
-    assert len(resumed) == 3
-    assert 0 < resumed[0] < resumed[1] < resumed[2]
+    assert len(resumed) == 2
+    assert 0 < resumed[0] < resumed[1]
     assert f"train resumes from step {resumed[-1]}" in done.stderr
-    assert [step for step, loss in history(trained) if loss is not None] == list(range(1, 151))  # each step once
+    assert [step for step, loss in history(trained) if loss is not None] == list(
+        range(1, LONG["train.steps"] + 1)
+    )  # each once
     assert not unfinished.exists()
     assert not (trained / "resume").exists()
     # However it ended: the next start has seen that nobody runs it any more.
