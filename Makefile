@@ -24,12 +24,12 @@ demo: $(STAMP) ## Run the whole pipeline on a built-in world: a verdict and a re
 	@$(BIN)/rm-opt run --preset demo
 
 test: ## Run lint, type check, import rules and every test.
-	@$(MAKE) --no-print-directory --jobs 2 lint typecheck
-	@$(MAKE) --no-print-directory unit
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory --jobs 2 typecheck unit
 
-# What an edit is tried with: no server, no training of more than a moment.
+# What an edit is tried with: no server, no training of more than a moment. Nothing waits, so a process per core is best.
 test-fast: $(STAMP) ## Run the tests that start no server and train for no more than a moment.
-	@$(PYTEST) -m "not services and not slow"
+	@$(PYTEST) -n logical -m "not services and not slow"
 
 lint: $(STAMP) ## Run ruff and the import rules.
 	@$(BIN)/ruff check .

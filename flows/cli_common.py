@@ -19,7 +19,7 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ServiceError
 from rmcore.core.files import write_text
 from rmcore.core.loggers import require_loggers
-from rmcore.reporting.html.cards import trained_on
+from rmcore.reporting.html.cards import tested_on, trained_on
 from tasks.home import configure_environment
 from tasks.run_owner import this_process
 
@@ -165,7 +165,7 @@ def print_reported(outcome: dict[str, Any]) -> None:
     executed = outcome["executed"]
     print()
     print(f"computed    {', '.join(executed) if executed else 'nothing: every stage was cached'}")
-    print(f"accuracy    {accuracy['value']:.3f}{interval} on {accuracy['num']} held-out pairs")
+    print(f"accuracy    {accuracy['value']:.3f}{interval} on {tested_on(results)}")
     over = results["metrics"]["accuracy_over_baseline"]
     if over["value"] is not None:
         length = results["metrics"]["longer_wins_accuracy"]["value"]

@@ -13,7 +13,7 @@ from typing import Literal
 
 from rmcore.core.errors import ConfigError
 
-Unit = Literal["share", "points", "seconds", "pairs/s", "MiB", "steps", "nats", "logits", "logits²", "sd", ""]
+Unit = Literal["share", "points", "seconds", "pairs/s", "MiB", "steps", "nats", "logits", "logits²", "sd", "count", ""]
 """How values are printed. share: a fraction, in percent; "": a plain number; the others are appended."""
 
 
@@ -268,6 +268,11 @@ _OF_POLICIES = (
     MetricSpec(
         "planned_fall", "fall before the planned KL", "sd", "gain at the planned KL minus the highest before it"
     ),
+    MetricSpec(
+        "telling_prompts", "telling prompts", "count", "independent prompts whose samples the judge tells apart"
+    ),
+    MetricSpec("worthwhile_gain", "worthwhile gain", "sd", "gain at the planned KL, if it is as large as it can be"),
+    MetricSpec("fall", "fall", "sd", "gain at the planned KL minus the highest before it"),
 )
 
 _OF_TRAINING = (

@@ -146,8 +146,8 @@ def verdict_on_samples(
 ) -> Verdict:
     """Return the verdict of the third level.
 
-    It names the share of prompts that may be disasters although no judged prompt is one, and the loss on each of them
-    that would undo the gain: no number of judged prompts shows that this share is zero.
+    Its last reason is the share of prompts that may be disasters although no judged prompt is one, and the loss on each
+    of them that would undo the gain: no number of judged prompts shows that this share is zero.
 
     Args:
         checks: checks of readiness v2. An undecided check does not fail: if no other fails, the verdict is unclear.
@@ -186,23 +186,26 @@ def verdict_on_samples(
         "rung": 3,
         "evidence": f"samples of the policy, judged by {judge}",
         "status": status,
-        "headline": f"{headline}{_unseen(num_telling, gain)}",
-        "reasons": [check.text for check in (*refused, *(check for check in failed if check.unclear))] or told,
+        "headline": headline,
+        "reasons": [
+            *([check.text for check in (*refused, *(check for check in failed if check.unclear))] or told),
+            *_unseen(num_telling, gain),
+        ],
     }
 
 
-def _unseen(num_prompts: int, gain: Mapping[str, Any] | None) -> str:
-    """Return the scope of a claim over prompts for a headline: the share that may be disasters, and their size.
+def _unseen(num_prompts: int, gain: Mapping[str, Any] | None) -> list[str]:
+    """Return the limit of a claim over prompts: the share that may be disasters, and their size; none without prompts.
 
     If a share u of prompts loses L each and the others gain g, the total gain is zero at L = (1 - u) g / u.
     """
     if not num_prompts:
-        return ""
+        return []
     share = unseen_share(num_prompts)
-    scope = f"; up to {100 * share:.2g} % of all prompts may be disasters that these {num_prompts} do not show"
+    limit = f"up to {100 * share:.2g} % of all prompts may be disasters that these {num_prompts} do not show"
     if gain is None or gain["value"] is None or gain["value"] <= 0:
-        return scope
-    return f"{scope}, and losing {(1 - share) / share * gain['value']:.2g} sd each they would undo the gain"
+        return [limit]
+    return [f"{limit}; at a loss of {(1 - share) / share * gain['value']:.2g} sd each they would undo the gain"]
 
 
 def verdict_on_policy(trained: Mapping[str, Any]) -> Verdict | None:

@@ -44,6 +44,13 @@ def pairs_and_passes(training: Training) -> tuple[str, str]:
     return f"{numbers.count(pairs)} pairs", f"{passes} {'pass' if passes == '1' else 'passes'}"
 
 
+def tested_on(results: Results) -> str:
+    """The held-out pairs and the prompts that they are of, which are what intervals resample."""
+    pairs = f"{numbers.count(results['metrics']['pairwise_accuracy']['num'])} held-out pairs"
+    split = results["audit"].get("splits", {}).get("test", {})
+    return f"{pairs} of {numbers.count(split['num_prompts'])} prompts" if "num_prompts" in split else pairs
+
+
 def metric_texts(name: str, metric: Mapping[str, Any] | None) -> tuple[str, str, bool]:
     """The value, the interval or why there is none, and whether there is one."""
     if metric is None:

@@ -11,7 +11,14 @@ from rmcore.core.metrics import metric_spec
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.html import benchmarks, curvature, explained, glossary, judgements, logged, policy, probe, rlhf
 from rmcore.reporting.html.blocks import Block, Named, Section, Table, facts, folded, words
-from rmcore.reporting.html.cards import checks_table, headline_cards, metrics_table, pairs_and_passes, trained_on
+from rmcore.reporting.html.cards import (
+    checks_table,
+    headline_cards,
+    metrics_table,
+    pairs_and_passes,
+    tested_on,
+    trained_on,
+)
 from rmcore.reporting.html.page import date, shorten, write_page
 from rmcore.reporting.html.tree import blocks as tree_blocks
 from rmcore.reporting.schema import Results, StageResult
@@ -203,12 +210,12 @@ def _question(results: Results) -> str:
     """State in one sentence the question that the configuration asks."""
     config, training = results["config"], results["training"]
     model = config.get("model", {}).get("name", "the model")
-    source = config.get("data", {}).get("source", "the data")
-    accuracy = results["metrics"].get("pairwise_accuracy")
-    tested = f" and tested on {numbers.count(accuracy['num'])} held-out pairs" if accuracy else ""
+    source = config.get("data", {}).get("source")
+    data = "the synthetic benchmark" if source == "gold" else f"“{source or 'the data'}”"
+    tested = f" and tested on {tested_on(results)}" if "pairwise_accuracy" in results["metrics"] else ""
     pairs, passes = pairs_and_passes(training)
     return (
-        f"A reward model based on “{model}” was trained on {pairs} of “{source}” in {passes}{tested}. The question: "
+        f"A reward model based on “{model}” was trained on {pairs} of {data} in {passes}{tested}. The question: "
         "may a policy be optimised against it?"
     )
 

@@ -43,7 +43,9 @@ def status(*arguments, **changes):
 
 def test_a_perfect_model_is_ready_and_says_for_what():
     found = judged(perfect())
-    assert (found["verdict"]["status"], found["verdict"]["reasons"]) == ("ready", [])
+    assert found["verdict"]["status"] == "ready"
+    assert "may be disasters" in " ".join(found["verdict"]["reasons"])
+    assert len(found["verdict"]["reasons"]) == 1
     assert found["verdict"]["headline"].startswith("Ready for")
     assert f"{CONFIG.planned_kl:g} nats by RL with a KL penalty" in found["verdict"]["headline"]
     assert f"all {len(GATES) + 1} checks on samples of the policy" in found["verdict"]["headline"]
@@ -56,8 +58,10 @@ def test_a_few_prompts_that_the_judge_tells_apart_leave_room_for_disasters(num_t
     found = judged(perfect(), num_telling=num_telling)
     assert found["verdict"]["status"] == expected
     if expected == "unclear":
-        [reason] = found["verdict"]["reasons"]
-        assert reason == f"independent prompts whose samples the judge tells apart: {num_telling}, wanted at least 50"
+        assert (
+            found["verdict"]["reasons"][0]
+            == f"independent prompts whose samples the judge tells apart: {num_telling}, wanted at least 50"
+        )
 
 
 @pytest.mark.parametrize(("num_telling", "expected"), [(MIN_PROMPTS - 1, "unclear"), (MIN_PROMPTS, "not_ready")])
@@ -75,7 +79,7 @@ def test_no_gate_is_bought_back_by_all_others_being_perfect(name):
     found = judged(perfect() | {gate.part: part(good, **whole)})
     assert found["verdict"]["status"] == ("unclear" if gate.end == "low" else "not_ready")
     assert [check["name"] for check in found["gate"] if not check["passed"]] == [name]
-    [reason] = found["verdict"]["reasons"]
+    reason, _ = found["verdict"]["reasons"]
     assert gate.meaning in reason
     assert ("lower end" if gate.end == "low" else "upper end") in reason
 

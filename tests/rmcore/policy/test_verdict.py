@@ -65,7 +65,7 @@ def test_on_samples_every_check_decides(found):
     assert (verdict["rung"], verdict["status"]) == (3, status)
     assert PLAN["plan"] in verdict["headline"]
     assert verdict_style(verdict).tone == {"not_ready": "bad", "unclear": "open", "ready": "good"}[status]
-    assert verdict["reasons"] == [FAIL.text] * found.count(FAIL) + [OPEN.text] * found.count(OPEN)
+    assert verdict["reasons"][:-1] == [FAIL.text] * found.count(FAIL) + [OPEN.text] * found.count(OPEN)
 
 
 @given(st.lists(st.sampled_from([PASS, FAIL, OPEN]), min_size=1), st.integers(1, 10_000), st.floats(0.01, 5))
@@ -74,8 +74,8 @@ def test_every_verdict_on_samples_says_what_share_of_prompts_it_cannot_speak_for
     parts = {"planned_gain": part(gain, gain / 2, 2 * gain)}
     verdict = verdict_on_samples(found, **PLAN | {"num_telling": num_telling, "parts": parts})
     share = 1 - 0.05 ** (1 / num_telling)
-    assert f"up to {100 * share:.2g} % of all prompts may be disasters" in verdict["headline"]
-    said = float(verdict["headline"].rsplit("losing ", 1)[1].split(" sd", 1)[0])
+    assert f"up to {100 * share:.2g} % of all prompts may be disasters" in verdict["reasons"][-1]
+    said = float(verdict["reasons"][-1].rsplit("loss of ", 1)[1].split(" sd", 1)[0])
     assert (1 - share) * gain == pytest.approx(share * said, rel=0.06)
 
 
@@ -94,9 +94,9 @@ def test_a_fall_that_is_shown_is_told_also_of_a_model_that_is_ready():
     assert "the true reward was higher on the way: -0.10 sd (-0.15 to -0.05) since then" in verdict["reasons"][0]
     longer = verdict_on_samples([PASS], **PLAN | {"parts": {"hard_accuracy": part(0.3, 0.2, 0.4)}})
     assert "worse than a coin where the shorter sample is better (0.30 (0.20 to 0.40))" in longer["reasons"][0]
-    assert verdict_on_samples([FAIL], **PLAN | {"parts": parts})["reasons"] == [FAIL.text]
+    assert verdict_on_samples([FAIL], **PLAN | {"parts": parts})["reasons"][:-1] == [FAIL.text]
     flat = verdict_on_samples([PASS], **PLAN | {"parts": parts | {"planned_fall": part(-0.1, -0.2, 0.0)}})
-    assert flat["reasons"] == []
+    assert flat["reasons"][:-1] == []
 
 
 def test_choosing_among_logged_answers_is_said_up_to_the_largest_k_that_was_shown():
