@@ -23,14 +23,13 @@ from flows.cli_compare import compare_runs
 from flows.cli_runs import run_names
 from flows.hub_names import require_hub_names
 from flows.planning import LookPlan, MatrixPlan, Runner, make_plan, plan_looks
-from rmcore.cli.common import shown_numbers
 from rmcore.cli.inputs import written_as
 from rmcore.cli.options import options
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import write_text
 from rmcore.core.metrics import CELL_METRICS
 from rmcore.core.store import Store
-from rmcore.reporting.figures.claims import decided_by
+from rmcore.reporting.figures.claims import claim_estimate, claimed, decided_by
 from rmcore.reporting.figures.numbers import distance
 from rmcore.stages.results import artifact_seconds
 from rmcore.study.deciding import chances, deciding_sizes
@@ -330,10 +329,10 @@ def print_outcome(outcome: dict[str, Any]) -> None:
     print()
     print(f"computed    {cost['num_computed']} cells; {cost['num_cached']} were cached, {cost['num_failed']} failed")
     for one in results["hypotheses"]:
-        # A difference of errors may be negative; an error may not.
-        named = one["metric"] if one["comparison"] == "level" else ""
-        value = "-" if one["value"] is None else " ".join(filter(None, shown_numbers(named, one)))
-        print(f"{one['name']:<11} {one['verdict']:<13} {value}, claimed {one['direction']} {one['threshold']:g}")
+        unit = results["metrics"][one["metric"]]["unit"]
+        value, bounds = claim_estimate(one, unit)
+        measured = f"{value} ({bounds})" if bounds else value
+        print(f"{one['name']:<11} {one['verdict']:<13} {measured}, claimed {claimed(one, unit)}")
         if sentence := decided_by(one, results["sizes"].get(one["name"]), results["cells"]):
             print(f"{'':<11} {sentence}")
     if not results["hypotheses"]:

@@ -11,9 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from rmcore.core.files import write_json
-from rmcore.core.metrics import floored
-from rmcore.reporting.figures.numbers import nothing_found
 from rmcore.reporting.html.blocks import Block, shown
+from rmcore.reporting.html.cards import metrics_table
 
 
 def setting(model: type[BaseModel], name: str, *flags: str) -> Any:
@@ -35,15 +34,9 @@ def write_report_json(path: Path | None, record: Mapping[str, Any]) -> None:
 
 
 def print_metrics(title: str, metrics: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print metrics with their 95 % intervals as a table."""
-    table = Table("metric", "value", "95 % interval", "pairs", title=title, title_justify="left")
-    for name, entry in metrics.items():
-        if entry["value"] is None:
-            table.add_row(name, "-", entry.get("reason") or "", str(entry.get("num", "")))
-            continue
-        value, interval = shown_numbers(name, entry)
-        table.add_row(name, value, interval.replace("[", r"\["), str(entry.get("num", "")))
-    Console().print(table)
+    """Print metrics with their 95 % intervals as a table, as a report has them."""
+    print(title)
+    print_block(Block(title, tables=(metrics_table([metrics]),)))
 
 
 def print_block(block: Block) -> None:
@@ -59,15 +52,3 @@ def print_block(block: Block) -> None:
             console.print(table)
     for line in block.findings:
         print(line)
-
-
-def shown_numbers(name: str, entry: Mapping[str, Any]) -> tuple[str, str]:
-    """The value of a metric and its 95 % interval, empty where there is none: ("0.712", "[0.690, 0.734]").
-
-    Where nothing was found of an error, ("0.00", "upper end 0.041").
-    """
-    found = nothing_found(name, entry)
-    if found is not None:
-        return found
-    low, high = floored(name, entry["ci_low"]), entry["ci_high"]
-    return f"{entry['value']:.4g}", "" if low is None else f"[{low:.4g}, {high:.4g}]"

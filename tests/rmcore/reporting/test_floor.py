@@ -155,12 +155,12 @@ def test_axes_where_every_error_is_zero(matrix):
 def test_the_console(matrix, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     print_metrics("a model", {"ece_debiased": FOUND, "mean_margin": {**FOUND, "value": -1.5, "ci_low": -2.0}})
-    ece, margin = (line for line in capsys.readouterr().out.splitlines() if "│" in line)
+    margin, ece = (line for line in capsys.readouterr().out.splitlines() if "│" in line)
     assert "0.00" in ece
     assert "upper end 0.041" in ece
     assert not NEGATIVE.search(ece)
-    assert "-1.5" in margin
-    assert "[-2, 0.0412]" in margin
+    assert "−1.500 logits" in margin.replace("\u00a0", " ")
+    assert "−2.000 to 0.041" in margin
     print_outcome({"results": matrix, "report": "/report.html", "mlflow_url": None})
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("H9")]
-    assert "0.00 upper end 0.041, claimed below 0.12" in line
+    assert "0.00 (upper end 0.041), claimed below 0.120" in line
