@@ -108,7 +108,7 @@ def test_what_is_published_is_what_draws_from_then_on(served, policy_folder):
 
 
 def test_a_killed_vllm_comes_back_with_its_weights_and_the_step_is_sampled_again(served, tmp_path, capfd):
-    """Killed once before samples alone are asked for, and once before weights are published."""
+    """Killed before samples alone are asked for: what is published next is loaded whatever was there before."""
     seen, killed = [], []
 
     def kill(model):
@@ -117,12 +117,12 @@ def test_a_killed_vllm_comes_back_with_its_weights_and_the_step_is_sampled_again
         engine.kill()
 
     one = trainer(
-        served, tmp_path, steps=4, staleness=1, callbacks=[After({1, 2}, kill)], record_parity=seen.append
+        served, tmp_path, steps=4, staleness=1, callbacks=[After({1}, kill)], record_parity=seen.append
     )  # fmt: skip
     one.train()
-    assert len(set(killed)) == 2
+    assert len(killed) == 1
     said = capfd.readouterr().err
-    assert said.count("it is started again with the same weights") == 2
+    assert said.count("it is started again with the same weights") == 1
     assert "Traceback" not in said
     assert [(parity.step, parity.policy_step) for parity in seen] == [(1, 0), (2, 0), (3, 2), (4, 2)]
     fresh, stale = seen[0::2], seen[1::2]
