@@ -49,7 +49,7 @@ unit: $(STAMP) ## Run every test.
 mutants: $(STAMP) ## Show that the tests notice small wrong changes.
 	@$(BIN)/python tests/mutants/run.py --jobs $(JOBS)
 
-# Wrong data, settings, checkpoints and stores, and runs at once, by the thousand: some twenty minutes, no part of `make test`.
+# Wrong data, settings and stores, by the thousand: some twenty minutes, no part of `make test`.
 fuzz: $(STAMP) ## Try wrong files by the thousand; findings are kept in build/fuzz.
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py
 

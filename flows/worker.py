@@ -242,7 +242,7 @@ def _environment(cluster: Cluster, known: Identity) -> dict[str, str]:
         "MLFLOW_TRACKING_URI": cluster.mlflow,
         **mlflow_login(known.password(MLFLOW_SERVER)),
         "PYTHONUNBUFFERED": "1",
-        # As Prefect sets it for each run: stages of runs with another one would not be forked from our stage server.
+        # As Prefect sets it for each run: stages of runs with another path would not be forked from our stage server.
         "PYTHONPATH": path_of_runs(),
     }
     return environment if shared is None else environment | {SHARED_VARIABLE: shared}

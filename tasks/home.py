@@ -33,7 +33,7 @@ CREATE_TIME_TOLERANCE_S = 1.0
 
 QUIET_ENVIRONMENT = {
     "PREFECT_LOGGING_LEVEL": "WARNING",
-    # A worker asks for new runs so often; by default every 10 s, which who started one in the UI waits for.
+    # A worker looks for new runs so often; by default every 10 s, for which whoever started one in the UI would wait.
     "PREFECT_WORKER_QUERY_SECONDS": "3",
     "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
     # The telemetry heartbeat races the embedded server's own start: `database is locked`.

@@ -27,6 +27,7 @@ def test_every_rmcore_module_imports_without_an_orchestrator():
     subprocess.run([sys.executable, "-c", PROGRAM, *names], check=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_the_front_door_is_opened_without_torch_and_has_what_it_lists():
     program = "import rmcore, sys; assert 'torch' not in sys.modules; [getattr(rmcore, one) for one in rmcore.__all__]"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
@@ -47,6 +48,7 @@ print(*sys.modules)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "needed"),
     [
@@ -76,6 +78,7 @@ def test_a_cached_run_pays_for_no_torch_and_no_drawing():
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_a_flow_pays_for_no_torch_before_a_stage_of_it_runs():
     modules = ", ".join(f"flows.{module.name}" for module in pkgutil.iter_modules(flows.__path__))
     program = f"import sys, {modules}; sys.exit(' '.join(sys.modules.keys() & {{'torch', 'transformers'}}) or 0)"
@@ -91,6 +94,7 @@ main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "words", "extra"),
     [

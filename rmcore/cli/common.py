@@ -12,7 +12,7 @@ from rich.table import Table
 
 from rmcore.core.files import write_json
 from rmcore.reporting.html.blocks import Block, shown
-from rmcore.reporting.html.cards import metrics_table
+from rmcore.reporting.html.cards import metric_texts
 
 
 def setting(model: type[BaseModel], name: str, *flags: str) -> Any:
@@ -34,9 +34,12 @@ def write_report_json(path: Path | None, record: Mapping[str, Any]) -> None:
 
 
 def print_metrics(title: str, metrics: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print metrics with their 95 % intervals as a table, as a report has them."""
-    print(title)
-    print_block(Block(title, tables=(metrics_table([metrics]),)))
+    """Print metrics by name with their 95 % intervals, numbers as a report has them."""
+    table = Table("metric", "value", "95 % interval", "pairs", title=title, title_justify="left")
+    for name, entry in metrics.items():
+        value, interval, _ = metric_texts(name, entry)
+        table.add_row(escape(name), value, escape(interval), str(entry.get("num", "")))
+    Console().print(table)
 
 
 def print_block(block: Block) -> None:

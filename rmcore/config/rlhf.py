@@ -20,7 +20,7 @@ class WatchConfig(Settings):
     """Responses that the judge is asked about at the end, at most, on prompts that nothing was decided on: what the
     policy that is kept has gained. 0: nothing is measured."""
     candidates: int = Field(default=2, ge=1, le=64)
-    """Fresh prompts answered for each judged pair; one of them is judged, sooner where the members disagree."""
+    """Fresh prompts answered for each judged pair; one of them, drawn evenly, is judged."""
     useful_gain: float = Field(default=0.1, gt=0)
     """Gain since half of the distance below which the true reward has stopped gaining: in standard deviations within
     prompts, or where people judge in wins less losses a comparison."""

@@ -482,6 +482,7 @@ _FAMILIES = (
     MetricSpec(
         "fnr@", "false negative rate at {}", "share", "share of chosen sides with sigmoid(β (reward − mean)) below it"
     ),
+    MetricSpec("win_rate_", "best-of-{} win rate", "share", "how often the best of so many samples beats one more"),
 )
 """One metric a subset or threshold: what their names begin with."""
 

@@ -74,6 +74,7 @@ def _fields(pair):
 pytestmark = pytest.mark.usefixtures("true_tiny")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EQUIVALENT)
 def test_equivalent_configurations_reproduce_the_pinned_trajectory(tmp_path, name):
     expected = json.loads(PINNED.read_text())

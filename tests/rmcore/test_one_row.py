@@ -158,6 +158,7 @@ def test_every_public_function_is_called_here(calls):
     assert found_functions() <= known, "call it below with one text, or say why not"
 
 
+@pytest.mark.slow
 def test_one_text_is_one_row_everywhere(calls):
     for name, call in calls.items():
         many = call([PROMPT], [ANSWER], [OTHER])

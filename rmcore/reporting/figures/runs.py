@@ -14,7 +14,7 @@ from rmcore.reporting.figures.training import History, running_mean, series, smo
 
 _MARKERS = ("o", "s", "^", "v", "P", "X", "<", ">")
 _LINES = ("-", "--", "-.", ":")
-_TOLD = 3  # runs in the style.headline
+_TOLD = 3  # runs in the headline
 _LONGEST = 34  # characters of a name below the panels
 
 

@@ -65,7 +65,7 @@ def metrics_table(splits: Sequence[Mapping[str, Mapping[str, Any]]]) -> Table:
     for name in sorted(set().union(*splits), key=metric_order):
         spec, entry = metric_spec(name), splits[0].get(name)
         shown = [metric_texts(name, split.get(name))[:2] for split in splits]
-        num = numbers.count(entry.get("num") if entry else None)
+        num = numbers.count(entry["num"] if entry else None)
         rows.append((Named(spec.label, f"{name}: {spec.definition}"), *shown[0], num, *sum(shown[1:], ())))
     headings = ("metric", "value", "95 % interval", "pairs", "out of distribution", "95 % interval")
     return Table(headings[: 2 + 2 * len(splits)], rows, left=(0, 2, 5))

@@ -30,6 +30,7 @@ def outcome(rounds):
     return [([pair.pair_id for pair in one.asked], [pair.chosen for pair in one.asked]) for one in rounds]
 
 
+@pytest.mark.slow
 def test_each_round_labels_k_new_pairs_and_trains_on_all_labels():
     rounds = learner().run_active_loop(POOL, revealed, 3)
     assert [one.num_labelled for one in rounds] == [20, 27, 34, 41]
@@ -38,6 +39,7 @@ def test_each_round_labels_k_new_pairs_and_trains_on_all_labels():
     assert rounds[-1].head == pytest.approx(learner(labelled=labelled).head(), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_which_side_the_pool_calls_chosen_changes_nothing():
     rounds = learner("variance").run_active_loop(POOL, revealed, 2)
     turned = [swapped(pair) if number % 3 else pair for number, pair in enumerate(POOL)]
@@ -57,6 +59,7 @@ def test_a_pair_passes_through_the_backbone_once():
     assert len(loop.labelled) == 28
 
 
+@pytest.mark.slow
 def test_bad_input_is_refused():
     with pytest.raises(DataError, match="seed set is empty"):
         learner(labelled=[])

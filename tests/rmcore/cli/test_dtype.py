@@ -43,6 +43,7 @@ def run(command, home, *arguments, dtype="bfloat16"):
     return done.output
 
 
+@pytest.mark.slow
 def test_evaluate_and_diff_record_it_and_a_card_says_so(home, tmp_path):
     tables, told = {}, {}
     for dtype in ("float32", "bfloat16"):
@@ -62,6 +63,7 @@ def test_evaluate_and_diff_record_it_and_a_card_says_so(home, tmp_path):
     assert json.loads((tmp_path / "diff.json").read_text())["dtype"] == "bfloat16"
 
 
+@pytest.mark.slow
 def test_score_goes_on_only_in_the_format_in_which_it_was_begun(home, tmp_path, gold_pairs):
     begun = tmp_path / "rewards.parquet"
     score = ["score", "--checkpoint", home / "m0", "--out", begun, "--part-rows", 8]

@@ -57,6 +57,7 @@ def test_whatever_ends_the_writing_leaves_the_file_before(tmp_path, error):
     assert names(tmp_path) == ["table"]
 
 
+@pytest.mark.slow
 def test_writers_of_one_file_have_paths_of_their_own_and_each_one_writes_it_whole(tmp_path):
     """Four processes write one file and one folder 50 times each; every reader finds one writer's text, whole."""
     script = (

@@ -98,6 +98,7 @@ def test_the_second_to_commit_takes_the_bytes_of_the_first(url, tmp_path):
     assert files(first) == files(second)
 
 
+@pytest.mark.slow
 def test_of_processes_that_race_one_wins_each_time(url):
     rounds, num_processes = 100, 8
     code = (

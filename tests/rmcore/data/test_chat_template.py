@@ -41,6 +41,7 @@ def test_what_never_ends_is_ended_and_the_thread_goes_on(template):
     assert render_chat(tokenizer_with(USUAL), MESSAGES) == "user: Hello\nassistant: Hi\n"
 
 
+@pytest.mark.slow
 def test_threads_are_ended_each_for_itself():
     outcomes: dict[str, object] = {}
     looping, usual = tokenizer_with(LOOP), tokenizer_with(USUAL)

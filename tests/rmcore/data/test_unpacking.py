@@ -43,6 +43,7 @@ def test_a_file_that_unpacks_to_many_times_its_size(tmp_path, monkeypatch):
                 pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 @pytest.mark.parametrize(("size", "most"), [(10, 512), (2**20, 256), (2**24, 16), (2**26, 4)])
 def test_few_rows_are_decoded_at_once_where_a_dictionary_makes_them_large(tmp_path, codec, size, most):

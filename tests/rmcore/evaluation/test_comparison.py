@@ -80,6 +80,7 @@ def test_constant_margins_have_no_correlation_and_ties_the_accuracy_of_a_guess(m
     assert result["accuracy_difference"]["value"] == pytest.approx(result["accuracy_a"]["value"] - 0.5)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(-1, 1), st.integers(-1, 1)), min_size=4, max_size=40))
 @settings(max_examples=60, deadline=None)
 def test_the_difference_is_the_sum_that_is_tested_whatever_ties(margins):

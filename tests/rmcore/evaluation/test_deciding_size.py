@@ -126,6 +126,7 @@ def test_on_a_border_nothing_decides():
     assert deciding_size(typical(0.2, num_seeds=6, num_prompts=50), (0.2,)) == (None, None)
 
 
+@pytest.mark.slow
 def test_times_need_seeds_alone():
     samples = [SeedSample(x, None) for x in (0.1, 0.2, 0.3, 0.15, 0.25)]
     estimate = estimate_over_seeds(samples, num_prompts=None, prompts_shared=True)

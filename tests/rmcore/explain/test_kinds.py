@@ -59,6 +59,7 @@ def test_directions_leave_the_head_out():
     np.testing.assert_allclose(ours @ ours.T, theirs @ theirs.T, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_noise_is_one_kind_at_the_stated_level():
     rng = np.random.default_rng(2)
     worlds = 40

@@ -5,6 +5,8 @@ import subprocess
 import sys
 import threading
 
+import pytest
+
 from judge_server import Raw, endpoint, judge_server, questions
 from rmcore.judging.answers import Question, answers_folder
 
@@ -131,6 +133,7 @@ print([one.text for one in asked.ask([Question((("user", f"question {at}"),), ("
 """
 
 
+@pytest.mark.slow
 def test_processes_that_ask_at_the_same_time_ask_each_question_once_and_lose_nothing(tmp_path):
     both = threading.Barrier(2)
 
@@ -149,6 +152,7 @@ def test_processes_that_ask_at_the_same_time_ask_each_question_once_and_lose_not
         assert len(server.asked) == 40
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_loses_the_answer_under_way_alone_and_holds_no_question(tmp_path):
     killed = []
 

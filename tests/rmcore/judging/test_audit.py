@@ -172,6 +172,7 @@ def test_unread_verdicts_are_counted_and_leave_the_others_alone(tmp_path):
     assert record["metrics"]["agreement"]["num"] == len(pairs) - record["num_unread"]
 
 
+@pytest.mark.slow
 def test_over_http_a_whole_audit_is_the_same_and_asks_nothing_twice(tmp_path):
     """The server answers as the simulated judge does."""
     pairs = make_pairs(FEWEST_PROMPTS, 3)

@@ -187,16 +187,17 @@ def test_utilities_are_the_maximum_of_davidsons_likelihood_with_an_effect_of_ord
     np.testing.assert_allclose([*utilities, gamma, log_tie], [*(best[:4] - best[:4].mean()), *best[4:]], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_sixteen_answers_are_ordered_by_three_comparisons_each_nearly_as_well_as_by_all():
-    """Spearman's correlation with the truth over 30 prompts, for a judge who decides clearly: within 0.05 of that by
+    """Spearman's correlation with the truth over 60 prompts, for a judge who decides clearly: within 0.05 of that by
     all 120 comparisons; and above that by as many at random.
     """
     rng = np.random.default_rng(1)
-    truth = [rng.normal(0, 4, 16) for _ in range(30)]
-    chosen, drawn, every = (Comparisons([16] * 30) for _ in range(3))
+    truth = [rng.normal(0, 4, 16) for _ in range(60)]
+    chosen, drawn, every = (Comparisons([16] * 60) for _ in range(3))
     while pairs := chosen.next_pairs(rng):
         ask(chosen, pairs, truth, rng)
-    all_pairs = [[(at, *rng.permutation([a, b])) for a in range(16) for b in range(a)] for at in range(30)]
+    all_pairs = [[(at, *rng.permutation([a, b])) for a in range(16) for b in range(a)] for at in range(60)]
     ask(every, [pair for pairs in all_pairs for pair in pairs], truth, rng)
     some = [pairs[place] for pairs in all_pairs for place in rng.permutation(120)[: 16 * COMPARISONS_EACH]]
     ask(drawn, some, truth, rng)
@@ -286,24 +287,25 @@ def test_utilities_of_orders_are_the_maximum_of_plackett_luce():
     np.testing.assert_allclose(utilities_of_orders([5], orders)[0], best - best.mean(), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_lists_put_sixteen_answers_in_order_with_a_third_of_the_calls():
-    """Spearman's correlation with the truth over 30 prompts by 16 lists, against 48 comparisons of the same judge."""
+    """Spearman's correlation with the truth over 60 prompts by 16 lists, against 48 comparisons of the same judge."""
     rng = np.random.default_rng(1)
-    truth = [rng.normal(0, 3, 16) for _ in range(30)]
+    truth = [rng.normal(0, 3, 16) for _ in range(60)]
     orders = []
     for at, own in enumerate(truth):
         for shown in lists_to_order(16, 8, rng):
             noisy = own[shown] + rng.gumbel(size=len(shown)) + 0.3 * np.arange(len(shown), 0, -1)  # the first gain
             orders.append((at, [shown[place] for place in np.argsort(-noisy)]))
-    assert len(orders) == 16 * 30
-    compared = Comparisons([16] * 30)
+    assert len(orders) == 16 * 60
+    compared = Comparisons([16] * 60)
     while pairs := compared.next_pairs(rng):
         ask(compared, pairs, truth, rng)
 
     def correlation(fitted):
         return np.mean([spearmanr(one, own).statistic for one, own in zip(fitted, truth, strict=True)])
 
-    assert correlation(utilities_of_orders([16] * 30, orders)) > correlation(compared.fit()[0]) - 0.05
+    assert correlation(utilities_of_orders([16] * 60, orders)) > correlation(compared.fit()[0]) - 0.05
 
 
 def test_a_judge_in_mode_listwise_orders_many_and_compares_two(tmp_path):

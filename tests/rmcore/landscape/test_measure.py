@@ -119,6 +119,7 @@ def test_margins_of_zero_have_no_size_and_a_reason(tiny, sample):
     assert "margin" in record["reasons"]["lambda_max"]
 
 
+@pytest.mark.slow
 def test_the_artifact_holds_the_record_its_numbers_and_its_figure(tiny, sample, tmp_path):
     record = measure(tiny, sample, normalized=True)
     write_curvature(record, tmp_path)

@@ -112,6 +112,7 @@ def test_the_head_computes_in_float32_whoever_calls_the_model(saved):
     assert near(alone.numpy()[0], exact.score_sides(sides[:1]))
 
 
+@pytest.mark.slow
 def test_loading_takes_half_the_memory_at_its_peak_too(saved, tmp_path):
     """Beside what is mapped from the file, which the system may drop."""
     config = hf.AutoConfig.from_pretrained(saved / "qwen2")
@@ -144,6 +145,7 @@ def test_loading_takes_half_the_memory_at_its_peak_too(saved, tmp_path):
     assert max(seen) - seen[0] < 0.6 * in_float32
 
 
+@pytest.mark.slow
 def test_an_adapter_is_put_on_its_rounded_base_after_that_was_recognised(saved, tmp_path):
     base = saved / "qwen2"
     moved(tmp_path / "trained", str(base), adapted=LoraSettings(rank=4))
@@ -163,6 +165,7 @@ def test_an_adapter_is_put_on_its_rounded_base_after_that_was_recognised(saved, 
         BradleyTerryRM.from_pretrained(adapter, device="cpu", dtype="bfloat16")
 
 
+@pytest.mark.slow
 def test_an_ensemble_of_three_is_calibrated_saved_and_loaded_in_bfloat16(saved, tmp_path):
     places = [tmp_path / f"m{seed}" for seed in range(3)]
     for seed, place in enumerate(places):

@@ -89,6 +89,7 @@ def test_a_label_is_no_evidence_for_itself_and_the_others_are():
     assert again[0] > found[0]  # a second label of the couple agrees
 
 
+@pytest.mark.slow
 def test_what_the_model_does_not_know_is_estimated_and_flips_are_found_better():
     margins, texts, turned = drawn(2, num_prompts=300)
     found, model = with_other_labels(margins, texts)
@@ -97,6 +98,7 @@ def test_what_the_model_does_not_know_is_estimated_and_flips_are_found_better():
     assert roc_auc_score(turned, -found) > roc_auc_score(turned, -margins) + 0.05
 
 
+@pytest.mark.slow
 def test_intervals_have_the_true_rate():
     draws, covered, called_clean = 6, 0, 0
     for seed in range(draws):

@@ -76,6 +76,7 @@ def test_a_chosen_one_that_is_no_better_is_hardly_ever_called_so(passes):
     assert claimed / repeats <= errors_of(repeats)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("quality", "decision"), [(0.9, "rose"), (-0.9, "fell")])
 def test_what_is_clear_is_decided_after_few_and_stays_so(quality, decision):
     known, decided = ServedGain(CLIP, 0.3), []

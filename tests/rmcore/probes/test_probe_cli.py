@@ -35,6 +35,7 @@ def run(files, *words):
     return done.output
 
 
+@pytest.mark.slow
 def test_all_rules_are_told_recorded_and_repaired(files, tmp_path):
     repair = ("--repair", tmp_path / "repaired.parquet", "--repair-data", files / "train.parquet")
     said = run(files, "--pairs-per-prompt", "1", "--json", tmp_path / "found.json", *repair)

@@ -155,7 +155,7 @@ def test_axes_where_every_error_is_zero(matrix):
 def test_the_console(matrix, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     print_metrics("a model", {"ece_debiased": FOUND, "mean_margin": {**FOUND, "value": -1.5, "ci_low": -2.0}})
-    margin, ece = (line for line in capsys.readouterr().out.splitlines() if "│" in line)
+    ece, margin = (line for line in capsys.readouterr().out.splitlines() if "│" in line)
     assert "0.00" in ece
     assert "upper end 0.041" in ece
     assert not NEGATIVE.search(ece)

@@ -248,6 +248,7 @@ def test_a_closed_client_says_so(server):
         asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_program_that_forgets_to_close_its_client_ends_and_torch_was_not_imported(server):
     program = (
         "import sys; from rmcore.serving.client import RewardClient; import rmcore.serving.scorer\n"

@@ -3,6 +3,7 @@
 import json
 
 import pandas as pd
+import pytest
 
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.progress import silent
@@ -17,6 +18,7 @@ GOLD = {"source": "gold", "gold": {"num_prompts": 120}}
 TRAINING = {"steps": 4, "eval_every": 4, "lr": 1e-3}
 
 
+@pytest.mark.slow
 def test_answers_of_training_prompts_are_left_out_and_the_others_decide(tmp_path, capsys):
     places = {name: tmp_path / name for name in ("prepare", "train", "evaluate", "readiness")}
     for place in places.values():

@@ -101,6 +101,7 @@ def key(name, config):
     return stage_call(name, config, upstream).key
 
 
+@pytest.mark.slow
 def test_what_came_out_upstream_is_in_a_key_and_not_how_or_where():
     def trained(*made_of):
         ref = ArtifactRef("prepare", *made_of)
@@ -228,6 +229,7 @@ def code_as_it_is(monkeypatch):
     monkeypatch.setattr(registry, "stage_code", CODE)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("code_as_it_is")
 @pytest.mark.parametrize("setting", sorted(flatten(BASE.model_dump()).keys() - ADDRESSES))
 def test_each_setting_enters_the_keys_of_the_stages_it_affects(setting):

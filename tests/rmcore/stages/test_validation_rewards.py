@@ -21,6 +21,7 @@ CONFIG = PipelineConfig(
 )
 
 
+@pytest.mark.slow
 def test_the_rewards_that_a_training_leaves_are_those_of_its_best_step(tmp_path, gold_pairs):
     train_into(settled(CONFIG), gold_pairs[:40], gold_pairs[40:60], tmp_path, NullTracker(), silent)
     rewards = pd.read_parquet(tmp_path / VALIDATION_REWARDS)

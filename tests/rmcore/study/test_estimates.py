@@ -32,6 +32,7 @@ def finished(publish, store):
     return estimates
 
 
+@pytest.mark.slow
 def test_training_time_is_pairs_over_throughput_and_what_is_spent_outside_of_steps(finished):
     estimates = finished()
     assert estimates.seconds(config(), "train") == pytest.approx(10.0)

@@ -183,6 +183,7 @@ def checkpoints(tmp_path_factory):
     return [folder / "0", folder / "1"]
 
 
+@pytest.mark.slow
 def test_all_sets_are_scored_in_one_call_and_not_again_in_the_next(sets, checkpoints, tmp_path):
     suites = [word for name, file in FILES.items() for word in ("--suite", f"{name}={sets / file}")]
     place = ["--out", tmp_path / "r", "--json", tmp_path / "a.json"]

@@ -59,6 +59,7 @@ def test_a_prompt_is_seen_exactly_nearly_or_not_at_all():
     assert found.pairs.tolist() == [False, True, True]
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.sampled_from(WORDS), min_size=14, max_size=60, unique=True),
     st.lists(st.integers(0, 59), max_size=3),
@@ -154,6 +155,7 @@ def test_a_published_score_is_taken_for_as_uncertain_as_ours():
     assert alone.verdict == "cannot be told apart"
 
 
+@pytest.mark.slow
 def test_null_differences_are_called_different_in_at_most_a_twentieth_of_families():
     # Three models that are equally good: of each family of three differences none may be called one.
     wrong, draws = 0, 60
@@ -176,6 +178,7 @@ def test_a_difference_that_no_draw_changes_has_no_interval():
     assert (one.value.value, one.value.ci_low, one.p) == (1.0, None, None)
 
 
+@pytest.mark.slow
 def test_a_large_family_hides_no_large_difference():
     rewards = {"ours": rewards_that_are_right(0.9)}
     published = {f"model {at}": {"llmbar": 0.1} for at in range(200)}

@@ -106,6 +106,7 @@ class NumberedLayer(GradientCheckpointingLayer):
         return states / self.number
 
 
+@pytest.mark.slow
 def test_more_graphs_than_the_limit_are_a_failed_compilation(graphs):
     model = torch.nn.Sequential(*(NumberedLayer(number) for number in range(1, 5)))
     with (

@@ -112,6 +112,7 @@ def test_head_only_refuses_what_needs_the_backbone(start, tmp_path):
         start(tmp_path, model={"head_only": True}, optimizer="muon").run()
 
 
+@pytest.mark.slow
 def test_without_held_out_pairs_nothing_is_evaluated_and_best_is_last(tmp_path, gold_pairs):
     _, result, tracker = run(tmp_path, gold_pairs[:20], [], save_every=2)
     assert not any(name.startswith("eval/") for _, values in tracker.rows for name in values)

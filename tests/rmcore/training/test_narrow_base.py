@@ -53,6 +53,7 @@ def trained(folder, rm, gold_pairs, *, narrow, **changes):
     return losses, result.peak_training_bytes
 
 
+@pytest.mark.slow
 def test_training_saving_and_what_is_left_are_the_same_to_the_bit(tmp_path, base, gold_pairs):
     outcomes = {}
     for narrow in (True, False):

@@ -86,6 +86,7 @@ def most_flops(model, row):
     return matrices + 12 * LAYERS * WIDTH * attended
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["causal", "encoder"])
 def test_attention_in_bfloat16_is_a_few_calls_a_layer_however_many_sequences(kind):
     calls, flops, row, model = counted(kind, "bf16")
@@ -97,6 +98,7 @@ def test_attention_in_bfloat16_is_a_few_calls_a_layer_however_many_sequences(kin
     assert 0.5 * most_flops(model, row) < flops <= 1.02 * most_flops(model, row)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("kind", ["causal", "encoder"])
 def test_each_weight_is_multiplied_three_times(kind, precision):

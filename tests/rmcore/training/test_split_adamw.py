@@ -51,6 +51,7 @@ def test_the_upper_half_is_the_nearest_bfloat16():
     torch.testing.assert_close((narrow.float() - wide).abs(), (wide.bfloat16().float() - wide).abs(), rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("codes", "values"), [(SQUARE_CODES, 1.0), (MEAN_CODES, -1.0)])
 def test_moments_are_right_on_average_and_never_far_off(codes, values):
     generator = torch.Generator().manual_seed(1)
@@ -137,6 +138,7 @@ def test_an_update_that_is_to_be_skipped_changes_nothing(skipped):
     assert all(torch.equal(optimizer.state[parameter][name], value) for name, value in before.items()) == skipped
 
 
+@pytest.mark.slow
 def test_a_training_leaves_and_saves_whole_weights(tmp_path, start):
     training = start(tmp_path, **EIGHT).run()
     weights = training.rm.model.state_dict()

@@ -114,6 +114,7 @@ def test_activations_are_recomputed_where_keeping_them_leaves_too_few_tokens(rm,
     assert chosen(rm, ample, gradient_checkpointing=True)[1] == 1.0
 
 
+@pytest.mark.slow
 def test_layers_that_keep_their_activations_change_no_number(tmp_path, start):
     outcomes = []
     for share in (0.0, 0.5, 1.0):

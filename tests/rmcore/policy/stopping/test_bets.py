@@ -40,6 +40,7 @@ def test_nothing_is_staked_on_the_side_of_the_hypothesis(side):
     assert stake_all(Bet(0.0, side, 0.05), [1.0, -1.0, 2.5], hoped).log_wealth == 0
 
 
+@pytest.mark.slow
 def test_an_eager_bettor_who_looks_always_is_wrong_as_often_as_promised():
     """He stakes on what he has just seen, and stops as soon as he has won."""
     rng = np.random.default_rng(0)

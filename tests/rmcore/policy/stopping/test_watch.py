@@ -69,6 +69,7 @@ def test_where_it_gains_it_goes_on_and_keeps_the_last():
     assert watch.labels_used <= 800
 
 
+@pytest.mark.slow
 def test_alarms_on_a_plateau_are_as_rare_as_promised():
     """The hardest case of "gold never falls"; all that is learned on the way may be used to bet."""
     runs = 120

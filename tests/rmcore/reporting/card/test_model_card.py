@@ -25,6 +25,7 @@ def written(headline="It passes"):
     return write_card(FACTS, [Found(results=results, judgement=judgement)], made="2026-11-25T00:00:00+00:00")
 
 
+@pytest.mark.slow
 @given(PART, PART, st.text(max_size=30))
 def test_a_card_that_names_its_repository_is_as_written(owner, name, headline):
     text = written(headline)

@@ -84,6 +84,7 @@ def test_what_has_no_data_is_skipped(tmp_path):
     assert list(draw_experiment(results, tmp_path)) == ["arm_intervals"]
 
 
+@pytest.mark.slow
 def test_forest_has_a_panel_a_claim_on_its_own_scale(draw):
     figure = draw(forest_plot_figure(RESULTS["hypotheses"], INFOS))
     assert figure.get_suptitle() == "4 claims: 1 supported, 1 refuted, 2 inconclusive" == tally(RESULTS["hypotheses"])

@@ -56,6 +56,7 @@ def make_trainer(folder, observations, *, stop=None, model=None, held_out=HELD_O
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [{}, {"lora": {}}], ids=["full", "lora"])
 def test_a_checkpoint_is_a_plain_reward_model_with_its_likelihood_beside_it(observations_of, tmp_path, model) -> None:
     trainer = make_trainer(tmp_path, observations_of(60, kinds=MIXTURE), model=model, reliability=True)
@@ -99,6 +100,7 @@ def test_attributes_of_a_checkpoint_sum_to_its_reward(observations_of, tmp_path)
     np.testing.assert_allclose(outputs[:, 1:] @ np.array(list(weights.values())), rewards, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [{}, {"lora": {}}], ids=["full", "lora"])
 def test_attributes_are_exported_as_labels(observations_of, tmp_path, model, capsys) -> None:
     make_trainer(tmp_path, observations_of(60, kinds=("attributes", "pair")), model=model).run()
@@ -112,6 +114,7 @@ def test_attributes_are_exported_as_labels(observations_of, tmp_path, model, cap
         BradleyTerryRM.from_pretrained(tmp_path / "exported", device="cpu")
 
 
+@pytest.mark.slow
 def test_a_training_that_was_stopped_ends_in_the_same_bits(observations_of, tmp_path) -> None:
     observations = observations_of(60, kinds=MIXTURE)
     whole = make_trainer(tmp_path / "whole", observations, reliability=True)
