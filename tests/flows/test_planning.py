@@ -266,6 +266,7 @@ def test_a_trial_that_failed_is_not_waited_for(plan, finish):
     assert both.tuned["high"]["chosen"] == first.cell.trial  # what is in the store did not fail
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", [-1, 1])
 def test_a_best_trial_at_an_edge_is_followed_by_trials_beyond_it(plan, finish, side):
     """The optimum lies two parts outside of the range: both of these are tried, then one more side of it."""
@@ -294,6 +295,7 @@ def test_a_best_trial_at_an_edge_is_followed_by_trials_beyond_it(plan, finish, s
     assert len(found.trials) <= 7
 
 
+@pytest.mark.slow
 def test_a_range_is_widened_a_bounded_number_of_times_and_never_beyond_what_a_setting_may_be(plan, finish):
     def end(experiment):
         found = plan(experiment)

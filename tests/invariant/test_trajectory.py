@@ -86,6 +86,7 @@ def test_equivalent_configurations_reproduce_the_pinned_trajectory(tmp_path, nam
             np.testing.assert_allclose(found[step][metric], value, rtol=1e-4, atol=1e-6, err_msg=f"{metric}, {step}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change", [{"beta": 1.01}, {"label_smoothing": 0.051}, {"centering": 0.011}, {"target_margin_scale": 0.51}]
 )

@@ -80,6 +80,7 @@ def test_a_slot_of_a_killed_holder_is_free_again(tmp_path, monkeypatch):
     assert holders(Store(tmp_path)) == []
 
 
+@pytest.mark.slow
 def test_a_container_on_this_machine_is_held_back_and_takes_nothing_away(tmp_path, monkeypatch):
     """It has pids of its own and sees the same home: whoever holds the device there is alive, and keeps it."""
     monkeypatch.setenv(SLOTS_VARIABLE, "1")

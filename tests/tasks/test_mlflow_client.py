@@ -29,6 +29,7 @@ class Refusing:
         raise MlflowException("refused", error_code=1)  # BAD_REQUEST
 
 
+@pytest.mark.slow
 def test_what_is_refused_for_good_is_waited_for_once(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(mlflow_client, "time", clock)

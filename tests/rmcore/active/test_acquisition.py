@@ -105,6 +105,7 @@ def members_of(rm, scale=1.0):
     return RewardModelEnsemble(members)
 
 
+@pytest.mark.slow
 def test_a_view_has_the_models_own_margins(rm, pairs):
     ensemble = members_of(rm)
     view = look(pairs, ensemble)

@@ -87,11 +87,13 @@ class Broken(AcquisitionFunction):
         return np.full(view.margins.shape[1], np.nan)
 
 
+@pytest.mark.slow
 def test_scores_that_are_not_numbers_choose_nothing():
     with pytest.raises(ModelError, match="not a number"):
         learner(Broken()).select(POOL, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [

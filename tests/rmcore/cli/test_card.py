@@ -135,6 +135,7 @@ def test_the_run_that_trained_it_is_found_by_its_place(trained, tmp_path, capsys
     assert (own.status, own.headline) == (results["verdict"]["status"], results["verdict"]["headline"])
 
 
+@pytest.mark.slow
 def test_what_somebody_wrote_is_not_overwritten(trained, tmp_path, capsys):
     out = tmp_path / "README.md"
     command = ("card", "--checkpoint", trained / "chat" / "best", "--out", out, "--device", "cpu")

@@ -88,6 +88,7 @@ def test_score_goes_on_only_in_the_format_in_which_it_was_begun(home, tmp_path, 
         parts.rmdir()
 
 
+@pytest.mark.slow
 def test_benchmark_keeps_the_rewards_of_both_apart(home, tmp_path):
     (tmp_path / "set" / "Natural").mkdir(parents=True)
     rows = [
@@ -105,6 +106,7 @@ def test_benchmark_keeps_the_rewards_of_both_apart(home, tmp_path):
     assert not exact.equals(rounded)
 
 
+@pytest.mark.slow
 def test_an_ensemble_keeps_it_for_whoever_loads_it(home, tmp_path):
     members = ["--checkpoint", home / "m0", "--checkpoint", home / "m1"]
     run(["ensemble", *members], home, "--out", tmp_path, "--num-resamples", 100, "--share", 0.8)

@@ -98,6 +98,7 @@ def test_rewards_that_do_not_agree_leave_no_folder(with_lora, tmp_path, capsys, 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_rendering_function_must_be_named_again(tiny_folder, tmp_path, capsys, monkeypatch):
     (tmp_path / "export_rendering.py").write_text(
         "def join(prompt, completion):\n    return f'{prompt} => {completion}'\n"

@@ -35,6 +35,7 @@ def ends(tokenizer):
         render_chat(tokenizer, MESSAGES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", [LOOP, RECURSION, FILTERS], ids=["loops", "recursion", "filters"])
 def test_what_never_ends_is_ended_and_the_thread_goes_on(template):
     ends(tokenizer_with(template))
@@ -63,6 +64,7 @@ def test_threads_are_ended_each_for_itself():
     assert outcomes["usual"] == "user: Hello\nassistant: Hi\n"
 
 
+@pytest.mark.slow
 def test_a_fork_of_a_process_that_has_rendered_ends_its_own():
     render_chat(tokenizer_with(USUAL), MESSAGES)
     process = multiprocessing.get_context("fork").Process(target=ends, args=(tokenizer_with(LOOP),))
@@ -77,6 +79,7 @@ def test_time_that_others_take_is_not_counted():
     assert "Hello" in render_chat(tokenizer, [{"role": slow("user"), "content": "Hello"}])
 
 
+@pytest.mark.slow
 def test_a_renderer_refuses_the_whole_template_and_not_one_row_after_the_other():
     tokenizer = tokenizer_with(USUAL)
     renderer = Renderer(tokenizer, Rendering("chat", 64))

@@ -58,6 +58,7 @@ def test_backslashes_are_text_where_quotes_are_doubled(folder, rows):
     assert found == rows or (found is None and '\\"' in text)
 
 
+@pytest.mark.slow
 def test_one_doubled_quote_anywhere_shows_that_backslashes_are_text(folder):
     rows = [("q", "C:\\", "a"), *((f"q{i}", "x, " * 1000, "b") for i in range(1000)), ("r", 'say "yes"', "c")]
     assert read(folder, written(rows, quoting=csv.QUOTE_ALL)) == rows

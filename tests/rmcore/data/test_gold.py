@@ -214,6 +214,7 @@ def world():
     return full_world("length", 0)
 
 
+@pytest.mark.slow
 def test_counts_uniqueness_and_metadata(world):
     config = GoldConfig()
     assert len(world.pairs) == config.num_prompts * config.pairs_per_prompt
@@ -230,6 +231,7 @@ def test_counts_uniqueness_and_metadata(world):
             assert pair.to_dict()["metadata"] == pair.metadata
 
 
+@pytest.mark.slow
 def test_the_smallest_world_and_many_pairs_a_prompt():
     world = generate_pairs(GoldConfig(num_prompts=20, pairs_per_prompt=64), seed=3)
     assert len(world.pairs) == len(texts(world.pairs)) == 20 * 64
@@ -261,6 +263,7 @@ def test_biased_annotators_name_the_longer_response_that_often(flip_rate, length
     assert abs(agrees.sum() - probability.sum()) <= 4 * spread + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change", [{}, {"temperature": 3.0}, {"flip_rate": 0.2}, {"flip_rate": 0.2, "length_bias": 0.5}]
 )
@@ -358,6 +361,7 @@ def test_the_default_world_is_neither_trivial_nor_hopeless():
     assert 0.84 <= label_ceiling(pairs) <= 0.90
 
 
+@pytest.mark.slow
 def test_pairs_with_a_tail_are_answered_as_the_policy_answers_and_their_prompts_stay_the_same():
     """Extreme lengths occur in a quarter of the tail's answers, and in none without it."""
     plain, tailed = (

@@ -24,6 +24,7 @@ grades = st.none() | st.sampled_from([0, 1, 2, 0.5, "3"])
 answers = st.lists(st.tuples(st.sampled_from("pq"), st.sampled_from("abcd"), *[grades] * 3), min_size=4, max_size=12)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(answers, st.none() | st.fixed_dictionaries({"verbosity": st.sampled_from([-1, 0, 2]), "score": st.just(1.0)}))
 def test_pairs_are_those_of_which_the_weighted_grades_differ(tmp_path_factory, answers, weights):

@@ -299,6 +299,7 @@ def test_ranks_contradict_scores_where_a_better_answer_has_the_lower_one(both):
             parse_record(row)
 
 
+@pytest.mark.slow
 def test_every_pair_of_a_row_is_as_likely_to_be_kept():
     """2 of 8 pairs, two answers tied and two alike, from each of 3,000 rows: 750 times each, standard error 24."""
     row = {"answers": ["a", "b", "c", "a", "d"], "ranks": [1, 2, 2, 3, 4]}

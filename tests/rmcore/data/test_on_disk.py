@@ -84,6 +84,7 @@ def test_text_that_is_no_unicode_is_named(tmp_path: Path):
         writer.extend([PreferencePair("p", "a\ud800", "b")])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [{}, {"test_seed": 3}, {"pairs_per_prompt": 2}, {"eval_source": "b.parquet"}],
@@ -189,6 +190,7 @@ def test_their_digest_knows_every_token_and_not_who_shared_the_work(tmp_path: Pa
     assert len({same, *map(digest, changed.values())}) == 1 + len(changed)
 
 
+@pytest.mark.slow
 def test_a_batch_of_which_nothing_is_left_is_in_the_way_of_no_other(tmp_path: Path, renderer):
     long = [PreferencePair(f"p{i}", "word " * 40, "other " * 40) for i in range(PAIRS_A_BATCH)]
     short = [PreferencePair(f"q{i}", "a", "b") for i in range(5)]

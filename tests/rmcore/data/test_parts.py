@@ -34,6 +34,7 @@ def folder(tmp_path_factory, gold_pairs):
     return place
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(
     st.integers(1, 40), st.none() | st.integers(1, 40), st.sampled_from(["pairs.parquet", "pairs.jsonl", "sides.jsonl"])

@@ -187,6 +187,7 @@ def test_each_side_of_a_pair_is_that_of_its_own_text(chat):
         assert [pair.chosen, pair.rejected] == renderer.tokenize_sides([(prompt, chosen), (prompt, rejected)])
 
 
+@pytest.mark.slow
 @given(
     sides=st.lists(st.tuples(TEXT, TEXT | st.just("again")), min_size=1, max_size=6),
     limit=st.sampled_from([24, 40, 512]),

@@ -72,6 +72,7 @@ def num_turns_of_training_dialogues(splits):
     )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.booleans()), min_size=10, max_size=30),

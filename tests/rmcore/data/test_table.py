@@ -17,6 +17,7 @@ from rmcore.data.table import OBSERVATIONS, SCHEMA, read_pairs, write_pairs
 from tests.support.turn_fields import METADATA, PAIRS, PROMPTS, TEXTS
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.lists(PAIRS, min_size=1, max_size=5))
 def test_round_trip_is_exact_through_both_readers(tmp_path_factory, some_pairs):
@@ -26,6 +27,7 @@ def test_round_trip_is_exact_through_both_readers(tmp_path_factory, some_pairs):
     assert load_pairs(str(path)).pairs == some_pairs
 
 
+@pytest.mark.slow
 def test_many_batches_and_none(tmp_path):
     many = [PreferencePair(f"p{i}", "a", "b") for i in range(1500)]
     for expected in (many, []):
@@ -107,6 +109,7 @@ def observations(draw):
     return Observation(draw(PROMPTS), answers, ranks=dense, top_only=top_only, **said)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.lists(observations(), max_size=5))
 def test_round_trip_is_exact_on_disk_and_in_between(tmp_path_factory, some):

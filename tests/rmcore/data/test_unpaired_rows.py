@@ -228,6 +228,7 @@ sides = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(sides, st.integers(1, 4))
 def test_any_rows_are_paired_exactly_or_set_aside(tmp_path_factory, drawn, limit):
     rows = [row(str(key), role, prompt="other" if odd else None) for key, role, odd in drawn]

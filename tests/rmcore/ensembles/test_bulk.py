@@ -73,6 +73,7 @@ def test_the_file_is_what_its_name_says_and_the_rewards_are_the_same(tmp_path, r
         assert [{**row, "reward": float(row["reward"])} for row in read] == table
 
 
+@pytest.mark.slow
 def test_a_killed_job_goes_on_with_what_is_missing(tmp_path, rm, pairs):
     out, killed, second = tmp_path / "out.parquet", Counting(rm, 3), Counting(rm)
     with pytest.raises(KeyboardInterrupt):
@@ -84,6 +85,7 @@ def test_a_killed_job_goes_on_with_what_is_missing(tmp_path, rm, pairs):
     assert not out.with_name(out.name + PARTS_SUFFIX).exists()
 
 
+@pytest.mark.slow
 def test_what_another_job_began_is_not_gone_on_with(tmp_path, rm, pairs):
     out = tmp_path / "out.parquet"
     with pytest.raises(KeyboardInterrupt):
@@ -93,6 +95,7 @@ def test_what_another_job_began_is_not_gone_on_with(tmp_path, rm, pairs):
     assert score_source(source(tmp_path), LocalScorer(rm), out, JOB) == len(pairs)
 
 
+@pytest.mark.slow
 def test_another_job_may_begin_where_none_has_scored_anything(tmp_path, rm, pairs):
     """As after a first try with the wrong columns."""
     out = tmp_path / "out.parquet"
@@ -102,6 +105,7 @@ def test_another_job_may_begin_where_none_has_scored_anything(tmp_path, rm, pair
     assert score_source(source(tmp_path), LocalScorer(rm), out, JOB | {"data": "other"}) == len(pairs)
 
 
+@pytest.mark.slow
 def test_parts_of_which_nobody_knows_the_job_are_not_taken(tmp_path, rm, pairs):
     """As a clean-up that was killed may leave them."""
     out = tmp_path / "out.parquet"

@@ -157,6 +157,7 @@ def test_no_responses_have_no_rewards(models):
     assert found.mean_reward.shape == found.std_reward.shape == found.is_high_uncertainty.shape == (0,)
 
 
+@pytest.mark.slow
 def test_rewards_that_are_not_finite_name_their_member(checkpoints, gold_pairs):
     broken = BradleyTerryRM.from_pretrained(checkpoints[2], device="cpu")
     with torch.no_grad():
@@ -168,6 +169,7 @@ def test_rewards_that_are_not_finite_name_their_member(checkpoints, gold_pairs):
         ensemble.score(*rows(gold_pairs[:2]))
 
 
+@pytest.mark.slow
 def test_what_cannot_be_calibrated_is_refused(rm, models, gold_pairs):
     prompts, responses = rows(gold_pairs[:20])
     with pytest.raises(DataError, match="no prompt has two"):

@@ -98,6 +98,7 @@ def test_the_budget_and_the_path_do_not_change_features(reward_model, gold_pairs
     assert done[-1] == len(sides)
 
 
+@pytest.mark.slow
 def test_the_head_in_use_is_the_trained_copy_beside_adapters(tiny_folder, gold_pairs):
     rm = causal(tiny_folder, lora=True)
     sides = sides_of(rm, gold_pairs[:4])

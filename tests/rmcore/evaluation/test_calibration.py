@@ -162,6 +162,7 @@ def test_the_interval_holds_the_true_error(shape, slope):
     assert np.mean(hits) >= 0.95 - 3 * np.sqrt(0.95 * 0.05 / len(hits))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slope", [0.3, 1.0])
 def test_the_interval_closes_in_on_the_true_error(slope):
     truth, rng = binned_truth(WORLDS["usual"], slope), np.random.default_rng(2)

@@ -75,6 +75,7 @@ def test_grades_of_one_level_have_no_auc() -> None:
     assert "undefined" in found.reason
 
 
+@pytest.mark.slow
 @given(st.floats(-1e6, 1e6), st.integers(2, 40), st.sampled_from([0.0, 1e-16, 1e-9]))
 @settings(max_examples=100, deadline=None)
 def test_a_constant_prediction_has_no_correlation_whatever_its_rounding(said: float, number: int, error: float) -> None:
@@ -98,6 +99,7 @@ def test_a_correlation_does_not_depend_on_an_offset(offset: float) -> None:
     assert (after.value, after.ci_low, after.ci_high) == pytest.approx((before.value, before.ci_low, before.ci_high))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("levels", "name"), [(2, "auc"), (4, "kappa"), (0, "correlation")])
 def test_intervals_cover_the_truth_in_spite_of_prompts_that_share_an_offset(levels: int, name: str) -> None:
     rng = np.random.default_rng(4)
@@ -140,6 +142,7 @@ def test_choices_are_measured_by_kind_and_ties_by_their_probability() -> None:
     assert measure_choices(wrong, num_prompts=number // 2, **HOW)["tie_ece"].ci_low > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.0, 0.9, 0.6])
 @pytest.mark.parametrize("num_prompts", [100, 20])
 def test_the_calibration_error_of_ties_covers_the_truth_where_it_is_0_too(factor: float, num_prompts: int) -> None:

@@ -43,6 +43,7 @@ def drawn(num, beta, seed=0):
     return np.where(rng.random(num) < expit(beta * size), size, -size)
 
 
+@pytest.mark.slow
 def test_a_calibrated_model_of_beta_a_quarter_has_no_calibration_error():
     rewards = table(drawn(20_000, 0.25))
     found = evaluate_pairs(rewards, num_resamples=10, beta=0.25)
@@ -57,6 +58,7 @@ def test_a_calibrated_model_of_beta_a_quarter_has_no_calibration_error():
     assert taken_for_one["loss"].value > found["loss"].value
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 1000), power=st.integers(-4, 4))
 @settings(max_examples=10)
 def test_rewards_with_their_beta_are_worth_the_same_as_scaled_ones_without(seed, power):

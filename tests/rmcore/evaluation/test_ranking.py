@@ -86,6 +86,7 @@ def test_definitions_match_plain_pandas(make_rewards):
         assert actual[name] == pytest.approx(value, abs=1e-12), name
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=1, max_size=25))
 @settings(max_examples=60, deadline=None)
 def test_auc_is_the_quadratic_count_with_ties_half(pairs):

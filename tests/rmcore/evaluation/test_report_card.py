@@ -182,6 +182,7 @@ def test_mistakes_are_the_most_negative_margins_first(make_rewards):
     np.testing.assert_allclose(mistakes.confidence, 1 / (1 + np.exp(mistakes.margin)))
 
 
+@pytest.mark.slow
 def test_alpacaeval_length_baseline_has_the_clustered_error(data_folder):
     rows = pd.read_parquet(data_folder / "alpacaeval_test.parquet")
     chars = {"chosen_chars": rows.chosen.str.len(), "rejected_chars": rows.rejected.str.len()}

@@ -258,6 +258,7 @@ def test_a_gain_has_an_interval_where_its_prompts_show_rare_disasters():
     assert GainValue.of(0.5, -0.4, 0.7, num=9, num_prompts=50).at_most(0.0).ends == (-0.4, 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_prompts", "share"), [(50, 0.02), (50, 0.03), (FEWEST_FOR_GAIN, 0.02), (200, 0.02)])
 def test_gains_of_few_prompts_do_not_hold_what_is_not_called_their_interval(num_prompts, share):
     """Disasters undo the gain of the others; both their size and the gain vary by prompt."""

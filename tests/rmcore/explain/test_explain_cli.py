@@ -32,6 +32,7 @@ def run(files, *words):
     return done.output, json.loads((files / "found.json").read_text()), (files / "page.html").read_text()
 
 
+@pytest.mark.slow
 def test_the_worst_mistakes(files):
     said, record, page = run(files, "--data", files / "test.parquet", "--mistakes", 2)
     assert f"{record['num_mistakes']} of 40 held-out pairs are ranked against their label" in said
@@ -42,6 +43,7 @@ def test_the_worst_mistakes(files):
         assert pair["pair_id"] in page
 
 
+@pytest.mark.slow
 def test_one_pair_by_the_beginning_of_its_id(files, gold_pairs):
     pair = gold_pairs[7]
     _, record, page = run(files, "--data", files / "test.parquet", "--row", pair.pair_id[:10])
@@ -55,6 +57,7 @@ def test_one_pair_by_the_beginning_of_its_id(files, gold_pairs):
         run(files, "--data", files / "test.parquet", "--row", "")
 
 
+@pytest.mark.slow
 def test_an_id_that_another_begins_with_names_its_own_pair(files, gold_pairs, tmp_path):
     ids = ["1", "10", "1", "2"]
     pairs = [PreferencePair(p.prompt, p.chosen, p.rejected, pair_id=i) for p, i in zip(gold_pairs, ids, strict=False)]
@@ -63,6 +66,7 @@ def test_an_id_that_another_begins_with_names_its_own_pair(files, gold_pairs, tm
     assert [one["pair_id"] for one in record["pairs"]] == ["1", "1"]
 
 
+@pytest.mark.slow
 def test_an_answer_of_ones_own_alone_and_against_another(files):
     said, record, _ = run(files, "--prompt", "Say hello.", "--response", "Hello. How are you?")
     assert [len(one["sentences"]["spans"]) for one in record["answers"]] == [2]

@@ -23,6 +23,7 @@ def mistake(place, prompt_word, model_word, label_word):
     )
 
 
+@pytest.mark.slow
 def test_planted_kinds_come_back_with_their_words():
     rng = np.random.default_rng(0)
     pairs = [mistake(place, "birds", "surely", "fine") for place in range(30)]
@@ -88,6 +89,7 @@ def test_words_are_words():
     assert words_of("Don't say 42, SAY it's well-known: naïve.") == {"don't", "say", "it's", "well-known", "naïve"}
 
 
+@pytest.mark.slow
 def test_pairs_of_one_prompt_make_no_kind():
     rng = np.random.default_rng(5)
     prompts = rng.normal(size=(20, 12))

@@ -11,6 +11,7 @@ from judge_server import Raw, endpoint, judge_server, questions
 from rmcore.judging.answers import Question, answers_folder
 
 
+@pytest.mark.slow
 def test_nothing_is_asked_twice_by_this_object_or_the_next(tmp_path):
     with judge_server(lambda one: one.body["messages"][0]["content"][-1]) as server:
         first = endpoint(server, tmp_path)
@@ -55,6 +56,7 @@ def test_answers_are_kept_in_the_home(monkeypatch, tmp_path):
     assert answers_folder() == tmp_path / "judge"
 
 
+@pytest.mark.slow
 def test_servers_that_call_different_models_the_same_share_no_answers_and_one_that_moved_does(tmp_path, capsys):
     with (
         judge_server(lambda one: "1", root="org/first") as first,

@@ -47,6 +47,7 @@ def test_a_spent_budget_is_a_state_and_the_next_run_goes_on_from_there(budget, t
         assert len(server.asked) == 6
 
 
+@pytest.mark.slow
 def test_a_busy_server_is_asked_again_and_a_broken_one_is_named(tmp_path):
     def busy(one):
         if one.number < 3:
@@ -103,6 +104,7 @@ def test_malformed_answers_are_refused_or_unread_and_never_guessed(said, error, 
             assert "could not be read" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_parameters_that_an_endpoint_refuses_by_name_are_left_out(tmp_path, capsys):
     def behaviour(one):
         if "temperature" in one.body:
@@ -195,6 +197,7 @@ def test_a_refused_text_that_names_a_parameter_changes_no_parameter(param, tmp_p
         assert all({"temperature", "max_tokens"} <= one.body.keys() for one in server.asked)
 
 
+@pytest.mark.slow
 def test_a_budget_in_money_is_refused_where_the_server_counts_no_tokens(tmp_path):
     with judge_server(lambda one: completion("1", usage=None)) as server:
         with pytest.raises(ConfigError, match="max_cost would limit nothing; use max_calls"):

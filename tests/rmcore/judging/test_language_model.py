@@ -112,6 +112,7 @@ def test_a_score_is_expected_over_the_probabilities_where_they_are_given(text, s
         assert LanguageModelJudge(server.named, JudgingConfig(), tmp_path).rewards(["p"], ["r"]) == pytest.approx(score)
 
 
+@pytest.mark.slow
 def test_an_unread_answer_is_asked_once_more_and_then_counts_as_no_judgement(tmp_path, capsys):
     def behaviour(one):
         is_reminded = len(one.body["messages"]) > 1
@@ -142,6 +143,7 @@ def test_one_unread_order_leaves_a_pair_without_a_verdict(tmp_path):
         assert np.isnan(pair_judge_of(judge, judge.settings).compare("", ["p"], ["a"], ["b"])).all()
 
 
+@pytest.mark.slow
 def test_utilities_order_answers_as_the_judge_does_and_equal_texts_are_equal(tmp_path):
     def behaviour(one):
         first, second = map(quality, one.texts[1:])
@@ -245,6 +247,7 @@ def test_each_answer_is_once_in_each_place_of_the_lists_which_join_all_answers(s
     assert len(joined) == size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3, 4, 8, 11])
 @pytest.mark.parametrize("places", [slice(None), slice(None, None, -1)])
 def test_a_judge_that_repeats_the_order_shown_prefers_nothing_and_is_asked_nothing_twice(size, places, tmp_path):
@@ -308,6 +311,7 @@ def test_lists_put_sixteen_answers_in_order_with_a_third_of_the_calls():
     assert correlation(utilities_of_orders([16] * 60, orders)) > correlation(compared.fit()[0]) - 0.05
 
 
+@pytest.mark.slow
 def test_a_judge_in_mode_listwise_orders_many_and_compares_two(tmp_path):
     def behaviour(one):
         values = [quality(text) for text in one.texts[1:]]

@@ -35,6 +35,7 @@ def start_vector(size: int, seed: int = 0) -> Tensor:
 spectra = st.lists(st.floats(-100, 100, allow_nan=False), min_size=6, max_size=24)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(spectrum=spectra, steps=st.integers(2, 24), seed=st.integers(0, 99))
 def test_every_ritz_value_has_an_eigenvalue_within_its_residual_which_is_the_true_one(spectrum, steps, seed):
@@ -136,6 +137,7 @@ def test_dense_matrix_and_its_eigenvalues_are_exact():
     assert 1e-4 < dense_eigenvalues(skewed).residuals.max() < 1e-3
 
 
+@pytest.mark.slow
 def test_trace_is_unbiased_and_its_standard_error_covers():
     matrix = with_spectrum(np.linspace(-20, 40, 30).tolist())
     truth = float(matrix.trace())
@@ -163,6 +165,7 @@ def test_one_probe_gives_no_error_and_is_refused():
         hutchinson(lambda v: v, 3, num_probes=1, generator=torch.Generator(), dtype=torch.float64)
 
 
+@pytest.mark.slow
 def test_norm_and_products_of_long_vectors_are_exact_to_float32():
     """torch's own norm gets the fourth digit wrong."""
     vector = torch.randn(2**24, generator=torch.Generator().manual_seed(0))

@@ -103,6 +103,7 @@ class Scaled(nn.Module):
         return SimpleNamespace(logits=self.inner(**rows).logits * self.factor)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [0.1, 10.0])
 def test_at_margins_of_size_1_the_scale_of_the_rewards_does_not_matter(tiny, sample, factor):
     plain, scaled = (measure(model, sample, normalized=True) for model in (tiny, Scaled(tiny, factor)))

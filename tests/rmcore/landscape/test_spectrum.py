@@ -52,6 +52,7 @@ def test_lanczos_to_the_end_equals_full(tiny, rows):
     assert abs(found.trace_estimate - full.trace_estimate) < 5 * found.trace_standard_error
 
 
+@pytest.mark.slow
 def test_few_steps_suffice_for_the_extremes_and_bound_their_own_error(tiny, rows, truth):
     values = torch.linalg.eigvalsh(truth).numpy()
     ranks = []

@@ -114,6 +114,7 @@ def test_each_pair_once_within_the_budget_as_many_micro_batches_a_rank(costs, bu
         assert rank == sorted(rank, reverse=True)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.integers(45, 90), st.integers(1, 2))
 def test_the_largest_is_at_most_four_thirds_of_the_best_possible(costs, budget, ranks):

@@ -46,6 +46,7 @@ def with_template(tiny_folder, folder, template):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", [LLAMA, SMOL, {"default": SMOL, "tool_use": LLAMA}], ids=["llama", "smol", "two"])
 @pytest.mark.parametrize("lora", [None, LoraSettings()], ids=["whole", "adapter"])
 def test_a_trained_model_s_tokens_are_those_of_every_day(template, lora, clock, tiny_folder, tmp_path, capsys):

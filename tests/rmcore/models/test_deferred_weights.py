@@ -15,6 +15,7 @@ def folder(tmp_path_factory):
     return build_tiny(tmp_path_factory.mktemp("model"), size="tiny-small")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["folder", "minilm"])
 def test_all_is_as_a_usual_load_has_it(name, folder):
     """`folder` has its head in the file, `minilm` gets one, drawn; both have buffers that no file holds."""

@@ -93,6 +93,7 @@ def products(rm, model, weight):
     return np.array([float(state[0, -1] @ weight[0].double()) for state in states])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_rewards_are_those_of_the_trainer_but_for_a_named_constant(trainer, tmp_path, capsys):
     write, rewards_of = TRAINERS[trainer]
@@ -128,6 +129,7 @@ def test_training_starts_from_the_foreign_head(kind, defer, tmp_path):
     np.testing.assert_allclose(rm.score(PROMPTS, RESPONSES), products(rm, model, weight), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_adapter_of_a_language_model_with_a_head_file_is_read(tmp_path):
     """As LLaMA-Factory saves LoRA: adapters of the language model, the head in a file next to them."""
     model, weight = language_model(tmp_path / "base")

@@ -51,6 +51,7 @@ def rewards_of(folder):
     return BradleyTerryRM.from_pretrained(folder, device="cpu", max_seq_len=64).score(PROMPTS, RESPONSES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CONFIGS)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_head_of_one_row_is_a_reward_head_whatever_the_configuration_calls_it(tmp_path, kind, name):
@@ -64,6 +65,7 @@ def test_a_head_of_one_row_is_a_reward_head_whatever_the_configuration_calls_it(
         assert not rm._origin.fresh
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_names_without_the_backbones_prefix_are_found_too(tmp_path, name):
     """As a backbone's own class saves them, with a head next to them."""

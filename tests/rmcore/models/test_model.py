@@ -200,6 +200,7 @@ def test_a_class_with_learned_positions_has_as_many_as_behind_its_first(name):
     assert max_positions(config) == config.max_position_embeddings - FIRST[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [hf.MPNetConfig, hf.RobertaConfig, hf.XmodConfig, hf.BertConfig])
 def test_a_model_of_others_reads_sides_up_to_its_last_position(kind, tiny_folder, tmp_path):
     tokenizer = hf.AutoTokenizer.from_pretrained(tiny_folder)

@@ -96,6 +96,7 @@ def test_a_copy_is_whole_and_independent(reward_model):
     np.testing.assert_array_equal(reward_model.score_sides(sides), rewards)
 
 
+@pytest.mark.slow
 def test_the_hessian_of_a_model_that_was_packed_is_the_same(tiny_folder, gold_pairs):
     products = []
     for packed in (False, True):

@@ -132,6 +132,7 @@ def saved_tokens(sides, groups):
     return sum(map(len, sides)) - sum(group_tokens([sides[index] for index in group], CAUSAL) for group in groups)
 
 
+@pytest.mark.slow
 @given(st.lists(SIDE, max_size=14), st.integers(1, 40))
 def test_groups_hold_each_side_once_within_the_limit(sides, most):
     groups = find_groups(sides, most_tokens=most)
@@ -212,6 +213,7 @@ def test_a_packed_micro_batch_reads_chosen_sides_first(sides, packing):
     assert [found[index][0] for index in range(len(both))] == both
 
 
+@pytest.mark.slow
 @given(PAIRS, st.integers(18, 60), st.integers(1, 3), st.sampled_from([CAUSAL, VARLEN, ENCODER]))
 def test_processes_share_the_pairs_of_a_step_and_stay_in_step(sides, budget, world, packing):
     pairs = tokenized(sides)

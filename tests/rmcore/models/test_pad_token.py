@@ -76,6 +76,7 @@ def test_a_new_reward_model_reads_the_last_token_whoever_reads_it(chat_base, tmp
         np.testing.assert_allclose(rewards, other, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["tokenizer", "config", "adapter"])
 def test_a_model_that_was_trained_with_eos_as_the_pad_is_read_as_it_was(chat_base, tmp_path, where):
     """Its tokenizer says so, or, of others, its config."""

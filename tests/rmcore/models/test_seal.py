@@ -203,6 +203,7 @@ def test_all_of_several_chat_templates_are_in_the_seal(folder):
         load(folder.with_name("several"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("move", [copied, touched, linked, with_a_card])
 def test_what_changes_no_reward_is_loaded(folder, move):
     expected = rewards_of(folder)

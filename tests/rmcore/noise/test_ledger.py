@@ -47,6 +47,7 @@ def test_turned_labels_are_called_and_doubted_first(noisy):
     assert record["flags"]["called"] == wrong.sum()
 
 
+@pytest.mark.slow
 def test_a_review_has_each_couple_of_answers_once(noisy):
     first = noisy.pairs[int(noisy.doubtful()[0])]
     both = [*noisy.pairs, PreferencePair(first.prompt, first.rejected, first.chosen)]
@@ -57,6 +58,7 @@ def test_a_review_has_each_couple_of_answers_once(noisy):
     assert found.record()["flags"]["contradicted"] == 2
 
 
+@pytest.mark.slow
 def test_where_no_rate_can_be_told_there_is_no_posterior_and_an_order_by_margins(noisy):
     margins = np.random.default_rng(0).normal(size=len(noisy.pairs))
     found = examine(noisy.pairs, margins, noisy.table["fold"].to_numpy())
@@ -67,6 +69,7 @@ def test_where_no_rate_can_be_told_there_is_no_posterior_and_an_order_by_margins
     assert json.loads(json.dumps(found.record()))["by_source"] == {}
 
 
+@pytest.mark.slow
 def test_clean_labels_are_left_alone():
     clean_ledger = ledger_of(0.0)
     assert not clean_ledger.table["called"].any()
@@ -98,6 +101,7 @@ def test_the_manifest_has_all_that_was_changed_and_gives_the_file_back(noisy, ho
             assert pair.target_margin is None
 
 
+@pytest.mark.slow
 def test_weights_are_read_back_as_such_and_multiply_with_those_that_are_there(noisy, tmp_path):
     out = tmp_path / "weighted.parquet"
     write_cleaned(noisy, "weight", out)

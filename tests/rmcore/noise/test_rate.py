@@ -21,6 +21,7 @@ def drawn(seed, rate, num_prompts=150, pairs_of=4, error=0.0):
     return np.where(first, seen, -seen), prompts.astype(str), turned
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.25])
 def test_the_interval_has_the_true_rate_as_often_as_it_says_and_clean_labels_are_not_called(rate):
     draws = 24

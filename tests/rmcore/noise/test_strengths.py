@@ -61,6 +61,7 @@ def drawn(seed, *, num_prompts=150, answers=6, labels=10, spread=3.0, rate=0.1):
     return np.array(margins), texts, np.array(turned)
 
 
+@pytest.mark.slow
 def test_pairs_whose_answers_do_not_recur_keep_their_margins():
     margins, texts, _ = drawn(0, num_prompts=40)
     apart = [(f"{prompt} {place}", one, other) for place, (prompt, one, other) in enumerate(texts)]
@@ -73,6 +74,7 @@ def test_pairs_whose_answers_do_not_recur_keep_their_margins():
     assert (found[: len(margins)] != margins).all()
 
 
+@pytest.mark.slow
 def test_a_label_is_no_evidence_for_itself_and_the_others_are():
     margins, texts, _ = drawn(1, num_prompts=60)
     found, _ = with_other_labels(margins, texts)
@@ -111,6 +113,7 @@ def test_intervals_have_the_true_rate():
     assert called_clean <= 1
 
 
+@pytest.mark.slow
 def test_the_posterior_and_the_called_are_calibrated_under_the_true_model():
     margins, texts, turned = drawn(5, num_prompts=400, rate=0.15)
     model = Strengths(float(_shrunk(2 * 3.0**2)), 3.0, 0.15)
@@ -129,6 +132,7 @@ def test_the_posterior_and_the_called_are_calibrated_under_the_true_model():
     assert (~turned[wrong]).mean() < 0.2 + 3 * np.sqrt(0.2 * 0.8 / wrong.sum())
 
 
+@pytest.mark.slow
 def test_the_unit_of_margins_changes_nothing_but_theirs():
     margins, texts, _ = drawn(6, num_prompts=50)
     found, model = with_other_labels(margins, texts)

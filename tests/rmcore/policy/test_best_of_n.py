@@ -23,6 +23,7 @@ from rmcore.policy.sampling.best_of_n import (
 POOLS = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=7).map(np.array)
 
 
+@pytest.mark.slow
 @given(pool=POOLS, data=st.data())
 @settings(max_examples=150, deadline=None, derandomize=True)
 def test_weights_are_those_of_enumerating_every_draw(pool, data):

@@ -51,6 +51,7 @@ def test_the_answer_is_the_best_of_n_by_the_models_own_rewards(policy, use_chat_
         assert one.all_equal == (len(set(one.responses)) == 1)
 
 
+@pytest.mark.slow
 def test_the_same_call_draws_the_same_and_another_seed_others(policy):
     length = Rewards(len)
     first, again = sampler(policy, length), sampler(policy, length)

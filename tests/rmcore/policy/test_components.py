@@ -237,6 +237,7 @@ def test_a_share_that_all_prompts_agree_on_has_an_interval_with_a_width():
     assert found["win_rate_16"].ci_low < 0.55
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_prompts", "share"), [(50, 0.03), (50, 0.1), (150, 0.03)])
 def test_a_win_rate_is_held_where_every_choice_of_a_few_prompts_loses(num_prompts, share):
     """A bootstrap over 50 prompts held it in 91 % of the evaluations."""

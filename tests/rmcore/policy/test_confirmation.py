@@ -61,6 +61,7 @@ def test_the_true_gain_is_inside_after_every_pair(quality):
     assert max(missed.values()) / repeats <= errors_of(repeats), missed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("passes", [0.995, 0.9, 0.5])
 def test_a_chosen_one_that_is_no_better_is_hardly_ever_called_so(passes):
     """A judge of passes and failures, most of which tie: a few prompts must not make a claim."""

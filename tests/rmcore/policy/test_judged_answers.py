@@ -179,6 +179,7 @@ def test_a_model_that_knows_length_alone_is_told_apart_from_one_that_knows_more(
     assert own["more"]["over_longest"]["value"] == pytest.approx(apart)
 
 
+@pytest.mark.slow
 def test_the_command_ranks_checkpoints_on_a_file(rm, tmp_path):
     from rmcore.cli.measure import readiness_app
 

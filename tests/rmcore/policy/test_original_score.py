@@ -147,6 +147,7 @@ def test_bad_weights_are_refused(weights):
         RLReadinessScorer(weights)
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(0.01, 1), min_size=4, max_size=4), measurements)
 def test_any_weights_that_sum_to_one_are_used_in_their_own_place(raw, values):
     weights = dict(zip(reversed(DEFAULT_WEIGHTS), (weight / sum(raw) for weight in raw), strict=True))

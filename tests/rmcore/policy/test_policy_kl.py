@@ -65,6 +65,7 @@ def test_it_is_zero_for_the_same_model_and_never_negative():
     assert (sequence_kl(sharp, policy, examples) >= 0).all()
 
 
+@pytest.mark.slow
 def test_how_many_are_computed_together_changes_nothing_and_modes_stay(monkeypatch):
     policy, reference = new_model(0).train(), new_model(1)
     examples = [Example(PROMPT[: 1 + index % 3], response) for index, response in enumerate(responses())]

@@ -204,6 +204,7 @@ def test_nothing_that_a_folder_recommends_is_heard(policy, uninterrupted, tmp_pa
     assert draw(advised, tmp_path / "s").rows.equals(uninterrupted[0])
 
 
+@pytest.mark.slow
 def test_a_response_ends_at_its_first_stop_token(policy, tmp_path):
     rows = draw(policy, tmp_path / "s", settings=SamplingSettings(200, max_new_tokens=6)).rows
     assert (rows["num_tokens"] <= 6).all()

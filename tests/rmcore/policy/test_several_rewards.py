@@ -67,6 +67,7 @@ def parts_of(rewards, weights, size):
     return weighted_parts(rewards, weights, size, [FUNCTION_ROUNDING] * len(rewards))
 
 
+@pytest.mark.slow
 @given(steps())
 def test_sums_are_those_by_hand(step):
     rewards, size, weights = step
@@ -81,6 +82,7 @@ def test_the_unit_of_a_reward_changes_nothing(step, scale):
     np.testing.assert_allclose(parts_of(other, weights, size), parts_of(rewards, weights, size), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 @given(steps(), st.randoms(use_true_random=False))
 def test_the_order_of_rewards_and_of_groups_changes_no_bit(step, random):
     rewards, size, weights = step
@@ -223,6 +225,7 @@ def test_a_reward_that_is_not_there_is_refused_by_its_setting(named):
         further_rewards({named: 1.0}, PROMPTS, "cpu")
 
 
+@pytest.mark.slow
 def test_each_reward_model_reads_by_its_own_template(tiny_folder, tmp_path):
     other = shutil.copytree(tiny_folder, tmp_path / "other")
     tokenizer = AutoTokenizer.from_pretrained(tiny_folder)

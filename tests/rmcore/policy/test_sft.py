@@ -58,6 +58,7 @@ def alone(model, one):
     return sum(float(logs[len(one.prompt) + place - 1, chosen]) for place, chosen in enumerate(one.response))
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(examples=st.lists(example, min_size=1, max_size=5))
 def test_log_probabilities_are_those_of_each_response_alone(model, examples):

@@ -141,6 +141,7 @@ def test_at_the_border_rules_are_called_violated_as_rarely_as_promised():
     assert 0.92 <= np.mean(covered) <= 0.98
 
 
+@pytest.mark.slow
 def test_a_real_model_is_probed_on_prompts_of_one_turn_and_of_several(rm, gold_pairs):
     pairs = gold_pairs[:40]
     turns = (Message("user", "Hello."), Message("assistant", "Hello!"), Message("user", "Which one, please?"))

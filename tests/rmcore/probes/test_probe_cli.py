@@ -73,6 +73,7 @@ def test_one_rule_that_holds_leaves_nothing_to_repair(files, tmp_path, monkeypat
     assert not (tmp_path / "none.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_what_would_spoil_the_measurement_is_refused(files, tmp_path):
     with pytest.raises(ConfigError, match="--repair FILE and --repair-data TRAINING go together"):
         run(files, "--repair", tmp_path / "r.parquet")

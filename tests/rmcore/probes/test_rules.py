@@ -29,6 +29,7 @@ def words(text):
     return re.findall(r"\w+", text)
 
 
+@pytest.mark.slow
 @given(
     name=st.sampled_from(list(RULES)),
     text=TEXTS,

@@ -73,6 +73,7 @@ async def assert_answers(served: ServedModel, scale: float, version: int) -> Non
     assert served.state == "ready"
 
 
+@pytest.mark.slow
 def test_an_update_that_reproduces_its_probe_answers_as_the_next_version(tmp_path):
     async def run():
         async with serving(tmp_path) as served:
@@ -83,6 +84,7 @@ def test_an_update_that_reproduces_its_probe_answers_as_the_next_version(tmp_pat
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_probe_that_vllm_refuses_leaves_the_old_weights_answering(tmp_path):
     stranger = RewardProbe(token_ids=((small_vllm.VOCABULARY,),), rewards=(2.0,), tolerance=1e-4)
 
@@ -98,6 +100,7 @@ def test_a_probe_that_vllm_refuses_leaves_the_old_weights_answering(tmp_path):
     asyncio.run(run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_bad", [1, 2])
 def test_what_nobody_expected_is_raised_and_the_old_weights_answer(tmp_path, num_bad):
     """One unexpected answer to the new weights' probe; one more to the old ones', after which vLLM starts anew."""
@@ -115,6 +118,7 @@ def test_what_nobody_expected_is_raised_and_the_old_weights_answer(tmp_path, num
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_vllm_that_is_killed_during_an_update_comes_back_with_the_old_weights(tmp_path):
     async def run():
         async with serving(tmp_path) as served:
@@ -134,6 +138,7 @@ def test_a_vllm_that_is_killed_during_an_update_comes_back_with_the_old_weights(
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_restart_that_fails_unexpectedly_is_said_and_nobody_is_answered(tmp_path):
     async def run():
         async with serving(tmp_path) as served:
@@ -149,6 +154,7 @@ def test_a_restart_that_fails_unexpectedly_is_said_and_nobody_is_answered(tmp_pa
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_probe_that_is_longer_than_the_server_reads_is_refused_before_anything_is_touched(tmp_path):
     rows = (tuple(range(1, MAX_TOKENS + 1)), tuple(range(1, MAX_TOKENS + 2)))
 
@@ -164,6 +170,7 @@ def test_a_probe_that_is_longer_than_the_server_reads_is_refused_before_anything
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_an_exchange_whose_caller_left_is_over_before_the_next_one_begins(tmp_path):
     """The first waits for a request under way when its caller leaves and the second one comes."""
 

@@ -143,6 +143,7 @@ def check(weights, token=TOKEN):
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_rewards_are_the_weighted_sums_and_parts_say_what_each_adds(rm, tmp_path):
     more = {named("length"): 0.25, named("turns"): -1.0}
     dialogue = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Name a colour."}]
@@ -197,6 +198,7 @@ def test_a_sum_that_is_not_finite_is_no_answer(rm, tmp_path):
         client.score(world.INPUTS)
 
 
+@pytest.mark.slow
 def test_a_peer_that_is_away_or_refuses_fails_the_request(rm, tmp_path):
     lengths = rm.renderer.tokenize_sides([("a", "b " * number) for number in range(200)])
     long = "b " * max(
@@ -238,6 +240,7 @@ def test_a_peer_signs_with_the_token_that_it_shares(rm, tmp_path, kept):
             check(weights)
 
 
+@pytest.mark.slow
 def test_no_token_is_sent_and_no_answer_of_another_program_is_taken(rm, tmp_path):
     """Neither of one that answers anything, nor of one that changes what a real server answers, or repeats it."""
     with answering_with(rm, tmp_path, token=TOKEN) as real:
@@ -264,6 +267,7 @@ def test_no_token_is_sent_and_no_answer_of_another_program_is_taken(rm, tmp_path
                 assert TOKEN not in "".join(seen)
 
 
+@pytest.mark.slow
 def test_a_signature_is_of_one_request_and_opens_no_other_route(rm, tmp_path):
     with answering_with(rm, tmp_path, token=TOKEN) as app:
         body = ScoringRequest.from_list(world.INPUTS).model_dump_json().encode()
@@ -344,6 +348,7 @@ def test_weights_are_those_of_the_trainers_setting(weight):
         ServeSettings("out/best", more_rewards={named("length"): weight})
 
 
+@pytest.mark.slow
 def test_other_trainers_get_the_sum_and_the_parts_where_their_form_has_a_place(rm, tmp_path, monkeypatch):
     more = {named("length"): 0.5}
     prompt, response = world.PAIRS[1]

@@ -58,6 +58,7 @@ def family(tmp_path):
     starter.stdout.close()
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_a_server_whose_starter_was_killed(family):
     starter, *others = family
     assert all(map(runs, others))

@@ -221,6 +221,7 @@ def test_the_models_are_the_one_that_is_served(server):
 ROUTES = ["/classify", "/pooling", "/v1/models", "/get_reward", "/slime"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ROUTES)
 def test_every_protocol_asks_for_the_token(server, path):
     basic = [f"Basic {base64.b64encode(one.encode()).decode()}" for one in (f"{TOKEN}:", "rm:", "rm:other", TOKEN)]
@@ -232,6 +233,7 @@ def test_every_protocol_asks_for_the_token(server, path):
         assert "Basic" not in answer.headers["WWW-Authenticate"]  # for which a browser would keep a password
 
 
+@pytest.mark.slow
 def test_a_protocol_is_off_unless_it_is_named(rm, tmp_path):
     bearer = {"Authorization": f"Bearer {TOKEN}"}
     with answering_with(rm, tmp_path, token=TOKEN) as app:

@@ -95,6 +95,7 @@ def test_tensors_may_be_tied_transposed_cut_out_of_others_or_trained(tmp_path, w
     assert all(torch.equal(found[name], state[name]) for name in found)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)  # each update is synced to disk
 @given(shard_bytes=st.integers(1, 200))
 def test_no_file_is_larger_than_allowed_and_the_head_is_alone(tmp_path_factory, shard_bytes):

@@ -160,6 +160,7 @@ TENSORS = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(tensors=TENSORS, data=st.data(), chunk=st.integers(1, 64), metadata=st.sampled_from([None, {"format": "pt"}]))
 def test_a_file_without_some_tensors_holds_exactly_the_others(tmp_path_factory, tensors, data, chunk, metadata):
     folder = tmp_path_factory.mktemp("cut")

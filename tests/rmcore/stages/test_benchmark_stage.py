@@ -30,6 +30,7 @@ def config(tmp_path, gold_pairs):
     return PipelineConfig(device="cpu", benchmark=BenchmarkConfig(suites=(str(file),)))
 
 
+@pytest.mark.slow
 def test_every_answer_is_scored_and_set_beside_the_training_pairs(config, tmp_path, gold_pairs):
     upstream = {name: tmp_path / name for name in ("prepare", "train")}
     (tmp_path / "prepare").mkdir()

@@ -19,6 +19,7 @@ from rmcore.stages.registry import pipeline_stages, stage_config
 ASKED = PipelineConfig(device="cpu", explain=ExplainConfig(mistakes=2))
 
 
+@pytest.mark.slow
 def test_the_worst_held_out_mistakes_are_explained(tmp_path, gold_pairs):
     prepared, trained, out = (tmp_path / name for name in ("prepare", "train", "out"))
     for folder in (prepared, trained, out):

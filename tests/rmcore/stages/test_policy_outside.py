@@ -95,6 +95,7 @@ def test_between_policy_and_reward_model_only_text_travels(chain, policy, reward
     assert rewards == pytest.approx(rm.score(prompts, samples["response"]), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_where_nobody_judges_there_is_what_needs_no_judge_and_nothing_else(chain):
     record = json.loads((chain.folder("overoptimization") / "overoptimization.json").read_text())
     assert record["judge"] == "nobody"
@@ -177,6 +178,7 @@ def test_a_policy_of_ones_own_pairs_learns_both_responses_of_the_training_pairs(
     assert _responses(wanted(sft_examples=10), chain.folder("prepare")) == rows[:10]
 
 
+@pytest.mark.slow
 def test_a_policy_is_trained_and_kept_in_float32_whatever_its_base_is_stored_in(chain, tmp_path):
     base = build_tiny(tmp_path / "base", seed=0)
     AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16).save_pretrained(base)

@@ -20,6 +20,7 @@ from rmcore.stages.registry import pipeline_stages, stage_call, stage_config
 PROBED = PipelineConfig(device="cpu", probe=ProbeConfig(rules=("padding", "off_topic")))
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_is_probed_on_held_out_pairs(tmp_path, gold_pairs):
     prepared, trained, out = (tmp_path / name for name in ("prepare", "train", "out"))
     for folder in (prepared, trained, out):

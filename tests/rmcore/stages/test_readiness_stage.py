@@ -50,6 +50,7 @@ def run(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_logged_answers_are_measured_on_the_held_out_pairs_and_drawn(run):
     table = logged_sample.table(num_prompts=20)
     out = run(table)

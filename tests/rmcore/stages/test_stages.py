@@ -82,6 +82,7 @@ def test_a_split_of_a_file_is_refused(tmp_path, gold_pairs):
         run_prepare(tmp_path / "out", source=str(tmp_path / "a.parquet"), eval_split="test")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 7])
 def test_a_test_of_its_own_seed_is_the_same_under_every_seed_and_leaves_the_others_their_shares(seed):
     """Also under that very seed: the search trains its trials so."""

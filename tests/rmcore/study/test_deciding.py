@@ -74,6 +74,7 @@ def test_other_claims_of_the_family_do_not_change_what_a_study_of_one_takes(fast
     assert deciding_sizes(taken(fast, claim("H"), *[claim(f"other {n}") for n in range(8)]))["H"] == alone["H"]
 
 
+@pytest.mark.slow
 def test_more_test_prompts_are_not_named_for_the_gap(make_rewards, measure):
     """The gap's spread over prompts is of the training's prompts, too."""
     accuracy = "eval/test_pairwise_accuracy"

@@ -131,6 +131,7 @@ def register_at_once(folder, barrier, found):
     found.put(register(folder, DECLARED))
 
 
+@pytest.mark.slow
 def test_processes_that_register_at_once_get_one_registration(tmp_path):
     context = multiprocessing.get_context("fork")
     barrier, found = context.Barrier(4), context.Queue()

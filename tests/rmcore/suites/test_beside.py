@@ -130,6 +130,7 @@ def rewards_that_are_right(share, number=200, seed=0):
     return [[np.array([1.0, 0.0]) if one else np.array([0.0, 1.0]) for one in right]]
 
 
+@pytest.mark.slow
 def test_models_that_cannot_be_told_apart_share_a_place():
     rewards = {
         "best": rewards_that_are_right(0.9, seed=1),
@@ -291,6 +292,7 @@ def test_a_description_or_rows_that_do_not_fit_are_refused_in_words(tmp_path, de
         read_sets([str(write_own_set(tmp_path, rows, **described))])
 
 
+@pytest.mark.slow
 def test_the_command_shows_it_all_and_writes_the_training_pairs_that_are_clean(tmp_path):
     rows = [{"prompt": f"question {at}", "chosen": f"right {at}", "rejected": f"wrong {at}"} for at in range(12)]
     mine = write_own_set(tmp_path, rows)

@@ -114,6 +114,7 @@ def test_a_death_that_is_signalled_while_it_is_reported_changes_no_word_of_the_r
         walk(Trouble(PAIRS, "unreachable"), num_workers=1, fetch_timeout_seconds=30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_of_the_whole_process_group_leave_the_workers_at_work(number):
     expected = [indices for indices, _ in feed_of(PAIRS)]

@@ -161,6 +161,7 @@ def test_what_needs_a_choice_is_refused_without_one(settings, advice):
         TrainConfig.model_validate({"best_metric": "last"} | settings)
 
 
+@pytest.mark.slow
 def test_each_evaluation_tells_the_seconds_of_training_so_far(tmp_path, gold_pairs):
     _, result, tracker = run(tmp_path, gold_pairs[:20], gold_pairs[20:30])
     seconds = [values["cost/train_seconds"] for _, values in tracker.rows if "eval/loss" in values]
@@ -168,6 +169,7 @@ def test_each_evaluation_tells_the_seconds_of_training_so_far(tmp_path, gold_pai
     assert 0 < seconds[0] < seconds[1] < seconds[2] == result.train_seconds
 
 
+@pytest.mark.slow
 def test_training_stops_when_the_metric_no_longer_improves(tmp_path, gold_pairs):
     _, result, _ = run(
         tmp_path, gold_pairs[:20], gold_pairs[20:40], lr=1e-12, steps=50, eval_every=1, early_stopping_patience=3
@@ -176,6 +178,7 @@ def test_training_stops_when_the_metric_no_longer_improves(tmp_path, gold_pairs)
     assert "did not improve for 3 evaluations" in result.stop_reason
 
 
+@pytest.mark.slow
 def test_an_evaluation_in_training_measures_what_the_evaluate_stage_does(start, tmp_path):
     training = start(tmp_path, best_metric="last", early_stopping_patience=None)
     training.run()
@@ -187,6 +190,7 @@ def test_an_evaluation_in_training_measures_what_the_evaluate_stage_does(start, 
     assert all(name.count("/") == 1 and "@" not in name for name in logged)
 
 
+@pytest.mark.slow
 def test_metrics_and_reward_distributions_can_be_followed_while_it_trains(start, tmp_path):
     seen = {}
 
@@ -220,6 +224,7 @@ def test_without_validation_pairs_those_trained_on_are_described_and_no_others(t
     assert len(trainer.best_rewards) == 5
 
 
+@pytest.mark.slow
 def test_a_run_that_blows_up_keeps_the_last_good_checkpoint(tmp_path, gold_pairs):
     with pytest.raises(TrainingError, match="not finite"):
         run(tmp_path, gold_pairs[:20], gold_pairs[20:30], lr=1e30, clip=1e30, eval_every=1, optimizer="sgd", steps=9)
@@ -260,6 +265,7 @@ def test_memory_is_logged_with_the_training_metrics_where_asked_for(tmp_path, go
     assert not any(names & values.keys() for _, values in tracker.rows)
 
 
+@pytest.mark.slow
 def test_callbacks_see_each_evaluation_once_and_what_they_measure_is_logged_there(tmp_path, start):
     seen = []
 

@@ -59,6 +59,7 @@ def test_it_is_the_sum_of_its_terms_written_out(loss, pairs):
     assert loss(*columns(pairs)).item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
+@pytest.mark.slow
 @given(LOSSES, PAIRS, st.data())
 def test_sums_add_up_over_any_cut_of_the_pairs(loss, pairs, data):
     order = data.draw(st.permutations(range(len(pairs))))

@@ -233,6 +233,7 @@ def test_muon_on_a_cpu_is_torchs_but_for_the_rounding_of_bfloat16(shape):
         assert (trained(*kinds) - moved).norm() / moved.norm() < 0.02, kinds  # bfloat16 has 8 bits
 
 
+@pytest.mark.slow
 @given(st.integers(1, 3), st.integers(2, 12), st.integers(2, 12), st.integers(0, 9))
 def test_orthogonalising_keeps_singular_vectors_and_brings_the_values_near_one(num, rows, columns, seed):
     """Against float64 by the same polynomial of the singular values; small ones are drawn up, not all the way."""
@@ -246,6 +247,7 @@ def test_orthogonalising_keeps_singular_vectors_and_brings_the_values_near_one(n
     torch.testing.assert_close(found, (u * values[:, None, :]) @ vh, atol=2e-4, rtol=1e-3)
 
 
+@pytest.mark.slow
 @given(st.floats(1e-3, 10), st.integers(0, 5))
 def test_sam_ascends_by_its_radius_along_the_gradient_and_comes_back_exactly(rho, seed):
     model = SmallScorer(seed).double()

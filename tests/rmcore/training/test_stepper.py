@@ -97,6 +97,7 @@ def test_packed_rows_are_halved_down_to_the_dearest_pair(rm, gold_pairs, capsys)
         stepper.run(2, *stepper.feed[1])
 
 
+@pytest.mark.slow
 def test_a_repeated_step_draws_the_same_dropout(rm, gold_pairs):
     """Memory fails in the last micro-batch of a step, when the others have drawn."""
     for layer in rm.model.model.layers:
@@ -117,6 +118,7 @@ def test_a_repeated_step_draws_the_same_dropout(rm, gold_pairs):
     assert torch.equal(outcomes[0][1], outcomes[1][1])
 
 
+@pytest.mark.slow
 def test_memory_failing_in_the_second_pass_of_sam_restores_the_weights(rm, gold_pairs):
     other = copy.deepcopy(rm)
     stepper = make_stepper(rm, gold_pairs, optimizer="sam")

@@ -72,6 +72,7 @@ def test_a_value_beyond_what_was_promised_is_refused():
         confidence_sequence([0.0, 1.5], -1.0, 1.0, 0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("draw", "mean"),
     [
@@ -90,6 +91,7 @@ def test_intervals_hold_after_every_value_together(draw, mean):
     assert missed / runs <= 0.05 + 2 * (0.05 * 0.95 / runs) ** 0.5
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(-1.0, 1.0), min_size=1, max_size=150))
 def test_each_interval_lies_within_those_before_it_whatever_comes(values):
     path = confidence_sequence([*values, *[1.0] * 100, *[-1.0] * 150], -1.0, 1.0, 0.05)

@@ -145,6 +145,7 @@ def test_labels_are_shared_and_never_exceeded():
     assert max(counts) - min(counts) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("side", "sign"), [("below", 1), ("above", -1)])
 def test_a_bet_that_clipped_differences_win_is_doubted_where_the_tail_was_seen(side, sign):
     """Three of a hundred prompts gain 20 and the others lose 0.6, so the mean is 0 and the clipped one far below."""

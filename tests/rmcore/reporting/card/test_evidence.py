@@ -82,6 +82,7 @@ def test_what_a_bag_of_words_gets_is_told(learnt, says):
     assert told == list(says)
 
 
+@pytest.mark.slow
 def test_a_run_tells_metrics_and_verdict():
     results = report_sample.results()
     found = read_evidence(results, "run demo")

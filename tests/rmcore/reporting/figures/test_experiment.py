@@ -76,6 +76,7 @@ def test_all_figures_are_drawn_and_the_same_each_time(tmp_path):
         assert imread(path).min() < 0.5
 
 
+@pytest.mark.slow
 def test_what_has_no_data_is_skipped(tmp_path):
     results = sample.results()
     results["hypotheses"], results["curves"] = [], {"train/loss": []}
@@ -158,6 +159,7 @@ def test_an_interval_far_wider_than_the_points_does_not_flatten_them(draw):
     assert len(edges) == 2
 
 
+@pytest.mark.slow
 def test_tradeoff_shares_the_accuracy_axis_and_names_every_arm(draw):
     figure = draw(tradeoff_figure(RESULTS["arms"], RESULTS["cells"], INFOS, accuracy=MAIN[0], others=OTHERS))
     assert [ax.get_xlabel() for ax in figure.axes] == ["training time (s)", "calibration error, debiased"]

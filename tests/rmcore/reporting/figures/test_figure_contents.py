@@ -112,6 +112,7 @@ def test_margin_histogram_says_shares_and_counts_outliers(draw):
     assert "20.0 to 30.0 %" in written
 
 
+@pytest.mark.slow
 def test_ties_are_on_neither_side_of_the_margin_histogram(draw):
     frame = pd.DataFrame({"reward_chosen": [-1.0, 0.0, 0.0, 0.0, 2.0], "reward_rejected": 0.0})
     written = " ".join(text.get_text() for text in draw(margin_histogram_figure(frame)).axes[0].texts)
@@ -168,6 +169,7 @@ def test_reliability_points_are_the_bins_and_the_title_says_which_side():
     assert "too modest" in title_of(reliability_diagram_figure(modest, ECE))
 
 
+@pytest.mark.slow
 def test_reliability_without_pairs_or_intervals(draw):
     unknown = {"value": None, "ci_low": None, "ci_high": None}
     empty = bins().assign(count=0, mean_confidence=None, accuracy=None, accuracy_low=None, accuracy_high=None)

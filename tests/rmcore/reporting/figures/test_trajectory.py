@@ -29,6 +29,7 @@ def test_file_is_a_png_of_the_expected_size(tmp_path):
     assert pixels.min() < 0.5
 
 
+@pytest.mark.slow
 def test_every_point_and_whisker_is_drawn_inside_and_in_order(draw):
     figure = draw(curvature_trajectory_figure(HISTORY[::-1], best_step=300))
     ends, trace, margins = figure.axes

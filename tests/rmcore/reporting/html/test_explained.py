@@ -15,6 +15,7 @@ def page(report_with):
     return lambda record: report_with(explained=record)
 
 
+@pytest.mark.slow
 def test_a_mistake_is_shown_with_its_parts_and_its_edit(page):
     html = page(json.loads(json.dumps(explain_sample.record())))
     text = html.section("explained")

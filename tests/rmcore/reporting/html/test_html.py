@@ -166,6 +166,7 @@ SECTIONS = {"observations": "judgements"} | {name: name for name in ("explained"
 """Of a report, by the part of the record that each shows."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", SECTIONS)
 def test_a_part_that_was_not_measured_has_no_section(report_with, part):
     page = report_with(**{part: None})
@@ -204,6 +205,7 @@ def test_a_run_that_measured_no_curvature_says_how_the_original_score_is_formed(
     assert "not measured" in summary_markdown(results)
 
 
+@pytest.mark.slow
 def test_a_figure_that_is_no_png_is_refused(tmp_path):
     broken = tmp_path / "broken.png"
     with pytest.raises(DataError, match="cannot be read"):

@@ -11,6 +11,7 @@ def page(report_with):
     return lambda record: report_with(observations=record)
 
 
+@pytest.mark.slow
 def test_every_measurement_is_shown_with_its_interval(page):
     record = judgement_sample.record()
     text = page(record).section("judgements")

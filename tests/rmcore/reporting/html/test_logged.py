@@ -14,6 +14,7 @@ def page(report_with):
     return lambda record: report_with(logged=record)
 
 
+@pytest.mark.slow
 def test_the_section_shows_every_k_with_its_interval(page):
     record = logged_sample.record(length=1.0)
     text = page(record).section("logged")
@@ -28,6 +29,7 @@ def test_the_section_shows_every_k_with_its_interval(page):
     assert "not a policy's samples" in text
 
 
+@pytest.mark.slow
 def test_the_summary_has_the_same_numbers_and_leaves_them_out_alike():
     record = logged_sample.record()
     told = summary_markdown(sample.results() | {"logged": record})

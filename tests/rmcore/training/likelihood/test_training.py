@@ -84,6 +84,7 @@ def test_a_checkpoint_is_a_plain_reward_model_with_its_likelihood_beside_it(obse
         np.testing.assert_allclose(adapter.score_sides(sides), by_transformers, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_attributes_of_a_checkpoint_sum_to_its_reward(observations_of, tmp_path) -> None:
     trainer = make_trainer(tmp_path, observations_of(60, kinds=MIXTURE), combination="learned")
     trainer.run()
@@ -132,6 +133,7 @@ def test_a_training_that_was_stopped_ends_in_the_same_bits(observations_of, tmp_
     assert all(torch.equal(one, expected[name]) for name, one in resumed.rm.model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_another_likelihood_does_not_resume(observations_of, tmp_path) -> None:
     observations = observations_of(60, kinds=MIXTURE)
 
@@ -144,6 +146,7 @@ def test_another_likelihood_does_not_resume(observations_of, tmp_path) -> None:
         make_trainer(tmp_path, observations, grade_offset=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [200, 100_000])
 def test_packed_and_padded_in_any_cut_have_one_gradient(observations_of, tmp_path, budget) -> None:
     observations = observations_of(20, kinds=MIXTURE)
