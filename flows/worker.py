@@ -27,7 +27,15 @@ from rmcore.core.processes import terminate
 from rmcore.core.proxies import keep_direct
 from tasks.device import device_slots
 from tasks.execution import SAVING_SECONDS
-from tasks.home import PROJECT_VARIABLE, QUIET_ENVIRONMENT, SAFE_ENVIRONMENT, home, make_home, project_root
+from tasks.home import (
+    PROJECT_VARIABLE,
+    QUIET_ENVIRONMENT,
+    SAFE_ENVIRONMENT,
+    compiled_folder,
+    home,
+    make_home,
+    project_root,
+)
 from tasks.local_services import (
     CELLS_POOL,
     CLUSTER,
@@ -229,7 +237,7 @@ def _environment(cluster: Cluster, known: Identity) -> dict[str, str]:
     environment = {
         **QUIET_ENVIRONMENT,
         # As each run sets it by itself, and libraries read it: see PYTHONPATH below.
-        "TORCHINDUCTOR_CACHE_DIR": str(home() / "compiled"),
+        "TORCHINDUCTOR_CACHE_DIR": str(compiled_folder()),
         **os.environ,
         **SAFE_ENVIRONMENT,
         "RM_OPT_HOME": str(home()),

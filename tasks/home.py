@@ -33,7 +33,7 @@ CREATE_TIME_TOLERANCE_S = 1.0
 
 QUIET_ENVIRONMENT = {
     "PREFECT_LOGGING_LEVEL": "WARNING",
-    # A worker looks for new runs so often; by default every 10 s, for which whoever started one in the UI would wait.
+    # A worker looks for new runs so often; by default every 10 s. A run that is started in the UI waits as long.
     "PREFECT_WORKER_QUERY_SECONDS": "3",
     "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
     # The telemetry heartbeat races the embedded server's own start: `database is locked`.
@@ -140,6 +140,11 @@ def digests_file() -> Path:
     return home() / "store" / ".digests.jsonl"
 
 
+def compiled_folder() -> Path:
+    """Folder of the kernels that torch compiles; its own is in /tmp, which is emptied."""
+    return home() / "compiled"
+
+
 def configure_environment() -> None:
     """Set what Prefect, MLflow and the Hugging Face libraries read at import; call before importing any of them.
 
@@ -161,7 +166,7 @@ def configure_environment() -> None:
         "RM_OPT_HOME": str(directory),
         DIGESTS_VARIABLE: str(digests_file()),
         "PREFECT_HOME": str(directory / "prefect"),
-        "TORCHINDUCTOR_CACHE_DIR": str(directory / "compiled"),  # torch's is in /tmp, which is emptied
+        "TORCHINDUCTOR_CACHE_DIR": str(compiled_folder()),
         "MLFLOW_TRACKING_URI": running.get(MLFLOW_SERVER) or default_tracking_uri(directory),
     }
     if prefect_api:

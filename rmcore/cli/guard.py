@@ -99,15 +99,13 @@ def _print_any_character() -> None:
 
 def describe_validation(error: ValidationError) -> str:
     """One line a wrong setting: where, what was given, what is allowed."""
-    from rmcore.config.gone import VALUES, removed_setting
+    from rmcore.config.gone import removed_setting, removed_value
 
     lines = []
     for item in error.errors():
         where = ".".join(str(part) for part in item["loc"]) or "config"
         given = "" if isinstance(item["input"], dict) else f" (given: {_shown(item['input'])})"
-        removed = removed_setting(where) if item["type"] == "extra_forbidden" else None
-        if item["type"] == "literal_error":
-            removed = VALUES.get(f"{where}={_shown(item['input'])}")
+        removed = removed_setting(where) if item["type"] == "extra_forbidden" else removed_value(where, item["input"])
         lines.append(f"{where}: {item['msg']}{given}" if removed is None else removed)
     lines += [f"in {note}" for note in getattr(error, "__notes__", ())]
     return "the configuration cannot be used:\n  " + "\n  ".join(lines)

@@ -108,7 +108,7 @@ SETTINGS: dict[str, str] = {
     "landscape.surface_points": _DECIDED_NOTHING,
 }
 """By the dotted name of a setting or of a whole group, as in `landscape.minutes`."""
-VALUES: dict[str, str] = {"train.optimizer='lion'": f"train.optimizer=lion was removed: {_LION}"}
+VALUES: dict[str, str] = {"train.optimizer=lion": _LION}
 """By the dotted name of a setting and a value that it no longer has."""
 DEPLOYMENTS: dict[str, str] = {
     **{
@@ -163,6 +163,12 @@ def removed_setting(name: str) -> str | None:
     while group not in SETTINGS and "." in group:
         group = group.rpartition(".")[0]
     return f"the setting {name} was removed: {SETTINGS[group]}" if group in SETTINGS else None
+
+
+def removed_value(name: str, value: object) -> str | None:
+    """Return what a user is told of a value that a setting no longer has, or None of any other value."""
+    given = f"{name}={value}" if isinstance(value, str) else ""
+    return f"{given} was removed: {VALUES[given]}" if given in VALUES else None
 
 
 def without_removed(recorded: Mapping[str, Any], group: str = "") -> tuple[dict[str, Any], list[str]]:

@@ -72,9 +72,9 @@ def read_folder(folder: Path) -> Record:
     """
     record = _read_record(folder / RECORD_FILE)
     try:
-        checkpoints = [_verified(folder, str(one["checkpoint"]), one["digest"]) for one in record["members"]]
         if record.get("heads") is not None:  # of a version before
             raise ModelError(f"{folder} is an ensemble of heads on one model, which were removed. Name checkpoints.")
+        checkpoints = [_verified(folder, str(one["checkpoint"]), one["digest"]) for one in record["members"]]
         found = record["calibration"]
         calibration = None
         if found is not None:

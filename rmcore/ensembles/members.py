@@ -53,15 +53,12 @@ class Members:
         weight, bias = (None if each is None else each.detach().double().cpu() for each in (head.weight, head.bias))
         assert weight is not None  # noqa: S101 - a linear layer has a weight
         shared = next((one for one in self.backbones if _same_but_head(one.rm, rm)), None) or SharedBackbone(rm)
-        self._place(shared, name, weight[0].numpy(), 0.0 if bias is None else float(bias[0]), beta=rm.beta)
-
-    def _place(self, shared: SharedBackbone, name: str, head: FloatArray, bias: float, *, beta: float) -> None:
         if shared not in self.backbones:
             self.backbones.append(shared)
         shared.names.append(name)
-        shared.heads.append(head)
-        shared.biases.append(bias)
-        shared.betas.append(beta)
+        shared.heads.append(weight[0].numpy())
+        shared.biases.append(0.0 if bias is None else float(bias[0]))
+        shared.betas.append(rm.beta)
         self._order.append((self.backbones.index(shared), len(shared.names) - 1))
 
     def __len__(self) -> int:

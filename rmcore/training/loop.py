@@ -404,6 +404,5 @@ class Trainer:
             stepper = Stepper(make_context(self.rm, self.config, self.ranks), self.feed)
             for step in range(min(num_steps, self.num_steps)):
                 stepper.run(step + 1, *stepper.feed[step])
-            return sum(
-                result.num_tokens for result, _ in stepper.results()
-            )  # the sums wait for the steps that they are of
+            # The results wait for their steps, so that the caller's clock has all of the work.
+            return sum(result.num_tokens for result, _ in stepper.results())

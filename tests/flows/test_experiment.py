@@ -273,7 +273,7 @@ def test_a_signal_ends_every_stage_and_loses_nothing(place, finished):
     process.terminate()  # the command alone: its children hear of it from the command
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors
-    # The process that forks the stages is asked last, and nobody waits for it.
+    # The process that forks the stages is ended last, and the command does not wait for it.
     wait_for(lambda: not any(map(runs, stages)))
     assert place.manifests("train") == trained  # cut off, not finished
     assert "Traceback" not in output + errors

@@ -90,7 +90,7 @@ def several(num_points):
 
 
 def record(*, judged=True, num_seeds=3, num_points=9, watched=None, rewards=1):
-    """`rlhf.json`; without a judge, with one seed or one point where asked for.
+    """`rlhf.json`; without a judge, with one seed or one point where requested.
 
     watched: with a watch that kept a trained policy (True) or the start (False); None: nobody watched.
     """

@@ -80,8 +80,10 @@ def _difference(number: float, unit: str, *, signed: bool) -> str:
 def _level(number: float, unit: str) -> str:
     if unit == "share":
         return percent(number)
-    if unit == "count" or (unit == "steps" and (number.is_integer() or abs(number) >= _WHOLE_STEPS)):
-        return f"{count(number)}{_SPACE}{unit.removeprefix('count')}".rstrip(_SPACE).replace("-", "−")
+    if unit == "count":
+        return count(number).replace("-", "−")
+    if unit == "steps" and (number.is_integer() or abs(number) >= _WHOLE_STEPS):
+        return f"{count(number)}{_SPACE}steps".replace("-", "−")
     if unit == "seconds":  # below zero may be the lower end of an interval
         return f"{'−' if number < 0 else ''}{duration(abs(number))}"
     return f"{decimal(number)}{_SPACE}{unit}".rstrip(_SPACE)

@@ -119,7 +119,7 @@ def test_the_sides_of_a_pair_carry_its_weight(tmp_path):
     loaded = load_pairs(lines(rows, tmp_path / "rows.jsonl"), columns=ColumnMap(weight="weight"))
     assert not load_pairs(
         lines(rows, tmp_path / "rows.jsonl")
-    ).observations  # a weight that nobody named may be of anything
+    ).observations  # a weight that no setting names may be of anything
     assert [(one.weight, one.observation_id) for one in loaded.observations] == [(1, "x0"), (2, "x1"), (3, "x2")]
     assert [pair.pair_id for pair in loaded.pairs] == ["x0", "x1", "x2"]
 

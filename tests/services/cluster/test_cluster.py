@@ -51,7 +51,7 @@ def test_without_a_worker_nothing_is_begun(cluster, declare):
 
 
 def be_without_the_database(cluster, worker):
-    """What a worker computes goes on without the server, and waits for it when it is done."""
+    """A worker continues to compute without the server, and waits for the server when it is done."""
     computed = trained(worker)
     cluster.postgres.stop()
     try:

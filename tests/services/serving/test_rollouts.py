@@ -108,7 +108,7 @@ def test_what_is_published_is_what_draws_from_then_on(served, policy_folder):
 
 
 def test_a_killed_vllm_comes_back_with_its_weights_and_the_step_is_sampled_again(served, tmp_path, capfd):
-    """Killed before samples alone are asked for: what is published next is loaded whatever was there before."""
+    """Killed before samples alone are requested: what is published next is loaded whatever was there before."""
     seen, killed = [], []
 
     def kill(model):
