@@ -43,12 +43,7 @@ class Telling:
 
 
 def run_chain(
-    config: PipelineConfig,
-    names: Sequence[str],
-    telling: Telling,
-    *,
-    kind: str,
-    checkpoint: str | None = None,
+    config: PipelineConfig, names: Sequence[str], telling: Telling, *, kind: str, checkpoint: str | None = None
 ) -> dict[str, Any]:
     """Run the stages `names` with tracking, and tell what they found: in a report, in MLflow, on the flow run's page.
 

@@ -23,13 +23,7 @@ from rmcore.reporting.html.cards import tested_on, trained_on
 from tasks.home import configure_environment
 from tasks.run_owner import this_process
 
-FIGURES = (
-    "overoptimization",
-    "reliability",
-    "rlhf",
-    "label_efficiency",
-    "label_savings",
-)
+FIGURES = ("overoptimization", "reliability", "rlhf", "label_efficiency", "label_savings")
 """Those that are worth opening first."""
 
 

@@ -54,8 +54,7 @@ class MatrixOptions:
     """Settings that all arms share in place of those of the size, and whether and how the arms are run."""
 
     model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", help="Model of all arms: folder or name; default: that of the size."),
+        str | None, typer.Option("--model", "-m", help="Model of all arms: folder or name; default: that of the size.")
     ] = None
     data: Annotated[
         str | None,

@@ -7,13 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from experiments.presets import PRESETS
-from flows.cli_common import (
-    FlowOptions,
-    print_places,
-    print_reported,
-    run_configured,
-    settings_of,
-)
+from flows.cli_common import FlowOptions, print_places, print_reported, run_configured, settings_of
 from flows.cli_runs import named_run, run_names
 from rmcore.cli.common import print_block
 from rmcore.cli.options import options

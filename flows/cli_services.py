@@ -50,8 +50,7 @@ def worker(
         str, typer.Option(help="Prefect of the machine where `rm-opt up --host …` runs: http://HOST:4200.")
     ],
     password_file: Annotated[
-        Path | None,
-        typer.Option(help="Copy of services/key of that machine's home; default: $RM_OPT_PASSWORD_FILE."),
+        Path | None, typer.Option(help="Copy of services/key of that machine's home; default: $RM_OPT_PASSWORD_FILE.")
     ] = None,
     limit: Annotated[
         int | None,

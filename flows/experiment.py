@@ -346,10 +346,7 @@ class Matrix:
         for outcome in prepared.values():  # arms and seeds mostly share their pairs
             log_pairs(tracker, outcome.cell.config, outcome.refs["prepare"])
         links, others = places(report)
-        views = {
-            "Cells side by side": tracker.comparison(),
-            "Charts of the cells": tracker.comparison(charts=True),
-        }
+        views = {"Cells side by side": tracker.comparison(), "Charts of the cells": tracker.comparison(charts=True)}
         shown = {name: address for name, address in views.items() if address is not None}
         headline = f"{tally(results['hypotheses'])}. {results['question']}"
         tracker.describe(run_note(headline, links | shown, others))

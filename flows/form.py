@@ -112,11 +112,7 @@ class Form:
 
 
 def configured_flow(
-    name: str,
-    form: Form,
-    picture: str,
-    suffix: str = "",
-    **options: Any,
+    name: str, form: Form, picture: str, suffix: str = "", **options: Any
 ) -> Callable[[Callable[..., Outcome]], Flow[..., Outcome]]:
     """Make a flow of a function whose first argument is a config; in its place the flow takes the form's fields.
 

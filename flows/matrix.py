@@ -89,12 +89,7 @@ class MatrixRunner:
     """
 
     def __init__(
-        self,
-        study: str,
-        store: Store,
-        start: StartTracker,
-        finish: FinishTracker,
-        ready: Ready = at_once,
+        self, study: str, store: Store, start: StartTracker, finish: FinishTracker, ready: Ready = at_once
     ) -> None:
         self.study, self.store, self.start, self.finish = study, store, start, finish
         self.ready = ready

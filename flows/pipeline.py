@@ -292,10 +292,7 @@ def _track(
     tracker.describe_study(kind, study_text(config.study))
     tracker.rename(f"{changes} · {run_key(refs)[:KEY_DIGITS]}")
     tracker.set_tags(
-        {
-            "rm.key": run_key(refs),
-            "rm.cache": ",".join(name for name, hit in cached.items() if hit) or "none",
-        }
+        {"rm.key": run_key(refs), "rm.cache": ",".join(name for name, hit in cached.items() if hit) or "none"}
         | verdict_tags(results["verdict"], results["next_rung"])
     )
     return tracker.register_model(

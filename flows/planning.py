@@ -87,12 +87,7 @@ class MatrixPlan:
 
 
 def make_plan(
-    experiment: Experiment,
-    store: Store,
-    home: Path,
-    *,
-    measure: bool = True,
-    failed: frozenset[str] = frozenset(),
+    experiment: Experiment, store: Store, home: Path, *, measure: bool = True, failed: frozenset[str] = frozenset()
 ) -> MatrixPlan:
     """Resolve every cell and trial; where nothing is known about their speed, two real steps are timed first.
 

@@ -15,12 +15,7 @@ from pydantic import Field
 
 from flows.chain import Telling, run_chain, run_name_of
 from flows.form import Form, configured_flow, described_flow, presets_for
-from flows.pipeline import (
-    REPORT_FILE,
-    REPORT_FOLDER,
-    places,
-    show_on_page,
-)
+from flows.pipeline import REPORT_FILE, REPORT_FOLDER, places, show_on_page
 from flows.requirements import require_judge
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError

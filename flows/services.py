@@ -180,12 +180,7 @@ class _Starter(contextlib.ExitStack):
     """Starts services one by one; inside the block it has the sockets that they will listen on."""
 
     def __init__(
-        self,
-        directory: Path,
-        root: Path,
-        host: str,
-        database: str | None,
-        tell: Callable[[str], None],
+        self, directory: Path, root: Path, host: str, database: str | None, tell: Callable[[str], None]
     ) -> None:
         super().__init__()
         self.directory = directory

@@ -36,12 +36,7 @@ from tasks.home import (
     make_home,
     project_root,
 )
-from tasks.local_services import (
-    CELLS_POOL,
-    CLUSTER,
-    MLFLOW_SERVER,
-    PREFECT_SERVER,
-)
+from tasks.local_services import CELLS_POOL, CLUSTER, MLFLOW_SERVER, PREFECT_SERVER
 from tasks.passwords import Identity, ask_for_proof, basic_authorization, mlflow_login
 from tasks.run_owner import this_machine
 from tasks.sharing import SHARED_VARIABLE, named_store

@@ -34,8 +34,7 @@ def benchmark(
         "benchmark-rewards"
     ),
     against: Annotated[
-        list[str],
-        typer.Option(help="Another checkpoint or hub name, or published scores in a .json. May be repeated."),
+        list[str], typer.Option(help="Another checkpoint or hub name, or published scores in a .json. May be repeated.")
     ] = [],  # noqa: B006 - typer copies it
     train_data: Annotated[
         str | None,

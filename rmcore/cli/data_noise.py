@@ -51,8 +51,7 @@ def noise(
         int, typer.Option(min=2, max=1000, help="Parts of the prompts, each scored by a model of the others.")
     ] = 5,
     false_share: Annotated[
-        float,
-        typer.Option(min=0, max=1, help="Expected share of right labels among those that are called wrong."),
+        float, typer.Option(min=0, max=1, help="Expected share of right labels among those that are called wrong.")
     ] = 0.2,
     review: Annotated[
         int | None, typer.Option(min=1, help="Also write review.csv: so many pairs whose review pays most, blind.")

@@ -80,11 +80,7 @@ class ModelReading:
         from rmcore.models.reward_model import BradleyTerryRM
 
         return BradleyTerryRM.from_pretrained(
-            checkpoint,
-            device=self.device,
-            max_seq_len=self.max_seq_len,
-            render_fn=self.render_fn,
-            dtype=self.weights,
+            checkpoint, device=self.device, max_seq_len=self.max_seq_len, render_fn=self.render_fn, dtype=self.weights
         )
 
     def named(self, checkpoint: str) -> dict[str, str | None]:

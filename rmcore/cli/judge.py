@@ -18,8 +18,7 @@ LABELLING = (*ASKING, "audit")
 JudgeName = Annotated[
     str,
     typer.Option(
-        "--judge",
-        help="openai:MODEL@URL, module:function of (prompt, response), or the folder of a reward model.",
+        "--judge", help="openai:MODEL@URL, module:function of (prompt, response), or the folder of a reward model."
     ),
 ]
 SHOWN = (

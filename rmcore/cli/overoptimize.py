@@ -13,8 +13,7 @@ from rmcore.cli.inputs import JsonOut, Seed
 
 def overoptimize(
     samples: Annotated[
-        Path,
-        typer.Option(help="Samples of a policy, several a prompt: Parquet, CSV, JSON or JSONL, one row a sample."),
+        Path, typer.Option(help="Samples of a policy, several a prompt: Parquet, CSV, JSON or JSONL, one row a sample.")
     ],
     gold: Annotated[str, typer.Option(help="Column of the true reward: a judge's, or people's.")],
     proxy: Annotated[list[str], typer.Option(help="Column of a reward model's rewards. May be repeated.")],
@@ -39,14 +38,7 @@ def overoptimize(
     from rmcore.policy.curves import curves_of_file
 
     record, drawn = curves_of_file(
-        samples,
-        prompt=prompt,
-        gold=gold,
-        proxies=proxy,
-        out=out,
-        max_n=max_n,
-        num_resamples=num_resamples,
-        seed=seed,
+        samples, prompt=prompt, gold=gold, proxies=proxy, out=out, max_n=max_n, num_resamples=num_resamples, seed=seed
     )
     for name, curves in record["proxies"].items():
         _show(name, curves)

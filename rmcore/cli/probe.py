@@ -143,12 +143,7 @@ def _shown(value: "MetricValue | None", form: str) -> str:
 
 
 def _write_repair(
-    rules: "list[Rule]",
-    measured: "list[PreferencePair]",
-    out: Path,
-    source: str,
-    reading: PairReading,
-    seed: int,
+    rules: "list[Rule]", measured: "list[PreferencePair]", out: Path, source: str, reading: PairReading, seed: int
 ) -> dict[str, Any] | None:
     """Write training pairs with counterfactual ones; nothing where no rule is violated."""
     from rmcore.data.table import write_converted

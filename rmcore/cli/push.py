@@ -14,13 +14,7 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def push(
-    name: str,
-    folder: Path,
-    make_text: Callable[[], str],
-    *,
-    is_public: bool,
-    although_not_ready: bool,
-    dry_run: bool,
+    name: str, folder: Path, make_text: Callable[[], str], *, is_public: bool, although_not_ready: bool, dry_run: bool
 ) -> None:
     """Publish a checkpoint with its card, replacing a repository only where its card says that a push wrote it.
 

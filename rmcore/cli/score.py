@@ -20,8 +20,7 @@ def score(
     checkpoint: Checkpoint,
     data: Annotated[str, typer.Option("--data", "-d", help="Pairs, or rows with columns prompt and response.")],
     out: Annotated[
-        Path,
-        typer.Option(help="File for the rewards: .parquet, .jsonl or .csv.", callback=written_as(*REWARD_FILES)),
+        Path, typer.Option(help="File for the rewards: .parquet, .jsonl or .csv.", callback=written_as(*REWARD_FILES))
     ],
     reading: PairReading,
     model: ModelReading,

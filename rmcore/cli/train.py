@@ -303,13 +303,7 @@ def _load(config: DataConfig, output_dir: Path | None) -> _Read:
     return _Read(loaded[0].pairs, loaded[1].pairs if len(loaded) > 1 else [], loaded[0].observations or None)
 
 
-def _train(
-    config: PipelineConfig,
-    read: _Read,
-    output_dir: Path,
-    *,
-    is_main: bool,
-) -> None:
+def _train(config: PipelineConfig, read: _Read, output_dir: Path, *, is_main: bool) -> None:
     from rmcore.core.progress import progress_bar
     from rmcore.core.store import flatten
     from rmcore.core.tracking import METRICS_FILE, JsonlTracker, NullTracker

@@ -68,11 +68,7 @@ def legend_below(ax: "Axes") -> None:
 
 
 def shared_legend(
-    figure: "Figure",
-    columns: int,
-    *,
-    side: str = "center",
-    handles: Sequence[Any] | None = None,
+    figure: "Figure", columns: int, *, side: str = "center", handles: Sequence[Any] | None = None
 ) -> None:
     """One legend below all panels, of what is labelled in them unless `handles` are given."""
     place: Any = f"outside lower {side}"

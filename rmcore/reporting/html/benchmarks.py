@@ -10,7 +10,7 @@ from rmcore.reporting.html.blocks import Block, Table
 TITLE = "Benchmarks"
 CAPTIONS = {
     "benchmarks": "Yardsticks are what the same rule gives to the number of characters, to the number of Markdown "
-    "marks, and to a bag of words that learnt from this run's training pairs.",
+    "marks, and to a bag of words that learnt from this run's training pairs."
 }
 HEADINGS = ("benchmark", "questions", "score", "above the longer answer")
 

@@ -115,11 +115,7 @@ def _pair(pair: Mapping[str, Any]) -> dict[str, Any]:
 
 def _lone_answer(answer: Mapping[str, Any]) -> dict[str, Any]:
     largest = _largest(one["share"] for one in answer["sentences"]["spans"])
-    return {
-        "label": "answer",
-        "prompt": shorten(answer["prompt"]),
-        **_answer(answer, largest),
-    }
+    return {"label": "answer", "prompt": shorten(answer["prompt"]), **_answer(answer, largest)}
 
 
 def _answer(answer: Mapping[str, Any], largest: float) -> dict[str, Any]:
@@ -185,10 +181,7 @@ def _turn(pair: Mapping[str, Any]) -> dict[str, Any]:
         told = f"The smallest of {found['num_turning']} edits (of {found['num_tried']} tried) that turn the preference"
     else:
         told = f"None of {found['num_tried']} edits turns the preference; the one that moves it farthest"
-    return {
-        "text": f"{told}: {what}, {moved}.",
-        "changes": changes(pair[edit["edited"]]["text"], edit["text"]),
-    }
+    return {"text": f"{told}: {what}, {moved}.", "changes": changes(pair[edit["edited"]]["text"], edit["text"])}
 
 
 def _words(number: int) -> str:

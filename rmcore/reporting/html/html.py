@@ -151,10 +151,7 @@ def _training(results: Results, *, with_trajectory: bool) -> Block:
         text=() if found else (nothing,),
         figures=("training_curves", *(("curvature_trajectory",) if with_trajectory else ())),
         tables=(Table(("seen", "diagnosis", "advice"), found, left=range(3)),) if found else (),
-        parts=[
-            Block("The run in numbers", tables=(facts(_training_facts(results)),)),
-            *truncation,
-        ],
+        parts=[Block("The run in numbers", tables=(facts(_training_facts(results)),)), *truncation],
         is_folded=not found,
     )
 

@@ -9,7 +9,7 @@ from rmcore.reporting.html.blocks import Block, Table
 
 CAPTIONS = {
     "logged_answers": "Exact over all draws of k answers and one more of the same prompt. Other prompts have enough "
-    "answers at each k, so neighbouring points differ in their prompts too.",
+    "answers at each k, so neighbouring points differ in their prompts too."
 }
 TITLE = "Choosing among logged answers"
 HEADINGS = (

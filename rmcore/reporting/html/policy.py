@@ -11,7 +11,7 @@ from rmcore.reporting.verdict_style import check_result
 
 CAPTIONS = {
     "overoptimization": "Further right the samples are chosen more sharply by the reward model. The proxy rises by "
-    "construction; where the true reward no longer follows, optimising further does harm.",
+    "construction; where the true reward no longer follows, optimising further does harm."
 }
 PARTS = {
     **{name: METRICS[name].definition for name in ("on_policy_accuracy", "hard_accuracy")},

@@ -16,14 +16,7 @@ CAPTIONS = {
     "guess; no alarm rests on it.",
 }
 REWARDS = {"vllm": "a vLLM reward server", "local": "the reward model in the training's process"}
-RLHF_HEADINGS = (
-    "step",
-    "KL, nats",
-    "proxy gain, sd",
-    "gain of the true reward, sd",
-    "win rate",
-    "tokens",
-)
+RLHF_HEADINGS = ("step", "KL, nats", "proxy gain, sd", "gain of the true reward, sd", "win rate", "tokens")
 DIGITS = (("kl", 2), ("proxy", 2), ("gold", 2), ("win_rate", 2), ("num_tokens", 0))
 """Decimals of each column after the step."""
 WATCH_HEADINGS = (
