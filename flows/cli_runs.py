@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from flows.settings import named_changes
 from flows.unfinished import judged_run, read_unfinished
+from rmcore.cli.common import wide_console
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.cost import money, price_per_hour
 from rmcore.core.errors import ConfigError
@@ -29,8 +29,6 @@ from tasks.home import configure_environment, home
 if TYPE_CHECKING:
     from rmcore.study.plan import StagePlan
 
-PIPED_WIDTH = 160
-"""Columns where no terminal says how many there are."""
 VERDICT_STATUS = {"met": 0, "refuted": 10, "unclear": 11, "lower_evidence": 12}
 """Exit statuses of `rm-opt verdict`; 2 and 3 are those of every command."""
 UNKNOWN = "unknown"
@@ -49,14 +47,6 @@ RunName = Annotated[
     str | None,
     typer.Argument(metavar="RUN", help="Its name or how that begins, see `rm-opt runs`.", autocompletion=run_names),
 ]
-
-
-def wide_console() -> Console:
-    """Where tables are printed: a pipe has no width, and 80 columns would break what is read from it."""
-    console = Console()
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = PIPED_WIDTH
-    return console
 
 
 def found_runs() -> list[Run]:

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmcore.cli.common import printable, write_report_json
+from rmcore.cli.common import print_block, write_report_json
 from rmcore.cli.inputs import Checkpoint, JsonOut, ModelReading
 from rmcore.cli.options import options
 from rmcore.core.errors import ConfigError, DataError
+from rmcore.reporting.figures import numbers
 
 if TYPE_CHECKING:
     from rmcore.data.pair import PreferencePair
@@ -61,6 +62,7 @@ def benchmark(
     from rmcore.core.progress import progress_bar
     from rmcore.data.render_fn import render_fn_digest
     from rmcore.data.table import check_target
+    from rmcore.reporting.html.benchmarks import benchmarks_block
     from rmcore.suites.record import benchmark_record, find_overlaps
     from rmcore.suites.sets import read_sets
     from rmcore.suites.standing import read_published, require_known
@@ -92,10 +94,12 @@ def benchmark(
     rewards = {name: stored_rewards(name, sets, out, model.load, read_as) for name in models}
     record = benchmark_record(sets, rewards, published=published, pairs=pairs, overlaps=overlaps)
     write_report_json(json_out, model.named(checkpoint) | record)
+    print_block(benchmarks_block(record), is_whole=True)
     for told in record["suites"].values():
-        _print(told, checkpoint)
+        if "standing" in told:
+            _print_standing(told, checkpoint)
         if published and told["missing"]:
-            print("    (published scores are of the whole set, and not compared with a part of it)\n")
+            print(f"{told['title']}: published scores are of the whole set, and not compared with a part of it")
     if pairs is not None and decontaminate is not None:
         _write_rest(pairs, overlaps, decontaminate)
 
@@ -129,60 +133,16 @@ def _write_rest(pairs: "Sequence[PreferencePair]", overlaps: "Sequence[Overlap]"
     print(f"{len(kept):,} of {len(pairs):,} training pairs share no prompt with these sets: written to {out}")
 
 
-def _print(told: Mapping[str, Any], checkpoint: str) -> None:
-    missing = sum(told["missing"].values())
-    title = f"{told['title']} ({missing} questions are missing)" if missing else told["title"]
-    print(f"{title}: {told['rule']}. Terms: {told['terms']}.")
-    for group, value in told["scores"].items():
-        print(f"    {printable(group):<28}{_shown(value, '.4f'):<32}{value['num']:>7,} questions")
-    matched = told["length_matched"]
-    print(f"    {'of about the same length':<28}{_shown(matched, '.4f'):<32}{matched['num']:>7,} pairs of answers")
-    for words, name in (("the longer answer wins", "longer_wins"), ("more Markdown wins", "more_markdown_wins")):
-        print(f"    {words:<28}{'-' if told[name] is None else format(told[name], '.4f')}")
-    print(f"    {'above the longer answer by':<28}{_shown(told['over_longer_wins'], '+.4f')}")
-    if learnt := told.get("bag_of_words"):
-        above = _shown(learnt["above"], "+.4f")
-        score = "-" if learnt["score"] is None else format(learnt["score"], ".4f")
-        print(f"    {'words of the training pairs':<28}{score}, above that by {above}")
-    if told["num_unreadable"]:
-        print(f"    {told['num_unreadable']} questions have an answer that the model cannot read: not right")
-    if overlap := told.get("overlap"):
-        _print_overlap(overlap, told["num_questions"])
-    if "standing" in told:
-        _print_standing(told, checkpoint)
-    print()
-
-
-def _print_overlap(overlap: Mapping[str, Any], number: int) -> None:
-    seen = overlap["num_exact"] + overlap["num_near"]
-    if not seen:
-        print(f"    no prompt of the {number:,} is one of the training pairs, or nearly")
-        return
-    without = overlap["score_without"]
-    print(
-        f"    {seen:,} of {number:,} prompts were seen in training ({overlap['num_exact']:,} exactly, "
-        f"{overlap['num_near']:,} nearly; {overlap['num_with_answer']:,} with an answer), by "
-        f"{overlap['num_training_pairs']:,} pairs; {'no' if without is None else f'{without:.4f}'} overall without them"
-    )
-
-
-def _shown(value: Mapping[str, Any], form: str) -> str:
-    if value["value"] is None:
-        return f"- ({value['reason']})"
-    low, high = value["ci_low"], value["ci_high"]
-    return format(value["value"], form) + ("" if low is None else f" [{low:{form}}, {high:{form}}]")
-
-
 def _print_standing(told: Mapping[str, Any], checkpoint: str) -> None:
     """Places with ties, and the difference of each model to this one, after Holm's correction over all of them."""
-    print("    place  model")
+    print(f"\n{told['title']}: place  model")
     for one in told["standing"]:
         against = told["differences"].get(one["model"])
         words = "this model" if one["model"] == checkpoint else "" if against is None else _against(against)
         published = ", published" if one["is_published"] else ""
-        print(f"    {one['place']:>5}  {one['model']} {one['score']:.4f}{published}  {words}")
+        print(f"    {one['place']:>5}  {one['model']} {numbers.percent(one['score'])}{published}  {words}")
 
 
 def _against(value: Mapping[str, Any]) -> str:
     verdicts = {"better": "this model is better", "worse": "this model is worse"}
-    return f"{verdicts.get(value['verdict'], value['verdict'])}: {_shown(value, '+.4f')}"
+    return f"{verdicts.get(value['verdict'], value['verdict'])}: {numbers.with_interval(value, 'points')}"

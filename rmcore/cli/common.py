@@ -1,5 +1,6 @@
-"""Parts that commands share: help texts from the config, printing numbers."""
+"""Parts that commands share: help texts from the config, printing numbers and findings."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from rmcore.core.files import write_json
 from rmcore.reporting.html.blocks import Block, shown
 from rmcore.reporting.html.cards import metric_texts
 
+PIPED_WIDTH = 160
+"""Columns where no terminal says how many there are."""
+
 
 def setting(model: type[BaseModel], name: str, *flags: str) -> Any:
     """Make an option whose help and lower bound are those of the config field `name`."""
@@ -23,8 +27,16 @@ def setting(model: type[BaseModel], name: str, *flags: str) -> Any:
 
 
 def printable(text: str) -> str:
-    """Put a question mark for what of a text cannot be printed: a data file must not drive the terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+    """Put a question mark for what of a line cannot be printed: a data file must not drive the terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text.replace("\u00a0", " "))
+
+
+def wide_console() -> Console:
+    """Where tables are printed: a pipe has no width, and 80 columns would break what is read from it."""
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PIPED_WIDTH
+    return console
 
 
 def write_report_json(path: Path | None, record: Mapping[str, Any]) -> None:
@@ -39,19 +51,30 @@ def print_metrics(title: str, metrics: Mapping[str, Mapping[str, Any]]) -> None:
     for name, entry in metrics.items():
         value, interval, _ = metric_texts(name, entry)
         table.add_row(escape(name), value, escape(interval), str(entry.get("num", "")))
-    Console().print(table)
+    wide_console().print(table)
 
 
-def print_block(block: Block) -> None:
-    """Print what a block holds below its title: sentences, tables without what is folded, findings."""
-    console = Console()
+def print_block(block: Block, *, is_whole: bool = False) -> None:
+    """Print what a block holds below its title: sentences, tables and findings.
+
+    Args:
+        block: to show; its texts may come from data.
+        is_whole: whether folded tables, with all small print, and its parts are printed, too, below their titles.
+    """
+    console = wide_console()
     for paragraph in block.text:
-        print(paragraph)
+        print(printable(paragraph))
     for one in block.tables:
-        if not one.title:
-            table = Table(*map(escape, one.headings))
+        if is_whole or not one.title:
+            if one.title:
+                print(f"\n{printable(one.title)}")
+            table = Table(*map(escape, one.headings), show_header=any(one.headings))
             for row in one.rows:
-                table.add_row(*(escape(shown(cell)) for cell in row))
+                texts = (escape(shown(cell, bool(one.title))).split("\n") for cell in row)
+                table.add_row(*("\n".join(map(printable, lines)) for lines in texts))
             console.print(table)
     for line in block.findings:
-        print(line)
+        print(printable(line))
+    for part in block.parts if is_whole else ():
+        print(f"\n{printable(part.title)}")
+        print_block(part, is_whole=True)

@@ -1,11 +1,12 @@
 """`rm-opt explain`: why a reward model says what it says."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmcore.cli.common import printable, setting, write_report_json
+from rmcore.cli.common import print_block, printable, setting, write_report_json
 from rmcore.cli.help import common
 from rmcore.cli.inputs import Checkpoint, JsonOut, ModelReading, PairReading, Seed, written_as
 from rmcore.cli.options import options
@@ -14,11 +15,9 @@ from rmcore.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from rmcore.data.pair import PreferencePair
-    from rmcore.explain.record import Explained, Explanation
 
 SHOWN_CHARS = 90
 """Characters of a text in the terminal."""
-SHOWN_SPANS = 5
 
 
 @options()
@@ -81,7 +80,6 @@ def explain(
         else:
             found = explain_mistakes(rm, held_out, most=mistakes, seed=seed, report=report)
             what = f"its worst mistakes of {data}"
-    _print(found)
     record: dict[str, Any] = {
         **model.named(checkpoint),
         "data": data,
@@ -89,6 +87,7 @@ def explain(
         "subtitle": f"{checkpoint} on {what}.",
         **found.to_dict(),
     }
+    _print(record)
     write_report_json(json_out, record)
     print(f"page: {write_explanation(record, out)}")
 
@@ -105,48 +104,27 @@ def _named(row: str, pairs: "list[PreferencePair]", data: str) -> "list[Preferen
     return found
 
 
-def _print(found: "Explained") -> None:
-    if found.num_pairs is not None:
-        print(f"{found.num_mistakes:,} of {found.num_pairs:,} held-out pairs are ranked against their label")
-    if found.kinds_note:
-        print(found.kinds_note)
-    for place, kind in enumerate(found.kinds, 1):
-        print(f"  kind {place}: {len(kind.members)} pairs, {kind.num_prompts} prompts")
-        for text, words in (
-            ("model prefers answers with", kind.model_words),
-            ("labels prefer answers with", kind.label_words),
-            ("prompts about", kind.prompt_words),
-        ):
-            if words:
-                print(f"    {text:<28}{', '.join(f'{one.word} ({one.num}:{one.against})' for one in words)}")
-    for answer in found.answers:
-        print(f"\nanswer, reward {answer.reward:+.3f}")
-        _print_spans(answer.text, answer.sentences.ranked())
-    for pair in found.pairs:
-        _print_pair(pair)
+def _print(record: Mapping[str, Any]) -> None:
+    """Show what the page shows, of each answer the parts with the largest effects alone."""
+    from rmcore.reporting.html.explained import answers, explained_block
+
+    print_block(explained_block(record), is_whole=True)
+    told = answers(record)
+    for answer in told["answers"]:
+        _print_answer(answer)
+    for pair in told["pairs"]:
+        print(f"\npair {printable(pair['pair_id'])}  margin {pair['margin']}  {_quoted(pair['prompt'])}")
+        for side in pair["sides"]:
+            _print_answer(side)
+        print(f"  {pair['turn']['text']}")
 
 
-def _print_pair(pair: "Explanation") -> None:
-    print(f"\npair {printable(pair.pair_id)}  margin {pair.margin:+.3f}  {_short(pair.chosen.prompt)!r}")
-    for name, answer in (("chosen", pair.chosen), ("rejected", pair.rejected)):
-        print(f"  {name}, reward {answer.reward:+.3f}")
-        _print_spans(answer.text, answer.sentences.ranked())
-    turn = pair.counterfactual
-    if turn.edit is None:
-        print(f"  none of {turn.num_tried} edits turns it, or moves it that way")
-    else:
-        what = "turned by" if turn.turned else "not turned by any edit; moved most by"
-        words = "1 word" if turn.edit.num_words == 1 else f"{turn.edit.num_words} words"
-        moved = f"{turn.margin:+.3f} -> {turn.edit.margin:+.3f}"
-        print(f"  {what} `{turn.edit.rule}` on the {turn.edit.edited} answer, {words}: {moved}")
+def _print_answer(answer: Mapping[str, Any]) -> None:
+    print(f"  {answer['label']}, reward {answer['reward']}")
+    for piece in answer["sentences"]:
+        if piece["number"]:
+            print(f"    {piece['number']}  {_quoted(piece['text'].strip())}")
 
 
-def _print_spans(text: str, ranked: list[Any]) -> None:
-    """The parts with the largest effects, either way, in the order of the answer."""
-    largest = sorted(ranked, key=lambda one: -abs(one.share))[:SHOWN_SPANS]
-    for one in sorted(largest, key=lambda one: int(one.start)):
-        print(f"    {one.share:+.3f}  {_short(text[one.start : one.end].strip())!r}")
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…")

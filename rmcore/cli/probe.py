@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmcore.cli.common import setting, write_report_json
+from rmcore.cli.common import print_block, setting, write_report_json
 from rmcore.cli.inputs import Checkpoint, Data, JsonOut, ModelReading, PairReading, Seed
 from rmcore.cli.options import options
 from rmcore.config.data import DataConfig
@@ -15,13 +15,10 @@ from rmcore.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from rmcore.data.pair import PreferencePair
-    from rmcore.evaluation.uncertainty import MetricValue
-    from rmcore.probes.measure import Finding, Probed
     from rmcore.probes.rule import Rule
 
 SHOWN_CHARS = 160
 """Characters of a text in the terminal."""
-SIGNS = {"invariant": "=", "not_higher": "≤", "lower": "<"}
 KEPT_CHARS = 1000
 """The same in the JSON record."""
 
@@ -63,6 +60,7 @@ def probe(
     from rmcore.data.table import check_target
     from rmcore.probes.measure import probe as measure
     from rmcore.probes.rules import find_rules
+    from rmcore.reporting.html.probe import probe_block
 
     if (repair is None) != (repair_data is None):
         raise ConfigError(
@@ -79,67 +77,12 @@ def probe(
     rm = model.load(checkpoint)
     with progress_bar("probe") as report:
         found = measure(rm, pairs, rules, seed=seed, report=report)
-    _print(found)
+    print_block(probe_block(found.to_dict(SHOWN_CHARS)), is_whole=True)
     record: dict[str, Any] = {**model.named(checkpoint), "data": data, **found.to_dict(KEPT_CHARS)}
     if repair is not None and repair_data is not None:
         violated = [one for one in rules if one.name in found.violated]
         record["repair"] = _write_repair(violated, pairs, repair, repair_data, reading, seed)
     write_report_json(json_out, record)
-
-
-def _print(found: "Probed") -> None:
-    from rmcore.probes.measure import LEVEL, MAX_VIOLATIONS, SHIFT_TOLERANCE
-
-    print(
-        f"{found.num_pairs:,} pairs of {found.num_prompts:,} prompts; accuracy {_shown(found.accuracy, '.3f')}, spread "
-        f"between answers to one prompt {_shown(found.spread, '.3f')}"
-    )
-    if found.num_unreadable:
-        print(f"{found.num_unreadable} answers cannot be read by this model: their pairs are left out")
-    for words, is_fault in (
-        ("manner: shift of the reward in sd, and winners that change", False),
-        ("faults: share of chosen answers whose reward is no lower with one", True),
-    ):
-        group = [one for one in found.findings if (one.expects == "lower") == is_fault]
-        if group:
-            print(f"\n{words}")
-        for one in group:
-            verdict = one.verdict.upper() if one.verdict == "violated" else one.verdict
-            counts = f"{one.num_answers:>7,} answers {one.num_prompts:>6,} prompts"
-            decisive, changed = _shown(one.decisive, ".3f" if is_fault else "+.2f"), _shown(one.changed, ".3f")
-            line = f"    {one.rule:<16} {SIGNS[one.expects]} {counts}  {verdict:<12}{decisive:<22}"
-            print(line if is_fault else f"{line}{changed}")
-    print(
-        f"\nViolated: it is shown, at {LEVEL:.0%} for all rules together (Holm), that an edit shifts rewards by more "
-        f"than {SHIFT_TOLERANCE:g} sd\n(= either way, ≤ upwards), or that more than {MAX_VIOLATIONS:.0%} of faults (<) "
-        "cost nothing. Brackets: 95 % over prompts, each alone."
-    )
-    for one in found.findings:
-        if one.verdict == "violated":
-            _print_worst(one)
-    print(f"violated: {', '.join(found.violated) or 'none is shown to be'}")
-
-
-def _print_worst(finding: "Finding") -> None:
-    from rmcore.probes.measure import shortened
-
-    print(f"\n{finding.rule}: {finding.meaning}")
-    for one in finding.worst[:1]:
-        for words, text, reward in (
-            ("prompt", one.prompt, None),
-            ("answer", one.original, one.reward),
-            ("edited", one.edited, one.edited_reward),
-        ):
-            told = "" if reward is None else f"{reward:+.3f}"
-            print(f"    {words:<8}{told:<8}{shortened(text, SHOWN_CHARS)!r}")
-    print()
-
-
-def _shown(value: "MetricValue | None", form: str) -> str:
-    if value is None or value.value is None:
-        return "-"
-    ends = "" if value.ci_low is None else f" [{value.ci_low:{form}}, {value.ci_high:{form}}]"
-    return format(value.value, form) + ends
 
 
 def _write_repair(

@@ -63,11 +63,13 @@ def _seen(told: Mapping[str, Any]) -> str:
         return "not compared with the training pairs, so it is not known whether its prompts were seen in training"
     if not seen:
         return f"none of its {number} prompts was seen in training"
-    without = overlap["score_without"]
+    without = "not known" if overlap["score_without"] is None else numbers.percent(overlap["score_without"])
+    exact, near, answers, pairs = (
+        numbers.count(overlap[name]) for name in ("num_exact", "num_near", "num_with_answer", "num_training_pairs")
+    )
     return (
-        f"{numbers.count(seen)} of its {number} prompts were seen in training ({numbers.count(overlap['num_exact'])} "
-        f"exactly, {numbers.count(overlap['num_near'])} nearly; {numbers.count(overlap['num_with_answer'])} with an "
-        f"answer); score without them: {'not known' if without is None else numbers.percent(without)}"
+        f"{numbers.count(seen)} of its {number} prompts were seen in training ({exact} exactly, {near} nearly; "
+        f"{answers} with an answer), by {pairs} training pairs; score without them: {without}"
     )
 
 

@@ -49,7 +49,7 @@ def probe_block(found: Mapping[str, Any]) -> Block:
     )
     return Block(
         TITLE,
-        text=(_finding(found), f"{_definition(found['tolerated'])} No verdict follows from them."),
+        text=(_finding(found), _measured(found), f"{_definition(found['tolerated'])} No verdict follows from them."),
         tables=(examples,) if worst else (),
         parts=[part for part in parts if part.tables[0].rows],
     )
@@ -79,6 +79,15 @@ def _finding(found: Mapping[str, Any]) -> str:
         return f"✓ None of {len(applied)} rules is shown to be violated, {on}."
     are = "rule is" if len(violated) == 1 else "rules are"
     return f"✗ {len(violated)} of {len(applied)} {are} shown to be violated, {on}: {', '.join(violated)}."
+
+
+def _measured(found: Mapping[str, Any]) -> str:
+    accuracy, spread = numbers.with_interval(found["accuracy"], "share"), numbers.with_interval(found["spread"])
+    said = f"Accuracy is {accuracy}; rewards of answers to one prompt have a standard deviation of {spread} logits."
+    if found["num_unreadable"]:
+        number = numbers.count(found["num_unreadable"])
+        said += f" {number} answers cannot be read by this model, and their pairs are left out."
+    return said
 
 
 def _definition(tolerated: Mapping[str, float]) -> str:

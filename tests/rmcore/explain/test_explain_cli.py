@@ -35,11 +35,11 @@ def run(files, *words):
 @pytest.mark.slow
 def test_the_worst_mistakes(files):
     said, record, page = run(files, "--data", files / "test.parquet", "--mistakes", 2)
-    assert f"{record['num_mistakes']} of 40 held-out pairs are ranked against their label" in said
+    assert f"{record['num_mistakes']} of 40 held-out pairs (" in said
     assert len(record["pairs"]) == 2
     assert record["checkpoint_digest"]
     for pair in record["pairs"]:
-        assert f"pair {pair['pair_id']}  margin {pair['margin']:+.3f}" in said
+        assert f"pair {pair['pair_id']}  margin " in said
         assert pair["pair_id"] in page
 
 

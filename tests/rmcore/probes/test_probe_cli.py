@@ -44,12 +44,12 @@ def test_all_rules_are_told_recorded_and_repaired(files, tmp_path):
     assert (record["num_pairs"], record["num_prompts"]) == (30, 30)
     assert [one["rule"] for one in record["findings"]] == list(RULES)
     for one in record["findings"]:
-        assert f"    {one['rule']:<16}" in said
+        assert one["rule"] in said
         assert (one["verdict"] == "violated") == (one["rule"] in record["violated"])
         assert one["verdict"] != "violated" or one["p_adjusted"] < record["tolerated"]["familywise_level"]
     assert record["violated"]  # it knows nothing
     for name in record["violated"]:
-        assert f"{name}: {RULES[name].meaning}" in said
+        assert name in said.partition("are shown to be violated")[2].partition(".\n")[0]
         assert next(one["worst"] for one in record["findings"] if one["rule"] == name)
     pairs = load_pairs(str(tmp_path / "repaired.parquet")).pairs
     added = [pair.metadata[RULE_KEY] for pair in pairs if RULE_KEY in pair.metadata]
@@ -68,7 +68,7 @@ def test_one_rule_that_holds_leaves_nothing_to_repair(files, tmp_path, monkeypat
     repair = ("--repair", tmp_path / "none.jsonl", "--repair-data", files / "train.parquet")
     said = run(files, "--rule", "own_rule_that_holds:nothing", "--limit", "24", *repair)
     assert "own_rule_that_holds:nothing" in said
-    assert "violated: none is shown to be" in said
+    assert "None of 1 rules is shown to be violated" in said
     assert "is not written: no rule is shown to be violated" in said
     assert not (tmp_path / "none.jsonl").exists()
 

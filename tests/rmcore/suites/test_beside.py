@@ -310,7 +310,7 @@ def test_the_command_shows_it_all_and_writes_the_training_pairs_that_are_clean(t
     words += ["--decontaminate", tmp_path / "clean.parquet", "--out", tmp_path / "r", "--json", tmp_path / "a.json"]
     done = CliRunner().invoke(app, ["benchmark", *map(str, words)])
     assert done.exit_code == 0, done.output
-    assert "3 of 12 prompts were seen in training (3 exactly, 0 nearly; 3 with an answer), by 3 pairs" in done.output
+    assert "3 of its 12 prompts were seen in training (3 exactly, 0 nearly; 3 with an answer), by 3 " in done.output
     assert "20 of 23 training pairs share no prompt with these sets" in done.output
     assert {one.prompt for one in read_pairs(tmp_path / "clean.parquet")} == {f"other {at}" for at in range(20)}
     told = json.loads((tmp_path / "a.json").read_text())["suites"]["mine"]
