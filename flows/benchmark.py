@@ -36,6 +36,7 @@ STAGES = ("prepare", "train", "benchmark")
         },
         ("data", "model", "train", "benchmark"),
         presets_for("run"),
+        require_benchmarks,
     ),
     """
     prepare ──> train ──> benchmark ──> scores next to yardsticks, and what was seen in training
@@ -58,7 +59,6 @@ def benchmark(config: PipelineConfig, checkpoint: str | None = None) -> dict[str
         ConfigError: no benchmark is named, or there is none of that name.
     """
     required_benchmark(config)
-    require_benchmarks(config)
 
     def found(refs: Mapping[str, ArtifactRef]) -> dict[str, Any]:
         return read_json(refs["benchmark"], "benchmark.json")

@@ -75,6 +75,8 @@ class Form:
     """Sections of the config that the flow reads."""
     presets: tuple[str, ...]
     """Those to choose from."""
+    requires: Callable[[PipelineConfig], object] | None = None
+    """Refuses settings with which the flow could not come to its end, before it starts."""
 
     def config(self, given: Mapping[str, Any]) -> PipelineConfig:
         """The config that a run's parameters stand for; those of the flow's own are not looked at.
@@ -150,6 +152,8 @@ def configured_flow(
                 if runtime.flow_run.id is not None:
                     _show(form, bound.arguments[PRESET_FIELD], config)
                 require_hub_names(config)
+                if form.requires is not None:
+                    form.requires(config)
                 return body(config, **{one.name: bound.arguments[one.name] for one in own})
 
         run.__signature__ = signature  # type: ignore[attr-defined]

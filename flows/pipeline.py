@@ -55,6 +55,7 @@ FORM = Form(
     FIELDS,
     ("data", "model", "train", "evaluate", "landscape", "readiness", "probe", "explain", "benchmark", "policy", "rlhf"),
     presets_for("run"),
+    require_run,
 )
 PICTURE = """
 prepare ──> train ─┬─> evaluate ──> readiness ──> report ──> register: MLflow, model
@@ -83,7 +84,6 @@ def pipeline(config: PipelineConfig) -> dict[str, Any]:
         ConfigError: something that the config names is not there, see `require_run`.
         DataError: the judged answers that are named tell nothing.
     """
-    require_run(config)
     if only_starts_reward_model(config):
         say("policy     the reward model starts from it; its samples have no judge, so labelled pairs alone decide")
     return run_pipeline(config, kind="pipeline", run_name=f"{config.study}-seed{config.seed}")

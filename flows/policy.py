@@ -58,6 +58,7 @@ CONFIRMATION = ("prepare", "train", "policy", "confirmation")
         OF_THE_MODEL | {"samples_per_prompt": "policy.samples_per_prompt", "num_prompts": "policy.num_prompts"} | NAMES,
         SERVED,
         WITH_POLICY,
+        required_policy,
     ),
     """
     prepare ─┬─> train ────────────────┬─> overoptimization ──> curves, figures
@@ -79,7 +80,6 @@ def best_of_n(config: PipelineConfig, checkpoint: str | None = None) -> dict[str
     Raises:
         ConfigError: the config has no policy.
     """
-    required_policy(config)
 
     def found(refs: Mapping[str, ArtifactRef]) -> dict[str, Any]:
         return {
@@ -100,6 +100,7 @@ def best_of_n(config: PipelineConfig, checkpoint: str | None = None) -> dict[str
         | NAMES,
         (*SERVED, "evaluate", "landscape", "readiness", "rlhf"),
         WITH_POLICY,
+        require_judge,
     ),
     """
     prepare ─┬─> train ─┬─> evaluate ─────────┬─> readiness_v2 ──> verdict up to the planned KL
@@ -122,7 +123,6 @@ def readiness(config: PipelineConfig, checkpoint: str | None = None) -> dict[str
         ConfigError: the config has no policy, or no judge for its samples.
     """
     required_policy(config)
-    require_judge(config)
 
     def judged(refs: Mapping[str, ArtifactRef]) -> dict[str, Any]:
         found = read_json(refs["readiness_v2"], "readiness.json")
