@@ -17,8 +17,9 @@ from rmcore.data.pair import PreferencePair, Prompt
 from rmcore.data.readers.columns import USUAL_COLUMNS, ColumnMap
 from rmcore.data.readers.fields import Reason, RowRejected
 from rmcore.data.readers.files import RawRecord
-from rmcore.data.readers.layouts import GRADED_ROWS, SIDE_ROWS, asked_and_answered
+from rmcore.data.readers.layouts import GRADED_ROWS, SIDE_ROWS
 from rmcore.data.readers.rejected import RejectedRow
+from rmcore.data.readers.row_pairs import asked_and_answered
 from rmcore.data.readers.sources import LoadedPairs, check_usable, iter_records, load_pairs, outcomes, probe
 from rmcore.data.readers.turns import OF_THE_PROMPT
 from rmcore.data.readers.unread import LOOKED_AT, unread_columns, unread_parts

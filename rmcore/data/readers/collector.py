@@ -15,7 +15,7 @@ from rmcore.data.observation import Observation
 from rmcore.data.pair import PreferencePair
 from rmcore.data.pairs_on_disk import RowWriter
 from rmcore.data.readers.files import RawRecord
-from rmcore.data.readers.layouts import RowPairs
+from rmcore.data.readers.row_pairs import RowPairs
 from rmcore.data.table import OBSERVATIONS, PAIRS
 
 

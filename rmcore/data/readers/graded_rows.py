@@ -19,8 +19,8 @@ from rmcore.data.pair import PreferencePair, Prompt
 from rmcore.data.readers.collector import Collected
 from rmcore.data.readers.fields import Reason
 from rmcore.data.readers.files import RawRecord
-from rmcore.data.readers.layouts import RowPairs
 from rmcore.data.readers.rejected import RejectedRow, reject
+from rmcore.data.readers.row_pairs import RowPairs
 from rmcore.data.readers.strict_pairs import strict_pairs
 from rmcore.data.survey import Scale, better_weights
 

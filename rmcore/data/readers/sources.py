@@ -33,8 +33,9 @@ from rmcore.data.readers.fields import Reason, RowRejected
 from rmcore.data.readers.files import RawRecord, conversion_to_utf8, is_file_name, is_text_file, is_utf8, read_file
 from rmcore.data.readers.graded_rows import USUAL_GRADING, GradedRows, Grading
 from rmcore.data.readers.hub import hub_revision, read_folder, read_hub
-from rmcore.data.readers.layouts import GRADED_ROWS, SIDE_ROWS, Layout, RowPairs, recognise
+from rmcore.data.readers.layouts import GRADED_ROWS, SIDE_ROWS, Layout, recognise
 from rmcore.data.readers.rejected import INCOMPLETE, INCOMPLETE_SIDES, RejectedRow, refuse_incomplete, reject
+from rmcore.data.readers.row_pairs import RowPairs
 from rmcore.data.readers.unpaired_rows import read_unpaired_rows
 from rmcore.data.readers.unread import unread_parts
 from rmcore.data.splits import conversation

@@ -14,7 +14,8 @@ from rmcore.config.data import DataConfig
 from rmcore.data.observation import WEIGHT
 from rmcore.data.pair import Message, PreferencePair, plain_prompt
 from rmcore.data.readers.columns import ColumnMap
-from rmcore.data.readers.layouts import Reason, RowRejected, recognise
+from rmcore.data.readers.fields import Reason, RowRejected
+from rmcore.data.readers.layouts import recognise
 from rmcore.data.readers.sources import load_pairs
 from rmcore.data.splits import split_by_prompt
 
