@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Callable, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack
 
 from experiments import ablation, baseline, lora, optimizers, sensitivity
 from experiments.schema import Experiment
@@ -21,9 +21,17 @@ SHIPPED: dict[str, Callable[[Size], Experiment]] = {
 }
 
 
-class Shared(TypedDict):
-    """Settings that all arms can be given in place of those of the size; see `restrict`."""
+class Chosen(TypedDict, total=False):
+    """The part of an experiment that is run, and what it is run on; left out, or None: as declared. See `restrict`."""
 
+    arms: Sequence[str] | None
+    seeds: int | None
+    """Replicates of every arm."""
+    grid: bool
+    """Every combination of levels."""
+    budget_minutes: float | None
+    looks: Sequence[int] | None
+    """Numbers of seeds after which claims are judged."""
     model: str | None
     data: str | None
     epochs: float | None
@@ -48,19 +56,7 @@ def load_experiment(name: str, size: Size = "smoke") -> Experiment:
     )
 
 
-def restrict(
-    experiment: Experiment,
-    *,
-    arms: Sequence[str] | None = None,
-    seeds: int | None = None,
-    grid: bool = False,
-    budget_minutes: float | None = None,
-    model: str | None = None,
-    data: str | None = None,
-    epochs: float | None = None,
-    device: str | None = None,
-    looks: Sequence[int] | None = None,
-) -> Experiment:
+def restrict(experiment: Experiment, **chosen: Unpack[Chosen]) -> Experiment:
     """The same experiment with some of its arms, other seeds, the full grid, another budget, or on something else.
 
     Fewer seeds are the first of the declared ones, more are those and the smallest others; looks end at the last of
@@ -76,6 +72,7 @@ def restrict(
         ConfigError: there is no such arm, or arms are chosen of several factors.
         pydantic.ValidationError: what is left is no experiment.
     """
+    seeds, looks, arms = chosen.get("seeds"), chosen.get("looks"), chosen.get("arms")
     changed = experiment.model_dump()
     if looks is not None and seeds is not None:
         raise ConfigError("looks say how many seeds there are: leave the number of seeds out.")
@@ -87,10 +84,10 @@ def restrict(
         changed["looks"] = (*earlier, seeds) if earlier else ()
         spare = (seed for seed in range(seeds + len(experiment.seeds)) if seed not in experiment.seeds)
         changed["seeds"] = tuple(islice(chain(experiment.seeds, spare), seeds))
-    if budget_minutes is not None:
-        changed["budget_minutes"] = budget_minutes
-    changed["base"] |= _shared_changes(changed["base"], model, data, epochs, device)
-    if grid and experiment.design != "grid":
+    if chosen.get("budget_minutes") is not None:
+        changed["budget_minutes"] = chosen["budget_minutes"]
+    changed["base"] |= _shared_changes(changed["base"], chosen)
+    if chosen.get("grid") and experiment.design != "grid":
         changed |= _as_grid(experiment)
     if arms is not None:
         changed |= _with_arms(experiment, arms)
@@ -99,9 +96,8 @@ def restrict(
     return Experiment.model_validate(changed)
 
 
-def _shared_changes(
-    base: dict[str, Any], model: str | None, data: str | None, epochs: float | None, device: str | None
-) -> dict[str, Any]:
+def _shared_changes(base: dict[str, Any], chosen: Chosen) -> dict[str, Any]:
+    model, data, epochs, device = (chosen.get(name) for name in ("model", "data", "epochs", "device"))
     own_pairs = {"source": data, "eval_source": None, "eval_split": None}
     return {
         "model": base["model"] | ({} if model is None else {"name": model}),

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from experiments.library import SHIPPED, Shared, load_experiment, restrict
+from experiments.library import SHIPPED, Chosen, load_experiment, restrict
 from experiments.optimizers import with_control
 from experiments.sizes import Size
 from flows.cli_common import prefect_in_use, prepare_terminal, say_start
@@ -85,9 +85,10 @@ class MatrixOptions:
         """By their flags."""
         return {f"--{field.name}": getattr(self, field.name) for field in fields(self)}
 
-    def shared(self) -> Shared:
-        """Gather the settings that all arms share."""
-        return {"model": self.model, "data": self.data, "epochs": self.epochs, "device": self.device}
+    def chosen(self) -> Chosen:
+        """Gather what they change of an experiment."""
+        shared: Chosen = {"model": self.model, "data": self.data, "epochs": self.epochs, "device": self.device}
+        return {**shared, "budget_minutes": self.budget}
 
 
 @options()
@@ -114,7 +115,8 @@ def experiment(
     chosen = None if arms is None else [arm.strip() for arm in arms.split(",") if arm.strip()]
     if size is not None and name not in SHIPPED:
         raise ConfigError(f"--size {size} is for the shipped experiments; {name} says itself what it runs on.")
-    return run_or_plan(name, size or "smoke", seeds, chosen, given, grid=grid, looks=_numbers(looks), take=take)
+    more: Chosen = {"arms": chosen, "seeds": seeds, "grid": grid, "looks": _numbers(looks)}
+    return run_or_plan(name, size or "smoke", given, {**given.chosen(), **more}, take)
 
 
 def _numbers(looks: str | None) -> list[int] | None:
@@ -177,25 +179,12 @@ def compare(
     for name in chosen:
         if (removed := removed_value("train.optimizer", name)) is not None:
             raise ConfigError(removed)
-    return run_or_plan("optimizers", size, seeds, chosen, given, grid=False)
+    return run_or_plan("optimizers", size, given, {**given.chosen(), "arms": chosen, "seeds": seeds})
 
 
-def run_or_plan(
-    name: str,
-    size: Size,
-    seeds: int | None,
-    arms: Sequence[str] | None,
-    given: MatrixOptions,
-    *,
-    grid: bool,
-    looks: Sequence[int] | None = None,
-    take: int | None = None,
-) -> int:
+def run_or_plan(name: str, size: Size, given: MatrixOptions, chosen: Chosen, take: int | None = None) -> int:
     """Show the plan, or run what is missing; 1 where a cell failed, else 0."""
-    budget, summary, shared = given.budget, given.summary, given.shared()
-    declared = restrict(
-        load_experiment(name, size), arms=arms, seeds=seeds, grid=grid, budget_minutes=budget, looks=looks, **shared
-    )
+    summary, declared = given.summary, restrict(load_experiment(name, size), **chosen)
     require_hub_names(*(arm.config for arm in declared.arms()))
     if given.plan:
         store = Store(home() / "store")
@@ -209,19 +198,7 @@ def run_or_plan(
         summary.parent.mkdir(parents=True, exist_ok=True)
         summary.touch()  # a path that cannot be written is refused before hours are spent
     say_start(f"{declared.name}-{declared.size}", "cells")
-    outcome = run_matrix(
-        name,
-        size,
-        seeds,
-        arms,
-        shared,
-        grid=grid,
-        budget=budget,
-        looks=looks,
-        take=take,
-        runner=given.runner or "threads",
-        ends_with_server=True,
-    )
+    outcome = run_matrix(name, size, chosen, take=take, runner=given.runner or "threads", ends_with_server=True)
     print_outcome(outcome)
     if summary is not None:
         write_text(summary, json.dumps(outcome, indent=1) + "\n")
@@ -231,13 +208,8 @@ def run_or_plan(
 def run_matrix(
     name: str,
     size: Size,
-    seeds: int | None,
-    arms: Sequence[str] | None,
-    shared: Shared,
+    chosen: Chosen,
     *,
-    grid: bool = False,
-    budget: float | None = None,
-    looks: Sequence[int] | None = None,
     take: int | None = None,
     runner: Runner = "threads",
     ends_with_server: bool = False,
@@ -260,11 +232,7 @@ def run_matrix(
     quiet_prefect()
     try:
         with prefect_in_use("cells") if ends_with_server else nullcontext():
-            chosen = None if arms is None else list(arms)
-            at = None if looks is None else list(looks)
-            outcome: dict[str, Any] = flow(
-                name, size, seeds, chosen, grid, budget, looks=at, take=take, runner=runner, **shared
-            )
+            outcome: dict[str, Any] = flow(name, size, **chosen, take=take, runner=runner)
     except FailedCellsError as error:
         return error.outcome
     return outcome

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.library import Shared, load_experiment, restrict
+from experiments.library import Chosen, load_experiment, restrict
 from experiments.optimizers import with_control
 from experiments.schema import Experiment
 from experiments.sizes import Size
 from flows.cli_experiment import run_matrix
-from rmcore.core.errors import ConfigError, TrainingError
+from rmcore.core.errors import ConfigError
 
 SIZE: Size = "smoke"
 """Whose settings hold for what is not named here: batch size, evaluation, curvature."""
@@ -46,16 +46,14 @@ class OptimizerComparison:
         num_seeds: int = 3,
         epochs: float = 1.0,
     ) -> None:
-        self.optimizers, self.num_seeds = with_control(optimizers), num_seeds
-        self._shared: Shared = {
+        self._chosen: Chosen = {
+            "arms": with_control(optimizers),
+            "seeds": num_seeds,
             "model": model_name,
             "data": None if data_path is None else str(data_path),
             "epochs": epochs,
-            "device": None,
         }
-        self.declared: Experiment = restrict(
-            load_experiment("optimizers", SIZE), arms=self.optimizers, seeds=num_seeds, **self._shared
-        )
+        self.declared: Experiment = restrict(load_experiment("optimizers", SIZE), **self._chosen)
         """Arms, hypotheses and what all arms share."""
         self.outcome: dict[str, Any] | None = None
 
@@ -65,12 +63,11 @@ class OptimizerComparison:
         Raises:
             TrainingError: cells failed; `generate_report` has the others.
         """
-        self.outcome = run_matrix("optimizers", SIZE, self.num_seeds, self.optimizers, self._shared)
+        self.outcome = run_matrix("optimizers", SIZE, self._chosen)
         if self.outcome["failed"]:
-            raise TrainingError(
-                f"{len(self.outcome['failed'])} cells failed: {', '.join(self.outcome['failed'])}. The report has the "
-                f"others: {self.outcome['report']}"
-            )
+            from flows.experiment import FailedCellsError
+
+            raise FailedCellsError(self.outcome)
         results: dict[str, Any] = self.outcome["results"]
         return results
 

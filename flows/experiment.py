@@ -16,7 +16,7 @@ from prefect.exceptions import TerminationSignal
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
 
-from experiments.library import SHIPPED, Shared, load_experiment, restrict
+from experiments.library import SHIPPED, Chosen, load_experiment, restrict
 from experiments.schema import Experiment
 from experiments.sizes import Size
 from flows.console import say
@@ -36,14 +36,14 @@ from flows.pipeline import (
 )
 from flows.planning import MatrixPlan, Runner, cells_of_look, frozen, judged, make_plan, matrix_key, measured_cell
 from flows.pool import PoolRunner
-from flows.results import command, gather
+from flows.results import MatrixState, command, gather
 from flows.schedules import pause_own_schedule
 from rmcore.config.pipeline import GROUPS
 from rmcore.core.cost import money, price_per_hour
 from rmcore.core.errors import TrainingError
 from rmcore.core.files import write_json, write_text
 from rmcore.core.metrics import HEADLINE
-from rmcore.core.store import ArtifactRef, Store, flatten
+from rmcore.core.store import ArtifactRef, flatten
 from rmcore.reporting.experiment_schema import ArmResult, ExperimentResults, HypothesisResult, Registration, Tuned
 from rmcore.reporting.figures.arms import declared_colours
 from rmcore.reporting.figures.claims import tally
@@ -53,8 +53,8 @@ from rmcore.reporting.html.index import write_index
 from rmcore.reporting.html.note import experiment_note, numbers_line, run_note
 from rmcore.reporting.schema import Metric
 from rmcore.stages.results import artifact_seconds, read_json
-from rmcore.study.analysis import Cells, LooksTaken
-from rmcore.study.cells import TEST_METRICS, Measured
+from rmcore.study.analysis import LooksTaken
+from rmcore.study.cells import TEST_METRICS
 from rmcore.study.plan import Cell
 from rmcore.study.registration import record_look, register
 from tasks.comparison_view import cells_view
@@ -120,16 +120,11 @@ def experiment(
     Raises:
         FailedCellsError: some cells failed; it holds what would have been returned.
     """
-    shared: Shared = {"model": model, "data": data, "epochs": epochs, "device": device}
-    declared = restrict(
-        load_experiment(experiment, size),
-        arms=arms,
-        seeds=seeds,
-        grid=grid,
-        budget_minutes=budget_minutes,
-        looks=looks,
-        **shared,
-    )
+    chosen: Chosen = {
+        **{"arms": arms, "seeds": seeds, "grid": grid, "budget_minutes": budget_minutes, "looks": looks},
+        **{"model": model, "data": data, "epochs": epochs, "device": device},
+    }
+    declared = restrict(load_experiment(experiment, size), **chosen)
     require_hub_names(*(arm.config for arm in declared.arms()))
     store = open_store()
     plan = make_plan(declared, store, home())
@@ -137,9 +132,7 @@ def experiment(
     registration = register(
         home() / "registrations" / f"{declared.name}-{declared.size}", frozen(declared), write_once()
     )
-    said = command(
-        declared, experiment, arms=arms, seeds=seeds, grid=grid, budget=budget_minutes, looks=looks, **shared
-    )
+    said = command(declared, experiment, chosen)
     outcome = Matrix(declared, store, registration, said, take, runner).run(plan)
     if outcome["failed"]:
         raise FailedCellsError(outcome)
@@ -158,27 +151,18 @@ class FailedCellsError(TrainingError):
 
 
 @dataclass
-class Matrix:
-    """One run of a registered experiment."""
+class Matrix(MatrixState):
+    """Runs a registered experiment."""
 
-    declared: Experiment
-    store: Store
-    registration: Registration
-    command: str
     take: int | None = None
     """At most so many new looks."""
     runner: Runner = "threads"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.key = matrix_key(self.declared, self.registration["hash"])
         self.study = f"{self.declared.name}-{self.declared.size}"
-        self.measured: dict[str, Measured] = {}
-        self.trials: dict[str, Outcome] = {}
         self.colours = declared_colours([arm.name for arm in self.declared.arms()], self.declared.control)
-        self.started = time.monotonic()
-        self.looks_taken = 0
-        self.taken = LooksTaken([], tuple(one.name for one in self.declared.hypotheses))
-        self.expected: float | None = 0.0
 
     def run(self, plan: MatrixPlan) -> dict[str, Any]:
         """Tune, run what is missing, judge and report."""
@@ -279,11 +263,6 @@ class Matrix:
             needed = f"another look would take about {due.seconds / 60:.0f} min"
             return f"{needed}, {max(left, 0) / 60:.0f} are left of the budget; {later}"
         return None
-
-    def cells(self, outcomes: Mapping[str, Outcome]) -> Cells:
-        """Give what was measured of the cells that did not fail, by arm and seed."""
-        finished = [cell for label, cell in self.measured.items() if label in outcomes and not outcomes[label].error]
-        return {(cell.arm, cell.seed): cell for cell in finished}
 
     def _start_tracker(self, cell: Cell, refs: dict[str, ArtifactRef]) -> RunTracker:
         kind = "cell" if cell.trial is None else "trial"

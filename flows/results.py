@@ -3,12 +3,11 @@
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Protocol
 
 from experiments.arms import Arm, shown_changes
-from experiments.library import SHIPPED
+from experiments.library import SHIPPED, Chosen
 from experiments.schema import Experiment
 from flows.matrix import Outcome
 from flows.planning import seeds_by_arm
@@ -32,27 +31,33 @@ from rmcore.study.deciding import deciding_sizes
 from tasks.device import device_slots
 
 
-class Matrix(Protocol):
-    """One run of a registered experiment: `flows.experiment.Matrix`, which imports this module."""
+@dataclass
+class MatrixState:
+    """One run of a registered experiment, and how far it is."""
 
     declared: Experiment
     store: Store
     registration: Registration
     command: str
-    trials: dict[str, Outcome]
-    looks_taken: int
-    taken: LooksTaken
-    """The claims after these looks."""
-    expected: float | None
-    """Seconds that what has run was expected to take; None: unknown."""
-    started: float
-    """Seconds of the monotonic clock when the run began."""
+
+    def __post_init__(self) -> None:
+        self.measured: dict[str, Measured] = {}
+        """Cells by label."""
+        self.trials: dict[str, Outcome] = {}
+        self.looks_taken = 0
+        self.taken = LooksTaken([], tuple(one.name for one in self.declared.hypotheses))
+        """The claims after these looks."""
+        self.expected: float | None = 0.0
+        """Seconds that what has run was expected to take; None: unknown."""
+        self.started = time.monotonic()
 
     def cells(self, outcomes: Mapping[str, Outcome]) -> Cells:
-        """Give what was measured of the cells that did not fail."""
+        """Give what was measured of the cells that did not fail, by arm and seed."""
+        finished = [cell for label, cell in self.measured.items() if label in outcomes and not outcomes[label].error]
+        return {(cell.arm, cell.seed): cell for cell in finished}
 
 
-def gather(matrix: Matrix, outcomes: Mapping[str, Outcome], tuned: Mapping[str, Tuned]) -> ExperimentResults:
+def gather(matrix: MatrixState, outcomes: Mapping[str, Outcome], tuned: Mapping[str, Tuned]) -> ExperimentResults:
     """Judge the hypotheses and describe every arm and cell."""
     declared = matrix.declared
     arms = declared.arms()
@@ -87,34 +92,19 @@ def gather(matrix: Matrix, outcomes: Mapping[str, Outcome], tuned: Mapping[str, 
     }
 
 
-def command(
-    declared: Experiment,
-    named: str,
-    *,
-    arms: Sequence[str] | None,
-    seeds: int | None,
-    grid: bool,
-    budget: float | None,
-    model: str | None = None,
-    data: str | None = None,
-    epochs: float | None = None,
-    device: str | None = None,
-    looks: Sequence[int] | None = None,
-) -> str:
+def command(declared: Experiment, named: str, chosen: Chosen) -> str:
     """The command line that runs the same matrix."""
+    budget = chosen.get("budget_minutes")
     given = {
         "--size": declared.size if named in SHIPPED else None,
-        "--seeds": seeds,
-        "--arms": None if arms is None else ",".join(arms),
+        "--seeds": chosen.get("seeds"),
+        "--arms": None if chosen.get("arms") is None else ",".join(chosen["arms"] or ()),
         "--budget": None if budget is None else f"{budget:g}",
-        "--model": model,
-        "--data": data,
-        "--epochs": epochs,
-        "--device": device,
-        "--looks": None if looks is None else ",".join(map(str, looks)),
+        **{f"--{name}": chosen.get(name) for name in ("model", "data", "epochs", "device")},
+        "--looks": None if chosen.get("looks") is None else ",".join(map(str, chosen["looks"] or ())),
     }
     words = [word for name, value in given.items() if value is not None for word in (name, str(value))]
-    return shlex.join(["rm-opt", "experiment", named, *words, *(["--grid"] if grid else [])])
+    return shlex.join(["rm-opt", "experiment", named, *words, *(["--grid"] if chosen.get("grid") else [])])
 
 
 def _info(name: str) -> MetricInfo:
@@ -138,7 +128,7 @@ def _arm(
     }
 
 
-def _cell(outcome: Outcome, measured: Measured | None, matrix: Matrix) -> CellResult:
+def _cell(outcome: Outcome, measured: Measured | None, matrix: MatrixState) -> CellResult:
     failed = outcome.error is not None
     return {
         "arm": outcome.cell.arm,
@@ -165,7 +155,7 @@ def _curves(metric: str, cells: Sequence[Measured]) -> list[CurveData]:
 
 
 def _notes(
-    matrix: Matrix, arms: Sequence[Arm], outcomes: Mapping[str, Outcome], tuned: Mapping[str, Tuned]
+    matrix: MatrixState, arms: Sequence[Arm], outcomes: Mapping[str, Outcome], tuned: Mapping[str, Tuned]
 ) -> list[str]:
     notes = [f"{', '.join(arm.merged)}: the same settings as {arm.name}; merged into it." for arm in arms if arm.merged]
     declared = matrix.declared
@@ -203,7 +193,7 @@ def _made_before(store: Store, outcome: Outcome, frozen_at: str) -> bool:
     return "created" in manifest and manifest["created"] < datetime.fromisoformat(frozen_at).timestamp()
 
 
-def _cost(matrix: Matrix, outcomes: Mapping[str, Outcome]) -> Cost:
+def _cost(matrix: MatrixState, outcomes: Mapping[str, Outcome]) -> Cost:
     refs = [ref for outcome in (*matrix.trials.values(), *outcomes.values()) for ref in outcome.refs.values()]
     failed = sum(outcome.error is not None for outcome in outcomes.values())
     computed = sum(outcome.computed and outcome.error is None for outcome in outcomes.values())

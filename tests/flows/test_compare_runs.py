@@ -167,9 +167,12 @@ def test_what_cannot_be_compared_is_named(reports, words, said):
 
 def test_without_runs_optimizers_are_compared_as_before(monkeypatch):
     asked = []
-    monkeypatch.setattr(cli_experiment, "run_or_plan", lambda *given, **more: asked.append((given, more)) or 0)
+    monkeypatch.setattr(cli_experiment, "run_or_plan", lambda *given: asked.append(given) or 0)
     typed()
     typed("--optimizers", "sgd", "--seeds", "2", "--size", "small", "--plan")
-    assert [given[:3] for given, _ in asked] == [("optimizers", "smoke", 3), ("optimizers", "small", 2)]
-    assert [set(given[3]) for given, _ in asked] == [{"adam", "adamw", "muon", "sgd"}, {"adamw", "sgd"}]
-    assert asked[1][0][4].plan
+    assert [(*given[:2], given[3]["seeds"]) for given in asked] == [
+        ("optimizers", "smoke", 3),
+        ("optimizers", "small", 2),
+    ]
+    assert [set(given[3]["arms"]) for given in asked] == [{"adam", "adamw", "muon", "sgd"}, {"adamw", "sgd"}]
+    assert asked[1][2].plan

@@ -292,7 +292,7 @@ def test_an_experiment_asks_for_names_of_the_hub_before_anything_starts(plan, mo
     monkeypatch.setenv("RM_OPT_HOME", str(tmp_path))
     monkeypatch.setattr(cli_experiment, "prepare_terminal", lambda: pytest.fail("the flow was started"))
     with pytest.raises(ModelError, match="owner/model"):
-        run_or_plan("baseline", "smoke", 1, None, MatrixOptions(model="owner/model", plan=plan), grid=False)
+        run_or_plan("baseline", "smoke", MatrixOptions(plan=plan), {"seeds": 1, "model": "owner/model"})
     assert not list(tmp_path.iterdir())
 
 
