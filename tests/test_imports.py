@@ -1,7 +1,9 @@
+import json
 import pkgutil
 import subprocess
 import sys
 import tomllib
+from importlib import import_module
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -10,111 +12,25 @@ from packaging.requirements import Requirement
 
 import flows
 import rmcore
+from rmcore.core.errors import ConfigError
 
-PROGRAM = """
-import importlib, sys
-for name in sys.argv[1:]:
-    importlib.import_module(name)
-loaded = {"prefect", "mlflow", "vllm", "flows", "tasks", "experiments"} & sys.modules.keys()
-sys.exit(f"rmcore loads {sorted(loaded)}" if loaded else 0)
+
+def said_by(program, *words):
+    """What a Python program prints, as JSON."""
+    command = [sys.executable, "-P", "-c", program, *words]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, timeout=240).stdout)
+
+
+STEPS = """
+import importlib, json, sys
+print(json.dumps([[importlib.import_module(name) and list(sys.modules) for name in step][-1]
+                  for step in json.loads(sys.argv[1])]))
 """
-
-
-@pytest.mark.slow
-def test_every_rmcore_module_imports_without_an_orchestrator():
-    names = [module.name for module in pkgutil.walk_packages(rmcore.__path__, "rmcore.")]
-    assert len(names) > 50
-    subprocess.run([sys.executable, "-c", PROGRAM, *names], check=True, timeout=120)
-
-
-@pytest.mark.slow
-def test_the_front_door_is_opened_without_torch_and_has_what_it_lists():
-    program = "import rmcore, sys; assert 'torch' not in sys.modules; [getattr(rmcore, one) for one in rmcore.__all__]"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
-    assert len(rmcore.__all__) <= 15
-    assert set(rmcore.__all__) <= set(dir(rmcore))
-
-
-HEAVY = {"torch", "transformers", "prefect", "mlflow", "pandas", "pyarrow", "scipy", "matplotlib", "jinja2"}
-CALLED = """
-import sys
-from flows.cli import main
-sys.argv[0] = "rm-opt"
-try:
-    main()
-except SystemExit as ended:
-    assert not ended.code
-print(*sys.modules)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "needed"),
-    [
-        ("--help", set()),
-        ("--version", set()),
-        ("train --help", set()),
-        ("score --help", set()),
-        ("run --help", set()),
-        ("info", {"torch"}),
-    ],
-)
-def test_a_command_imports_what_it_needs(words, needed):
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", CALLED, *words.split()], check=True, capture_output=True, timeout=120
-    )
-    imported = done.stdout.decode().splitlines()[-1].split()
-    assert HEAVY & set(imported) == needed
-    if words == "--help":
-        assert not [
-            name for name in imported if name.startswith(("rmcore.config", "tasks", "experiments", "pydantic."))
-        ]
-
-
-@pytest.mark.slow
-def test_a_cached_run_pays_for_no_torch_and_no_drawing():
-    modules = "rmcore.stages.registry, rmcore.core.store, rmcore.reporting.html.html, rmcore.reporting.html.summary"
-    program = f"import sys, {modules}; sys.exit(' '.join(sys.modules.keys() & {{'torch', 'matplotlib'}}) or 0)"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
-
-
-@pytest.mark.slow
-def test_a_flow_pays_for_no_torch_before_a_stage_of_it_runs():
-    modules = ", ".join(f"flows.{module.name}" for module in pkgutil.iter_modules(flows.__path__))
-    program = f"import sys, {modules}; sys.exit(' '.join(sys.modules.keys() & {{'torch', 'transformers'}}) or 0)"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
-
-
-WITHOUT = """
-import sys
-sys.modules[sys.argv.pop(1)] = None  # which imports and finds nothing of that name
-from flows.cli import main
-sys.argv[0] = "rm-opt"
-main()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("module", "words", "extra"),
-    [
-        ("optuna", "tune --preset smoke --trials 1", "tune"),
-        ("sklearn", "explain --prompt a --response b --checkpoint c", "explain"),
-    ],
-)
-def test_a_command_whose_extra_is_not_installed_names_it(module, words, extra):
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", WITHOUT, module, *words.split()], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 2
-    assert f"pip install 'rm-optimizer[{extra}]'" in done.stderr.replace("\n", " ")
-
-
-def hard_dependencies():
-    return tomllib.loads(Path("pyproject.toml").read_text())["project"]["dependencies"]
-
-
+"""Imports one module after the other; all that is imported after each step."""
+CACHED_RUN = [
+    *("rmcore.stages.registry", "rmcore.core.store", "rmcore.reporting.html.html", "rmcore.reporting.html.summary"),
+]
+TRAINING = ["rmcore.training.loop", "rmcore.models.reward_model", "rmcore.models.lora", "rmcore.training.checkpoint"]
 ON_A_TRAINING_NODE = {
     *("torch", "transformers", "peft", "pydantic", "safetensors", "huggingface-hub"),
     *("numpy", "pandas", "pyarrow", "scipy", "psutil", "pyyaml", "jinja2"),
@@ -122,18 +38,78 @@ ON_A_TRAINING_NODE = {
 """Of the packages that an installation has. accelerate, which transformers imports, and jinja2, which torch imports."""
 
 
+def hard_dependencies():
+    return tomllib.loads(Path("pyproject.toml").read_text())["project"]["dependencies"]
+
+
 @pytest.mark.slow
-def test_a_training_node_imports_torch_transformers_peft_pydantic_and_little_else():
-    modules = "rmcore.training.loop, rmcore.models.reward_model, rmcore.models.lora, rmcore.training.checkpoint"
-    program = f"import sys, {modules}; print(*{{name.partition('.')[0] for name in sys.modules}})"
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", program], check=True, capture_output=True, text=True, timeout=120
-    )
+def test_front_door_cached_run_and_training_import_what_they_need_and_no_module_an_orchestrator():
+    """In this order, because each imports what the one before did."""
+    names = [module.name for module in pkgutil.walk_packages(rmcore.__path__, "rmcore.")]
+    assert len(names) > 50
+    steps = said_by(STEPS, json.dumps([["rmcore"], CACHED_RUN, TRAINING, names]))
+    door, cached, training, every = map(set, steps)
+    assert "torch" not in door
+    assert not {"torch", "matplotlib"} & cached
     by_module = packages_distributions()
-    imported = {one.lower().replace("_", "-") for name in done.stdout.split() for one in by_module.get(name, ())}
-    ours = {Requirement(one).name for one in hard_dependencies()}
+    top = {name.partition(".")[0] for name in training}
+    imported = {one.lower().replace("_", "-") for name in top for one in by_module.get(name, ())}
     assert {"torch", "transformers", "pydantic"} <= imported
-    assert imported & ours <= ON_A_TRAINING_NODE
+    assert imported & {Requirement(one).name for one in hard_dependencies()} <= ON_A_TRAINING_NODE
+    assert not {"prefect", "mlflow", "vllm", "flows", "tasks", "experiments"} & every
+
+
+def test_the_front_door_has_what_it_lists():
+    assert len(rmcore.__all__) <= 15
+    assert set(rmcore.__all__) <= set(dir(rmcore))
+    assert all(getattr(rmcore, one) is not None for one in rmcore.__all__)
+
+
+HEAVY = {
+    *("torch", "transformers", "prefect", "mlflow", "pandas", "pyarrow", "scipy", "matplotlib", "jinja2"),
+    *("optuna", "sklearn"),
+}
+CALLED = """
+import contextlib, io, json, sys
+from flows.cli import main
+found = []
+for words in sys.argv[1:]:
+    sys.argv = ["rm-opt", *words.split()]
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
+            main()
+        except SystemExit as ended:
+            assert not ended.code
+    found.append([words, list(sys.modules)])
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_a_command_imports_what_it_needs():
+    light = ("--help", "--version", "train --help", "score --help", "run --help", "explain --help")
+    found = said_by(CALLED, *light, "info")
+    for words, imported in found:
+        assert HEAVY & set(imported) == ({"torch"} if words == "info" else set()), words
+    first = found[0][1]
+    assert not [name for name in first if name.startswith(("rmcore.config", "tasks", "experiments", "pydantic."))]
+
+
+@pytest.mark.slow
+def test_a_flow_pays_for_no_torch_before_a_stage_of_it_runs():
+    names = [f"flows.{module.name}" for module in pkgutil.iter_modules(flows.__path__)]
+    assert not {"torch", "transformers"} & set(said_by(STEPS, json.dumps([names]))[0])
+
+
+@pytest.mark.parametrize(
+    ("module", "ours", "extra"),
+    [("optuna", "rmcore.study.search", "tune"), ("sklearn", "rmcore.explain.kinds", "explain")],
+)
+def test_an_extra_that_is_not_installed_is_named(module, ours, extra, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)  # which imports and finds nothing of that name
+    monkeypatch.delitem(sys.modules, ours, raising=False)
+    with pytest.raises(ConfigError, match=rf"pip install 'rm-optimizer\[{extra}\]'"):
+        import_module(ours)
 
 
 def test_an_installation_without_extras_asks_for_few_packages():

@@ -7,9 +7,12 @@ from tasks.home import QUIET_ENVIRONMENT, SAFE_ENVIRONMENT
 from used_homes import begin
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def prefect_server(tmp_path_factory, databases):
-    """Its address and login, as environment of a command."""
+    """Its address and login, as environment of a command.
+
+    It ends with its module: idle, it takes 2 % of a core, to the end of a session more than its start.
+    """
     settings = {
         **QUIET_ENVIRONMENT,
         **SAFE_ENVIRONMENT,

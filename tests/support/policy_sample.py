@@ -1,5 +1,8 @@
 """What a policy's stages leave, computed from synthetic samples."""
 
+from copy import deepcopy
+from functools import cache
+
 import numpy as np
 
 from rmcore.config.readiness import ReadinessConfig
@@ -11,6 +14,11 @@ from rmcore.policy.readiness.readiness_v2 import judge_v2
 
 def policy(quality=1.0):
     """Records of the stages samples, overoptimization and readiness_v2 for a reward that is gold plus noise."""
+    return deepcopy(_policy(quality))
+
+
+@cache
+def _policy(quality):
     rng = np.random.default_rng(0)
     gold = [rng.normal(size=17) for _ in range(60)]
     rewards = [quality * pool + rng.normal(size=17) for pool in gold]

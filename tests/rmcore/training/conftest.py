@@ -39,7 +39,7 @@ class Training:
         from rmcore.training.ranks import ALONE
 
         self.folder = folder
-        config = ModelConfig.model_validate({"name": "tiny", "max_seq_len": 96} | (model or {}))
+        config = ModelConfig.model_validate({"name": "tiny-small", "max_seq_len": 96} | (model or {}))
         self.rm = BradleyTerryRM.new(config, seed=0, device=torch.device("cpu"))
         self.tracker = MemoryTracker()
         self.trainer = Trainer(
