@@ -58,17 +58,6 @@ def test_the_console_script_fails_without_a_traceback(tmp_path):
     assert "Traceback" not in done.stdout + done.stderr
 
 
-@pytest.mark.slow
-def test_training_on_several_processes_is_one_command(tmp_path, files, tiny_folder):
-    command = [sys.executable, "-P", "-c", "from flows.cli import main; main()", "train", "--num-processes", "2"]
-    given = ["--model", tiny_folder, "--data", files / "train.parquet", "--steps", "2", "--batch-size", "4"]
-    out = ["--output-dir", tmp_path / "out", "--max-seq-len", "64", "--device", "cpu"]
-    done = subprocess.run([*command, *given, *out], capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
-    record = json.loads((tmp_path / "out" / "training.json").read_text())
-    assert (record["num_processes"], record["num_steps"]) == (2, 2)
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

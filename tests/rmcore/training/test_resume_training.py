@@ -140,7 +140,8 @@ def killed(start, folder, step, **changes):
         start(folder, stop=stop, **changes).run()
 
 
-BY_LOSS = {"best_metric": "eval/loss", "steps": 10, "lr": 3e-4}  # which falls from evaluation to evaluation
+BY_LOSS = {"best_metric": "eval/loss", "steps": 10, "lr": 3e-4, "model": {"name": "tiny"}}
+"""A loss that falls from evaluation to evaluation."""
 
 
 def steps_in(folder):
@@ -221,12 +222,13 @@ def test_fields_that_do_not_change_the_weights_may_differ(tmp_path, start, undis
 
 def test_the_budget_chosen_at_the_beginning_stays(tmp_path, start, monkeypatch):
     """Another machine has other memory, and the cut of a step decides how it rounds."""
-    undisturbed = start(tmp_path / "undisturbed", token_budget=None).run()
-    stopped(start, tmp_path / "stopped", 3, token_budget=None)
+    changes = {"token_budget": None, "model": {"name": "tiny"}}
+    undisturbed = start(tmp_path / "undisturbed", **changes).run()
+    stopped(start, tmp_path / "stopped", 3, **changes)
     chosen = undisturbed.result.token_budget
     monkeypatch.setattr("rmcore.training.memory.total_bytes", lambda device: 10**8)
-    assert start(tmp_path / "elsewhere", token_budget=None).trainer.progress.token_budget < chosen
-    resumed = start(tmp_path / "stopped", token_budget=None).run()
+    assert start(tmp_path / "elsewhere", **changes).trainer.progress.token_budget < chosen
+    resumed = start(tmp_path / "stopped", **changes).run()
     assert resumed.result.token_budget == chosen
     assert_same(resumed, undisturbed)
 
