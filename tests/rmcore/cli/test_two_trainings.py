@@ -65,7 +65,7 @@ def test_a_training_that_cannot_begin_leaves_what_was_there(tmp_path, tiny_folde
 
 
 @pytest.mark.slow
-def test_several_processes_hold_the_folder_as_one_training_end_with_their_launcher_and_leave_it_free(tmp_path, pairs, tiny_folder):
+def test_several_processes_hold_the_folder_and_end_with_their_launcher(tmp_path, pairs, tiny_folder):
     out = tmp_path / "out"
     arguments = words(pairs, tiny_folder, out, "--steps", "100000", "--num-processes", "2")
     with (tmp_path / "log").open("w") as log, start(*arguments, stdout=log, stderr=log) as launcher:
