@@ -4,6 +4,7 @@ import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -126,6 +127,40 @@ def true_tiny() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("rmcore.models.tiny.tiny_config", true_config)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def blank_pictures() -> Iterator[None]:
+    """Figures are made of what was found, and saved as a pixel: drawing one takes half a second of a core.
+
+    `true_pictures` is for tests of figures; programs that tests start draw all of theirs.
+    """
+    import base64
+
+    from matplotlib.figure import Figure
+
+    pixel = base64.b64decode(
+        "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4//8/AAX+Av4N70a4AAAAAElFTkSuQmCC"
+    )
+
+    def save_pixel(figure: Figure, out: Any, **options: Any) -> None:
+        assert figure.axes
+        out.write(pixel) if hasattr(out, "write") else Path(out).write_bytes(pixel)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Figure, "true_savefig", Figure.savefig, raising=False)
+        patched.setattr(Figure, "savefig", save_pixel)
+        yield
+
+
+@pytest.fixture(scope="module")
+def true_pictures() -> Iterator[None]:
+    """Inside, figures are drawn."""
+    from matplotlib.figure import Figure
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Figure, "savefig", Figure.true_savefig)
         yield
 
 

@@ -191,7 +191,7 @@ def test_the_gallery_draws_what_every_figure_module_has():
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
+def site(tmp_path_factory, true_pictures):
     """The pages as `make docs` puts them together, beside a copy of the builder's settings."""
     folder = tmp_path_factory.mktemp("docs")
     pages.assemble(folder / "build" / "docs")
