@@ -21,7 +21,7 @@ from rmcore.policy.readiness.verdict import verdict_tags
 from rmcore.reporting.html.blocks import Block, markdown
 from rmcore.reporting.html.index import write_index
 from rmcore.reporting.html.note import run_note, verdict_note
-from rmcore.reporting.html.text_page import write_block_report
+from rmcore.reporting.html.page import write_block_report
 from rmcore.stages.results import figures, run_key
 from tasks.checkpoints import given_checkpoint, trained_key
 from tasks.stages import run_step

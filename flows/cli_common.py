@@ -14,7 +14,7 @@ import httpx
 import typer
 
 from flows.hub_names import require_hub_names
-from rmcore.cli.verdict import print_verdict
+from rmcore.cli.common import print_verdict
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ServiceError
 from rmcore.core.files import write_text

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from flows.cli_runs import found_runs, wide_console
 from flows.settings import OPTIONAL_GROUPS
+from rmcore.config.files import setting_text
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import read_json_lines
 from rmcore.core.metrics import metric_spec
@@ -72,7 +73,7 @@ def changed_settings(runs: Mapping[str, Run]) -> dict[str, list[str]]:
         if any(group in one for one in flat):
             flat = [_without_fields(one, group, flatten(model().model_dump(mode="json"))) for one in flat]
     names = dict.fromkeys(name for one in flat for name in one)
-    found = {name: [_text(one[name]) if name in one else ABSENT for one in flat] for name in names}
+    found = {name: [setting_text(one[name]) if name in one else ABSENT for one in flat] for name in names}
     return {name: values for name, values in found.items() if len(set(values)) > 1}
 
 
@@ -80,16 +81,8 @@ def _without_fields(flat: Mapping[str, Any], group: str, defaults: Mapping[str, 
     """Flat settings with one for a whole group in place of its fields."""
     rest = {name: value for name, value in flat.items() if not name.startswith(f"{group}.")}
     own = {name.removeprefix(f"{group}."): value for name, value in flat.items() if name not in rest}
-    changed = [
-        f"{name}={_text(value)}" for name, value in own.items() if name not in defaults or defaults[name] != value
-    ]
+    changed = [f"{name}={setting_text(own[name])}" for name in own if (name, own[name]) not in defaults.items()]
     return rest | ({group: ", ".join(changed) or "all defaults"} if own else {})
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(str, value)) or "none"
-    return "none" if value is None else str(value)
 
 
 def _numbers(runs: Mapping[str, Run]) -> dict[str, list[str]]:

@@ -9,10 +9,9 @@ import typer
 
 from flows.cli_common import FlowOptions, print_places, run_configured, settings_of
 from flows.cli_runs import named_run, run_names
-from rmcore.cli.common import print_block
+from rmcore.cli.common import print_block, print_verdict
 from rmcore.cli.measure import readiness_app
 from rmcore.cli.options import options
-from rmcore.cli.verdict import print_verdict
 from rmcore.config.policy import PolicyConfig
 
 

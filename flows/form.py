@@ -32,7 +32,7 @@ from rmcore.cli.guard import describe_validation
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.store import flatten
-from rmcore.reporting.html.markdown import escape
+from rmcore.reporting.html.blocks import Block, Table, markdown
 
 Outcome = dict[str, Any]
 FIELDS = {
@@ -263,19 +263,16 @@ def _show(form: Form, preset: str, config: PipelineConfig) -> None:
 
 def settings_markdown(preset: str, config: PipelineConfig, sections: tuple[str, ...]) -> str:
     """The settings of a run: those that differ from the preset's in a table, then all of the sections as YAML."""
-    before = flatten(PRESETS[preset].model_dump(mode="json"))
-    lines = [f"# Settings\n\nPreset `{preset}`, {DESCRIBED[preset].purpose}"]
-    if changes := changes_of(preset, config):
-        rows = [
-            f"| {name} | {escape(str(value))} | {escape(str(before.get(name)))} |" for name, value in changes.items()
-        ]
-        lines.append("\n".join(["| changed | here | in the preset |", "| --- | --- | --- |", *rows]))
-    else:
-        lines.append("Nothing of it is changed.")
+    before, changes = flatten(PRESETS[preset].model_dump(mode="json")), changes_of(preset, config)
+    rows = [(name, str(value), str(before.get(name))) for name, value in changes.items()]
     shown = config.model_dump(mode="json", include={"study", "seed", "device", *sections})
-    listing = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=100)
-    lines.append("\n".join(f"    {line}" for line in listing.splitlines()))
-    return "\n\n".join(lines) + "\n"
+    block = Block(
+        "Settings",
+        text=(f"Preset {preset}, {DESCRIBED[preset].purpose}", *([] if rows else ["Nothing of it is changed."])),
+        tables=(Table(("changed", "here", "in the preset"), rows, left=range(3)),) if rows else (),
+        code=yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=100),
+    )
+    return markdown(block) + "\n"
 
 
 def is_made_up(name: str) -> bool:

@@ -26,6 +26,7 @@ from rmcore.policy.curves import curves_of_file
 from rmcore.policy.readiness.verdict import next_rung, verdict_on_served
 from rmcore.reporting.html.blocks import markdown
 from rmcore.reporting.html.note import run_note
+from rmcore.reporting.html.page import write_block_report
 from rmcore.reporting.html.policy import (
     CAPTIONS,
     best_of_n_block,
@@ -34,7 +35,6 @@ from rmcore.reporting.html.policy import (
     curves_block,
     readiness_block,
 )
-from rmcore.reporting.html.text_page import write_block_report
 from rmcore.reporting.runs import KEY_DIGITS
 from rmcore.stages.registry import POLICY, pipeline_stages
 from rmcore.stages.requirements import required_policy

@@ -4,11 +4,11 @@ import textwrap
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel
 
 from experiments.presets import DESCRIBED
 from flows.settings import PRESET
+from rmcore.config.files import setting_text
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
 
@@ -82,16 +82,11 @@ def _setting(owner: Any, name: str, indent: str) -> list[str]:
     named = f" {'Any' if several else 'One'} of: {', '.join(map(str, choices))}." if choices else ""
     said = str(field.description) + named
     value = owner.model_dump(mode="json")[name]
-    return [*_comment(said, indent), f"{indent}{name}: {_yaml(value)}"]
+    return [*_comment(said, indent), f"{indent}{name}: {setting_text(value)}"]
 
 
 def _choices(annotation: Any) -> tuple[Any, ...]:
     return get_args(annotation) if get_origin(annotation) is Literal else ()
-
-
-def _yaml(value: Any) -> str:
-    """The value in one line of YAML."""
-    return yaml.safe_dump(value, default_flow_style=True, width=float("inf")).removesuffix("...\n").strip()
 
 
 def _comment(text: str, indent: str) -> list[str]:

@@ -44,7 +44,7 @@ from rmcore.data.table import PAIRS, read_pairs
 from rmcore.reporting.html.blocks import markdown
 from rmcore.reporting.html.index import write_index
 from rmcore.reporting.html.note import run_note
-from rmcore.reporting.html.text_page import write_block_report
+from rmcore.reporting.html.page import write_block_report
 from rmcore.reporting.html.tuning import TuningResults, tuning_block
 from rmcore.stages.interface import observations_of
 from rmcore.stages.results import artifact_seconds

@@ -78,3 +78,16 @@ def print_block(block: Block, *, is_whole: bool = False) -> None:
     for part in block.parts if is_whole else ():
         print(f"\n{printable(part.title)}")
         print_block(part, is_whole=True)
+
+
+def print_verdict(verdict: Mapping[str, Any], more: Mapping[str, Any] | None) -> None:
+    """Show a verdict with its evidence level, what speaks against it, and the next step."""
+    print(f"verdict     {verdict['headline']}")
+    for reason in verdict["reasons"]:
+        print(f"            - {reason}")
+    print(f"evidence    level {verdict['rung']} of 4: {verdict['evidence']}")
+    if more is not None:
+        level = f" (evidence level {more['rung']})" if more["rung"] > verdict["rung"] else ""
+        print(f"next step   {more['evidence']}{level}:")
+        print(f"            {more['command']}")
+        print(f"            costs {more['cost']}")

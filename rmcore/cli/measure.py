@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from rmcore.cli.analyze import measure_model
-from rmcore.cli.common import print_metrics, write_report_json
+from rmcore.cli.common import print_metrics, print_verdict, write_report_json
 from rmcore.cli.help import common
 from rmcore.cli.inputs import (
     Checkpoint,
@@ -24,7 +24,6 @@ from rmcore.cli.inputs import (
 )
 from rmcore.cli.options import field_options, given, options
 from rmcore.cli.overoptimize import overoptimize
-from rmcore.cli.verdict import print_verdict
 from rmcore.config.data import DataConfig
 from rmcore.config.evaluate import EvaluateConfig
 from rmcore.config.gone import without_removed

@@ -79,6 +79,13 @@ def _size(node: yaml.Node, known: dict[int, int], where: str) -> int:
     return known[id(node)]
 
 
+def setting_text(value: Any, digits: int | None = None) -> str:
+    """Return a setting's value in one line of YAML, which `parse_yaml` reads back; a number with so many digits."""
+    if digits is not None and isinstance(value, float):
+        return f"{value:.{digits}g}"
+    return yaml.safe_dump(value, default_flow_style=True, width=float("inf")).removesuffix("...\n").strip()
+
+
 def parse_yaml(text: str, where: str, *, has_lines: bool = False) -> Any:
     """The value that a YAML text holds; `where` it is read from is what messages begin with, a line with `has_lines`.
 

@@ -81,7 +81,7 @@ def test_only_the_settings_that_differ_are_shown(reports):
     lay(reports, A)
     lay(reports, B, change={"train": {"lr": 0.002, "steps": 500, "early_stopping_patience": None}, "policy": None})
     found = changed_settings({run.name: run for run in sorted(read_runs(reports), key=lambda run: run.name)})
-    assert found == {"train.lr": ["0.001", "0.002"], "policy": ["-", "none"]}
+    assert found == {"train.lr": ["0.001", "0.002"], "policy": ["-", "null"]}
     said = typed("mine-seed0-aaaa", "mine-seed0-bbbb")
     assert "train.lr" in said
     assert "train.steps" not in said
@@ -95,7 +95,7 @@ def test_a_group_that_one_run_does_without_is_one_setting(reports):
     lay(reports, C, change=PRESETS["policy"].model_dump(mode="json"))
     runs = {run.name: run for run in sorted(read_runs(reports), key=lambda run: run.name)}
     found = changed_settings(runs)
-    assert found["policy"] == ["none", "name=world", "all defaults"]
+    assert found["policy"] == ["null", "name=world", "all defaults"]
     assert not [name for name in found if name.startswith("policy.")]
     assert {"study", "train.steps", "data.gold.num_prompts"} <= found.keys()
     del runs[A]

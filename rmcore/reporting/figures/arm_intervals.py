@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.markers import CARETLEFT, CARETRIGHT
-from matplotlib.ticker import MaxNLocator
 
 from rmcore.core.arrays import FloatArray
 from rmcore.core.metrics import floored
@@ -73,7 +71,7 @@ def _panel(ax: Axes, arms: Sequence[ArmResult], info: MetricInfo, *, names: bool
     style.dress(ax, title=title, x=style.axis_label("mean over seeds", info["unit"]), y="")
     bold = [place for place, arm in enumerate(arms) if arm["is_control"]]
     style.name_rows(ax, [short(arm["name"]) if names else "" for arm in arms], bold)
-    ax.xaxis.set_major_locator(MaxNLocator(nbins=5, min_n_ticks=2, steps=[1, 2, 2.5, 5, 10]))
+    style.round_ticks(ax.xaxis, 5, 2)
     style.unit_ticks(ax.xaxis, info["unit"])
 
 
@@ -96,15 +94,8 @@ def _row(ax: Axes, row: int, arm: ArmResult, cells: Sequence[CellResult], metric
     ax.plot(seeds, np.full(len(seeds), row + 0.24), "o", color=look.colour, alpha=0.5, markersize=3.4, label="seeds")
     value = mean_value(arm, metric)
     if value is None:
-        ax.text(
-            0.02,
-            row,
-            "not measured",
-            transform=ax.get_yaxis_transform(),
-            color=style.MUTED,
-            fontsize=style.SMALL,
-            va="center",
-        )
+        small: dict[str, Any] = {"color": style.MUTED, "fontsize": style.SMALL, "va": "center"}
+        ax.text(0.02, row, "not measured", transform=ax.get_yaxis_transform(), **small)
         return
     if arm["is_control"]:
         ax.axvline(value, color=style.MUTED, linewidth=1.0, linestyle=":", zorder=0)
@@ -147,12 +138,11 @@ def _title(arms: Sequence[ArmResult], metric: str, info: MetricInfo) -> str:
     return f"{text}, the control)" if control == best else f"{text}), control {shown[control]}"
 
 
-def _key() -> list[Line2D]:
+def _key() -> list[Any]:
+    point: dict[str, Any] = {"marker": "o", "linestyle": ""}
     return [
-        Line2D(
-            [], [], color=style.INK, marker="o", linewidth=2.5, alpha=0.75, label=f"mean over seeds, {SEED_INTERVAL}"
-        ),
-        Line2D([], [], color=style.INK, marker="o", linestyle="", markersize=3.4, alpha=0.5, label="each seed"),
-        Line2D([], [], color=style.MUTED, linestyle=":", label="mean of the control (bold)"),
-        Line2D([], [], color=style.INK, marker=">", linestyle="", markersize=6, label="the interval continues"),
+        style.key_line(f"mean over seeds, {SEED_INTERVAL}", marker="o", linewidth=2.5, alpha=0.75),
+        style.key_line("each seed", **point, markersize=3.4, alpha=0.5),
+        style.key_line("mean of the control (bold)", color=style.MUTED, linestyle=":"),
+        style.key_line("the interval continues", **point | {"marker": ">"}, markersize=6),
     ]

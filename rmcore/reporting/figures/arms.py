@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.figures.style import shared_legend
+from rmcore.reporting.figures.style import key_line, shared_legend
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,9 +45,7 @@ def looks(arms: Sequence[Mapping[str, Any]], metric: str, better: bool | None) -
 
 def name_arms(figure: "Figure", look: Mapping[str, ArmStyle]) -> None:
     """Name the arms in a legend below all panels."""
-    from matplotlib.lines import Line2D
-
-    handles = [Line2D([], [], color=one.colour, marker=one.marker, label=short(name)) for name, one in look.items()]
+    handles = [key_line(short(name), color=one.colour, marker=one.marker) for name, one in look.items()]
     shared_legend(figure, min(5, len(handles)), side="left", handles=handles)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from rmcore.reporting.figures import numbers, style
+from rmcore.reporting.figures.arms import short
 
 _LOOK = {
     "model": (style.BLUE, "o", 8),
@@ -67,9 +68,7 @@ def _rows(items: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, An
 
 
 def _label(item: Mapping[str, Any]) -> str:
-    """The name, long ones cut in the middle: names of one family often differ at the end only."""
-    name = " ".join(str(item["name"]).split())
-    return name if len(name) <= _LONGEST else f"{name[: _LONGEST // 2]}…{name[-_LONGEST // 2 + 1 :]}"
+    return short(" ".join(str(item["name"]).split()), _LONGEST)
 
 
 def _draw(ax: Any, position: int, item: Mapping[str, Any]) -> None:
@@ -78,14 +77,8 @@ def _draw(ax: Any, position: int, item: Mapping[str, Any]) -> None:
     bounds = numbers.interval(item, "share")
     text = numbers.percent(value) + (f"  ({bounds})" if bounds else "")
     weight = "bold" if item["kind"] == "model" else "normal"
-    look = {
-        "transform": ax.get_yaxis_transform(),
-        "va": "center",
-        "ha": "left",
-        "fontsize": style.SMALL,
-        "color": style.INK,
-    }
-    ax.text(1.02, position, text, fontweight=weight, **look)
+    look = {"va": "center", "ha": "left", "fontsize": style.SMALL, "color": style.INK, "fontweight": weight}
+    ax.text(1.02, position, text, transform=ax.get_yaxis_transform(), **look)
     if value is None:
         return
     style.draw_interval(ax, position, item, colour)

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rmcore.core.arrays import FloatArray
-from rmcore.reporting.figures.numbers import percent
+from rmcore.reporting.figures.numbers import bound, percent
 from rmcore.reporting.figures.style import BLUE, INK, MUTED, ORANGE, dress, headline, legend, new_figure, note
 
 NUM_BINS = 40
@@ -95,7 +95,7 @@ def _accuracies(ax: Axes, errors: Mapping[str, Sequence[Mapping[str, Any]]]) -> 
         known = [one for one in bins if one["accuracy"]["value"] is not None]
         at = np.array([one["disagreement"] for one in known])
         values = np.array([one["accuracy"]["value"] for one in known])
-        ends = np.array([[_bound(one["accuracy"], end) for end in ("ci_low", "ci_high")] for one in known])
+        ends = np.array([[bound(one["accuracy"], end) for end in ("ci_low", "ci_high")] for one in known])
         whiskers = np.abs(ends - values[:, None]).T
         ax.errorbar(at, values, yerr=whiskers, color=colour, marker=marker, markersize=5, linewidth=1.2, capsize=2,
                     elinewidth=0.9, label=f"{name}, 95 % intervals")  # fmt: skip
@@ -104,7 +104,3 @@ def _accuracies(ax: Axes, errors: Mapping[str, Sequence[Mapping[str, Any]]]) -> 
     ax.set_ylim(low, 1 + 0.28 * (1 - low))  # room for the legend above all points
     ax.set_yticks([tick for tick in ax.get_yticks() if low <= tick <= 1])
     legend(ax, loc="upper left")
-
-
-def _bound(value: Mapping[str, Any], end: str) -> float:
-    return float(value["value"] if value[end] is None else value[end])

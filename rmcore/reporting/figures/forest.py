@@ -6,9 +6,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 
 from rmcore.reporting.experiment_schema import HypothesisResult, MetricInfo
 from rmcore.reporting.figures import numbers, style
@@ -66,7 +64,7 @@ def _panel(ax: Axes, item: HypothesisResult, info: MetricInfo | None, claim: Seq
     low, high = _limits(item, drawn)
     ax.set_xlim(low, high)
     ax.xaxis.label.set_fontsize(style.SMALL)
-    ax.xaxis.set_major_locator(MaxNLocator(nbins=8, min_n_ticks=3, steps=[1, 2, 2.5, 5, 10]))
+    style.round_ticks(ax.xaxis, 8, 3)
     style.unit_ticks(ax.xaxis, unit, comparison)
     ax.axvspan(*claimed_span(item, low, high), color=style.GREEN, alpha=0.13, linewidth=0)
     for border in borders(item):
@@ -108,10 +106,10 @@ def _limits(item: HypothesisResult, drawn: Mapping[str, float | None]) -> tuple[
     return low - pad, high + pad
 
 
-def _key() -> list[Line2D | Patch]:
+def _key() -> list[Any]:
     return [
-        Line2D([], [], color=style.INK, marker="o", linewidth=3, alpha=0.75, label=f"measured, {SEED_INTERVAL}"),
-        Line2D([], [], color=style.INK, linewidth=1.4, label="threshold, fixed before"),
+        style.key_line(f"measured, {SEED_INTERVAL}", marker="o", linewidth=3, alpha=0.75),
+        style.key_line("threshold, fixed before", linewidth=1.4),
         Patch(color=style.GREEN, alpha=0.2, label="side that the claim names"),
-        Line2D([], [], color=style.MUTED, linewidth=1.1, linestyle=":", label="no difference"),
+        style.key_line("no difference", color=style.MUTED, linewidth=1.1, linestyle=":"),
     ]

@@ -2,12 +2,11 @@
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 
 from rmcore.reporting.experiment_schema import HypothesisResult, MetricInfo
 from rmcore.reporting.figures import style
@@ -74,25 +73,17 @@ def _panel(ax: Axes, item: HypothesisResult, info: MetricInfo | None, looks: Seq
         ax.axhline(border, color=style.INK, linewidth=1.2)
     ax.set_xlim(0, looks[-1] * 1.06)
     ax.set_xticks(list(looks))
-    ax.yaxis.set_major_locator(MaxNLocator(nbins=6, min_n_ticks=3, steps=[1, 2, 2.5, 5, 10]))
+    style.round_ticks(ax.yaxis, 6, 3)
     style.unit_ticks(ax.yaxis, unit, comparison)
     closed = item["looks"][-1]["num_seeds"]
     if closed < looks[-1] and item["closed"]:
         ax.axvspan(closed + 0.02 * looks[-1], looks[-1] * 1.06, color=style.MUTED, alpha=0.1, linewidth=0)
 
 
-def _key() -> list[Line2D | Patch]:
+def _key() -> list[Any]:
     return [
-        Line2D(
-            [],
-            [],
-            color=style.INK,
-            marker="o",
-            linewidth=3,
-            alpha=0.75,
-            label=f"over all looks so far, {SEED_INTERVAL}",
-        ),
-        Line2D([], [], color=style.INK, linewidth=1.2, label="threshold, fixed before"),
+        style.key_line(f"over all looks so far, {SEED_INTERVAL}", marker="o", linewidth=3, alpha=0.75),
+        style.key_line("threshold, fixed before", linewidth=1.2),
         Patch(color=style.GREEN, alpha=0.2, label="what the claim names"),
         Patch(color=style.MUTED, alpha=0.15, label="closed: no further seeds"),
     ]

@@ -5,7 +5,6 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from rmcore.core.arrays import FloatArray
 from rmcore.reporting.figures import numbers, style
@@ -45,7 +44,7 @@ def runs_figure(histories: Mapping[str, History]) -> Figure:
         else:
             style.note(ax, f"no {what} was logged in these runs")
     handles = [
-        Line2D([], [], label=short(name, _LONGEST), marker=_MARKERS[place], **_line(place))
+        style.key_line(short(name, _LONGEST), marker=_MARKERS[place], **_line(place))
         for place, name in enumerate(histories)
     ]
     style.shared_legend(figure, min(3, len(handles)), handles=handles)

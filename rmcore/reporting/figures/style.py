@@ -76,6 +76,20 @@ def shared_legend(
     figure.legend(handles=handles, loc=place, **style)
 
 
+def key_line(label: str, *, color: str = INK, **look: Any) -> Any:
+    """A line or mark of a legend that stands for many in the panels."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color=color, label=label, **look)
+
+
+def round_ticks(axis: "Axis", most: int, least: int) -> None:
+    """Ticks at round numbers, from `least` to about `most` of them."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(nbins=most, min_n_ticks=least, steps=[1, 2, 2.5, 5, 10]))
+
+
 def name_rows(ax: "Axes", names: Sequence[str], bold: Collection[int] = ()) -> None:
     """Name the rows 0, 1, … of a panel from top to bottom."""
     ax.grid(visible=False, axis="y")

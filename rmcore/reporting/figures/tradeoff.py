@@ -5,14 +5,23 @@ from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from rmcore.core.arrays import FloatArray
 from rmcore.reporting.experiment_schema import ArmResult, CellResult, MetricInfo
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arm_intervals import mean_value, seed_values
 from rmcore.reporting.figures.arms import ArmStyle, looks, name_arms, short, shown
-from rmcore.reporting.figures.style import axis_label, axis_low, capital, dress, headline, new_figure, note, unit_ticks
+from rmcore.reporting.figures.style import (
+    axis_label,
+    axis_low,
+    capital,
+    dress,
+    headline,
+    new_figure,
+    note,
+    round_ticks,
+    unit_ticks,
+)
 
 _SIDES = {True: "right", False: "left", None: ""}
 _FURTHER = ArmStyle("#b9c0c7", "o")
@@ -89,7 +98,7 @@ def _panel(ax: Axes, points: _Points, across: MetricInfo, up: MetricInfo, look: 
         return
     ax.margins(0.13)
     for axis, info in ((ax.xaxis, across), (ax.yaxis, up)):
-        axis.set_major_locator(MaxNLocator(nbins=6, min_n_ticks=2, steps=[1, 2, 2.5, 5, 10]))
+        round_ticks(axis, 6, 2)
         unit_ticks(axis, info["unit"])
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import SymmetricalLogLocator
 
 from rmcore.core.arrays import FloatArray
@@ -70,19 +69,20 @@ def running_mean(values: FloatArray, window: int) -> FloatArray:
 
 def _compared(ax: Axes, history: History, metric: str, label: str, best_step: int | None) -> None:
     """Training and validation values of one metric."""
-    last = []
-    drawn = []
-    for part, word, colour in (("train", "train", style.BLUE), ("eval", "validation", style.ORANGE)):
+    last, drawn = [], []
+    show = numbers.percent if metric == "pairwise_accuracy" else numbers.decimal
+    for part, word in (("train", "train"), ("eval", "validation")):
         steps, values = series(history, f"{part}/{metric}")
         if len(steps) == 0:
             continue
         drawn.append(values)
-        last.append(f"{word} {_short(values[-1], metric)}")
+        last.append(f"{word} {show(values[-1])}")
         if part == "train":
             _train_line(ax, steps, values)
         else:
             _shade(ax, history, f"eval/{metric}")
-            ax.plot(steps, values, "o-", color=colour, markersize=4 if len(steps) < 60 else 0, linewidth=1.6, zorder=3)
+            size = 4 if len(steps) < 60 else 0
+            ax.plot(steps, values, "o-", color=style.ORANGE, markersize=size, linewidth=1.6, zorder=3)
     name = metric.replace("_", " ").replace("pairwise ", "").replace("mean ", "").capitalize()
     title = f"{name} at the end\n{' · '.join(last)}" if last else f"{name}\nnot logged"
     style.dress(ax, title=title, x="optimizer step", y=label)
@@ -166,17 +166,15 @@ def _key(ax: Axes, history: History, best_step: int | None) -> None:
     """The last panel: what the lines are."""
     ax.set_axis_off()
     smooth = len(series(history, "train/loss")[0]) >= _SMOOTH_FROM
-    lines = [
-        Line2D([], [], color=style.BLUE, linewidth=1.8, label="training pairs" + (" (running mean)" if smooth else ""))
-    ]
+    lines = [style.key_line(f"training pairs{' (running mean)' if smooth else ''}", color=style.BLUE, linewidth=1.8)]
     if smooth:
-        lines.append(Line2D([], [], color=style.BLUE, alpha=0.3, linewidth=1, label="training pairs (as logged)"))
+        lines.append(style.key_line("training pairs (as logged)", color=style.BLUE, alpha=0.3, linewidth=1))
     if any(name.startswith("eval/") for row in history for name in row["metrics"]):
-        lines.append(Line2D([], [], color=style.ORANGE, marker="o", markersize=4, label="validation pairs (held out)"))
+        lines.append(style.key_line("validation pairs (held out)", color=style.ORANGE, marker="o", markersize=4))
     if best_step is not None:
         label = f"kept checkpoint, step {numbers.count(best_step)}"
-        lines.append(Line2D([], [], color=style.GREEN, linestyle="--", label=label))
-    lines.append(Line2D([], [], color=style.MUTED, linestyle=":", label="guessing (loss log 2, 50 %, margin 0)"))
+        lines.append(style.key_line(label, color=style.GREEN, linestyle="--"))
+    lines.append(style.key_line("guessing (loss log 2, 50 %, margin 0)", color=style.MUTED, linestyle=":"))
     ax.legend(
         handles=lines, loc="upper left", fontsize=style.SMALL + 1, frameon=False, labelcolor=style.INK, labelspacing=0.9
     )
@@ -185,17 +183,13 @@ def _key(ax: Axes, history: History, best_step: int | None) -> None:
     ax.text(0.04, 0.02, text, transform=ax.transAxes, fontsize=style.SMALL, color=style.MUTED, va="bottom")
 
 
-def _short(value: float, metric: str) -> str:
-    return f"{100 * value:.1f} %" if metric == "pairwise_accuracy" else numbers.decimal(value)
-
-
 def _headline(history: History, best_step: int | None) -> str:
     steps = max((int(row["step"]) for row in history), default=0)
     over = f"{numbers.count(steps)} optimizer step{'s' if steps != 1 else ''}"
     eval_steps, accuracy = series(history, "eval/pairwise_accuracy")
     if best_step is not None and best_step in eval_steps:
-        value = accuracy[list(eval_steps).index(best_step)]
-        return f"Kept checkpoint: step {numbers.count(best_step)} of {over}, validation accuracy {100 * value:.1f} %"
+        reached = numbers.percent(accuracy[list(eval_steps).index(best_step)])
+        return f"Kept checkpoint: step {numbers.count(best_step)} of {over}, validation accuracy {reached}"
     if len(accuracy):
         return f"Validation accuracy {numbers.percent(accuracy[0])} → {numbers.percent(accuracy[-1])} over {over}"
     loss = series(history, "train/loss")[1]

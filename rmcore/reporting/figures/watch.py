@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from rmcore.reporting.figures import style
 from rmcore.reporting.figures.served import draw_gains
@@ -72,7 +71,7 @@ def _gains(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
                 label="kept, on fresh prompts" if first else None,
             )  # fmt: skip
     ax.axhline(0, color=style.MUTED, linewidth=0.8)
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    style.whole_ticks(ax.xaxis)
     style.legend_below(ax)
 
 
@@ -98,7 +97,7 @@ def _evidence(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
     if to_stop > needed:
         label = f"convinces that it has stopped ({to_stop:.1f})"
         ax.axhline(to_stop, color=style.PINK, linestyle="--", linewidth=1.1, label=label)
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    style.whole_ticks(ax.xaxis)
     style.legend_below(ax)
 
 
@@ -115,7 +114,7 @@ def _labels(ax: Axes, seeds: Sequence[Mapping[str, Any]]) -> None:
     ax.bar(
         steps, means, width=width, color=style.BLUE, alpha=0.75, label=f"labels in all: {np.mean(used):,.0f} a training"
     )
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    style.whole_ticks(ax.xaxis)
     style.legend_below(ax)
 
 

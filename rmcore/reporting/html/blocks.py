@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from rmcore.reporting.html.markdown import bullets, escape, table
+_SPECIAL = re.compile(r"([\\`*_\[\]<>|#~])")
 
 
 class Named(NamedTuple):
@@ -79,6 +79,11 @@ def words(meanings: Mapping[str, str]) -> Block:
     return Block("Glossary", tables=(facts(meanings),), is_folded=True)
 
 
+def escape(text: str) -> str:
+    """One line of Markdown that shows `text` as it is."""
+    return _SPECIAL.sub(r"\\\1", " ".join(text.splitlines()))
+
+
 def markdown(block: Block, level: int = 1, *, is_whole: bool = False, escape: Callable[[str], str] = escape) -> str:
     """The block in Markdown, its title a heading of `level`; every text is shown as it is; ends in no line break.
 
@@ -97,11 +102,12 @@ def _paragraphs(block: Block, level: int, is_whole: bool, escape: Callable[[str]
     for one in block.tables:
         if is_whole or not one.title:
             yield from [f"**{escape(one.title)}**"] if one.title else []
-            numeric = [place for place in range(len(one.headings)) if place not in one.left]
+            rule = ["---" if place in one.left else "---:" for place in range(len(one.headings))]
             rows = [[escape(shown(cell, is_whole)) for cell in row] for row in one.rows]
-            yield table([escape(heading) for heading in one.headings], rows, right=numeric)
+            lines = [[escape(heading) for heading in one.headings], rule, *rows]
+            yield "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     if block.findings:
-        yield bullets(map(escape, block.findings))
+        yield "\n".join(f"- {escape(line)}" for line in block.findings)
     if block.code:
         fence = "`" * max(3, 1 + max(map(len, re.findall("`+", block.code)), default=0))
         yield f"{fence}\n{block.code.rstrip()}\n{fence}"

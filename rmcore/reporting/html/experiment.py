@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from rmcore.config.files import setting_text
 from rmcore.core.cost import money, money_text
 from rmcore.reporting.experiment_schema import ArmResult, CellResult, ExperimentResults, HypothesisResult, MetricInfo
 from rmcore.reporting.figures import numbers
@@ -139,15 +140,6 @@ def measured(item: HypothesisResult, unit: str) -> tuple[str, str]:
     return value, " ".join(filter(None, (bounds, item.get("condition") if has_ends else None)))
 
 
-def setting_text(value: Any) -> str:
-    """A setting's value as it is written in YAML, numbers with four digits."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("\n").removesuffix("\n...")
-
-
 def _answer(results: ExperimentResults) -> Block:
     failed, num_cells = _num_failed(results), len(results["cells"])
     lines = [f"{failed} of {num_cells} cells failed: see Notes and Cells."] if failed else []
@@ -246,7 +238,7 @@ def _changes(results: ExperimentResults) -> Table:
             parts = setting.split(".")
             while parts and isinstance(found, Mapping) and parts[0] in found:
                 found = found[parts.pop(0)]
-            lines.append(f"{setting}: {'' if parts else f'{setting_text(found)} → '}{setting_text(value)}")
+            lines.append(f"{setting}: {'' if parts else f'{setting_text(found, 4)} → '}{setting_text(value, 4)}")
         lines += [f"also declared as {', '.join(arm['merged'])}"] if arm["merged"] else []
         bands = "\n".join(f"{name}: {band}" for name, band in arm["bands"].items())
         rows.append((arm["name"], "\n".join(lines) or "the base, unchanged", bands))
@@ -258,11 +250,11 @@ def _tuning(results: ExperimentResults) -> Block:
     for arm in results["arms"]:
         if (tuned := arm["tuned"]) is None:
             continue
-        low, high, chosen = (setting_text(tuned[key]) for key in ("low", "high", "chosen"))
+        low, high, chosen = (setting_text(tuned[key], 4) for key in ("low", "high", "chosen"))
         unit = "share" if "accuracy" in tuned["metric"] else ""
         rows = [
             (
-                setting_text(trial["value"]),
+                setting_text(trial["value"], 4),
                 "failed" if trial["score"] is None else numbers.text(trial["score"], unit),
                 "chosen" if trial["value"] == tuned["chosen"] else "",
             )

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 
 from rmcore.core.metrics import metric_spec
 from rmcore.reporting.html.cards import metric_texts
-from rmcore.reporting.html.markdown import bullets
 from rmcore.reporting.schema import Metric, NextRung, Verdict
 from rmcore.reporting.verdict_style import verdict_style
 
@@ -47,7 +46,7 @@ def verdict_note(
     lines += [plain(shown), ""] if shown else [""]
     lines += _where(links, places)
     if verdict["reasons"]:
-        lines += ["**What speaks against it**", "", bullets(plain(reason) for reason in verdict["reasons"]), ""]
+        lines += ["**What speaks against it**", "", *(f"- {plain(reason)}" for reason in verdict["reasons"]), ""]
     if more is not None:
         lines += [f"**Next step**: {plain(more['evidence'])}", ""]
         lines += [f"    {' '.join(more['command'].splitlines())}", "", f"It costs {plain(more['cost'])}."]

@@ -5,7 +5,7 @@ Every text goes through Jinja2's autoescape: texts come from data, models and pe
 
 import base64
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ import jinja2
 
 from rmcore.core.errors import DataError
 from rmcore.core.files import write_text
+from rmcore.reporting.html.blocks import Block
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 LONGEST_TEXT = 700
@@ -42,6 +43,36 @@ def write_page(
     page = render_page(template, {**values, "images": images, "captions": captions, "more_images": more})
     write_text(out, page, durable=False)  # it is drawn again from the numbers
     return out
+
+
+def write_block_report(
+    name: str, block: Block, figures: Mapping[str, Path], out: Path, captions: Mapping[str, str] | None = None
+) -> Path:
+    """Write a block as one self-contained HTML file to `out`; returns `out`.
+
+    Args:
+        name: of the run.
+        block: what was found.
+        figures: PNG files by name; those that the block does not name are shown after it.
+        out: HTML file to write; its folder is made.
+        captions: of figures, by name.
+
+    Raises:
+        DataError: a figure is not a readable PNG file.
+    """
+    shown, rest = _drawn(block, figures), set(figures) - _named(block)
+    values = {"name": name, "block": shown, "rest": [one for one in figures if one in rest]}
+    return write_page("text.html.j2", values, figures, captions or {}, out)
+
+
+def _named(block: Block) -> set[str]:
+    return {*block.figures, *(name for part in block.parts for name in _named(part))}
+
+
+def _drawn(block: Block, figures: Collection[str]) -> Block:
+    """The block without the figures that were not drawn."""
+    parts = [_drawn(part, figures) for part in block.parts]
+    return block._replace(figures=[name for name in block.figures if name in figures], parts=parts)
 
 
 def render_page(template: str, values: Mapping[str, Any]) -> str:

@@ -2,10 +2,10 @@
 
 from typing import Any, Literal, TypedDict
 
+from rmcore.config.files import setting_text
 from rmcore.core.cost import money_text
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.html.blocks import Block, Table
-from rmcore.reporting.html.experiment import setting_text
 from rmcore.reporting.html.page import date
 from rmcore.reporting.schema import Metric
 
@@ -98,7 +98,7 @@ def tuning_block(results: TuningResults, recipe: str = "") -> Block:
     """
     pairs = ", ".join(f"{number} {split}" for split, number in results["num_pairs"].items())
     settings = [
-        (name, searched, setting_text(results["defaults"][name]), setting_text(results["winner"][name]))
+        (name, searched, setting_text(results["defaults"][name], 4), setting_text(results["winner"][name], 4))
         for name, searched in results["space"].items()
     ]
     worth = (
@@ -124,6 +124,8 @@ def tuning_block(results: TuningResults, recipe: str = "") -> Block:
 
 
 def _trial(results: TuningResults, one: TrialRow) -> list[str]:
-    settings = ", ".join(f"{name.partition('.')[2]}={setting_text(value)}" for name, value in one["settings"].items())
+    settings = ", ".join(
+        f"{name.partition('.')[2]}={setting_text(value, 4)}" for name, value in one["settings"].items()
+    )
     value = "" if one["value"] is None else score(one["value"], results["unit"])
     return [str(one["number"]), one["state"], value, f"{one['seconds']:.1f}", settings, one["why"]]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmcore.cli.verdict import print_verdict
+from rmcore.cli.common import print_verdict
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import PolicyConfig
 from rmcore.evaluation.diagnosis import ECE, GateCheck, baseline_check, diagnose_outcome

@@ -3,9 +3,9 @@
 import report_sample as sample
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.html import benchmarks
+from rmcore.reporting.html.blocks import escape
 from rmcore.reporting.html.cards import headline_cards
 from rmcore.reporting.html.logged import HEADINGS, TITLE
-from rmcore.reporting.html.markdown import escape
 from rmcore.reporting.html.summary import summary_markdown
 
 

@@ -8,7 +8,7 @@ import report_sample
 from rmcore.reporting.figures.style import new_figure, save
 from rmcore.reporting.html.blocks import Block, Named, Table, markdown
 from rmcore.reporting.html.html import sections
-from rmcore.reporting.html.text_page import write_block_report
+from rmcore.reporting.html.page import write_block_report
 
 NASTY = "<script>alert(1)</script> [x](javascript:alert) | ![y](http://evil.example/z)"
 

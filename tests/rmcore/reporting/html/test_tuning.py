@@ -1,7 +1,7 @@
 """The page of a search: the verdict, both arms, every trial with why it ended, and the recipe."""
 
 from rmcore.reporting.html.blocks import markdown
-from rmcore.reporting.html.text_page import write_block_report
+from rmcore.reporting.html.page import write_block_report
 from rmcore.reporting.html.tuning import arm_rows, tuning_block
 from tuning_sample import results
 
