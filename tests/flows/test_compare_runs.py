@@ -120,7 +120,7 @@ def test_the_difference_is_paired_and_of_held_out_pairs_alone(reports):
     assert "mine-seed0-aaaa − mine-seed0-bbbb: +25.0 points" in typed(B, A)
 
 
-def test_all_curves_are_in_one_picture(reports, tmp_path):
+def test_all_curves_are_in_one_picture(reports, tmp_path, true_pictures):
     for name in (A, B, C):
         lay(reports, name)
     assert "curves" in typed(A, B, C)
