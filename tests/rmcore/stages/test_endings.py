@@ -13,15 +13,15 @@ from experiments.presets import PRESETS
 from rmcore.config.policy import PolicyConfig
 from rmcore.core.store import Store
 
-GOLD = PRESETS["rlhf"].data.gold.model_copy(update={"num_prompts": 1800})
+GOLD = PRESETS["rlhf"].data.gold.model_copy(update={"num_prompts": 1000})
 HONEST = policy_chain.changed(
     PRESETS["rlhf"],
     device="cpu",
     data={"gold": GOLD, "eval_limit": 300},
     model={"name": "tiny-small"},
-    train={"steps": 200, "eval_every": 100},
+    train={"steps": 120, "eval_every": 60},
     readiness={"planned_optimizer": "best_of_n", "planned_kl": 2.0},
-    policy=PolicyConfig(name="world", num_prompts=60, samples_per_prompt=40, fresh_prompts=160),
+    policy=PolicyConfig(name="world", num_prompts=60, samples_per_prompt=32, fresh_prompts=160),
     rlhf=None,
 )
 FLAWED = policy_chain.changed(HONEST, data={"gold": GOLD.model_copy(update={"length_bias": 1.0})})
