@@ -1,5 +1,7 @@
 """The loop: what it asks and learns, and what it refuses."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,11 @@ from rmcore.models.reward_model import BradleyTerryRM
 
 PAIRS = generate_pairs(GoldConfig(num_prompts=60, pairs_per_prompt=2), 0).pairs
 SEED_SET, POOL = PAIRS[:20], PAIRS[20:]
-RM = BradleyTerryRM.new(ModelConfig(name="tiny", max_seq_len=64), seed=0, device="cpu")
+
+
+@cache
+def reward_model():
+    return BradleyTerryRM.new(ModelConfig(name="tiny", max_seq_len=64), seed=0, device="cpu")
 
 
 def revealed(pairs):
@@ -23,7 +29,7 @@ def revealed(pairs):
 
 
 def learner(acquisition="entropy", labelled=SEED_SET, **settings):
-    return ActiveLearner(RM, acquisition, labelled, k=7, **settings)
+    return ActiveLearner(reward_model(), acquisition, labelled, k=7, **settings)
 
 
 def outcome(rounds):
@@ -66,7 +72,7 @@ def test_bad_input_is_refused():
     with pytest.raises(ConfigError, match="no acquisition function 'best'"):
         learner("best")
     with pytest.raises(ConfigError, match="k=0"):
-        ActiveLearner(RM, "random", SEED_SET, k=0)
+        ActiveLearner(reward_model(), "random", SEED_SET, k=0)
     with pytest.raises(DataError, match="share an id"):
         learner().run_active_loop([POOL[0], POOL[0]], revealed, 1)
     with pytest.raises(DataError, match="all of them are labelled"):

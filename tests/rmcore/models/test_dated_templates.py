@@ -1,12 +1,12 @@
 """Chat templates that write the day's date: what a model is trained on and scored by does not depend on the day."""
 
 import datetime
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 import transformers as hf
-import trl
 
 from rmcore.config.model import LoraSettings, ModelConfig
 from rmcore.models.reward_model import BradleyTerryRM
@@ -15,7 +15,7 @@ from rmcore.models.trained import load_renderer
 CPU = torch.device("cpu")
 SIDE = ("Name a fruit", "A pear.")
 TURNS = [{"role": "user", "content": SIDE[0]}, {"role": "assistant", "content": SIDE[1]}]
-LLAMA = (Path(trl.__file__).parent / "chat_templates" / "llama3_2.jinja").read_text()
+LLAMA = (Path(find_spec("trl").origin).parent / "chat_templates" / "llama3_2.jinja").read_text()
 SMOL = (
     "{%- set today = strftime_now('%d %B %Y') -%}{{ '<|im_start|>system\nToday is ' ~ today ~ '<|im_end|>' }}"
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}{% endfor %}"
