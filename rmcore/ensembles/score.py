@@ -11,7 +11,8 @@ from rmcore.core.progress import Report, labelled, silent, tell_left_out
 from rmcore.data.pair import PreferencePair, Prompt, prompt_text
 from rmcore.data.rendering import DroppedPair, Renderer, TokenizedSide, count_cut
 from rmcore.data.table import rewards_table
-from rmcore.models.reward_model import BradleyTerryRM, refuse_not_finite, warn_of_equal
+from rmcore.models.checks import refuse_not_finite, warn_of_equal
+from rmcore.models.reward_model import BradleyTerryRM
 
 
 class SideScorer(Protocol):

@@ -19,7 +19,7 @@ from rmcore.data.pair import PreferencePair, is_blank
 from rmcore.data.rendering import TokenizedSide
 from rmcore.ensembles.score import SideScorer
 from rmcore.explain.spans import spans_of, text_of
-from rmcore.models.reward_model import refuse_not_finite
+from rmcore.models.checks import refuse_not_finite
 from rmcore.probes.rule import Answer, Rule
 from rmcore.probes.rules import RULES
 

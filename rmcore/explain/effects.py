@@ -42,7 +42,7 @@ from rmcore.data.pair import Prompt
 from rmcore.data.rendering import TokenizedSide
 from rmcore.ensembles.score import SideScorer
 from rmcore.explain.spans import Span, Unit, spans_of, text_of
-from rmcore.models.reward_model import refuse_not_finite
+from rmcore.models.checks import refuse_not_finite
 
 MOST_SPANS = 64
 """Most parts of an answer: more words are taken together as phrases, more sentences as passages."""

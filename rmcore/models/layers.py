@@ -1,7 +1,12 @@
-"""The transformer layers of a model, which are compiled, and sharded, one by one."""
+"""The transformer layers of a model, which are compiled, sharded and recomputed one by one."""
+
+import math
+from typing import Any
 
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
+
+from rmcore.models.packing.forward import without_adapters
 
 
 def transformer_layers(model: nn.Module) -> list[nn.Module]:
@@ -20,3 +25,29 @@ def transformer_layers(model: nn.Module) -> list[nn.Module]:
         return [layer for child in module.children() for layer in within(child, in_list)]
 
     return within(model, listed=False)
+
+
+def recompute_layers(model: Any, share: float = 1.0) -> None:
+    """Have `share` of the layers of `model` recompute activations, the others not; see `enable_gradient_checkpointing`.
+
+    The last ones keep theirs: these are free again before the first layer is recomputed.
+    """
+    plain = without_adapters(model)
+    if share == 0:
+        for module in plain.modules():
+            if hasattr(module, "gradient_checkpointing"):
+                module.gradient_checkpointing = False
+        return
+    how = {"use_reentrant": False}
+    if hasattr(plain, "activation_checkpointing_enable"):
+        plain.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
+    else:  # transformers before 5.23
+        plain.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
+    layers = [module for module in plain.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for layer in layers[math.ceil(share * len(layers) - 1e-6) :]:
+        layer.gradient_checkpointing = False
+
+
+def can_recompute(model: Any) -> bool:
+    """Whether layers of the model can recompute activations."""
+    return bool(getattr(without_adapters(model), "supports_gradient_checkpointing", False))

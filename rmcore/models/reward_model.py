@@ -4,18 +4,16 @@
 Hugging Face folders, so `AutoModelForSequenceClassification.from_pretrained` gives the same rewards anywhere.
 """
 
-import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rmcore.config.model import TINY_SIZES, ModelConfig, WeightDtype
 from rmcore.core.errors import ConfigError, ModelError
@@ -28,12 +26,14 @@ from rmcore.data.tokenizers import FIXED_DATE, fix_date
 from rmcore.models import lora
 from rmcore.models.ahead import made_ahead
 from rmcore.models.batching import distinct_sides, scoring_chunks
+from rmcore.models.checks import refuse_not_finite
 from rmcore.models.deferred import Deferred
 from rmcore.models.device import pick_device
 from rmcore.models.head import is_reward_head
+from rmcore.models.layers import recompute_layers
 from rmcore.models.loading import Origin, check_positions, load_backbone, quiet_libraries
 from rmcore.models.lora_targets import make_lora_config
-from rmcore.models.packing.forward import find_packing, outputs_of, without_adapters
+from rmcore.models.packing.forward import find_packing, outputs_of
 from rmcore.models.packing.layout import Packing, pack_sides
 from rmcore.models.packing.rows import PaddedRows, Rows, pad_rows
 from rmcore.models.precision import (
@@ -48,46 +48,13 @@ from rmcore.models.precision import (
 from rmcore.models.preference import checked_beta, write_beta
 from rmcore.models.seal import write_seal
 from rmcore.models.trained import load_trained, warn_of_date, warn_of_random_weights
+from rmcore.models.training_parts import Companion, SplitWeights
 
 if TYPE_CHECKING:
     from peft import LoraConfig
 
-ENOUGH_TO_DIFFER = 4
-"""Rewards of which not all are equal, unless the model or the answers are odd: two pairs."""
 SCORING_TOKEN_BUDGET = {"cpu": 8192, "cuda": 65536}
 """Computed tokens of one batch where nothing but rewards is computed, by kind of device."""
-
-
-class Companion(Protocol):
-    """A part of `BradleyTerryRM.model` that is trained with it and is no part of the plain model that is saved."""
-
-    def plain_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Give the state of the plain model: the same rewards, the usual names."""
-        ...
-
-    def plain_form(self, model: Any) -> AbstractContextManager[None]:
-        """Inside the block `model` has the modules of the plain model; what is in them means nothing."""
-        ...
-
-    def save(self, state: Mapping[str, Tensor], folder: Path) -> None:
-        """Write what the plain state lacks into the checkpoint's folder."""
-        ...
-
-
-class SplitWeights(Protocol):
-    """Float32 weights of which `BradleyTerryRM.model` has the bfloat16 halves, while it is trained."""
-
-    def whole_weights(self, model: torch.nn.Module) -> dict[str, Tensor]:
-        """Give them by name, on the CPU."""
-        ...
-
-    def exact(self, tensor: Tensor) -> Tensor:
-        """Give those that a tensor is the halves of; else the tensor."""
-        ...
-
-    def widen(self) -> None:
-        """Put them in the place of their halves."""
-        ...
 
 
 class BradleyTerryRM:
@@ -589,59 +556,3 @@ class BradleyTerryRM:
         self.renderer.rendering.save(folder)
         write_beta(folder, self.beta)
         write_seal(folder)
-
-
-def recompute_layers(model: Any, share: float = 1.0) -> None:
-    """Have `share` of the layers of `model` recompute activations, the others not; see `enable_gradient_checkpointing`.
-
-    The last ones keep theirs: these are free again before the first layer is recomputed.
-    """
-    plain = without_adapters(model)
-    if share == 0:
-        for module in plain.modules():
-            if hasattr(module, "gradient_checkpointing"):
-                module.gradient_checkpointing = False
-        return
-    how = {"use_reentrant": False}
-    if hasattr(plain, "activation_checkpointing_enable"):
-        plain.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
-    else:  # transformers before 5.23
-        plain.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
-    layers = [module for module in plain.modules() if isinstance(module, GradientCheckpointingLayer)]
-    for layer in layers[math.ceil(share * len(layers) - 1e-6) :]:
-        layer.gradient_checkpointing = False
-
-
-def can_recompute(model: Any) -> bool:
-    """Whether layers of the model can recompute activations."""
-    return bool(getattr(without_adapters(model), "supports_gradient_checkpointing", False))
-
-
-def refuse_not_finite(rewards: np.ndarray, name: Callable[[int], str]) -> None:
-    """Raise where one of N rewards is NaN or infinite.
-
-    Args:
-        rewards: (N,)
-        name: what the reward at a place is of, for the message.
-
-    Raises:
-        ModelError: names the first of them.
-    """
-    broken = np.flatnonzero(~np.isfinite(rewards))
-    if len(broken):
-        named = ", ".join(name(int(place)) for place in broken[:5])
-        raise ModelError(
-            f"{len(broken)} of {len(rewards)} rewards are not finite ({named}{', ...' if len(broken) > 5 else ''}): "
-            "the weights are broken, or so large that sums overflow. Go back to an earlier checkpoint."
-        )
-
-
-def warn_of_equal(rewards: np.ndarray) -> None:
-    """Say on stderr where all of N rewards of different answers are one number: a model that tells nothing."""
-    if len(rewards) >= ENOUGH_TO_DIFFER and np.ptp(rewards) == 0:
-        print(
-            f"warning: all {len(rewards)} rewards are {float(rewards[0]):g}, so this model tells no answer from "
-            "another: its weights, above all the reward head, may be zero or damaged. Compare with an earlier "
-            "checkpoint.",
-            file=sys.stderr,
-        )

@@ -28,7 +28,7 @@ from rmcore.core.progress import Report, silent
 from rmcore.data.pair import Prompt, prompt_key
 from rmcore.data.readers.turns import asked_prompt
 from rmcore.data.rendering import Renderer, TokenizedSide
-from rmcore.policy.label_strength import rate_answers
+from rmcore.evaluation.label_strength import rate_answers
 from rmcore.policy.logged_answers import MIN_ANSWERS, LoggedPool, best_of_logged
 from rmcore.policy.sampling.samples import read_samples
 

@@ -21,8 +21,8 @@ from rmcore.core.arrays import FloatArray, IntArray
 from rmcore.core.errors import DataError
 from rmcore.core.progress import Report, prefixed, silent
 from rmcore.data.pair import PreferencePair, prompt_text
+from rmcore.evaluation.label_strength import Ratings, rate_answers
 from rmcore.evaluation.uncertainty import GainValue, MetricValue, cluster_bootstrap, ends, metric_value
-from rmcore.policy.label_strength import Ratings, rate_answers
 from rmcore.policy.sampling.best_of_n import best_of_n_weights, best_of_n_win_rate, pooled_deviation
 
 MIN_ANSWERS = 4
@@ -79,8 +79,8 @@ def logged_answers(
     """How the model's best of k among a prompt's labelled answers does against another of them.
 
     The answers of a prompt are the distinct texts in its pairs, each with one reward and with the strength that the
-    labels give it (`rmcore.policy.label_strength`): from annotated margins where all pairs of the prompt have one that
-    is not negative, else from outcomes. Only the largest connected part counts.
+    labels give it (`rmcore.evaluation.label_strength`): from annotated margins where all pairs of the prompt have one
+    that is not negative, else from outcomes. Only the largest connected part counts.
 
     The choices k = 2, 4, 8 ... go as far as `MIN_PROMPTS` prompts have more than k answers. Other prompts take part in
     each, so neighbouring rows differ in their prompts too. `best_k` is the last of them that passes with all before

@@ -11,7 +11,7 @@ from rmcore.core.progress import Report, silent
 from rmcore.data.pair import PreferencePair, Prompt, with_text_answers
 from rmcore.data.rendering import TokenizedSide
 from rmcore.ensembles.score import SideScorer
-from rmcore.models.reward_model import refuse_not_finite
+from rmcore.models.checks import refuse_not_finite
 from rmcore.probes.rule import Answer, Rule
 
 

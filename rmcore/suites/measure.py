@@ -26,7 +26,7 @@ from rmcore.evaluation.uncertainty import (
     metric_value,
     with_unseen_prompts,
 )
-from rmcore.models.reward_model import refuse_not_finite, warn_of_equal
+from rmcore.models.checks import refuse_not_finite, warn_of_equal
 from rmcore.suites.question import OVERALL, Question, Rewards, Suite, clusters, groups_of
 from rmcore.suites.reward_bench_2 import TIES
 

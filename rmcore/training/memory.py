@@ -11,8 +11,8 @@ from torch import nn
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError, ModelError
 from rmcore.models.device import total_bytes
+from rmcore.models.layers import can_recompute
 from rmcore.models.packing.layout import Packing
-from rmcore.models.reward_model import can_recompute
 from rmcore.training.step_memory import StepMemory, count_memory
 
 MAX_TOKEN_BUDGET = {"cpu": 8192, "cuda": 65536}

@@ -22,12 +22,12 @@ from torch._subclasses.fake_tensor import (
 
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ModelError, RmcoreError
+from rmcore.models.layers import recompute_layers
 from rmcore.models.lora import hollow_model
 from rmcore.models.packing.forward import outputs_of
 from rmcore.models.packing.layout import Packing, pack_sides
 from rmcore.models.packing.rows import Rows, pad_rows
 from rmcore.models.precision import float32_head, precision_context
-from rmcore.models.reward_model import recompute_layers
 from rmcore.training.half_weights import HalfWeights, find_half_weights, uses_half_weights
 from rmcore.training.optimizers import make_optimizer
 from rmcore.training.peak_memory import TensorPeak

@@ -6,7 +6,8 @@ import numpy as np
 
 from rmcore.core.arrays import FloatArray
 from rmcore.data.pair import Prompt
-from rmcore.models.reward_model import BradleyTerryRM, refuse_not_finite
+from rmcore.models.checks import refuse_not_finite
+from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.sampling.rollouts import rollout_texts
 from rmcore.serving.scorer import Rollout
 

@@ -30,7 +30,7 @@ NAME = LIKELIHOOD_PREFIX.removesuffix(".")
 
 
 class Attached:
-    """The likelihood as the companion of its model; see `rmcore.models.reward_model.Companion`."""
+    """The likelihood as the companion of its model; see `rmcore.models.training_parts.Companion`."""
 
     def __init__(self, design: Design) -> None:
         self.design = design

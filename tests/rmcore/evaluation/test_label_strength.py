@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logged_sample import connected_pairs
-from rmcore.policy.label_strength import rate_answers
+from rmcore.evaluation.label_strength import rate_answers
 
 
 def rate(pairs, differences=None, size=None):
