@@ -1,4 +1,4 @@
-"""What a reward model holds while it is trained, and does not save as it is."""
+"""Parts that a reward model has while it is trained, and that are not saved as they are."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
