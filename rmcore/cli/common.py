@@ -19,11 +19,11 @@ PIPED_WIDTH = 160
 """Columns where no terminal says how many there are."""
 
 
-def setting(model: type[BaseModel], name: str, *flags: str) -> Any:
-    """Make an option whose help and lower bound are those of the config field `name`."""
+def setting(model: type[BaseModel], name: str, *flags: str, **shown: Any) -> Any:
+    """Make an option whose help and lower bound are those of the config field `name`; `shown` is as typer has it."""
     field = model.model_fields[name]
     least = next((bound.ge for bound in field.metadata if hasattr(bound, "ge")), None)
-    return typer.Option(*flags, help=field.description, min=least)
+    return typer.Option(*flags, help=field.description, min=least, **shown)
 
 
 def printable(text: str) -> str:

@@ -22,17 +22,8 @@ JudgeName = Annotated[
     ),
 ]
 SHOWN = (
-    *(
-        "agreement",
-        "kappa",
-        "ceiling",
-        "reliability",
-        "length_matched_agreement",
-        "position_bias",
-        "consistency",
-        "retest",
-    ),
-    *("length_bias", "injection_gain", "self_preference", "confidence_error", "tie_rate"),
+    *("agreement", "kappa", "ceiling", "reliability", "length_matched_agreement", "position_bias", "consistency"),
+    *("retest", "length_bias", "injection_gain", "self_preference", "confidence_error", "tie_rate"),
 )
 CHARACTERS, QUESTION_TOKENS = 4, 150
 """Characters of a token, and tokens of a question besides the texts, as a plan takes them: of English text."""

@@ -42,6 +42,11 @@ from rmcore.reporting.verdict_style import check_result
 
 Metrics = Mapping[str, Mapping[str, Any]]
 EVALUATE_FIELDS = ("num_resamples", "thresholds")
+COMMON = (
+    *("limit", "prompt_column", "chosen_column", "rejected_column"),
+    *("max_seq_len", "device", "dtype", "json_out", "rewards"),
+)
+"""Options of `rm-opt evaluate` that --help shows."""
 THRESHOLD = {"thresholds": ("--threshold",)}
 readiness_app = typer.Typer(
     no_args_is_help=True, help="Judge whether a policy may be optimised against a reward model."
@@ -49,17 +54,7 @@ readiness_app = typer.Typer(
 
 
 @options(*field_options(EvaluateConfig, EVALUATE_FIELDS, flags=THRESHOLD))
-@common(
-    "limit",
-    "prompt_column",
-    "chosen_column",
-    "rejected_column",
-    "max_seq_len",
-    "device",
-    "dtype",
-    "json_out",
-    "rewards",
-)
+@common(*COMMON)
 def evaluate(
     checkpoint: Checkpoint,
     data: Data,

@@ -9,8 +9,9 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
 from typing import Annotated, Any, get_origin, get_type_hints
 
-import typer
 from pydantic import BaseModel
+
+from rmcore.cli.common import setting
 
 
 def field_options(
@@ -33,15 +34,9 @@ def field_options(
     parameters = []
     for name in names:
         field = model.model_fields[name]
-        least = next((entry.ge for entry in field.metadata if hasattr(entry, "ge")), None)
         default = field.get_default(call_default_factory=True)
-        option = typer.Option(
-            *(flags or {}).get(name, ()),
-            help=field.description,
-            show_default=False if default in (None, (), False) else _shown(default),
-            min=least,
-            rich_help_panel=panel,
-        )
+        shown = False if default in (None, (), False) else _shown(default)
+        option = setting(model, name, *(flags or {}).get(name, ()), show_default=shown, rich_help_panel=panel)
         kind: Any = list[str] if get_origin(field.annotation) is tuple else field.annotation
         parameters.append(
             inspect.Parameter(

@@ -137,8 +137,8 @@ def _check_card(text: str, folder: Path, *, although_not_ready: bool) -> None:
         DataError: the card's metadata cannot be read.
     """
     from rmcore.ensembles.ensemble_folder import checkpoint_digest
-    from rmcore.reporting.card.limits import FAILED
     from rmcore.reporting.card.model_card import CARD_FILE, read_card
+    from rmcore.reporting.verdict_style import VERDICT_STYLES
 
     card: ReadCard | None = read_card(text)
     if card is not None and card.digest != checkpoint_digest(folder):
@@ -153,7 +153,7 @@ def _check_card(text: str, folder: Path, *, although_not_ready: bool) -> None:
             f"{folder / CARD_FILE} was not written by `rm-opt card`, so it is not known what the verdict was. Move it "
             "away, or push it as it is with --although-not-ready."
         )
-    if card.status in FAILED:
+    if card.status is not None and VERDICT_STYLES[card.status].tone == "bad":
         raise ConfigError(
             f"the verdict speaks against this model: {card.headline}. Anyone who loads it may optimise a policy "
             "against it. Give --although-not-ready to push it all the same; its card says what failed."

@@ -28,17 +28,8 @@ from rmcore.data.observation import Observation
 from rmcore.data.pair import PreferencePair
 
 DATA_FIELDS = (
-    "eval_split",
-    "limit",
-    "eval_limit",
-    "pairs_per_prompt",
-    "prompt_column",
-    "chosen_column",
-    "rejected_column",
-    "margin_column",
-    "weight_column",
-    "grade_columns",
-    "require_complete_pairs",
+    *("eval_split", "limit", "eval_limit", "pairs_per_prompt", "prompt_column", "chosen_column", "rejected_column"),
+    *("margin_column", "weight_column", "grade_columns", "require_complete_pairs"),
 )
 MODEL_FIELDS = ("max_seq_len", "use_chat_template", "render_fn", "head_only", "trust_remote_code")
 TRAIN_FIELDS = tuple(TrainConfig.model_fields)

@@ -119,35 +119,40 @@ class Run:
         return page if page.is_file() else None
 
     @property
+    def verdict(self) -> Mapping[str, Any] | None:
+        """Its verdict of the ladder; None where it has none, or one in words alone."""
+        verdict = self.record.get("verdict")
+        return verdict if isinstance(verdict, dict) else None
+
+    @property
     def style(self) -> VerdictStyle:
         """Sign and tone of its verdict; open where there is none."""
-        verdict = self.record.get("verdict")
-        return VERDICT_STYLES.get(verdict.get("status", ""), OPEN) if isinstance(verdict, dict) else OPEN
+        return VERDICT_STYLES.get((self.verdict or {}).get("status", ""), OPEN)
 
     @property
     def headline(self) -> str:
         """Its outcome in one sentence."""
         if self.problem is not None:
             return f"its record cannot be read: {self.problem}"
-        verdict = self.record.get("verdict")
-        if isinstance(verdict, dict):
-            return str(verdict.get("headline", ""))
+        if self.verdict is not None:
+            return str(self.verdict.get("headline", ""))
         if "hypotheses" in self.record:
             return tally(self.record["hypotheses"])
-        return str(verdict or self.record.get("headline") or "no verdict: it measured, and judged nothing")
+        return str(
+            self.record.get("verdict") or self.record.get("headline") or "no verdict: it measured, and judged nothing"
+        )
 
     @property
     def rung(self) -> str:
         """Evidence level of its verdict: "1 of 4", or empty."""
-        verdict = self.record.get("verdict")
-        return f"{verdict['rung']} of 4" if isinstance(verdict, dict) and verdict.get("rung") is not None else ""
+        rung = (self.verdict or {}).get("rung")
+        return "" if rung is None else f"{rung} of 4"
 
     @property
     def status(self) -> str:
         """The verdict in a word or two: "not ready", or empty."""
-        verdict = self.record.get("verdict")
-        if isinstance(verdict, dict):
-            return str(verdict.get("status", "")).replace("_", " ")
+        if self.verdict is not None:
+            return str(self.verdict.get("status", "")).replace("_", " ")
         return tally(self.record["hypotheses"]) if self.record.get("hypotheses") else ""
 
     @property

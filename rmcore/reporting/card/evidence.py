@@ -21,16 +21,8 @@ if TYPE_CHECKING:
 
 Record = Mapping[str, Any]
 SHOWN = (
-    "pairwise_accuracy",
-    "accuracy_by_prompt",
-    "longer_wins_accuracy",
-    "accuracy_over_baseline",
-    "length_matched_accuracy",
-    "expected_accuracy",
-    "tie_rate",
-    "loss",
-    "ece_debiased",
-    "temperature",
+    *("pairwise_accuracy", "accuracy_by_prompt", "longer_wins_accuracy", "accuracy_over_baseline"),
+    *("length_matched_accuracy", "expected_accuracy", "tie_rate", "loss", "ece_debiased", "temperature"),
 )
 """Metrics of held-out pairs that a card has; those of subsets follow. A report has all."""
 OPTIMIZERS = {"best_of_n": "best-of-n", "kl_optimum": "RL with a KL penalty"}

@@ -6,10 +6,8 @@ from typing import Any
 from rmcore.reporting.card.evidence import RUNG_OF_A_POLICY, Judgement
 from rmcore.reporting.card.text import Markdown, shown
 from rmcore.reporting.figures import numbers
+from rmcore.reporting.verdict_style import VERDICT_STYLES
 
-FAILED = ("fails", "not_ready", "lost")
-"""Statuses of a verdict that speak against a model: none of these is published by mistake."""
-SHOWN_GOOD = ("ready", "gained")
 _RANKING = "**Ranking answers where it matters.** "
 _PROMPTS = Markdown(
     "**Comparing answers to different prompts, or a threshold on the reward.** Only differences between answers to one "
@@ -59,7 +57,7 @@ def _optimising(judgement: Judgement | None) -> Markdown:
     ways = "by reinforcement learning, best-of-n or rejection sampling"
     if judgement is None:
         return Markdown(f"**{what}**, {ways}. Nobody judged whether it can be, so nothing speaks for it.")
-    if judgement.status in SHOWN_GOOD and judgement.rung >= RUNG_OF_A_POLICY:
+    if VERDICT_STYLES[judgement.status].tone == "good" and judgement.rung >= RUNG_OF_A_POLICY:
         far = "what the verdict names" if judgement.kl is None else f"{judgement.kl:.3g} nats of KL"
         how = "" if judgement.method is None else f", by another method than {shown(judgement.method)}"
         judged = (

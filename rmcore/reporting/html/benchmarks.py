@@ -17,18 +17,15 @@ HEADINGS = ("benchmark", "questions", "score", "above the longer answer")
 
 def _rows(suites: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
     """One row a benchmark, as `HEADINGS`."""
-    rows: list[tuple[str, ...]] = []
-    for told in suites.values():
-        score = numbers.with_interval(told["scores"][OVERALL], "share")
-        rows.append(
-            (
-                told["title"],
-                numbers.count(told["num_questions"]),
-                score,
-                numbers.with_interval(told["over_longer_wins"], "points"),
-            )
+    return [
+        (
+            told["title"],
+            numbers.count(told["num_questions"]),
+            numbers.with_interval(told["scores"][OVERALL], "share"),
+            numbers.with_interval(told["over_longer_wins"], "points"),
         )
-    return rows
+        for told in suites.values()
+    ]
 
 
 def _findings(suites: Mapping[str, Mapping[str, Any]]) -> list[str]:

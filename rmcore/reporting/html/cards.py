@@ -27,9 +27,15 @@ class Card(NamedTuple):
 
 def headline_cards(results: Results) -> list[Card]:
     """The first four of: a policy's gold gain, held-out accuracy, over length, and length-matched; debiased ECE."""
-    cards = [_metric_card(name, results["metrics"].get(name)) for name in HEADLINE_METRICS]
-    gain = [] if results["policy"] is None else [_gain_card(results["policy"]["readiness"]["readiness"])]
-    return [*gain, *cards][:NUM_CARDS]
+    cards = []
+    if results["policy"] is not None:
+        judged = results["policy"]["readiness"]["readiness"]
+        label = f"gain of the true reward at {judged['plan']['kl']:g} nats"
+        about = "the judge's reward of samples that the reward model chose, in standard deviations within prompts"
+        cards.append(_card(label, "planned_gain", judged["parts"].get("planned_gain"), about))
+    for spec in map(metric_spec, HEADLINE_METRICS):
+        cards.append(_card(spec.label, spec.name, results["metrics"].get(spec.name), spec.definition))
+    return cards[:NUM_CARDS]
 
 
 def trained_on(training: Training) -> str:
@@ -93,19 +99,6 @@ def checks_table(checks: Sequence[Mapping[str, Any]]) -> Table:
     return Table(("result", "check", "measured", "threshold"), rows, left=(0, 1))
 
 
-def _metric_card(name: str, metric: Mapping[str, Any] | None) -> Card:
-    spec = metric_spec(name)
+def _card(label: str, name: str, metric: Mapping[str, Any] | None, definition: str) -> Card:
     value, interval, has_interval = metric_texts(name, metric)
-    return Card(spec.label, value, f"95 %: {interval}" if has_interval else interval, spec.definition)
-
-
-def _gain_card(judged: Mapping[str, Any]) -> Card:
-    """Make the card of the true reward that the policy would gain under the plan."""
-    kl, gain = judged["plan"]["kl"], judged["parts"].get("planned_gain")
-    value, interval, has_interval = metric_texts("planned_gain", gain)
-    return Card(
-        f"gain of the true reward at {kl:g} nats",
-        value,
-        f"95 %: {interval}" if has_interval else interval,
-        "the judge's reward of samples that the reward model chose, in standard deviations within prompts",
-    )
+    return Card(label, value, f"95 %: {interval}" if has_interval else interval, definition)

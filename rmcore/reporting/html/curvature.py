@@ -5,7 +5,7 @@ error over probes) and how much it would vary with other prompts.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from rmcore.core.metrics import METRICS
 from rmcore.reporting.figures import numbers
@@ -25,15 +25,6 @@ ERRORS = (
 )
 TITLE = "Curvature of the loss"
 COLUMNS = ("quantity", "value", "standard error over prompts", "error of the computation, for these pairs")
-
-
-class Row(NamedTuple):
-    """One quantity, ready to print under COLUMNS."""
-
-    label: str
-    value: str
-    sampled: str
-    computed: str
 
 
 def curvature_block(spectrum: Mapping[str, Any], title: str = TITLE) -> Block:
@@ -65,8 +56,8 @@ def _sentences(spectrum: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def rows(spectrum: Mapping[str, Any]) -> list[Row]:
-    """The quantities of a spectrum record that were measured, or that say why they are undefined."""
+def rows(spectrum: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """The quantities of a spectrum record, under COLUMNS: those that were measured, or that say why they were not."""
     scaled = spectrum.get("normalized", {})
     record = {**spectrum, "lambda_max_normalized": scaled.get("lambda_max")}
     reasons = {**spectrum["reasons"], "lambda_max_normalized": scaled.get("reasons", {}).get("lambda_max", "")}
@@ -86,9 +77,9 @@ def rows(spectrum: Mapping[str, Any]) -> list[Row]:
         spec = METRICS[name]
         if numbers.finite(record[name]) is not None:
             value = numbers.text(record[name], spec.unit)
-            found.append(Row(spec.label, value, sampled.get(name, ""), errors.get(name, "")))
+            found.append((spec.label, value, sampled.get(name, ""), errors.get(name, "")))
         elif reasons.get(name):
-            found.append(Row(spec.label, f"undefined: {reasons[name]}", "", ""))
+            found.append((spec.label, f"undefined: {reasons[name]}", "", ""))
     return found
 
 

@@ -1,6 +1,6 @@
 """The report of a run: one HTML file that opens anywhere, without network, scripts or other files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,42 +81,38 @@ def sections(results: Results, more_figures: Sequence[str] = (), *, with_traject
     margins = Block(
         "Margins, and reward against length", figures=("margin_histogram", "reward_by_length"), is_folded=True
     )
-    found = [Section("gate", "Checks", _checks(results)), Section("context", "Accuracy in context", context)]
-    if (observed := results["observations"]) is not None:
-        found.append(Section("judgements", "Judgements", folded(judgements.judgements_block(observed))))
-    if (benchmarked := results["benchmarks"]) is not None:
-        found.append(Section("benchmarks", "Benchmarks", folded(benchmarks.benchmarks_block(benchmarked))))
-    if (answers := results["logged"]) is not None:
-        found.append(Section("logged", "Logged answers", folded(logged.logged_block(answers), rung != 2)))
-    if (probed := results["probe"]) is not None:
-        found.append(Section("probe", "Probes", folded(probe.probe_block(probed), not probed["violated"])))
-    if (sampled := results["policy"]) is not None:
-        found.append(Section("policy", "Policy", folded(policy.policy_block(sampled), rung != 3)))
-    if (trained := results["rlhf"]) is not None:
-        told = rlhf.rlhf_block(trained)
-        title = "A policy trained against this reward model"
-        block = told._replace(title=title, text=(told.title, *told.text), is_folded=rung != 4)
-        found.append(Section("rlhf", "Trained policy", block))
-    spectrum = results["spectrum"]
-    return [
-        *found,
-        Section("training", "Training", _training(results, with_trajectory=with_trajectory)),
-        Section("calibration", "Calibration", calibration),
-        Section("margins", "Margins and length", margins),
-        *([] if spectrum is None else [Section("landscape", "Curvature", folded(curvature.curvature_block(spectrum)))]),
-        Section("readiness", "Original score", _original_score(results["readiness"])),
-        Section("metrics", "All metrics", _metrics(results)),
-        Section("data", "Data", _audit(results["audit"])),
-        *_explained(results["explained"]),
-        Section("mistakes", "Mistakes", _mistakes(results)),
-        *([Section("more", "More figures", Block("More figures", figures=more_figures))] if more_figures else []),
-        Section("provenance", "Provenance", _provenance(results)),
-        Section("glossary", "Glossary", words(glossary.WORDS)),
+    probed, trained = results["probe"], results["rlhf"]
+
+    def told(record: Any, block: Callable[[Any], Block], is_folded: bool = True) -> Block | None:
+        return None if record is None else folded(block(record), is_folded)
+
+    def policy_in_training(record: Mapping[str, Any]) -> Block:
+        block = rlhf.rlhf_block(record)
+        return block._replace(title="A policy trained against this reward model", text=(block.title, *block.text))
+
+    found: list[tuple[str, str, Block | None]] = [
+        ("gate", "Checks", _checks(results)),
+        ("context", "Accuracy in context", context),
+        ("judgements", "Judgements", told(results["observations"], judgements.judgements_block)),
+        ("benchmarks", "Benchmarks", told(results["benchmarks"], benchmarks.benchmarks_block)),
+        ("logged", "Logged answers", told(results["logged"], logged.logged_block, rung != 2)),
+        ("probe", "Probes", told(probed, probe.probe_block, not (probed or {}).get("violated"))),
+        ("policy", "Policy", told(results["policy"], policy.policy_block, rung != 3)),
+        ("rlhf", "Trained policy", told(trained, policy_in_training, rung != 4)),
+        ("training", "Training", _training(results, with_trajectory=with_trajectory)),
+        ("calibration", "Calibration", calibration),
+        ("margins", "Margins and length", margins),
+        ("landscape", "Curvature", told(results["spectrum"], curvature.curvature_block)),
+        ("readiness", "Original score", _original_score(results["readiness"])),
+        ("metrics", "All metrics", _metrics(results)),
+        ("data", "Data", _audit(results["audit"])),
+        ("explained", "Mistakes explained", told(results["explained"], explained.explained_block, is_folded=False)),
+        ("mistakes", "Mistakes", _mistakes(results)),
+        ("more", "More figures", Block("More figures", figures=more_figures) if more_figures else None),
+        ("provenance", "Provenance", _provenance(results)),
+        ("glossary", "Glossary", words(glossary.WORDS)),
     ]
-
-
-def _explained(record: Mapping[str, Any] | None) -> list[Section]:
-    return [] if record is None else [Section("explained", "Mistakes explained", explained.explained_block(record))]
+    return [Section(anchor, name, block) for anchor, name, block in found if block is not None]
 
 
 def _checks(results: Results) -> Block:

@@ -13,14 +13,8 @@ CAPTIONS = {
 }
 TITLE = "Choosing among logged answers"
 HEADINGS = (
-    "k",
-    "prompts",
-    "win rate",
-    "of the longest answer",
-    "model minus longest",
-    "of a perfect choice",
-    "gain, sd",
-    "of a perfect choice, sd",
+    *("k", "prompts", "win rate", "of the longest answer", "model minus longest", "of a perfect choice"),
+    *("gain, sd", "of a perfect choice, sd"),
 )
 
 
