@@ -81,6 +81,14 @@ def main() -> None:
     """Entry point of the console script."""
     # At its end a process looks for garbage in all that it has imported: a second of a core, and nothing is found.
     atexit.register(gc.freeze)
+    set_variables()
+    if not COMPUTING.isdisjoint(sys.argv[1:2]):
+        outlive_readers()
+    sys.exit(guard(lambda: app(standalone_mode=False)))
+
+
+def set_variables() -> None:
+    """Set what this process and its children read from their environment, before they import libraries."""
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # no child takes a file of the current folder for a library
     # OpenMP's threads sleep when they wait for one another: spinning, they take the cores from whatever else runs, and
     # two threads of a training on a busy machine need three times as long (benchmarks/results/busy-machine.md).
@@ -88,6 +96,3 @@ def main() -> None:
     # What the guard does for this process: a letter that a stream's encoding does not have ends no child, either.
     encoding = os.environ.get("PYTHONIOENCODING", "").partition(":")[0]
     os.environ["PYTHONIOENCODING"] = f"{encoding}:backslashreplace"
-    if not COMPUTING.isdisjoint(sys.argv[1:2]):
-        outlive_readers()
-    sys.exit(guard(lambda: app(standalone_mode=False)))

@@ -31,7 +31,6 @@ from tasks.home import (
     PROJECT_VARIABLE,
     QUIET_ENVIRONMENT,
     SAFE_ENVIRONMENT,
-    compiled_folder,
     home,
     make_home,
     project_root,
@@ -231,8 +230,6 @@ def _environment(cluster: Cluster, known: Identity) -> dict[str, str]:
     shared = given or cluster.shared
     environment = {
         **QUIET_ENVIRONMENT,
-        # As each run sets it by itself, and libraries read it: see PYTHONPATH below.
-        "TORCHINDUCTOR_CACHE_DIR": str(compiled_folder()),
         **os.environ,
         **SAFE_ENVIRONMENT,
         "RM_OPT_HOME": str(home()),

@@ -56,7 +56,10 @@ LIBRARIES = (
 )
 PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables in which torchrun tells each of several processes its place."""
-LATE = ("RM_OPT_", "CUDA_VISIBLE_DEVICES", "PREFECT_", "MLFLOW_", "PYTEST_", "NO_PROXY", "no_proxy", *PLACE)
+LATE = (
+    *("RM_OPT_", "CUDA_VISIBLE_DEVICES", "PREFECT_", "MLFLOW_", "PYTEST_", "NO_PROXY", "no_proxy", *PLACE),
+    "TORCHINDUCTOR_CACHE_DIR",
+)
 """How variables begin that no library reads while it is imported: children that differ in them share a server."""
 SERVER_VARIABLE = "RM_OPT_STAGE_SERVER"
 """Environment variable with the socket of a `StageServer`, for programs that would start a server of their own."""

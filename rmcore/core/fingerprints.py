@@ -24,6 +24,8 @@ WITHOUT_EFFECT = (
     "rmcore.stages.reads",
 )
 _PACKAGE_FILE = "__init__.py"
+_BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+"""Fields of statements that hold statements."""
 _PARSING = threading.Lock()
 """One thread at a time: a second would take the collector's pause for its own state."""
 
@@ -68,7 +70,11 @@ def _module_file(name: str, base: str) -> tuple[str, int] | None:
 def _read_module(path: str, modified_ns: int) -> tuple[str, tuple[str, ...]]:
     tree = _parse(Path(path).read_text(encoding="utf-8"))
     imports: list[str] = []
-    for node in ast.walk(tree):
+    todo: list[ast.AST] = [tree]
+    while todo:  # statements alone, as neither an import nor a docstring is in an expression: `ast.walk` takes a second
+        node = todo.pop()
+        for block in _BLOCKS:
+            todo.extend(getattr(node, block, ()))
         if isinstance(node, ast.Import):
             imports.extend(alias.name for alias in node.names if alias.name.split(".")[0] == PACKAGE)
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == PACKAGE:

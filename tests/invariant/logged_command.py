@@ -1,12 +1,15 @@
-"""`rm-opt ARGUMENTS` with its output in the file LOG; both names are given by whoever runs this file."""
+"""`rm-opt ARGUMENTS` with its output in the file LOG, and the tests' `tiny`; who runs this file gives both names."""
 
 import os
 
 import torch
 
+from nano_model import nano_config
 from rmcore.cli import app
+from rmcore.models import tiny
 
 torch.set_num_threads(1)
+tiny.tiny_config = nano_config
 descriptor = os.open(LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)  # noqa: F821
 os.dup2(descriptor, 1)
 os.dup2(descriptor, 2)

@@ -30,7 +30,7 @@ from rmcore.training.loop import Trainer
 from rmcore.training.ranks import environment_ranks
 from rmcore.training.sharding import process_group, shard, whole_state_dict
 
-STEPS = 20
+STEPS = 14
 
 
 def main(folder: Path, stop_at: int, changes: dict) -> None:
@@ -53,7 +53,7 @@ def main(folder: Path, stop_at: int, changes: dict) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         settings = {
-            "steps": STEPS, "pairs_per_step": 6, "lr": 1e-3, "warmup_steps": 2, "log_every": 1, "eval_every": 10,
+            "steps": STEPS, "pairs_per_step": 6, "lr": 1e-3, "warmup_steps": 2, "log_every": 1, "eval_every": 7,
             "token_budget": 400, "resume_every_seconds": 0, "callbacks": (),
         }  # fmt: skip
         kinds = changes.pop("kinds", None)

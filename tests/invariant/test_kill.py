@@ -16,7 +16,7 @@ from rmcore.data.table import write_pairs
 pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).with_name("logged_command.py")
-KILLS = 6
+KILLS = 4
 STEPS = 60
 FORK = multiprocessing.get_context("forkserver")  # a fresh process with torch imported already: seconds saved a kill
 FORK.set_forkserver_preload(["rmcore.stages.train", "rmcore.cli", "peft"])

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -21,6 +22,7 @@ import pytest
 import websockets.sync.client
 
 from flows.worker import path_of_runs
+from forwarder import Forwarder
 from machine import free_ports, wait_for
 from owner_login import OwnerLogin, Patient
 from rmcore.core.child_process import StageServer
@@ -129,36 +131,40 @@ def home(tmp_path, monkeypatch, migrated_database):
 
 
 class Server:
-    """A real MLflow server in a folder of its own, on a port of its own."""
+    """A real MLflow server in a folder of its own, at an address of its own where it is `away` and `back` at once."""
 
     def __init__(self, folder: Path, database: Path) -> None:
-        [self.port] = free_ports(1)
-        self.folder, self.log = folder, folder / "server.log"
-        self.url = f"http://127.0.0.1:{self.port}"
+        port, self.port = free_ports(2)
+        log = folder / "server.log"
         shutil.copy(database, folder / "mlflow.db")
-        self.start()
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "mlflow", "server", "--port", str(self.port), "--workers", "1"]
-        command += ["--backend-store-uri", f"sqlite:///{self.folder / 'mlflow.db'}", "--no-serve-artifacts"]
-        command += ["--default-artifact-root", (self.folder / "artifacts").as_uri()]
+        command = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1"]
+        command += ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}", "--no-serve-artifacts"]
+        command += ["--default-artifact-root", (folder / "artifacts").as_uri()]
         environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-        with self.log.open("ab") as log:
+        with log.open("wb") as told:
             self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, start_new_session=True, env=environment, cwd=self.folder
+                command, stdout=told, stderr=told, start_new_session=True, env=environment, cwd=folder
             )
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline:
-            try:
-                return connect(self.url)
-            except OSError:
-                time.sleep(0.2)
-        raise AssertionError(self.log.read_text())
+
+        def answers():
+            with contextlib.suppress(OSError):
+                return connect(f"http://127.0.0.1:{port}")
+
+        wait_for(answers, log.read_text)
+        self.connect = partial(socket.create_connection, ("127.0.0.1", port))
+        self.back()
+        self.url = self.front.address
+
+    def back(self) -> None:
+        self.front = Forwarder(self.connect, self.port)
+
+    def away(self) -> None:
+        self.front.close()
 
     def kill(self) -> None:
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+        self.away()
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
     def clear(self) -> None:
         """Put away what a test left: its experiments under another name, and its registered models."""
@@ -178,9 +184,9 @@ def mlflow_server(tmp_path_factory, migrated_database):
 
 @pytest.fixture
 def server(home, mlflow_server, monkeypatch):
-    """The server, without any run or model, as where this test's runs are tracked; it may be killed and started."""
-    if mlflow_server.process.poll() is not None:
-        mlflow_server.start()
+    """The server, without any run or model, as where this test's runs are tracked; it may go away and come back."""
+    if not mlflow_server.front.is_open:
+        mlflow_server.back()
     mlflow_server.clear()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server.url)
     return mlflow_server
@@ -227,33 +233,22 @@ def artifact(tmp_path):
 class Services:
     """Both servers and the worker, started by the command line in a home of their own.
 
-    Stages of all runs are forked from one process that has imported what they need: five seconds of a core a run.
+    Stages of all runs and commands are forked from one process that has imported what they need, which takes five
+    seconds of a core.
     """
 
     def __init__(self, home):
         keep_direct()  # as each command does first: the stage server serves runs with the same variables only
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
+        inherited |= {"PYTHONUNBUFFERED": "1", "PYTHONPATH": path_of_runs()}  # which the worker's runs have
         self.home = home
-        compiled = {"TORCHINDUCTOR_CACHE_DIR": str(home / "compiled")}  # which a run sets unless it is set
-        as_of_runs = {**home_module.QUIET_ENVIRONMENT, **compiled, **inherited, **home_module.SAFE_ENVIRONMENT}
         self.stages = StageServer(
-            as_of_runs
-            | {
-                "PYTHONUNBUFFERED": "1",
-                "PYTHONPATH": path_of_runs(),
-                "OMP_WAIT_POLICY": "PASSIVE",
-                "PYTHONIOENCODING": ":backslashreplace",
-            }
+            {**home_module.QUIET_ENVIRONMENT, **inherited, **home_module.SAFE_ENVIRONMENT}
+            | {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONIOENCODING": ":backslashreplace"}
         )
         self.stages.__enter__()
-        self.environment = (
-            inherited
-            | self.stages.variable
-            | {
-                "RM_OPT_HOME": str(home),
-                "RM_OPT_DEVICE_SLOTS": "2",
-            }
-        )
+        self.environment = inherited | self.stages.variable
+        self.environment |= {"RM_OPT_HOME": str(home), "RM_OPT_DEVICE_SLOTS": "2"}
         prefect_port, mlflow_port = free_ports(2)
         self.ui, self.mlflow = f"http://127.0.0.1:{prefect_port}", f"http://127.0.0.1:{mlflow_port}"
         self.api = f"{self.ui}/api"
@@ -309,12 +304,12 @@ class Services:
             run = self.http.get(f"{self.api}/flow_runs/{run_id}").json()
             if reached or run["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"):
                 return run
-            time.sleep(0.5)
+            time.sleep(1)
         raise AssertionError(f"the flow run is still {run['state_type']} after {timeout_s} s")
 
     def wait_for(self, condition, timeout_s=300):
-        """What `condition()` gives once it is true."""
-        return wait_for(condition, f"not within {timeout_s} s", timeout_s)
+        """What `condition()` gives once it is true: it asks the servers, at most once a second."""
+        return wait_for(condition, f"not within {timeout_s} s", timeout_s, longest_pause=1.0)
 
     def mlflow_runs(self, study):
         """Runs of a study in MLflow; none where it has no experiment."""

@@ -366,13 +366,13 @@ def test_a_record_left_by_an_outage_adds_nothing_to_a_run_completed_meanwhile(ho
     with tracker.follow(artifact / METRICS_FILE):
         pass
     assert tracker.run_id
-    server.kill()
+    server.away()
     with caplog.at_level(logging.WARNING):
         tell(tracker, artifact)
         tracker.set_tags({"rm.key": "k1"})
         tracker.end()
     assert tracker.pending
-    server.start()
+    server.back()
     with cell() as again:
         tell(again, artifact)
     first = points(client().get_run(again.run_id))
@@ -510,11 +510,11 @@ def test_what_mlflow_never_takes_costs_the_run_that_alone(home, artifact, monkey
 def test_an_outage_that_is_over_when_the_run_ends_leaves_nothing_to_do(home, server, artifact):
     tracker = cell()
     assert tracker.run_id
-    server.kill()
+    server.away()
     tracker.log_metrics({"eval/before": 1.0})
     tracker._results[-1].result()
     assert tracker.pending
-    server.start()
+    server.back()
     tell(tracker, artifact)
     tracker.end()
     assert not tracker.pending

@@ -141,14 +141,14 @@ def test_metric_names_have_one_slash_and_mlflow_takes_them(name, expected):
     _validate_metric_name(clean)
 
 
-def test_a_killed_server_loses_nothing_and_is_told_once(home, server, artifact, caplog):
+def test_a_server_that_goes_away_loses_nothing_and_is_told_once(home, server, artifact, caplog):
     with caplog.at_level(logging.WARNING):
         tracker = start()
         with tracker.follow(artifact / METRICS_FILE):
             pass  # its lines are sent on leaving
         assert tracker.run_id
         tracker._results[-1].result()
-        server.kill()
+        server.away()
         began = time.monotonic()
         tell_everything(tracker, artifact)
         tracker.end()
@@ -160,7 +160,7 @@ def test_a_killed_server_loses_nothing_and_is_told_once(home, server, artifact, 
         sync_pending(home)
     assert len(list(unsynced_folder(home).iterdir())) == 1
 
-    server.start()
+    server.back()
     (waiting,) = unsynced_folder(home).iterdir()
     record = waiting.read_text()
     assert sync_pending(home) == ["seed 0"]
@@ -338,7 +338,7 @@ def test_the_machine_is_watched_until_the_end_and_an_outage_is_told_once(home, s
         second.log_metrics({"train/loss": 0.5})
         second.watch_machine()
         wait_for_load(second)
-        server.kill()
+        server.away()
         second.set_tags({"rm.verdict": "ready"})
         second.end()
     assert second.pending

@@ -22,11 +22,11 @@ def free_ports(num_ports):
     raise OSError("no port is free")
 
 
-def wait_for(condition, what="timed out", seconds=120.0):
+def wait_for(condition, what="timed out", seconds=120.0, longest_pause=0.2):
     """What `condition()` gives once it is true; `what` is the error's text or a function that gives it.
 
-    Looks that ask a server keep it from what is waited for: they are fewer, and still see what lasts for a fifth of a
-    second.
+    Looks that ask a server keep it from what is waited for: they are fewer, and still see what lasts for as long as the
+    longest pause, in seconds.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -34,7 +34,7 @@ def wait_for(condition, what="timed out", seconds=120.0):
         if found := condition():
             return found
         assert time.monotonic() < deadline, what() if callable(what) else what
-        time.sleep(min(0.2, max(0.05, 4 * (time.monotonic() - begin))))
+        time.sleep(min(longest_pause, max(0.05, 9 * (time.monotonic() - begin))))
 
 
 def family(pid):

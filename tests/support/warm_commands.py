@@ -88,6 +88,7 @@ if __name__ == "__main__":
     import importlib
     import threading
 
+    from flows.cli import main, set_variables
     from rmcore.core import child_process
 
     names = tuple(sys.argv[1:])
@@ -97,11 +98,10 @@ if __name__ == "__main__":
     gc.freeze()
     gc.enable()
     if names == SLOW:
+        set_variables()  # as each command does, or it would start another one
         child_process._server(os.environ)  # one for the stages of all commands
     assert threading.enumerate() == [threading.main_thread()], "no fork with threads"
     words = serve()
     if words is not None:
         sys.argv = ["rm-opt", *words]
-        from flows.cli import main
-
         main()

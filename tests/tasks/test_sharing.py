@@ -108,9 +108,11 @@ run("train", {"prepare": prepared})
 """
 
 
-def test_a_training_that_is_killed_on_one_machine_goes_on_on_another_to_the_same_numbers(shared, tmp_path, monkeypatch):
+def test_a_training_that_is_killed_on_one_machine_goes_on_on_another_to_the_same_numbers(
+    shared, tmp_path, monkeypatch, tiny_folder
+):
     training = TrainConfig(steps=40, eval_every=20, pairs_per_step=4, resume_every_seconds=0.5)
-    config = CONFIG.model_copy(update={"model": ModelConfig(max_seq_len=48), "train": training})
+    config = CONFIG.model_copy(update={"model": ModelConfig(name=str(tiny_folder), max_seq_len=48), "train": training})
 
     def trained(home):
         """Digest and key of what this machine has in that home, whether it computed it, and what was told meanwhile."""

@@ -23,15 +23,16 @@ from tasks.execution import execute
 STEPS = 16
 
 
-def settings(processes, **changes):
+def settings(model, processes, **changes):
     return PipelineConfig(
         device="cpu",
         data=DataConfig(gold=GoldConfig(num_prompts=40)),
-        model=ModelConfig(name="tiny", max_seq_len=64),
+        model=ModelConfig(name=str(model), max_seq_len=64),
         train=TrainConfig(
-            steps=STEPS, pairs_per_step=4, log_every=1, eval_every=8, num_processes=processes, callbacks=(), **changes
+            steps=STEPS, pairs_per_step=4, log_every=1, eval_every=8, num_processes=processes, callbacks=(),
+            precision="fp32", **changes,
         ),
-    )
+    )  # fmt: skip
 
 
 def train(store, config, follow=lambda path: nullcontext()):
@@ -48,9 +49,9 @@ def losses(trained):
 
 
 @pytest.mark.slow
-def test_two_processes_make_the_artifact_that_one_makes(tmp_path):
+def test_two_processes_make_the_artifact_that_one_makes(tiny_folder, tmp_path):
     """Under the same key, as how it is run is no part of it."""
-    alone, together = (train(Store(tmp_path / str(number)), settings(number)) for number in (1, 2))
+    alone, together = (train(Store(tmp_path / str(number)), settings(tiny_folder, number)) for number in (1, 2))
     assert alone.key == together.key
     assert len(losses(alone)) == STEPS
     assert losses(together) == pytest.approx(losses(alone), rel=1e-3)
@@ -59,9 +60,9 @@ def test_two_processes_make_the_artifact_that_one_makes(tmp_path):
 
 
 @pytest.mark.slow
-def test_one_of_two_killed_is_the_one_that_is_named_and_the_same_command_resumes(tmp_path, monkeypatch):
+def test_one_of_two_killed_is_the_one_that_is_named_and_the_same_command_resumes(tiny_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    store, config = Store(tmp_path / "store"), settings(2, resume_every_seconds=0)
+    store, config = Store(tmp_path / "store"), settings(tiny_folder, 2, resume_every_seconds=0)
     over = threading.Event()
 
     def kill_the_second(metrics):
@@ -101,6 +102,6 @@ def writes(process, folder, name):
 
 def test_more_processes_than_gpus_are_refused_before_anything_waits(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    config = settings(4).model_copy(update={"device": "cuda"})
+    config = settings("tiny", 4).model_copy(update={"device": "cuda"})
     with pytest.raises(ConfigError, match=r"train.num_processes=4, but this process sees 2 GPUs"):
         train(Store(tmp_path), config)

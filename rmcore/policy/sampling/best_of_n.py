@@ -12,7 +12,6 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import brentq
 
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError
@@ -181,6 +180,7 @@ def strength_for(pools: Sequence[FloatArray], kl: float) -> float:
     Raises:
         ConfigError: no strength reaches it; see `largest_kl`.
     """
+    from scipy.optimize import brentq  # here: it takes a fifth of a second to import, and most runs draw nothing
 
     def excess(log_strength: float) -> float:
         return float(np.mean([pool_kl(tilted_weights(pool, math.exp(log_strength))) for pool in pools])) - kl

@@ -68,8 +68,7 @@ class Cluster:
 
     def __init__(self, folder, postgres):
         self.folder, self.postgres, self.home = folder, postgres, folder / "head"
-        ours = ("PREFECT_", "MLFLOW_", "TORCHINDUCTOR_")  # what other tests of this process may have set
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
         self.inherited = kept | {"OMP_NUM_THREADS": "1", "RM_OPT_DEVICE_SLOTS": "1", "COLUMNS": "200"}
         self.environment = self.inherited | postgres.environment
         self.environment |= {"RM_OPT_HOME": str(self.home), "RM_OPT_SHARED": (folder / "shared").as_uri()}

@@ -123,9 +123,10 @@ def test_a_matrix_is_whole_and_the_same_though_machines_go_and_the_database_is_a
 
     # On one machine, without any of this, the same two cells have the same numbers.
     alone, own = begin(tmp_path / "alone", databases), tmp_path / "own.json"
+    login = {"PREFECT_API_URL": cluster.api, "PREFECT_API_AUTH_STRING": cluster.passwords[cluster.ui]}
     cluster_environment = cluster.environment
     try:
-        cluster.environment = cluster.inherited | {"RM_OPT_HOME": str(alone)}
+        cluster.environment = cluster.inherited | {"RM_OPT_HOME": str(alone)} | login
         cluster.rm_opt("experiment", file, "--seeds", 1, "--summary", own)
     finally:
         cluster.environment = cluster_environment

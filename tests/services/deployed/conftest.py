@@ -15,21 +15,28 @@ from rmcore.config.readiness import ReadinessConfig
 
 CURVATURE = PRESETS["smoke"].landscape.model_copy(update={"num_pairs": 3, "lanczos_steps": 2, "top_k": 1})
 """Of all parts, the least of each."""
-SMOKE = PRESETS["smoke"].model_copy(
+SMALL = PRESETS["smoke"].model_copy(
     update={
         "evaluate": PRESETS["smoke"].evaluate.model_copy(update={"num_resamples": 100}),
         "landscape": CURVATURE,
         "readiness": ReadinessConfig(planned_kl=0.4),
     }
 )
-WITH_POLICY = SMOKE.model_copy(
-    update={
-        "policy": PolicyConfig(
-            engine="generate", sft_examples=300, sft_epochs=1, num_prompts=8, samples_per_prompt=8, max_new_tokens=40,
-        )
-    }
-)  # fmt: skip
-"""The smoke pipeline with a policy beside it."""
+
+
+@pytest.fixture(scope="package")
+def config(tiny_folder):
+    """Settings of the smoke pipeline."""
+    return SMALL.model_copy(update={"model": SMALL.model.model_copy(update={"name": str(tiny_folder)})})
+
+
+@pytest.fixture(scope="package")
+def with_policy(config):
+    """The same with a policy, which is also that of `drawn`."""
+    policy = PolicyConfig(
+        engine="generate", sft_examples=300, sft_epochs=1, num_prompts=8, samples_per_prompt=8, max_new_tokens=40
+    )
+    return config.model_copy(update={"policy": policy})
 
 
 @dataclass(frozen=True)
@@ -41,10 +48,10 @@ class Finished:
 
 
 @pytest.fixture(scope="package")
-def smoke(services):
+def smoke(services, config):
     """The finished run of the study `from-ui`; its model is registered as rm-from-ui."""
-    config = SMOKE.model_copy(update={"study": "from-ui"}).model_dump(mode="json")
-    run = services.wait(services.trigger({"overrides": config}).raise_for_status().json()["id"])
+    given = config.model_copy(update={"study": "from-ui"}).model_dump(mode="json")
+    run = services.wait(services.trigger({"overrides": given}).raise_for_status().json()["id"])
     assert run["state_type"] == "COMPLETED", run["state"]
     [summary] = services.home.glob("reports/from-ui-*/summary.json")
     return Finished(run, {stage["name"]: Path(stage["path"]) for stage in json.loads(summary.read_text())["stages"]})
@@ -91,19 +98,13 @@ def stages(made):
 
 
 @pytest.fixture(scope="package")
-def drawn(services, smoke, tmp_path_factory):
+def drawn(services, smoke, with_policy, tmp_path_factory):
     """Flow runs of best-of-n and readiness, started from their forms after `smoke`, and the stages each computed."""
     command, runs = Command(services, tmp_path_factory.mktemp("drawn")), {}
     for flow, study in (("best-of-n", "chosen"), ("readiness", "judged")):
         before = command.made()
-        config = WITH_POLICY.model_copy(update={"study": study}).model_dump(mode="json")
-        run = services.wait(services.trigger({"overrides": config}, flow).raise_for_status().json()["id"])
+        given = with_policy.model_copy(update={"study": study}).model_dump(mode="json")
+        run = services.wait(services.trigger({"overrides": given}, flow).raise_for_status().json()["id"])
         assert run["state_type"] == "COMPLETED", run["state"]
         runs[flow] = run, stages(command.made() - before)
     return runs
-
-
-@pytest.fixture(scope="package")
-def with_policy():
-    """The config of `drawn`."""
-    return WITH_POLICY

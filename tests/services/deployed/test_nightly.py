@@ -8,11 +8,12 @@ from datetime import UTC, datetime, timedelta
 import psutil
 import pytest
 
+from machine import wait_for
 from owner_login import owners
-from warm_commands import WarmCommands
+from used_homes import begin
 
 pytestmark = pytest.mark.services
-LOOKS = [2, 3]
+LOOKS, ARMS = [2, 3], ["plain", "full"]
 NIGHT_SECONDS = 3600
 """From one look to the next: none begins before the test lets it, however long a look takes on a busy machine."""
 
@@ -22,8 +23,9 @@ def night_falls(services, tiny_folder):
     """Has the shipped schedule start a run of a small study in some seconds; it is as it was after."""
     found = services.deployment("experiment")
     place, schedule = f"{services.api}/deployments/{found['id']}", shipped(found)
-    parameters = {"experiment": "baseline", "size": "smoke", "looks": LOOKS, "take": 1, "model": str(tiny_folder)}
-    assert set(schedule["parameters"]) == {"experiment", "size", "looks", "take"}
+    parameters = {"experiment": "baseline", "size": "smoke", "looks": LOOKS, "take": 1}
+    assert set(schedule["parameters"]) == parameters.keys()
+    parameters |= {"model": str(tiny_folder), "arms": ARMS}
 
     def change(**to):
         services.http.patch(f"{place}/schedules/{schedule['id']}", json=to).raise_for_status()
@@ -63,10 +65,13 @@ def decisions(home):
 
 
 def test_a_nightly_study_that_is_killed_decides_what_one_that_was_not_decides(
-    services, night_falls, tiny_folder, tmp_path
+    services, night_falls, tiny_folder, tmp_path, databases
 ):
     def is_active():
         return shipped(services.deployment("experiment"))["active"]
+
+    def unfinished():
+        return set(services.home.glob("store/.wip/train-*/metrics.jsonl"))
 
     def running():
         return [pid for run in nights(services, "RUNNING") for pid in owners(run)]
@@ -75,8 +80,9 @@ def test_a_nightly_study_that_is_killed_decides_what_one_that_was_not_decides(
     services.wait_for(lambda: nights(services, "COMPLETED"))
     assert len(looks(services.home)) == 1
     # Killed with its cells, in the midst of the second look, which is the last.
+    left = unfinished()
     night_falls()
-    services.wait_for(lambda: running() and list(services.home.glob("store/.wip/train-*/metrics.jsonl")))
+    wait_for(lambda: unfinished() - left, seconds=300)
     assert len(looks(services.home)) == 1
     killed = []
     for pid in running():
@@ -102,14 +108,11 @@ def test_a_nightly_study_that_is_killed_decides_what_one_that_was_not_decides(
     # The same study in one go, from the same cells.
     alone = tmp_path / "alone"
     shutil.copytree(services.home / "store", alone / "store")
-    warm = WarmCommands()
-    try:
-        words = ["experiment", "baseline", "--looks", ",".join(map(str, LOOKS)), "--model", tiny_folder]
-        finished = warm.run(
-            [*words, "--summary", tmp_path / "s.json"], services.environment | {"RM_OPT_HOME": str(alone)}
-        )
-    finally:
-        warm.close()
+    own = {"RM_OPT_HOME": str(begin(alone, databases)), "PREFECT_API_URL": services.api}
+    own |= {"PREFECT_API_AUTH_STRING": services.passwords[services.ui]}
+    words = ["experiment", "baseline", "--looks", ",".join(map(str, LOOKS)), "--arms", ",".join(ARMS)]
+    words += ["--model", tiny_folder, "--summary", tmp_path / "s.json"]
+    finished = services.warm.run(words, services.environment | own)
     assert finished.returncode == 0, finished.stderr
     assert json.loads((tmp_path / "s.json").read_text())["computed"] == []
     assert decisions(alone) == decisions(services.home)

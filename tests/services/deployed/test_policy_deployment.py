@@ -118,8 +118,6 @@ def test_a_run_with_a_policy_is_judged_by_its_samples_and_reported_with_them(com
     assert again["results"]["checkpoint"].startswith(str(command.services.home))
     program, *words = shlex.split(again["results"]["next_rung"]["command"])
     assert words[2].startswith(f"{found['study']}-seed0-readiness-")
-    further, _ = command.outcome(*words, *small)
-    assert further["results"]["checkpoint"] == again["results"]["checkpoint"]
 
 
 @pytest.fixture(scope="module")

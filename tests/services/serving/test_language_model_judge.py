@@ -1,12 +1,10 @@
 """A language model behind vLLM's own OpenAI interface as the judge: an untrained one, which the audit finds out."""
 
 import socket
-import threading
-from contextlib import suppress
-from socketserver import BaseRequestHandler, ThreadingTCPServer
 
 import pytest
 
+from forwarder import Forwarder
 from rmcore.config.judging import JudgingConfig
 from rmcore.core.errors import DataError
 from rmcore.judging.answers import Question
@@ -17,33 +15,19 @@ from rmcore.policy.sampling.sampler import SamplingSettings
 pytestmark = pytest.mark.services
 
 
-def copy(source, target):
-    with suppress(OSError):  # who has its answer leaves
-        while content := source.recv(2**16):
-            target.sendall(content)
-        target.shutdown(socket.SHUT_WR)
-
-
-class Forward(BaseRequestHandler):
-    """Makes a port of what vLLM answers on its own user's socket."""
-
-    def handle(self):
-        with socket.socket(socket.AF_UNIX) as vllm:
-            vllm.connect(self.server.to)
-            back = threading.Thread(target=copy, args=(vllm, self.request))
-            back.start()
-            copy(self.request, vllm)
-            back.join()
-
-
 @pytest.fixture
 def named(served):
+    """A port for what vLLM answers on its own user's socket."""
     served.draw([[5, 6, 7]], SamplingSettings(1, max_new_tokens=1))  # it answers, also after a test that ended it
-    with ThreadingTCPServer(("127.0.0.1", 0), Forward) as server:
-        server.to, server.daemon_threads = f"{served._vllm._place.name}/s", True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"openai:policy@http://127.0.0.1:{server.server_address[1]}/v1"
-        server.shutdown()
+
+    def connect():
+        vllm = socket.socket(socket.AF_UNIX)
+        vllm.connect(f"{served._vllm._place.name}/s")
+        return vllm
+
+    forwarder = Forwarder(connect)
+    yield f"openai:policy@{forwarder.address}/v1"
+    forwarder.close()
 
 
 def test_its_probabilities_come_with_its_answers_and_its_tokens_are_counted(named, tmp_path):
