@@ -11,12 +11,12 @@ from typing import Annotated
 
 import typer
 
-from rmcore.cli import COMMANDS as WITHOUT_ORCHESTRATOR
+from rmcore import cli as alone
 from rmcore.cli.guard import guard
 from rmcore.cli.lazy import Listed, lazy_app
 from rmcore.cli.output import outlive_readers
 
-COMMANDS = WITHOUT_ORCHESTRATOR | {
+START = {
     "run": Listed("flows.cli_run:run", "Run the whole pipeline on preference pairs, to a verdict and a report."),
     "init": Listed(
         "flows.cli_start:init", "Write rm-opt.yaml here: the common settings, with their help, for `rm-opt run`."
@@ -24,10 +24,8 @@ COMMANDS = WITHOUT_ORCHESTRATOR | {
     "runs": Listed("flows.cli_runs:runs", "List what was run here, newest first: verdict, evidence, accuracy, cost."),
     "open": Listed("flows.cli_runs:open_report", "Open the newest report in the browser, or that of a run."),
     "verdict": Listed("flows.cli_runs:verdict", "Print a run's verdict as JSON, with an exit status for pipelines."),
-    "readiness": WITHOUT_ORCHESTRATOR["readiness"]._replace(place="flows.cli_policy:readiness_app"),
-    "rlhf": Listed(
-        "flows.cli_rlhf:rlhf", "Train a reward model and a policy against it: a better policy, or a clear no."
-    ),
+}
+EXPERIMENTS = {
     "experiment": Listed(
         "flows.cli_experiment:experiment", "Compare recipes on pre-registered hypotheses; only missing cells run."
     ),
@@ -36,28 +34,35 @@ COMMANDS = WITHOUT_ORCHESTRATOR | {
         "Compare finished runs side by side; with none named, optimizers by an experiment.",
     ),
     "tune": Listed("flows.cli_tune:tune", "Search for the best settings on your pairs."),
+}
+SERVICES = {
     "up": Listed("flows.cli_services:up", "Start Prefect, its worker and MLflow here, and deploy the flows."),
     "worker": Listed("flows.cli_services:worker", "Compute cells of experiments for another machine."),
     "down": Listed("flows.cli_services:down", "End what `rm-opt up` started, and nothing else."),
+    **alone.SERVICES,
     "info": Listed("flows.cli_info:info", "Show versions, GPUs, the device, the home, and which services run."),
     "store": Listed("flows.cli_store:app", "List, verify, explain and bound artifacts; send what MLflow missed."),
 }
-PANELS = {
-    "Start here": ("run", "init", "runs", "open", "verdict"),
-    "Train and measure": (
-        *("data", "train", "evaluate", "benchmark", "probe", "explain", "score", "diff", "ensemble", "analyze"),
-        *("export", "card"),
+POLICIES = {
+    **alone.POLICIES,
+    "readiness": alone.POLICIES["readiness"]._replace(place="flows.cli_policy:readiness_app"),
+    "rlhf": Listed(
+        "flows.cli_rlhf:rlhf", "Train a reward model and a policy against it: a better policy, or a clear no."
     ),
-    "Policies": ("readiness", "judge", "rlhf"),
-    "Experiments": ("experiment", "compare", "tune"),
-    "Services and the store": ("up", "worker", "down", "serve", "publish", "info", "store"),
 }
-"""Headings of `rm-opt --help` and the commands under each, in this order."""
-COMPUTING = frozenset(("run", *PANELS["Train and measure"], *PANELS["Policies"], *PANELS["Experiments"]))
+PANELS = {
+    "Start here": START,
+    "Train and measure": alone.TRAINING,
+    "Policies": POLICIES,
+    "Experiments": EXPERIMENTS,
+    "Services and the store": SERVICES,
+}
+"""Commands by the heading of `rm-opt --help` under which they are listed, in this order."""
+COMPUTING = frozenset(("run", *alone.TRAINING, *POLICIES, *EXPERIMENTS))
 """Commands whose results are stored: they end when they are done, and not when their output is no longer read."""
 
 
-app = lazy_app(COMMANDS, PANELS)
+app = lazy_app(PANELS)
 
 
 def _show_version(asked: bool) -> None:

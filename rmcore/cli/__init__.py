@@ -2,18 +2,12 @@
 
 from rmcore.cli.lazy import Listed, lazy_app
 
-COMMANDS = {
+TRAINING = {
+    "data": Listed("rmcore.cli.data:app", "Look at preference data, convert it, and choose what to label next."),
     "train": Listed("rmcore.cli.train:train", "Train a reward model on preference pairs."),
     "evaluate": Listed(
         "rmcore.cli.measure:evaluate",
         "Measure a reward model on pairs: accuracy, calibration, margins, with intervals.",
-    ),
-    "analyze": Listed(
-        "rmcore.cli.analyze:analyze",
-        "Measure the curvature of the loss at a checkpoint: both ends of the spectrum, and the trace.",
-    ),
-    "score": Listed(
-        "rmcore.cli.score:score", "Write rewards of preference pairs, or of prompt/response rows, to a file."
     ),
     "benchmark": Listed(
         "rmcore.cli.benchmark:benchmark", "Score a reward model on public benchmarks, each by its own rule."
@@ -22,11 +16,18 @@ COMMANDS = {
         "rmcore.cli.probe:probe", "Edit answers in ways that must not pay, or must cost, and see what the rewards do."
     ),
     "explain": Listed("rmcore.cli.explain:explain", "Show the parts of an answer and the edits behind a reward."),
+    "score": Listed(
+        "rmcore.cli.score:score", "Write rewards of preference pairs, or of prompt/response rows, to a file."
+    ),
     "diff": Listed(
         "rmcore.cli.measure:diff", "Compare two reward models on the same pairs: difference, interval, sign-flip test."
     ),
     "ensemble": Listed(
         "rmcore.cli.ensemble:ensemble", "Make an ensemble of reward models, and measure what their disagreement tells."
+    ),
+    "analyze": Listed(
+        "rmcore.cli.analyze:analyze",
+        "Measure the curvature of the loss at a checkpoint: both ends of the spectrum, and the trace.",
     ),
     "export": Listed(
         "rmcore.cli.export:export", "Write a checkpoint as one plain Hugging Face folder, and compare its rewards."
@@ -35,19 +36,22 @@ COMMANDS = {
         "rmcore.cli.card:card",
         "Write the model card of a reward model: what was shown of it, and what was not; --push publishes both.",
     ),
+}
+POLICIES = {
+    "readiness": Listed(
+        "rmcore.cli.measure:readiness_app", "Judge whether a policy may be optimised against a reward model."
+    ),
+    "judge": Listed("rmcore.cli.judge:app", "Compare a judge with people before its judgements are used."),
+}
+SERVICES = {
     "serve": Listed(
         "rmcore.cli.serve:serve", "Serve a reward model with vLLM: POST /score, /health, /version, /metrics."
     ),
     "publish": Listed(
         "rmcore.cli.serve:publish", "Have a running reward server serve another checkpoint, without stopping it."
     ),
-    "data": Listed("rmcore.cli.data:app", "Look at preference data, convert it, and choose what to label next."),
-    "judge": Listed("rmcore.cli.judge:app", "Compare a judge with people before its judgements are used."),
-    "readiness": Listed(
-        "rmcore.cli.measure:readiness_app", "Judge whether a policy may be optimised against a reward model."
-    ),
 }
-app = lazy_app(COMMANDS)
+app = lazy_app({"Train and measure": TRAINING, "Policies": POLICIES, "Services": SERVICES})
 
 
 @app.callback()

@@ -4,7 +4,7 @@ A `Listed` is what such a page shows of a command, written down next to the plac
 each line to the command's own.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -23,14 +23,14 @@ class Listed(NamedTuple):
     """The first paragraph of its help."""
 
 
-def lazy_app(listed: Mapping[str, Listed], panels: Mapping[str, Sequence[str]] | None = None) -> typer.Typer:
+def lazy_app(panels: Mapping[str, Mapping[str, Listed]]) -> typer.Typer:
     """Make a command line of commands that are imported when they are called.
 
     Args:
-        listed: the commands and groups by name.
-        panels: names by heading, for the page that lists them; left out: no headings, in the order of `listed`.
+        panels: the commands and groups by name, under the headings of the page that lists them and in its order.
     """
-    shown = {name: heading for heading, names in (panels or {"Commands": tuple(listed)}).items() for name in names}
+    listed = {name: one for commands in panels.values() for name, one in commands.items()}
+    shown = {name: heading for heading, commands in panels.items() for name in commands}
 
     class LazyGroup(TyperGroup):
         """Lists commands by what is written down of them; `commands` imports each as it is taken."""

@@ -70,11 +70,6 @@ def test_the_page_says_of_each_command_what_the_command_says(app):
         assert (listed.name, listed.hidden) == (command.name, command.hidden)
 
 
-def test_every_command_stands_in_one_panel():
-    named = [name for names in PANELS.values() for name in names]
-    assert sorted(named) == sorted(ROOT.commands)
-
-
 def test_panels_stand_in_their_order():
     page = said("--help")
     places = [page.index(f"─ {heading} ─") for heading in PANELS]
