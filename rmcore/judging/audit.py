@@ -25,7 +25,7 @@ bias of language models: Zheng et al. 2023, arXiv:2306.05685; raw agreement agai
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -33,11 +33,12 @@ from rmcore.config.judging import MOST_UNREAD
 from rmcore.core.arrays import BoolArray, FloatArray, IntArray
 from rmcore.core.errors import DataError
 from rmcore.core.progress import Report, silent
-from rmcore.data.pair import CHOSEN_PROBABILITY, PreferencePair, Prompt
+from rmcore.data.pair import CHOSEN_PROBABILITY, PreferencePair
 from rmcore.evaluation.calibration import BinnedCalibration
 from rmcore.evaluation.ranking import PairMean, mean_statistic, prompt_sizes
 from rmcore.evaluation.rewards import LENGTH_MATCHED
 from rmcore.evaluation.uncertainty import MetricValue, cluster_bootstrap, metric_value
+from rmcore.judging.judge import Judge
 from rmcore.judging.language_model import LanguageModelJudge
 
 LEAST_AGREEMENT = 0.6
@@ -55,17 +56,6 @@ INJECTION = (
 NUM_BINS = 10
 
 
-class ScoringJudge(Protocol):
-    """A judge of single responses."""
-
-    @property
-    def name(self) -> str:
-        """As people read it."""
-
-    def rewards(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> FloatArray:
-        """Score N responses, (N,); NaN where a reply could not be read."""
-
-
 @dataclass(frozen=True)
 class Verdicts:
     """Verdicts of P pairs: v and w as above, the probability of each, (2, P), and the orders that were asked."""
@@ -81,7 +71,7 @@ class Verdicts:
 
 
 def audit(
-    judge: ScoringJudge,
+    judge: Judge,
     pairs: Sequence[PreferencePair],
     *,
     own: str | None = None,
@@ -239,9 +229,7 @@ class _Mean:
         return self.mean.mask if self.other is None else self.mean.mask | self.other
 
 
-def ask_about(
-    judge: ScoringJudge, pairs: Sequence[PreferencePair], *, ask: int = 0, report: Report = silent
-) -> Verdicts:
+def ask_about(judge: Judge, pairs: Sequence[PreferencePair], *, ask: int = 0, report: Report = silent) -> Verdicts:
     """Verdicts of a judge on P pairs; a language model in mode pairwise is asked in both orders.
 
     Args:

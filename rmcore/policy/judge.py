@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from rmcore.data.gold.world import gold_reward
 from rmcore.data.pair import Prompt, as_rows, prompt_text
 from rmcore.data.readers.sources import source_digest
 from rmcore.judging.endpoint import Address, require_openai
+from rmcore.judging.judge import Judge
 from rmcore.judging.rubrics import identity, order_question, pair_question, rubric_text, score_question
 
 if TYPE_CHECKING:
@@ -26,21 +27,6 @@ if TYPE_CHECKING:
 JUDGE_SETTING = "policy.judge"
 _NORMAL = 1.96
 """Standard errors from the middle of a 95 % interval to its end."""
-
-
-class Judge(Protocol):
-    """Gives the true reward."""
-
-    @property
-    def name(self) -> str:
-        """As people read it."""
-
-    def rewards(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> FloatArray:
-        """The true reward of N responses, (N,), finite; NaN where a language model's reply could not be read.
-
-        Raises:
-            DataError: there is none for a response.
-        """
 
 
 @dataclass(frozen=True, slots=True)

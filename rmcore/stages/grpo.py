@@ -25,6 +25,7 @@ from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
 from rmcore.data.pair import PreferencePair, Prompt, prompt_key
 from rmcore.data.table import read_pairs
+from rmcore.judging.judge import Judge
 from rmcore.models.device import pick_device
 from rmcore.policy.grpo.grpo import trainable_ids
 from rmcore.policy.grpo.hack_stop import HackStop
@@ -52,7 +53,7 @@ from rmcore.policy.grpo.training_run import (
     TrainingPlan,
     train_policy,
 )
-from rmcore.policy.judge import GoldJudge, Judge, audited, judge_of, readable_rewards
+from rmcore.policy.judge import GoldJudge, audited, judge_of, readable_rewards
 from rmcore.policy.policy import Policy
 from rmcore.policy.policy_weights import load_weights
 from rmcore.policy.sampling.served_policy import ServedPolicy

@@ -21,7 +21,8 @@ from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.named_function import REWARD_MEANING, load_function
 from rmcore.data.pair import Prompt
-from rmcore.policy.judge import HookJudge, Judge, ModelJudge, require_model_folder
+from rmcore.judging.judge import Judge
+from rmcore.policy.judge import HookJudge, ModelJudge, require_model_folder
 
 SETTING = "rlhf.more_rewards"
 ROUNDING, FUNCTION_ROUNDING = 1e-6, 1e-12

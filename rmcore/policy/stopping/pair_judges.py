@@ -12,7 +12,7 @@ from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError, JudgementsWantedError
 from rmcore.core.files import append_json_lines, read_json_lines, write_json_lines
 from rmcore.data.pair import PreferencePair, Prompt, as_prompts, as_rows, is_blank
-from rmcore.policy.judge import Judge
+from rmcore.judging.judge import Judge
 from rmcore.policy.sampling.best_of_n import pooled_deviation
 
 CLIP = 3.0
