@@ -26,7 +26,7 @@ from flows.progress import Progress, shown_progress
 from flows.requirements import require_run
 from flows.settings import named_changes
 from flows.unfinished import unfinished
-from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.pipeline import GROUPS, PipelineConfig
 from rmcore.core.errors import ServiceError
 from rmcore.core.files import write_json
 from rmcore.core.processes import terminate_children
@@ -53,7 +53,7 @@ REPORT_FILE = "report.html"
 FORM = Form(
     "demo",
     FIELDS,
-    ("data", "model", "train", "evaluate", "landscape", "readiness", "probe", "explain", "benchmark", "policy", "rlhf"),
+    tuple(name for name in GROUPS if name and "." not in name),
     presets_for("run"),
     require_run,
 )

@@ -5,21 +5,7 @@ A translation gives `prompt`, `chosen`, `rejected` (, `target_margin`) of two an
 for all its rows. What may mean two things is refused for the whole file (a DataError), what one row lacks costs that
 row (`RowRejected`).
 
-| layout | columns | which is better |
-| --- | --- | --- |
-| two answers and a winner | prompt, two answers, winner / preference / preferred / choice | a, model_b, left, tie … |
-| LMArena | prompt, response_a, response_b, winner_model_a, winner_model_b, winner_tie | the one that is 1 |
-| HelpSteer preferences | prompt, response_1, response_2, preference_strength | below 0 the first, above 0 the second |
-| Auto-J | scenario, prompt, response 1, response 2, label | 0 the first, 1 the second, 2 a tie |
-| PandaLM | instruction, response1, response2, annotator1 … 3 | 1 the first, 2 the second, 0 a tie; each a label |
-| OpenAI preferences | input.messages, preferred_output, non_preferred_output | as named |
-| ms-swift | messages, rejected_response or rejected_messages | messages |
-| answers and a ranking | prompt, answers, ranking or order | see `_ranking` |
-| raw UltraFeedback | instruction, completions of {response, annotations, overall_score} | mean of the ratings |
-| Nectar | prompt, answers of {answer, rank} | rank 1 |
-| Stack Exchange pairs | question, response_j, response_k | response_j |
-| Label Studio | data, annotations with a result of the type pairwise | left, right; each annotation is a label |
-| Argilla | fields, responses; or QUESTION.responses | a ranking, a choice or ratings of each user |
+docs/data.md shows the columns of each layout, and which answer is the better one.
 
 Where two answers become chosen and rejected, `model_a` and `model_b` become `chosen_model` and `rejected_model`.
 """
