@@ -118,6 +118,7 @@ def run_pipeline(
         refs = {name: run.ref for name, run in runs.items()}
         cached = {name: run.cached for name, run in runs.items()}
         folder = home() / "reports" / f"{run_name}-{run_key(refs)[:12]}"
+        checkpoint = Path(refs["train"].path) / "best"
 
         def tell() -> tuple[Results, Path]:
             results = gather_results(config, store, refs, cached, run_name=run_name)
@@ -126,17 +127,37 @@ def run_pipeline(
             write_index(folder.parent)
             return results, report
 
+        def track() -> str | None:
+            """Send what belongs to the whole run; the registry version of the model, None while MLflow is away."""
+            verdict, more = results["verdict"], results["next_rung"]
+            tracker.log_file(report, REPORT_FOLDER)
+            note = verdict_note(verdict, more, *places(report), numbers_line(results["metrics"]))
+            tracker.describe(note)
+            tracker.describe_study(kind, study_text(config.study))
+            tracker.rename(f"{changes} · {run_key(refs)[:KEY_DIGITS]}")
+            hits = ",".join(name for name, hit in cached.items() if hit) or "none"
+            tracker.set_tags({"rm.key": run_key(refs), "rm.cache": hits} | verdict_tags(verdict, more))
+            return tracker.register_model(
+                checkpoint,
+                name=f"rm-{config.study}",
+                key=refs["train"].key,
+                gate=results["gate"],
+                readiness=results["readiness"],
+                verdict=verdict,
+                next_rung=more,
+                note=note,
+            )
+
         with timed_step("report", str(folder)):
             told = run_step("report", tell, last_of(runs, config))
         results, report = told.found
         with timed_step("register", f"rm-{config.study} in MLflow, with what the run found"):
-            track = partial(_track, tracker, kind, changes, config, refs, cached, results, report)
             version = run_step("register", track, [told.handed]).found
     show_on_page(summary_markdown(results), report, tracker.url)
     return {
         "results": results,
         "report": str(report),
-        "checkpoint": str(_checkpoint(refs)),
+        "checkpoint": str(checkpoint),
         "mlflow_url": tracker.url,
         "pages": own_pages(tracker),
         "executed": [name for name, run in runs.items() if not run.cached],
@@ -269,42 +290,6 @@ def leave_embedded(tracker: RunTracker) -> None:
     print("error: interrupted. Finished stages are stored: the same command continues there.", file=sys.stderr)
     sys.stderr.flush()
     os._exit(INTERRUPTED)
-
-
-def _checkpoint(refs: Mapping[str, ArtifactRef]) -> Path:
-    return Path(refs["train"].path) / "best"
-
-
-def _track(
-    tracker: RunTracker,
-    kind: str,
-    changes: str,
-    config: PipelineConfig,
-    refs: Mapping[str, ArtifactRef],
-    cached: Mapping[str, bool],
-    results: Results,
-    report: Path,
-) -> str | None:
-    """Send what belongs to the whole run and register the model; the registry version, None while MLflow is away."""
-    tracker.log_file(report, REPORT_FOLDER)
-    note = verdict_note(results["verdict"], results["next_rung"], *places(report), numbers_line(results["metrics"]))
-    tracker.describe(note)
-    tracker.describe_study(kind, study_text(config.study))
-    tracker.rename(f"{changes} · {run_key(refs)[:KEY_DIGITS]}")
-    tracker.set_tags(
-        {"rm.key": run_key(refs), "rm.cache": ",".join(name for name, hit in cached.items() if hit) or "none"}
-        | verdict_tags(results["verdict"], results["next_rung"])
-    )
-    return tracker.register_model(
-        _checkpoint(refs),
-        name=f"rm-{config.study}",
-        key=refs["train"].key,
-        gate=results["gate"],
-        readiness=results["readiness"],
-        verdict=results["verdict"],
-        next_rung=results["next_rung"],
-        note=note,
-    )
 
 
 def study_text(study: str) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from rmcore.cli.analyze import measure_model
-from rmcore.cli.common import print_metrics, print_verdict, write_report_json
+from rmcore.cli.common import print_metrics, print_verdict, wide_console, write_report_json
 from rmcore.cli.help import common
 from rmcore.cli.inputs import (
     Checkpoint,
@@ -231,7 +231,6 @@ readiness_app.command()(overoptimize)
 
 def _print_ranking(found: Mapping[str, Any]) -> None:
     """Show the models by gain, and what longest and perfect choices reach."""
-    from rich.console import Console
     from rich.table import Table
 
     from rmcore.evaluation.uncertainty import ends
@@ -242,7 +241,7 @@ def _print_ranking(found: Mapping[str, Any]) -> None:
         cells = (numbers.with_interval(one[name]) for name in ("gain", "gain_without_length"))
         table.add_row(str(one["group"]), one["name"], *cells, numbers.with_interval(one["win_rate"], "share"))
     print(f"{found['num_answers']:,} judged answers to {found['num_prompts']} prompts")
-    Console().print(table)
+    wide_console().print(table)
     best = found["models"][0]
     alike = [one["name"] for one in found["models"] if one["group"] == 1]
     low, longest = ends(best["gain"])[0], found["longest"]["gain"]["value"]
@@ -281,18 +280,13 @@ def diff(
     compared = paired_comparison(tables[0], tables[1], seed=seed)
     print(f"A = {checkpoint_a}\nB = {checkpoint_b}\n{len(pairs)} pairs of {data}")
     for name, value in compared.items():
-        print(f"  {name:<34} {_shown(value)}")
+        unit = "points" if name.endswith("difference") else "share"
+        if isinstance(value, dict):
+            print(f"  {name:<34} {numbers.with_interval(value, unit)}")
+        else:
+            print(f"  {name:<34} {numbers.decimal(value) if isinstance(value, float) else value}")
     told = {"num_pairs": len(pairs), "a": checkpoint_a, "b": checkpoint_b, "dtype": model.weights}
     write_report_json(json_out, {**told, "comparison": compared})
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, dict) and "value" in value:
-        if value["value"] is None:
-            return f"- ({value.get('reason')})"
-        interval = "" if value.get("ci_low") is None else f"  [{value['ci_low']:.4f}, {value['ci_high']:.4f}]"
-        return f"{value['value']:.4f}{interval}"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _score(rm: Any, pairs: list[PreferencePair]) -> Any:

@@ -1,13 +1,11 @@
 """`rm-opt readiness overoptimize`: whether the true reward follows the proxy, and up to where."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from rmcore.cli.common import write_report_json
+from rmcore.cli.common import print_block, write_report_json
 from rmcore.cli.inputs import JsonOut, Seed
 
 
@@ -36,32 +34,13 @@ def overoptimize(
     """
     from rmcore.core.files import write_json
     from rmcore.policy.curves import curves_of_file
+    from rmcore.reporting.html.policy import curves_block
 
     record, drawn = curves_of_file(
         samples, prompt=prompt, gold=gold, proxies=proxy, out=out, max_n=max_n, num_resamples=num_resamples, seed=seed
     )
-    for name, curves in record["proxies"].items():
-        _show(name, curves)
-        print(f"figure      {drawn[name]}")
+    print_block(curves_block(record), is_whole=True)
+    for file in drawn.values():
+        print(f"figure      {file}")
     write_json(out / "overoptimization.json", record)
     write_report_json(json_out, record)
-
-
-def _show(name: str, curves: list[dict[str, Any]]) -> None:
-    from rmcore.reporting.figures.numbers import interval
-    from rmcore.reporting.figures.overoptimization import NAMES, finding
-
-    for curve in curves:
-        table = Table(
-            "n" if curve["method"] == "best_of_n" else "1 / beta",
-            "KL, nats",
-            "proxy gain",
-            "gain of the true reward (95 %)",
-        )
-        for index, point in enumerate(curve["points"]):
-            mark = " *" if index == curve["best"] else ""
-            gold = f"{point['gold']['value']:+.3f} {interval(point['gold'])}{mark}"
-            table.add_row(f"{point['setting']:.4g}", f"{point['kl']:.3f}", f"{point['proxy']['value']:+.3f}", gold)
-        print(f"\n{name}, {NAMES[curve['method']]}: {finding(curve)}")
-        Console().print(table)
-        print("gains are in standard deviations within prompts")

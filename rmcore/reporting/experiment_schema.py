@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NotRequired, TypedDict
 
 from rmcore.core.metrics import Unit
-from rmcore.reporting.schema import Check, Metric, Symptom
+from rmcore.reporting.schema import Check, Interval, Metric, Symptom
 
 
 class MetricInfo(TypedDict):
@@ -80,14 +80,10 @@ class CellResult(TypedDict):
     """Folder of each stage's artifact."""
 
 
-class LookResult(TypedDict):
-    """One claim at one look."""
+class LookResult(Interval):
+    """One claim at one look, with the 95 % interval over all looks, at the level that this look may spend."""
 
     num_seeds: int
-    value: float | None
-    ci_low: float | None
-    """Lower end of the 95 % interval over all looks, at the level that this look may spend."""
-    ci_high: float | None
     p: float | None
     """Two-sided, of this look alone."""
     p_looks: float | None
@@ -103,7 +99,7 @@ class Size(TypedDict):
     """Other prompts with as many seeds as there were; None: no number of them, or the metric has none of its own."""
 
 
-class HypothesisResult(TypedDict):
+class HypothesisResult(Interval):
     """One pre-registered claim and what became of it."""
 
     name: str
@@ -117,9 +113,6 @@ class HypothesisResult(TypedDict):
     direction: Literal["above", "below", "within"]
     """within: between minus the threshold and the threshold (of a ratio: between one over it and it)."""
     threshold: float
-    value: float | None
-    ci_low: float | None
-    ci_high: float | None
     num_seeds: int
     num_prompts: int | None
     """None: the metric has no prompts, only seeds (a time, a size)."""

@@ -41,24 +41,26 @@ class Check(TypedDict):
     text: str
 
 
-class Metric(TypedDict):
+class Interval(TypedDict):
     """One number with its 95 % interval."""
 
     value: float | None
     ci_low: float | None
     ci_high: float | None
+
+
+class Metric(Interval):
+    """A measured number, and of how many."""
+
     num: int
     reason: str | None
     """Why value or interval is missing."""
 
 
-class ContextItem(TypedDict):
+class ContextItem(Interval):
     """One row of the accuracy figure, see rmcore.reporting.figures.context."""
 
     name: str
-    value: float | None
-    ci_low: float | None
-    ci_high: float | None
     kind: Literal["model", "reference", "subset", "ood"]
 
 

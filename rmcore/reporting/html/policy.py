@@ -103,13 +103,25 @@ def confirmation_block(results: Mapping[str, Any]) -> Block:
 
 
 def curves_block(found: Mapping[str, Any]) -> Block:
-    """Describe the curves of each proxy."""
-    lines = [
-        f"{name}, {NAMES[curve['method']]}: {finding(curve)}"
-        for name, curves in found["proxies"].items()
-        for curve in curves
-    ]
-    return Block(f"Over-optimisation against {found['gold']}", findings=lines)
+    """The curves of each proxy: what they show, and their points; the best one has a star."""
+    parts = []
+    for name, curves in found["proxies"].items():
+        for curve in curves:
+            setting = "n" if curve["method"] == "best_of_n" else "1 / β"
+            headings = (setting, "KL, nats", "proxy gain, sd", "gain of the true reward, sd (95 %)")
+            rows = [
+                (
+                    f"{point['setting']:.4g}",
+                    f"{point['kl']:.3f}",
+                    numbers.decimal(point["proxy"]["value"]),
+                    shown(point["gold"]) + " *" * (place == curve["best"]),
+                )
+                for place, point in enumerate(curve["points"])
+            ]
+            title = f"{name}, {NAMES[curve['method']]}: {finding(curve)}"
+            parts.append(Block(title, tables=(Table(headings, rows, left=()),)))
+    about = "Gains are in standard deviations within prompts."
+    return Block(f"Over-optimisation against {found['gold']}", text=(about,), parts=parts)
 
 
 EMPTY = "(an empty answer)"
