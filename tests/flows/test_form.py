@@ -45,6 +45,7 @@ def test_a_preset_comes_first_and_everything_else_last(flow):
         ({"overrides": {"study": "a b"}}, "study: String should match"),
         ({"overrides": {"train.optimizer": "adamm"}}, r"train\.optimizer: Input should be 'adamw'"),
         ({"overrides": {"train": {"lrr": 1}}}, "Did you mean 'train.lr'"),
+        ({"preset": "smoke", "lr": 0.1, "overrides": {"train.lr": 0.2}}, "give it once"),
     ],
 )
 def test_a_bad_value_is_refused_in_the_words_of_the_command_line(parameters, said):

@@ -90,14 +90,6 @@ def test_the_log_of_a_run_has_a_line_for_each_stage(services, finished):
         assert [line for line in lines if re.match(rf"{name:<10} (cached|[\d.]+ s)  \S", line)], name
 
 
-def test_a_bad_setting_is_refused_as_on_the_command_line_and_a_given_name_stays(services):
-    """What else is refused, and in which words: tests/flows/test_form.py."""
-    answer = services.trigger({"preset": "smoke", "lr": 0.1, "overrides": {"train.lr": 0.2}}, name="My first try")
-    run = services.wait(answer.raise_for_status().json()["id"])
-    assert (run["state_type"], run["name"]) == ("FAILED", "My first try")
-    assert "give it once" in run["state"]["message"]
-
-
 def test_a_run_triggered_through_the_api_is_complete_in_mlflow_and_described_in_prefect(services, finished):
     [run] = services.mlflow_runs("from-ui")
     tags = {tag["key"]: tag["value"] for tag in run["data"]["tags"]}

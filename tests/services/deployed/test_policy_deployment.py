@@ -167,7 +167,7 @@ def test_a_form_without_a_judge_is_refused_before_anything_runs(home, with_polic
     assert not list((home / "store").glob("[!.]*"))
 
 
-def test_overoptimize_draws_a_curve_for_each_proxy_of_a_file(services, tmp_path):
+def test_overoptimize_draws_a_curve_for_each_proxy_of_a_file_under_the_name_that_was_given(services, tmp_path):
     rng = np.random.default_rng(0)
     gold = rng.normal(size=400)
     rows = {"prompt": np.repeat(np.arange(20), 20), "judge": gold, "good": gold + rng.normal(size=400), "bad": -gold}
@@ -178,8 +178,9 @@ def test_overoptimize_draws_a_curve_for_each_proxy_of_a_file(services, tmp_path)
         "max_n": 16,
         "study": "file",
     }
-    run = services.wait(services.trigger(parameters, "overoptimize").raise_for_status().json()["id"])
-    assert run["state_type"] == "COMPLETED", run["state"]
+    answer = services.trigger(parameters, "overoptimize", name="My first try")
+    run = services.wait(answer.raise_for_status().json()["id"])
+    assert (run["state_type"], run["name"]) == ("COMPLETED", "My first try"), run["state"]
     found = files(services, "file", "figures")
     assert found == {"figures/overoptimization_good.png", "figures/overoptimization_bad.png"}
     [told] = [text for text in services.artifacts(run["id"]) if "Over-optimisation" in text]
