@@ -40,13 +40,7 @@ from real_answers_ranks import (
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.core.arrays import FloatArray
 from rmcore.core.files import append_json_lines, read_json_lines, write_json
-from rmcore.evaluation.uncertainty import (
-    cluster_bootstrap,
-    ends,
-    interval_p,
-    metric_value,
-    percentile_interval,
-)
+from rmcore.evaluation.uncertainty import cluster_bootstrap, ends, interval_p, metric_value, percentile_interval
 from rmcore.evaluation.verdicts.judgement import holm
 from rmcore.policy.logged_answers import LoggedPool, best_of_logged
 from rmcore.policy.overoptimization import overoptimization

@@ -28,10 +28,7 @@ PLAIN = "as it is"
 
 def options(penalty: float, steps: int) -> dict[str, tuple[str, ...]]:
     """Settings of each reward by its name; where length pays nothing a policy moves half as fast."""
-    return {
-        PLAIN: (),
-        "length-controlled": (f"rlhf.length_penalty={penalty:.4g}", f"rlhf.steps={2 * steps}"),
-    }
+    return {PLAIN: (), "length-controlled": (f"rlhf.length_penalty={penalty:.4g}", f"rlhf.steps={2 * steps}")}
 
 
 def trained(given: argparse.Namespace, number: int, settings: tuple[str, ...]) -> dict[str, Any]:

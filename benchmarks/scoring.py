@@ -104,9 +104,7 @@ def embedding_sides(
     rm: BradleyTerryRM, rows: list[tuple[Any, str]], texts: list[str], limit: int
 ) -> dict[str, Callable[[], np.ndarray]]:
     """Functions that give one vector a row: of the reward model here, of the encoder that it began with there."""
-    sides: dict[str, Callable[[], np.ndarray]] = {
-        "here, fp32": lambda: features(rm, rm.renderer.tokenize_sides(rows)),
-    }
+    sides: dict[str, Callable[[], np.ndarray]] = {"here, fp32": lambda: features(rm, rm.renderer.tokenize_sides(rows))}
     if find_spec("sentence_transformers") is not None:
         from sentence_transformers import SentenceTransformer
         from sentence_transformers.sentence_transformer.modules import Pooling, Transformer

@@ -15,10 +15,7 @@ def recipes(size: Size) -> dict[str, Changes]:
     added: list[Changes] = [
         {"train.schedule": full.schedule, "train.warmup_steps": full.warmup_steps},
         {"train.label_smoothing": full.label_smoothing},
-        {
-            "train.early_stopping_patience": full.early_stopping_patience,
-            "train.best_metric": full.best_metric,
-        },
+        {"train.early_stopping_patience": full.early_stopping_patience, "train.best_metric": full.best_metric},
         {"train.regularization_lambda": full.regularization_lambda},
     ]
     found = {"A1": NOTHING}

@@ -17,8 +17,7 @@ def experiment(size: Size) -> Experiment:
         base=base(size),
         factors=(
             Factor(
-                name="loop",
-                levels={"plain": NOTHING | {"train.batching": "plain"}, "pair_aware": NOTHING, "full": {}},
+                name="loop", levels={"plain": NOTHING | {"train.batching": "plain"}, "pair_aware": NOTHING, "full": {}}
             ),
         ),
         control="plain",

@@ -5,12 +5,7 @@ from collections.abc import Sequence
 from experiments.schema import Experiment, Factor, Hypothesis, Tuning
 from experiments.sizes import ACCURACY, BUDGET_MINUTES, LOOKS, SEEDS, Size, base
 
-RELATIVE_RANGES = {
-    "adam": (0.2, 5.0),
-    "adamw": (0.2, 5.0),
-    "sgd": (30.0, 3000.0),
-    "muon": (0.5, 20.0),
-}
+RELATIVE_RANGES = {"adam": (0.2, 5.0), "adamw": (0.2, 5.0), "sgd": (30.0, 3000.0), "muon": (0.5, 20.0)}
 """Ranges of the learning rate in units of the base's, which suits AdamW. Muon wants somewhat more (Jordan et al. 2024),
 SGD orders of magnitude more."""
 CONTROL = "adamw"

@@ -96,22 +96,11 @@ def _small() -> PipelineConfig:
     return PipelineConfig(
         # Two pairs of each of 495 prompts to train on, 110 of 55 others to choose a checkpoint by (among 26 luck chose,
         # and the recipe that chooses was worse for it), all 2,664 of 137 to test on.
-        data=DataConfig(
-            source=str(files[0]),
-            eval_source=str(files[1]),
-            pairs_per_prompt=2,
-            validation_fraction=0.1,
-        ),
+        data=DataConfig(source=str(files[0]), eval_source=str(files[1]), pairs_per_prompt=2, validation_fraction=0.1),
         model=ModelConfig(name="minilm", max_seq_len=64),
         # 48 steps see 384 pairs once: what a minute a cell allows. fp32: without AMX units bf16 takes twice as long.
         train=TrainConfig(
-            lr=1e-4,
-            steps=48,
-            pairs_per_step=8,
-            warmup_steps=4,
-            eval_every=8,
-            log_every=8,
-            token_budget=8192,
+            lr=1e-4, steps=48, pairs_per_step=8, warmup_steps=4, eval_every=8, log_every=8, token_budget=8192
         ),
         evaluate=EvaluateConfig(num_resamples=200, train_pairs=100),
         landscape=LandscapeConfig(normalized=True, num_pairs=8, lanczos_steps=6, trace_probes=2, top_k=2),

@@ -8,7 +8,7 @@ from tasks.home import configure_environment
 configure_environment()  # before Prefect and MLflow read their settings
 
 # ruff: noqa: E402
-from flows.chain import Telling, run_chain
+from flows.chain import Presentation, run_chain
 from flows.form import Form, configured_flow, presets_for
 from flows.requirements import require_benchmarks
 from rmcore.config.pipeline import PipelineConfig
@@ -63,5 +63,5 @@ def benchmark(config: PipelineConfig, checkpoint: str | None = None) -> dict[str
     def found(refs: Mapping[str, ArtifactRef]) -> dict[str, Any]:
         return read_json(refs["benchmark"], "benchmark.json")
 
-    telling = Telling(found, benchmarks_block, lambda results: title(results["suites"]), CAPTIONS)
-    return run_chain(config, STAGES, telling, kind="benchmark", checkpoint=checkpoint)
+    view = Presentation(found, benchmarks_block, lambda results: title(results["suites"]), CAPTIONS)
+    return run_chain(config, STAGES, view, kind="benchmark", checkpoint=checkpoint)

@@ -17,7 +17,7 @@ from functools import partial
 
 from pydantic import BaseModel, ConfigDict
 
-from flows.console import say, told_while_waiting
+from flows.console import say, shown_while_waiting
 from flows.form import described_flow
 from flows.pipeline import open_store
 from rmcore.config.pipeline import PipelineConfig
@@ -89,7 +89,7 @@ def cell(order: CellOrder) -> dict[str, Any]:
             config,
             refs,
             lambda metrics: nullcontext(),  # they come with the artifact
-            waiting=partial(told_while_waiting, name),
+            waiting=partial(shown_while_waiting, name),
             label=name,
             run=f"{order.label} of {order.study}",
             after=[runs[needed] for needed in STAGES[name].needs(config) if needed in runs],

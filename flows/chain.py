@@ -29,8 +29,8 @@ from tasks.tracking import RunTracker
 
 
 @dataclass(frozen=True, slots=True)
-class Telling:
-    """How a chain of stages tells what it found."""
+class Presentation:
+    """How a chain of stages presents what it found."""
 
     results: Callable[[Mapping[str, ArtifactRef]], dict[str, Any]]
     """Gives the record of the run, from the artifacts by stage."""
@@ -43,7 +43,7 @@ class Telling:
 
 
 def run_chain(
-    config: PipelineConfig, names: Sequence[str], telling: Telling, *, kind: str, checkpoint: str | None = None
+    config: PipelineConfig, names: Sequence[str], view: Presentation, *, kind: str, checkpoint: str | None = None
 ) -> dict[str, Any]:
     """Run the stages `names` with tracking, and tell what they found: in a report, in MLflow, on the flow run's page.
 
@@ -77,14 +77,14 @@ def run_chain(
         folder = home() / "reports" / f"{run_name}-{key[:12]}"
         place = checkpoint or str(Path(refs["train"].path) / "best")
         own = {"config": config.model_dump(mode="json"), "checkpoint": place, "checkpoint_digest": refs["train"].digest}
-        told = partial(_tell, telling, refs, own, folder, tracker)
+        told = partial(_tell, view, refs, own, folder, tracker)
         results, report = run_step("report", told, last_of(runs, config)).found
         verdict = results.get("verdict")
         if isinstance(verdict, dict) and verdict.get("rung") == 4:
             trained = _trained(refs, checkpoint, store)
             if trained is not None:
                 tracker.confirm_model(trained, results["verdict"])
-    show_on_page(markdown(telling.block(results)), report, tracker.url)
+    show_on_page(markdown(view.block(results)), report, tracker.url)
     return {
         "results": results,
         "figures": {name: str(path) for name, path in figures(refs).items()},
@@ -102,22 +102,22 @@ def run_name_of(config: PipelineConfig, kind: str) -> str:
 
 
 def _tell(
-    telling: Telling, refs: Mapping[str, ArtifactRef], own: Mapping[str, Any], folder: Path, tracker: RunTracker
+    view: Presentation, refs: Mapping[str, ArtifactRef], own: Mapping[str, Any], folder: Path, tracker: RunTracker
 ) -> tuple[dict[str, Any], Path]:
     """Write record and report, and describe the run in MLflow. `own` is what another command continues it with."""
-    results = {**telling.results(refs), **own}
+    results = {**view.results(refs), **own}
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "summary.json", results)
     last_first = {name: refs[name] for name in reversed(list(refs))}  # the requested stages are at its end
     shown = figures(last_first)
-    report = write_block_report(folder.name, telling.block(results), shown, folder / REPORT_FILE, telling.captions)
+    report = write_block_report(folder.name, view.block(results), shown, folder / REPORT_FILE, view.captions)
     write_index(folder.parent)
     tracker.log_file(report, REPORT_FOLDER)
-    if telling.headline is None:
+    if view.headline is None:
         tracker.set_tags(verdict_tags(results["verdict"], results["next_rung"]))
         tracker.describe(verdict_note(results["verdict"], results["next_rung"], *places(report)))
     else:
-        tracker.describe(run_note(telling.headline(results), *places(report)))
+        tracker.describe(run_note(view.headline(results), *places(report)))
     return results, report
 
 

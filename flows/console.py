@@ -44,7 +44,7 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def told_while_waiting(name: str) -> Iterator[Wait]:
+def shown_while_waiting(name: str) -> Iterator[Wait]:
     """Say what a stage waits for, and who holds it, and show it as the state of the flow run, as long as it waits.
 
     Gives the wait, for who waits to say what for. It is said from a thread of its own.

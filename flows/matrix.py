@@ -16,7 +16,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import TerminationSignal
 from prefect.futures import PrefectConcurrentFuture, PrefectFuture
 
-from flows.console import say, say_notices, told_while_waiting
+from flows.console import say, say_notices, shown_while_waiting
 from flows.pipeline import log_pairs
 from flows.progress import Progress, shown_progress
 from rmcore.core.child_process import terminate_forked
@@ -195,7 +195,7 @@ class MatrixRunner:
                     refs,
                     tracker.follow,
                     before=partial(self._check_going_on, name),
-                    waiting=partial(told_while_waiting, f"{cell.label}, {name}"),
+                    waiting=partial(shown_while_waiting, f"{cell.label}, {name}"),
                     label=f"{name} of {cell.label}",
                     run=f"{cell.label} of {self.study}",
                     after=[runs[needed] for needed in STAGES[name].needs(cell.config) if needed in runs],

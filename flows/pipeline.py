@@ -18,7 +18,7 @@ configure_environment()  # before Prefect and MLflow read their settings
 from prefect import get_client, runtime
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
-from flows.console import say, say_notices, told_while_waiting
+from flows.console import say, say_notices, shown_while_waiting
 from flows.form import FIELDS, Form, configured_flow, presets_for
 from flows.prefect_api import api_is_embedded
 from flows.prefect_client import is_owner_tag, owner_tag, reap_dead_runs
@@ -50,13 +50,7 @@ from tasks.tracking import RunTracker
 REPORT_FOLDER = "report"
 """Folder of the report among a run's files in MLflow."""
 REPORT_FILE = "report.html"
-FORM = Form(
-    "demo",
-    FIELDS,
-    tuple(name for name in GROUPS if name and "." not in name),
-    presets_for("run"),
-    require_run,
-)
+FORM = Form("demo", FIELDS, tuple(name for name in GROUPS if name and "." not in name), presets_for("run"), require_run)
 PICTURE = """
 prepare ──> train ─┬─> evaluate ──> readiness ──> report ──> register: MLflow, model
                    ├─> landscape, probe, explain, where they are set
@@ -264,7 +258,7 @@ def run_and_say(
             upstream,
             tracker.follow,
             on_interrupt=interrupted,
-            waiting=partial(told_while_waiting, name),
+            waiting=partial(shown_while_waiting, name),
             label=name,
             run=tracker.record.run_name,
             after=after,

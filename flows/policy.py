@@ -13,7 +13,7 @@ configure_environment()  # before Prefect and MLflow read their settings
 from prefect import runtime
 from pydantic import Field
 
-from flows.chain import Telling, run_chain, run_name_of
+from flows.chain import Presentation, run_chain, run_name_of
 from flows.form import Form, configured_flow, described_flow, presets_for
 from flows.pipeline import REPORT_FILE, REPORT_FOLDER, places, show_on_page
 from flows.requirements import require_judge
@@ -87,8 +87,8 @@ def best_of_n(config: PipelineConfig, checkpoint: str | None = None) -> dict[str
             "overoptimization": read_json(refs["overoptimization"], "overoptimization.json"),
         }
 
-    telling = Telling(found, best_of_n_block, best_of_n_headline, CAPTIONS)
-    return run_chain(config, BEST_OF_N, telling, kind="best-of-n", checkpoint=checkpoint)
+    view = Presentation(found, best_of_n_block, best_of_n_headline, CAPTIONS)
+    return run_chain(config, BEST_OF_N, view, kind="best-of-n", checkpoint=checkpoint)
 
 
 @configured_flow(
@@ -129,8 +129,8 @@ def readiness(config: PipelineConfig, checkpoint: str | None = None) -> dict[str
         name = f"{run_name_of(config, 'readiness')}-{run_key(refs)[:KEY_DIGITS]}"
         return found | {"next_rung": next_rung(found["verdict"], config, [name])}
 
-    telling = Telling(judged, readiness_block, captions=CAPTIONS)
-    return run_chain(config, pipeline_stages(config), telling, kind="readiness", checkpoint=checkpoint)
+    view = Presentation(judged, readiness_block, captions=CAPTIONS)
+    return run_chain(config, pipeline_stages(config), view, kind="readiness", checkpoint=checkpoint)
 
 
 @configured_flow(
@@ -179,8 +179,8 @@ def confirm(config: PipelineConfig, checkpoint: str | None = None) -> dict[str, 
         found = read_json(refs["confirmation"], "confirmation.json")
         return found | {"verdict": verdict_on_served(found), "next_rung": None}
 
-    telling = Telling(judged, confirmation_block)
-    return run_chain(config, CONFIRMATION, telling, kind="confirm", checkpoint=checkpoint)
+    view = Presentation(judged, confirmation_block)
+    return run_chain(config, CONFIRMATION, view, kind="confirm", checkpoint=checkpoint)
 
 
 @described_flow(

@@ -137,7 +137,7 @@ class PoolRunner:
                         if is_over:
                             del self._watched[label]
                             over.append((one.plan, error))
-                self._tell_counts()
+                self._report_counts()
             except ServiceError as error:
                 if time.monotonic() - heard > PATIENCE_SECONDS:
                     raise
@@ -179,7 +179,7 @@ class PoolRunner:
         say(f"{one.plan.cell.label:<24} its worker died; started again ({one.restarts} of {MOST_RESTARTS})")
         return False, None
 
-    def _tell_counts(self) -> None:
+    def _report_counts(self) -> None:
         counts = Counter(one.state for one in self._watched.values())
         running = counts["RUNNING"]
         self._tell(

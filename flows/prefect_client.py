@@ -103,7 +103,7 @@ def ensure_work_pools(api: str) -> None:
                 client.update_work_pool(name, WorkPoolUpdate(base_job_template=JOB_TEMPLATE))
 
 
-def tell_cluster(api: str, environment: Mapping[str, str]) -> None:
+def report_cluster(api: str, environment: Mapping[str, str]) -> None:
     """Write down as a variable of Prefect's what `rm-opt worker` asks for: where MLflow, the records and artifacts are.
 
     Args:

@@ -9,7 +9,7 @@ configure_environment()  # before Prefect and MLflow read their settings
 # ruff: noqa: E402
 from prefect.artifacts import create_markdown_artifact
 
-from flows.chain import Telling, run_chain
+from flows.chain import Presentation, run_chain
 from flows.form import Form, configured_flow, presets_for
 from flows.pipeline import run_pipeline
 from flows.requirements import require_run
@@ -84,10 +84,10 @@ def rlhf(config: PipelineConfig, mode: Mode = "full", checkpoint: str | None = N
         outcome = run_pipeline(config, kind="rlhf", run_name=run_name)
         create_markdown_artifact(markdown=markdown(rlhf_block(outcome["results"]["rlhf"])), description="Policy")
         return outcome
-    telling = Telling(
+    view = Presentation(
         lambda refs: read_json(refs["grpo"], "rlhf.json"),
         rlhf_block,
         lambda record: str(record["verdict"]["headline"]),
         CAPTIONS,
     )
-    return run_chain(config, POLICY_ONLY, telling, kind="rlhf", checkpoint=checkpoint)
+    return run_chain(config, POLICY_ONLY, view, kind="rlhf", checkpoint=checkpoint)

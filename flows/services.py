@@ -263,7 +263,7 @@ class _Starter(contextlib.ExitStack):
         api = f"{urls[PREFECT_SERVER]}/api"
         prefect_client.reap_dead_runs(api)
         prefect_client.ensure_work_pools(api)
-        prefect_client.tell_cluster(api, environment)
+        prefect_client.report_cluster(api, environment)
         for name, reason in prefect_client.drop_undeclared(api, self.root).items():
             self.tell(f"{'deployment':<15} {name} is removed: {reason}")
         self._start(WORKER, environment, None)

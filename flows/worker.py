@@ -27,14 +27,7 @@ from rmcore.core.processes import terminate
 from rmcore.core.proxies import keep_direct
 from tasks.device import device_slots
 from tasks.execution import SAVING_SECONDS
-from tasks.home import (
-    PROJECT_VARIABLE,
-    QUIET_ENVIRONMENT,
-    SAFE_ENVIRONMENT,
-    home,
-    make_home,
-    project_root,
-)
+from tasks.home import PROJECT_VARIABLE, QUIET_ENVIRONMENT, SAFE_ENVIRONMENT, home, make_home, project_root
 from tasks.local_services import CELLS_POOL, CLUSTER, MLFLOW_SERVER, PREFECT_SERVER
 from tasks.passwords import Identity, ask_for_proof, basic_authorization, mlflow_login
 from tasks.run_owner import this_machine
@@ -51,7 +44,7 @@ RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 
 @dataclass(frozen=True)
 class Cluster:
-    """Facts that the machine that hands cells out has told its Prefect (`prefect_client.tell_cluster`)."""
+    """Facts that the machine that hands cells out has told its Prefect (`prefect_client.report_cluster`)."""
 
     prefect: str
     mlflow: str

@@ -121,13 +121,7 @@ def same_stage(store: Store, name: str, key: str) -> str:
     return f"the same {name}, which {computed_by} computes" if computed_by else ""
 
 
-def run_child(
-    call: StageCall,
-    out: Path,
-    environment: Mapping[str, str],
-    tell: Tell,
-    run: str,
-) -> None:
+def run_child(call: StageCall, out: Path, environment: Mapping[str, str], tell: Tell, run: str) -> None:
     """Run a stage in a process of its own and wait. What it prints goes to a log, its progress to standard error.
 
     The lines of its progress are told, too: where that is a terminal they are next to its bar.
@@ -167,14 +161,9 @@ def _as_seen(call: StageCall) -> dict[str, Any]:
 
 
 def _wait_for_children(
-    place: Path,
-    spec: Mapping[str, Any],
-    num_processes: int,
-    environment: Mapping[str, str],
-    tell: Tell,
-    run: str,
+    place: Path, spec: Mapping[str, Any], num_processes: int, environment: Mapping[str, str], tell: Tell, run: str
 ) -> tuple[int, Path]:
-    with _progress_told(tell, run) as shown:
+    with _shown_progress(tell, run) as shown:
         processes = StageProcesses(place, spec, num_processes, os.environ | environment, shown)
         try:
             return processes.wait()
@@ -191,7 +180,7 @@ def _wait_for_children(
 
 
 @contextmanager
-def _progress_told(tell: Tell, run: str) -> Iterator[list[int]]:
+def _shown_progress(tell: Tell, run: str) -> Iterator[list[int]]:
     """Where a child writes its progress: a pipe whose lines are told, and a terminal that is its alone.
 
     A standard error that is no such terminal has the lines, too; where stages of several runs share it, with the name

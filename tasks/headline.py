@@ -21,10 +21,7 @@ logger = logging.getLogger(__name__)
 
 MetricRow = tuple[int, dict[str, float]]
 """A step and the values recorded there."""
-ENDS = (
-    ("ci_low", "ci_high", ""),
-    ("low_if_no_disaster", "high_if_no_disaster", " if no prompt is a disaster"),
-)
+ENDS = (("ci_low", "ci_high", ""), ("low_if_no_disaster", "high_if_no_disaster", " if no prompt is a disaster"))
 """Names of an interval's ends, and under which condition they hold."""
 COMPARED = (
     *("seed", "data.source", "model.name", "model.max_seq_len", "train.optimizer", "train.lr", "train.steps"),

@@ -86,7 +86,7 @@ class MlflowRun:
         self.client = connect(record.tracking_uri)
         self.directory, self.record = directory, record
         # Two processes that start or end the same run at once must not both take it for theirs, or delete each other's.
-        self._take_up = directory / "mlflow" / "take-up.lock"
+        self._run_lock = directory / "mlflow" / "take-up.lock"
         self.experiment_id = self._experiment(record.study)
         self.missing: list[str] = []
         self._numbers: list[dict[str, Any]] = []
@@ -95,7 +95,7 @@ class MlflowRun:
         self._next_step = 0
         self._is_watched = self._has_numbers = False
         self._monitor: SystemMetricsMonitor | None = None
-        with exclusive(self._take_up):
+        with exclusive(self._run_lock):
             self._run, is_new = self._find_or_make()
         self.run_id: str = self._run.info.run_id
         self.complete = not is_new
@@ -299,7 +299,7 @@ class MlflowRun:
             set_parent(self.client, child, self._run)  # one that looked for its parent before that was there
         if self.missing:
             self.set_tags(texts({MISSING_TAG: "; ".join(self.missing)}))
-        with exclusive(self._take_up):
+        with exclusive(self._run_lock):
             self.client.set_terminated(self.run_id, status, ended_ms)
             if status == FINISHED and not self.missing:
                 self._delete_others(self._run, is_replaced=True)

@@ -31,10 +31,7 @@ TOP_RUNG = 4
 CONFIRMATION_TAG = "rm.confirmation"
 """Tag of what the fourth level has shown of a version: gained, lost or unclear. Later judgements on less leave it."""
 CONFIRMATION_HEADLINE_TAG = "rm.confirmation_headline"
-_CONFIRMED_BY: Mapping[str, dict[str, bool]] = {
-    "gained": {CONFIRMED: True},
-    "lost": {CONFIRMED: False, READY: False},
-}
+_CONFIRMED_BY: Mapping[str, dict[str, bool]] = {"gained": {CONFIRMED: True}, "lost": {CONFIRMED: False, READY: False}}
 """How a status of the fourth level moves aliases; an unclear one moves none."""
 
 
@@ -49,10 +46,7 @@ class VersionJudgement(NamedTuple):
 
 
 def judgement_tags(
-    gate: Sequence[Mapping[str, Any]],
-    readiness: Mapping[str, Any],
-    verdict: Verdict,
-    next_rung: NextRung | None,
+    gate: Sequence[Mapping[str, Any]], readiness: Mapping[str, Any], verdict: Verdict, next_rung: NextRung | None
 ) -> dict[str, str]:
     """Tags of a model version that say how it was judged."""
     checks = {

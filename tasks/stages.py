@@ -21,7 +21,7 @@ from rmcore.core.progress import share_of
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.stages.registry import stage_call
 from tasks.execution import Follow, execute
-from tasks.waiting import Waiting, untold
+from tasks.waiting import Waiting, not_shown
 
 Found = TypeVar("Found")
 
@@ -46,7 +46,7 @@ def run_stage(
     follow: Follow,
     on_interrupt: Callable[[], None] = lambda: None,
     before: Callable[[], None] = lambda: None,
-    waiting: Waiting = untold,
+    waiting: Waiting = not_shown,
     label: str = "",
     run: str | None = None,
     after: Iterable[StageRun] = (),

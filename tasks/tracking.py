@@ -352,12 +352,12 @@ class RunTracker:
             except RmcoreError:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever it is, hours of computation must not end for it
-                self._tell_failure(error, is_recorded)
+                self._report_failure(error, is_recorded)
         if self.pending:
             self._save()
         return done
 
-    def _tell_failure(self, error: Exception, is_recorded: bool) -> None:
+    def _report_failure(self, error: Exception, is_recorded: bool) -> None:
         reason, address = in_one_line(error), without_login(self.record.tracking_uri)
         if self._run is not None and not is_recorded and not is_outage(error):
             logger.warning("MLflow at %s failed (%s): the run continues and loses nothing of its own.", address, reason)

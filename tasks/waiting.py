@@ -48,7 +48,7 @@ Waiting = Callable[[], AbstractContextManager[Wait]]
 """Tells people what a stage waits for while the block runs."""
 
 
-def untold() -> AbstractContextManager[Wait]:
+def not_shown() -> AbstractContextManager[Wait]:
     """Tell nobody."""
     return nullcontext(Wait())
 

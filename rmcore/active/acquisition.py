@@ -34,12 +34,7 @@ class View:
     prompt_ids: Sequence[str]
 
 
-def look(
-    pool: Sequence[PreferencePair],
-    model: RewardModelEnsemble,
-    *,
-    report: Report = silent,
-) -> View:
+def look(pool: Sequence[PreferencePair], model: RewardModelEnsemble, *, report: Report = silent) -> View:
     """Run each backbone once over the pool; members that share one cost a matrix product.
 
     Args:

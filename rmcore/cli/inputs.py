@@ -170,12 +170,12 @@ def read_pairs(data: str, layout: PairLayout, limit: int | None = None) -> list[
 
     loaded = load_pairs(data, split=layout.split, columns=layout.columns(), limit=limit)
     if loaded.rejected:
-        tell_unusable(data, len(loaded.rejected), loaded.num_rows)
+        report_unusable(data, len(loaded.rejected), loaded.num_rows)
     for sentence in loaded.notices():
         print(sentence)
     return list(loaded.pairs)
 
 
-def tell_unusable(data: str, num_unusable: int, num_rows: int) -> None:
+def report_unusable(data: str, num_unusable: int, num_rows: int) -> None:
     """Say how many rows are left out."""
     print(f"{num_unusable} of {num_rows} rows of {data} cannot be used and are left out; `rm-opt data check` says why")

@@ -207,11 +207,11 @@ def rank(
 
     Example: rm-opt readiness rank out/a/best out/b/best out/c/best --answers judged.parquet
     """
-    from rmcore.policy.judged_answers import read_judged_answers, require_readable, rewards_of, tell_left_out_answers
+    from rmcore.policy.judged_answers import read_judged_answers, report_left_out_answers, require_readable, rewards_of
     from rmcore.policy.readiness.rank import largest_choice, rank_models
 
     given_answers = read_judged_answers(answers)
-    tell_left_out_answers(given_answers)
+    report_left_out_answers(given_answers)
     judged = given_answers.pools(given_answers.table["strength"].to_numpy())
     lengths = given_answers.pools(given_answers.table["response"].str.len().to_numpy(dtype=float))
     choice = largest_choice([len(pool) for pool in judged], n)

@@ -39,14 +39,14 @@ def push(
     _check_card(text, folder, although_not_ready=although_not_ready)
     visibility = "public" if is_public else "private"
     if token is None:
-        _tell_files(folder, names, name_repository(text, name))
+        _report_files(folder, names, name_repository(text, name))
         print(f"dry run     nothing was sent; it would be {visibility}, as {name}")
         print("removed     the hub was not asked; weights of an earlier push there are removed, and named then")
         return
     repository = Repository(name, is_private=not is_public, token=token)
     card = name_repository(text, repository.name)
     _check_replaced(repository, card)
-    _tell_files(folder, names, card)
+    _report_files(folder, names, card)
     contents: dict[str, Path | bytes] = {file: folder / file for file in names}
     contents |= {CARD_FILE: card.encode(), SEAL_FILE: seal_text(folder, names).encode()}
     if stale := repository.stale(contents):
@@ -108,7 +108,7 @@ def _files(folder: Path) -> list[str]:
     return [*(file for file in text_files(folder) if not file.endswith(".py")), *index, *weights]
 
 
-def _tell_files(folder: Path, names: list[str], card: str) -> None:
+def _report_files(folder: Path, names: list[str], card: str) -> None:
     """Say what is sent, with sizes, and what of the folder is not; a seal is made of what is sent."""
     from rmcore.models.seal import SEAL_FILE
     from rmcore.reporting.card.model_card import CARD_FILE

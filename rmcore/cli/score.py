@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from rmcore.cli.inputs import Checkpoint, ModelReading, PairReading, tell_unusable, written_as
+from rmcore.cli.inputs import Checkpoint, ModelReading, PairReading, report_unusable, written_as
 from rmcore.cli.options import options
 from rmcore.core.errors import ConfigError
 
@@ -64,7 +64,7 @@ def score(
     for sentence in source.notices:
         print(sentence)
     if source.num_unusable:
-        tell_unusable(data, source.num_unusable, source.num_rows)
+        report_unusable(data, source.num_unusable, source.num_rows)
     print(f"{num_rows} rows scored: {out}")
 
 

@@ -311,7 +311,7 @@ class _Serving:
             selector.register(self.ended, selectors.EVENT_READ, self._child_ended)
             self._add_asker(self.control)
             if self.listener is not None:
-                selector.register(self.listener, selectors.EVENT_READ, self._somebody_connects)
+                selector.register(self.listener, selectors.EVENT_READ, self._accept)
             while self.control in self.asking:
                 for key, _ in selector.select():
                     key.data()
@@ -321,7 +321,7 @@ class _Serving:
         self.asking.add(asker)
         self.selector.register(asker, selectors.EVENT_READ, partial(self._asked, asker))
 
-    def _somebody_connects(self) -> None:
+    def _accept(self) -> None:
         assert self.listener is not None  # noqa: S101 - else it is not registered
         if (connected := _welcome(self.listener, self.digest)) is not None:
             self._add_asker(connected)
@@ -341,7 +341,7 @@ class _Serving:
 
     def _child_ended(self) -> None:
         self.ended.recv(4096)
-        _tell_ended(self.waiters)
+        _report_ended(self.waiters)
 
     def _waiter_left(self, pid: int) -> None:
         """Forget a child whose waiter knows the status, or has gone before there was one."""
@@ -392,7 +392,7 @@ def _status(pid: int) -> int | None:
     return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
 
-def _tell_ended(waiters: Mapping[int, socket.socket]) -> None:
+def _report_ended(waiters: Mapping[int, socket.socket]) -> None:
     for pid, waiter in waiters.items():
         if (status := _status(pid)) is not None:
             _tell(waiter, status)

@@ -19,7 +19,7 @@ def make_key(inputs: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical_json(inputs).encode()).hexdigest()
 
 
-def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def with_self_digest(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """A manifest with its own digest in it, by which a change of any of it is seen."""
     content = {name: value for name, value in manifest.items() if name != SEAL}
     return {**content, SEAL: make_key(content)}
@@ -27,4 +27,4 @@ def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 def is_whole(manifest: Any) -> TypeGuard[dict[str, Any]]:
     """Whether a manifest is what was written."""
-    return isinstance(manifest, dict) and manifest == sealed(manifest)
+    return isinstance(manifest, dict) and manifest == with_self_digest(manifest)

@@ -74,8 +74,7 @@ _OF_PAIRS = (
         stage="evaluate",
         within_unit=True,
         bands=Bands(
-            "eval accuracy",
-            ((0.58, 0.63, "acceptable"), (-math.inf, 0.58, "failure"), (0.63, math.inf, "success")),
+            "eval accuracy", ((0.58, 0.63, "acceptable"), (-math.inf, 0.58, "failure"), (0.63, math.inf, "success"))
         ),
     ),
     MetricSpec(
@@ -219,8 +218,7 @@ _OF_PAIRS = (
         cell_label="train accuracy minus held-out accuracy",
         stage="evaluate",
         bands=Bands(  # failure is only what is beyond: gap > 15 points
-            "train-test gap",
-            ((0.10, 0.15, "acceptable"), (-math.inf, 0.10, "success"), (0.15, math.inf, "failure")),
+            "train-test gap", ((0.10, 0.15, "acceptable"), (-math.inf, 0.10, "success"), (0.15, math.inf, "failure"))
         ),
     ),
     MetricSpec(
@@ -276,13 +274,7 @@ _OF_POLICIES = (
 )
 
 _OF_TRAINING = (
-    MetricSpec(
-        "num_steps",
-        "steps until training stopped",
-        "steps",
-        cell_name="train/num_steps",
-        stage="train",
-    ),
+    MetricSpec("num_steps", "steps until training stopped", "steps", cell_name="train/num_steps", stage="train"),
     MetricSpec(
         "stop_share",
         "share of the planned steps that were run",
@@ -300,13 +292,7 @@ _OF_TRAINING = (
             ),
         ),
     ),
-    MetricSpec(
-        "best_step",
-        "step of the kept checkpoint",
-        "steps",
-        cell_name="train/best_step",
-        stage="train",
-    ),
+    MetricSpec("best_step", "step of the kept checkpoint", "steps", cell_name="train/best_step", stage="train"),
     MetricSpec(
         "steps_to_target",
         "steps to the target accuracy",
@@ -326,12 +312,7 @@ _OF_TRAINING = (
         needs_target=True,
     ),
     MetricSpec(
-        "train_seconds",
-        "training time",
-        "seconds",
-        better="lower",
-        cell_name="cost/train_seconds",
-        stage="train",
+        "train_seconds", "training time", "seconds", better="lower", cell_name="cost/train_seconds", stage="train"
     ),
     MetricSpec(
         "train_pairs_per_second",

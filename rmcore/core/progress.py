@@ -24,7 +24,7 @@ def silent(done: int, total: int, text: str) -> None:
     """Take a report and show nothing."""
 
 
-def tell_left_out(count: int, what: str, first: str, reader: str = "this model") -> None:
+def report_left_out(count: int, what: str, first: str, reader: str = "this model") -> None:
     """Say on stderr how many of the data a model cannot read, with the first one and its reason."""
     print(f"warning: {count} {what} cannot be read by {reader} and are left out; {first}", file=sys.stderr)
 

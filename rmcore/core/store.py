@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from rmcore.core.digests import is_whole, make_key, sealed
+from rmcore.core.digests import is_whole, make_key, with_self_digest
 from rmcore.core.errors import StoreError
 from rmcore.core.files import (
     exclusive,
@@ -272,7 +272,7 @@ class Store:
                 "inputs": dict(inputs),
                 "files": files,
             }
-            (folder / MANIFEST).write_text(json.dumps(sealed(manifest), indent=1) + "\n")
+            (folder / MANIFEST).write_text(json.dumps(with_self_digest(manifest), indent=1) + "\n")
             write_json(folder / TIMES, {name: stat.st_mtime_ns for name, stat in stats.items()})
             fsync_tree(folder)
             self._rename(folder, stage, slug, key)
@@ -298,7 +298,7 @@ class Store:
         folder.mkdir(parents=True)
         try:
             yield folder
-            (folder / MANIFEST).write_text(json.dumps(sealed(manifest), indent=1) + "\n")
+            (folder / MANIFEST).write_text(json.dumps(with_self_digest(manifest), indent=1) + "\n")
             write_json(folder / TIMES, {name: (folder / name).stat().st_mtime_ns for name in manifest["files"]})
             fsync_tree(folder)
             self._rename(folder, stage, name.removesuffix(f"-{key[:KEY_LENGTH]}"), key)

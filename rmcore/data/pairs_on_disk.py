@@ -1,6 +1,6 @@
 """Pairs and observations that lie on disk and look like a list: what a data set larger than memory is read into.
 
-The rows are those of a `Form`, as an Arrow file that is mapped into memory: the system keeps of it what is in use. A
+The rows have a `RecordSchema` and are an Arrow file that is mapped into memory: the system keeps what is in use. A
 choice of them (a split, those under a cap) is an array of row numbers, eight bytes each, over one file.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from rmcore.core.arrays import IntArray
-from rmcore.data.parquet_rows import ROWS_A_BATCH, Form, Record, not_unicode, write_tables
+from rmcore.data.parquet_rows import ROWS_A_BATCH, Record, RecordSchema, not_unicode, write_tables
 
 ROWS_A_STRETCH = 1024
 """Rows of the file that are looked through together for those that are wanted: Arrow joins them in memory."""
@@ -23,8 +23,8 @@ ROWS_A_STRETCH = 1024
 class RowsOnDisk(Sequence[Record]):
     """Records of one file, in some order; equal to those that were written. See `RowWriter`."""
 
-    def __init__(self, form: Form[Record], table: pa.Table, rows: IntArray) -> None:
-        self._form, self._table, self._rows = form, table, rows
+    def __init__(self, schema: RecordSchema[Record], table: pa.Table, rows: IntArray) -> None:
+        self._form, self._table, self._rows = schema, table, rows
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -73,12 +73,12 @@ class RowWriter(Generic[Record]):
     """
 
     path: Path
-    form: Form[Record]
+    schema: RecordSchema[Record]
     num_rows: int = 0
 
     def __enter__(self) -> "RowWriter[Record]":
         self._waiting: list[dict[str, Any]] = []
-        self._writer = pa.ipc.new_file(str(self.path), self.form.schema)
+        self._writer = pa.ipc.new_file(str(self.path), self.schema.columns)
         return self
 
     def __exit__(
@@ -96,7 +96,7 @@ class RowWriter(Generic[Record]):
     def extend(self, records: Iterable[Record]) -> None:
         """Add records at the end."""
         for record in records:
-            self._waiting.append(self.form.to_row(record))
+            self._waiting.append(self.schema.to_row(record))
             self.num_rows += 1
             if len(self._waiting) == ROWS_A_BATCH:
                 self._write()
@@ -104,14 +104,14 @@ class RowWriter(Generic[Record]):
     def rows(self) -> RowsOnDisk[Record]:
         """All of them, once the block has ended."""
         table = pa.ipc.open_file(pa.memory_map(str(self.path))).read_all()
-        return RowsOnDisk(self.form, table, np.arange(table.num_rows, dtype=np.int64))
+        return RowsOnDisk(self.schema, table, np.arange(table.num_rows, dtype=np.int64))
 
     def _write(self) -> None:
         rows, self._waiting = self._waiting, []
         try:
-            self._writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=self.form.schema))
+            self._writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=self.schema.columns))
         except UnicodeEncodeError as error:
-            raise not_unicode(self.form, error) from error
+            raise not_unicode(self.schema, error) from error
 
 
 def select(records: Sequence[Record], places: IntArray) -> Sequence[Record]:

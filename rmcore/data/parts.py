@@ -90,8 +90,8 @@ class SourceInParts:
             try:
                 rows.append(_response_of(record))
                 if len(looked_at) < LOOKED_AT:
-                    beside = {name: value for name, value in (record.fields or {}).items() if name not in OF_THE_PROMPT}
-                    looked_at.append((rows[-1][0], beside))
+                    others = {name: value for name, value in (record.fields or {}).items() if name not in OF_THE_PROMPT}
+                    looked_at.append((rows[-1][0], others))
             except RowRejected as rejection:
                 self.num_unusable += 1
                 reasons[rejection.reason] += 1

@@ -62,11 +62,7 @@ def split_by_prompt(
 
 
 def split_together(
-    pairs: Sequence[PreferencePair],
-    observations: Sequence[Observation],
-    *,
-    fractions: Mapping[str, float],
-    seed: int,
+    pairs: Sequence[PreferencePair], observations: Sequence[Observation], *, fractions: Mapping[str, float], seed: int
 ) -> tuple[dict[str, Sequence[PreferencePair]], dict[str, Sequence[Observation]]]:
     """Deal pairs and observations to the same splits: all of one conversation go to the same one.
 

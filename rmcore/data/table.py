@@ -1,4 +1,4 @@
-"""Pairs and observations as Parquet tables and back, without loss: the form in which prepared splits lie in the store.
+"""Pairs and observations as Parquet tables and back, without loss: how the store keeps prepared splits.
 
 | column | type | what |
 | --- | --- | --- |
@@ -51,7 +51,7 @@ from rmcore.data.pair import (
     plain_prompt,
     prompt_messages,
 )
-from rmcore.data.parquet_rows import Form, RecordFile, write_records
+from rmcore.data.parquet_rows import RecordFile, RecordSchema, write_records
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -156,7 +156,7 @@ def pair_of_row(row: Mapping[str, Any]) -> PreferencePair:
     )
 
 
-PAIRS = Form("pairs", SCHEMA, row_of_pair, pair_of_row)
+PAIRS = RecordSchema("pairs", SCHEMA, row_of_pair, pair_of_row)
 """How pairs lie in a table."""
 
 
@@ -194,7 +194,7 @@ def observation_of_row(row: Mapping[str, Any]) -> Observation:
     )
 
 
-OBSERVATIONS = Form("observations", OBSERVATION_SCHEMA, row_of_observation, observation_of_row)
+OBSERVATIONS = RecordSchema("observations", OBSERVATION_SCHEMA, row_of_observation, observation_of_row)
 """How observations lie in a table."""
 
 

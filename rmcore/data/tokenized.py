@@ -70,10 +70,7 @@ class _Batch(NamedTuple):
 
     def at(self, row: int) -> TokenizedPair:
         return TokenizedPair(
-            self.pair_id[row].as_py(),
-            self.chosen.at(row),
-            self.rejected.at(row),
-            self.target_margin[row].as_py(),
+            self.pair_id[row].as_py(), self.chosen.at(row), self.rejected.at(row), self.target_margin[row].as_py()
         )
 
 

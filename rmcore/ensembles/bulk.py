@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.files import atomic_file, remove_abandoned, remove_folder, try_exclusive, write_json
-from rmcore.core.progress import Report, silent, tell_left_out
+from rmcore.core.progress import Report, report_left_out, silent
 from rmcore.data.parts import Part, SourceInParts
 from rmcore.ensembles.score import SideScorer, score_readable_pairs, score_readable_responses
 
@@ -101,7 +101,7 @@ def score_source(
     with try_exclusive(folder / ".lock") as is_ours:
         if not is_ours:
             raise ConfigError(f"another process scores into {out}; wait for it, or name another file.")
-        _take_up(folder, job, out)
+        _resume(folder, job, out)
         try:
             places, unreadable = _score_missing(source, scorer, folder, report)
         finally:
@@ -117,7 +117,7 @@ def score_source(
         remove_abandoned(folder.parent, lambda name: name == folder.name)
         remove_folder(folder)
     if unreadable[0]:
-        tell_left_out(unreadable[0], "rows", unreadable[1])
+        report_left_out(unreadable[0], "rows", unreadable[1])
     return num_rows
 
 
@@ -156,7 +156,7 @@ def _score_missing(
     return [_place(folder, number) for number in numbers if rows[number]], (total, firsts[0] if firsts else "")
 
 
-def _take_up(folder: Path, job: Mapping[str, Any], out: Path) -> None:
+def _resume(folder: Path, job: Mapping[str, Any], out: Path) -> None:
     """Note the job; parts that are there are kept if they are its own, and refused if they are another's."""
     path, parts = folder / JOB_FILE, list(folder.glob("part_*"))
     if parts and not path.is_file():  # whose they are is not known

@@ -164,12 +164,7 @@ class RewardModelEnsemble:
         return found
 
     def calibrate(
-        self,
-        prompts: Sequence[Prompt],
-        responses: Sequence[str],
-        share: float = 0.95,
-        *,
-        report: Report = silent,
+        self, prompts: Sequence[Prompt], responses: Sequence[str], share: float = 0.95, *, report: Report = silent
     ) -> EnsemblePrediction:
         """Bring the members to one offset and scale, and set the threshold, from N held-out responses.
 
@@ -212,12 +207,7 @@ class RewardModelEnsemble:
 
     @classmethod
     def load(
-        cls,
-        folder: str | Path,
-        *,
-        device: str = "auto",
-        render_fn: str | None = None,
-        dtype: WeightDtype | None = None,
+        cls, folder: str | Path, *, device: str = "auto", render_fn: str | None = None, dtype: WeightDtype | None = None
     ) -> "RewardModelEnsemble":
         """Read what `save` wrote; every file must be as it was then.
 

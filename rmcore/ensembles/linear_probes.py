@@ -72,12 +72,7 @@ def fit_head(
 
 
 def bootstrap_heads(
-    differences: npt.ArrayLike,
-    prompt_ids: Sequence[str],
-    num_members: int,
-    seed: int,
-    *,
-    l2: float | None = None,
+    differences: npt.ArrayLike, prompt_ids: Sequence[str], num_members: int, seed: int, *, l2: float | None = None
 ) -> FloatArray:
     """Heads that differ by the pairs they were fitted on: (M, D) float64.
 

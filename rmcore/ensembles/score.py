@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from rmcore.core.errors import DataError
-from rmcore.core.progress import Report, labelled, silent, tell_left_out
+from rmcore.core.progress import Report, labelled, report_left_out, silent
 from rmcore.data.pair import PreferencePair, Prompt, prompt_text
 from rmcore.data.rendering import DroppedPair, Renderer, TokenizedSide, count_cut
 from rmcore.data.table import rewards_table
@@ -42,7 +42,7 @@ def score_pairs_table(
     """
     frame, counts, dropped = score_readable_pairs(rm, pairs, report=report)
     if dropped:
-        _tell_dropped(dropped)
+        _report_dropped(dropped)
     return frame, counts
 
 
@@ -122,9 +122,9 @@ def readable_pairs(rm: BradleyTerryRM, pairs: Sequence[PreferencePair]) -> list[
     """
     read = rm.renderer.tokenize_readable(pairs)
     if read.dropped:
-        _tell_dropped(read.dropped)
+        _report_dropped(read.dropped)
     return read.pairs
 
 
-def _tell_dropped(dropped: Sequence[DroppedPair]) -> None:
-    tell_left_out(len(dropped), "pairs", f"pair {dropped[0].pair_id}: {dropped[0].reason}")
+def _report_dropped(dropped: Sequence[DroppedPair]) -> None:
+    report_left_out(len(dropped), "pairs", f"pair {dropped[0].pair_id}: {dropped[0].reason}")

@@ -332,13 +332,7 @@ def unseen_share(num_prompts: int) -> float:
 
 
 def bounded_means(
-    values: FloatArray,
-    lowest: FloatArray,
-    highest: FloatArray,
-    *,
-    num_resamples: int,
-    seed: int,
-    level: float = 0.95,
+    values: FloatArray, lowest: FloatArray, highest: FloatArray, *, num_resamples: int, seed: int, level: float = 0.95
 ) -> tuple[FloatArray, FloatArray]:
     """Ends of the intervals of P means over C prompts whose values lie between known bounds, (P,) each.
 

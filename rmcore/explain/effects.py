@@ -110,12 +110,7 @@ class _Apart:
 
 
 def span_effects(
-    rm: SideScorer,
-    sides: Sequence[tuple[Prompt, str]],
-    unit: Unit,
-    *,
-    most: int = MOST_SPANS,
-    report: Report = silent,
+    rm: SideScorer, sides: Sequence[tuple[Prompt, str]], unit: Unit, *, most: int = MOST_SPANS, report: Report = silent
 ) -> list[Effects]:
     """Measure what each part of N answers adds to its reward.
 

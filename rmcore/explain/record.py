@@ -81,12 +81,7 @@ class Explained:
 
 
 def explain_mistakes(
-    rm: BradleyTerryRM,
-    held_out: Sequence[PreferencePair],
-    *,
-    most: int,
-    seed: int,
-    report: Report = silent,
+    rm: BradleyTerryRM, held_out: Sequence[PreferencePair], *, most: int, seed: int, report: Report = silent
 ) -> Explained:
     """Explain the held-out pairs with the largest wrong margins, one a prompt, and group mistakes into kinds.
 

@@ -177,11 +177,7 @@ def decide(metrics: Mapping[str, MetricValue], unread: float) -> dict[str, Any]:
 
 
 def compare_judges(
-    first: Mapping[str, Any],
-    second: Mapping[str, Any],
-    pairs: Sequence[PreferencePair],
-    *,
-    seed: int = 0,
+    first: Mapping[str, Any], second: Mapping[str, Any], pairs: Sequence[PreferencePair], *, seed: int = 0
 ) -> dict[str, Any]:
     """Two audits of the same pairs: the difference of their agreement with people, and how often they agree.
 

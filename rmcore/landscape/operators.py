@@ -21,13 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from rmcore.core.errors import ConfigError, CurvatureError, DataError, ModelError
-from rmcore.landscape.parameters import (
-    ParameterSubset,
-    loss_temperature,
-    measuring,
-    reward_module,
-    select_parameters,
-)
+from rmcore.landscape.parameters import ParameterSubset, loss_temperature, measuring, reward_module, select_parameters
 from rmcore.training.losses import split_rewards
 
 NO_SECOND_DERIVATIVE = ("double backward", "derivative for", "differentiate twice")  # parts of torch's messages
@@ -124,13 +118,7 @@ class LossHessian:
         self.dtype = torch.float64 if any(p.dtype == torch.float64 for p in self.parameters) else torch.float32
 
     @classmethod
-    def from_loader(
-        cls,
-        model: Any,
-        loader: Iterable[MicroBatch],
-        *,
-        parameters: ParameterSubset = "all",
-    ) -> Self:
+    def from_loader(cls, model: Any, loader: Iterable[MicroBatch], *, parameters: ParameterSubset = "all") -> Self:
         """Read `loader` once into memory (token ids only) and check that loss and data repeat.
 
         A loader that can be read again is read again: one that draws other pairs each time would give curvature of an

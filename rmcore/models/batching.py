@@ -24,14 +24,7 @@ from torch import Tensor
 
 from rmcore.core.errors import ConfigError
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
-from rmcore.models.packing.layout import (
-    Packing,
-    cut_into_runs,
-    find_groups,
-    first_equals,
-    group_tokens,
-    pack_sides,
-)
+from rmcore.models.packing.layout import Packing, cut_into_runs, find_groups, first_equals, group_tokens, pack_sides
 from rmcore.models.packing.rows import PaddedRows, Rows, pad_rows
 
 if TYPE_CHECKING:
@@ -175,11 +168,7 @@ def pair_tokens(pair: TokenizedPair, packing: Packing) -> int:
 
 
 def collate(
-    pairs: Sequence[TokenizedPair],
-    indices: Sequence[int],
-    *,
-    pad_id: int,
-    packing: Packing | None = None,
+    pairs: Sequence[TokenizedPair], indices: Sequence[int], *, pad_id: int, packing: Packing | None = None
 ) -> MicroBatch:
     """Return one micro-batch of the pairs at `indices`: packed as `packing` says, or right-padded where it is None."""
     chosen = [pairs[index].chosen.ids for index in indices]

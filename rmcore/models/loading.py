@@ -37,7 +37,7 @@ from rmcore.models.foreign_heads import HEAD_FILES, ForeignHead, find_foreign_he
 from rmcore.models.head import head_rows, is_reward_head
 from rmcore.models.precision import with_float32_head
 from rmcore.models.seal import SEAL_FILE, check_seal, sealed_files
-from rmcore.models.text_part import NAMES, settle, tell_unused_parts, text_part
+from rmcore.models.text_part import NAMES, report_unused_parts, settle, text_part
 from rmcore.models.tiny import build_tiny
 from rmcore.models.weight_index import Held, read_index, read_tensors
 
@@ -157,7 +157,7 @@ def load_backbone(
         deferred = None
         _check_labels(source, labels)
         is_part = text_part(config, source) is not None
-        tell_unused_parts(config, source)
+        report_unused_parts(config, source)
         note_normalisation(config, source)
         if defer and head is None and not is_part:
             found = _load_deferred(name, source, len(tokenizer), seed=seed, trust_remote_code=trust_remote_code)

@@ -110,11 +110,7 @@ def label(observations: Sequence[TokenizedObservation]) -> ObservationLabels:
 
 
 def collate_observations(
-    observations: Sequence[TokenizedObservation],
-    indices: Sequence[int],
-    *,
-    pad_id: int,
-    packing: Packing | None = None,
+    observations: Sequence[TokenizedObservation], indices: Sequence[int], *, pad_id: int, packing: Packing | None = None
 ) -> ObservationBatch:
     """One micro-batch of the observations at `indices`: packed as the model wants it, else right-padded."""
     taken = [observations[index] for index in indices]

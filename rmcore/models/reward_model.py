@@ -48,7 +48,7 @@ from rmcore.models.precision import (
 from rmcore.models.preference import checked_beta, write_beta
 from rmcore.models.seal import write_seal
 from rmcore.models.trained import load_trained, warn_of_date, warn_of_random_weights
-from rmcore.models.training_parts import Companion, SplitWeights
+from rmcore.models.training_parts import SplitWeights, TrainingOnlyModule
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -101,7 +101,7 @@ class BradleyTerryRM:
         """Whether rows are packed where the model can be; off: always padded."""
         self.recomputed_share = 1.0
         """Share of the layers that recompute their activations once that is enabled."""
-        self.companion: Companion | None = None
+        self.companion: TrainingOnlyModule | None = None
         """See there; None: the model is the plain one."""
         self.deferred: Deferred | None = None
         """Weights that are read when the model is sharded (`rmcore.training.sharding.shard`), before which it computes

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rmcore.core.digests import is_whole, sealed
+from rmcore.core.digests import is_whole, with_self_digest
 from rmcore.core.errors import ModelError
 from rmcore.core.files import file_digest, known_digest, write_text
 from rmcore.models.preference import PREFERENCE_FILE
@@ -54,7 +54,7 @@ def seal_text(folder: Path, names: Iterable[str]) -> str:
     files = {
         name: {"sha256": file_digest(folder / name), "size": (folder / name).stat().st_size} for name in sorted(names)
     }
-    return json.dumps(sealed({"files": files}), indent=1) + "\n"
+    return json.dumps(with_self_digest({"files": files}), indent=1) + "\n"
 
 
 def write_seal(folder: Path) -> None:

@@ -18,11 +18,7 @@ from rmcore.core.errors import ModelError
 WRAPPERS = frozenset(["llava", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 """Model types whose text part gives the same hidden states as the plain class."""
 SEES = ("vision_config", "audio_config")
-PLAIN = {
-    "qwen2_vl_text": "qwen2",
-    "qwen2_5_vl_text": "qwen2",
-    "qwen3_vl_text": "qwen3",
-}
+PLAIN = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
 """Text parts with a type of their own that compute what a plain one does: in text a token's three positions are one."""
 CLASSIFIER = "AutoModelForSequenceClassification"
 OF_IMAGES = ("mrope_section", "mrope_interleaved")
@@ -57,7 +53,7 @@ def text_part(config: PretrainedConfig, source: str) -> PretrainedConfig | None:
     return AutoConfig.for_model(**settings)
 
 
-def tell_unused_parts(config: PretrainedConfig, source: str) -> None:
+def report_unused_parts(config: PretrainedConfig, source: str) -> None:
     """Say on stderr that a model which reads more than text is used for text alone."""
     if any(getattr(config, name, None) is not None for name in SEES):
         print(

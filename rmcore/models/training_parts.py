@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-class Companion(Protocol):
+class TrainingOnlyModule(Protocol):
     """A part of `BradleyTerryRM.model` that is trained with it and is no part of the plain model that is saved."""
 
     def plain_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -168,12 +168,7 @@ def deal_folds(pairs: Sequence[PreferencePair], num_folds: int, *, seed: int) ->
 
 
 def cross_fit(
-    pairs: Sequence[PreferencePair],
-    scorer: Scorer,
-    folds: IntArray,
-    *,
-    folder: Path,
-    report: Report = silent,
+    pairs: Sequence[PreferencePair], scorer: Scorer, folds: IntArray, *, folder: Path, report: Report = silent
 ) -> FloatArray:
     """Margins of P pairs, (P,), each from a model of the other folds; above 0 where it agrees with the label.
 

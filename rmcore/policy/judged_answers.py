@@ -152,7 +152,7 @@ def read_judged_answers(path: Path, *, trained_on: Collection[str] = ()) -> Judg
     return answers
 
 
-def tell_left_out_answers(answers: JudgedAnswers) -> None:
+def report_left_out_answers(answers: JudgedAnswers) -> None:
     """Say on stderr what of a file of judged answers was left out, and why."""
     for sentence in answers.left_out:
         print(f"warning: {sentence}.", file=sys.stderr)

@@ -235,12 +235,7 @@ def _choice(
     units, unit = np.unique([pool.prompt_id for pool in pools], return_inverse=True)
     counts = np.bincount(unit, minlength=len(units)).astype(np.float64)
     win_rates, gains, longest = (np.bincount(unit, column, len(units)) for column in values.T[:3])
-    sums = {
-        "win_rate": win_rates,
-        "gain": gains,
-        "longest_win_rate": longest,
-        "over_longest": win_rates - longest,
-    }
+    sums = {"win_rate": win_rates, "gain": gains, "longest_win_rate": longest, "over_longest": win_rates - longest}
 
     def compute(weights: FloatArray) -> dict[str, FloatArray]:
         return {name: weights @ summed / (weights @ counts) for name, summed in sums.items()}

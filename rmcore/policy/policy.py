@@ -15,7 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from rmcore.config.model import TINY_SIZES
 from rmcore.core.errors import DataError, ModelError
-from rmcore.core.progress import tell_left_out
+from rmcore.core.progress import report_left_out
 from rmcore.data.control_tokens import ControlTokens, texts_of
 from rmcore.data.pair import TOOLS, Prompt, as_prompts, plain_prompt, prompt_messages, prompt_text
 from rmcore.data.readers.turns import exchange
@@ -144,7 +144,7 @@ class Policy:
         if errors and len(errors) == len(found):
             raise DataError(f"none of the {len(found)} prompts can be answered; {errors[0]}")
         if errors:
-            tell_left_out(len(errors), "prompts", errors[0], reader=f"the policy {self.name}")
+            report_left_out(len(errors), "prompts", errors[0], reader=f"the policy {self.name}")
         return {place: ids for place, ids in enumerate(found) if not isinstance(ids, DataError)}
 
     def try_fitting_ids(self, prompts: Sequence[Prompt], max_new_tokens: int) -> list[list[int] | DataError]:

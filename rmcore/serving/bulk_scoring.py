@@ -72,13 +72,7 @@ class VllmScorer:
         number: int | None = None,
         dtype: EngineDtype = "float32",
     ) -> None:
-        self._settings = ServeSettings(
-            checkpoint,
-            port=0,
-            dtype=dtype,
-            max_seq_len=max_seq_len,
-            render_fn=render_fn,
-        )
+        self._settings = ServeSettings(checkpoint, port=0, dtype=dtype, max_seq_len=max_seq_len, render_fn=render_fn)
         self._gpus = _visible_gpus()
         self._number = number or max(1, len(self._gpus))
         if self._gpus and self._number > len(self._gpus):

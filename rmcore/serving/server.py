@@ -75,9 +75,7 @@ class ServeSettings:
 
 
 async def serve(
-    settings: ServeSettings,
-    announce: Callable[[str], None],
-    until: Callable[[], Awaitable[object]] | None = None,
+    settings: ServeSettings, announce: Callable[[str], None], until: Callable[[], Awaitable[object]] | None = None
 ) -> None:
     """Serve until SIGINT or SIGTERM, or until `until()` returns; then end everything that was started.
 

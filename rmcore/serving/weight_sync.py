@@ -66,12 +66,7 @@ class CheckpointBackend:
                 "here: give the server a --weights-dir on a file system that both share, and name it as seen from here."
             )
         written = write_update(
-            place,
-            travelling_state(rm),
-            mode,
-            WeightLayout.read(layout_folder),
-            changed=adapted_names(rm),
-            beta=rm.beta,
+            place, travelling_state(rm), mode, WeightLayout.read(layout_folder), changed=adapted_names(rm), beta=rm.beta
         )
         probe = make_probe(rm, bf16=served.dtype == "bfloat16")
         update = WeightUpdate(folder=written.folder_name, digest=written.digest, mode=mode, probe=probe)

@@ -23,7 +23,7 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import WORLD
 from rmcore.core.errors import ConfigError, DataError, ModelError
 from rmcore.core.files import write_json
-from rmcore.core.progress import Report, tell_left_out
+from rmcore.core.progress import Report, report_left_out
 from rmcore.core.tracking import Tracker
 from rmcore.data.pair import Prompt, prompt_key, prompt_text
 from rmcore.evaluation.uncertainty import MetricValue
@@ -104,7 +104,7 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
         why = f"the first is {unreadable[0]}"
         if not num_turned:
             raise DataError(f"the reward model can read all responses to none of {len(prompts)} prompts; {why}")
-        tell_left_out(len(unreadable), "prompts and their responses", why)
+        report_left_out(len(unreadable), "prompts and their responses", why)
     if not served:
         raise DataError(f"{judge.name} gave no readable judgement of any of {num_turned} pairs; see above.")
     is_asked = [policy.people is None or differ(row["chosen"], row["other"]) for row in served]

@@ -32,9 +32,9 @@ from rmcore.models.device import scoring_dtype
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.judged_answers import (
     read_judged_answers,
+    report_left_out_answers,
     require_readable,
     rewards_of,
-    tell_left_out_answers,
     write_judged_answers,
 )
 from rmcore.reporting.figures.calibration import reliability_diagram_figure
@@ -95,7 +95,7 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
     }
     if settings.evaluate.answers is not None:
         answers = read_judged_answers(Path(settings.evaluate.answers), trained_on=_trained_on(prepared))
-        tell_left_out_answers(answers)
+        report_left_out_answers(answers)
         require_readable(rm.renderer, answers, settings.evaluate.answers)
         rewards = rewards_of(rm, answers, report=prefixed(report, "judged answers"))
         write_judged_answers(out, answers, rewards)
@@ -125,11 +125,7 @@ def _trained_on(prepared: Path) -> set[str]:
 
 
 def _judgements(
-    rm: BradleyTerryRM,
-    settings: PipelineConfig,
-    upstream: Upstream,
-    pairs: Sequence[PreferencePair],
-    report: Report,
+    rm: BradleyTerryRM, settings: PipelineConfig, upstream: Upstream, pairs: Sequence[PreferencePair], report: Report
 ) -> Measured | None:
     """Measure the held-out judgements of any kind, where the model was trained on such."""
     checkpoint = upstream["train"] / "best"

@@ -32,14 +32,7 @@ from rmcore.policy.grpo.hack_stop import HackStop
 from rmcore.policy.grpo.local_reward import LocalReward
 from rmcore.policy.grpo.policy_meter import QUANTITIES, PolicyMeter, StartPools
 from rmcore.policy.grpo.reward_service import RewardService, reward_service
-from rmcore.policy.grpo.rlhf_record import (
-    curve_of,
-    final_of,
-    parity_of,
-    rewards_of,
-    verdict_of,
-    verdict_of_watch,
-)
+from rmcore.policy.grpo.rlhf_record import curve_of, final_of, parity_of, rewards_of, verdict_of, verdict_of_watch
 from rmcore.policy.grpo.rlhf_requirements import NOBODY_WATCHES, require_rlhf
 from rmcore.policy.grpo.rollout_service import rollout_service
 from rmcore.policy.grpo.several_rewards import FurtherReward, further_rewards
@@ -233,7 +226,7 @@ def _collect(settings: PipelineConfig, out: Path, judge: str, rewards: str) -> d
     shared = progress.groupby("step")["seed"].nunique()
     common = shared.index[shared == trained.num_seeds]  # where a seed stopped early, the others stand alone
     curve = curve_of(progress[progress["step"].isin(common)], **numbers)
-    seconds, beside = (sum(end[name] for end in ends) for name in ("seconds", "measuring_seconds"))
+    seconds, measuring = (sum(end[name] for end in ends) for name in ("seconds", "measuring_seconds"))
     watches = [end["watch"] for end in ends]
     final = None if trained.watch is None else final_of(watches, **numbers)
     return {
@@ -263,8 +256,8 @@ def _collect(settings: PipelineConfig, out: Path, judge: str, rewards: str) -> d
         "verdict": verdict_of(curve) if trained.watch is None else verdict_of_watch(watches, final),
         "cost": {
             "train_seconds": seconds,
-            "measuring_seconds": beside,
-            "tokens_per_second": sum(end["num_tokens"] for end in ends) / (seconds - beside),
+            "measuring_seconds": measuring,
+            "tokens_per_second": sum(end["num_tokens"] for end in ends) / (seconds - measuring),
             "peak_mib": peak_memory_bytes(pick_device(settings.device)) / 2**20,
         },
     }

@@ -11,7 +11,7 @@ from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import DataError
 from rmcore.core.files import write_json
-from rmcore.core.progress import Report, tell_left_out
+from rmcore.core.progress import Report, report_left_out
 from rmcore.core.tracking import Tracker
 from rmcore.data.pair import PreferencePair, prompt_text
 from rmcore.data.rendering import DroppedPair, TokenizedPair
@@ -73,7 +73,7 @@ def draw_sample(
     if dropped and not read:
         raise DataError(f"none of the {len(pairs)} pairs can be read as this model reads text: {dropped[0].reason}")
     if dropped:
-        tell_left_out(len(dropped), "drawn pairs", f"pair {dropped[0].pair_id}: {dropped[0].reason}")
+        report_left_out(len(dropped), "drawn pairs", f"pair {dropped[0].pair_id}: {dropped[0].reason}")
     kept = sorted(read)
     return CurvatureSample([read[one] for one in kept], [prompt_text(pairs[one].prompt) for one in kept], rm.pad_id)
 

@@ -131,11 +131,7 @@ def measure_observations(
 
 
 def _parts(
-    rm: BradleyTerryRM,
-    pairs: Sequence[PreferencePair],
-    weights: Mapping[str, float],
-    config: EvaluateConfig,
-    seed: int,
+    rm: BradleyTerryRM, pairs: Sequence[PreferencePair], weights: Mapping[str, float], config: EvaluateConfig, seed: int
 ) -> dict[str, dict[str, Any]]:
     """See `Measured.parts`; `weights` are of the attributes in the order of the model's outputs."""
     readable = rm.renderer.tokenize_readable(pairs)

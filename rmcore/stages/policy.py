@@ -17,7 +17,7 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import SFT
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.files import write_json
-from rmcore.core.progress import Report, tell_left_out
+from rmcore.core.progress import Report, report_left_out
 from rmcore.core.saving import save_pretrained
 from rmcore.core.tracking import Tracker
 from rmcore.data.gold.world import demonstrations
@@ -90,7 +90,7 @@ def _examples(reader: TextReader, rows: Sequence[tuple[Prompt, str]], end: int) 
     if errors and not examples:
         raise DataError(f"none of the {len(rows)} prompts can be read by policy.base; {errors[0]}")
     if errors:
-        tell_left_out(len(errors), "prompts", errors[0], reader="policy.base")
+        report_left_out(len(errors), "prompts", errors[0], reader="policy.base")
     return examples
 
 

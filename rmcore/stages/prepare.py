@@ -24,10 +24,17 @@ from rmcore.data.gold.world import generate_pairs, label_ceiling
 from rmcore.data.observation import Observation
 from rmcore.data.pair import PreferencePair
 from rmcore.data.pairs_on_disk import RowsOnDisk
-from rmcore.data.parquet_rows import Form, Record, write_records
+from rmcore.data.parquet_rows import Record, RecordSchema, write_records
 from rmcore.data.readers.columns import ColumnMap
 from rmcore.data.readers.graded_rows import Grading
-from rmcore.data.readers.sources import LoadedPairs, cap_prompts, load_pairs, source_kind, take_out, write_rejected
+from rmcore.data.readers.sources import (
+    LoadedPairs,
+    cap_prompts,
+    exclude_held_out_conversations,
+    load_pairs,
+    source_kind,
+    write_rejected,
+)
 from rmcore.data.splits import split_together
 from rmcore.data.table import OBSERVATIONS, PAIRS
 from rmcore.stages.interface import CEILING_FILE, Upstream
@@ -79,11 +86,11 @@ def _run(settings: PipelineConfig, out: Path, spool: Path, report: Report) -> No
     write_json(out / "summary.json", {"metrics": counts})
 
 
-def _write(form: Form[Record], records: Sequence[Record], path: Path) -> None:
+def _write(schema: RecordSchema[Record], records: Sequence[Record], path: Path) -> None:
     if isinstance(records, RowsOnDisk):
         records.write_parquet(path)
     else:
-        write_records(form, records, path)
+        write_records(schema, records, path)
 
 
 def load_splits(
@@ -124,7 +131,7 @@ def load_sources(
 
     Raises:
         ConfigError: the held-out pairs would be the training pairs.
-        DataError: see `rmcore.data.readers.sources.take_out` and `rmcore.data.readers.sources.load_pairs`.
+        DataError: see `exclude_held_out_conversations` and `load_pairs` of `rmcore.data.readers.sources`.
     """
     columns = ColumnMap.from_config(config)
     if config.eval_source is None and config.eval_split is not None and source_kind(config.source) in FILES:
@@ -154,16 +161,11 @@ def load_sources(
         return [training]
     source, split = config.eval_source or config.source, config.eval_split or config.split
     held_out = load(source, split=split, limit=config.eval_limit, spool=places[1])
-    return [take_out(training, held_out), held_out]
+    return [exclude_held_out_conversations(training, held_out), held_out]
 
 
 def _carve(
-    pairs: Sequence[PreferencePair],
-    observations: Sequence[Observation],
-    config: DataConfig,
-    *,
-    seed: int,
-    test: float,
+    pairs: Sequence[PreferencePair], observations: Sequence[Observation], config: DataConfig, *, seed: int, test: float
 ) -> tuple[Splits, Said]:
     validation = config.validation_fraction
     if test and config.test_seed is not None:  # a test of its own; the other prompts are dealt by the run's seed

@@ -102,20 +102,11 @@ STAGES: dict[str, Stage] = {
             ("rewards.parquet", "metrics.json"),
             libraries=TORCH,
         ),
-        Stage(
-            "landscape",
-            ("prepare", "train"),
-            ("seed", *LOADED, "landscape"),
-            ("spectrum.json",),
-            libraries=TORCH,
-        ),
+        Stage("landscape", ("prepare", "train"), ("seed", *LOADED, "landscape"), ("spectrum.json",), libraries=TORCH),
         Stage("probe", ("prepare", "train"), ("seed", *LOADED, "probe"), ("probe.json",), libraries=TORCH),
         Stage("explain", ("prepare", "train"), ("seed", *LOADED, "explain"), ("explain.json",), libraries=TORCH),
         Stage(
-            "readiness",
-            ("prepare", "evaluate", "landscape"),
-            ("seed", "evaluate.num_resamples"),
-            ("readiness.json",),
+            "readiness", ("prepare", "evaluate", "landscape"), ("seed", "evaluate.num_resamples"), ("readiness.json",)
         ),
         Stage(
             "benchmark",
@@ -157,10 +148,7 @@ STAGES: dict[str, Stage] = {
             libraries=TORCH,
         ),
         Stage(
-            "readiness_v2",
-            ("evaluate", "landscape", "overoptimization"),
-            ("readiness", *AUDITED),
-            ("readiness.json",),
+            "readiness_v2", ("evaluate", "landscape", "overoptimization"), ("readiness", *AUDITED), ("readiness.json",)
         ),
         Stage(
             "confirmation",

@@ -112,12 +112,7 @@ def _judged(table: pd.DataFrame, why: str) -> pd.DataFrame:
 
 
 def answers(
-    settings: PipelineConfig,
-    prompts: Sequence[Prompt],
-    count: int,
-    artifact: Path,
-    drawn: Path,
-    report: Report,
+    settings: PipelineConfig, prompts: Sequence[Prompt], count: int, artifact: Path, drawn: Path, report: Report
 ) -> tuple[str, pd.DataFrame]:
     """Draw the answers of the policy, or of the synthetic benchmark's writer, to prompts.
 
@@ -147,10 +142,7 @@ def answers(
         Policy.load(policy_place(policy.name, artifact)),
         prompts,
         SamplingSettings(
-            num_samples=count,
-            temperature=policy.temperature,
-            max_new_tokens=policy.max_new_tokens,
-            seed=settings.seed,
+            num_samples=count, temperature=policy.temperature, max_new_tokens=policy.max_new_tokens, seed=settings.seed
         ),
         drawn,
         engine=policy.engine,

@@ -112,7 +112,7 @@ def train_into(
             _tokens(rm, settings.train, material, validation, out, ranks, share, report)
         )
         if ranks.is_main:
-            _tell_left_out(chain(read.left_out(), held_out.left_out()))
+            _report_left_out(chain(read.left_out(), held_out.left_out()))
         if defer:
             report(0, 1, "each process takes its share of the weights")
             shard(rm, ranks, config.chosen_precision)
@@ -185,7 +185,7 @@ def _tokens(
             rmtree(folder, ignore_errors=True)  # what is mapped still outlives its name
 
 
-def _tell_left_out(left_out: Iterable[dict[str, Any]]) -> None:
+def _report_left_out(left_out: Iterable[dict[str, Any]]) -> None:
     """Say on stderr how many rows are left out for another reason than their length, with the first one's."""
     others = (one for one in left_out if one["reason"] not in REASONS)
     first = next(others, None)

@@ -254,11 +254,7 @@ def _widened(shown: MetricValue, hidden: tuple[float, float], lowest: float) -> 
     if shown.value is None or shown.ci_low is None or shown.ci_high is None:
         return shown
     below, above = np.hypot(shown.value - shown.ci_low, hidden[0]), np.hypot(shown.ci_high - shown.value, hidden[1])
-    return replace(
-        shown,
-        ci_low=max(lowest, shown.value - float(below)),
-        ci_high=min(1.0, shown.value + float(above)),
-    )
+    return replace(shown, ci_low=max(lowest, shown.value - float(below)), ci_high=min(1.0, shown.value + float(above)))
 
 
 def difference_from_score(
@@ -335,11 +331,7 @@ def _value(
         groups = _groups(suite, questions, cluster)
         number, hidden = known_by(groups, int(number)), _hidden(suite, questions, groups, rewards)
     value = metric_value(
-        found.point[name],
-        found.replicates.get(name),
-        num_prompts=number,
-        num_pairs=len(own),
-        is_share=name != TIES,
+        found.point[name], found.replicates.get(name), num_prompts=number, num_pairs=len(own), is_share=name != TIES
     )
     return _widened(value, hidden, 0.0)
 

@@ -50,7 +50,7 @@ def benchmark_record(
         if overlaps:
             told["overlap"] = _overlap(one, rewards[first][place], overlaps[place])
         if others or published:
-            told |= _beside(one, {model: own[place] for model, own in rewards.items()}, published, differences)
+            told |= _compared(one, {model: own[place] for model, own in rewards.items()}, published, differences)
         suites[one.suite.name] = told
     return {"checkpoint": first, "against": [*others, *published], "suites": suites}
 
@@ -94,7 +94,7 @@ def _overlap(one: QuestionSet, rewards: Rewards, overlap: Overlap) -> dict[str, 
     }
 
 
-def _beside(
+def _compared(
     one: QuestionSet,
     rewards: Mapping[str, Rewards],
     published: Mapping[str, Mapping[str, float]],

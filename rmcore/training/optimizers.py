@@ -223,7 +223,7 @@ def _split_parts(trained: Mapping[str, nn.Parameter], config: TrainConfig) -> li
             "optimizer=adamw8bit with a model sharded over processes: its blocks of weights would depend on how many "
             "there are. Use adamw, of which each process keeps its share, or train in one process."
         )
-    kept = {name: p for name, p in trained.items() if is_reward_head(name) or _is_beside(name)}
+    kept = {name: p for name, p in trained.items() if is_reward_head(name) or _is_of_likelihood(name)}
     backbone = [p for name, p in trained.items() if name not in kept]
     betas = (ADAM_BETA1, config.adam_beta2)
     return [
@@ -237,16 +237,16 @@ def parameter_groups(named: Mapping[str, nn.Parameter], config: TrainConfig) -> 
 
     `set_learning_rate` multiplies by that.
     """
-    beside = [parameter for name, parameter in named.items() if _is_beside(name)]
-    model = [parameter for name, parameter in named.items() if not _is_beside(name)]
+    learned = [parameter for name, parameter in named.items() if _is_of_likelihood(name)]
+    model = [parameter for name, parameter in named.items() if not _is_of_likelihood(name)]
     groups = decay_groups(model, config.weight_decay)
-    if beside:
+    if learned:
         scale = max(1.0, LIKELIHOOD_LR / config.lr)
-        groups.append({"params": beside, "weight_decay": 0.0, "lr_scale": scale, "lr": config.lr * scale})
+        groups.append({"params": learned, "weight_decay": 0.0, "lr_scale": scale, "lr": config.lr * scale})
     return groups
 
 
-def _is_beside(name: str) -> bool:
+def _is_of_likelihood(name: str) -> bool:
     """Whether a parameter is one of a likelihood's numbers, or a weight of an attribute in the reward."""
     return name.startswith(LIKELIHOOD_PREFIX) or name.endswith(".combination")
 

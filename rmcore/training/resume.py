@@ -20,14 +20,7 @@ from typing import Any
 
 from rmcore.config.gone import DEFAULTS
 from rmcore.core.errors import ConfigError, StoreError
-from rmcore.core.files import (
-    atomic_file,
-    atomic_folder,
-    file_digest,
-    link_tree,
-    remove_abandoned,
-    write_json,
-)
+from rmcore.core.files import atomic_file, atomic_folder, file_digest, link_tree, remove_abandoned, write_json
 from rmcore.core.tracking import METRICS_FILE
 
 RESUME_FOLDER, RECORD_FILE, BEGINNING_FILE = "resume", "record.json", "beginning.json"

@@ -88,12 +88,7 @@ def share_memory(rm: BradleyTerryRM, config: TrainConfig, packing: Packing | Non
         ConfigError: see `choose_memory`.
     """
     own = choose_memory(
-        rm.model,
-        config,
-        packing,
-        max_seq_len=rm.renderer.rendering.max_seq_len,
-        device=rm.device,
-        world=ranks.world,
+        rm.model, config, packing, max_seq_len=rm.renderer.rendering.max_seq_len, device=rm.device, world=ranks.world
     )
     chosen = ranks.gather(own)  # GPUs may differ, and all must cut a step alike
     return min(budget for budget, _ in chosen), max(share for _, share in chosen)

@@ -13,10 +13,7 @@ from flows.rlhf import rlhf
 from flows.tune import tune
 from rmcore.core.errors import ConfigError, ModelError
 
-CONFIGURED = (
-    *(pipeline, benchmark, best_of_n, readiness, confirm, rlhf),
-    tune,
-)
+CONFIGURED = (*(pipeline, benchmark, best_of_n, readiness, confirm, rlhf), tune)
 
 
 @pytest.mark.parametrize("flow", [*CONFIGURED, experiment, overoptimize], ids=lambda flow: flow.name)

@@ -55,8 +55,7 @@ def test_one_that_stays_busy_is_named_as_that_and_not_as_another_version(server)
 
 
 @pytest.mark.parametrize(
-    ("status", "words"),
-    [(401, "refuses the password .* PREFECT_API_AUTH_STRING"), (422, "work_pools/rm-opt with 422")],
+    ("status", "words"), [(401, "refuses the password .* PREFECT_API_AUTH_STRING"), (422, "work_pools/rm-opt with 422")]
 )
 def test_a_refusal_is_not_repeated(server, status, words):
     server.statuses = [status, 200]

@@ -159,10 +159,7 @@ def test_the_report_is_opened_where_there_is_a_display(reports, opened, monkeypa
     assert opened == []
     typed("open", "demo-seed0")
     typed("open", "--all")
-    assert opened == [
-        (reports / "demo-seed0-aaaa11111111" / "report.html").as_uri(),
-        (reports / "index.html").as_uri(),
-    ]
+    assert opened == [(reports / "demo-seed0-aaaa11111111" / "report.html").as_uri(), (reports / "index.html").as_uri()]
 
 
 @pytest.mark.parametrize(

@@ -50,19 +50,11 @@ def explained() -> Explained:
         num_unreadable=0,
     )
     pair = Explanation(
-        PAIR.pair_id,
-        answer(PAIR.chosen, 6, (0.5, -0.25), num_seen=1),
-        answer(PAIR.rejected, 8, (2.0, -0.001)),
-        turned,
+        PAIR.pair_id, answer(PAIR.chosen, 6, (0.5, -0.25), num_seen=1), answer(PAIR.rejected, 8, (2.0, -0.001)), turned
     )
     kind = Kind((0, 1), 2, (Word("surely", 9, 1),), (), (Word("water", 5, 0),), 0.5, (("facts", 2),))
     return Explained(
-        num_pairs=40,
-        num_mistakes=2,
-        kinds=[kind],
-        kinds_note="All mistakes are one kind.",
-        pairs=[pair],
-        kind_of=[0],
+        num_pairs=40, num_mistakes=2, kinds=[kind], kinds_note="All mistakes are one kind.", pairs=[pair], kind_of=[0]
     )
 
 

@@ -81,9 +81,7 @@ def audit() -> dict[str, Any]:
         "num_rejected": 21,
         "rejected": {"empty chosen": 12, "identical sides": 9},
         "identical_sides": {"num_rejected_rows": 9, "num_pairs_alike": 2},
-        "sources": [
-            {"source": "gold", "layout": "plain", "num_rows": 3621, "num_pairs": 3600, "num_rejected": 21},
-        ],
+        "sources": [{"source": "gold", "layout": "plain", "num_rows": 3621, "num_pairs": 3600, "num_rejected": 21}],
         "duplicates": {"num_exact": 5, "num_contradictory": 0},
         "leakage": [
             {"splits": ["train", "test"], "num_prompts": 0, "num_completions": 3, "share_of_completions": 0.0012},

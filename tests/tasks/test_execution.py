@@ -12,7 +12,7 @@ from rmcore.core import progress
 from rmcore.core.progress import PROGRESS_VARIABLE
 from rmcore.core.store import Store
 from rmcore.stages.registry import stage_call
-from tasks.execution import SHARED_TERMINAL, _progress_told, execute
+from tasks.execution import SHARED_TERMINAL, _shown_progress, execute
 from tasks.waiting import Wait
 
 
@@ -61,7 +61,7 @@ def test_who_computes_the_same_stage_is_named_to_those_who_wait(tmp_path):
 def test_lines_of_progress_are_told_and_are_on_standard_error(capfd, monkeypatch):
     monkeypatch.delenv(SHARED_TERMINAL, raising=False)
     told = []
-    with _progress_told(told.append, "mine-seed0") as [descriptor]:
+    with _shown_progress(told.append, "mine-seed0") as [descriptor]:
         os.write(descriptor, b"train      3 of 60, 15.0 s so far\ntrain      7 of 60\n")
     assert told == ["train      3 of 60, 15.0 s so far", "train      7 of 60"]
     assert capfd.readouterr().err.splitlines() == told
@@ -70,7 +70,7 @@ def test_lines_of_progress_are_told_and_are_on_standard_error(capfd, monkeypatch
 def test_where_stages_run_side_by_side_each_line_of_progress_says_whose_it_is(capfd, monkeypatch):
     monkeypatch.setenv(SHARED_TERMINAL, "1")
     told = []
-    with _progress_told(told.append, "full seed 0 of ablation") as [descriptor]:
+    with _shown_progress(told.append, "full seed 0 of ablation") as [descriptor]:
         os.write(descriptor, b"train      3 of 60\n")
     assert told == ["train      3 of 60"]
     assert capfd.readouterr().err == "full seed 0 of ablation: train      3 of 60\n"
@@ -81,7 +81,7 @@ def test_on_a_terminal_a_stage_draws_a_bar_and_its_lines_are_told_beside_it(monk
     ours, theirs = os.openpty()
     monkeypatch.setattr(sys, "stderr", os.fdopen(os.dup(theirs), "w"))
     told = []
-    with _progress_told(told.append, "mine-seed0") as descriptors:
+    with _shown_progress(told.append, "mine-seed0") as descriptors:
         monkeypatch.setenv(PROGRESS_VARIABLE, ",".join(map(str, descriptors)))
         monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
         with progress.progress_bar("train") as report:

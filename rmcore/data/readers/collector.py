@@ -70,7 +70,7 @@ class Collector:
             self._num_before = len(self._pairs)
             self._later = []
             if isinstance(self._pairs, RowWriter):
-                place = _beside(self._pairs.path, "later")
+                place = _sibling(self._pairs.path, "later")
                 self._later = self._files.enter_context(RowWriter(place, OBSERVATIONS))
         self._pairs.extend(row.pairs)
         self._num_over_row_cap += row.num_over_cap
@@ -96,10 +96,10 @@ class Collector:
         later = self._later.rows()
         if not self._num_before:
             return later
-        with RowWriter(_beside(self._later.path, "observations"), OBSERVATIONS) as writer:
+        with RowWriter(_sibling(self._later.path, "observations"), OBSERVATIONS) as writer:
             writer.extend(chain(before, later))
         return writer.rows()
 
 
-def _beside(place: Path, name: str) -> Path:
+def _sibling(place: Path, name: str) -> Path:
     return place.with_suffix(f".{name}{place.suffix}")

@@ -32,15 +32,7 @@ from rmcore.data.readers.columns import (
     Row,
     word,
 )
-from rmcore.data.readers.fields import (
-    Reason,
-    RowRejected,
-    json_object,
-    json_or_text,
-    list_value,
-    number,
-    number_list,
-)
+from rmcore.data.readers.fields import Reason, RowRejected, json_object, json_or_text, list_value, number, number_list
 from rmcore.data.readers.two_answers import (
     SIDES,
     TIES,

@@ -43,11 +43,7 @@ from rmcore.data.readers.columns import (
     likely_prompt,
     mapping_to_paste,
 )
-from rmcore.data.readers.fields import (
-    RowRejected,
-    grade,
-    json_object,
-)
+from rmcore.data.readers.fields import RowRejected, grade, json_object
 from rmcore.data.readers.foreign import FOREIGN, whole
 from rmcore.data.readers.row_pairs import (
     RowPairs,

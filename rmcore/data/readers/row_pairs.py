@@ -14,13 +14,7 @@ from typing import Any
 from rmcore.core.errors import DataError
 from rmcore.data.observation import WEIGHT, Observation, annotator_of
 from rmcore.data.pair import TOOLS, Message, PreferencePair, Prompt, as_answer, is_blank, plain_prompt
-from rmcore.data.readers.columns import (
-    ANSWER_COLUMNS,
-    BINARY_GRADES,
-    MARGIN_COLUMNS,
-    SHP_COLUMNS,
-    Row,
-)
+from rmcore.data.readers.columns import ANSWER_COLUMNS, BINARY_GRADES, MARGIN_COLUMNS, SHP_COLUMNS, Row
 from rmcore.data.readers.fields import (
     Reason,
     RowRejected,
@@ -281,13 +275,7 @@ def _contradict(strength: list[float], scores: list[float]) -> bool:
 
 
 def _pair(
-    prompt: tuple[Message, ...],
-    chosen: str,
-    rejected: str,
-    row: Row,
-    *,
-    margin: float | None,
-    used: Iterable[str] = (),
+    prompt: tuple[Message, ...], chosen: str, rejected: str, row: Row, *, margin: float | None, used: Iterable[str] = ()
 ) -> PreferencePair:
     if _asks_nothing(prompt):
         raise RowRejected(Reason.EMPTY_PROMPT)

@@ -67,7 +67,7 @@ class LoadedPairs:
     num_over_cap: int = 0
     """Usable pairs left out because their prompt had enough (`cap_prompts`)."""
     num_held_out: int = 0
-    """Usable pairs taken out because their conversation is among the held-out pairs (`take_out`)."""
+    """Usable pairs left out by `exclude_held_out_conversations`."""
     num_over_row_cap: int = 0
     """Usable pairs left out because their row of ranked answers gave enough."""
     observations: Sequence[Observation] = ()
@@ -227,7 +227,7 @@ def _earlier_equals(values: npt.NDArray[np.uint64]) -> IntArray:
     return result
 
 
-def take_out(loaded: LoadedPairs, held_out: LoadedPairs) -> LoadedPairs:
+def exclude_held_out_conversations(loaded: LoadedPairs, held_out: LoadedPairs) -> LoadedPairs:
     """Leave out of the training source all whose conversation is held out, as a pair or as an observation of any kind.
 
     The pairs left out are counted.

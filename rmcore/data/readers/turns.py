@@ -9,15 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rmcore.data.pair import TOOLS, Answer, Message, Prompt, as_answer, as_json, plain_prompt
-from rmcore.data.readers.fields import (
-    Reason,
-    RowRejected,
-    is_empty,
-    json_or_text,
-    json_ready,
-    list_value,
-    text_value,
-)
+from rmcore.data.readers.fields import Reason, RowRejected, is_empty, json_or_text, json_ready, list_value, text_value
 
 SYSTEM = "system"
 ABOUT_A_MESSAGE = frozenset(
@@ -29,11 +21,7 @@ ABOUT_A_MESSAGE = frozenset(
     )
 )
 """Keys of a message that say something about it: no model reads them, and they are no part of a prompt."""
-_MEDIA = {
-    "image": Reason.IMAGES,
-    "audio": Reason.AUDIO,
-    "video": Reason.VIDEO,
-}
+_MEDIA = {"image": Reason.IMAGES, "audio": Reason.AUDIO, "video": Reason.VIDEO}
 _MEDIA_COLUMNS = tuple(f"{medium}{ending}" for medium in _MEDIA for ending in ("", "s"))
 OF_THE_PROMPT = (SYSTEM, TOOLS, *_MEDIA_COLUMNS)
 """Columns that say more of a row's prompt; see `framed`."""

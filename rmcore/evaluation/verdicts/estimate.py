@@ -27,12 +27,7 @@ from rmcore.evaluation.verdicts.intervals import (
     smallest_detectable,
     spread_variance,
 )
-from rmcore.evaluation.verdicts.moderation import (
-    MODERATED_BELOW_SEEDS,
-    MODERATED_FROM_ARMS,
-    RatioPrior,
-    fit_ratios,
-)
+from rmcore.evaluation.verdicts.moderation import MODERATED_BELOW_SEEDS, MODERATED_FROM_ARMS, RatioPrior, fit_ratios
 
 _NO_SPREAD = "one seed and nothing resampled: the spread cannot be estimated. Run more seeds"
 _ONE_PROMPT = "only one prompt: its pairs are not independent, so the spread over prompts cannot be estimated"
@@ -99,11 +94,7 @@ class Estimate:
 
 
 def estimate_over_seeds(
-    samples: Sequence[SeedSample],
-    *,
-    num_prompts: float | None,
-    prompts_shared: bool,
-    prior: RatioPrior | None = None,
+    samples: Sequence[SeedSample], *, num_prompts: float | None, prompts_shared: bool, prior: RatioPrior | None = None
 ) -> Estimate:
     """Mean over seeds with an interval for new seeds and new prompts.
 

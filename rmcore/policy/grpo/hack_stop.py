@@ -150,7 +150,7 @@ class HackStop(TrainerCallback):
         """Responses, or pairs where people judge, that were judged in the training."""
         return self._watch.labels_used + (2 * CALIBRATED if self.judge.calibrates else 0)
 
-    def take_up(self, model: Any, tokenizer: Any, *, step: int, max_steps: int) -> None:
+    def resume(self, model: Any, tokenizer: Any, *, step: int, max_steps: int) -> None:
         """Begin with the start policy, or with what an earlier call left at `step`; at step 0 the folder starts empty.
 
         Raises:
@@ -204,7 +204,7 @@ class HackStop(TrainerCallback):
         """Take up what there is; a look that an earlier call could not close is closed now."""
         if args.world_size > 1:
             raise ConfigError("a watch over a training works in one process; train in one, or judge the checkpoints.")
-        self.take_up(given["model"], given["processing_class"], step=state.global_step, max_steps=state.max_steps)
+        self.resume(given["model"], given["processing_class"], step=state.global_step, max_steps=state.max_steps)
         if self.catch_up(given["model"], step=state.global_step, max_steps=state.max_steps):
             control.should_training_stop = True
 

@@ -148,7 +148,7 @@ def _train(trainer: Any, watch: HackStop | None, state: Path | None, plan: Train
         )
         trainer._load_from_checkpoint(str(state))
         if watch is not None:
-            watch.take_up(trainer.model, plan.policy.tokenizer, step=step, max_steps=steps)
+            watch.resume(trainer.model, plan.policy.tokenizer, step=step, max_steps=steps)
             is_over = watch.catch_up(trainer.model, step=step, max_steps=steps) or is_over
         if is_over:
             trainer.state.global_step = step

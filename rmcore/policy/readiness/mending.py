@@ -95,11 +95,7 @@ def _reading(data: DataConfig) -> list[str]:
 
 
 def _mended_fit(
-    verdict: Verdict,
-    seen: set[str],
-    checks: Sequence[Mapping[str, Any]],
-    metrics: Mapping[str, Any],
-    run: Trained,
+    verdict: Verdict, seen: set[str], checks: Sequence[Mapping[str, Any]], metrics: Mapping[str, Any], run: Trained
 ) -> NextRung | None:
     """Name what mends a training that worked: fewer passes, more of them, or more pairs; None where no check fails."""
     failed = {check["name"]: check for check in checks if not check["passed"]}

@@ -17,14 +17,7 @@ from typing import Any, Literal
 
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import WORLD, PolicyConfig
-from rmcore.evaluation.diagnosis import (
-    ECE,
-    OVER_BASELINE,
-    Diagnosis,
-    GateCheck,
-    baseline_check,
-    no_better_than_length,
-)
+from rmcore.evaluation.diagnosis import ECE, OVER_BASELINE, Diagnosis, GateCheck, baseline_check, no_better_than_length
 from rmcore.evaluation.uncertainty import ends, unseen_share
 from rmcore.policy.confirmation import FURTHEST_KL, shown_gain, smallest_n
 from rmcore.policy.readiness.components import DECIDING

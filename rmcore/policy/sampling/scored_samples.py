@@ -7,7 +7,7 @@ import pandas as pd
 
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError, ModelError
-from rmcore.core.progress import Report, labelled, tell_left_out
+from rmcore.core.progress import Report, labelled, report_left_out
 from rmcore.data.pair import prompt_text
 from rmcore.data.rendering import TokenizedSide
 from rmcore.models.reward_model import BradleyTerryRM
@@ -73,6 +73,6 @@ def _readable(rm: BradleyTerryRM, samples: pd.DataFrame) -> tuple[pd.DataFrame, 
             f"each prompt; the first is {first}"
         )
     prompts = samples["prompt_id"][bad].nunique()
-    tell_left_out(len(errors), f"samples, with all others of their {prompts} prompts,", f"the first is {first}")
+    report_left_out(len(errors), f"samples, with all others of their {prompts} prompts,", f"the first is {first}")
     kept = [side for side, left in zip(found, bad, strict=True) if isinstance(side, TokenizedSide) and not left]
     return samples[~bad].reset_index(drop=True), kept, len(errors)

@@ -30,7 +30,7 @@ from rmcore.models.device import pick_device
 from rmcore.policy.policy import Policy
 from rmcore.policy.policy_weights import load_weights
 from rmcore.policy.sampling.sampler import SamplingSettings, prompt_seed
-from rmcore.policy.sampling.vllm_sampler import MAX_RESTARTS, DrawnTokens, new_generator, tell_unless_harmless
+from rmcore.policy.sampling.vllm_sampler import MAX_RESTARTS, DrawnTokens, new_generator, report_unless_harmless
 from rmcore.serving.model_files import text_files, weight_files
 from rmcore.serving.vllm_process import EngineFailure, find_vllm
 from rmcore.serving.weight_files import write_index
@@ -77,7 +77,7 @@ class ServedPolicy:
         self._probe = _probe_ids(policy, max_seq_len)
         self._tolerance = GPU_TOLERANCE if device.type == "cuda" else CPU_TOLERANCE
         self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(tell_unless_harmless)
+        self._loop.set_exception_handler(report_unless_harmless)
         self._thread = threading.Thread(target=self._loop.run_forever, name="served-policy", daemon=True)
         self._thread.start()
         self._starting = asyncio.run_coroutine_threadsafe(self._vllm.start(self._folder), self._loop)

@@ -245,7 +245,7 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
     Ctrl-C cancels it and waits until it has ended what it started.
     """
     loop = asyncio.new_event_loop()
-    loop.set_exception_handler(tell_unless_harmless)
+    loop.set_exception_handler(report_unless_harmless)
     task, ended = loop.create_task(work), threading.Event()
 
     def run() -> None:
@@ -265,7 +265,7 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
     task.result()
 
 
-def tell_unless_harmless(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def report_unless_harmless(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Say what went wrong in the loop itself, but not that bytes came for a request that was given up (anyio 4)."""
     if not isinstance(context.get("exception"), asyncio.InvalidStateError):
         loop.default_exception_handler(context)

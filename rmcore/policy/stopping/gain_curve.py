@@ -82,7 +82,7 @@ class GainCurve:
         spread = covariance[later, later] + covariance[earlier, earlier] - 2 * covariance[later, earlier]
         return float(mean[later] - mean[earlier]), float(max(spread, 0.0))
 
-    def telling_reference(self, among: list[int]) -> int:
+    def informative_reference(self, among: list[int]) -> int:
         """The checkpoint that a comparison with the newest one would tell most of, if the true reward has fallen.
 
         The one with the largest mean square of a fall since it: near neighbours hardly differ, and those that the

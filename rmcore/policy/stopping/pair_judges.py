@@ -75,12 +75,7 @@ class PairJudge(Protocol):
 
 
 def judge_in_turns(
-    judge: PairJudge,
-    asked: str,
-    prompts: Sequence[Prompt],
-    later: Sequence[str],
-    earlier: Sequence[str],
-    kept: Path,
+    judge: PairJudge, asked: str, prompts: Sequence[Prompt], later: Sequence[str], earlier: Sequence[str], kept: Path
 ) -> Iterator[list[float]]:
     """Judge N pairs, at each turn as many as the judge takes together; a caller that has seen enough requests no more.
 

@@ -157,7 +157,7 @@ class Watch:
         self._values = []
         self.steps.append(step)
         self.kls.append(kl)
-        self._reference = self.curve.telling_reference(self.kept) if reference is None else reference
+        self._reference = self.curve.informative_reference(self.kept) if reference is None else reference
         self._known = self.curve.difference(len(self.curve) - 1, self._reference)
         return self._reference
 
@@ -194,11 +194,7 @@ class Watch:
         for name, bet in bets.items():
             before = bet.log_wealth
             bet.settle(
-                value,
-                expected=expected,
-                spread=self._spread + unsure,
-                low=-self.chooser.bound,
-                high=self.chooser.bound,
+                value, expected=expected, spread=self._spread + unsure, low=-self.chooser.bound, high=self.chooser.bound
             )
             if bet.log_wealth != before:
                 self._staked[name].values.append(as_judged)

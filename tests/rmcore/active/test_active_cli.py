@@ -68,10 +68,7 @@ def test_a_pool_becomes_a_file_to_label_and_labels_become_pairs(place, tmp_path,
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [
-        (["--k", 41], "41 pairs are requested"),
-        (["--acquisition", "variance"], "how much members disagree"),
-    ],
+    [(["--k", 41], "41 pairs are requested"), (["--acquisition", "variance"], "how much members disagree")],
 )
 def test_a_wrong_call_is_one_message(place, tmp_path, capsys, change, words):
     call = ["--pool", place / "pool.parquet", "--checkpoint", place / "rm", "--out", tmp_path / "x.csv", *change]

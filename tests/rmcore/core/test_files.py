@@ -241,8 +241,7 @@ def test_a_pipe_that_a_user_names_is_written_to_and_stays_a_pipe():
 
 
 @pytest.mark.parametrize(
-    "line",
-    ["[1]", "7", "null", '"text"', "{", "[" * 20_000, '{"path": "PATH", "size": 8, "inode": "x"}'],
+    "line", ["[1]", "7", "null", '"text"', "{", "[" * 20_000, '{"path": "PATH", "size": 8, "inode": "x"}']
 )
 def test_a_damaged_memory_of_digests_costs_one_more_read(tmp_path, monkeypatch, line):
     memory, path = tmp_path / "digests.jsonl", tmp_path / "weights"

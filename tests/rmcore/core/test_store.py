@@ -12,15 +12,7 @@ from hypothesis import strategies as st
 from rmcore.core.digests import SEAL, canonical_json, make_key
 from rmcore.core.errors import StoreError
 from rmcore.core.files import file_digest
-from rmcore.core.store import (
-    LEASES,
-    MANIFEST,
-    TIMES,
-    UNFINISHED,
-    ArtifactStatus,
-    Store,
-    explain,
-)
+from rmcore.core.store import LEASES, MANIFEST, TIMES, UNFINISHED, ArtifactStatus, Store, explain
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

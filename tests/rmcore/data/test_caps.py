@@ -14,7 +14,7 @@ from rmcore.core.errors import DataError
 from rmcore.data.audit import audit, format_audit
 from rmcore.data.pair import Message, PreferencePair, cap_pairs
 from rmcore.data.readers.layouts import recognise
-from rmcore.data.readers.sources import LoadedPairs, cap_prompts, load_pairs, take_out
+from rmcore.data.readers.sources import LoadedPairs, cap_prompts, exclude_held_out_conversations, load_pairs
 from rmcore.data.table import write_pairs
 from rmcore.stages.prepare import load_splits
 
@@ -45,9 +45,7 @@ def test_held_out_pairs_of_their_own_source_are_not_capped(tmp_path: Path, most,
     write_pairs(pairs, tmp_path / "a.parquet")
     write_pairs(held_out, tmp_path / "b.parquet")
     config = DataConfig(
-        source=str(tmp_path / "a.parquet"),
-        eval_source=str(tmp_path / "b.parquet"),
-        pairs_per_prompt=most,
+        source=str(tmp_path / "a.parquet"), eval_source=str(tmp_path / "b.parquet"), pairs_per_prompt=most
     )
     splits, _ = load_splits(config, seed=0)
     assert (len(splits["train"]) + len(splits["validation"]), len(splits["test"])) == expected
@@ -68,7 +66,7 @@ def test_a_cap_is_of_prompts_and_not_of_conversations():
 def test_training_pairs_of_held_out_conversations_are_taken_out_and_counted(tested, later):
     training = LoadedPairs([pair(number, number) for number in range(60)], [], 60, "plain", "a")
     held_out = LoadedPairs([dialogue(number, later=later) for number in tested], [], len(tested), "message lists", "b")
-    left = take_out(training, held_out)
+    left = exclude_held_out_conversations(training, held_out)
     assert left.pairs == [one for one in training.pairs if int(one.prompt.split()[1]) not in tested]
     assert left.num_held_out == len(tested)
     assert left.notices() == (
@@ -83,9 +81,9 @@ def test_too_little_left_to_train_on_is_refused():
     training = LoadedPairs([pair(number, number) for number in range(30)], [], 30, "plain", "a.csv")
     few = replace(training, pairs=training.pairs[:5])
     other = LoadedPairs([PreferencePair("other", "good", "bad")], [], 1, "plain", "b.csv")
-    assert take_out(few, other) == few  # few, but nothing was taken out
+    assert exclude_held_out_conversations(few, other) == few  # few, but nothing was taken out
     with pytest.raises(DataError, match=r"11 of 30 pairs of a.csv .* Without them 19 prompts are left"):
-        take_out(training, replace(training, pairs=training.pairs[:11], source="b.csv"))
+        exclude_held_out_conversations(training, replace(training, pairs=training.pairs[:11], source="b.csv"))
 
 
 def test_prepared_data_say_what_was_taken_out(tmp_path: Path):

@@ -122,11 +122,7 @@ EXPECTED = {
         [fruit(), fruit(rejected="A road."), tool()],
         {"the best answer is none of the answers": 1},
     ),
-    "annotators.csv": (
-        "two answers and a winner",
-        [tool(), fruit()],
-        {"weight is not a finite number above 0": 1},
-    ),
+    "annotators.csv": ("two answers and a winner", [tool(), fruit()], {"weight is not a finite number above 0": 1}),
     "order.csv": (
         "answers and a ranking",
         [fruit(), fruit(rejected="An old pear."), fruit("An old pear."), tool()],

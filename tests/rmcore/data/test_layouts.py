@@ -52,10 +52,7 @@ EQUAL_MEANING = {
         "chosen": {"role": ["user", "assistant"], "content": ["Hello", "a"]},
         "rejected": {"role": ["user", "assistant"], "content": ["Hello", "b"]},
     },
-    "HH-RLHF": {
-        "chosen": "\n\nHuman: Hello\n\nAssistant: a",
-        "rejected": "\n\nHuman: Hello\n\nAssistant: b",
-    },
+    "HH-RLHF": {"chosen": "\n\nHuman: Hello\n\nAssistant: a", "rejected": "\n\nHuman: Hello\n\nAssistant: b"},
     "SHP, A preferred": {"history": "Hello", "human_ref_A": "a", "human_ref_B": "b", "labels": 1},
     "SHP, B preferred": {"history": "Hello", "human_ref_A": "b", "human_ref_B": "a", "labels": "0"},
     "ranks": {"prompt": "Hello", "responses": ["b", "a"], "ranks": [2, 1]},
@@ -73,10 +70,7 @@ MULTI_TURN = {
         "chosen": "\n\nHuman: Hello\n\nAssistant: Hi!\n\nHuman: Why?\n\nAssistant: a",
         "rejected": "\n\nHuman: Hello\n\nAssistant: Hi!\n\nHuman: Why?\n\nAssistant: b",
     },
-    "implicit prompt": {
-        "chosen": side(HELLO, HI, ASK, text="a"),
-        "rejected": side(HELLO, HI, ASK, text="b"),
-    },
+    "implicit prompt": {"chosen": side(HELLO, HI, ASK, text="a"), "rejected": side(HELLO, HI, ASK, text="b")},
     "prompt column is the first turn": {
         "prompt": "Hello",
         "chosen": side(HELLO, HI, ASK, text="a"),

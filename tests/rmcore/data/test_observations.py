@@ -12,7 +12,7 @@ from rmcore.core.errors import DataError
 from rmcore.data.observation import Kind, Observation
 from rmcore.data.readers.columns import USUAL_COLUMNS, ColumnMap
 from rmcore.data.readers.layouts import recognise
-from rmcore.data.readers.sources import cap_prompts, load_pairs, take_out
+from rmcore.data.readers.sources import cap_prompts, exclude_held_out_conversations, load_pairs
 from source_sample import lines
 
 FIXTURES = Path(__file__).with_name("fixtures")
@@ -199,7 +199,7 @@ def test_what_is_held_out_as_a_tie_is_not_trained_on(tmp_path):
     rows = [{"prompt": f"p {i}", "a": "x", "b": "y", "winner": "tie" if i % 3 else "a"} for i in range(90)]
     training = load_pairs(lines(rows, tmp_path / "rows.jsonl"))
     held_out = load_pairs(lines(rows[:20], tmp_path / "held_out.jsonl"))
-    left = take_out(training, held_out)
+    left = exclude_held_out_conversations(training, held_out)
     prompts = {f"p {i}" for i in range(20, 90)}
     assert {one.prompt for one in left.observations} == prompts
     assert {pair.prompt for pair in left.pairs} == {f"p {i}" for i in range(21, 90, 3)}

@@ -28,12 +28,7 @@ def bracketed(prompt, completion):
 def nothing(prompt, completion):
     return None
 """
-DIALOGUE = (
-    Message("system", "be brief"),
-    Message("user", "hi"),
-    Message("assistant", "yes?"),
-    Message("user", "sum"),
-)
+DIALOGUE = (Message("system", "be brief"), Message("user", "hi"), Message("assistant", "yes?"), Message("user", "sum"))
 
 
 @pytest.fixture(scope="module")

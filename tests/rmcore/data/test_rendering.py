@@ -129,12 +129,7 @@ def test_a_chat_model_without_an_unused_token_pads_with_unk_else_a_new_one():
     assert bare.pad_token_id == len(bare) - 1
 
 
-@given(
-    st.integers(1, 120),
-    st.integers(1, 120),
-    st.integers(12, 80),
-    st.sampled_from([CAUSAL, ENCODER]),
-)
+@given(st.integers(1, 120), st.integers(1, 120), st.integers(12, 80), st.sampled_from([CAUSAL, ENCODER]))
 @settings(max_examples=60)
 def test_cutting_keeps_the_end_of_the_prompt_and_the_start_of_the_completion(
     num_prompt, num_completion, limit, special

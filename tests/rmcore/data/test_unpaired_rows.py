@@ -258,10 +258,7 @@ def test_a_dialogue_whose_last_turn_is_empty_lacks_its_completion(tmp_path):
     def dialogue(answer):
         return [{"role": "user", "content": "p"}, {"role": "assistant", "content": answer}]
 
-    rows = [
-        {"chosen": dialogue("a"), "rejected": dialogue("b")},
-        {"chosen": dialogue(None), "rejected": dialogue("b")},
-    ]
+    rows = [{"chosen": dialogue("a"), "rejected": dialogue("b")}, {"chosen": dialogue(None), "rejected": dialogue("b")}]
     assert len(load(rows, tmp_path).rejected) == 1
     with pytest.raises(DataError, match="1 pair"):
         load(rows, tmp_path, require_complete_pairs=True)

@@ -175,20 +175,8 @@ def test_a_run_without_fault_is_told_none():
     [
         # 18 steps, loss 0.665: what a first run of a few hundred pairs gives.
         (losses(0.70, 0.69, 0.69, 0.68, 0.67, 0.665), CLEARLY, WHOLE, "under-trained", "ends at 0.66"),
-        (
-            losses(0.5, 0.4, 0.3),
-            metric(-0.02, -0.12, 0.08),
-            WHOLE,
-            "too few held-out pairs",
-            "52 held-out pairs",
-        ),
-        (
-            losses(0.5, 0.4, 0.3),
-            metric(-0.02, -0.12, 0.0),
-            WHOLE,
-            "too few held-out pairs",
-            "-2.0 points",
-        ),
+        (losses(0.5, 0.4, 0.3), metric(-0.02, -0.12, 0.08), WHOLE, "too few held-out pairs", "52 held-out pairs"),
+        (losses(0.5, 0.4, 0.3), metric(-0.02, -0.12, 0.0), WHOLE, "too few held-out pairs", "-2.0 points"),
         (
             losses(0.5, 0.4, 0.3),
             metric(0.0, -0.07, 0.07),
@@ -196,13 +184,7 @@ def test_a_run_without_fault_is_told_none():
             "it is equal to the best baseline (chance or length)",
             "+0.0 points",
         ),
-        (
-            losses(0.5, 0.4, 0.3),
-            metric(-0.1, -0.15, -0.05),
-            WHOLE,
-            "it loses to chance or to length",
-            "-10.0 points",
-        ),
+        (losses(0.5, 0.4, 0.3), metric(-0.1, -0.15, -0.05), WHOLE, "it loses to chance or to length", "-10.0 points"),
         (
             losses(0.5, 0.4, 0.3),
             CLEARLY,

@@ -101,10 +101,7 @@ def test_auc_is_the_quadratic_count_with_ties_half(pairs):
 
 @pytest.mark.slow
 @given(st.lists(st.integers(0, 3), min_size=6, max_size=6).filter(any), st.integers(0, 50))
-@settings(
-    max_examples=30,
-    deadline=None,
-)
+@settings(max_examples=30, deadline=None)
 def test_weights_equal_explicit_copies_of_prompts(weights, seed):
     rng = np.random.default_rng(seed)
     prompt = np.concatenate([np.arange(6), rng.integers(6, size=24)])

@@ -69,11 +69,7 @@ def coverage(world, num_seeds, seed_effect, *, num_experiments=2000, interval):
 
 def over_seeds(values, replicates, world):
     samples = [SeedSample(float(value), row) for value, row in zip(values, replicates, strict=True)]
-    estimate = estimate_over_seeds(
-        samples,
-        num_prompts=world.num_prompts,
-        prompts_shared=world.prompts_shared,
-    )
+    estimate = estimate_over_seeds(samples, num_prompts=world.num_prompts, prompts_shared=world.prompts_shared)
     if estimate.ci_low is None:  # three differences may be equal by chance: no interval is given, and none covers
         return np.nan, np.nan
     return estimate.ci_low, estimate.ci_high

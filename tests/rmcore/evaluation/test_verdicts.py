@@ -200,8 +200,7 @@ def test_the_smallest_effect_of_one_component_is_that_of_the_non_central_t(num_s
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("num_seeds", "prompt_sd", "tolerance"),
-    [(3, 0.0, 0.02), (3, 0.8, 0.02), (5, 2.0, 0.02), (9, 0.3, 0.02)],
+    ("num_seeds", "prompt_sd", "tolerance"), [(3, 0.0, 0.02), (3, 0.8, 0.02), (5, 2.0, 0.02), (9, 0.3, 0.02)]
 )
 def test_the_smallest_effect_is_seen_in_four_experiments_of_five(num_seeds, prompt_sd, tolerance):
     rng = np.random.default_rng(num_seeds)

@@ -105,12 +105,7 @@ def test_measured_rounding_is_the_floor_of_residuals():
 def test_power_iteration_finds_the_largest_in_magnitude_with_their_signs():
     matrix = with_spectrum([9.0, -7.0, 4.0, -2.0] + [0.1] * 30)
     found = power_iteration(
-        matrix.matmul,
-        34,
-        top_k=3,
-        max_iterations=500,
-        generator=torch.Generator().manual_seed(0),
-        dtype=torch.float64,
+        matrix.matmul, 34, top_k=3, max_iterations=500, generator=torch.Generator().manual_seed(0), dtype=torch.float64
     )
     assert np.allclose(found.values, [9, 4, -7], rtol=1e-3)
     assert torch.allclose(matrix @ found.top, 9 * found.top, atol=0.05)

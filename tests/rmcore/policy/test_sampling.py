@@ -142,10 +142,7 @@ def test_a_damaged_line_is_named_and_the_last_one_is_drawn_again(policy, uninter
 
 
 def test_two_calls_cannot_write_one_file(policy, tmp_path):
-    with (
-        open_samples(tmp_path / "s", {"a": 1}, num_samples=1),
-        pytest.raises(DataError, match="another process draws"),
-    ):
+    with open_samples(tmp_path / "s", {"a": 1}, num_samples=1), pytest.raises(DataError, match="another process draws"):
         draw(policy, tmp_path / "s")
 
 

@@ -19,11 +19,7 @@ from rmcore.serving.weight_files import WeightLayout
 
 SHAPES = {"embed.weight": (8, 4), "layer.q.weight": (4, 4), "layer.norm": (4,), "steps": (), "score.weight": (1, 4)}
 ADAPTED = ["layer.q.weight"]
-TRAVELS = {
-    Mode.FULL: set(SHAPES),
-    Mode.HEAD_ONLY: {"score.weight"},
-    Mode.LORA: {"layer.q.weight", "score.weight"},
-}
+TRAVELS = {Mode.FULL: set(SHAPES), Mode.HEAD_ONLY: {"score.weight"}, Mode.LORA: {"layer.q.weight", "score.weight"}}
 
 
 def draw_state(seed, dtype=torch.float32):

@@ -126,11 +126,7 @@ def test_what_is_fresh_of_other_data_are_the_prompts_after_those_that_readiness_
     source = tmp_path / "pairs.parquet"
     write_pairs(gold_pairs[:120], source)
     data = {"source": str(source), "test_fraction": 0.5}
-    policy = {
-        "judge": "counted:shortest",
-        "num_prompts": 12,
-        "name": str(chain.folder("policy") / "model"),
-    }
+    policy = {"judge": "counted:shortest", "num_prompts": 12, "name": str(chain.folder("policy") / "model")}
     other = chain.with_config(data=data, policy=policy)
     held_out = list(dict.fromkeys(pair.prompt for pair in read_pairs(other.folder("prepare") / "test.parquet")))
     table = pd.read_parquet(other.folder("confirmation") / "served.parquet")

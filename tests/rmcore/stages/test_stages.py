@@ -193,11 +193,7 @@ STAGES_OF_A_SETTING = {
     "data.gold.shortcut": {"prepare", "policy"},
     "evaluate.num_resamples": {"evaluate", "readiness", "overoptimization", "grpo"},
     "readiness.planned_optimizer": {"readiness_v2"},
-    "readiness.planned_kl": {
-        "readiness_v2",
-        "overoptimization",
-        "confirmation",
-    },
+    "readiness.planned_kl": {"readiness_v2", "overoptimization", "confirmation"},
     "readiness.min_gain": {"readiness_v2", "confirmation"},
     "policy.name": {"policy", "samples", "confirmation", "grpo"},
     "policy.base": {"policy"},

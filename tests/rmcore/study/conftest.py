@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rmcore.core.digests import sealed
+from rmcore.core.digests import with_self_digest
 from rmcore.core.store import MANIFEST, Store
 from rmcore.evaluation.rewards import RewardTable
 from rmcore.policy.judged_answers import JudgedAnswers
@@ -120,7 +120,7 @@ def publish(store):
                 (out / FINISHED_FILE).write_text(json.dumps(finished(**training)))
         manifest = store.find(name, call.key) / MANIFEST
         record = json.loads(manifest.read_text()) | {"wall_seconds": wall_seconds}
-        manifest.write_text(json.dumps(sealed(record)))
+        manifest.write_text(json.dumps(with_self_digest(record)))
         return store.ref(name, call.key)
 
     return published

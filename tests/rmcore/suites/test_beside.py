@@ -61,8 +61,7 @@ def test_a_prompt_is_seen_exactly_nearly_or_not_at_all():
 
 @pytest.mark.slow
 @given(
-    st.lists(st.sampled_from(WORDS), min_size=14, max_size=60, unique=True),
-    st.lists(st.integers(0, 59), max_size=3),
+    st.lists(st.sampled_from(WORDS), min_size=14, max_size=60, unique=True), st.lists(st.integers(0, 59), max_size=3)
 )
 def test_what_is_called_near_is_near_by_the_exact_similarity(words, changed):
     other = [f"new{at}" if at in changed else word for at, word in enumerate(words)]
@@ -98,10 +97,7 @@ def test_dialogues_are_compared_whole():
 
 def test_words_that_decide_are_learnt_and_nothing_else_is():
     pairs = [pair(f"p {number}", f"it is right {number}", f"it is wrong {number}") for number in range(40)]
-    questions = [
-        question(0, "q", ("that is right", "that is wrong")),
-        question(1, "q", ("unheard of", "never said")),
-    ]
+    questions = [question(0, "q", ("that is right", "that is wrong")), question(1, "q", ("unheard of", "never said"))]
     first, second = learn_words(pairs).rewards(questions)
     assert first[0] > first[1]
     assert second.tolist() == [0.0, 0.0]

@@ -109,11 +109,7 @@ class NumberedLayer(GradientCheckpointingLayer):
 @pytest.mark.slow
 def test_more_graphs_than_the_limit_are_a_failed_compilation(graphs):
     model = torch.nn.Sequential(*(NumberedLayer(number) for number in range(1, 5)))
-    with (
-        torch._dynamo.config.patch(recompile_limit=1),
-        CompiledLayers(model).active(),
-        pytest.raises(COMPILE_ERRORS),
-    ):
+    with torch._dynamo.config.patch(recompile_limit=1), CompiledLayers(model).active(), pytest.raises(COMPILE_ERRORS):
         model(torch.ones(3, 4))
 
 

@@ -161,10 +161,7 @@ def test_no_worker_outlives_a_trainer_that_was_killed():
     assert not psutil.wait_procs(workers, timeout=60)[1]
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=20),
-    st.integers(1, 5),
-)
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=20), st.integers(1, 5))
 @settings(max_examples=60)
 def test_the_ranks_share_every_step_without_cutting_a_pair(lengths, world):
     pairs = make_pairs(lengths)

@@ -7,12 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmcore.config.train import TrainConfig
-from rmcore.training.losses import (
-    PairLoss,
-    bradley_terry_loss_sum,
-    make_bradley_terry,
-    split_rewards,
-)
+from rmcore.training.losses import PairLoss, bradley_terry_loss_sum, make_bradley_terry, split_rewards
 
 REWARDS = st.lists(st.tuples(st.floats(-50, 50), st.floats(-50, 50)), min_size=1, max_size=20)
 ANNOTATED = st.floats(-30, 30) | st.just(math.nan)

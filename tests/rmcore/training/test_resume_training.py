@@ -65,14 +65,7 @@ def assert_same(one, other):
         assert all(torch.equal(left[place][name], value) for name, value in weights.items()), place
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "step", "model"),
-    [
-        ("adamw", 3, LORA),
-        ("muon", 2, {}),
-        ("sam", 3, {}),
-    ],
-)
+@pytest.mark.parametrize(("optimizer", "step", "model"), [("adamw", 3, LORA), ("muon", 2, {}), ("sam", 3, {})])
 def test_every_optimizer_goes_on_exactly(tmp_path, start, optimizer, step, model):
     # log_every=4 does not divide the stopping steps: what was averaged before counts in the next line.
     changes = {"optimizer": optimizer, "model": model, "log_every": 4, "keep_top_k": 2, "precision": "fp32"}

@@ -139,10 +139,7 @@ def test_a_matrix_is_whole_and_the_same_though_machines_go_and_the_database_is_a
     [
         (["--server", "nowhere"], "is no address: write that of Prefect"),
         (["--server", "http://127.0.0.1:9"], "does not answer as Prefect of `rm-opt up`"),
-        (
-            ["--server", "START", "--password-file", "WRONG"],
-            "did not prove that it is a server of `rm-opt up`",
-        ),
+        (["--server", "START", "--password-file", "WRONG"], "did not prove that it is a server of `rm-opt up`"),
         (["--server", "START", "--password-file", "/dev/null"], "holds no key"),
     ],
 )

@@ -27,11 +27,7 @@ FLOWS = (
     "pipeline", "experiment", "benchmark", "best-of-n", "overoptimize", "readiness", "confirm",
     "rlhf", "tune",
 )  # fmt: skip
-CONFIGURED = [
-    *("pipeline", "best-of-n", "readiness", "confirm", "rlhf"),
-    "tune",
-    "benchmark",
-]
+CONFIGURED = [*("pipeline", "best-of-n", "readiness", "confirm", "rlhf"), "tune", "benchmark"]
 MATRIX = {"experiment": "baseline", "size": "smoke", "seeds": 1}
 
 

@@ -34,8 +34,7 @@ class Places:
 @given(
     SIZES.flatmap(
         lambda size: st.tuples(
-            arrays(float, size, elements=st.floats(-5, 5)),
-            arrays(float, size, elements=st.floats(-LIMIT, LIMIT)),
+            arrays(float, size, elements=st.floats(-5, 5)), arrays(float, size, elements=st.floats(-LIMIT, LIMIT))
         )
     ),
     st.floats(-2, 2),

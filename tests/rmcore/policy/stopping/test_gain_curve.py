@@ -53,7 +53,7 @@ def test_before_anything_is_judged_it_is_the_prior():
     mean, covariance = found.posterior()
     assert mean.tolist() == [0, 0]
     assert covariance[1, 1] == pytest.approx(SLOPE**2 + BEND**2 + ROUGHNESS**2 / 3 + OWN**2)
-    assert found.telling_reference([0]) == 0
+    assert found.informative_reference([0]) == 0
 
 
 def test_the_telling_reference_has_the_largest_square_fall():
@@ -62,9 +62,9 @@ def test_the_telling_reference_has_the_largest_square_fall():
     mean, covariance = found.posterior()
     drawn = np.random.default_rng(0).multivariate_normal(mean, covariance, size=200_000)
     falls = (np.minimum(drawn[:, -1:] - drawn[:, :-1], 0) ** 2).mean(axis=0)
-    assert found.telling_reference([0, 1, 2, 3, 4, 5]) == falls.argmax()
+    assert found.informative_reference([0, 1, 2, 3, 4, 5]) == falls.argmax()
     among = [0, 3, 5]
-    assert found.telling_reference(among) == among[int(falls[among].argmax())]
+    assert found.informative_reference(among) == among[int(falls[among].argmax())]
 
 
 def test_the_best_is_cautious():

@@ -52,11 +52,7 @@ OVERLAP = {"num_exact": 3, "num_near": 4, "num_with_answer": 2, "num_training_pa
     [
         (None, "JudgeBench: not compared with the training pairs", True),
         (OVERLAP | {"num_exact": 0, "num_near": 0}, "none of its 100 prompts was seen in training", True),
-        (
-            OVERLAP,
-            "7 of its 100 prompts were seen in training (3 exactly, 4 nearly; 2 with an answer)",
-            False,
-        ),
+        (OVERLAP, "7 of its 100 prompts were seen in training (3 exactly, 4 nearly; 2 with an answer)", False),
         (OVERLAP | {"num_exact": 0}, "score without them: 55.0\u00a0%", False),
         (OVERLAP | {"num_near": 0, "score_without": None}, "score without them: not known", False),
     ],

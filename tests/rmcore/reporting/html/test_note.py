@@ -5,13 +5,7 @@ import re
 import pytest
 
 import report_sample as sample
-from rmcore.reporting.html.note import (
-    RUN_FILES,
-    in_run,
-    numbers_line,
-    plain,
-    verdict_note,
-)
+from rmcore.reporting.html.note import RUN_FILES, in_run, numbers_line, plain, verdict_note
 
 NASTY = (
     "<img src=x onerror=1> <b>b</b> [x](http://evil.example) ![i](y) `code` **bold** __u__ @mention :smile: a|b ~~s~~ "
