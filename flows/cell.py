@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict
 
 from flows.console import say, shown_while_waiting
 from flows.form import described_flow
-from flows.pipeline import open_store
+from flows.pipeline import begin_flow_run
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.digests import make_key
 from rmcore.core.errors import ConfigError
@@ -79,7 +79,7 @@ def cell(order: CellOrder) -> dict[str, Any]:
     config = PipelineConfig.model_validate(order.config)
     named_store()
     refuse_other(order, config)
-    store = open_store()
+    store = begin_flow_run()
     refs: dict[str, ArtifactRef] = {}
     runs: dict[str, StageRun] = {}
     for name in order.stages:

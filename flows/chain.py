@@ -13,7 +13,16 @@ configure_environment()  # before Prefect and MLflow read their settings
 # ruff: noqa: E402
 from prefect import runtime
 
-from flows.pipeline import REPORT_FILE, REPORT_FOLDER, last_of, open_store, own_pages, places, run_stages, show_on_page
+from flows.pipeline import (
+    REPORT_FILE,
+    REPORT_FOLDER,
+    begin_flow_run,
+    last_of,
+    own_pages,
+    places,
+    run_stages,
+    show_on_page,
+)
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.files import write_json
 from rmcore.core.store import ArtifactRef, Store
@@ -53,7 +62,7 @@ def run_chain(
         The flow's outcome: {"results": the record, "figures": paths by name, "folder": of the run, below the home's
         reports, "report": file, "executed": stages that were computed, "mlflow_url"}.
     """
-    store = open_store()
+    store = begin_flow_run()
     if checkpoint is not None:
         checkpoint = str(Path(checkpoint).expanduser().resolve())  # the record is read in other folders, too
         store.hold_around(checkpoint)

@@ -31,7 +31,7 @@ EXPERIMENTS = {
     ),
     "compare": Listed(
         "flows.cli_experiment:compare",
-        "Compare finished runs side by side; with none named, optimizers by an experiment.",
+        "Compare finished runs side by side, or optimizers in an experiment if no run is named.",
     ),
     "tune": Listed("flows.cli_tune:tune", "Search for the best settings on your pairs."),
 }

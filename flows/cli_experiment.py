@@ -152,7 +152,7 @@ def compare(
     ] = None,
     size: Annotated[Size | None, SIZE_HELP] = None,
 ) -> int:
-    """Compare finished runs side by side; with none named, optimizers by an experiment.
+    """Compare finished runs side by side, or optimizers in an experiment if no run is named.
 
     Runs: the settings that differ, the main numbers with intervals, the training curves in one picture.
 

@@ -105,7 +105,7 @@ def readiness(
     given: FlowOptions,
     kl: Annotated[float | None, typer.Option(help="Nats that the policy is to be moved by; default 3.")] = None,
 ) -> None:
-    """Judge by the policy's own samples, as the synthetic benchmark or your judge's column sees them: evidence level 3.
+    """Judge readiness on the policy's own samples, scored by the benchmark or by your judge's column: evidence level 3.
 
     Examples:
     rm-opt readiness policy RUN

@@ -36,7 +36,7 @@ def run(
         typer.Option(
             "--data",
             "-d",
-            help=f"Your pairs: a file, a datasets folder or a hub name; with no preset, that of {OWN_DATA_PRESET}.",
+            help=f"Your pairs: a file, a datasets folder or a hub name. The default preset is then {OWN_DATA_PRESET}.",
         ),
     ] = None,
     answers: Annotated[

@@ -26,10 +26,10 @@ from flows.matrix import MatrixRunner, Outcome, at_once, cell_tracker
 from flows.pipeline import (
     REPORT_FILE,
     REPORT_FOLDER,
+    begin_flow_run,
     leave_embedded,
     link_on_page,
     log_pairs,
-    open_store,
     places,
     say_pages,
     show_on_page,
@@ -126,7 +126,7 @@ def experiment(
     }
     declared = restrict(load_experiment(experiment, size), **chosen)
     require_hub_names(*(arm.config for arm in declared.arms()))
-    store = open_store()
+    store = begin_flow_run()
     plan = make_plan(declared, store, home())
     replace(plan, cells=tuple(cells_of_look(declared, plan.cells, 1, ()))).check_budget()
     registration = register(

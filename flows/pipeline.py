@@ -88,9 +88,9 @@ def run_pipeline(
 ) -> dict[str, Any]:
     """Run the stages of `config`, or those `names`, inside a flow, with tracking, report and registration.
 
-    Gives what `pipeline` gives. `names` have at least those of a pipeline without a policy.
+    Returns what `pipeline` returns. `names` must include the stages of a pipeline without a policy.
     """
-    store = open_store()
+    store = begin_flow_run()
     with (
         unfinished(run_name, config),
         RunTracker.start(
@@ -122,7 +122,7 @@ def run_pipeline(
             return results, report
 
         def track() -> str | None:
-            """Send what belongs to the whole run; the registry version of the model, None while MLflow is away."""
+            """Log what belongs to the whole run; return the model's registry version, or None while MLflow is away."""
             verdict, more = results["verdict"], results["next_rung"]
             tracker.log_file(report, REPORT_FOLDER)
             note = verdict_note(verdict, more, *places(report), numbers_line(results["metrics"]))
@@ -168,11 +168,8 @@ def timed_step(name: str, place: str) -> Iterator[None]:
     say(f"{name:<10} {time.monotonic() - began:.1f} s  {shown_path(place) if os.path.isabs(place) else place}")
 
 
-def open_store() -> Store:
-    """Begin a flow run: its process is written down; gives the store.
-
-    Runs that a killed process left open are ended.
-    """
+def begin_flow_run() -> Store:
+    """Begin a flow run: tag it with its process, end runs that a killed process left open, and return the store."""
     claim_run()
     store = Store(home() / "store")
     try:
@@ -209,7 +206,7 @@ def run_stages(
             upstream = {needed: refs[needed] for needed in STAGES[name].needs(config)}
             after = [runs[needed] for needed in upstream if needed in runs]
             runs[name] = run_and_say(store, name, config, upstream, tracker, after=after, progress=progress)
-            if runs[name].cached:  # one that ran was followed
+            if runs[name].cached:  # metrics of a stage that ran were sent while it ran
                 tracker.replay(Path(runs[name].ref.path) / METRICS_FILE)
             say_notices(name, Path(runs[name].ref.path))
             refs[name] = runs[name].ref
@@ -220,13 +217,13 @@ def run_stages(
 
 
 def last_of(runs: Mapping[str, StageRun], config: PipelineConfig) -> list[str]:
-    """Give what the tasks of those stages handed on whose artifacts no other stage of `runs` reads."""
+    """Return the task results of the final stages, those whose artifacts no other stage of `runs` reads."""
     read = {needed for name in runs for needed in STAGES[name].needs(config)}
     return [run.handed for name, run in runs.items() if name not in read]
 
 
 def log_pairs(tracker: RunTracker, config: PipelineConfig, prepared: ArtifactRef) -> None:
-    """Name the pairs of a run as its data set in MLflow, with the digest of what was prepared of them."""
+    """Log the pairs of a run as its data set in MLflow, with the digest of the prepared artifact."""
     tracker.log_dataset(
         name=Path(config.data.source).name,
         fingerprint=prepared.digest,

@@ -25,8 +25,8 @@ from flows.matrix import MatrixRunner, Outcome, cell_tracker
 from flows.pipeline import (
     REPORT_FILE,
     REPORT_FOLDER,
+    begin_flow_run,
     leave_embedded,
-    open_store,
     own_pages,
     places,
     run_stages,
@@ -127,7 +127,7 @@ def tune(
         "space": space_record(chosen),
         "objective": objective,
     }
-    store = open_store()
+    store = begin_flow_run()
     key = make_key({"name": name, **declared})[:12]
     with RunTracker.start(
         base.study,

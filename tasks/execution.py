@@ -35,6 +35,7 @@ Tell = Callable[[str], None]
 SHARED_TERMINAL = "RM_OPT_SHARED_TERMINAL"
 """Set where several stages run side by side: each line of progress says whose it is, and none draws a bar."""
 LOG_TAIL = 15
+"""Lines at the end of a crashed stage's output that its error shows."""
 SAVING_SECONDS = 30.0
 """How long an interrupted stage may take to save its last checkpoint."""
 
@@ -51,9 +52,9 @@ def execute(
 ) -> tuple[ArtifactRef, bool]:
     """Return the stage's artifact, computing it if the store has no valid copy, and whether it was computed.
 
-    Two callers with the same key do the work once: the second waits for the first. `before` is called when nothing is
-    left to wait for. `tell` hears how far the stage is. `run` is the name by which others know who computes it, and by
-    which its lines are told from those of others on a terminal that they share. `wait` knows what it waits for.
+    Two callers with the same key do the work once: the second waits for the first. `before` is called once
+    nothing is left to wait for. `tell` receives the progress lines. `run` names this run to others that wait for the
+    stage, and prefixes its lines on a shared terminal. `wait` records what is being waited for.
 
     Raises:
         RmcoreError: whatever the stage refused with, of the same class.
@@ -105,7 +106,7 @@ def _compute(call: StageCall, out: Path, follow: Follow, tell: Tell, environment
         with follow(out / METRICS_FILE):
             run_child(call, out, environment, tell, run)
     except RmcoreError:
-        if not _left(stage, out):  # refused before it began: nothing to resume from
+        if not _is_resumable(stage, out):  # refused before it began: nothing to resume from
             shutil.rmtree(out)
         raise
     if stage.finished and not (out / stage.finished).is_file():
@@ -116,7 +117,7 @@ def _compute(call: StageCall, out: Path, follow: Follow, tell: Tell, environment
 
 
 def same_stage(store: Store, name: str, key: str) -> str:
-    """Who computes the stage of that key right now, as people read it; empty where nobody does."""
+    """Describe the run that is computing the stage of that key, for messages; empty if there is none."""
     computed_by = holder(store, key)
     return f"the same {name}, which {computed_by} computes" if computed_by else ""
 
@@ -124,7 +125,7 @@ def same_stage(store: Store, name: str, key: str) -> str:
 def run_child(call: StageCall, out: Path, environment: Mapping[str, str], tell: Tell, run: str) -> None:
     """Run a stage in a process of its own and wait. What it prints goes to a log, its progress to standard error.
 
-    The lines of its progress are told, too: where that is a terminal they are next to its bar.
+    `tell` receives the progress lines as well, also where standard error is a terminal and shows a bar.
 
     If it fails, the error names the checkpoints that it had written.
     """
@@ -146,11 +147,11 @@ def run_child(call: StageCall, out: Path, environment: Mapping[str, str], tell: 
             if status:
                 raise TrainingError(_crash_message(stage, status, own / LOG_FILE))
         except RmcoreError as error:
-            if not _left(stage, out):
+            if not _is_resumable(stage, out):
                 raise
             raise type(error)(f"{error} Written before that, and resumed from by the same command: {out}") from error
         except (KeyboardInterrupt, TerminationSignal):
-            if _left(stage, out):
+            if _is_resumable(stage, out):
                 print(f"written so far: {out}", file=sys.stderr)
             raise
 
@@ -168,8 +169,8 @@ def _wait_for_children(
         try:
             return processes.wait()
         except (KeyboardInterrupt, TerminationSignal):
-            # Not everybody who interrupts us reaches the child as a terminal does. SIGTERM, because what was started in
-            # the background ignores Ctrl-C.
+            # A terminal sends Ctrl-C to the child too, other sources of an interrupt do not. SIGTERM, because a process
+            # that was started in the background ignores SIGINT.
             processes.terminate()
             with contextlib.suppress(TimeoutError):
                 processes.wait(timeout=SAVING_SECONDS)
@@ -181,10 +182,10 @@ def _wait_for_children(
 
 @contextmanager
 def _shown_progress(tell: Tell, run: str) -> Iterator[list[int]]:
-    """Where a child writes its progress: a pipe whose lines are told, and a terminal that is its alone.
+    """Yield file descriptors for a child's progress: a pipe read for `tell`, and the terminal if it alone writes there.
 
-    A standard error that is no such terminal has the lines, too; where stages of several runs share it, with the name
-    of the `run` before each.
+    Without such a terminal the lines also go to standard error; where stages of several runs share that, each line is
+    prefixed with the name of the `run`.
     """
     errors = progress_descriptor()
     is_shared = SHARED_TERMINAL in os.environ
@@ -214,7 +215,7 @@ def _crash_message(stage: Stage, status: int, log: Path) -> str:
     return f"stage {stage.name} ended with status {status}: {meaning}. The end of its output:\n{tail}\n"
 
 
-def _left(stage: Stage, out: Path) -> bool:
+def _is_resumable(stage: Stage, out: Path) -> bool:
     """Whether there is something to resume from."""
     return any(True for pattern in stage.kept for _ in out.glob(pattern))
 

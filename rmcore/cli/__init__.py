@@ -23,7 +23,7 @@ TRAINING = {
         "rmcore.cli.measure:diff", "Compare two reward models on the same pairs: difference, interval, sign-flip test."
     ),
     "ensemble": Listed(
-        "rmcore.cli.ensemble:ensemble", "Make an ensemble of reward models, and measure what their disagreement tells."
+        "rmcore.cli.ensemble:ensemble", "Make an ensemble of reward models, and measure what their disagreement shows."
     ),
     "analyze": Listed(
         "rmcore.cli.analyze:analyze",

@@ -50,7 +50,7 @@ def ensemble(
     seed: Seed = 0,
     json_out: JsonOut = None,
 ) -> None:
-    """Make an ensemble of reward models, and measure what their disagreement tells.
+    """Make an ensemble of reward models, and measure what their disagreement shows.
 
     How much they usually disagree is calibrated first, by half of the prompts of --data; the others measure.
 

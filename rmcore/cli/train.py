@@ -84,7 +84,7 @@ def train(
     ] = None,
     hf_split: Annotated[str, setting(DataConfig, "split")] = "train",
     preset: Annotated[
-        str | None, typer.Option(help=f"Settings of a machine for what is not given: {', '.join(HARDWARE)}.")
+        str | None, typer.Option(help=f"Defaults for a machine, used for options not given: {', '.join(HARDWARE)}.")
     ] = None,
     lora: Annotated[bool, typer.Option("--lora", help="Train low-rank adapters and the reward head only.")] = False,
     device: Annotated[str, setting(PipelineConfig, "device")] = "auto",

@@ -23,7 +23,7 @@ class TrainConfig(Settings):
     steps: int | None = Field(default=None, ge=1)
     """Optimizer steps; takes precedence over epochs."""
     epochs: float | None = Field(default=1.0, gt=0)
-    """Passes over the pairs, or: steps. null: for 60 steps, 1 to 10."""
+    """Passes over the pairs, unless steps is set. null: as many as give 60 steps, but 1 to 10."""
     stop_step: int | None = Field(default=None, ge=1)
     """Step after which training is cut off: its state is kept, and the same training without this, or with a later one,
     resumes from there. The learning rate is that of the whole run."""

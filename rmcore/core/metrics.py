@@ -174,7 +174,7 @@ _OF_PAIRS = (
         "ece_tempered_debiased",
         "ECE after temperature, debiased",
         "",
-        "the same of β · margin / temperature, on pairs it was not fitted on",
+        "debiased ECE of β · margin / temperature, on pairs that the temperature was not fitted on",
         floor=0.0,
     ),
     MetricSpec(
@@ -267,9 +267,12 @@ _OF_POLICIES = (
         "planned_fall", "fall before the planned KL", "sd", "gain at the planned KL minus the highest before it"
     ),
     MetricSpec(
-        "telling_prompts", "telling prompts", "count", "independent prompts whose samples the judge tells apart"
+        "telling_prompts",
+        "prompts the judge can separate",
+        "count",
+        "independent prompts whose samples the judge tells apart",
     ),
-    MetricSpec("worthwhile_gain", "worthwhile gain", "sd", "gain at the planned KL, if it is as large as it can be"),
+    MetricSpec("worthwhile_gain", "worthwhile gain", "sd", "gain at the planned KL, at the upper end of its interval"),
     MetricSpec("fall", "fall", "sd", "gain at the planned KL minus the highest before it"),
 )
 

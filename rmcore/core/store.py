@@ -45,6 +45,7 @@ TIMES = ".times.json"
 """File next to the manifest with the modification time (ns) at which each file was last digested. If it is lost or
 wrong, files are digested once more than necessary."""
 KEY_LENGTH = 12
+"""Digits of a key in folder names, leases and messages; the manifest has the whole key."""
 UNFINISHED = ".wip"
 LEASES = ".leases"
 LEASE_LOCK = "leases"

@@ -27,20 +27,21 @@ _ROUNDING = 1e-12  # of a value: sums in another order differ by less
 _EXACT_LIMIT = 16  # 2^16 sign patterns are enumerated in milliseconds
 ONE_PROMPT = "only one prompt: its pairs are not independent, so the spread over prompts cannot be estimated"
 UNEVEN = (
-    "a few prompts hold most of the pairs, so larger ones than were seen would decide it; read the accuracy in which "
-    "each prompt counts alike, or limit the pairs of a prompt"
+    "a few prompts hold most of the pairs, so an unseen prompt with even more pairs could change the result; read "
+    "accuracy_by_prompt, in which every prompt counts equally, or limit the pairs per prompt"
 )
 FEWEST_PROMPTS = 6
-"""The mean is between the lowest and the highest of fewer, which no resample leaves, in 1 - 2^(1 - C) < 95 %."""
+"""Fewest prompts for a plain percentile interval. No resample leaves the range of the C values, and for symmetric ones
+that range holds the mean with a probability of only 1 - 2^(1 - C), below 95 % for fewer."""
 FEWEST_SIZES = 10
-"""Fewer prompts say nothing of how their sizes fall off."""
+"""Fewest prompts from which the tail of their sizes (pairs per prompt) is estimated."""
 ALIKE_SIZES = 1.5
-"""Largest over smallest of fewer prompts whose sizes count as alike."""
+"""Largest ratio of two sizes at which fewer prompts than that still count as equally large."""
 RARE_DISASTERS = 0.02
-"""Share of prompts whose large losses the interval of a mean gain has to know of."""
+"""Share of prompts with large losses that the interval of a mean gain has to allow for."""
 FEWEST_FOR_GAIN = math.ceil(math.log(0.05) / math.log(1 - RARE_DISASTERS))
-"""149: as many prompts show disasters of that share in 95 % of the evaluations, and 3 % are left for all other errors
-of an interval that covers 92 % (`unseen_share` of so many is `RARE_DISASTERS`)."""
+"""149: so many prompts include a disaster of that share in 95 % of the evaluations. Of the 8 % of errors of an interval
+that covers 92 %, 3 % remain for all other causes. (`unseen_share` of 149 prompts is `RARE_DISASTERS`.)"""
 _NO_INTERVAL = "too few prompts carry this metric: resamples leave it undefined or without bound"
 
 
@@ -65,10 +66,11 @@ class MetricValue:
 
 @dataclass(frozen=True, slots=True)
 class GainValue(MetricValue):
-    """A mean gain over prompts: of few, its ends hold only if no prompt is a disaster, and are called so.
+    """A mean gain over prompts; from few prompts its ends hold only if no prompt is a disaster, and are named so.
 
-    The mean is undone by few prompts that lose much, and of those that none shows nothing is known. From
-    `FEWEST_FOR_GAIN` prompts on, `ci_low` and `ci_high` are the interval; of fewer they are None, and these two are.
+    A few prompts that lose much cancel the gain, and if none was drawn, nothing is known about their share. With
+    `FEWEST_FOR_GAIN` prompts or more `ci_low` and `ci_high` are the interval; with fewer they are None, and the two
+    fields below hold its ends.
     """
 
     low_if_no_disaster: float | None = None
@@ -99,7 +101,7 @@ class GainValue(MetricValue):
 
 
 def ends(item: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """Lower and upper end of a number's record: of its interval, or of a gain those that hold if no disaster does."""
+    """Ends of a record's interval; for a gain of few prompts, those that hold if no prompt is a disaster."""
     low, high = item["ci_low"], item["ci_high"]
     return item.get("low_if_no_disaster", low) if low is None else low, (
         item.get("high_if_no_disaster", high) if high is None else high
@@ -205,7 +207,7 @@ def interval_p(replicates: FloatArray | None, num_prompts: float) -> float | Non
 
 
 def effective_prompts(sizes: FloatArray) -> float:
-    """How many prompts of equal size know a mean over pairs as well as these, of (C,) sizes: (sum w)^2 / sum w^2.
+    """Effective number of prompts of (C,) sizes: as many equal ones give the same variance; (sum w)^2 / sum w^2.
 
     Source:
         Kish 1965, Survey Sampling, section 8.2.
@@ -214,13 +216,13 @@ def effective_prompts(sizes: FloatArray) -> float:
 
 
 def heaviest_tail(sizes: FloatArray) -> float:
-    """Largest 1 / a, by an upper 90 % limit, for which (C,) sizes of prompts may fall off as a power of index a.
+    """Upper 90 % limit of 1 / a, where (C,) sizes of prompts have a power-law tail of index a.
 
-    Where few prompts have most pairs, a sample without the largest kind looks tame, and a mean over pairs misses what
-    these would say. Hill's estimate of 1 / a is the mean of the k = C / 5 exponential log excesses of the largest
-    sizes, so 2 k of them over the estimate are chi-squared. At 1 and above no mean over pairs is shown to exist, at
-    1/2 and above no variance. 0 for equal sizes; infinite for fewer than `FEWEST_SIZES` that are not alike, as for so
-    few nothing else covers (simulated: a third to a half of the intervals miss at an index of 1.2 to 1.4).
+    If few prompts have most of the pairs, a sample that lacks the largest kind looks even, and a mean over pairs misses
+    what those would contribute. Hill's estimate of 1 / a is the mean of the k = C / 5 exponential log excesses of the
+    largest sizes, so 2 k of them over the estimate are chi-squared. At 1 and above no mean over pairs is shown to
+    exist, at 1/2 and above no variance. 0 for equal sizes; infinite for fewer than `FEWEST_SIZES` unequal ones, because
+    nothing finite covers for so few (simulated: a third to a half of the intervals miss at an index of 1.2 to 1.4).
 
     Source:
         Hill 1975, A simple general approach to inference about the tail of a distribution, Annals of Statistics 3(5).
@@ -236,9 +238,9 @@ def heaviest_tail(sizes: FloatArray) -> float:
 def unseen_weight(sizes: FloatArray, tail: float) -> float:
     """Share of all pairs that prompts larger than every one of (C,) prompts may have.
 
-    With an index a = 1 / `tail` one of C further prompts is larger than the largest of these, M, on average, and then
-    has M a / (a - 1) pairs. Where a variance exists, a above 2, resampling shows a part of what such prompts do, the
-    more the faster sizes fall off: they count 2 / a then, so that sizes that are alike lose nothing.
+    With an index a = 1 / `tail`, on average one of C further prompts is larger than the largest of these, M, and has
+    M a / (a - 1) pairs in expectation. If the variance exists (a above 2), resampling already shows part of the effect
+    of such prompts, and more of it the faster sizes fall off. They then count 2 / a, so equal sizes add nothing.
     """
     beyond = min(1.0, 2 * tail) * float(sizes.max()) / (1 - tail)
     return beyond / (float(sizes.sum()) + beyond)
@@ -265,7 +267,7 @@ def metric_value(
     Args:
         value: the point estimate.
         replicates: of the bootstrap over prompts; None where there was one prompt only.
-        num_prompts: prompts that carry the metric, or as many of equal weight as know it as well.
+        num_prompts: prompts that carry the metric, or their effective number if their weights differ.
         num_pairs: pairs that it is over.
         is_share: whether it is a mean of what lies between 0 and 1.
         is_difference: whether it is a difference of two shares, or a share minus the better of others.
@@ -308,10 +310,10 @@ def metric_value(
 def with_unseen_prompts(value: float, num_prompts: float, lowest: float = 0.0) -> tuple[float, float]:
     """95 % interval of a mean that is the same in all of `num_prompts` prompts and lies between `lowest` and 1.
 
-    With the prompt as the independent unit, prompts that are otherwise make up to u = 1 - (alpha/2)^(1/C) of all,
-    alpha being 0.05: more would show among C with a probability of 1 - alpha/2. They may lie at either bound. Of a
-    share of 0 or 1 this is the interval of Clopper and Pearson. A share minus the better of two complementary ones,
-    max(l, 1 - l), lies within it, too: the maximum is convex, and moves by no more than u.
+    With the prompt as the independent unit, prompts with another value make up to u = 1 - (alpha/2)^(1/C) of all,
+    alpha being 0.05: a larger share would appear among C with a probability above 1 - alpha/2. Their values may lie at
+    either bound. For a share of 0 or 1 this is the interval of Clopper and Pearson. A share minus the better of two
+    complementary ones, max(l, 1 - l), lies within it, too: the maximum is convex, and moves by no more than u.
 
     Source:
         Clopper and Pearson 1934, Biometrika 26(4), the case of zero successes.
@@ -336,11 +338,12 @@ def bounded_means(
 ) -> tuple[FloatArray, FloatArray]:
     """Ends of the intervals of P means over C prompts whose values lie between known bounds, (P,) each.
 
-    The bootstrap sees only what was drawn: of a loss that one prompt in 50 suffers, 50 prompts show nothing in 36 % of
-    the evaluations, and its intervals then exclude the truth. Here each resample weighs the prompts by a flat Dirichlet
-    draw together with one more that was not seen, which is as bad as can be for the lower ends and as good as can be
-    for the upper ones. Its weight exceeds 1 - 0.025^(1/C) in one draw of 40, so of a loss that was never seen the
-    interval holds what the rule of three leaves open, and of two values it is the interval of Clopper and Pearson.
+    The bootstrap sees only what was drawn: if one prompt in 50 suffers a loss, 36 % of evaluations with 50 prompts do
+    not contain it, and their intervals then exclude the truth. Here each resample weighs the prompts, and one more that
+    was not seen, by a flat Dirichlet draw. The unseen one has the worst possible value for the lower ends and the best
+    possible one for the upper ends. Its weight exceeds 1 - 0.025^(1/C) in one draw of 40, so for a loss that was never
+    seen the interval includes what the rule of three leaves open, and for two values it is the interval of Clopper and
+    Pearson.
 
     Args:
         values: (C, P) of independent prompts.

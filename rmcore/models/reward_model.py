@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 SCORING_TOKEN_BUDGET = {"cpu": 8192, "cuda": 65536}
-"""Computed tokens of one batch where nothing but rewards is computed, by kind of device."""
+"""Computed tokens per batch when scoring without gradients, by device type."""
 
 
 class BradleyTerryRM:
@@ -102,14 +102,14 @@ class BradleyTerryRM:
         self.recomputed_share = 1.0
         """Share of the layers that recompute their activations once that is enabled."""
         self.companion: TrainingOnlyModule | None = None
-        """See there; None: the model is the plain one."""
+        """See `Companion`; None: the model is a plain Hugging Face one."""
         self.deferred: Deferred | None = None
         """Weights that are read when the model is sharded (`rmcore.training.sharding.shard`), before which it computes
         nothing; None: it has all."""
         self._packing: dict[tuple[Precision, str], Packing | None] = {}
         self._narrowed: list[torch.nn.Linear] = []
         self.split: SplitWeights | None = None
-        """See there; None: the weights are the model's."""
+        """See `SplitWeights`; None: the model itself holds the float32 weights."""
 
     @classmethod
     def new(cls, config: ModelConfig, *, seed: int, device: torch.device, defer: bool = False) -> "BradleyTerryRM":
@@ -133,8 +133,8 @@ class BradleyTerryRM:
         )
         if rendering.format == "chat" and fix_date(loaded.tokenizer):
             print(
-                f"note: the chat template of {config.name} writes the day's date; {FIXED_DATE:%d %b %Y} stands in its "
-                "place here and in the checkpoints, so that tokens and rewards depend on no day.",
+                f"note: the chat template of {config.name} writes the day's date; {FIXED_DATE:%d %b %Y} replaces "
+                "it here and in the checkpoints, so that tokens and rewards do not depend on the day.",
                 file=sys.stderr,
             )
         warn_of_date(loaded.tokenizer, rendering, config.name)
@@ -164,12 +164,12 @@ class BradleyTerryRM:
 
         A checkpoint's own rendering is used; a model trained elsewhere gets its chat template, or the plain format,
         and as many tokens a side as it has positions (at most 2048). An adapter's base is loaded from where it was.
-        Its beta is 1 where none is recorded: in checkpoints of older versions, and of others. A checkpoint that was
-        trained with a rendering function of its user wants it named again, as `module:function`: a file never decides
-        what code is run.
+        Beta is 1 if none is recorded, as in checkpoints of older versions and of other tools. A checkpoint trained with
+        a custom rendering function requires its name again, as `module:function`: a file never decides what code is
+        run.
 
-        With `dtype="bfloat16"` all weights but the reward head's are rounded as they are read: half the memory, to ask
-        it for rewards only. Such a model is neither trained nor saved, and has no second derivatives.
+        With `dtype="bfloat16"` all weights but the reward head's are rounded as they are read: half the memory, for
+        scoring only. Such a model can be neither trained nor saved, and has no second derivatives.
 
         Raises:
             ModelError: it cannot be read, has no trained reward head, an adapter's base is missing or another one, its
@@ -216,7 +216,7 @@ class BradleyTerryRM:
         self.model = lora.attach(self.model, config, seed=seed, origin=self._origin)
 
     def merge_adapters(self) -> None:
-        """Add the adapters, where there are some, into the weights, in place; all of them can be trained from then on.
+        """Merge the adapters, if there are any, into the weights in place; all weights are trainable afterwards.
 
         Not for a training that continues: see `rmcore.models.lora`.
         """
@@ -226,7 +226,7 @@ class BradleyTerryRM:
             self._packing.clear()
 
     def freeze_backbone(self) -> None:
-        """Have the reward head alone trained from now on; autograd then records nothing of the backbone.
+        """Freeze all weights but the reward head's; autograd then records nothing of the backbone.
 
         Raises:
             ModelError: no module of the model is known to be its reward head.
@@ -249,7 +249,7 @@ class BradleyTerryRM:
 
     @property
     def is_rewritten(self) -> bool:
-        """Whether the head is another trainer's, so that its files read by Hugging Face's class are another model."""
+        """Whether weights were converted on loading: Hugging Face's class would read another model from the files."""
         return self._origin.is_rewritten
 
     @property
@@ -280,7 +280,7 @@ class BradleyTerryRM:
         recompute_layers(self.model, self.recomputed_share)
 
     def narrow_base(self) -> int:
-        """Hold the base of adapters in bfloat16 where that rounds nothing: to train in bf16, in half of its memory.
+        """Keep the base of adapters in bfloat16 where that rounds nothing; training in bf16 then needs half its memory.
 
         What a training computes under autocast, and what is saved, stay the same to the bit; see `exact_in_bfloat16`.
 
@@ -307,7 +307,7 @@ class BradleyTerryRM:
             self.split = None
 
     def whole_state(self) -> dict[str, Tensor]:
-        """The state of `model`; of weights that are split, the float32 numbers, on the CPU."""
+        """The state of `model`, with split weights joined to float32, on the CPU."""
         state = self.model.state_dict()
         return state if self.split is None else {**state, **self.split.whole_weights(self.model)}
 
@@ -405,8 +405,8 @@ class BradleyTerryRM:
         """Rewards of N tokenized sides: (N,) float32, in the order of `sides`.
 
         Inside, sides with a common prefix are computed together where the model allows it, so N answers to one prompt
-        cost one prompt. `token_budget` is of a batch; left out, `SCORING_TOKEN_BUDGET`. `report` is told of the sides
-        done; on a GPU of those that it was given.
+        cost one prompt. `token_budget` is per batch; default: `SCORING_TOKEN_BUDGET`. `report` is called with the
+        number of sides done; on a GPU, with the number submitted to it.
         """
         return self.score_outputs(sides, token_budget=token_budget, precision=precision, report=report)[:, 0]
 
@@ -437,7 +437,7 @@ class BradleyTerryRM:
         self.model.eval()
         found: list[Tensor] = []
         done = 0
-        # A GPU is not waited for before all is given to it.
+        # On a GPU, no result is awaited before all batches are queued.
         for chunk, rows in zip(chunks, (made_ahead if on_gpu else map)(make_rows, chunks), strict=True):
             found.append(self._compute(rows, precision))
             done += int(times[[index for group in chunk for index in group]].sum())
@@ -454,7 +454,7 @@ class BradleyTerryRM:
         ids = [side.ids for side in sides]
         return scoring_chunks(ids, token_budget=token_budget, packing=self.packing(precision))
 
-    @torch.no_grad()  # and not inference_mode, whose tensors sharded weights cannot be
+    @torch.no_grad()  # not inference_mode: sharded weights cannot be inference tensors
     def score_chunk(
         self, sides: Sequence[TokenizedSide], chunk: Sequence[Sequence[int]], *, precision: Precision = "fp32"
     ) -> Tensor:

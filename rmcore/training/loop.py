@@ -50,7 +50,7 @@ from rmcore.training.setup import (
     with_precision,
 )
 from rmcore.training.state_transfer import write_parts
-from rmcore.training.step import HalfUpdateError, StepContext
+from rmcore.training.step import PartialUpdateError, StepContext
 from rmcore.training.stepper import Stepper
 from rmcore.training.train_mode import training_form
 
@@ -300,7 +300,7 @@ class Trainer:
     def _keep_weights(self, error: TrainingError) -> None:
         """Save the weights after an update that was not applied: they are those of the step before it."""
         # With several processes only one may have failed, and it could not gather the others' weights.
-        if self.progress.step and self.ranks.world == 1 and not isinstance(error, HalfUpdateError):
+        if self.progress.step and self.ranks.world == 1 and not isinstance(error, PartialUpdateError):
             self.writer.save_step(self.progress.step)
 
     def _log_window(self, step: int, lr: float) -> None:
@@ -370,7 +370,7 @@ class Trainer:
         else:
             self.writer.finished(self.progress.step)
         if not len(self.best_rewards):  # nothing was evaluated, or the metric was never defined
-            self.best_rewards = self._score(self._some_trained_on())
+            self.best_rewards = self._score(self._first_trained_pairs())
             self.best_rewards_split = "train"
         if len(self.best_rewards):
             self._describe_rewards()
@@ -383,7 +383,7 @@ class Trainer:
             compiled=context.compiled is not None and context.compiled.works,
         )
 
-    def _some_trained_on(self) -> list[TokenizedPair]:
+    def _first_trained_pairs(self) -> list[TokenizedPair]:
         """Return the first DISTRIBUTION_PAIRS of the training pairs, in the order of the steps."""
         seen = dict[int, None]()
         for step in range(self.progress.step):
@@ -393,7 +393,7 @@ class Trainer:
         return implied_pairs([self.train[index] for index in list(seen)[:DISTRIBUTION_PAIRS]])
 
     def probe(self, num_steps: int) -> int:
-        """Run the first steps to measure their cost. The weights change, stay float32, and nothing is saved.
+        """Run the first steps to measure their cost. The weights change, end as float32, and nothing is saved.
 
         Returns:
             Number of computed tokens.
@@ -404,5 +404,5 @@ class Trainer:
             stepper = Stepper(make_context(self.rm, self.config, self.ranks), self.feed)
             for step in range(min(num_steps, self.num_steps)):
                 stepper.run(step + 1, *stepper.feed[step])
-            # The results wait for their steps, so that the caller's clock has all of the work.
+            # Reading the results waits for the device, so the caller's timing includes all of the work.
             return sum(result.num_tokens for result, _ in stepper.results())

@@ -128,7 +128,7 @@ class PairLoss:
     target_margin_scale: float | None = None
     """Required logits per unit of annotated margin; None ignores annotated margins."""
     target_margin_cap: float = 3.0
-    """Largest |mu|, in logits. Annotated margins reach 26, and a gap in rewards of that size would be meaningless."""
+    """Largest |mu|, in logits. AlpacaEval's annotated margins reach 26, a size that no gap in rewards should have."""
 
     def __call__(self, reward_chosen: Tensor, reward_rejected: Tensor, target_margins: Tensor | None = None) -> Tensor:
         """Sum the loss over pairs.

@@ -37,7 +37,7 @@ Forward = Callable[[Rows, Any], tuple[Tensor, Tensor]]
 """(rows, labels) of a micro-batch -> its summed loss, 0-d, and its (P,) margins, of P compared answers."""
 
 
-class HalfUpdateError(TrainingError):
+class PartialUpdateError(TrainingError):
     """An update failed after it had changed some of the weights, so they belong to no step."""
 
 
@@ -67,10 +67,11 @@ class StepContext:
     forward: Forward
     optimizer: OptimizerSet
     clip: float
+    """Largest gradient norm; a larger gradient is scaled down to it."""
     device: torch.device
     ranks: Ranks = ALONE
     failed: Tensor | None = None
-    """0-d float32 on the device, for an optimizer that `can_skip`: 1 from the first step that was not finite on, after
+    """0-d float32 on the device, for an optimizer that `can_skip`: set to 1 by the first step that is not finite, after
     which no update is applied. None: the host reads the metrics of each step before its update."""
     compiled: CompiledLayers | None = None
     """The compiled layers that gradients are computed with; None: layers are not compiled."""
@@ -87,7 +88,7 @@ class StepContext:
         return self.failed is not None
 
     @contextmanager
-    def computing_form(self) -> Iterator[None]:
+    def compute_context(self) -> Iterator[None]:
         """Compute with compiled layers and bfloat16 copies of the weights inside the block, where they are in use."""
         with ExitStack() as stack:
             for part in (self.compiled, self.half):
@@ -164,7 +165,7 @@ def accumulate_gradient(context: StepContext, batches: Sequence[Batch], *, num_t
         (4,) float64 on the device, over this rank: summed loss, wins of the chosen side with ties counted half, summed
         margin, number of margins.
     """
-    with context.computing_form():
+    with context.compute_context():
         return _accumulate(context, batches, num_terms)
 
 
@@ -209,7 +210,7 @@ def train_step(
 
     Raises:
         TrainingError: loss or gradient is not finite. The weights are as before the step.
-        HalfUpdateError: the update ran out of memory.
+        PartialUpdateError: the update ran out of memory.
         torch.OutOfMemoryError: the computation of a gradient ran out of memory. The weights are as before the step.
     """
     optimizer = context.optimizer
@@ -232,7 +233,7 @@ def train_step(
     try:
         optimizer.step(skip=context.failed)
     except torch.OutOfMemoryError as error:
-        raise HalfUpdateError(
+        raise PartialUpdateError(
             f"step {step}: out of memory in the update ({error}). The optimizer's state does not fit next to the model "
             "with any token budget. Use another optimizer (the state of sgd is half of adamw's) or LoRA. "
             "The checkpoints on disk are complete."

@@ -31,7 +31,7 @@ class Stepper:
 
         Raises:
             TrainingError: see `train_step`; or not even single pairs fit into memory. The weights are as before the
-                step, except after a HalfUpdateError.
+                step, except after a PartialUpdateError.
         """
         if not self._pending:
             self._since = time.perf_counter()

@@ -142,7 +142,7 @@ def run_deployment(api: str, folder: Path) -> dict:
 def runs_end_with_prefect(home: Path, api: str, root: Path, folder: Path) -> list[str]:
     """Kill Prefect's server in the middle of a run by the worker and of one by a command; the ids of both runs.
 
-    Neither has come to `open_store`, so what is known of their processes was known before the runs began.
+    Neither has come to `begin_flow_run`, so what is known of their processes was known before the runs began.
     """
     deployment = ask("GET", f"{api}/deployments/name/waits/waits")
     by_worker, by_command = folder / "by_worker", folder / "by_command"

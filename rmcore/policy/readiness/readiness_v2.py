@@ -51,7 +51,7 @@ def conditions(config: ReadinessConfig, choice: int = DECIDING) -> tuple[Conditi
     times what refusing one costs that is worth while (docs/readiness.md).
     """
     gain = f"gain of the true reward at the planned {config.planned_kl:g} nats"
-    asked, fall = f"{gain}, if it is as large as it can be", f"{gain} minus the highest before it"
+    asked, fall = f"{gain}, at best", f"{gain} minus the highest gain at a lower KL"
     for_rl = Condition("hard_accuracy", "hard_accuracy", 0.5, "accuracy where the shorter sample is better", "high")
     return (
         Condition("planned_gain", "planned_gain", 0.0, gain, "low"),

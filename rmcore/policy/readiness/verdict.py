@@ -198,7 +198,7 @@ def _unseen(num_prompts: int, gain: Mapping[str, Any] | None) -> list[str]:
     limit = f"up to {100 * share:.2g} % of all prompts may be disasters that these {num_prompts} do not show"
     if gain is None or gain["value"] is None or gain["value"] <= 0:
         return [limit]
-    return [f"{limit}; at a loss of {(1 - share) / share * gain['value']:.2g} sd each they would undo the gain"]
+    return [f"{limit}; a loss of {(1 - share) / share * gain['value']:.2g} sd on each would cancel the gain"]
 
 
 def verdict_on_policy(trained: Mapping[str, Any]) -> Verdict | None:
@@ -277,15 +277,15 @@ def next_rung(verdict: Verdict, config: PipelineConfig, model: Sequence[str]) ->
         people = policy.people
         if people is None and not is_gold and policy.judge is None:
             people = "to_judge"
-        judged_by = "2 judgements of each, 48 more for their unit" if people is None else "a pair of each for people"
+        judged_by = "2 judgements each, plus 48 to estimate the sd" if people is None else "one pair each for people"
         words = [] if people in (None, policy.people) else ["--people", people]
         return {
             "rung": 4,
             "evidence": "best-of-n served on fresh prompts, judged",
             "command": shlex.join(["rm-opt", "readiness", "confirm", *model, *words])
             + ("" if policy.samples is None else " --policy YOUR_POLICY"),
-            "cost": f"{policy.fresh_prompts} fresh prompts at most, {smallest_n(config.readiness.planned_kl) + 1} "
-            f"samples and {judged_by}; fewer prompts where it is clear sooner",
+            "cost": f"at most {policy.fresh_prompts} fresh prompts, {smallest_n(config.readiness.planned_kl) + 1} "
+            f"samples and {judged_by}; fewer prompts if the result is clear sooner",
         }
     if verdict["rung"] == 3:
         needs_one = policy.samples is not None or policy.name == WORLD

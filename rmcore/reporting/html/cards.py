@@ -31,7 +31,7 @@ def headline_cards(results: Results) -> list[Card]:
     if results["policy"] is not None:
         judged = results["policy"]["readiness"]["readiness"]
         label = f"gain of the true reward at {judged['plan']['kl']:g} nats"
-        about = "the judge's reward of samples that the reward model chose, in standard deviations within prompts"
+        about = "true reward of the chosen samples minus the policy's mean, in standard deviations within prompts"
         cards.append(_card(label, "planned_gain", judged["parts"].get("planned_gain"), about))
     for spec in map(metric_spec, HEADLINE_METRICS):
         cards.append(_card(spec.label, spec.name, results["metrics"].get(spec.name), spec.definition))
@@ -96,7 +96,7 @@ def checks_table(checks: Sequence[Mapping[str, Any]]) -> Table:
         (row["result"], Named(row["label"], row["text"]), row["value"], row["threshold"])
         for row in map(gate_row, checks)
     ]
-    return Table(("result", "check", "measured", "threshold"), rows, left=(0, 1))
+    return Table(("result", "check", "compared value", "threshold"), rows, left=(0, 1))
 
 
 def _card(label: str, name: str, metric: Mapping[str, Any] | None, definition: str) -> Card:

@@ -42,15 +42,14 @@ WORDS: dict[str, str] = {
     "Hessian, eigenvalue": "the matrix of second derivatives of the loss, its curvature around the trained weights; an "
     "eigenvalue λ is the curvature along one direction. Large: sharp; negative: the loss bends down, so no minimum",
     "trace": "sum of all eigenvalues; a single eigenvalue can be large while the trace is near zero",
-    "gate": "conditions that a model must meet, each on its own: none can be bought back by another",
+    "gate": "conditions that a model must meet, each on its own: passing one does not make up for failing another",
     "evidence level": "how strong the evidence of a verdict is: 1 labelled pairs, 2 logged answers, 3 judged samples "
     "of the policy, 4 a policy that was optimised; nothing is called ready below the third",
-    "logged answer": "an answer that was there before, from whichever model, and that labels compare with other "
-    "answers to its prompt",
+    "logged answer": "an existing answer, from any model, that labels compare with other answers to its prompt",
     "policy, start policy": "the model that answers prompts and is optimised against the reward model; the start "
     "policy is as it was before",
-    "proxy reward, true reward": "proxy: what the policy is optimised for, the reward model's; the true reward: what "
-    "counts, known in the synthetic benchmark or from a judge",
+    "proxy reward, true reward": "proxy: the reward model's output, for which the policy is optimised; true reward: "
+    "the quality that should rise, known in the synthetic benchmark or estimated by a judge",
     "KL, nats": "how far the policy has moved from the start policy, for a whole response; best-of-16 is 1.8",
     "GRPO": "training in which the samples of one prompt are compared with each other (Shao et al. 2024)",
     "optimizer step": "one update of the weights from one batch of pairs",

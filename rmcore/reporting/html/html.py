@@ -120,8 +120,8 @@ def _checks(results: Results) -> Block:
     if not results["gate"]:
         return Block(title, text=("No check was made.",))
     labelled = Block(
-        "On labelled pairs, which decide nothing here",
-        text=("What the model does to samples of the policy was measured, and that is what it will be used for.",),
+        "Checks on labelled pairs, not part of this verdict",
+        text=("The verdict rests on samples of the policy, because the model will be used to rank those.",),
         tables=(checks_table(results["label_gate"]),),
         is_folded=True,
     )

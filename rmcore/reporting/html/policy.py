@@ -10,7 +10,7 @@ from rmcore.reporting.html.blocks import Block, Table
 from rmcore.reporting.verdict_style import check_result
 
 CAPTIONS = {
-    "overoptimization": "Further right the samples are chosen more sharply by the reward model. The proxy rises by "
+    "overoptimization": "Further right, the reward model selects harder among the samples. The proxy rises by "
     "construction; where the true reward no longer follows, optimising further does harm."
 }
 PARTS = {
@@ -48,7 +48,7 @@ def policy_block(results: Mapping[str, Any]) -> Block:
     return Block(
         "On the policy's own samples: readiness v2",
         text=(
-            "Whether a policy may be optimised against this reward model is decided where the policy writes, not on "
+            "Whether a policy may be optimised against this reward model is decided on the policy's samples, not on "
             f"labelled pairs alone. The plan is {numbers.decimal(plan['kl'])} nats by {NAMES[plan['optimizer']]}; the "
             f"true reward is that of {judged['judge']}. Gains are in standard deviations of the true reward within "
             "prompts, intervals are 95 % over prompts.",
@@ -149,14 +149,14 @@ def _findings(results: Mapping[str, Any]) -> list[str]:
     lines = [
         f"{sampling['num_samples']} samples of {sampling['num_prompts']} prompts by {sampling['engine'] or 'a file'}; "
         f"{sampling['finished_share']:.1%} ended by themselves, {sampling['num_empty']} are empty, {found['num_cut']} "
-        "were longer than the reward model reads"
+        "exceeded the reward model's length limit"
     ]
     lines += [f"{NAMES[curve['method']]}: {finding(curve)}" for curve in found.get("curves", [])]
     for plan in (curve["plan"] for curve in found.get("curves", [])[:1] if curve["plan"] is not None):
         lines.append(
             f"intervals of the gain of the true reward are over {plan['num_telling']} independent prompts that the "
-            "judge tells apart, and take a prompt that was not seen to lose at most as much as the worst judged "
-            f"sample, {plan['worst']:.1f} sd"
+            "judge tells apart, and assume that an unseen prompt loses at most as much as the worst judged sample, "
+            f"{plan['worst']:.1f} sd"
         )
         if plan["num_short"]:
             lines.append(f"{plan['num_short']} prompts have fewer samples than the plan needs and are left out of it")

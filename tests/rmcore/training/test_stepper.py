@@ -12,7 +12,7 @@ from rmcore.training.feed import make_feed
 from rmcore.training.losses import make_bradley_terry
 from rmcore.training.optimizers import make_optimizer
 from rmcore.training.ranks import ALONE, Ranks
-from rmcore.training.step import HalfUpdateError, StepContext, make_forward
+from rmcore.training.step import PartialUpdateError, StepContext, make_forward
 from rmcore.training.stepper import Stepper
 from rmcore.training.train_mode import without_dropout
 
@@ -175,7 +175,7 @@ def test_an_update_that_runs_out_of_memory_is_not_repeated(rm, gold_pairs):
         raise torch.OutOfMemoryError("no room for moments")
 
     stepper.context.optimizer.step = fail
-    with pytest.raises(HalfUpdateError, match="state does not fit"):
+    with pytest.raises(PartialUpdateError, match="state does not fit"):
         run_steps(stepper, 1)
     assert len(calls) == 1
     assert stepper.token_budget == LARGE
