@@ -76,7 +76,7 @@ class Form:
     presets: tuple[str, ...]
     """Those to choose from."""
     requires: Callable[[PipelineConfig], object] | None = None
-    """Refuses settings with which the flow could not come to its end, before it starts."""
+    """Refuses settings with which the flow could not come to its end, before its first stage."""
 
     def config(self, given: Mapping[str, Any]) -> PipelineConfig:
         """The config that a run's parameters stand for; those of the flow's own are not looked at.

@@ -63,7 +63,7 @@ def print_block(block: Block, *, is_whole: bool = False) -> None:
     """
     console = wide_console()
     for paragraph in block.text:
-        print(printable(paragraph))
+        print("\n".join(map(printable, paragraph.split("\n"))))
     for one in block.tables:
         if is_whole or not one.title:
             if one.title:
@@ -73,8 +73,8 @@ def print_block(block: Block, *, is_whole: bool = False) -> None:
                 texts = (escape(shown(cell, bool(one.title))).split("\n") for cell in row)
                 table.add_row(*("\n".join(map(printable, lines)) for lines in texts))
             console.print(table)
-    for line in block.findings:
-        print(printable(line))
+    for finding in block.findings:
+        print("\n".join(map(printable, finding.split("\n"))))
     for part in block.parts if is_whole else ():
         print(f"\n{printable(part.title)}")
         print_block(part, is_whole=True)

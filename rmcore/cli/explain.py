@@ -105,7 +105,7 @@ def _named(row: str, pairs: "list[PreferencePair]", data: str) -> "list[Preferen
 
 
 def _print(record: Mapping[str, Any]) -> None:
-    """Show what the page shows, of each answer the parts with the largest effects alone."""
+    """Show what the page shows, of each answer the parts whose effects the page has in numbers."""
     from rmcore.reporting.html.explained import answers, explained_block
 
     print_block(explained_block(record), is_whole=True)

@@ -282,7 +282,8 @@ def diff(
     for name, value in compared.items():
         unit = "points" if name.endswith("difference") else "share"
         if isinstance(value, dict):
-            print(f"  {name:<34} {numbers.with_interval(value, unit)}")
+            why = f" ({value['reason']})" if value["value"] is None and value["reason"] else ""
+            print(f"  {name:<34} {numbers.with_interval(value, unit)}{why}")
         else:
             print(f"  {name:<34} {numbers.decimal(value) if isinstance(value, float) else value}")
     told = {"num_pairs": len(pairs), "a": checkpoint_a, "b": checkpoint_b, "dtype": model.weights}

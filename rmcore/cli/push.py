@@ -153,7 +153,7 @@ def _check_card(text: str, folder: Path, *, although_not_ready: bool) -> None:
             f"{folder / CARD_FILE} was not written by `rm-opt card`, so it is not known what the verdict was. Move it "
             "away, or push it as it is with --although-not-ready."
         )
-    if card.status is not None and VERDICT_STYLES[card.status].tone == "bad":
+    if card.status in VERDICT_STYLES and VERDICT_STYLES[card.status].tone == "bad":
         raise ConfigError(
             f"the verdict speaks against this model: {card.headline}. Anyone who loads it may optimise a policy "
             "against it. Give --although-not-ready to push it all the same; its card says what failed."

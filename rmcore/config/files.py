@@ -80,7 +80,7 @@ def _size(node: yaml.Node, known: dict[int, int], where: str) -> int:
 
 
 def setting_text(value: Any, digits: int | None = None) -> str:
-    """Return a setting's value in one line of YAML, which `parse_yaml` reads back; a number with so many digits."""
+    """Return a setting's value as YAML, in one line unless it has line breaks; a float with `digits` digits."""
     if digits is not None and isinstance(value, float):
         return f"{value:.{digits}g}"
     return yaml.safe_dump(value, default_flow_style=True, width=float("inf")).removesuffix("...\n").strip()

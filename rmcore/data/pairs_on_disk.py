@@ -24,7 +24,7 @@ class RowsOnDisk(Sequence[Record]):
     """Records of one file, in some order; equal to those that were written. See `RowWriter`."""
 
     def __init__(self, schema: RecordSchema[Record], table: pa.Table, rows: IntArray) -> None:
-        self._form, self._table, self._rows = schema, table, rows
+        self._schema, self._table, self._rows = schema, table, rows
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -35,21 +35,21 @@ class RowsOnDisk(Sequence[Record]):
     def __getitem__(self, place: slice) -> "RowsOnDisk[Record]": ...
     def __getitem__(self, place: int | slice) -> "Record | RowsOnDisk[Record]":
         if isinstance(place, slice):
-            return RowsOnDisk(self._form, self._table, self._rows[place])
-        return self._form.from_row(self._table.slice(int(self._rows[place]), 1).to_pylist()[0])
+            return RowsOnDisk(self._schema, self._table, self._rows[place])
+        return self._schema.from_row(self._table.slice(int(self._rows[place]), 1).to_pylist()[0])
 
     def __iter__(self) -> Iterator[Record]:
         """In order, some hundred at a time."""
         for batch in self._batches():
-            yield from map(self._form.from_row, batch.to_pylist())
+            yield from map(self._schema.from_row, batch.to_pylist())
 
     def take(self, places: IntArray) -> "RowsOnDisk[Record]":
         """The records at these places, which count from 0."""
-        return RowsOnDisk(self._form, self._table, self._rows[places])
+        return RowsOnDisk(self._schema, self._table, self._rows[places])
 
     def write_parquet(self, path: Path) -> None:
         """Write the rows as they are: the file that `rmcore.data.parquet_rows.write_records` writes of the records."""
-        write_tables(self._form, self._batches(), path)
+        write_tables(self._schema, self._batches(), path)
 
     def _batches(self) -> Iterator[pa.Table]:
         """The rows, some hundred a table; what is far apart in the file is copied from where it is, bit by bit."""

@@ -74,6 +74,7 @@ def test_panels_stand_in_their_order():
     page = said("--help")
     places = [page.index(f"─ {heading} ─") for heading in PANELS]
     assert places == sorted(places)
+    assert len({name for every in PANELS.values() for name in every}) == sum(map(len, PANELS.values()))
     for every in PANELS.values():
         names = [name for name in every if not ROOT.commands[name].hidden]
         found = [re.search(rf"^│ {name} ", page, re.MULTILINE).start() for name in names]

@@ -201,7 +201,7 @@ class HackStop(TrainerCallback):
         return self.stopped is not None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Take up what there is; a look that an earlier call could not close is closed now."""
+        """Resume from what there is; a look that an earlier call could not close is closed now."""
         if args.world_size > 1:
             raise ConfigError("a watch over a training works in one process; train in one, or judge the checkpoints.")
         self.resume(given["model"], given["processing_class"], step=state.global_step, max_steps=state.max_steps)

@@ -92,7 +92,11 @@ def benchmarks_block(found: Mapping[str, Any]) -> Block:
 
 def _parts(told: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The scores that a benchmark's overall one is made of, and its yardsticks."""
-    parts = [(name, numbers.with_interval(value, "share")) for name, value in told["scores"].items() if name != OVERALL]
+    parts = [
+        (f"{name} ({numbers.count(value['num'])} questions)", numbers.with_interval(value, "share"))
+        for name, value in told["scores"].items()
+        if name != OVERALL
+    ]
     learnt = told.get("bag_of_words")
     above = (
         [] if learnt is None else [("this model minus those words", numbers.with_interval(learnt["above"], "points"))]
@@ -100,5 +104,6 @@ def _parts(told: Mapping[str, Any]) -> list[tuple[str, str]]:
     yardsticks = [
         (f"yardstick: {label}", numbers.percent(yardstick(told, name))) for name, (label, _, _) in YARDSTICKS.items()
     ]
-    alike = [("answers of about one length", numbers.with_interval(told["length_matched"], "share"))]
-    return [*parts, *alike, *yardsticks, *above]
+    alike = told["length_matched"]
+    of_length = f"answers of about one length ({numbers.count(alike['num'])} pairs)"
+    return [*parts, (of_length, numbers.with_interval(alike, "share")), *yardsticks, *above]

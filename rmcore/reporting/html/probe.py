@@ -9,7 +9,7 @@ from rmcore.reporting.html.blocks import Block, Named, Table
 TITLE = "Probes: edits of answers that must not pay"
 RESULTS = {"violated": "✗ violated", "holds": "✓ holds"}
 """How a rule's verdict is shown; others are shown as they are."""
-FIRST = ("result", "rule", "expected", "answers")
+FIRST = ("result", "rule", "expected", "answers", "prompts")
 EXPECTED = {"invariant": "no change", "not_higher": "no rise", "lower": "a fall"}
 
 
@@ -63,6 +63,7 @@ def _row(finding: Mapping[str, Any], *measured: str) -> tuple[str | Named, ...]:
         rule,
         EXPECTED[finding["expects"]],
         numbers.count(finding["num_answers"]),
+        numbers.count(finding["num_prompts"]),
         *measured,
     )
 

@@ -30,7 +30,7 @@ NAME = LIKELIHOOD_PREFIX.removesuffix(".")
 
 
 class Attached:
-    """The likelihood as the companion of its model; see `rmcore.models.training_parts.TrainingOnlyModule`."""
+    """The likelihood as a part of the model in training; see `rmcore.models.training_parts.TrainingOnlyModule`."""
 
     def __init__(self, design: Design) -> None:
         self.design = design

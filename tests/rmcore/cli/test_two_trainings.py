@@ -65,6 +65,18 @@ def test_a_training_that_cannot_begin_leaves_what_was_there(tmp_path, tiny_folde
 
 
 @pytest.mark.slow
+def test_of_two_trainings_that_begin_together_one_trains_and_the_other_is_refused(tmp_path, pairs, tiny_folder):
+    out = tmp_path / "out"
+    both = [start(*words(pairs, tiny_folder, out, "--steps", "3"), stderr=subprocess.PIPE) for _ in range(2)]
+    said = [one.communicate(timeout=WAIT_SECONDS)[1] for one in both]
+    assert sorted(one.returncode for one in both) == [0, 2], said
+    refused = said[[one.returncode for one in both].index(2)]
+    assert "another process is training into" in refused or "already holds a finished training" in refused
+    assert json.loads((out / "training.json").read_text())["num_steps"] == 3
+    assert (out / "best" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
 def test_several_processes_hold_the_folder_and_end_with_their_launcher(tmp_path, pairs, tiny_folder):
     out = tmp_path / "out"
     arguments = words(pairs, tiny_folder, out, "--steps", "100000", "--num-processes", "2")

@@ -11,6 +11,7 @@ from rmcore.core.errors import ConfigError
 from rmcore.data.pair import PreferencePair
 from rmcore.data.table import write_pairs
 from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.reporting.html.explained import answers
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,8 @@ def test_the_worst_mistakes(files):
     assert len(record["pairs"]) == 2
     assert record["checkpoint_digest"]
     for pair in record["pairs"]:
-        assert f"pair {pair['pair_id']}  margin " in said
+        [shown] = [one for one in answers(record)["pairs"] if one["pair_id"] == pair["pair_id"]]
+        assert f"pair {pair['pair_id']}  margin {shown['margin']}  " in said
         assert pair["pair_id"] in page
 
 

@@ -44,7 +44,7 @@ def test_all_rules_are_told_recorded_and_repaired(files, tmp_path):
     assert (record["num_pairs"], record["num_prompts"]) == (30, 30)
     assert [one["rule"] for one in record["findings"]] == list(RULES)
     for one in record["findings"]:
-        assert one["rule"] in said
+        assert any(one["rule"] in row.split("│")[2:3][0] for row in said.splitlines() if row.count("│") > 3)
         assert (one["verdict"] == "violated") == (one["rule"] in record["violated"])
         assert one["verdict"] != "violated" or one["p_adjusted"] < record["tolerated"]["familywise_level"]
     assert record["violated"]  # it knows nothing

@@ -76,6 +76,7 @@ def test_pairs_of_ones_own_without_a_judge_are_optimised_and_nothing_is_claimed(
     assert done.returncode == 0, done.stderr
     outcome = json.loads(summary.read_text())
     assert "grpo" in outcome["executed"]
+    assert "train" not in outcome["executed"]
     record = outcome["results"]
     assert (record["rewards"], record["verdict"]["status"]) == ("local", "unknown")
     assert record["verdict"]["headline"] in " ".join(done.stdout.split())

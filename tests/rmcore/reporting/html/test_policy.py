@@ -25,7 +25,7 @@ def test_the_section_shows_parts_choices_and_findings(page):
         "510 samples of 30 prompts by generate",
         "97.5% ended",
         "2 are empty",
-        "5 were longer",
+        "5 exceeded",
         "60 independent prompts",
         "Sort <these>",
         "-2.50",
