@@ -34,7 +34,7 @@ def test_a_whole_benchmark_goes_to_the_hub_with_its_interval():
     (result,) = found.results
     assert (result.dataset_type, result.metric_value) == ("ScalerLab/JudgeBench", 0.6)
     assert result.metric_args == {"ci_low": 0.5, "ci_high": 0.7, "level": 0.95, "n": 100}
-    assert "| math | 50.0\u00a0% (40.0 to 60.0\u00a0%) |" in shown(found)
+    assert "| math (20 questions) | 50.0\u00a0% (40.0 to 60.0\u00a0%) |" in shown(found)
     assert "3 answers could not be read by the model and count as wrong" in shown(found)
 
 
