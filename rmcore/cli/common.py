@@ -31,6 +31,10 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text.replace("\u00a0", " "))
 
 
+def _printable_lines(text: str) -> str:
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def wide_console() -> Console:
     """Where tables are printed: a pipe has no width, and 80 columns would break what is read from it."""
     console = Console()
@@ -63,18 +67,17 @@ def print_block(block: Block, *, is_whole: bool = False) -> None:
     """
     console = wide_console()
     for paragraph in block.text:
-        print("\n".join(map(printable, paragraph.split("\n"))))
+        print(_printable_lines(paragraph))
     for one in block.tables:
         if is_whole or not one.title:
             if one.title:
                 print(f"\n{printable(one.title)}")
             table = Table(*map(escape, one.headings), show_header=any(one.headings))
             for row in one.rows:
-                texts = (escape(shown(cell, bool(one.title))).split("\n") for cell in row)
-                table.add_row(*("\n".join(map(printable, lines)) for lines in texts))
+                table.add_row(*(_printable_lines(escape(shown(cell, bool(one.title)))) for cell in row))
             console.print(table)
     for finding in block.findings:
-        print("\n".join(map(printable, finding.split("\n"))))
+        print(_printable_lines(finding))
     for part in block.parts if is_whole else ():
         print(f"\n{printable(part.title)}")
         print_block(part, is_whole=True)

@@ -353,4 +353,4 @@ def test_the_store_is_listed_and_bounded(place, finished):
     place.rm_opt("store", "gc", "--keep", 1)
     kept = [path.parent.parent.name for path in place.manifests()]
     assert len(kept) == len({*kept})
-    assert {*kept} - {"benchmark"} == {*STAGES}  # another test may have asked for benchmarks
+    assert {*kept} - {"benchmark"} == {*STAGES}  # another test may have requested benchmarks

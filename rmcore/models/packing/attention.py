@@ -121,9 +121,8 @@ def _one_by_one(
 ) -> Tensor:
     """Each of `spans` with its keys through `scaled_dot_product_attention`: (1, heads, tokens of these, D)."""
     lengths = [span.length for span in spans_of(plan.groups)]
-    repeats = query.shape[1] // key.shape[1]
-    if repeats > 1 and query.device.type == "cpu":  # with `enable_gqa` two threads trained half as fast there
-        key, value = (tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value))
+    if query.device.type == "cpu":  # with `enable_gqa` two threads trained half as fast there
+        key, value = _repeated(query, key, value)
     # Split once: its backward is one concatenation, where a slice a sequence would fill a whole row with zeros each.
     split = [tensor.split(lengths, dim=2) for tensor in (query, key, value)]
     pieces = {span.start: own for span, *own in zip(spans_of(plan.groups), *split, strict=True)}
@@ -141,6 +140,14 @@ def _one_by_one(
         mask = _mask(plan, span.length, span.prefix, query)
         outputs.append(attend(own_query, keys, values, attn_mask=mask))
     return torch.cat(outputs, dim=2)
+
+
+def _repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Repeat the heads (dimension 1) of keys and values for the query heads of their groups."""
+    repeats = query.shape[1] // key.shape[1]
+    if repeats == 1:
+        return key, value
+    return key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
 
 
 def _mask(plan: AttentionPlan, length: int, prefix: int, like: Tensor) -> Tensor:
@@ -176,10 +183,10 @@ def _varlen(
     query: Tensor, key: Tensor, value: Tensor, index: VarlenIndex, causal: bool, scaling: float | None
 ) -> Tensor:
     """Call the kernel: (T, heads, D) of queries like that, and of keys and values (K, key heads, D)."""
-    repeats = query.shape[1] // key.shape[1]
-    options: dict[str, Any] = {"enable_gqa": True} if repeats > 1 and index.grouped and ENABLES_GROUPS else {}
-    if repeats > 1 and not index.grouped:
-        key, value = (tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value))
+    is_enabled = query.shape[1] != key.shape[1] and index.grouped and ENABLES_GROUPS
+    options: dict[str, Any] = {"enable_gqa": True} if is_enabled else {}
+    if not index.grouped:
+        key, value = _repeated(query, key, value)
     output: Any = varlen_attn(
         query.contiguous(),
         key.contiguous(),
