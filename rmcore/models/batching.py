@@ -34,7 +34,7 @@ Batch = TypeVar("Batch", bound="DataclassInstance")
 MICRO_BATCH_OVERHEAD_TOKENS = 128
 """Fixed cost of one more forward/backward, in the time of computing that many tokens.
 
-Measured with benchmarks/micro_batch_overhead.py on 2 CPU cores (table in
+Measured on 2 CPU cores (table and command in
 benchmarks/results/micro-batches.md): the optimum is flat from 64 to 128 for a 1.3 M and a 22 M model alike.
 """
 
@@ -42,7 +42,7 @@ benchmarks/results/micro-batches.md): the optimum is flat from 64 to 128 for a 1
 PACKED_TOKENS_ON_CPU = 4096
 """Tokens of a packed micro-batch beyond which a CPU gets no faster.
 
-Measured with benchmarks/micro_batch_overhead.py --packed (table in benchmarks/results/micro-batches.md).
+Measured: table and command in benchmarks/results/micro-batches.md.
 """
 
 

@@ -141,7 +141,7 @@ def label_weight(named: str, judging: JudgingConfig) -> float | None:
 
     c is its reliability by the audit, or where that is not known how often it agrees with people. Of the weights 1, c,
     2c - 1 and its square this one ranked best where people's and a judge's labels were mixed
-    (`benchmarks/judge_label_weight.py`).
+    (`benchmarks/results/judge-labels.md`).
 
     Returns:
         None without an audit.

@@ -3,7 +3,7 @@
 On a CPU torch's fused kernel computes one sequence a call, and its backward pass in bfloat16 takes two to ten times as
 long as the matrix products in it. Here sequences of nearly equal length are padded to one shape and computed together,
 in batches whose weights stay in a core's cache. `LONGEST` says up to which length that measured better
-(benchmarks/attention_kernels.py, table in benchmarks/results/training-throughput.md); longer sequences keep the
+(table in benchmarks/results/training-throughput.md); longer sequences keep the
 fused kernel.
 
 The arithmetic is that of `scaled_dot_product_attention` up to rounding, and it can be differentiated twice.

@@ -3,9 +3,9 @@
 Judged on the policy's own samples instead of on labelled pairs alone. Conditions, each on one end of a 95 %
 interval, decide, and none can be bought back by another. The checks on labelled pairs decide nothing at this level: a
 model that only its gap between training and held-out accuracy refused gained 0.95 standard deviations of the true
-reward (benchmarks/verdict_vs_truth.py). Nor do on-policy accuracy, which ranks reward models worse than the win rate in
-the synthetic benchmark and as well on real answers (benchmarks/real_answers.py), and calibration, which says nothing of
-what a policy will do.
+reward (benchmarks/results/verdict.md). Nor do on-policy accuracy, which ranks reward models worse than the win rate in
+the synthetic benchmark and as well on real answers (experiments/log/real-answers.md), and calibration, which says
+nothing of what a policy will do.
 """
 
 from collections.abc import Mapping

@@ -88,7 +88,7 @@ class GainCurve:
         The one with the largest mean square of a fall since it: near neighbours hardly differ, and those that the
         newest is surely above cannot show a fall. (Comparing with the best one so far instead, which is near while
         the true reward still rises, left 10 times the regret in the choice of what to keep:
-        benchmarks/stopping_rules.py.)
+        benchmarks/results/watch.md.)
 
         Args:
             among: checkpoints whose weights are still there.

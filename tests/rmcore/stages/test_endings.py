@@ -1,7 +1,7 @@
 """Both endings in the synthetic benchmark, small: ready and then better for certain, refused and then no better.
 
 The policy is the synthetic benchmark's writer, and best-of-n carries the plan out; the texts of both are the same,
-and the annotators of one name the longer answer, whatever it says. (GRPO against both: benchmarks/rlhf_endings.py.)
+and the annotators of one name the longer answer, whatever it says. (GRPO against both: experiments/log/rlhf.md.)
 """
 
 import json
