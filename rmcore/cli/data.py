@@ -2,7 +2,6 @@
 
 import shlex
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -44,15 +43,11 @@ def check(
     from rmcore.data.audit import audit, format_audit
     from rmcore.data.examples import examples, format_examples
     from rmcore.data.observation import Observation
-    from rmcore.data.observation_counts import annotator_notices
     from rmcore.data.readers.sources import load_pairs, write_rejected
 
     columns = reading.columns(margin=margin_column, grades=grade_columns)
     loaded = load_pairs(file, split=reading.split, columns=columns, limit=reading.limit, require_pairs=False)
-    said = loaded.observations
-    if not said:  # of pairs alone nobody has asked yet who labelled them
-        said = [Observation.of_pair(pair) for pair in loaded.pairs]
-        loaded = replace(loaded, sentences=[*loaded.sentences, *annotator_notices(file, said)])
+    said = loaded.observations or [Observation.of_pair(pair) for pair in loaded.pairs]
     findings = audit({"all": loaded.pairs}, [loaded], {"all": said})
     findings["examples"] = examples(said)
     print(format_audit(findings) + format_examples(findings["examples"], len(said)))

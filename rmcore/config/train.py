@@ -13,12 +13,6 @@ class TrainConfig(Settings):
     objective: Literal["auto", "pairs"] = "auto"
     """auto: each kind of judgement in the data has its likelihood (pairs, ties, rankings, grades). pairs: only the
     strict pairs that they imply."""
-    combination: Literal["fixed", "learned"] = "fixed"
-    """Weights of several graded attributes in the reward: data.attribute_weights, or learned from what is ranked."""
-    grade_offset: bool = False
-    """Let the grades of one prompt share an offset, integrated out: graders differ from prompt to prompt."""
-    reliability: bool = False
-    """Learn how often each annotator judges at random, from a column `annotator`; scoring needs none of it."""
 
     steps: int | None = Field(default=None, ge=1)
     """Optimizer steps; takes precedence over epochs."""
@@ -155,16 +149,6 @@ class TrainConfig(Settings):
             raise ValueError(
                 f"best_metric=last ranks no steps, but keep_top_k={self.keep_top_k} asks for the best of them; leave "
                 "keep_top_k at 1, or keep steps with save_every."
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _pairs_have_no_likelihood_of_their_own(self) -> Self:
-        asked = [name for name in ("grade_offset", "reliability") if getattr(self, name)]
-        if self.objective == "pairs" and asked:
-            raise ValueError(
-                f"objective=pairs trains on the Bradley-Terry loss alone, which has no {', '.join(asked)}; leave "
-                "objective out."
             )
         return self
 

@@ -1,9 +1,9 @@
-"""Observations in numbers: kinds, answers, ties, grades, annotators; and what of it deserves a sentence."""
+"""Observations in numbers: kinds, answers, ties, grades, annotators."""
 
 import math
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,6 @@ from rmcore.data.observation import Kind, Observation
 from rmcore.data.pair import prompt_text, text_number
 from rmcore.data.survey import Scale
 
-FEWEST_LABELS = 2
-"""An annotator with fewer labels cannot be told from chance in what sets him apart."""
 _SHOWN = 20
 _NAMED = 3
 
@@ -114,42 +112,3 @@ def format_observations(name: str, found: Mapping[str, Any]) -> list[str]:
 
 def _line(title: str, text: str) -> str:
     return f"{title:<24}{text}"
-
-
-def annotator_notices(source: str, observations: Sequence[Observation]) -> list[str]:
-    """Say of which annotators little can be known, a sentence each: few labels, or no prompt shared with another."""
-    numbers: dict[str, int] = {}
-    who, prompts = array("l"), array("Q")
-    for one in observations:
-        if one.annotator is not None:
-            who.append(numbers.setdefault(one.annotator, len(numbers)))
-            prompts.append(text_number(prompt_text(one.prompt)))
-    if len(numbers) < 2:
-        return []
-    names = list(numbers)
-    person = np.frombuffer(who, dtype=np.dtype("l"))
-    labels = np.bincount(person)
-    prompt = np.unique(np.frombuffer(prompts, np.uint64), return_inverse=True)[1]
-    both = np.unique(np.stack([prompt, person]), axis=1)  # (2, N) each annotator once a prompt
-    num_people = np.bincount(both[0])  # (prompts,)
-    overlaps = np.zeros(len(names), dtype=bool)
-    overlaps[both[1][num_people[both[0]] > 1]] = True
-    sentences = []
-    few = [names[place] for place in np.flatnonzero(labels < FEWEST_LABELS)]
-    if few:
-        sentences.append(
-            f"{_named(few, len(names))} of {source} gave fewer than {FEWEST_LABELS} labels: how reliable they are "
-            "cannot be known from them."
-        )
-    alone = [names[place] for place in np.flatnonzero(~overlaps)]
-    if alone:
-        sentences.append(
-            f"{_named(alone, len(names))} of {source} judged no prompt that another judged: how they differ from "
-            "others cannot be told from how their prompts do."
-        )
-    return sentences
-
-
-def _named(some: Sequence[str], num_all: int) -> str:
-    shown = ", ".join(some[:_NAMED]) + (", ..." if len(some) > _NAMED else "")
-    return f"{len(some):,} of {num_all:,} annotators ({shown})"

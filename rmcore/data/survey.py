@@ -1,4 +1,4 @@
-"""A survey of observations: their kinds, ties, scales of grades, annotators. The likelihood is made to measure.
+"""A survey of observations: their kinds, ties, scales of grades. The likelihood is made to measure.
 
 It is taken once, of the training split, and kept with the model: a held-out grade is read on the training scale.
 """
@@ -75,18 +75,14 @@ class Survey:
             first is 1.
         scales: of the graded attributes that have more than one value, by name.
         single_valued: attributes whose grades are all the same.
-        annotators: who gave how many terms of the likelihood, weighted, in the order of first appearance.
         num_weighted: observations whose weight is not 1.
-        num_shared: observations in which one attribute of two answers or more is graded.
     """
 
     kinds: Mapping[str, int] = field(default_factory=dict)
     tie_odds: tuple[float, ...] = (1.0,)
     scales: tuple[Scale, ...] = ()
     single_valued: tuple[str, ...] = ()
-    annotators: Mapping[str, float] = field(default_factory=dict)
     num_weighted: int = 0
-    num_shared: int = 0
 
     @property
     def has_choices(self) -> bool:
@@ -100,14 +96,10 @@ def survey(observations: Iterable[Observation]) -> Survey:
     chosen: Counter[int] = Counter()
     among: Counter[int] = Counter()
     grades: dict[str, Counter[float]] = {}
-    annotators: dict[str, float] = {}
-    num_weighted = num_shared = 0
+    num_weighted = 0
     for one in observations:
         kinds[str(one.kind)] += 1
         num_weighted += one.weight != 1
-        num_shared += any(sum(grade is not None for grade in given) > 1 for given in one.grades.values())
-        if one.annotator is not None:
-            annotators[one.annotator] = annotators.get(one.annotator, 0.0) + one.num_terms * one.weight
         if one.ranks is not None and not one.top_only:
             left = len(one.ranks)
             for _, size in sorted(Counter(one.ranks).items()):
@@ -123,9 +115,7 @@ def survey(observations: Iterable[Observation]) -> Survey:
         tie_odds=_tie_odds(chosen, among),
         scales=tuple(scale for scale in scales.values() if scale is not None),
         single_valued=tuple(name for name, scale in scales.items() if scale is None),
-        annotators=annotators,
         num_weighted=num_weighted,
-        num_shared=num_shared,
     )
 
 

@@ -1,13 +1,13 @@
 """Tokenized observations on disk: what a training on more than pairs draws its steps from, whatever their number.
 
 As `rmcore.data.tokenized` for pairs: a batch at a time into Arrow files that are mapped into memory; several processes
-of one host share the work. Grades and annotators are numbers here already, by the `Coding` of the training.
+of one host share the work. Grades are numbers here already, by the `Coding` of the training.
 """
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from heapq import merge
 from itertools import islice
 from operator import itemgetter
@@ -54,8 +54,6 @@ class Coding:
     """How judgements become numbers."""
 
     scales: tuple[Scale, ...] = ()
-    annotators: Mapping[str, int] = field(default_factory=dict)
-    """Those with a reliability of their own, counted from 1; 0 is anybody else."""
 
     def grades(self, observation: Observation) -> list[CodedGrade]:
         """The grades of the attributes that have a scale, and are on it."""
@@ -77,7 +75,6 @@ class Coding:
             observation.ranks,
             observation.top_only,
             tuple(self.grades(observation)),
-            self.annotators.get(observation.annotator or "", 0),
             observation.weight,
         )
 
@@ -96,7 +93,6 @@ class TokenizedObservation:
     ranks: tuple[int, ...] | None
     top_only: bool
     grades: tuple[CodedGrade, ...]
-    annotator: int
     weight: float
 
     @property
@@ -152,7 +148,6 @@ def _read(batch: pa.RecordBatch, row: int) -> TokenizedObservation:
         None if said["ranks"] is None else tuple(said["ranks"]),
         said["top_only"],
         tuple(CodedGrade(*grade) for grade in said["grades"]),
-        said["annotator"],
         said["weight"],
     )
 
@@ -298,7 +293,6 @@ def _row(one: TokenizedObservation) -> dict[str, Any]:
         "ranks": one.ranks,
         "top_only": one.top_only,
         "grades": one.grades,
-        "annotator": one.annotator,
         "weight": one.weight,
     }
     return {

@@ -33,13 +33,12 @@ class AttributeHead(nn.Module):
         linear: the layer with one row. An attribute that alone has a weight begins as that row, so that the reward is
             what it was; the others are drawn, each its own, of the same size: copies would stay alike.
         combination: (A,) weights c of the attributes in the reward.
-        learned: whether the weights are trained, too.
     """
 
     combination: Tensor
     bias: nn.Parameter | None
 
-    def __init__(self, linear: nn.Linear, combination: Sequence[float], *, learned: bool) -> None:
+    def __init__(self, linear: nn.Linear, combination: Sequence[float]) -> None:
         super().__init__()
         weights = linear.weight.new_tensor(list(combination))
         row = linear.weight.detach()
@@ -48,16 +47,13 @@ class AttributeHead(nn.Module):
         first = drawn.to(row)
         if int((weights != 0).sum()) == 1:
             first[weights != 0] = row
-        trained = linear.weight.requires_grad  # with adapters the original is frozen, and its copy is not
-        self.weight = nn.Parameter(first, requires_grad=trained)  # (A, H)
+        # With adapters the original is frozen, and its copy is not.
+        self.weight = nn.Parameter(first, requires_grad=linear.weight.requires_grad)  # (A, H)
         bias = None
         if linear.bias is not None:
             bias = nn.Parameter(linear.bias.detach().repeat(len(weights)), requires_grad=linear.bias.requires_grad)
         self.register_parameter("bias", bias)
-        if learned:
-            self.combination = nn.Parameter(weights, requires_grad=trained)
-        else:
-            self.register_buffer("combination", weights)
+        self.register_buffer("combination", weights)
 
     def forward(self, features: Tensor) -> Tensor:
         """Turn (..., H) features into (..., 1 + A): the reward, then the attributes."""
@@ -65,7 +61,7 @@ class AttributeHead(nn.Module):
         return torch.cat([(outputs @ self.combination)[..., None], outputs], dim=-1)
 
 
-def add_attributes(model: nn.Module, combination: Sequence[float], *, learned: bool) -> None:
+def add_attributes(model: nn.Module, combination: Sequence[float]) -> None:
     """Put an `AttributeHead` in the place of the last linear layer of the reward head, in place.
 
     With adapters on the model this changes the copy of the head that is trained with them, and the original.
@@ -84,7 +80,7 @@ def add_attributes(model: nn.Module, combination: Sequence[float], *, learned: b
             "added to it; train on one attribute, or on pairs."
         )
     for parent, name, child in places:
-        setattr(parent, name, AttributeHead(child, combination, learned=learned).to(child.weight.device))
+        setattr(parent, name, AttributeHead(child, combination).to(child.weight.device))
 
 
 def _linear_layers(model: nn.Module, name: str, head: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
@@ -204,7 +200,7 @@ def load_attributes(model: nn.Module, folder: Path) -> dict[str, float]:
     if weights is None:
         raise ModelError(f"{folder} has no attributes: it was trained on pairs, rankings or one grade.")
     check_seal(attributes_folder(folder))
-    add_attributes(model, list(weights.values()), learned=False)
+    add_attributes(model, list(weights.values()))
     tensors = load_file(attributes_folder(folder) / WEIGHTS_FILE)
     try:
         for _, _, head in _attribute_heads(model):

@@ -7,7 +7,6 @@ computes their prompt once; and K answers are K sides, where the pairs that they
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,21 +24,16 @@ class ObservationLabels:
     answers: Tensor  # (N, K) long, places among the sides, best first; 0 where `ranks` is 0
     ranks: Tensor  # (N, K) long from 1, not falling; 0 is padding
     first_only: Tensor  # (N,) bool, of the ranking only the first choice counts
-    rank_annotators: Tensor  # (N,) long, 0 is anybody
     rank_weights: Tensor  # (N,) float32
     graded: Tensor  # (M,) long, the side that a grade is of
     attributes: Tensor  # (M,) long
     codes: Tensor  # (M,) float32
-    prompts: Tensor  # (M,) long below G, which observation
-    grade_annotators: Tensor  # (M,) long
+    prompts: Tensor  # (M,) long, which observation
     grade_weights: Tensor  # (M,) float32
-    num_observations: int  # G
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "ObservationLabels":
         """The same with `change` applied to its tensors."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
-        changed: dict[str, Any] = {name: change(one) for name, one in values.items() if isinstance(one, Tensor)}
-        return replace(self, **changed)
+        return ObservationLabels(*(change(getattr(self, one.name)) for one in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +69,13 @@ def padded_tokens(lengths: Sequence[int]) -> int:
 def label(observations: Sequence[TokenizedObservation]) -> ObservationLabels:
     """Put the judgements of G observations into tensors; their sides count on from one to the next."""
     ranked: list[tuple[list[int], list[int], TokenizedObservation]] = []
-    grades: list[tuple[int, int, float, int, int, float]] = []
+    grades: list[tuple[int, int, float, int, float]] = []
     start = 0
     for number, one in enumerate(observations):
         if one.ranks is not None:
             order = sorted(range(len(one.ranks)), key=one.ranks.__getitem__)
             ranked.append(([start + place for place in order], [one.ranks[place] for place in order], one))
-        grades += [
-            (start + grade.answer, grade.attribute, grade.code, number, one.annotator, one.weight)
-            for grade in one.grades
-        ]
+        grades += [(start + grade.answer, grade.attribute, grade.code, number, one.weight) for grade in one.grades]
         start += len(one.sides)
     most = max((len(ranks) for _, ranks, _ in ranked), default=1)
     answers = torch.zeros((len(ranked), most), dtype=torch.long)
@@ -92,20 +83,17 @@ def label(observations: Sequence[TokenizedObservation]) -> ObservationLabels:
     for row, (places, given, _) in enumerate(ranked):
         answers[row, : len(places)] = torch.tensor(places)
         ranks[row, : len(given)] = torch.tensor(given)
-    columns = list(zip(*grades, strict=True)) or [()] * 6
+    columns = list(zip(*grades, strict=True)) or [()] * 5
     return ObservationLabels(
         answers=answers,
         ranks=ranks,
         first_only=torch.tensor([one.top_only for _, _, one in ranked], dtype=torch.bool),
-        rank_annotators=torch.tensor([one.annotator for _, _, one in ranked], dtype=torch.long),
         rank_weights=torch.tensor([one.weight for _, _, one in ranked], dtype=torch.float32),
         graded=torch.tensor(columns[0], dtype=torch.long),
         attributes=torch.tensor(columns[1], dtype=torch.long),
         codes=torch.tensor(columns[2], dtype=torch.float32),
         prompts=torch.tensor(columns[3], dtype=torch.long),
-        grade_annotators=torch.tensor(columns[4], dtype=torch.long),
-        grade_weights=torch.tensor(columns[5], dtype=torch.float32),
-        num_observations=len(observations),
+        grade_weights=torch.tensor(columns[4], dtype=torch.float32),
     )
 
 

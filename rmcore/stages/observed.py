@@ -54,7 +54,6 @@ class Measured:
         correlations: between the attributes' outputs over all answers, attribute -> attribute -> Pearson's r.
         parts: attribute -> its `weight` in the reward, pairwise accuracy on the test pairs by it `alone`, and how much
             the reward's accuracy changes where it is left out (`left_out`, of that reward minus of the whole).
-        learned: what the likelihood learned besides the model, see `Likelihood.learned`.
     """
 
     metrics: dict[str, MetricValue]
@@ -63,7 +62,6 @@ class Measured:
     num_off_scale: int
     correlations: dict[str, dict[str, float]]
     parts: dict[str, dict[str, Any]]
-    learned: dict[str, Any]
 
 
 def measure_observations(
@@ -127,7 +125,7 @@ def measure_observations(
         counts[str(Kind.GRADES)] = rows.num_graded
     parts = _parts(rm, pairs, weights, config, seed) if weights and pairs else {}
     num_left_out = len(observations) - num_kept
-    return Measured(metrics, counts, num_left_out, num_off_scale, rows.correlations(), parts, likelihood.learned())
+    return Measured(metrics, counts, num_left_out, num_off_scale, rows.correlations(), parts)
 
 
 def _parts(
@@ -251,7 +249,7 @@ class _Rows:
 
 
 def _levels(eta: torch.Tensor, likelihood: Likelihood, number: int, scale: Scale) -> list[float]:
-    """The most probable level of each grade, at an offset of 0; NaN of real grades."""
+    """The most probable level of each grade; NaN of real grades."""
     if scale.link == "real":
         return [math.nan] * len(eta)
     rising, log_sigma = thresholds(likelihood.cuts[number]), likelihood.log_sigma[number, None]

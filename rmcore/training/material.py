@@ -19,7 +19,7 @@ from rmcore.data.tokenized_observations import (
 )
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training.likelihood.attached import attach
-from rmcore.training.likelihood.designs import make_design, training_observations
+from rmcore.training.likelihood.designs import make_design
 from rmcore.training.likelihood.observed import Design
 
 
@@ -43,15 +43,16 @@ class Material:
         Raises:
             ConfigError, DataError: see `rmcore.training.likelihood.designs.make_design`.
         """
-        wanted = training_observations(config, pairs, observations)
-        if wanted is None:
-            if observations is not None and not len(pairs):
-                raise DataError(
-                    f"{len(observations)} observations to train on imply no strict pair, and train.objective=pairs "
-                    "trains on nothing else. Leave it out."
-                )
+        if observations is None:
             return cls(pairs)
-        return cls(wanted, make_design(config, wanted, attribute_weights))
+        if config.objective == "auto":
+            return cls(observations, make_design(config, observations, attribute_weights))
+        if not len(pairs):
+            raise DataError(
+                f"{len(observations)} observations to train on imply no strict pair, and train.objective=pairs "
+                "trains on nothing else. Leave it out."
+            )
+        return cls(pairs)
 
     def attach_to(self, rm: BradleyTerryRM) -> None:
         """Put the likelihood on the model, where there is one."""

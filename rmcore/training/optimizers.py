@@ -24,7 +24,7 @@ ADAM_BETA1 = 0.9
 """Decay of the mean of the gradient; that of its square is `adam_beta2`. Kingma & Ba 2015, arXiv:1412.6980."""
 SGD_MOMENTUM = 0.9
 LIKELIHOOD_PREFIX = "likelihood."
-"""Beginning of the names of what a likelihood learns besides the model: widths of ties, thresholds, reliabilities."""
+"""Beginning of the names of what a likelihood learns besides the model: widths of ties, thresholds."""
 LIKELIHOOD_LR = 0.01
 """Peak learning rate of those: they are a handful of numbers of size 1, which 5e-6 would never move."""
 MUON_MOMENTUM = 0.95
@@ -223,7 +223,7 @@ def _split_parts(trained: Mapping[str, nn.Parameter], config: TrainConfig) -> li
             "optimizer=adamw8bit with a model sharded over processes: its blocks of weights would depend on how many "
             "there are. Use adamw, of which each process keeps its share, or train in one process."
         )
-    kept = {name: p for name, p in trained.items() if is_reward_head(name) or _is_of_likelihood(name)}
+    kept = {name: p for name, p in trained.items() if is_reward_head(name) or name.startswith(LIKELIHOOD_PREFIX)}
     backbone = [p for name, p in trained.items() if name not in kept]
     betas = (ADAM_BETA1, config.adam_beta2)
     return [
@@ -237,18 +237,13 @@ def parameter_groups(named: Mapping[str, nn.Parameter], config: TrainConfig) -> 
 
     `set_learning_rate` multiplies by that.
     """
-    learned = [parameter for name, parameter in named.items() if _is_of_likelihood(name)]
-    model = [parameter for name, parameter in named.items() if not _is_of_likelihood(name)]
+    learned = [parameter for name, parameter in named.items() if name.startswith(LIKELIHOOD_PREFIX)]
+    model = [parameter for name, parameter in named.items() if not name.startswith(LIKELIHOOD_PREFIX)]
     groups = decay_groups(model, config.weight_decay)
     if learned:
         scale = max(1.0, LIKELIHOOD_LR / config.lr)
         groups.append({"params": learned, "weight_decay": 0.0, "lr_scale": scale, "lr": config.lr * scale})
     return groups
-
-
-def _is_of_likelihood(name: str) -> bool:
-    """Whether a parameter is one of a likelihood's numbers, or a weight of an attribute in the reward."""
-    return name.startswith(LIKELIHOOD_PREFIX) or name.endswith(".combination")
 
 
 def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:

@@ -7,7 +7,6 @@ import numpy as np
 from rmcore.data.survey import Scale
 from rmcore.evaluation.judgements import Choices, GradesOf, mean_over_prompts, measure_choices, measure_grades
 from rmcore.stages.observed import Measured
-from rmcore.training.likelihood.observed import Design, Likelihood
 
 PROMPTS = 60
 HOW = {"num_prompts": PROMPTS, "num_resamples": 200, "seed": 0}
@@ -57,9 +56,6 @@ def record() -> dict:
         | {key: one.to_dict() for key, one in mean_over_prompts(change, prompts, **HOW).items()}
         for name, weight in (("helpfulness", 1.0), ("safe", 0.0))
     }
-    design = Design(
-        tie_odds=(1.0, 0.4), scales=scales, combination=(1.0, 0.0), annotators={"ada": 30, "bob": 20}, offset=True
-    )
     measured = Measured(
         metrics,
         {"pair": 20, "tie": 20, "ranking": 20, "grades": 60},
@@ -67,6 +63,5 @@ def record() -> dict:
         3,
         {"helpfulness": {"helpfulness": 1.0, "safe": 0.31}, "safe": {"helpfulness": 0.31, "safe": 1.0}},
         parts,
-        Likelihood(design).learned(),
     )
     return asdict(measured)

@@ -23,7 +23,6 @@ from rmcore.core.errors import DataError
 from rmcore.core.files import known_digest, write_json_lines
 from rmcore.core.progress import Report, silent
 from rmcore.data.observation import Observation
-from rmcore.data.observation_counts import annotator_notices
 from rmcore.data.pair import PreferencePair, prompt_text, text_number
 from rmcore.data.pairs_on_disk import select
 from rmcore.data.readers.cluster import SCHEME, cluster_digest, read_cluster
@@ -189,7 +188,7 @@ def load_pairs(
         observations=found.observations,
         num_ties=found.num_ties,
         num_contradicting=found.num_contradicting,
-        sentences=[*sentences, *annotator_notices(source, found.observations), *unread_parts(source, found.pairs)],
+        sentences=[*sentences, *unread_parts(source, found.pairs)],
     )
 
 

@@ -69,13 +69,11 @@ def judgements_block(found: Mapping[str, Any]) -> Block:
         "What each attribute adds to the reward": adds,
         "Correlation of what the model says of the attributes, over held-out answers": alike,
     }
-    parts = [Block(title, tables=(one,)) for title, one in titled.items() if one.rows]
-    learned = _learned(found["learned"])
     return Block(
         TITLE,
         text=(_held_out(found), DEFINITION),
         tables=[one for one in tables if one.rows],
-        parts=[*parts, *([Block("Learned with the model", findings=learned)] if learned else [])],
+        parts=[Block(title, tables=(one,)) for title, one in titled.items() if one.rows],
     )
 
 
@@ -101,21 +99,3 @@ def _order(metrics: Mapping[str, Any], name: str) -> str:
 def _part(part: Mapping[str, Any]) -> tuple[str, ...]:
     without = numbers.with_interval(part["left_out"], "points") if part["weight"] else numbers.MISSING
     return numbers.decimal(part["weight"]), numbers.with_interval(part["alone"], "share"), without
-
-
-def _learned(found: Mapping[str, Any]) -> list[str]:
-    """Parameters that the likelihood learned together with the model, a sentence each."""
-    said = []
-    for size, width in found.get("tie", {}).items():
-        said.append(f"{size} equally good answers are called equal with odds {numbers.decimal(width)} to one alone.")
-    reliability = sorted(found.get("reliability", {}).items(), key=lambda one: one[1])
-    if reliability:
-        least, most = reliability[0], reliability[-1]
-        said.append(
-            f"{len(reliability)} annotators judge by the model {numbers.percent(least[1])} ({least[0]}) to "
-            f"{numbers.percent(most[1])} ({most[0]}) of the time, and else at random."
-        )
-    for attribute, entry in found.get("grades", {}).items():
-        if "offset_deviation" in entry:
-            said.append(f"{attribute}: prompts differ by {numbers.decimal(entry['offset_deviation'])} logits (one sd).")
-    return said

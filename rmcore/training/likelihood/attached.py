@@ -60,7 +60,7 @@ def attach(rm: BradleyTerryRM, design: Design) -> None:
         ModelError: there are several attributes, and its head has no linear layer that could have a row for each.
     """
     if design.combination:
-        add_attributes(rm.model, design.combination, learned=design.learns_combination)
+        add_attributes(rm.model, design.combination)
     rm.model.add_module(NAME, Likelihood(design).to(rm.device))
     rm.companion = Attached(design)
 

@@ -13,8 +13,6 @@ Sources: Plackett 1975; Luce 1959; Davidson 1970 (ties of two); Firth, Turner, K
 more, "Davidson-Luce").
 """
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -78,25 +76,3 @@ def _log_totals(utilities: Tensor, present: Tensor, log_tie: Tensor) -> Tensor:
         own = sums[:, orders - 1, orders]  # (N, D) log e_k of exp(u / k)
         totals.append((own + readiness).logsumexp(1))
     return torch.stack(totals[::-1], dim=1)
-
-
-def log_outcomes(ranks: Tensor, first_only: Tensor, *, ties: bool) -> Tensor:
-    """Logarithm of how many judgements of so many answers are possible: (N,) float64.
-
-    There are K of a first choice, K! of an order, and with ties the number of weak orders (1, 3, 13, 75, ...; Fubini
-    numbers).
-
-    Args:
-        ranks: (N, K) long, 0 is padding.
-        first_only: (N,) bool.
-        ties: whether answers may be called equal.
-    """
-    orders = [1]
-    for number in range(1, ranks.shape[1] + 1):
-        # a weak order of n answers: choose the k that are best, then a weak order of the others
-        ways = (math.comb(number, k) * orders[number - k] for k in (range(1, number + 1) if ties else (1,)))
-        orders.append(sum(ways))
-    answers = (ranks > 0).sum(1)  # (N,)
-    logs = [math.log(one) for one in orders]  # of whole numbers of any size
-    counted = torch.tensor(logs, dtype=torch.float64, device=ranks.device)[answers]
-    return torch.where(first_only, answers.double().log(), counted)

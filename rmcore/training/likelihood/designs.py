@@ -1,40 +1,13 @@
 """Which likelihood a training needs: from its settings and a survey of its observations."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError, DataError
-from rmcore.data.observation import Kind, Observation
-from rmcore.data.survey import Scale, Survey, better_weights, survey
-from rmcore.data.tokenized import Pairs
+from rmcore.data.observation import Kind
+from rmcore.data.survey import Survey, better_weights, survey
 from rmcore.data.tokenized_observations import Observations
 from rmcore.training.likelihood.observed import Design
-
-FEWEST_JUDGED = 5
-"""Judgements from which on an annotator has a reliability of their own; the others share the mean."""
-
-
-@dataclass(frozen=True, slots=True)
-class PairsObserved:
-    """Pairs as observations, for a likelihood that has more to say of them than which side is better."""
-
-    pairs: Pairs
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def __iter__(self) -> Iterator[Observation]:
-        return map(Observation.of_pair, self.pairs)
-
-
-def training_observations(config: TrainConfig, pairs: Pairs, observations: Observations | None) -> Observations | None:
-    """The observations that the likelihood is trained on; None: the loss of pairs does, `rmcore.training.losses`."""
-    if config.objective == "pairs":
-        return None
-    if observations is None and config.reliability:
-        return PairsObserved(pairs)
-    return observations
 
 
 def make_design(
@@ -50,15 +23,11 @@ def make_design(
     _refuse_settings_of_pairs(config, found)
     _refuse_nothing_to_learn(found)
     weights = better_weights([scale.attribute for scale in found.scales], attribute_weights)
-    combination = _combination(config, found, weights)
     return Design(
         tie_odds=found.tie_odds,
         scales=found.scales,
-        combination=combination,
-        learns_combination=config.combination == "learned",
+        combination=_combination(found, weights),
         has_choices=found.has_choices,
-        annotators=_annotators(found) if config.reliability else {},
-        offset=config.grade_offset and _has_offsets(found),
         beta=config.beta,
         label_smoothing=config.label_smoothing,
         reward_penalty=config.regularization_lambda,
@@ -76,18 +45,14 @@ def _refuse_settings_of_pairs(config: TrainConfig, found: Survey) -> None:
     for name, is_set in unused.items():
         if is_set:
             raise ConfigError(
-                f"{name} is made for strict pairs that count once each, and the training data are {_shown(found)}"
-                f"{_asked(config)}. Leave it out, or train on the implied pairs alone: train.objective=pairs."
+                f"{name} is made for strict pairs that count once each, and the training data are {_shown(found)}. "
+                "Leave it out, or train on the implied pairs alone: train.objective=pairs."
             )
 
 
 def _shown(found: Survey) -> str:
     kinds = ", ".join(f"{count} of kind {kind}" for kind, count in found.kinds.items())
     return f"{kinds}, {found.num_weighted} with a weight" if found.num_weighted else kinds
-
-
-def _asked(config: TrainConfig) -> str:
-    return "; train.reliability is set" if config.reliability else ""
 
 
 def _refuse_nothing_to_learn(found: Survey) -> None:
@@ -104,47 +69,13 @@ def _refuse_nothing_to_learn(found: Survey) -> None:
     )
 
 
-def _combination(config: TrainConfig, found: Survey, weights: Mapping[str, float]) -> tuple[float, ...]:
-    if config.combination == "learned" and not (found.has_choices and len(found.scales) > 1):
-        raise ConfigError(
-            "train.combination=learned learns what each attribute weighs in the reward from pairs or rankings, and "
-            f"the training data has {'no such judgements' if len(found.scales) > 1 else 'no two graded attributes'}. "
-            "Leave it out: the weights are then data.attribute_weights."
-        )
+def _combination(found: Survey, weights: Mapping[str, float]) -> tuple[float, ...]:
     if len(found.scales) < 2:
         return ()
     if not any(weights.values()):
+        named = ", ".join(scale.attribute for scale in found.scales)
         raise ConfigError(
-            f"data.attribute_weights gives none of {_named(found.scales)} a weight, so the reward would be 0 for every "
+            f"data.attribute_weights gives none of {named} a weight, so the reward would be 0 for every "
             "answer: weight at least one of them."
         )
     return tuple(weights.get(scale.attribute, 0.0) for scale in found.scales)
-
-
-def _named(scales: Sequence[Scale]) -> str:
-    return ", ".join(scale.attribute for scale in scales)
-
-
-def _annotators(found: Survey) -> dict[str, float]:
-    known = {name: count for name, count in found.annotators.items() if count >= FEWEST_JUDGED}
-    if len(known) < 2:
-        raise DataError(
-            f"train.reliability asks how reliable each annotator is, and {len(known)} of {len(found.annotators)} named "
-            f"in the training data judged {FEWEST_JUDGED} times or more. It needs a column `annotator` and at least "
-            "two of them; leave train.reliability out."
-        )
-    return known
-
-
-def _has_offsets(found: Survey) -> bool:
-    """Whether an offset that grades of one prompt share can be told from the answers.
-
-    Raises:
-        DataError: none has two grades of one attribute.
-    """
-    if not found.num_shared:
-        raise DataError(
-            "train.grade_offset lets the grades of one prompt share an offset, and in the training data no annotator "
-            "graded two answers to a prompt: leave it out."
-        )
-    return True

@@ -4,38 +4,24 @@ Of a side the model says a reward r and, where attributes are graded, o_1 .. o_A
 
     ranks     utilities beta r: `choices`
     grades    eta = o_a (with one attribute: eta = s r, s learned where there are ranks to fix the scale): `grades`
-    annotator a judges by the model with probability 1 - eps_a and else at random (Dawid and Skene 1979, one number an
-              annotator): log((1 - eps_a) P + eps_a P_0), eps_a = sigmoid(mu + theta_a), theta_a ~ Normal(0, 1)
 
 Ranks of an observation are one term, every grade is one; each counts by its weight, and a step divides by the sum of
 weights once. Pairs alone need nothing of this and never come here: `rmcore.training.losses`.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import torch
 from pydantic import ConfigDict, TypeAdapter
 from torch import Tensor, nn
 
-from rmcore.core.errors import ModelError
 from rmcore.data.survey import Scale
 from rmcore.data.tokenized_observations import Coding
 from rmcore.models.observation_batching import ObservationLabels
-from rmcore.training.likelihood.choices import log_outcomes, ranking_log_likelihood
-from rmcore.training.likelihood.grades import (
-    free_thresholds,
-    gaussian_with_offset,
-    grade_log_likelihood,
-    hermite_rule,
-    marginal_log_likelihood,
-    thresholds,
-)
-
-CARELESS = 0.1
-"""Share of judgements at random that an annotator is taken for before anything is known of them."""
+from rmcore.training.likelihood.choices import ranking_log_likelihood
+from rmcore.training.likelihood.grades import free_thresholds, grade_log_likelihood, thresholds
 
 
 @dataclass(frozen=True)
@@ -46,12 +32,9 @@ class Design:
         tie_odds: where log_tie begins, see `rmcore.data.survey.Survey`; one number: no ties.
         scales: of the graded attributes.
         combination: weight of each of them in the reward, where there are two or more; else empty.
-        learns_combination: whether these weights are trained, by ranks.
         has_choices: whether anything is ranked.
-        annotators: weighted terms of each of those with a reliability of their own; empty: all are taken at their word.
-        offset: whether grades of one prompt share an offset.
         beta: scale of utilities.
-        label_smoothing: of choices, where annotators have no reliabilities.
+        label_smoothing: of choices.
         reward_penalty: weight of the mean squared reward of an observation.
         margin_penalty: weight of the mean squared margin of ranked answers.
         centering: weight of the squared sum of two rewards of mean size, of ranked answers.
@@ -62,10 +45,7 @@ class Design:
     tie_odds: tuple[float, ...] = (1.0,)
     scales: tuple[Scale, ...] = ()
     combination: tuple[float, ...] = ()
-    learns_combination: bool = False
     has_choices: bool = True
-    annotators: Mapping[str, float] = field(default_factory=dict)
-    offset: bool = False
     beta: float = 1.0
     label_smoothing: float = 0.0
     reward_penalty: float = 0.0
@@ -75,7 +55,7 @@ class Design:
     @property
     def coding(self) -> Coding:
         """How judgements become numbers for it."""
-        return Coding(self.scales, {name: at for at, name in enumerate(self.annotators, 1)})
+        return Coding(self.scales)
 
 
 @dataclass(frozen=True)
@@ -84,7 +64,7 @@ class Terms:
 
     Attributes:
         choices: (N,) nats, of the ranked observations.
-        grades: (M,) nats, of the grades; with an offset each is an even share of its prompt's.
+        grades: (M,) nats, of the grades.
     """
 
     choices: Tensor
@@ -99,16 +79,11 @@ class Likelihood(nn.Module):
         log_scale: (1,) or (0,) log s.
         cuts: for each attribute its free thresholds, see `grades.free_thresholds`.
         log_sigma: (A,) of real grades.
-        log_tau: (A,) of offsets, or (0,).
-        carelessness: (1 + annotators,) mu, then theta; or (0,).
     """
 
     log_tie: Tensor
     log_scale: Tensor
     log_sigma: Tensor
-    log_tau: Tensor
-    carelessness: Tensor
-    _judged: Tensor
 
     def __init__(self, design: Design) -> None:
         super().__init__()
@@ -117,13 +92,6 @@ class Likelihood(nn.Module):
         self._learn("log_scale", torch.zeros(int(design.has_choices and len(design.scales) == 1)))
         self.cuts = nn.ParameterList(nn.Parameter(_first_cuts(scale)) for scale in design.scales)
         self._learn("log_sigma", torch.zeros(len(design.scales)))
-        self._learn("log_tau", torch.full((len(design.scales) if design.offset else 0,), math.log(0.5)))
-        number = len(design.annotators)
-        careless = torch.zeros(1 + number if number else 0)
-        careless[:1] = math.log(CARELESS / (1 - CARELESS))
-        self._learn("carelessness", careless)
-        counts = torch.tensor([1, *design.annotators.values()], dtype=torch.float32)
-        self.register_buffer("_judged", counts, persistent=False)
 
     def _learn(self, name: str, first: Tensor) -> None:
         """Add a parameter; one of no numbers is none, as sharding cannot cut it."""
@@ -160,25 +128,22 @@ class Likelihood(nn.Module):
         if not len(labels.ranks):
             return rewards.new_zeros(0)
         utilities = self.design.beta * rewards  # (S,)
-        smoothing = self.design.label_smoothing if self.training and not len(self.carelessness) else 0.0
-        said = ranking_log_likelihood(
+        return ranking_log_likelihood(
             utilities[labels.answers],
             labels.ranks,
             self.log_tie,
             first_only=labels.first_only,
-            label_smoothing=smoothing,
+            label_smoothing=self.design.label_smoothing if self.training else 0.0,
         )
-        if not len(self.carelessness):
-            return said
-        at_random = -log_outcomes(labels.ranks, labels.first_only, ties=bool(len(self.log_tie)))
-        return self._by_annotators(said, at_random.to(said.dtype), labels.rank_annotators)
 
     def _grades(self, outputs: Tensor, labels: ObservationLabels) -> Tensor:
         found = outputs.new_zeros(len(labels.codes))
         for number, scale in enumerate(self.design.scales):
             own = torch.nonzero(labels.attributes == number)[:, 0]
             eta = self.eta(outputs, labels.graded[own], number)
-            found = found.index_copy(0, own, self._attribute(number, scale, eta, own, labels))
+            rising, log_sigma = thresholds(self.cuts[number]), self.log_sigma[number, None]
+            said = grade_log_likelihood(eta, labels.codes[own].to(eta.dtype), rising, log_sigma, scale.link)
+            found = found.index_copy(0, own, said)
         return found
 
     def eta(self, outputs: Tensor, sides: Tensor, attribute: int) -> Tensor:
@@ -189,43 +154,6 @@ class Likelihood(nn.Module):
     def _column(self, attribute: int) -> int:
         """Where the outputs have an attribute: behind the reward, or, if it is the only one, the reward itself."""
         return 1 + attribute if self.design.combination else 0
-
-    def _attribute(self, number: int, scale: Scale, eta: Tensor, own: Tensor, labels: ObservationLabels) -> Tensor:
-        """Log-likelihoods of the grades `own` of one attribute."""
-        rising, log_sigma = thresholds(self.cuts[number]), self.log_sigma[number, None]
-        codes, prompts = labels.codes[own].to(eta.dtype), labels.prompts[own]
-        annotators = labels.grade_annotators[own]
-
-        def said(eta: Tensor) -> Tensor:
-            plain = grade_log_likelihood(eta, codes, rising, log_sigma, scale.link)
-            if not len(self.carelessness):
-                return plain
-            return self._by_annotators(plain, marginal_log_likelihood(codes, scale), annotators)
-
-        if not len(self.log_tau):
-            return said(eta)
-        log_tau = self.log_tau[number, None]
-        counts = eta.new_zeros(labels.num_observations).index_add(0, prompts, torch.ones_like(eta))
-        if scale.link == "real" and not len(self.carelessness):
-            of_prompt = gaussian_with_offset(eta, codes, prompts, rising, log_sigma, log_tau, labels.num_observations)
-        else:
-            nodes, log_weights = hermite_rule(eta)  # (Q,)
-            by_node = said(eta + (log_tau.exp() * nodes)[:, None])  # (Q, M)
-            sums = eta.new_zeros(len(nodes), labels.num_observations).index_add(1, prompts, by_node)
-            of_prompt = (sums + log_weights[:, None]).logsumexp(0)  # (G,)
-        return (of_prompt / counts.clamp(min=1))[prompts]
-
-    def _by_annotators(self, said: Tensor, at_random: Tensor, annotators: Tensor) -> Tensor:
-        """Mix with judgements at random, and add each annotator's prior in as many parts as they have judgements."""
-        theta = torch.cat([self.carelessness.new_zeros(1), self.carelessness[1:]])  # 0 for anybody
-        logit = (self.carelessness[0] + theta)[annotators]
-        log_careless = nn.functional.logsigmoid(logit)
-        log_careful = nn.functional.logsigmoid(-logit)
-        mixed = torch.logaddexp(log_careful + said, log_careless + at_random)
-        if not self.training:
-            return mixed
-        prior = theta.square() / (2 * self._judged)
-        return mixed - prior[annotators]
 
     def _penalties(self, rewards: Tensor, labels: ObservationLabels) -> Tensor:
         design = self.design
@@ -264,27 +192,6 @@ class Likelihood(nn.Module):
             found.append((eta[:, None] - eta)[better])
         return torch.cat(found)
 
-    @torch.no_grad()
-    def learned(self) -> dict[str, Any]:
-        """Give what was learned in the terms that people use; JSON-ready."""
-        design = self.design
-        read: dict[str, Any] = {}
-        if len(self.log_tie):
-            read["tie"] = {str(size): float(value) for size, value in enumerate(self.log_tie.exp(), 2)}
-        if len(self.log_scale):
-            read["grade_scale"] = float(self.log_scale.exp())
-        for number, scale in enumerate(design.scales):
-            entry: dict[str, Any] = {"thresholds": thresholds(self.cuts[number]).tolist()}
-            if scale.link == "real":
-                entry["sigma"] = float(self.log_sigma[number].exp())
-            if len(self.log_tau):
-                entry["offset_deviation"] = float(self.log_tau[number].exp())
-            read.setdefault("grades", {})[scale.attribute] = entry
-        if len(self.carelessness):
-            shares = torch.sigmoid(self.carelessness[0] + self.carelessness[1:]).tolist()
-            read["reliability"] = {name: 1 - share for name, share in zip(design.annotators, shares, strict=True)}
-        return read
-
 
 def _first_cuts(scale: Scale) -> Tensor:
     """Thresholds that give each level the share it has in training where the model says 0."""
@@ -295,26 +202,15 @@ def _first_cuts(scale: Scale) -> Tensor:
 
 
 def state_of(likelihood: Likelihood) -> dict[str, Any]:
-    """A JSON-ready record of a likelihood: design, parameters, and the same in people's terms."""
+    """A JSON-ready record of a likelihood: design and parameters."""
     values: dict[str, Sequence[float]] = {
         name: one.detach().cpu().tolist() for name, one in likelihood.named_parameters()
     }
-    return {"design": asdict(likelihood.design), "parameters": values, "learned": likelihood.learned()}
+    return {"design": asdict(likelihood.design), "parameters": values}
 
 
 def likelihood_from(record: Mapping[str, Any]) -> Likelihood:
-    """Read a record of `state_of` back, in evaluation mode.
-
-    Raises:
-        ModelError: its training explained features by a second head (`train.nuisance`), which was removed.
-    """
-    design, parameters = dict(record["design"]), dict(record["parameters"])
-    if design.pop("features", ()):  # of a version before; empty where that setting was off
-        raise ModelError(
-            "this reward model was trained with train.nuisance, which was removed: its rewards are what they were, and "
-            "its likelihood of rankings cannot be measured any more. Train again without it, or evaluate pairs."
-        )
-    likelihood = Likelihood(TypeAdapter(Design).validate_python(design))
-    left = {name: torch.tensor(values) for name, values in parameters.items() if name not in ("gamma", "price")}
-    likelihood.load_state_dict(left)
+    """Read a record of `state_of` back, in evaluation mode."""
+    likelihood = Likelihood(TypeAdapter(Design).validate_python(record["design"]))
+    likelihood.load_state_dict({name: torch.tensor(values) for name, values in record["parameters"].items()})
     return likelihood.eval()

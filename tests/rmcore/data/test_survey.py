@@ -9,7 +9,7 @@ import preference_files as files
 from rmcore.cli import app
 from rmcore.cli.guard import guard
 from rmcore.data.observation import Observation
-from rmcore.data.observation_counts import annotator_notices, describe_observations
+from rmcore.data.observation_counts import describe_observations
 from rmcore.data.survey import Scale, better_weights, survey
 
 
@@ -65,12 +65,10 @@ def test_scales_are_told_by_their_values() -> None:
 
 def test_what_is_counted_of_grades() -> None:
     graded = [
-        Observation(f"p{at}", ("a", "b"), grades={"good": (float(at % 3), 1.0), "safe": (1.0, None)}, annotator="x")
-        for at in range(6)
+        Observation(f"p{at}", ("a", "b"), grades={"good": (float(at % 3), 1.0), "safe": (1.0, None)}) for at in range(6)
     ]
     found = survey([*graded, judged(9, 1, 1, 2, weight=2.0)])
     assert found.single_valued == ("safe",)
-    assert found.annotators == {"x": 18}  # grades, of which each is a term
     assert found.num_weighted == 1
 
 
@@ -110,14 +108,6 @@ def test_kinds_ties_grades_annotators_and_weights_are_counted():
     assert found["weights"] == {"min": 1, "max": 2, "num_not_1": 1}
 
 
-def test_annotators_with_few_labels_or_prompts_of_their_own_are_named():
-    alone = [Observation("r", (f"a {i}", "b"), ranks=(1, 2), annotator="w") for i in range(3)]
-    few, apart = annotator_notices("FILE", [*SOME, *alone])
-    assert few.startswith("2 of 4 annotators (y, z) of FILE gave fewer than 2 labels")
-    assert apart.startswith("1 of 4 annotators (w) of FILE judged no prompt that another judged")
-    assert annotator_notices("FILE", SOME[:1]) == annotator_notices("FILE", []) == []
-
-
 @pytest.mark.parametrize(
     ("write", "more", "shown"),
     [
@@ -151,6 +141,4 @@ def test_data_check_names_annotators_of_pairs_too(tmp_path, capsys):
     rows = [{"prompt": f"p {i}", "chosen": "a", "rejected": "b", "annotator_id": i % 4 // 2} for i in range(9)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert checked(path) == 0
-    shown = capsys.readouterr().out
-    assert "annotators              2; most labels: 0 5, 1 4" in shown
-    assert "2 of 2 annotators (0, 1) of" in shown
+    assert "annotators              2; most labels: 0 5, 1 4" in capsys.readouterr().out

@@ -27,13 +27,13 @@ def answers(generator: random.Random, number: int) -> tuple[str, ...]:
 
 
 def make_observations(number: int, *, kinds: tuple[str, ...], seed: int = 0) -> list[Observation]:
-    """Observations of these kinds in turn, judged at random, by four annotators."""
+    """Observations of these kinds in turn, judged at random."""
     generator = random.Random(seed)  # noqa: S311 - data
     made = []
     for at in range(number):
         kind = kinds[at % len(kinds)]
         prompt = f"Tell me about {generator.choice(WORDS)} number {at}."
-        common = {"annotator": f"person {at % 4}", "weight": 1.0 + (at % 3) / 2}
+        common = {"weight": 1.0 + (at % 3) / 2}
         if kind == "pair":
             made.append(Observation(prompt, answers(generator, 2), ranks=(1, 2), **common))
         elif kind == "tie":

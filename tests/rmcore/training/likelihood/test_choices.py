@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from rmcore.training.likelihood.choices import log_outcomes, ranking_log_likelihood
+from rmcore.training.likelihood.choices import ranking_log_likelihood
 
 
 def weak_orders(number: int) -> list[tuple[int, ...]]:
@@ -101,19 +101,3 @@ def test_large_utilities_in_float32_stay_finite() -> None:
     assert said.isfinite().all()
     assert utilities.grad.isfinite().all()
     assert log_tie.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("number", [2, 3, 4])
-def test_the_number_of_outcomes(number: int) -> None:
-    ranks = torch.tensor([[*list(range(1, number + 1)), 0]])
-    strict, first = torch.tensor([False]), torch.tensor([True])
-    assert log_outcomes(ranks, strict, ties=True).exp().item() == pytest.approx(len(weak_orders(number)))
-    assert log_outcomes(ranks, strict, ties=False).exp().item() == pytest.approx(math.factorial(number))
-    assert log_outcomes(ranks, first, ties=True).exp().item() == pytest.approx(number)
-
-
-def test_the_outcomes_of_a_ranking_of_hundreds_are_more_than_a_float_holds() -> None:
-    ranks = torch.arange(1, 301)[None]
-    found = log_outcomes(ranks, torch.tensor([False]), ties=False)
-    assert found.item() == pytest.approx(math.lgamma(301))
-    assert log_outcomes(ranks, torch.tensor([False]), ties=True).isfinite().all()

@@ -52,10 +52,9 @@ def test_pairs_have_the_loss_of_pairs(observations_of) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("settings", [{}, {"grade_offset": True}, {"reliability": True}])
-def test_any_cut_into_micro_batches_sums_to_the_same(observations_of, settings) -> None:
+def test_any_cut_into_micro_batches_sums_to_the_same(observations_of) -> None:
     observations = observations_of(40, kinds=KINDS)
-    design = make_design(TrainConfig(**EVERYTHING, **settings), observations, None)
+    design = make_design(TrainConfig(**EVERYTHING), observations, None)
     tokenized = coded(observations, design)
     likelihood = Likelihood(design).double()
     outputs = outputs_for(tokenized, design)
@@ -89,10 +88,7 @@ def test_a_weight_of_two_is_the_observation_twice(observations_of) -> None:
 
 
 def test_a_record_comes_back(observations_of) -> None:
-    config = TrainConfig(reliability=True, grade_offset=True)
-    observations = [*observations_of(40, kinds=KINDS)]
-    observations.append(replace(observations[0], answers=("- a\n- b", "plain"), observation_id="marked"))
-    design = make_design(config, observations, {"helpfulness": 1.0, "safe": 0.5})
+    design = make_design(TrainConfig(), observations_of(40, kinds=KINDS), {"helpfulness": 1.0, "safe": 0.5})
     likelihood = Likelihood(design)
     with torch.no_grad():
         for parameter in likelihood.parameters():
@@ -107,37 +103,6 @@ def test_a_record_comes_back(observations_of) -> None:
         likelihood_from(record | {"design": record["design"] | {"offest": True}})
 
 
-def test_a_held_out_prior_is_no_part_of_the_likelihood(observations_of) -> None:
-    """In evaluation an annotator's terms are probabilities: over all outcomes they sum to 1."""
-    observations = observations_of(24, kinds=("pair", "tie"))
-    design = make_design(TrainConfig(reliability=True), observations, None)
-    likelihood = Likelihood(design).double().eval()
-    with torch.no_grad():
-        likelihood.carelessness.add_(torch.randn_like(likelihood.carelessness))
-    base = coded(observations, design)[0]
-    outputs = torch.tensor([[0.4], [-0.9]], dtype=torch.float64)
-    chances = [
-        likelihood.terms(outputs, label([replace(base, ranks=ranks)])).choices.exp().item()
-        for ranks in ((1, 2), (2, 1), (1, 1))
-    ]
-    assert sum(chances) == pytest.approx(1, abs=1e-12)
-
-
-def test_an_annotators_prior_counts_once_over_the_data(observations_of) -> None:
-    """However many answers and attributes each judgement has, and whatever it weighs."""
-    observations = observations_of(40, kinds=("pair", "attributes"))
-    design = make_design(TrainConfig(label_smoothing=0, regularization_lambda=0, reliability=True), observations, None)
-    likelihood = Likelihood(design).double()
-    theta = torch.tensor([2.0, -1.0, 0.5, 0.0], dtype=torch.float64)
-    with torch.no_grad():
-        likelihood.carelessness[1:] = theta
-    tokenized = coded(observations, design)
-    outputs = outputs_for(tokenized, design)
-    with_prior, _ = likelihood(outputs, label(tokenized))
-    without, _ = likelihood.eval()(outputs, label(tokenized))
-    assert float((with_prior - without).detach()) == pytest.approx(float(theta.square().sum() / 2), rel=1e-6)
-
-
 def graded(value: float, attribute: str = "overall") -> Observation:
     return Observation(f"prompt {value}", ("one", "two"), grades={attribute: (value, value)})
 
@@ -146,8 +111,6 @@ def graded(value: float, attribute: str = "overall") -> Observation:
     ("settings", "kinds", "error", "said"),
     [
         ({}, ("tie",), DataError, "all 8 training observations are ties"),
-        ({"combination": "learned"}, ("attributes",), ConfigError, "no such judgements"),
-        ({"combination": "learned"}, ("pair", "grade"), ConfigError, "no two graded attributes"),
         ({"target_margin_scale": 1.0}, ("ranking",), ConfigError, "target_margin_scale"),
     ],
 )
@@ -159,11 +122,6 @@ def test_what_cannot_be_learned_is_named(observations_of, settings, kinds, error
 def test_grades_of_one_value_are_named() -> None:
     with pytest.raises(DataError, match="every grade of overall"):
         make_design(TrainConfig(), [graded(3.0), graded(3.0)], None)
-
-
-def test_annotators_who_judged_too_little_are_named(observations_of) -> None:
-    with pytest.raises(DataError, match="0 of 4 named"):
-        make_design(TrainConfig(reliability=True), observations_of(8, kinds=("pair",)), None)
 
 
 def test_weights_of_no_attribute_are_refused(observations_of) -> None:

@@ -20,6 +20,7 @@ from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training.likelihood.attached import attach, read_likelihood
 from rmcore.training.likelihood.designs import make_design
 from rmcore.training.loop import Trainer
+from rmcore.training.material import Material
 from rmcore.training.setup import make_context
 from rmcore.training.step import accumulate_gradient
 from rmcore.training.train_mode import training_form
@@ -33,14 +34,14 @@ TRAIN = {
 HELD_OUT = [PreferencePair(f"question {at}", f"a good answer {at}", f"a bad one {at}") for at in range(6)]
 
 
-def make_trainer(folder, observations, *, stop=None, model=None, held_out=HELD_OUT, tokens=None, **changes) -> Trainer:
+def make_trainer(folder, observations, *, stop=None, model=None, weights=None, **changes) -> Trainer:
     config = TrainConfig(**{**TRAIN, **changes})
-    design = make_design(config, observations, None)
+    design = make_design(config, observations, weights)
     rm = BradleyTerryRM.new(
         ModelConfig.model_validate({"name": "tiny", "max_seq_len": 96} | (model or {})), seed=0, device=CPU
     )
     attach(rm, design)
-    place = (tokens or folder) / "tokens"
+    place = folder / "tokens"
     write_observations_tokenized(rm.renderer, observations, place, design.coding, over_length="cut")
     read = open_observations_tokenized(place, len(observations))
     assert not read.num_left_out
@@ -48,10 +49,11 @@ def make_trainer(folder, observations, *, stop=None, model=None, held_out=HELD_O
         rm,
         config,
         train=read.observations,
-        validation=rm.renderer.tokenize_pairs(held_out),
+        validation=rm.renderer.tokenize_pairs(HELD_OUT),
         folder=folder / "out",
         tracker=MemoryTracker(),
         seed=3,
+        settings=Material(observations, design).settings(),
         report=(lambda step, total, text: stop(step)) if stop else silent,
     )
 
@@ -59,7 +61,7 @@ def make_trainer(folder, observations, *, stop=None, model=None, held_out=HELD_O
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [{}, {"lora": {}}], ids=["full", "lora"])
 def test_a_checkpoint_is_a_plain_reward_model_with_its_likelihood_beside_it(observations_of, tmp_path, model) -> None:
-    trainer = make_trainer(tmp_path, observations_of(60, kinds=MIXTURE), model=model, reliability=True)
+    trainer = make_trainer(tmp_path, observations_of(60, kinds=MIXTURE), model=model)
     before = {name: one.clone() for name, one in trainer.rm.model.named_parameters() if "likelihood." in name}
     result = trainer.run()
     assert result.num_steps == TRAIN["steps"]
@@ -76,7 +78,6 @@ def test_a_checkpoint_is_a_plain_reward_model_with_its_likelihood_beside_it(obse
     likelihood = read_likelihood(best)
     assert likelihood is not None
     assert len(likelihood.design.tie_odds) == 2
-    assert set(likelihood.learned()["reliability"]) == {f"person {at}" for at in range(4)}
     weights = read_attributes(best)
     assert weights == pytest.approx({"helpfulness": 1.0, "length": 0.0, "safe": 0.0})
     if model:
@@ -86,16 +87,15 @@ def test_a_checkpoint_is_a_plain_reward_model_with_its_likelihood_beside_it(obse
 
 @pytest.mark.slow
 def test_attributes_of_a_checkpoint_sum_to_its_reward(observations_of, tmp_path) -> None:
-    trainer = make_trainer(tmp_path, observations_of(60, kinds=MIXTURE), combination="learned")
+    given = {"helpfulness": 1.0, "length": -0.5, "safe": 0.25}
+    trainer = make_trainer(tmp_path, observations_of(60, kinds=MIXTURE), weights=given)
     trainer.run()
     best = tmp_path / "out" / "step_6"
     rm = BradleyTerryRM.from_pretrained(best, device="cpu")
     sides = rm.renderer.tokenize_sides([(pair.prompt, pair.chosen) for pair in HELD_OUT])
     rewards = rm.score_sides(sides)
-    names = load_attributes(rm.model, best)
-    weights = read_attributes(best)
-    assert list(weights) == list(names)
-    assert max(abs(now - first) for now, first in zip(weights.values(), (1.0, 0.0, 0.0), strict=True)) > 0.005
+    weights = load_attributes(rm.model, best)
+    assert weights == read_attributes(best) == given
     outputs = rm.score_outputs(sides)
     np.testing.assert_allclose(outputs[:, 0], rewards, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(outputs[:, 1:] @ np.array(list(weights.values())), rewards, rtol=1e-4, atol=1e-5)
@@ -118,7 +118,7 @@ def test_attributes_are_exported_as_labels(observations_of, tmp_path, model, cap
 @pytest.mark.slow
 def test_a_training_that_was_stopped_ends_in_the_same_bits(observations_of, tmp_path) -> None:
     observations = observations_of(60, kinds=MIXTURE)
-    whole = make_trainer(tmp_path / "whole", observations, reliability=True)
+    whole = make_trainer(tmp_path / "whole", observations)
     whole.run()
 
     def stop(step: int) -> None:
@@ -126,8 +126,8 @@ def test_a_training_that_was_stopped_ends_in_the_same_bits(observations_of, tmp_
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        make_trainer(tmp_path / "cut", observations, stop=stop, reliability=True).run()
-    resumed = make_trainer(tmp_path / "cut", observations, reliability=True)
+        make_trainer(tmp_path / "cut", observations, stop=stop).run()
+    resumed = make_trainer(tmp_path / "cut", observations)
     assert resumed.run().resumed_from == [4]
     expected = whole.rm.model.state_dict()
     assert all(torch.equal(one, expected[name]) for name, one in resumed.rm.model.state_dict().items())
@@ -142,8 +142,8 @@ def test_another_likelihood_does_not_resume(observations_of, tmp_path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         make_trainer(tmp_path, observations, stop=stop).run()
-    with pytest.raises(ConfigError, match="grade_offset"):
-        make_trainer(tmp_path, observations, grade_offset=True)
+    with pytest.raises(ConfigError, match="likelihood"):
+        make_trainer(tmp_path, observations, weights={"safe": 1.0})
 
 
 @pytest.mark.slow
