@@ -33,7 +33,6 @@ EXPERIMENTS = {
         "flows.cli_experiment:compare",
         "Compare finished runs side by side, or optimizers in an experiment if no run is named.",
     ),
-    "tune": Listed("flows.cli_tune:tune", "Search for the best settings on your pairs."),
 }
 SERVICES = {
     "up": Listed("flows.cli_services:up", "Start Prefect, its worker and MLflow here, and deploy the flows."),

@@ -24,7 +24,7 @@ PROJECT_VARIABLE = "RM_OPT_PROJECT"
 """Environment variable with the checkout, in a worker: where the runs that it starts find the flows."""
 HOME_FOLDERS = (
     *("compiled", "given", "judge", "mlflow", "prefect", "registrations", "reports"),
-    *("scores", "services", "store", "tuning", "unsynced"),
+    *("scores", "services", "store", "unsynced"),
 )
 """Where a home stores all data: prompts and answers, rewards, databases, logs, a password; compiled code."""
 OWNER_ONLY = 0o700

@@ -3,7 +3,7 @@
 Writes `best/` and `step_*/` (plain Hugging Face folders), `metrics.csv`, `metrics.jsonl`, `reward_distributions.json`,
 `validation_rewards.parquet` (of the best step, where it was chosen on validation pairs), `dropped_pairs.jsonl`,
 `training.json` (how it ended), `summary.json` and the training curves. One that was cut off by `train.stop_step` keeps
-`resume/`, from which `rmcore.study.search` lets the next one resume.
+`resume/`, from which a longer one continues.
 """
 
 import os

@@ -1,22 +1,12 @@
-"""The score of a trial, of an experiment's arm or of a search; what the winner of a search is worth."""
+"""The score of a trial of an experiment's arm, and the best of its trials."""
 
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 from rmcore.core.files import read_json_lines
-from rmcore.core.metrics import METRICS, MetricSpec
 from rmcore.core.tracking import METRICS_FILE
-from rmcore.reporting.experiment_schema import HypothesisResult, Trial, Tuned
-from rmcore.study.analysis import Cells, judge_hypotheses
-
-Objective = Literal["accuracy", "loss"]
-"""The value that a search compares on the validation pairs."""
-OBJECTIVES: dict[Objective, MetricSpec] = {"accuracy": METRICS["pairwise_accuracy"], "loss": METRICS["loss"]}
-WINNER, DEFAULTS = "winner", "defaults"
-WHY = "why"
-"""Attribute of a trial that failed: the reason."""
+from rmcore.reporting.experiment_schema import Trial, Tuned
 
 
 def trial_score(training: Path, metric: str) -> float | None:
@@ -61,45 +51,3 @@ def choose(
 
 def _best(metric: str, values: Sequence[float]) -> float:
     return min(values) if metric == "eval/loss" else max(values)
-
-
-def compare(objective: Objective, cells: Cells, seeds: list[int]) -> HypothesisResult:
-    """Judge that the winner is better than the defaults on the test pairs, by the rules of an experiment's claims.
-
-    Args:
-        objective: what is compared.
-        cells: winner and defaults under each fresh seed; differences are paired by seed and by test prompt.
-        seeds: the fresh seeds.
-    """
-    spec = OBJECTIVES[objective]
-    claim = {
-        "name": "confirmation",
-        "claim": "the winner is better than the defaults",
-        "metric": spec.cell_name,
-        "comparison": "difference",
-        "arm": WINNER,
-        "versus": DEFAULTS,
-        "direction": "above" if spec.better == "higher" else "below",
-        "threshold": 0.0,
-    }
-    [result] = judge_hypotheses([claim], cells, seeds, control=DEFAULTS).results
-    return result
-
-
-def verdict(objective: Objective, result: HypothesisResult | None) -> str:
-    """Say in one sentence whether the winner is worth using; None: the winner is the defaults."""
-    if result is None:
-        return "No trial was better than the defaults on the validation pairs: keep the defaults."
-    spec, low, high = OBJECTIVES[objective], result["ci_low"], result["ci_high"]
-    scale, word, digits = (100, "points", 1) if spec.unit == "share" else (1, "nats", 3)
-
-    def text(value: float | None) -> str:
-        return "unknown" if value is None else f"{scale * value:+.{digits}f}"
-
-    bounds = f"no interval: {result['reason']}" if low is None else f"{text(low)}, {text(high)}"
-    difference = f"{text(result['value'])} {word} [{bounds}] of test {spec.label}"
-    if result["verdict"] == "supported":
-        return f"Better than the defaults by {difference}."
-    is_worse = result["verdict"] == "refuted"
-    found = "Worse than the defaults" if is_worse else "Not shown to be better than the defaults"
-    return f"{found}: keep the defaults. The difference is {difference}."

@@ -10,10 +10,9 @@ from flows.form import is_made_up
 from flows.pipeline import pipeline
 from flows.policy import best_of_n, confirm, overoptimize, readiness
 from flows.rlhf import rlhf
-from flows.tune import tune
 from rmcore.core.errors import ConfigError, ModelError
 
-CONFIGURED = (*(pipeline, benchmark, best_of_n, readiness, confirm, rlhf), tune)
+CONFIGURED = (pipeline, benchmark, best_of_n, readiness, confirm, rlhf)
 
 
 @pytest.mark.parametrize("flow", [*CONFIGURED, experiment, overoptimize], ids=lambda flow: flow.name)

@@ -25,9 +25,9 @@ from tasks.local_services import HOME_MARK
 pytestmark = pytest.mark.services
 FLOWS = (
     "pipeline", "experiment", "benchmark", "best-of-n", "overoptimize", "readiness", "confirm",
-    "rlhf", "tune",
+    "rlhf",
 )  # fmt: skip
-CONFIGURED = [*("pipeline", "best-of-n", "readiness", "confirm", "rlhf"), "tune", "benchmark"]
+CONFIGURED = [*("pipeline", "best-of-n", "readiness", "confirm", "rlhf"), "benchmark"]
 MATRIX = {"experiment": "baseline", "size": "smoke", "seeds": 1}
 
 
@@ -207,7 +207,6 @@ def test_the_form_and_the_run_show_in_a_browser(browse, services, finished):
         forms["readiness"]: ["nats that the policy will be moved by", "Submit"],
         forms["confirm"]: ["other prompts, at most, that best-of-n is served on", "Submit"],
         forms["rlhf"]: ["Weight of the KL penalty", "a checkpoint folder", "Submit"],
-        forms["tune"]: ["those that fail included", "fresh seeds of the confirmation", "Submit"],
         f"{services.ui}/runs/flow-run/{finished['id']}": ["from-ui-seed0", "Completed"],
     }
     browse.paste_password(services.ui, services.passwords[services.ui])
