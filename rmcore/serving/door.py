@@ -1,6 +1,9 @@
 """The door of a reward server: who may ask, and for how long, before anything of a request is understood.
 
+files     connections take a third of those that the process may open; for one more, the oldest that has not logged in
+          is closed (`BoundedProtocol`, `file_limits`)
 headers   whole within HEADER_SECONDS, or the connection is closed (`BoundedProtocol`)
+login     an answer to a request without one ends its connection (`Door`)
 Host      an address of this server by a name that it has; Origin: none, or that same address (`Door`)
 body      read by the routes, within their limits; a refused one is read no further (`Door`)
 """
@@ -8,8 +11,9 @@ body      read by the routes, within their limits; a refused one is read no furt
 import asyncio
 import contextlib
 import ipaddress
+import resource
 from collections.abc import Collection
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -39,6 +43,31 @@ HEADER_SECONDS = 10.0
 """From the first byte of a request, or from the connection, to the end of its headers."""
 LINGER_SECONDS = 2.0
 """How long what a refused client still sends is thrown away: closed at once, it would lose the answer unread."""
+LOGGED_IN = "logged_in"
+"""Set in the state of a request whose token is right."""
+MOST_FILES = 10_240
+"""Open files that a server allows itself where it may choose; macOS accepts no larger limit."""
+CLOSED_SECONDS = 60.0
+"""At most so often the log says that connections are closed to make room."""
+
+
+class FileLimits(NamedTuple):
+    """How the files that a process may have open are shared out."""
+
+    connections: int
+    """Each may have a request under way, which has a connection to vLLM, too."""
+    backlog: int
+    """Connections that are accepted at once, before the first of them can be closed."""
+
+
+def file_limits() -> FileLimits:
+    """Raise the process's limit of open files as far as it may itself (to MOST_FILES), and share it out."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few, most = (MOST_FILES if one == resource.RLIM_INFINITY else one for one in (soft, hard))
+    limit = max(few, min(most, MOST_FILES))
+    if limit > few:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return FileLimits(connections=limit // 3, backlog=min(2048, limit // 8))
 
 
 class Refused(RmcoreError):
@@ -123,9 +152,10 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 class _Exchange:
-    """One request and its answer: where the answer comes before the body's end, the connection ends with it."""
+    """One request and its answer: the connection ends with an answer before the body's end, or without login."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope = scope
         self._receive = receive
         self._send = send
         headers = scope["headers"]
@@ -144,11 +174,10 @@ class _Exchange:
 
     async def send(self, event: Event) -> None:
         """Hand one event of the answer on."""
-        if self._is_read:
-            await self._send(event)
-        elif event["type"] == "http.response.start":
+        is_start = event["type"] == "http.response.start"
+        if is_start and not (self._is_read and _is_logged_in(self._scope)):
             await self._send({**event, "headers": [*event["headers"], (b"connection", b"close")]})
-        elif event.get("more_body", False):
+        elif self._is_read or is_start or event.get("more_body", False):
             await self._send(event)
         else:
             await self._send({**event, "more_body": True})
@@ -159,15 +188,37 @@ class _Exchange:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+def _is_logged_in(scope: Scope) -> bool:
+    return LOGGED_IN in scope.get("state", {})
+
+
 class BoundedProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1 with an end to the wait for headers, and silent about clients that break their own request."""
+    """uvicorn's HTTP/1.1 with an end to the wait for headers, and silent about clients that break their own request.
+
+    There are at most `limit_concurrency` connections: for one more, the oldest without login makes room. uvicorn itself
+    would answer 503 to all from there on, those with login, too.
+    """
 
     _deadline: asyncio.TimerHandle | None = None
+    _has_logged_in = False
+    _next_warning: ClassVar[float] = 0.0
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._most, self.limit_concurrency = self.limit_concurrency, None
 
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for the first request."""
         super().connection_made(transport)
+        self._since = self.loop.time()
         self._wait()
+        if self._most is not None and len(self.connections) > self._most:
+            self._make_room()
+
+    def on_response_complete(self) -> None:
+        """Remember a login; the next request replaces this one."""
+        self._has_logged_in = self._is_known()
+        super().on_response_complete()
 
     def data_received(self, data: bytes) -> None:
         """Take bytes in; those of a new request's headers have to be whole in time."""
@@ -193,6 +244,22 @@ class BoundedProtocol(H11Protocol):
             self.transport.close()
         else:
             super().send_400_response(msg)
+
+    def _is_known(self) -> bool:
+        return self._has_logged_in or (self.cycle is not None and _is_logged_in(self.cycle.scope))
+
+    def _make_room(self) -> None:
+        strangers = [one for one in self.connections if isinstance(one, BoundedProtocol) and not one._is_known()]
+        oldest = min(strangers, key=lambda one: one._since)  # this one at least has not logged in
+        self.connections.discard(oldest)  # not only when asyncio says that it is lost
+        oldest.transport.abort()  # its file is free at once, whatever it does not read
+        if self.loop.time() >= BoundedProtocol._next_warning:
+            BoundedProtocol._next_warning = self.loop.time() + CLOSED_SECONDS
+            self.logger.warning(
+                "%d connections are open, as many as the limit of open files allows: for each new one the oldest that "
+                "has not logged in is closed. Raise the limit (ulimit -n), or let fewer clients reach this address.",
+                len(self.connections),
+            )
 
     def _wait(self) -> None:
         if self._deadline is None:

@@ -32,7 +32,7 @@ from rmcore.data.readers.json_stream import RepeatedKeyError, parse_json
 from rmcore.data.readers.turns import framed
 from rmcore.data.rendering import Renderer, TokenizedSide
 from rmcore.serving.async_client import together
-from rmcore.serving.door import JSON, Door, Refused, refusal_response
+from rmcore.serving.door import JSON, LOGGED_IN, Door, Refused, refusal_response
 from rmcore.serving.further_rewards import FurtherRewards, summed
 from rmcore.serving.messages import checked_token, first_error
 from rmcore.serving.metrics import Counting, ServerMetrics
@@ -172,6 +172,7 @@ class RewardApp:
                 "given in RM_OPT_TOKEN, as `Authorization: Bearer ...`.",
                 "authorization",
             )
+        setattr(request.state, LOGGED_IN, True)
 
     async def _score(self, request: Request) -> ScoringResponse:
         async with self.read(request, ScoringRequest) as asked:

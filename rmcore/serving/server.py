@@ -21,7 +21,7 @@ from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.errors import ServingError
 from rmcore.core.files import try_exclusive
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.serving.door import BoundedProtocol
+from rmcore.serving.door import BoundedProtocol, file_limits
 from rmcore.serving.engine import VllmEngine
 from rmcore.serving.folders import drop_stale
 from rmcore.serving.further_rewards import FurtherRewards
@@ -198,15 +198,18 @@ class _Server(uvicorn.Server):
 
 async def _answer(app: RewardApp, listening: socket.socket, announce: Callable[[str], None]) -> None:
     """Answer until cancelled, then let what is under way finish for some seconds."""
+    limits = file_limits()
     server = _Server(
         uvicorn.Config(
             app.app(),
             http=BoundedProtocol,
+            limit_concurrency=limits.connections,
+            backlog=limits.backlog,
             ws="none",
             log_level="warning",
             access_log=False,
             lifespan="off",
-            timeout_keep_alive=75,  # longer than clients keep an idle connection
+            timeout_keep_alive=75,  # longer than clients keep an idle connection; without login none is kept
             timeout_graceful_shutdown=5,
         )
     )
