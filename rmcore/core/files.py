@@ -30,15 +30,18 @@ DIGESTS_VARIABLE = "RM_OPT_DIGESTS"
 """Names the file in which digests of large files are remembered between processes; default: one in the user's cache."""
 REMEMBERED_FROM = 2**20
 """Bytes: smaller files are read again each time."""
+ENDS = 4096
+"""Bytes at both ends of a file that are read each time: a file system may keep no time of change of its own."""
 SETTLED_NS = 2 * 10**9
 """A file changed less than this ago may change again under the same time: clocks of file systems are coarse."""
 
 
 def known_digest(path: Path) -> str:
-    """Digest a file's bytes: 64 hex digits. A large file is read only where its size or modification time is new.
+    """Digest a file's bytes: 64 hex digits. A large file is read only where it is another one, or was changed.
 
-    For files that are asked about in every run, such as the weights of a backbone or of a checkpoint. A hard link or a
-    new name of a file is that file; a copy is another one, whatever its times.
+    For files that are asked about in every run, such as the weights of a backbone or of a checkpoint. Any program may
+    set a modification time, and a copy may keep it; the time of change (ctime) is the kernel's. A new name or a new
+    hard link changes that, too, and costs one reading.
 
     Raises:
         OSError: the file cannot be read.
@@ -47,16 +50,26 @@ def known_digest(path: Path) -> str:
     if stat.st_size < REMEMBERED_FROM:
         return file_digest(path)
     memory = _digests_memory()
-    state = {"device": stat.st_dev, "inode": stat.st_ino, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+    state = {
+        **{"device": stat.st_dev, "inode": stat.st_ino, "size": stat.st_size},
+        **{"mtime_ns": stat.st_mtime_ns, "ctime_ns": stat.st_ctime_ns, "ends": _digest_of_ends(path)},
+    }
     for row in reversed(_remembered(memory)):
         if {name: row.get(name) for name in state} == state and isinstance(row.get("sha256"), str):
             return str(row["sha256"])
     digest = file_digest(path)
-    if time.time_ns() - stat.st_mtime_ns > SETTLED_NS:
+    if time.time_ns() - stat.st_ctime_ns > SETTLED_NS:
         with contextlib.suppress(OSError):  # it is read again next time
             memory.parent.mkdir(parents=True, exist_ok=True)
             append_json_lines(memory, [state | {"path": str(path.resolve()), "sha256": digest}])
     return digest
+
+
+def _digest_of_ends(path: Path) -> str:
+    with path.open("rb") as file:
+        first = file.read(ENDS)
+        file.seek(-ENDS, os.SEEK_END)
+        return hashlib.sha256(first + file.read(ENDS)).hexdigest()
 
 
 def _digests_memory() -> Path:
@@ -93,7 +106,7 @@ def fsync_tree(folder: Path) -> None:
         fsync_folder(path)
 
 
-_TEMPORARY = re.compile(r"\.(?P<name>.+?)(\.[0-9a-f]{16})?\.tmp", re.DOTALL)
+TEMPORARY = re.compile(r"\.(?P<name>.+?)(\.[0-9a-f]{16})?\.tmp", re.DOTALL)
 LONGEST_NAME = 200
 """Bytes of a file's name that its temporaries repeat: with what is added they stay below the 255 of a file system."""
 
@@ -162,7 +175,7 @@ def remove_abandoned(folder: Path, belongs: Callable[[str], bool]) -> list[str]:
     """
     removed = []
     for path in sorted(folder.glob(".*.tmp")):
-        found = _TEMPORARY.fullmatch(path.name)
+        found = TEMPORARY.fullmatch(path.name)
         if found is None or not belongs(found["name"]):
             continue
         with contextlib.suppress(OSError):  # another process was faster, or it is a link, which is none of ours
@@ -245,7 +258,11 @@ def atomic_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
             parent = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 _lock_if_possible(parent)  # two that replace one folder take turns
-                _rename_onto(temporary, folder, replace=replace)
+                replaced = folder if replace and folder.exists() else None
+                retired = folder.with_name(f".{folder.name}.old")
+                if replaced is not None:
+                    shutil.rmtree(retired, ignore_errors=True)
+                rename_onto(temporary, folder, replaced, retired)
                 os.fsync(parent)
             finally:
                 os.close(parent)
@@ -253,14 +270,21 @@ def atomic_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _rename_onto(temporary: Path, folder: Path, *, replace: bool) -> None:
-    retired = folder.with_name(f".{folder.name}.old")
-    replaced = replace and folder.exists()
-    if replaced:
-        shutil.rmtree(retired, ignore_errors=True)
-        folder.rename(retired)
-    temporary.rename(folder)
-    if replaced:
+def rename_onto(new: Path, folder: Path, replaced: Path | None, retired: Path) -> None:
+    """Name the folder `new` `folder`, and remove the folder `replaced`, which is called `retired` for a moment.
+
+    Raises:
+        OSError: it could not be named so, and `replaced` has its name again.
+    """
+    if replaced is not None:
+        replaced.rename(retired)
+    try:
+        new.rename(folder)
+    except BaseException:
+        if replaced is not None:
+            retired.rename(replaced)
+        raise
+    if replaced is not None:
         fsync_folder(folder.parent)
         shutil.rmtree(retired)
 

@@ -219,7 +219,7 @@ def mapping(content: bytes) -> dict[str, Any]:
     """A JSON object; empty for anything else, which only damage can have left."""
     try:
         found = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter: nested deeper than JSON can be read
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -19,13 +19,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
-from rmcore.core.digests import is_whole
 from rmcore.core.errors import StoreError
 from rmcore.core.object_store import CHUNK, ObjectStore, mapping
-from rmcore.core.store import Entry, Store
+from rmcore.core.store import DIGEST, Entry, Store, checked_manifest
 
 TRANSFERS = 8
 """Files that are sent or fetched side by side."""
@@ -56,8 +56,8 @@ class SharedStore:
         if found is None:
             return None
         record = mapping(found)
-        manifest, name = record.get("manifest"), record.get("name")
-        if not is_whole(manifest) or (manifest["stage"], manifest["key"]) != (stage, key) or not isinstance(name, str):
+        manifest, name = checked_manifest(record.get("manifest")), record.get("name")
+        if manifest is None or (manifest["stage"], manifest["key"]) != (stage, key) or not isinstance(name, str):
             raise StoreError(f"{self.url}/{place} is not what was written; remove it, and the artifact is made again.")
         return record
 
@@ -142,13 +142,22 @@ class SharedStore:
 
         False: there is nothing, not all of it, or it was saved from this very folder, which has the newest then. The
         exchange begins when all of it is here.
+
+        Raises:
+            StoreError: what lies there was not saved of such a stage.
         """
         place = f"states/{stage}/{key}"
         found = self.objects.read(f"{place}.json")
-        state = {} if found is None else mapping(found)
+        if found is None:
+            return False
+        state = mapping(found)
         files, own = state.get("files"), {"saved_in": str(folder), "host": self.owner.get("host")}
-        is_own = {name: state.get(name) for name in own} == own and saved_files(folder, patterns)
-        if not isinstance(files, dict) or not files or is_own:
+        if not _are_saved(files, patterns):
+            raise StoreError(
+                f"{self.url}/{place}.json is not what was written of {', '.join(patterns)}; remove it, and the stage "
+                "begins with what this machine has of it."
+            )
+        if not files or ({name: state.get(name) for name in own} == own and saved_files(folder, patterns)):
             return False
         arriving = folder.with_name(f"arriving-{folder.name}")  # ends with the key, whose lock keeps it
         shutil.rmtree(arriving, ignore_errors=True)
@@ -247,6 +256,19 @@ class _DamagedBlobError(Exception):
     def __init__(self, blobs: Sequence[str]) -> None:
         super().__init__(", ".join(blobs))
         self.blobs = blobs
+
+
+def _are_saved(files: Any, patterns: Sequence[str]) -> TypeGuard[dict[str, str]]:
+    """Whether these are files as `saved_files` lists them, each with its digest: none outside of what is kept."""
+
+    def is_saved(name: str, digest: Any) -> bool:
+        parts = name.split("/")
+        kept = any(fnmatchcase(parts[0], pattern) for pattern in patterns) and all(
+            part[:1] not in ("", ".") for part in parts
+        )
+        return kept and isinstance(digest, str) and DIGEST.fullmatch(digest) is not None
+
+    return isinstance(files, dict) and all(is_saved(name, digest) for name, digest in files.items())
 
 
 def saved_files(folder: Path, patterns: Iterable[str]) -> list[Path]:

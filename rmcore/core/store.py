@@ -5,8 +5,8 @@ affect the outcome; its `digest` covers the outcome files, and downstream keys c
 temporary folder, synced and renamed, so an incomplete artifact never has a name. A lock is `flock`, which the kernel
 releases when the process that holds it dies.
 
-An artifact is valid if its files have the recorded sizes and modification times, so that a cached run does not read
-large checkpoints; a file is digested again if one of the two changed, and by `verify`.
+An artifact is valid if its files have the recorded sizes and times of change (ctime, which no program can set), so that
+a cached run does not read large checkpoints; a file is digested again if one of the two changed, and by `verify`.
 
 Readers protect artifacts from garbage collection: a `Store` writes each key that it returns into its lease, a file that
 it keeps locked until it is collected or its process ends, and `collect_garbage` keeps the artifacts of locked leases.
@@ -25,24 +25,31 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Annotated, Any, Literal
+
+from pydantic import BaseModel, FiniteFloat, NonNegativeInt, StringConstraints
 
 from rmcore.core.digests import is_whole, make_key, with_self_digest
 from rmcore.core.errors import StoreError
 from rmcore.core.files import (
+    TEMPORARY,
     exclusive,
     file_digest,
     fsync_folder,
     fsync_tree,
     is_free,
+    remove_abandoned,
+    rename_onto,
     shared,
     try_exclusive,
     write_json,
 )
 
+DIGEST = re.compile("[0-9a-f]{64}")
+_Digest = Annotated[str, StringConstraints(pattern=f"^{DIGEST.pattern}$")]
 MANIFEST = "MANIFEST.json"
 TIMES = ".times.json"
-"""File next to the manifest with the modification time (ns) at which each file was last digested. If it is lost or
+"""File next to the manifest with the time of change (ctime, ns) at which each file was last digested. If it is lost or
 wrong, files are digested once more than necessary."""
 KEY_LENGTH = 12
 """Digits of a key in folder names, leases and messages; the manifest has the whole key."""
@@ -115,8 +122,8 @@ class Store:
     def status(self, stage: str, key: str) -> ArtifactStatus:
         """Return whether an artifact exists and is unchanged.
 
-        A file with the recorded size and modification time counts as unchanged and is not read. After a copy that gave
-        files new modification times, they are digested once.
+        A file with the recorded size and time of change counts as unchanged and is not read. After a copy, or a new
+        hard link, files are digested once.
         """
         folder = self.find(stage, key)
         if folder is None:
@@ -130,9 +137,9 @@ class Store:
     def verify(self) -> Iterator[tuple[Path, str | None]]:
         """Digest every file of every artifact, and yield each folder with its damage or None.
 
-        The recorded modification times of a damaged artifact are deleted, so that the next run detects the damage too
-        and computes the artifact again. Artifacts that are being computed are skipped. Those that are verified are
-        protected from garbage collection.
+        The recorded times of a damaged artifact are deleted, so that the next run detects the damage too and computes
+        the artifact again. Artifacts that are being computed are skipped. Those that are verified are protected from
+        garbage collection.
         """
         for folder in sorted(self.root.glob("[!.]*/*")):
             key = folder.name.rsplit("-", 1)[-1]
@@ -253,28 +260,28 @@ class Store:
         finished = False
         try:
             yield folder
-            places = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+            places = {str(path.relative_to(folder)): path for path in _written(folder)}
             stats = {
                 name: path.stat() for name, path in places.items()
             }  # before the digests, so that a later write is detected
             files = {name: {"sha256": file_digest(path), "size": stats[name].st_size} for name, path in places.items()}
-            matched = sorted({str(path.relative_to(folder)) for glob in outcome for path in folder.glob(glob)})
+            matched = {str(path.relative_to(folder)) for glob in outcome for path in folder.glob(glob)} & files.keys()
             if not matched:
                 raise StoreError(
                     f"stage {stage} finished without writing any of {outcome}; this is a defect, report it."
                 )
-            digest = make_key({name: files[name]["sha256"] for name in matched if name in files})
             manifest = {
                 "stage": stage,
                 "key": key,
-                "digest": digest,
+                "digest": make_key({name: files[name]["sha256"] for name in matched}),
+                "outcome": sorted(matched),
                 "created": started,
                 "wall_seconds": round(time.time() - started, 3),
                 "inputs": dict(inputs),
                 "files": files,
             }
             (folder / MANIFEST).write_text(json.dumps(with_self_digest(manifest), indent=1) + "\n")
-            write_json(folder / TIMES, {name: stat.st_mtime_ns for name, stat in stats.items()})
+            write_json(folder / TIMES, {name: stat.st_ctime_ns for name, stat in stats.items()})
             fsync_tree(folder)
             self._rename(folder, stage, slug, key)
             finished = True
@@ -300,7 +307,7 @@ class Store:
         try:
             yield folder
             (folder / MANIFEST).write_text(json.dumps(with_self_digest(manifest), indent=1) + "\n")
-            write_json(folder / TIMES, {name: (folder / name).stat().st_mtime_ns for name in manifest["files"]})
+            write_json(folder / TIMES, {name: (folder / name).stat().st_ctime_ns for name in manifest["files"]})
             fsync_tree(folder)
             self._rename(folder, stage, name.removesuffix(f"-{key[:KEY_LENGTH]}"), key)
         finally:
@@ -310,11 +317,14 @@ class Store:
         readable = re.sub(r"[^A-Za-z0-9.]+", "-", slug).strip("-.")[:40] or stage
         target = self.root / stage / f"{readable}-{key[:KEY_LENGTH]}"
         target.parent.mkdir(parents=True, exist_ok=True)
-        damaged = self.find(stage, key)
-        if damaged is not None:
-            shutil.rmtree(damaged)
-        folder.rename(target)
+        # A damaged one, or one of which another machine committed another outcome.
+        rename_onto(folder, target, self.find(stage, key), self._nameless())
         fsync_folder(target.parent)
+
+    def _nameless(self) -> Path:
+        """Return a path for a folder that is to be removed, where nobody takes it for an artifact."""
+        (self.root / UNFINISHED).mkdir(parents=True, exist_ok=True)
+        return self.root / UNFINISHED / f"removed-{uuid.uuid4().hex}"
 
     def entries(self) -> list[Entry]:
         """Return every artifact with a readable manifest, the most recently used first."""
@@ -381,14 +391,13 @@ class Store:
 
     def _remove(self, folder: Path, key: str) -> bool:
         """Remove an artifact unless a process computes or leases it; return whether it was removed."""
-        nameless = self.root / UNFINISHED / f"removed-{uuid.uuid4().hex}"  # an incomplete artifact never has a name
+        nameless = self._nameless()  # an incomplete artifact never has a name
         with self.try_lock(key) as is_idle:
             if not is_idle:
                 return False
             with exclusive(self._lock_path(LEASE_LOCK)):
                 if key[:KEY_LENGTH] in self._keys_in_use():
                     return False
-                nameless.parent.mkdir(exist_ok=True)
                 folder.rename(nameless)
         shutil.rmtree(nameless)
         return True
@@ -410,16 +419,52 @@ def _end_lease(lease: IO[str]) -> None:
 def _read_manifest(folder: Path) -> dict[str, Any] | None:
     """Read the manifest in `folder`; None if it is missing, unreadable or damaged."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-        return manifest if is_whole(manifest) else None
+        return checked_manifest(json.loads((folder / MANIFEST).read_text()))
     except (OSError, ValueError, RecursionError):  # the last: nested deeper than JSON can be read
         return None
+
+
+class _File(BaseModel, strict=True, extra="forbid"):
+    sha256: _Digest
+    size: NonNegativeInt
+
+
+class _Manifest(BaseModel, strict=True, extra="forbid"):
+    stage: str
+    key: _Digest
+    digest: _Digest
+    outcome: list[str]
+    created: FiniteFloat
+    wall_seconds: FiniteFloat
+    inputs: dict[str, Any]
+    files: dict[str, _File]
+    manifest_sha256: _Digest
+
+
+def checked_manifest(found: Any) -> dict[str, Any] | None:
+    """Return what was read as a manifest if it is one: whole, of that shape, with the digest that its files give."""
+    try:
+        if not is_whole(found):
+            return None
+        manifest = _Manifest.model_validate(found)
+        digest = make_key({name: manifest.files[name].sha256 for name in manifest.outcome})
+    except (ValueError, KeyError, RecursionError):  # pydantic's errors are ValueErrors
+        return None
+    return found if digest == manifest.digest else None
+
+
+def _written(folder: Path) -> list[Path]:
+    """List the files of a finished stage, without temporaries, of which those that a killed writer left are removed."""
+    for place in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
+        remove_abandoned(place, lambda name: True)
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    return [path for path in found if not any(map(TEMPORARY.fullmatch, path.relative_to(folder).parts))]
 
 
 def _damage(folder: Path, files: Mapping[str, Mapping[str, Any]], times: Mapping[str, int]) -> str | None:
     """Describe the first damage in the files of an artifact; None if they match the manifest.
 
-    Files whose modification time is that of `times` are not read. If all match, their times are recorded.
+    Files whose time of change is that of `times` are not read. If all match, their times are recorded.
     """
     found: dict[str, int] = {}
     for name, entry in files.items():
@@ -428,8 +473,8 @@ def _damage(folder: Path, files: Mapping[str, Mapping[str, Any]], times: Mapping
             stat = path.stat()
             if stat.st_size != entry["size"]:
                 return f"{path} has {stat.st_size} bytes, its manifest says {entry['size']}"
-            found[name] = stat.st_mtime_ns
-            if times.get(name) != stat.st_mtime_ns:
+            found[name] = stat.st_ctime_ns
+            if times.get(name) != stat.st_ctime_ns:
                 digest = file_digest(path)
                 if digest != entry["sha256"]:
                     return f"{path} has sha256 {digest[:12]}, its manifest says {entry['sha256'][:12]}"

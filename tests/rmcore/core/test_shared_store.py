@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rmcore.core.digests import make_key
+from rmcore.core.digests import make_key, with_self_digest
 from rmcore.core.errors import ConfigError, StoreError
 from rmcore.core.shared_store import SharedStore
 from rmcore.core.store import Store
@@ -259,13 +259,27 @@ def test_a_folder_without_rights_is_named(tmp_path):
         opened(f"file://{tmp_path}/shared")
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"files": 1', b'"files"'])
-def test_damaged_states_are_none(tmp_path, damage):
+EMPTY = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+NO_FILES = (
+    *(b"", b"{", b"[]", b'{"files": 1', b'"files"', b"[" * 100_000, b'{"files": ' * 100_000, b'{"files": [1]}'),
+    *(b'{"files": {"drawn.jsonl": 1}}', b'{"files": {"drawn.jsonl": "../../used/x"}}', b'{"files": null}'),
+    *(json.dumps({"files": {name: EMPTY}}).encode() for name in ("training.json", "../x", "/x", "resume/../../x", "")),
+    *(json.dumps({"files": {name: EMPTY}}).encode() for name in ("resume/.x", "best", "./drawn.jsonl", "resume//x")),
+)
+
+
+@pytest.mark.parametrize("damage", NO_FILES)
+def test_a_state_that_was_not_saved_of_such_a_stage_is_refused_by_its_name(tmp_path, damage):
+    """Such as one that brings other files than the stage keeps: its outcome, or what lies in another folder."""
     shared = opened(f"file://{tmp_path}/shared")
     shared.objects.write(f"states/train/{KEY}.json", damage)
-    (tmp_path / "out").mkdir()
-    assert not shared.take_state("train", KEY, tmp_path / "out", KEPT)
-    assert list((tmp_path / "out").iterdir()) == []
+    shared.objects.write(f"states/train/{KEY}/{EMPTY}", b"")
+    here = saved(tmp_path / "a", 5, "five")
+    before = content(here)
+    with pytest.raises(StoreError, match=rf"states/train/{KEY}\.json is not what was written"):
+        shared.take_state("train", KEY, here, KEPT)
+    assert content(here) == before
+    assert [path.name for path in here.parent.iterdir()] == [here.name]
     assert shared.collect_garbage(timedelta(days=1)) == (0, 0)
 
 
@@ -291,7 +305,17 @@ def test_a_manifest_that_was_changed_is_refused(url, tmp_path):
     shared.push(store, "prepare", KEY)
     place = f"manifests/prepare/{KEY}.json"
     record = json.loads(shared.objects.read(place))
-    record["manifest"]["files"]["pairs.txt"]["sha256"] = "0" * 64
-    shared.objects.write(place, json.dumps(record).encode())
-    with pytest.raises(StoreError, match="not what was written"):
+    digest = record["manifest"]["files"]["pairs.txt"]["sha256"]
+    for change in (
+        {"digest": "0" * 64},
+        {"files": {"pairs.txt": {"sha256": digest, "size": -1}}},
+        {"files": [], "stage": 1},
+    ):
+        changed = record | {"manifest": with_self_digest(record["manifest"] | change)}
+        for damage in (changed, record | {"manifest": record["manifest"] | change}, changed | {"manifest": [change]}):
+            shared.objects.write(place, json.dumps(damage).encode())
+            with pytest.raises(StoreError, match=f"{KEY}.json is not what was written"):
+                shared.pull(Store(tmp_path / "b"), "prepare", KEY)
+    shared.objects.write(place, b'{"manifest": ' * 100_000)
+    with pytest.raises(StoreError, match=f"{KEY}.json is not what was written"):
         shared.pull(Store(tmp_path / "b"), "prepare", KEY)

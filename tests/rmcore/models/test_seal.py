@@ -222,7 +222,7 @@ def test_the_seal_depends_on_the_content_alone(folder):
 def test_weights_are_read_once_and_then_known_by_size_and_time(folder, tmp_path, monkeypatch):
     monkeypatch.setenv(files.DIGESTS_VARIABLE, str(tmp_path / "digests.jsonl"))
     monkeypatch.setattr(files, "REMEMBERED_FROM", 2**16)
-    touched(folder)
+    monkeypatch.setattr(files, "SETTLED_NS", -1)
     reads, original = [], files.file_digest
     monkeypatch.setattr(files, "file_digest", lambda path: reads.append(path.name) or original(path))
     check_seal(folder)
