@@ -6,16 +6,13 @@ import shlex
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import quote
 
 import typer
 
 from rmcore.cli.inputs import Checkpoint, MaxLen, RenderFn
 from rmcore.config.model import WeightDtype
-from rmcore.config.rlhf import RlhfConfig
-from rmcore.core.errors import ConfigError
-from rmcore.data.readers.json_stream import RepeatedKeyError, parse_json
 
 
 def serve(
@@ -33,13 +30,6 @@ def serve(
     ] = "float32",
     max_seq_len: MaxLen = None,
     render_fn: RenderFn = None,
-    more_rewards: Annotated[
-        str | None,
-        typer.Option(
-            help="Rewards that are added to the checkpoint's own, and their weights, as JSON: module:function, or the "
-            "address of another server, such as '{\"mine:has_an_answer\": 0.5}'."
-        ),
-    ] = None,
     weights_dir: Annotated[
         Path | None,
         typer.Option(
@@ -81,7 +71,6 @@ def serve(
         dtype=dtype,
         max_seq_len=max_seq_len,
         render_fn=render_fn,
-        more_rewards=None if more_rewards is None else _weights_of(more_rewards),
         weights_folder=weights_dir,
         gpu_memory_share=gpu_memory_share,
         start_timeout_s=start_timeout,
@@ -107,18 +96,6 @@ def serve(
 
         asyncio.run(run(settings, announce))
     print("stopped")
-
-
-def _weights_of(more_rewards: str) -> Any:
-    try:
-        given = parse_json(more_rewards)
-    except ValueError as error:
-        seen = f"names {error} twice" if isinstance(error, RepeatedKeyError) else f"is no JSON ({error})"
-        raise ConfigError(
-            f"--more-rewards={more_rewards} {seen}; give names and weights, such as "
-            """'{"mine:has_an_answer": 0.5, "http://127.0.0.1:8101": 1.0}'."""
-        ) from error
-    return RlhfConfig.model_validate({"more_rewards": given}).more_rewards
 
 
 def _announce(address: str, token: str) -> None:

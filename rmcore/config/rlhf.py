@@ -6,9 +6,6 @@ from pydantic import Field, field_validator, model_validator
 
 from rmcore.config.base import RUN_ONLY, Settings
 
-OWN = "own"
-"""The name of the run's or the server's own reward next to those of `more_rewards`; its weight is 1."""
-
 
 class WatchConfig(Settings):
     """A judge who watches the training with few labels, and ends it where the true reward has turned."""
@@ -60,7 +57,7 @@ class RlhfConfig(Settings):
     more_rewards: dict[str, float] | None = None
     """Further rewards and their weights, the reward model's own weight being 1: folders of reward models, or
     module:function of (prompt, response). Each is normalised within its group before they are summed (GDPO, Liu et al.
-    2026, arXiv:2601.05242), so that no unit counts; below 0 a weight is a price. Left out: the own reward alone."""
+    2026, arXiv:2601.05242), so that units do not count; below 0 a weight is a price. Left out: the own reward alone."""
     rollouts: Literal["auto", "vllm", "generate"] = "auto"
     """Who draws the samples: a vLLM started for the training, which has the policy's weights published to it, or
     `generate` in the training's process. auto takes vLLM on a GPU where it is installed; on a CPU it draws faster, and

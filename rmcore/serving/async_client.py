@@ -11,10 +11,8 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
 
-import httpx
 from pydantic import ValidationError
 
-from rmcore.config.rlhf import OWN
 from rmcore.core.errors import ConfigError, RequestError, ServingError
 from rmcore.serving.client_session import Session, in_callers_list
 from rmcore.serving.messages import first_error
@@ -37,7 +35,6 @@ class AsyncRewardClient:
         batch_size: most inputs of one request.
         attempts: most tries of one request whose connection fails, and most rounds until a list is of one version.
         backoff_s: first pause between tries in seconds; it doubles up to 1 s, and a random half of it is left out.
-        auth: takes the place of sending the token, such as `rmcore.serving.signatures.SignedRequests`.
 
     Raises:
         ConfigError: an argument cannot be used.
@@ -53,7 +50,6 @@ class AsyncRewardClient:
         batch_size: int = 32,
         attempts: int = 5,
         backoff_s: float = 0.1,
-        auth: httpx.Auth | None = None,
     ) -> None:
         if max_concurrency < 1:
             raise ConfigError(f"max_concurrency={max_concurrency} lets no request through; give at least 1.")
@@ -66,7 +62,6 @@ class AsyncRewardClient:
             keep_alive=max_concurrency,
             attempts=attempts,
             backoff_s=backoff_s,
-            auth=auth,
         )
         self._batch_size = batch_size
         self._slots = asyncio.Semaphore(max_concurrency)
@@ -110,11 +105,11 @@ class AsyncRewardClient:
             arrived = await self._score_batches(batches, waiting, answers)
             # Versions rise while a server lives. After a restart they are lower: hence the newest of this round only,
             # and of equal ones the last to arrive.
-            target = max(reversed(arrived), key=_versions).source
+            target = max(reversed(arrived), key=lambda one: one.weight_version).source
             waiting = [index for index, answer in answers.items() if answer.source != target]
             if not waiting:
                 return _joined([answers[index] for index in range(len(batches))])
-        versions = sorted({tuple(_versions(answer)) for answer in answers.values()})
+        versions = sorted({answer.weight_version for answer in answers.values()})
         raise ServingError(
             f"{len(batches)} batches came back by the weight versions {versions}, after {self._session.attempts} "
             "rounds in which older ones were scored again: updates follow each other faster than the list is scored. "
@@ -133,20 +128,22 @@ class AsyncRewardClient:
             answers[index] = answer
             arrived.append(answer)
 
-        await together(*map(score_one, indices))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for index in indices:
+                    group.create_task(score_one(index))
+        except ExceptionGroup as failed:  # the first failure has ended the others
+            raise failed.exceptions[0] from None
         return arrived
 
     async def _score_batch(self, batch: ScoringRequest, first_input: int) -> ScoringResponse:
         answer = await self._session.exchange("POST", "/score", ScoringResponse, body=batch, first_input=first_input)
-        parts, further = answer.parts or {}, answer.further or {}
-        lengths = set(map(len, (answer.rewards, answer.num_tokens, answer.num_cut, *parts.values())))
+        lengths = {len(answer.rewards), len(answer.num_tokens), len(answer.num_cut)}
         asked = (batch.normalize, batch.policy_version)
-        is_whole = lengths == {len(batch.inputs)} and set(parts) == ({OWN, *further} if further else set())
-        if not is_whole or (answer.normalized, answer.policy_version) != asked:
+        if lengths != {len(batch.inputs)} or (answer.normalized, answer.policy_version) != asked:
             raise ServingError(
                 f"POST /score of {self._session.address} answered {len(answer.rewards)} rewards, "
-                f"{len(answer.num_tokens)} num_tokens, {len(answer.num_cut)} num_cut, parts of "
-                f"{ {name: len(part) for name, part in parts.items()} }, normalized={answer.normalized}, "
+                f"{len(answer.num_tokens)} num_tokens, {len(answer.num_cut)} num_cut, normalized={answer.normalized}, "
                 f"policy_version={answer.policy_version} to {len(batch.inputs)} inputs with "
                 f"normalize={batch.normalize}, policy_version={batch.policy_version}: the server is at fault and no "
                 "reward can be trusted. See its log, and that both sides are of one release."
@@ -233,16 +230,6 @@ class AsyncRewardClient:
         await self.aclose()
 
 
-async def together(*calls: Any) -> list[Any]:
-    """Results of calls that run at the same time; the first failure ends the others and is raised."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(call) for call in calls]
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from None
-    return [task.result() for task in tasks]
-
-
 def _cut(inputs: Iterable[Any], batch_size: int, settings: Mapping[str, Any]) -> list[ScoringRequest]:
     """Requests of at most batch_size inputs each; an empty one where there are no inputs."""
     if isinstance(inputs, str | bytes | Mapping):
@@ -259,17 +246,9 @@ def _cut(inputs: Iterable[Any], batch_size: int, settings: Mapping[str, Any]) ->
     return batches
 
 
-def _versions(answer: ScoringResponse) -> list[int]:
-    """The weight versions of the server, and of the others that it asked, which rise while they live."""
-    further = sorted((answer.further or {}).items())
-    return [answer.weight_version, *(one.weight_version or 0 for _, one in further)]
-
-
 def _joined(answers: list[ScoringResponse]) -> ScoringResponse:
     fields = ("rewards", "num_tokens", "num_cut")
     rows: dict[str, Any] = {name: _rows(getattr(answer, name) for answer in answers) for name in fields}
-    if (first := answers[0].parts) is not None:
-        rows["parts"] = {name: _rows((answer.parts or {})[name] for answer in answers) for name in first}
     return answers[0].model_copy(update=rows)
 
 

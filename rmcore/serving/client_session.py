@@ -43,15 +43,7 @@ class Session:
     """
 
     def __init__(
-        self,
-        address: str,
-        *,
-        token: str | None,
-        timeout_s: float,
-        keep_alive: int,
-        attempts: int,
-        backoff_s: float,
-        auth: httpx.Auth | None = None,
+        self, address: str, *, token: str | None, timeout_s: float, keep_alive: int, attempts: int, backoff_s: float
     ) -> None:
         for name, value in (("timeout_s", timeout_s), ("attempts", attempts)):
             if not value > 0:
@@ -64,8 +56,7 @@ class Session:
         self._backoff_s = backoff_s
         self._http = httpx.AsyncClient(
             base_url=self.address,
-            auth=auth,
-            headers={} if auth else _authorization(find_token(self.address) if token is None else token),
+            headers=_authorization(find_token(self.address) if token is None else token),
             timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),  # the whole exchange has one limit, in _once
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=keep_alive),
             trust_env=host not in LOOPBACK,  # a proxy of the environment cannot reach this machine's loopback

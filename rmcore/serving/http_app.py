@@ -23,7 +23,6 @@ from fastapi import Depends, FastAPI, Request, Response
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
-from rmcore.config.rlhf import OWN
 from rmcore.core.errors import ConfigError, DataError, NotReadyError, RequestError, RmcoreError
 from rmcore.data.control_tokens import texts_of
 from rmcore.data.pair import Message, Prompt, as_answer, plain_prompt
@@ -31,15 +30,12 @@ from rmcore.data.readers.fields import RowRejected
 from rmcore.data.readers.json_stream import RepeatedKeyError, parse_json
 from rmcore.data.readers.turns import framed
 from rmcore.data.rendering import Renderer, TokenizedSide
-from rmcore.serving.async_client import together
 from rmcore.serving.door import JSON, LOGGED_IN, Door, Refused, refusal_response
-from rmcore.serving.further_rewards import FurtherRewards, summed
 from rmcore.serving.messages import checked_token, first_error
 from rmcore.serving.metrics import Counting, ServerMetrics
 from rmcore.serving.protocols import PROTOCOLS
 from rmcore.serving.protocols.desk import Desk
 from rmcore.serving.served import ServedModel
-from rmcore.serving.signatures import SCHEME, SigningAnswers, body_digest, digest
 from rmcore.serving.types import (
     ChatMessage,
     Dialogue,
@@ -54,8 +50,6 @@ from rmcore.serving.types import (
     WeightUpdate,
 )
 
-SIGNED_PATHS = ("/score", "/version")
-"""Routes that another reward server requests, signed with the token instead of sending it."""
 CHARACTERS_PER_TOKEN = 128
 """The longest token of the large vocabularies (spaces, in those of GPT-4, Llama 3 and Qwen). Text has four or five."""
 SHORTEST_BOUND = 2**16
@@ -107,25 +101,16 @@ class RewardApp:
         pooling: which token its head reads.
         vocab_size: token ids lie below it.
         settings: limits.
-        further: rewards that are added to the model's own.
     """
 
     def __init__(
-        self,
-        served: ServedModel,
-        renderer: Renderer,
-        *,
-        pooling: PoolingType,
-        vocab_size: int,
-        settings: HttpSettings,
-        further: FurtherRewards | None = None,
+        self, served: ServedModel, renderer: Renderer, *, pooling: PoolingType, vocab_size: int, settings: HttpSettings
     ) -> None:
         self.served = served
         self.renderer = renderer
         self.pooling = pooling
         self.vocab_size = vocab_size
         self.settings = settings
-        self.further = further
         self.metrics = ServerMetrics(served)
         self._pending_rows = self._pending_bytes = 0
         # One at a time: a tokenizer's padding and truncation state is shared, and it uses all cores by itself.
@@ -151,17 +136,13 @@ class RewardApp:
                 app.add_api_route(path, answer, methods=[method], response_model=None)
         app.add_exception_handler(RmcoreError, _refuse)
         app.add_exception_handler(ClientDisconnect, lambda *_: Response(status_code=499))  # nobody is there to read it
-        app.add_middleware(SigningAnswers, token=self.settings.token)
         app.add_middleware(Counting, metrics=self.metrics)
         app.add_middleware(Door, names=self.settings.names)  # the last one added is the first one asked
         return app
 
     async def _check_token(self, request: Request) -> None:
         kind, _, given = request.headers.get("authorization", "").partition(" ")
-        if kind == SCHEME and (path := request.scope["path"]) in SIGNED_PATHS:
-            request.state.body_digest = body_digest(self.settings.token, given, request.method, path)
-            given = "" if request.state.body_digest is None else self.settings.token
-        elif kind.lower() == "basic" and self.settings.protocols:
+        if kind.lower() == "basic" and self.settings.protocols:
             given = _password(given)
         elif kind.lower() != "bearer":
             given = ""
@@ -185,7 +166,6 @@ class RewardApp:
             RmcoreError: an input is refused, too much is under way, or no weights are served.
         """
         self._check_characters(asked)
-        dialogues = [] if self.further is None else _dialogues(asked)
         num_rows = len(asked.inputs)
         if self._pending_rows + num_rows > self.settings.max_pending_rows:
             raise Refused(
@@ -198,15 +178,7 @@ class RewardApp:
             sides: list[TokenizedSide] = []
             for rows in _slices(asked):
                 sides += await anyio.to_thread.run_sync(self._tokenize, asked, rows, limiter=self._tokenizing)
-            given = [side.ids for side in sides]
-            if self.further is None:
-                rewards, weights = await self.served.score(given)
-                further = parts = None
-            else:
-                own = self.served.score(given), self.further.added(asked, dialogues)
-                (rewards, weights), (added, further) = await together(*own)
-                parts = {OWN: tuple(rewards), **added}
-                rewards = summed(parts)
+            rewards, weights = await self.served.score([side.ids for side in sides])
         finally:
             self._pending_rows -= num_rows
         self.metrics.scored(len(sides), sum(len(side.ids) for side in sides))
@@ -218,8 +190,6 @@ class RewardApp:
             weight_version=weights.version,
             checkpoint_digest=weights.digest,
             policy_version=asked.policy_version,
-            parts=parts,
-            further=further,
         )
 
     async def _health(self, response: Response) -> Health:
@@ -236,17 +206,14 @@ class RewardApp:
         )
 
     async def _version(self) -> VersionInfo:
-        return self._told(self.served.version())
-
-    def _told(self, version: VersionInfo) -> VersionInfo:
-        return version if self.further is None else version.model_copy(update={"more_rewards": self.further.weights})
+        return self.served.version()
 
     async def _metrics(self) -> Response:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def _update(self, request: Request) -> VersionInfo:
         async with self.read(request, WeightUpdate) as update:
-            return self._told(await self.served.update(update))
+            return await self.served.update(update)
 
     @asynccontextmanager
     async def read(self, request: Request, kind: type[Body]) -> AsyncIterator[Body]:
@@ -260,9 +227,6 @@ class RewardApp:
         body = bytearray()
         try:
             await self._receive(request, body)
-            signed = getattr(request.state, "body_digest", None)  # most requests are not, and need no digest
-            if signed is not None and signed != digest(bytes(body)):
-                raise Refused("unauthorized", "the body is not the one that was signed.", "authorization")
             yield _parsed(bytes(body), kind)
         finally:
             self._pending_bytes -= len(body)
@@ -376,31 +340,6 @@ def _prompt_and_response(index: int, given: ScoringInput) -> tuple[Prompt, str] 
         return plain_prompt(framed(turns, {"tools": tools and list(tools)})), answer
     except RowRejected as error:
         raise RequestError(f"inputs.{index}: {error.reason}.", field=f"inputs.{index}") from error
-
-
-def _dialogues(asked: ScoringRequest) -> list[tuple[Prompt, str]]:
-    """All inputs as prompts and responses, which further rewards are of.
-
-    Raises:
-        RequestError: one is a rendered text or token ids, or the sum is to be a probability.
-    """
-    if asked.normalize:
-        raise RequestError(
-            "normalize: this server answers a weighted sum of several rewards, which is no log-odds and has no "
-            "probability. Leave normalize (in vLLM's protocol use_activation) out.",
-            field="normalize",
-        )
-    found = []
-    for index, given in enumerate(asked.inputs):
-        side = _prompt_and_response(index, given)
-        if side is None:
-            raise RequestError(
-                f"inputs.{index}: it is a rendered text or token ids, in which this server's further rewards cannot "
-                "tell the prompt from the response. Send a prompt with its response, or messages.",
-                field=f"inputs.{index}",
-            )
-        found.append(side)
-    return found
 
 
 def _num_characters(index: int, given: ScoringInput) -> int:

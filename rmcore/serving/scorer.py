@@ -92,7 +92,6 @@ class RewardModelScorer:
 
             {score_key}           the reward, a float: logits, or a probability where `normalize`
             {score_key}_version   the weight version that gave it
-            {score_key}_parts     what each reward adds, by name; only where the server has further rewards
             {score_key}_num_cut   tokens that were left out; only with over_length="cut"
 
         A call that fails writes nothing. From an event loop: `await asyncio.to_thread(scorer.score, rollouts)`.
@@ -115,10 +114,8 @@ class RewardModelScorer:
         answer = self._client.score(
             inputs, normalize=self._normalize, over_length=self._over_length, policy_version=policy_version
         )
-        for row, (rollout, reward, num_cut) in enumerate(zip(rollouts, answer.rewards, answer.num_cut, strict=True)):
+        for rollout, reward, num_cut in zip(rollouts, answer.rewards, answer.num_cut, strict=True):
             written: dict[str, Any] = {self._score_key: reward, f"{self._score_key}_version": answer.weight_version}
-            if answer.parts is not None:
-                written[f"{self._score_key}_parts"] = {name: part[row] for name, part in answer.parts.items()}
             if self._over_length == "cut":
                 written[f"{self._score_key}_num_cut"] = num_cut
             rollout.meta.update(written)

@@ -17,14 +17,12 @@ from pathlib import Path
 import torch
 import uvicorn
 
-from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.errors import ServingError
 from rmcore.core.files import try_exclusive
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.serving.door import BoundedProtocol, file_limits
 from rmcore.serving.engine import VllmEngine
 from rmcore.serving.folders import drop_stale
-from rmcore.serving.further_rewards import FurtherRewards
 from rmcore.serving.http_app import HttpSettings, RewardApp
 from rmcore.serving.model_files import folder_digest
 from rmcore.serving.parity import make_probe
@@ -51,8 +49,6 @@ class ServeSettings:
     dtype: what vLLM computes in.
     max_seq_len: tokens of an input; None: as recorded.
     render_fn: the rendering function of the checkpoint, as `module:function`, where it has one.
-    more_rewards: rewards that are added to the checkpoint's own, with their weights, in the form of
-        `rlhf.more_rewards`: module:function, or the address of another reward server.
     weights_folder: where updates are published through, one server at a time, which drops what an earlier one left;
         None makes one that goes with the server.
     """
@@ -64,14 +60,10 @@ class ServeSettings:
     dtype: EngineDtype = "float32"
     max_seq_len: int | None = None
     render_fn: str | None = None
-    more_rewards: dict[str, float] | None = None
     weights_folder: Path | None = None
     gpu_memory_share: float = 0.5
     start_timeout_s: float = 600.0
     http: HttpSettings = field(default_factory=HttpSettings)
-
-    def __post_init__(self) -> None:
-        RlhfConfig(more_rewards=self.more_rewards)  # checks the weights
 
 
 async def serve(
@@ -85,7 +77,7 @@ async def serve(
         until: another reason to stop.
 
     Raises:
-        ConfigError: no vLLM, or a further reward is not there.
+        ConfigError: no vLLM.
         ModelError: the checkpoint cannot be read.
         ServingError: the port is taken, the weights folder is another server's, vLLM did not start, or its rewards are
             not those of PyTorch.
@@ -106,28 +98,12 @@ async def serve(
 async def _serve(
     settings: ServeSettings, program: Path, folder: Path, listening: socket.socket, announce: Callable[[str], None]
 ) -> None:
-    async with _further(settings) as further, _open(settings, program, folder, further) as app:
+    async with _open(settings, program, folder) as app:
         await _answer(app, listening, announce)
 
 
 @contextlib.asynccontextmanager
-async def _further(settings: ServeSettings) -> AsyncIterator[FurtherRewards | None]:
-    """The further rewards, which are seen to be there before a model is loaded."""
-    if not settings.more_rewards:
-        yield None
-        return
-    further = FurtherRewards.named(settings.more_rewards, settings.http.token)
-    try:
-        await further.check()
-        yield further
-    finally:
-        await further.aclose()
-
-
-@contextlib.asynccontextmanager
-async def _open(
-    settings: ServeSettings, program: Path, place: Path, further: FurtherRewards | None
-) -> AsyncIterator[RewardApp]:
+async def _open(settings: ServeSettings, program: Path, place: Path) -> AsyncIterator[RewardApp]:
     """The HTTP app of a model that answers; inside the block it may die and come back."""
     rm = await asyncio.to_thread(
         BradleyTerryRM.from_pretrained,
@@ -154,7 +130,7 @@ async def _open(
     weights = Weights(1, first, digest, RewardModelTrainingMode.FULL, probe, rm.beta)
     served = ServedModel(engine, weights, checkpoint=settings.checkpoint)
     http = replace(settings.http, names=(*settings.http.names, *_names(settings.host)))
-    app = _http_app(served, rm, http, further)
+    app = _http_app(served, rm, http)
     del rm
     try:
         await served.start()
@@ -174,13 +150,11 @@ def _stage_first(rm: BradleyTerryRM, checkpoint: str, folder: Path) -> None:
     stage_checkpoint(Path(checkpoint), folder)
 
 
-def _http_app(
-    served: ServedModel, rm: BradleyTerryRM, settings: HttpSettings, further: FurtherRewards | None
-) -> RewardApp:
+def _http_app(served: ServedModel, rm: BradleyTerryRM, settings: HttpSettings) -> RewardApp:
     plain = rm.model.get_base_model() if rm.has_adapters else rm.model
     pooling = PoolingType.LAST if hasattr(plain, "score") else PoolingType.CLS
     size = plain.config.vocab_size
-    return RewardApp(served, rm.renderer, pooling=pooling, vocab_size=size, settings=settings, further=further)
+    return RewardApp(served, rm.renderer, pooling=pooling, vocab_size=size, settings=settings)
 
 
 def _names(host: str) -> tuple[str, ...]:

@@ -66,11 +66,7 @@ class ChatMessage(Wire):
         return message_of(turn | {"content": list(turn["content"])} if isinstance(turn["content"], tuple) else turn)
 
 
-def _absent(value: Any) -> bool:
-    return value is None
-
-
-Tools = Annotated[tuple[dict[str, Any], ...] | None, Field(exclude_if=_absent)]
+Tools = Annotated[tuple[dict[str, Any], ...] | None, Field(exclude_if=lambda tools: tools is None)]
 
 
 class PromptResponse(Wire):
@@ -160,41 +156,21 @@ class ScoringRequest(Wire):
         return cls.model_validate({"inputs": rows} | settings)
 
 
-class FurtherReward(Wire):
-    """A reward that is added to the checkpoint's own; of another server also by which weights it was given."""
-
-    weight: float = Field(description="What it is multiplied by; the own reward's is 1.")
-    weight_version: int | None = Field(default=None, ge=1, exclude_if=_absent, description="As that server counts.")
-    checkpoint_digest: str | None = Field(
-        default=None, exclude_if=_absent, description="sha256 of that server's weights."
-    )
-
-
 class ScoringResponse(Wire):
     """Rewards in the order of the inputs, all by the weights of `weight_version`."""
 
-    rewards: tuple[float, ...] = Field(
-        description="Logits; probabilities where `normalized`; where the server has further rewards, sums of `parts`."
-    )
+    rewards: tuple[float, ...] = Field(description="Logits; probabilities where `normalized`.")
     num_tokens: tuple[int, ...] = Field(description="Tokens that were read, special ones included.")
     num_cut: tuple[int, ...] = Field(description="Tokens that were left out to respect the model's limit.")
     normalized: bool = Field(description="Whether the sigmoid was applied.")
     weight_version: int = Field(ge=1, description="Rises by one with each update of the weights.")
     checkpoint_digest: str = Field(description="sha256 over the files of these weights.")
     policy_version: int | None = Field(default=None, description="As in the request.")
-    parts: dict[str, tuple[float, ...]] | None = Field(
-        default=None,
-        exclude_if=_absent,
-        description="What each reward adds, by name: the checkpoint's `own`, and further ones times their weights.",
-    )
-    further: dict[str, FurtherReward] | None = Field(
-        default=None, exclude_if=_absent, description="The further rewards, by name."
-    )
 
     @property
-    def source(self) -> tuple[Any, ...]:
-        """Identify all that gave the rewards; a restarted server counts versions again, perhaps of other weights."""
-        return self.weight_version, self.checkpoint_digest, self.further
+    def source(self) -> tuple[int, str]:
+        """Identify the weights: a restarted server counts versions again, perhaps of other ones."""
+        return self.weight_version, self.checkpoint_digest
 
 
 ServerState = Literal["starting", "ready", "updating", "restarting", "broken", "stopping"]
@@ -223,9 +199,6 @@ class VersionInfo(Wire):
     dtype: Literal["float32", "bfloat16"] = Field(description="What the server computes in.")
     weights_folder: str = Field(description="Folder that updates are published through; on the server's machine.")
     layout_folder: str = Field(description="The folder that is served: names, shapes and types of all tensors.")
-    more_rewards: dict[str, float] | None = Field(
-        default=None, exclude_if=_absent, description="Names and weights of the further rewards."
-    )
 
 
 class RewardProbe(Wire):

@@ -35,7 +35,7 @@ from rmcore.policy.grpo.reward_service import RewardService, reward_service
 from rmcore.policy.grpo.rlhf_record import curve_of, final_of, parity_of, rewards_of, verdict_of, verdict_of_watch
 from rmcore.policy.grpo.rlhf_requirements import NOBODY_WATCHES, require_rlhf
 from rmcore.policy.grpo.rollout_service import rollout_service
-from rmcore.policy.grpo.several_rewards import FurtherReward, further_rewards
+from rmcore.policy.grpo.several_rewards import further_rewards
 from rmcore.policy.grpo.training_run import (
     FINISHED,
     MODEL_FOLDER,
@@ -75,7 +75,7 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
     pairs = read_pairs(upstream["prepare"] / "train.parquet")
     start = _start(rlhf, upstream, judge)
     reward = LocalReward(load_trained(settings, upstream["train"] / "best"))
-    further: tuple[FurtherReward, ...] = ()
+    further: tuple[Judge, ...] = ()
     if rlhf.more_rewards is not None:
         prompts = _prompts(pairs)
         prompts = [prompts[place] for place in trainable_ids(policy, prompts, given.max_new_tokens)]
@@ -182,7 +182,7 @@ def _plan(
     reward: LocalReward,
     service: RewardService,
     served: ServedPolicy | None,
-    further: Sequence[FurtherReward],
+    further: Sequence[Judge],
 ) -> TrainingPlan:
     prompts, rlhf, given = _prompts(pairs), required_rlhf(settings), required_policy(settings)
     reference = load_weights(policy, torch.float32).to(pick_device(settings.device)).eval()

@@ -78,12 +78,11 @@ def watch(seed, kept):
 
 
 def several(num_points):
-    """What two rewards added; nothing differed at the second step."""
+    """How two rewards moved."""
     return {
-        "names": ["own", "other/<best>"], "weights": [1.0, -0.25], "shares": [0.83, 0.17],
+        "names": ["own", "other/<best>"], "weights": [1.0, -0.25],
         "steps": [
-            {"step": step, "means": [0.31 + step / 7, 412.0 - step], "spreads": [0.61, 0.0 if step == 1 else 55.0],
-             "shares": None if step == 2 else [0.83, 0.17]}
+            {"step": step, "means": [0.31 + step / 7, 412.0 - step], "spreads": [0.61, 0.0 if step == 1 else 55.0]}
             for step in range(1, num_points + 1)
         ],
     }  # fmt: skip

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rmcore.data.rendering import TokenizedSide
-from rmcore.serving.further_rewards import FurtherRewards
 from rmcore.serving.http_app import HttpSettings, RewardApp
 from rmcore.serving.parity import make_probe
 from rmcore.serving.served import ServedModel, Weights
@@ -51,8 +50,6 @@ def answering(make):
             await _answer(app, listening, lambda address: ready.set())
         finally:
             await app.served.stop()
-            if app.further is not None:
-                await app.further.aclose()
 
     task = loop.create_task(run())
 
@@ -76,19 +73,14 @@ def answering(make):
         loop.close()
 
 
-def answering_with(rm, folder, more_rewards=None, **settings):
-    """A server of `rm` and of further rewards, with the HTTP settings."""
+def answering_with(rm, folder, **settings):
+    """A server of `rm`, with the HTTP settings."""
 
     async def make():
         weights = Weights(1, folder, "0" * 64, RewardModelTrainingMode.FULL, make_probe(rm, bf16=False), rm.beta)
         served = ServedModel(TorchEngine(rm), weights, "out/best")
         await served.start()
-        limits, further = HttpSettings(**settings), None
-        if more_rewards is not None:
-            further = FurtherRewards.named(more_rewards, limits.token)
-            await further.check()
-        return RewardApp(
-            served, rm.renderer, pooling=PoolingType.LAST, vocab_size=1024, settings=limits, further=further
-        )
+        limits = HttpSettings(**settings)
+        return RewardApp(served, rm.renderer, pooling=PoolingType.LAST, vocab_size=1024, settings=limits)
 
     return answering(make)

@@ -6,20 +6,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ServingError, TrainingError
 from rmcore.data.pair import Prompt
+from rmcore.judging.judge import Judge
 from rmcore.policy.grpo.credit import RewardModelCreditAssigner, require_raw
-from rmcore.policy.grpo.several_rewards import ROUNDING, FurtherReward, summed, weighted_parts
 from rmcore.policy.policy import Policy, shown
 from rmcore.policy.sampling.rollouts import RolloutScorer, one_step, rollout_texts
 from rmcore.serving.scorer import Rollout
 
 SCORE_KEY = "rm_score"
-REWARDS_KEY, PARTS_KEY = "rewards", "parts"
-"""With further rewards: all K of a rollout, the own one with its price of length first, and what each adds."""
+REWARDS_KEY = "rewards"
+"""All K rewards of a rollout, the own one with its price of length first."""
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
 """Pauses between tries to score a step double up to this."""
@@ -39,9 +36,7 @@ class GroupReward:
         scorer: of the rollouts.
         credit: from rewards to what TRL compares within each group; nothing normalised, TRL does that.
         wait_seconds: how long a scorer that is away or fails is waited for.
-        further: rewards next to that credit; with any, what is given is the sum of all, each normalised within its
-            group, and is to be divided by the spread over the step alone.
-        group_size: neighbours in a step that answer one prompt.
+        further: rewards next to that credit, which TRL gets from `functions`.
         record: sees every step's rollouts.
 
     Raises:
@@ -58,14 +53,13 @@ class GroupReward:
         credit: RewardModelCreditAssigner,
         *,
         wait_seconds: float,
-        further: Sequence[FurtherReward] = (),
-        group_size: int = 1,
+        further: Sequence[Judge] = (),
         record: Record | None = None,
     ) -> None:
         require_raw(credit)
-        self.further, self.group_size = further, group_size
         self.policy, self.prompts, self.scorer, self.credit = policy, prompts, scorer, credit
-        self.wait_seconds, self.record = wait_seconds, record
+        self.wait_seconds, self.further, self.record = wait_seconds, further, record
+        self._of_further: list[list[float]] = []
 
     def __call__(
         self,
@@ -93,26 +87,31 @@ class GroupReward:
         self._score(rollouts)
         version = _one_version(rollouts)
         credits = self.credit.assign(rollouts)
-        if self.further:
-            credits = self._joined(rollouts, credits)
+        self._of_further = [self._rewards(rollouts, judge) for judge in self.further]
+        for rollout, *given in zip(rollouts, credits, *self._of_further, strict=True):
+            rollout.meta[REWARDS_KEY] = given
         log_metric("weight_version", version)
         if self.record is not None:
             self.record(trainer_state.global_step, rollouts, credits)
         return credits
 
-    def _joined(self, rollouts: Sequence[Rollout], credits: Sequence[float]) -> list[float]:
-        """Sums of the own credits and the further rewards, each normalised within its group."""
-        texts = rollout_texts(rollouts)
-        found = [one.judge.rewards(*texts) for one in self.further]
-        for one, theirs in zip(self.further, found, strict=True):
-            _require_finite(rollouts, theirs.tolist(), f"{one.judge.name}'s")
-        rewards: FloatArray = np.array([credits, *found], dtype=np.float64)  # (K, N)
-        weights = [1.0, *(one.weight for one in self.further)]
-        roundings = [ROUNDING, *(one.rounding for one in self.further)]
-        parts = weighted_parts(rewards, weights, self.group_size, roundings)
-        for rollout, given, part in zip(rollouts, rewards.T.tolist(), parts.T.tolist(), strict=True):
-            rollout.meta.update({REWARDS_KEY: given, PARTS_KEY: part})
-        return summed(parts)
+    @property
+    def functions(self) -> list[Callable[..., list[float]]]:
+        """All K reward functions for TRL, which calls them in this order: the first computes what the others give."""
+
+        def function(place: int, name: str) -> Callable[..., list[float]]:
+            def reward(**_: Any) -> list[float]:
+                return self._of_further[place]
+
+            reward.__name__ = name
+            return reward
+
+        return [self, *(function(place, judge.name) for place, judge in enumerate(self.further))]
+
+    def _rewards(self, rollouts: Sequence[Rollout], judge: Judge) -> list[float]:
+        rewards = judge.rewards(*rollout_texts(rollouts)).tolist()
+        _require_finite(rollouts, rewards, f"{judge.name}'s")
+        return rewards
 
     def _score(self, rollouts: Sequence[Rollout]) -> None:
         """Score; while the scorer is away or fails, wait and ask again."""

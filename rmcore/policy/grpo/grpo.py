@@ -23,11 +23,11 @@ from rmcore.core.errors import DataError, ModelError
 from rmcore.data.control_tokens import texts_of
 from rmcore.data.pair import TOOLS, Prompt, as_prompts, dialogue_records, prompt_messages
 from rmcore.data.readers.turns import exchange
+from rmcore.judging.judge import Judge
 from rmcore.models.device import pick_device
 from rmcore.policy.grpo.credit import RewardModelCreditAssigner
 from rmcore.policy.grpo.group_reward import GroupReward, Record
 from rmcore.policy.grpo.rlhf_requirements import require_trl
-from rmcore.policy.grpo.several_rewards import FurtherReward
 from rmcore.policy.grpo.vllm_rollouts import HIGHEST_WEIGHT, Parity, VllmRollouts, prompt_key
 from rmcore.policy.policy import Policy, plain_form
 from rmcore.policy.policy_weights import load_weights
@@ -44,7 +44,7 @@ def make_grpo_with_rm(
     out: str | Path,
     settings: RlhfConfig | None = None,
     credit: RewardModelCreditAssigner | None = None,
-    further: Sequence[FurtherReward] = (),
+    further: Sequence[Judge] = (),
     temperature: float = 1.0,
     max_new_tokens: int = 256,
     seed: int = 0,
@@ -57,9 +57,9 @@ def make_grpo_with_rm(
     """A `trl.GRPOTrainer` whose rewards come from a reward model; call its `train`.
 
     TRL compares the credits within each group: advantage = (credit - mean) / (standard deviation + 1e-4), so a group
-    of equal credits gives none. With further rewards each is compared within its group first, and their weighted sum
-    is divided by its standard deviation over the step + 1e-4 (`rmcore.policy.grpo.several_rewards`). One step is one
-    update on fresh samples of `prompts_per_step` prompts.
+    of equal credits gives none. With further rewards each is compared within its group in this way, and their weighted
+    sum over the step (TRL's `normalize_then_sum`). One step is one update on fresh samples of `prompts_per_step`
+    prompts.
 
     The policy's dropout is off throughout: TRL leaves it on, and then samples are drawn from, and probabilities of
     their tokens taken under, randomly thinned networks that are not the policy.
@@ -71,7 +71,7 @@ def make_grpo_with_rm(
         out: folder for the trainer's resumable states (`checkpoint-STEP`), one every `settings.measure_every` steps.
         settings: steps, group size, learning rate, KL penalty, waiting; the defaults where left out.
         credit: what a reward is joined with; left out, the reward alone.
-        further: rewards next to it, as `further_rewards` loads them; `settings.more_rewards` is not read here.
+        further: rewards next to it, which `settings.more_rewards` weighs, as `further_rewards` loads them.
         temperature: of the sampling.
         max_new_tokens: longest response; what is cut there counts as it is.
         seed: of prompts' order and sampling.
@@ -96,14 +96,13 @@ def make_grpo_with_rm(
     asked = policy if isinstance(policy, Policy) else Policy.load(policy)
     place = pick_device(device)
     rows, prompt_ids = _rows(asked, prompts, max_new_tokens)
-    reward: Any = GroupReward(
+    reward = GroupReward(
         asked,
         prompts,
         scorer,
         credit or RewardModelCreditAssigner(),
         wait_seconds=wanted.wait_seconds,
         further=further,
-        group_size=wanted.group_size,
         record=record,
     )
     on_gpu = place.type == "cuda"
@@ -135,8 +134,8 @@ def make_grpo_with_rm(
         lr_scheduler_type="constant",
         beta=wanted.kl_beta,
         loss_type=wanted.loss,
-        # What is normalised within groups has the mean 0 in each, so GDPO's last division is the one over the step.
-        scale_rewards="batch" if further else "group",
+        reward_weights=[1.0, *(wanted.more_rewards or {}).values()],
+        multi_objective_aggregation="normalize_then_sum" if further else "sum_then_normalize",
         disable_dropout=True,  # of the reference model that a KL penalty loads, too
         temperature=temperature,
         max_completion_length=max_new_tokens,
@@ -154,7 +153,7 @@ def make_grpo_with_rm(
         warnings.simplefilter("ignore")  # of TRL's own use of transformers
         trainer = GRPOTrainer(
             model,
-            reward_funcs=reward,
+            reward_funcs=reward.functions,
             args=options,
             train_dataset=rows,
             processing_class=_tokenizer(asked),

@@ -6,14 +6,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rmcore.config.rlhf import OWN
 from rmcore.core.arrays import FloatArray
 from rmcore.evaluation.uncertainty import MetricValue, cluster_bootstrap, metric_value
 from rmcore.evaluation.verdicts.estimate import SeedSample, estimate_over_seeds
 from rmcore.policy.confirmation import Decision, shown_gain, tail_doubt
-from rmcore.policy.grpo.group_reward import PARTS_KEY, REWARDS_KEY
+from rmcore.policy.grpo.group_reward import REWARDS_KEY
 from rmcore.policy.grpo.policy_meter import QUANTITIES
-from rmcore.policy.grpo.several_rewards import shares
 
 
 def curve_of(progress: pd.DataFrame, *, num_resamples: int, seed: int) -> list[dict[str, Any]]:
@@ -40,16 +38,15 @@ def curve_of(progress: pd.DataFrame, *, num_resamples: int, seed: int) -> list[d
 def rewards_of(
     rollouts: Sequence[Mapping[str, Any]], more_rewards: Mapping[str, float] | None
 ) -> dict[str, Any] | None:
-    """Say what each of several rewards added, JSON-ready; None where there is one.
+    """Say how each of several rewards moved, JSON-ready; None where there is one.
 
     Args:
-        rollouts: rows with step, and where there are several rewards with all K of them and what each adds.
+        rollouts: rows with step and all K rewards.
         more_rewards: names and weights of those next to the own one.
 
     Returns:
         names and weights, the own one first; by step over the samples of all seeds the mean of each reward in its
-        unit, its standard deviation within prompts, and its share of the advantages' variance (see
-        `several_rewards.shares`; null where no group of a step differed); `shares` over all steps.
+        unit, and its standard deviation within prompts.
     """
     if more_rewards is None:
         return None
@@ -57,24 +54,8 @@ def rewards_of(
     for step, rows in pd.DataFrame(list(rollouts)).groupby("step", sort=True):
         given = pd.DataFrame(rows[REWARDS_KEY].tolist())  # (N, K)
         within = given.groupby([rows["seed"].to_numpy(), rows["prompt"].to_numpy()]).var(ddof=0)  # (prompts, K)
-        steps.append(
-            {
-                "step": int(step),
-                "means": given.mean().tolist(),
-                "spreads": within.mean().pow(0.5).tolist(),
-                "shares": _shares_of(rows[PARTS_KEY]),
-            }
-        )
-    return {
-        "names": [OWN, *more_rewards],
-        "weights": [1.0, *more_rewards.values()],
-        "steps": steps,
-        "shares": _shares_of([row[PARTS_KEY] for row in rollouts]),
-    }
-
-
-def _shares_of(parts: Any) -> list[float] | None:
-    return shares(np.array(list(parts), dtype=np.float64).T)
+        steps.append({"step": int(step), "means": given.mean().tolist(), "spreads": within.mean().pow(0.5).tolist()})
+    return {"names": ["own", *more_rewards], "weights": [1.0, *more_rewards.values()], "steps": steps}
 
 
 def value_over_seeds(rows: pd.DataFrame, name: str, num_resamples: int, seed: int) -> dict[str, Any] | None:

@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from transformers import TrainerCallback
 
@@ -31,13 +30,13 @@ from rmcore.core.progress import Report
 from rmcore.core.saving import save_pretrained
 from rmcore.core.tracking import Tracker
 from rmcore.data.pair import Prompt, prompt_text
+from rmcore.judging.judge import Judge
 from rmcore.policy.grpo.credit import LengthCredit, RewardModelCreditAssigner
-from rmcore.policy.grpo.group_reward import PARTS_KEY, REWARDS_KEY, SCORE_KEY
+from rmcore.policy.grpo.group_reward import REWARDS_KEY, SCORE_KEY
 from rmcore.policy.grpo.grpo import make_grpo_with_rm
 from rmcore.policy.grpo.hack_stop import HackStop
 from rmcore.policy.grpo.local_reward import LocalReward
 from rmcore.policy.grpo.policy_meter import PolicyMeter
-from rmcore.policy.grpo.several_rewards import FurtherReward, shares
 from rmcore.policy.grpo.vllm_rollouts import Parity
 from rmcore.policy.policy import Policy
 from rmcore.policy.sampling.rollouts import RolloutScorer
@@ -73,7 +72,7 @@ class TrainingPlan:
     settings: RlhfConfig
     device: str
     served: ServedPolicy | None = None
-    further: Sequence[FurtherReward] = ()
+    further: Sequence[Judge] = ()
     watch: Callable[[Path, int, LocalReward], HackStop] | None = None
     final_prompts: Sequence[Prompt] = ()
 
@@ -215,26 +214,24 @@ class _Run(TrainerCallback):
                 "num_cut": rollout.meta.get(f"{SCORE_KEY}_num_cut", 0),
                 "weight_version": rollout.meta[f"{SCORE_KEY}_version"],
                 "credit": credit,
-                **{key: rollout.meta[key] for key in (REWARDS_KEY, PARTS_KEY) if key in rollout.meta},
+                REWARDS_KEY: rollout.meta[REWARDS_KEY],
             }
             for rollout, credit in zip(rollouts, credits, strict=True)
         ]
         append_json_lines(self.folder / ROLLOUTS, rows)
         self.num_tokens += sum(rollout.meta["num_tokens"] for rollout in rollouts)
         table = pd.DataFrame(rows)
-        within = table.groupby("prompt")["credit"].std(ddof=0)
+        given = pd.DataFrame(table[REWARDS_KEY].tolist())  # (N, K)
+        within = given.groupby(table["prompt"]).std(ddof=0)
         values = {
             "reward": table["reward"].mean(),
-            "reward_std_within": within.mean(),
-            "groups_without_signal": (within == 0).mean(),
+            "reward_std_within": within[0].mean(),
+            "groups_without_signal": (within == 0).all(axis=1).mean(),
             "tokens": table["num_tokens"].mean(),
             "weight_version": float(table["weight_version"].iloc[0]),
         }
         if self.plan.further:
-            means = np.array(table[REWARDS_KEY].tolist()).mean(axis=0)  # (N, K) to (K,)
-            made = shares(np.array(table[PARTS_KEY].tolist()).T) or [0.0] * len(means)
-            values |= {f"reward_{place}": mean for place, mean in enumerate(means)}
-            values |= {f"reward_{place}_share": share for place, share in enumerate(made)}
+            values |= {f"reward_{place}": mean for place, mean in given.mean().items()}
         self._track(step + 1, values)
 
     def record_parity(self, parity: Parity) -> None:

@@ -24,8 +24,8 @@ _TICKS_APART = 0.075  # of the axis, at least
 def rlhf_curves_figure(record: Mapping[str, Any], best_of_n: Mapping[str, Any] | None = None) -> Figure:
     """Four panels: both rewards by step and by KL, win rate and length of the responses by step.
 
-    With several rewards two more: what each gained, and its share of the advantages, by step. Lines are means over
-    seeds with 95 % intervals; where there are several seeds each has a faint line of its own.
+    With several rewards one more: what each gained, by step. Lines are means over seeds with 95 % intervals;
+    where there are several seeds each has a faint line of its own.
 
     Args:
         record: `rlhf.json` of the stage grpo. What nobody judged or measured gives a panel that says so.
@@ -34,28 +34,26 @@ def rlhf_curves_figure(record: Mapping[str, Any], best_of_n: Mapping[str, Any] |
     """
     several = record.get("several")
     figure = style.new_figure(11.0, 12.6 if several else 8.6)
-    panels = figure.subplots(3 if several else 2, 2)
-    (steps, distance), (wins, lengths) = panels[:2]
+    grid = figure.add_gridspec(3 if several else 2, 2)
+    steps, distance, wins, lengths = (figure.add_subplot(grid[place // 2, place % 2]) for place in range(4))
     seeds = record["seeds"] if len(record["seeds"]) > 1 else []
     _by_step(steps, record, seeds)
     _by_kl(distance, record["curve"], best_of_n)
     _win_rate(wins, record["curve"], seeds)
     _length(lengths, record["curve"], seeds)
     if several:
-        _several(panels[2], several)
+        _several(figure.add_subplot(grid[2, :]), several)
     style.headline(figure, record["verdict"]["headline"])
     return figure
 
 
-def _several(panels: Sequence[Axes], several: Mapping[str, Any]) -> None:
-    """Draw what each of several rewards gained on the samples trained on, and its share of the advantages."""
-    gains, parts = panels
+def _several(ax: Axes, several: Mapping[str, Any]) -> None:
+    """Draw what each of several rewards gained on the samples trained on."""
     steps = several["steps"]
     style.dress(
-        gains, title="each reward on what was trained on, since the first step",
+        ax, title="each reward on what was trained on, since the first step",
         x="optimizer step of the policy", y="gain (sd within prompts at first)",
     )  # fmt: skip
-    style.dress(parts, title="each reward's share of the advantages", x="optimizer step of the policy", y="share")
     for place, (name, weight) in enumerate(zip(several["names"], several["weights"], strict=True)):
         colour = (style.BLUE, style.ORANGE, style.GREEN, style.PINK, style.INK, style.MUTED)[place % 6]
         short = name if len(name) <= LONGEST_NAME else "…" + name[1 - LONGEST_NAME :]
@@ -63,15 +61,10 @@ def _several(panels: Sequence[Axes], several: Mapping[str, Any]) -> None:
         unit = next((one["spreads"][place] for one in steps if one["spreads"][place] > 0), float("nan"))
         first = steps[0]["means"][place]
         at = [one["step"] for one in steps]
-        gains.plot(at, [(one["means"][place] - first) / unit for one in steps], color=colour, label=label)
-        known = [one for one in steps if one["shares"] is not None]
-        shown = [one["shares"][place] for one in known]
-        parts.plot([one["step"] for one in known], shown, color=colour, label=label)
-    for ax in (gains, parts):
-        ax.axhline(0, color=style.MUTED, linewidth=0.8)
-        _whole_steps(ax, steps)
-        style.legend_below(ax)
-    style.percent_ticks(parts.yaxis)
+        ax.plot(at, [(one["means"][place] - first) / unit for one in steps], color=colour, label=label)
+    ax.axhline(0, color=style.MUTED, linewidth=0.8)
+    _whole_steps(ax, steps)
+    style.legend_below(ax)
 
 
 def _by_step(ax: Axes, record: Mapping[str, Any], seeds: Sequence[Mapping[str, Any]]) -> None:

@@ -99,16 +99,14 @@ def _findings(record: Mapping[str, Any]) -> list[str]:
 
 
 def _several(several: Mapping[str, Any] | None) -> list[str]:
-    """How much each of several rewards made of what was trained on; nothing where there was one."""
+    """How each of several rewards moved on what was trained on; nothing where there was one."""
     if several is None:
         return []
     first, last = several["steps"][0], several["steps"][-1]
-    made = several["shares"] or [0.0] * len(several["names"])
     parts = [
-        f"{name} (weight {weight:g}) made {share:.0%} of the advantages, and its mean went from {before:.3g} to "
-        f"{after:.3g}"
-        for name, weight, share, before, after in zip(
-            several["names"], several["weights"], made, first["means"], last["means"], strict=True
+        f"the mean of {name} (weight {weight:g}) went from {before:.3g} to {after:.3g}"
+        for name, weight, before, after in zip(
+            several["names"], several["weights"], first["means"], last["means"], strict=True
         )
     ]
     return [

@@ -49,5 +49,5 @@ async def _rewards(desk: Desk, request: Request) -> Response:
         answer, warnings, headers = await desk.score(len(body.query), partial(body.readings, desk.rendered))
     warnings = [*body.unread(), *warnings]
     rewards = list(answer.rewards)  # `scores` are the same in its own server
-    content = {"rewards": rewards, "scores": rewards, "extra_logs": answer.parts or {}, "warnings": warnings}
+    content = {"rewards": rewards, "scores": rewards, "extra_logs": {}, "warnings": warnings}
     return desk.answer(request, content, headers, warnings)

@@ -18,7 +18,7 @@ SERVER = os.environ.get("RM_OPT_SERVER", "http://127.0.0.1:8100")
 
 
 def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any], **_: Any) -> dict[str, Any]:
-    """Rewards of texts, and what each of several adds; what the server notices about the texts is logged."""
+    """Rewards of texts; what the server notices about the texts is logged."""
     headers = {"Authorization": f"Bearer {find_token(SERVER)}"}
     if isinstance(queries, str):
         queries, prompts, labels = [queries], [prompts], [labels]  # type: ignore[list-item]  # one text of each
@@ -29,5 +29,4 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     for warning in found["warnings"]:
         logging.getLogger(__name__).warning(warning)
     rewards = torch.tensor(found["rewards"])
-    parts = {name: torch.tensor(part) for name, part in found.get("extra_logs", {}).items()}
-    return {"rewards": rewards, "scores": rewards, "extra_logs": parts}
+    return {"rewards": rewards, "scores": rewards, "extra_logs": {}}

@@ -5,17 +5,13 @@ from typing import Any
 
 from rmcore.serving.async_client import AsyncRewardClient
 from rmcore.serving.client import RewardClient
-from rmcore.serving.types import ScoringResponse
 
 
 def reward_function(client: RewardClient) -> Callable[..., list[float]]:
-    """Rewards in logits of prompts and completions, each call by one version of the weights; long ones are cut.
+    """Rewards in logits of prompts and completions, each call by one version of the weights; long ones are cut."""
 
-    Where the server has further rewards, TRL logs the mean of what each adds.
-    """
-
-    def reward(prompts: Sequence[Any], completions: Sequence[Any], **given: Any) -> list[float]:
-        return _logged(client.score(_inputs(prompts, completions), over_length="cut"), **given)
+    def reward(prompts: Sequence[Any], completions: Sequence[Any], **_: Any) -> list[float]:
+        return list(client.score(_inputs(prompts, completions), over_length="cut").rewards)
 
     return reward
 
@@ -23,20 +19,11 @@ def reward_function(client: RewardClient) -> Callable[..., list[float]]:
 def async_reward_function(make: Callable[[], AsyncRewardClient]) -> Callable[..., Awaitable[list[float]]]:
     """The same without a thread that waits; `make` gives a client for a call, in the event loop of the trainer."""
 
-    async def reward(prompts: Sequence[Any], completions: Sequence[Any], **given: Any) -> list[float]:
+    async def reward(prompts: Sequence[Any], completions: Sequence[Any], **_: Any) -> list[float]:
         async with make() as client:
-            return _logged(await client.score(_inputs(prompts, completions), over_length="cut"), **given)
+            return list((await client.score(_inputs(prompts, completions), over_length="cut")).rewards)
 
     return reward
-
-
-def _logged(
-    answer: ScoringResponse, /, log_metric: Callable[[str, float], None] | None = None, **_: Any
-) -> list[float]:
-    if log_metric is not None and answer.rewards:
-        for name, part in (answer.parts or {}).items():
-            log_metric(f"parts/{name}", sum(part) / len(part))
-    return list(answer.rewards)
 
 
 def _inputs(prompts: Sequence[Any], completions: Sequence[Any]) -> list[dict[str, Any]]:

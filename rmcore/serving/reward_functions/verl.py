@@ -16,20 +16,14 @@ PROMPT_KEYS = ("prompt", "question", "raw_prompt")
 
 def compute_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any], *, server: str, **_: Any
-) -> float | dict[str, float]:
-    """The reward in logits of an answer to the question in `extra_info`, a text or messages; a too long one is cut.
-
-    Where the server has further rewards, verl gets their sum as `score`, and logs what each adds next to it.
-    """
+) -> float:
+    """The reward in logits of an answer to the question in `extra_info`, a text or messages; a too long one is cut."""
     found = (extra_info.get(key) for key in PROMPT_KEYS)
     prompt = next((one for one in found if one is not None and len(one)), None)  # an array has no truth of its own
     if prompt is None:
         raise DataError(f"a row of {data_source} has none of {PROMPT_KEYS} in extra_info; put its question there.")
     given = prompt if isinstance(prompt, str) else list(prompt)
-    answer = _client(server).score([{"prompt": given, "response": solution_str}], over_length="cut")
-    if answer.parts is None:
-        return answer.rewards[0]
-    return {"score": answer.rewards[0], **{name: part[0] for name, part in answer.parts.items()}}
+    return _client(server).score([{"prompt": given, "response": solution_str}], over_length="cut").rewards[0]
 
 
 @cache

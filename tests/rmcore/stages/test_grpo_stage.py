@@ -132,7 +132,7 @@ def test_a_further_reward_need_not_read_what_is_not_trained_on(chain, tmp_path, 
 
 
 @pytest.mark.slow
-def test_several_rewards_are_said_each_with_what_it_added(chain, tmp_path, monkeypatch):
+def test_several_rewards_are_said_each_with_how_it_moved(chain, tmp_path, monkeypatch):
     (tmp_path / "brief.py").write_text("def reward(prompt, response):\n    return -1000.0 * len(response)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "brief", raising=False)
@@ -143,16 +143,13 @@ def test_several_rewards_are_said_each_with_what_it_added(chain, tmp_path, monke
     assert several["names"] == ["own", *more]
     assert several["weights"] == [1.0, 0.5, 2.0]
     rows = pd.read_parquet(tmp_path / "out" / "rollouts.parquet")
-    rewards, parts = (np.array(rows[name].tolist()) for name in ("rewards", "parts"))
+    rewards = np.array(rows["rewards"].tolist())
     np.testing.assert_array_equal(rewards[:, 0], rows["reward"])
     np.testing.assert_allclose(rewards[:, 1], rewards[:, 0], atol=1e-4)  # a copy of the own reward model
     assert (rewards[:, 2] == -1000 * rows["response"].str.len()).all()
-    np.testing.assert_allclose(parts.sum(axis=1), rows["credit"], atol=1e-9)
     assert [one["step"] for one in several["steps"]] == [1, 2, 3, 4]
     for one in several["steps"]:
         np.testing.assert_allclose(one["means"], rewards[rows["step"] == one["step"]].mean(axis=0))
-    assert several["shares"][1] == pytest.approx(several["shares"][0] / 2, abs=0.02)
-    assert sum(several["shares"]) == pytest.approx(1)
 
     refs = {name: chain.ref(name) for name in STAGES["grpo"].upstream}
 
