@@ -9,27 +9,15 @@ from rmcore.cli.common import printable, setting
 from rmcore.cli.help import common
 from rmcore.cli.inputs import Device, ModelReading, PairReading
 from rmcore.cli.options import options
-from rmcore.config.model import TINY_SIZES, ModelConfig
+from rmcore.config.model import ModelConfig
 from rmcore.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from rmcore.data.pair import PreferencePair
     from rmcore.noise.cleaning import How
-    from rmcore.noise.crossfit import Scorer
     from rmcore.noise.ledger import Ledger
-    from rmcore.noise.rate import Rate
 
-TRAINING = {
-    "optimizer": "muon",
-    "lr": 2e-3,
-    "epochs": 3,
-    "pairs_per_step": 32,
-    "warmup_steps": 20,
-    "token_budget": 8192,
-}
-"""How a model without pretrained weights is trained on each fold: as the presets train it, for three epochs."""
-SHOWN, SHOWN_CHARS, SHOWN_GROUPS = 5, 100, 12
-FOLDS_FOLDER = "folds"
+SHOWN, SHOWN_CHARS = 5, 100
 
 
 @options()
@@ -41,11 +29,11 @@ def noise(
         typer.Option(
             "--model",
             "-m",
-            help="Whose features heads are fitted on: minilm, or a folder or hub name of a model that was not trained "
-            f"on these pairs. {', '.join(TINY_SIZES)}: trained from scratch on each fold.",
+            help="Whose features heads are fitted on: minilm, or a folder or hub name of a pretrained model that was "
+            "not trained on these pairs.",
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the ledger; an interrupted run resumes there.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the ledger; it keeps the features.")],
     reading: PairReading,
     folds: Annotated[
         int, typer.Option(min=2, max=1000, help="Parts of the prompts, each scored by a model of the others.")
@@ -57,20 +45,19 @@ def noise(
         int | None, typer.Option(min=1, help="Also write review.csv: so many pairs whose review pays most, blind.")
     ] = None,
     apply: Annotated[
-        Literal["drop", "flip", "weight"] | None,
-        typer.Option(help="Write --to with called labels dropped or flipped, or every pair weighted by its posterior."),
+        Literal["drop", "weight"] | None,
+        typer.Option(help="Write --to without the called pairs, or with every pair weighted by its posterior."),
     ] = None,
     to: Annotated[Path | None, typer.Option(help="The new data file: .parquet or .jsonl.")] = None,
     max_seq_len: Annotated[int, setting(ModelConfig, "max_seq_len")] = 512,
     device: Device = "auto",
-    seed: Annotated[int, typer.Option(help="Deals the folds, seeds trainings and the review's coins.")] = 0,
+    seed: Annotated[int, typer.Option(help="Deals the folds, and draws which answer of a reviewed pair is a.")] = 0,
 ) -> None:
     """Find labels that are probably wrong, say how many there are, and change nothing unless asked to.
 
     Each pair is scored by a model of other prompts, and where answers recur by their other labels too. Close calls
     become rarer as margins grow and mistakes do not: that tells the rate of wrong labels, and the posterior of each.
-    Labels are called wrong only where the rate is shown to be above 0. Besides that: contradictions, cycles, repeats,
-    near copies of prompts across folds.
+    Labels are called wrong only where the rate is shown to be above 0.
 
     Writes ledger.parquet (a row a pair), noise.json, and what --review and --apply ask for.
 
@@ -81,20 +68,17 @@ def noise(
     Whether a cleaned file is better is for an experiment to say: docs/label-noise.md
     """
     from rmcore.active.labels import write_proposal
-    from rmcore.config.train import TrainConfig
     from rmcore.core.files import atomic_file, write_json
     from rmcore.core.progress import progress_bar
     from rmcore.ensembles.score import readable_pairs
     from rmcore.models.device import pick_device
     from rmcore.models.reward_model import BradleyTerryRM
-    from rmcore.noise.crossfit import Heads, Trainings, cross_fit, deal_folds
+    from rmcore.noise.crossfit import cross_fit, deal_folds, kept_differences
     from rmcore.noise.ledger import examine
     from rmcore.noise.rate import require_enough
 
     if (apply is None) != (to is None):
-        raise ConfigError(
-            "--apply drop|flip|weight and --to FILE go together: the file that was read is never changed."
-        )
+        raise ConfigError("--apply drop|weight and --to FILE go together: the file that was read is never changed.")
     sheet = out / "review.csv"
     if review is not None and sheet.exists():
         raise ConfigError(f"{sheet} is there already, and may hold labels; move it away first.")
@@ -106,24 +90,17 @@ def noise(
     pairs = readable_pairs(rm, every)
     require_enough(len(pairs), len({pair.prompt_id for pair in pairs}))
     dealt = deal_folds(pairs, folds, seed=seed)
-    place = out / FOLDS_FOLDER
+    backbone = {
+        **ModelReading(max_seq_len=max_seq_len, device=device, dtype="float32").named(model),
+        "max_seq_len": max_seq_len,
+        "seed_of_what_it_lacks": seed,
+    }
     with progress_bar("noise") as report:
-        scorer: Scorer
-        if model in TINY_SIZES:
-            train = TrainConfig.model_validate(TRAINING)
-            scorer = Trainings(pairs, config, train, device=device, seed=seed)
-        else:
-            backbone = {
-                **ModelReading(max_seq_len=max_seq_len, device=device, dtype="float32").named(model),
-                "max_seq_len": max_seq_len,
-                "seed_of_what_it_lacks": seed,
-            }
-            scorer = Heads.of(rm, pairs, dealt, backbone, folder=place, report=report)
-        margins = cross_fit(pairs, scorer, dealt, folder=place, report=report)
-        ledger = examine(pairs, margins, dealt, false_share=false_share, report=report)
+        differences = kept_differences(rm, pairs, backbone, out, report=report)
+    ledger = examine(pairs, cross_fit(differences, dealt), dealt, false_share=false_share)
     with atomic_file(out / "ledger.parquet") as unfinished:
         ledger.table.to_parquet(unfinished, index=False)
-    write_json(out / "noise.json", {"data": data, "seed": seed, "folds": folds, **scorer.settings(), **ledger.record()})
+    write_json(out / "noise.json", {"data": data, "seed": seed, "folds": folds, **backbone, **ledger.record()})
     _print(ledger, data)
     print(f"ledger      {out / 'ledger.parquet'}, {out / 'noise.json'}")
     if review is not None:
@@ -171,7 +148,6 @@ def _print(ledger: "Ledger", data: str) -> None:
     import numpy as np
 
     from rmcore.data.pair import prompt_text
-    from rmcore.noise.ledger import EQUALLY_LIKELY
 
     record, rate = ledger.record(), ledger.model.rate
     flags = record["flags"]
@@ -179,33 +155,18 @@ def _print(ledger: "Ledger", data: str) -> None:
         f"{data}: {rate.num_pairs:,} pairs of {rate.num_prompts:,} prompts; models of other prompts agree with ", end=""
     )
     print(f"{record['model_agrees']:.1%} of the labels")
-    if ledger.strengths is not None:
-        print(f"{'':<32}{record['others_agree']:>6.1%} with the other labels of the same answers")
-    model = ledger.model
-    print(
-        f"{'wrong labels':<32}{rate.value:>6.1%} [{model.low:.1%}, {model.high:.1%}] "
-        "however mistakes depend on the margin"
-    )
-    print(f"{'':<32}{'':>6} [{rate.low:.1%}, {rate.high:.1%}] if {EQUALLY_LIKELY}, as below")
+    print(f"{'':<32}{record['others_agree']:>6.1%} with the other labels of the same answers")
+    print(f"{'wrong labels':<32}{rate.value:>6.1%} [{rate.low:.1%}, {rate.high:.1%}]")
     if ledger.model.says_nothing:
         print("    no rate can be told: the other labels tell too little of these, or pairs are too few")
     elif not ledger.model.is_shown:
         print(
             "    not shown to be above 0, so no label is called wrong; the ledger has the order of doubt all the same"
         )
-    for kind, rates in ledger.rates.items():
-        worst = sorted(rates.items(), key=lambda item: -item[1].value)
-        for name, one in worst[:SHOWN_GROUPS]:
-            print(f"    {kind} {printable(name)[:24]:<24}{_interval(one)}  {one.num_pairs:,} pairs")
-        if len(worst) > SHOWN_GROUPS:
-            print(f"    {len(worst) - SHOWN_GROUPS} more in noise.json")
     expected = f"  of which at most {ledger.false_share:.0%} are expected to be right" if flags["called"] else ""
     print(f"{'called wrong':<32}{flags['called']:>6,}{expected}")
     print(f"{'close calls':<32}{flags['close_call']:>6,}  no order is learned from the other labels")
     print(f"{'contradicted':<32}{flags['contradicted']:>6,}  the same two answers, preferred both ways")
-    print(f"{'in cycles':<32}{flags['in_cycle']:>6,}  of three answers or more of a prompt")
-    print(f"{'repeated':<32}{flags['repeated']:>6,}  the same pair with the same label")
-    print(f"{'near copies':<32}{flags['near_copy']:>6,}  prompts that resemble one of another fold")
     print("most doubtful:")
     for place in ledger.doubtful()[:SHOWN]:
         pair, row = ledger.pairs[place], ledger.table.iloc[place]
@@ -215,10 +176,6 @@ def _print(ledger: "Ledger", data: str) -> None:
         print(f"  {printable(pair.pair_id)}  posterior {posterior}, {margins}")
         for name, text in (("prompt", prompt_text(pair.prompt)), ("chosen", pair.chosen), ("rejected", pair.rejected)):
             print(f"    {name:<9}{_short(text)}")
-
-
-def _interval(rate: "Rate") -> str:
-    return f"{rate.value:>6.1%} [{rate.low:.1%}, {rate.high:.1%}]"
 
 
 def _short(text: str) -> str:

@@ -6,7 +6,7 @@ A label against a margin is either a close call or a mistake. Close calls become
 
 where eps is the share of labels turned round, and a says how much a unit of margin means. So eps is read off the labels
 that go against large margins, and from nowhere else: a model that is confidently wrong looks the same, and mistakes
-that are rarer or more frequent among close calls are not seen (`dependent_bounds` says what may be). What is
+that are rarer or more frequent among close calls are not seen. The interval of the rate allows for that. What is
 estimated is the share of labels that contradict what is learned from the others, which is the share of wrong labels
 where the model's own errors become rarer as its margins grow. docs/label-noise.md shows where that holds.
 
@@ -23,7 +23,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from scipy.special import expit, stdtrit
-from scipy.stats import beta
 
 from rmcore.core.arrays import BoolArray, FloatArray, IntArray
 from rmcore.core.errors import DataError
@@ -32,8 +31,6 @@ RATES: FloatArray = np.linspace(0, 0.495, 100)
 """(E,) rates that are tried. At one half a label says nothing."""
 SCALES: FloatArray = np.geomspace(0.02, 50, 60)
 """(A,) scales that are tried, in units of 1 / (root mean square of the margins): from "knows nothing" to a step."""
-CONCENTRATIONS = (2.0, 5.0, 15.0, 50.0, 150.0, 500.0)
-"""How much alike groups are, from as they like to all the same; which one it is is inferred."""
 ANY_RATE = 0.45
 """An interval from 0 to above this says nothing."""
 SMALLEST_PART = 1 / 3
@@ -46,7 +43,10 @@ _CHUNK = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A share of wrong labels with its 95 % interval, over `num_pairs` pairs of `num_prompts` prompts."""
+    """A share of wrong labels, over `num_pairs` pairs of `num_prompts` prompts.
+
+    Its 95 % interval holds however likely mistakes are at each margin.
+    """
 
     value: float
     low: float
@@ -62,34 +62,41 @@ class LabelModel:
     Attributes:
         scale: a, per logit of margin.
         rate: eps, over all pairs.
-        scale_at_low: a, where eps is at the lower end of its interval.
+        fitting: the lowest and the highest eps of the model that fit: its 95 % interval where mistakes are as likely at
+            every margin, as the model has them.
+        scale_at_low: a, where eps is the lowest that fits.
         design_effect: by what factor pairs of a prompt say less than as many independent ones.
-        low, high: 95 % interval of the rate where mistakes may depend on the margin (`dependent_bounds`); that of
-            `rate` holds only where they are as likely at every margin.
     """
 
     scale: float
     rate: Rate
+    fitting: tuple[float, float]
     scale_at_low: float
     design_effect: float
-    low: float
-    high: float
 
     @property
     def says_nothing(self) -> bool:
         """Whether every rate fits the labels about as well, from 0 to nearly one half."""
-        return self.rate.low == 0 and self.rate.high >= ANY_RATE
+        return self.fitting[0] == 0 and self.fitting[1] >= ANY_RATE
 
     @property
     def is_shown(self) -> bool:
         """Whether the rate is shown to be above 0."""
-        return self.rate.low > 0
+        return self.fitting[0] > 0
+
+    def posterior(self, margins: FloatArray) -> FloatArray:
+        """Probability that each label was turned round, (P,)."""
+        return flipped(margins, self.scale, self.rate.value)
+
+    def cautious(self, margins: FloatArray) -> FloatArray:
+        """The same under the lowest rate that fits, (P,): 0 where the rate is not shown to be above 0."""
+        return flipped(margins, self.scale_at_low, self.fitting[0])
 
 
-def flipped(margins: FloatArray, scale: float, rates: FloatArray | float) -> FloatArray:
+def flipped(margins: FloatArray, scale: float, rate: float) -> FloatArray:
     """Probability that a label was turned round, given its margin, (P,)."""
-    against = np.asarray(rates) * expit(-scale * margins)
-    return np.asarray(against / np.maximum(against + (1 - np.asarray(rates)) * expit(scale * margins), TINY))
+    against = rate * expit(-scale * margins)
+    return np.asarray(against / np.maximum(against + (1 - rate) * expit(scale * margins), TINY))
 
 
 def fit_labels(margins: npt.ArrayLike, prompts: Sequence[str]) -> LabelModel:
@@ -97,14 +104,17 @@ def fit_labels(margins: npt.ArrayLike, prompts: Sequence[str]) -> LabelModel:
 
     Args:
         margins: (P,) learned without the pair's own label: of models of other prompts, with the other labels of the
-            prompt or without them (`rmcore.noise.strengths`); above 0 where they agree with the label.
+            prompt or without them (`rmcore.noise.recurring`); above 0 where they agree with the label.
         prompts: (P,) which prompt each pair is of: pairs of one are not independent.
 
     Raises:
         DataError: fewer than `FEWEST_PAIRS` pairs, one prompt only, or a margin that is not finite.
     """
     m = np.asarray(margins, dtype=np.float64)
-    check_margins(m, prompts)
+    require_enough(len(m), len(set(prompts)))
+    broken = int((~np.isfinite(m)).sum())
+    if broken:
+        raise DataError(f"{broken} of {len(m)} margins are not finite: look for a model whose features are not.")
     _, prompt = np.unique(np.asarray(prompts), return_inverse=True)
     num_prompts = int(prompt.max()) + 1
     size = float(np.sqrt(np.mean(m**2))) or 1.0
@@ -115,12 +125,12 @@ def fit_labels(margins: npt.ArrayLike, prompts: Sequence[str]) -> LabelModel:
     design = _design_effect(m, prompt, num_prompts, scale, float(RATES[at]))
     bound = stdtrit(num_prompts - 1, 0.975) ** 2 * design / 2
     inside = np.flatnonzero(profile >= profile[at] - bound)
-    rate = Rate(float(RATES[at]), float(RATES[inside[0]]), float(RATES[inside[-1]]), len(m), num_prompts)
-    bounds = dependent_bounds(m, prompt, rate)
-    return LabelModel(scale, rate, float(SCALES[best[inside[0]]] / size), design, *bounds)
+    fitting = float(RATES[inside[0]]), float(RATES[inside[-1]])
+    rate = Rate(float(RATES[at]), *_bounds(m, prompt, num_prompts, fitting), len(m), num_prompts)
+    return LabelModel(scale, rate, fitting, float(SCALES[best[inside[0]]] / size), design)
 
 
-def dependent_bounds(m: FloatArray, prompt: IntArray, rate: Rate) -> tuple[float, float]:
+def _bounds(m: FloatArray, prompt: IntArray, num_prompts: int, fitting: tuple[float, float]) -> tuple[float, float]:
     """95 % interval of the share of wrong labels, however likely mistakes are at each margin.
 
     Mistakes among close calls cannot be told from a model that knows less, so labels do not identify the rate; they
@@ -130,11 +140,11 @@ def dependent_bounds(m: FloatArray, prompt: IntArray, rate: Rate) -> tuple[float
     `SMALLEST_PART` of all and no other label is wrong, the rate is as small a part of it.
     """
     against = (1 - np.sign(m)) / 2
-    share, num_prompts = float(against.mean()), rate.num_prompts
+    share = float(against.mean())
     residuals = np.bincount(prompt, against - share, num_prompts)
     error = float(np.sqrt((residuals**2).sum() * num_prompts / (num_prompts - 1))) / len(m)
-    high = max(share + float(stdtrit(num_prompts - 1, 0.975)) * error, 1 - 0.025 ** (1 / num_prompts), rate.high)
-    return SMALLEST_PART * rate.low, min(high, 1.0)
+    high = max(share + float(stdtrit(num_prompts - 1, 0.975)) * error, 1 - 0.025 ** (1 / num_prompts), fitting[1])
+    return SMALLEST_PART * fitting[0], min(high, 1.0)
 
 
 def called(posterior: npt.ArrayLike, false_share: float) -> BoolArray:
@@ -173,18 +183,6 @@ def require_enough(num_pairs: int, num_prompts: int) -> None:
         )
 
 
-def check_margins(m: FloatArray, prompts: Sequence[str]) -> None:
-    """Refuse what no rate can be told from.
-
-    Raises:
-        DataError: see `fit_labels`.
-    """
-    require_enough(len(m), len(set(prompts)))
-    broken = int((~np.isfinite(m)).sum())
-    if broken:
-        raise DataError(f"{broken} of {len(m)} margins are not finite: look for a training that diverged.")
-
-
 def _table(m: FloatArray, scales: FloatArray) -> FloatArray:
     """Log likelihood of all labels for each scale and rate, (A, E)."""
     found = np.zeros((len(scales), len(RATES)))
@@ -209,49 +207,3 @@ def _design_effect(m: FloatArray, prompt: IntArray, num_prompts: int, scale: flo
     inverse = np.linalg.pinv(scores @ scores.T)
     over_prompts = inverse @ (together @ together.T) @ inverse * num_prompts / (num_prompts - 1)
     return max(1.0, float(over_prompts[1, 1] / inverse[1, 1])) if inverse[1, 1] > 0 else 1.0
-
-
-def group_rates(
-    margins: npt.ArrayLike, prompts: Sequence[str], groups: Sequence[str], model: LabelModel
-) -> dict[str, Rate]:
-    """Estimate the rate of each group, such as a source or an annotator: each drawn towards the others.
-
-    Twice the rate of a group is Beta distributed around a common mean. Mean and concentration are integrated out on a
-    grid, under flat priors of the mean and of the logarithm of the concentration; the scale is that of all pairs. The
-    value is the posterior mean, the interval its central 95 %.
-
-    Args:
-        margins: (P,) as for `fit_labels`.
-        prompts: (P,)
-        groups: (P,) which group each pair is of.
-        model: of all pairs.
-    """
-    m, prompt = np.asarray(margins, dtype=np.float64), np.asarray(prompts)
-    names, group = np.unique(np.asarray(groups), return_inverse=True)
-    likelihood = np.zeros((len(names), len(RATES)))
-    for start in range(0, len(m), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        np.add.at(likelihood, group[part], _by_rate(m[part], model.scale) / model.design_effect)
-    likelihood = np.exp(likelihood - likelihood.max(axis=1, keepdims=True))  # (G, E)
-    width = RATES[1] - RATES[0]
-    edges = np.clip(2 * np.append(RATES - width / 2, 0.5), 0, 1)
-    means = np.clip(2 * RATES[1::3], 1e-3, 1 - 1e-3)[:, None]  # (M, 1)
-    shares, weights = [], []
-    for concentration in CONCENTRATIONS:
-        cells = np.diff(beta.cdf(edges, means * concentration, (1 - means) * concentration), axis=1)  # (M, E)
-        evidence = np.maximum(likelihood @ cells.T, TINY)  # (G, M)
-        weights.append(np.log(evidence).sum(axis=0))
-        shares.append((evidence, cells))
-    hyper = np.exp(np.stack(weights) - np.max(weights))  # (K, M)
-    hyper /= hyper.sum()
-    mixed = np.zeros_like(likelihood)
-    for (evidence, cells), weight in zip(shares, hyper, strict=True):
-        mixed += likelihood * ((weight / evidence) @ cells)
-    summed = mixed.cumsum(axis=1)
-    found = {}
-    for place, name in enumerate(names):
-        own = group == place
-        low, high = (RATES[min(int((summed[place] < tail).sum()), len(RATES) - 1)] for tail in (0.025, 0.975))
-        value = float(mixed[place] @ RATES / mixed[place].sum())
-        found[str(name)] = Rate(value, float(low), float(high), int(own.sum()), len(np.unique(prompt[own])))
-    return found

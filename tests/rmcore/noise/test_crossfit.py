@@ -1,30 +1,19 @@
-"""Folds and margins: no model sees a prompt that it scores, and finished folds are not computed again."""
+"""Folds and margins: no head is fitted on a prompt that it scores, and features are computed once."""
 
 import numpy as np
 import pytest
+import torch
 
 from rmcore.config.data import GoldConfig
-from rmcore.core.errors import ConfigError, DataError, ModelError
+from rmcore.config.model import ModelConfig
+from rmcore.core.errors import ConfigError, DataError
 from rmcore.data.gold.world import generate_pairs
 from rmcore.data.pair import Message, PreferencePair
 from rmcore.data.splits import conversation
-from rmcore.noise.crossfit import Heads, cross_fit, deal_folds, in_one_unit
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.noise.crossfit import FEATURES_FILE, cross_fit, deal_folds, in_one_unit, kept_differences
 
 PAIRS = generate_pairs(GoldConfig(num_prompts=40, pairs_per_prompt=3), 0).pairs
-
-
-class Counting:
-    """Remembers what it was asked for, and gives each pair its place as a margin."""
-
-    def __init__(self, value=1.0):
-        self.asked, self.value = [], value
-
-    def margins(self, learn, score):
-        self.asked.append((learn, score))
-        return np.full(len(score), self.value)
-
-    def settings(self):
-        return {"kind": "counting"}
 
 
 def test_no_conversation_is_learned_from_and_scored():
@@ -40,33 +29,30 @@ def test_no_conversation_is_learned_from_and_scored():
     assert sorted(np.unique(folds)) == [0, 1, 2, 3]
 
 
-def test_each_pair_is_scored_once_by_a_model_of_the_others_and_finished_folds_are_kept(tmp_path):
-    folds, scorer = deal_folds(PAIRS, 3, seed=0), Counting()
-    margins = cross_fit(PAIRS, scorer, folds, folder=tmp_path)
-    assert sorted(np.concatenate([score for _, score in scorer.asked])) == list(range(len(PAIRS)))
-    for learn, score in scorer.asked:
-        assert not {PAIRS[place].prompt for place in learn} & {PAIRS[place].prompt for place in score}
-    (tmp_path / "fold_1.npy").unlink()
-    again = Counting(2.0)
-    other = cross_fit(PAIRS, again, folds, folder=tmp_path)
-    assert len(again.asked) == 1
-    np.testing.assert_array_equal(np.sign(other), np.sign(margins))
+def test_a_label_enters_no_margin_of_its_own_fold():
+    """Turned round, it turns its own margin and leaves the others of its fold as they are."""
+    rng = np.random.default_rng(0)
+    folds, differences = deal_folds(PAIRS, 3, seed=0), rng.normal(size=(len(PAIRS), 5)) + 0.5
+    margins = cross_fit(differences, folds)
+    turned = differences.copy()
+    turned[7] *= -1
+    other, own = cross_fit(turned, folds), folds == folds[7]
+    expected = np.where(np.arange(len(PAIRS)) == 7, -margins, margins)[own]
+    np.testing.assert_allclose(other[own] / np.abs(other[own]).max(), expected / np.abs(expected).max())
+    assert not np.allclose(other[~own], margins[~own])
 
 
-def test_folds_of_other_pairs_or_models_are_not_mixed(tmp_path):
-    folds = deal_folds(PAIRS, 3, seed=0)
-    cross_fit(PAIRS, Counting(), folds, folder=tmp_path)
-    turned = [PreferencePair(PAIRS[0].prompt, PAIRS[0].rejected, PAIRS[0].chosen), *PAIRS[1:]]
-    with pytest.raises(DataError, match="pairs_and_folds differ"):
-        cross_fit(turned, Counting(), folds, folder=tmp_path)
-    with pytest.raises(DataError, match="backbone, kind differ"):
-        cross_fit(PAIRS, Heads(np.ones((len(PAIRS), 2)), folds, {"backbone": "x"}), folds, folder=tmp_path)
-
-
-def test_a_diverged_fold_is_refused_and_not_kept(tmp_path):
-    with pytest.raises(ModelError, match="are not finite"):
-        cross_fit(PAIRS, Counting(np.nan), deal_folds(PAIRS, 2, seed=0), folder=tmp_path)
-    assert not list(tmp_path.glob("fold_*"))
+def test_features_are_computed_once_and_those_of_other_pairs_are_not_mixed(tiny_folder, tmp_path):
+    rm = BradleyTerryRM.new(ModelConfig(name=str(tiny_folder), max_seq_len=64), seed=0, device=torch.device("cpu"))
+    first = kept_differences(rm, PAIRS[:9], {"backbone": "x"}, tmp_path)
+    written = (tmp_path / FEATURES_FILE).stat().st_mtime_ns
+    np.testing.assert_array_equal(kept_differences(rm, PAIRS[:9], {"backbone": "x"}, tmp_path), first)
+    assert (tmp_path / FEATURES_FILE).stat().st_mtime_ns == written
+    turned = [PreferencePair(PAIRS[0].prompt, PAIRS[0].rejected, PAIRS[0].chosen), *PAIRS[1:9]]
+    with pytest.raises(DataError, match=r"something else \(pairs differ\)"):
+        kept_differences(rm, turned, {"backbone": "x"}, tmp_path)
+    with pytest.raises(DataError, match=r"something else \(backbone differ\)"):
+        kept_differences(rm, PAIRS[:9], {"backbone": "y"}, tmp_path)
 
 
 def test_folds_come_in_one_unit_without_a_look_at_labels():
@@ -80,12 +66,12 @@ def test_folds_come_in_one_unit_without_a_look_at_labels():
     np.testing.assert_allclose(in_one_unit(margins * signs, folds), found * signs)
 
 
-def test_heads_find_a_linear_preference_in_noise(tmp_path):
+def test_heads_find_a_linear_preference_in_noise():
     rng = np.random.default_rng(1)
     features = rng.normal(size=(len(PAIRS), 6))
     features[:, 0] = np.abs(features[:, 0]) + 0.5
     folds = deal_folds(PAIRS, 4, seed=0)
-    margins = cross_fit(PAIRS, Heads(features, folds, {}), folds, folder=tmp_path)
+    margins = cross_fit(features, folds)
     assert (margins > 0).mean() > 0.9
 
 

@@ -10,21 +10,14 @@ from rmcore.data.gold.world import generate_pairs
 from rmcore.data.observation import WEIGHT
 from rmcore.data.pair import PreferencePair
 from rmcore.data.readers.sources import load_pairs
-from rmcore.noise.cleaning import TURNED_FROM, clean, manifest_of, write_cleaned
-from rmcore.noise.contradictions import contradicted, couples, in_cycles, near_copies, repeated
+from rmcore.noise.cleaning import clean, manifest_of, write_cleaned
 from rmcore.noise.crossfit import deal_folds
 from rmcore.noise.ledger import examine
 
 
 def ledger_of(rate, seed=0):
     config = GoldConfig(num_prompts=200, pairs_per_prompt=3, flip_rate=rate, temperature=0.3)
-    made = generate_pairs(config, seed).pairs
-    pairs = [
-        PreferencePair(
-            pair.prompt, pair.chosen, pair.rejected, 1.5, {**pair.metadata, "source": "web" if place % 3 else "staff"}
-        )
-        for place, pair in enumerate(made)
-    ]
+    pairs = generate_pairs(config, seed).pairs
     margins = np.array([pair.metadata["gold_chosen"] - pair.metadata["gold_rejected"] for pair in pairs])
     return examine(pairs, margins, deal_folds(pairs, 3, seed=0))
 
@@ -42,8 +35,6 @@ def test_turned_labels_are_called_and_doubted_first(noisy):
     assert turned[noisy.doubtful()[:30]].mean() > 0.9
     record = json.loads(json.dumps(noisy.record()))
     assert record["rate"]["low"] <= turned.mean() <= record["rate"]["high"]
-    assert record["by_source"].keys() == {"staff", "web"}
-    assert record["by_annotator"] == {}
     assert record["flags"]["called"] == wrong.sum()
 
 
@@ -65,21 +56,21 @@ def test_where_no_rate_can_be_told_there_is_no_posterior_and_an_order_by_margins
     assert found.model.says_nothing
     assert found.table["posterior"].isna().all()
     assert not found.table["called"].any()
-    assert found.doubtful().tolist() == np.argsort(margins).tolist()
-    assert json.loads(json.dumps(found.record()))["by_source"] == {}
+    assert found.doubtful().tolist() == np.argsort(found.table["with_others"]).tolist()
+    assert found.record()["expected_wrong"] is None
 
 
 @pytest.mark.slow
 def test_clean_labels_are_left_alone():
     clean_ledger = ledger_of(0.0)
     assert not clean_ledger.table["called"].any()
-    for how in ("drop", "flip", "weight"):
+    for how in ("drop", "weight"):
         kept, changes = clean(clean_ledger, how)
         assert kept == list(clean_ledger.pairs)
         assert changes == []
 
 
-@pytest.mark.parametrize("how", ["drop", "flip", "weight"])
+@pytest.mark.parametrize("how", ["drop", "weight"])
 def test_the_manifest_has_all_that_was_changed_and_gives_the_file_back(noisy, how, tmp_path):
     out = tmp_path / "cleaned.parquet"
     num_changed, num_written = write_cleaned(noisy, how, out)
@@ -88,17 +79,11 @@ def test_the_manifest_has_all_that_was_changed_and_gives_the_file_back(noisy, ho
     assert len(rows) == num_changed > 0
     was = {row["pair_id"]: row["was"] for row in rows}
     now = load_pairs(str(out)).pairs
-    back = {pair.metadata.get(TURNED_FROM, pair.pair_id): pair.to_dict() for pair in now} | was
+    back = {pair.pair_id: pair.to_dict() for pair in now} | was
     assert back == {pair.pair_id: pair.to_dict() for pair in noisy.pairs}
-    called_ids = set(noisy.table["pair_id"][noisy.table["called"]])
     if how == "drop":
+        called_ids = set(noisy.table["pair_id"][noisy.table["called"]])
         assert {pair.pair_id for pair in now} == back.keys() - called_ids
-    if how == "flip":
-        turned = {pair.metadata[TURNED_FROM]: pair for pair in now if TURNED_FROM in pair.metadata}
-        assert turned.keys() == called_ids
-        for name, pair in turned.items():
-            assert (pair.chosen, pair.rejected) == (was[name]["rejected"], was[name]["chosen"])
-            assert pair.target_margin is None
 
 
 @pytest.mark.slow
@@ -107,7 +92,7 @@ def test_weights_are_read_back_as_such_and_multiply_with_those_that_are_there(no
     write_cleaned(noisy, "weight", out)
     loaded = load_pairs(str(out))
     by_id = {one.observation_id: one.weight for one in loaded.observations}
-    expected = dict(zip(noisy.table["pair_id"], 1 - noisy.posterior, strict=True))
+    expected = dict(zip(noisy.table["pair_id"], 1 - noisy.table["posterior"], strict=True))
     assert by_id == pytest.approx({name: max(0.01, weight) for name, weight in expected.items()}, abs=1e-5)
     twice = [
         PreferencePair(p.prompt, p.chosen, p.rejected, metadata={**p.metadata, WEIGHT: 2.0}, pair_id=p.pair_id)
@@ -120,34 +105,9 @@ def test_weights_are_read_back_as_such_and_multiply_with_those_that_are_there(no
     )
 
 
-LONG = "Please explain in simple words how the tides of the sea follow the moon and why there are two of them a day"
-
-
-def pairs_of(*rows):
-    return [PreferencePair(*row) for row in rows]
-
-
-def test_both_orders_contradict_whatever_the_case_and_another_prompt_does_not():
-    pairs = pairs_of(
-        ("p", "good", "bad"), ("p", "Bad ", "good"), ("q", "bad", "good"), ("p", "good", "other"), ("p", "good", "bad")
-    )
-    texts = couples(pairs)
-    assert contradicted(texts).tolist() == [True, True, False, False, True]
-    assert repeated(texts).tolist() == [True, False, False, False, True]
-
-
-def test_circles_are_found_within_a_prompt_and_an_order_is_none():
-    circle = [("p", "a", "b"), ("p", "b", "c"), ("p", "c", "a"), ("p", "a", "d")]
-    order = [("q", "a", "b"), ("q", "b", "c"), ("q", "a", "c")]
-    two = [("r", "a", "b"), ("r", "b", "a")]
-    across = [("s", "a", "b"), ("s", "b", "c"), ("t", "c", "a")]
-    found = in_cycles(couples(pairs_of(*circle, *order, *two, *across)))
-    assert found.tolist() == [True, True, True, False] + [False] * 8
-
-
-def test_a_near_copy_counts_across_folds_alone():
-    pairs = pairs_of(
-        (f"{LONG}?", "a", "b"), (f"{LONG}, then?", "c", "d"), (f"{LONG} now?", "e", "f"), ("What is red?", "a", "b")
-    )
-    assert near_copies(pairs, np.array([0, 1, 1, 0])).tolist() == [True, True, True, False]
-    assert near_copies(pairs, np.array([0, 0, 0, 1])).tolist() == [False] * 4
+@pytest.mark.slow
+def test_both_orders_contradict_whatever_the_case_and_another_prompt_does_not(noisy):
+    texts = [("p", "good", "bad"), ("p", "Bad ", "good"), ("q", "bad", "good"), ("p", "good", "other")]
+    pairs = [*(PreferencePair(*one) for one in texts), *noisy.pairs[:60]]
+    found = examine(pairs, np.linspace(-1, 1, len(pairs)), np.zeros(len(pairs), dtype=int)).table["contradicted"]
+    assert found.tolist() == [True, True] + [False] * (len(pairs) - 2)

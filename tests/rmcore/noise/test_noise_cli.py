@@ -56,19 +56,19 @@ def test_a_ledger_a_review_and_a_cleaned_file(pairs, tiny_folder, tmp_path, caps
         row["pair_id"]: row["response_a"] for row in rows
     }
 
-    folds = {place: place.stat().st_mtime_ns for place in (out / "folds").iterdir()}
+    computed = (out / "features.npy").stat().st_mtime_ns
     assert run(*asked) == 0
-    assert {place: place.stat().st_mtime_ns for place in (out / "folds").iterdir()} == folds
+    assert (out / "features.npy").stat().st_mtime_ns == computed
     pd.testing.assert_frame_equal(pd.read_parquet(out / "ledger.parquet"), table)
 
 
 def test_what_cannot_be_is_refused_before_anything_is_computed(pairs, tmp_path, capsys):
     asked = ("data", "noise", pairs, "--model", "tiny", "--out", tmp_path / "ledger")
-    assert run(*asked, "--apply", "flip") == 2
-    assert "--apply drop|flip|weight and --to FILE go together" in capsys.readouterr().err
-    assert run(*asked, "--apply", "flip", "--to", pairs) == 2
+    assert run(*asked, "--apply", "drop") == 2
+    assert "--apply drop|weight and --to FILE go together" in capsys.readouterr().err
+    assert run(*asked, "--apply", "drop", "--to", pairs) == 2
     assert "is the source itself" in capsys.readouterr().err
-    to = ("--apply", "flip", "--to", tmp_path / "new.parquet")
+    to = ("--apply", "drop", "--to", tmp_path / "new.parquet")
     assert run(*asked, *to, "--limit", 60) == 2
     assert "--limit reads a part of it" in capsys.readouterr().err
     tied = tmp_path / "tied.jsonl"
@@ -84,12 +84,4 @@ def test_what_cannot_be_is_refused_before_anything_is_computed(pairs, tmp_path, 
     (tmp_path / "ledger" / "review.csv").write_text("pair_id\n")
     assert run(*asked, "--review", 3) == 2
     assert "may hold labels" in capsys.readouterr().err
-    assert not (tmp_path / "ledger" / "folds").exists()
-
-
-def test_a_model_without_pretrained_weights_is_trained_on_each_fold(pairs, tmp_path, capsys):
-    out = tmp_path / "ledger"
-    assert run("data", "noise", pairs, "--model", "tiny-small", "--folds", 2, "--max-seq-len", 96, "--out", out) == 0
-    record = json.loads((out / "noise.json").read_text())
-    assert record["kind"] == "full trainings"
-    assert sorted(place.name for place in (out / "folds").glob("fold_*")) == ["fold_0.npy", "fold_1.npy"]
+    assert not (tmp_path / "ledger" / "features.npy").exists()
