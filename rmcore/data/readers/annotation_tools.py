@@ -5,6 +5,7 @@ Several people may have labelled a row; it is unfolded into one for each label.
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from rmcore.core.errors import DataError
@@ -14,6 +15,24 @@ from rmcore.data.readers.fields import Reason, RowRejected
 from rmcore.data.readers.two_answers import SIDES, TIES, Translate, only, preferred, prompt_column, two_answers
 
 _NO_ANSWERS = ("draft", "discarded")
+_BETTER = frozenset(
+    ("better", "best", "prefer", "preferred", "preference", "preferences", "choose", "chosen", "choice", "select",
+     "selected", "pick", "winner", "vote", "favorite", "favourite", "like", "liked", "good", "helpful", "helpfulness",
+     "useful", "usefulness", "quality", "correct", "correctness", "accurate", "accuracy", "relevant", "relevance",
+     "coherent", "coherence", "truthful", "truthfulness", "honest", "honesty", "harmless", "harmlessness", "safe",
+     "safety", "clear", "clarity", "overall", "pairwise", "pw", "comparison", "compare")
+)  # fmt: skip
+"""Words by which a question says that it names the better answer; the last ones are those of Label Studio's examples,
+whose annotators click on the one that they prefer."""
+_GRADED = frozenset(("rating", "rate", "score", "grade", "stars", "points"))
+_RANKED = frozenset(("rank", "ranks", "ranking", "order"))
+_BESIDES = frozenset(
+    ("a", "an", "all", "and", "answer", "answers", "are", "completion", "completions", "do", "does", "for", "how",
+     "in", "is", "it", "model", "more", "most", "of", "on", "one", "or", "output", "outputs", "question", "replies",
+     "reply", "response", "responses", "text", "texts", "the", "this", "to", "two", "what", "which", "would", "you",
+     "your", "b")
+)  # fmt: skip
+"""Words of a question that say nothing of its direction. One with any further word may ask the opposite."""
 
 
 def label_studio(sample: Row) -> Translate | None:
@@ -43,6 +62,7 @@ def _translate_label_studio(row: Row) -> dict[str, Any]:
     results = [entry for entry in entries if entry.get("type") == "pairwise"]
     if not results:
         raise RowRejected(Reason.NOT_LABELLED)
+    _require_better(str(results[0].get("from_name") or "preferred"))
     value = results[0].get("value")
     selected = value.get("selected") if isinstance(value, dict) else None
     if len(results) > 1 or selected not in ("left", "right"):
@@ -108,6 +128,7 @@ def _translate_argilla(row: Row) -> dict[str, Any]:
     prompt = prompt_column(fields)
     answers = [name for name in fields if name != prompt]
     verdicts: dict[str, tuple[str, dict[str, Any]]] = {}
+    raters: dict[str, str] = {}
     ratings: dict[str, Any] = {}
     tied: dict[str, Any] = {}
     for question, value in said.items():
@@ -117,7 +138,8 @@ def _translate_argilla(row: Row) -> dict[str, Any]:
             rated = [name for name in answers if _is_named(name, question)]
             if len(rated) == 1 and rated[0] in ratings:
                 raise DataError(f"two questions rate {rated[0]}: drop one of them from the Argilla export.")
-            ratings |= {name: value for name in rated if len(rated) == 1}
+            if len(rated) == 1:
+                ratings[rated[0]], raters[rated[0]] = value, question
         if isinstance(value, str) and word(value) in TIES:
             tied = _argilla_tie(answers)
     if len(ratings) > 1:
@@ -126,13 +148,48 @@ def _translate_argilla(row: Row) -> dict[str, Any]:
         verdicts["the tie"] = ("ranks", tied)
     if not verdicts:
         raise RowRejected(Reason.NOT_LABELLED)
-    kind, numbers = verdicts[only(list(verdicts), "the preference")]
+    verdict = only(list(verdicts), "the preference")
+    kind, numbers = verdicts[verdict]
+    if kind == "scores":
+        for name, question in raters.items():
+            _require_better(question, _GRADED, of=name)
+    elif verdict in said:
+        _require_better(verdict, _RANKED if isinstance(said[verdict], list) else frozenset())
     unused = {name: value for name, value in fields.items() if name not in {prompt, "pair_id", *numbers}}
     metadata = row["metadata"] if isinstance(row["metadata"], dict) else {}
     responses = [fields[name] for name in numbers]
     asked = None if prompt is None else fields[prompt]
     translated = {**unused, **metadata, "prompt": asked, "responses": responses, kind: list(numbers.values())}
     return translated if row["user"] is None or annotator_of(translated) else translated | {ANNOTATOR: row["user"]}
+
+
+@lru_cache(maxsize=256)
+def _require_better(question: str, also: frozenset[str] = frozenset(), *, of: str = "") -> None:
+    """Refuse a question whose name does not say that the answer which it names, or grades highest, is the better one.
+
+    Args:
+        question: its name.
+        also: words besides `_BETTER` by which such a question may say so.
+        of: the field that it grades, if it grades one; its name in the question says nothing.
+
+    Raises:
+        DataError: says what to name it, and how to read a question that asks for the worse answer.
+    """
+    asked = word(re.sub("(?<=[a-z])(?=[A-Z])", "_", question))
+    if of:
+        asked = _named(of).sub("_", word(question))
+    words = {one for one in re.split(r"[\W_]+", asked) if one and not one.isdigit()}
+    says = _BETTER | also
+    if words <= says | _BESIDES and not words.isdisjoint(says):
+        return
+    raise DataError(
+        f"the question {question!r} does not say by its name that it asks for the better answer, as 'preferred' or "
+        "'quality' do; if it asks for the worse one, every pair would be the wrong way round. Rename it to "
+        f"{f'rating_{of}' if of else 'preferred'!r} in the file. If it asks for the worse one, or 1 is its best grade, "
+        "turn the pairs after that:\n"
+        "    rm-opt data convert RENAMED.json pairs.parquet\n"
+        "    rm-opt run --data pairs.parquet --set data.chosen_column=rejected --set data.rejected_column=chosen"
+    )
 
 
 def _argilla_tie(answers: Sequence[str]) -> dict[str, Any]:
@@ -143,7 +200,11 @@ def _argilla_tie(answers: Sequence[str]) -> dict[str, Any]:
 
 def _is_named(field: str, question: str) -> bool:
     """Whether a question's name holds that of a field as a whole: response_1 in "rating of response_1"."""
-    return re.search(rf"(^|_)({re.escape(word(field))}|{re.escape(spelling(field))})(_|$)", word(question)) is not None
+    return _named(field).search(word(question)) is not None
+
+
+def _named(field: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<![^_])({re.escape(word(field))}|{re.escape(spelling(field))})(?![^_])")
 
 
 def _argilla_ranks(value: Any, answers: Sequence[str]) -> dict[str, Any] | None:

@@ -35,6 +35,7 @@ class Reason(StrEnum):
     REPEATED_KEY = "a key is repeated"
     NOT_CSV = "not valid CSV"
     NOT_A_TABLE = "cells beyond the header"
+    HEADER_AGAIN = "the header again"
     EXCEL_ERROR = "a cell holds an error of Excel"
     CUT_CELL = "a cell at Excel's limit, where texts are cut"
     NOT_A_DIALOGUE = "not a dialogue"
@@ -65,6 +66,8 @@ class Reason(StrEnum):
     BAD_WEIGHT = "weight is not a finite number above 0"
 
 
+WORDS_FOR_NOTHING = frozenset(("NULL", "null", "None", "NaN", "nan", "N/A", "n/a", "#N/A", "<NA>"))
+"""What databases, spreadsheets and pandas write for an empty cell."""
 _MISSING = {Reason.EMPTY_CHOSEN: Reason.MISSING_CHOSEN, Reason.EMPTY_REJECTED: Reason.MISSING_REJECTED}
 
 

@@ -17,10 +17,11 @@ import shutil
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -28,9 +29,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rmcore.core.errors import DataError
+from rmcore.data.readers.arrow_values import Plain, plain_columns
+from rmcore.data.readers.columns import spelling
 from rmcore.data.readers.csv_rows import MAX_ROW_BYTES, csv_rows, refuse_blank_lines
 from rmcore.data.readers.excel_rows import ErrorCell, excel_rows, is_cut
-from rmcore.data.readers.fields import Reason, RowRejected, text_value
+from rmcore.data.readers.fields import WORDS_FOR_NOTHING, Reason, RowRejected, text_value
 from rmcore.data.readers.json_stream import JsonText, RepeatedKey, RepeatedKeyError, array_values, parse_json
 from rmcore.data.readers.structure import structured
 from rmcore.data.readers.unpacking import ROW_BYTES, Growth, Unpacked, rows_a_batch
@@ -41,6 +44,9 @@ _ARROW_FILE = b"ARROW1"
 _ARROW_END = b"\xff\xff\xff\xff\0\0\0\0"
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _COPY_BYTES = 2**20
+_SURVEY_ID = '{"ImportId":'
+_LONGEST_NAME = 64
+"""Characters of a cell that may be the name of a column, or a word for nothing."""
 _NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 
@@ -135,11 +141,13 @@ def conversion_to_utf8(path: Path, encoding: str = "CP1252") -> str:
     )
 
 
-def record_of(row: int, fields: Mapping[str, Any]) -> RawRecord:
-    """The record of a row whose values could be read, in whatever format; see `structure`."""
+def record_of(row: int, fields: Mapping[str, Any], plain: Mapping[str, Plain] | None = None) -> RawRecord:
+    """The record of a row whose values could be read, in whatever format; see `structure` and `plain_columns`."""
     try:
         for name in fields:
             text_value(name, None)
+        if plain:
+            fields = {name: plain[name](value) if name in plain else value for name, value in fields.items()}
         return RawRecord(row, {name: structured(name, value) for name, value in fields.items()})
     except RowRejected as rejection:
         return RawRecord(row, None, rejection.reason, _excerpt(repr(fields)))
@@ -149,19 +157,20 @@ def record_of(row: int, fields: Mapping[str, Any]) -> RawRecord:
 
 def arrow_records(batch: pa.RecordBatch | pa.Table, first_row: int) -> Iterator[RawRecord]:
     """The rows of an Arrow batch; a row with invalid text or an unrepresentable value is set aside alone."""
+    plain = plain_columns(batch.schema)
     try:
         rows = batch.to_pylist()
     except (ValueError, OverflowError):  # UnicodeDecodeError is a ValueError
         for offset in range(batch.num_rows):
-            yield _arrow_record(batch.slice(offset, 1), first_row + offset)
+            yield _arrow_record(batch.slice(offset, 1), first_row + offset, plain)
         return
     for row, fields in enumerate(rows, start=first_row):
-        yield record_of(row, fields)
+        yield record_of(row, fields, plain)
 
 
-def _arrow_record(row_batch: pa.RecordBatch | pa.Table, row: int) -> RawRecord:
+def _arrow_record(row_batch: pa.RecordBatch | pa.Table, row: int, plain: Mapping[str, Plain]) -> RawRecord:
     try:
-        return record_of(row, row_batch.to_pylist()[0])
+        return record_of(row, row_batch.to_pylist()[0], plain)
     except UnicodeDecodeError as error:
         return RawRecord(row, None, Reason.INVALID_UTF8, str(error))
     except (ValueError, OverflowError) as error:
@@ -289,12 +298,11 @@ def _arrow_batches(opened: Any, path: Path, *, is_file: bool) -> Iterator[pa.Rec
 
 def _read_xlsx(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
     with ExitStack() as stack:
-        rows = enumerate(excel_rows(_seekable(binary, path, stack), path), start=1)
-        header = ["" if cell is None else str(cell).strip() for cell in next(rows)[1]]
-        while header and not header[-1]:
-            header.pop()
-        _check_columns(header, path)
-        for row, cells in rows:
+        rows = excel_rows(_seekable(binary, path, stack), path)
+        for row, header, cells in _below_headers(rows, path, first=2):
+            if cells is None:
+                yield _header_again(row, header)
+                continue
             if all(cell is None for cell in cells):
                 continue
             named = zip(header, cells, strict=False)
@@ -305,7 +313,7 @@ def _read_xlsx(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
             elif any(cell is not None for cell in cells[len(header) :]):
                 yield RawRecord(row, None, Reason.NOT_A_TABLE, f"a cell to the right of {len(header)} columns")
             else:
-                yield record_of(row, dict(zip(header, (*cells, *[None] * len(header)), strict=False)))
+                yield _cells_record(row, header, (*cells, *[None] * len(header)))
 
 
 def _read_jsonl(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
@@ -370,14 +378,61 @@ def _read_csv(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
     rows = csv_rows(
         _text(binary, newline=""), path, "\t" if file_kind(path)[0] == ".tsv" else None, partial(_chunks, path)
     )
-    header = _csv_header(next(rows, []), path)
-    for row, cells in enumerate(rows, start=1):
-        yield _csv_record(row, header, cells)
+    for row, header, cells in _below_headers(rows, path):
+        if cells is None:
+            yield _header_again(row, header)
+        elif len(cells) < len(header) or any(cell.strip() for cell in cells[len(header) :]):
+            found = f"{len(cells)} cells for {len(header)} columns: {cells[0][:80]}"
+            yield RawRecord(row, None, Reason.NOT_CSV, found)
+        else:
+            yield _cells_record(row, header, cells)
 
 
-def _csv_header(cells: list[str], path: Path) -> list[str]:
+def _below_headers(
+    rows: Iterator[Sequence[Any]], path: Path, first: int = 1
+) -> Iterator[tuple[int, list[str], Sequence[Any] | None]]:
+    """(number, header, cells) of the rows of a table, from number `first` on; no cells where it is the header again.
+
+    Files that were joined have the header of the second one as a row, and its order of columns holds from there on. A
+    survey tool (Qualtrics) writes the questions and its own ids below the header: two more lines of it, and no rows.
+
+    Raises:
+        DataError: a column is there twice, the header holds bytes that are not UTF-8, or a row is a header with other
+            columns.
+    """
+    header = _header(next(rows, ()), path)
+    names = {spelling(name): name for name in header}
+    head = list(islice(rows, 2))
+    is_survey = len(head) == 2 and _is_of_survey(head[1])
+    for row, cells in enumerate(rows if is_survey else chain(head, rows), start=first + 2 * is_survey):
+        found = {spelling(cell) for cell in cells if isinstance(cell, str) and len(cell) <= _LONGEST_NAME}
+        if len(found & names.keys()) < 2:
+            yield row, header, cells
+        elif found | {""} == names.keys() | {""}:
+            again = _header(cells, path)
+            header = again if {*again} == {*header} else [names[spelling(name)] for name in again]
+            yield row, header, None
+        elif 2 * sum(len(name) > 1 for name in found & names.keys()) > sum(cell not in (None, "") for cell in cells):
+            raise DataError(
+                f"{path}: row {row} is a header again, with other columns than the first ({', '.join(map(str, cells))})"
+                ": two files were joined. Write each to a file of its own."
+            )
+        else:
+            yield row, header, cells
+
+
+def _is_of_survey(cells: Sequence[Any]) -> bool:
+    filled = [cell for cell in cells if cell]
+    return bool(filled) and all(isinstance(cell, str) and cell.startswith(_SURVEY_ID) for cell in filled)
+
+
+def _header_again(row: int, header: Sequence[str]) -> RawRecord:
+    return RawRecord(row, None, Reason.HEADER_AGAIN, ", ".join(header))
+
+
+def _header(cells: Sequence[Any], path: Path) -> list[str]:
     """The names of the columns, without those of the empty columns that spreadsheets write behind the last one."""
-    header = [cell.strip() for cell in cells]
+    header = ["" if cell is None else str(cell).strip() for cell in cells]
     while header and not header[-1]:
         header.pop()
     if any("\udc80" <= char <= "\udcff" for char in "".join(header)):
@@ -392,11 +447,14 @@ def _check_columns(names: list[str], path: Path) -> None:
         raise DataError(f"{path} has the column {repeated[0]!r} twice: which one is meant is unknown. Rename one.")
 
 
-def _csv_record(row: int, header: list[str], cells: list[str]) -> RawRecord:
-    num_columns = len(header)
-    if len(cells) < num_columns or any(cell.strip() for cell in cells[num_columns:]):
-        return RawRecord(row, None, Reason.NOT_CSV, f"{len(cells)} cells for {num_columns} columns: {cells[0][:80]}")
-    return record_of(row, dict(zip(header, cells, strict=False)))
+def _cells_record(row: int, header: Sequence[str], cells: Iterable[Any]) -> RawRecord:
+    """The record of a table's cells; one that holds a word for nothing alone is empty."""
+    return record_of(row, {name: _held(cell) for name, cell in zip(header, cells, strict=False)})
+
+
+def _held(cell: Any) -> Any:
+    is_word = isinstance(cell, str) and len(cell) <= _LONGEST_NAME and cell.strip() in WORDS_FOR_NOTHING
+    return None if is_word else cell
 
 
 def _excerpt(text: str) -> str:

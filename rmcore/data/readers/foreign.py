@@ -51,6 +51,8 @@ _SIDE = re.compile(
 _VOTED = ("response_j", "response_k")
 _NUMBERED_ANSWERS = ("response_1", "response_2")
 _PANDA_LM = ("annotator1", "annotator2", "annotator3")
+_NO_STRENGTH = -100
+"""What stands for a preference that was not given."""
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
 
 
@@ -96,8 +98,8 @@ def _winner(sample: Row) -> Translate | None:
 def _better(value: Any, column: str, answers: tuple[str, str], models: tuple[Any, Any]) -> int | None:
     """0 where the first answer is better, 1 where the second is, None where neither is.
 
-    A bare number names an answer where the answers are numbered. Next to lettered ones 1 may be the first of 1 and 2,
-    the second of 0 and 1, or "yes, A", so the file is refused.
+    A bare 1 or 2 names an answer where the answers are numbered. Next to lettered ones 1 may be the first of 1 and 2,
+    the second of 0 and 1, or "yes, A", and any other number is a probability or a grade: the file is refused.
     """
     if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
         raise RowRejected(Reason.NOT_LABELLED)
@@ -120,12 +122,11 @@ def _better(value: Any, column: str, answers: tuple[str, str], models: tuple[Any
 
 def _numbered(value: Any, column: str, answers: tuple[str, str]) -> int:
     place = float(value) if isinstance(value, str) else value
-    if place not in (-1, 0, 1, 2):
-        raise RowRejected(Reason.UNKNOWN_WINNER)
-    if place < 1 or answers[0].endswith("a"):
+    if place not in (1, 2) or answers[0].endswith("a"):
         raise DataError(
-            f"{column} is {value!r}, and which of {answers[0]} and {answers[1]} that is cannot be known: people count "
-            f"from 0, count from 1, or write 1 for yes. Write {answers[0]}, {answers[1]} or tie in that column."
+            f"{column} is {value!r:.40}, and which of {answers[0]} and {answers[1]} that is cannot be known: a "
+            "probability, a grade, or a number that counts from 0 or from 1. Write "
+            f"{answers[0]}, {answers[1]} or tie in that column."
         )
     return int(place) - 1
 
@@ -179,7 +180,10 @@ def _turns(questions: list[Any], answers: Any) -> list[dict[str, Any]]:
 
 
 def _strength(sample: Row) -> Translate | None:
-    """HelpSteer2 and 3: from -3 (the first is much better) to 3 (the second is); its size is the margin."""
+    """HelpSteer2 and 3: from -3 (the first is much better) to 3 (the second is); its size is the margin.
+
+    A share between 0 and 1 is none: all of them would prefer the second.
+    """
     columns = [name for name in STRENGTHS if name in sample]
     found = [answers for answers in two_answers(sample) if answers[0].endswith("1")]
     prompt = prompt_column(sample) if columns and found else None
@@ -189,8 +193,14 @@ def _strength(sample: Row) -> Translate | None:
 
     def translate(row: Row) -> dict[str, Any]:
         value = number(row.get(column), Reason.BAD_MARGIN)
-        if value is None:
+        if value is None or value == _NO_STRENGTH:
             raise RowRejected(Reason.NOT_LABELLED)
+        if 0 < value < 1:
+            raise DataError(
+                f"{column} is {value:g}: a probability, it seems, and a strength is below 0 where {answers[0]} is "
+                f"better. Take 0.5 from all of them if it is the probability of {answers[1]}, or write winner = "
+                f"{answers[0]}, {answers[1]} or tie."
+            )
         if value == 0:
             return tied(row, answers, prompt, (column,))
         return preferred(row, answers, int(value > 0), prompt, (column,)) | {"target_margin": abs(value)}

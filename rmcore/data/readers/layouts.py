@@ -23,7 +23,7 @@ column `system` is a system turn, and `tools` are what the answer may call (`tur
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -43,7 +43,7 @@ from rmcore.data.readers.columns import (
     likely_prompt,
     mapping_to_paste,
 )
-from rmcore.data.readers.fields import RowRejected, grade, json_object
+from rmcore.data.readers.fields import Reason, RowRejected, grade, json_object
 from rmcore.data.readers.foreign import FOREIGN, whole
 from rmcore.data.readers.row_pairs import (
     RowPairs,
@@ -64,6 +64,8 @@ from rmcore.data.survey import OVERALL_GRADES
 SIDE_ROWS = "side rows"
 GRADED_ROWS = "graded answers"
 BEST_ROWS = "best of K"
+_OF_PRODIGY = "answer"
+_NOT_ACCEPTED = ("ignore", "reject")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,16 @@ def recognise(sample: Row, columns: ColumnMap = USUAL_COLUMNS, *, most: int = PA
     if layout is None:
         absent = [name for name in columns.grades if name not in sample]
         raise _unrecognised(f"no column {absent[0]!r}" if absent else "no layout fits the columns", sample)
+    if sample.get(_OF_PRODIGY) in ("accept", *_NOT_ACCEPTED):
+        return replace(layout, parse=partial(_accepted, parse=layout.parse))
     return layout
+
+
+def _accepted(row: Row, parse: Callable[[Row], RowPairs]) -> RowPairs:
+    """Return what a row of Prodigy's says if its annotator accepted it, and did not skip it or call it unusable."""
+    if row.get(_OF_PRODIGY) in _NOT_ACCEPTED:
+        raise RowRejected(Reason.NOT_LABELLED)
+    return parse(row)
 
 
 def _fitting_more(row: Row, columns: ColumnMap, most: int) -> Layout | None:
