@@ -52,7 +52,7 @@ def compare_runs(names: Sequence[str], out: Path | None) -> None:
             raise ConfigError(f"{name!r} is {run.name}, which is named already; name another run.")
         if not run.record.keys() >= PARTS:
             raise ConfigError(
-                f"{run.name} is not a run of the pipeline, or one of another version: {run.headline}. Runs of "
+                f"{run.name} is not a run of the pipeline: {run.headline}. Runs of "
                 "`rm-opt run` and `rm-opt rlhf` can be compared; an experiment has its arms side by side in its report."
             )
         runs[short[run.name]] = run

@@ -25,7 +25,6 @@ from flows.hub_names import require_hub_names
 from flows.planning import LookPlan, MatrixPlan, Runner, make_plan, plan_looks
 from rmcore.cli.inputs import written_as
 from rmcore.cli.options import options
-from rmcore.config.gone import removed_value
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import write_text
 from rmcore.core.metrics import CELL_METRICS
@@ -176,9 +175,6 @@ def compare(
         raise ConfigError("--out is for the curves of finished runs; name two runs before it.")
     optimizers, seeds, size = optimizers or OPTIMIZERS, seeds or NUM_SEEDS, size or "smoke"
     chosen = with_control([name.strip() for name in optimizers.split(",") if name.strip()])
-    for name in chosen:
-        if (removed := removed_value("train.optimizer", name)) is not None:
-            raise ConfigError(removed)
     return run_or_plan("optimizers", size, given, {**given.chosen(), "arms": chosen, "seeds": seeds})
 
 

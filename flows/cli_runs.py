@@ -69,7 +69,7 @@ def named_run(name: str, has: Mapping[str, object]) -> tuple[PipelineConfig, str
             f"{name} has settings, pairs and a reward model of its own; leave out {' and '.join(twice)}. --set changes "
             "a setting."
         )
-    run, config, checkpoint = judged_run(name, found_runs(), print)
+    run, config, checkpoint = judged_run(name, found_runs())
     print(f"settings    of the run {run.name}, and its reward model")
     return config, checkpoint
 

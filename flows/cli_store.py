@@ -60,8 +60,8 @@ def store_gc(
 ) -> None:
     """Remove old artifacts and what dead writers left behind. A removed artifact is computed again when needed.
 
-    What a running pipeline reads stays, and is named. Folders whose manifest is missing, changed, or of a version
-    before manifests had a digest of themselves can be used by nothing: they go, too, and are named.
+    What a running pipeline reads stays, and is named. Folders whose manifest is missing or changed can be used by
+    nothing: they go, too, and are named.
     """
     from rmcore.core.store import Store
 

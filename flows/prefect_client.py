@@ -26,10 +26,9 @@ from prefect.exceptions import Abort, ObjectNotFound
 from prefect.states import AwaitingRetry, Cancelled, Crashed, Running
 from pydantic import ValidationError
 
-from rmcore.config import gone
 from rmcore.core.errors import ServiceError
 from tasks.database import DATABASE_VARIABLE
-from tasks.declared_deployments import FIELDS, FILE, JOB_TEMPLATE, read_declared
+from tasks.declared_deployments import FIELDS, JOB_TEMPLATE, read_declared
 from tasks.local_services import CELLS_POOL, CLUSTER, WORK_POOL
 from tasks.run_owner import OWNER_FIELDS, has_died, this_process
 from tasks.sharing import SHARED_VARIABLE
@@ -125,25 +124,21 @@ def report_cluster(api: str, environment: Mapping[str, str]) -> None:
             client.update_variable(VariableUpdate(name=CLUSTER, value=value))
 
 
-def drop_undeclared(api: str, project: Path) -> dict[str, str]:
-    """Delete deployments that the project's prefect.yaml does not declare; gives the reason by the name.
+def drop_undeclared(api: str, project: Path) -> list[str]:
+    """Delete deployments that the project's prefect.yaml does not declare; gives their names.
 
-    The server takes no other code (tasks/declared_deployments.py), so they are from an older version, or from an attack
-    on one.
+    The server takes no other code (tasks/declared_deployments.py), so they are of another checkout, or of an attack.
 
     Raises:
         ServiceError: Prefect does not answer.
     """
     declared = read_declared(project)
-    dropped = {}
+    dropped = []
     with prefect_at(api) as client:
         for one in client.read_deployments():
-            reason = gone.DEPLOYMENTS.get(one.name)
             if declared.refusal(one.model_dump(include=set(FIELDS))):
-                reason = f"it would run other code than {project / FILE} declares"
-            if reason is not None:
                 client.delete_deployment(one.id)
-                dropped[one.name] = reason
+                dropped.append(one.name)
     return dropped
 
 

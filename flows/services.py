@@ -264,8 +264,8 @@ class _Starter(contextlib.ExitStack):
         prefect_client.reap_dead_runs(api)
         prefect_client.ensure_work_pools(api)
         prefect_client.report_cluster(api, environment)
-        for name, reason in prefect_client.drop_undeclared(api, self.root).items():
-            self.tell(f"{'deployment':<15} {name} is removed: {reason}")
+        for name in prefect_client.drop_undeclared(api, self.root):
+            self.tell(f"{'deployment':<15} {name} is removed: it would run other code than prefect.yaml declares")
         self._start(WORKER, environment, None)
         self._deploy(environment)  # which takes as long as the worker does
         schedules.ship_schedules(api, self.root)

@@ -12,10 +12,7 @@ from pydantic import ValidationError
 
 from experiments.presets import DESCRIBED, PRESETS
 from rmcore.config.base import Settings
-from rmcore.config.elsewhere import foreign_name
 from rmcore.config.files import lines_of, parse_yaml, read_mapping
-from rmcore.config.gone import DEFAULTS, removed_setting
-from rmcore.config.gone import PRESETS as REMOVED_PRESETS
 from rmcore.config.pipeline import GROUPS, PipelineConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.store import flatten
@@ -97,8 +94,6 @@ def base_preset(preset: str | None, file: Path | None) -> str:
             f"{file}, line {line}: preset is a {type(named).__name__}; write one name, such as `preset: demo`."
         )
     preset = preset or named or DEFAULT_PRESET
-    if preset in REMOVED_PRESETS:
-        raise ConfigError(f"the preset {preset} was removed: {REMOVED_PRESETS[preset]}")
     if preset not in PRESETS:
         raise ConfigError(f"no preset {preset!r}; there are {', '.join(PRESETS)}.{_near(str(preset), list(PRESETS))}")
     return preset
@@ -141,7 +136,7 @@ def changes_of(preset: str, config: PipelineConfig) -> dict[str, Any]:
     return changes
 
 
-UNNAMED = frozenset(("study", "data.source", "device", "skip", "loggers"))
+UNNAMED = frozenset(("study", "data.source", "device", "loggers"))
 """Settings that name no run: those of one study mostly share them."""
 MOST_NAMED, LONGEST_VALUE = 4, 24
 
@@ -149,7 +144,7 @@ MOST_NAMED, LONGEST_VALUE = 4, 24
 def named_changes(recorded: Mapping[str, Any]) -> str:
     """Say in short what a run changes of the preset that is nearest to it, by the last part of each setting's name.
 
-    A settings record of an earlier version is compared in what both have. Nothing changed: the preset's name.
+    Nothing changed: the preset's name.
 
     >>> named_changes(PRESETS["minilm"].model_dump(mode="json") | {"study": "mine", "seed": 2})
     'seed=2'
@@ -231,10 +226,6 @@ def _merge(
         where = f"{path}.{name}" if path else str(name)
         place = places.get(where, "")
         if name not in tree:
-            if (removed := removed_setting(where)) is not None:
-                if place and where in DEFAULTS and value == DEFAULTS[where]:
-                    continue  # a file of an earlier version, which means the same without it
-                raise ConfigError(f"{place}{removed} Remove it from the settings.")
             raise ConfigError(f"{place}no setting {where!r}.{_meant(where)}")
         if tree[name] is None and isinstance(value, dict) and where in OPTIONAL_GROUPS:
             tree[name] = begins[where].model_dump()
@@ -262,9 +253,7 @@ def _value(name: str, text: str) -> Any:
 
 
 def _meant(where: str) -> str:
-    """Suggest what an unknown setting may stand for: another trainer's name first, then what is spelled nearly so."""
-    if (ours := foreign_name(where)) is not None:
-        return f" {ours.library} call so what is {ours.setting} here."
+    """Suggest which setting an unknown name may stand for."""
     known = _setting_names()
     own = where.rpartition(".")[2]
     found = [name for name in known if name.rpartition(".")[2] == own]

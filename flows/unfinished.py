@@ -4,14 +4,13 @@ import json
 import stat
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rmcore.config.gone import without_removed
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import remove_abandoned, write_json
@@ -60,7 +59,7 @@ def unfinished(run_name: str, config: PipelineConfig) -> Iterator[None]:
     remove_abandoned(folder, lambda name: name.endswith(".json"))  # no later run has the name of one that was killed
     write_json(file, record)
     for other in read_unfinished():
-        if other.name == run_name and not other.is_running and _as_now(other.config)[0] == record["config"]:
+        if other.name == run_name and not other.is_running and other.config == record["config"]:
             other.file.unlink(missing_ok=True)
     try:
         yield
@@ -87,7 +86,7 @@ def _read(file: Path) -> Unfinished:
             raise ValueError("it is no file")
         record = json.loads(file.read_text(encoding="utf-8"))
         started = datetime.fromisoformat(record["started"]).astimezone(UTC)
-        name, owner = record.get("name", file.stem), record.get("owner")
+        name, owner = record["name"], record["owner"]
         if not isinstance(name, str) or not name.isprintable():
             raise TypeError("its name is no name")
         if owner is not None and not isinstance(owner, dict):
@@ -101,18 +100,16 @@ def _read(file: Path) -> Unfinished:
         return Unfinished(file.stem, datetime.fromtimestamp(0, UTC), {}, False, file, file.stem, problem)
 
 
-def recorded_config(name: str, finished: list[Run], tell: Callable[[str], None] = lambda line: None) -> PipelineConfig:
+def recorded_config(name: str, finished: list[Run]) -> PipelineConfig:
     """The settings of a run, an unfinished one first, as it was begun.
 
     Args:
         name: of the run, or how that begins.
         finished: the runs that ended.
-        tell: hears which settings of an earlier version are left out.
 
     Raises:
         ConfigError: there is no such run, there are several, it runs now, or it is none of the pipeline.
-        pydantic.ValidationError: another version had other settings, without which the outcome would be another one;
-            names them.
+        pydantic.ValidationError: its record has other settings; names them.
     """
     begun = [run for run in read_unfinished() if run.problem is None or run.name == name]
     named = [run for run in begun if name in (run.name, run.file.stem)] or [
@@ -126,14 +123,14 @@ def recorded_config(name: str, finished: list[Run], tell: Callable[[str], None] 
     if stopped and stopped[0].problem is not None:
         raise ConfigError(f"{stopped[0].file} cannot be read ({stopped[0].problem}): restore it, or delete it.")
     if stopped:
-        return _of_this_version(stopped[0].config, tell)
+        return PipelineConfig.model_validate(stopped[0].config)
     run = find_run(finished, name, also="; no unfinished run is called so either")
     if "config" not in run.record or "checkpoint" in run.record:
         raise ConfigError(f"{run.name} is not a run of the pipeline; start it again with the command it came from.")
-    return _of_this_version(run.record["config"], tell)
+    return PipelineConfig.model_validate(run.record["config"])
 
 
-def judged_run(name: str, finished: list[Run], tell: Callable[[str], None]) -> tuple[Run, PipelineConfig, str]:
+def judged_run(name: str, finished: list[Run]) -> tuple[Run, PipelineConfig, str]:
     """A finished run that judged a reward model, its settings, and the model's checkpoint.
 
     Raises:
@@ -155,35 +152,15 @@ def judged_run(name: str, finished: list[Run], tell: Callable[[str], None]) -> t
         )
         raise ConfigError(f"the reward model of {run.name} is gone: there is no {place}. {again}")
     if not is_own:
-        _require_same(run, place, tell)
-    return run, _of_this_version(run.record["config"], tell), place
+        _require_same(run, place)
+    return run, PipelineConfig.model_validate(run.record["config"]), place
 
 
-def _require_same(run: Run, place: str, tell: Callable[[str], None]) -> None:
+def _require_same(run: Run, place: str) -> None:
     from tasks.checkpoints import given_checkpoint  # here: readers of pairs, which a list of runs does without
 
-    judged = run.record.get("checkpoint_digest")
-    if judged is None:
-        tell(
-            f"unchecked   the record of {run.name} has no digest of {place}: it may have been trained again since then"
-        )
-    elif given_checkpoint(place, home() / "given").digest != judged:
+    if given_checkpoint(place, home() / "given").digest != run.record.get("checkpoint_digest"):
         raise ConfigError(
             f"{place} is another reward model than {run.name} judged: its files have changed since then. Restore them, "
             "or judge what is there now with --checkpoint."
         )
-
-
-def _of_this_version(recorded: Mapping[str, Any], tell: Callable[[str], None]) -> PipelineConfig:
-    kept, removed = _as_now(recorded)
-    if removed:
-        tell(f"left out    {', '.join(removed)}: the run is of an earlier version, and these settings were removed")
-    return PipelineConfig.model_validate(kept)
-
-
-def _as_now(recorded: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """See `without_removed`; where an earlier version left the curvature out, it is not measured."""
-    kept, removed = without_removed(recorded)
-    if "landscape" in recorded.get("skip", ()):
-        kept["landscape"] = None
-    return kept, removed

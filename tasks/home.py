@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from rmcore.core.errors import ConfigError
-from rmcore.core.files import DIGESTS_VARIABLE
+from rmcore.core.files import DIGESTS_VARIABLE, write_text
 from rmcore.core.ports import hold
 from rmcore.core.proxies import keep_direct
 from tasks.local_services import EMBEDDED_PREFECT, HOME_MARK, MLFLOW_SERVER, PREFECT_SERVER, running_services
@@ -27,6 +27,8 @@ HOME_FOLDERS = (
     *("scores", "services", "store", "unsynced"),
 )
 """Where a home stores all data: prompts and answers, rewards, databases, logs, a password; compiled code."""
+FORMAT = "1"
+"""Version of what a home stores and how; it rises with a change after which older homes cannot be read."""
 OWNER_ONLY = 0o700
 CREATE_TIME_TOLERANCE_S = 1.0
 """psutil derives a process's creation time from the boot time, which moves a little when the clock is corrected."""
@@ -107,8 +109,8 @@ def make_home(directory: Path) -> None:
     A home that is there already keeps its own mode: it may be a folder that holds other things, too.
 
     Raises:
-        ConfigError: that cannot be done, or a folder, or the link to one, is another user's, who could put anything
-            into it: settings, code of a checkpoint, a password that they know.
+        ConfigError: that cannot be done, or the home is of another format, or a folder, or the link to one, is another
+            user's, who could put anything into it: settings, code of a checkpoint, a password that they know.
     """
     try:
         directory.mkdir(mode=OWNER_ONLY, parents=True, exist_ok=True)
@@ -119,11 +121,20 @@ def make_home(directory: Path) -> None:
             _require_ours(folder)
             if folder.stat().st_mode & 0o077:
                 folder.chmod(OWNER_ONLY)
+        mark = directory / "store" / ".format"
+        if not mark.exists():
+            write_text(mark, f"{FORMAT}\n")
+        found = mark.read_text(encoding="utf-8", errors="replace").strip()
     except OSError as error:
         raise ConfigError(
             f"RM_OPT_HOME is {directory}, which cannot be made, or not for you alone ({error.strerror}: "
             f"{error.filename}): nothing could be stored. Set RM_OPT_HOME to a folder of your own."
         ) from error
+    if found != FORMAT:
+        raise ConfigError(
+            f"{directory} is a home of format {found[:20]!r}, and this version of rm-opt reads format {FORMAT}: set "
+            "RM_OPT_HOME to a new folder, or use the version of rm-opt that made it."
+        )
 
 
 def _require_ours(folder: Path) -> None:

@@ -27,7 +27,7 @@ def estimates(store: Store, folder: Path) -> Estimates:
             record = json.loads(path.read_text())
             probes[record["kind"]] = SpeedProbe(**record["probe"])
         except (ValueError, KeyError, TypeError):
-            continue  # of an older version, or cut short: it is measured again
+            continue  # cut short: it is measured again
     return Estimates(store.entries(), probes)
 
 

@@ -72,7 +72,7 @@ def holder(store: Store, lock: str) -> str:
     try:
         held = json.loads(_note(store, lock).read_text(encoding="utf-8"))
         return f"{held['run']} (pid {held['pid']}, since {clock(datetime.fromisoformat(held['since']))})"
-    except (OSError, ValueError, TypeError, KeyError):  # taken this moment, or by an older version
+    except (OSError, ValueError, TypeError, KeyError):  # taken this moment
         return UNKNOWN
 
 

@@ -37,8 +37,6 @@ def guard(run: Callable[[], Any]) -> int:
         return _fail(describe_validation(error))
     except USAGE_ERROR as error:
         error.show()
-        _say_removed(error)
-        _say_our_name(error)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         result = INTERRUPTED
@@ -52,30 +50,6 @@ def guard(run: Callable[[], Any]) -> int:
         below_the_echo()
         return _fail("interrupted. Finished stages and written checkpoints are kept.", INTERRUPTED)
     return result if isinstance(result, int) else 0
-
-
-def _say_removed(error: Any) -> None:
-    """Add what happened to an option, or to a value of one, that a release before had."""
-    from rmcore.config.gone import OPTIONS
-
-    for given, sentence in OPTIONS.items():
-        option, _, value = given.partition(" ")
-        is_value = option in getattr(getattr(error, "param", None), "opts", ())
-        if getattr(error, "option_name", None) == given or (is_value and f"{value!r} is not one of" in error.message):
-            print(f"{given} was removed: {sentence}", file=sys.stderr)
-
-
-def _say_our_name(error: Any) -> None:
-    """Add what an option of another trainer is called here, as the called command takes it."""
-    from rmcore.config.elsewhere import foreign_name
-
-    given = getattr(error, "option_name", None)
-    ours = None if given is None else foreign_name(given)
-    if ours is not None:
-        command = getattr(getattr(error, "ctx", None), "command", None)
-        flags = {flag for parameter in getattr(command, "params", ()) for flag in parameter.opts}
-        named = ours.flag if ours.flag in flags or "--set" not in flags else f"--set {ours.setting}=…"
-        print(f"{given} is of {ours.library}; here it is {named}.", file=sys.stderr)
 
 
 def _with_names_that_libraries_take(run: Callable[[], Any]) -> Any:
@@ -99,14 +73,11 @@ def _print_any_character() -> None:
 
 def describe_validation(error: ValidationError) -> str:
     """One line a wrong setting: where, what was given, what is allowed."""
-    from rmcore.config.gone import removed_setting, removed_value
-
     lines = []
     for item in error.errors():
         where = ".".join(str(part) for part in item["loc"]) or "config"
         given = "" if isinstance(item["input"], dict) else f" (given: {_shown(item['input'])})"
-        removed = removed_setting(where) if item["type"] == "extra_forbidden" else removed_value(where, item["input"])
-        lines.append(f"{where}: {item['msg']}{given}" if removed is None else removed)
+        lines.append(f"{where}: {item['msg']}{given}")
     lines += [f"in {note}" for note in getattr(error, "__notes__", ())]
     return "the configuration cannot be used:\n  " + "\n  ".join(lines)
 

@@ -48,17 +48,6 @@ def lazy_app(panels: Mapping[str, Mapping[str, Listed]]) -> typer.Typer:
             found = listed.get(cmd_name)
             return None if found is None else _ListedCommand(cmd_name, found, shown[cmd_name], self.commands)
 
-        def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-            """Find the command that is called; one that a release before had says what replaced it."""
-            from rmcore.config.gone import COMMANDS as REMOVED  # not for the page that lists commands
-            from rmcore.core.errors import ConfigError
-
-            for words in (args[:1], args[:2]):  # a command, or one of a group
-                removed = REMOVED.get(" ".join(words))
-                if removed is not None and not ctx.resilient_parsing:
-                    raise ConfigError(f"`{ctx.command_path} {' '.join(words)}` was removed: {removed}")
-            return super().resolve_command(ctx, args)
-
         def format_help(self, ctx: Any, formatter: Any) -> None:
             """Print the page."""
             TyperGroup.format_help(without_show_completion(self), ctx, formatter)

@@ -26,7 +26,6 @@ from rmcore.cli.options import field_options, given, options
 from rmcore.cli.overoptimize import overoptimize
 from rmcore.config.data import DataConfig
 from rmcore.config.evaluate import EvaluateConfig
-from rmcore.config.gone import without_removed
 from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.data.pair import PreferencePair
@@ -105,7 +104,7 @@ def num_trained_on(checkpoint: str, pairs: Sequence[PreferencePair]) -> int:
         known = [path.parent / "train.parquet" for path in found if (read_object(path) or {}).get("digest") == wanted]
         trained = [pair for path in known[:1] for pair in RecordFile(PAIRS, path)]
     elif (settings := read_object(folder / "settings.json")) is not None:
-        data = DataConfig.model_validate(without_removed(settings.get("data", {}), "data.")[0])
+        data = DataConfig.model_validate(settings.get("data", {}))
         if not Path(data.source).is_file():
             return 0
         columns = ColumnMap.from_config(data)

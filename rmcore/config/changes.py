@@ -4,7 +4,6 @@ import copy
 import difflib
 from typing import Any
 
-from rmcore.config.gone import removed_setting
 from rmcore.config.pipeline import PipelineConfig
 
 Changes = dict[str, Any]
@@ -20,8 +19,6 @@ def change_config(base: PipelineConfig, changes: Changes) -> PipelineConfig:
     """
     tree = copy.deepcopy(base.model_dump())
     for setting, value in changes.items():
-        if (removed := removed_setting(setting)) is not None:
-            raise ValueError(removed)
         *groups, name = setting.split(".")
         place: Any = tree
         for group in groups:

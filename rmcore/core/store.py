@@ -370,8 +370,7 @@ class Store:
         Unusable are folders whose manifest is damaged, and incomplete artifacts that no process is computing.
 
         Returns:
-            The removed artifacts, those that are kept because they are in use, and the removed unusable folders. The
-            latter include artifacts of versions whose manifests had no digest of themselves.
+            The removed artifacts, those that are kept because they are in use, and the removed unusable folders.
         """
         removed, in_use, unusable, seen = list[Entry](), list[Entry](), list[Path](), dict[str, int]()
         with self.lock("garbage"):

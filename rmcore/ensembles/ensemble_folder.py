@@ -72,22 +72,18 @@ def read_folder(folder: Path) -> Record:
     """
     record = _read_record(folder / RECORD_FILE)
     try:
-        if record.get("heads") is not None:  # of a version before
-            raise ModelError(f"{folder} is an ensemble of heads on one model, which were removed. Name checkpoints.")
         checkpoints = [_verified(folder, str(one["checkpoint"]), one["digest"]) for one in record["members"]]
         found = record["calibration"]
         calibration = None
         if found is not None:
             lists = {name: tuple(map(float, found[name])) for name in ("offsets", "scales")}
             calibration = Calibration(**{**found, **lists})
-        dtype = record.get("dtype", "float32")  # as older versions loaded all
+        dtype = record["dtype"]
         if dtype not in get_args(WeightDtype):
             raise ValueError(f"dtype {dtype!r}")
         source = Source(tuple(checkpoints), cast(WeightDtype, dtype))
         return Record(source, calibration, record["uncertainty_threshold"])
     except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, ModelError):
-            raise
         raise _damaged(folder / RECORD_FILE, error) from error
 
 

@@ -105,7 +105,7 @@ class AnswersFile:
         with self.file.open("rb") as file:
             file.seek(self._offset)
             *lines, _ = file.read().split(b"\n")  # the last piece is not written to its end
-        num_of_another_form = 0
+        num_damaged = 0
         for line in lines:
             self._offset += len(line) + 1
             with contextlib.suppress(json.JSONDecodeError, UnicodeDecodeError):
@@ -114,16 +114,16 @@ class AnswersFile:
                     key, served, url, temperature = (row.pop(name) for name in ("key", "served", "url", "temperature"))
                     self.known[key] = Reply(**row)
                 except (AttributeError, TypeError, KeyError):
-                    num_of_another_form += 1
+                    num_damaged += 1
                     continue
                 self.servers[served] += 1
                 self.last_at[url] = served
                 if temperature is None:
                     self.without_temperature.add(url)
-        if num_of_another_form:
+        if num_damaged:
             print(
-                f"note: {num_of_another_form:,} lines of {self.file} are of another version's form; these answers are "
-                "not used, and are asked again",
+                f"note: {num_damaged:,} lines of {self.file} are no answers; they are not used, and their questions "
+                "are asked again",
                 file=sys.stderr,
             )
 

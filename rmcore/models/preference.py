@@ -2,7 +2,7 @@
 
 Rewards alone do not say how sure a model is: one that was trained with beta = 0.25 has margins four times as wide as
 one with beta = 1 that gives the same probabilities. So a checkpoint records its beta (`rm_preference.json`), next to
-the record of how it wants its text. One without the record, of an older version or trained elsewhere, has beta 1.
+the record of how it wants its text. One without the record, trained elsewhere, has beta 1.
 """
 
 import json

@@ -164,7 +164,7 @@ class BradleyTerryRM:
 
         A checkpoint's own rendering is used; a model trained elsewhere gets its chat template, or the plain format,
         and as many tokens a side as it has positions (at most 2048). An adapter's base is loaded from where it was.
-        Beta is 1 if none is recorded, as in checkpoints of older versions and of other tools. A checkpoint trained with
+        Beta is 1 if none is recorded, as in checkpoints of other tools. A checkpoint trained with
         a custom rendering function requires its name again, as `module:function`: a file never decides what code is
         run.
 

@@ -5,7 +5,7 @@ model compares a sealed folder with its seal first. The seal depends on the cont
 copied, moved, linked and downloaded. Small files are digested each time. Weights are digested where their size and
 modification time are not those of an earlier digest (`known_digest`), so that 14 GB cost one reading on a machine.
 
-A folder without a seal, from elsewhere or of an older version, is loaded as it is.
+A folder without a seal, from elsewhere, is loaded as it is.
 """
 
 import json

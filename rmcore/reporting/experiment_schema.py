@@ -5,7 +5,7 @@ Shares are fractions (0.712), not percentages; undefined numbers are None, never
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, TypedDict
 
 from rmcore.core.metrics import Unit
 from rmcore.reporting.schema import Check, Interval, Metric, Symptom
@@ -129,9 +129,8 @@ class HypothesisResult(Interval):
     """One sentence: why this verdict."""
     method: str
     """How the interval was made."""
-    condition: NotRequired[str | None]
-    """Words that follow the ends of the interval: what it holds under, "if no training collapses". Records of earlier
-    versions lack it."""
+    condition: str | None
+    """Words that follow the ends of the interval: what it holds under, "if no training collapses"."""
     looks: Sequence[LookResult]
     """Every look that was taken at it, in order; one where the experiment is judged once."""
     closed: str | None

@@ -243,7 +243,7 @@ def _read(file: Path) -> Run:
     except ValidationError as error:
         [first, *_] = error.errors(include_url=False, include_input=False)
         place = ".".join(part for part in map(str, first["loc"]) if not part.startswith("_"))
-        return Run(file.parent, finished, {}, f"{place} is not as a run of this version writes it: {first['msg']}")
+        return Run(file.parent, finished, {}, f"{place} is not as a run writes it: {first['msg']}")
     except RecursionError:
         return Run(file.parent, finished, {}, "it is nested too deeply")
     except (OSError, ValueError, TypeError, OverflowError) as error:

@@ -129,8 +129,7 @@ class Estimates:
         return None if probe is None else probe.start_seconds
 
     def _of(self, stage: str) -> list[Entry]:
-        # Manifests of earlier versions record settings in another shape; they tell nothing here.
-        return [entry for entry in self.entries if entry.stage == stage and "content" not in entry.inputs]
+        return [entry for entry in self.entries if entry.stage == stage]
 
     def _newest(self, entries: Iterable[Entry]) -> float | None:
         newest = max(entries, key=lambda entry: entry.created, default=None)

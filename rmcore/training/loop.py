@@ -147,9 +147,8 @@ class Trainer:
         self.is_new = beginning is None
         if beginning is None:
             budget, recomputed = share_memory(rm, config, self.packing, ranks)
-        else:  # states of earlier versions have no `recomputed_share`: there the settings decided
-            budget = beginning["token_budget"]
-            recomputed = beginning.get("recomputed_share", float(bool(config.gradient_checkpointing)))
+        else:
+            budget, recomputed = beginning["token_budget"], beginning["recomputed_share"]
         self.config = config.model_copy(update={"gradient_checkpointing": recomputed > 0})
         rm.recomputed_share = recomputed or 1.0
         self.progress = (

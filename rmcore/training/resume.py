@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rmcore.config.gone import DEFAULTS
 from rmcore.core.errors import ConfigError, StoreError
 from rmcore.core.files import atomic_file, atomic_folder, file_digest, link_tree, remove_abandoned, write_json
 from rmcore.core.tracking import METRICS_FILE
@@ -137,11 +136,7 @@ def read_beginning(folder: Path, settings: Mapping[str, Any]) -> Mapping[str, An
             "folder, or remove this one to start from the beginning."
         ) from error
     own = json.loads(json.dumps(settings))  # tuples become lists, as in the file
-    theirs = {
-        name: value
-        for name, value in beginning["settings"].items()
-        if name in own or name not in DEFAULTS or value != DEFAULTS[name]
-    }
+    theirs = beginning["settings"]
     differing = [
         f"{name}: {theirs.get(name, 'absent')!r} there, {own.get(name, 'absent')!r} here"
         for name in sorted(theirs.keys() | own.keys())
@@ -204,7 +199,7 @@ def _read(place: Path) -> tuple[dict[str, Any] | None, str]:
         return None, f"unreadable ({error})"
     written = record.get("files") if isinstance(record, dict) else None
     if not isinstance(written, dict) or not written:
-        return None, f"its {RECORD_FILE} names no files; it is damaged, or was written by an older version"
+        return None, f"its {RECORD_FILE} names no files; it is damaged"
     differing = sorted(name for name in written.keys() | found.keys() if written.get(name) != found.get(name))
     if differing:
         return None, f"{differing[0]} has changed since it was written"

@@ -60,7 +60,7 @@ def test_a_damaged_record_is_listed_with_the_reason(reports):
     file.write_text('{"verdict": {"rung": [3]}}')
     printed = typed("runs")
     assert sum("unreadable" in line for line in printed.splitlines()) == 2  # its row, and the reason
-    assert f"{file}: verdict.rung is not as a run of this version writes it" in printed
+    assert f"{file}: verdict.rung is not as a run writes it" in printed
     assert "demo-seed0-aaaa" in printed
     assert "demo-seed1-bbbb" in typed("runs", "cannot be read")
 

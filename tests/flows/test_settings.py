@@ -6,6 +6,7 @@ from pydantic import ValidationError
 
 from experiments.presets import PRESETS
 from flows import cli_common, cli_experiment
+from flows.cli import app
 from flows.cli_common import FlowOptions, run_configured, settings_of
 from flows.cli_experiment import MatrixOptions, run_or_plan
 from flows.settings import changes_of, form_config, load_config
@@ -332,3 +333,22 @@ def test_a_preset_of_a_large_model_measures_the_curvature_of_its_head_unless_tol
     told = load_config("h200", None, ["landscape.parameters=all"])
     for config in (told, load_config("h200", None, ["landscape.num_pairs=4"])):
         assert form_config("h200", {}, changes_of("h200", config)) == config
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("train.lrr", "train.lr"), ("lr", "train.lr"), ("model.max_seq_length", "model.max_seq_len")]
+)
+def test_a_slip_of_the_fingers_is_answered_first_and_without_a_list(typed, meant):
+    with pytest.raises(ConfigError) as refused:
+        load_config("demo", None, [f"{typed}=1"])
+    assert str(refused.value).startswith(f"no setting {typed!r}. Did you mean {meant!r}")
+    assert len(str(refused.value)) < 200
+
+
+def test_a_plan_of_a_run_that_cannot_start_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("RM_OPT_HOME", str(tmp_path / "home"))
+    (tmp_path / "pairs.csv").write_text("question,good,bad\na,b,c\n")
+    for words, said in ((["--device", "cuda:7"], "device=cuda:7"), ([], "no layout fits the columns")):
+        call = ["run", "--data", str(tmp_path / "pairs.csv"), "--plan", *words]
+        assert guard(lambda call=call: app(call, standalone_mode=False)) == 2
+        assert said in capsys.readouterr().err

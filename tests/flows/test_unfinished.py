@@ -13,8 +13,6 @@ from experiments.presets import PRESETS
 from flows import cli, cli_run
 from flows.settings import load_config
 from flows.unfinished import FOLDER, read_unfinished, recorded_config, unfinished
-from rmcore.cli.guard import describe_validation
-from rmcore.config import gone
 from rmcore.core.errors import ConfigError, TrainingError
 from rmcore.reporting.runs import read_runs
 from tasks.run_owner import this_process
@@ -63,11 +61,6 @@ def test_a_run_is_unfinished_until_it_ends_well(reports):
     stopped("mine-seed3", CONFIG)
     [run] = read_unfinished()
     assert not run.is_running
-    run.file.unlink()
-    (reports / FOLDER / "old-seed1.json").write_text(  # of a version that knew a run by its name alone
-        json.dumps({"started": "2026-11-01T10:00:00+00:00", "pid": 1, "config": CONFIG.model_dump(mode="json")})
-    )
-    assert recorded_config("old-seed1", []) == CONFIG
 
 
 @pytest.mark.slow
@@ -126,50 +119,7 @@ def test_a_finished_run_has_its_settings_too_and_an_unfinished_one_comes_first(r
         recorded_config("none", read_runs(reports))
 
 
-def preset_with(name):
-    """A preset with the group of the setting."""
-    return PRESETS["rlhf" if name.startswith(("rlhf.", "policy.")) else "smoke"]
-
-
-def recorded_before(name, value):
-    """A record with one setting that was removed since."""
-    config = preset_with(name).model_dump(mode="json")
-    *groups, last = name.split(".")
-    inside = config
-    for group in groups:
-        inside[group] = inside = dict(inside[group] or {})
-    inside[last] = value
-    return config
-
-
-@pytest.mark.parametrize("name", [name for name in gone.SETTINGS if not name.startswith("explain.")])
-def test_a_run_of_the_version_before_is_resumed_without_what_only_measured(reports, name):
-    stopped("a-seed0", preset_with(name))
-    told = []
-    change("a-seed0", config=recorded_before(name, gone.AS_NOW.get(name, [1])))
-    assert recorded_config("a", [], told.append) == preset_with(name)
-    assert name in "".join(told)
-    with unfinished("a-seed0", preset_with(name)):
-        assert [run.is_running for run in read_unfinished()] == [True], "the record of before is replaced"
-    assert not read_unfinished()
-    stopped("a-seed0", preset_with(name))
-    if name in gone.AS_NOW:
-        change("a-seed0", config=recorded_before(name, {"steps": 3}))
-        with pytest.raises(ValidationError) as refused:
-            recorded_config("a", [])
-        assert gone.SETTINGS[name] in describe_validation(refused.value)
-
-
-def test_a_run_of_the_version_before_that_left_the_curvature_out_does_so_when_it_is_resumed(reports):
-    without = PRESETS["smoke"].model_copy(update={"landscape": None})
-    stopped("a-seed0", PRESETS["smoke"])
-    change("a-seed0", config=recorded_before("skip", ["landscape"]))
-    assert recorded_config("a", []) == without
-    with unfinished("a-seed0", without):
-        assert [run.is_running for run in read_unfinished()] == [True], "the record of before is replaced"
-
-
-def test_what_is_no_record_hides_no_other_and_another_version_s_settings_are_named(reports):
+def test_what_is_no_record_hides_no_other_and_settings_that_there_are_not_are_named(reports):
     stopped("a-seed0", PRESETS["smoke"])
     stopped("b-seed0", PRESETS["smoke"])
     change("b-seed0", config={"study": "b", "no_such_setting": 1})
@@ -183,7 +133,8 @@ def test_what_is_no_record_hides_no_other_and_another_version_s_settings_are_nam
         '{"started": "0001-01-01T00:00:00+14:00"}',
     ]
     kinds += [f'{{"started": "2026-01-01", "name": {name}, "config": {{}}}}' for name in ("3", '"\\ud800"', "[]")]
-    kinds += [f'{{"started": "2026-01-01", "owner": {owner}, "config": {{}}}}' for owner in ("3", '"me"', "[1]")]
+    begun = '"started": "2026-01-01", "name": "a"'
+    kinds += [f'{{{begun}, "owner": {owner}, "config": {{}}}}' for owner in ("3", '"me"', "[1]")]
     for text in (*kinds, None):
         damaged.unlink(missing_ok=True)
         damaged.write_text(text) if text is not None else damaged.mkdir()

@@ -403,7 +403,7 @@ def test_a_home_that_cannot_be_made_is_a_clear_error(home, monkeypatch):
     monkeypatch.setenv("RM_OPT_HOME", str(home))
 
 
-@pytest.mark.parametrize("existing", [False, True], ids=["fresh home", "home of an earlier version"])
+@pytest.mark.parametrize("existing", [False, True], ids=["fresh home", "a home that others may read"])
 def test_a_home_is_for_its_owner_alone(home, monkeypatch, existing):
     place = home / "below"
     if existing:

@@ -39,6 +39,16 @@ def test_a_link_of_another_user_is_refused_and_one_of_the_owner_is_not(tmp_path)
         make_home(home)
 
 
+def test_a_home_of_another_format_is_refused_with_what_to_do(tmp_path):
+    make_home(tmp_path)
+    make_home(tmp_path)
+    (tmp_path / "store" / ".format").write_text("0\n")
+    with pytest.raises(
+        ConfigError, match=r"is a home of format '0', and this version .* set RM_OPT_HOME to a new folder"
+    ):
+        make_home(tmp_path)
+
+
 CLIENTS = """
 import sys, urllib.request
 from tasks.home import configure_environment

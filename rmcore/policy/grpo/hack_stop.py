@@ -178,7 +178,6 @@ class HackStop(TrainerCallback):
             "seed": self.seed,
             "every": self.every,
             "settings": self.settings.model_dump(mode="json"),
-            "prompts_drawn": "evenly",  # folders of earlier versions, whose looks weigh their prompts, are refused
         }
         if step == 0:
             self._begin(model, whose)

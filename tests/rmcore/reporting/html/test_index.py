@@ -107,7 +107,7 @@ DAMAGE = {
     "a number without a float": b'{"cost": {"device_seconds": ' + b"9" * 400 + b"}}",
     "not a number": b'{"metrics": {"pairwise_accuracy": {"value": NaN, "ci_low": 0, "ci_high": Infinity}}}',
     "half a character": b'{"headline": "\\ud800"}',
-    "another version": b'{"schema": 9, "verdict": {"status": {"now": "ready"}}, "stages": {"train": 3}}',
+    "other fields": b'{"schema": 9, "verdict": {"status": {"now": "ready"}}, "stages": {"train": 3}}',
     "no moment": b'{"created": "yesterday"}',
     "the first moment": b'{"created": "0001-01-01T00:00:00+14:00"}',
     "the last moment": b'{"created": "9999-12-31T23:59:59-14:00"}',
