@@ -75,7 +75,8 @@ def shown_while_waiting(name: str) -> Iterator[Wait]:
 
 
 def say_notices(stage: str, folder: Path) -> None:
-    """Say what the artifact of a stage goes without, and why: usable pairs."""
+    """Say what the audit of the prepared pairs warns of, and which usable pairs were left out."""
     if stage == "prepare":
-        for sentence in json.loads((folder / "audit.json").read_text(encoding="utf-8")).get("notices", []):
+        audit = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
+        for sentence in (*audit["warnings"], *audit["notices"]):
             say(sentence)

@@ -4,13 +4,15 @@ The classic ways in which held-out numbers lie are all visible in the data: the 
 pair twice or with both labels, and a shortcut such as "the longer answer wins", which is a reward model that costs
 nothing. `audit` counts them, `format_audit` prints them with what deserves attention first.
 
-The same text means: equal but for case and white space (`rmcore.data.splits.normalized_text`).
+The same text means: equal but for case, white space, Unicode normal form and invisible characters
+(`rmcore.data.splits.normalized_text`).
 """
 
 import math
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -22,17 +24,31 @@ from rmcore.data.control_tokens import KNOWN_FORMS, texts_of
 from rmcore.data.observation import Observation
 from rmcore.data.observation_counts import describe_observations, format_observations
 from rmcore.data.pair import PreferencePair, prompt_text, text_number
-from rmcore.data.readers.fields import Reason
+from rmcore.data.readers.columns import word
+from rmcore.data.readers.fields import WORDS_FOR_NOTHING, Reason
 from rmcore.data.readers.sources import LoadedPairs
 from rmcore.data.splits import conversation, normalized_prompt, normalized_text
 
 REJECTED_SHARE_WARNING = 0.05
 LONGER_WINS_WARNING = 0.65
 """AlpacaEval's public judgements are at 0.75, HH-RLHF harmless at about a half: above this, length is a feature."""
+PROMPT_IN_ANSWERS_WARNING = 0.05
+"""Share of answers that begin with their prompt: a few repeat a short one, as in a greeting."""
 COMPLETION_LEAKAGE_WARNING = 0.01
 """Share of a split's completions found in another: stock answers ("I can't help with that.") repeat by themselves."""
+_SCORES = frozenset(("score", "scores", "rating", "ratings", "grade", "reward"))
 _PERCENTILES = (5, 25, 50, 75, 95, 99)
 _SHOWN_STRINGS = 20
+_DOUBTS = {
+    "num_words_for_nothing": "have NULL, None, N/A or nan alone for a text: a program that wrote the file had none. "
+    "Drop them, unless it is the answer.",
+    "num_against_scores": "have a chosen side with a lower score than the rejected one, in columns of their own row: "
+    "labels or scores are the wrong way round, or the scores say something else.",
+    "num_of_equal_scores": "have the same score for both sides, in columns of their own row: nothing there supports "
+    "the label.",
+    "num_negative_margins": "have a negative margin, as if the rejected side were better: take their sizes, exchange "
+    "the sides, or drop them.",
+}
 KINDS = {"num_prompts": "prompt", "num_conversations": "conversation", "num_completions": "completions"}
 """Texts that splits may share, by their name in the audit and in `_Measured`. One kind after the other is sorted."""
 
@@ -56,8 +72,8 @@ def audit(
 
     Returns:
         A JSON-ready dict: `num_pairs`, `num_prompts`, `num_conversations` (dialogues with the same first user turn are
-        one, and so is each prompt of one turn), `sources`, `rejected` (reason -> rows), `duplicates`,
-        `control_tokens` (see `_control_tokens`), `leakage` (one entry for each two splits), `splits` (see
+        one, and so is each prompt of one turn), `sources`, `rejected` (reason -> rows), `duplicates`, `doubtful` (see
+        `_doubts`), `control_tokens` (see `_control_tokens`), `leakage` (one entry for each two splits), `splits` (see
         `_describe`), `notices` (sentences on usable pairs that were left out), `observations` (split -> see
         `describe_observations`; only where there are any) and `warnings` (sentences).
     """
@@ -91,6 +107,7 @@ def audit(
             for source in loaded
         ],
         "duplicates": _duplicates(every),
+        "doubtful": _doubts(every),
         "control_tokens": _control_tokens(every),
         "leakage": [_leakage(texts, first, second) for first, second in combinations(splits, 2)],
         "splits": {name: _describe(one) for name, one in measured.items()},
@@ -112,6 +129,7 @@ class _Measured(NamedTuple):
     swapped: Numbers  # (P,) with the completions the other way round
     characters: npt.NDArray[np.int32]  # (P, 3) of prompt, chosen, rejected
     margins: FloatArray  # of the pairs that have one
+    doubtful: Counter[str]  # see `_doubts`
     held_strings: Counter[str]  # of control tokens, each counted once a pair
     num_with_strings: int
 
@@ -122,13 +140,14 @@ class _Measured(NamedTuple):
 
     @property
     def num_alike(self) -> int:
-        """Pairs whose completions differ in case and white space alone."""
+        """Pairs whose completions are the same text, see above."""
         return int((self.completions[::2] == self.completions[1::2]).sum())
 
 
 def _measure(pairs: Iterable[PreferencePair]) -> _Measured:
     prompt, opening, completions, same, swapped = (array("Q") for _ in range(5))
     characters, margins = array("i"), array("d")
+    doubtful: Counter[str] = Counter()
     held: Counter[str] = Counter()
     num_with_strings = 0
     for pair in pairs:
@@ -141,6 +160,14 @@ def _measure(pairs: Iterable[PreferencePair]) -> _Measured:
         characters.extend((len(text), len(pair.chosen), len(pair.rejected)))
         if pair.target_margin is not None:
             margins.append(pair.target_margin)
+        asked = text.strip()
+        doubtful["num_answers_with_the_prompt"] += sum(
+            side.lstrip().startswith(asked) for side in (pair.chosen, pair.rejected)
+        )
+        if not WORDS_FOR_NOTHING.isdisjoint((text, pair.chosen, pair.rejected)):
+            doubtful["num_words_for_nothing"] += 1
+        if pair.metadata:
+            doubtful.update(_of_scores(pair.metadata))
         texts = (*texts_of(pair.prompt, pair.chosen), pair.rejected)
         strings = {found for part in texts for found in KNOWN_FORMS.findall(part)}
         held.update(strings)
@@ -153,6 +180,7 @@ def _measure(pairs: Iterable[PreferencePair]) -> _Measured:
         swapped=np.frombuffer(swapped, np.uint64),
         characters=np.frombuffer(characters, np.int32).reshape(-1, 3),
         margins=np.frombuffer(margins, np.float64),
+        doubtful=doubtful,
         held_strings=held,
         num_with_strings=num_with_strings,
     )
@@ -211,6 +239,39 @@ def _is_in(values: Numbers, known: Numbers) -> BoolArray:
     if not len(known):
         return np.zeros(len(values), dtype=bool)
     return known[np.minimum(np.searchsorted(known, values), len(known) - 1)] == values
+
+
+def _doubts(every: Sequence[_Measured]) -> dict[str, int]:
+    """Count what casts doubt on labels and texts.
+
+    `num_answers_with_the_prompt`: answers that begin with their whole prompt; `num_words_for_nothing`: pairs of which a
+    text is one of `WORDS_FOR_NOTHING`; `num_against_scores` and `num_of_equal_scores`: pairs with scores of both sides
+    in their metadata, of which the chosen one's is the lower, or as high; `num_negative_margins`.
+    """
+    counts = sum((one.doubtful for one in every), Counter[str]())
+    names = ("num_answers_with_the_prompt", "num_words_for_nothing", "num_against_scores", "num_of_equal_scores")
+    return {name: counts[name] for name in names} | {
+        "num_negative_margins": sum(int((one.margins < 0).sum()) for one in every)
+    }
+
+
+def _of_scores(metadata: Mapping[str, Any]) -> set[str]:
+    found = set()
+    for chosen, rejected in _score_names(tuple(metadata)):
+        try:
+            gap = float(metadata[chosen]) - float(metadata[rejected])
+        except (TypeError, ValueError, OverflowError):
+            continue
+        if gap <= 0:
+            found.add("num_against_scores" if gap else "num_of_equal_scores")
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _score_names(names: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Which columns have a score of the chosen and of the rejected side."""
+    both = ((name, name.replace("chosen", "rejected")) for name in names if "chosen" in name)
+    return [pair for pair in both if pair[1] in names and not _SCORES.isdisjoint(word(pair[0]).split("_"))]
 
 
 def _control_tokens(every: Sequence[_Measured]) -> dict[str, Any]:
@@ -296,6 +357,7 @@ def _warnings(result: Mapping[str, Any]) -> list[str]:
             f"{control['num_pairs']} pairs hold strings of control tokens ({first}). In data they are read as text and "
             "never as the tokens; if these are dialogues that a chat template has rendered already, give the messages."
         )
+    warnings += _warnings_of_doubts(result)
     if result["duplicates"]["num_contradictory"]:
         warnings.append(
             f"{result['duplicates']['num_contradictory']} pairs of completions are preferred both ways round: "
@@ -309,6 +371,23 @@ def _warnings(result: Mapping[str, Any]) -> list[str]:
                 f"length bias in {name}: the longer completion wins in {accuracy:.1%} of {split['num_pairs']} pairs. "
                 "A model has to beat that, and on pairs of equal length too."
             )
+    return warnings
+
+
+def _warnings_of_doubts(result: Mapping[str, Any]) -> list[str]:
+    doubtful, num_pairs, alike = result["doubtful"], result["num_pairs"], result["identical_sides"]["num_pairs_alike"]
+    warnings = [f"{doubtful[name]} of {num_pairs} pairs {what}" for name, what in _DOUBTS.items() if doubtful[name]]
+    num_answers = doubtful["num_answers_with_the_prompt"]
+    if num_answers > PROMPT_IN_ANSWERS_WARNING * 2 * num_pairs:
+        warnings.append(
+            f"{num_answers} of {2 * num_pairs} answers begin with their whole prompt, which a model would read twice: "
+            "remove it from them."
+        )
+    if alike:
+        warnings.append(
+            f"{alike} of {num_pairs} pairs have sides that differ in case, white space, Unicode normal form or "
+            "invisible characters alone."
+        )
     return warnings
 
 
@@ -330,6 +409,7 @@ def format_audit(result: Mapping[str, Any]) -> str:
         "contradictory pairs": duplicates["num_contradictory"],
         "pairs with control tokens as text": result["control_tokens"]["num_pairs"],
         "sides alike but for case or spaces": alike["num_pairs_alike"],
+        "answers that begin with the prompt": result["doubtful"]["num_answers_with_the_prompt"],
     }
     lines += ["", *(f"{name:<36}{count:>9,}" for name, count in counts.items())]
     for shared in result["leakage"]:

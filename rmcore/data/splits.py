@@ -1,13 +1,15 @@
 """Splitting pairs by prompt, so that no prompt is in two splits, and no conversation either.
 
 A prompt's place depends on the seed and its own text alone: it stays where it is when other pairs are added, dropped
-or reordered. Prompts that differ only in case or white space count as one, since a model would not tell them apart.
+or reordered. Prompts that differ only in case, white space, Unicode normal form or invisible characters count as one.
 Dialogues with the same first user turn count as one, too, as the prompt of one may be an earlier or later turn of the
 other: of HH-RLHF's harmless test set, split without this, a twelfth of the held-out pairs are such turns.
 """
 
 import hashlib
 import math
+import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -24,9 +26,19 @@ _FILLED_FIRST = ("train", "test")
 """Where there are fewer prompts than splits, these get one before any other: the chain cannot do without them."""
 
 
+_INVISIBLE = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164\ufe00-\ufe0f"
+    "\ufeff\uffa0\ufff0-\ufff8\U000e0000-\U000e0fff]+"
+)
+"""What Unicode calls Default_Ignorable_Code_Point (UAX 44), and the empty Braille pattern."""
+
+
 def normalized_text(text: str) -> str:
-    """The text without difference of case and with every run of white space as one blank."""
-    return " ".join(text.casefold().split())
+    """The text in one case and normal form (NFC), without invisible characters; a run of white space is one blank."""
+    if text.isascii():
+        return " ".join(text.casefold().split())
+    composed = unicodedata.normalize("NFC", _INVISIBLE.sub("", text))
+    return " ".join(unicodedata.normalize("NFC", composed.casefold()).split())
 
 
 def normalized_prompt(prompt: Prompt) -> str:

@@ -6,11 +6,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from prefect.logging import disable_run_logger
 
 from every_command import LEAVES
 from flows.cli import main
+from flows.console import CONSOLE_VARIABLE, say_notices
 from rmcore.cli.guard import guard
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.files import full_places
+from rmcore.core.progress import silent
+from rmcore.core.tracking import NullTracker
+from rmcore.stages import prepare
+from source_sample import lines
 
 LETTERS = "Grüße, 漢字 😀 \u2028"
 FILES = {(path, one.name) for path, leaf in LEAVES.items() for one in leaf.params if one.name == "out"}
@@ -99,3 +106,17 @@ def test_a_full_disk_is_named(monkeypatch, capsys, tmp_path):
 
     assert guard(write) == 2
     assert "No space left on device" in capsys.readouterr().err
+
+
+def test_a_run_says_what_the_audit_warns_of_and_what_was_left_out(tmp_path, monkeypatch, capsys):
+    rows = [
+        {"prompt": f"p {i}", "a": "x", "b": "y", "winner": "tie" if i % 2 else "a", "margin": -i} for i in range(40)
+    ]
+    settings = PipelineConfig.model_validate({"data": {"source": lines(rows, tmp_path / "rows.jsonl")}})
+    prepare.run(settings, {}, tmp_path, NullTracker(), silent)
+    monkeypatch.setenv(CONSOLE_VARIABLE, "1")
+    with disable_run_logger():
+        say_notices("prepare", tmp_path)
+    told = capsys.readouterr().out
+    assert "19 of 20 pairs have a negative margin" in told
+    assert "20 of 40 rows" in told

@@ -55,6 +55,51 @@ def test_pairs_with_the_strings_of_control_tokens_are_counted_by_string():
     assert "pairs with control tokens as text" in format_audit(result)
 
 
+DOUBTFUL = {
+    "num_answers_with_the_prompt": ("begin with their whole prompt", [("Name it. ", "Name it. A", "Name it.\nB")] * 2),
+    "num_words_for_nothing": ("alone for a text", [("p", "a", "nan"), ("p", "None", "b"), ("NULL", "a", "b")]),
+    "num_against_scores": (
+        "a lower score",
+        [
+            ("p", "a", "b", None, scores)
+            for scores in (
+                {"score_chosen": 1, "score_rejected": 2},
+                {"chosen-rating": "3.5", "rejected-rating": "4"},
+                {"n": 1, "reward_of_chosen": -2.0, "reward_of_rejected": -1.0},
+            )
+        ],
+    ),
+    "num_of_equal_scores": ("the same score", [("p", "a", "b", None, {"chosen_score": 3, "rejected_score": 3.0})]),
+    "num_negative_margins": ("a negative margin", [("p", "a", "b", margin) for margin in (-0.5, -100.0)]),
+}
+SUPPORTED = [
+    ("Name it.", "Name it", "It is: Name it."),
+    ("p", "Nothing.", "null and void", 0.0),
+    ("p", "a", "b", 2.0, {"chosen_score": 3, "rejected_score": "?", "chosen_words": 1, "rejected_words": 2}),
+    ("p", "a", "b", None, {"score_chosen": 2, "score_rejected": 1, "chosen_rating": None, "rejected_rating": 5}),
+]
+
+
+@pytest.mark.parametrize("name", DOUBTFUL)
+def test_what_casts_doubt_on_labels_is_counted_and_said(name):
+    said, fields = DOUBTFUL[name]
+    pairs = [PreferencePair(*each) for each in (*fields, *SUPPORTED)]
+    result = audit({"train": pairs[:1], "test": pairs[1:]}, [])
+    count = len(fields) * (2 if "answers" in name else 1)
+    assert result["doubtful"] == dict.fromkeys(DOUBTFUL, 0) | {name: count}
+    (sentence,) = [warning for warning in result["warnings"] if said in warning]
+    assert sentence.startswith(f"{count} of ")
+    assert f"WARNING  {sentence}" in format_audit(result)
+
+
+def test_sides_and_prompts_that_look_the_same_are_counted_and_said():
+    twins = [PreferencePair(prompt, "Café", "cafe\u0301\u200b") for prompt in ("Où ?", "Ou\u0300 \u200b?\ufeff")]
+    result = audit({"train": [*CLEAN, twins[0]], "test": twins[1:]}, [])
+    assert (result["num_prompts"], result["leakage"][0]["num_prompts"]) == (11, 1)
+    assert result["identical_sides"]["num_pairs_alike"] == 2
+    assert [warning for warning in result["warnings"] if warning.startswith("2 of 12 pairs have sides that differ in")]
+
+
 def test_leakage_is_found_through_case_and_white_space():
     leaked = PreferencePair("  PROMPT 1", "an answer of its own", "Chosen  1X")
     result = audit({"train": CLEAN, "validation": [], "test": [leaked]}, [])
@@ -119,5 +164,6 @@ def test_public_data_has_its_known_length_bias_and_no_leakage(data_folder):
     assert result["splits"]["train"]["longer_wins"]["accuracy"] == pytest.approx(0.755, abs=0.001)
     assert result["leakage"][0]["num_prompts"] == 0
     assert result["control_tokens"] == {"num_pairs": 4, "strings": {"</s>": 4}}  # a policy that wrote its own end
-    subjects = [warning.split(":")[0] for warning in result["warnings"][1:]]
+    assert result["identical_sides"]["num_pairs_alike"] == 6
+    subjects = [warning.split(":")[0] for warning in result["warnings"][2:]]
     assert subjects == ["length bias in train", "length bias in test"]

@@ -1,5 +1,7 @@
 """Splitting: a prompt never crosses, its place depends on itself and the seed only, and no needed split is empty."""
 
+from unicodedata import normalize
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -56,6 +58,18 @@ def test_case_and_white_space_do_not_matter(text, seed):
     splits = split_by_prompt(make_pairs([*variants, *others]), fractions={"train": 0.5, "test": 0.5}, seed=seed)
     homes = {name for name, pairs in splits.items() for pair in pairs if pair.prompt in variants}
     assert len(homes) == 1
+
+
+@settings(deadline=None)
+@given(
+    st.text(min_size=1).filter(lambda text: not is_blank(text)),
+    st.sampled_from(["\u200b", "\ufeff", "\u00ad", "\u2060", "\u200d", "\ufe0f", "\u034f", "\U000e0041", "\u202e"]),
+    st.data(),
+)
+def test_normal_form_and_invisible_characters_do_not_matter(text, unseen, data):
+    place = data.draw(st.integers(0, len(text)))
+    variants = [text, text[:place] + unseen + text[place:], *(normalize(form, text) for form in ("NFC", "NFD"))]
+    assert len(set(map(conversation, variants))) == 1
 
 
 def dialogue(*turns):
