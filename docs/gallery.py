@@ -1,15 +1,13 @@
 """All figures, drawn from example data, as a page of the site: what each shows and how to read it.
 
 The data are those that the tests draw from (tests/support), so a figure that changes its look changes here, too. They
-are invented, and each picture says so; what was measured is in docs/numbers.md.
-
-    PYTHONPATH=tests/support python docs/pages.py build/docs
+are invented, and each picture says so; what was measured is in docs/numbers.md. docs/figures.md calls it.
 """
 
 import io
+from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,8 +43,6 @@ from rmcore.reporting.figures.training import training_curves_figure
 from rmcore.reporting.figures.trajectory import curvature_trajectory_figure
 from rmcore.reporting.figures.watch import watch_figure
 
-FOLDER = "figures"
-"""Folder of the pictures, next to the pages."""
 DOTS_PER_INCH, COLOURS = 80, 48
 """So that a picture takes 40 kB at most."""
 
@@ -227,28 +223,20 @@ SHOWN = {
 """All figures by the name of their file."""
 
 
-def page() -> str:
-    """The page with every figure, its command and how to read it."""
-    lines = [
-        "# All figures, and how to read each",
-        "Drawn from example data: the numbers are invented, the looks are real. Bars and bands are 95 % intervals. "
-        "What was measured, and what the numbers mean: [numbers and figures](numbers.md).",
-    ]
+def sections() -> str:
+    """Every figure, drawn small and marked as example data, with its command and how to read it, as Markdown."""
+    parts = []
     for name, one in SHOWN.items():
         title = name.replace("_", " ").capitalize()
-        lines += ["", f"## {title}", "", f"![{title}, example data]({FOLDER}/{name}.png)", ""]
-        lines += [f"`rm-opt {one.command}`: `{name}.png`. {one.read}"]
-    return "\n".join(lines) + "\n"
+        parts += [f"## {title}", f'<img alt="{title}, example data" src="data:image/png;base64,{picture(one)}">']
+        parts += [f"`rm-opt {one.command}`: `{name}.png`. {one.read}"]
+    return "\n\n".join(parts)
 
 
-def draw(out: Path) -> None:
-    """Write every figure as a small picture into a folder, marked as example data."""
-    out.mkdir(parents=True, exist_ok=True)
-    for name, one in SHOWN.items():
-        figure = one.draw()
-        figure.text(0.995, 0.99, "example data", ha="right", va="top", fontsize=9, color="#8c959f")
-        held = io.BytesIO()
-        figure.savefig(held, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})
-        Image.open(held).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(
-            out / f"{name}.png", optimize=True
-        )
+def picture(one: Shown) -> str:
+    """A figure as a PNG in base64."""
+    figure, held, small = one.draw(), io.BytesIO(), io.BytesIO()
+    figure.text(0.995, 0.99, "example data", ha="right", va="top", fontsize=9, color="#8c959f")
+    figure.savefig(held, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})
+    Image.open(held).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(small, format="PNG", optimize=True)
+    return b64encode(small.getvalue()).decode()

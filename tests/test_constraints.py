@@ -62,7 +62,7 @@ def test_whatever_pyproject_asks_for_is_pinned_within_its_range():
 @pytest.mark.slow
 def test_the_set_is_complete():
     """From our own requirements, every package that another one asks for is pinned, in a version that it allows."""
-    pinned = pins("constraints.txt") | pins("constraints-cuda.txt")
+    pinned = pins("constraints.txt")
     open_, seen = [("rm-optimizer", ("dev", "curvature", "rl"))], set()
     while open_:
         name, extras = open_.pop()
@@ -79,4 +79,4 @@ def test_the_set_is_complete():
 
 
 def test_both_environments_have_the_same_torch():
-    assert len({str(pins(file)["torch"]) for file in FILES if file != "constraints-cuda.txt"}) == 1
+    assert len({str(pins(file)["torch"]) for file in FILES}) == 1

@@ -18,8 +18,6 @@ import typer
 from typer.testing import CliRunner
 
 import gallery
-import pages
-import reference
 from flows import cli_run
 from flows.cli import app
 from flows.settings import load_config
@@ -30,17 +28,13 @@ from rmcore.data.table import read_pairs
 from rmcore.stages import prepare
 from rmcore.stages.registry import stage_config
 
-WRITTEN = [*sorted(path.relative_to(pages.ROOT).as_posix() for path in (pages.ROOT / "docs").glob("*.md")), "README.md"]
-FOUND = sorted(
-    path.relative_to(pages.ROOT).as_posix()
-    for path in (*pages.ROOT.glob("benchmarks/**/*.md"), *pages.ROOT.glob("experiments/**/*.md"))
-)
-"""What was measured: of then, so its commands need not be those of today."""
+CHECKOUT = Path(__file__).resolve().parents[1]
+WRITTEN = [*sorted(path.relative_to(CHECKOUT).as_posix() for path in (CHECKOUT / "docs").glob("*.md")), "README.md"]
 ROOT = typer.main.get_command(app)
 
 
 def text_of(page):
-    return (pages.ROOT / page).read_text()
+    return (CHECKOUT / page).read_text()
 
 
 def leaves(command, words=()):
@@ -64,39 +58,7 @@ def fields(model, path=""):
 
 SCHEMA = PipelineConfig.model_json_schema()
 DEFINITIONS = SCHEMA["$defs"]
-
-
-def test_every_command_and_option_is_on_the_commands_page():
-    page = reference.commands_page()
-    parts = dict(re.findall(r"^### rm-opt (.+)\n((?:(?!^##).*\n)*)", page, flags=re.MULTILINE))
-    found = dict(leaves(ROOT))
-    assert parts.keys() == {" ".join(words) for words in found}
-    for words, command in found.items():
-        for one in command.params:
-            if one.param_type_name == "option" and one.name != "help_all":
-                assert re.search(rf"`[^`]*{max(one.opts, key=len)}\b", parts[" ".join(words)]), (words, one.opts)
-
-
-def test_every_setting_is_on_the_settings_page_with_its_default_and_sentence():
-    page = reference.settings_page()
-    names = set(fields(SCHEMA))
-    assert set(re.findall(r'<a id="([^"]+)"', page)) == names == reference.names()
-    assert "`train.lr` | `5e-06` | Peak learning rate." in page
-    assert re.search(r"`train.clip` .*number > 0", page)
-    assert re.search(r"`model.max_seq_len` \| `512` .*≥ 8.*minilm `256`", page)
-    assert re.search(r"`train.precision` .*one of `auto`, `fp32`, `bf16`.*h100 `bf16`", page)
-
-
-@pytest.mark.parametrize("page", [*WRITTEN, *FOUND, "CHANGELOG.md"])
-def test_every_link_and_anchor_leads_somewhere(page):
-    def check(line):
-        for target, anchor in pages.LINK.findall(line):
-            path = pages.linked_path(target, page)
-            if anchor:
-                assert anchor[1:] in pages.headings(text_of(path)), f"{page}: {target}{anchor}"
-        return line
-
-    pages.outside_fences(text_of(page), check)
+SETTINGS = set(fields(SCHEMA))
 
 
 def commands_shown(page):
@@ -119,7 +81,7 @@ def test_every_command_and_option_that_a_page_shows_exists(page):
         assert {word for word in words if word.startswith("--")} <= known, line
         settings = [value for flag, value in itertools.pairwise(words) if flag == "--set"]
         for setting in settings:
-            assert setting.partition("=")[0] in reference.names(), line
+            assert setting.partition("=")[0] in SETTINGS, line
 
 
 @pytest.fixture
@@ -166,20 +128,19 @@ def test_the_runs_that_a_page_asks_for_would_train_on_the_file(page, own_pairs, 
 
 
 def test_each_page_is_in_the_navigation_and_each_entry_is_a_page():
-    entries = re.findall(r"^ +- [^:]+: (\S+\.md)$", (pages.ROOT / "docs/mkdocs.yml").read_text(), flags=re.MULTILINE)
-    written = {pages.page_of(page) for page in WRITTEN if page.startswith("docs/")}
-    assert sorted(entries) == sorted(written | {"commands.md", "settings.md", "figures.md", "tutorial.ipynb.md"})
+    entries = re.findall(r"^ +- [^:]+: (\S+\.md)$", text_of("docs/mkdocs.yml"), flags=re.MULTILINE)
+    assert sorted(entries) == sorted(page for page in WRITTEN if page.startswith("docs/"))
 
 
 def test_every_picture_of_the_documents_is_shown_on_a_page():
     shown = {name for page in WRITTEN for name in re.findall(r"!\[[^]]+\]\((?:docs/)?(\S+\.png)\)", text_of(page))}
-    assert shown == {path.name for path in (pages.ROOT / "docs").glob("*.png")}
+    assert shown == {path.name for path in (CHECKOUT / "docs").glob("*.png")}
 
 
 def test_the_gallery_draws_what_every_figure_module_has():
     """Each public function that ends in _figure, found without importing the gallery's own list."""
     found = set()
-    for module in (pages.ROOT / "rmcore/reporting/figures").glob("*.py"):
+    for module in (CHECKOUT / "rmcore/reporting/figures").glob("*.py"):
         for node in ast.parse(module.read_text()).body:
             if isinstance(node, ast.FunctionDef) and re.fullmatch(r"[a-z]\w*_figure", node.name):
                 found.add(node.name)
@@ -190,36 +151,37 @@ def test_the_gallery_draws_what_every_figure_module_has():
         assert any(f"{one.command} ".startswith(f"{command} ") for command in commands), one.command
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory, true_pictures):
-    """The pages as `make docs` puts them together, beside a copy of the builder's settings."""
-    folder = tmp_path_factory.mktemp("docs")
-    pages.assemble(folder / "build" / "docs")
-    (folder / "docs").mkdir()
-    (folder / "docs" / "mkdocs.yml").write_text(text_of("docs/mkdocs.yml"))
-    return folder / "build" / "docs"
-
-
 @pytest.mark.slow
-def test_the_site_is_built_without_a_warning(site):
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
-    settings = site.parents[1] / "docs" / "mkdocs.yml"
+def test_the_site_has_every_command_setting_and_figure_and_no_broken_link(tmp_path, true_pictures):
+    """A link or anchor of any page that leads nowhere is an error, and so is code that fails."""
+    settings = tmp_path / "mkdocs.yml"
+    settings.write_text(
+        text_of("docs/mkdocs.yml").replace("docs_dir: ..", f"docs_dir: {CHECKOUT}").replace("../build/site", "site")
+    )
     done = subprocess.run(
-        [*command, "--config-file", settings],
-        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", settings],
+        env=os.environ
+        | {
+            "NO_MKDOCS_2_WARNING": "1",
+            "DISABLE_MKDOCS_2_WARNING": "true",
+            "PYTHONPATH": f"{CHECKOUT / 'tests/support'}:{CHECKOUT / 'docs'}:{os.environ.get('PYTHONPATH', '')}",
+        },
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=300,
     )
-    assert done.returncode == 0, done.stderr
-    built = site.parent / "site"
-    for page in site.glob("*.md"):
-        assert (built / page.with_suffix(".html").name).is_file()
-    assert "README" not in (built / "index.html").read_text()
-    for name in gallery.SHOWN:
-        picture = built / gallery.FOLDER / f"{name}.png"
-        assert picture.stat().st_size <= 40_000, name
-        assert f"{gallery.FOLDER}/{name}.png" in (built / "figures.html").read_text()
+    assert done.returncode == 0, done.stdout + done.stderr
+    commands, options, figures = (
+        (tmp_path / f"site/docs/{name}.html").read_text() for name in ("commands", "settings", "figures")
+    )
+    for words, command in leaves(ROOT):
+        _, found, rest = commands.partition(f"rm-opt {' '.join(words)}<")
+        assert found, words
+        for one in command.params:
+            if one.param_type_name == "option" and one.name != "help_all":
+                assert max(one.opts, key=len) in rest.partition("</h3>")[2].partition("<h3")[0], (words, one.opts)
+    assert set(re.findall(r"<td><code>([\w.]+)</code></td>", options)) >= SETTINGS
+    assert figures.count("data:image/png") == len(gallery.SHOWN)
 
 
 def cells():
@@ -247,32 +209,13 @@ def test_the_notebook_runs_from_its_first_cell_to_its_last(tmp_path, monkeypatch
     assert (Path("out") / "best" / "model.safetensors").is_file()
 
 
-def test_the_notebook_holds_no_outputs_and_its_page_shows_every_cell():
-    page = pages.notebook(pages.ROOT / "docs/tutorial.ipynb")
-    for source, cell in cells():
+def test_the_notebook_holds_no_outputs():
+    for _, cell in cells():
         assert (cell["outputs"], cell["execution_count"]) == ([], None)
-        assert f"```python\n{source}\n```" in page
-
-
-@pytest.mark.slow
-def test_pages_of_the_checkout_come_along_and_links_are_turned(site):
-    assert "(checkout/rmcore/models/batching.py.md)" in (site / "training.md").read_text()
-    assert "def micro_batches" in (site / "checkout/rmcore/models/batching.py.md").read_text()
-    assert "| `losses.py` | " in (site / "checkout/rmcore/training/index.md").read_text()
-    assert "[`data.gold.tail_share`](settings.md" not in (site / "rlhf.md").read_text()  # it stands there with a value
-    assert "[`policy.num_prompts`](settings.md#policy.num_prompts)" in (site / "readiness.md").read_text()
-    for page in site.rglob("*.md"):
-        for target, _ in pages.LINK.findall(page.read_text()):
-            assert not target or (page.parent / target).exists(), f"{page.relative_to(site)} links to {target}"
-
-
-def test_an_item_of_a_list_is_indented_for_the_builder():
-    text = "1. one\n   more\n\n   | a |\n2. two:\n   - deeper\n\nafter\n  kept\n"
-    assert pages.for_markdown_py(text) == "1. one\n    more\n\n    | a |\n2. two:\n\n    - deeper\n\nafter\n  kept\n"
 
 
 def test_every_make_target_that_a_text_names_exists():
-    root = pages.ROOT
+    root = CHECKOUT
     targets = set(re.findall(r"^([a-z-]+):", (root / "Makefile").read_text(), flags=re.MULTILINE))
     texts = [
         *root.glob("*.md"),
