@@ -7,7 +7,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from flows.cli_runs import found_runs, wide_console
+from flows.cli_runs import named_runs, wide_console
 from flows.settings import OPTIONAL_GROUPS
 from rmcore.config.files import setting_text
 from rmcore.core.errors import ConfigError
@@ -43,7 +43,7 @@ def compare_runs(names: Sequence[str], out: Path | None) -> None:
     """
     if not 2 <= len(names) <= len(COLOURS):
         raise ConfigError(f"{len(names)} run(s) named: name 2 to {len(COLOURS)}, as `rm-opt runs` lists them.")
-    known = found_runs()
+    known = named_runs()
     short = short_names([run.name for run in known])
     runs: dict[str, Run] = {}
     for name in names:
@@ -68,7 +68,7 @@ def changed_settings(runs: Mapping[str, Run]) -> dict[str, list[str]]:
 
     A group that one of them does without is one setting: what in it is not the default.
     """
-    flat = [flatten(run.record["config"]) for run in runs.values()]
+    flat = [flatten(run.config) for run in runs.values()]
     for group, model in OPTIONAL_GROUPS.items():
         if any(group in one for one in flat):
             flat = [_without_fields(one, group, flatten(model().model_dump(mode="json"))) for one in flat]

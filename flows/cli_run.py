@@ -82,7 +82,7 @@ def run(
     elif preset is not None or given.config is not None:
         raise ConfigError("--from has all settings of a run; leave out --preset and --config, or change one by --set.")
     else:
-        recorded = recorded_config(resume, cli_runs.found_runs())
+        recorded = recorded_config(resume, cli_runs.named_runs())
         print(f"settings    of the run {recorded.study}-seed{recorded.seed}")
     chosen = settings_of({"data.source": data, "device": device, "evaluate.answers": answers})
     chosen += [f"loggers={json.dumps(logger)}"] if logger else []

@@ -23,7 +23,7 @@ from rmcore.core.cost import money, price_per_hour
 from rmcore.core.errors import ConfigError
 from rmcore.core.store import Store
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.runs import RECORD, Run, find_run, read_runs, short_names
+from rmcore.reporting.runs import INDEX, RECORD, Run, find_run, list_runs, read_runs, short_names
 from tasks.home import configure_environment, home
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 
 def run_names(incomplete: str) -> list[str]:
     """List the runs' names that the shell completes to."""
-    names = [*(run.resume for run in read_unfinished()), *(run.name for run in found_runs())]
+    names = [*(run.resume for run in read_unfinished()), *(run.name for run in named_runs())]
     return [name for name in names if name.startswith(incomplete)]
 
 
@@ -52,6 +52,11 @@ RunName = Annotated[
 def found_runs() -> list[Run]:
     """All finished runs of this home, the newest first."""
     return read_runs(home() / "reports")
+
+
+def named_runs() -> list[Run]:
+    """The same in no order, of which the one that is named is read."""
+    return list_runs(home() / "reports")
 
 
 def named_run(name: str, has: Mapping[str, object]) -> tuple[PipelineConfig, str]:
@@ -69,7 +74,7 @@ def named_run(name: str, has: Mapping[str, object]) -> tuple[PipelineConfig, str
             f"{name} has settings, pairs and a reward model of its own; leave out {' and '.join(twice)}. --set changes "
             "a setting."
         )
-    run, config, checkpoint = judged_run(name, found_runs())
+    run, config, checkpoint = judged_run(name, named_runs())
     print(f"settings    of the run {run.name}, and its reward model")
     return config, checkpoint
 
@@ -92,7 +97,7 @@ def runs(
             continue
         state = "running" if begun.is_running else f"unfinished: rm-opt run --from {begun.resume}"
         print(f"{begun.name}  begun {_moment(begun.started)}, {state}")
-    found = found_runs()
+    found = _indexed() if _has_old_index() else found_runs()
     if not found:
         print(f"nothing was run to its end yet in {home()}; start with `rm-opt run`")
         return
@@ -113,7 +118,7 @@ def runs(
         table.add_column(heading)
     for run in shown:
         verdict = "unreadable" if run.problem else f"{run.style.sign} {run.status}" if run.status else "-"
-        changes = named_changes(run.record["config"]) if run.record.get("config") else "-"
+        changes = named_changes(run.config) if run.config else "-"
         facts = (
             short[run.name],
             _moment(run.finished),
@@ -133,7 +138,7 @@ def runs(
         asked = "" if text is None else f" {shlex.quote(text)}"
         print(f"{len(found) - limit} older ones: rm-opt runs{asked} --limit {len(found)}")
     print("report      rm-opt open RUN; accuracy is held out, with its 95 % interval; level: of the evidence")
-    print(f"all reports {_index()}")
+    print(f"all reports {home() / 'reports' / INDEX}")
 
 
 def _moment(time: datetime) -> str:
@@ -207,26 +212,36 @@ def open_report(
     """
     if index and run is not None:
         raise ConfigError("--all opens the list of all reports, and RUN one of them; leave out one of the two.")
-    page = _index() if index else _report(run)
+    if index:
+        _indexed()
+    page = home() / "reports" / INDEX if index else _report(run)
     print(f"{'all reports' if index else 'report':<11} {page}")
     if not only_print and can_show() and not webbrowser.open(page.as_uri()):
         print("no browser could be started; open that file in one")
 
 
-def _index() -> Path:
+def _has_old_index() -> bool:
+    """Whether a run's folder came or went since the page of all reports was written, as each run does at its end."""
+    reports = home() / "reports"
+    if not reports.is_dir():
+        return False
+    page = reports / INDEX
+    return not page.is_file() or page.stat().st_mtime_ns < reports.stat().st_mtime_ns
+
+
+def _indexed() -> list[Run]:
     from rmcore.reporting.html.index import write_index  # here: jinja2, which few commands need
 
     return write_index(home() / "reports")
 
 
 def _report(name: str | None) -> Path:
-    found = found_runs()
     if name is None:
-        newest = next((run.report for run in found if run.report is not None), None)
+        newest = next((run.report for run in found_runs() if run.report is not None), None)
         if newest is None:
             raise ConfigError(f"there is no report in {home() / 'reports'} yet; start with `rm-opt run`.")
         return newest
-    run = find_run(found, name)
+    run = find_run(named_runs(), name)
     if run.report is None:
         raise ConfigError(f"{run.name} has no report of its own; what it found is in {run.folder}.")
     return run.report
@@ -249,10 +264,7 @@ def verdict(
     """
     from rmcore.policy.readiness.verdict import meets  # here: scipy, which the list of runs needs not
 
-    found = found_runs()
-    if not found and run is None:
-        raise ConfigError(f"nothing was run to its end yet in {home()}; start with `rm-opt run`.")
-    one = _newest(found) if run is None else find_run(found, run)
+    one = _newest() if run is None else find_run(named_runs(), run)
     judged = one.record.get("verdict")
     if not isinstance(judged, dict) or "status" not in judged or judged.get("rung") is None:
         raise ConfigError(f"{one.name} has no verdict on a reward model: {one.headline}. `rm-opt runs` lists others.")
@@ -262,12 +274,16 @@ def verdict(
     raise typer.Exit(VERDICT_STATUS[outcome])
 
 
-def _newest(found: list[Run]) -> Run:
+def _newest() -> Run:
     """The newest of the finished runs.
 
     Raises:
-        ConfigError: one that began after its end is running or has failed, so that its verdict is an older one's.
+        ConfigError: there is none, or one that began after its end is running or has failed, so that its verdict is
+            an older one's.
     """
+    found = found_runs()
+    if not found:
+        raise ConfigError(f"nothing was run to its end yet in {home()}; start with `rm-opt run`.")
     later = next((run for run in read_unfinished() if run.started > found[0].finished), None)
     if later is not None:
         state = "is still running" if later.is_running else "has not ended well"

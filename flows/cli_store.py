@@ -133,23 +133,23 @@ def store_why(
 
     Of a run, for each of its stages. `rm-opt runs` lists runs, `rm-opt store ls` artifacts.
     """
-    from rmcore.core.errors import StoreError
     from rmcore.core.store import Store
 
     store = Store(home() / "store")
     if store.matches(name):
         _print_why(store, store.resolve(name))
         return
-    run = find_run(cli_runs.found_runs(), name, also=f"; no artifact of {store.root} has that key or folder either")
+    run = find_run(cli_runs.named_runs(), name, also=f"; no artifact of {store.root} has that key or folder either")
     print(f"run {run.name}")
     stages = run.record.get("stages")
     if not stages:
         raise ConfigError(f"{run.name} names no stages of its own; its cells and artifacts are in `rm-opt store ls`.")
     for stage in stages:
-        try:
-            _print_why(store, store.resolve(stage["key"]))
-        except StoreError:
+        entry = store.entry(stage["name"], stage["key"])
+        if entry is None:
             print(f"{stage['name']} {stage['key'][:12]}: no longer in the store; the run would make it again")
+        else:
+            _print_why(store, entry)
 
 
 def _print_why(store: "Store", entry: "Entry") -> None:

@@ -94,13 +94,12 @@ def _of_store(trained: Path) -> tuple[Mapping[str, Any] | None, Run | None]:
     if not isinstance(key, str) or not isinstance(settings, Mapping) or len(trained.parents) < 3:
         return None, None
     run = _run_of(key, trained.parents[2] / "reports")
-    return (settings, None) if run is None else (run.record["config"], run)
+    return (settings, None) if run is None else (run.config, run)
 
 
 def _run_of(key: str, reports: Path) -> Run | None:
     for run in read_runs(reports):
-        stages = run.record.get("stages", ())
-        if run.record.get("config") and any(one.get("name") == "train" and one.get("key") == key for one in stages):
+        if run.stage_keys.get("train") == key and run.config:
             return run
     return None
 

@@ -9,8 +9,10 @@ import os
 import re
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -37,32 +39,56 @@ SETTLED_NS = 2 * 10**9
 
 
 def known_digest(path: Path) -> str:
-    """Digest a file's bytes: 64 hex digits. A large file is read only where it is another one, or was changed.
+    """Digest a file's bytes, as `known_digests` does."""
+    [digest] = known_digests([path])
+    return digest
+
+
+def known_digests(paths: Iterable[Path]) -> list[str]:
+    """Digest the bytes of files: 64 hex digits each. A large file is read only where it is another one, or was changed.
 
     For files that are asked about in every run, such as the weights of a backbone or of a checkpoint. Any program may
     set a modification time, and a copy may keep it; the time of change (ctime) is the kernel's. A new name or a new
-    hard link changes that, too, and costs one reading.
+    hard link changes that, too, and costs one reading. What is remembered is read once for all.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: a file cannot be read.
     """
-    stat = path.stat()
-    if stat.st_size < REMEMBERED_FROM:
-        return file_digest(path)
     memory = _digests_memory()
-    state = {
-        **{"device": stat.st_dev, "inode": stat.st_ino, "size": stat.st_size},
-        **{"mtime_ns": stat.st_mtime_ns, "ctime_ns": stat.st_ctime_ns, "ends": _digest_of_ends(path)},
-    }
-    for row in reversed(_remembered(memory)):
-        if {name: row.get(name) for name in state} == state and isinstance(row.get("sha256"), str):
-            return str(row["sha256"])
-    digest = file_digest(path)
-    if time.time_ns() - stat.st_ctime_ns > SETTLED_NS:
-        with contextlib.suppress(OSError):  # it is read again next time
-            memory.parent.mkdir(parents=True, exist_ok=True)
-            append_json_lines(memory, [state | {"path": str(path.resolve()), "sha256": digest}])
-    return digest
+    known: dict[tuple[Any, ...], str] | None = None
+    reading = threading.Lock()
+
+    def digest_of(path: Path) -> str:
+        nonlocal known
+        stat = path.stat()
+        if stat.st_size < REMEMBERED_FROM:
+            return file_digest(path)
+        with reading:
+            if known is None:
+                known = {
+                    _state(row): row["sha256"] for row in _remembered(memory) if isinstance(row.get("sha256"), str)
+                }
+        state = {
+            **{"device": stat.st_dev, "inode": stat.st_ino, "size": stat.st_size},
+            **{"mtime_ns": stat.st_mtime_ns, "ctime_ns": stat.st_ctime_ns, "ends": _digest_of_ends(path)},
+        }
+        if (digest := known.get(_state(state))) is not None:
+            return digest
+        digest = file_digest(path)
+        if time.time_ns() - stat.st_ctime_ns > SETTLED_NS:
+            with contextlib.suppress(OSError):  # it is read again next time
+                memory.parent.mkdir(parents=True, exist_ok=True)
+                append_json_lines(memory, [state | {"path": str(path.resolve()), "sha256": digest}])
+        return digest
+
+    with ThreadPoolExecutor() as pool:  # hashlib lets other threads run
+        return list(pool.map(digest_of, paths))
+
+
+def _state(row: Mapping[str, Any]) -> tuple[int | str, ...]:
+    """What a remembered file is known by; of a damaged row nothing that any file has."""
+    state = tuple(row.get(name) for name in ("device", "inode", "size", "mtime_ns", "ctime_ns", "ends"))
+    return state if all(isinstance(part, int | str) for part in state) else ()
 
 
 def _digest_of_ends(path: Path) -> str:

@@ -13,6 +13,7 @@ it keeps locked until it is collected or its process ends, and `collect_garbage`
 """
 
 import fcntl
+import heapq
 import json
 import os
 import re
@@ -25,9 +26,10 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal
+from typing import IO, Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, FiniteFloat, NonNegativeInt, StringConstraints
+from pydantic_core import from_json
 
 from rmcore.core.digests import is_whole, make_key, with_self_digest
 from rmcore.core.errors import StoreError
@@ -94,6 +96,15 @@ class Entry:
     """Digest of its outcome files."""
     inputs: Mapping[str, Any]
     """Inputs that its key digests, as the manifest records them."""
+
+
+class Seen(NamedTuple):
+    """What the manifest in a folder says, which is read in passing and not checked: a tenth of the time."""
+
+    folder: Path
+    created: float
+    last_used: float
+    inputs: Mapping[str, Any]
 
 
 class Store:
@@ -326,30 +337,36 @@ class Store:
         (self.root / UNFINISHED).mkdir(parents=True, exist_ok=True)
         return self.root / UNFINISHED / f"removed-{uuid.uuid4().hex}"
 
+    def entry(self, stage: str, key: str) -> Entry | None:
+        """Return one artifact; None if there is none with a readable manifest."""
+        folder = self.find(stage, key)
+        return None if folder is None else _entry(folder, _read_manifest(folder))
+
     def entries(self) -> list[Entry]:
         """Return every artifact with a readable manifest, the most recently used first."""
-        found = []
-        for path in self.root.glob(f"[!.]*/*/{MANIFEST}"):
-            manifest = _read_manifest(path.parent)
-            if manifest is not None:
-                found.append(
-                    Entry(
-                        stage=manifest["stage"],
-                        key=manifest["key"],
-                        path=path.parent,
-                        created=manifest["created"],
-                        last_used=path.stat().st_mtime,
-                        num_bytes=sum(entry["size"] for entry in manifest["files"].values()),
-                        wall_seconds=manifest["wall_seconds"],
-                        digest=manifest["digest"],
-                        inputs=manifest["inputs"],
-                    )
-                )
-        return sorted(found, key=lambda entry: entry.last_used, reverse=True)
+        found = (_entry(folder, _read_manifest(folder)) for folder in self.root.glob("[!.]*/*"))
+        return sorted(filter(None, found), key=lambda entry: entry.last_used, reverse=True)
+
+    def seen(self, stage: str) -> Iterator[Seen]:
+        """Look at the manifests of a stage's artifacts, as they are."""
+        with suppress(FileNotFoundError), os.scandir(self.root / stage) as folders:
+            for folder in folders:
+                try:
+                    with open(f"{folder.path}/{MANIFEST}", "rb") as file:
+                        manifest, state = from_json(file.read()), os.fstat(file.fileno())
+                    yield Seen(Path(folder), float(manifest["created"]), state.st_mtime, dict(manifest["inputs"]))
+                except (OSError, ValueError, TypeError, KeyError):  # damaged: it is not what is looked for
+                    continue
 
     def matches(self, prefix: str) -> list[Entry]:
         """Return the artifacts whose key begins with `prefix`, or whose folder has that name."""
-        return [entry for entry in self.entries() if entry.key.startswith(prefix) or entry.path.name == prefix]
+        named = (
+            folder
+            for folder in self.root.glob("[!.]*/*")
+            if folder.name == prefix or folder.name.rsplit("-", 1)[-1].startswith(prefix[:KEY_LENGTH])
+        )
+        found = (_entry(folder, _read_manifest(folder)) for folder in named)
+        return [one for one in found if one is not None and (one.key.startswith(prefix) or one.path.name == prefix)]
 
     def resolve(self, prefix: str) -> Entry:
         """Find one artifact by the first digits of its key or the name of its folder.
@@ -519,21 +536,50 @@ def explain(store: Store, entry: Entry) -> tuple[Entry | None, Differences]:
     Returns:
         That artifact (None if this was the first) and the inputs that differ.
     """
-    earlier = [other for other in store.entries() if other.stage == entry.stage and other.created < entry.created]
-    return explain_inputs(earlier, entry.inputs)
+    return nearest((one for one in store.seen(entry.stage) if one.created < entry.created), entry.inputs)
 
 
-def explain_inputs(entries: Iterable[Entry], inputs: Mapping[str, Any]) -> tuple[Entry | None, Differences]:
-    """Return the most recently used entry with the fewest inputs that differ from `inputs`, and these inputs."""
-    own = flatten(inputs)
-    best: tuple[Entry | None, Differences] = (None, {})
-    for other in entries:
-        theirs = flatten(other.inputs)
-        differing = {
-            name: (theirs.get(name), own.get(name))
-            for name in sorted(own.keys() | theirs.keys())
-            if own.get(name) != theirs.get(name)
-        }
-        if best[0] is None or len(differing) < len(best[1]):
-            best = (other, differing)
-    return best
+def nearest(seen: Iterable[Seen], inputs: Mapping[str, Any]) -> tuple[Entry | None, Differences]:
+    """Return the most recently used artifact with the fewest inputs that differ from `inputs`, and these inputs."""
+    close = [(_num_differing(one.inputs, inputs), -one.last_used, one.folder) for one in seen]
+    heapq.heapify(close)
+    while close:
+        folder = heapq.heappop(close)[-1]
+        entry = _entry(folder, _read_manifest(folder))
+        if entry is not None:  # whole: its manifest was only looked at so far
+            return entry, _differences(entry.inputs, inputs)
+    return None, {}
+
+
+def _entry(folder: Path, manifest: Mapping[str, Any] | None) -> Entry | None:
+    if manifest is None:
+        return None
+    return Entry(
+        stage=manifest["stage"],
+        key=manifest["key"],
+        path=folder,
+        created=manifest["created"],
+        last_used=(folder / MANIFEST).stat().st_mtime,
+        num_bytes=sum(entry["size"] for entry in manifest["files"].values()),
+        wall_seconds=manifest["wall_seconds"],
+        digest=manifest["digest"],
+        inputs=manifest["inputs"],
+    )
+
+
+def _differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> Differences:
+    theirs, own = flatten(there), flatten(here)
+    names = sorted(own.keys() | theirs.keys())
+    return {name: (theirs.get(name), own.get(name)) for name in names if theirs.get(name) != own.get(name)}
+
+
+def _num_differing(there: Any, here: Any) -> int:
+    """Count `_differences` without naming them; most parts of two artifacts' inputs are equal."""
+    if there == here:
+        return 0
+    left, right = (one if isinstance(one, dict) else {} for one in (there, here))
+    found = int(any(one is not None and not isinstance(one, dict) for one in (there, here)))
+    for name in left.keys() | right.keys():
+        if (ours := left.get(name)) != (other := right.get(name)):
+            found += _num_differing(ours, other)
+    return found

@@ -14,7 +14,7 @@ from typing import Any, cast, get_args
 
 from rmcore.config.model import WeightDtype
 from rmcore.core.errors import ConfigError, ModelError
-from rmcore.core.files import known_digest, write_json
+from rmcore.core.files import known_digests, write_json
 from rmcore.ensembles.agreement import Calibration
 from rmcore.models.seal import SEAL_FILE
 
@@ -92,7 +92,7 @@ def checkpoint_digest(folder: Path) -> str:
     files = sorted(
         path for path in folder.iterdir() if path.is_file() and path.suffix in MODEL_SUFFIXES and path.name != SEAL_FILE
     )
-    listed = json.dumps([[path.name, known_digest(path)] for path in files])
+    listed = json.dumps([[path.name, digest] for path, digest in zip(files, known_digests(files), strict=True)])
     return hashlib.sha256(listed.encode()).hexdigest()
 
 

@@ -3,20 +3,19 @@
 A flipped bit, an exchanged tensor or an edited template changes rewards without a trace, so every loader of a reward
 model compares a sealed folder with its seal first. The seal depends on the content of the files alone: folders are
 copied, moved, linked and downloaded. Small files are digested each time. Weights are digested where their size and
-modification time are not those of an earlier digest (`known_digest`), so that 14 GB cost one reading on a machine.
+modification time are not those of an earlier digest (`known_digests`), so that 14 GB cost one reading on a machine.
 
 A folder without a seal, from elsewhere, is loaded as it is.
 """
 
 import json
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from rmcore.core.digests import is_whole, with_self_digest
 from rmcore.core.errors import ModelError
-from rmcore.core.files import file_digest, known_digest, write_text
+from rmcore.core.files import file_digest, known_digests, write_text
 from rmcore.models.preference import PREFERENCE_FILE
 
 SEAL_FILE = "rm_seal.json"
@@ -104,11 +103,10 @@ def check_seal(folder: Path, *, texts_only: bool = False) -> None:
         size = (folder / name).stat().st_size
         if size != files[name]["size"]:
             raise _refused(folder, name, f"has {size} bytes, and its seal ({SEAL_FILE}) says {files[name]['size']}")
-    with ThreadPoolExecutor() as pool:  # hashlib lets other threads run
-        for name, digest in zip(looked_at, pool.map(lambda name: known_digest(folder / name), looked_at), strict=True):
-            if digest != files[name]["sha256"]:
-                said = files[name]["sha256"]
-                raise _refused(folder, name, f"has sha256 {digest[:12]}, and its seal ({SEAL_FILE}) says {said[:12]}")
+    for name, digest in zip(looked_at, known_digests([folder / name for name in looked_at]), strict=True):
+        if digest != files[name]["sha256"]:
+            said = files[name]["sha256"]
+            raise _refused(folder, name, f"has sha256 {digest[:12]}, and its seal ({SEAL_FILE}) says {said[:12]}")
 
 
 def _deciding(folder: Path) -> list[str]:

@@ -6,12 +6,11 @@ store, or in one that machines share, and has to run in any case where it is not
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from rmcore.config.pipeline import PipelineConfig
-from rmcore.core.store import ArtifactRef, ArtifactStatus, Entry, Store, explain_inputs
+from rmcore.core.store import ArtifactRef, ArtifactStatus, Seen, Store, nearest
 from rmcore.stages.registry import STAGES, stage_call
 from rmcore.study.estimates import Estimates
 from rmcore.training.resume import RESUME_FOLDER
@@ -93,10 +92,7 @@ class Planner:
     elsewhere: Callable[[str, str], str | None] = lambda stage, key: None
     """Digest of an artifact, by stage and key, that other machines have and this one takes; None: they have not."""
     _checked: dict[tuple[str, str], ArtifactStatus] = field(default_factory=dict)
-
-    @cached_property
-    def _entries(self) -> list[Entry]:
-        return self.store.entries()
+    _seen: dict[str, list[Seen]] = field(default_factory=dict)
 
     def plan(self, cell: Cell, *, waits_for: str = "") -> CellPlan:
         """Plan what of a cell is there and what has to run; all but its data, where its settings wait for something."""
@@ -139,16 +135,18 @@ class Planner:
         unfinished = self.store.unfinished(name, key) / RESUME_FOLDER
         if steps := [int(state.name.removeprefix("step_")) for state in unfinished.glob("step_*")]:
             return f"an earlier attempt was cut off; resumes from step {max(steps)}"
-        nearest, differing = explain_inputs([entry for entry in self._entries if entry.stage == name], inputs)
-        if nearest is None:
+        if name not in self._seen:
+            self._seen[name] = list(self.store.seen(name))
+        close, differing = nearest(self._seen[name], inputs)
+        if close is None:
             return "nothing like it is in the store"
         differing.pop("config.seed", None)  # each seed is a cell of its own, and says so
         if not differing:
-            return f"differs from {nearest.key[:12]} in its seed alone"
+            return f"differs from {close.key[:12]} in its seed alone"
         shown = [f"{place} {_value(before)} -> {_value(now)}" for place, (before, now) in differing.items()]
         more = len(shown) - SHOWN_DIFFERENCES
         listed = ", ".join(shown[:SHOWN_DIFFERENCES]) + (f" and {more} more" if more > 0 else "")
-        return f"differs from {nearest.key[:12]} in {listed}"
+        return f"differs from {close.key[:12]} in {listed}"
 
 
 def total_seconds(plans: Sequence[CellPlan]) -> float | None:

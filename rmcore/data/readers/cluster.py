@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rmcore.core.errors import ConfigError, DataError, RmcoreError, ServiceError
-from rmcore.core.files import known_digest
+from rmcore.core.files import known_digests
 from rmcore.core.object_store import ObjectStore
 from rmcore.core.ray_cluster import RayCluster
 from rmcore.data.readers.files import BATCH_ROWS, RawRecord, is_file_name, read_file
@@ -86,7 +86,9 @@ def cluster_digest(source: str) -> str:
         DataError, StoreError: as `read_cluster`.
     """
     folder = Path(_place(source)).expanduser()
-    versions = {name: known_digest(folder / name) if said is None else said for name, said in _files(source).items()}
+    versions = _files(source)
+    here = [name for name, said in versions.items() if said is None]
+    versions |= zip(here, known_digests(folder / name for name in here), strict=True)
     lines = "".join(f"{version} {name}\n" for name, version in versions.items())
     return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from rmcore.config.data import PAIRS_PER_ROW
 from rmcore.core.arrays import IntArray
 from rmcore.core.errors import DataError
-from rmcore.core.files import known_digest, write_json_lines
+from rmcore.core.files import known_digest, known_digests, write_json_lines
 from rmcore.core.progress import Report, silent
 from rmcore.data.observation import Observation
 from rmcore.data.pair import PreferencePair, prompt_text, text_number
@@ -460,6 +460,6 @@ def _nothing_usable(source: str, rejected: list[RejectedRow], layout: Layout | N
 
 
 def _folder_digest(folder: Path) -> str:
-    files = sorted((path.relative_to(folder).as_posix(), path) for path in folder.rglob("*") if path.is_file())
-    lines = "".join(f"{known_digest(path)} {name}\n" for name, path in files)
+    files = dict(sorted((path.relative_to(folder).as_posix(), path) for path in folder.rglob("*") if path.is_file()))
+    lines = "".join(f"{digest} {name}\n" for name, digest in zip(files, known_digests(files.values()), strict=True))
     return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()

@@ -9,24 +9,23 @@ from urllib.parse import quote
 from rmcore.core.files import exclusive, write_text
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.html.page import date, render_page
-from rmcore.reporting.runs import RECORD, Run, read_runs
+from rmcore.reporting.runs import INDEX, RECORD, Run, read_runs
 
-FILE = "index.html"
 OWNER_ONLY = 0o600
 
 
-def write_index(reports: Path) -> Path:
-    """Rewrite the page of all finished runs below the folder `reports`; returns it.
+def write_index(reports: Path) -> list[Run]:
+    """Rewrite the page of all finished runs below the folder `reports`; gives them, the newest first.
 
     Only its owner can read it, as all files there. Two runs that end at once take turns.
     """
-    page = reports / FILE
     with exclusive(reports / ".index.lock"):
         runs = read_runs(reports)
         written = date(datetime.now(UTC).isoformat(timespec="seconds"))
         text = render_page("index.html.j2", {"rows": [run_row(run) for run in runs], "written": written})
-        write_text(page, text, mode=OWNER_ONLY, durable=False)
-    return page
+        write_text(reports / INDEX, text, mode=OWNER_ONLY, durable=False)
+        os.utime(reports / INDEX)  # not older than the folder, which changed when the page took its name
+    return runs
 
 
 def run_row(run: Run) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import experiment_sample
 import report_sample
 from rmcore.core.errors import ConfigError
 from rmcore.reporting.html.index import run_row, write_index
-from rmcore.reporting.runs import find_run, read_runs, short_names
+from rmcore.reporting.runs import INDEX, find_run, read_runs, short_names
 
 
 @pytest.fixture
@@ -30,6 +30,11 @@ def lay(reports, name, record, *, created=None, page=True):
     if page:
         (folder / "report.html").write_text("<p>report</p>")
     return folder
+
+
+def index_page(reports):
+    write_index(reports)
+    return reports / INDEX
 
 
 def pipeline(**verdict):
@@ -91,7 +96,7 @@ def test_a_record_that_cannot_be_read_hides_no_other(reports, text):
     found = {run.name: run for run in read_runs(reports)}
     assert "cannot be read" in found["broken"].headline
     assert found["good"].problem is None
-    assert "cannot be read" in write_index(reports).read_text()
+    assert "cannot be read" in index_page(reports).read_text()
 
 
 DAMAGE = {
@@ -130,7 +135,7 @@ def all_that_shows(reports):
         assert run_row(run)["finished"]
         assert run.finished.astimezone()
     assert sorted(run.finished for run in runs) == [run.finished for run in reversed(runs)]
-    page = write_index(reports).read_text(encoding="utf-8")
+    page = index_page(reports).read_text(encoding="utf-8")
     return {run.name: run for run in runs}, page
 
 
@@ -228,7 +233,7 @@ def test_a_name_that_is_none_or_several_is_refused(reports):
 def test_the_list_links_each_report_and_shows_verdict_and_rung(reports, parse):
     lay(reports, "demo-seed7-0123456789ab", pipeline())
     lay(reports, "drawn-seed0-best-of-n-0123456789ab", {"sampling": {}}, page=False)
-    page = parse(write_index(reports).read_text(encoding="utf-8"))
+    page = parse(index_page(reports).read_text(encoding="utf-8"))
     for link in page.values("href"):
         assert (reports / link).is_file()
     assert sorted(page.values("href")) == [
@@ -243,7 +248,7 @@ def test_the_list_links_each_report_and_shows_verdict_and_rung(reports, parse):
 def test_no_name_and_no_record_can_bring_markup(reports, parse):
     evil = "<script>alert(1)</script>\"'&"
     lay(reports, "odd <b>&amp; javascript:x?#%41", pipeline(headline=evil, status="<i>"))
-    page = parse(write_index(reports).read_text(encoding="utf-8"))
+    page = parse(index_page(reports).read_text(encoding="utf-8"))
     assert not {"script", "b", "i", "u", "iframe", "form", "base", "link"} & set(page.tags)
     assert not [name for _, name, _ in page.attributes if name.startswith("on") or name in ("src", "style")]
     assert evil in page.text
@@ -256,9 +261,9 @@ def test_only_the_owner_reads_the_list(reports):
     reports.mkdir()
     before = os.umask(0)
     try:
-        page = write_index(reports)
+        page = index_page(reports)
         page.chmod(0o644)
-        assert write_index(reports).stat().st_mode & 0o777 == 0o600
+        assert index_page(reports).stat().st_mode & 0o777 == 0o600
     finally:
         os.umask(before)
     assert "Nothing was run yet" in page.read_text()
