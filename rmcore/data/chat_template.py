@@ -1,21 +1,36 @@
 """Chat templates as what they are: programs from a folder or the hub, which may compute for so long and no longer.
 
-Their sandbox keeps them from files and the network, and does not keep them from looping. So one thread of the process
-watches the threads that render, and raises an exception in one that has used `LIMIT_SECONDS` of processor time: of its
-own, so that a busy machine or a suspended one ends no template. Python delivers such an exception between two of its
-instructions, in any thread, where a signal would reach the main one alone. It cannot end a single operation that takes
-for ever. The one such operation that needs little memory is a power, which no chat template needs: it is refused.
+Their sandbox keeps them from files and the network, and does not keep them from looping or from filling the memory. So
+they are rendered in a process of their own, forked once for each tokenizer, which the kernel holds to `LIMIT_SECONDS`
+of processor time for a dialogue (of its own, so that a busy machine or a suspended one ends no template) and to
+`LIMIT_BYTES` of memory, whatever the template does. It costs some milliseconds once, and a tenth of one per request.
+
+Only Linux limits memory so, and only there may a process that has loaded such libraries continue after a fork. On macOS
+dialogues are rendered in this process: a thread watches the threads that render, and raises an exception in one that
+has used its time. Python delivers it between two of its instructions, so loops are ended, and a single operation that
+takes for ever or all memory is not.
 """
 
 import ctypes
+import gc
+import json
 import os
+import pickle
+import resource
+import signal
+import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from jinja2 import Environment, TemplateSyntaxError
+from jinja2 import TemplateError
 
 from rmcore.core.errors import ModelError
 
@@ -24,8 +39,16 @@ if TYPE_CHECKING:
 
 LIMIT_SECONDS = 10.0
 """Limit of the processor time for one dialogue; a long one takes milliseconds."""
+LIMIT_BYTES = 2**30
+"""Limit of the memory that rendering takes; a rendered dialogue may have a sixteenth of it."""
+WALL_SECONDS = 600.0
+"""Limit of the time for one dialogue on the clock, for a process that does not compute and does not answer."""
 LOOK_SECONDS = 0.25
+IN_PROCESS = sys.platform != "linux"
 ADVICE = "Restore the template from where the model was published, or train with use_chat_template=false."
+
+Dialogue = tuple[Sequence[Mapping[str, Any]], Mapping[str, Any]]
+"""Messages as mappings of role and content, and options of `apply_chat_template`."""
 
 
 def render_chat(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
@@ -37,45 +60,186 @@ def render_chat(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Mapping
         options: of `apply_chat_template`.
 
     Raises:
-        ModelError: the template computed for longer than `LIMIT_SECONDS`, or takes powers.
-        Exception: whatever the template raises.
+        ModelError: the template took more time or memory than it may.
+        TemplateError: whatever the template raises, with its words.
     """
-    for template in _texts(tokenizer.chat_template):
-        _refuse_powers(template)
+    [text] = render_chats(tokenizer, [(messages, options)])
+    if isinstance(text, TemplateError):
+        raise text
+    return text
+
+
+def render_chats(tokenizer: "PreTrainedTokenizerBase", dialogues: Iterable[Dialogue]) -> list[str | TemplateError]:
+    """Render many dialogues, with what the template raises in the place of one that it refuses.
+
+    Raises:
+        ModelError: as `render_chat`.
+    """
+    given = [(list(map(dict, messages)), dict(options)) for messages, options in dialogues]
+    name = tokenizer.name_or_path
+    try:
+        if IN_PROCESS:
+            return [_rendered(tokenizer, *dialogue, limit=_watched) for dialogue in given]
+        while True:
+            texts = _child_of(tokenizer).render(given)
+            if texts is not None:
+                return texts
+    except (_OverTimeError, MemoryError, OSError) as error:
+        what = {
+            _OverTimeError: f"has rendered one dialogue for {LIMIT_SECONDS:g} s of processor time and was not done: it "
+            "probably loops for ever, or computes with numbers that have no end",
+            MemoryError: f"has taken more than {LIMIT_BYTES:,} bytes of memory to render one dialogue",
+        }.get(type(error), f"could not be rendered in a process of its own ({error})")
+        raise ModelError(f"the chat template of {name} {what}. {ADVICE}") from None
+
+
+def _rendered(tokenizer: Any, messages: Any, options: Any, limit: Callable[[], Any]) -> str | TemplateError:
+    with limit():
+        try:
+            text = str(tokenizer.apply_chat_template(messages, tokenize=False, **options))
+            if len(text) > LIMIT_BYTES // 16:
+                raise MemoryError
+            return text
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a template is a program, and fails as it likes
+            return TemplateError(str(error))
+
+
+class _OverTimeError(BaseException):
+    """A template has used its time; no handler in a template's machinery takes it for an error of the template."""
+
+
+class _Child:
+    """A process that renders by one tokenizer, as that is now."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        self.state = _state_of(tokenizer)
+        self.owner = os.getpid()
+        self._busy = threading.Lock()
+        self._pipe, theirs = Pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # the other threads are not there, and nothing waits
+            self._pid = os.fork()
+        if self._pid == 0:
+            _answer(tokenizer, theirs)
+        theirs.close()
+
+    def render(self, dialogues: Sequence[Any]) -> list[str | TemplateError] | None:
+        """Render dialogues; None where the process is gone, as it is after an exception."""
+        with self._busy:
+            if self.is_gone:  # a dialogue of another thread has ended it
+                return None
+            try:
+                self._pipe.send_bytes(pickle.dumps((LIMIT_SECONDS, dialogues)))
+                return [self._next() for _ in dialogues]
+            except BaseException:
+                self.end()
+                raise
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the process has ended."""
+        return self._pipe.closed
+
+    def _next(self) -> str | TemplateError:
+        if not self._pipe.poll(WALL_SECONDS):
+            raise OSError(f"it has not answered for {WALL_SECONDS:g} s")
+        try:
+            outcome, text = json.loads(self._pipe.recv_bytes())
+        except (EOFError, ConnectionError):
+            _, status = os.waitpid(self._pid, 0)
+            self._pid = 0
+            ended_by = os.waitstatus_to_exitcode(status)
+            if ended_by == -signal.SIGPROF:
+                raise _OverTimeError from None
+            raise OSError(f"it ended with status {ended_by}") from None
+        if outcome == "memory":
+            raise MemoryError
+        return str(text) if outcome == "text" else TemplateError(text)
+
+    def end(self) -> None:
+        """End the process; in a fork of its owner, forget it."""
+        self._pipe.close()
+        if self._pid and self.owner == os.getpid():
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+        self._pid = 0
+
+
+def _answer(tokenizer: "PreTrainedTokenizerBase", pipe: Connection) -> NoReturn:
+    """Render what the parent sends until it is gone, within the limits."""
+    try:
+        gc.disable()  # what the parent has is not ended here
+        signal.set_wakeup_fd(-1)
+        for number, action in ((signal.SIGINT, signal.SIG_IGN), (signal.SIGTERM, signal.SIG_DFL)):
+            signal.signal(number, action)
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process, within any operation
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for descriptor in range(3):
+            os.dup2(nothing, descriptor)
+        own = pipe.fileno()
+        os.closerange(3, own)  # locks and sockets of the parent, which would live as long as this process
+        os.closerange(own + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (has + LIMIT_BYTES, has + LIMIT_BYTES))
+        while True:
+            seconds, dialogues = pickle.loads(pipe.recv_bytes())  # noqa: S301 - the parent's
+            for dialogue in dialogues:
+                try:
+                    text = _rendered(tokenizer, *dialogue, limit=partial(_timed, seconds))
+                    answer = json.dumps(["text", text] if isinstance(text, str) else ["error", str(text)]).encode()
+                except MemoryError:
+                    answer = b'["memory", ""]'
+                pipe.send_bytes(answer)
+    except BaseException:  # noqa: S110, BLE001 - the parent has closed its end
+        pass
+    finally:
+        os._exit(1)
+
+
+@contextmanager
+def _timed(seconds: float) -> Iterator[None]:
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+_children: "weakref.WeakKeyDictionary[PreTrainedTokenizerBase, _Child]" = weakref.WeakKeyDictionary()
+_forking = threading.Lock()
+
+
+def _child_of(tokenizer: "PreTrainedTokenizerBase") -> _Child:
+    with _forking:
+        child = _children.get(tokenizer)
+        if child is not None and child.state != _state_of(tokenizer):
+            child.end()
+        if child is None or child.is_gone:
+            child = _children[tokenizer] = _Child(tokenizer)
+            weakref.finalize(tokenizer, child.end)
+        return child
+
+
+def _state_of(tokenizer: "PreTrainedTokenizerBase") -> tuple[Any, ...]:
+    """What of a tokenizer a rendered dialogue depends on."""
+    return tokenizer.chat_template, tokenizer.special_tokens_map
+
+
+@contextmanager
+def _watched() -> Iterator[None]:
     thread = threading.get_ident()
     try:
         try:
             _watch.begin(thread)
-            return str(tokenizer.apply_chat_template(list(map(dict, messages)), tokenize=False, **options))
+            yield
         finally:
             _watch.end(thread)
     except _OverTimeError:
         _watch.end(thread)  # where the exception came while it ended
-        raise ModelError(
-            f"the chat template of {tokenizer.name_or_path} has rendered one dialogue for {LIMIT_SECONDS:g} s of "
-            f"processor time and was not done: it probably loops for ever. {ADVICE}"
-        ) from None
-
-
-def _texts(template: Any) -> list[str]:
-    return [template] if isinstance(template, str) else list(template.values()) if isinstance(template, dict) else []
-
-
-@lru_cache(maxsize=64)
-def _refuse_powers(template: str) -> None:
-    before = ""
-    try:
-        for _, kind, text in Environment(autoescape=True).lex(template):
-            if (kind, text) == ("operator", "**") and before not in ("(", ","):  # there it hands arguments on
-                raise ModelError(f"a chat template takes a power ({text}), which may compute for ever. {ADVICE}")
-            if kind != "whitespace":
-                before = text
-    except TemplateSyntaxError:  # which rendering says better
-        return
-
-
-class _OverTimeError(BaseException):
-    """Raised in a thread by the watch; no handler in a template's machinery takes it for an error of the template."""
+        raise
 
 
 class _Watch:
@@ -116,10 +280,12 @@ class _Watch:
             time.sleep(LOOK_SECONDS)
 
 
-def _renew_watch() -> None:
-    global _watch  # noqa: PLW0603 - in a fork the thread is gone, and the lock may be held by it
-    _watch = _Watch()
+def _renew() -> None:
+    global _watch, _forking  # in a fork the other threads are gone, and locks may be held by them
+    _watch, _forking = _Watch(), threading.Lock()
+    for child in list(_children.values()):
+        child.end()
 
 
 _watch = _Watch()
-os.register_at_fork(after_in_child=_renew_watch)
+os.register_at_fork(after_in_child=_renew)

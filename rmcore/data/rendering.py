@@ -20,14 +20,15 @@ tokenizer only: in prompts and completions their strings are text (`rmcore.data.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rmcore.core.errors import DataError, ModelError
-from rmcore.data.chat_template import render_chat
+from rmcore.data.chat_template import Dialogue, render_chats
 from rmcore.data.control_tokens import ControlTokens, texts_of
 from rmcore.data.pair import (
     TOOLS,
@@ -217,6 +218,7 @@ class Renderer:
             "plain": "the plain format",
             "custom": f"render_fn {rendering.render_fn}",
         }[rendering.format]
+        self._ahead: Mapping[Turns, str | DataError] = {}
         self._shown = Shown(self._written, self._by, ask_turns=rendering.format != "custom")
 
     def tokenize_pairs(self, pairs: Sequence[PreferencePair]) -> list[TokenizedPair]:
@@ -328,8 +330,22 @@ class Renderer:
         """Tokenize sides as `tokenize_sides` does, with the error in the place of a side that cannot be read."""
         result: list[TokenizedSide | DataError] = []
         for start in range(0, len(sides), TOKENIZER_BATCH):
-            result += self._tokenize([self._render(*side) for side in sides[start : start + TOKENIZER_BATCH]])
+            batch = sides[start : start + TOKENIZER_BATCH]
+            self._render_ahead(batch)
+            result += self._tokenize([self._render(*side) for side in batch])
+        self._ahead = {}
         return result
+
+    def _render_ahead(self, sides: Sequence[tuple[Prompt, str]]) -> None:
+        """Render what `_render` will ask for first, all sides in one request of the process that renders."""
+        if self.rendering.format != "chat" or len(sides) < 2:
+            return
+        dialogues: dict[Turns, None] = {}
+        for side in sides:
+            with suppress(DataError):  # which `_render` says of that side
+                prompt, completion = exchange(*side)
+                dialogues[*prompt_messages(prompt), answer_turn(completion)] = None
+        self._ahead = dict(zip(dialogues, chat_texts(self.tokenizer, dialogues), strict=True))
 
     def _render(self, prompt: Prompt, completion: str) -> RenderedSide | DataError:
         try:
@@ -377,7 +393,10 @@ class Renderer:
         if self.rendering.format == "plain":
             known = tuple(turn._replace(fields="") for turn in turns[:-1] if turn.role != TOOLS)
             return f"Prompt: {prompt_text(known)}\n\nResponse: {answer.content}"
-        return chat_text(self.tokenizer, prompt, answer)
+        text = self._ahead.get(turns) or chat_text(self.tokenizer, prompt, answer)
+        if isinstance(text, DataError):
+            raise text
+        return text
 
     def _tokenize(self, sides: Sequence[RenderedSide | DataError]) -> list[TokenizedSide | DataError]:
         # One completion is often in several pairs of its prompt.
@@ -459,23 +478,41 @@ def chat_text(
         DataError: the template refuses the dialogue, or its tools are no list.
         ModelError: the template did not end; see `render_chat`.
     """
-    messages = dialogue_records(prompt)
-    tools = tools_of(prompt)
-    try:
-        return render_chat(
-            tokenizer,
-            messages if answer is None else [*messages, answer.record()],
-            tools=tools,
-            add_generation_prompt=answer is None,
-        )
-    except ModelError:
-        raise
-    except Exception as error:  # a template is a program, and fails as it likes
-        remedy = "drop such prompts" if answer is None else "train with use_chat_template=false, or drop such dialogues"
-        raise DataError(
-            f"{by} refuses a dialogue with the roles {[message['role'] for message in messages]}"
-            f"{' and tools' if tools else ''} ({error}); {remedy}."
-        ) from error
+    [text] = _chat_texts(tokenizer, [(prompt, answer)], by)
+    if isinstance(text, DataError):
+        raise text
+    return text
+
+
+def chat_texts(tokenizer: "PreTrainedTokenizerBase", dialogues: Iterable[Turns]) -> list[str | DataError]:
+    """Write dialogues that end with the answer as `chat_text` does, with the error in the place of a refused one."""
+    given = [(plain_prompt(turns[:-1]), turns[-1]) for turns in dialogues]
+    return _chat_texts(tokenizer, given, "the chat template")
+
+
+def _chat_texts(
+    tokenizer: "PreTrainedTokenizerBase", dialogues: Sequence[tuple[Prompt, Message | None]], by: str
+) -> list[str | DataError]:
+    found: dict[int, str | DataError] = {}
+    asked: dict[int, Dialogue] = {}
+    for place, (prompt, answer) in enumerate(dialogues):
+        try:
+            messages, tools = dialogue_records(prompt), tools_of(prompt)
+        except DataError as error:
+            found[place] = error
+            continue
+        turns = messages if answer is None else [*messages, answer.record()]
+        asked[place] = turns, {"tools": tools, "add_generation_prompt": answer is None}
+    for (place, (turns, options)), text in zip(asked.items(), render_chats(tokenizer, asked.values()), strict=True):
+        if isinstance(text, str):
+            found[place] = text
+            continue
+        ends_open = options["add_generation_prompt"]
+        remedy = "drop such prompts" if ends_open else "train with use_chat_template=false, or drop such dialogues"
+        roles = [message["role"] for message in turns][: len(turns) - (not ends_open)]
+        named = f"{roles}{' and tools' if options['tools'] else ''}"
+        found[place] = DataError(f"{by} refuses a dialogue with the roles {named} ({text}); {remedy}.")
+    return [found[place] for place in range(len(dialogues))]
 
 
 def _sides(pairs: Sequence[PreferencePair]) -> list[tuple[Prompt, str]]:

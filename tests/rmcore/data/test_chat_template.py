@@ -1,12 +1,18 @@
-"""A chat template that loops for ever is ended, in any thread and any process, and the next one renders as usual."""
+"""A chat template has so much time and memory, whatever it does with them, in any thread and process of ours.
 
+The next one renders as usual.
+"""
+
+import gc
 import multiprocessing
+import os
+import resource
 import threading
-import time
 
 import pytest
 
 from rmcore.core.errors import ModelError
+from rmcore.core.files import exclusive, is_free
 from rmcore.data import chat_template
 from rmcore.data.chat_template import render_chat
 from rmcore.data.rendering import Renderer, Rendering
@@ -24,22 +30,57 @@ def short(monkeypatch):
     monkeypatch.setattr(chat_template, "LIMIT_SECONDS", 0.3)
 
 
+GROWN = "{% set n = namespace(a=START) %}{% for i in range(TIMES) %}{% set n.a = n.a OPERATOR n.a %}{% endfor %}"
+NUMBER = GROWN.replace("START", "7").replace("OPERATOR", "*")
+ONE_OPERATION = {
+    "power": "{{ 9 ** (9 ** 9) }}",
+    "quotient": NUMBER.replace("TIMES", "21") + "{{ (n.a * n.a + 1) // n.a > 0 }}",
+    "product": NUMBER.replace("TIMES", "60"),
+    "long text": "{{ 'a' * 4000000000 }}",
+    "long list": "{% set a = [0] * 900000000 %}{{ a | length }}",
+    "grown text": GROWN.replace("START", "'ab'").replace("OPERATOR", "~").replace("TIMES", "60"),
+    "filled in": "{{ '%2000000000d' | format(1) }}",
+    "in data": "{% if messages[0].content == 'Hello' %}{{ 'a' * 4000000000 }}{% endif %}",
+}
+"""Time or memory that one operation takes, or that few do."""
+
+
 def tokenizer_with(template):
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = template
     return tokenizer
 
 
-def ends(tokenizer):
-    with pytest.raises(ModelError, match=r"probably loops for ever"):
+def ends(tokenizer, why=r"probably loops for ever"):
+    with pytest.raises(ModelError, match=why):
         render_chat(tokenizer, MESSAGES)
 
 
+@pytest.fixture(params=[False, True], ids=["in a process of its own", "in this process"])
+def where(request, monkeypatch):
+    """As on Linux, and as on macOS."""
+    monkeypatch.setattr(chat_template, "IN_PROCESS", request.param)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("where")
 @pytest.mark.parametrize("template", [LOOP, RECURSION, FILTERS], ids=["loops", "recursion", "filters"])
 def test_what_never_ends_is_ended_and_the_thread_goes_on(template):
     ends(tokenizer_with(template))
     assert render_chat(tokenizer_with(USUAL), MESSAGES) == "user: Hello\nassistant: Hi\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("template", ONE_OPERATION.values(), ids=ONE_OPERATION)
+def test_no_operation_takes_more_time_or_memory_than_a_template_may(template):
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    tokenizer = tokenizer_with(template)
+    ends(tokenizer, r"loops for ever|bytes of memory")
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    assert after.ru_utime - before.ru_utime < 2.0  # none of it in this process
+    assert (after.ru_maxrss - before.ru_maxrss) * 1024 < chat_template.LIMIT_BYTES // 4
+    tokenizer.chat_template = USUAL
+    assert render_chat(tokenizer, MESSAGES) == "user: Hello\nassistant: Hi\n"
 
 
 @pytest.mark.slow
@@ -73,10 +114,48 @@ def test_a_fork_of_a_process_that_has_rendered_ends_its_own():
     assert process.exitcode == 0
 
 
-def test_time_that_others_take_is_not_counted():
+def test_many_dialogues_cost_one_process_that_goes_with_its_tokenizer():
     tokenizer = tokenizer_with(USUAL)
-    slow = type("Slow", (str,), {"__str__": lambda self: time.sleep(0.6) or "user"})
-    assert "Hello" in render_chat(tokenizer, [{"role": slow("user"), "content": "Hello"}])
+    renderer = Renderer(tokenizer, Rendering("chat", 64))
+    started = []
+    with pytest.MonkeyPatch.context() as patched:
+        fork = os.fork
+        patched.setattr(os, "fork", lambda: started.append(fork()) or started[-1])
+        for number in range(3):
+            renderer.tokenize_sides([(f"Question {number} {index}", "Hi") for index in range(50)])
+            renderer.render("One", "more")
+    assert len(started) == 1
+    del tokenizer, renderer
+    gc.collect()
+    with pytest.raises(ProcessLookupError):
+        os.kill(started[0], 0)
+
+
+def test_what_the_process_renders_follows_the_tokenizer():
+    tokenizer = tokenizer_with("{{ bos_token }}{{ messages[0].content }}")
+    tokenizer.bos_token = "<s>"
+    assert render_chat(tokenizer, MESSAGES) == "<s>Hello"
+    tokenizer.bos_token = "<bos>"
+    assert render_chat(tokenizer, MESSAGES) == "<bos>Hello"
+
+
+def test_a_lock_that_is_held_while_a_process_begins_is_free_when_it_is_released(tmp_path):
+    tokenizer = tokenizer_with(USUAL)
+    with exclusive(tmp_path / "lock"):
+        render_chat(tokenizer, MESSAGES)
+    assert is_free(tmp_path / "lock")
+
+
+def test_a_text_is_the_same_wherever_it_is_rendered(monkeypatch):
+    messages = [
+        {"role": "user", "content": "half \ud800, \u2028, \x00 and \U0001f600"},
+        {"role": "a", "content": "\r\n"},
+    ]
+    texts = set()
+    for in_process in (False, True):
+        monkeypatch.setattr(chat_template, "IN_PROCESS", in_process)
+        texts.add(render_chat(tokenizer_with(USUAL), messages))
+    assert len(texts) == 1
 
 
 @pytest.mark.slow
@@ -86,14 +165,3 @@ def test_a_renderer_refuses_the_whole_template_and_not_one_row_after_the_other()
     tokenizer.chat_template = LOOP
     with pytest.raises(ModelError, match="loops for ever"):
         renderer.try_sides([("Hello", "Hi"), ("And", "again")])
-
-
-@pytest.mark.parametrize("template", ["{{ 9 ** 9 ** 9 }}", "{% set a = messages | length ** 99 %}{{ a }}"])
-def test_powers_are_refused_before_they_compute(template):
-    with pytest.raises(ModelError, match="takes a power"):
-        render_chat(tokenizer_with(template), MESSAGES)
-
-
-def test_arguments_that_are_handed_on_are_no_power():
-    template = "{% macro f(role, content) %}{{ content }}{% endmacro %}{{ f(**messages[0]) }}"
-    assert render_chat(tokenizer_with(template), MESSAGES) == "Hello"
