@@ -95,12 +95,13 @@ def register_checkpoint(
     moves = dict(judgement.moves)
     if known.get(CONFIRMATION_TAG) == "lost":
         moves[READY] = False
-    for tag, text in judgement.tags.items():
-        client.set_model_version_tag(name, version.version, tag, text)
-    client.update_model_version(name, version.version, _description(judgement.note, known))
-    if int(version.version) == max(int(one.version) for one in client.search_model_versions(f"name = '{name}'")):
-        client.set_registered_model_alias(name, CANDIDATE, version.version)
-    _move_aliases(client, name, version.version, moves)
+    # Each call takes some hundredths of a second, and most runs judge a version as it was judged before.
+    for tag in [tag for tag, text in judgement.tags.items() if version.tags.get(tag) != text]:
+        client.set_model_version_tag(name, version.version, tag, known[tag])
+    if version.description != (description := _description(judgement.note, known)):
+        client.update_model_version(name, version.version, description)
+    newest = max(int(one.version) for one in client.search_model_versions(f"name = '{name}'"))
+    _move_aliases(client, name, version.version, moves | ({CANDIDATE: True} if int(version.version) == newest else {}))
     model_id, outputs = version.tags["rm.model_id"], client.get_run(run.info.run_id).outputs
     if model_id not in {output.model_id for output in (outputs.model_outputs if outputs else [])}:
         client.log_outputs(run.info.run_id, [LoggedModelOutput(model_id, step=0)])

@@ -267,6 +267,23 @@ def test_registering_twice_makes_one_version_whose_aliases_follow_the_gate(home,
     tracker.end()
 
 
+def test_a_version_that_is_judged_as_before_is_not_written_again(home, monkeypatch, checkpoint):
+    from mlflow import MlflowClient
+
+    tracker, written = start(), []
+    tracker.register_model(checkpoint, name="rm", key="k1", **GATE_PASSED)
+    for name in ("set_model_version_tag", "set_registered_model_alias", "update_model_version", "create_model_version"):
+        method = getattr(MlflowClient, name)
+        monkeypatch.setattr(
+            MlflowClient, name, lambda *given, method=method, name=name: written.append(name) or method(*given)
+        )
+    assert tracker.register_model(checkpoint, name="rm", key="k1", **GATE_PASSED) == "1"
+    assert written == []
+    assert tracker.register_model(checkpoint, name="rm", key="k1", **GATE_FAILED) == "1"
+    assert written == ["set_model_version_tag"] * 2  # the verdict and the check that failed
+    tracker.end()
+
+
 def served(status: str) -> dict:
     """A verdict of the fourth rung."""
     return {"rung": 4, "evidence": "best-of-8 served", "status": status, "headline": f"It {status} *", "reasons": []}
