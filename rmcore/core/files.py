@@ -85,7 +85,7 @@ def known_digests(paths: Iterable[Path]) -> list[str]:
         return list(pool.map(digest_of, paths))
 
 
-def _state(row: Mapping[str, Any]) -> tuple[int | str, ...]:
+def _state(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """What a remembered file is known by; of a damaged row nothing that any file has."""
     state = tuple(row.get(name) for name in ("device", "inode", "size", "mtime_ns", "ctime_ns", "ends"))
     return state if all(isinstance(part, int | str) for part in state) else ()

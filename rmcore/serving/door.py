@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import ipaddress
 import resource
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 from starlette.responses import Response
@@ -188,7 +188,7 @@ class _Exchange:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _is_logged_in(scope: Scope) -> bool:
+def _is_logged_in(scope: Mapping[str, Any]) -> bool:
     return LOGGED_IN in scope.get("state", {})
 
 
