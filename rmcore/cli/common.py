@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rmcore.core.files import write_json
+from rmcore.core.printing import printable, printable_lines
 from rmcore.reporting.html.blocks import Block, shown
 from rmcore.reporting.html.cards import metric_texts
 
@@ -24,15 +25,6 @@ def setting(model: type[BaseModel], name: str, *flags: str, **shown: Any) -> Any
     field = model.model_fields[name]
     least = next((bound.ge for bound in field.metadata if hasattr(bound, "ge")), None)
     return typer.Option(*flags, help=field.description, min=least, **shown)
-
-
-def printable(text: str) -> str:
-    """Put a question mark for what of a line cannot be printed: a data file must not drive the terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text.replace("\u00a0", " "))
-
-
-def _printable_lines(text: str) -> str:
-    return "\n".join(map(printable, text.split("\n")))
 
 
 def wide_console() -> Console:
@@ -67,17 +59,17 @@ def print_block(block: Block, *, is_whole: bool = False) -> None:
     """
     console = wide_console()
     for paragraph in block.text:
-        print(_printable_lines(paragraph))
+        print(printable_lines(paragraph))
     for one in block.tables:
         if is_whole or not one.title:
             if one.title:
                 print(f"\n{printable(one.title)}")
             table = Table(*map(escape, one.headings), show_header=any(one.headings))
             for row in one.rows:
-                table.add_row(*(_printable_lines(escape(shown(cell, bool(one.title)))) for cell in row))
+                table.add_row(*(printable_lines(escape(shown(cell, bool(one.title)))) for cell in row))
             console.print(table)
     for finding in block.findings:
-        print(_printable_lines(finding))
+        print(printable_lines(finding))
     for part in block.parts if is_whole else ():
         print(f"\n{printable(part.title)}")
         print_block(part, is_whole=True)

@@ -14,6 +14,7 @@ from rmcore.cli.inputs import JsonOut, PairReading, changed_reading, set_words
 from rmcore.cli.judge import label
 from rmcore.cli.options import options
 from rmcore.config.data import PAIRS_PER_ROW, DataConfig
+from rmcore.core.printing import printable_lines
 
 RejectedRows = Annotated[
     Path | None, typer.Option(help="Write the rows that cannot be used, with reasons, to this JSONL file.")
@@ -50,14 +51,14 @@ def check(
     said = loaded.observations or [Observation.of_pair(pair) for pair in loaded.pairs]
     findings = audit({"all": loaded.pairs}, [loaded], {"all": said})
     findings["examples"] = examples(said)
-    print(format_audit(findings) + format_examples(findings["examples"], len(said)))
+    print(printable_lines(format_audit(findings) + format_examples(findings["examples"], len(said))))
     if rejected_rows is not None:
         write_rejected(loaded.rejected, rejected_rows)
     write_report_json(json_out, findings)
     if loaded.pairs or loaded.observations:
         named = {"data.margin_column": margin_column, "data.grade_columns": grade_columns or None}
         changed = set_words({**changed_reading(reading.config(file)), **named})
-        print(f"\nnext        {shlex.join(['rm-opt', 'run', '--data', file, *changed])}")
+        print(printable_lines(f"\nnext        {shlex.join(['rm-opt', 'run', '--data', file, *changed])}"))
 
 
 @app.command()
@@ -90,19 +91,20 @@ def convert(
     )
     write_converted(loaded.pairs, out)
     with_margin = sum(pair.target_margin is not None for pair in loaded.pairs)
-    print(f"{source}: {loaded.layout}")
-    print(f"{'rows read':<32}{loaded.num_rows:>9,}")
-    print(f"{'pairs written':<32}{len(loaded.pairs):>9,}  {with_margin:,} of them with a margin")
-    print(f"{'rows left out':<32}{len(loaded.rejected):>9,}")
-    for reason, count in Counter(row.reason for row in loaded.rejected).most_common():
-        print(f"    {reason:<28}{count:>9,}")
+    said = [
+        f"{source}: {loaded.layout}",
+        f"{'rows read':<32}{loaded.num_rows:>9,}",
+        f"{'pairs written':<32}{len(loaded.pairs):>9,}  {with_margin:,} of them with a margin",
+        f"{'rows left out':<32}{len(loaded.rejected):>9,}",
+    ]
+    reasons = Counter(row.reason for row in loaded.rejected).most_common()
+    said += [f"    {reason:<28}{count:>9,}" for reason, count in reasons]
     if loaded.num_ties:
-        print(f"{'ties, which are no pairs':<32}{loaded.num_ties:>9,}")
-    for sentence in loaded.notices():
-        print(sentence)
+        said.append(f"{'ties, which are no pairs':<32}{loaded.num_ties:>9,}")
+    print(printable_lines("\n".join([*said, *loaded.notices()])))
     if rejected_rows is not None:
         write_rejected(loaded.rejected, rejected_rows)
-    print(f"Written to {out}. Look at it: rm-opt data check {out}")
+    print(printable_lines(f"Written to {out}. Look at it: rm-opt data check {out}"))
 
 
 app.command()(noise)

@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from rmcore.cli.common import printable, setting
+from rmcore.cli.common import setting
 from rmcore.cli.help import common
 from rmcore.cli.inputs import Device, ModelReading, PairReading
 from rmcore.cli.options import options
 from rmcore.config.model import ModelConfig
 from rmcore.core.errors import ConfigError
+from rmcore.core.printing import printable
 
 if TYPE_CHECKING:
     from rmcore.data.pair import PreferencePair

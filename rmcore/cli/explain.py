@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmcore.cli.common import print_block, printable, setting, write_report_json
+from rmcore.cli.common import print_block, setting, write_report_json
 from rmcore.cli.help import common
 from rmcore.cli.inputs import Checkpoint, JsonOut, ModelReading, PairReading, Seed, written_as
 from rmcore.cli.options import options
 from rmcore.config.explain import ExplainConfig
 from rmcore.core.errors import ConfigError
+from rmcore.core.printing import printable
 
 if TYPE_CHECKING:
     from rmcore.data.pair import PreferencePair

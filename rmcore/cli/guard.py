@@ -11,6 +11,7 @@ from pydantic_core import ValidationError  # pydantic's own, without the import 
 
 from rmcore.core.errors import ConfigError, JudgementsWantedError, RmcoreError
 from rmcore.core.files import full_places
+from rmcore.core.printing import printable_lines
 from rmcore.core.progress import below_the_echo
 
 USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
@@ -91,5 +92,6 @@ def _shown(value: Any) -> str:
 
 
 def _fail(message: str, status: int = FAILED) -> int:
-    print(f"{'waiting' if status == WAITING else 'error'}: {message}", file=sys.stderr)
+    said = f"{'waiting' if status == WAITING else 'error'}: {message}"
+    print(printable_lines(said), file=sys.stderr)  # it may quote data, names of files, or what a server has said
     return status

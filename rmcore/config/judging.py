@@ -33,8 +33,8 @@ class JudgingConfig(Settings):
     answer_tokens: int = Field(default=16, ge=1, le=100_000)
     """Most tokens of an answer; a reasoning model needs room for its thoughts, 4,000 for example."""
     max_calls: Annotated[int | None, RUN_ONLY] = Field(default=None, ge=1, le=10**9)
-    """Questions of one stage of a run, at most. When they are spent the run ends with status 3, and the same command
-    continues without asking anything twice; left out: no limit."""
+    """Requests with a question in one stage of a run, at most, repeated ones included. When they are spent the run ends
+    with status 3, and the same command continues without asking anything twice; left out: no limit."""
     price_read: Annotated[float, RUN_ONLY] = Field(default=0.0, ge=0)
     """Price of a million tokens read, in the currency of `max_cost`."""
     price_written: Annotated[float, RUN_ONLY] = Field(default=0.0, ge=0)
@@ -44,7 +44,7 @@ class JudgingConfig(Settings):
     concurrency: Annotated[int, RUN_ONLY] = Field(default=16, ge=1, le=1024)
     """Calls that wait for an answer at once, at most."""
     timeout_seconds: Annotated[float, RUN_ONLY] = Field(default=120.0, gt=0, le=86_400)
-    """Wait for one answer before the call counts as failed; a failed call is repeated up to five times."""
+    """Most time of a request until its answer is complete; a request that failed is repeated up to five times."""
     key_variable: Annotated[str, RUN_ONLY] = Field(default=KEY_VARIABLE, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Environment variable with the endpoint's key. The key itself is no setting and is never stored."""
 

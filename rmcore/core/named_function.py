@@ -8,9 +8,11 @@ import importlib
 import importlib.util
 import inspect
 import math
+import numbers
 import sys
 import traceback
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,10 @@ def load_function(setting: str, name: str, meaning: str) -> Callable[..., Any]:
         raise ConfigError(
             f"{setting}={name}: {function_name} is a {type(function).__name__} and cannot be called; name {meaning}."
         )
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+        raise ConfigError(
+            f"{setting}={name}: {function_name} is asynchronous, so that it returns a coroutine; name {meaning}."
+        )
     try:
         signature = inspect.signature(function)
     except ValueError:  # of some functions written in C nobody knows it
@@ -83,16 +89,29 @@ def call_named(setting: str, name: str, function: Callable[..., Any], *arguments
 def call_for_number(setting: str, name: str, function: Callable[..., Any], prompt: Any, response: str) -> float:
     """Call a user's function of (prompt, response) and give its finite number.
 
+    It may be one of Python's (`Decimal` and `Fraction`, too), of numpy's, or a tensor or array with one element.
+
     Raises:
         DataError: it failed, or gave something else.
     """
     value = call_named(setting, name, function, prompt, response)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    number = _number(value)
+    if not math.isfinite(number):
         raise DataError(
-            f"{setting}={name} gave {value!r} for the response {response[:60]!r}; a finite number is expected for "
-            "every response, empty ones included."
+            f"{setting}={name} gave {repr(value)[:200]} for the response {response[:60]!r}, which is a "
+            f"{type(value).__name__}; a finite number is expected for every response, empty ones included."
         )
-    return float(value)
+    return number
+
+
+def _number(value: Any) -> float:
+    """The number that a value is; NaN where it is none."""
+    try:
+        plain = value.item() if hasattr(value, "item") else value  # of numpy and torch, with one element
+        is_number = isinstance(plain, numbers.Real | Decimal) and not isinstance(plain, bool)
+        return float(plain) if is_number else math.nan
+    except (ArithmeticError, TypeError, ValueError, RuntimeError):  # several elements, or too large
+        return math.nan
 
 
 def source_file_digest(setting: str, name: str) -> str:

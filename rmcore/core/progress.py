@@ -7,6 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
+
+from rmcore.core.printing import printable_lines
 
 PROGRESS_VARIABLE = "RM_OPT_PROGRESS_FD"
 """Names the descriptors to show progress on, separated by commas, where standard error goes to a log."""
@@ -26,7 +29,8 @@ def silent(done: int, total: int, text: str) -> None:
 
 def report_left_out(count: int, what: str, first: str, reader: str = "this model") -> None:
     """Say on stderr how many of the data a model cannot read, with the first one and its reason."""
-    print(f"warning: {count} {what} cannot be read by {reader} and are left out; {first}", file=sys.stderr)
+    said = f"warning: {count} {what} cannot be read by {reader} and are left out; {first}"
+    print(printable_lines(said), file=sys.stderr)
 
 
 def labelled(report: Report, text: str) -> Report:
@@ -73,10 +77,11 @@ def _shown_on(descriptor: int, description: str) -> Iterator[Report]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    plain = partial(TextColumn, markup=False)  # names may have brackets
+    columns = (plain("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with (
         os.fdopen(os.dup(descriptor), "w") as terminal,
-        Progress(*columns, TextColumn("{task.fields[text]}"), console=Console(file=terminal), transient=True) as bar,
+        Progress(*columns, plain("{task.fields[text]}"), console=Console(file=terminal), transient=True) as bar,
     ):
         task = bar.add_task(description, total=None, text="")
         yield lambda done, total, text: bar.update(task, completed=done, total=total, text=text)

@@ -22,7 +22,17 @@ from typing import BinaryIO
 from rmcore.core.digests import make_key
 from rmcore.core.files import append_json_lines, exclusive
 
-THINKING = re.compile(r"^.*</think(?:ing)?>", re.DOTALL)
+THOUGHTS = re.compile(
+    r"^.*(?:</think(?:ing)?>|\[/THINK\]|<\|channel\|>final[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>)"
+    r"|^analysis.*assistantfinal",
+    re.DOTALL,
+)
+"""What comes before an answer: thoughts between tags (`<think>`, Magistral's `[THINK]`), or the channels of gpt-oss
+(https://github.com/openai/harmony), with their control tokens or with these left out."""
+THINKING = re.compile(r"<think|\[THINK\]|<\|channel\|>|analysis")
+"""How thoughts begin."""
+_END = re.compile(r"(?:<\|(?:return|end)\|>)+$")
+_FENCE = re.compile(r"```[\w-]*[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +61,7 @@ class Reply:
     tokens_read: of the question, by the server's count.
     tokens_written: of the answer, thoughts included.
     refusal: the endpoint's reason for giving no answer, or empty.
+    lost: why the answer says nothing of the question and asking again would not help, with what does; or empty.
     """
 
     text: str
@@ -59,11 +70,19 @@ class Reply:
     tokens_read: int
     tokens_written: int
     refusal: str = ""
+    lost: str = ""
 
     @property
     def answer(self) -> str:
-        """The text behind the thoughts."""
-        return THINKING.sub("", self.text).strip()
+        """The text behind the thoughts, without a Markdown fence around it."""
+        said = _END.sub("", THOUGHTS.sub("", self.text.strip()).strip()).strip()
+        fenced = _FENCE.fullmatch(said)
+        return fenced[1].strip() if fenced else said
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether its thoughts did not end."""
+        return THINKING.match(self.answer) is not None
 
 
 class AnswersFile:

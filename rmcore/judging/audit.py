@@ -135,7 +135,9 @@ def audit(
         "num_orders": found.num_orders,
         "metrics": {name: value.to_dict() for name, value in metrics.items() if "[" not in name},
         "subsets": {name[10:-1]: value.to_dict() for name, value in metrics.items() if name.startswith("agreement[")},
-        "verdict": decide(metrics, max(num_unread / len(pairs), probed_unread / len(probed))),
+        "verdict": decide(
+            metrics, max(num_unread / len(pairs), probed_unread / len(probed)), getattr(judge, "why_unread", "")
+        ),
         "margins": [None if np.isnan(one) else float(one) for one in found.margin],
     }
     if isinstance(judge, LanguageModelJudge):
@@ -143,8 +145,14 @@ def audit(
     return record
 
 
-def decide(metrics: Mapping[str, MetricValue], unread: float) -> dict[str, Any]:
-    """Whether the judge may decide, and why not, each reason a sentence with what would help."""
+def decide(metrics: Mapping[str, MetricValue], unread: float, why_unread: str = "") -> dict[str, Any]:
+    """Whether the judge may decide, and why not, each reason a sentence with what would help.
+
+    Args:
+        metrics: by name.
+        unread: share of verdicts that could not be read.
+        why_unread: what they need, where the judge knows it.
+    """
     reasons = []
     agreement = metrics["agreement"]
     if agreement.ci_low is None or agreement.ci_low < LEAST_AGREEMENT:
@@ -170,8 +178,8 @@ def decide(metrics: Mapping[str, MetricValue], unread: float) -> dict[str, Any]:
             )
     if unread > MOST_UNREAD:
         reasons.append(
-            f"{unread:.0%} of its verdicts could not be read, and {MOST_UNREAD:.0%} is the most: raise answer_tokens "
-            "for a reasoning model, or take one that follows the question"
+            f"{unread:.0%} of its verdicts could not be read, and {MOST_UNREAD:.0%} is the most: "
+            + (why_unread or "raise answer_tokens for a reasoning model, or take one that follows the question")
         )
     return {"may_decide": not reasons, "reasons": reasons}
 

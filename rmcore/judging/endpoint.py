@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections import deque
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -23,29 +23,30 @@ from urllib.parse import urlsplit
 from rmcore.config.judging import JudgingConfig
 from rmcore.core.digests import make_key
 from rmcore.core.errors import ConfigError, JudgementsWantedError, ServingError
-from rmcore.core.progress import Report, silent
+from rmcore.core.progress import Report, duration, silent
 from rmcore.core.proxies import LOOPBACK
 from rmcore.judging.answers import AnswersFile, Question, Reply, answers_folder
+from rmcore.judging.budget import Budget, NotSentError
+from rmcore.judging.replies import TOP_LOGPROBS, most_bytes, read_reply, root_of
+from rmcore.training.interruption import Interruption, deferred_interruption
 
 if TYPE_CHECKING:
-    from openai import APIStatusError, AsyncOpenAI
-    from openai.types.chat import ChatCompletion
+    import httpx2
+    from openai import AsyncOpenAI
+
+    from rmcore.judging.sending import LimitedClient
 
 FORM = "openai:MODEL@URL, for example openai:qwen3-8b@http://127.0.0.1:8000/v1"
-_FORM = re.compile(r"openai:(?P<model>[^\s@][^\s]*?)@(?P<url>https?://\S+)")
+_FORM = re.compile(r"openai:(?P<model>\S+?)@(?P<url>https?://\S+)")
 RETRIES = 5
-OPTIONAL = ("top_logprobs", "logprobs", "temperature", "max_tokens")
-"""Parameters that some endpoints refuse by name; such a one is left out from then on."""
-TOP_LOGPROBS = 20
-"""Alternatives of a token that OpenAI's interface gives at most."""
-COMPLAINT = (
-    r"(?:un(?:supported|recogni[sz]ed|expected|known)|not (?:support|available|allowed|permitted|enabled)|instead of|"
-    r"invalid|deprecated|must be|should be)"
-)
-"""How an endpoint that does not name the parameter in a field of its own says that it takes none."""
+LONGEST_WAIT = 600.0
+"""Seconds that a server may ask to wait: quotas are of a minute, or of a day."""
 MOST_REFUSED = 8
 """Refused questions, with none that is answered, after which it is not about their texts."""
 LIST_RETRIES = 3
+LIST_SECONDS = 10.0
+NO_COMPLETION = "answers with something that is no chat completion"
+STOPPING = b"stopping when what was requested is answered, which is kept. Press Ctrl-C again to quit immediately.\n"
 WAIT_SECONDS = 0.05
 """Between two looks at what another process asks."""
 
@@ -69,9 +70,16 @@ class Address:
             ConfigError: it is of another form.
         """
         found = _FORM.fullmatch(named)
-        if found is None:
-            raise ConfigError(f"the judge {named!r} names no endpoint; write {FORM}.")
+        if found is None or not named.isprintable():
+            shown = repr(re.sub(r"//.*", "//…", named))  # what follows may hold a key
+            raise ConfigError(f"the judge {shown} names no endpoint; write {FORM}.")
         address = cls(found["model"], found["url"].rstrip("/"))
+        if "@" in address.url or "?" in address.url or "#" in address.url:
+            raise ConfigError(
+                f"the URL of the judge {address.model} has a user name, or something after ? or #. An address is kept "
+                "and shown, so that it may hold no credentials: put the key into the environment variable that "
+                f"policy.judging.key_variable names, and write {FORM}."
+            )
         try:
             parts = urlsplit(address.url)
             has_host = bool(parts.hostname) and (parts.port is None or parts.port > 0)
@@ -79,8 +87,6 @@ class Address:
             raise ConfigError(f"the judge's URL {address.url} is none ({error}); write {FORM}.") from error
         if not has_host:
             raise ConfigError(f"the judge's URL {address.url} names no host; write {FORM}.")
-        if parts.username is not None:
-            raise ConfigError("the judge's URL holds a user name; put the key into the environment instead.")
         return address
 
     @property
@@ -102,19 +108,22 @@ class Endpoint:
         require_openai()
         self.address, self.settings = address, settings
         self.answers = AnswersFile(folder or answers_folder(), address.model)
-        self.num_calls = self.num_tokens = 0
-        self.cost = 0.0
+        self.budget = Budget(settings)
         """Spent by this object; answers that were stored cost nothing."""
         self.models: dict[str, int] = {}
         """Replies by the name that the server gave."""
         self._refused: set[str] = set()
-        self._is_interrupted = False
+        self._noted: set[str] = set()
         self._is_answering = False
         """Whether any question was answered, now or before: a refusal is of that one question then."""
         self._pending: list[tuple[Question, Reply]] = []
         """Questions that were refused while none is answered."""
-        self._num_open, self._largest = 0, 0.0
-        """Calls under way; cost of the dearest one so far."""
+        self._num_open = 0
+        """Questions under way."""
+        self._http: LimitedClient
+        self._interruption: Interruption
+        self._is_hurried = False
+        """Whether not even what is under way is waited for."""
         self.served = ""
         """Which model answers: what the server calls its root, else its host; empty until it is needed."""
         self._refresh()
@@ -127,7 +136,6 @@ class Endpoint:
             JudgementsWantedError: the budget is spent; what was answered is kept.
             ServingError: the endpoint does not answer, after five repetitions; what was answered is kept.
         """
-        self._is_interrupted = False
         if not self.served:
             self._run(self._identify())
         self._refresh()
@@ -144,28 +152,34 @@ class Endpoint:
     @property
     def spent(self) -> dict[str, Any]:
         """Calls, tokens and cost of this object, and the replies by the name that the server gave. JSON-ready."""
-        return {
-            **{"num_calls": self.num_calls, "num_tokens": self.num_tokens, "cost": self.cost},
-            "models": dict(self.models),
-        }
+        return self.budget.to_dict() | {"models": dict(self.models)}
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        with ThreadPoolExecutor(1) as pool:  # a notebook has a loop of its own, in which none can be run
+        """Run in a thread of its own: a notebook has a loop already, in which none can be run.
+
+        Raises:
+            KeyboardInterrupt: after Ctrl-C or SIGTERM, when what was under way is answered and kept, as it is paid for.
+        """
+        self._is_hurried = False
+        with deferred_interruption(STOPPING) as self._interruption, ThreadPoolExecutor(1) as pool:
             try:
                 pool.submit(asyncio.run, work).result()
+            except NotSentError:  # for this reason alone it ends the work
+                raise KeyboardInterrupt from None
             except KeyboardInterrupt:
-                self._is_interrupted = True  # what is being answered is paid for, and is kept
+                self._is_hurried = True
                 raise
+        if self._interruption.requested:
+            raise KeyboardInterrupt
 
     def _refresh(self) -> None:
         """Take up what any process has stored since, and leave out a temperature that the endpoint has refused."""
         self.answers.refresh()
         if self.address.url in self.answers.without_temperature and "temperature" not in self._refused:
             self._refused.add("temperature")  # the answers are found under what was sent
-            print(
-                f"note: {self.address.model} at {self.address.url} has refused the parameter temperature before, which "
-                f"is left out; remove {self.answers.file} to ask again with it",
-                file=sys.stderr,
+            self._note(
+                f"{self._who} has refused the parameter temperature before, which is left out; remove "
+                f"{self.answers.file} to ask again with it"
             )
 
     def _claim(self, question: Question) -> int | None:
@@ -183,10 +197,9 @@ class Endpoint:
             self.models[reply.model] = self.models.get(reply.model, 0) + 1
         names = [name or "no name" for name in self.models]
         if len(names) > 1 and set(self.models) != known:
-            print(
-                f"note: {self.address.model} has answered under {len(names)} names ({', '.join(names)}), which may be "
-                "different models; name a dated version",
-                file=sys.stderr,
+            self._note(
+                f"{self.address.model} has answered under {len(names)} names ({', '.join(names)}), which may be "
+                "different models; name a dated version"
             )
 
     async def _identify(self) -> None:
@@ -194,40 +207,39 @@ class Endpoint:
 
         A server that is away is the one that answered at its address before.
         """
+        import httpx2
         import openai
 
         host = urlsplit(self.address.url).netloc
-        async with self._client() as client:
+        async with self._client(LIST_SECONDS) as client:
             try:
-                quick = client.with_options(max_retries=LIST_RETRIES, timeout=min(10.0, self.settings.timeout_seconds))
-                listed = getattr(await quick.models.list(), "data", None) or ()
+                quick = client.with_options(max_retries=LIST_RETRIES)
+                listed = (await quick.get("/models", cast_to=httpx2.Response)).json()
+                root = root_of(listed, self.address.model)
             except (openai.APIConnectionError, openai.InternalServerError, openai.RateLimitError):
                 self.served = self.answers.last_at.get(self.address.url, host)
-            except (openai.APIError, ValueError):  # it has no such list
+            except (openai.APIError, ServingError, ValueError):  # it has no such list
                 self.served = host
             else:
-                own = next((one for one in listed if getattr(one, "id", None) == self.address.model), None)
-                root = getattr(own, "root", None)
-                is_told = isinstance(root, str) and root not in ("", self.address.model)
-                self.served = f"root {root}" if is_told else host
+                self.served = f"root {root}" if root else host
         others = {name: count for name, count in self.answers.servers.items() if name != self.served}
         if others and self.served not in self.answers.servers:
-            print(
-                f"note: {sum(others.values()):,} stored answers of {self.address.model} are of {', '.join(others)} and "
-                f"not of {self.served}, and are not used",
-                file=sys.stderr,
+            self._note(
+                f"{sum(others.values()):,} stored answers of {self.address.model} are of {', '.join(others)} and not "
+                f"of {self.served}, and are not used"
             )
 
     async def _ask_missing(self, missing: Sequence[Question], report: Report) -> None:
         """Ask with as many workers as may wait at once; the first failure lets the others finish their call."""
-        waiting, total, before = deque(missing), len(missing), self.num_calls
-        failures: list[Exception] = []
+        waiting, total, num_answered = deque(missing), len(missing), 0
+        is_over = False
 
         async def work(client: "AsyncOpenAI") -> None:
+            nonlocal num_answered, is_over
             while True:
-                while self._num_open and self._may_exceed():
+                while self._num_open and self.budget.may_exceed(self._num_open):
                     await asyncio.sleep(0.01)  # until a call under way says how large they are
-                if failures or self._is_interrupted or self._is_spent() or not waiting:  # since it waited, too
+                if is_over or self._interruption.requested or self.budget.is_spent or not waiting:
                     return
                 question = waiting.popleft()
                 claim = self._claim(question)
@@ -236,69 +248,88 @@ class Endpoint:
                         waiting.append(question)
                         await asyncio.sleep(WAIT_SECONDS)
                     continue
-                self.num_calls, self._num_open = self.num_calls + 1, self._num_open + 1
+                self._num_open += 1
                 try:
-                    reply = await self._call(client, question)
-                    self._take(question, reply)
-                except (ConfigError, ServingError, OSError) as error:
-                    failures.append(error)
+                    self._take(question, *await self._call(client, question))
+                except NotSentError:
                     return
+                except BaseException:
+                    is_over = True
+                    raise
                 finally:
                     self._num_open -= 1
                     self.answers.release(claim)
-                report(self.num_calls - before, total, f"asked {self.address.model}")
+                num_answered += 1
+                report(num_answered, total, f"asked {self.address.model}")
 
         async with self._client() as client:
-            await asyncio.gather(*(work(client) for _ in range(min(self.settings.concurrency, total))))
-        if failures:
+            tasks = [asyncio.create_task(work(client)) for _ in range(min(self.settings.concurrency, total))]
+            left = set(tasks)
+            while left:
+                _, left = await asyncio.wait(left, timeout=WAIT_SECONDS)
+                ends = is_over or self._interruption.requested or self.budget.is_spent
+                if self._is_hurried or (ends and not self._http.num_open):
+                    for one in left:  # they wait to repeat a request
+                        one.cancel()
+        failures = [one for one in await asyncio.gather(*tasks, return_exceptions=True) if isinstance(one, Exception)]
+        if failures:  # CancelledError is no Exception
             raise failures[0]
+        if self._interruption.requested:
+            return
         if self._pending:
             raise ConfigError(self._pending[0][1].refusal)
-        left = sum(self._key(question) not in self.answers.known for question in missing)
-        if left:
+        num_left = sum(self._key(question) not in self.answers.known for question in missing)
+        if num_left:
+            cost = f" for {self.budget.cost:.4g}" if self.budget.cost else ""
             raise JudgementsWantedError(
-                f"the budget for {self.address.model} is spent: {self.num_calls:,} calls and {self.num_tokens:,} "
-                f"tokens{f' for {self.cost:.4g}' if self.cost else ''}, and {left:,} questions of this step are open. "
-                "What was answered is kept: the same command continues there with as much again; max_calls and "
-                "max_cost of the judging settings are the budget."
+                f"the budget for {self.address.model} is spent: {self.budget.num_calls:,} calls and "
+                f"{self.budget.num_tokens:,} tokens{cost}, and {num_left:,} questions of this step are open."
+                f"{self._http.last_failure} What was answered is kept: the same command continues there with as much "
+                "again; max_calls and max_cost of the judging settings are the budget."
             )
 
-    async def _call(self, client: "AsyncOpenAI", question: Question) -> Reply:
+    async def _call(self, client: "AsyncOpenAI", question: Question) -> tuple[Reply, bool]:
+        """Ask until there is an answer, and whether it is one: a refusal of the text is a reply, too."""
+        import httpx2
         import openai
 
+        from rmcore.judging.sending import CLIENT_WAITS, failure, refused_parameter, told, wait_named
+
+        num_waits = 0
         while True:
             sent = self._parameters(question)
             try:
-                found = _reply(await client.chat.completions.create(**sent), question.choices)
+                response = await client.post("/chat/completions", body=sent, cast_to=httpx2.Response)
+                found = read_reply(response.json(), question, self.settings.answer_tokens)
             except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
-                named = next((one for one in OPTIONAL if one in sent and _is_about(error, one)), None)
+                named = refused_parameter(error, sent)
                 if named is None:  # about this text, if others are answered
-                    return Reply("", self.address.model, {}, 0, 0, refusal=self._failed("refused the question", error))
-                self._leave_out(named, error)
-            except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
-                advice = f"; put a valid key into the environment variable {self.settings.key_variable}"
-                raise ConfigError(self._failed("refused the key", error) + advice) from error
-            except openai.NotFoundError as error:
-                raise ConfigError(self._failed("knows no such model or address", error)) from error
-            except openai.APITimeoutError as error:
-                slow = f"did not answer within timeout_seconds={self.settings.timeout_seconds:g}"
-                raise ServingError(self._failed(slow, error)) from error
-            except (openai.APIError, ValueError) as error:
-                raise ServingError(self._failed("failed", error)) from error
+                    why = f"{self._who} refused the question ({told(error)})"
+                    return Reply("", self.address.model, {}, 0, 0, refusal=why), False
+                if named not in self._refused:
+                    self._refused.add(named)
+                    self._note(f"{self._who} takes no {named}, which is left out ({told(error)})")
+            except openai.APIError as error:
+                seconds = wait_named(error)
+                if seconds <= CLIENT_WAITS:
+                    own = failure(error, self.settings.key_variable, self.settings.timeout_seconds, self.address.url)
+                    raise type(own)(f"{self._who} {own}") from error
+                asks = f"{self._who} asks to wait {duration(seconds)} ({told(error)})"
+                if seconds > LONGEST_WAIT or num_waits == RETRIES:
+                    raise ServingError(
+                        f"{asks}. What was answered is kept: run the same command again after that, or with a smaller "
+                        "concurrency."
+                    ) from error
+                num_waits += 1
+                self._note(f"{asks}; this command waits")
+                await asyncio.sleep(seconds)
+            except (ServingError, ValueError, RecursionError) as error:
+                raise self._unusable(str(error) if isinstance(error, ServingError) else NO_COMPLETION) from error
             else:
                 if found is None:
-                    raise ServingError(
-                        f"{self.address.model} at {self.address.url} answers with something that is no chat "
-                        "completion. The URL usually ends in /v1; open it in a browser, or ask who runs it."
-                    )
+                    raise self._unusable(NO_COMPLETION)
                 self._is_answering = True
-                return found
-
-    def _leave_out(self, parameter: str, error: Exception) -> None:
-        """Send a refused parameter no more; the first time that is said."""
-        if parameter not in self._refused:
-            self._refused.add(parameter)
-            print(f"note: {self._failed(f'takes no {parameter}, which is left out', error)}", file=sys.stderr)
+                return found, True
 
     def _parameters(self, question: Question) -> dict[str, Any]:
         sampling = {
@@ -317,8 +348,11 @@ class Endpoint:
             **{name: value for name, value in sampling.items() if name not in self._refused},
         }
 
-    def _client(self) -> "AsyncOpenAI":
+    def _client(self, seconds: float = math.inf) -> "AsyncOpenAI":
+        """A client that no request takes longer than `seconds`, or than the settings allow."""
         import openai
+
+        from rmcore.judging.sending import LimitedClient
 
         key = os.environ.get(self.settings.key_variable, "")
         if key and not self.address.is_local and not self.address.url.startswith("https://"):
@@ -326,8 +360,14 @@ class Endpoint:
                 f"{self.address.url} is another machine, and its connection is not encrypted: the key in "
                 f"{self.settings.key_variable} could be read on the way. Use https, or name another key_variable."
             )
-        # The client insists on a key; a local server without a login ignores it. A proxy reaches no loopback.
-        own = openai.DefaultAsyncHttpxClient(trust_env=not self.address.is_local)
+        self._http = LimitedClient(
+            before=self._before_request,
+            seconds=min(seconds, self.settings.timeout_seconds),
+            most_bytes=most_bytes(self.settings.answer_tokens, with_logprobs=True),
+            key=key,
+            uses_proxies=not self.address.is_local,  # a proxy reaches no loopback
+        )
+        # The client insists on a key; a local server without a login ignores it.
         return openai.AsyncOpenAI(
             api_key=key or "none",
             organization="",  # otherwise those of the environment are sent to the named endpoint
@@ -335,52 +375,58 @@ class Endpoint:
             base_url=self.address.url,
             timeout=self.settings.timeout_seconds,
             max_retries=RETRIES,
-            http_client=own,
+            http_client=self._http,
         )
 
-    def _failed(self, what: str, error: Exception) -> str:
-        key = os.environ.get(self.settings.key_variable, "")
-        said = f"{type(error).__name__}: {_told(error)}"
-        shown = (said.replace(key, "…") if key else said)[:600]
-        return f"{self.address.model} at {self.address.url} {what} ({shown})"
+    def _before_request(self, request: "httpx2.Request") -> None:
+        if self._interruption.requested:  # nothing is repeated for somebody who wants to stop
+            raise NotSentError
+        if request.method == "POST":  # the list of models costs nothing
+            self.budget.send()
 
-    def _take(self, question: Question, reply: Reply) -> None:
+    @property
+    def _who(self) -> str:
+        return f"{self.address.model} at {self.address.url}"
+
+    def _note(self, text: str) -> None:
+        """Say something once."""
+        if text not in self._noted:
+            self._noted.add(text)
+            print(f"note: {text}", file=sys.stderr)
+
+    def _unusable(self, why: str) -> ServingError:
+        advice = "The URL usually ends in /v1; open it in a browser, or ask who runs it."
+        return ServingError(f"{self._who} {why}. {advice}")
+
+    def _take(self, question: Question, reply: Reply, is_answer: bool) -> None:
         """Count and keep a reply; a refusal is kept once any question is answered.
 
         Raises:
             ConfigError: the first questions are all refused, or a budget limits nothing.
         """
-        self._spend(reply)
+        self.budget.add(reply)
         self._pending.append((question, reply))
         if self._is_answering:
             for own, one in self._pending:
                 self.answers.keep(self._key(own), self.served, self.address.url, self._temperature, one)
             self._pending.clear()
-            self._require_usage(reply)
         elif len(self._pending) >= MOST_REFUSED:
             raise ConfigError(reply.refusal)
+        if is_answer and (reply.tokens_read == 0 or (reply.text and reply.tokens_written == 0)):
+            self._require_usage()
 
-    def _spend(self, reply: Reply) -> None:
-        tokens = reply.tokens_read + reply.tokens_written
-        cost = self.settings.cost(reply.tokens_read, reply.tokens_written)
-        self.num_tokens, self.cost = self.num_tokens + tokens, self.cost + cost
-        self._largest = max(self._largest, cost)
+    def _require_usage(self) -> None:
+        """Refuse a budget that limits nothing.
 
-    def _require_usage(self, reply: Reply) -> None:
-        if self.settings.max_cost is not None and not (reply.refusal or reply.tokens_read or reply.tokens_written):
+        Raises:
+            ConfigError: there is one in money, and the server counts no tokens.
+        """
+        said = f"{self._who} does not say how many tokens an answer took, or gives numbers that cannot be right"
+        if self.settings.max_cost is not None:
             raise ConfigError(
-                f"{self.address.model} at {self.address.url} does not say how many tokens an answer took, so that "
-                "max_cost would limit nothing; use max_calls. What was answered is kept."
+                f"{said}, so that max_cost would limit nothing; use max_calls. What was answered is kept."
             )
-
-    def _is_spent(self) -> bool:
-        limits = ((self.num_calls, self.settings.max_calls), (self.cost, self.settings.max_cost))
-        return any(limit is not None and used >= limit for used, limit in limits)
-
-    def _may_exceed(self) -> bool:
-        """Whether the calls under way may spend what is left, each as much as the largest so far."""
-        limit, largest = self.settings.max_cost, self._largest
-        return limit is not None and (largest == 0 or self.cost + (self._num_open + 1) * largest > limit)
+        self._note(f"{said}; its calls are counted, and not their tokens")
 
     def _key(self, question: Question) -> str:
         """Under which an answer is kept: by the parameters as sent, and it may be from before one was refused."""
@@ -403,68 +449,6 @@ class Endpoint:
 def _sendable(text: str) -> str:
     """The text without halves of surrogate pairs, which no UTF-8 has."""
     return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _reply(completion: "ChatCompletion", choices: Sequence[str]) -> Reply | None:
-    """Take what is used of a completion; None where it is none, as an error page sent with status 200 is."""
-    if not getattr(completion, "choices", None):
-        return None
-    usage = getattr(completion, "usage", None)
-    counts = [getattr(usage, name, 0) for name in ("prompt_tokens", "completion_tokens")]
-    read, written = (count if isinstance(count, int) else 0 for count in counts)
-    model = getattr(completion, "model", None)
-    first = completion.choices[0]
-    message = getattr(first, "message", None)
-    text, refusal = (getattr(message, name, None) for name in ("content", "refusal"))
-    return Reply(
-        text=text if isinstance(text, str) else "",
-        model=model if isinstance(model, str) else "",
-        logprobs=_logprobs_at_answer(getattr(first, "logprobs", None), choices),
-        tokens_read=read,
-        tokens_written=written,
-        refusal=refusal if isinstance(refusal, str) else "",
-    )
-
-
-def _logprobs_at_answer(logprobs: Any, choices: Sequence[str]) -> dict[str, float]:
-    """Log-probabilities of the choices at the last token that is one; variants with a space are added up."""
-    at = next((one for one in reversed(_listed(logprobs, "content")) if _word(one) in choices), None)
-    found: dict[str, float] = {}
-    for alternative in _listed(at, "top_logprobs"):
-        choice, logprob = _word(alternative), getattr(alternative, "logprob", None)
-        if choice in choices and isinstance(logprob, int | float) and math.isfinite(logprob):
-            found[choice] = found.get(choice, 0.0) + math.exp(min(0.0, logprob))
-    return {choice: math.log(share) for choice, share in found.items() if share > 0}
-
-
-def _listed(of: Any, name: str) -> list[Any]:
-    """A list of what a server sent; empty where it sent anything else, which the client does not check."""
-    found = getattr(of, name, None)
-    return found if isinstance(found, list) else []
-
-
-def _word(token: Any) -> str:
-    text = getattr(token, "token", None)
-    return text.strip() if isinstance(text, str) else ""
-
-
-def _told(error: Exception) -> str:
-    """An error with all that the server said; the client leaves out a body that has no message in its usual place."""
-    body = getattr(error, "body", None)
-    has_message = body is None or (isinstance(body, Mapping) and isinstance(body.get("message"), str))
-    return str(error) if has_message else f"{error} - {body}"
-
-
-def _is_about(error: "APIStatusError", parameter: str) -> bool:
-    """Whether a refusal is about a parameter, and not about a text that has its name in it."""
-    if error.param:
-        named = error.param == parameter
-    else:
-        apart = r"\W+(?:\w+\W+){0,5}?"  # up to five words
-        said = rf"{COMPLAINT}{apart}{parameter}\b|\b{parameter}{apart}{COMPLAINT}"
-        named = re.search(said, _told(error), re.IGNORECASE) is not None
-    is_too_long = parameter == "max_tokens" and "context" in _told(error)  # the text and the answer's room together
-    return named and not is_too_long
 
 
 def require_openai() -> None:

@@ -49,6 +49,7 @@ class LanguageModelJudge:
         endpoint: what is asked, with its counts.
         num_unread: replies that could not be read, even after a second request.
         num_read: those that could.
+        why_unread: what the server or the settings need for that, where a reply tells it, or empty.
     """
 
     def __init__(self, named: str, settings: JudgingConfig, folder: Path | None = None) -> None:
@@ -57,6 +58,7 @@ class LanguageModelJudge:
         self.identity = identity(named, settings)
         self.name = f"the language model {self.endpoint.address.model}"
         self.num_unread = self.num_read = 0
+        self.why_unread = ""
 
     def rewards(self, prompts: Sequence[Prompt], responses: Sequence[str], report: Report = silent) -> FloatArray:
         """Scores of N responses, (N,), or utilities among those of a prompt, whose mean is 0 (modes but pointwise).
@@ -173,25 +175,27 @@ class LanguageModelJudge:
         """The choice or order and the reply of each question; an unread one is asked once more, and is then None."""
         replies = self.endpoint.ask(asked, report)
         read = [read_answer(reply, one) for one, reply in zip(asked, replies, strict=True)]
-        unread = [at for at, choice in enumerate(read) if choice is None]
+        unread = [at for at, choice in enumerate(read) if choice is None and not replies[at].lost]
         if unread:
             again = self.endpoint.ask([asked_again(asked[at], replies[at]) for at in unread], report)
             for at, reply in zip(unread, again, strict=True):
                 replies[at], read[at] = reply, read_answer(reply, asked[at])
-        left = [at for at in unread if read[at] is None]
+        left = [at for at, choice in enumerate(read) if choice is None]
         self.num_unread, self.num_read = self.num_unread + len(left), self.num_read + len(asked) - len(left)
         if left:
-            said = replies[left[0]].refusal or replies[left[0]].text
+            first = replies[next((at for at in left if replies[at].lost), left[0])]
+            self.why_unread = self.why_unread or first.lost
+            why = first.lost or (
+                f"one is {(first.refusal or first.text)[:120]!r}, as the model does not follow the question. A "
+                "reasoning model needs a larger answer_tokens; others cannot judge"
+            )
             print(
-                f"warning: {len(left)} of {len(asked)} answers of {self.name} could not be read, even when it was "
-                f"asked again, and count as no judgement; the first is {said[:80]!r}",
+                f"warning: {len(left)} of {len(asked)} answers of {self.name} could not be read and count as no "
+                f"judgement: {why}.",
                 file=sys.stderr,
             )
             if self.num_read == 0 and self.num_unread >= FEWEST_UNREAD:
-                raise DataError(
-                    f"none of {self.num_unread} answers of {self.name} could be read, the first is {said[:120]!r}: it "
-                    "does not follow the question. A reasoning model needs a larger answer_tokens; others cannot judge."
-                )
+                raise DataError(f"none of {self.num_unread} answers of {self.name} could be read: {why}.")
         return [None if choice is None else (choice, reply) for choice, reply in zip(read, replies, strict=True)]
 
 

@@ -138,6 +138,8 @@ def read_answer(reply: Reply, question: Question) -> str | None:
 
     Between letters may be white space, commas and the sign >; around them what `read_choice` allows.
     """
+    if reply.lost:
+        return None
     if not question.in_order:
         return read_choice(reply, question.choices)
     said = re.sub(r"[\s,>]+", "", reply.answer.strip(" \t\r\n\"'`*.()[]"))
@@ -151,12 +153,10 @@ def read_choice(reply: Reply, choices: Sequence[str]) -> str | None:
     value.
     """
     said = reply.answer
-    if "<think" in said:  # the thoughts did not end within answer_tokens
-        return None
     if said.startswith("{"):
         try:
             fields = json.loads(said)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             return None
         if not isinstance(fields, dict) or len(fields) != 1:
             return None

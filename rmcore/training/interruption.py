@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM during a training: finish the current step, save the state, then stop."""
+"""Ctrl-C and SIGTERM during a training or other long work: finish the current step, save the state, then stop."""
 
 import os
 import signal
@@ -13,14 +13,21 @@ ECHO_SECONDS = 1.0
 """A second signal within this time is the first one again, forwarded by the parent process as well as the terminal."""
 
 
-class Interruption:
-    """Records whether a signal requested that this training stops.
+STOPPING = b"stopping after this step and saving its state. Press Ctrl-C again to quit immediately.\n"
 
-    The training stops between steps, so that the saved state is that of a whole step.
+
+class Interruption:
+    """Records whether a signal requested that this work stops, which it does where nothing is lost.
+
+    A training stops between steps, so that the saved state is that of a whole step.
+
+    Args:
+        message: for standard error, at the first signal.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, message: bytes = STOPPING) -> None:
         self.since: float | None = None
+        self._message = message
 
     @property
     def requested(self) -> bool:
@@ -36,17 +43,17 @@ class Interruption:
         self.since = time.monotonic()
         # Not print: if the signal interrupts a print to stderr, a progress bar's for example, a second one to the same
         # buffered stream raises RuntimeError.
-        os.write(2, b"stopping after this step and saving its state. Press Ctrl-C again to quit immediately.\n")
+        os.write(2, self._message)
 
 
 @contextmanager
-def deferred_interruption() -> Iterator[Interruption]:
+def deferred_interruption(message: bytes = STOPPING) -> Iterator[Interruption]:
     """Record Ctrl-C and SIGTERM (a scheduler's notice) instead of raising them, inside the block.
 
     Has no effect outside the main thread, which alone receives signals. Signals that the process ignores stay ignored:
     a job that a shell started in the background must not react to the terminal's Ctrl-C.
     """
-    interruption = Interruption()
+    interruption = Interruption(message)
     if threading.current_thread() is not threading.main_thread():
         yield interruption
         return

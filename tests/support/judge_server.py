@@ -1,5 +1,9 @@
-"""An HTTP server that speaks OpenAI's chat interface and answers as a function says: a judge with known faults."""
+"""An HTTP server that speaks OpenAI's chat interface and answers as a function says: a judge with known faults.
 
+`FORMS` are answers as servers give them, which say 7 or A; what a server with worse intentions does is in the tests.
+"""
+
+import contextlib
 import json
 import re
 import threading
@@ -28,10 +32,13 @@ class Asked:
 
 @dataclass
 class Raw:
-    """An answer that is no chat completion: a status, headers and a body; `cut` closes before the body is whole."""
+    """An answer that is no chat completion: a status, headers and a body; `cut` closes before the body is whole.
+
+    A body in pieces is sent as they come, until the client goes, and has no stated length.
+    """
 
     status: int = 200
-    body: bytes = b""
+    body: bytes | Iterator[bytes] = b""
     headers: dict[str, str] = field(default_factory=dict)
     cut: bool = False
 
@@ -49,6 +56,34 @@ def completion(text: str | None, **fields: Any) -> dict[str, Any]:
         **{"id": "1", "object": "chat.completion", "created": 0, "model": "judge-1"},
         **{"choices": [choice], "usage": usage, **fields},
     }
+
+
+def _with_logprobs(logprobs: dict[str, Any]) -> Callable[[str], dict[str, Any]]:
+    return lambda word: completion(word, choice={"logprobs": logprobs})
+
+
+_THOUGHTS = "The first one is better, so B or 2."
+_PIECES = [{"token": "\u0120" + word, "logprob": -0.69, "bytes": None} for word in ("7", "9", "A", "B")]
+FORMS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "list of parts": lambda word: completion(
+        None,
+        message={"content": [
+            {"type": "thinking", "thinking": [{"type": "text", "text": _THOUGHTS}]}, {"type": "text", "text": word},
+        ]},
+    ),
+    "harmony": lambda word: completion(
+        f"<|channel|>analysis<|message|>{_THOUGHTS}<|end|><|start|>assistant<|channel|>final<|message|>{word}<|return|>"
+    ),
+    "harmony without control tokens": lambda word: completion(f"analysis{_THOUGHTS}assistantfinal{word}"),
+    "think": lambda word: completion(f"<think>{_THOUGHTS}</think>\n\n{word}"),
+    "magistral": lambda word: completion(f"[THINK]{_THOUGHTS}[/THINK]{word}"),
+    "fenced word": lambda word: completion(f"```\n{word}\n```"),
+    "fenced JSON": lambda word: completion(f'```json\n{{"verdict": "{word}"}}\n```'),
+    "log-probabilities of completions": _with_logprobs(
+        {"tokens": ["7"], "token_logprobs": [-0.69], "text_offset": [0], "top_logprobs": [{"7": -0.69, "9": -0.69}]}
+    ),
+    "log-probabilities of pieces": _with_logprobs({"content": [{**_PIECES[0], "top_logprobs": _PIECES}]}),
+}  # fmt: skip
 
 
 @dataclass
@@ -91,10 +126,14 @@ def judge_server(behaviour: Behaviour, root: str | None = None, port: int = 0, n
             self.send_response(raw.status)
             for name, value in {"Content-Type": "application/json", **raw.headers}.items():
                 self.send_header(name, value)
-            self.send_header("Content-Length", str(len(raw.body) + 100 * raw.cut))
+            whole = raw.body if isinstance(raw.body, bytes) else None
+            if whole is not None:
+                self.send_header("Content-Length", str(len(whole) + 100 * raw.cut))
             self.end_headers()
-            self.wfile.write(raw.body)
-            self.close_connection = raw.cut
+            with contextlib.suppress(ConnectionError):
+                for piece in raw.body if whole is None else (whole,):
+                    self.wfile.write(piece)
+            self.close_connection = raw.cut or whole is None
 
         def do_GET(self) -> None:
             models = [{"id": "judge-1", "object": "model", "created": 0, "owned_by": "test", "root": root}]

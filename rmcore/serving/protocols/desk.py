@@ -12,6 +12,7 @@ from fastapi import Request, Response
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rmcore.core.errors import RequestError, RmcoreError
+from rmcore.core.printing import printable
 from rmcore.data.rendering import Renderer
 from rmcore.serving.messages import first_error
 from rmcore.serving.protocols.rendered import Reading, Rendered
@@ -104,7 +105,7 @@ class Desk:
 
     def _tell(self, request: Request, message: str) -> None:
         """Log a message, each kind of them once: what differs in numbers is one kind."""
-        shown = "".join(one if one.isprintable() else "?" for one in message)  # it may quote what a client has sent
+        shown = printable(message)  # it may quote what a client has sent
         kind = re.sub(r"\d+", "#", f"{request.url.path}: {shown}")
         if kind not in self._told and len(self._told) < MAX_KINDS:
             self._told.add(kind)

@@ -1,4 +1,6 @@
-"""Files whose names are not UTF-8 are read and written, and printed to whatever standard output there is."""
+"""Files whose names are not UTF-8 are read and written, and printed to whatever standard output there is; names with
+escapes in them do not drive the terminal.
+"""
 
 import json
 import os
@@ -8,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from rmcore.cli import app
+from rmcore.cli.guard import FAILED, guard
 from rmcore.data.readers.sources import load_pairs, source_digest
 
 RM_OPT = Path(sys.executable).with_name("rm-opt")
@@ -45,6 +49,22 @@ def test_what_a_library_cannot_open_is_named(tmp_path):
     source.write_text("".join(json.dumps({**ROW, "prompt": f"p{i}"}) + "\n" for i in range(40)))
     done = rm_opt("train", "-m", "tiny", "-d", source, "--output-dir", tmp_path / NAME, encoding="utf-8")
     assert (done.returncode, b"is not UTF-8" in done.stderr, b"Traceback" in done.stderr) == (2, True, False)
+
+
+def test_names_that_drive_a_terminal_are_printed_as_text(tmp_path, capsys):
+    source = tmp_path / "\x1b]0;title\x07\x9b2J.jsonl"
+    source.write_text(json.dumps(ROW) + "\n" + json.dumps(ROW | {"chosen": "b"}) + "\n")
+    absent = ["data", "check", f"{source}.csv"]
+    for words, status in (
+        (["data", "check", source], 0),
+        (["data", "convert", source, f"{source}.parquet"], 0),
+        (absent, FAILED),
+    ):
+        assert guard(lambda words=words: app([*map(str, words)], standalone_mode=False)) == status
+    shown = capsys.readouterr()
+    assert "title" in shown.out
+    assert "title" in shown.err
+    assert all(line.isprintable() for line in (shown.out + shown.err).split("\n"))
 
 
 def test_a_folder(tmp_path):

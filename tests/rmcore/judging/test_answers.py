@@ -20,7 +20,7 @@ def test_nothing_is_asked_twice_by_this_object_or_the_next(tmp_path):
         assert replies == [*"012345", *"012345"]
         assert [reply.text for reply in endpoint(server, tmp_path).ask(questions(8))] == list("01234567")
         assert len(server.asked) == 8
-        assert first.num_calls == 6
+        assert first.budget.num_calls == 6
         again = [Question(one.messages, one.choices, ask=1) for one in questions(2)]
         endpoint(server, tmp_path).ask(again)
         endpoint(server, tmp_path, temperature=0.5).ask(questions(1))

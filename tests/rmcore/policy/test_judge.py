@@ -1,6 +1,7 @@
 """Another reward model or a function as the judge: its rewards, its audit, and what is refused."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from rmcore.config.data import DataConfig
 from rmcore.config.judging import JudgingConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import PolicyConfig
-from rmcore.core.errors import ConfigError
+from rmcore.core.errors import ConfigError, DataError
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.judge import (
     GoldJudge,
@@ -58,6 +59,40 @@ def test_a_function_that_cannot_be_imported_is_named():
         require_named_judge("nowhere:judge")
     with pytest.raises(ValueError, match="pattern"):
         PolicyConfig(judge="a:b:c")
+
+
+def judge_that_returns(value, folder, monkeypatch, prefix="def"):
+    """A function of the user's, as a judge."""
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "own_judge", raising=False)
+    imports = "import numpy as np, torch\nfrom decimal import Decimal\nfrom fractions import Fraction\n"
+    (folder / "own_judge.py").write_text(f"{imports}{prefix} judge(prompt, response):\n    return {value}\n")
+    return judge_of("own_judge:judge", is_gold=False)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("2.5", "np.float32(2.5)", "np.array(2.5)", "np.array([[2.5]])", "torch.tensor(2.5)", "Decimal('2.5')"),
+        *("Fraction(5, 2)", "torch.tensor([2.5], dtype=torch.bfloat16, requires_grad=True)"),
+    ],
+)
+def test_numbers_of_other_libraries_are_numbers(value, tmp_path, monkeypatch):
+    assert judge_that_returns(value, tmp_path, monkeypatch).rewards(["p"], ["r"]).tolist() == [2.5]
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["np.bool_(True)", "np.array([1.0, 2.0])", "torch.zeros(2)", "10**400", "Decimal('sNaN')", "1j", "'2.5'", "None"],
+)
+def test_what_is_no_finite_number_is_refused_with_its_type(value, tmp_path, monkeypatch):
+    with pytest.raises(DataError, match=r"own_judge:judge gave .*, which is a \w+; a finite number"):
+        judge_that_returns(value, tmp_path, monkeypatch).rewards(["p"], ["r"])
+
+
+def test_a_coroutine_is_refused_before_it_is_called(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="asynchronous, so that it returns a coroutine"):
+        judge_that_returns("1.0", tmp_path, monkeypatch, prefix="async def")
 
 
 def write_audit(place, named, *, reliability, agreement=0.7, may_decide=True, judging=None):

@@ -37,11 +37,11 @@ def test_its_probabilities_come_with_its_answers_and_its_tokens_are_counted(name
     assert judge.endpoint.served.startswith("root /")  # the folder of the model: another one of the same name differs
     assert reply.tokens_read > 0
     assert 0 < reply.tokens_written <= 4
-    assert judge.endpoint.num_tokens == reply.tokens_read + reply.tokens_written
+    assert judge.endpoint.budget.num_tokens == reply.tokens_read + reply.tokens_written
 
 
 def test_an_untrained_model_gives_no_verdict_and_the_audit_says_so(named, gold_pairs, tmp_path):
     judge = LanguageModelJudge(named, JudgingConfig(mode="pairwise", answer_tokens=4), tmp_path)
     with pytest.raises(DataError, match=r"none of \d+ answers of the language model policy could be read"):
         audit(judge, gold_pairs[:60], num_probed=10)
-    assert judge.num_unread == judge.endpoint.num_calls // 2  # each was asked once more
+    assert judge.num_unread == judge.endpoint.budget.num_calls // 2  # each was asked once more
