@@ -53,7 +53,7 @@ REPORT_FILE = "report.html"
 FORM = Form("demo", FIELDS, tuple(name for name in GROUPS if name and "." not in name), presets_for("run"), require_run)
 PICTURE = """
 prepare ──> train ─┬─> evaluate ──> readiness ──> report ──> register: MLflow, model
-                   ├─> landscape, probe, explain, where they are set
+                   ├─> landscape, probe, where they are set
                    └─> benchmark, where benchmarks are named
 with a policy, whose samples are judged:
 policy ──> samples ──> overoptimization ──> readiness_v2 ──> grpo, where rlhf is set

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError, DataError
-from rmcore.core.extras import require_extra
 from rmcore.policy.grpo.rlhf_requirements import require_rlhf
 from rmcore.policy.judge import audit_of, require_named_judge
 from rmcore.stages.registry import is_judged, only_starts_reward_model
@@ -16,7 +15,7 @@ def require_run(config: PipelineConfig) -> None:
     """Refuse a run of the pipeline that could not come to its end.
 
     Raises:
-        ConfigError: there is a policy and no judge of its samples, no benchmark of a name, or a package is missing.
+        ConfigError: there is a policy and no judge of its samples, or no benchmark of a name.
         DataError: the judged answers that are named tell nothing.
     """
     if not only_starts_reward_model(config):
@@ -24,8 +23,6 @@ def require_run(config: PipelineConfig) -> None:
     require_benchmarks(config)
     if config.evaluate.answers is not None:
         require_answers(config.evaluate.answers)
-    if config.explain is not None:
-        require_extra("sklearn", "explain", "the stage explain")
     if config.rlhf is not None:
         require_rlhf(required_rlhf(config), required_policy(config), is_gold=config.is_gold)
 

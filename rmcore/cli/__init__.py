@@ -15,7 +15,6 @@ TRAINING = {
     "probe": Listed(
         "rmcore.cli.probe:probe", "Edit answers in ways that must not pay, or must cost, and see what the rewards do."
     ),
-    "explain": Listed("rmcore.cli.explain:explain", "Show the parts of an answer and the edits behind a reward."),
     "score": Listed(
         "rmcore.cli.score:score", "Write rewards of preference pairs, or of prompt/response rows, to a file."
     ),

@@ -13,7 +13,6 @@ from rmcore.config.base import Settings
 from rmcore.config.benchmark import BenchmarkConfig
 from rmcore.config.data import DataConfig, Shortcut
 from rmcore.config.evaluate import EvaluateConfig
-from rmcore.config.explain import ExplainConfig
 from rmcore.config.judging import judge_name
 from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.model import FROM_POLICY, ModelConfig
@@ -54,9 +53,8 @@ class PipelineConfig(Settings):
     benchmark: BenchmarkConfig | None = None
     """Public benchmarks, and sets of your own, that the model is measured on."""
     probe: ProbeConfig | None = None
-    """Probes: edits of answers that must not pay. Left out: none is made. They decide nothing."""
-    explain: ExplainConfig | None = None
-    """Why the model makes its worst mistakes. Left out: that is not asked. No verdict follows from it."""
+    """Probes: edits of answers that must not pay. Left out: none is made. They decide nothing. With
+    them the report says what each sentence of the worst mistakes adds."""
     policy: PolicyConfig | None = None
     """The policy to be optimised. Without it, and without its judged samples, no verdict says "ready"."""
     rlhf: RlhfConfig | None = None

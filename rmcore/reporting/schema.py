@@ -4,7 +4,7 @@ Shares are fractions (0.712), not percentages; undefined numbers are None, never
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 
 class Verdict(TypedDict):
@@ -113,6 +113,8 @@ class Mistake(TypedDict):
     chosen: str
     rejected: str
     margin: float
+    effects: NotRequired[Mapping[str, Any]]
+    """By side, its sentences and what it loses without each (`rmcore.probes.effects`); where probes were made."""
 
 
 class Symptom(TypedDict):
@@ -163,8 +165,6 @@ class Results(TypedDict):
     """Choosing among logged answers (`rmcore.policy.logged_answers`), where held-out prompts have enough of them."""
     observations: Mapping[str, Any] | None
     """Held-out judgements of any kind (`rmcore.stages.observed.Measured`); None where all are strict pairs."""
-    explained: Mapping[str, Any] | None
-    """Causes of the worst mistakes (`rmcore.explain.record.Explained`); None where they were not requested."""
     probe: Mapping[str, Any] | None
     """Edits of answers that must not pay (`rmcore.probes.measure.Probed`); None where none was tried."""
     policy: PolicyResults | None

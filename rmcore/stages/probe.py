@@ -1,6 +1,7 @@
 """Stage probe: what edits of answers do to the rewards of the best checkpoint, on held-out pairs.
 
-Writes `probe.json` (`rmcore.probes.measure.Probed`, texts shortened) and `summary.json`. No verdict follows from it.
+Writes `probe.json` (`rmcore.probes.measure.Probed`, texts shortened, and under `mistakes` what each sentence of the
+worst mistakes adds, `rmcore.probes.effects`) and `summary.json`. No verdict follows from it.
 """
 
 from pathlib import Path
@@ -12,6 +13,7 @@ from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
 from rmcore.data.pair import cap_pairs
 from rmcore.data.table import read_pairs
+from rmcore.probes.effects import explain_mistakes
 from rmcore.probes.measure import probe
 from rmcore.probes.rules import find_rules
 from rmcore.stages.interface import Upstream
@@ -26,8 +28,10 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
     """Probe the best checkpoint on the test pairs."""
     rules = find_rules(required_probe(settings).rules)
     rm = load_trained(settings, upstream["train"] / "best")
-    pairs = cap_pairs(read_pairs(upstream["prepare"] / "test.parquet"), required_probe(settings).pairs_per_prompt)
+    held_out = read_pairs(upstream["prepare"] / "test.parquet")
+    pairs = cap_pairs(held_out, required_probe(settings).pairs_per_prompt)
     found = probe(rm, pairs, rules, seed=settings.seed, report=report)
-    write_json(out / "probe.json", found.to_dict(KEPT_CHARS))
+    mistakes = explain_mistakes(rm, held_out, report=report)
+    write_json(out / "probe.json", {**found.to_dict(KEPT_CHARS), "mistakes": mistakes})
     numbers: dict[str, Any] = {"eval/test_probes_violated": len(found.violated)}
     write_json(out / "summary.json", {"metrics": numbers})

@@ -3,7 +3,6 @@
     prepare -> train -> evaluate -> readiness                                    the pipeline
                         landscape                                                where curvature is requested
                probe                                                             where probes are requested
-               explain                                                           where explanations are requested
                benchmark                                                         where benchmarks are named
                policy -> samples -> overoptimization -> readiness_v2             where a policy is given
                policy -> train                                                   where the reward model starts from it
@@ -104,7 +103,6 @@ STAGES: dict[str, Stage] = {
         ),
         Stage("landscape", ("prepare", "train"), ("seed", *LOADED, "landscape"), ("spectrum.json",), libraries=TORCH),
         Stage("probe", ("prepare", "train"), ("seed", *LOADED, "probe"), ("probe.json",), libraries=TORCH),
-        Stage("explain", ("prepare", "train"), ("seed", *LOADED, "explain"), ("explain.json",), libraries=TORCH),
         Stage(
             "readiness", ("prepare", "evaluate", "landscape"), ("seed", "evaluate.num_resamples"), ("readiness.json",)
         ),
@@ -190,7 +188,7 @@ def pipeline_stages(config: PipelineConfig) -> tuple[str, ...]:
 def labelled_stages(config: PipelineConfig) -> tuple[str, ...]:
     """Return the stages that need no policy, in order; the optional ones only if the config has their section."""
     curvature = () if config.landscape is None else ("landscape",)
-    optional = {"probe": config.probe, "explain": config.explain, "benchmark": config.benchmark}
+    optional = {"probe": config.probe, "benchmark": config.benchmark}
     more = (name for name, settings in optional.items() if settings is not None)
     return ("prepare", "train", "evaluate", *curvature, "readiness", *more)
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from rmcore.config.benchmark import BenchmarkConfig
-from rmcore.config.explain import ExplainConfig
 from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import PolicyConfig
@@ -46,13 +45,6 @@ def required_probe(config: PipelineConfig) -> ProbeConfig:
     return _given(config.probe, "there are no probes in this config; set probe.pairs_per_prompt, or probe.rules.")
 
 
-def required_explain(config: PipelineConfig) -> ExplainConfig:
-    """Return the settings of the explanations, as `_given`."""
-    return _given(
-        config.explain, "there is nothing to explain in this config; set explain.mistakes, for example to 10."
-    )
-
-
 def required_rlhf(config: PipelineConfig) -> RlhfConfig:
     """Return the settings of the policy's training, as `_given`."""
     return _given(
@@ -69,7 +61,6 @@ REQUIRED: Mapping[str, Callable[[PipelineConfig], Any]] = {
     "benchmark": required_benchmark,
     "policy": required_policy,
     "probe": required_probe,
-    "explain": required_explain,
     "rlhf": required_rlhf,
 }
 """By the section that a stage reads."""

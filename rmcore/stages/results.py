@@ -68,7 +68,6 @@ def gather_results(
     num_passes = training["num_pairs"] / training["num_distinct"]
     run = Trained(name, config, training["steps"], num_passes, training["wall_seconds"])
     mended = mending_step(verdict, found, v1["gate"], evaluation["metrics"]["test"], run)
-    mistakes = read_mistakes(folder["evaluate"] / "tables" / "most_confident_mistakes.csv").head(NUM_MISTAKES)
     return {
         "study": config.study,
         "seed": config.seed,
@@ -83,7 +82,6 @@ def gather_results(
         "logged": _read(folder["readiness"] / "logged_answers.json"),
         "observations": evaluation["observations"],
         "probe": _read(folder["probe"] / "probe.json") if "probe" in folder else None,
-        "explained": _read(folder["explain"] / "explain.json") if "explain" in folder else None,
         "policy": policy,
         "rlhf": trained,
         "metrics": evaluation["metrics"]["test"],
@@ -92,7 +90,7 @@ def gather_results(
         "spectrum": _read(folder["landscape"] / "spectrum.json") if "landscape" in folder else None,
         "training": training,
         "audit": _read(folder["prepare"] / "audit.json"),
-        "mistakes": mistakes[["pair_id", "prompt", "chosen", "rejected", "margin"]].to_dict("records"),
+        "mistakes": _mistakes(folder),
         "diagnoses": [{"symptom": one.symptom, "diagnosis": one.diagnosis, "advice": one.advice} for one in found],
         "stages": [_stage(store, ref, cached[name]) for name, ref in refs.items()],
         "config": config.model_dump(mode="json"),
@@ -129,6 +127,15 @@ def environment(device: str) -> dict[str, str]:
         "platform": platform.platform(terse=True),
         "device": device_type(device),
     }
+
+
+def _mistakes(folder: Mapping[str, Path]) -> Any:
+    """The most confident mistakes and, where probes were made, what each sentence of the first of them adds."""
+    table = read_mistakes(folder["evaluate"] / "tables" / "most_confident_mistakes.csv").head(NUM_MISTAKES)
+    told = _read(folder["probe"] / "probe.json")["mistakes"] if "probe" in folder else ()
+    effects = {one["pair_id"]: {"effects": one["effects"]} for one in told}
+    rows = table[["pair_id", "prompt", "chosen", "rejected", "margin"]].to_dict("records")
+    return [row | effects.get(row["pair_id"], {}) for row in rows]
 
 
 def read_mistakes(path: Path) -> pd.DataFrame:

@@ -5,13 +5,18 @@ from typing import Any
 
 import benchmark_sample
 import curvature_sample
-import explain_sample
 import judgement_sample
 import logged_sample
 import policy_sample
 import probe_sample
 import rlhf_sample
 from rmcore.evaluation.diagnosis import GateCheck
+
+EFFECTS = {
+    "chosen": [{"text": "Of course!", "effect": -0.41}, {"text": "The answer is <42> & nothing else.", "effect": 1.37}],
+    "rejected": [{"text": "I am delighted.", "effect": 0.83}, {"text": "It is beyond the limit.", "effect": None}],
+}
+"""What each sentence of both answers of a mistake adds."""
 
 
 def metric(
@@ -161,7 +166,6 @@ def results() -> dict[str, Any]:
         "logged": logged_sample.record(length=1.0),
         "observations": judgement_sample.record(),
         "probe": probe_sample.record(),
-        "explained": explain_sample.record(),
         "policy": policy_sample.policy(),
         "rlhf": rlhf_sample.record(watched=True),
         "readiness": {
@@ -200,6 +204,7 @@ def results() -> dict[str, Any]:
                 "chosen": "Of course! The answer is 42 & nothing else.",
                 "rejected": "I am delighted to be asked such a wonderful question. " * 30,
                 "margin": -3.1 + number / 20,
+                **({} if number else {"effects": EFFECTS}),
             }
             for number in range(50)
         ],

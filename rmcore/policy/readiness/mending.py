@@ -205,6 +205,6 @@ def mending_of_checkpoint(
         what, words, cost = "more labelled pairs", ["readiness", "pairs"], "their labels"
         last = ["--train-data", trained_on or "PAIRS_IT_WAS_TRAINED_ON"]
     else:
-        more, what, words, cost, last = data, "a reading of what it gets wrong", ["explain"], "some minutes", []
+        more, what, words, cost, last = data, "what it gets wrong, and why", ["probe"], "minutes", ["--explain"]
     words += [*model, "--data", more.source, *_reading(more), *last]
     return {"rung": verdict["rung"], "evidence": what, "command": shlex.join(["rm-opt", *words]), "cost": cost}

@@ -9,7 +9,7 @@ import yaml
 from rmcore.core.cost import money_text, price_per_hour
 from rmcore.core.metrics import metric_spec
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.html import benchmarks, curvature, explained, glossary, judgements, logged, policy, probe, rlhf
+from rmcore.reporting.html import benchmarks, curvature, glossary, judgements, logged, policy, probe, rlhf
 from rmcore.reporting.html.blocks import Block, Named, Section, Table, facts, folded, words
 from rmcore.reporting.html.cards import (
     checks_table,
@@ -19,7 +19,8 @@ from rmcore.reporting.html.cards import (
     tested_on,
     trained_on,
 )
-from rmcore.reporting.html.page import date, shorten, write_page
+from rmcore.reporting.html.mistakes import mistakes_block
+from rmcore.reporting.html.page import date, write_page
 from rmcore.reporting.html.tree import blocks as tree_blocks
 from rmcore.reporting.schema import Results, StageResult
 from rmcore.reporting.verdict_style import verdict_style
@@ -68,7 +69,6 @@ def write_report(results: Results, figures: Mapping[str, Path], out: Path) -> Pa
         "question": _question(results),
         "cards": headline_cards(results),
         "sections": sections(results, [name for name in figures if name not in CAPTIONS], with_trajectory=drawn),
-        "explained": explained.answers(results["explained"]) if results["explained"] else None,
     }
     return write_page(TEMPLATE, values, figures, CAPTIONS, out)
 
@@ -106,8 +106,7 @@ def sections(results: Results, more_figures: Sequence[str] = (), *, with_traject
         ("readiness", "Original score", _original_score(results["readiness"])),
         ("metrics", "All metrics", _metrics(results)),
         ("data", "Data", _audit(results["audit"])),
-        ("explained", "Mistakes explained", told(results["explained"], explained.explained_block, is_folded=False)),
-        ("mistakes", "Mistakes", _mistakes(results)),
+        ("mistakes", "Mistakes", mistakes_block(results["mistakes"])),
         ("more", "More figures", Block("More figures", figures=more_figures) if more_figures else None),
         ("provenance", "Provenance", _provenance(results)),
         ("glossary", "Glossary", words(glossary.WORDS)),
@@ -240,19 +239,3 @@ def _training_facts(results: Results) -> dict[str, str]:
         "speed": f"{numbers.decimal(training['pairs_per_second'])} pairs/s",
         "time": numbers.duration(training["wall_seconds"]),
     }
-
-
-def _mistakes(results: Results) -> Block:
-    """The pairs that the model ranks against their label, each folded."""
-    headings = ("labelled better (chosen)", "model prefers (rejected)")
-    parts = []
-    for one in results["mistakes"]:
-        prompt, *sides = (shorten(str(one[key])) for key in ("prompt", "chosen", "rejected"))
-        title = f"margin {numbers.decimal(one['margin'])} · pair {one['pair_id']}"
-        parts.append(Block(title, code=prompt, tables=(Table(headings, [sides], left=range(2)),), is_folded=True))
-    about = (
-        "Held-out pairs that the model ranks the wrong way round, the surest first. Look for wrong labels, and for "
-        "what they have in common. Texts are from the data: they may offend."
-    )
-    nothing = "No held-out pair is ranked the wrong way round."
-    return Block("Most confident mistakes", text=(about if parts else nothing,), parts=parts, is_folded=True)

@@ -119,7 +119,6 @@ def test_an_ensemble_keeps_it_for_whoever_loads_it(home, tmp_path):
     [
         (["analyze", "--checkpoint", "absent"], "curvature"),
         (["readiness", "pairs", "--checkpoint", "absent", "--num-pairs", "4"], "curvature"),
-        (["explain", "--checkpoint", "absent"], "what a word adds"),
     ],
 )
 def test_what_is_more_than_rewards_refuses_it_before_anything_is_read(command, why, home):

@@ -14,7 +14,6 @@ from policy_chain import changed
 from rmcore.config.base import Settings
 from rmcore.config.benchmark import BenchmarkConfig
 from rmcore.config.data import DataConfig, GoldConfig
-from rmcore.config.explain import ExplainConfig
 from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.model import LoraSettings
 from rmcore.config.pipeline import PipelineConfig
@@ -116,7 +115,6 @@ BASE = PipelineConfig(
     train=TrainConfig(precision="fp32", token_budget=8192),  # auto depends on device, model and machine
     benchmark=BenchmarkConfig(suites=(f"judgebench={__file__}",)),
     probe=ProbeConfig(),
-    explain=ExplainConfig(),
     landscape=LandscapeConfig(),
     policy=PolicyConfig(),
     rlhf=RlhfConfig(kl_beta=0.1, watch=WatchConfig()),
@@ -155,16 +153,7 @@ OTHER_VALUES = {
     "probe.rules": ("padding",),
 }  # fmt: skip
 """Where the value cannot be told from its type."""
-CHECKPOINT_STAGES = {
-    "evaluate",
-    "benchmark",
-    "landscape",
-    "probe",
-    "explain",
-    "overoptimization",
-    "confirmation",
-    "grpo",
-}
+CHECKPOINT_STAGES = {"evaluate", "benchmark", "landscape", "probe", "overoptimization", "confirmation", "grpo"}
 ON_DEVICE = CHECKPOINT_STAGES | {"train", "policy", "samples"}
 STAGES_OF_A_SECTION = {
     "study": set(),
@@ -179,7 +168,6 @@ STAGES_OF_A_SECTION = {
     "landscape": {"landscape"},
     "readiness": {"readiness_v2"},
     "probe": {"probe"},
-    "explain": {"explain"},
     "rlhf": {"grpo"},
     "policy.judging": set(),  # only where an endpoint judges: tests/rmcore/judging/test_judge_in_stages.py
 }

@@ -10,6 +10,7 @@ from matplotlib.image import imread
 
 import report_sample as sample
 from rmcore.core.errors import DataError
+from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.style import new_figure, save
 from rmcore.reporting.html.glossary import READINESS_WEAKNESS, WORDS
 from rmcore.reporting.html.html import CAPTIONS, sections, write_report
@@ -116,7 +117,14 @@ def test_all_mistakes_are_shown_and_folded(page):
     mistakes = sample.results()["mistakes"]
     assert all(mistake["pair_id"] in page.text for mistake in mistakes)
     opened = [name for tag, name, _ in page.attributes if tag == "details" and name == "open"]
-    assert len(opened) == 1  # the first of those that are explained
+    assert not opened
+
+
+def test_what_each_sentence_of_a_mistake_adds_is_shown(page):
+    for parts in sample.EFFECTS.values():
+        for part in parts:
+            effect = "not read" if part["effect"] is None else numbers.decimal(part["effect"])
+            assert f"{part['text']} {effect}" in page.text
 
 
 def test_what_the_verdict_rests_on_is_open_and_the_rest_is_folded():
@@ -162,7 +170,7 @@ def test_any_text_stays_text(render, tmp_path_factory, text):
     assert found.text.count(" ".join(hostile.split())) >= 8
 
 
-SECTIONS = {"observations": "judgements"} | {name: name for name in ("explained", "logged", "policy", "probe", "rlhf")}
+SECTIONS = {"observations": "judgements"} | {name: name for name in ("logged", "policy", "probe", "rlhf")}
 """Of a report, by the part of the record that each shows."""
 
 

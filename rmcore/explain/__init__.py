@@ -1,1 +1,0 @@
-"""Why a reward model says what it says: parts of an answer, edits that turn a preference, pairs behind a margin."""
