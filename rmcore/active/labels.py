@@ -1,7 +1,8 @@
 """Labels from people or a judge: a CSV that says nothing of the order that is expected, and its way back into pairs.
 
 The CSV holds pair_id, prompt, response_a, response_b and an empty column `preferred`, to be filled with a or b. Which
-response is called a is drawn for each pair, so a labeller who always takes the first one adds noise and no bias.
+response is called a is drawn for each pair, so a labeller who always takes the first one adds noise and no bias. Texts
+that a spreadsheet may take for a formula have an apostrophe in front, which is taken away again.
 """
 
 import csv
@@ -17,6 +18,7 @@ from typing import Any
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError
 from rmcore.core.files import atomic_file, exclusive, write_text
+from rmcore.core.spreadsheets import for_spreadsheets, from_spreadsheets
 from rmcore.data.pair import PreferencePair, answer_turn, dialogue_records, prompt_text, tools_of
 
 COLUMNS = ("pair_id", "prompt", "response_a", "response_b", "preferred")
@@ -65,7 +67,7 @@ def write_proposal(pairs: Sequence[PreferencePair], path: Path, *, seed: int) ->
             first, second = (pair.chosen, pair.rejected)[:: -1 if _swapped(pair, seed) else 1]
             # A lone \r survives csv, and no table that pandas writes again.
             row = (pair.pair_id, *map(plain, (prompt_text(pair.prompt), first, second)), "")
-            writer.writerow(dict(zip(COLUMNS, row, strict=True)))
+            writer.writerow(dict(zip(COLUMNS, map(for_spreadsheets, row), strict=True)))
     return path
 
 
@@ -163,7 +165,7 @@ def read_proposal(labels: Path) -> list[dict[str, str]]:
             names = list(reader.fieldnames or [])
             missing = [name for name in COLUMNS if name not in names]
             repeated = [name for name in COLUMNS if names.count(name) > 1]
-            rows = [] if missing else [{name: row[name] or "" for name in COLUMNS} for row in reader]
+            rows = [] if missing else [{name: from_spreadsheets(row[name] or "") for name in COLUMNS} for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{labels} cannot be read as CSV in UTF-8 ({error}); save it so.") from error
     if repeated:

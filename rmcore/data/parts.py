@@ -15,7 +15,7 @@ from rmcore.config.data import PAIRS_PER_ROW
 from rmcore.core.errors import DataError
 from rmcore.data.pair import PreferencePair, Prompt
 from rmcore.data.readers.columns import USUAL_COLUMNS, ColumnMap
-from rmcore.data.readers.fields import Reason, RowRejected
+from rmcore.data.readers.fields import Reason, RowRejected, json_ready
 from rmcore.data.readers.files import RawRecord
 from rmcore.data.readers.layouts import GRADED_ROWS, SIDE_ROWS
 from rmcore.data.readers.rejected import RejectedRow
@@ -33,8 +33,10 @@ class Part:
     """From 0."""
     pairs: Sequence[PreferencePair] = ()
     responses: list[tuple[Prompt, str]] = field(default_factory=list)
-    first_row: int = 0
-    """Place of the first response among those of the source, from 0."""
+    rows: list[int] = field(default_factory=list)
+    """Row of the source that each response is in, from 1; the line of a JSON Lines file."""
+    columns: list[dict[str, Any]] = field(default_factory=list)
+    """What else is in that row, JSON-ready."""
 
     def __len__(self) -> int:
         """Pairs, or responses."""
@@ -81,26 +83,31 @@ class SourceInParts:
         yield from self._responses(again) if head and _is_response(head[-1]) else self._pairs(again)
 
     def _responses(self, records: Iterator[RawRecord]) -> Iterator[Part]:
-        rows: list[tuple[Prompt, str]] = []
+        part = Part(0)
         reasons: Counter[str] = Counter()
         looked_at: list[tuple[Prompt, dict[str, Any]]] = []
-        number = done = 0
         for record in islice(records, None if self.limit is None else min(self.limit, sys.maxsize)):
             self.num_rows += 1
             try:
-                rows.append(_response_of(record))
-                if len(looked_at) < LOOKED_AT:
-                    others = {name: value for name, value in (record.fields or {}).items() if name not in OF_THE_PROMPT}
-                    looked_at.append((rows[-1][0], others))
+                response = _response_of(record)
+                fields = (record.fields or {}).items()
+                columns = {name: json_ready(value) for name, value in fields if name not in ("prompt", "response")}
             except RowRejected as rejection:
                 self.num_unusable += 1
                 reasons[rejection.reason] += 1
-            if len(rows) == self.size:
-                yield Part(number, responses=rows, first_row=done)
-                number, done, rows = number + 1, done + len(rows), []
-        if rows:
-            yield Part(number, responses=rows, first_row=done)
-        elif not done:
+                continue
+            part.responses.append(response)
+            part.rows.append(record.row)
+            part.columns.append(columns)
+            if len(looked_at) < LOOKED_AT:
+                unread = {name: value for name, value in columns.items() if name not in OF_THE_PROMPT}
+                looked_at.append((response[0], unread))
+            if len(part) == self.size:
+                yield part
+                part = Part(part.number + 1)
+        if len(part):
+            yield part
+        elif not part.number:
             raise _nothing_to_score(self.source, self.num_rows, reasons)
         self.notices = unread_columns(self.source, looked_at)
         if reasons:

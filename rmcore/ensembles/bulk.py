@@ -2,13 +2,17 @@
 
 Each part's rewards are a file of their own next to the output until the last one is there. The same command continues
 with the parts that are missing, and a part is written whole or not at all, so no row is lost and none is there twice.
+
+The columns of the source come behind the rewards. What type each has only the whole source tells, so a part has them as
+one JSON object a row.
 """
 
 import csv
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,11 +23,15 @@ import pyarrow.parquet as pq
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.files import atomic_file, remove_abandoned, remove_folder, try_exclusive, write_json
 from rmcore.core.progress import Report, report_left_out, silent
+from rmcore.core.spreadsheets import for_spreadsheets
+from rmcore.data.pair import CHOSEN_PROBABILITY, PreferencePair, prompt_text
 from rmcore.data.parts import Part, SourceInParts
 from rmcore.ensembles.score import SideScorer, score_readable_pairs, score_readable_responses
 
 PARTS_SUFFIX = ".parts"
 JOB_FILE = "job.json"
+GIVEN = "given_columns"
+"""Column of a part's file: what else is in the row of the source, as one JSON object."""
 LEFT_OUT = b"rm_left_out"
 """Metadata of a part's file: [how many of its rows the model could not read, the first one with its reason]."""
 
@@ -34,7 +42,7 @@ class ScoredPart:
 
     number: int
     table: pd.DataFrame
-    """As `score_pairs_table` or `score_readable_responses` gives them; empty where the model can read none."""
+    """As `score_pairs_table` or `score_readable_responses` gives them, and `GIVEN`; empty where none can be read."""
     num_left_out: int
     """Rows that the model cannot read."""
     first_left_out: str
@@ -68,13 +76,22 @@ def score_part(rm: SideScorer, part: Part) -> ScoredPart:
     """
     try:
         if part.pairs:
-            table, _, dropped = score_readable_pairs(rm, part.pairs)
-            left_out = [f"pair {one.pair_id}: {one.reason}" for one in dropped]
+            table, _, read = score_readable_pairs(rm, part.pairs)
+            left_out = [f"pair {one.pair_id}: {one.reason}" for one in read.dropped]
+            given = [_columns_of(pair) for pair in read.pairs]
         else:
-            table, left_out = score_readable_responses(rm, part.responses, first_row=part.first_row)
+            table, left_out = score_readable_responses(rm, part.responses, part.rows)
+            given = [part.columns[place] for place in table.index]
     except DataError as error:  # none of this part; whether that is so of all is known at the end
         return ScoredPart(part.number, pd.DataFrame(), len(part), str(error))
+    table = table.assign(**{GIVEN: [json.dumps(columns) for columns in given]})
     return ScoredPart(part.number, table, len(left_out), left_out[0] if left_out else "")
+
+
+def _columns_of(pair: PreferencePair) -> dict[str, Any]:
+    texts = {"prompt": prompt_text(pair.prompt), "chosen": str(pair.chosen), "rejected": str(pair.rejected)}
+    further = {name: value for name, value in pair.metadata.items() if name not in ("subset", CHOSEN_PROBABILITY)}
+    return {**texts, "target_margin": pair.target_margin, **further}
 
 
 def score_source(
@@ -180,18 +197,71 @@ def _join(parts: list[Path], out: Path) -> None:
     """Write the parts into one file, one at a time. A column that has no value in some part has the others' type."""
     schemas = [pq.read_schema(part).remove_metadata() for part in parts]
     schema = pa.unify_schemas(schemas, promote_options="permissive")
-    tables = (pq.read_table(part).replace_schema_metadata(None).cast(schema) for part in parts)
+    schema = schema.remove(schema.get_field_index(GIVEN))
+    given = _types(row for part in parts for row in _given(pq.read_table(part, columns=[GIVEN])))
+    names = {name: _free(name, (*schema.names, *given)) if name in schema.names else name for name in given}
+
+    def joined(part: Path) -> pa.Table:
+        whole = pq.read_table(part)
+        rows, table = list(_given(whole)), whole.drop_columns([GIVEN]).replace_schema_metadata(None).cast(schema)
+        for name, kind in given.items():
+            values = [_as(kind, row.get(name)) for row in rows]
+            table = table.append_column(names[name], pa.array(values, kind))
+        return table
+
+    tables = map(joined, parts)
     with atomic_file(out) as temporary:
         if out.suffix.lower() in (".jsonl", ".csv"):
             _write_text(tables, temporary, is_csv=out.suffix.lower() == ".csv")
             return
-        with pq.ParquetWriter(temporary, schema) as writer:
-            for table in tables:
+        first = next(tables)
+        with pq.ParquetWriter(temporary, first.schema) as writer:
+            for table in chain([first], tables):
                 writer.write_table(table)
 
 
+def _given(table: pa.Table) -> Iterator[dict[str, Any]]:
+    return map(json.loads, table[GIVEN].to_pylist())
+
+
+def _free(name: str, taken: Collection[str]) -> str:
+    """The name of a column of the source that is called like one of ours."""
+    while name in taken:
+        name = f"input_{name}"
+    return name
+
+
+def _types(rows: Iterable[Mapping[str, Any]]) -> dict[str, pa.DataType]:
+    """Column -> its type: truth values, whole numbers of 64 bits, numbers, or text, where the others are JSON."""
+    kinds: dict[str, set[pa.DataType]] = {}
+    for row in rows:
+        for name, value in row.items():
+            kinds.setdefault(name, set()).update(() if value is None else (_type(value),))
+    return {
+        name: next(iter(found)) if len(found) == 1 else pa.float64() if found == _NUMBERS else pa.string()
+        for name, found in kinds.items()
+    }
+
+
+_NUMBERS = {pa.int64(), pa.float64()}
+
+
+def _type(value: Any) -> pa.DataType:
+    if isinstance(value, bool):
+        return pa.bool_()
+    if isinstance(value, int):
+        return pa.int64() if -(2**63) <= value < 2**63 else pa.string()
+    return pa.float64() if isinstance(value, float) else pa.string()
+
+
+def _as(kind: pa.DataType, value: Any) -> Any:
+    if value is None or kind != pa.string() or isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
 def _write_text(tables: Iterable[pa.Table], path: Path, *, is_csv: bool) -> None:
-    """Write tables as JSON lines or CSV. Turns of a dialogue are JSON in a cell of CSV."""
+    """Write tables as JSON lines or CSV."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         for number, table in enumerate(tables):
@@ -199,10 +269,6 @@ def _write_text(tables: Iterable[pa.Table], path: Path, *, is_csv: bool) -> None
                 writer.writerow(table.column_names)
             for row in table.to_pylist():
                 if is_csv:
-                    writer.writerow([_cell(value) for value in row.values()])
+                    writer.writerow(map(for_spreadsheets, row.values()))
                 else:
                     file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def _cell(value: Any) -> Any:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else value

@@ -9,7 +9,7 @@ import pandas as pd
 from rmcore.core.errors import DataError
 from rmcore.core.progress import Report, labelled, report_left_out, silent
 from rmcore.data.pair import PreferencePair, Prompt, prompt_text
-from rmcore.data.rendering import DroppedPair, Renderer, TokenizedSide, count_cut
+from rmcore.data.rendering import DroppedPair, Readable, Renderer, TokenizedSide, count_cut
 from rmcore.data.table import rewards_table
 from rmcore.models.checks import refuse_not_finite, warn_of_equal
 from rmcore.models.reward_model import BradleyTerryRM
@@ -40,16 +40,16 @@ def score_pairs_table(
         DataError: none of the pairs can be read.
         ModelError: a reward is not finite; the message names the pairs.
     """
-    frame, counts, dropped = score_readable_pairs(rm, pairs, report=report)
-    if dropped:
-        _report_dropped(dropped)
+    frame, counts, read = score_readable_pairs(rm, pairs, report=report)
+    if read.dropped:
+        _report_dropped(read.dropped)
     return frame, counts
 
 
 def score_readable_pairs(
     rm: SideScorer, pairs: Sequence[PreferencePair], *, report: Report = silent
-) -> tuple[pd.DataFrame, dict[str, int], list[DroppedPair]]:
-    """The same, with the pairs that the model cannot read, and nothing said about them.
+) -> tuple[pd.DataFrame, dict[str, int], Readable]:
+    """The same, with the pairs that the model can read and those that it cannot, and nothing said about them.
 
     Raises:
         DataError, ModelError: as `score_pairs_table`.
@@ -65,7 +65,7 @@ def score_readable_pairs(
         chosen_cut=[pair.truncation["chosen"] for pair in tokenized],
         rejected_cut=[pair.truncation["rejected"] for pair in tokenized],
     )
-    return frame, count_cut(tokenized) | {"num_unreadable_pairs": len(read.dropped)}, list(read.dropped)
+    return frame, count_cut(tokenized) | {"num_unreadable_pairs": len(read.dropped)}, read
 
 
 def with_texts(table: pd.DataFrame, pairs: Sequence[PreferencePair]) -> pd.DataFrame:
@@ -82,36 +82,42 @@ def with_texts(table: pd.DataFrame, pairs: Sequence[PreferencePair]) -> pd.DataF
 
 
 def score_readable_responses(
-    rm: SideScorer, rows: Sequence[tuple[Prompt, str]], *, first_row: int = 0, report: Report = silent
+    rm: SideScorer, responses: Sequence[tuple[Prompt, str]], rows: Sequence[int] = (), *, report: Report = silent
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Score N (prompt, response) rows; `first_row` are before them in their source.
+    """Score N (prompt, response) sides.
+
+    Args:
+        rm: scores them.
+        responses: N of them.
+        rows: (N,) the row of the source that each is in; empty: they are rows 1 to N.
+        report: of the scoring.
 
     Returns:
-        Those that the model can read, in order, with columns prompt, response, reward (logits); and a sentence for each
-        of the others.
+        Those that the model can read, in order, with columns row, prompt, response, reward (logits), indexed by their
+        places in `responses`; and a sentence for each of the others.
 
     Raises:
         DataError: no row can be read.
-        ModelError: a reward is not finite; the message names the rows, counted from 1.
+        ModelError: a reward is not finite; the message names the rows.
     """
-    found = rm.renderer.try_sides(rows)
-    placed = list(enumerate(found, first_row + 1))
-    unreadable = [f"row {place}: {side}" for place, side in placed if isinstance(side, DataError)]
+    rows = rows or range(1, len(responses) + 1)
+    found = rm.renderer.try_sides(responses)
+    unreadable = [f"row {row}: {side}" for row, side in zip(rows, found, strict=True) if isinstance(side, DataError)]
     if unreadable and len(unreadable) == len(rows):
         raise DataError(f"none of the {len(rows)} rows can be read as this model reads text; {unreadable[0]}")
-    numbers = [place for place, side in placed if isinstance(side, TokenizedSide)]
-    sides = [side for side in found if isinstance(side, TokenizedSide)]
-    rows = [rows[number - first_row - 1] for number in numbers]
+    sides = {place: side for place, side in enumerate(found) if isinstance(side, TokenizedSide)}
+    numbers = [rows[place] for place in sides]
 
-    rewards = rm.score_sides(sides, report=labelled(report, "responses scored")).astype("float64")
+    rewards = rm.score_sides(list(sides.values()), report=labelled(report, "responses scored")).astype("float64")
     refuse_not_finite(rewards, lambda place: f"row {numbers[place]}")
     warn_of_equal(rewards)
     columns = {
-        "prompt": [prompt_text(prompt) for prompt, _ in rows],
-        "response": [str(response) for _, response in rows],
+        "row": numbers,
+        "prompt": [prompt_text(responses[place][0]) for place in sides],
+        "response": [str(responses[place][1]) for place in sides],
         "reward": rewards,
     }
-    return pd.DataFrame(columns), unreadable
+    return pd.DataFrame(columns, index=list(sides)), unreadable
 
 
 def readable_pairs(rm: BradleyTerryRM, pairs: Sequence[PreferencePair]) -> list[PreferencePair]:

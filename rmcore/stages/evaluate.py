@@ -20,6 +20,7 @@ from rmcore.config.evaluate import EvaluateConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report, prefixed, silent
+from rmcore.core.spreadsheets import for_spreadsheets
 from rmcore.core.tracking import Tracker
 from rmcore.data.pair import PreferencePair, prompt_key
 from rmcore.data.parquet_rows import RecordFile
@@ -235,5 +236,5 @@ def _write_tables(folder: Path, card: Mapping[str, MetricValue], bins: pd.DataFr
     pd.DataFrame([{"metric": name} | value.to_dict() for name, value in card.items()]).to_csv(
         folder / "metrics.csv", index=False
     )
-    mistakes.to_csv(folder / "most_confident_mistakes.csv", index=False)
+    mistakes.map(for_spreadsheets).to_csv(folder / "most_confident_mistakes.csv", index=False)
     bins.to_csv(folder / "reliability_bins.csv", index=False)

@@ -15,6 +15,7 @@ from rmcore.config.judging import JudgingConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
+from rmcore.core.spreadsheets import for_spreadsheets
 from rmcore.core.tracking import Tracker
 from rmcore.data.pair import Prompt, prompt_key, prompt_text
 from rmcore.data.readers.turns import asked_prompt
@@ -85,7 +86,8 @@ def _write_chosen(table: pd.DataFrame, folder: Path) -> None:
     """The sample of each prompt that the reward model likes best, for people to read."""
     folder.mkdir(exist_ok=True)
     chosen = table.loc[table.groupby("prompt_id", sort=False)["reward"].idxmax()]
-    chosen[["prompt", "response", "reward", "gold"]].to_csv(folder / "chosen_samples.csv", index=False)
+    shown = chosen[["prompt", "response", "reward", "gold"]].map(for_spreadsheets)
+    shown.to_csv(folder / "chosen_samples.csv", index=False)
 
 
 def _judged(settings: PipelineConfig, table: pd.DataFrame, folder: Path) -> dict[str, Any]:

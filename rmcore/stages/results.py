@@ -14,6 +14,7 @@ import pandas as pd
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.digests import make_key
 from rmcore.core.files import read_json_lines
+from rmcore.core.spreadsheets import from_spreadsheets
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.evaluation.diagnosis import OVER_BASELINE, STUCK, UNDER_TRAINED, diagnose, diagnose_outcome
@@ -141,7 +142,8 @@ def _mistakes(folder: Mapping[str, Path]) -> Any:
 def read_mistakes(path: Path) -> pd.DataFrame:
     """Read the mistakes table, its texts as they are: "None" and "42" are answers, not missing values or numbers."""
     texts = dict.fromkeys(("pair_id", "prompt", "chosen", "rejected"), "str")
-    return pd.read_csv(path, keep_default_na=False, dtype=texts)
+    table = pd.read_csv(path, keep_default_na=False, dtype=texts)
+    return table.assign(**{name: table[name].map(from_spreadsheets) for name in texts})
 
 
 def _training(folder: Path, truncation: dict[str, Any]) -> Training:

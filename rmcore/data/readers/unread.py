@@ -11,7 +11,7 @@ from rmcore.data.readers.fields import is_empty
 PARTS = frozenset(
     ("system", "systemprompt", "systemmessage", "developer", "instruction", "instructions", "input", "inputs",
      "question", "query", "context", "contexts", "history", "tools", "functions", "documents", "passage", "passages",
-     "attachments", "image", "images", "video", "videos", "audio", "audios")
+     "attachments", "image", "images", "video", "videos", "audio", "audios", "chattemplatekwargs")
 )  # fmt: skip
 """Spellings of names, see `spelling`."""
 LOOKED_AT = 100
@@ -34,7 +34,8 @@ def unread_columns(source: str, rows: Sequence[tuple[Prompt, Mapping[str, Any]]]
     named = ", ".join(f"{name!r} (in {count} of the first {len(rows)})" for name, count in found.items())
     return [
         f"columns of {source} that look like parts of the prompt are not read, so no model sees them: {named}. "
-        "Put their content into the prompt (a system turn, or text of the user's turn), or drop or rename them."
+        "Put their content into the prompt (a system turn, or text of the user's turn) or, if they are options of the "
+        "chat template, into the model's template; or drop or rename them."
     ]
 
 

@@ -81,6 +81,25 @@ def test_a_dialogue_comes_back_as_one(tmp_path):
     assert (back.prompt, back.chosen, back.rejected) == (prompt, "4,\nof course", "5")
 
 
+CALL = '=HYPERLINK("http://x.example","y")'
+FORMULAS = (CALL, "=cmd|' /C calc'!A0", "+1", "-2+3", "@SUM(1)", "\t=1", "\r=1", "'=1", "''-", "\uff1d1")
+
+
+@pytest.mark.parametrize("saved_again", [False, True], ids=["as it was", "saved by another program"])
+def test_no_cell_is_a_formula_and_every_text_comes_back(tmp_path, saved_again):
+    texts = [*FORMULAS, "'tis", "1 = 1", "''", "plain"]
+    pool = [PreferencePair(text, f"{text} a", f"{text} b", pair_id=text.strip("\r")) for text in texts]
+    path = write_proposal(pool, tmp_path / "to_label.csv", seed=0)
+    assert not [cell for row in read(path) for cell in row.values() if cell[:1] in tuple("=+-@\t\r\uff1d")]
+    if saved_again:
+        pd.read_csv(path, dtype=str, keep_default_na=False).to_csv(path, index=False)
+    for row, pair in zip(read_proposal(path), pool, strict=True):
+        assert (row["pair_id"], row["prompt"]) == (pair.pair_id, pair.prompt.replace("\r", "\n"))
+        assert same_texts(row, pair)
+    fill(path, lambda row: "a")
+    assert ingest(path, pool, tmp_path / "labelled.jsonl").num_new == len(pool)
+
+
 LINE_ENDS = "\u2028\u2029\x85\x0b\x0c\x1c\x1d\x1e\r"
 """What `str.splitlines` splits at; only a line break ends a line of JSONL."""
 

@@ -60,7 +60,9 @@ def test_the_responses_of_all_parts_are_those_of_the_source(folder, size, limit)
     read = RESPONSES[:limit]
     usable = [(row["prompt"], row["response"]) for row in read if row["response"] is not None]
     assert [row for part in parts for row in part.responses] == usable
-    assert [part.first_row for part in parts] == [size * number for number in range(len(parts))]
+    places = [place for place, row in enumerate(read, start=1) if row["response"] is not None]
+    assert [row for part in parts for row in part.rows] == places
+    assert [len(part.rows) for part in parts] == [len(part) for part in parts]
     assert (source.num_rows, source.num_unusable) == (len(read), len(read) - len(usable))
 
 
@@ -134,7 +136,11 @@ PAIR = {"prompt": "What is on it?", "chosen": "A cat.", "rejected": "A dog."}
 
 
 @pytest.mark.parametrize(
-    "part", [{"documents": ["x"]}, {"context": "It is dark."}, {"History": [["q", "a"]]}, {"input": "apple"}]
+    "part",
+    [
+        *({"documents": ["x"]}, {"context": "It is dark."}, {"History": [["q", "a"]]}, {"input": "apple"}),
+        {"chat_template_kwargs": {"enable_thinking": False}},
+    ],
 )
 def test_it_is_named_by_data_check_and_by_what_reads_in_parts(tmp_path, part):
     source = lines([PAIR, {**PAIR, **part}], tmp_path / "data.jsonl")

@@ -16,7 +16,8 @@ from rmcore.core.errors import ConfigError, DataError
 from rmcore.data.parts import SourceInParts
 from rmcore.data.table import write_pairs
 from rmcore.ensembles.bulk import JOB_FILE, PARTS_SUFFIX, LocalScorer, score_part, score_source
-from rmcore.ensembles.score import score_pairs_table
+from rmcore.ensembles.score import score_pairs_table, score_readable_responses
+from source_sample import lines
 
 JOB = {"checkpoint": "c", "data": "d"}
 
@@ -52,7 +53,8 @@ def assert_same(out, rm, pairs):
     assert scored.pair_id.tolist() == expected.pair_id.tolist()
     np.testing.assert_allclose(scored.reward_chosen, expected.reward_chosen, atol=1e-5)
     np.testing.assert_allclose(scored.reward_rejected, expected.reward_rejected, atol=1e-5)
-    assert scored.columns.tolist() == expected.columns.tolist()
+    assert scored.columns[: len(expected.columns)].tolist() == expected.columns.tolist()
+    assert scored.chosen.tolist() == [pair.chosen for pair in pairs]
 
 
 @pytest.mark.parametrize("ending", [".parquet", ".jsonl", ".csv", ".CSV"])
@@ -70,7 +72,64 @@ def test_the_file_is_what_its_name_says_and_the_rewards_are_the_same(tmp_path, r
     else:
         with out.open(newline="") as file:
             read = list(csv.DictReader(file))
-        assert [{**row, "reward": float(row["reward"])} for row in read] == table
+        assert [{**row, "row": int(row["row"]), "reward": float(row["reward"])} for row in read] == table
+
+
+GIVEN = {
+    "id": ["x1", "-2", "=HYPERLINK(1)", None, "x5", "@x"],
+    "n": [1, 2, 3, 4, None, 6],
+    "x": [1, 2.5, 3, 4, 5, 6],
+    "ok": [True, None, False, True, True, True],
+    "held": [{"a": 1}, "text", [1, 2], 3, None, {"b": None}],
+    "huge": [10**30, 1, 1, 1, 1, 1],
+    "reward": ["ours?", "b", "c", "d", "e", "f"],
+    "later": [None, None, None, None, None, "one"],
+}
+
+
+def answer_rows(tmp_path, rm, ending, **kwargs):
+    """Six rows of answers with columns of their own, of which the second, third and fifth cannot be scored."""
+    answers = ["a", None, "\ud800", "d", "", "f"]
+    rows = [
+        {"prompt": f"p{place}", **{name: values[place] for name, values in GIVEN.items()}, "response": answers[place]}
+        for place in range(6)
+    ]
+    out = tmp_path / f"out{ending}"
+    asked = SourceInParts(lines(rows, tmp_path / "rows.jsonl"), 2)
+    assert score_source(asked, LocalScorer(rm), out, JOB) == 3
+    return out
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".jsonl"])
+def test_each_reward_is_in_its_row_with_every_column_of_the_source(tmp_path, rm, ending):
+    out = answer_rows(tmp_path, rm, ending)
+    found = pq.read_table(out).to_pylist() if ending == ".parquet" else [*map(json.loads, out.read_text().splitlines())]
+    sides = [("p0", "a"), ("p3", "d"), ("p5", "f")]
+    assert [(row["row"], row["prompt"], row["response"]) for row in found] == [
+        (row, *side) for row, side in zip((1, 4, 6), sides, strict=True)
+    ]
+    expected, _ = score_readable_responses(rm, sides)
+    assert [row["reward"] for row in found] == pytest.approx(expected.reward.tolist(), abs=1e-5)
+    for name, values in GIVEN.items():
+        kept = [row["input_reward" if name == "reward" else name] for row in found]
+        as_text = name in ("held", "huge")
+        assert [json.loads(one) if as_text else one for one in kept] == [values[place] for place in (0, 3, 5)], name
+
+
+def test_pairs_keep_their_texts_and_columns(tmp_path, rm):
+    rows = [{"prompt": f"p{i}", "chosen": f"c{i}", "rejected": "r", "id": i, "margin": i} for i in range(5)]
+    rows[2]["chosen"] = "r"
+    score_source(SourceInParts(lines(rows, tmp_path / "rows.jsonl"), 2), LocalScorer(rm), tmp_path / "o.parquet", JOB)
+    found = pq.read_table(tmp_path / "o.parquet").to_pylist()
+    names = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected", "id": "id", "margin": "target_margin"}
+    assert [{name: row[ours] for name, ours in names.items()} for row in found] == [rows[i] for i in (0, 1, 3, 4)]
+
+
+def test_no_cell_of_a_table_is_a_formula(tmp_path, rm):
+    with answer_rows(tmp_path, rm, ".csv").open(newline="") as file:
+        cells = [cell for row in csv.reader(file) for cell in row]
+    assert "'@x" in cells
+    assert not [cell for cell in cells if cell[:1] in ("=", "+", "@", "\t", "\r")]
 
 
 @pytest.mark.slow
