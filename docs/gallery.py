@@ -32,7 +32,6 @@ from rmcore.reporting.figures.landscape import eigenvalues_figure
 from rmcore.reporting.figures.learning import learning_curves_figure
 from rmcore.reporting.figures.length import reward_by_length_figure
 from rmcore.reporting.figures.logged_answers import logged_answers_figure
-from rmcore.reporting.figures.looks import looks_figure
 from rmcore.reporting.figures.margins import margin_histogram_figure
 from rmcore.reporting.figures.overoptimization import overoptimization_figure
 from rmcore.reporting.figures.rlhf import rlhf_curves_figure
@@ -101,7 +100,6 @@ def _arms() -> Figure:
 
 HISTORY, REWARDS = figure_sample.history(), figure_sample.rewards()
 SPECTRUM, EXPERIMENT, POLICY = curvature_sample.spectrum(), experiment_sample.results(), policy_sample.policy()
-IN_LOOKS = experiment_sample.in_looks()
 """Forty lines that cross do not fit into a small picture."""
 SHOWN = {
     "training_curves": Shown(
@@ -160,12 +158,6 @@ SHOWN = {
         lambda: runs_figure({"adamw-seed0": HISTORY, "muon-seed0": figure_sample.history(50)}),
         "compare RUN RUN",
         "One line a run, over optimizer steps, not over time. One seed each: `rm-opt diff` says whether they differ.",
-    ),
-    "looks": Shown(
-        lambda: looks_figure(IN_LOOKS["hypotheses"], IN_LOOKS["metrics"], IN_LOOKS["looks"]),
-        "experiment --looks 5,8,12,20",
-        "How the interval of each claim shrank as seeds were added in registered looks. It is that over all looks "
-        "so far, wider than that of one look. Grey: the claim was closed, and got no further seeds.",
     ),
     "forest_plot": Shown(
         lambda: forest_plot_figure(EXPERIMENT["hypotheses"], EXPERIMENT["metrics"]),

@@ -1,7 +1,7 @@
 """Ablation: what each part of the recipe adds, from nothing (A1) to everything (A5)."""
 
 from experiments.schema import Experiment, Factor, Hypothesis
-from experiments.sizes import ACCURACY, BUDGET_MINUTES, LOOKS, NOTHING, SEEDS, Size, base
+from experiments.sizes import ACCURACY, BUDGET_MINUTES, NOTHING, SEEDS, Size, base
 from rmcore.config.changes import Changes
 
 GAP = "eval/train_test_gap"
@@ -38,7 +38,6 @@ def experiment(size: Size) -> Experiment:
         factors=(Factor(name="recipe", levels=recipes(size)),),
         control="A1",
         seeds=SEEDS[size],
-        looks=LOOKS[size],
         metrics=(
             accuracy,
             ECE,

@@ -1,7 +1,7 @@
 """Baseline: the whole recipe against the loop that one writes by hand in an afternoon."""
 
 from experiments.schema import Experiment, Factor, Hypothesis
-from experiments.sizes import ACCURACY, BUDGET_MINUTES, LOOKS, NOTHING, SEEDS, Size, base
+from experiments.sizes import ACCURACY, BUDGET_MINUTES, NOTHING, SEEDS, Size, base
 
 
 def experiment(size: Size) -> Experiment:
@@ -22,7 +22,6 @@ def experiment(size: Size) -> Experiment:
         ),
         control="plain",
         seeds=SEEDS[size],
-        looks=LOOKS[size],
         metrics=(
             accuracy,
             "calib/test_ece_debiased",

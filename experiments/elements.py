@@ -1,12 +1,9 @@
-"""The parts of a declaration: factors with their levels, hypotheses, tuning."""
+"""The parts of a declaration: factors with their levels, and hypotheses."""
 
 import difflib
-import hashlib
-import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-import numpy as np
 from pydantic import Field, model_validator
 
 from rmcore.config.base import Settings
@@ -84,76 +81,3 @@ class Hypothesis(Declared):
                 "(above 0), or of a ratio the largest factor (above 1)"
             )
         return self
-
-
-MOST_WIDENINGS = 2
-"""Times that an arm's range is continued on a side where its best trial is the last one."""
-
-
-class Tuning(Declared):
-    """Tune one setting of each arm before its cells run, with as many trials for each."""
-
-    setting: str = "train.lr"
-    """Dotted name of the setting."""
-    trials: int = Field(default=3, ge=1, le=64)
-    """Trials for each arm."""
-    ranges: dict[ArmName, tuple[float, float]] = Field(min_length=1)
-    """Log-uniform range of each arm that is tuned; arms without a range keep what they declare."""
-    metric: Literal["eval/loss", "eval/pairwise_accuracy"] = "eval/loss"
-    """Metric that a trial is judged by: its best validation value. The loss separates trials that accuracy cannot."""
-
-    @model_validator(mode="after")
-    def _ranges_are_ranges(self) -> Self:
-        for arm, (low, high) in self.ranges.items():
-            if not 0 < low < high:
-                raise ValueError(f"ranges.{arm}: {low:g} to {high:g} is no log-uniform range; write 0 < low < high")
-        return self
-
-    def values(self, arm: str) -> list[float]:
-        """The trials of an arm, rising: log-uniform over its range, one in each of `trials` equal parts of it.
-
-        Fixed by the declaration alone, to three digits or as many as keep a value in its part; one part each, so that
-        few trials cannot fall together.
-        """
-        low, high = self.ranges[arm]
-        return self._one_in_each(low, high, self.trials, f"{self.setting} {arm} {self.trials}")
-
-    def beyond(self, arm: str, tried: Collection[float], best: float) -> list[float]:
-        """The trials to add where the best one is the first or the last: the optimum may lie outside.
-
-        Half as many parts of the same width follow on that side, at most `MOST_WIDENINGS` times. With fewer than three
-        trials the best one is always at an edge, which says nothing.
-
-        Args:
-            arm: which one.
-            tried: all values so far.
-            best: the best of them.
-
-        Returns:
-            More values, fixed by these alone; none where the best lies inside, or the range was widened often enough.
-        """
-        low, high = self.ranges[arm]
-        added = math.ceil(self.trials / 2)
-        above, below = sum(value >= high for value in tried), sum(value < low for value in tried)
-        is_inside = best not in (min(tried), max(tried))
-        if self.trials < 3 or is_inside or (above + below) // added >= MOST_WIDENINGS:
-            return []
-        part = (high / low) ** (1 / self.trials)
-        start = high * part**above if best == max(tried) else low / part ** (below + added)
-        named = f"{self.setting} {arm} {self.trials} {above} {below} {best == max(tried)}"
-        return self._one_in_each(start, start * part**added, added, named)
-
-    def _one_in_each(self, low: float, high: float, parts: int, named: str) -> list[float]:
-        digest = hashlib.sha256(named.encode()).digest()
-        shares = (np.arange(parts) + np.random.default_rng(list(digest)).random(parts)) / parts
-        ends = [low, *(low * (high / low) ** (part / parts) for part in range(1, parts)), high]
-        return [
-            _rounded(low * (high / low) ** float(share), ends[part], ends[part + 1])
-            for part, share in enumerate(shares)
-        ]
-
-
-def _rounded(value: float, low: float, high: float) -> float:
-    """The fewest digits, from three on, that stay within low <= value < high."""
-    candidates = (float(f"{value:.{digits}g}") for digits in range(3, 17))
-    return next((rounded for rounded in candidates if low <= rounded < high), value)

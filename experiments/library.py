@@ -30,8 +30,6 @@ class Chosen(TypedDict, total=False):
     grid: bool
     """Every combination of levels."""
     budget_minutes: float | None
-    looks: Sequence[int] | None
-    """Numbers of seeds after which claims are judged."""
     model: str | None
     data: str | None
     epochs: float | None
@@ -59,8 +57,7 @@ def load_experiment(name: str, size: Size = "smoke") -> Experiment:
 def restrict(experiment: Experiment, **chosen: Unpack[Chosen]) -> Experiment:
     """The same experiment with some of its arms, other seeds, the full grid, another budget, or on something else.
 
-    Fewer seeds are the first of the declared ones, more are those and the smallest others; looks end at the last of
-    them. Looks that are given bring their number of seeds along.
+    Fewer seeds are the first of the declared ones, more are those and the smallest others.
 
     Hypotheses about arms that are left out are left out too. If the control is, the first arm named takes its place.
     Arms stay in declared order, so that the same choice is the same registration. A grid stays what it is.
@@ -72,16 +69,9 @@ def restrict(experiment: Experiment, **chosen: Unpack[Chosen]) -> Experiment:
         ConfigError: there is no such arm, or arms are chosen of several factors.
         pydantic.ValidationError: what is left is no experiment.
     """
-    seeds, looks, arms = chosen.get("seeds"), chosen.get("looks"), chosen.get("arms")
+    seeds, arms = chosen.get("seeds"), chosen.get("arms")
     changed = experiment.model_dump()
-    if looks is not None and seeds is not None:
-        raise ConfigError("looks say how many seeds there are: leave the number of seeds out.")
-    if looks:
-        seeds = max(looks)
-        changed["looks"] = tuple(looks)
     if seeds is not None:
-        earlier = tuple(look for look in changed["looks"] if look < seeds)
-        changed["looks"] = (*earlier, seeds) if earlier else ()
         spare = (seed for seed in range(seeds + len(experiment.seeds)) if seed not in experiment.seeds)
         changed["seeds"] = tuple(islice(chain(experiment.seeds, spare), seeds))
     if chosen.get("budget_minutes") is not None:
@@ -91,8 +81,6 @@ def restrict(experiment: Experiment, **chosen: Unpack[Chosen]) -> Experiment:
         changed |= _as_grid(experiment)
     if arms is not None:
         changed |= _with_arms(experiment, arms)
-    if not changed["hypotheses"]:
-        changed["looks"] = ()
     return Experiment.model_validate(changed)
 
 
@@ -125,15 +113,8 @@ def _with_arms(experiment: Experiment, arms: Sequence[str]) -> dict[str, Any]:
         if hypothesis.arm in arms and (hypothesis.comparison == "level" or (hypothesis.versus or control) in arms)
         if hypothesis.comparison == "level" or hypothesis.versus or control == experiment.control
     ]
-    tuning = experiment.tuning
-    ranges = {arm: range_ for arm, range_ in tuning.ranges.items() if arm in arms} if tuning else {}
     levels = {arm: changes for arm, changes in factor.levels.items() if arm in arms}
-    return {
-        "factors": ({"name": factor.name, "levels": levels},),
-        "control": control,
-        "hypotheses": kept,
-        "tuning": tuning.model_dump() | {"ranges": ranges} if tuning and ranges else None,
-    }
+    return {"factors": ({"name": factor.name, "levels": levels},), "control": control, "hypotheses": kept}
 
 
 def _as_grid(experiment: Experiment) -> dict[str, Any]:

@@ -4,7 +4,7 @@ A declaration is data. It is checked whole before anything runs: every arm is a 
 whatever does not fit is refused, naming the field.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import combinations, product
 from math import prod
 from pathlib import PurePath
@@ -13,13 +13,11 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from experiments.arms import Arm, merge_equal
-from experiments.elements import ArmName, Declared, Factor, Hypothesis, Tuning
+from experiments.elements import ArmName, Declared, Factor, Hypothesis
 from rmcore.config.changes import Changes, change_config
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.metrics import CELL_METRICS
 
-TUNING_SEED = 1_000_003
-"""Seed of all tuning trials, far from any replicate's: what an arm is tuned on is not what it is judged on."""
 MOST_ARMS = 1000
 """Arms of one experiment: more would be listed for minutes before the first of them trains."""
 FILE_ENDINGS = (".parquet", ".json", ".jsonl", ".csv", ".gz")
@@ -47,17 +45,12 @@ class Experiment(Declared):
     """The arm that others are compared with."""
     seeds: tuple[Annotated[int, Field(ge=0, lt=2**31)], ...] = Field(min_length=1)
     """Replicates of every arm: each seeds head, data order and split. No factor."""
-    looks: tuple[Annotated[int, Field(ge=2)], ...] = ()
-    """Numbers of seeds after which the claims are judged, rising to that of all seeds: a claim that is decided, or is
-    hardly to be decided any more, gets no further seeds. Left out, they are judged once, with all seeds."""
     metrics: tuple[str, ...] = Field(min_length=1)
     """Metrics reported of each cell, the main one first: names of `rmcore.core.metrics.CELL_METRICS`."""
     hypotheses: tuple[Hypothesis, ...] = ()
     """The claims that the experiment decides."""
     budget_minutes: float = Field(gt=0)
     """Longest expected time of what has to run; a longer plan is refused before it starts."""
-    tuning: Tuning | None = None
-    """A setting that each arm is given its own best value of, first."""
     target_accuracy: float | None = Field(default=None, gt=0, lt=1)
     """Validation accuracy whose first crossing defines `steps_to_target` and `seconds_to_target`."""
 
@@ -65,14 +58,6 @@ class Experiment(Declared):
     def _seeds_differ(self) -> Self:
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds: {list(self.seeds)} repeats a seed, which would count one run twice")
-        if self.looks and (list(self.looks) != sorted(set(self.looks)) or self.looks[-1] != len(self.seeds)):
-            raise ValueError(
-                f"looks: {list(self.looks)} rise to no {len(self.seeds)}, the number of seeds; the last look is at all"
-            )
-        if self.looks and not self.hypotheses:
-            raise ValueError("looks: there is no hypothesis to look at; leave them out")
-        if self.tuning is not None and TUNING_SEED in self.seeds:
-            raise ValueError(f"seeds: {TUNING_SEED} is the seed of the tuning trials")
         return self
 
     @model_validator(mode="after")
@@ -120,25 +105,7 @@ class Experiment(Declared):
         names = [hypothesis.name for hypothesis in self.hypotheses]
         if len(set(names)) < len(names):
             raise ValueError("hypotheses: two have the same name")
-        if self.tuning is not None:
-            self._check_tuning(self.tuning, {arm.name: arm for arm in arms})
         return self
-
-    @staticmethod
-    def _check_tuning(tuning: Tuning, arms: Mapping[str, Arm]) -> None:
-        """Refuse trials that could not be run, or not be told apart by their validation pairs."""
-        for name in tuning.ranges:
-            if name not in arms:
-                raise ValueError(f"tuning.ranges.{name}: there is no such arm; arms are {', '.join(arms)}")
-            if arms[name].config.data.validation_fraction == 0:
-                raise ValueError(f"tuning.metric: {name} has no validation pairs; raise data.validation_fraction")
-            for value in tuning.values(name):
-                try:
-                    change_config(arms[name].config, {tuning.setting: value})
-                except ValidationError as error:
-                    raise ValueError(f"tuning.ranges.{name}: {_first_problem(error)}") from error
-                except ValueError as error:
-                    raise ValueError(f"tuning.setting: {error}") from error
 
     def _check_comparison(self, where: str, hypothesis: Hypothesis, arms: list[Arm]) -> None:
         if hypothesis.metric not in self.metrics:
@@ -209,10 +176,6 @@ class Experiment(Declared):
             for one in self.hypotheses
         ]
 
-    def when(self) -> tuple[int, ...]:
-        """The numbers of seeds after which it is judged: the looks, or all seeds."""
-        return self.looks or (len(self.seeds),)
-
     def stages(self) -> list[str]:
         """The stages that a cell runs, in order: no more than the metrics need."""
         needed = {CELL_METRICS[metric].stage for metric in self.metrics}
@@ -221,22 +184,13 @@ class Experiment(Declared):
     def frozen(self) -> dict[str, Any]:
         """Gather what is pre-registered: all that decides a verdict, and nothing that only says how it is run."""
         arms = [{"name": arm.name, "changes": _without_places(arm.changes)} for arm in self.arms()]
-        record = self.model_dump(
-            mode="json", include={"name", "size", "question", "seeds", "looks", "metrics", "hypotheses"}
-        )
-        tuning = None if self.tuning is None else self.tuning.model_dump(mode="json")
+        record = self.model_dump(mode="json", include={"name", "size", "question", "seeds", "metrics", "hypotheses"})
         base = self.base.model_dump(mode="json", exclude={"study", "seed", "device"})
         for name in ("source", "eval_source"):
             base["data"][name] = _without_place(base["data"][name])
         base["evaluate"]["answers"] = _without_place(base["evaluate"]["answers"])
         control = self.arm_name(self.control)
-        return record | {
-            "control": control,
-            "arms": arms,
-            "base": base,
-            "tuning": tuning,
-            "target_accuracy": self.target_accuracy,
-        }
+        return record | {"control": control, "arms": arms, "base": base, "target_accuracy": self.target_accuracy}
 
 
 def _first_problem(error: ValidationError) -> str:

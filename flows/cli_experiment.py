@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,17 +22,13 @@ from flows.cli_common import prefect_in_use, prepare_terminal, say_start
 from flows.cli_compare import compare_runs
 from flows.cli_runs import run_names
 from flows.hub_names import require_hub_names
-from flows.planning import LookPlan, MatrixPlan, Runner, make_plan, plan_looks
+from flows.planning import MatrixPlan, Runner, make_plan
 from rmcore.cli.inputs import written_as
 from rmcore.cli.options import options
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import write_text
-from rmcore.core.metrics import CELL_METRICS
 from rmcore.core.store import Store
-from rmcore.reporting.figures.claims import claim_estimate, claimed, decided_by
-from rmcore.reporting.figures.numbers import distance
-from rmcore.stages.results import artifact_seconds
-from rmcore.study.deciding import chances, deciding_sizes
+from rmcore.reporting.figures.claims import claim_estimate, claimed
 from rmcore.study.plan import Cell, CellPlan, total_seconds
 from tasks.home import home
 
@@ -100,10 +96,6 @@ def experiment(
     grid: Annotated[
         bool, typer.Option("--grid", help="Every combination of levels instead of one factor at a time.")
     ] = False,
-    looks: Annotated[
-        str | None, typer.Option(help="Seeds after which claims are judged, such as 5,8,12,20: what is decided stops.")
-    ] = None,
-    take: Annotated[int | None, typer.Option(min=1, help="Take at most so many new looks; default: all.")] = None,
 ) -> int:
     """Compare recipes on pre-registered hypotheses; only missing cells run.
 
@@ -114,20 +106,8 @@ def experiment(
     chosen = None if arms is None else [arm.strip() for arm in arms.split(",") if arm.strip()]
     if size is not None and name not in SHIPPED:
         raise ConfigError(f"--size {size} is for the shipped experiments; {name} says itself what it runs on.")
-    more: Chosen = {"arms": chosen, "seeds": seeds, "grid": grid, "looks": _numbers(looks)}
-    return run_or_plan(name, size or "smoke", given, {**given.chosen(), **more}, take)
-
-
-def _numbers(looks: str | None) -> list[int] | None:
-    """The looks of a command line.
-
-    Raises:
-        ConfigError: they are no whole numbers.
-    """
-    try:
-        return None if looks is None else [int(number) for number in looks.split(",")]
-    except ValueError:
-        raise ConfigError(f"--looks {looks}: numbers of seeds with commas between them, such as 5,8,12,20.") from None
+    more: Chosen = {"arms": chosen, "seeds": seeds, "grid": grid}
+    return run_or_plan(name, size or "smoke", given, {**given.chosen(), **more})
 
 
 @options()
@@ -157,7 +137,7 @@ def compare(
 
     Example: rm-opt compare mine-seed0-3f2a mine-seed0-91bc
 
-    Optimizers: same model, data order and initial weights, each at its own tuned learning rate. AdamW, which the
+    Optimizers: same model, data order and initial weights, each at its own learning rate. AdamW, which the
     hypotheses compare with, is always among them.
 
     Example: rm-opt compare --optimizers adam,muon,sgd --seeds 3
@@ -178,23 +158,21 @@ def compare(
     return run_or_plan("optimizers", size, given, {**given.chosen(), "arms": chosen, "seeds": seeds})
 
 
-def run_or_plan(name: str, size: Size, given: MatrixOptions, chosen: Chosen, take: int | None = None) -> int:
+def run_or_plan(name: str, size: Size, given: MatrixOptions, chosen: Chosen) -> int:
     """Show the plan, or run what is missing; 1 where a cell failed, else 0."""
     summary, declared = given.summary, restrict(load_experiment(name, size), **chosen)
     require_hub_names(*(arm.config for arm in declared.arms()))
     if given.plan:
         store = Store(home() / "store")
         found = make_plan(declared, store, home())
-        looked = plan_looks(found)
         print_plan(found)
-        print_looks(found, looked, store)
-        replace(found, cells=next((look.cells for look in looked if look.taken is None), ())).check_budget()
+        found.check_budget()
         return 0
     if summary is not None:
         summary.parent.mkdir(parents=True, exist_ok=True)
         summary.touch()  # a path that cannot be written is refused before hours are spent
     say_start(f"{declared.name}-{declared.size}", "cells")
-    outcome = run_matrix(name, size, chosen, take=take, runner=given.runner or "threads", ends_with_server=True)
+    outcome = run_matrix(name, size, chosen, runner=given.runner or "threads", ends_with_server=True)
     print_outcome(outcome)
     if summary is not None:
         write_text(summary, json.dumps(outcome, indent=1) + "\n")
@@ -202,13 +180,7 @@ def run_or_plan(name: str, size: Size, given: MatrixOptions, chosen: Chosen, tak
 
 
 def run_matrix(
-    name: str,
-    size: Size,
-    chosen: Chosen,
-    *,
-    take: int | None = None,
-    runner: Runner = "threads",
-    ends_with_server: bool = False,
+    name: str, size: Size, chosen: Chosen, *, runner: Runner = "threads", ends_with_server: bool = False
 ) -> dict[str, Any]:
     """Run what is missing of an experiment in this process; what `flows.experiment.experiment` gives.
 
@@ -228,17 +200,17 @@ def run_matrix(
     quiet_prefect()
     try:
         with prefect_in_use("cells") if ends_with_server else nullcontext():
-            outcome: dict[str, Any] = flow(name, size, **chosen, take=take, runner=runner)
+            outcome: dict[str, Any] = flow(name, size, **chosen, runner=runner)
     except FailedCellsError as error:
         return error.outcome
     return outcome
 
 
 def print_plan(plan: MatrixPlan) -> None:
-    """Show every trial and cell, alike ones in one row: state, why it would run, and the expected time."""
+    """Show every cell, alike ones in one row: state, why it would run, and the expected time."""
     declared = plan.experiment
     table = Table("cell", "state", "expected", "why", title=f"{declared.title}, size {declared.size}")
-    for group in _alike((*plan.trials, *plan.cells)):
+    for group in _alike(plan.cells):
         one, each = group[0], " each" if len(group) > 1 else ""
         seconds = total_seconds([one])
         expected = "" if one.state == "cached" else f"{_duration(seconds)}{'' if seconds is None else each}"
@@ -254,39 +226,6 @@ def print_plan(plan: MatrixPlan) -> None:
     console.print(f"{total}; budget {declared.budget_minutes:g} min; shared stages run once")
 
 
-def print_looks(plan: MatrixPlan, looks: Sequence[LookPlan], store: Store) -> None:
-    """Show what each look needs, what those that are taken have decided, and what can be seen of open claims."""
-    declared = plan.experiment
-    if not declared.hypotheses:
-        return
-    if declared.looks:
-        for number, look in enumerate(looks, 1):
-            due = [one for one in look.cells if one.state != "cached"]
-            needed = f"{len(due)} cells to run, {_about(total_seconds(due))}" if due else "cached"
-            most = "" if look.taken or number == 1 else "at most "
-            print(f"look {number}      {look.num_seeds} seeds: {most}{needed}")
-    taken = next((look.taken for look in reversed(looks) if look.taken), None)
-    if taken is None:
-        print("claims      the smallest effect that can be seen is known when the cells of the first look are there")
-        return
-    prices = [
-        {"arm": one.cell.arm, "device_seconds": artifact_seconds(store, one.refs.values(), on_device=True)}
-        for one in plan.cells
-        if one.state == "cached"
-    ]
-    likely, sizes = chances(taken, declared.when()), deciding_sizes(taken)
-    for one in taken.results:
-        info = CELL_METRICS[one["metric"]]
-        seen = distance(one["smallest_detectable"], info.unit, one["comparison"])
-        state = one["closed"] or "all seeds"
-        if one["name"] in taken.open:
-            chance = likely.get(one["name"])
-            state = "open" if chance is None else f"open, {declared.when()[-1]} seeds decide it with {chance:.0%}"
-        print(f"{one['name']:<11} {one['verdict']:<13} {state}; smallest effect seen so far {seen} from the threshold")
-        if sentence := decided_by(one, sizes.get(one["name"]), prices):
-            print(f"{'':<11} {sentence}")
-
-
 def print_outcome(outcome: dict[str, Any]) -> None:
     """Show the verdicts, what failed, and where to look."""
     from flows.pipeline import shown_path
@@ -300,8 +239,6 @@ def print_outcome(outcome: dict[str, Any]) -> None:
         value, bounds = claim_estimate(one, unit)
         measured = f"{value} ({bounds})" if bounds else value
         print(f"{one['name']:<11} {one['verdict']:<13} {measured}, claimed {claimed(one, unit)}")
-        if sentence := decided_by(one, results["sizes"].get(one["name"]), results["cells"]):
-            print(f"{'':<11} {sentence}")
     if not results["hypotheses"]:
         print("verdicts    none: this experiment has no hypothesis")
     for cell in results["cells"]:
@@ -319,7 +256,7 @@ def _alike(plans: Sequence[CellPlan]) -> list[list[CellPlan]]:
 
     def shown(one: CellPlan) -> tuple[object, ...]:
         why = _KEY.sub("", one.why)  # of the artifact that a cell is compared with: each seed has its own
-        return one.cell.name, one.cell.trial, one.state, why, _duration(total_seconds([one]))
+        return one.cell.arm, one.state, why, _duration(total_seconds([one]))
 
     return [list(group) for _, group in groupby(plans, key=shown)]
 
@@ -330,7 +267,7 @@ def _label(cells: Sequence[Cell]) -> str:
         return cells[0].label
     seeds = [cell.seed for cell in cells]
     in_a_row = len(seeds) > 2 and seeds == list(range(seeds[0], seeds[-1] + 1))
-    return f"{cells[0].name} seeds {f'{seeds[0]} to {seeds[-1]}' if in_a_row else ', '.join(map(str, seeds))}"
+    return f"{cells[0].arm} seeds {f'{seeds[0]} to {seeds[-1]}' if in_a_row else ', '.join(map(str, seeds))}"
 
 
 def _about(seconds: float | None) -> str:

@@ -16,7 +16,7 @@ SIZE: Size = "smoke"
 
 
 class OptimizerComparison:
-    """Optimizers on one model and one set of pairs, each at its own tuned learning rate, over several seeds.
+    """Optimizers on one model and one set of pairs, each at its own learning rate, over several seeds.
 
     AdamW, which the registered hypotheses compare with, is always among them. Cells that were computed before are not
     computed again.

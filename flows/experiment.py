@@ -1,8 +1,7 @@
-"""An experiment: register, plan, tune, run the cells, judge, report. Order only."""
+"""An experiment: register, plan, run the cells, judge, report. Order only."""
 
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +16,6 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
 
 from experiments.library import SHIPPED, Chosen, load_experiment, restrict
-from experiments.schema import Experiment
 from experiments.sizes import Size
 from flows.console import say
 from flows.form import described_flow
@@ -34,17 +32,16 @@ from flows.pipeline import (
     say_pages,
     show_on_page,
 )
-from flows.planning import MatrixPlan, Runner, cells_of_look, frozen, judged, make_plan, matrix_key, measured_cell
+from flows.planning import MatrixPlan, Runner, frozen, make_plan, matrix_key, measured_cell
 from flows.pool import PoolRunner
 from flows.results import MatrixState, command, gather
-from flows.schedules import pause_own_schedule
 from rmcore.config.pipeline import GROUPS
 from rmcore.core.cost import money, price_per_hour
 from rmcore.core.errors import TrainingError
 from rmcore.core.files import write_json, write_text
 from rmcore.core.metrics import HEADLINE
 from rmcore.core.store import ArtifactRef, flatten
-from rmcore.reporting.experiment_schema import ArmResult, ExperimentResults, HypothesisResult, Registration, Tuned
+from rmcore.reporting.experiment_schema import ArmResult, ExperimentResults
 from rmcore.reporting.figures.arms import declared_colours
 from rmcore.reporting.figures.claims import tally
 from rmcore.reporting.figures.experiment import draw_experiment
@@ -53,10 +50,9 @@ from rmcore.reporting.html.index import write_index
 from rmcore.reporting.html.note import experiment_note, numbers_line, run_note
 from rmcore.reporting.schema import Metric
 from rmcore.stages.results import artifact_seconds, read_json
-from rmcore.study.analysis import LooksTaken
 from rmcore.study.cells import TEST_METRICS
 from rmcore.study.plan import Cell
-from rmcore.study.registration import record_look, register
+from rmcore.study.registration import register
 from tasks.comparison_view import cells_view
 from tasks.device import device_slots
 from tasks.headline import interval_tags
@@ -71,7 +67,7 @@ ExperimentChoice = Annotated[str, Field(json_schema_extra={"enum": list(SHIPPED)
 @described_flow(
     "experiment",
     """
-    register the claims ──> trials, where a setting is tuned ──> cells ──> judge ──> report
+    register the claims ──> cells ──> judge ──> report
     a cell is one arm under one seed: prepare ──> train ──> evaluate (──> landscape, readiness where a claim needs them)
     """,
     lambda given: f"{Path(given['experiment']).stem}-{given['size']}",  # or the file of one's own
@@ -88,8 +84,6 @@ def experiment(
     data: str | None = None,
     epochs: Annotated[float | None, Field(gt=0)] = None,
     device: str | None = None,
-    looks: list[Annotated[int, Field(ge=2, le=100)]] | None = None,
-    take: Annotated[int | None, Field(ge=1)] = None,
     runner: Runner = "threads",
 ) -> dict[str, Any]:
     """Compare recipes for reward models on pre-registered hypotheses; only cells that are missing run.
@@ -107,33 +101,30 @@ def experiment(
         data: a file or hub name of preference pairs, some of which are held out; left out, those of the size.
         epochs: passes over the training pairs; left out, as the size says.
         device: cpu or cuda, for cells that other machines compute; left out, what this machine has.
-        looks: numbers of seeds after which the claims are judged, for example 5, 8, 12, 20: a decided claim gets no
-            further seeds; left out, as declared.
-        take: at most so many looks in this run, for a schedule that takes one a night; left out, until all is decided.
         runner: threads computes the cells on this machine; pool hands them to the machines that run `rm-opt worker`.
 
     Returns:
         {"results": everything the report shows, "report": path, "mlflow_url" and "mlflow_charts_url": the
         cells in MLflow or None,
-        "computed": labels of the cells and trials that ran, "failed": labels of the cells that failed}.
+        "computed": labels of the cells that ran, "failed": labels of the cells that failed}.
 
     Raises:
         FailedCellsError: some cells failed; it holds what would have been returned.
     """
     chosen: Chosen = {
-        **{"arms": arms, "seeds": seeds, "grid": grid, "budget_minutes": budget_minutes, "looks": looks},
+        **{"arms": arms, "seeds": seeds, "grid": grid, "budget_minutes": budget_minutes},
         **{"model": model, "data": data, "epochs": epochs, "device": device},
     }
     declared = restrict(load_experiment(experiment, size), **chosen)
     require_hub_names(*(arm.config for arm in declared.arms()))
     store = begin_flow_run()
     plan = make_plan(declared, store, home())
-    replace(plan, cells=tuple(cells_of_look(declared, plan.cells, 1, ()))).check_budget()
+    plan.check_budget()
     registration = register(
         home() / "registrations" / f"{declared.name}-{declared.size}", frozen(declared), write_once()
     )
     said = command(declared, experiment, chosen)
-    outcome = Matrix(declared, store, registration, said, take, runner).run(plan)
+    outcome = Matrix(declared, store, registration, said, runner).run(plan)
     if outcome["failed"]:
         raise FailedCellsError(outcome)
     return outcome
@@ -154,8 +145,6 @@ class FailedCellsError(TrainingError):
 class Matrix(MatrixState):
     """Runs a registered experiment."""
 
-    take: int | None = None
-    """At most so many new looks."""
     runner: Runner = "threads"
 
     def __post_init__(self) -> None:
@@ -165,7 +154,7 @@ class Matrix(MatrixState):
         self.colours = declared_colours([arm.name for arm in self.declared.arms()], self.declared.control)
 
     def run(self, plan: MatrixPlan) -> dict[str, Any]:
-        """Tune, run what is missing, judge and report."""
+        """Run what is missing, judge and report."""
         with RunTracker.start(
             self.study,
             f"{self.study} {self.registration['hash'][:8]}",
@@ -183,11 +172,11 @@ class Matrix(MatrixState):
             self._say_plan(plan)
             tracker.log_file(Path(self.registration["path"]), "registration")
             try:
-                outcomes, tuned, handed = self._run_cells(plan)
+                outcomes, handed = self._run_cells(plan)
             except (KeyboardInterrupt, TerminationSignal):
                 leave_embedded(tracker)
                 raise
-            found = run_step("judge", lambda: gather(self, outcomes, tuned), handed)
+            found = run_step("judge", lambda: gather(self, outcomes), handed)
             results = found.found
             report = run_step("report", lambda: self._report(tracker, results, outcomes), [found.handed]).found
         return self._outcome(outcomes, results, report, tracker)
@@ -199,88 +188,30 @@ class Matrix(MatrixState):
         if plan.probed.is_device_held:
             say(f"so budget_minutes={self.declared.budget_minutes:g} is not checked; the cells wait for the device")
         expected = "" if plan.seconds is None else f", about {plan.seconds / 60:.0f} min"
-        most = "at most " if self.declared.looks else ""
-        say(f"{most}{len(plan.cells)} cells and {len(plan.trials)} trials, {len(plan.due)} to run{expected}")
+        say(f"{len(plan.cells)} cells, {len(plan.due)} to run{expected}")
 
-    def _run_cells(self, plan: MatrixPlan) -> tuple[dict[str, Outcome], Mapping[str, Tuned], list[Any]]:
-        """Run the trials, then the cells under what the trials chose; the last is what the cells handed on."""
+    def _run_cells(self, plan: MatrixPlan) -> tuple[dict[str, Outcome], list[Any]]:
+        """Run the cells; the last is what they handed on."""
         ready = PoolRunner(self.study, self.key).ready if self.runner == "pool" else at_once
         runner = MatrixRunner(self.study, self.store, self._start_tracker, self._finish_tracker, ready=ready)
-        if not plan.trials:
-            outcomes, handed = self._run_looks(runner, plan, {})
-            return outcomes, {}, handed
-        after: dict[str, list[Any]] = {}
-        resolved, due = plan, list(plan.trials)
-        while due:  # more of them where the best one is at an edge of its range
-            self.trials |= runner.run(due, "trials")
-            for trial, future in zip(due, runner.handed, strict=True):
-                after.setdefault(trial.cell.arm, []).append(future)
-            failed = frozenset(label for label, outcome in self.trials.items() if outcome.error)
-            resolved = make_plan(self.declared, self.store, home(), measure=False, failed=failed)
-            due = [trial for trial in resolved.trials if trial.cell.label not in self.trials]
-            for arm in dict.fromkeys(trial.cell.arm for trial in due):
-                say(f"{arm}: its best trial is at an edge of the range, so trials beyond it follow")
-        outcomes, handed = self._run_looks(runner, resolved, after)
-        return outcomes, resolved.tuned, handed
-
-    def _run_looks(
-        self, runner: MatrixRunner, plan: MatrixPlan, after: Mapping[str, Sequence[Any]]
-    ) -> tuple[dict[str, Outcome], list[Any]]:
-        """Run the cells of one look after the other: as long as a claim is open, a look is left and the budget lasts.
-
-        The last of what is given is what the cells handed on.
-        """
-        done: dict[str, Outcome] = {}
-        handed: list[Any] = []
-        new = 0
-        for number in range(1, len(self.declared.when()) + 1):
-            of_look = cells_of_look(self.declared, plan.cells, number, self.taken.open)
-            due = replace(plan, trials=(), cells=tuple(one for one in of_look if one.cell.label not in done))
-            if number > 1 and due.due and (why := self._enough(due, new)):
-                say(why)
-                return done, handed
-            self.expected = None if None in (self.expected, due.seconds) else (self.expected or 0) + (due.seconds or 0)
-            done |= runner.run([one for one in due.cells if not one.waits_for], "cells", after)
-            handed += runner.handed
-            for cell in (one.cell for one in due.cells if one.waits_for):
-                first = next(outcome.error for outcome in self.trials.values() if outcome.cell.arm == cell.arm)
-                done[cell.label] = Outcome(cell, {}, f"every trial of its tuning failed: {first}", computed=False)
-            self.looks_taken = number
-            self.taken = judged(self.declared, self.cells(done), number)
-            new += register_look(self.declared, self.registration, self.key, number, self.taken)
-            if not self.taken.open:
-                break
-        end_of_looks(self.declared)
-        return done, handed or [one for futures in after.values() for one in futures]
-
-    def _enough(self, due: MatrixPlan, new: int) -> str | None:
-        """Say why this run takes no further look, whose cells are `due`; None where it does."""
-        later = f"the next needs {len(due.due)} cells; the same command takes it later"
-        if self.take is not None and new >= self.take:
-            return f"{new} new look{'s' if new > 1 else ''} taken, as requested; {later}"
-        left = 60 * self.declared.budget_minutes - (time.monotonic() - self.started)
-        if due.seconds is not None and due.seconds > left:
-            needed = f"another look would take about {due.seconds / 60:.0f} min"
-            return f"{needed}, {max(left, 0) / 60:.0f} are left of the budget; {later}"
-        return None
+        self.expected = plan.seconds
+        return runner.run(plan.cells), runner.handed
 
     def _start_tracker(self, cell: Cell, refs: dict[str, ArtifactRef]) -> RunTracker:
-        kind = "cell" if cell.trial is None else "trial"
-        tags = {"rm.kind": kind, "rm.matrix": self.key, RUN_COLOUR: self.colours[cell.arm]}
+        tags = {"rm.kind": "cell", "rm.matrix": self.key, RUN_COLOUR: self.colours[cell.arm]}
         return cell_tracker(self.study, cell.label, self.key, cell, refs, tags, self._varied())
 
     def _finish_tracker(self, tracker: RunTracker, cell: Cell, refs: dict[str, ArtifactRef]) -> None:
-        part = f"{cell.label}: a {'cell' if cell.trial is None else 'trial'} of {self.study}, {self.declared.title}"
+        part = f"{cell.label}: a cell of {self.study}, {self.declared.title}"
         tracker.describe(run_note(part, *places(None), numbers_line(_card(refs)) if "evaluate" in refs else ""))
-        if cell.trial is None:
-            found = measured_cell(self.declared, cell, refs)
-            self.measured[cell.label] = found
-            declared = {name: one.value for name, one in found.samples.items() if name not in HEADLINE}
-            shown = {name: _card(refs)[TEST_METRICS[name]] for name in declared if name in TEST_METRICS}
-            tracker.set_tags(interval_tags(shown))
-            spent = artifact_seconds(self.store, refs.values(), on_device=True)
-            cost = {"cost/device_hours": spent / 3600, "cost/money": money(spent, price_per_hour())}
-            tracker.log_metrics(declared | {name: value for name, value in cost.items() if value is not None})
+        found = measured_cell(self.declared, cell, refs)
+        self.measured[cell.label] = found
+        declared = {name: one.value for name, one in found.samples.items() if name not in HEADLINE}
+        shown = {name: _card(refs)[TEST_METRICS[name]] for name in declared if name in TEST_METRICS}
+        tracker.set_tags(interval_tags(shown))
+        spent = artifact_seconds(self.store, refs.values(), on_device=True)
+        cost = {"cost/device_hours": spent / 3600, "cost/money": money(spent, price_per_hour())}
+        tracker.log_metrics(declared | {name: value for name, value in cost.items() if value is not None})
 
     def _report(self, tracker: RunTracker, results: ExperimentResults, outcomes: Mapping[str, Outcome]) -> Path:
         """Figures, report, MLflow's tables and links, and the summary on the flow run's page."""
@@ -316,7 +247,7 @@ class Matrix(MatrixState):
         tracker.log_file(report, REPORT_FOLDER)
         tracker.log_table([_arm_row(arm) for arm in results["arms"]], "arms")
         if results["hypotheses"]:
-            tracker.log_table([_claim_row(one, results) for one in results["hypotheses"]], "hypotheses")
+            tracker.log_table([dict(one) for one in results["hypotheses"]], "hypotheses")
         tracker.log_metrics(summary_metrics(results, self.declared.metrics[0]))
         tracker.set_tags({f"rm.verdict.{one['name']}": one["verdict"] for one in results["hypotheses"]})
         prepared = {
@@ -335,9 +266,7 @@ class Matrix(MatrixState):
         """Settings in which the arms differ, as MLflow names them."""
         flat = [flatten(arm.config.model_dump(mode="json"), GROUPS) for arm in self.declared.arms()]
         names = list(dict.fromkeys(name for one in flat for name in one))
-        varied = [name for name in names if len({str(one.get(name)) for one in flat}) > 1]
-        tuned = self.declared.tuning.setting if self.declared.tuning else None
-        return [*varied, *([tuned] if tuned and tuned not in varied else [])]
+        return [name for name in names if len({str(one.get(name)) for one in flat}) > 1]
 
     def _outcome(
         self, outcomes: dict[str, Outcome], results: ExperimentResults, report: Path, tracker: RunTracker
@@ -347,7 +276,7 @@ class Matrix(MatrixState):
             "report": str(report),
             "mlflow_url": tracker.comparison(),
             "mlflow_charts_url": tracker.comparison(charts=True),
-            "computed": [label for label, outcome in (self.trials | outcomes).items() if outcome.computed],
+            "computed": [label for label, outcome in outcomes.items() if outcome.computed],
             "failed": [label for label, outcome in outcomes.items() if outcome.error],
         }
 
@@ -361,13 +290,6 @@ def _card(refs: Mapping[str, ArtifactRef]) -> Mapping[str, Metric]:
     """The numbers of a cell on its held-out pairs, by name."""
     found: Mapping[str, Metric] = read_json(refs["evaluate"], "metrics.json")["metrics"]["test"]
     return found
-
-
-def _claim_row(one: HypothesisResult, results: ExperimentResults) -> dict[str, Any]:
-    size = results["sizes"].get(one["name"])
-    would_decide = {"deciding_seeds": size and size["seeds"], "deciding_prompts": size and size["prompts"]}
-    row = {name: value for name, value in one.items() if name != "looks"}
-    return row | would_decide | {"num_looks": len(one["looks"])}
 
 
 def _arm_row(arm: ArmResult) -> dict[str, Any]:
@@ -390,32 +312,3 @@ def summary_metrics(results: ExperimentResults, main: str) -> dict[str, float]:
     found |= {f"{main}.{arm['name']}": arm["metrics"][main]["value"] for arm in results["arms"]}
     found |= {f"verdict/{one['name']}": one["value"] for one in results["hypotheses"]}
     return {name: value for name, value in found.items() if value is not None}
-
-
-def register_look(declared: Experiment, registration: Registration, key: str, number: int, taken: LooksTaken) -> bool:
-    """Write a look down and say what it decided; whether it is new."""
-    if not declared.looks:
-        return False
-    num_seeds = declared.looks[number - 1]
-    kept = ("name", "verdict", "value", "ci_low", "ci_high", "p", "p_holm", "closed")
-    claims = [{name: value for name, value in one.items() if name in kept} for one in taken.results]
-    is_new = record_look(registration, key, {"num_seeds": num_seeds, "open": list(taken.open), "claims": claims})
-    say(f"look {number} of {len(declared.looks)}, {num_seeds} seeds: {_told(taken.results, taken.open)}")
-    return is_new
-
-
-def end_of_looks(declared: Experiment) -> None:
-    """Say that no look is left, and pause the schedule that started this run."""
-    if not declared.looks:
-        return
-    say("no look is left: every claim is decided, closed, or has had all of its seeds")
-    if pause_own_schedule():
-        say("paused the schedule that started this run: there is nothing left to look at")
-
-
-def _told(results: Sequence[HypothesisResult], still_open: Sequence[str]) -> str:
-    verdicts = [f"{one['name']} {one['verdict']}" for one in results if one["verdict"] != "inconclusive"]
-    closed = [one["name"] for one in results if one["verdict"] == "inconclusive" and one["closed"]]
-    parts = [", ".join(verdicts), f"closed undecided: {', '.join(closed)}" if closed else ""]
-    parts += [f"open: {', '.join(still_open)}" if still_open else "none open"]
-    return "; ".join(part for part in parts if part)

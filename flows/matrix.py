@@ -98,15 +98,11 @@ class MatrixRunner:
         self._stopping = threading.Event()
         self._errors: dict[str, str] = {}
 
-    def run(
-        self, plans: Sequence[CellPlan], what: str, after: Mapping[str, Sequence[Any]] | None = None
-    ) -> dict[str, Outcome]:
+    def run(self, plans: Sequence[CellPlan]) -> dict[str, Outcome]:
         """Run the cells and give the outcome of each, by label, in the given order.
 
         Args:
             plans: the cells.
-            what: what they are called together.
-            after: by arm, what was `handed` on by the trials that chose its settings.
 
         Raises:
             KeyboardInterrupt: after Ctrl-C, when the stages that were running have saved and ended.
@@ -115,10 +111,9 @@ class MatrixRunner:
         futures: dict[str, PrefectFuture[Outcome]] = {}
         # Machines that share a store and run the same matrix meet at fewer cells when each has an order of its own.
         ordered = list(plans) if shared_store() is None else random.sample(plans, len(plans))
-        with self._ended_with(futures), shown_progress(what, len(plans)) as progress:
+        with self._ended_with(futures), shown_progress("cells", len(plans)) as progress:
             for plan, refused in self.ready(ordered):
-                handed = (after or {}).get(plan.cell.arm, ())
-                futures[plan.cell.label] = self._submit(plan, progress, handed, refused)
+                futures[plan.cell.label] = self._submit(plan, progress, refused)
             for future in futures.values():
                 future.wait()
         self.handed = [allow_failure(future) for future in futures.values()]
@@ -139,11 +134,9 @@ class MatrixRunner:
             wait([thread for thread in threads if not thread.cancel()], timeout=SAVING_SECONDS)
             raise
 
-    def _submit(
-        self, plan: CellPlan, progress: Progress, after: Sequence[Any], refused: str | None = None
-    ) -> PrefectFuture[Outcome]:
+    def _submit(self, plan: CellPlan, progress: Progress, refused: str | None) -> PrefectFuture[Outcome]:
         as_task = task(name="cell", task_run_name=plan.cell.label, cache_policy=NO_CACHE, persist_result=False)
-        return as_task(self._run).submit(plan, progress, refused, wait_for=list(after), return_state=False)
+        return as_task(self._run).submit(plan, progress, refused, return_state=False)
 
     def _outcome(self, cell: Cell, future: PrefectFuture[Outcome]) -> Outcome:
         """The task's result, or why it has none: also for what no stage of ours refuses, such as a server that died."""

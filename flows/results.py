@@ -10,7 +10,7 @@ from experiments.arms import Arm, shown_changes
 from experiments.library import SHIPPED, Chosen
 from experiments.schema import Experiment
 from flows.matrix import Outcome
-from flows.planning import seeds_by_arm
+from flows.planning import judged
 from rmcore.core.cost import price_per_hour
 from rmcore.core.metrics import CELL_METRICS, CURVES
 from rmcore.core.store import Store
@@ -22,12 +22,10 @@ from rmcore.reporting.experiment_schema import (
     ExperimentResults,
     MetricInfo,
     Registration,
-    Tuned,
 )
 from rmcore.stages.results import artifact_seconds, environment, run_key
-from rmcore.study.analysis import Cells, LooksTaken, arm_bands, arm_metrics
+from rmcore.study.analysis import Cells, arm_bands, arm_metrics
 from rmcore.study.cells import Measured
-from rmcore.study.deciding import deciding_sizes
 from tasks.device import device_slots
 
 
@@ -43,11 +41,7 @@ class MatrixState:
     def __post_init__(self) -> None:
         self.measured: dict[str, Measured] = {}
         """Cells by label."""
-        self.trials: dict[str, Outcome] = {}
-        self.looks_taken = 0
-        self.taken = LooksTaken([], tuple(one.name for one in self.declared.hypotheses))
-        """The claims after these looks."""
-        self.expected: float | None = 0.0
+        self.expected: float | None = None
         """Seconds that what has run was expected to take; None: unknown."""
         self.started = time.monotonic()
 
@@ -57,12 +51,11 @@ class MatrixState:
         return {(cell.arm, cell.seed): cell for cell in finished}
 
 
-def gather(matrix: MatrixState, outcomes: Mapping[str, Outcome], tuned: Mapping[str, Tuned]) -> ExperimentResults:
+def gather(matrix: MatrixState, outcomes: Mapping[str, Outcome]) -> ExperimentResults:
     """Judge the hypotheses and describe every arm and cell."""
     declared = matrix.declared
     arms = declared.arms()
     measured = matrix.cells(outcomes)
-    seeds = seeds_by_arm(declared, (outcome.cell for outcome in outcomes.values()))
     control = declared.arm_name(declared.control)
     return {
         "name": declared.name,
@@ -71,19 +64,16 @@ def gather(matrix: MatrixState, outcomes: Mapping[str, Outcome], tuned: Mapping[
         "question": declared.question,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "control": control,
-        "seeds": list(declared.seeds[: declared.when()[matrix.looks_taken - 1]]),
-        "looks": list(declared.when()),
-        "looks_taken": matrix.looks_taken,
+        "seeds": list(declared.seeds),
         "metrics": {name: _info(name) for name in declared.metrics},
         "registration": matrix.registration,
-        "hypotheses": matrix.taken.results,
-        "sizes": deciding_sizes(matrix.taken),
-        "arms": [_arm(arm, declared, control, measured, seeds[arm.name], tuned.get(arm.name)) for arm in arms],
+        "hypotheses": judged(declared, measured),
+        "arms": [_arm(arm, declared, control, measured) for arm in arms],
         "cells": [
             _cell(outcome, measured.get((outcome.cell.arm, outcome.cell.seed)), matrix) for outcome in outcomes.values()
         ],
         "curves": {metric: _curves(metric, list(measured.values())) for metric in CURVES},
-        "notes": _notes(matrix, arms, outcomes, tuned),
+        "notes": _notes(matrix, arms, outcomes),
         "cost": _cost(matrix, outcomes),
         "command": matrix.command,
         "base": declared.base.model_dump(mode="json"),
@@ -101,7 +91,6 @@ def command(declared: Experiment, named: str, chosen: Chosen) -> str:
         "--arms": None if chosen.get("arms") is None else ",".join(chosen["arms"] or ()),
         "--budget": None if budget is None else f"{budget:g}",
         **{f"--{name}": chosen.get(name) for name in ("model", "data", "epochs", "device")},
-        "--looks": None if chosen.get("looks") is None else ",".join(map(str, chosen["looks"] or ())),
     }
     words = [word for name, value in given.items() if value is not None for word in (name, str(value))]
     return shlex.join(["rm-opt", "experiment", named, *words, *(["--grid"] if chosen.get("grid") else [])])
@@ -112,18 +101,15 @@ def _info(name: str) -> MetricInfo:
     return {"label": spec.cell_label or spec.label, "unit": spec.unit, "higher_is_better": spec.higher_is_better}
 
 
-def _arm(
-    arm: Arm, declared: Experiment, control: str, measured: Cells, seeds: Sequence[int], tuned: Tuned | None
-) -> ArmResult:
-    metrics = arm_metrics(measured, arm.name, seeds, declared.metrics)
+def _arm(arm: Arm, declared: Experiment, control: str, measured: Cells) -> ArmResult:
+    metrics = arm_metrics(measured, arm.name, declared.seeds, declared.metrics)
     base = declared.base.model_copy(update={"study": declared.name})
     return {
         "name": arm.name,
         "is_control": arm.name == control,
-        "changes": shown_changes(base, arm.config) | ({tuned["setting"]: tuned["chosen"]} if tuned else {}),
+        "changes": shown_changes(base, arm.config),
         "merged": list(arm.merged),
         "metrics": metrics,
-        "tuned": tuned,
         "bands": arm_bands(metrics),
     }
 
@@ -154,22 +140,9 @@ def _curves(metric: str, cells: Sequence[Measured]) -> list[CurveData]:
     return curves
 
 
-def _notes(
-    matrix: MatrixState, arms: Sequence[Arm], outcomes: Mapping[str, Outcome], tuned: Mapping[str, Tuned]
-) -> list[str]:
+def _notes(matrix: MatrixState, arms: Sequence[Arm], outcomes: Mapping[str, Outcome]) -> list[str]:
     notes = [f"{', '.join(arm.merged)}: the same settings as {arm.name}; merged into it." for arm in arms if arm.merged]
     declared = matrix.declared
-    for arm in declared.tuning.ranges if declared.tuning else ():
-        if arm not in tuned:
-            notes.append(f"{arm}: every trial of its tuning failed, so none of its cells could run.")
-        elif any(trial["score"] is None for trial in tuned[arm]["trials"]):
-            notes.append(f"{arm}: a trial of its tuning failed; the best of the others was chosen.")
-    for arm, one in tuned.items():
-        outside = sum(not one["low"] <= trial["value"] <= one["high"] for trial in one["trials"])
-        if outside:
-            notes.append(
-                f"{arm}: its best trial was at an edge of the declared range, so {outside} beyond it followed."
-            )
     early = sum(_made_before(matrix.store, outcome, matrix.registration["frozen_at"]) for outcome in outcomes.values())
     if early:
         notes.append(
@@ -194,7 +167,7 @@ def _made_before(store: Store, outcome: Outcome, frozen_at: str) -> bool:
 
 
 def _cost(matrix: MatrixState, outcomes: Mapping[str, Outcome]) -> Cost:
-    refs = [ref for outcome in (*matrix.trials.values(), *outcomes.values()) for ref in outcome.refs.values()]
+    refs = [ref for outcome in outcomes.values() for ref in outcome.refs.values()]
     failed = sum(outcome.error is not None for outcome in outcomes.values())
     computed = sum(outcome.computed and outcome.error is None for outcome in outcomes.values())
     return {

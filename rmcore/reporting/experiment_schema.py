@@ -21,42 +21,17 @@ class MetricInfo(TypedDict):
     """None: neither."""
 
 
-class Trial(TypedDict):
-    """One trial of an arm's tuning."""
-
-    value: float
-    """The tuned setting's value in this trial."""
-    score: float | None
-    """Validation metric of its best step; None: the trial failed."""
-
-
-class Tuned(TypedDict):
-    """How an arm's own setting was found, before its cells ran."""
-
-    setting: str
-    """Dotted, for example `train.lr`."""
-    low: float
-    high: float
-    """The declared log-uniform range."""
-    metric: str
-    trials: Sequence[Trial]
-    chosen: float
-    at_edge: bool
-    """The best trial is the smallest or the largest one tried: the optimum may lie outside."""
-
-
 class ArmResult(TypedDict):
     """One arm over its seeds."""
 
     name: str
     is_control: bool
     changes: Mapping[str, Any]
-    """Dotted settings by which it differs from the base, tuned ones included."""
+    """Dotted settings by which it differs from the base."""
     merged: Sequence[str]
     """Names of declared arms that turned out to be this same one."""
     metrics: Mapping[str, Metric]
     """Mean over seeds with its interval; `num` counts seeds."""
-    tuned: Tuned | None
     bands: Mapping[str, str]
     """Bands (failure, acceptable, success) of its mean: {"eval accuracy": "success", ...}."""
 
@@ -78,25 +53,6 @@ class CellResult(TypedDict):
     gate: Sequence[Check]
     paths: Mapping[str, str]
     """Folder of each stage's artifact."""
-
-
-class LookResult(Interval):
-    """One claim at one look, with the 95 % interval over all looks, at the level that this look may spend."""
-
-    num_seeds: int
-    p: float | None
-    """Two-sided, of this look alone."""
-    p_looks: float | None
-    """Over this look and those before it."""
-
-
-class Size(TypedDict):
-    """Two new studies of an inconclusive claim alone that would decide it with 80 % power, were it as measured."""
-
-    seeds: int | None
-    """Seeds of each arm on the same prompts; None: not even a thousand."""
-    prompts: int | None
-    """Other prompts with as many seeds as there were; None: no number of them, or the metric has none of its own."""
 
 
 class HypothesisResult(Interval):
@@ -131,10 +87,6 @@ class HypothesisResult(Interval):
     """How the interval was made."""
     condition: str | None
     """Words that follow the ends of the interval: what it holds under, "if no training collapses"."""
-    looks: Sequence[LookResult]
-    """Every look that was taken at it, in order; one where the experiment is judged once."""
-    closed: str | None
-    """Why no further look is taken at it; None: it is open, or all looks are taken."""
 
 
 class Registration(TypedDict):
@@ -189,15 +141,10 @@ class ExperimentResults(TypedDict):
     """ISO time with zone."""
     control: str
     seeds: Sequence[int]
-    looks: Sequence[int]
-    """Numbers of seeds after which it is judged, as registered; the last is that of all seeds."""
-    looks_taken: int
     metrics: Mapping[str, MetricInfo]
     """The reported metrics, the first one being the main one."""
     registration: Registration
     hypotheses: Sequence[HypothesisResult]
-    sizes: Mapping[str, Size]
-    """By inconclusive claim, where its spread over seeds is known well enough."""
     arms: Sequence[ArmResult]
     """In declared order."""
     cells: Sequence[CellResult]

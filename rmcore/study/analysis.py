@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,23 +11,16 @@ import numpy as np
 from rmcore.core.arrays import FloatArray
 from rmcore.core.metrics import bands
 from rmcore.evaluation.uncertainty import sign_flip_test, unseen_share
-from rmcore.evaluation.verdicts.estimate import Estimate, SeedSample, collapsed, estimate_over_seeds, variance_prior
-from rmcore.evaluation.verdicts.judgement import Claim, Judgement, Looks, chance_to_decide, judge
-from rmcore.evaluation.verdicts.moderation import RatioPrior
-from rmcore.evaluation.verdicts.size import FEWEST_SEEDS
-from rmcore.reporting.experiment_schema import HypothesisResult, LookResult
+from rmcore.evaluation.verdicts.estimate import Estimate, SeedSample, collapsed, estimate_over_seeds
+from rmcore.evaluation.verdicts.judgement import Claim, Judgement, judge
+from rmcore.reporting.experiment_schema import HypothesisResult
 from rmcore.reporting.schema import Metric
 from rmcore.study.cells import ANSWER_METRICS, SHARES, Measured, prompt_scores
 
 Cells = Mapping[tuple[str, int], Measured]
 """Measured cells by arm and seed; a failed cell is absent."""
-Priors = dict[tuple[str, str], RatioPrior | None]
-"""Prior of the seeds' part of a difference, by metric and comparison: the same for all claims of one look."""
 ALPHA = 0.05
-"""Familywise error rate of an experiment's verdicts, over all looks."""
-FUTILITY = 0.1
-"""A claim that the last look is less likely to decide than this is closed; below the usual 0.2 of clinical trials,
-because a look that turns out to have been needless costs seeds only."""
+"""Familywise error rate of an experiment's verdicts."""
 
 ACCURACY = "eval/test_pairwise_accuracy"
 """By which a training that collapsed is found, whatever is claimed."""
@@ -44,92 +37,26 @@ def arm_bands(metrics: Mapping[str, Metric]) -> dict[str, str]:
     return bands({name: entry["value"] for name, entry in metrics.items()})
 
 
-@dataclass(frozen=True, slots=True)
-class LooksTaken:
-    """The claims of an experiment after the looks that were taken at them."""
-
-    results: list[HypothesisResult]
-    open: tuple[str, ...]
-    """Claims that the next look is for; empty where all are closed, or no look is left."""
-    evidence: Mapping[str, tuple[Claim, Sequence[Estimate]]] = field(default_factory=dict)
-    """Each claim that was judged, with an estimate of every look that was taken at it."""
-
-
 def resolve(hypotheses: Sequence[Mapping[str, Any]], control: str) -> list[dict[str, Any]]:
     """Each claim with what its arm is compared with: `versus`, the control where that is None, nothing for a level."""
     return [{**one, "versus": None if one["comparison"] == "level" else one["versus"] or control} for one in hypotheses]
 
 
 def judge_hypotheses(
-    hypotheses: Sequence[Mapping[str, Any]],
-    cells: Cells,
-    seeds: Sequence[int],
-    *,
-    control: str,
-    looks: Sequence[int] = (),
-    taken: int | None = None,
-    futility: float = FUTILITY,
-) -> LooksTaken:
-    """The verdict of each hypothesis, all of them and all looks sharing one error rate.
-
-    A claim is closed, and its arms are not trained under further seeds for it, once it is decided, once a seed that
-    it needs has failed, or once the last look is less likely than `futility` to decide it, by five seeds or more:
-    fewer do not know their variance. Closing for futility cannot make a wrong verdict likelier, so nothing is paid
-    for it. What is open after a look is a function of the cells under the seeds of that look alone: a study that
-    was killed decides the same as one that was not.
+    hypotheses: Sequence[Mapping[str, Any]], cells: Cells, seeds: Sequence[int], *, control: str
+) -> list[HypothesisResult]:
+    """The verdict of each hypothesis, all of them sharing one error rate.
 
     Args:
         hypotheses: as declared: name, claim, metric, comparison, arm, versus, direction, threshold.
         cells: what was measured.
         seeds: the declared seeds, in order.
         control: what an arm is compared with where `versus` is None.
-        looks: numbers of seeds after which the claims are judged, the last that of all seeds; left out, judged once.
-        taken: how many of them have been taken; left out, all.
-        futility: least chance that the last look decides a claim, for it to stay open.
     """
-    plan = Looks(tuple(looks) or (len(seeds),))
-    number_taken = len(plan.num_seeds) if taken is None else taken
     resolved = resolve(hypotheses, control)
-    claims = {one["name"]: _claim(one) for one in resolved}
-    estimates: dict[str, list[Estimate]] = {name: [] for name in claims}
-    closed: dict[str, str] = {}
-    judgements: dict[str, Judgement] = {}
-    for number in plan.num_seeds[:number_taken] if resolved else ():
-        priors: Priors = {}
-        for one in resolved:
-            if one["name"] not in closed:
-                estimates[one["name"]].append(_estimate(one, cells, seeds[:number], priors))
-        judgements = judge({name: (claims[name], estimates[name]) for name in claims}, plan, alpha=ALPHA)
-        for one in resolved:
-            name = one["name"]
-            if name in closed or len(estimates[name]) == len(plan.num_seeds):
-                continue
-            failed = _failed(one, cells, seeds[:number])
-            why = failed or _closes(claims[name], estimates[name], judgements[name], plan, futility)
-            if why:
-                closed[name] = f"look {len(estimates[name])}: {why}"
-    if not judgements:
-        return LooksTaken([], tuple(claims))
-    results = [
-        _result(one, claims[name], estimates[name], judgements[name], plan, cells, seeds, closed.get(name))
-        for name, one in ((one["name"], one) for one in resolved)
-    ]
-    is_last = number_taken == len(plan.num_seeds)
-    still_open = () if is_last else tuple(name for name in claims if name not in closed)
-    return LooksTaken(results, still_open, {name: (claims[name], estimates[name]) for name in claims})
-
-
-def _closes(
-    claim: Claim, estimates: Sequence[Estimate], judgement: Judgement, looks: Looks, futility: float
-) -> str | None:
-    """Why no further look is worth taking at a claim; None where one is."""
-    if judgement.verdict != "inconclusive":
-        return "decided"
-    # Its own p alone: where other claims are decided later, Holm asks less of it than it does now.
-    chance = chance_to_decide(claim, estimates, looks, alpha=ALPHA)
-    if chance < futility and estimates[-1].num_seeds >= FEWEST_SEEDS:
-        return f"only {100 * chance:.2g} % likely to be decided by {looks.num_seeds[-1]} seeds"
-    return None
+    judged = {one["name"]: (_claim(one), _estimate(one, cells, seeds)) for one in resolved}
+    judgements = judge(judged, alpha=ALPHA)
+    return [_result(one, judged[one["name"]][1], judgements[one["name"]], cells, seeds) for one in resolved]
 
 
 def _failed(one: Mapping[str, Any], cells: Cells, seeds: Sequence[int]) -> str | None:
@@ -140,17 +67,9 @@ def _failed(one: Mapping[str, Any], cells: Cells, seeds: Sequence[int]) -> str |
 
 
 def _result(
-    one: Mapping[str, Any],
-    claim: Claim,
-    estimates: Sequence[Estimate],
-    judgement: Judgement,
-    looks: Looks,
-    cells: Cells,
-    seeds: Sequence[int],
-    closed: str | None,
+    one: Mapping[str, Any], estimate: Estimate, judgement: Judgement, cells: Cells, seeds: Sequence[int]
 ) -> HypothesisResult:
-    estimate = estimates[-1]
-    low, high = _shown(one, *(judgement.interval or (None, None)))
+    low, high = _shown(one, *(estimate.interval(ALPHA) or (None, None)))
     return {
         "name": one["name"],
         "claim": one["claim"],
@@ -167,14 +86,12 @@ def _result(
         "num_prompts": None if estimate.num_prompts is None else round(estimate.num_prompts),
         "p": judgement.p,
         "p_holm": judgement.p_holm,
-        "sign_flip_p": _sign_flip(one, cells, seeds[: looks.num_seeds[len(estimates) - 1]]),
+        "sign_flip_p": _sign_flip(one, cells, seeds),
         "smallest_detectable": _detectable(one, judgement.smallest_detectable),
         "verdict": judgement.verdict,
         "reason": judgement.reason,
         "method": estimate.method,
-        "condition": estimate.condition if judgement.interval else None,
-        "looks": [_look(one, claim, estimates[:number], looks) for number in range(1, len(estimates) + 1)],
-        "closed": closed,
+        "condition": estimate.condition if estimate.spread else None,
     }
 
 
@@ -186,20 +103,6 @@ def _shown(one: Mapping[str, Any], *values: float | None) -> list[float | None]:
     if one["comparison"] == "level" and one["metric"] in SHARES:
         return [None if value is None else min(max(value, 0.0), 1.0) for value in found]
     return found
-
-
-def _look(one: Mapping[str, Any], claim: Claim, estimates: Sequence[Estimate], looks: Looks) -> LookResult:
-    estimate = estimates[-1]
-    interval = None if estimate.spread is None else estimate.interval(looks.level(ALPHA, estimates))
-    low, high = _shown(one, *(interval or (None, None)))
-    return {
-        "num_seeds": looks.num_seeds[len(estimates) - 1],
-        "value": _shown(one, estimate.value)[0],
-        "ci_low": low,
-        "ci_high": high,
-        "p": claim.p_value(estimate),
-        "p_looks": looks.p_value(claim, estimates),
-    }
 
 
 def _claim(one: Mapping[str, Any]) -> Claim:
@@ -221,7 +124,7 @@ def _exp(log_ratio: float) -> float | None:
     return None if log_ratio > LARGEST_LOG_RATIO else math.exp(log_ratio)
 
 
-def _estimate(one: Mapping[str, Any], cells: Cells, seeds: Sequence[int], priors: Priors) -> Estimate:
+def _estimate(one: Mapping[str, Any], cells: Cells, seeds: Sequence[int]) -> Estimate:
     if failed := _failed(one, cells, seeds):
         # Who survived may have survived because of what is asked: no verdict rests on the survivors.
         return _missing(failed)
@@ -229,41 +132,13 @@ def _estimate(one: Mapping[str, Any], cells: Cells, seeds: Sequence[int], priors
         return _level(cells, one["arm"], seeds, one["metric"])
     both = [(cells[one["arm"], seed], cells[one["versus"], seed]) for seed in seeds]
     combined = [_combine(arm, versus, one["metric"], one["comparison"]) for arm, versus in both]
-    kind = (one["metric"], one["comparison"])
-    if kind not in priors:
-        priors[kind] = _prior(cells, seeds, *kind)
-    return _over_seeds(combined, both, len(seeds), kind, priors[kind])
-
-
-def _prior(cells: Cells, seeds: Sequence[int], metric: str, comparison: str) -> RatioPrior | None:
-    """Say what the arms that have every seed show of the seeds' part of a difference, or a log ratio, of two."""
-    whole = {arm for arm, _ in cells if all((arm, seed) in cells for seed in seeds)}
-    found = [[cells[arm, seed] for seed in seeds] for arm in sorted(whole)]
-    if len({cell.prompts_of(metric) for of_arm in found for cell in of_arm}) != 1:
-        return None
-    samples = [[_on_scale(cell.samples.get(metric), comparison) for cell in of_arm] for of_arm in found]
-    arms = [[one for one in of_arm if one is not None] for of_arm in samples]
-    if any(len(of_arm) < len(seeds) for of_arm in arms):
-        return None
-    return variance_prior(arms, num_prompts=_carrying([one for of_arm in arms for one in of_arm]))
-
-
-def _on_scale(sample: SeedSample | None, comparison: str) -> SeedSample | None:
-    """A sample with replicates on the scale that two of them are subtracted on; None where it has none there."""
-    if sample is None or sample.replicates is None:
-        return None
-    if comparison == "difference":
-        return sample
-    if sample.value <= 0:
-        return None
-    logs = _log_ratio(sample.replicates, np.ones_like(sample.replicates))
-    return SeedSample(math.log(sample.value), logs, sample.num_prompts)
+    return _over_seeds(combined, both, len(seeds), one["metric"], one["comparison"])
 
 
 def _level(cells: Cells, arm: str, seeds: Sequence[int], metric: str) -> Estimate:
     found = [cells[arm, seed] for seed in seeds if (arm, seed) in cells]
     estimate = _over_seeds(
-        [cell.samples.get(metric) for cell in found], [(cell,) for cell in found], len(seeds), (metric, "level")
+        [cell.samples.get(metric) for cell in found], [(cell,) for cell in found], len(seeds), metric, "level"
     )
     return _within_unit(estimate) if metric in SHARES else estimate
 
@@ -317,11 +192,10 @@ def _over_seeds(
     samples: Sequence[SeedSample | None],
     cells: Sequence[tuple[Measured, ...]],
     num_declared: int,
-    kind: tuple[str, str],
-    prior: RatioPrior | None = None,
+    metric: str,
+    comparison: str,
 ) -> Estimate:
-    """Estimate from one sample a seed and the cells, one or two, that each is made of; `kind`: metric, comparison."""
-    metric, comparison = kind
+    """Estimate from one sample a seed and the cells, one or two, that each is made of."""
     what = f"{metric} as a ratio of positive numbers" if comparison == "ratio" else metric
     if metric in ANSWER_METRICS and len({cell.answers for of_seed in cells for cell in of_seed}) > 1:
         # Neither the same prompts, nor others: no interval is for prompts of which some recur.
@@ -343,7 +217,6 @@ def _over_seeds(
         defined,
         num_prompts=_carrying(defined) if all(resampled) else None,
         prompts_shared=len({tuple(cell.prompts_of(metric) for cell in of_seed) for of_seed in cells}) == 1,
-        prior=prior,
     )
     condition, said = _collapses(cells)
     estimate = replace(estimate, method=" ".join([estimate.method, *said]), condition=condition)

@@ -20,21 +20,17 @@ SHOWN_DIFFERENCES = 3
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One pipeline run of an experiment: an arm under a seed, or a trial of an arm's tuning."""
+    """One pipeline run of an experiment: an arm under a seed."""
 
-    name: str
-    """Arm, with the trial's value where it is a trial."""
     arm: str
     seed: int
     config: PipelineConfig
     stages: tuple[str, ...]
-    trial: float | None = None
-    """Value of the tuned setting, of a trial."""
 
     @property
     def label(self) -> str:
         """Short name of its run."""
-        return f"{self.name} trial" if self.trial is not None else f"{self.name} seed {self.seed}"
+        return f"{self.arm} seed {self.seed}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +56,11 @@ class CellPlan:
 
     cell: Cell
     stages: tuple[StagePlan, ...]
-    waits_for: str = ""
-    """Outcome that has to be known first, for example the arm's tuning."""
 
     @property
     def state(self) -> Literal["cached", "partial", "run"]:
         """cached: nothing runs; partial: more than the prepared data is there, or shared; run: all of it runs."""
-        if all(stage.ref for stage in self.stages) and not self.waits_for:
+        if all(stage.ref for stage in self.stages):
             return "cached"
         there = (stage for stage in self.stages if stage.ref is not None or stage.is_shared)
         return "partial" if any(stage.name != "prepare" for stage in there) else "run"
@@ -75,7 +69,7 @@ class CellPlan:
     def why(self) -> str:
         """Why the first missing stage has to run, or where all that are missing come from."""
         missing = sorted((stage for stage in self.stages if stage.why), key=lambda stage: stage.is_shared)
-        return self.waits_for or next((f"{stage.name}: {stage.why}" for stage in missing), "")
+        return next((f"{stage.name}: {stage.why}" for stage in missing), "")
 
     @property
     def refs(self) -> dict[str, ArtifactRef]:
@@ -94,19 +88,18 @@ class Planner:
     _checked: dict[tuple[str, str], ArtifactStatus] = field(default_factory=dict)
     _seen: dict[str, list[Seen]] = field(default_factory=dict)
 
-    def plan(self, cell: Cell, *, waits_for: str = "") -> CellPlan:
-        """Plan what of a cell is there and what has to run; all but its data, where its settings wait for something."""
-        return CellPlan(cell, tuple(self._stages(cell, waits_for)), waits_for)
+    def plan(self, cell: Cell) -> CellPlan:
+        """Plan what of a cell is there and what has to run."""
+        return CellPlan(cell, tuple(self._stages(cell)))
 
-    def _stages(self, cell: Cell, waits_for: str) -> Iterator[StagePlan]:
+    def _stages(self, cell: Cell) -> Iterator[StagePlan]:
         refs: dict[str, ArtifactRef] = {}
         first: dict[str, str] = {}  # of a stage that has to run: the one that it has to run for
         for name in cell.stages:
             behind = [first[needed] for needed in STAGES[name].needs(cell.config) if needed in first]
-            if behind or (waits_for and STAGES[name].upstream):
-                # The store's entries for the settings so far are not what will be requested.
-                first[name] = behind[0] if behind else name
-                why = f"follows {behind[0]}" if behind else waits_for
+            if behind:
+                first[name] = behind[0]
+                why = f"follows {behind[0]}"
                 yield StagePlan(name, None, None, why, self.estimates.seconds(cell.config, name))
                 continue
             call = stage_call(name, cell.config, refs)

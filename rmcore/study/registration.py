@@ -12,7 +12,7 @@ from typing import Any
 
 from rmcore.core.digests import canonical_json, make_key
 from rmcore.core.errors import StoreError
-from rmcore.core.files import exclusive, read_json_lines, write_json, write_text
+from rmcore.core.files import exclusive, write_json
 from rmcore.core.store import flatten
 from rmcore.reporting.experiment_schema import Registration
 
@@ -69,39 +69,6 @@ def _frozen_at(content: bytes, digest: str) -> str | None:
         return str(record["frozen_at"]) if make_key(record["frozen"]) == digest else None
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def record_look(registration: Registration, key: str, look: Mapping[str, Any]) -> bool:
-    """Write down a look as it is taken, once; whether it is new.
-
-    Args:
-        registration: what the look is at.
-        key: of the matrix: another version of the code makes other cells, so its looks are its own.
-        look: {"num_seeds", "open": names of claims that stay open, "claims": each claim's name, verdict and numbers}.
-
-    Raises:
-        StoreError: the look was taken before and decided otherwise.
-    """
-    file = Path(registration["path"]).with_suffix(f".{key}.looks.jsonl")
-    with exclusive(file.with_suffix(".lock")):
-        taken = read_json_lines(file)
-        for known in taken:
-            if known["num_seeds"] == look["num_seeds"]:
-                if _decisions(known) != _decisions(look):
-                    raise StoreError(
-                        f"the look at {look['num_seeds']} seeds of {known['taken_at']} came out as "
-                        f"{_decisions(known)}, and now as {_decisions(look)}: its cells are not those of then, so what "
-                        f"it spent of the error rate was spent on others. Restore the store, or remove {file} and say "
-                        "that you did."
-                    )
-                return False
-        row = {**look, "taken_at": datetime.now(UTC).isoformat(timespec="seconds")}
-        write_text(file, "".join(json.dumps(one) + "\n" for one in (*taken, row)))
-    return True
-
-
-def _decisions(look: Mapping[str, Any]) -> dict[str, str]:
-    return {one["name"]: one["verdict"] + (" (open)" if one["name"] in look["open"] else "") for one in look["claims"]}
 
 
 def read_registration(path: Path) -> dict[str, Any]:

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from experiments.elements import MOST_WIDENINGS
-from experiments.schema import TUNING_SEED, Experiment, Tuning
+from experiments.schema import Experiment
 from rmcore.core.digests import make_key
 
 ACCURACY = "eval/test_pairwise_accuracy"
@@ -36,7 +35,6 @@ DECLARED = {
     "hypotheses": [DIFFERENCE],
     "budget_minutes": 10,
 }
-TUNING = {"trials": 2, "ranges": {"low": [1e-5, 1e-3]}}
 
 
 def declare(**changes):
@@ -142,7 +140,6 @@ REFUSED = {
     "zero seeds": ({"seeds": []}, "seeds"),
     "repeated seeds": ({"seeds": [0, 1, 0]}, "seeds: .* repeats a seed"),
     "negative seed": ({"seeds": [-1]}, r"seeds\.0"),
-    "seed of the trials": ({"seeds": [TUNING_SEED], "tuning": TUNING}, "seeds: 1000003 is the seed of the tuning"),
     "no control": ({"control": None}, "control"),
     "control is no arm": ({"control": "medium"}, "control: there is no arm 'medium'; arms are low, high"),
     "unreported metric": (claim(metric="calib/test_ece_debiased"), r"hypotheses.0 \(H1\).metric: no cell reports"),
@@ -154,18 +151,6 @@ REFUSED = {
     "threshold is infinite": (claim(threshold=math.inf), r"hypotheses\.0\.threshold"),
     "two of one name": ({"hypotheses": [DIFFERENCE, LEVEL]}, "hypotheses: two have the same name"),
     "no budget": ({"budget_minutes": 0}, "budget_minutes"),
-    "range upside down": ({"tuning": {"ranges": {"low": [1e-3, 1e-5]}}}, r"ranges.low: 0.001 to 1e-05"),
-    "range from zero": ({"tuning": {"ranges": {"low": [0, 1e-5]}}}, "ranges.low: 0 to 1e-05"),
-    "range of no arm": ({"tuning": {"ranges": {"medium": [1e-5, 1e-3]}}}, r"tuning.ranges.medium: there is no such"),
-    "tuned setting unknown": ({"tuning": TUNING | {"setting": "train.lrr"}}, "tuning.setting: no setting 'train.lrr'"),
-    "tuned value not allowed": (
-        {"tuning": {"setting": "train.label_smoothing", "ranges": {"low": [0.5, 5]}}},
-        "tuning.ranges.low: train.label_smoothing",
-    ),
-    "nothing to tune on": (
-        {"tuning": TUNING, "base": {"data": {"validation_fraction": 0}}},
-        r"tuning.metric: low has no validation pairs",
-    ),
 }
 
 
@@ -179,37 +164,6 @@ def test_a_hypothesis_about_a_merged_arm_compared_with_what_it_was_merged_into_i
     levels = RATES["levels"] | {"same": {"train.lr": 1e-4}}
     with pytest.raises(ValidationError, match="'same' would be compared with itself"):
         declare(factors=[{"name": "lr", "levels": levels}], hypotheses=[DIFFERENCE | {"arm": "same"}])
-
-
-@given(low=st.floats(1e-7, 10), ratio=st.floats(1.001, 1e4), trials=st.integers(1, 12), arm=st.sampled_from(["a", "b"]))
-def test_trials_lie_in_the_range_one_in_each_of_its_equal_parts(low, ratio, trials, arm):
-    tuning = Tuning(trials=trials, ranges={arm: (low, low * ratio)})
-    values = tuning.values(arm)
-    assert len(set(values)) == trials
-    assert values == Tuning.model_validate(tuning.model_dump()).values(arm)
-    assert all(low <= value <= low * ratio for value in values)
-    width = math.log(ratio) / trials
-    for part, value in enumerate(values):
-        assert part - 1e-6 <= math.log(value / low) / width <= part + 1 + 1e-6
-
-
-@given(ratio=st.floats(2, 1e4), trials=st.integers(3, 9), up=st.booleans())
-def test_trials_beyond_an_edge_continue_the_parts_of_the_range(ratio, trials, up):
-    tuning = Tuning(trials=trials, ranges={"a": (1e-3, 1e-3 * ratio)})
-    values = tuning.values("a")
-    assert tuning.beyond("a", values, sorted(values)[1]) == []  # inside
-    part, added = math.log(ratio) / trials, math.ceil(trials / 2)
-    for widening in range(MOST_WIDENINGS + 1):
-        more = tuning.beyond("a", values, max(values) if up else min(values))
-        if widening == MOST_WIDENINGS:
-            assert more == []
-            continue
-        assert len(more) == added
-        places = [math.log(value / 1e-3) / part for value in more]
-        first = trials + widening * added if up else -(widening + 1) * added
-        for number, place in enumerate(places):
-            assert first + number - 1e-6 <= place <= first + number + 1 + 1e-6
-        values += more
 
 
 def test_a_metric_of_judged_answers_takes_a_file_of_them_in_every_arm():
@@ -251,7 +205,6 @@ REGISTERED = {
     "base": {"base": {"data": {"source": "/data/a.parquet"}, "train": {"steps": 7}}},
     "file": {"base": {"data": {"source": "/data/b.parquet"}}},
     "question": {"question": "Is this another question?"},
-    "tuning": {"tuning": TUNING},
     "target": {"target_accuracy": 0.6},
 }
 ON_FILE = {"base": {"data": {"source": "/data/a.parquet"}}}

@@ -130,12 +130,13 @@ def test_the_plain_loop_has_no_part_of_the_recipe(size):
     assert plain.config.train.steps == pair_aware.config.train.steps == full.config.train.steps
 
 
-def test_lora_has_the_ranks_of_the_validation_plan_and_as_many_trials_for_each_arm():
+def test_lora_has_the_ranks_of_the_validation_plan_and_ten_times_the_learning_rate():
     experiment = load_experiment("lora", "paper")
     shapes = {arm.name: arm.config.model.lora and (arm.config.model.lora.rank, arm.config.model.lora.alpha)
               for arm in experiment.arms()}  # fmt: skip
     assert shapes == {"full": None, "r8": (8, 16), "r16": (16, 32)}
-    assert experiment.tuning.ranges.keys() == shapes.keys()
+    rates = {arm.name: arm.config.train.lr / experiment.base.train.lr for arm in experiment.arms()}
+    assert rates == pytest.approx({"full": 1, "r8": 10, "r16": 10})
 
 
 def test_sensitivity_has_the_values_of_the_validation_plan_in_its_order():
@@ -151,14 +152,12 @@ def test_sensitivity_has_the_values_of_the_validation_plan_in_its_order():
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_optimizers_differ_in_the_optimizer_alone_and_are_tuned_alike(size):
+def test_optimizers_differ_in_the_optimizer_and_its_learning_rate_alone(size):
     experiment = load_experiment("optimizers", size)
     assert [arm.name for arm in experiment.arms()] == ["adam", "adamw", "sgd", "muon"]
     for arm in experiment.arms():
-        assert shown_changes(experiment.base, arm.config).keys() <= {"train.optimizer", "study"}
+        assert shown_changes(experiment.base, arm.config).keys() <= {"train.optimizer", "train.lr", "study"}
         assert arm.config.train.optimizer == arm.name
-        assert len(experiment.tuning.values(arm.name)) == experiment.tuning.trials
-    assert experiment.tuning.ranges.keys() == {"adam", "adamw", "sgd", "muon"}
 
 
 def test_arms_are_taken_in_declared_order_whatever_the_order_asked_for():
@@ -166,7 +165,6 @@ def test_arms_are_taken_in_declared_order_whatever_the_order_asked_for():
     one, other = (restrict(whole, arms=arms) for arms in (["muon", "adamw"], ["adamw", "muon", "muon"]))
     assert [arm.name for arm in one.arms()] == ["adamw", "muon"]
     assert one.frozen() == other.frozen()
-    assert one.tuning.ranges == {arm: whole.tuning.ranges[arm] for arm in ("adamw", "muon")}
     assert [hypothesis.name for hypothesis in one.hypotheses] == ["O1", "O4", "O5"]
 
 
@@ -179,13 +177,6 @@ def test_without_the_control_the_first_arm_asked_for_is_compared_with():
 def test_hypotheses_that_name_arms_left_out_are_left_out():
     taken = restrict(load_experiment("ablation"), arms=["A1", "A2"])
     assert [hypothesis.name for hypothesis in taken.hypotheses] == ["H2a", "H2b", "H2c", "H2d", "H3a"]
-
-
-def test_without_a_tuned_arm_nothing_is_tuned():
-    whole = load_experiment("lora")
-    ranges = {"r8": whole.tuning.ranges["r8"]}
-    partly = whole.model_copy(update={"tuning": whole.tuning.model_copy(update={"ranges": ranges})})
-    assert restrict(partly, arms=["full", "r16"]).tuning is None
 
 
 @pytest.mark.parametrize("arms", [["A9"], [], ["A1", "A9"]])

@@ -280,66 +280,6 @@ def test_a_signal_ends_every_stage_and_loses_nothing(place, finished):
     assert errors.count("interrupted") == 1
 
 
-def test_an_arm_whose_trials_fail_says_so_and_a_failed_trial_does_not_decide(place, finished):
-    """Of the large arm every trial diverges; of the small one the larger of two does."""
-    declared = json.loads(json.dumps(DECLARED)) | {"name": "tuned", "seeds": [0]}
-    for level in ("same", "diverging"):
-        del declared["factors"][0]["levels"][level]
-    declared["tuning"] = {"trials": 2, "ranges": {"small": [1e-30, 1e30], "large": [1e29, 1e31]}}
-    status, outcome, _said = place.experiment(place.declare(declared))
-    assert status == 1
-    assert outcome["failed"] == ["large seed 0"]
-    cells = {cell["arm"]: cell for cell in outcome["results"]["cells"]}
-    assert "every trial of its tuning failed" in cells["large"]["error"]
-    arms = {arm["name"]: arm for arm in outcome["results"]["arms"]}
-    tuned = arms["small"]["tuned"]
-    assert [trial["score"] is None for trial in tuned["trials"]] == [False, True]
-    record = json.loads(Path(cells["small"]["paths"]["train"], "MANIFEST.json").read_text())
-    assert record["inputs"]["config"]["train"]["lr"] == tuned["chosen"] == tuned["trials"][0]["value"]
-    [hypothesis] = outcome["results"]["hypotheses"]
-    assert hypothesis["verdict"] == "inconclusive"
-
-
-def test_a_study_takes_one_look_a_run_until_none_is_left_and_stands_by_what_it_saw(place, finished):
-    """A claim of equality that three seeds would hardly show stays open, too: two seeds do not know their variance."""
-    first = DECLARED["hypotheses"][0]
-    within = first | {"name": "H2", "direction": "within", "threshold": 0.01}
-    declared = json.loads(json.dumps(DECLARED)) | {"name": "looked", "seeds": [0, 1, 2], "looks": [2, 3]}
-    declared["hypotheses"] = [first, within]
-    for level in ("same", "diverging"):
-        del declared["factors"][0]["levels"][level]
-    file, out = place.declare(declared), place.home / "looked.json"
-
-    def look(*options):
-        status, output, errors = place.rm_opt("experiment", file, "--summary", out, *options)
-        return status, json.loads(out.read_text() or "null"), output + errors
-
-    status, outcome, said = look("--take", 1)
-    assert (status, outcome["computed"], outcome["results"]["looks_taken"]) == (0, [], 1)  # its cells were there
-    assert "1 new look taken, as requested; the next needs 2 cells" in said
-    status, plan, _ = place.rm_opt("experiment", file, "--plan")
-    assert status == 0
-    for name in ("H1", "H2"):
-        assert re.search(
-            rf"^{name} +inconclusive +open, 3 seeds decide it with \d+%; smallest effect", plan, re.MULTILINE
-        )
-    assert "large seed 2 " in plan
-    assert outcome["results"]["sizes"] == {}  # two seeds know too little of others
-    assert {one["name"]: one["closed"] is None for one in outcome["results"]["hypotheses"]} == {"H1": True, "H2": True}
-    status, outcome, said = look()
-    assert (status, outcome["computed"]) == (0, ["small seed 2", "large seed 2"])
-    assert [len(one["looks"]) for one in outcome["results"]["hypotheses"]] == [2, 2]
-    assert "no look is left" in said
-    [record] = place.home.glob("registrations/looked-custom/*.looks.jsonl")
-    looks = [json.loads(line) for line in record.read_text().splitlines()]
-    assert [(one["num_seeds"], one["open"]) for one in looks] == [(2, ["H1", "H2"]), (3, [])]
-    looks[0]["claims"][0]["verdict"] = "refuted"
-    record.write_text("".join(json.dumps(one) + "\n" for one in looks))
-    status, _, said = look()
-    assert status == 2
-    assert "its cells are not those of then" in said
-
-
 def test_the_documented_study_of_judged_answers_runs_and_judges_its_claim(place):
     page = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()
     [declared] = [

@@ -1,17 +1,15 @@
-"""The plan of a matrix: cells, trials, budget and name, without Prefect and without running a cell."""
+"""The plan of a matrix: cells, budget and name, without Prefect and without running a cell."""
 
 import json
-import math
 import os
 import subprocess
 import sys
 
 import pytest
 
-from experiments.elements import MOST_WIDENINGS
 from experiments.presets import PRESETS
-from experiments.schema import TUNING_SEED, Experiment
-from flows import cli_runs
+from experiments.schema import Experiment
+from flows import cli_runs, planning
 from flows.planning import make_plan, matrix_key, plan_run
 from rmcore.config.changes import change_config
 from rmcore.config.landscape import LandscapeConfig
@@ -46,7 +44,6 @@ DECLARED = {
     "metrics": [ACCURACY],
     "budget_minutes": 1000,
 }
-TUNING = {"setting": "train.weight_decay", "trials": 2, "ranges": {"high": [1e-3, 1e-1]}}
 
 
 def declare(**changes):
@@ -60,9 +57,10 @@ def store(tmp_path):
 
 
 @pytest.fixture
-def plan(store, tmp_path):
+def plan(store, tmp_path, monkeypatch):
     """Factory of plans that measure nothing new."""
-    return lambda experiment, **options: make_plan(experiment, store, tmp_path, measure=False, **options)
+    monkeypatch.setattr(planning, "probe_unknown", lambda store, folder, configs: Probed())
+    return lambda experiment: make_plan(experiment, store, tmp_path)
 
 
 @pytest.fixture
@@ -101,20 +99,20 @@ def test_what_other_machines_have_computed_is_taken_and_costs_nothing(store, tmp
     experiment = declare(budget_minutes=0.01)
     (tmp_path / "shared").mkdir()
     monkeypatch.setenv("RM_OPT_SHARED", (tmp_path / "shared").as_uri())
-    theirs = make_plan(experiment, store, tmp_path, measure=False)
+    theirs = make_plan(experiment, store, tmp_path)
     for one in theirs.cells:
         finish(one.cell)
     shared = named_store()
     assert list(shared.push_all(store))
     empty = Store(tmp_path / "other" / "store")
-    plan = make_plan(experiment, empty, tmp_path, measure=False)
+    plan = make_plan(experiment, empty, tmp_path)
     assert {one.state for one in plan.cells} == {"partial"}
     assert {one.why for one in plan.cells} == {"prepare: taken from the shared store"}
     assert plan.seconds == 0.0
     plan.check_budget()
     key = next(stage.key for stage in plan.cells[0].stages if stage.name == "evaluate")
     shared.objects.delete(f"manifests/evaluate/{key}.json")
-    plan = make_plan(experiment, empty, tmp_path, measure=False)
+    plan = make_plan(experiment, empty, tmp_path)
     assert plan.cells[0].why == "evaluate: nothing like it is in the store"
     assert [stage.is_shared for stage in plan.cells[0].stages] == [True, True, False]
     assert plan.seconds > 0
@@ -136,7 +134,6 @@ def test_there_is_a_cell_for_each_arm_and_seed(plan):
         assert one.cell.config.seed == one.cell.seed
         assert one.cell.config.train.lr == {"low": 1e-4, "high": 1e-3}[one.cell.arm]
     assert found.due == list(found.cells)
-    assert found.trials == ()
 
 
 def test_finished_cells_are_not_due(plan, finish):
@@ -212,114 +209,8 @@ def test_unknown_speeds_are_measured_and_kept(store, tmp_path):
     assert all(stage.seconds > 0 for one in low for stage in one.stages)
     assert all(stage.seconds is None for one in long for stage in one.stages)
     assert not list(store.root.rglob(MANIFEST))
-    again = make_plan(declare(), store, tmp_path, measure=False)
+    again = make_plan(declare(), store, tmp_path)
     assert again.seconds is not None
-
-
-def test_trials_have_a_seed_of_their_own_and_stop_after_training(plan):
-    found = plan(declare(tuning=TUNING))
-    values = declare(tuning=TUNING).tuning.values("high")
-    assert [trial.cell.trial for trial in found.trials] == values
-    for trial, value in zip(found.trials, values, strict=True):
-        assert trial.cell.config.train.weight_decay == value
-        assert trial.cell.config.train.lr == 1e-3
-        assert (trial.cell.config.seed, trial.cell.stages) == (TUNING_SEED, ("prepare", "train"))
-    assert len(found.due) == 6
-
-
-def test_cells_wait_for_their_tuning_and_no_others(plan, finish):
-    """Cells with the setting as declared are stored, and are not what the tuned arm will need."""
-    for one in plan(declare()).cells:
-        finish(one.cell)
-    found = plan(declare(tuning=TUNING))
-    low, high = ([one for one in found.cells if one.cell.arm == arm] for arm in ("low", "high"))
-    assert {one.state for one in low} == {"cached"}
-    assert {(one.state, one.why) for one in high} == {("run", "train.weight_decay is tuned first")}
-    assert found.tuned == {}
-
-
-def test_the_best_trial_decides_the_cells(plan, finish):
-    experiment = declare(tuning=TUNING)
-    trials = plan(experiment).trials
-    finish(trials[0].cell, loss=0.6)
-    assert plan(experiment).tuned == {}
-    finish(trials[1].cell, loss=0.4)
-    found = plan(experiment)
-    assert found.tuned["high"]["chosen"] == trials[1].cell.trial
-    assert [trial["score"] for trial in found.tuned["high"]["trials"]] == [0.6, 0.4]
-    weights = {(one.cell.arm, one.cell.config.train.weight_decay) for one in found.cells}
-    assert weights == {("low", declare().base.train.weight_decay), ("high", trials[1].cell.trial)}
-    assert len(found.due) == 4
-
-
-def test_a_trial_that_failed_is_not_waited_for(plan, finish):
-    experiment = declare(tuning=TUNING)
-    first, second = plan(experiment).trials
-    finish(first.cell)
-    assert plan(experiment).tuned == {}
-    found = plan(experiment, failed=frozenset({second.cell.label}))
-    assert found.tuned["high"]["chosen"] == first.cell.trial
-    high = [one for one in found.cells if one.cell.arm == "high"]
-    assert {one.cell.config.train.weight_decay for one in high} == {first.cell.trial}
-    assert {one.waits_for for one in high} == {""}
-    both = plan(declare(tuning=TUNING), failed=frozenset({first.cell.label, second.cell.label}))
-    assert both.tuned["high"]["chosen"] == first.cell.trial  # what is in the store did not fail
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("side", [-1, 1])
-def test_a_best_trial_at_an_edge_is_followed_by_trials_beyond_it(plan, finish, side):
-    """The optimum lies two parts outside of the range: both of these are tried, then one more side of it."""
-    experiment = declare(tuning=TUNING | {"trials": 3})
-    low, high = experiment.tuning.ranges["high"]
-    part = math.log(high / low) / 3
-    optimum = math.log(high) + 1.5 * part if side > 0 else math.log(low) - 1.5 * part
-
-    def finish_all(found):
-        for trial in found.trials:
-            if trial.state != "cached":
-                finish(trial.cell, loss=abs(math.log(trial.cell.trial) - optimum))
-        return plan(experiment)
-
-    found = finish_all(plan(experiment))
-    beyond = [trial.cell.trial for trial in found.trials if not low <= trial.cell.trial <= high]
-    assert len(found.trials) == 5
-    assert all((value > high) == (side > 0) for value in beyond)
-    assert found.tuned == {}
-    assert all(one.waits_for for one in found.cells if one.cell.arm == "high")
-    for _ in range(3):
-        found = finish_all(found)
-    chosen = found.tuned["high"]
-    assert not chosen["at_edge"]
-    assert abs(math.log(chosen["chosen"]) - optimum) < part
-    assert len(found.trials) <= 7
-
-
-@pytest.mark.slow
-def test_a_range_is_widened_a_bounded_number_of_times_and_never_beyond_what_a_setting_may_be(plan, finish):
-    def end(experiment):
-        found = plan(experiment)
-        while any(trial.state != "cached" for trial in found.trials):
-            for trial in found.trials:
-                if trial.state != "cached":
-                    finish(trial.cell, loss=-math.log(trial.cell.trial))  # the more, the better
-            found = plan(experiment)
-        return found
-
-    found = end(declare(tuning=TUNING | {"trials": 3}))
-    assert len(found.trials) == 3 + 2 * MOST_WIDENINGS
-    assert found.tuned["high"]["at_edge"]
-    smoothing = {"setting": "train.label_smoothing", "trials": 3, "ranges": {"high": [0.01, 0.45]}}
-    found = end(declare(tuning=smoothing))  # 0.5 and more is no smoothing
-    assert len(found.trials) == 3
-    assert found.tuned["high"]["at_edge"]
-
-
-def test_without_any_score_nothing_is_decided(plan, finish):
-    experiment = declare(tuning=TUNING)
-    for trial in plan(experiment).trials:
-        finish(trial.cell, loss=None)
-    assert plan(experiment).tuned == {}
 
 
 def test_a_matrix_is_named_by_its_registration_and_by_what_runs_it(monkeypatch):
@@ -353,7 +244,7 @@ def test_the_content_of_every_arms_data_is_in_the_name(tmp_path, gold_pairs):
 def test_the_plan_of_a_run_tells_cached_stages_from_those_that_follow_a_change(store, tmp_path, finish, probed):
     config = declare().base
     stages = pipeline_stages(config)
-    finish(Cell("run", "run", 0, config, stages))
+    finish(Cell("run", 0, config, stages))
     whole, probed_now = plan_run(config, store, tmp_path)
     assert [stage.ref is not None for stage in whole.stages] == [True] * len(stages)
     assert probed_now == Probed()
@@ -371,7 +262,7 @@ def test_the_plan_is_printed_with_every_stage_its_state_and_what_it_would_take(
     monkeypatch.setenv("RM_OPT_HOME", str(tmp_path))
     monkeypatch.setattr(cli_runs, "configure_environment", lambda: None)
     config = declare().base.model_copy(update={"landscape": LandscapeConfig()})
-    finish(Cell("run", "run", 0, config, pipeline_stages(config)))
+    finish(Cell("run", 0, config, pipeline_stages(config)))
     cli_runs.print_plan(change_config(config, {"evaluate.num_resamples": 777}))
     said = capsys.readouterr().out
     rows = {line.split()[0]: " ".join(line.split()[1:]) for line in said.splitlines() if line.strip()}

@@ -118,23 +118,12 @@ def arm_result(name: str, cells: list[dict[str, Any]]) -> dict[str, Any]:
     own = [one["metrics"] for one in cells if one["arm"] == name]
     means = {key: metric([one[key] for one in own if one[key] is not None]) for key in metric_infos()}
     accuracy, gap = means[ACCURACY]["value"], means[GAP]["value"]
-    trials = [(1.2e-5, 0.641), (4.2e-5, 0.672), (9.7e-5, None)]
-    tuned = {
-        "setting": "train.lr",
-        "low": 1e-5,
-        "high": 1e-4,
-        "metric": "eval/pairwise_accuracy",
-        "trials": [{"value": value, "score": score} for value, score in trials],
-        "chosen": 4.2e-5,
-        "at_edge": True,
-    }
     return {
         "name": name,
         "is_control": name == "A1 plain",
         "changes": ARMS[name],
         "merged": ["A5 again"] if name == "A5 full" else [],
         "metrics": means,
-        "tuned": tuned if name == "A5 full" else None,
         "bands": {
             "eval accuracy": "success" if accuracy > 0.63 else "acceptable",
             "train − eval gap": "failure" if gap > 0.15 else "acceptable" if gap > 0.1 else "success",
@@ -159,33 +148,10 @@ def hypothesis(name: str, claim: str, metric_name: str, verdict: str, reason: st
         "sign_flip_p": None,
         "smallest_detectable": None,
         "method": "random-effects t interval over 3 seeds, prompts resampled within each, paired by pair",
-        "closed": None,
+        "condition": None,
     }
     own = {"name": name, "claim": claim, "metric": metric_name, "verdict": verdict, "reason": reason}
-    found = usual | own | rest
-    kept = {key: found[key] for key in ("num_seeds", "value", "ci_low", "ci_high", "p")}
-    return {"looks": [kept | {"p_looks": found["p"]}]} | found
-
-
-def in_looks() -> dict[str, Any]:
-    """The same experiment, judged in looks at 5, 8, 12 and 20 seeds, of which three were taken."""
-    record = results() | {"seeds": list(range(12)), "looks": [5, 8, 12, 20], "looks_taken": 3}
-    for number, item in enumerate(record["hypotheses"]):
-        value, half = item["value"], (item["ci_high"] or 0.1) - (item["ci_low"] or 0.0)
-        taken = [5, 8, 12][: 1 + number % 3]
-        item["looks"] = [
-            {"num_seeds": seeds, "value": value + 0.2 * half / seeds, "ci_low": value - half * (2 / seeds) ** 0.5,
-             "ci_high": value + half * (2 / seeds) ** 0.5, "p": 0.03, "p_looks": 0.05}
-            for seeds in taken
-        ]  # fmt: skip
-        if len(taken) < 3:
-            item["closed"] = f"look {len(taken)}: decided"
-    record["hypotheses"][3] |= {
-        "direction": "within",
-        "threshold": 1.2,
-        "closed": "look 1: only 4 % likely to be decided by 20 seeds",
-    }
-    return record
+    return usual | own | rest
 
 
 def hypotheses() -> list[dict[str, Any]]:
@@ -248,8 +214,6 @@ def results() -> dict[str, Any]:
         "created": "2026-11-21T01:30:00+00:00",
         "control": "A1 plain",
         "seeds": list(SEEDS),
-        "looks": [len(SEEDS)],
-        "looks_taken": 1,
         "metrics": metric_infos(),
         "registration": {
             "hash": "3f1c9a" + "0123456789" * 5 + "abcdef01",

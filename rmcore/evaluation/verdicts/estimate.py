@@ -21,19 +21,19 @@ from rmcore.evaluation.uncertainty import UNEVEN
 from rmcore.evaluation.verdicts.intervals import (
     POWER,
     Component,
-    ModeratedComponent,
     PercentileInterval,
     TInterval,
     smallest_detectable,
     spread_variance,
 )
-from rmcore.evaluation.verdicts.moderation import MODERATED_BELOW_SEEDS, MODERATED_FROM_ARMS, RatioPrior, fit_ratios
 
 _NO_SPREAD = "one seed and nothing resampled: the spread cannot be estimated. Run more seeds"
 _ONE_PROMPT = "only one prompt: its pairs are not independent, so the spread over prompts cannot be estimated"
 _UNBOUNDED = "too few prompts carry this metric: resamples leave it undefined or without bound"
 _CONSTANT = "all seeds, or all resamples of prompts, gave one and the same value: the spread cannot be estimated"
 
+FEW_SEEDS = 5
+"""Fewer may agree by luck, so their variance is at least the part of it that the prompts show."""
 AT_CHANCE = 0.03
 """An accuracy this far above one half is at chance, whatever its error over prompts."""
 FAR_BELOW = 3.0
@@ -93,9 +93,7 @@ class Estimate:
         return smallest_detectable(self.spread.components, alpha=alpha, power=power) if self.spread else None
 
 
-def estimate_over_seeds(
-    samples: Sequence[SeedSample], *, num_prompts: float | None, prompts_shared: bool, prior: RatioPrior | None = None
-) -> Estimate:
+def estimate_over_seeds(samples: Sequence[SeedSample], *, num_prompts: float | None, prompts_shared: bool) -> Estimate:
     """Mean over seeds with an interval for new seeds and new prompts.
 
     Own prompts, or nothing resampled: t interval over seeds with variance A = s^2 / S and S - 1 degrees of freedom; the
@@ -108,8 +106,7 @@ def estimate_over_seeds(
     among 3 seeds, they give the seeds' part the prompts' many degrees of freedom (simulated coverage down to 92 %).
     A bootstrap over seeds and prompts counts E up to three times.
 
-    Fewer than five seeds: A is moderated by what the other arms' seeds show (`RatioPrior.moderate`), and without a
-    prior it is at least E.
+    Fewer than five seeds: A is at least E.
 
     One seed: the interval over prompts alone. No replicates: seeds alone. A spread of exactly zero is a sign of too few
     observations (no training of three stopped early), and no interval is given.
@@ -118,7 +115,6 @@ def estimate_over_seeds(
         samples: one a seed, in any order.
         num_prompts: C, the prompts that carry each seed's replicates; None where the quantity has none.
         prompts_shared: whether all seeds were measured on the same prompts. Without replicates it does not matter.
-        prior: from `variance_prior` of all arms of the experiment, for a difference between two of them.
 
     Raises:
         DataError: no samples, values that are not finite, or replicates that do not fit together.
@@ -134,10 +130,9 @@ def estimate_over_seeds(
     replicates = [sample.replicates for sample in ordered if sample.replicates is not None]
     # Own prompts need no replicates: their error is in the spread over seeds, except where there is one seed only.
     crossed = np.stack(replicates) if replicates and (prompts_shared or len(values) == 1) else None
-    spread = _spread(values, crossed, num_prompts or 0, prior)
+    spread = _spread(values, crossed, num_prompts or 0)
     limits = spread if isinstance(spread, str) else _limits(spread)
-    moderated = isinstance(spread, TInterval) and isinstance(spread.components[0], ModeratedComponent)
-    method = _method(len(values), num_prompts, shared=prompts_shared, resampled=bool(replicates), moderated=moderated)
+    method = _method(len(values), num_prompts, shared=prompts_shared, resampled=bool(replicates))
     centre = _mean(values)
     if isinstance(spread, str) or isinstance(limits, str):
         return Estimate(centre, None, None, len(values), num_prompts, method, str(limits), None)
@@ -165,36 +160,6 @@ def collapsed(values: Sequence[float], errors: Sequence[float]) -> list[int]:
     return [int(place) for place in np.flatnonzero(low & at_chance)]
 
 
-def variance_prior(arms: Sequence[Sequence[SeedSample]], *, num_prompts: float) -> RatioPrior | None:
-    """Gather what all arms of an experiment say about the variance over seeds of a difference between two of them.
-
-    Each arm is taken as its difference from the mean of all arms under the same seed, so what a seed does to all of
-    them alike (the same weights to begin with, the same order) drops out, as it does from a difference.
-
-    Args:
-        arms: for each arm one sample a seed, the same seeds in the same order, all with replicates over the same
-            prompts.
-        num_prompts: C behind the replicates.
-
-    Returns:
-        None where there is nothing to borrow: fewer than three arms, one seed or five and more, one prompt, or an arm
-        whose answers do not differ by seed and prompt at all.
-    """
-    num_seeds = min((len(arm) for arm in arms), default=0)
-    if len(arms) < MODERATED_FROM_ARMS or not 1 < num_seeds < MODERATED_BELOW_SEEDS or num_prompts < 2:
-        return None
-    values = np.array([[sample.value for sample in arm] for arm in arms])  # (A, S)
-    crossed = np.array([[sample.replicates for sample in arm] for arm in arms], dtype=np.float64)  # (A, S, B)
-    crossed = crossed[:, :, ~np.isnan(crossed).any(axis=(0, 1))]
-    ratios = []
-    for own, replicates in zip(values - values.mean(axis=0), crossed - crossed.mean(axis=0), strict=True):
-        _, noise = shared_variances(replicates, num_prompts)
-        if not 0 < noise < np.inf:
-            return None
-        ratios.append(_seed_component(own).variance / noise)
-    return fit_ratios(ratios, num_seeds - 1)
-
-
 def shared_variances(crossed: FloatArray, num_prompts: float) -> tuple[float, float]:
     """B, the variance of the mean over seeds that comes from prompts, and E, its part of seed and prompt together.
 
@@ -214,16 +179,13 @@ def shared_variances(crossed: FloatArray, num_prompts: float) -> tuple[float, fl
     return of_mean, min(max((of_one - of_mean) / (len(crossed) - 1), 0.0), of_mean)
 
 
-def _spread(
-    values: FloatArray, crossed: FloatArray | None, num_prompts: float, prior: RatioPrior | None
-) -> TInterval | PercentileInterval | str:
+def _spread(values: FloatArray, crossed: FloatArray | None, num_prompts: float) -> TInterval | PercentileInterval | str:
     """Compute what the interval is made of, or say why there is none.
 
     Args:
         values: (S,) of the seeds.
         crossed: (S, B) replicates with common prompt weights; None where the spread over seeds says everything.
         num_prompts: C behind `crossed`.
-        prior: what other arms say about the variance over seeds.
     """
     if crossed is None:
         return _NO_SPREAD if len(values) == 1 else TInterval(_mean(values), (_seed_component(values),))
@@ -235,13 +197,10 @@ def _spread(
     of_prompts, together = shared_variances(defined, num_prompts)
     over_prompts = Component(of_prompts - together, num_prompts - 1)
     over_seeds = _seed_component(values)
-    if len(values) >= MODERATED_BELOW_SEEDS:
-        return TInterval(centre, (over_seeds, over_prompts), together)
-    if prior is None or together == 0:
+    if len(values) < FEW_SEEDS:
         # Two seeds may agree to the last digit; seed and prompt together are in their part whatever they show.
-        at_least = Component(max(over_seeds.variance, together), over_seeds.df)
-        return TInterval(centre, (at_least, over_prompts), together)
-    return TInterval(centre, (prior.moderate(over_seeds, together), over_prompts), together)
+        over_seeds = Component(max(over_seeds.variance, together), over_seeds.df)
+    return TInterval(centre, (over_seeds, over_prompts))
 
 
 def _seed_component(values: FloatArray) -> Component:
@@ -285,16 +244,15 @@ def _check(samples: Sequence[SeedSample], num_prompts: float | None, prompts_sha
         )
 
 
-def _method(num_seeds: int, num_prompts: float | None, *, shared: bool, resampled: bool, moderated: bool) -> str:
+def _method(num_seeds: int, num_prompts: float | None, *, shared: bool, resampled: bool) -> str:
     counted = "" if num_prompts is None else f"{round(num_prompts, 1):g}"
     if num_seeds == 1:
         if not resampled:
             return "One seed; no interval."
         return f"One seed; bootstrap over {counted} prompts. The spread over seeds is not in it."
     if resampled and shared:
-        moderation = ", their variance moderated by the other arms'," if moderated else ""
         over_prompts = f"with a bootstrap over the {counted} prompts that they share (MOVER)"
-        return f"Mean of {num_seeds} seeds; Student t over seeds{moderation} {over_prompts}."
+        return f"Mean of {num_seeds} seeds; Student t over seeds {over_prompts}."
     over_seeds = f"Mean of {num_seeds} seeds; Student t interval over seeds"
     if resampled:
         return f"{over_seeds}, each with prompts of its own."

@@ -21,7 +21,6 @@ from rmcore.core.errors import ConfigError
 from rmcore.evaluation.uncertainty import percentile_interval
 
 _LOG_SMALLEST_P = -230.0  # p below 1e-100 is given as 0; beyond it t quantiles of one degree of freedom overflow
-_MOST_DF = 1e6  # a normal error, to six digits
 POWER = 0.8
 """Chance to see an effect that studies are planned for."""
 _POWER_GRID = 100  # midpoints a component: power is then known to about 0.001
@@ -39,44 +38,7 @@ class Component(NamedTuple):
         return -float(special.stdtrit(self.df, alpha / 2)) * math.sqrt(self.variance)
 
 
-@dataclass(frozen=True, slots=True)
-class ModeratedComponent:
-    """A variance that borrows from others of its kind without knowing how alike they are: a mixture of t errors.
-
-    Args:
-        weights: (M,) how likely each state of the world is, summing to 1.
-        variances: (M,) the variance's estimate in each of them.
-        dfs: (M,) its degrees of freedom in each of them.
-    """
-
-    weights: FloatArray
-    variances: FloatArray
-    dfs: FloatArray
-
-    @property
-    def variance(self) -> float:
-        """Mean over the mixture."""
-        return float(self.weights @ self.variances)
-
-    @property
-    def df(self) -> float:
-        """Degrees of freedom of the one t error with `variance` whose 95 % interval is as wide as the mixture's."""
-        ratio = self.half(0.05) / math.sqrt(self.variance)
-        return _falling_root(lambda df: -float(special.stdtrit(df, 0.025)) - ratio, 0.5, _MOST_DF)
-
-    def half(self, alpha: float) -> float:
-        """Half of the width of the 1 - alpha interval: where the mixture's two tails hold alpha together."""
-        deviations = np.sqrt(self.variances)
-
-        def excess(half: float) -> float:
-            return float(self.weights @ (2 * special.stdtr(self.dfs, -half / deviations))) - alpha
-
-        # Every state's own half-width bounds the mixture's from one side.
-        halves = -special.stdtrit(self.dfs, alpha / 2) * deviations
-        return _falling_root(excess, float(halves.min()), float(halves.max()))
-
-
-Components = Sequence[Component | ModeratedComponent]
+Components = Sequence[Component]
 """Independent errors whose sum is that of a value."""
 
 
@@ -95,8 +57,6 @@ class TInterval:
 
     centre: float
     components: Components
-    together: float = 0.0
-    """The part of the first component that is of seed and prompt together, so that more prompts make it smaller."""
 
     def bounds(self, alpha: float) -> tuple[float, float]:
         """Ends of the 1 - alpha interval."""
@@ -199,22 +159,6 @@ def _falling_root(falling: Callable[[float], float], low: float, high: float) ->
     return float(optimize.brentq(falling, low, high, xtol=1e-12 * max(abs(low), abs(high))))
 
 
-def half_widths_to_come(components: Components, *, alpha: float) -> FloatArray:
-    """Half-widths, equally likely, of 1 - alpha intervals of experiments whose true variances are the components'.
-
-    The next experiment estimates each variance again, with a chi-square spread.
-
-    Returns:
-        (100 ** len(components),): one entry a combination of the estimates' quantiles.
-    """
-    squares = np.zeros(1)
-    for component in components:
-        variance, df = component.variance, component.df
-        seen = variance * 2 * special.gammaincinv(df / 2, (np.arange(_POWER_GRID) + 0.5) / _POWER_GRID) / df
-        squares = np.add.outer(squares, special.stdtrit(df, alpha / 2) ** 2 * seen).ravel()
-    return np.sqrt(squares)
-
-
 def smallest_detectable(components: Components, *, alpha: float, power: float) -> float | None:
     """Distance from the threshold at which the two-sided test rejects on the true side with the wanted power.
 
@@ -232,7 +176,12 @@ def smallest_detectable(components: Components, *, alpha: float, power: float) -
     deviation = math.sqrt(sum(component.variance for component in components))
     if deviation == 0 or math.isinf(deviation):
         return 0.0 if deviation == 0 else None
-    halves = half_widths_to_come(components, alpha=alpha)
+    squares = np.zeros(1)  # of half-widths that the next experiment may have, equally likely
+    for component in components:
+        variance, df = component.variance, component.df
+        seen = variance * 2 * special.gammaincinv(df / 2, (np.arange(_POWER_GRID) + 0.5) / _POWER_GRID) / df
+        squares = np.add.outer(squares, special.stdtrit(df, alpha / 2) ** 2 * seen).ravel()
+    halves = np.sqrt(squares)
 
     def missing_power(distance: float) -> float:
         return float(special.ndtr((distance - halves) / deviation).mean()) - power

@@ -55,48 +55,6 @@ def claimed_span(hypothesis: Mapping[str, Any], low: float, high: float) -> tupl
     return (first, others[0]) if others else (first, high) if hypothesis["direction"] == "above" else (low, first)
 
 
-def decided_by(claim: Mapping[str, Any], size: Mapping[str, Any] | None, cells: Sequence[Mapping[str, Any]]) -> str:
-    """Say in one sentence which new study would decide an inconclusive claim, and its price; empty where unknown.
-
-    Args:
-        claim: a hypothesis with its verdict.
-        size: what would decide it, as in `rmcore.reporting.experiment_schema.Size`; None: not known.
-        cells: of the experiment, with `arm` and `device_seconds`: what a cell of each of the claim's arms took.
-    """
-    if size is None:
-        return ""
-    arms = [arm for arm in (claim["arm"], claim["versus"]) if arm is not None]
-    of_each = " of each arm" if len(arms) > 1 else ""
-    seeds, prompts, here = _roughly(size["seeds"]), _roughly(size["prompts"]), claim["num_prompts"]
-    on_these = "" if here is None else f" on these {numbers.count(here)} prompts"
-    ways = []
-    if seeds is not None:
-        ways.append(f"some {numbers.count(seeds)} new seeds{of_each}{on_these}{_price(arms, seeds, cells)}")
-    if prompts is not None and (seeds is None or prompts > here):
-        ways.append(f"{numbers.count(claim['num_seeds'])} new seeds{of_each} on some {numbers.count(prompts)} prompts")
-    if not ways:
-        return f"Were it as measured, not even a thousand seeds{of_each}{on_these} would decide it."
-    study = "A study of this claim alone, were it as measured, would decide it in four of five cases with"
-    return f"{study} {', or with '.join(ways)}."
-
-
-def _roughly(number: int | None) -> int | None:
-    """Two digits, rounded up: what was measured knows no more of what will be."""
-    if number is None:
-        return None
-    unit = 10 ** max(len(str(number)) - 2, 0)
-    return -(-number // unit) * unit
-
-
-def _price(arms: Sequence[str], num_seeds: int, cells: Sequence[Mapping[str, Any]]) -> str:
-    """Price of so many seeds of each arm, in brackets; empty where no cell of an arm says it."""
-    taken = [[one["device_seconds"] for one in cells if one["arm"] == arm] for arm in arms]
-    known = [[seconds for seconds in of_arm if seconds is not None] for of_arm in taken]
-    if not all(known):
-        return ""
-    return f" ({numbers.duration(num_seeds * sum(sum(of_arm) / len(of_arm) for of_arm in known))} of a device)"
-
-
 def claim_estimate(item: Mapping[str, Any], unit: str) -> tuple[str, str]:
     """Value and interval of a hypothesis; of two seeds that decide nothing `TWO_SEEDS` in place of the interval.
 
@@ -107,8 +65,8 @@ def claim_estimate(item: Mapping[str, Any], unit: str) -> tuple[str, str]:
 
 
 def is_of_two_seeds(item: Mapping[str, Any]) -> bool:
-    """Whether a hypothesis rests on two seeds alone, not on other arms' variance as well, and they do not decide it."""
-    return bool(item["num_seeds"] == 2 and item["verdict"] == "inconclusive" and "moderated" not in item["method"])
+    """Whether a hypothesis rests on two seeds alone, and they do not decide it."""
+    return bool(item["num_seeds"] == 2 and item["verdict"] == "inconclusive")
 
 
 def claim_reason(item: Mapping[str, Any]) -> str:

@@ -8,13 +8,12 @@ from rmcore.reporting.figures.arm_intervals import arm_intervals_figure
 from rmcore.reporting.figures.arms import main_metrics
 from rmcore.reporting.figures.forest import forest_plot_figure
 from rmcore.reporting.figures.learning import learning_curves_figure
-from rmcore.reporting.figures.looks import looks_figure
 from rmcore.reporting.figures.style import save
 from rmcore.reporting.figures.tradeoff import tradeoff_figure
 
 
 def draw_experiment(results: ExperimentResults, folder: Path) -> dict[str, Path]:
-    """Draw what the record has data for; PNG files by name: forest_plot, looks, arm_intervals, tradeoff.
+    """Draw what the record has data for; PNG files by name: forest_plot, arm_intervals, tradeoff.
 
     Args:
         results: record of the experiment.
@@ -24,8 +23,6 @@ def draw_experiment(results: ExperimentResults, folder: Path) -> dict[str, Path]
     arms, cells, infos = results["arms"], results["cells"], results["metrics"]
     if results["hypotheses"]:
         drawn["forest_plot"] = forest_plot_figure(results["hypotheses"], infos)
-        if len(results["looks"]) > 1:
-            drawn["looks"] = looks_figure(results["hypotheses"], infos, results["looks"])
     measured = [name for name in main_metrics(list(infos), results["hypotheses"]) if _is_measured(results, name)]
     if measured:
         drawn["arm_intervals"] = arm_intervals_figure(arms, cells, measured, infos)

@@ -19,7 +19,6 @@ from rmcore.reporting.figures.claims import (
     claim_estimate,
     claim_reason,
     claimed,
-    decided_by,
     mean_estimate,
     subject,
     tally,
@@ -34,8 +33,6 @@ TEMPLATE = "experiment.html.j2"
 CAPTIONS = {
     "forest_plot": "Each claim on its own scale. A claim is supported when its whole interval is inside the shaded "
     "side, refuted when all of it is outside, and inconclusive when it contains the threshold.",
-    "looks": "Each look adds seeds. Its interval is wider than that of a single look would be, so that all looks "
-    "together err in 5 %. A claim that was closed got no further seeds.",
     "arm_intervals": "Means and intervals of each arm alone. The claims are judged on paired differences, which are "
     "more precise than two separate intervals: overlap here does not mean that there is no difference.",
     "tradeoff": "Accuracy against cost, and against calibration error.",
@@ -98,7 +95,6 @@ def sections(results: ExperimentResults, more_figures: Sequence[str] = ()) -> li
         Section("notes", "Notes", notes),
         Section("arms", "Arms", arms),
         Section("figures", "Figures", figures),
-        *([Section("tuning", "Tuning", tuning)] if (tuning := _tuning(results)).parts else []),
         Section("cells", "Cells", _cells(results)),
         Section("registration", "Registration", _registration(results)),
         Section("cost", "Cost", folded(Block("Cost", tables=(Table(("", "", ""), _cost(results), left=range(3)),)))),
@@ -109,8 +105,7 @@ def sections(results: ExperimentResults, more_figures: Sequence[str] = ()) -> li
 
 def experiment_markdown(results: ExperimentResults) -> str:
     """One dated entry: question, registration, every verdict (refuted ones too), arms, cost, command, link."""
-    registration, num_looks = results["registration"], len(results["looks"])
-    after = f", after {results['looks_taken']} of {num_looks} looks" if num_looks > 1 else ""
+    registration = results["registration"]
     means, _ = _arms(results)
     seeds = f"Means over seeds {', '.join(map(str, results['seeds']))}, {SEED_INTERVAL}."
     entry = Block(
@@ -118,7 +113,7 @@ def experiment_markdown(results: ExperimentResults) -> str:
         text=(
             results["question"],
             f"Registration {registration['number']}, {registration['hash'][:_KEY]}, of {registration['frozen_at']}.",
-            f"{tally(results['hypotheses'])}{after}.",
+            f"{tally(results['hypotheses'])}.",
         ),
         tables=[one for one in (_claims(results), means) if one.rows],
         findings=[
@@ -137,7 +132,7 @@ def measured(item: HypothesisResult, unit: str) -> tuple[str, str]:
     """A hypothesis' value and its interval with what it holds under (empty where there is none)."""
     value, bounds = claim_estimate(item, unit)
     has_ends = bounds not in ("", TWO_SEEDS)
-    return value, " ".join(filter(None, (bounds, item.get("condition") if has_ends else None)))
+    return value, " ".join(filter(None, (bounds, item["condition"] if has_ends else None)))
 
 
 def _answer(results: ExperimentResults) -> Block:
@@ -147,11 +142,7 @@ def _answer(results: ExperimentResults) -> Block:
         nothing = "No claim was registered: this experiment describes its arms and decides nothing."
         return Block("The answer", text=(nothing,), findings=lines)
     return Block(
-        "The answer",
-        figures=("forest_plot", *(["looks"] if len(results["looks"]) > 1 else [])),
-        tables=(_claims(results),),
-        findings=lines,
-        parts=(_judged(results),),
+        "The answer", figures=("forest_plot",), tables=(_claims(results),), findings=lines, parts=(_judged(results),)
     )
 
 
@@ -164,12 +155,10 @@ def _claims(results: ExperimentResults) -> Table:
     for item in results["hypotheses"]:
         info = _metric_info(results, item["metric"])
         value, bounds = measured(item, info["unit"])
-        closed = f"Closed at {item['closed']}." if item["closed"] else ""
-        decided = decided_by(item, results["sizes"].get(item["name"]), results["cells"])
         claim = Named(f"{item['name']}: {item['claim']}", f"{info['label']}, {subject(item)}", is_kept=True)
         seen = Named(value, bounds or "no interval", is_kept=True)
-        why = " ".join(filter(None, (f"{claim_reason(item)}.", closed, decided)))
-        rows.append((VERDICTS[item["verdict"]].words, claim, seen, claimed(item, info["unit"]), why))
+        side, why = claimed(item, info["unit"]), f"{claim_reason(item)}."
+        rows.append((VERDICTS[item["verdict"]].words, claim, seen, side, why))
     return Table(("result", "claim", "measured (95 % interval)", "claimed", "why"), rows, left=range(5))
 
 
@@ -243,34 +232,6 @@ def _changes(results: ExperimentResults) -> Table:
         bands = "\n".join(f"{name}: {band}" for name, band in arm["bands"].items())
         rows.append((arm["name"], "\n".join(lines) or "the base, unchanged", bands))
     return Table(("arm", "base → arm", "bands"), rows, left=range(3))
-
-
-def _tuning(results: ExperimentResults) -> Block:
-    parts = []
-    for arm in results["arms"]:
-        if (tuned := arm["tuned"]) is None:
-            continue
-        low, high, chosen = (setting_text(tuned[key], 4) for key in ("low", "high", "chosen"))
-        unit = "share" if "accuracy" in tuned["metric"] else ""
-        rows = [
-            (
-                setting_text(trial["value"], 4),
-                "failed" if trial["score"] is None else numbers.text(trial["score"], unit),
-                "chosen" if trial["value"] == tuned["chosen"] else "",
-            )
-            for trial in sorted(tuned["trials"], key=lambda trial: trial["value"])
-        ]
-        number = f"{len(rows)} trial{'' if len(rows) == 1 else 's'}"
-        about = f"{tuned['setting']} from {low} to {high} (log-uniform), {number}: {chosen} was chosen."
-        edge = "The best trial is at the edge of those tried: a better value may be outside of the range."
-        table = Table((tuned["setting"], tuned["metric"], ""), rows, left=(2,))
-        parts.append(Block(arm["name"], text=(about,), tables=(table,), findings=[edge] if tuned["at_edge"] else ()))
-    return Block(
-        "Tuning: settings that were searched before the cells ran",
-        text=("Each arm is compared at its own best setting. Trials use a seed that no cell has.",),
-        parts=parts,
-        is_folded=True,
-    )
 
 
 def _cells(results: ExperimentResults) -> Block:

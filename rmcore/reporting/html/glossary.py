@@ -76,7 +76,6 @@ _OF_EXPERIMENTS = {
     "paired": "both arms met the same pairs, so the pairs that are easy or hard for both cancel out",
     "difference, points": "arm minus the other; percentage points where the metric is a share",
     "ratio, ×": "arm over the other; 1× is no difference",
-    "tuning": "trials of one setting of an arm before its cells run, with a seed of their own",
     "band": "where rm-opt draws the line between failure, acceptable and success",
 }
 _SHARED_WORDS = ("pairwise accuracy", "margin", "calibration, ECE", "validation", "gate", "artifact, key", "cached")

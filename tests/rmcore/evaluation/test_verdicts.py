@@ -10,8 +10,8 @@ from scipy import stats
 
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.evaluation.uncertainty import percentile_interval, t_interval
-from rmcore.evaluation.verdicts.estimate import SeedSample, estimate_over_seeds, shared_variances, variance_prior
-from rmcore.evaluation.verdicts.judgement import Claim, Looks, holm, judge
+from rmcore.evaluation.verdicts.estimate import SeedSample, estimate_over_seeds, shared_variances
+from rmcore.evaluation.verdicts.judgement import Claim, holm, judge
 
 NUM_PROMPTS = 50
 
@@ -265,7 +265,7 @@ def around(centre):
     ],
 )
 def test_a_verdict_is_the_side_of_the_interval(centre, direction, verdict, said):
-    judgement = judge({"H1": (Claim("H1", direction, 0.02), [around(centre)])}, Looks((1,)))["H1"]
+    judgement = judge({"H1": (Claim("H1", direction, 0.02), around(centre))})["H1"]
     assert judgement.verdict == verdict
     assert said in judgement.reason
     assert judgement.p == judgement.p_holm == around(centre).p_value(0.02)
@@ -274,53 +274,50 @@ def test_a_verdict_is_the_side_of_the_interval(centre, direction, verdict, said)
 
 def test_holm_takes_back_what_one_claim_alone_would_have_supported():
     claim, unknown = Claim("gain", "above", 0.0), estimated([SeedSample(0.4, None)], num_prompts=None)
-    alone = judge({"gain": (claim, [around(0.05)])}, Looks((1,)))["gain"]
+    alone = judge({"gain": (claim, around(0.05))})["gain"]
     assert (alone.verdict, alone.p) == ("supported", pytest.approx(0.0377, abs=1e-4))
     # A claim that could not be tested was registered all the same, and counts.
-    both = judge({"gain": (claim, [around(0.05)]), "lost": (Claim("lost", "above", 0.0), [unknown])}, Looks((1,)))
+    both = judge({"gain": (claim, around(0.05)), "lost": (Claim("lost", "above", 0.0), unknown)})
     assert both["gain"].verdict == "inconclusive"
     assert both["gain"].p_holm == pytest.approx(2 * alone.p)
     assert "but not after Holm's correction over 2 hypotheses" in both["gain"].reason
     assert both["gain"].smallest_detectable == around(0).smallest_detectable(alpha=0.025)
     assert (both["lost"].verdict, both["lost"].p, both["lost"].p_holm) == ("inconclusive", None, None)
     assert "No interval: one seed" in both["lost"].reason
-    sure = judge({"gain": (claim, [around(0.2)]), "lost": (claim, [unknown])}, Looks((1,)))["gain"]
+    sure = judge({"gain": (claim, around(0.2)), "lost": (claim, unknown)})["gain"]
     assert sure.verdict == "supported"
     assert "also after Holm's correction over 2 hypotheses" in sure.reason
 
 
 def test_stricter_alpha_speaks_of_its_own_interval():
-    judged = judge({"H": (Claim("H", "above", 0.0), [around(0.05)])}, Looks((1,)), alpha=0.01)["H"]
+    judged = judge({"H": (Claim("H", "above", 0.0), around(0.05))}, alpha=0.01)["H"]
     assert judged.verdict == "inconclusive"
     assert "The 99 % interval includes" in judged.reason
 
 
 def test_judge_of_nothing_and_of_impossible_rates():
-    assert judge({}, Looks((1,))) == {}
+    assert judge({}) == {}
     with pytest.raises(ConfigError, match="alpha=5"):
-        judge({}, Looks((1,)), alpha=5)
+        judge({}, alpha=5)
 
 
 @pytest.mark.slow
-@given(seed=st.integers(0, 2**32 - 1), num_seeds=st.integers(2, 4), num_arms=st.integers(3, 5), binary=st.booleans())
+@given(seed=st.integers(0, 2**32 - 1), num_seeds=st.integers(2, 4), binary=st.booleans())
 @settings(max_examples=100, deadline=None, derandomize=True)
-def test_experiments_of_few_seeds_have_intervals_at_every_alpha_that_shrink_as_it_grows(
-    seed, num_seeds, num_arms, binary
-):
+def test_experiments_of_few_seeds_have_intervals_at_every_alpha_that_shrink_as_it_grows(seed, num_seeds, binary):
     rng = np.random.default_rng(seed)
     num_prompts, seed_sd = int(rng.integers(5, 60)), rng.choice([0, 0.01, 0.3, 5])
     weights = rng.multinomial(num_prompts, np.full(num_prompts, 1 / num_prompts), size=60) / num_prompts
-    answers = rng.normal(size=(num_arms, num_seeds, num_prompts)) + 0.5 * rng.normal(size=(num_arms, 1, num_prompts))
-    answers += seed_sd * rng.normal(size=(num_arms, num_seeds, 1))
+    answers = rng.normal(size=(2, num_seeds, num_prompts)) + 0.5 * rng.normal(size=(2, 1, num_prompts))
+    answers += seed_sd * rng.normal(size=(2, num_seeds, 1))
     arms = [
         [SeedSample(float(row.mean()), row @ weights.T, num_prompts) for row in arm]
         for arm in (np.sign(answers) if binary else answers)
     ]
-    prior = variance_prior(arms, num_prompts=num_prompts)
     apart = [
-        SeedSample(a.value - b.value, a.replicates - b.replicates, num_prompts) for a, b in zip(*arms[:2], strict=True)
+        SeedSample(a.value - b.value, a.replicates - b.replicates, num_prompts) for a, b in zip(*arms, strict=True)
     ]
-    estimate = estimated(apart, num_prompts=num_prompts, prior=prior)
+    estimate = estimated(apart, num_prompts=num_prompts)
     if estimate.spread is None:
         assert estimate.reason
         return

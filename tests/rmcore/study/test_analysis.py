@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 
 import numpy as np
 import pytest
@@ -34,7 +33,7 @@ def hypothesis(**changes):
 
 
 def judged(cells, *hypotheses, seeds=SEEDS):
-    found = judge_hypotheses(hypotheses or [hypothesis()], cells, seeds, control="old").results
+    found = judge_hypotheses(hypotheses or [hypothesis()], cells, seeds, control="old")
     json.dumps(found, allow_nan=False)
     return found if len(hypotheses) > 1 else found[0]
 
@@ -291,51 +290,6 @@ def growing(effect, num_seeds=20, sd=0.02):
     return {"old": old.tolist(), "new": (old + effect + rng.normal(0, sd, num_seeds)).tolist()}
 
 
-LOOKS = (5, 8, 12, 20)
-
-
-def looked(cells, *hypotheses, taken=None, seeds=range(20)):
-    return judge_hypotheses(
-        hypotheses or [hypothesis(metric=SPEED)], cells, list(seeds), control="old", looks=LOOKS, taken=taken
-    )
-
-
-def test_a_claim_that_is_decided_is_closed_and_later_seeds_change_nothing():
-    cells = timed(growing(0.2))
-    first = looked(cells, taken=1)
-    assert first.open == ()
-    [found] = first.results
-    assert (found["verdict"], found["num_seeds"], found["closed"]) == ("supported", 5, "look 1: decided")
-    assert looked(cells, taken=4).results == first.results
-    only_five = {key: cell for key, cell in cells.items() if key[1] < 5}
-    assert looked(only_five, taken=1).results == first.results
-
-
-def test_what_the_last_look_hardly_decides_is_closed_and_what_may_be_decided_is_not():
-    speeds = growing(0.0, sd=0.2)
-    apart = np.subtract(speeds["new"], speeds["old"])[:12]
-    error = apart.std(ddof=1) / np.sqrt(12)
-    claims = [
-        hypothesis(name=name, metric=SPEED, threshold=apart.mean() - distance * error)
-        for name, distance in (("at the value", 0.0), ("nearly decided", 2.0))
-    ]
-    taken = looked(timed(speeds), *claims, taken=3)
-    assert taken.open == ("nearly decided",)
-    closed = taken.results[0]
-    assert closed["verdict"] == "inconclusive"
-    assert re.fullmatch(r"look [23]: only .* likely to be decided by 20 seeds", closed["closed"])
-    early = looked(timed(speeds), claims[0], taken=1)
-    assert early.open == ("at the value",)  # three quarters of the seeds may still move it
-
-
-def test_a_seed_that_failed_closes_its_claims_only():
-    cells = timed(growing(0.1, sd=0.3) | {"third": growing(0.1, sd=0.3)["new"]})
-    del cells["new", 3]
-    taken = looked(cells, hypothesis(metric=SPEED), hypothesis(name="H2", metric=SPEED, arm="third"), taken=1)
-    assert taken.results[0]["closed"] == "look 1: 1 of 5 declared seeds failed"
-    assert taken.open == ("H2",)
-
-
 def test_arms_may_be_claimed_to_be_as_good_as_equal():
     equal, other = timed(growing(0.0, sd=0.02)), timed(growing(0.5, sd=0.02))
     within = hypothesis(metric=SPEED, direction="within", threshold=0.1)
@@ -351,39 +305,10 @@ def test_arms_may_be_claimed_to_be_as_good_as_equal():
     assert 1 / 1.02 < ratio["ci_low"] < 1 < ratio["ci_high"] < 1.02
 
 
-def test_what_an_earlier_look_excluded_decides_nothing_where_the_newest_interval_includes_it_again():
-    """The first look is sure of one claim but not by Holm; then the effect turns out smaller than it seemed."""
-    few, many = np.linspace(-1, 1, 5), np.linspace(-1, 1, 15)
-    faded = np.concatenate([0.1 + 0.06 * few, -0.1 / 3 + 0.05 * many])
-    sure = np.concatenate([0.5 + few, 0.5 + 0.1 * many])
-    speeds = {"old": [10.0] * 20, "new": (10 + faded).tolist(), "sure": (10 + sure).tolist()}
-    claims = [hypothesis(metric=SPEED), hypothesis(name="H2", metric=SPEED, arm="sure")]
-    [first, _] = looked(timed(speeds), *claims, taken=1).results
-    assert first["p"] < 0.05 <= first["p_holm"]
-    [last, sure] = looked(timed(speeds), *claims, taken=4).results
-    assert sure["verdict"] == "supported"
-    assert last["p_holm"] < 0.05
-    assert last["ci_low"] < 0 < last["ci_high"]
-    assert last["verdict"] == "inconclusive"
-    assert "An earlier look excluded the threshold, and the 95 % interval" in last["reason"]
-
-
-@pytest.mark.parametrize(("num_seeds", "is_open"), [(2, True), (5, False)])
-def test_seeds_that_agree_close_no_claim_for_futility_while_they_are_few(num_seeds, is_open, measure, make_rewards):
-    cells = {
-        (arm, seed): measure(arm, seed, make_rewards(number, num_pairs=300, num_prompts=60, gain=0.4))
-        for number, arm in enumerate(("old", "new"))
-        for seed in range(num_seeds)
-    }
-    taken = judge_hypotheses([hypothesis()], cells, list(range(20)), control="old", looks=(num_seeds, 20), taken=1)
-    assert taken.results[0]["verdict"] == "inconclusive"
-    assert (taken.open == ("H1",)) == is_open
-
-
 def test_bounds_of_a_ratio_beyond_all_numbers_are_left_out_and_the_rest_is_told():
     cells = timed({"old": [10.0, 10.0], "new": [9.0, 22.0]})
-    claims = [hypothesis(name=f"H{k}", metric=SPEED, comparison="ratio", threshold=1.0) for k in range(10)]
-    found = judge_hypotheses(claims, cells, list(range(20)), control="old", looks=(2, 20), taken=1).results
+    claims = [hypothesis(name=f"H{k}", metric=SPEED, comparison="ratio", threshold=1.0) for k in range(100)]
+    found = judge_hypotheses(claims, cells, [0, 1], control="old")
     json.dumps(found, allow_nan=False)
     assert found[0]["value"] == pytest.approx(math.sqrt(0.9 * 2.2))
     assert (found[0]["smallest_detectable"], found[0]["verdict"]) == (None, "inconclusive")

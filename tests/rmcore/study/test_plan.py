@@ -19,7 +19,7 @@ def config(seed=0, **train):
 
 def cell(arm="a", stages=STAGE_NAMES, **settings):
     made = config(**settings)
-    return Cell(arm, arm, made.seed, made, stages)
+    return Cell(arm, made.seed, made, stages)
 
 
 @pytest.fixture
@@ -139,15 +139,6 @@ def test_one_unknown_time_makes_the_sum_unknown(planner, finish):
     assert total_seconds([known, unknown]) is None
 
 
-def test_a_cell_that_waits_for_its_settings_has_only_its_data(planner, finish):
-    """What is stored for the settings so far is not what will be asked for: it neither counts nor makes it cheaper."""
-    finish(cell())
-    plan = planner().plan(cell(), waits_for="train.lr is tuned first")
-    assert (plan.state, plan.why) == ("run", "train.lr is tuned first")
-    assert plan.refs.keys() == {"prepare"}
-    assert total_seconds([plan]) > 0
-
-
 def contents(root):
     return {str(path.relative_to(root)): file_digest(path) for path in root.rglob("*") if path.is_file()}
 
@@ -159,7 +150,7 @@ def test_planning_changes_nothing(planner, finish, store):
     places, before = sorted(store.root.rglob("*")), contents(store.root)
     for one in (cell(), cell(seed=1), cell(seed=2), cell(lr=1.0), cell(stages=("prepare", "train", "landscape"))):
         planner().plan(one)
-        planner().plan(one, waits_for="something")
+        planner().plan(one)
     assert sorted(store.root.rglob("*")) == places
     assert contents(store.root) == before
 
@@ -167,9 +158,3 @@ def test_planning_changes_nothing(planner, finish, store):
 def test_planning_in_a_store_that_is_not_there_makes_none(planner, store):
     planner().plan(cell())
     assert not store.root.exists()
-
-
-def test_labels_tell_cells_and_trials_apart():
-    made = config(seed=3)
-    assert Cell("A1", "A1", 3, made, STAGE_NAMES).label == "A1 seed 3"
-    assert Cell("A1 lr=0.1", "A1", 3, made, STAGE_NAMES, trial=0.1).label == "A1 lr=0.1 trial"

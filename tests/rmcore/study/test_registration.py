@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from rmcore.core.digests import make_key
 from rmcore.core.errors import StoreError
-from rmcore.study.registration import describe_changes, read_registration, record_look, register
+from rmcore.study.registration import describe_changes, read_registration, register
 
 CLAIM = {"name": "H1", "metric": "accuracy", "threshold": 0.03}
 KEY = "0011aabbccdd"
 OTHER = {"name": "H2", "metric": "ece", "threshold": 0.1}
-DECLARED = {"name": "rates", "seeds": [0, 1], "hypotheses": [CLAIM, OTHER], "tuning": None}
+DECLARED = {"name": "rates", "seeds": [0, 1], "hypotheses": [CLAIM, OTHER]}
 
 
 def with_threshold(threshold):
@@ -151,17 +151,3 @@ def look(verdict, *, still_open=("H2",), num_seeds=5, value=0.1):
         {"name": "H2", "verdict": "inconclusive", "value": 0.0},
     ]
     return {"num_seeds": num_seeds, "open": list(still_open), "claims": claims}
-
-
-def test_a_look_is_written_down_once_and_may_not_come_out_otherwise_later(tmp_path):
-    registration = register(tmp_path, DECLARED)
-    assert record_look(registration, KEY, look("supported"))
-    assert not record_look(registration, KEY, look("supported", value=0.1000001))  # another machine's last digits
-    assert record_look(registration, KEY, look("supported", still_open=(), num_seeds=8))
-    for other in (look("refuted"), look("supported", still_open=())):
-        with pytest.raises(StoreError, match="its cells are not those of then"):
-            record_look(registration, KEY, other)
-    assert register(tmp_path, DECLARED) == registration  # a look is no registration
-    other = register(tmp_path, with_threshold(0.2))
-    assert record_look(other, KEY, look("refuted"))
-    assert record_look(registration, "other0code0", look("refuted"))
