@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 
 from rmcore.core.errors import ConfigError
+from rmcore.core.processes import this_boot
 from rmcore.core.store import Store
-from tasks.run_owner import this_boot
 from tasks.waiting import holder, noted
 
 SLOTS_VARIABLE = "RM_OPT_DEVICE_SLOTS"

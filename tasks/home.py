@@ -9,8 +9,6 @@ import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import psutil
-
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import DIGESTS_VARIABLE, write_text
 from rmcore.core.ports import hold
@@ -30,8 +28,6 @@ HOME_FOLDERS = (
 FORMAT = "1"
 """Version of what a home stores and how; it rises with a change after which older homes cannot be read."""
 OWNER_ONLY = 0o700
-CREATE_TIME_TOLERANCE_S = 1.0
-"""psutil derives a process's creation time from the boot time, which moves a little when the clock is corrected."""
 
 QUIET_ENVIRONMENT = {
     "PREFECT_LOGGING_LEVEL": "WARNING",
@@ -76,16 +72,6 @@ def home() -> Path:
     """Absolute folder of all data: `$RM_OPT_HOME`, or `.rm-opt` next to the checkout. Not created here."""
     named = os.environ.get("RM_OPT_HOME")
     return Path(named).expanduser().resolve() if named else project_root() / ".rm-opt"
-
-
-def find_process(pid: int, created: float) -> psutil.Process | None:
-    """The running process with this pid and creation time (epoch seconds), or None. A zombie has ended."""
-    try:
-        process = psutil.Process(pid)
-        same = abs(process.create_time() - created) <= CREATE_TIME_TOLERANCE_S
-        return process if same and process.status() != psutil.STATUS_ZOMBIE else None
-    except psutil.NoSuchProcess:
-        return None
 
 
 def default_tracking_uri(directory: Path) -> str:

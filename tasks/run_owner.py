@@ -9,14 +9,12 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-import psutil
-
-from tasks.home import find_process
+from rmcore.core.processes import start_of, this_boot
 
 HOST, MACHINE, BOOT, PID, STARTED = "host", "machine", "boot", "pid", "started"
 OWNER_FIELDS = (HOST, PID, STARTED, BOOT, MACHINE)
 DIGITS = 12
-"""Length of the digests and ids that name a machine and its boot."""
+"""Length of the digest that names an installation."""
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """Inode of the pid namespace that a Linux machine boots with (PROC_PID_INIT_INO of the kernel's proc_ns.h)."""
 
@@ -34,14 +32,6 @@ def this_machine() -> str:
     return host if namespace == _FIRST_PID_NAMESPACE else f"{host}/pid-{namespace}"
 
 
-def this_boot() -> str:
-    """Name the running kernel, which all containers on it share: its boot id, or the host's name outside Linux."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").replace("-", "")[:DIGITS]
-    except OSError:  # not Linux
-        return socket.gethostname()
-
-
 def _this_installation() -> str:
     """Digest of the id that an installed system keeps over its boots (machine-id(5): it is not to be shown itself)."""
     try:
@@ -52,13 +42,13 @@ def _this_installation() -> str:
 
 
 def this_process() -> dict[str, str]:
-    """Name this process: its machine, the boot of that, its pid there, and when it was created (epoch seconds)."""
+    """Name this process: its machine, the boot of that, its pid there, and when it was started (`start_of`)."""
     return {
         HOST: this_machine(),
         MACHINE: _this_installation(),
         BOOT: this_boot(),
         PID: str(os.getpid()),
-        STARTED: f"{psutil.Process().create_time():.2f}",
+        STARTED: str(start_of(os.getpid())),
     }
 
 
@@ -72,4 +62,4 @@ def has_died(owner: Mapping[str, str]) -> bool:
         return False
     if owner[BOOT] != this_boot():
         return owner[MACHINE] == _this_installation() != ""
-    return find_process(int(owner[PID]), float(owner[STARTED])) is None
+    return start_of(int(owner[PID])) != owner[STARTED]

@@ -1,9 +1,10 @@
-"""Ending processes with all that they started, or with who started them."""
+"""Which process runs, whatever the clock is set to, and ending processes with all that they started."""
 
 import contextlib
 import ctypes
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -16,6 +17,37 @@ GRACE_SECONDS = 15.0
 POLL_SECONDS = 0.05
 PR_SET_PDEATHSIG = 1
 TAIL_LINES = 15
+BOOT_DIGITS = 12
+
+
+def this_boot() -> str:
+    """Name the running kernel, which all containers on it share: its boot id, or the host's name outside Linux."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").replace("-", "")[:BOOT_DIGITS]
+    except OSError:  # not Linux
+        return socket.gethostname()
+
+
+def start_of(pid: int) -> str | None:
+    """Say when the process of this pid was started: of all that ever have it in one boot, each says something else.
+
+    On Linux in clock ticks since the boot (proc_pid_stat(5), field 22): psutil's `create_time` is wall time, made of
+    these and of the boot's, which moves when the clock is set.
+
+    Returns:
+        The start, in words to compare; None if no such process runs. A zombie has ended.
+    """
+    if sys.platform == "linux":
+        try:
+            state, *fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        return None if state in "ZX" else fields[18]
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else f"{process.create_time():.2f}"
+    except psutil.NoSuchProcess:
+        return None
 
 
 def die_with_parent(parent_pid: int) -> None:

@@ -261,7 +261,7 @@ class Store:
         """
         key = key or make_key(inputs)
         self.hold(key)
-        started = time.time()
+        started, began = time.time(), time.monotonic()
         folder = self.unfinished(stage, key)
         if not resumable:
             shutil.rmtree(folder, ignore_errors=True)
@@ -287,7 +287,7 @@ class Store:
                 "digest": make_key({name: files[name]["sha256"] for name in matched}),
                 "outcome": sorted(matched),
                 "created": started,
-                "wall_seconds": round(time.time() - started, 3),
+                "wall_seconds": round(time.monotonic() - began, 3),
                 "inputs": dict(inputs),
                 "files": files,
             }

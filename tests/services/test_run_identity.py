@@ -8,11 +8,11 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
-import psutil
 import pytest
 from mlflow.entities import ViewType
 
 from rmcore.core.errors import DataError
+from rmcore.core.processes import start_of
 from rmcore.core.tracking import METRICS_FILE
 from tasks import mlflow_client, sync, tracking
 from tasks.mlflow_client import connect
@@ -385,7 +385,7 @@ def test_a_record_left_by_an_outage_adds_nothing_to_a_run_completed_meanwhile(ho
 def killed_process():
     """A process that was killed, as its runs name it."""
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    owner = this_process() | {PID: str(process.pid), STARTED: f"{psutil.Process(process.pid).create_time():.2f}"}
+    owner = this_process() | {PID: str(process.pid), STARTED: start_of(process.pid)}
     process.kill()
     process.wait()
     return owner

@@ -22,9 +22,9 @@ from machine import free_ports, wait_for
 from owner_login import Patient, owners
 from rmcore.core.errors import ConfigError, ServiceError
 from rmcore.core.ports import listening_uids
-from rmcore.core.processes import marked, runs, terminate
+from rmcore.core.processes import marked, runs, start_of, terminate
 from tasks import home as home_module
-from tasks.home import PROJECT_VARIABLE, find_process
+from tasks.home import PROJECT_VARIABLE
 from tasks.local_services import HOME_MARK, MLFLOW_SERVER, running_services
 from tasks.passwords import basic_authorization, identity, mlflow_login
 from tasks.run_owner import HOST, PID, STARTED, this_process
@@ -209,10 +209,9 @@ def test_the_services_run_a_deployment_and_end_without_a_trace(home, project, tm
     assert (os.environ["PREFECT_API_URL"], os.environ["MLFLOW_TRACKING_URI"]) == (api, mlflow_url)
 
     ended = sleeper()
-    created = psutil.Process(ended.pid).create_time()
+    owner = this_process() | {PID: str(ended.pid), STARTED: start_of(ended.pid)}
     ended.kill()
     ended.wait()
-    owner = this_process() | {PID: str(ended.pid), STARTED: f"{created:.2f}"}
     dead, ours, elsewhere = (
         running_flow(api, [prefect_client.owner_tag(who)])
         for who in (owner, this_process(), owner | {HOST: "elsewhere"})
@@ -512,12 +511,6 @@ def test_a_run_may_be_watched_from_a_thread_of_a_users_program(monkeypatch):
 
     with ThreadPoolExecutor() as pool:
         assert pool.submit(run).result() == "ran"
-
-
-def test_a_process_that_got_the_pid_of_another_is_not_taken_for_it():
-    here = psutil.Process()
-    assert find_process(here.pid, here.create_time()) == here
-    assert find_process(here.pid, here.create_time() - 60) is None
 
 
 def test_marked_finds_an_orphan_by_its_environment_and_terminate_kills_what_ignores_sigterm(monkeypatch):
