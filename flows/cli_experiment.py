@@ -228,7 +228,7 @@ def print_plan(plan: MatrixPlan) -> None:
 
 def print_outcome(outcome: dict[str, Any]) -> None:
     """Show the verdicts, what failed, and where to look."""
-    from flows.pipeline import shown_path
+    from flows.pipeline import LACKING, shown_path
 
     results = outcome["results"]
     cost = results["cost"]
@@ -249,6 +249,8 @@ def print_outcome(outcome: dict[str, Any]) -> None:
     if outcome["mlflow_url"] is not None:
         print(f"MLflow      {outcome['mlflow_url']}")
         print(f"charts      {outcome['mlflow_charts_url']}")
+    else:
+        print(f"MLflow      {LACKING}")
 
 
 def _alike(plans: Sequence[CellPlan]) -> list[list[CellPlan]]:

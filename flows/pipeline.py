@@ -293,10 +293,15 @@ def study_text(study: str) -> str:
     )
 
 
+LACKING = "failed and lacks this run, whose results are stored; `rm-opt store sync` sends them when it works again"
+
+
 def own_pages(tracker: RunTracker) -> dict[str, str]:
-    """Addresses of this flow run in MLflow and in Prefect, of those that a server shows."""
+    """Addresses of this flow run in MLflow and in Prefect, of those that a server shows; or that MLflow lacks it."""
     found = {}
-    if tracker.record.tracking_uri.startswith("http") and tracker.url is not None:
+    if tracker.pending:
+        found["MLflow"] = LACKING
+    elif tracker.record.tracking_uri.startswith("http") and tracker.url is not None:
         found["MLflow"] = tracker.url
     if not api_is_embedded():
         found["Prefect"] = str(runtime.flow_run.ui_url)

@@ -98,6 +98,11 @@ def make_home(directory: Path) -> None:
         ConfigError: that cannot be done, or the home is of another format, or a folder, or the link to one, is another
             user's, who could put anything into it: settings, code of a checkpoint, a password that they know.
     """
+    if "?" in str(directory):  # the options of an address begin there, and nothing quotes it
+        raise ConfigError(
+            f"RM_OPT_HOME is {directory}: no address of a database file can hold a question mark, so the databases of "
+            "Prefect and MLflow would lie elsewhere. Set RM_OPT_HOME to a folder without one in its path."
+        )
     try:
         directory.mkdir(mode=OWNER_ONLY, parents=True, exist_ok=True)
         _require_ours(directory)

@@ -194,7 +194,7 @@ def save_reward_model(folder: Path, checkpoint: Path, *, run_id: str, logged_mod
     save_model(
         folder,
         python_model=str(Path(__file__).with_name("registered_model.py")),
-        artifacts={"checkpoint": str(checkpoint)},
+        artifacts={"checkpoint": checkpoint.absolute().as_uri()},  # of a plain path MLflow decodes what looks quoted
         code_paths=[str(Path(rmcore.__file__).parent)],
         signature=ModelSignature(
             inputs=Schema([ColSpec("string", "prompt"), ColSpec("string", "response")]),

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rmcore.core.child_process import ForkedProcess
+from rmcore.core.child_process import PLACE, ForkedProcess
 from rmcore.stages.run import ERROR_FILE
 
 MODULE = "rmcore.stages.run"
@@ -32,7 +32,7 @@ class StageProcesses:
         folder: where they may write; each gets a folder of its own there, with its log.
         spec: what `rmcore.stages.run` is to run.
         number: how many.
-        environment: variables of all of them.
+        environment: variables of all of them, but for a place that this process itself has among others.
         progress: descriptors that the first one shows its progress on.
     """
 
@@ -52,7 +52,8 @@ class StageProcesses:
                 (own / "spec.json").write_text(json.dumps(spec))
                 with (own / LOG_FILE).open("w") as log:
                     shown = () if self._processes else progress
-                    variables = {**environment, **place}
+                    inherited = {name: value for name, value in environment.items() if name not in PLACE}
+                    variables = inherited | place
                     self._processes.append(ForkedProcess(MODULE, own / "spec.json", log, variables, shown))
         except BaseException:  # none is left that the others would wait for
             self.kill()
@@ -98,7 +99,7 @@ class StageProcesses:
             process.kill()
 
 
-def _places(number: int) -> list[Mapping[str, str]]:
+def _places(number: int) -> list[dict[str, str]]:
     """Give each of `number` processes its variables, as torchrun does; none for one that is alone."""
     if number == 1:
         return [{}]

@@ -73,9 +73,19 @@ ALONE = Ranks()
 """One process."""
 
 
+TO_BE_ALONE = "Without torchrun or another launcher, unset RANK and WORLD_SIZE: this process then trains alone."
+
+
 def environment_ranks() -> Ranks:
-    """Read this process's place from what torchrun sets (RANK, WORLD_SIZE); alone where neither is set."""
-    return Ranks(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+    """Read this process's place from what torchrun sets (RANK, WORLD_SIZE); alone where neither is set.
+
+    Raises:
+        ConfigError: these name no process among several.
+    """
+    rank, world = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    if not (rank.isdecimal() and world.isdecimal() and int(rank) < int(world)):
+        raise ConfigError(f"RANK={rank!r} and WORLD_SIZE={world!r} are no place among processes. {TO_BE_ALONE}")
+    return Ranks(int(rank), int(world))
 
 
 def share_of_host() -> tuple[int, int]:

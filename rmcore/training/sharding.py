@@ -7,6 +7,9 @@ Where memory allows, gathered weights and gradients of the whole model stay unti
 backward pass sums gradients over processes once. Where it does not, each micro-batch gathers and sums again.
 """
 
+import os
+import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,7 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-from rmcore.core.errors import LostProcessError, ModelError
+from rmcore.core.errors import ConfigError, LostProcessError, ModelError
 from rmcore.models.deferred import Place
 from rmcore.models.layers import transformer_layers
 from rmcore.models.loading import check_finite
@@ -30,13 +33,15 @@ from rmcore.models.packing.layout import Packing
 from rmcore.models.precision import Precision, reward_heads
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training.optimizers import LIKELIHOOD_PREFIX, whole
-from rmcore.training.ranks import LONGEST_WAIT, Ranks, environment_ranks
+from rmcore.training.ranks import LONGEST_WAIT, TO_BE_ALONE, Ranks, environment_ranks
 
 LIKELIHOOD = LIKELIHOOD_PREFIX.removesuffix(".")
 GONE = ("remote process exited", "closed by", "Connection", "timed out", "Timeout")
 """Words of NCCL's errors where it is another process that is the matter."""
 LONGEST_STEP = timedelta(minutes=10)
 """Until a process that does not come to a collective of a step counts as lost: compiling is in it, disks are not."""
+PATIENCE = timedelta(seconds=10)
+"""Until a process that waits for others to join says so."""
 MASTER = MixedPrecisionPolicy()
 """Weights are gathered, computed with and reduced as they are: float32."""
 HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -53,6 +58,7 @@ def process_group(device: torch.device) -> Iterator[Ranks]:
     gloo on a CPU. On GPUs, one a process (LOCAL_RANK), NCCL for what is there and gloo for what the hosts agree on.
 
     Raises:
+        ConfigError: there are several processes, and the environment does not say where they meet.
         LostProcessError: inside, another process has ended or cannot be reached any more.
     """
     ranks = environment_ranks()
@@ -61,10 +67,11 @@ def process_group(device: torch.device) -> Iterator[Ranks]:
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    # By a store of its own, because hosts may start long after one another.
-    store, rank, world = next(iter(dist.rendezvous("env://", timeout=LONGEST_WAIT)))
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=LONGEST_STEP)
+    with _saying_who_is_missing(ranks):
+        # By a store of its own, because hosts may start long after one another.
+        store, rank, world = next(iter(dist.rendezvous("env://", timeout=LONGEST_WAIT)))
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=LONGEST_STEP)
     is_joined = True
     try:
         yield replace(ranks, patient=dist.new_group(backend="gloo", timeout=LONGEST_WAIT))
@@ -82,6 +89,23 @@ def process_group(device: torch.device) -> Iterator[Ranks]:
     finally:
         if is_joined:
             dist.destroy_process_group()
+
+
+@contextmanager
+def _saying_who_is_missing(ranks: Ranks) -> Iterator[None]:
+    """Say whom this process waits for inside, once it has waited for `PATIENCE`."""
+    meeting = [os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT")]
+    place = f"RANK={ranks.rank} of WORLD_SIZE={ranks.world}"
+    if not all(meeting):
+        raise ConfigError(f"{place}, and MASTER_ADDR or MASTER_PORT, where they meet, is not set. {TO_BE_ALONE}")
+    waits = f"note: {place}: this process waits for the others at {':'.join(meeting)}. {TO_BE_ALONE}"
+    timer = threading.Timer(PATIENCE.total_seconds(), lambda: print(waits, file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _is_of_the_connection(error: RuntimeError) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from flows import pipeline
 from full_disk import largest_file
 from machine import wait_for
 from rmcore.core.errors import DataError, ServiceError, StoreError
@@ -179,6 +180,8 @@ def test_an_address_without_a_server_costs_seconds_and_the_model_follows_later(h
         version = tracker.register_model(checkpoint, name="rm", key="k1", **GATE_PASSED)
         assert (version, tracker.url) == (None, None)
     assert time.monotonic() - began < 60
+    monkeypatch.setattr(pipeline, "api_is_embedded", lambda: True)
+    assert "rm-opt store sync" in pipeline.own_pages(tracker)["MLflow"]
     database = home_module.default_tracking_uri(home)
     assert sync_pending(home, database) == ["seed 0"]
     assert_complete(connect(database), artifact)

@@ -8,10 +8,12 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from sqlalchemy import create_engine, text
 
 from rmcore.core.errors import ConfigError
 from rmcore.core.proxies import keep_direct
-from tasks.home import HOME_FOLDERS, make_home
+from tasks.home import HOME_FOLDERS, default_tracking_uri, make_home
+from tasks.mlflow_client import alone_with
 
 NOBODY = 65534
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
@@ -47,6 +49,23 @@ def test_a_home_of_another_format_is_refused_with_what_to_do(tmp_path):
         ConfigError, match=r"is a home of format '0', and this version .* set RM_OPT_HOME to a new folder"
     ):
         make_home(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["why?", "?", "a?b=c/home", "#why?"])
+def test_a_home_whose_path_no_address_of_a_database_can_hold_is_refused(tmp_path, name):
+    with pytest.raises(ConfigError, match="question mark"):
+        make_home(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["plain", "a b", "a#b", "#%41", "100%", "%3F", "a&b=c;d", "a:b@c", "中文 é"])
+def test_databases_lie_in_the_home_whatever_it_is_called(tmp_path, name):
+    (tmp_path / name / "mlflow").mkdir(parents=True)
+    address = default_tracking_uri(tmp_path / name)
+    with alone_with(address), create_engine(address).connect() as connection:
+        connection.execute(text("CREATE TABLE runs (name TEXT)"))
+    found = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file())
+    assert found == [f"{name}/mlflow/mlflow.db", f"{name}/mlflow/mlflow.db.lock"]
 
 
 CLIENTS = """

@@ -1,6 +1,7 @@
 """A training that several processes of a machine share, as a stage of a pipeline."""
 
 import json
+import os
 import tempfile
 import threading
 from contextlib import contextmanager, nullcontext
@@ -13,12 +14,15 @@ from rmcore.config.data import DataConfig, GoldConfig
 from rmcore.config.model import ModelConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.train import TrainConfig
+from rmcore.core.child_process import PLACE
 from rmcore.core.errors import ConfigError, TrainingError
 from rmcore.core.files import read_json_lines
 from rmcore.core.store import Store
 from rmcore.stages.registry import stage_call
 from rmcore.training.resume import FINISHED_FILE, RESUME_FOLDER
+from tasks import stage_processes
 from tasks.execution import execute
+from tasks.stage_processes import LOG_FILE, StageProcesses
 
 STEPS = 16
 
@@ -46,6 +50,27 @@ def train(store, config, follow=lambda path: nullcontext()):
 def losses(trained):
     rows = read_json_lines(Path(trained.path) / "metrics.jsonl")
     return [row["metrics"]["train/loss"] for row in rows if "train/loss" in row["metrics"]]
+
+
+def test_a_stage_takes_no_place_among_processes_that_the_run_was_started_in(tmp_path):
+    """Such as that of a shell below torchrun: it would wait for the others, or write nothing as the second of them."""
+    inherited = os.environ | dict.fromkeys(PLACE, "1") | {"WORLD_SIZE": "2", "PYTHONPATH": str(tmp_path)}
+    (tmp_path / "rmcore_probe.py").write_text(
+        "import json, os\ndef run_from_file(spec):\n    print(json.dumps(dict(os.environ)))\n    return 0\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stage_processes, "MODULE", "rmcore_probe")
+        alone, several = (StageProcesses(place, {}, number, inherited) for place, number in made(tmp_path, (1, 2)))
+        assert (alone.wait(60)[0], several.wait(60)[0]) == (0, 0)
+    told = [json.loads((folder / LOG_FILE).read_text()) for folder in (*alone.folders, *several.folders)]
+    assert not set(PLACE) & told[0].keys()
+    assert [(one["RANK"], one["WORLD_SIZE"]) for one in told[1:]] == [("0", "2"), ("1", "2")]
+
+
+def made(folder, numbers):
+    for number in numbers:
+        (folder / str(number)).mkdir()
+        yield folder / str(number), number
 
 
 @pytest.mark.slow

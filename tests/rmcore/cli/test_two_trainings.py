@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from flows.cli import app
-from machine import wait_for
+from machine import free_ports, wait_for
 from rmcore.cli.guard import guard
 from rmcore.cli.train import LOCK_FILE
 from rmcore.config.data import GoldConfig
@@ -34,8 +34,9 @@ def words(pairs, model, out, *more):
     return [str(word) for word in (*given, "--output-dir", out, "--log-every", "1", *more)]
 
 
-def start(*arguments, **options):
-    return subprocess.Popen([*PROGRAM, *arguments], text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, **options)
+def start(*arguments, place=None, **options):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | (place or {})
+    return subprocess.Popen([*PROGRAM, *arguments], text=True, env=environment, **options)
 
 
 def test_a_folder_that_is_trained_into_is_refused_and_nothing_in_it_is_touched(tmp_path, pairs, tiny_folder, capfd):
@@ -49,6 +50,27 @@ def test_a_folder_that_is_trained_into_is_refused_and_nothing_in_it_is_touched(t
             assert guard(lambda arguments=arguments: app(arguments, standalone_mode=False)) == 2
             assert f"another process is training into {out}" in capfd.readouterr().err
             assert sorted(out.rglob("*")) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_training_that_was_given_a_place_among_others_says_whom_it_waits_for(tmp_path, pairs, tiny_folder, rank):
+    """Such as in a shell that has the variables of another training; nobody else will come."""
+    [port] = free_ports(1)
+    place = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"}
+    place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    arguments = words(pairs, tiny_folder, tmp_path / "out", "--steps", "1")
+    with start(*arguments, stderr=subprocess.PIPE, place=place) as waiting:
+        try:
+            said = next(line for line in waiting.stderr if line.startswith("note: RANK="))
+        finally:
+            waiting.kill()
+    assert f"RANK={rank} of WORLD_SIZE=2" in said
+    assert f"127.0.0.1:{port}" in said
+    assert "unset RANK and WORLD_SIZE" in said
+    with start(*arguments, stderr=subprocess.PIPE, place=place | {"MASTER_ADDR": ""}) as refused:
+        assert "unset RANK and WORLD_SIZE" in refused.communicate(timeout=WAIT_SECONDS)[1]
+    assert refused.returncode == 2
 
 
 def test_a_training_that_cannot_begin_leaves_what_was_there(tmp_path, tiny_folder, capfd):

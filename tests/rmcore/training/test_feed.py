@@ -21,7 +21,7 @@ from rmcore.models.batching import micro_batches
 from rmcore.training import feed
 from rmcore.training.feed import make_feed, steps_from
 from rmcore.training.length import planned_steps
-from rmcore.training.ranks import ALONE, Ranks, share_of_host
+from rmcore.training.ranks import ALONE, Ranks, environment_ranks, share_of_host
 
 CPU = torch.device("cpu")
 BUDGET = 160
@@ -252,6 +252,16 @@ def test_who_shares_a_host_is_told_by_the_launcher_or_not_guessed(monkeypatch, r
         return
     with pytest.raises(ConfigError, match="which processes share a host is not known"):
         share_of_host()
+
+
+@pytest.mark.parametrize(("rank", "world"), [("1", None), ("2", "2"), ("-1", "2"), ("a", "2"), ("0", "b"), ("0", "0")])
+def test_a_place_that_is_none_is_refused_with_what_to_unset(monkeypatch, rank, world):
+    for name, value in (("RANK", rank), ("WORLD_SIZE", world)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="unset RANK and WORLD_SIZE"):
+        environment_ranks()
 
 
 def test_a_plain_loss_is_not_cut_by_the_memory_of_the_machine():
