@@ -24,7 +24,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
@@ -170,7 +170,7 @@ class _Child:
 def _answer(tokenizer: "PreTrainedTokenizerBase", pipe: Connection) -> NoReturn:
     """Render what the parent sends until it is gone, within the limits."""
     try:
-        gc.disable()  # what the parent has is not ended here
+        gc.freeze()  # what the parent has is not collected here
         signal.set_wakeup_fd(-1)
         for number, action in ((signal.SIGINT, signal.SIG_IGN), (signal.SIGTERM, signal.SIG_DFL)):
             signal.signal(number, action)
@@ -179,9 +179,10 @@ def _answer(tokenizer: "PreTrainedTokenizerBase", pipe: Connection) -> NoReturn:
         nothing = os.open(os.devnull, os.O_RDWR)
         for descriptor in range(3):
             os.dup2(nothing, descriptor)
-        own = pipe.fileno()
-        os.closerange(3, own)  # locks and sockets of the parent, which would live as long as this process
-        os.closerange(own + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        for name in os.listdir("/proc/self/fd"):  # locks and sockets of the parent, which would live as long as this
+            if int(name) > 2 and int(name) != pipe.fileno():
+                with suppress(OSError):  # the folder itself, which is closed by now
+                    os.close(int(name))
         has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (has + LIMIT_BYTES, has + LIMIT_BYTES))
         while True:

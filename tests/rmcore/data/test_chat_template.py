@@ -8,6 +8,8 @@ import multiprocessing
 import os
 import resource
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
@@ -112,6 +114,26 @@ def test_a_fork_of_a_process_that_has_rendered_ends_its_own():
     process.start()
     process.join(60)
     assert process.exitcode == 0
+
+
+def test_time_that_others_take_is_not_counted(monkeypatch):
+    monkeypatch.setattr(chat_template, "IN_PROCESS", True)  # the kernel counts for the other
+    slow = type("Slow", (str,), {"__str__": lambda self: time.sleep(0.6) or "user"})
+    assert "Hello" in render_chat(tokenizer_with(USUAL), [{"role": slow("user"), "content": "Hello"}])
+
+
+@pytest.mark.slow
+def test_a_process_that_renders_long_grows_no_further():
+    """Of a million dialogues none is refused because of those before it."""
+    tokenizer = tokenizer_with(
+        "{% macro f(a) %}{{ a }}{% endmacro %}{% for m in messages %}{{ f(m.content) }}{% endfor %}"
+    )
+    sizes = []
+    for _ in range(3):
+        chat_template.render_chats(tokenizer, [(MESSAGES, {})] * 5000)
+        child = chat_template._children[tokenizer]
+        sizes.append(int(Path(f"/proc/{child._pid}/statm").read_text().split()[0]) * resource.getpagesize())
+    assert sizes[2] - sizes[1] < 2**20
 
 
 def test_many_dialogues_cost_one_process_that_goes_with_its_tokenizer():
