@@ -8,10 +8,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-import pages
 from flows.cli import app
 
-PAGE = (pages.ROOT / "docs/from-trl.md").read_text()
+PAGE = (Path(__file__).parents[1] / "docs/from-trl.md").read_text()
 PAIRS_OF_A_STEP = 16
 
 

@@ -132,14 +132,3 @@ def test_a_state_that_cannot_be_written_leaves_the_one_before(tmp_path):
         publish_state(tmp_path, 6, full, {"num_rows": 0})
     assert find_resume_point(tmp_path).step == 4
     assert {path.name for path in (tmp_path / "resume").iterdir()} == {"step_4"}
-
-
-def test_a_training_of_an_earlier_version_is_resumed_where_its_removed_settings_had_their_defaults(tmp_path):
-    before = {"train.calibration_bins": 10, "train.eval_thresholds": (0.3, 0.5, 0.7)}
-    begin(tmp_path, SETTINGS | before, {"token_budget": 64})
-    publish(tmp_path, 2)
-    assert read_beginning(tmp_path, SETTINGS) == {"token_budget": 64}
-    begin(tmp_path, SETTINGS | before | {"train.calibration_bins": 20}, {"token_budget": 64})
-    publish(tmp_path, 2)
-    with pytest.raises(ConfigError, match=r"train\.calibration_bins: 20 there"):
-        read_beginning(tmp_path, SETTINGS)
