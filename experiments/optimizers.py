@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from experiments.schema import Experiment, Factor, Hypothesis
 from experiments.sizes import ACCURACY, BUDGET_MINUTES, SEEDS, Size, base
 
-RELATIVE_RATES = {"adam": 1.0, "adamw": 1.0, "sgd": 50.0, "muon": 16.0}
+RELATIVE_RATES = {"adam": 1.0, "adamw": 1.0, "sgd": 50.0, "muon": 16.0, "lion": 0.3}
 """Learning rate in units of AdamW's, the base's: the ratios of the best of equally many trials of each at size `gold`
-(experiments/log/optimizers.md: AdamW 5.2e-4, SGD 0.026, Muon 8.2e-3)."""
+(experiments/log/optimizers.md: AdamW 5.2e-4, SGD 0.026, Muon 8.2e-3). Lion's is its authors' advice, 3 to 10 times
+less (Chen et al. 2023, arXiv:2302.06675)."""
 CONTROL = "adamw"
 TARGET_ACCURACY = {"smoke": 0.55, "gold": 0.65, "small": 0.70, "paper": 0.60}
 

@@ -29,7 +29,7 @@ class OptimizerComparison:
     Args:
         model_name: a folder, a hub name, `tiny`, `minilm`, `deberta` or `llama`.
         data_path: preference pairs, a share of whose prompts is held out; None: the synthetic benchmark.
-        optimizers: adam, adamw, sgd, muon.
+        optimizers: adam, adamw, sgd, muon, lion.
         num_seeds: replicates of each; an interval needs at least two.
         epochs: passes over the training pairs.
 

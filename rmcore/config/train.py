@@ -1,6 +1,6 @@
 """Settings of the training."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -31,10 +31,9 @@ class TrainConfig(Settings):
     """Most tokens computed in one micro-batch, padding included. Left out: chosen from the memory of the device."""
     over_length: Literal["cut", "drop"] = "cut"
     """A training pair with a side over max_seq_len: cut that side, or drop the pair. Both are counted."""
-    optimizer: Literal["adamw", "adamw8bit", "adam", "sgd", "muon", "sam"] = "adamw"
-    """muon: hidden matrices, AdamW for the rest. sam: two passes. adamw8bit: AdamW in 8 bytes a weight."""
-    sam_rho: float = Field(default=0.05, gt=0)
-    """Radius of the ascent step of `sam` (Foret et al. 2021, arXiv:2010.01412)."""
+    optimizer: Literal["adamw", "adamw8bit", "adam", "sgd", "muon", "lion", "sam"] = "adamw"
+    """muon: hidden matrices, AdamW for the rest. lion: a 3 to 10 times smaller lr. sam: two passes. adamw8bit: AdamW
+    in 8 bytes a weight."""
     adam_beta2: float = Field(default=0.999, ge=0, lt=1)
     """Decay of the mean squared gradient in adamw, adam, sam and muon's AdamW; OpenRLHF takes 0.95."""
     lr: float = Field(default=5e-6, gt=0)
@@ -79,8 +78,6 @@ class TrainConfig(Settings):
     """Evaluations without improvement before training stops; null (--no-early-stopping) never stops early."""
     best_metric: Literal["eval/pairwise_accuracy", "eval/loss", "eval/ece", "last"] = "eval/pairwise_accuracy"
     """Metric that the best checkpoint is chosen by: highest accuracy, lowest loss or (plain) ECE; last: no choice."""
-    min_delta: float = Field(default=0.0, ge=0)
-    """Smallest change of that metric that counts as an improvement for early stopping."""
     callbacks: tuple[Literal["calibration", "curvature"], ...] = ("calibration",)
     """Measured at each evaluation on validation pairs: calibration (cheap), curvature (Hessian products); or none."""
     log_every: Annotated[int, RUN_ONLY] = Field(default=10, ge=1)
@@ -113,29 +110,6 @@ class TrainConfig(Settings):
         if self.precision == "auto":
             raise ValueError("train.precision=auto has not been resolved: see rmcore.core.hardware.choose_precision")
         return self.precision
-
-    def to_the_end(self, **changes: Any) -> Self:
-        """Give the settings of a training that is a part of other work: the same steps, and nothing but their outcome.
-
-        It ends where its steps do, chooses, stops and keeps nothing before, and is not resumed. What is measured on the
-        way is for who gives it validation pairs.
-
-        Args:
-            changes: other fields that differ.
-
-        Raises:
-            ValueError: they do not fit.
-        """
-        outcome_alone = {
-            "stop_step": None,
-            "early_stopping_patience": None,
-            "best_metric": "last",
-            "keep_top_k": 1,
-            "save_every": None,
-            "callbacks": (),
-            "resume_every_seconds": 1e9,
-        }
-        return type(self).model_validate(self.model_dump() | outcome_alone | changes)
 
     @model_validator(mode="after")
     def _nothing_is_chosen_by_the_last_step(self) -> Self:

@@ -6,7 +6,7 @@ learning rate is computed from the step, so there is no schedule to save.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,11 +27,43 @@ LIKELIHOOD_PREFIX = "likelihood."
 """Beginning of the names of what a likelihood learns besides the model: widths of ties, thresholds."""
 LIKELIHOOD_LR = 0.01
 """Peak learning rate of those: they are a handful of numbers of size 1, which 5e-6 would never move."""
+SAM_RADIUS = 0.05
+"""Of the ascent step of `sam`: rho of Foret et al. 2021, arXiv:2010.01412."""
+LION_BETAS = (0.9, 0.99)
+"""Shares of the momentum in the update and in the next momentum: Chen et al. 2023, arXiv:2302.06675."""
 MUON_MOMENTUM = 0.95
 """Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/."""
 
 NamedState = dict[str, dict[str, Tensor]]
 """{parameter name: {key: tensor}}."""
+
+
+class Lion(Optimizer):
+    """Lion with decoupled decay: each weight moves by the learning rate, by the sign of its momentum.
+
+    Source:
+        Chen et al. 2023, Symbolic discovery of optimization algorithms, arXiv:2302.06675, algorithm 2.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], lr: float) -> None:
+        super().__init__(groups, {"lr": lr, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Update the weights from their gradients; there is no closure."""
+        of_update, of_next = LION_BETAS
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["momentum"] = torch.zeros_like(parameter)
+                momentum, gradient = state["momentum"], parameter.grad
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                moved = momentum.mul(of_update).add_(gradient, alpha=1 - of_update).sign_()
+                parameter.add_(moved, alpha=-group["lr"])
+                momentum.mul_(of_next).add_(gradient, alpha=1 - of_next)
 
 
 class OptimizerSet:
@@ -192,8 +224,8 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> OptimizerSet:
     """Build the optimizer named in `config` over the trainable parameters of `model`.
 
     adamw8bit makes the parameters of the backbone bfloat16, see `rmcore.training.split_adamw`. adamw, adamw8bit, muon,
-    and sam decay weights directly; adam and sgd add the decay to the gradient. A `muon` step moves a matrix by about as
-    much as AdamW does at the same learning rate.
+    lion and sam decay weights directly; adam and sgd add the decay to the gradient. A `muon` step moves a matrix by
+    about as much as AdamW does at the same learning rate.
     adam, adamw, adamw8bit and, in one process, sgd `can_skip` an update; the others do not.
 
     Raises:
@@ -212,7 +244,9 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> OptimizerSet:
         sharded = any(isinstance(parameter, DTensor) for parameter in trained.values())
         # torch (2.13) has no fused SGD of sharded tensors.
         return OptimizerSet(trained, [SGD(groups, lr=lr, momentum=SGD_MOMENTUM, fused=not sharded)])
-    radius = config.sam_rho if name == "sam" else None
+    if name == "lion":
+        return OptimizerSet(trained, [Lion(groups, lr)])
+    radius = SAM_RADIUS if name == "sam" else None
     return OptimizerSet(trained, [AdamW(groups, lr=lr, betas=betas, fused=True)], ascent_radius=radius)
 
 

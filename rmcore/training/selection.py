@@ -16,18 +16,15 @@ class Selection:
 
     metric: str
     keep: int = 1
-    min_delta: float = 0.0
     kept: list[tuple[float, int]] = field(default_factory=list)
     """(value, step) of the best evaluations, best first."""
-    reference: float | None = None
-    """The value that the next one must beat by more than `min_delta` to count as an improvement."""
     evaluations_since: int = 0
     """Evaluations since the last improvement."""
 
     @classmethod
     def of(cls, config: TrainConfig) -> "Selection":
         """A fresh one for a training."""
-        return cls(config.best_metric, config.keep_top_k, config.min_delta)
+        return cls(config.best_metric, config.keep_top_k)
 
     @property
     def best(self) -> tuple[float, int] | None:
@@ -44,10 +41,8 @@ class Selection:
             self.evaluations_since += 1
             return False, []
         sign = 1 if HIGHER_IS_BETTER[self.metric] else -1
-        if self.reference is None or sign * (value - self.reference) > self.min_delta:
-            self.reference, self.evaluations_since = value, 0
-        else:
-            self.evaluations_since += 1
+        is_better = self.best is None or sign * (value - self.best[0]) > 0
+        self.evaluations_since = 0 if is_better else self.evaluations_since + 1
         self.kept = sorted([*self.kept, (value, step)], key=lambda entry: (-sign * entry[0], entry[1]))
         dropped = [old for _, old in self.kept[self.keep :]]
         self.kept = self.kept[: self.keep]

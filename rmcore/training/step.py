@@ -263,7 +263,7 @@ def _sharpness_aware_gradient(context: StepContext, batches: Sequence[Batch], *,
     if not _gradient_norm(context).isfinite():
         raise TrainingError(
             f"step {step}: the gradient at the perturbed weights is not finite. The update was not applied. Lower "
-            "sam_rho or the learning rate."
+            "the learning rate."
         )
 
 

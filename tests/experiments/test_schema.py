@@ -54,7 +54,16 @@ def test_a_grid_has_every_combination_of_levels():
 
 
 def test_a_grid_of_more_arms_than_can_be_listed_is_refused():
-    settings = ("lr", "weight_decay", "adam_beta2", "label_smoothing", "clip", "centering", "min_delta", "sam_rho")
+    settings = (
+        "lr",
+        "weight_decay",
+        "adam_beta2",
+        "label_smoothing",
+        "clip",
+        "centering",
+        "min_lr_ratio",
+        "margin_regularization",
+    )
     factors = [
         {"name": name, "levels": {str(level): {f"train.{name}": level / 100} for level in range(1, 31)}}
         for name in settings

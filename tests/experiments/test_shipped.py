@@ -154,7 +154,7 @@ def test_sensitivity_has_the_values_of_the_validation_plan_in_its_order():
 @pytest.mark.parametrize("size", SIZES)
 def test_optimizers_differ_in_the_optimizer_and_its_learning_rate_alone(size):
     experiment = load_experiment("optimizers", size)
-    assert [arm.name for arm in experiment.arms()] == ["adam", "adamw", "sgd", "muon"]
+    assert [arm.name for arm in experiment.arms()] == ["adam", "adamw", "sgd", "muon", "lion"]
     for arm in experiment.arms():
         assert shown_changes(experiment.base, arm.config).keys() <= {"train.optimizer", "train.lr", "study"}
         assert arm.config.train.optimizer == arm.name

@@ -146,7 +146,7 @@ def one_rank():
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "sam"])
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "lion", "sam"])
 def test_who_can_skip_an_update_does(one_rank, name, sharded):
     model = fully_shard(Scorer()) if sharded else Scorer()
     optimizer = make_optimizer(model, TrainConfig(optimizer=name, lr=0.1))

@@ -12,11 +12,11 @@ from pydantic import TypeAdapter
 from rmcore.config.train import TrainConfig
 from rmcore.training.selection import HIGHER_IS_BETTER, Selection
 
-# Few different values, so that ties and differences of exactly min_delta (in binary) occur.
+# Few different values, so that ties occur.
 values = st.lists(
     st.one_of(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]), st.just(math.nan), st.just(math.inf)), max_size=12
 )
-settings = st.tuples(st.sampled_from(sorted(HIGHER_IS_BETTER)), st.integers(1, 4), st.sampled_from([0.0, 0.25, 0.5]))
+settings = st.tuples(st.sampled_from(sorted(HIGHER_IS_BETTER)), st.integers(1, 4))
 
 
 def ranking(noted, higher):
@@ -25,21 +25,19 @@ def ranking(noted, higher):
     return sorted(defined, key=lambda entry: (-entry[0] if higher else entry[0], entry[1]))
 
 
-def without_improvement(noted, higher, min_delta):
-    """Evaluations since the last one that beat the reference by more than `min_delta`."""
+def without_improvement(noted, higher):
+    """Evaluations since the last one that was better than all before."""
     reference, since = None, 0
     for _, value in noted:
-        better = math.isfinite(value) and (
-            reference is None or (value - reference if higher else reference - value) > min_delta
-        )
+        better = math.isfinite(value) and (reference is None or (value > reference if higher else value < reference))
         reference, since = (value, 0) if better else (reference, since + 1)
     return since
 
 
 @given(values, settings)
 def test_it_agrees_with_looking_at_everything_again(sequence, setting):
-    metric, keep, min_delta = setting
-    selection, noted, there = Selection(metric, keep, min_delta), [], set()
+    metric, keep = setting
+    selection, noted, there = Selection(metric, keep), [], set()
     for number, value in enumerate(sequence):
         step = 10 * (number + 1)
         noted.append((step, value))
@@ -47,7 +45,7 @@ def test_it_agrees_with_looking_at_everything_again(sequence, setting):
         expected = ranking(noted, HIGHER_IS_BETTER[metric])
         assert selection.kept == expected[:keep]
         assert selection.best == (expected[0] if expected else None)
-        assert selection.evaluations_since == without_improvement(noted, HIGHER_IS_BETTER[metric], min_delta)
+        assert selection.evaluations_since == without_improvement(noted, HIGHER_IS_BETTER[metric])
         # Who does as told has exactly the kept ones.
         there = (there | ({step} if kept else set())) - set(dropped)
         assert there == {one for _, one in selection.kept}
@@ -56,8 +54,8 @@ def test_it_agrees_with_looking_at_everything_again(sequence, setting):
 
 @given(values, values, settings)
 def test_a_selection_read_back_from_json_goes_on_as_itself(before, after, setting):
-    metric, keep, min_delta = setting
-    selection = Selection(metric, keep, min_delta)
+    metric, keep = setting
+    selection = Selection(metric, keep)
     for step, value in enumerate(before):
         selection.note(value, step)
     restored = TypeAdapter(Selection).validate_json(json.dumps(asdict(selection), allow_nan=False))
@@ -67,18 +65,7 @@ def test_a_selection_read_back_from_json_goes_on_as_itself(before, after, settin
     assert restored == selection
 
 
-def test_improvements_below_min_delta_move_the_best_but_not_the_reference():
-    """A slow climb in steps below min_delta counts once it adds up to more than min_delta."""
-    selection = Selection("eval/pairwise_accuracy", keep=1, min_delta=0.25)
-    for step, value in enumerate([0.0, 0.2, 0.25], start=1):
-        selection.note(value, step)
-    assert selection.best == (0.25, 3)
-    assert selection.evaluations_since == 2
-    selection.note(0.3, 4)
-    assert selection.evaluations_since == 0
-
-
 @pytest.mark.parametrize("metric", sorted(HIGHER_IS_BETTER))
 def test_it_follows_the_settings(metric):
-    made = Selection.of(TrainConfig(best_metric=metric, keep_top_k=3, min_delta=0.5))
-    assert (made.metric, made.keep, made.min_delta) == (metric, 3, 0.5)
+    made = Selection.of(TrainConfig(best_metric=metric, keep_top_k=3))
+    assert (made.metric, made.keep) == (metric, 3)

@@ -54,7 +54,7 @@ def counted(training, step):
         {"model": {"lora": {}}},
         {"model": {"head_only": True}},
         {"model": {"name": "minilm"}, "packing": False, "precision": "bf16"},
-        *({"optimizer": name} for name in ("sgd", "sam")),
+        *({"optimizer": name} for name in ("sgd", "lion", "sam")),
     ],
     ids=str,
 )
