@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from rmcore.config.judging import JudgingConfig
 from rmcore.core.digests import make_key
-from rmcore.core.errors import ConfigError, JudgementsWantedError, ServingError
+from rmcore.core.errors import ConfigError, JudgementsWantedError, NotReadyError, ServingError
 from rmcore.core.progress import Report, duration, silent
 from rmcore.core.proxies import LOOPBACK
 from rmcore.judging.answers import AnswersFile, Question, Reply, answers_folder
@@ -43,6 +43,8 @@ LONGEST_WAIT = 600.0
 """Seconds that a server may ask to wait: quotas are of a minute, or of a day."""
 MOST_REFUSED = 8
 """Refused questions, with none that is answered, after which it is not about their texts."""
+MOST_ROUNDS = 5
+"""How often a question is requested with all repetitions, while the server answers others: one may be unlucky."""
 LIST_RETRIES = 3
 LIST_SECONDS = 10.0
 NO_COMPLETION = "answers with something that is no chat completion"
@@ -231,7 +233,7 @@ class Endpoint:
 
     async def _ask_missing(self, missing: Sequence[Question], report: Report) -> None:
         """Ask with as many workers as may wait at once; the first failure lets the others finish their call."""
-        waiting, total, num_answered = deque(missing), len(missing), 0
+        waiting, total, num_answered = deque((question, 1) for question in missing), len(missing), 0
         is_over = False
 
         async def work(client: "AsyncOpenAI") -> None:
@@ -241,11 +243,11 @@ class Endpoint:
                     await asyncio.sleep(0.01)  # until a call under way says how large they are
                 if is_over or self._interruption.requested or self.budget.is_spent or not waiting:
                     return
-                question = waiting.popleft()
+                (question, rounds), before = waiting.popleft(), num_answered
                 claim = self._claim(question)
                 if claim is None:  # another process asks it, or has its answer
                     if self._key(question) not in self.answers.known:
-                        waiting.append(question)
+                        waiting.append((question, rounds))
                         await asyncio.sleep(WAIT_SECONDS)
                     continue
                 self._num_open += 1
@@ -253,6 +255,12 @@ class Endpoint:
                     self._take(question, *await self._call(client, question))
                 except NotSentError:
                     return
+                except NotReadyError:
+                    if rounds == MOST_ROUNDS or num_answered == before:
+                        is_over = True
+                        raise
+                    waiting.append((question, rounds + 1))
+                    continue
                 except BaseException:
                     is_over = True
                     raise
@@ -274,8 +282,16 @@ class Endpoint:
         failures = [one for one in await asyncio.gather(*tasks, return_exceptions=True) if isinstance(one, Exception)]
         if failures:  # CancelledError is no Exception
             raise failures[0]
-        if self._interruption.requested:
-            return
+        if not self._interruption.requested:
+            self._require_answers(missing)
+
+    def _require_answers(self, missing: Sequence[Question]) -> None:
+        """Refuse where questions are left.
+
+        Raises:
+            ConfigError: all were refused.
+            JudgementsWantedError: the budget is spent.
+        """
         if self._pending:
             raise ConfigError(self._pending[0][1].refusal)
         num_left = sum(self._key(question) not in self.answers.known for question in missing)
@@ -392,7 +408,7 @@ class Endpoint:
         """Say something once."""
         if text not in self._noted:
             self._noted.add(text)
-            print(f"note: {text}", file=sys.stderr)
+            print(f"note: {text}", file=sys.stderr, flush=True)
 
     def _unusable(self, why: str) -> ServingError:
         advice = "The URL usually ends in /v1; open it in a browser, or ask who runs it."

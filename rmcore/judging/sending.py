@@ -18,7 +18,7 @@ from urllib.parse import urljoin, urlsplit
 import httpx2
 import openai
 
-from rmcore.core.errors import ConfigError, RmcoreError, ServingError
+from rmcore.core.errors import ConfigError, NotReadyError, RmcoreError, ServingError
 from rmcore.core.printing import printable
 from rmcore.judging.replies import error_inside
 
@@ -155,6 +155,8 @@ def failure(error: Exception, key_variable: str, seconds: float, address: str) -
         return ConfigError(f"knows no such model or address{said}")
     if isinstance(error, openai.APITimeoutError):
         return ServingError(f"did not answer within timeout_seconds={seconds:g}{said}")
+    if isinstance(error, openai.RateLimitError | openai.InternalServerError | openai.APIConnectionError):
+        return NotReadyError(f"failed{said}. What was answered is kept: the same command continues there")
     return ServingError(f"failed{said}")
 
 

@@ -17,7 +17,7 @@ import pytest
 from judge_server import FORMS, KEY, Raw, completion, endpoint, judge_server, questions
 from rmcore.config.judging import JudgingConfig
 from rmcore.core.errors import ConfigError, JudgementsWantedError, RmcoreError, ServingError
-from rmcore.judging.endpoint import Address
+from rmcore.judging.endpoint import RETRIES, Address
 from rmcore.judging.language_model import LanguageModelJudge
 from rmcore.judging.replies import most_bytes
 from rmcore.policy.judge import require_named_judge
@@ -58,6 +58,24 @@ def test_an_error_inside_status_200_is_repeated_as_its_code_says_and_told_in_its
         with pytest.raises(ConfigError, match="refused the key"):
             judge_of(server, tmp_path).rewards(["p"], ["r"])
         assert len(server.asked) == 1
+
+
+def test_a_question_that_fails_while_others_are_answered_is_asked_again(tmp_path):
+    """A provider that fails on two of three requests fails on one question six times in a row sooner or later."""
+    num_failed, is_answering = 0, threading.Event()
+
+    def behaviour(one):
+        nonlocal num_failed
+        if not one.body["messages"][0]["content"].endswith("n 0"):
+            is_answering.set()
+            return "1"
+        is_answering.wait(60)
+        num_failed += 1
+        return "1" if num_failed > 2 * (1 + RETRIES) - 3 else OVERLOADED
+
+    with judge_server(behaviour) as server:
+        assert len(endpoint(server, tmp_path, concurrency=2).ask(questions(30))) == 30
+        assert len(server.asked) == 29 + num_failed
 
 
 def test_a_longer_wait_than_the_clients_is_waited_for_or_told(tmp_path, monkeypatch, capsys):
