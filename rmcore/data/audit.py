@@ -20,14 +20,14 @@ import numpy as np
 import numpy.typing as npt
 
 from rmcore.core.arrays import BoolArray, FloatArray
-from rmcore.data.control_tokens import KNOWN_FORMS, texts_of
+from rmcore.data.control_tokens import known_strings, texts_of
 from rmcore.data.observation import Observation
 from rmcore.data.observation_counts import describe_observations, format_observations
-from rmcore.data.pair import PreferencePair, prompt_text, text_number
+from rmcore.data.pair import PreferencePair, prompt_text
 from rmcore.data.readers.columns import word
 from rmcore.data.readers.fields import WORDS_FOR_NOTHING, Reason
 from rmcore.data.readers.sources import LoadedPairs
-from rmcore.data.splits import conversation, normalized_prompt, normalized_text
+from rmcore.data.splits import conversation, normalized_text
 
 REJECTED_SHARE_WARNING = 0.05
 LONGER_WINS_WARNING = 0.65
@@ -52,8 +52,8 @@ _DOUBTS = {
 KINDS = {"num_prompts": "prompt", "num_conversations": "conversation", "num_completions": "completions"}
 """Texts that splits may share, by their name in the audit and in `_Measured`. One kind after the other is sorted."""
 
-Numbers = npt.NDArray[np.uint64]
-"""Texts, each as its `text_number`."""
+Numbers = npt.NDArray[np.int64]
+"""Texts, each as Python's own hash of 64 bits, which holds within a process; for collisions see `text_number`."""
 
 
 def audit(
@@ -145,39 +145,36 @@ class _Measured(NamedTuple):
 
 
 def _measure(pairs: Iterable[PreferencePair]) -> _Measured:
-    prompt, opening, completions, same, swapped = (array("Q") for _ in range(5))
+    prompt, opening, completions, same, swapped = (array("q") for _ in range(5))
     characters, margins = array("i"), array("d")
     doubtful: Counter[str] = Counter()
     held: Counter[str] = Counter()
     num_with_strings = 0
     for pair in pairs:
-        text = prompt_text(pair.prompt)
-        prompt.append(text_number(normalized_prompt(pair.prompt)))
-        opening.append(text_number(conversation(pair.prompt)))
-        completions.extend(text_number(normalized_text(side)) for side in (pair.chosen, pair.rejected))
-        same.append(text_number(text, pair.chosen, pair.rejected))
-        swapped.append(text_number(text, pair.rejected, pair.chosen))
-        characters.extend((len(text), len(pair.chosen), len(pair.rejected)))
+        text, chosen, rejected = prompt_text(pair.prompt), pair.chosen, pair.rejected
+        prompt.append(hash(normalized_text(text)))
+        opening.append(prompt[-1] if isinstance(pair.prompt, str) else hash(conversation(pair.prompt)))
+        completions.extend((hash(normalized_text(chosen)), hash(normalized_text(rejected))))
+        same.append(hash((text, chosen, rejected)))
+        swapped.append(hash((text, rejected, chosen)))
+        characters.extend((len(text), len(chosen), len(rejected)))
         if pair.target_margin is not None:
             margins.append(pair.target_margin)
         asked = text.strip()
-        doubtful["num_answers_with_the_prompt"] += sum(
-            side.lstrip().startswith(asked) for side in (pair.chosen, pair.rejected)
-        )
-        if not WORDS_FOR_NOTHING.isdisjoint((text, pair.chosen, pair.rejected)):
+        doubtful["num_answers_with_the_prompt"] += sum(side.lstrip().startswith(asked) for side in (chosen, rejected))
+        if not WORDS_FOR_NOTHING.isdisjoint((text, chosen, rejected)):
             doubtful["num_words_for_nothing"] += 1
         if pair.metadata:
             doubtful.update(_of_scores(pair.metadata))
-        texts = (*texts_of(pair.prompt, pair.chosen), pair.rejected)
-        strings = {found for part in texts for found in KNOWN_FORMS.findall(part)}
+        strings = known_strings((*texts_of(pair.prompt, chosen), rejected))
         held.update(strings)
         num_with_strings += bool(strings)
     return _Measured(
-        prompt=np.frombuffer(prompt, np.uint64),
-        conversation=np.frombuffer(opening, np.uint64),
-        completions=np.frombuffer(completions, np.uint64),
-        same=np.frombuffer(same, np.uint64),
-        swapped=np.frombuffer(swapped, np.uint64),
+        prompt=np.frombuffer(prompt, np.int64),
+        conversation=np.frombuffer(opening, np.int64),
+        completions=np.frombuffer(completions, np.int64),
+        same=np.frombuffer(same, np.int64),
+        swapped=np.frombuffer(swapped, np.int64),
         characters=np.frombuffer(characters, np.int32).reshape(-1, 3),
         margins=np.frombuffer(margins, np.float64),
         doubtful=doubtful,
@@ -212,7 +209,7 @@ class _Shared(NamedTuple):
 
 def _shared(measured: Mapping[str, _Measured], field: str) -> _Shared:
     different = {name: np.unique(getattr(one, field)) for name, one in measured.items()}
-    every = np.unique(np.concatenate([np.zeros(0, np.uint64), *different.values()]))
+    every = np.unique(np.concatenate([np.zeros(0, np.int64), *different.values()]))
     return _Shared(
         len(every),
         {name: len(numbers) for name, numbers in different.items()},
@@ -226,7 +223,7 @@ def _shared(measured: Mapping[str, _Measured], field: str) -> _Shared:
 def _duplicates(every: Sequence[_Measured]) -> dict[str, int]:
     """`num_exact`: pairs that repeat an earlier one; `num_contradictory`: couples of texts preferred both ways."""
     same, swapped = (
-        np.concatenate([np.zeros(0, np.uint64), *(getattr(one, name) for one in every)]) for name in ("same", "swapped")
+        np.concatenate([np.zeros(0, np.int64), *(getattr(one, name) for one in every)]) for name in ("same", "swapped")
     )
     different = np.unique(same)
     # Both orders of a contradictory couple are in both, so each couple is counted twice.

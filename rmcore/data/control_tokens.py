@@ -13,7 +13,7 @@ these names alone. The copy is otherwise the same, so all other ids are those of
 import json
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,7 +32,7 @@ KNOWN_FORMS = re.compile(
     r"|</?s>|<(?:bos|eos|pad|unk|mask|(?:start|end)_of_turn)>|<</?SYS>>|\[/?INST\]"  # Llama 2, Gemma, T5, Mistral
     r"|\[(?:CLS|SEP|MASK|PAD|UNK)\]"  # BERT
 )
-"""Control tokens of the common families: for counting where no tokenizer is at hand."""
+"""Control tokens of the common families: for counting where no tokenizer is at hand. See `known_strings`."""
 _MARKS = range(0xE000, 0xF900)
 """Private use area of Unicode: characters without a meaning, which neither a template nor a normalizer changes."""
 
@@ -133,6 +133,12 @@ class ControlTokens:
                 "text that holds them cannot be read safely; save it again with transformers' save_pretrained."
             )
         return copy
+
+
+def known_strings(texts: Iterable[str]) -> set[str]:
+    """The strings of control tokens of the common families in texts."""
+    # All begin with one of two characters, which are found twenty times as fast.
+    return {found for text in texts if "<" in text or "[" in text for found in KNOWN_FORMS.findall(text)}
 
 
 def texts_of(prompt: Prompt, completion: str) -> list[str]:

@@ -7,6 +7,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from rmcore.core.errors import DataError
@@ -36,8 +37,10 @@ class Message(NamedTuple):
     @property
     def text(self) -> str:
         """All of it but the role, for people and digests: the content, then each field as `[name: JSON]` on a line."""
+        if not self.fields:
+            return self.content
         fields = (f"[{name}: {as_json(value)}]" for name, value in self.further().items())
-        return "\n".join([self.content] * bool(self.content or not self.fields) + list(fields))
+        return "\n".join([self.content] * bool(self.content) + list(fields))
 
 
 TOOLS = "tools"
@@ -157,10 +160,11 @@ def prompt_text(prompt: Prompt) -> str:
 
     It tells prompts apart: tools and the turns' own fields are in it.
     """
-    messages = prompt_messages(prompt)
-    if len(messages) == 1 and messages[0].role == "user":
-        return messages[0].text
-    return "\n\n".join(f"{message.role.capitalize()}: {message.text}" for message in messages)
+    if isinstance(prompt, str):
+        return prompt
+    if len(prompt) == 1 and prompt[0].role == "user":
+        return prompt[0].text
+    return "\n\n".join(f"{message.role.capitalize()}: {message.text}" for message in prompt)
 
 
 def opening(prompt: Prompt) -> str:
@@ -169,12 +173,17 @@ def opening(prompt: Prompt) -> str:
     The prompts of one conversation are one another's beginnings, so they are not independent: splits keep them together
     and intervals are drawn over conversations. A prompt of one turn is a conversation of its own.
     """
-    return next((turn.content for turn in prompt_messages(prompt) if turn.role == "user"), prompt_text(prompt))
+    if isinstance(prompt, str):
+        return prompt
+    first = next((turn for turn in prompt if turn.role == "user"), None)
+    return prompt_text(prompt) if first is None else first.content
 
 
 def is_blank(text: str) -> bool:
     """Whether nothing of a text can be seen: white space, control and zero-width characters alone, or none at all."""
-    return all(char in _UNSEEN or unicodedata.category(char) in _UNSEEN_CATEGORIES for char in text)
+    return not "!" <= text[:1] <= "~" and all(
+        char in _UNSEEN or unicodedata.category(char) in _UNSEEN_CATEGORIES for char in text
+    )
 
 
 def prompt_key(prompt: Prompt) -> str:
@@ -230,26 +239,19 @@ class PreferencePair:
             raise DataError(
                 f"margin={margin} and target_margin={target_margin} are two names of one thing; give one of them."
             )
-        values = {
-            "prompt": prompt,
-            "chosen": chosen,
-            "rejected": rejected,
-            "target_margin": margin if target_margin is None else target_margin,
-            "metadata": {} if metadata is None else metadata,
-            "pair_id": pair_id,
-        }
-        for field, value in values.items():
-            object.__setattr__(self, field, value)
-        self._check()
-
-    def _check(self) -> None:
-        for name, text in (("prompt", prompt_text(self.prompt)), ("chosen", self.chosen), ("rejected", self.rejected)):
+        asked = prompt_text(prompt)
+        for name, text in (("prompt", asked), ("chosen", chosen), ("rejected", rejected)):
             if is_blank(text):
                 raise DataError(f"the {name} of a preference pair is empty: nothing can be scored. Drop the row.")
-        if self.chosen == self.rejected:
+        if chosen == rejected:
             raise DataError("chosen and rejected are the same text: the pair carries no preference. Drop the row.")
-        if not self.pair_id:
-            object.__setattr__(self, "pair_id", content_id(prompt_text(self.prompt), self.chosen, self.rejected))
+        set_field = partial(object.__setattr__, self)
+        set_field("prompt", prompt)
+        set_field("chosen", chosen)
+        set_field("rejected", rejected)
+        set_field("target_margin", margin if target_margin is None else target_margin)
+        set_field("metadata", {} if metadata is None else metadata)
+        set_field("pair_id", pair_id or content_id(asked, chosen, rejected))
 
     @property
     def margin(self) -> float | None:

@@ -22,6 +22,7 @@ from rmcore.data.pairs_on_disk import select
 from rmcore.data.parquet_rows import Record
 
 _NOTHING: IntArray = np.zeros(0, dtype=np.int64)
+_ASCII_SMALL = {code: " " if chr(code).isspace() else chr(code).lower() for code in range(128)}
 _FILLED_FIRST = ("train", "test")
 """Where there are fewer prompts than splits, these get one before any other: the chain cannot do without them."""
 
@@ -35,10 +36,13 @@ _INVISIBLE = re.compile(
 
 def normalized_text(text: str) -> str:
     """The text in one case and normal form (NFC), without invisible characters; a run of white space is one blank."""
-    if text.isascii():
-        return " ".join(text.casefold().split())
-    composed = unicodedata.normalize("NFC", _INVISIBLE.sub("", text))
-    return " ".join(unicodedata.normalize("NFC", composed.casefold()).split())
+    if not text.isascii():
+        composed = unicodedata.normalize("NFC", _INVISIBLE.sub("", text))
+        return " ".join(unicodedata.normalize("NFC", composed.casefold()).split())
+    text = text.translate(_ASCII_SMALL)  # takes two thirds of the time of making all words
+    while "  " in text:
+        text = text.replace("  ", " ")
+    return text.strip(" ")
 
 
 def normalized_prompt(prompt: Prompt) -> str:
