@@ -181,9 +181,9 @@ def opening(prompt: Prompt) -> str:
 
 def is_blank(text: str) -> bool:
     """Whether nothing of a text can be seen: white space, control and zero-width characters alone, or none at all."""
-    return not "!" <= text[:1] <= "~" and all(
-        char in _UNSEEN or unicodedata.category(char) in _UNSEEN_CATEGORIES for char in text
-    )
+    if "!" <= text[:1] <= "~":
+        return False
+    return all(char in _UNSEEN or unicodedata.category(char) in _UNSEEN_CATEGORIES for char in text)
 
 
 def prompt_key(prompt: Prompt) -> str:

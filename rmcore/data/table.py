@@ -123,7 +123,7 @@ def prompt_of_row(turns: Iterable[Mapping[str, Any]]) -> Prompt:
 
 def answer_of_row(content: str, fields: str | None) -> str:
     """A completion of its text and its further fields."""
-    return as_answer(Message("assistant", content, fields or ""))
+    return as_answer(Message("assistant", content, fields)) if fields else content
 
 
 def row_of_pair(pair: PreferencePair) -> dict[str, Any]:

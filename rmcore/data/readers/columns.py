@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Any
 
@@ -53,14 +54,15 @@ _LIKELY = {
 _SEPARATORS = re.compile(r"[\s_()-]+")
 
 
-def word(text: str) -> str:
-    """A name or value in small letters, with one underscore for spaces, hyphens and brackets."""
-    return _SEPARATORS.sub("_", text.lower()).strip("_")
-
-
+@lru_cache(maxsize=256)
 def spelling(name: str) -> str:
     """Reduce all spellings of a name to one: `responsea` for response_a, Response A and response-a."""
     return word(name).replace("_", "")
+
+
+def word(text: str) -> str:
+    """A name or value in small letters, with one underscore for spaces, hyphens and brackets."""
+    return _SEPARATORS.sub("_", text.lower()).strip("_")
 
 
 _KNOWN = {
@@ -106,7 +108,7 @@ def respelled(row: Row) -> dict[str, Any]:
     return {names.get(column, column): value for column, value in row.items()}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ColumnMap:
     """Names of the columns, where they are not the usual ones; None keeps the usual name.
 
@@ -141,7 +143,7 @@ class ColumnMap:
         Raises:
             DataError: two columns are spellings of one name.
         """
-        usual = self.usual_names()
+        usual = self.usual_names
         others = (name for name in columns if name not in usual and name not in self.grades)
         spelled = known_names(others, usual.values(), _KNOWN_GRADED if graded else _KNOWN)
         return replace(self, spelled=spelled)
@@ -164,6 +166,7 @@ class ColumnMap:
             return replace(self, prompt=asked[0])
         return self
 
+    @cached_property
     def usual_names(self) -> dict[str, str]:
         """Named column -> the usual name that it stands for."""
         names = {"prompt": self.prompt, "chosen": self.chosen, "rejected": self.rejected, "target_margin": self.margin}
@@ -172,7 +175,7 @@ class ColumnMap:
 
     def rename(self, row: Row) -> dict[str, Any]:
         """The row under the usual names; a column that a named one displaces is dropped."""
-        usual = self.usual_names()
+        usual = self.usual_names
         renamed = {self.spelled.get(name, name): value for name, value in row.items() if name not in usual}
         renamed |= {usual[name]: row[name] for name in usual if name in row}
         if self.joins_input:

@@ -144,8 +144,9 @@ def conversion_to_utf8(path: Path, encoding: str = "CP1252") -> str:
 def record_of(row: int, fields: Mapping[str, Any], plain: Mapping[str, Plain] | None = None) -> RawRecord:
     """The record of a row whose values could be read, in whatever format; see `structure` and `plain_columns`."""
     try:
-        for name in fields:
-            text_value(name, None)
+        if not "".join(fields).isascii():
+            for name in fields:
+                text_value(name, None)
         if plain:
             fields = {name: plain[name](value) if name in plain else value for name, value in fields.items()}
         return RawRecord(row, {name: structured(name, value) for name, value in fields.items()})

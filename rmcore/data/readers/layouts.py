@@ -94,7 +94,7 @@ def recognise(sample: Row, columns: ColumnMap = USUAL_COLUMNS, *, most: int = PA
     Raises:
         DataError: a named column is not there, or the columns fit no layout, or two.
     """
-    absent = [name for name in columns.usual_names() if name not in sample]
+    absent = [name for name in columns.usual_names if name not in sample]
     if absent:
         raise _unrecognised(f"no column {absent[0]!r}", sample)
     columns = columns.with_prompt(sample)

@@ -310,9 +310,9 @@ def _completion(value: Any, empty: Reason, fields: Any = None) -> tuple[tuple[Me
         empty: why it is refused where nothing is in it.
         fields: what the completion has besides its text, in a column of its own: so our own tables have it.
     """
-    value = turn_list(value)
     if not isinstance(value, list | dict):
         return (), answer_of(text_value(value, None if fields else empty), fields)
+    value = turn_list(value)
     last = value[-1] if isinstance(value, list) and value else None
     if isinstance(last, dict) and all(part is None for name, part in last.items() if name != "role"):
         raise RowRejected(empty)  # a turn with nothing in it is no completion
@@ -338,7 +338,9 @@ def _whole_prompt(
         asked = message_list(raw)
     else:
         asked = (Message("user", text_value(raw, Reason.EMPTY_PROMPT)),)
-    turns, answers = asked_turns(asked), [continued(asked, answer) for answer in answers]
+    turns, answers = asked_turns(asked), list(answers)
+    if turns is not asked:
+        answers = [continued(asked, answer) for answer in answers]
     if not context or isinstance(raw, list | dict) or len(turns) > 1:
         return framed(_joined(turns, context), row), answers
     if not any(turns[0].content.strip() in message.content for message in context if message.role == "user"):
@@ -352,11 +354,13 @@ def _joined(prompt: tuple[Message, ...], context: tuple[Message, ...]) -> tuple[
     The sides repeat the prompt, behind a system turn of their own perhaps, or its last turns, or go on behind it; or
     they are the whole dialogue, of which the prompt is the end.
     """
+    if not context:
+        return prompt
     own = next((place for place, message in enumerate(context) if message.role != "system"), len(context))
     if prompt in (context[: len(prompt)], context[own : own + len(prompt)], context[-len(prompt) :]):
         return context
     repeated = next(size for size in range(len(prompt), -1, -1) if prompt[len(prompt) - size :] == context[:size])
-    if not repeated and context and (context[0].role == "system" or prompt[-1].role == context[0].role == "user"):
+    if not repeated and (context[0].role == "system" or prompt[-1].role == context[0].role == "user"):
         raise RowRejected(Reason.PROMPTS_DIFFER)  # two questions, of which it is not known which one was answered
     return prompt + context[repeated:]
 

@@ -168,7 +168,7 @@ def framed(turns: tuple[Message, ...], row: Mapping[str, Any]) -> tuple[Message,
         RowRejected: the row holds images, audio or videos, its tools are no list, or it has two system texts or tools.
     """
     for name in _MEDIA_COLUMNS:
-        if not is_empty(row.get(name)):
+        if name in row and not is_empty(row[name]):
             refuse_media(name)
     system = row.get(SYSTEM)
     if system is not None and text_value(system, None).strip():
@@ -193,8 +193,9 @@ def tools_turn(value: Any) -> Message | None:
     Raises:
         RowRejected: it is no list of objects.
     """
-    if isinstance(value, str):
-        value = json_or_text(value) if value.strip() else None
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    value = json_or_text(value) if isinstance(value, str) else value
     tools = without_nulls(json_ready([value] if isinstance(value, dict) and value else value))
     if tools is None or tools in ([], {}):
         return None
