@@ -135,10 +135,12 @@ class ControlTokens:
         return copy
 
 
-def known_strings(texts: Iterable[str]) -> set[str]:
-    """The strings of control tokens of the common families in texts."""
+def known_strings(texts: Iterable[str]) -> list[str]:
+    """The strings of control tokens of the common families in texts, each once, in order."""
     # All begin with one of two characters, which are found twenty times as fast.
-    return {found for text in texts if "<" in text or "[" in text for found in KNOWN_FORMS.findall(text)}
+    return list(
+        dict.fromkeys(found for text in texts if "<" in text or "[" in text for found in KNOWN_FORMS.findall(text))
+    )
 
 
 def texts_of(prompt: Prompt, completion: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rmcore.data.observation import Kind, Observation
-from rmcore.data.pair import prompt_text, text_number
+from rmcore.data.pair import prompt_text
 from rmcore.data.survey import Scale
 
 _SHOWN = 20
@@ -30,13 +30,13 @@ def describe_observations(observations: Iterable[Observation]) -> dict[str, Any]
     annotators: Counter[str | None] = Counter()
     grades: dict[str, Counter[float]] = {}
     missing: Counter[str] = Counter()
-    prompts, weights = array("Q"), array("d")
+    prompts, weights = array("q"), array("d")
     num_ranked = num_tied = 0
     for one in observations:
         kinds[str(one.kind)] += 1
         sizes[len(one.answers)] += 1
         annotators[one.annotator] += 1
-        prompts.append(text_number(prompt_text(one.prompt)))
+        prompts.append(hash(prompt_text(one.prompt)))
         weights.append(one.weight)
         if one.ranks is not None and one.kind is not Kind.BEST:
             num_ranked += 1
@@ -47,7 +47,7 @@ def describe_observations(observations: Iterable[Observation]) -> dict[str, Any]
     num_unknown = annotators.pop(None, 0)
     return {
         "num_observations": len(weights),
-        "num_prompts": len(np.unique(np.frombuffer(prompts, np.uint64))) if prompts else 0,
+        "num_prompts": len(np.unique(np.frombuffer(prompts, np.int64))) if prompts else 0,
         "kinds": {str(kind): kinds[str(kind)] for kind in Kind if kinds[str(kind)]},
         "answers": {str(size): sizes[size] for size in sorted(sizes)},
         "ties": {"num": num_tied, "num_ranked": num_ranked, "share": num_tied / num_ranked if num_ranked else None},

@@ -14,7 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from rmcore.core.arrays import IntArray
+from rmcore.data.observation import Observation
+from rmcore.data.pair import PreferencePair, Prompt
 from rmcore.data.parquet_rows import ROWS_A_BATCH, Record, RecordSchema, not_unicode, write_tables
+from rmcore.data.table import prompt_of_row
 
 ROWS_A_STRETCH = 1024
 """Rows of the file that are looked through together for those that are wanted: Arrow joins them in memory."""
@@ -50,6 +53,11 @@ class RowsOnDisk(Sequence[Record]):
     def write_parquet(self, path: Path) -> None:
         """Write the rows as they are: the file that `rmcore.data.parquet_rows.write_records` writes of the records."""
         write_tables(self._schema, self._batches(), path)
+
+    def prompts(self) -> Iterator[Prompt]:
+        """Their prompts in order, read without the rest."""
+        for batch in RowsOnDisk(self._schema, self._table.select(["prompt"]), self._rows)._batches():
+            yield from map(prompt_of_row, batch["prompt"].to_pylist())
 
     def _batches(self) -> Iterator[pa.Table]:
         """The rows, some hundred a table; what is far apart in the file is copied from where it is, bit by bit."""
@@ -112,6 +120,11 @@ class RowWriter(Generic[Record]):
             self._writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=self.schema.columns))
         except UnicodeEncodeError as error:
             raise not_unicode(self.schema, error) from error
+
+
+def prompts_of(records: Sequence[PreferencePair] | Sequence[Observation]) -> Iterator[Prompt]:
+    """The prompts of records in order; of those on disk nothing else is read."""
+    return records.prompts() if isinstance(records, RowsOnDisk) else (one.prompt for one in records)
 
 
 def select(records: Sequence[Record], places: IntArray) -> Sequence[Record]:

@@ -18,7 +18,7 @@ from rmcore.core.arrays import FloatArray, IntArray
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.data.observation import Observation
 from rmcore.data.pair import PreferencePair, Prompt, opening, prompt_text
-from rmcore.data.pairs_on_disk import select
+from rmcore.data.pairs_on_disk import prompts_of, select
 from rmcore.data.parquet_rows import Record
 
 _NOTHING: IntArray = np.zeros(0, dtype=np.int64)
@@ -101,8 +101,8 @@ def split_together(
     """
     _check_fractions(fractions)
     # A number stands for its prompt: no text is kept, and two prompts of one number (48 bits) only share their split.
-    position = np.fromiter((_position(conversation(pair.prompt), seed) for pair in pairs), np.float64)  # (P,)
-    said = np.fromiter((_position(conversation(one.prompt), seed) for one in observations), np.float64)  # (O,)
+    position = np.fromiter((_position(conversation(one), seed) for one in prompts_of(pairs)), np.float64)  # (P,)
+    said = np.fromiter((_position(conversation(one), seed) for one in prompts_of(observations)), np.float64)  # (O,)
     places = np.unique(position if len(position) else said)  # (C,) ascending
     wanted = [name for name, fraction in fractions.items() if fraction > 0]
     if len(places) < min(2, len(wanted)):

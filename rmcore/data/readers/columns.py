@@ -54,15 +54,15 @@ _LIKELY = {
 _SEPARATORS = re.compile(r"[\s_()-]+")
 
 
+def word(text: str) -> str:
+    """A name or value in small letters, with one underscore for spaces, hyphens and brackets."""
+    return _SEPARATORS.sub("_", text.lower()).strip("_")
+
+
 @lru_cache(maxsize=256)
 def spelling(name: str) -> str:
     """Reduce all spellings of a name to one: `responsea` for response_a, Response A and response-a."""
     return word(name).replace("_", "")
-
-
-def word(text: str) -> str:
-    """A name or value in small letters, with one underscore for spaces, hyphens and brackets."""
-    return _SEPARATORS.sub("_", text.lower()).strip("_")
 
 
 _KNOWN = {

@@ -91,6 +91,8 @@ class UnreadText:
 
 def text_value(value: Any, empty: Reason | None) -> str:
     """A text; blank ones are refused with `empty`, where that is given."""
+    if isinstance(value, str) and value.isascii() and (empty is None or not is_blank(value)):
+        return value  # nearly every text
     if value is None or (isinstance(value, float) and math.isnan(value)):  # pandas writes a missing text as NaN
         raise RowRejected(Reason.MISSING_VALUE if empty is None else _MISSING.get(empty, Reason.MISSING_VALUE))
     if not isinstance(value, str | bytes):

@@ -24,7 +24,7 @@ from rmcore.core.files import known_digest, known_digests, write_json_lines
 from rmcore.core.progress import Report, silent
 from rmcore.data.observation import Observation
 from rmcore.data.pair import PreferencePair, prompt_text, text_number
-from rmcore.data.pairs_on_disk import select
+from rmcore.data.pairs_on_disk import prompts_of, select
 from rmcore.data.readers.cluster import SCHEME, cluster_digest, read_cluster
 from rmcore.data.readers.collector import Collected, Collector
 from rmcore.data.readers.columns import USUAL_COLUMNS, ColumnMap
@@ -211,7 +211,7 @@ def cap_prompts(loaded: LoadedPairs, most: int | None) -> LoadedPairs:
 
 def _first_of_each_prompt(said: Sequence[PreferencePair] | Sequence[Observation], most: int) -> IntArray:
     # Not by `prompt_id`, which names the whole conversation.
-    prompts = np.fromiter((text_number(prompt_text(one.prompt)) for one in said), np.uint64)
+    prompts = np.fromiter((text_number(prompt_text(one)) for one in prompts_of(said)), np.uint64)
     return np.flatnonzero(_earlier_equals(prompts) < most)
 
 
@@ -254,8 +254,8 @@ def exclude_held_out_conversations(loaded: LoadedPairs, held_out: LoadedPairs) -
     )
 
 
-def _conversations(said: Iterable[PreferencePair] | Iterable[Observation]) -> npt.NDArray[np.uint64]:
-    return np.fromiter((text_number(conversation(one.prompt)) for one in said), np.uint64)
+def _conversations(said: Sequence[PreferencePair] | Sequence[Observation]) -> npt.NDArray[np.uint64]:
+    return np.fromiter((text_number(conversation(one)) for one in prompts_of(said)), np.uint64)
 
 
 def _read_rows(

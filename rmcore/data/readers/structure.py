@@ -43,6 +43,8 @@ def structured(name: str, value: Any) -> Any:
         if isinstance(value, str) and _LIST.match(value):
             value = _parsed(value)
         return [_turns(_messages(item)) for item in value] if isinstance(value, list) else value
+    if isinstance(value, str) and not _MESSAGES.match(value):
+        return value
     return _turns(_messages(value))
 
 

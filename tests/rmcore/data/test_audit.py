@@ -92,6 +92,12 @@ def test_what_casts_doubt_on_labels_is_counted_and_said(name):
     assert f"WARNING  {sentence}" in format_audit(result)
 
 
+def test_strings_that_are_as_frequent_are_in_the_order_of_the_texts():
+    strings = ["</s>", "<s>", "[INST]", "[/INST]", "<pad>", "<eos>", "[CLS]", "[SEP]"]
+    result = audit({"all": [PreferencePair(" ".join(strings), "good", "bad")]}, [])
+    assert list(result["control_tokens"]["strings"]) == strings
+
+
 def test_sides_and_prompts_that_look_the_same_are_counted_and_said():
     twins = [PreferencePair(prompt, "Café", "cafe\u0301\u200b") for prompt in ("Où ?", "Ou\u0300 \u200b?\ufeff")]
     result = audit({"train": [*CLEAN, twins[0]], "test": twins[1:]}, [])

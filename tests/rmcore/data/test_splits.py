@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.data.pair import Message, PreferencePair, is_blank, prompt_messages
-from rmcore.data.splits import conversation, normalized_prompt, split_by_prompt
+from rmcore.data.splits import conversation, normalized_prompt, normalized_text, split_by_prompt
 from rmcore.stages.samples import one_each
 
 FRACTIONS = {"train": 0.75, "validation": 0.1, "test": 0.15}
@@ -152,3 +152,8 @@ def test_one_prompt_is_enough_for_one_split_and_too_few_for_two():
 def test_fractions_that_are_no_shares_are_refused(fractions):
     with pytest.raises(ConfigError, match="not shares of a whole"):
         split_by_prompt(make_pairs(["p", "q"]), fractions=fractions, seed=0)
+
+
+@given(st.text(st.characters(max_codepoint=127)))
+def test_ascii_text_is_normalized_as_its_words_in_small_letters(text):
+    assert normalized_text(text) == " ".join(text.casefold().split())
