@@ -29,7 +29,8 @@ def file_digest(path: Path) -> str:
 
 
 DIGESTS_VARIABLE = "RM_OPT_DIGESTS"
-"""Names the file in which digests of large files are remembered between processes; default: one in the user's cache."""
+"""Names the file in which digests of large files, and of code, are remembered between processes; default: one in the
+user's cache."""
 REMEMBERED_FROM = 2**20
 """Bytes: smaller files are read again each time."""
 ENDS = 4096
@@ -54,7 +55,7 @@ def known_digests(paths: Iterable[Path]) -> list[str]:
     Raises:
         OSError: a file cannot be read.
     """
-    memory = _digests_memory()
+    memory = digests_memory()
     known: dict[tuple[Any, ...], str] | None = None
     reading = threading.Lock()
 
@@ -65,9 +66,7 @@ def known_digests(paths: Iterable[Path]) -> list[str]:
             return file_digest(path)
         with reading:
             if known is None:
-                known = {
-                    _state(row): row["sha256"] for row in _remembered(memory) if isinstance(row.get("sha256"), str)
-                }
+                known = {_state(row): row["sha256"] for row in remembered(memory) if isinstance(row.get("sha256"), str)}
         state = {
             **{"device": stat.st_dev, "inode": stat.st_ino, "size": stat.st_size},
             **{"mtime_ns": stat.st_mtime_ns, "ctime_ns": stat.st_ctime_ns, "ends": _digest_of_ends(path)},
@@ -76,9 +75,7 @@ def known_digests(paths: Iterable[Path]) -> list[str]:
             return digest
         digest = file_digest(path)
         if time.time_ns() - stat.st_ctime_ns > SETTLED_NS:
-            with contextlib.suppress(OSError):  # it is read again next time
-                memory.parent.mkdir(parents=True, exist_ok=True)
-                append_json_lines(memory, [state | {"path": str(path.resolve()), "sha256": digest}])
+            remember(memory, state | {"path": str(path.resolve()), "sha256": digest})
         return digest
 
     with ThreadPoolExecutor() as pool:  # hashlib lets other threads run
@@ -98,14 +95,16 @@ def _digest_of_ends(path: Path) -> str:
         return hashlib.sha256(first + file.read(ENDS)).hexdigest()
 
 
-def _digests_memory() -> Path:
+def digests_memory() -> Path:
+    """The file in which digests are remembered: what it has may be computed again."""
     named = os.environ.get(DIGESTS_VARIABLE)
     if named:
         return Path(named)
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "rm-opt" / "digests.jsonl"
 
 
-def _remembered(memory: Path) -> list[dict[str, Any]]:
+def remembered(memory: Path) -> list[dict[str, Any]]:
+    """Rows of a JSONL file that several programs append to; one that is damaged is removed, and has none."""
     rows: list[Any]
     try:
         rows = read_json_lines(memory)
@@ -115,6 +114,13 @@ def _remembered(memory: Path) -> list[dict[str, Any]]:
         return rows
     memory.unlink(missing_ok=True)
     return []
+
+
+def remember(memory: Path, row: Mapping[str, Any]) -> None:
+    """Append a row; nothing where that cannot be written."""
+    with contextlib.suppress(OSError):  # it is computed again next time
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        append_json_lines(memory, [row])
 
 
 def fsync_folder(path: Path) -> None:

@@ -9,10 +9,13 @@ import ast
 import gc
 import hashlib
 import os
+import sys
 import threading
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+
+from rmcore.core.files import digests_memory, remember, remembered
 
 PACKAGE = "rmcore"
 WITHOUT_EFFECT = (
@@ -68,7 +71,38 @@ def _module_file(name: str, base: str) -> tuple[str, int] | None:
 
 @cache
 def _read_module(path: str, modified_ns: int) -> tuple[str, tuple[str, ...]]:
-    tree = _parse(Path(path).read_text(encoding="utf-8"))
+    """Digest of a module's code, and what it imports.
+
+    They are remembered by the module's bytes, as to parse all modules takes half a second. What another Python or
+    another way to digest has found is left alone.
+    """
+    source = Path(path).read_bytes()
+    content = hashlib.sha256(source).hexdigest()
+    known = _known_modules()
+    if content not in known:
+        known[content] = _parse_module(source.decode())
+        remember(digests_memory(), {"by": _own_name(), "content": content, "module": known[content]})
+    return known[content]
+
+
+@cache
+def _own_name() -> str:
+    return f"{sys.hexversion:x} {hashlib.sha256(Path(__file__).read_bytes()).hexdigest()}"
+
+
+@cache
+def _known_modules() -> dict[str, tuple[str, tuple[str, ...]]]:
+    known = {}
+    for row in remembered(digests_memory()):
+        if row.get("by") == _own_name():
+            with suppress(KeyError, TypeError, ValueError):  # damaged: it is parsed again
+                digest, imports = row["module"]
+                known[row["content"]] = str(digest), tuple(map(str, imports))
+    return known
+
+
+def _parse_module(source: str) -> tuple[str, tuple[str, ...]]:
+    tree = _parse(source)
     imports: list[str] = []
     todo: list[ast.AST] = [tree]
     while todo:  # statements alone, as neither an import nor a docstring is in an expression: `ast.walk` takes a second

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from rmcore.core import files, fingerprints
 from rmcore.core.fingerprints import code_digests
 from rmcore.stages.registry import STAGES
 
@@ -128,3 +129,29 @@ def test_another_thread_may_parse_at_the_same_time(tmp_path, thread_that_parses)
             _Finalized()
         assert set(digests()) == {"rmcore.a"}
     assert gc.isenabled()
+
+
+def test_code_is_parsed_once_until_it_changes(tmp_path, monkeypatch):
+    monkeypatch.setenv(files.DIGESTS_VARIABLE, str(tmp_path / "digests.jsonl"))
+    parsed, parse = [], ast.parse
+    monkeypatch.setattr(ast, "parse", lambda text: parsed.append(text) or parse(text))
+
+    def in_a_new_process():
+        for remembered in (fingerprints._read_module, fingerprints._known_modules):
+            remembered.cache_clear()
+        parsed.clear()
+        return digests()
+
+    digests = package(tmp_path, a=SOURCE, b="def helper(): return 1", errors="")
+    first = in_a_new_process()
+    assert len(parsed) == len(first) == 2
+    assert in_a_new_process() == first
+    assert parsed == []
+    package(tmp_path, b="def helper(): return 2")
+    second = in_a_new_process()
+    assert len(parsed) == 1
+    assert first["rmcore.b"] != second["rmcore.b"]
+    (tmp_path / "digests.jsonl").write_text("{\n")
+    assert in_a_new_process() == second
+    assert len(parsed) == 2
+    fingerprints._known_modules.cache_clear()
