@@ -41,7 +41,8 @@ def score(
 ) -> None:
     """Write rewards of preference pairs, or of prompt/response rows, to a file.
 
-    The file may be larger than memory. After a kill the same command continues with the rows that are missing.
+    Each reward has the columns of its row next to it; `row` is the number of a prompt/response row in the source. The
+    file may be larger than memory. After a kill the same command continues with the rows that are missing.
 
     Example: rm-opt score --checkpoint out/best --data rows.jsonl --out rewards.parquet
     """
