@@ -15,7 +15,7 @@ JOBS ?= 4
 PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile
 
 # `## …` after a target's name is what `make help` prints of it.
-.PHONY: help demo test test-fast lint typecheck unit mutants fuzz walk docs install vllm lock clean
+.PHONY: help demo test test-fast lint typecheck unit mutants fuzz faults walk docs install vllm lock clean
 
 help: ## Show what can be made.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,10 @@ mutants: $(STAMP) ## Show that the tests notice small wrong changes.
 # Wrong data, settings and stores, by the thousand: some twenty minutes, no part of `make test`.
 fuzz: $(STAMP) ## Try wrong files by the thousand; findings are kept in build/fuzz.
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py
+
+# Every change that publishing, sharing, saving and judging make on disk fails once: some minutes, Linux with a C compiler.
+faults: $(STAMP) ## Fail each write once, and see that nothing is lost; findings are kept in build/fuzz.
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py --only faults
 
 # For eyes: screenshots of Prefect, MLflow and the reports as a person goes through them. Some minutes.
 walk: $(STAMP) ## Walk through all pages in a headless Chromium; the pictures are in build/walk.

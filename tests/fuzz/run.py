@@ -2,9 +2,10 @@
 
     python tests/fuzz/run.py [--seed 0] [--only data] [--count 500] [--first 0] [--keep build/fuzz]
 
-Each case is drawn from (kind, seed, number) alone. It may be refused, by an error of ours with a sentence, or give what
-is right; a finding is any other exception, a case of over a minute, or a silent difference, as the module of each kind
-defines it. A table is printed; the files of each finding are kept, with the command that repeats it.
+Each case is drawn from (kind, seed, number) alone; of the faults of `make faults`, each number is one. It may be
+refused, by an error of ours with a sentence, or give what is right; a finding is any other exception, a case of over a
+minute, or a silent difference, as the module of each kind defines it. A table is printed; the files of each finding are
+kept, with the command that repeats it.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-KINDS = {"data": "data_files", "configs": "settings_files", "stores": "stored_artifacts"}
+KINDS = {"data": "data_files", "configs": "settings_files", "stores": "stored_artifacts", "faults": "faults"}
 """The module of each kind: `DEFAULT_COUNT`, and `one(draw, place)`, which says how a case ended."""
 LIMIT_S = 60.0
 FINDINGS = ("traceback", "hang", "silent")
@@ -45,9 +46,12 @@ def main() -> int:
     chosen = parser.parse_args()
     # The folder of this file is not on the path where PYTHONSAFEPATH is set, as it is in every process of a home.
     sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support"), str(ROOT / "tests" / "fuzz")]
+    kinds = [chosen.only] if chosen.only else list(KINDS)
+    if "faults" in kinds:
+        importlib.import_module(KINDS["faults"]).preload()
     num_findings = 0
     print(f"{'kind':<12}" + "".join(f"{name:>11}" for name in COLUMNS))
-    for kind in [chosen.only] if chosen.only else KINDS:
+    for kind in kinds:
         found = _fuzz(kind, chosen)
         for sentence in found:
             print(f"  {sentence}")
