@@ -29,11 +29,8 @@ TRAINING = {
         "Measure the curvature of the loss at a checkpoint: both ends of the spectrum, and the trace.",
     ),
     "export": Listed(
-        "rmcore.cli.export:export", "Write a checkpoint as one plain Hugging Face folder, and compare its rewards."
-    ),
-    "card": Listed(
-        "rmcore.cli.card:card",
-        "Write the model card of a reward model: what was shown of it, and what was not; --push publishes both.",
+        "rmcore.cli.export:export",
+        "Write a checkpoint as one plain Hugging Face folder with its model card; --push publishes it.",
     ),
 }
 POLICIES = {

@@ -1,193 +1,227 @@
-"""`rm-opt card`: the model card of a trained reward model, from what training and measurements left."""
+"""The model card of a reward model, in the hub's own form: what it is, what was shown of it, and what was not.
 
-import re
+What is not known is said to be not stated; of names on this machine only the last part is told.
+"""
+
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from rmcore.cli.card_facts import Origin, find_origin, gather_facts, read_record
-from rmcore.cli.inputs import Device, RenderFn, written_as
-from rmcore.core.errors import ConfigError, DataError
-from rmcore.core.files import write_text
+from rmcore.cli.measure import read_object
+from rmcore.cli.train import SETTINGS_FILE
+from rmcore.core.hub import ALIASES, is_hub_name
+from rmcore.core.store import MANIFEST
+from rmcore.reporting.card.evidence import GOLD, Found, Judgement, highest, public_name
+from rmcore.reporting.card.limits import limits
+from rmcore.reporting.card.text import NOT_STATED, Markdown, shown
+from rmcore.reporting.figures import numbers
+from rmcore.reporting.html.blocks import Block, Table, markdown
+from rmcore.reporting.html.page import date
+from rmcore.reporting.runs import Run, read_runs
+from rmcore.reporting.verdict_style import VERDICT_STYLES
 
 if TYPE_CHECKING:
+    from huggingface_hub import ModelCard
+
     from rmcore.models.reward_model import BradleyTerryRM
 
-LICENSE_ID = re.compile(r"[a-z0-9][a-z0-9.-]*")
-"""Form of the hub's names of licences: apache-2.0, cc-by-nc-4.0, other."""
+BEST = "best"
+OWN_KEY = "rm_optimizer"
+"""Key of the metadata under which a card says of which weights it is, and what the verdict was."""
+TERMS = ("label_smoothing", "regularization_lambda", "margin_regularization", "centering")
+"""Settings of the loss that are told where they are not 0."""
+PROMPT, RESPONSE = "What is 2 + 2?", "It is 4."
+"""The example whose reward a card names, so that anyone who loads the model can check that it reads text as it did."""
+CHAT_TEXT = (
+    'messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]\n'
+    "    text = tokenizer.apply_chat_template(messages, tokenize=False)\n"
+    '    ids = tokenizer(text, add_special_tokens=False)["input_ids"]'
+)
+PLAIN_TEXT = 'ids = tokenizer(f"Prompt: {prompt}\\n\\nResponse: {response}")["input_ids"]'
+USE = """```python
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+NAME = "{repository}"  # this repository, or a folder that holds its files
+tokenizer = AutoTokenizer.from_pretrained(NAME)
+model = AutoModelForSequenceClassification.from_pretrained(NAME, dtype=torch.float32).eval()
 
 
-def card(
-    checkpoint: Annotated[
-        str, typer.Option("--checkpoint", "-c", help="Folder of a trained checkpoint, such as out/best.")
-    ],
-    evidence: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="What `rm-opt evaluate`, `readiness pairs` or `benchmark` wrote with --json, or a run's summary.json. "
-            "May be repeated. The run that trained the checkpoint is found by itself."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="File to write; default: README.md in the checkpoint folder.", callback=written_as(".md")),
-    ] = None,
-    license_id: Annotated[
-        str | None,
-        typer.Option("--license", help="Licence of the model, as the hub names it: apache-2.0. Else not stated."),
-    ] = None,
-    push: Annotated[
-        str | None,
-        typer.Option(
-            metavar="REPOSITORY",
-            help="Publish the model on the hub with the card of its folder, made where there is none: OWNER/NAME, or "
-            "NAME for one of your own. Private by default; the token is that of HF_TOKEN.",
-        ),
-    ] = None,
-    public: Annotated[bool, typer.Option("--public", help="Push for everyone to see.")] = False,
-    although_not_ready: Annotated[
-        bool,
-        typer.Option("--although-not-ready", help="Push although its verdict speaks against it; the card says so."),
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what a push would send, and send nothing.")] = False,
-    render_fn: RenderFn = None,
-    device: Device = "auto",
-) -> None:
-    """Write the model card of a reward model: what was shown of it, and what was not; --push publishes both.
+def reward(prompt: str, response: str) -> float:
+    {token_ids}
+    if len(ids) > {max_seq_len}:
+        raise ValueError(f"{{len(ids)}} tokens, and the model reads {max_seq_len}")
+    with torch.inference_mode():
+        return model(input_ids=torch.tensor([ids])).logits[0, 0].item()
 
-    For the Hugging Face hub and for people: what it was made of, its measurements with intervals, its verdict, what it
-    must not be used for, how to load it and check one reward. What is not known is said to be not stated.
 
-    Example: rm-opt card --checkpoint out/best --evidence benchmark.json --license apache-2.0
+print(reward("{prompt}", "{response}"))  # {reward:.4f}
+```
+
+**Check it:** the last line prints {reward:.4f} in float32, to about four decimals. Another number means that the text
+reaches the model in another way than it was trained on."""
+NO_SNIPPET = (
+    "Its text is written by a function of its makers that is not in this repository: load it with rm-opt and name that "
+    "function (--render-fn module:function)."
+)
+LADDER = (
+    "The evidence levels: 1 labelled pairs, 2 logged answers, 3 samples of the policy, judged, 4 a policy that was "
+    "optimised. Below the third no model is called ready."
+)
+FORMATS = {"chat": "its chat template", "plain": "as paragraphs Prompt: … and Response: …"}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a checkpoint comes from, as far as its place says.
+
+    Attributes:
+        training: record `training.json` of the training that wrote it; empty where it is not known.
+        settings: of that training, as a PipelineConfig; empty where they are not known.
+        run: the newest run that trained and measured it.
     """
-    from rmcore.reporting.card.model_card import CARD_FILE
 
-    origin = find_origin(checkpoint)
-    place = out or origin.folder / CARD_FILE
+    name: str
+    training: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    run: Run | None = None
 
-    def make() -> str:
-        return make_card(origin, evidence or [], license_id, render_fn, device)
 
-    if push is None:
-        if public or although_not_ready or dry_run:
-            raise ConfigError("--public, --although-not-ready and --dry-run are about a push: give --push OWNER/NAME.")
-        _check_free(place)
-        write_text(place, make())
-        print(f"card        {place}")
-        return
-    if out is not None or (place.is_file() and (evidence or license_id is not None)):
-        raise ConfigError(
-            f"--push sends {origin.folder / CARD_FILE}, which is made only where there is none, so --out, --evidence "
-            "and --license would not change it. Write the card first, without --push."
-        )
-    from rmcore.cli.push import push as publish
-
-    publish(push, origin.folder, make, is_public=public, although_not_ready=although_not_ready, dry_run=dry_run)
+def find_origin(folder: Path) -> Origin:
+    """Look at what is around a checkpoint's folder: the records of `rm-opt train`, or a store and its runs."""
+    trained, is_best = folder.parent, folder.name == BEST
+    training = read_object(trained / "training.json")
+    if training is None or not (is_best or folder.name.startswith("step_")):
+        return Origin(folder.name, {}, {})
+    manifest = read_object(trained / MANIFEST) or {}
+    inputs = manifest.get("inputs")
+    settings = read_object(trained / SETTINGS_FILE) or (inputs.get("config") if isinstance(inputs, Mapping) else None)
+    settings = settings if isinstance(settings, Mapping) else {}
+    for run in (
+        read_runs(trained.parents[2] / "reports")
+        if is_best and manifest.get("key") and len(trained.parents) > 2
+        else ()
+    ):
+        if run.stage_keys.get("train") == manifest.get("key"):
+            return Origin(str(run.record["run_name"]), training, run.config or settings, run)
+    return Origin(trained.name if is_best else f"{trained.name} {folder.name}", training, settings)
 
 
 def make_card(
-    origin: Origin, evidence: Sequence[Path], license_id: str | None, render_fn: str | None, device: str
-) -> str:
-    """Return the card of a checkpoint, from what is around it and from files of evidence; say what it leaves open.
+    origin: Origin, rm: "BradleyTerryRM", digest: str, found: Sequence[Found], license_id: str | None, repository: str
+) -> "ModelCard":
+    """Make the card of the model `rm`, whose files have the `digest`: metadata, then a page.
 
-    Raises:
-        ConfigError: the licence is no name of one, or a file is about another checkpoint.
-        DataError: a file cannot be read, or holds nothing that a card tells.
-        ModelError: the checkpoint cannot be loaded, or its weights are no safetensors.
+    Of several verdicts the one on the highest evidence level is shown.
     """
-    if license_id is not None and not LICENSE_ID.fullmatch(license_id):
-        raise ConfigError(f"--license {license_id!r} is no name of the hub for a licence; write it as apache-2.0.")
-    read = [(read_record(path), path.name) for path in evidence]  # before minutes of loading
-    from rmcore.ensembles.ensemble_folder import checkpoint_digest
-    from rmcore.models.reward_model import BradleyTerryRM
-    from rmcore.reporting.card.evidence import read_evidence
-    from rmcore.reporting.card.model_card import highest, write_card
-    from rmcore.serving.model_files import weight_files
+    from huggingface_hub import ModelCard, ModelCardData
 
-    weight_files(origin.folder)
-    digest = checkpoint_digest(origin.folder)
-    for record, source in read:
-        _check_same(record, digest, source)
-    rm = BradleyTerryRM.from_pretrained(origin.folder, device=device, render_fn=render_fn)
-    records = [*_own_records(origin, rm, has_metrics=any("metrics" in record for record, _ in read)), *read]
-    found = [one for record, source in records for one in read_evidence(record, source)]
-    facts = gather_facts(origin, digest, rm, license_id)
-    text = write_card(facts, found, made=datetime.now(UTC).isoformat(timespec="seconds"))
-    judged = highest(found)
-    for _, source in records:
-        print(f"evidence    {source}")
-    print(
-        f"verdict     {'nobody judged' if judged is None else f'{judged.headline} (evidence level {judged.rung} of 4)'}"
+    judgement, data = highest(found), origin.settings.get("data") or {}
+    base = (origin.settings.get("model") or {}).get("name")
+    base = None if base is None else ALIASES.get(base, base)
+    sources = {"training": data.get("source"), "held-out": data.get("eval_source")}
+    results = [result for one in found for result in one.results]
+    own: dict[str, Any] = {"checkpoint_digest": digest, "verdict": None}
+    if judgement is not None:
+        own["verdict"] = {"status": judgement.status, "rung": judgement.rung, "headline": judgement.headline}
+    more: dict[str, Any] = {OWN_KEY: own}
+    metadata = ModelCardData(
+        base_model=base if base is not None and is_hub_name(base) else None,
+        datasets=[name for name in sources.values() if name and is_hub_name(name)] or None,
+        eval_results=results or None,
+        library_name="transformers",
+        license=license_id,
+        model_name=origin.name if results else None,
+        pipeline_tag="text-classification",
+        tags=["reward-model", "preference", "rm-optimizer"],
+        **more,
     )
-    open_points = {
-        "the model's licence (--license)": facts.license,
-        "the base model": facts.base_model,
-        "the training pairs": facts.data or None,
+    rendering, is_synthetic = rm.renderer.rendering, sources["training"] == GOLD
+    rows = {"base model": NOT_STATED if base is None else public_name(base), "licence of the base model": NOT_STATED}
+    rows |= {f"{what} pairs": public_name(name) for what, name in sources.items() if name}
+    rows |= {"licence of the pairs": "they are synthetic" if is_synthetic else NOT_STATED, **_training(origin)}
+    rows |= {
+        "parameters": f"{numbers.count(rm.num_parameters)}, {type(rm.model).__name__}",
+        "how text is written": FORMATS.get(rendering.format, "by a function of its makers, which is not in here"),
+        "longest text": f"{rendering.max_seq_len:,} tokens, prompt and answer together",
+        "digest of its files": digest[:16],
     }
-    if missing := [name for name, value in open_points.items() if value is None]:
-        print(f"not stated  {', '.join(missing)}")
-    return text
+    cut = (origin.training.get("truncation") or {}).get("train") or {}
+    forbidden = limits(judgement, found, cut, rendering.max_seq_len, is_synthetic)
+    sections = [section for one in found for section in one.sections]
+    blocks = [
+        _verdict(judgement),
+        Block("What it must not be used for", findings=forbidden),
+        _use(rm, repository),
+        Block("What it was made of", tables=(Table(("", ""), list(rows.items()), left=range(2)),)),
+        *(sections or [Block("Measurements", ("None were there when this card was written.",))]),
+    ]
+    head = (
+        f"# {shown(origin.name)}\n\nA reward model: it gives an answer to a prompt one number, and a higher one to the "
+        "answer that people would rather have. Written by rm-opt export (RM-Optimizer) on "
+        f"{date(datetime.now(UTC).isoformat(timespec='seconds'))}, from what training and measurements left."
+    )
+    page = "\n\n".join([head, *(markdown(one, 2, is_whole=True, escape=shown) for one in blocks)])
+    return ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n{page}\n")
 
 
-def _own_records(origin: Origin, rm: "BradleyTerryRM", *, has_metrics: bool) -> list[tuple[Mapping[str, Any], str]]:
-    """Gather what was measured where the checkpoint is: by its run, else by its training on the validation pairs."""
-    from rmcore.stages.interface import VALIDATION_REWARDS
-
-    if origin.run is not None:
-        return [(origin.run.record, f"run {origin.run.name}")]
-    rewards = origin.folder.parent / VALIDATION_REWARDS
-    if origin.training is None or not origin.is_best or has_metrics or not rewards.is_file():
-        return []
-    import pandas as pd
-
-    from rmcore.config.evaluate import EvaluateConfig
-    from rmcore.stages.evaluate import measure
-
-    measured = measure(pd.read_parquet(rewards), EvaluateConfig(), seed=0, beta=rm.beta)
-    data = (origin.settings or {}).get("data") or {}
-    record = {
-        "metrics": {name: value.to_dict() for name, value in measured.items()},
-        "data": data.get("eval_source") or data.get("source"),
-        "chosen_on_these": True,
-    }
-    return [(record, "validation pairs of the training")]
+def _verdict(judgement: Judgement | None) -> Block:
+    title = "May a policy be optimised against it?"
+    if judgement is None:
+        nobody = "> **? Nobody judged.** No verdict was given when this card was written, so nothing here says so."
+        return Block(title, text=(Markdown(nobody),))
+    told = (
+        f"> **{VERDICT_STYLES[judgement.status].sign} {shown(judgement.headline)}**\n>\n> Evidence level "
+        f"{judgement.rung} of 4: {shown(judgement.evidence)}. Read from {shown(judgement.source)}."
+    )
+    against = [f"What speaks against it: {reason}" for reason in judgement.reasons]
+    more = [f"What would give a stronger verdict: {judgement.raised_by}"] if judgement.raised_by else []
+    return Block(title, text=(Markdown(told), LADDER), findings=(*against, *more))
 
 
-def _check_same(record: Mapping[str, Any], digest: str, source: str) -> None:
-    """Refuse what was measured of another model; say where a file does not tell.
+def _use(rm: "BradleyTerryRM", repository: str) -> Block:
+    token_ids, snippet = _token_ids(rm), NO_SNIPPET
+    if token_ids is not None:
+        example = {"prompt": PROMPT, "response": RESPONSE, "reward": float(rm.score([PROMPT], [RESPONSE])[0])}
+        reads = {"token_ids": token_ids, "max_seq_len": rm.renderer.rendering.max_seq_len}
+        snippet = USE.format(repository=repository, **example, **reads)
+    scale = (
+        f"Rewards are logits: β = {rm.beta:g} times the difference of two rewards of one prompt are the log-odds that "
+        "the first answer is preferred. rm-opt score and rm-opt serve read this folder, too."
+    )
+    return Block("How to use it", text=(Markdown(snippet), scale))
 
-    Raises:
-        ConfigError: it was.
+
+def _token_ids(rm: "BradleyTerryRM") -> str | None:
+    """Lines of Python that make the token ids of a text with the tokenizer alone, tried on an example; None: none do.
+
+    The text is then made by a function of the user, or cut already.
     """
-    named = record.get("checkpoint_digest")
-    if named is None:
-        print(
-            f"note: {source} does not say which checkpoint it is about; the card takes your word that it is this one."
-        )
-    elif named != digest:
-        raise ConfigError(
-            f"{source} was measured of another checkpoint ({record.get('checkpoint')}), so a card of this one must not "
-            "tell it. Measure this one, or name that one's folder."
-        )
+    from rmcore.data.chat_template import render_chat
+
+    is_chat, tokenizer = rm.renderer.rendering.format == "chat", rm.tokenizer
+    messages = [{"role": "user", "content": PROMPT}, {"role": "assistant", "content": RESPONSE}]
+    text = render_chat(tokenizer, messages) if is_chat else f"Prompt: {PROMPT}\n\nResponse: {RESPONSE}"
+    ids = list(tokenizer(str(text), add_special_tokens=not is_chat)["input_ids"])
+    wanted = rm.renderer.tokenize_sides([(PROMPT, RESPONSE)])[0].ids
+    ends = {f" + [tokenizer.{name}]": [getattr(tokenizer, name)] for name in ("eos_token_id", "sep_token_id")}
+    closing = next((end for end, added in {"": [], **ends}.items() if ids + added == wanted), None)
+    return None if closing is None else (CHAT_TEXT if is_chat else PLAIN_TEXT) + closing
 
 
-def _check_free(place: Path) -> None:
-    """Refuse to overwrite what was written by hand.
-
-    Raises:
-        ConfigError: there is such a file.
-    """
-    from rmcore.reporting.card.model_card import read_card
-
-    if not place.is_file():
-        return
-    try:
-        old = read_card(place.read_bytes())
-    except DataError:  # metadata that are no YAML, which it never writes
-        old = None
-    if old is None or not old.is_as_written:
-        who = "was not written by `rm-opt card`" if old is None else "was changed since `rm-opt card` wrote it"
-        raise ConfigError(f"{place} {who}, and would be overwritten. Move it away, or name another file with --out.")
+def _training(origin: Origin) -> dict[str, str]:
+    """Tell what the training was, in words, as far as it is known."""
+    training, train = origin.training, origin.settings.get("train") or {}
+    pairs, seen = (training.get("truncation") or {}).get("train", {}).get("num_pairs"), training.get("num_pairs")
+    passes = f", seen {numbers.count(seen)} times in all ({seen / pairs:.3g} passes)" if pairs and seen else ""
+    rows = {"different pairs that were trained on": NOT_STATED if pairs is None else f"{pairs:,}{passes}"}
+    if training:
+        steps = f"{numbers.count(training['num_steps'])} ({training['stop_reason'].replace('_', ' ')})"
+        rows["optimizer steps"] = f"{steps}; kept was step {numbers.count(training['best_step'])}"
+    if {"optimizer", "lr", "pairs_per_step"} <= train.keys():
+        terms = "".join(f", {name.replace('_', ' ')} {train[name]:g}" for name in TERMS if train.get(name))
+        rows["loss"] = f"Bradley–Terry{terms}; {train['pairs_per_step']:,} pairs a step"
+        rows["optimizer"] = f"{train['optimizer']}, learning rate {train['lr']:g}, seed {origin.settings.get('seed')}"
+    return rows

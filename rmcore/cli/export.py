@@ -1,15 +1,21 @@
-"""`rm-opt export`: a checkpoint or an adapter as one plain Hugging Face folder, whose rewards were compared."""
+"""`rm-opt export`: a checkpoint as one plain Hugging Face folder with its model card, here and on the hub."""
 
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rmcore.cli.common import setting
 from rmcore.config.model import ModelConfig
-from rmcore.core.errors import ConfigError, ModelError
+from rmcore.core.errors import ConfigError, DataError, ModelError
 from rmcore.core.files import atomic_folder
+
+if TYPE_CHECKING:
+    from rmcore.core.arrays import FloatArray
+    from rmcore.models.reward_model import BradleyTerryRM
+    from rmcore.reporting.card.evidence import Found
 
 
 class Dtype(StrEnum):
@@ -22,9 +28,8 @@ class Dtype(StrEnum):
 BOUNDS = {Dtype.float32: 1e-4, Dtype.bfloat16: 2.0**-5}
 """Largest difference of a reward, as a share of the largest absolute reward, or of 1 where all are smaller.
 
-float32: rounding of W + BA and of sums in another order, with a wide margin. bfloat16: rounding to 8 bits moves a
-weight by at most 2^-9 of itself; such errors are independent, so those of n layers add up like sqrt(n), and 2^-5 has
-room for 256.
+float32: W + BA and sums in another order. bfloat16: at most 2^-9 a weight, growing as the root of the number of layers,
+of which 2^-5 has room for 256.
 """
 SAMPLES = (
     ("What is 2 + 2?", "4"),
@@ -38,61 +43,118 @@ SAMPLES = (
 
 
 def export(
-    checkpoint: Annotated[str, typer.Option(help="A trained checkpoint, or an adapter folder (best/adapter).")],
+    checkpoint: Annotated[str, typer.Option("--checkpoint", "-c", help="A trained checkpoint, or an adapter folder.")],
     out: Annotated[Path, typer.Option(help="Where to write; must not exist, or be empty.")],
     dtype: Annotated[Dtype, typer.Option(help="Of the weights; bfloat16 halves the file and rounds.")] = Dtype.float32,
-    attributes: Annotated[
-        bool,
+    evidence: Annotated[
+        list[Path] | None,
         typer.Option(
-            "--attributes", help="Write each graded attribute as a label of its own; config.json has their weights."
+            help="For the card: what `evaluate`, `benchmark`, `probe` or `readiness` wrote with --json, or a run's "
+            "summary.json. May be repeated. The run that trained the checkpoint is found by itself."
         ),
+    ] = None,
+    license_id: Annotated[
+        str | None,
+        typer.Option("--license", help="Licence of the model, as the hub names it: apache-2.0. Else not stated."),
+    ] = None,
+    push: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REPOSITORY",
+            help="Publish the folder on the hub, too: OWNER/NAME, or NAME for one of your own. Private by default; the "
+            "token is that of HF_TOKEN or `hf auth login`.",
+        ),
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="Push for everyone to see.")] = False,
+    although_not_ready: Annotated[
+        bool,
+        typer.Option("--although-not-ready", help="Push although its verdict speaks against it; the card says so."),
     ] = False,
     render_fn: Annotated[str | None, setting(ModelConfig, "render_fn")] = None,
 ) -> None:
-    """Write a checkpoint as one plain Hugging Face folder, and compare its rewards.
+    """Write a checkpoint as one plain Hugging Face folder with its model card; --push publishes it.
 
-    Adapters are merged in; tokenizer and rendering lie next to the weights. With --attributes the model has a label for
-    each attribute that it was trained on, and the reward is their weighted sum (`reward_is_sum_of` in config.json).
+    Adapters are merged in; tokenizer, rendering and a seal are next to the weights, which are safetensors, and rewards
+    are compared. The card says what was shown of the model with intervals, its verdict, what it must not be used for,
+    and one reward to check.
 
-    Example: rm-opt export --checkpoint runs/a/best/adapter --out exported --dtype bfloat16
+    Example: rm-opt export --checkpoint out/best --out shared --evidence metrics.json --license apache-2.0
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not empty, and an export never overwrites; name a new folder.")
-    difference, bound = _export(checkpoint, out, dtype, render_fn, attributes=attributes)
-    print(f"{out}: {dtype} weights; reload with AutoModelForSequenceClassification.from_pretrained({str(out)!r})")
-    print(f"largest difference of {len(SAMPLES)} rewards: {difference:.2e} (allowed: {bound:.2e})")
-
-
-def _export(
-    checkpoint: str, out: Path, dtype: Dtype, render_fn: str | None, *, attributes: bool = False
-) -> tuple[float, float]:
-    """Write next to `out`, compare, then put in place; the largest difference of the rewards and its bound."""
+    if push is None and (public or although_not_ready):
+        raise ConfigError("--public and --although-not-ready are about a push: give --push OWNER/NAME.")
+    from rmcore.cli.card import OWN_KEY, find_origin, make_card
+    from rmcore.core.hub_upload import open_repository, upload
+    from rmcore.ensembles.ensemble_folder import checkpoint_digest
+    from rmcore.models.lora import ADAPTER_FOLDER
     from rmcore.models.reward_model import BradleyTerryRM
+    from rmcore.reporting.card.evidence import highest
+    from rmcore.reporting.verdict_style import VERDICT_STYLES
 
+    folder = Path(checkpoint).expanduser().resolve()
+    folder = folder.parent if folder.name == ADAPTER_FOLDER else folder
+    origin = find_origin(folder)
+    own = [] if origin.run is None else [(origin.run.record, f"run {origin.run.name}")]
+    found = _read(evidence or [], own, checkpoint_digest(folder) if folder.is_dir() else None)
+    judged = highest(found)
+    if push and judged and VERDICT_STYLES[judged.status].tone == "bad" and not although_not_ready:
+        raise ConfigError(
+            f"the verdict speaks against this model: {judged.headline}. Anyone who loads it may optimise a policy "
+            "against it. Give --although-not-ready to push it all the same; its card says what failed."
+        )
+    there = None if push is None else open_repository(push, is_public=public, own_key=OWN_KEY)
     source = BradleyTerryRM.from_pretrained(checkpoint, device="cpu", render_fn=render_fn)
     expected = _rewards(source)
     with atomic_folder(out.resolve()) as part:
-        if attributes:
-            exported = _write_labels(source, Path(checkpoint), part, dtype)
-        else:
-            _write(source, part, dtype)
-            exported = _rewards(BradleyTerryRM.from_pretrained(part, device="cpu", render_fn=render_fn))
-        difference = float(abs(exported - expected).max())
-        bound = BOUNDS[dtype] * max(1.0, float(abs(expected).max()))
-        if not difference <= bound:
-            raise ModelError(
-                f"the exported rewards differ by up to {difference:.2e}, more than the {bound:.2e} that {dtype} "
-                "explains, so nothing was written; export as float32, or train in that precision."
+        _write(source, part, dtype)
+        rm = BradleyTerryRM.from_pretrained(part, device="cpu", render_fn=render_fn)
+        difference, bound = _compare(_rewards(rm), expected, dtype)
+        name = "OWNER/NAME" if there is None else there.id
+        card = make_card(origin, rm, checkpoint_digest(part), found, license_id, name)
+        card.save(part / "README.md")
+    print(f"{out}: {dtype} weights; reload with AutoModelForSequenceClassification.from_pretrained({str(out)!r})")
+    print(f"largest difference of {len(SAMPLES)} rewards: {difference:.2e} (allowed: {bound:.2e})")
+    verdict = "nobody judged" if judged is None else f"{judged.headline} (evidence level {judged.rung} of 4)"
+    print(f"card        {out / 'README.md'}: {verdict}")
+    if there is not None:
+        print(f"pushed      {there.id} ({'public' if public else 'private'}): {upload(out, there)}")
+
+
+def _read(evidence: Sequence[Path], own: Sequence[tuple[Mapping[str, Any], str]], digest: str | None) -> "list[Found]":
+    """Read what measurements tell of this checkpoint; say where a file does not tell which one it is about.
+
+    Raises:
+        ConfigError: a file is about another checkpoint.
+        DataError: a file cannot be read, or holds nothing that a card tells.
+    """
+    from rmcore.cli.measure import read_object
+    from rmcore.reporting.card.evidence import read_evidence
+
+    records = []
+    for path in evidence:
+        record = read_object(path)
+        if record is None:
+            raise DataError(f"{path} cannot be read as a JSON object; name what a command wrote with --json.")
+        records.append((record, path.name))
+    for record, source in records:
+        named = record.get("checkpoint_digest")
+        if named is None or digest is None:
+            print(f"note: whether {source} is about this checkpoint is not known; the card takes your word for it.")
+        elif named != digest:
+            raise ConfigError(
+                f"{source} was measured of another checkpoint ({record.get('checkpoint')}), so a card of this one must "
+                "not tell it. Measure this one, or name that one's folder."
             )
-    return difference, bound
+    return [one for record, source in [*own, *records] for one in read_evidence(record, source)]
 
 
-def _rewards(rm: Any) -> Any:
+def _rewards(rm: "BradleyTerryRM") -> "FloatArray":
     prompts, responses = zip(*SAMPLES, strict=True)
     return rm.score(prompts, responses)
 
 
-def _write(rm: Any, folder: Path, dtype: Dtype) -> None:
+def _write(rm: "BradleyTerryRM", folder: Path, dtype: Dtype) -> None:
     """Merge and round in place, which changes the weights of `rm`: it was loaded for this alone."""
     import torch
 
@@ -103,22 +165,17 @@ def _write(rm: Any, folder: Path, dtype: Dtype) -> None:
     rm.save_records(folder)
 
 
-def _write_labels(rm: Any, checkpoint: Path, folder: Path, dtype: Dtype) -> Any:
-    """Write the model with its attributes as labels; the rewards that transformers then gives, as their sum."""
-    import numpy as np
-    import torch
-    from transformers import AutoModelForSequenceClassification
+def _compare(exported: "FloatArray", expected: "FloatArray", dtype: Dtype) -> tuple[float, float]:
+    """Give the largest difference of the rewards and its bound.
 
-    from rmcore.models.attributes import as_labels, load_attributes
-
-    rm.merge_adapters()
-    weights = load_attributes(rm.model, checkpoint)
-    as_labels(rm.model, weights)
-    _write(rm, folder, dtype)
-    plain: Any = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
-    if list(plain.config.id2label.values()) != list(weights):
-        raise ModelError(f"{folder} was read back with the labels {plain.config.id2label}; nothing was written.")
-    sides = rm.renderer.tokenize_sides(list(SAMPLES))
-    with torch.inference_mode():
-        outputs = [plain.eval()(torch.tensor([side.ids])).logits[0].numpy() for side in sides]
-    return np.stack(outputs) @ np.array(list(weights.values()))
+    Raises:
+        ModelError: they differ by more.
+    """
+    difference = float(abs(exported - expected).max())
+    bound = BOUNDS[dtype] * max(1.0, float(abs(expected).max()))
+    if not difference <= bound:
+        raise ModelError(
+            f"the exported rewards differ by up to {difference:.2e}, more than the {bound:.2e} that {dtype} explains, "
+            "so nothing was written; export as float32, or train in that precision."
+        )
+    return difference, bound

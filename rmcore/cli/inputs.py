@@ -86,7 +86,7 @@ class ModelReading:
     def named(self, checkpoint: str) -> dict[str, str | None]:
         """Which model a result is about: its name, the digest of its folder (None: on the hub), its weights' format.
 
-        So what was measured of one checkpoint is never told of another (`rm-opt card`).
+        So what was measured of one checkpoint is never told of another (`rm-opt export`).
         """
         from rmcore.ensembles.ensemble_folder import checkpoint_digest
 

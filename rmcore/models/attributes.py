@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -169,25 +168,6 @@ def read_attributes(folder: Path) -> dict[str, float] | None:
         raise ModelError(
             f"{path} is damaged ({error}): restore it from the folder the model was trained into."
         ) from error
-
-
-def as_labels(model: nn.Module, weights: Mapping[str, float]) -> None:
-    """Make the attributes of a model with `AttributeHead` its labels, in place: one output each, in this order.
-
-    Their names are the labels' names in its configuration, `reward_is_sum_of` there has their weights.
-    """
-    for parent, name, child in _attribute_heads(model):
-        linear = nn.Linear(child.weight.shape[1], child.weight.shape[0], bias=child.bias is not None)
-        linear.load_state_dict({key: value for key, value in child.state_dict().items() if key != "combination"})
-        setattr(parent, name, linear.to(child.weight))
-    classifier: Any = model  # whose attributes are tensors to the type checker
-    config = classifier.config
-    config.num_labels = len(weights)
-    config.id2label = dict(enumerate(weights))
-    config.label2id = {name: number for number, name in enumerate(weights)}
-    config.reward_is_sum_of = dict(weights)
-    if hasattr(classifier, "num_labels"):
-        classifier.num_labels = len(weights)
 
 
 def load_attributes(model: nn.Module, folder: Path) -> dict[str, float]:

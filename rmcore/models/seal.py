@@ -9,7 +9,6 @@ A folder without a seal, from elsewhere, is loaded as it is.
 """
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -48,17 +47,13 @@ def decides(name: str) -> bool:
     return name in TEXT_FILES | OTHER_RECORDS or name.endswith((WEIGHTS_ENDING, f"{WEIGHTS_ENDING}.index.json", ".py"))
 
 
-def seal_text(folder: Path, names: Iterable[str]) -> str:
-    """Give the content of a seal over some files of `folder`; each is read."""
-    files = {
-        name: {"sha256": file_digest(folder / name), "size": (folder / name).stat().st_size} for name in sorted(names)
-    }
-    return json.dumps(with_self_digest({"files": files}), indent=1) + "\n"
-
-
 def write_seal(folder: Path) -> None:
     """Seal the files in `folder` as they are now: whatever writes a checkpoint, or changes one, calls this last."""
-    write_text(folder / SEAL_FILE, seal_text(folder, _deciding(folder)), durable=False)
+    files = {
+        name: {"sha256": file_digest(folder / name), "size": (folder / name).stat().st_size}
+        for name in _deciding(folder)
+    }
+    write_text(folder / SEAL_FILE, json.dumps(with_self_digest({"files": files}), indent=1) + "\n", durable=False)
 
 
 def sealed_files(folder: Path) -> dict[str, dict[str, Any]] | None:

@@ -6,7 +6,6 @@ Weights are what both readers agree on: vLLM takes every tensor of every file th
 
 import hashlib
 import json
-from collections.abc import Iterable
 from pathlib import Path
 
 from rmcore.core.errors import ModelError
@@ -61,31 +60,6 @@ def text_files(folder: Path) -> list[str]:
     if "config.json" not in found:
         raise ModelError(f"{folder} has no config.json, so it is no Hugging Face model; name a saved model's folder.")
     return found
-
-
-def check_links(folder: Path, names: Iterable[str]) -> None:
-    """Refuse files that are links out of `folder`: the maker of the folder chose what on this machine they lead to.
-
-    Links of the hub's cache, from a snapshot to the blobs next to it, are its way of storing files and stay.
-
-    Args:
-        folder: of the model.
-        names: of files in it; one that is not there is passed over.
-
-    Raises:
-        ModelError: one is such a link.
-    """
-    inside = folder.resolve()
-    allowed = [inside]
-    if inside.parent.name == "snapshots" and inside.parent.parent.name.startswith("models--"):
-        allowed.append(inside.parent.parent / "blobs")
-    for name in names:
-        target = (folder / name).resolve()
-        if not any(place in target.parents for place in allowed):
-            raise ModelError(
-                f"{folder / name} is a link to {target}, outside the model's folder, so it is not known to be part of "
-                "the model, and it stays here. Put the file itself there, if it is."
-            )
 
 
 def folder_digest(folder: Path) -> str:

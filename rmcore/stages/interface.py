@@ -21,8 +21,6 @@ Upstream = Mapping[str, Path]
 """Folders of the upstream artifacts by stage name."""
 CEILING_FILE = "label_ceiling.json"
 """Best accuracy any model can expect on each split; only the synthetic benchmark knows it."""
-VALIDATION_REWARDS = "validation_rewards.parquet"
-"""Rewards of the validation pairs at the best step of a training: columns of `rmcore.evaluation.rewards.COLUMNS`."""
 POLICY_FOLDER = "model"
 """Where the artifact of the stage policy has a policy that was fine-tuned there."""
 

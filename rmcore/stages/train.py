@@ -1,22 +1,18 @@
 """Stage train: prepared pairs in, a checkpoint folder out.
 
 Writes `best/` and `step_*/` (plain Hugging Face folders), `metrics.csv`, `metrics.jsonl`, `reward_distributions.json`,
-`validation_rewards.parquet` (of the best step, where it was chosen on validation pairs), `dropped_pairs.jsonl`,
-`training.json` (how it ended), `summary.json` and the training curves. One that was cut off by `train.stop_step` keeps
-`resume/`, from which a longer one continues.
+`dropped_pairs.jsonl`, `training.json` (how it ended), `summary.json` and the training curves. One that was cut off by
+`train.stop_step` keeps `resume/`, from which a longer one continues.
 """
 
 import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
-
-import numpy as np
-import pandas as pd
 
 from rmcore.config.model import ModelConfig
 from rmcore.config.pipeline import PipelineConfig
@@ -29,7 +25,7 @@ from rmcore.core.tracking import METRICS_FILE, Tracker
 from rmcore.data.integrity import REASONS
 from rmcore.data.parquet_rows import RecordFile
 from rmcore.data.readers.sources import source_digest
-from rmcore.data.table import PAIRS, rewards_table
+from rmcore.data.table import PAIRS
 from rmcore.data.tokenized import Pairs, Tokenized, open_tokenized, write_tokenized
 from rmcore.data.tokenized_observations import Observations, ReadObservations
 from rmcore.landscape.trajectory import make_callbacks
@@ -38,7 +34,7 @@ from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.reporting.figures.style import save
 from rmcore.reporting.figures.training import training_curves_figure
 from rmcore.reporting.figures.trajectory import curvature_trajectory_figure
-from rmcore.stages.interface import VALIDATION_REWARDS, Upstream, observations_of, policy_place
+from rmcore.stages.interface import Upstream, observations_of, policy_place
 from rmcore.training.length import passes
 from rmcore.training.loop import Trainer
 from rmcore.training.material import Material, tokens_of
@@ -143,8 +139,6 @@ def train_into(
         truncation = {"train": read.cut, "validation": held_out.cut, "num_dropped_pairs": num_dropped}
         write_json_lines(out / "dropped_pairs.jsonl", map(_without_row, chain(read.left_out(), held_out.left_out())))
         _write_outcome(out, trainer, result)
-        if trainer.best_rewards_split == "validation":
-            _rewards_by_pair(validation, held_out, trainer.best_rewards).to_parquet(out / VALIDATION_REWARDS)
     write_json(out / FINISHED_FILE, _record(rm, result, truncation))
     if settings.train.stop_step is None:
         clear(out)
@@ -199,17 +193,6 @@ def _report_left_out(left_out: Iterable[dict[str, Any]]) -> None:
 
 def _without_row(record: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in record.items() if name != "row"}
-
-
-def _rewards_by_pair(validation: Pairs, held_out: Tokenized, rewards: np.ndarray) -> pd.DataFrame:
-    """The `rewards_table` of the pairs that could be read; `rewards` is (P, 2)."""
-    unread = {one["row"] for one in held_out.left_out()}
-    readable = (pair for row, pair in enumerate(validation) if row not in unread)
-    places = range(0, len(rewards), ROWS_A_TABLE)
-    return pd.concat(
-        (rewards_table(list(islice(readable, ROWS_A_TABLE)), rewards[at : at + ROWS_A_TABLE]) for at in places),
-        ignore_index=True,
-    )
 
 
 def _model_settings(model: ModelConfig, device_type: str) -> dict[str, Any]:

@@ -35,6 +35,11 @@ class StoredRepository:
         return hashlib.sha1(repr(state).encode()).hexdigest()  # noqa: S324 - as git does
 
 
+def _metadata(card: bytes) -> object:
+    block = re.match(rb"---\n(.*?)\n---\n", card, re.DOTALL)
+    return None if block is None else yaml.safe_load(block[1])
+
+
 class Refused(Exception):
     """An answer that is no success; the hub tells why in headers and body."""
 
@@ -89,17 +94,16 @@ class HubServer:
             "private": stored.private,
             "sha": stored.sha,
             "siblings": [{"rfilename": file} for file in stored.files],
+            "cardData": _metadata(stored.files.get("README.md", b"")),
             "tags": [],
             "downloads": 0,
             "likes": 0,
         }
 
-    def _resolve(self, user: str, body: bytes, name: str, revision: str, file: str) -> bytes:
+    def _tree(self, user: str, body: bytes, name: str, revision: str) -> object:
         self._info(user, b"", name)
-        stored = self.repositories[name]
-        if revision != stored.sha or file not in stored.files:
-            raise Refused(404, "Entry not found", "EntryNotFound")
-        return stored.files[file]
+        files = self.repositories[name].files
+        return [{"type": "file", "path": path, "size": len(files[path]), "oid": "0"} for path in files]
 
     def _create(self, user: str, body: bytes) -> object:
         asked = json.loads(body)
@@ -174,7 +178,7 @@ class HubServer:
 ROUTES = {
     ("GET", "/api/whoami-v2"): HubServer._whoami,
     ("GET", MODEL): HubServer._info,
-    ("GET", r"/(?P<name>[^/]+/[^/]+)/resolve/(?P<revision>[0-9a-f]{40})/(?P<file>.+)"): HubServer._resolve,
+    ("GET", MODEL + r"/tree/(?P<revision>[^/?]+)"): HubServer._tree,
     ("POST", "/api/repos/create"): HubServer._create,
     ("POST", "/api/validate-yaml"): HubServer._validate,
     ("POST", MODEL + "/preupload/main"): HubServer._preupload,
@@ -209,21 +213,18 @@ def hub_server() -> Iterator[HubServer]:
                 method = "GET" if self.command == "HEAD" else self.command
                 self._send(200, hub.answer(method, path, token, body))
             except Refused as refusal:
-                self._send(refusal.status, {"error": refusal.message}, refusal)
+                self._send(refusal.status, {"error": refusal.message, "url": hub.address}, refusal)
 
         do_GET = do_HEAD = do_POST = do_PUT = _handle
 
         def _send(self, status: int, value: object, refusal: Refused | None = None) -> None:
-            content = value if isinstance(value, bytes) else json.dumps(value).encode()
+            content = json.dumps(value).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(content)))
             if refusal is not None:
                 self.send_header("X-Error-Message", refusal.message)
                 self.send_header("X-Error-Code", refusal.code)
-            if isinstance(value, bytes):
-                self.send_header("ETag", f'"{hashlib.sha256(value).hexdigest()}"')
-                self.send_header("X-Repo-Commit", self.path.split("/")[4])
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(content)

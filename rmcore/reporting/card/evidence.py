@@ -1,19 +1,17 @@
 """Measurements as a model card tells them: each kind of file that a command left becomes sections, results, a verdict.
 
-A file is a JSON object, and its kind is the key that only this kind has: `KINDS` names the function that reads it.
-One more kind is one more function and its line there. A file may be of several kinds: the record of a run holds
-metrics and a verdict.
+A file is a JSON object, and its kind is the key that only this kind has (`KINDS`); the record of a run is of several.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rmcore.core.errors import DataError
 from rmcore.core.hub import is_hub_name
 from rmcore.reporting.html.benchmarks import benchmarks_block, num_seen
 from rmcore.reporting.html.blocks import Block
-from rmcore.reporting.html.cards import metrics_table
+from rmcore.reporting.html.cards import checks_table, metrics_table
 from rmcore.reporting.html.probe import probe_block
 
 if TYPE_CHECKING:
@@ -27,58 +25,54 @@ SHOWN = (
 """Metrics of held-out pairs that a card has; those of subsets follow. A report has all."""
 OPTIMIZERS = {"best_of_n": "best-of-n", "kl_optimum": "RL with a KL penalty"}
 RUNG_OF_A_POLICY = 3
-OWN_RULE = "Score by the benchmark's own rule"
 GOLD = "gold"
 """Source of data that is a synthetic world."""
-ROUNDED = (
-    "Measured with weights rounded to bfloat16, the reward head in float32; rewards differ a little from the file's."
-)
+ROUNDED = "Measured with weights in bfloat16, the reward head in float32; rewards differ a little from the file's."
 POLICIES = {"world": "the synthetic benchmark's own writer", "sft": "the one that was fine-tuned in the same run"}
 """Policies that are no folder and no name of the hub."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A verdict of the ladder, its checks, and how far a policy was to be optimised."""
+    """A verdict of the ladder, and how far a policy was to be optimised.
+
+    Attributes:
+        raised_by: the evidence that would raise it; None: not stated, or nothing.
+        kl: nats that were planned, or reached, by `method`, of `policy`; each None below level 3, or not stated.
+        source: name of the file or run that it is read from.
+    """
 
     rung: int
     status: str
     headline: str
     evidence: str
-    reasons: tuple[str, ...]
-    raised_by: str | None
-    """The evidence that would raise it; None: not stated, or nothing."""
-    checks: tuple[Record, ...]
-    kl: float | None
-    """Nats that were planned, or reached; None below level 3, or not stated."""
-    method: str | None
-    """By what the policy was, or is to be, optimised."""
-    policy: str | None
-    """The policy that it is about; None below level 3, or not stated."""
-    source: str
-    """Name of the file or run that it is read from."""
+    reasons: tuple[str, ...] = ()
+    raised_by: str | None = None
+    kl: float | None = None
+    method: str | None = None
+    policy: str | None = None
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """All that one file has to tell."""
+    """All that one file has to tell.
+
+    Attributes:
+        results: numbers in the hub's own form, for what may be compared with others'.
+        elsewhere: accuracy on pairs unlike the training's, where it was measured.
+        over_baseline: accuracy over the best baseline (chance or length), where it was measured.
+    """
 
     sections: tuple[Block, ...] = ()
     results: tuple["EvalResult", ...] = ()
-    """The same numbers in the hub's own form, for what may be compared with others'."""
     judgement: Judgement | None = None
     elsewhere: Record | None = None
-    """Accuracy on pairs unlike the training's, where it was measured."""
     over_baseline: Record | None = None
-    """Accuracy over the best baseline (chance or length), where it was measured."""
 
 
 def read_evidence(record: Record, source: str) -> list[Found]:
-    """Everything a file has to tell.
-
-    Args:
-        record: what it holds.
-        source: what it is called, for messages and the card.
+    """Everything that a file called `source` has to tell.
 
     Raises:
         DataError: it is of no kind that is known, or not as the command wrote it.
@@ -90,53 +84,46 @@ def read_evidence(record: Record, source: str) -> list[Found]:
             "evaluate`, `readiness pairs`, `benchmark` or `probe` wrote with --json, or the summary.json of a run."
         )
     try:
-        found = [read(record, source) for read in kinds]
-        if record.get("dtype") != "bfloat16":
-            return found
-        return [
-            replace(one, sections=tuple(block._replace(findings=(*block.findings, ROUNDED)) for block in one.sections))
-            for one in found
-        ]
+        return [read(record, source) for read in kinds]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(
             f"{source} is not as the command wrote it ({type(error).__name__}: {error}); make it again."
         ) from error
 
 
+def highest(found: Sequence[Found]) -> Judgement | None:
+    """The verdict of the highest evidence level, the last of several there; None where nobody judged."""
+    judged = [one.judgement for one in found if one.judgement is not None]
+    return max(reversed(judged), key=lambda one: one.rung, default=None)
+
+
 def _evaluation(record: Record, source: str) -> Found:
-    """Metrics on pairs: of `rm-opt evaluate`, of a run, or of a training's own validation pairs."""
-    data = data_name(record)
-    chosen_on = record.get("chosen_on_these", False)
-    splits = [("Validation pairs" if chosen_on else "Held-out pairs", record["metrics"])]
-    elsewhere = record.get("ood_metrics")
-    if elsewhere:
-        splits.append(("Out-of-distribution pairs", elsewhere))
-    notes = ["Intervals resample prompts, not pairs."]
-    if chosen_on:
-        notes.append("The kept step was chosen on these pairs, so these numbers are too good.")
-    sections = tuple(
-        Block(f"{title} of {data}", tables=(metrics_table([_chosen(metrics)]),), findings=notes)
-        for title, metrics in splits
-    )
+    """Metrics on pairs: of `rm-opt evaluate`, or of a run."""
+    name = record.get("data") or ((record.get("config") or {}).get("data") or {}).get("source")
+    splits = {"Held-out pairs": record["metrics"], "Out-of-distribution pairs": record.get("ood_metrics")}
+    notes = ["Intervals resample prompts, not pairs.", *([ROUNDED] if record.get("dtype") == "bfloat16" else [])]
+    sections = []
+    for title, metrics in splits.items():
+        told = {
+            key: one for key, one in (metrics or {}).items() if key in SHOWN or key.startswith("pairwise_accuracy[")
+        }
+        if metrics:
+            sections.append(Block(f"{title} of {public_name(name)}", tables=(metrics_table([told]),), findings=notes))
     accuracy = record["metrics"]["pairwise_accuracy"]
-    dataset = hub_name(record) or "preference-pairs", data
-    is_shared = not chosen_on and accuracy["value"] is not None
-    return Found(
-        sections,
-        (_result("Preference ranking", dataset, "Pairwise accuracy", accuracy),) if is_shared else (),
-        elsewhere=elsewhere["pairwise_accuracy"] if elsewhere else None,
-        over_baseline=record["metrics"].get("accuracy_over_baseline"),
+    dataset = str(name) if is_hub_name(str(name)) else "preference-pairs", public_name(name)
+    result = (
+        () if accuracy["value"] is None else (_result("Preference ranking", dataset, "Pairwise accuracy", accuracy),)
     )
-
-
-def _chosen(metrics: Record) -> dict[str, Record]:
-    return {name: value for name, value in metrics.items() if name in SHOWN or name.startswith("pairwise_accuracy[")}
+    elsewhere = (record.get("ood_metrics") or {}).get("pairwise_accuracy")
+    over = record["metrics"].get("accuracy_over_baseline")
+    return Found(tuple(sections), result, elsewhere=elsewhere, over_baseline=over)
 
 
 def _result(task: str, dataset: tuple[str, str], metric_name: str, metric: Record) -> "EvalResult":
-    """A number in the hub's own form; `dataset` is the type, by which the hub groups, and the name."""
+    """A number with its interval in the hub's own form; `dataset` is the type that the hub groups by, and the name."""
     from huggingface_hub import EvalResult
 
+    ends = {end: round(float(metric[end]), 4) for end in ("ci_low", "ci_high") if metric[end] is not None}
     return EvalResult(
         task_type="text-classification",
         task_name=task,
@@ -144,29 +131,22 @@ def _result(task: str, dataset: tuple[str, str], metric_name: str, metric: Recor
         dataset_name=dataset[1],
         metric_type="accuracy",
         metric_name=metric_name,
-        **_measured(metric),
+        metric_value=round(float(metric["value"]), 4),
+        metric_args={**ends, **({"level": 0.95} if ends else {}), "n": int(metric["num"])},
     )
 
 
-def _measured(metric: Record) -> dict[str, Any]:
-    """Value and interval of a metric, in the hub's form."""
-    bounds = {"ci_low": metric["ci_low"], "ci_high": metric["ci_high"]}
-    known = {name: round(float(value), 4) for name, value in bounds.items() if value is not None}
-    args = {**known, "level": 0.95} if known else {}
-    return {"metric_value": round(float(metric["value"]), 4), "metric_args": {**args, "n": int(metric["num"])}}
-
-
 def _benchmarks(record: Record, source: str) -> Found:
-    """Public benchmarks: of `rm-opt benchmark`.
-
-    A set of which questions are missing, or were seen in training, is shown, and not sent to the hub.
-    """
+    """Public benchmarks; a set of which questions are missing, or were seen in training, is not sent to the hub."""
+    rule = "Score by the benchmark's own rule"
     results = [
-        _result("Reward model benchmark", (told.get("hub") or name, told["title"]), OWN_RULE, told["scores"]["overall"])
+        _result("Reward model benchmark", (told.get("hub") or name, told["title"]), rule, told["scores"]["overall"])
         for name, told in record["suites"].items()
         if not sum(told["missing"].values()) and not num_seen(told) and told["scores"]["overall"]["value"] is not None
     ]
-    return Found((benchmarks_block(record),), tuple(results))
+    block = benchmarks_block(record)
+    rounded = (ROUNDED,) if record.get("dtype") == "bfloat16" else ()
+    return Found((block._replace(findings=(*block.findings, *rounded)),), tuple(results))
 
 
 def _probes(record: Record, source: str) -> Found:
@@ -175,24 +155,23 @@ def _probes(record: Record, source: str) -> Found:
 
 
 def _judged(record: Record, source: str) -> Found:
-    """A verdict: of a run, of `rm-opt readiness`, or of a policy that was optimised."""
-    verdict = record["verdict"]
-    more = record.get("next_rung")
-    kl, method = _reached(record) if verdict["rung"] >= RUNG_OF_A_POLICY else (None, None)
+    """A verdict: of a run, of `rm-opt readiness`, or of a policy that was optimised; with its checks."""
+    verdict, more = record["verdict"], record.get("next_rung")
+    is_of_policy = verdict["rung"] >= RUNG_OF_A_POLICY
+    kl, method = _reached(record) if is_of_policy else (None, None)
+    policy = ((record.get("config") or {}).get("policy") or {}).get("name") if is_of_policy else None
     judgement = Judgement(
         rung=int(verdict["rung"]),
-        status=str(verdict["status"]),
-        headline=str(verdict["headline"]),
-        evidence=str(verdict["evidence"]),
+        **{name: str(verdict[name]) for name in ("status", "headline", "evidence")},
         reasons=tuple(map(str, verdict["reasons"])),
         raised_by=f"{more['evidence']} (evidence level {more['rung']})" if more else None,
-        checks=tuple(record.get("gate", ())),
         kl=kl,
         method=method,
-        policy=_policy(record) if verdict["rung"] >= RUNG_OF_A_POLICY else None,
+        policy=None if policy is None else POLICIES.get(policy) or public_name(policy),
         source=source,
     )
-    return Found(judgement=judgement)
+    title, checks = f"Checks of evidence level {judgement.rung}", record.get("gate")
+    return Found((Block(title, tables=(checks_table(checks),)),) if checks else (), judgement=judgement)
 
 
 def _reached(record: Record) -> tuple[float | None, str | None]:
@@ -205,23 +184,6 @@ def _reached(record: Record) -> tuple[float | None, str | None]:
     judged = record["policy"]["readiness"] if record.get("policy") else record
     plan = (judged.get("readiness") or {}).get("plan")
     return (float(plan["kl"]), OPTIMIZERS[plan["optimizer"]]) if plan else (None, None)
-
-
-def _policy(record: Record) -> str | None:
-    name = ((record.get("config") or {}).get("policy") or {}).get("name")
-    return None if name is None else POLICIES.get(name) or public_name(name)
-
-
-def data_name(record: Record) -> str:
-    """Name of the pairs of a record; a local file by its name alone, never with its folder."""
-    config = record.get("config") or {}
-    return public_name(record.get("data") or (config.get("data") or {}).get("source"))
-
-
-def hub_name(record: Record) -> str | None:
-    """Name of the hub's data set that a record is about, None for other data."""
-    source = record.get("data") or ((record.get("config") or {}).get("data") or {}).get("source")
-    return source if isinstance(source, str) and is_hub_name(source) else None
 
 
 def public_name(source: object) -> str:
@@ -241,4 +203,4 @@ KINDS: Mapping[str, Callable[[Record, str], Found]] = {
     "probe": lambda record, source: _probes(record["probe"], source),
     "verdict": _judged,
 }
-"""How a file is read, by the key that says of which kind it is; sections of the card stand in this order."""
+"""How a file is read, by the key that says of which kind it is; sections of the card have this order."""

@@ -16,7 +16,12 @@ from rmcore.cli import export
 from rmcore.cli.guard import guard
 from rmcore.config.model import LoraSettings, ModelConfig
 from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.models.seal import check_seal
 
+WRITTEN = {
+    *("README.md", "chat_template.jinja", "config.json", "model.safetensors"),
+    *("rm_preference.json", "rm_rendering.json", "rm_seal.json", "tokenizer.json", "tokenizer_config.json"),
+}
 PROMPTS = ["What is 2 + 2?", "Sort: pear, fig", "Name a fruit " * 6]
 RESPONSES = ["4", "fig, pear. Of course, gladly.", "lemon"]
 
@@ -63,8 +68,8 @@ def test_an_export_is_a_plain_folder_with_the_same_rewards(source, dtype, bound,
     assert {tensor.dtype for tensor in weights.values()} == {getattr(torch, dtype)}
     assert json.loads((out / "config.json").read_text())["dtype"] == dtype
     assert not any("lora" in key for key in weights)
-    assert {"rm_rendering.json", "tokenizer.json"} <= {path.name for path in out.iterdir()}
-    assert not (out / "adapter").exists()
+    assert {path.name for path in out.iterdir()} == WRITTEN
+    check_seal(out)
     rm = BradleyTerryRM.from_pretrained(out, device="cpu")
     scale = max(1.0, float(np.abs(live).max()))
     np.testing.assert_allclose(rm.score(PROMPTS, RESPONSES), live, atol=bound * scale)

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from rmcore.cli.export import _export
+from rmcore.cli.export import Dtype, export
 from rmcore.config.model import LoraSettings, ModelConfig
 from rmcore.core.errors import ModelError
 from rmcore.models.preference import PREFERENCE_FILE, read_beta
@@ -44,7 +44,7 @@ def test_beta_survives_adapters_their_merge_and_export(saved, tmp_path):
     assert (load(tmp_path / "merged").beta, adapter.beta) == (0.25, 0.25)
     adapter.save(tmp_path / "again")
     assert load(tmp_path / "again").beta == 0.25
-    _export(str(tmp_path / "again"), tmp_path / "exported", "bfloat16", None)
+    export(str(tmp_path / "again"), tmp_path / "exported", Dtype.bfloat16)
     assert load(tmp_path / "exported").beta == 0.25
 
 

@@ -5,8 +5,7 @@ import pytest
 import probe_sample
 import report_sample
 from rmcore.core.errors import DataError
-from rmcore.reporting.card.evidence import KINDS, public_name, read_evidence
-from rmcore.reporting.card.model_card import highest
+from rmcore.reporting.card.evidence import KINDS, highest, public_name, read_evidence
 from rmcore.reporting.html.blocks import markdown
 
 
@@ -86,7 +85,8 @@ def test_a_run_tells_metrics_and_verdict():
     assert judgement.headline == results["verdict"]["headline"]
     assert judgement.rung == results["verdict"]["rung"]
     assert found[0].results[0].metric_value == round(results["metrics"]["pairwise_accuracy"]["value"], 4)
-    assert len(judgement.checks) == len(results["gate"])
+    (checks,) = [one for part in found for one in part.sections if one.title.startswith("Checks of evidence level")]
+    assert len(checks.tables[0].rows) == len(results["gate"])
     assert "RM-Bench" in "".join(map(shown, found))
 
 

@@ -4,18 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from rmcore.reporting.card.evidence import Judgement
+from rmcore.reporting.card.evidence import Found, Judgement
 from rmcore.reporting.card.limits import limits
 
-READY = Judgement(
-    rung=3, status="ready", headline="Ready", evidence="samples", reasons=(), raised_by=None, checks=(), kl=3.0,
-    method="best-of-n", policy="some/policy", source="a run",
-)  # fmt: skip
+READY = Judgement(3, "ready", "Ready", "samples", kl=3.0, method="best-of-n", policy="some/policy", source="a run")
 
 
-def said(judgement, **more):
-    given = {"max_seq_len": 128, "truncation": None, "elsewhere": None, "over_baseline": None, "synthetic": False}
-    return limits(judgement, **given | more)
+def said(judgement, truncation=None, **measured):
+    return limits(judgement, [Found(**measured), Found()], truncation or {}, 128, synthetic=False)
 
 
 def test_a_ready_model_is_for_its_plan_alone():
@@ -67,4 +63,4 @@ def test_cut_texts_are_counted():
     told = next(
         one for one in said(READY, truncation={"num_pairs": 960, "num_cut_sides": 1214}) if "more than 128" in one
     )
-    assert "Of the 1,920 texts that it was trained on, 1,214 were longer" in told
+    assert "1,214 of the 1,920 texts that it was trained on were longer" in told

@@ -7,10 +7,9 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from rmcore.cli.export import Dtype, export
 from rmcore.config.model import ModelConfig
 from rmcore.config.train import TrainConfig
-from rmcore.core.errors import ConfigError, ModelError
+from rmcore.core.errors import ConfigError
 from rmcore.core.progress import silent
 from rmcore.core.tracking import MemoryTracker
 from rmcore.data.pair import PreferencePair
@@ -99,20 +98,6 @@ def test_attributes_of_a_checkpoint_sum_to_its_reward(observations_of, tmp_path)
     outputs = rm.score_outputs(sides)
     np.testing.assert_allclose(outputs[:, 0], rewards, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(outputs[:, 1:] @ np.array(list(weights.values())), rewards, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", [{}, {"lora": {}}], ids=["full", "lora"])
-def test_attributes_are_exported_as_labels(observations_of, tmp_path, model, capsys) -> None:
-    make_trainer(tmp_path, observations_of(60, kinds=("attributes", "pair")), model=model).run()
-    best = tmp_path / "out" / "best"
-    export(str(best), tmp_path / "exported", Dtype.float32, attributes=True)
-    assert "largest difference of 6 rewards" in capsys.readouterr().out
-    plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "exported")
-    assert plain.config.num_labels == 3
-    assert plain.config.reward_is_sum_of == pytest.approx({"helpfulness": 1.0, "length": 0.0, "safe": 0.0})
-    with pytest.raises(ModelError, match="label"):
-        BradleyTerryRM.from_pretrained(tmp_path / "exported", device="cpu")
 
 
 @pytest.mark.slow
