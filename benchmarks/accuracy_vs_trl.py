@@ -94,7 +94,6 @@ class Cell:
             precision="fp32",
             gradient_checkpointing=False,
             early_stopping_patience=None,
-            callbacks=(),
         )
 
     def model_config(self, folder: Path) -> ModelConfig:

@@ -93,7 +93,6 @@ class Cell:
             packing=self.side == "packed",
             compile=self.compile,
             early_stopping_patience=None,
-            callbacks=(),
             resume_every_seconds=86_400,  # TRL saves nothing on the way either
         )
 

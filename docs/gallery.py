@@ -8,7 +8,6 @@ import io
 from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -39,7 +38,6 @@ from rmcore.reporting.figures.runs import runs_figure
 from rmcore.reporting.figures.served import served_figure
 from rmcore.reporting.figures.tradeoff import tradeoff_figure
 from rmcore.reporting.figures.training import training_curves_figure
-from rmcore.reporting.figures.trajectory import curvature_trajectory_figure
 from rmcore.reporting.figures.watch import watch_figure
 
 DOTS_PER_INCH, COLOURS = 80, 48
@@ -71,15 +69,6 @@ def _disagreement() -> Figure:
         for name, top in (("in distribution", 0.86), ("out of distribution", 0.74))
     }
     return disagreement_figure(inside, outside, 0.6, {"value": 0.81, "ci_low": 0.78, "ci_high": 0.84}, bins)
-
-
-def _along_training() -> Figure:
-    def row(k: int) -> dict[str, Any]:
-        values = {"lambda_max": 170 / k, "lambda_min": -90 / k, "trace": 50 * k - 120, "margin_scale": 0.3 * k}
-        errors = {"lambda_max_residual": 2.0, "lambda_min_residual": 0.5, "trace_standard_error": 30.0}
-        return {"step": 100 * k, "metrics": {f"hessian/{name}": value for name, value in (values | errors).items()}}
-
-    return curvature_trajectory_figure([row(k) for k in range(1, 9)], best_step=300)
 
 
 def _tradeoff() -> Figure:
@@ -147,12 +136,6 @@ SHOWN = {
         "analyze",
         "Both signed ends; whiskers say how far each may be off. A negative end as large as the positive one: no "
         "minimum. λmax falls merely because margins grow.",
-    ),
-    "curvature_trajectory": Shown(
-        _along_training,
-        "run --set 'train.callbacks=[calibration,curvature]'",
-        "Read λmax together with the margins below it: where margins grow as it falls, the loss has not become "
-        "flatter in any useful sense.",
     ),
     "runs": Shown(
         lambda: runs_figure({"adamw-seed0": HISTORY, "muon-seed0": figure_sample.history(50)}),

@@ -39,7 +39,6 @@ FLAGS = {
     "epochs": ("--epochs", "-e"),
     "token_budget": ("--micro-token-budget",),
     "schedule": ("--lr-scheduler",),
-    "callbacks": ("--callback",),
     "targets": ("--lora-target-modules", "--lora-target"),
 }
 """Flags that are not called as their field, or have a short form."""
@@ -136,7 +135,6 @@ def train(
                 **_of_the_machine(preset, model, settings),
                 **given(settings, TRAIN_FIELDS),
                 **({"early_stopping_patience": None} if no_early_stopping else {}),
-                **({"callbacks": ()} if settings["callbacks"] == ["none"] else {}),
             },
         }
     )

@@ -78,8 +78,6 @@ class TrainConfig(Settings):
     """Evaluations without improvement before training stops; null (--no-early-stopping) never stops early."""
     best_metric: Literal["eval/pairwise_accuracy", "eval/loss", "eval/ece", "last"] = "eval/pairwise_accuracy"
     """Metric that the best checkpoint is chosen by: highest accuracy, lowest loss or (plain) ECE; last: no choice."""
-    callbacks: tuple[Literal["calibration", "curvature"], ...] = ("calibration",)
-    """Measured at each evaluation on validation pairs: calibration (cheap), curvature (Hessian products); or none."""
     log_every: Annotated[int, RUN_ONLY] = Field(default=10, ge=1)
     """Steps between logged training metrics."""
     save_every: int | None = Field(default=None, ge=1)
@@ -128,11 +126,10 @@ class TrainConfig(Settings):
 
     @model_validator(mode="after")
     def _halves_of_weights_are_bfloat16(self) -> Self:
-        if self.optimizer == "adamw8bit" and (self.precision != "bf16" or "curvature" in self.callbacks):
+        if self.optimizer == "adamw8bit" and self.precision != "bf16":
             raise ValueError(
-                f"optimizer=adamw8bit computes with the bfloat16 halves of the weights, and precision={self.precision},"
-                f" callbacks={','.join(self.callbacks)} want whole ones; set precision to bf16, and measure curvature "
-                "on the saved checkpoints."
+                f"optimizer=adamw8bit computes with the bfloat16 halves of the weights, and precision={self.precision} "
+                "wants whole ones; set precision to bf16."
             )
         return self
 
@@ -158,10 +155,5 @@ class TrainConfig(Settings):
                 f"optimizer=adamw8bit trains in one process, and num_processes={self.num_processes} share the "
                 "model: its blocks of weights would depend on how many there are. Use adamw, of which each process "
                 "keeps its share."
-            )
-        if number > 1 and "curvature" in self.callbacks:
-            raise ValueError(
-                f"the curvature callback needs the whole model in one process, and num_processes={self.num_processes} "
-                "share it; leave it out of callbacks and analyze the saved checkpoints afterwards."
             )
         return self

@@ -19,11 +19,6 @@ CURVATURE_TOKEN_BUDGET = 4096
 """Padded tokens of a micro-batch of the Hessian: double backward keeps about twice the activations of training."""
 
 
-def draw_positions(num_available: int, num_pairs: int, seed: int) -> list[int]:
-    """Positions of `num_pairs` of `num_available` pairs, by `seed` alone, ascending; all where there are fewer."""
-    return sorted(random_order(num_available, seed)[:num_pairs])
-
-
 def random_order(num_available: int, seed: int) -> list[int]:
     """All positions in the order in which `seed` draws them."""
     return list(np.random.default_rng(seed).permutation(num_available).tolist())

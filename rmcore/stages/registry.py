@@ -77,9 +77,7 @@ JUDGED = ("policy.judge", "policy.verdict_judging")
 """Settings of a stage that requests judgements and gives a verdict."""
 AUDITED = ("policy.verdict_judge", "policy.verdict_judging")
 """Settings of a stage that weights existing judgements by the judge's audit, and requests none."""
-HIDDEN_OF_TRAINING = (
-    "rmcore.landscape.trajectory",  # measures during the training and changes no weight
-)
+HIDDEN_OF_TRAINING = ()
 STAGES: dict[str, Stage] = {
     stage.name: stage
     for stage in (

@@ -18,7 +18,6 @@ from rmcore.config.model import ModelConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import SFT
 from rmcore.config.train import TrainConfig
-from rmcore.core.errors import ConfigError
 from rmcore.core.files import read_json_lines, write_json, write_json_lines
 from rmcore.core.progress import Report, prefixed
 from rmcore.core.tracking import METRICS_FILE, Tracker
@@ -28,13 +27,12 @@ from rmcore.data.readers.sources import source_digest
 from rmcore.data.table import PAIRS
 from rmcore.data.tokenized import Pairs, Tokenized, open_tokenized, write_tokenized
 from rmcore.data.tokenized_observations import Observations, ReadObservations
-from rmcore.landscape.trajectory import make_callbacks
 from rmcore.models.device import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.reporting.figures.style import save
 from rmcore.reporting.figures.training import training_curves_figure
-from rmcore.reporting.figures.trajectory import curvature_trajectory_figure
 from rmcore.stages.interface import Upstream, observations_of, policy_place
+from rmcore.training.callbacks import calibration
 from rmcore.training.length import passes
 from rmcore.training.loop import Trainer
 from rmcore.training.material import Material, tokens_of
@@ -99,11 +97,6 @@ def train_into(
         print(BF16_NOTE, file=sys.stderr)
     with ExitStack() as stack:
         ranks = stack.enter_context(process_group(device))
-        if ranks.world > 1 and "curvature" in settings.train.callbacks:
-            raise ConfigError(
-                f"the curvature callback needs the whole model in one process, and {ranks.world} share it; leave it "
-                "out of train.callbacks and analyze the saved step_*/ checkpoints afterwards."
-            )
         read, held_out = stack.enter_context(
             _tokens(rm, settings.train, material, validation, out, ranks, share, report)
         )
@@ -128,7 +121,7 @@ def train_into(
             tracker=tracker,
             seed=settings.seed,
             report=report,
-            callbacks=make_callbacks(settings.train.callbacks, seed=settings.seed),
+            callbacks=[calibration],
             settings=_model_settings(settings.model, device.type) | material.settings(),
             ranks=ranks,
         )
@@ -224,5 +217,3 @@ def _write_outcome(out: Path, trainer: Trainer, result: TrainResult) -> None:
     write_json(out / "summary.json", {"metrics": costs})
     history, best = read_json_lines(out / METRICS_FILE), result.best_step
     save(training_curves_figure(history, best_step=best), out / "figures" / "training_curves.png")
-    if "curvature" in trainer.config.callbacks and trainer.validation:
-        save(curvature_trajectory_figure(history, best_step=best), out / "figures" / "curvature_trajectory.png")

@@ -1,7 +1,4 @@
-"""Measurements at each evaluation besides the loss: the protocol of a callback, and calibration.
-
-Curvature along the trajectory is a callback too; it lives in rmcore/landscape, which knows more than the trainer.
-"""
+"""Measurements at each evaluation besides the loss: the protocol of a callback, and calibration."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

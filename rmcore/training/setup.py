@@ -77,8 +77,8 @@ def _own_packing(rm: BradleyTerryRM, config: TrainConfig) -> Packing | None:
 
 
 def narrows_base(config: TrainConfig, ranks: Ranks) -> bool:
-    """Whether `narrow_base` changes no number of the training: autocast rounds the same, curvature is not measured."""
-    return config.chosen_precision == "bf16" and "curvature" not in config.callbacks and ranks.world == 1
+    """Whether `narrow_base` changes no number of the training: autocast rounds the same."""
+    return config.chosen_precision == "bf16" and ranks.world == 1
 
 
 def share_memory(rm: BradleyTerryRM, config: TrainConfig, packing: Packing | None, ranks: Ranks) -> tuple[int, float]:

@@ -54,7 +54,7 @@ def main(folder: Path, stop_at: int, changes: dict) -> None:
 
         settings = {
             "steps": STEPS, "pairs_per_step": 6, "lr": 1e-3, "warmup_steps": 2, "log_every": 1, "eval_every": 7,
-            "token_budget": 400, "resume_every_seconds": 0, "callbacks": (),
+            "token_budget": 400, "resume_every_seconds": 0,
         }  # fmt: skip
         kinds = changes.pop("kinds", None)
         config = TrainConfig.model_validate(settings | changes)

@@ -20,6 +20,7 @@ from rmcore.config.train import TrainConfig
 from rmcore.core.tracking import MemoryTracker
 from rmcore.data.gold.world import generate_pairs
 from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.training.callbacks import calibration
 from rmcore.training.loop import Trainer
 
 PINNED = Path(__file__).with_name("trajectory.json")
@@ -36,15 +37,13 @@ EQUIVALENT = {
     "padded, single pairs": {"packing": False, "token_budget": 130},
     "padded, checkpointing": {"packing": False, "gradient_checkpointing": True},
     "worker processes": {"num_workers": 2},
-    "no callbacks, no dropout to switch off": {"callbacks": [], "dropout": True},
+    "no dropout to switch off": {"dropout": True},
     "kept checkpoints, states saved at every step": {"save_every": 2, "keep_top_k": 3, "resume_every_seconds": 0},
 }
 
 
 def trajectory(folder: Path, changes: dict) -> dict[str, dict[str, float]]:
     """Numbers by step of one short training."""
-    from rmcore.landscape.trajectory import make_callbacks
-
     pairs = generate_pairs(GoldConfig(num_prompts=60, pairs_per_prompt=2), seed=0).pairs
     annotated = [pair.__class__(**{**_fields(pair), "target_margin": float(n % 4)}) for n, pair in enumerate(pairs)]
     rm = BradleyTerryRM.new(ModelConfig(name="tiny", max_seq_len=64), seed=0, device=torch.device("cpu"))
@@ -59,7 +58,7 @@ def trajectory(folder: Path, changes: dict) -> dict[str, dict[str, float]]:
         folder=folder,
         tracker=tracker,
         seed=0,
-        callbacks=make_callbacks(config.callbacks, seed=0),
+        callbacks=[calibration],
     ).run()
     found: dict[str, dict[str, float]] = {}
     for step, values in tracker.rows:

@@ -33,7 +33,7 @@ def settings(model, processes, **changes):
         data=DataConfig(gold=GoldConfig(num_prompts=40)),
         model=ModelConfig(name=str(model), max_seq_len=64),
         train=TrainConfig(
-            steps=STEPS, pairs_per_step=4, log_every=1, eval_every=8, num_processes=processes, callbacks=(),
+            steps=STEPS, pairs_per_step=4, log_every=1, eval_every=8, num_processes=processes,
             precision="fp32", **changes,
         ),
     )  # fmt: skip

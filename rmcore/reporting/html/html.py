@@ -31,8 +31,6 @@ CAPTIONS = {
     "completion, and (where the true reward is known) by a perfect model.",
     "training_curves": "Training pairs in blue, validation pairs in orange. A training line that leaves the validation "
     "line behind means overfitting.",
-    "curvature_trajectory": "Curvature at each evaluation on the same few validation pairs. λmax falls merely because "
-    "margins grow.",
     "reliability_diagram": "Pairs grouped by how sure the model is. On the dashed line “80 % sure” is right 80 % of "
     "the time; below it the model is too sure of itself, above it too modest.",
     "margin_histogram": "How far apart the model puts the two sides. Left of zero it prefers the rejected side.",
@@ -61,19 +59,18 @@ def write_report(results: Results, figures: Mapping[str, Path], out: Path) -> Pa
     Raises:
         DataError: a figure is not a readable PNG file.
     """
-    drawn = "curvature_trajectory" in figures
     values = {
         "results": results,
         "created": date(results["created"]),
         "verdict_style": verdict_style(results["verdict"]),
         "question": _question(results),
         "cards": headline_cards(results),
-        "sections": sections(results, [name for name in figures if name not in CAPTIONS], with_trajectory=drawn),
+        "sections": sections(results, [name for name in figures if name not in CAPTIONS]),
     }
     return write_page(TEMPLATE, values, figures, CAPTIONS, out)
 
 
-def sections(results: Results, more_figures: Sequence[str] = (), *, with_trajectory: bool = False) -> list[Section]:
+def sections(results: Results, more_figures: Sequence[str] = ()) -> list[Section]:
     """Everything that was found, in reading order; what the verdict does not rest on is folded."""
     rung = results["verdict"]["rung"]
     context = Block("Accuracy in context", figures=("accuracy_in_context",), is_folded=rung > 1)
@@ -99,7 +96,7 @@ def sections(results: Results, more_figures: Sequence[str] = (), *, with_traject
         ("probe", "Probes", told(probed, probe.probe_block, not (probed or {}).get("violated"))),
         ("policy", "Policy", told(results["policy"], policy.policy_block, rung != 3)),
         ("rlhf", "Trained policy", told(trained, policy_in_training, rung != 4)),
-        ("training", "Training", _training(results, with_trajectory=with_trajectory)),
+        ("training", "Training", _training(results)),
         ("calibration", "Calibration", calibration),
         ("margins", "Margins and length", margins),
         ("landscape", "Curvature", told(results["spectrum"], curvature.curvature_block)),
@@ -134,7 +131,7 @@ def _metrics(results: Results) -> Block:
     return Block("All held-out metrics", tables=(metrics_table(splits),), is_folded=True)
 
 
-def _training(results: Results, *, with_trajectory: bool) -> Block:
+def _training(results: Results) -> Block:
     found = [(one["symptom"], one["diagnosis"], one["advice"]) for one in results["diagnoses"]]
     nothing = (
         "No known symptom of a bad run (overfitting, reversed labels, a loss that is stuck or explodes, late "
@@ -144,7 +141,7 @@ def _training(results: Results, *, with_trajectory: bool) -> Block:
     return Block(
         "Training",
         text=() if found else (nothing,),
-        figures=("training_curves", *(("curvature_trajectory",) if with_trajectory else ())),
+        figures=("training_curves",),
         tables=(Table(("seen", "diagnosis", "advice"), found, left=range(3)),) if found else (),
         parts=[Block("The run in numbers", tables=(facts(_training_facts(results)),)), *truncation],
         is_folded=not found,

@@ -39,7 +39,6 @@ def make_design(
 def _refuse_settings_of_pairs(config: TrainConfig, found: Survey) -> None:
     unused = {
         "train.target_margin_scale": config.target_margin_scale is not None,
-        "the curvature callback": "curvature" in config.callbacks,
         "train.batching=plain": config.batching == "plain",
     }
     for name, is_set in unused.items():

@@ -13,7 +13,7 @@ from rmcore.data.pair import Message, PreferencePair, prompt_key
 from rmcore.data.rendering import Renderer, Rendering
 from rmcore.ensembles.members import Members
 from rmcore.ensembles.score import readable_pairs
-from rmcore.landscape.sample import draw_positions
+from rmcore.landscape.sample import random_order
 from rmcore.policy.grpo.local_reward import LocalReward
 from rmcore.policy.sampling.scored_samples import score_samples
 from rmcore.stages.landscape import draw_sample
@@ -40,12 +40,12 @@ def test_a_curvature_is_drawn_among_the_pairs_that_can_be_read(strict, gold_pair
         sample = draw_sample(strict, [BAD, *good], config, seed=seed)
         assert len(sample.pairs) == 3
         drawn.update(pair.pair_id for pair in sample.pairs)
-        if 0 not in draw_positions(7, 3, seed):
+        if 0 not in random_order(7, seed)[:3]:
             assert capfd.readouterr().err == ""
         else:
             assert "1 drawn pairs cannot be read by this model and are left out; pair bad" in capfd.readouterr().err
         plain = draw_sample(strict, good, config, seed=seed)
-        assert [pair.pair_id for pair in plain.pairs] == [good[i].pair_id for i in draw_positions(6, 3, seed)]
+        assert [pair.pair_id for pair in plain.pairs] == [good[i].pair_id for i in sorted(random_order(6, seed)[:3])]
     assert set(drawn) == {pair.pair_id for pair in good}
     assert len(draw_sample(strict, [*good, BAD], LandscapeConfig(num_pairs=9), seed=0).pairs) == 6
     with pytest.raises(DataError, match=r"none of the 2 pairs can be read .*no system turn"):

@@ -143,7 +143,7 @@ OTHER_VALUES = {
     "data.grade_levels": (0.0, 1.0),
     "device": "cuda:1", "loggers": ("wandb",),
     "data.gold.shortcut": "flattery", "model.name": "deberta", "model.lora": LoraSettings(),
-    "model.render_fn": "json:dumps", "train.callbacks": ("curvature",),
+    "model.render_fn": "json:dumps",
     "train.batching": "plain",
     "train.optimizer": "sgd", "train.over_length": "drop", "train.precision": "bf16", "train.schedule": "linear",
     "train.best_metric": "eval/loss", "evaluate.thresholds": (0.5,), "landscape.method": "full",
