@@ -9,7 +9,6 @@ from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -25,7 +24,6 @@ from rmcore.reporting.figures.arms import main_metrics
 from rmcore.reporting.figures.benchmarks import benchmarks_figure
 from rmcore.reporting.figures.calibration import reliability_diagram_figure
 from rmcore.reporting.figures.context import accuracy_in_context_figure
-from rmcore.reporting.figures.ensemble import disagreement_figure
 from rmcore.reporting.figures.forest import forest_plot_figure
 from rmcore.reporting.figures.landscape import eigenvalues_figure
 from rmcore.reporting.figures.learning import learning_curves_figure
@@ -57,18 +55,6 @@ class Shown:
 
 def _interval(value: float, half: float) -> dict[str, float]:
     return {"value": value, "ci_low": value - half, "ci_high": value + half}
-
-
-def _disagreement() -> Figure:
-    rng = np.random.default_rng(0)
-    inside, outside = rng.gamma(4, 0.08, 600), rng.gamma(4, 0.13, 300)
-    bins = {
-        name: [
-            {"disagreement": 0.1 + 0.15 * place, "accuracy": _interval(top - 0.05 * place, 0.05)} for place in range(5)
-        ]
-        for name, top in (("in distribution", 0.86), ("out of distribution", 0.74))
-    }
-    return disagreement_figure(inside, outside, 0.6, {"value": 0.81, "ci_low": 0.78, "ci_high": 0.84}, bins)
 
 
 def _tradeoff() -> Figure:
@@ -169,12 +155,6 @@ SHOWN = {
         lambda: overoptimization_figure("reward model", POLICY["overoptimization"]["curves"]),
         "readiness best-of-n",
         "Where orange turns while blue rises. No turn up to the n that was measured is no promise beyond it.",
-    ),
-    "disagreement": Shown(
-        _disagreement,
-        "ensemble",
-        "Left: two separate humps, and disagreement tells unfamiliar answers. Right: falling accuracy, and it "
-        "tells errors. It may do one and not the other.",
     ),
     "rlhf": Shown(
         lambda: rlhf_curves_figure(rlhf_sample.record(), rlhf_sample.best_of_n()),

@@ -21,9 +21,6 @@ TRAINING = {
     "diff": Listed(
         "rmcore.cli.measure:diff", "Compare two reward models on the same pairs: difference, interval, sign-flip test."
     ),
-    "ensemble": Listed(
-        "rmcore.cli.ensemble:ensemble", "Make an ensemble of reward models, and measure what their disagreement shows."
-    ),
     "analyze": Listed(
         "rmcore.cli.analyze:analyze",
         "Measure the curvature of the loss at a checkpoint: both ends of the spectrum, and the trace.",

@@ -41,11 +41,12 @@ def propose(
     """
     from rmcore.active.acquisition import ACQUISITIONS, look, select
     from rmcore.active.labels import write_proposal
-    from rmcore.cli.ensemble import load_members
     from rmcore.core.progress import progress_bar
+    from rmcore.ensembles.ensemble import RewardModelEnsemble
 
     done = set() if labelled is None else {pair.pair_id for pair in read_pairs(labelled, PairLayout())}
-    model = load_members(checkpoint, device, render_fn)
+    model = RewardModelEnsemble.from_checkpoints(checkpoint, device=device, render_fn=render_fn)
+    print(f"{len(model)} members on {len(model.members.backbones)} backbones, each computed once")
     rest = model.members.readable([pair for pair in read_pairs(pool, layout) if pair.pair_id not in done])
     with progress_bar("pool") as report:
         view = look(rest, model, report=report)

@@ -86,9 +86,9 @@ def export(
         raise ConfigError("--public and --although-not-ready are about a push: give --push OWNER/NAME.")
     from rmcore.cli.card import OWN_KEY, find_origin, make_card
     from rmcore.core.hub_upload import open_repository, upload
-    from rmcore.ensembles.ensemble_folder import checkpoint_digest
     from rmcore.models.lora import ADAPTER_FOLDER
     from rmcore.models.reward_model import BradleyTerryRM
+    from rmcore.models.seal import checkpoint_digest
     from rmcore.reporting.card.evidence import highest
     from rmcore.reporting.verdict_style import VERDICT_STYLES
 

@@ -88,7 +88,7 @@ class ModelReading:
 
         So what was measured of one checkpoint is never told of another (`rm-opt export`).
         """
-        from rmcore.ensembles.ensemble_folder import checkpoint_digest
+        from rmcore.models.seal import checkpoint_digest
 
         folder = Path(checkpoint)
         digest = checkpoint_digest(folder) if folder.is_dir() else None

@@ -93,7 +93,7 @@ def _vllm_scorer(checkpoint: str, model: ModelReading, actors: int | None) -> An
 def _job(checkpoint: str, model: ModelReading, reading: PairReading, source: Any, engine: str) -> dict[str, Any]:
     """Gather all that decides the rewards and the cut into parts."""
     from rmcore.data.readers.sources import source_digest
-    from rmcore.ensembles.ensemble_folder import checkpoint_digest
+    from rmcore.models.seal import checkpoint_digest
 
     folder = Path(checkpoint)
     return {

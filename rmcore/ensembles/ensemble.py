@@ -18,7 +18,6 @@ from rmcore.core.errors import ConfigError
 from rmcore.core.progress import Report, silent
 from rmcore.data.pair import Prompt, as_rows
 from rmcore.ensembles.agreement import Calibration, calibration_of, disagreement
-from rmcore.ensembles.ensemble_folder import Source, read_folder, write_folder
 from rmcore.ensembles.members import Members
 from rmcore.models.reward_model import BradleyTerryRM
 
@@ -64,21 +63,14 @@ class RewardModelEnsemble:
         members = Members()
         for number, model in enumerate(models):
             members.add(model, str(number))
-        self._set_up(members, None, uncertainty_threshold)
+        self._set_up(members, uncertainty_threshold)
 
-    def _set_up(self, members: Members, source: Source | None, threshold: float | None) -> None:
+    def _set_up(self, members: Members, threshold: float | None) -> None:
         if len(members) == 0:
             raise ConfigError("an ensemble of no models has no rewards; pass at least one, two for disagreement.")
         self.members = members
         self.calibration: Calibration | None = None
-        self._source = source
         self._threshold = threshold
-
-    @classmethod
-    def _of(cls, members: Members, source: Source | None, threshold: float | None) -> "RewardModelEnsemble":
-        ensemble = cls.__new__(cls)
-        ensemble._set_up(members, source, threshold)
-        return ensemble
 
     @classmethod
     def from_checkpoints(
@@ -101,7 +93,9 @@ class RewardModelEnsemble:
         for checkpoint in checkpoints:
             rm = BradleyTerryRM.from_pretrained(checkpoint, device=device, render_fn=render_fn, dtype=dtype)
             members.add(rm, str(checkpoint))
-        return cls._of(members, Source(tuple(map(str, checkpoints)), dtype), uncertainty_threshold)
+        ensemble = cls.__new__(cls)
+        ensemble._set_up(members, uncertainty_threshold)
+        return ensemble
 
     def __len__(self) -> int:
         """M."""
@@ -191,38 +185,6 @@ class RewardModelEnsemble:
         rewards = self.calibration.apply(raw)
         spread = disagreement(rewards)
         return EnsemblePrediction(rewards.mean(axis=0), spread, rewards, spread > self.calibration.threshold)
-
-    def save(self, folder: str | Path) -> Path:
-        """Write `ensemble.json`, which names the checkpoints with their digests; returns `folder`.
-
-        Raises:
-            ConfigError: it was made of models in memory, or a checkpoint is no local folder.
-        """
-        if self._source is None:
-            raise ConfigError(
-                "this ensemble was made of models in memory, so a file could not say where they are; save each with "
-                "BradleyTerryRM.save and use from_checkpoints."
-            )
-        return write_folder(Path(folder), self._source, self.calibration, self._threshold)
-
-    @classmethod
-    def load(
-        cls, folder: str | Path, *, device: str = "auto", render_fn: str | None = None, dtype: WeightDtype | None = None
-    ) -> "RewardModelEnsemble":
-        """Read what `save` wrote; every file must be as it was then.
-
-        Weights are loaded as `dtype` says, or left out as when it was saved, of which the calibration is.
-
-        Raises:
-            ModelError: a file is missing, damaged or another one than was saved.
-        """
-        record = read_folder(Path(folder))
-        source = record.source
-        ensemble = cls.from_checkpoints(
-            source.checkpoints, device=device, render_fn=render_fn, dtype=dtype or source.dtype
-        )
-        ensemble.calibration, ensemble._threshold = record.calibration, record.threshold
-        return ensemble
 
     def _need_several(self) -> None:
         if len(self) < 2:

@@ -8,6 +8,7 @@ modification time are not those of an earlier digest (`known_digests`), so that 
 A folder without a seal, from elsewhere, is loaded as it is.
 """
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ another pooling."""
 MORE_TEMPLATES = "additional_chat_templates/*.jinja"
 """Where transformers looks for further chat templates, such as one for dialogues with tools."""
 WEIGHTS_ENDING = ".safetensors"
+MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".model", ".py")
+"""Suffixes of a checkpoint's files that count in its digest: weights, configuration, tokenizer, rendering."""
 OTHER_RECORDS = frozenset(["adapter_config.json", "attributes.json"])
 """Further records that are sealed. `rm_base.json` of an adapter is not: it names a place, which its user may correct,
 and a fingerprint, which the base is compared with."""
@@ -102,6 +105,15 @@ def check_seal(folder: Path, *, texts_only: bool = False) -> None:
         if digest != files[name]["sha256"]:
             said = files[name]["sha256"]
             raise _refused(folder, name, f"has sha256 {digest[:12]}, and its seal ({SEAL_FILE}) says {said[:12]}")
+
+
+def checkpoint_digest(folder: Path) -> str:
+    """sha256, in 64 hex digits, over the sorted (name, sha256) of the files in a folder that decide its rewards."""
+    files = sorted(
+        path for path in folder.iterdir() if path.is_file() and path.suffix in MODEL_SUFFIXES and path.name != SEAL_FILE
+    )
+    listed = json.dumps([[path.name, digest] for path, digest in zip(files, known_digests(files), strict=True)])
+    return hashlib.sha256(listed.encode()).hexdigest()
 
 
 def _deciding(folder: Path) -> list[str]:

@@ -11,8 +11,8 @@ import pandas as pd
 from rmcore.core.arrays import FloatArray
 from rmcore.core.files import atomic_file, exclusive
 from rmcore.core.progress import prefixed, progress_bar
-from rmcore.ensembles.ensemble_folder import checkpoint_digest
 from rmcore.ensembles.score import SideScorer
+from rmcore.models.seal import checkpoint_digest
 from rmcore.suites.measure import from_table, score_answers, to_table
 from rmcore.suites.sets import QuestionSet
 

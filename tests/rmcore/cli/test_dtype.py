@@ -106,14 +106,6 @@ def test_benchmark_keeps_the_rewards_of_both_apart(home, tmp_path):
     assert not exact.equals(rounded)
 
 
-@pytest.mark.slow
-def test_an_ensemble_keeps_it_for_whoever_loads_it(home, tmp_path):
-    members = ["--checkpoint", home / "m0", "--checkpoint", home / "m1"]
-    run(["ensemble", *members], home, "--out", tmp_path, "--num-resamples", 100, "--share", 0.8)
-    assert json.loads((tmp_path / "report.json").read_text())["dtype"] == "bfloat16"
-    assert json.loads((tmp_path / "ensemble.json").read_text())["dtype"] == "bfloat16"
-
-
 @pytest.mark.parametrize(
     ("command", "why"),
     [

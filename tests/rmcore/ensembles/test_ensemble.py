@@ -1,8 +1,6 @@
 """An ensemble: one pass where backbones are equal, comparable rewards, a threshold that keeps its promise, a folder."""
 
 import copy
-import json
-import shutil
 
 import numpy as np
 import pytest
@@ -178,65 +176,3 @@ def test_what_cannot_be_calibrated_is_refused(rm, models, gold_pairs):
     torch.nn.init.zeros_(head_of(dead).weight)
     with pytest.raises(ModelError, match="1 gives all responses"):
         RewardModelEnsemble([rm, dead]).calibrate(prompts, responses, share=0.9)
-
-
-@pytest.mark.slow
-def test_a_saved_ensemble_is_the_same_elsewhere(checkpoints, tmp_path, gold_pairs):
-    ensemble = RewardModelEnsemble.from_checkpoints(checkpoints, device="cpu")
-    assert len(ensemble.members.backbones) == 2
-    prompts, responses = rows(gold_pairs[:20])
-    before = ensemble.calibrate(prompts, responses, share=0.9)
-    ensemble.save(tmp_path / "ensemble")
-    moved = tmp_path.with_name(tmp_path.name + " moved")
-    shutil.copytree(tmp_path, moved)
-    shutil.rmtree(tmp_path)
-    loaded = RewardModelEnsemble.load(moved / "ensemble", device="cpu")
-    after = loaded.predict(prompts, responses)
-    np.testing.assert_allclose(after.individual_rewards, before.individual_rewards, rtol=1e-5, atol=1e-5)
-    assert loaded.calibration == ensemble.calibration
-    assert loaded.uncertainty_threshold == ensemble.uncertainty_threshold
-
-
-def append(path):
-    path.write_bytes(path.read_bytes() + b" ")
-
-
-def change(path, **values):
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-
-@pytest.mark.parametrize(
-    ("harm", "words"),
-    [
-        (lambda home: append(home / "m0" / "tokenizer.json"), "its files changed since"),
-        (lambda home: shutil.rmtree(home / "m0"), "is not there"),
-        (lambda home: append(home / "two" / "ensemble.json"), None),
-        (lambda home: (home / "two" / "ensemble.json").write_text("{}"), "is damaged"),
-        (lambda home: (home / "two" / "ensemble.json").unlink(), "is no ensemble"),
-    ],
-)
-def test_a_changed_file_is_refused(harm, words, checkpoints, tmp_path):
-    RewardModelEnsemble.from_checkpoints(checkpoints[:2], device="cpu").save(tmp_path / "two")
-    harm(tmp_path)
-    if words is None:  # a blank more in JSON is the same record
-        assert len(RewardModelEnsemble.load(tmp_path / "two", device="cpu")) == 2
-        return
-    with pytest.raises(ModelError, match=words):
-        RewardModelEnsemble.load(tmp_path / "two", device="cpu")
-
-
-def test_a_record_that_lost_a_part_is_refused(checkpoints, tmp_path):
-    RewardModelEnsemble.from_checkpoints(checkpoints[:2], device="cpu").save(tmp_path / "two")
-    path = tmp_path / "two" / "ensemble.json"
-    for part in ("members", "calibration"):
-        record = json.loads(path.read_text())
-        del record[part]
-        (tmp_path / part).mkdir()
-        (tmp_path / part / "ensemble.json").write_text(json.dumps(record))
-        with pytest.raises(ModelError, match="is damaged"):
-            RewardModelEnsemble.load(tmp_path / part, device="cpu")
-
-
-def test_only_members_that_can_be_found_again_are_saved(models, tmp_path):
-    with pytest.raises(ConfigError, match="models in memory"):
-        RewardModelEnsemble(models).save(tmp_path / "none")
