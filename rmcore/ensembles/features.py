@@ -22,7 +22,7 @@ from rmcore.data.pair import PreferencePair
 from rmcore.data.rendering import TokenizedSide
 from rmcore.models.batching import distinct_sides
 from rmcore.models.packing.layout import Packing, reading_place
-from rmcore.models.precision import Precision, reward_heads
+from rmcore.models.precision import reward_heads
 from rmcore.models.reward_model import SCORING_TOKEN_BUDGET, BradleyTerryRM
 
 TOLERANCE = 1e-3
@@ -60,12 +60,7 @@ def _in_use(head: nn.Module) -> nn.Module:
 
 @torch.inference_mode()
 def features(
-    rm: BradleyTerryRM,
-    sides: Sequence[TokenizedSide],
-    *,
-    token_budget: int | None = None,
-    precision: Precision = "fp32",
-    report: Report = silent,
+    rm: BradleyTerryRM, sides: Sequence[TokenizedSide], *, token_budget: int | None = None, report: Report = silent
 ) -> np.ndarray:
     """Input of the head's last linear layer at the reading place of N sides: (N, D) float32, in their order.
 
@@ -76,7 +71,6 @@ def features(
         rm: with whole weights on one device.
         sides: as its renderer tokenizes them.
         token_budget: computed tokens of one batch; left out: `SCORING_TOKEN_BUDGET`.
-        precision: of the backbone; bf16 takes 40 % of the time on a CPU with bf16 units.
         report: told of the sides done.
 
     Raises:
@@ -91,10 +85,10 @@ def features(
     rm.model.eval()
     done = 0
     try:
-        for chunk in rm.scoring_chunks(different, token_budget=budget, precision=precision):
+        for chunk in rm.scoring_chunks(different, token_budget=budget, precision="fp32"):
             indices = [index for group in chunk for index in group]
             with _inputs_of(head) as seen:
-                rewards = rm.score_chunk(different, chunk, precision=precision)
+                rewards = rm.score_chunk(different, chunk)
             states = _at_reading_places(rm, seen[-1], [different[index].ids for index in indices]).float()
             _check(rewards, states, head)
             found[indices] = states.cpu().numpy()

@@ -25,13 +25,12 @@ def fit_head(
     start: npt.ArrayLike | None = None,
     l2: float | None = None,
     weights: npt.ArrayLike | None = None,
-    label_smoothing: float = 0.0,
     steps: int = 100,
     tolerance: float = TOLERANCE,
 ) -> FloatArray:
     """The head that minimises the penalised Bradley-Terry loss of P pairs, exactly, whatever `start` is: (D,) float64.
 
-    sum_p w_p ((1 - eps/2) softplus(-h x_p) + (eps/2) softplus(h x_p)) + l2/2 sum_d (s_d h_d)^2,
+    sum_p w_p softplus(-h x_p) + l2/2 sum_d (s_d h_d)^2,
     s_d = root mean square of feature d over the weighted pairs (1 where that is 0)
 
     Newton's method with conjugate gradients, in float64: no D x D matrix exists.
@@ -43,12 +42,11 @@ def fit_head(
             of the pairs have a mean square of 1 logit^2 before any label is seen, whatever D is and however features
             correlate: of the order that trained reward models have.
         weights: (P,) how often each pair counts, 0 or more; a weight of 2 equals two copies. None: once.
-        label_smoothing: eps, as in `rmcore.training.losses.bradley_terry_loss_sum`.
         steps: most Newton steps; about ten are taken.
         tolerance: of the gradient per pair.
 
     Raises:
-        ConfigError: l2 is not above 0 (without it separable pairs have no optimum), or label_smoothing not in [0, 1).
+        ConfigError: l2 is not above 0: without it separable pairs have no optimum.
         DataError: a feature or weight is not finite, shapes do not fit, or no pair has weight.
         ModelError: the tolerance was not reached.
     """
@@ -57,17 +55,14 @@ def fit_head(
     _check_data(x, w)
     num_features = x.shape[1]
     penalty = float(num_features) if l2 is None else float(l2)
-    if not penalty > 0 or not 0 <= label_smoothing < 1:
-        raise ConfigError(
-            f"l2={l2}, label_smoothing={label_smoothing}: the fit has one finite optimum for l2 > 0 and "
-            "0 <= label_smoothing < 1 only; choose such values, or leave them out."
-        )
+    if not penalty > 0:
+        raise ConfigError(f"l2={l2}: the fit has one finite optimum for l2 > 0 only; choose such a value.")
     x, w = x[w > 0], w[w > 0]
     total = float(w.sum())
     # (D,) not centred: the sides of a pair may be swapped, so the mean difference is 0 by symmetry.
     scale = np.sqrt(np.einsum("p,pd,pd->d", w, x, x) / total)
     scale[scale == 0] = 1.0  # a feature that never differs keeps a head of 0, which the penalty alone decides
-    problem = _Problem(x / scale, w / total, penalty / total, label_smoothing)
+    problem = _Problem(x / scale, w / total, penalty / total)
     return problem.minimise(_scaled(start, scale), steps=steps, tolerance=tolerance) / scale
 
 
@@ -114,8 +109,8 @@ def bootstrap_heads(
 class _Problem:
     """Mean loss over weighted pairs plus penalty, as a function of the standardised head h (D,)."""
 
-    def __init__(self, z: FloatArray, w: FloatArray, penalty: float, smoothing: float) -> None:
-        self.z, self.w, self.penalty, self.smoothing = z, w, penalty, smoothing
+    def __init__(self, z: FloatArray, w: FloatArray, penalty: float) -> None:
+        self.z, self.w, self.penalty = z, w, penalty
 
     def minimise(self, head: FloatArray, *, steps: int, tolerance: float) -> FloatArray:
         for _ in range(steps):
@@ -132,17 +127,14 @@ class _Problem:
         )
 
     def value(self, head: FloatArray, margin: FloatArray) -> float:
-        half = self.smoothing / 2
-        losses = (1 - half) * np.logaddexp(0, -margin) + half * np.logaddexp(0, margin)
-        return float(self.w @ losses) + self.penalty / 2 * float(head @ head)
+        return float(self.w @ np.logaddexp(0, -margin)) + self.penalty / 2 * float(head @ head)
 
     def gradient(self, head: FloatArray, margin: FloatArray) -> FloatArray:
-        wanted = 1 - self.smoothing / 2
-        return self.z.T @ (self.w * (expit(margin) - wanted)) + self.penalty * head
+        return self.z.T @ (self.w * (expit(margin) - 1)) + self.penalty * head
 
     def _newton(self, margin: FloatArray, gradient: FloatArray, *, accuracy: float) -> FloatArray:
         """Inverse Hessian times gradient. The accuracy follows the gradient, which keeps Newton's order 2."""
-        # (P,): sigma (1 - sigma), whatever the smoothing; the (D, D) Hessian is never formed, D may be thousands.
+        # (P,): sigma (1 - sigma); the (D, D) Hessian is never formed, D may be thousands.
         curvature = self.w * expit(margin) * expit(-margin)
 
         def product(vector: FloatArray) -> FloatArray:

@@ -28,7 +28,7 @@ Couple = tuple[str, str, str]
 """Prompt, chosen and rejected text, normalized."""
 STARTS = (0.0, 0.0, 0.0, -3.0)
 BOUNDS = ((-4.0, 4.0), (-6.0, 6.0), (-4.0, 2.0), (-5.5, 3.0))
-"""Of the logarithms of b (margins in units of their size), of tau squared and of the scale, and the rate's logit."""
+"""Ranges of the logarithms of b (margins in units of their size), tau squared and the scale, and of the logit."""
 
 
 def with_other_labels(margins: FloatArray, texts: Sequence[Couple]) -> FloatArray:
