@@ -96,8 +96,7 @@ def _compute(call: StageCall, out: Path, follow: Follow, tell: Tell, environment
     """Run the stage into `out`, from where an earlier attempt was cut off."""
     stage = call.stage
     if stage.finished and (out / stage.finished).is_file():
-        if not call.keeps_states:
-            clear(out)  # an earlier attempt died between the end of its work and here
+        clear(out)  # an earlier attempt died between the end of its work and here
         return
     if stage.kept:
         _announce(rewind(out), tell)

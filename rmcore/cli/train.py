@@ -226,13 +226,9 @@ def _taken(output_dir: Path) -> ConfigError:
 
 def _check_free(output_dir: Path, *, is_main: bool) -> None:
     """Refuse a folder that holds a finished training, or checkpoints of something else; `is_main`: may change it."""
-    from rmcore.training.resume import FINISHED_FILE, RESUME_FOLDER, clear, was_cut_off
+    from rmcore.training.resume import FINISHED_FILE, RESUME_FOLDER, clear
 
-    finished = output_dir / FINISHED_FILE
-    was_cut = was_cut_off(output_dir)
-    if was_cut and is_main:
-        finished.unlink()  # it resumes from there
-    if finished.exists() and not was_cut:
+    if (output_dir / FINISHED_FILE).exists():
         if is_main:
             clear(output_dir)  # left by a kill just after the end
         raise ConfigError(

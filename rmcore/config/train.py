@@ -18,9 +18,6 @@ class TrainConfig(Settings):
     """Optimizer steps; takes precedence over epochs."""
     epochs: float | None = Field(default=1.0, gt=0)
     """Passes over the pairs, unless steps is set. null: as many as give 60 steps, but 1 to 10."""
-    stop_step: int | None = Field(default=None, ge=1)
-    """Step after which training is cut off: its state is kept, and the same training without this, or with a later one,
-    resumes from there. The learning rate is that of the whole run."""
     pairs_per_step: int = Field(default=16, ge=1, le=1_000_000)
     """Preference pairs of one update."""
     packing: bool = True

@@ -242,11 +242,6 @@ class StageCall:
         """Number of processes that run it together, each on its own GPU where it runs a model."""
         return self.config.train.num_processes if self.stage.name == "train" else 1
 
-    @property
-    def keeps_states(self) -> bool:
-        """Whether the artifact keeps the states to resume from, because the training was stopped early on purpose."""
-        return self.stage.name == "train" and self.config.train.stop_step is not None
-
 
 def stage_config(name: str, config: PipelineConfig) -> PipelineConfig:
     """Return the config that stage `name` receives: settled, and reading a setting that it does not declare raises.

@@ -1,8 +1,7 @@
 """Stage train: prepared pairs in, a checkpoint folder out.
 
 Writes `best/` and `step_*/` (plain Hugging Face folders), `metrics.csv`, `metrics.jsonl`, `reward_distributions.json`,
-`dropped_pairs.jsonl`, `training.json` (how it ended), `summary.json` and the training curves. One that was cut off by
-`train.stop_step` keeps `resume/`, from which a longer one continues.
+`dropped_pairs.jsonl`, `training.json` (how it ended), `summary.json` and the training curves.
 """
 
 import os
@@ -133,8 +132,7 @@ def train_into(
         write_json_lines(out / "dropped_pairs.jsonl", map(_without_row, chain(read.left_out(), held_out.left_out())))
         _write_outcome(out, trainer, result)
     write_json(out / FINISHED_FILE, _record(rm, result, truncation))
-    if settings.train.stop_step is None:
-        clear(out)
+    clear(out)
     return result
 
 

@@ -117,11 +117,6 @@ class CheckpointWriter:
         if self.selection.best is None:
             self._save_best(step)
 
-    def cut_off(self, step: int) -> None:
-        """Keep something to measure by; the last step is still to come."""
-        if self.selection.best is None:
-            self._save_best(step)
-
     def save_step(self, step: int) -> None:
         """Write the checkpoint of the present weights, those of `step`, unless it is there."""
         if self._saved != step:

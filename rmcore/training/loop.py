@@ -257,10 +257,7 @@ class Trainer:
                 reason = self._reason_to_stop(step)
                 interrupted = self.ranks.agree(interruption.requested)
                 overdue = reason is None and time.monotonic() - saved_at >= config.resume_every_seconds
-                # A training with `stop_step` may be resumed after its end, so its last state is kept, also to show
-                # later that it stopped early.
-                resumable = reason is not None and config.stop_step is not None
-                if self.ranks.agree(interrupted or overdue or resumable):
+                if self.ranks.agree(interrupted or overdue):
                     self._read_results(stepper)
                     self._save_state(context)
                     saved_at = time.monotonic()
@@ -284,7 +281,7 @@ class Trainer:
         patience = self.config.early_stopping_patience
         if patience is not None and self.progress.selection.evaluations_since >= patience:
             return f"{self.config.best_metric} did not improve for {patience} evaluations"
-        return resume.CUT_OFF if self.config.stop_step is not None and step >= self.config.stop_step else None
+        return None
 
     def _read_results(self, stepper: Stepper) -> None:
         """Wait for the device and record all steps so far. From then on `progress` describes the current weights."""
@@ -364,10 +361,7 @@ class Trainer:
 
     def _finish(self, context: StepContext, stop_reason: str) -> TrainResult:
         self._peak.note()
-        if stop_reason == resume.CUT_OFF:
-            self.writer.cut_off(self.progress.step)
-        else:
-            self.writer.finished(self.progress.step)
+        self.writer.finished(self.progress.step)
         if not len(self.best_rewards):  # nothing was evaluated, or the metric was never defined
             self.best_rewards = self._score(self._first_trained_pairs())
             self.best_rewards_split = "train"

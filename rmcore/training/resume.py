@@ -27,8 +27,6 @@ TENSOR_FILES = "*.safetensors"
 CHECKPOINTS = "checkpoints"
 FINISHED_FILE = "training.json"
 """Written when a training has ended; a folder with it is not resumed."""
-CUT_OFF = "cut off at stop_step"
-"""Stop reason of a training that `train.stop_step` ended early, and that may be resumed."""
 KEPT_STATES = 2
 
 
@@ -169,15 +167,6 @@ def rewind(folder: Path) -> ResumePoint | None:
         with atomic_file(metrics) as temporary:
             temporary.write_bytes(b"".join(kept))
     return point
-
-
-def was_cut_off(folder: Path) -> bool:
-    """Return whether the training in a folder was ended early by `train.stop_step`, so that it may be resumed."""
-    try:
-        record = json.loads((folder / FINISHED_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(record, dict) and record.get("stop_reason") == CUT_OFF
 
 
 def clear(folder: Path) -> None:

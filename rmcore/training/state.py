@@ -190,8 +190,7 @@ def training_settings(
     validation: Sequence[TokenizedPair],
 ) -> dict[str, Any]:
     """List what a state must share with the training that resumes from it, by dotted name."""
-    # Where it is to stop changes no step before.
-    fields = config.model_dump(mode="json", exclude={*config.run_only(), "stop_step"})
+    fields = config.model_dump(mode="json", exclude={*config.run_only()})
     return {
         **{f"train.{name}": value for name, value in fields.items()},
         "seed": seed,

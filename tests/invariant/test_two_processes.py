@@ -139,22 +139,6 @@ def test_a_training_goes_on_with_another_number_of_processes_twice(tmp_path, alo
     assert told["result"]["resumed_from"] == [5, 10]
 
 
-def test_two_processes_resume_with_the_checkpoints_of_their_state(tmp_path, environment):
-    """Ended in the step after the state, whose evaluation had changed them."""
-    changes = {"steps": 12, "eval_every": 4, "keep_top_k": 2, "best_metric": "eval/loss"}
-    run(tmp_path, 2, environment, stop_at=8, **changes)
-    lost = load_file(tmp_path / "step_8" / "model.safetensors")
-    assert all(torch.equal(lost[name], one) for name, one in load_file(tmp_path / "best" / "model.safetensors").items())
-    run(tmp_path, 2, environment, stop_step=7, **changes)
-    told = outcome(tmp_path)[0]["result"]
-    assert (told["resumed_from"], told["best_step"]) == ([7], 4)
-    assert [place.name for place in tmp_path.glob("step_*")] == ["step_4"]
-    first = load_file(tmp_path / "step_4" / "model.safetensors")
-    assert all(
-        torch.equal(first[name], one) for name, one in load_file(tmp_path / "best" / "model.safetensors").items()
-    )
-
-
 @pytest.fixture(scope="module")
 def backbone(tmp_path_factory):
     """A backbone without a head in several files, in bfloat16 as most are."""

@@ -213,7 +213,7 @@ def hub_server() -> Iterator[HubServer]:
                 method = "GET" if self.command == "HEAD" else self.command
                 self._send(200, hub.answer(method, path, token, body))
             except Refused as refusal:
-                self._send(refusal.status, {"error": refusal.message, "url": hub.address}, refusal)
+                self._send(refusal.status, {"error": refusal.message, "url": f"{hub.address}/owner/name"}, refusal)
 
         do_GET = do_HEAD = do_POST = do_PUT = _handle
 

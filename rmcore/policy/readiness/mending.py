@@ -121,26 +121,18 @@ def _longer(verdict: Verdict, run: Trained, what: str) -> NextRung:
     return _again(verdict, run, what, _length(run, OFTENER))
 
 
-def _num_steps(run: Trained) -> int | None:
-    """The steps of a training that counts steps: those that it made, where it was cut off before its last one."""
-    train = run.config.train
-    return train.steps if train.steps is None or train.stop_step is None else run.num_steps
-
-
 def _length(run: Trained, times: float) -> dict[str, Any]:
     """The settings that make a training so many times as long, in whole passes where it counts passes."""
-    uncut = {} if run.config.train.stop_step is None else {"train.stop_step": None}  # else it would end there again
-    if (steps := _num_steps(run)) is not None:
-        return {"train.steps": max(1, round(steps * times))} | uncut
+    if (steps := run.config.train.steps) is not None:
+        return {"train.steps": max(1, round(steps * times))}
     passes = run.num_passes * times
-    return {"train.epochs": math.ceil(passes) if times > 1 else max(1, round(passes))} | uncut
+    return {"train.epochs": math.ceil(passes) if times > 1 else max(1, round(passes))}
 
 
 def _again(verdict: Verdict, run: Trained, what: str, changed: Mapping[str, Any]) -> NextRung:
     words = ["rm-opt", "run", "--from", run.name]
-    said = {name: "null" if value is None else f"{value:g}" for name, value in changed.items()}
-    words += [word for name, value in said.items() for word in ("--set", f"{name}={value}")]
-    before = _num_steps(run) or run.num_passes
+    words += [word for name, value in changed.items() for word in ("--set", f"{name}={value:g}")]
+    before = run.config.train.steps or run.num_passes
     times = next((value / before for name, value in changed.items() if name != "train.lr"), 1.0)
     seconds = run.seconds * times
     took = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

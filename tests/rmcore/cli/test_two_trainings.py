@@ -43,7 +43,7 @@ def test_a_folder_that_is_trained_into_is_refused_and_nothing_in_it_is_touched(t
     out = tmp_path / "out"
     with try_exclusive(out / LOCK_FILE):
         (out / ".pairs-theirs-0").mkdir()
-        (out / "training.json").write_text('{"stop_reason": "cut off at stop_step"}')
+        (out / "training.json").write_text('{"stop_reason": "all steps done"}')
         before = sorted(out.rglob("*"))
         for more in ((), ("--num-processes", "2")):
             arguments = ["train", *words(pairs, tiny_folder, out, "--steps", "1", *more)]

@@ -14,7 +14,7 @@ LIMITS_OF_DATA = {
 }
 """At most so many of what is there: no larger than the data, whatever is given."""
 LENGTHS = {
-    *("model.max_seq_len", "train.steps", "train.stop_step", "train.token_budget", "train.warmup_steps"),
+    *("model.max_seq_len", "train.steps", "train.token_budget", "train.warmup_steps"),
     *("train.eval_every", "train.log_every", "train.save_every", "train.early_stopping_patience"),
     *("rlhf.steps", "rlhf.micro_batch_size", "rlhf.measure_every"),
 }

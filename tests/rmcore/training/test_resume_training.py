@@ -151,9 +151,7 @@ def test_checkpoints_are_those_of_the_state_that_was_resumed_and_not_of_the_part
     assert not all(torch.equal(lost[name], value) for name, value in known.items())
     assert steps_in(folder) == {4, 5, 6}
 
-    cut_off = start(folder, stop_step=3, **changes).run()
-    assert cut_off.result.best_step == 2
-    assert [one["step"] for one in cut_off.result.kept_steps] == [2]
+    stopped(start, folder, 3, **changes)
     assert steps_in(folder) == {2}
     best = load_file(folder / "best" / "model.safetensors")
     assert all(torch.equal(best[name], value) for name, value in known.items())
@@ -165,7 +163,7 @@ def test_where_a_training_was_killed_before_its_first_state_none_of_its_steps_st
     changes = BY_LOSS | {"keep_top_k": 2, "save_every": 5}
     killed(start, tmp_path, 7, **changes)
     assert steps_in(tmp_path) == {4, 5, 6}
-    assert not start(tmp_path, stop_step=1, **changes).run().result.kept_steps
+    stopped(start, tmp_path, 1, **changes)
     assert not steps_in(tmp_path)
 
 
