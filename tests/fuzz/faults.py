@@ -426,7 +426,7 @@ class Run(Scenario):
             device="cpu",
             data=DataConfig(gold=GoldConfig(num_prompts=24)),
             model=ModelConfig(name="tiny", max_seq_len=64),
-            train=TrainConfig(**settings, precision="fp32", callbacks=(), token_budget=384),
+            train=TrainConfig(**settings, precision="fp32", token_budget=384),
         )
         for name in ("prepare", "train", "evaluate"):
             yield name, config
