@@ -62,7 +62,8 @@ def main() -> int:
 
 def _fuzz(kind: str, chosen: argparse.Namespace) -> list[str]:
     """Print a kind's line of the table; give its findings."""
-    count = chosen.count or importlib.import_module(KINDS[kind]).DEFAULT_COUNT
+    all_of_them = importlib.import_module(KINDS[kind]).DEFAULT_COUNT
+    count = chosen.count or all_of_them
     outcomes, findings, slowest = Counter[str](), list[str](), 0.0
     with tempfile.TemporaryDirectory(prefix="rm-opt-fuzz-") as scratch:
         for number, (outcome, said, seconds) in _outcomes(kind, chosen.seed, chosen.first, count, Path(scratch)):
