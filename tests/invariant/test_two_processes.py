@@ -139,6 +139,25 @@ def test_a_training_goes_on_with_another_number_of_processes_twice(tmp_path, alo
     assert told["result"]["resumed_from"] == [5, 10]
 
 
+def test_two_processes_resume_with_the_checkpoints_of_their_state(tmp_path, environment):
+    """Ended in the step after the state, whose evaluation had changed them."""
+    changes = {"steps": 12, "eval_every": 4, "keep_top_k": 2, "best_metric": "eval/loss"}
+    parts, whole = tmp_path / "parts", tmp_path / "whole"
+    run(parts, 2, environment, stop_at=8, **changes)
+    lost = load_file(parts / "step_8" / "model.safetensors")
+    assert all(torch.equal(lost[name], one) for name, one in load_file(parts / "best" / "model.safetensors").items())
+    for folder in (parts, whole):
+        run(folder, 2, environment, **changes)
+    found, expected = (outcome(folder)[0]["result"] for folder in (parts, whole))
+    assert found["resumed_from"] == [7]
+    assert (found["best_step"], found["kept_steps"]) == (expected["best_step"], expected["kept_steps"])
+    names = {place.relative_to(whole) for place in whole.glob("*/model.safetensors")}
+    assert {place.relative_to(parts) for place in parts.glob("*/model.safetensors")} == names
+    for name in names:
+        first, second = load_file(parts / name), load_file(whole / name)
+        assert all(torch.equal(first[one], second[one]) for one in second), name
+
+
 @pytest.fixture(scope="module")
 def backbone(tmp_path_factory):
     """A backbone without a head in several files, in bfloat16 as most are."""
