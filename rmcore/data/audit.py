@@ -23,7 +23,7 @@ from rmcore.core.arrays import BoolArray, FloatArray
 from rmcore.data.control_tokens import known_strings, texts_of
 from rmcore.data.observation import Observation
 from rmcore.data.observation_counts import describe_observations, format_observations
-from rmcore.data.pair import PreferencePair, prompt_text
+from rmcore.data.pair import NEIGHBOURS, PreferencePair, prompt_text
 from rmcore.data.readers.columns import word
 from rmcore.data.readers.fields import WORDS_FOR_NOTHING, Reason
 from rmcore.data.readers.sources import LoadedPairs
@@ -150,25 +150,29 @@ def _measure(pairs: Iterable[PreferencePair]) -> _Measured:
     doubtful: Counter[str] = Counter()
     held: Counter[str] = Counter()
     num_with_strings = 0
+    number_of = lru_cache(NEIGHBOURS)(lambda text: hash(normalized_text(text)))
     for pair in pairs:
         text, chosen, rejected = prompt_text(pair.prompt), pair.chosen, pair.rejected
-        prompt.append(hash(normalized_text(text)))
-        opening.append(prompt[-1] if isinstance(pair.prompt, str) else hash(conversation(pair.prompt)))
-        completions.extend((hash(normalized_text(chosen)), hash(normalized_text(rejected))))
+        asked, number = text.strip(), number_of(text)
+        prompt.append(number)
+        opening.append(number if isinstance(pair.prompt, str) else hash(conversation(pair.prompt)))
+        completions.append(hash(normalized_text(chosen)))
+        completions.append(hash(normalized_text(rejected)))
         same.append(hash((text, chosen, rejected)))
         swapped.append(hash((text, rejected, chosen)))
         characters.extend((len(text), len(chosen), len(rejected)))
         if pair.target_margin is not None:
             margins.append(pair.target_margin)
-        asked = text.strip()
-        doubtful["num_answers_with_the_prompt"] += sum(side.lstrip().startswith(asked) for side in (chosen, rejected))
-        if not WORDS_FOR_NOTHING.isdisjoint((text, chosen, rejected)):
+        for side in (chosen, rejected):
+            if side.lstrip().startswith(asked):
+                doubtful["num_answers_with_the_prompt"] += 1
+        if text in WORDS_FOR_NOTHING or chosen in WORDS_FOR_NOTHING or rejected in WORDS_FOR_NOTHING:
             doubtful["num_words_for_nothing"] += 1
         if pair.metadata:
             doubtful.update(_of_scores(pair.metadata))
-        strings = known_strings((*texts_of(pair.prompt, chosen), rejected))
-        held.update(strings)
-        num_with_strings += bool(strings)
+        if strings := known_strings((*texts_of(pair.prompt, chosen), rejected)):
+            held.update(strings)
+            num_with_strings += 1
     return _Measured(
         prompt=np.frombuffer(prompt, np.int64),
         conversation=np.frombuffer(opening, np.int64),

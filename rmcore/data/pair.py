@@ -7,8 +7,8 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple, Self
 
 from rmcore.core.errors import DataError
 
@@ -88,6 +88,8 @@ _UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0" + "".join
 CHOSEN_PROBABILITY = "chosen_probability"
 """Where a pair's metadata have it: how likely another label of this pair names the same side, 0 to 1."""
 
+NEIGHBOURS = 64
+"""Prompts whose digests are remembered: the pairs of one are next to one another in most files."""
 Prompt = str | tuple[Message, ...]
 """The prompt that a completion answers: a plain string (one user turn) or the turns of a dialogue, oldest first."""
 
@@ -196,6 +198,11 @@ def content_id(*parts: str) -> str:
     return hashlib.sha256("\x1f".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
+@lru_cache(NEIGHBOURS)
+def _prompt_id(asked: str) -> str:
+    return content_id(asked)
+
+
 def text_number(*parts: str) -> int:
     """The same as a number of 64 bits, of which an array holds ten million in 80 MB.
 
@@ -245,13 +252,21 @@ class PreferencePair:
                 raise DataError(f"the {name} of a preference pair is empty: nothing can be scored. Drop the row.")
         if chosen == rejected:
             raise DataError("chosen and rejected are the same text: the pair carries no preference. Drop the row.")
-        set_field = partial(object.__setattr__, self)
-        set_field("prompt", prompt)
-        set_field("chosen", chosen)
-        set_field("rejected", rejected)
-        set_field("target_margin", margin if target_margin is None else target_margin)
-        set_field("metadata", {} if metadata is None else metadata)
-        set_field("pair_id", pair_id or content_id(asked, chosen, rejected))
+        set_field = object.__setattr__
+        set_field(self, "prompt", prompt)
+        set_field(self, "chosen", chosen)
+        set_field(self, "rejected", rejected)
+        set_field(self, "target_margin", margin if target_margin is None else target_margin)
+        set_field(self, "metadata", {} if metadata is None else metadata)
+        set_field(self, "pair_id", pair_id or content_id(asked, chosen, rejected))
+
+    @classmethod
+    def stored(cls, **fields: Any) -> Self:
+        """A pair of all its fields as it was when it was checked and written: reading it again checks nothing."""
+        pair = cls.__new__(cls)
+        for name, value in fields.items():
+            object.__setattr__(pair, name, value)
+        return pair
 
     @property
     def margin(self) -> float | None:
@@ -261,7 +276,7 @@ class PreferencePair:
     @property
     def prompt_id(self) -> str:
         """Digest of what the prompt's conversation began with (`opening`): the unit that intervals are drawn over."""
-        return content_id(opening(self.prompt))
+        return _prompt_id(opening(self.prompt))
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready record that `rmcore.data.readers.sources` reads back to an equal pair.

@@ -11,18 +11,19 @@ import math
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 
 from rmcore.core.arrays import FloatArray, IntArray
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.data.observation import Observation
-from rmcore.data.pair import PreferencePair, Prompt, opening, prompt_text
+from rmcore.data.pair import NEIGHBOURS, PreferencePair, Prompt, opening, prompt_text
 from rmcore.data.pairs_on_disk import prompts_of, select
 from rmcore.data.parquet_rows import Record
 
 _NOTHING: IntArray = np.zeros(0, dtype=np.int64)
-_ASCII_SMALL = {code: " " if chr(code).isspace() else chr(code).lower() for code in range(128)}
+_ASCII_SMALL = bytes(ord(" ") if chr(code).isspace() else ord(chr(code).lower()) for code in range(128)) + bytes(128)
 _FILLED_FIRST = ("train", "test")
 """Where there are fewer prompts than splits, these get one before any other: the chain cannot do without them."""
 
@@ -39,10 +40,10 @@ def normalized_text(text: str) -> str:
     if not text.isascii():
         composed = unicodedata.normalize("NFC", _INVISIBLE.sub("", text))
         return " ".join(unicodedata.normalize("NFC", composed.casefold()).split())
-    text = text.translate(_ASCII_SMALL)  # takes two thirds of the time of making all words
-    while "  " in text:
-        text = text.replace("  ", " ")
-    return text.strip(" ")
+    small = text.encode("ascii").translate(_ASCII_SMALL)  # a tenth of the time of making all words
+    while b"  " in small:
+        small = small.replace(b"  ", b" ")
+    return small.strip(b" ").decode("ascii")
 
 
 def normalized_prompt(prompt: Prompt) -> str:
@@ -101,8 +102,9 @@ def split_together(
     """
     _check_fractions(fractions)
     # A number stands for its prompt: no text is kept, and two prompts of one number (48 bits) only share their split.
-    position = np.fromiter((_position(conversation(one), seed) for one in prompts_of(pairs)), np.float64)  # (P,)
-    said = np.fromiter((_position(conversation(one), seed) for one in prompts_of(observations)), np.float64)  # (O,)
+    place_of = lru_cache(NEIGHBOURS)(lambda prompt: _position(conversation(prompt), seed))
+    position = np.fromiter(map(place_of, prompts_of(pairs)), np.float64)  # (P,)
+    said = np.fromiter(map(place_of, prompts_of(observations)), np.float64)  # (O,)
     places = np.unique(position if len(position) else said)  # (C,) ascending
     wanted = [name for name, fraction in fractions.items() if fraction > 0]
     if len(places) < min(2, len(wanted)):

@@ -41,16 +41,7 @@ import pyarrow as pa
 from rmcore.core.errors import DataError
 from rmcore.core.files import atomic_file
 from rmcore.data.observation import Observation
-from rmcore.data.pair import (
-    CHOSEN_PROBABILITY,
-    Message,
-    PreferencePair,
-    Prompt,
-    answer_turn,
-    as_answer,
-    plain_prompt,
-    prompt_messages,
-)
+from rmcore.data.pair import CHOSEN_PROBABILITY, Answer, Message, PreferencePair, Prompt, as_answer, plain_prompt
 from rmcore.data.parquet_rows import RecordFile, RecordSchema, write_records
 
 if TYPE_CHECKING:
@@ -111,14 +102,22 @@ def read_pairs(path: Path, limit: int | None = None) -> list[PreferencePair]:
 
 def row_of_prompt(prompt: Prompt) -> list[dict[str, str | None]]:
     """A prompt as a value of `TURNS`."""
-    return [
-        {"role": turn.role, "content": turn.content, "fields": turn.fields or None} for turn in prompt_messages(prompt)
-    ]
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt, "fields": None}]
+    return [{"role": turn.role, "content": turn.content, "fields": turn.fields or None} for turn in prompt]
 
 
-def prompt_of_row(turns: Iterable[Mapping[str, Any]]) -> Prompt:
+def prompt_of_row(turns: Sequence[Mapping[str, Any]]) -> Prompt:
     """A value of `TURNS` as the prompt that it was."""
+    if len(turns) == 1 and turns[0]["role"] == "user" and not turns[0]["fields"]:
+        return str(turns[0]["content"])
     return plain_prompt(tuple(Message(turn["role"], turn["content"], turn["fields"] or "") for turn in turns))
+
+
+def row_of_answer(completion: str) -> tuple[str, str | None]:
+    """A completion as its text and its further fields."""
+    turn = completion.turn if isinstance(completion, Answer) else None
+    return (completion, None) if turn is None else (turn.content, turn.fields or None)
 
 
 def answer_of_row(content: str, fields: str | None) -> str:
@@ -126,32 +125,35 @@ def answer_of_row(content: str, fields: str | None) -> str:
     return as_answer(Message("assistant", content, fields)) if fields else content
 
 
+NO_METADATA = "{}"
+
+
 def row_of_pair(pair: PreferencePair) -> dict[str, Any]:
     """A pair as a row of `SCHEMA`."""
     subset = pair.metadata.get("subset")
-    chosen, rejected = answer_turn(pair.chosen), answer_turn(pair.rejected)
+    (chosen, chosen_fields), (rejected, rejected_fields) = row_of_answer(pair.chosen), row_of_answer(pair.rejected)
     return {
         "pair_id": pair.pair_id,
         "prompt_id": pair.prompt_id,
         "prompt": row_of_prompt(pair.prompt),
-        "chosen": chosen.content,
-        "rejected": rejected.content,
-        "chosen_fields": chosen.fields or None,
-        "rejected_fields": rejected.fields or None,
+        "chosen": chosen,
+        "rejected": rejected,
+        "chosen_fields": chosen_fields,
+        "rejected_fields": rejected_fields,
         "target_margin": pair.target_margin,
         "subset": None if subset is None else str(subset),
-        "metadata": json.dumps(dict(pair.metadata)),
+        "metadata": json.dumps(dict(pair.metadata)) if pair.metadata else NO_METADATA,
     }
 
 
 def pair_of_row(row: Mapping[str, Any]) -> PreferencePair:
     """A row of `SCHEMA` as the pair that it was."""
-    return PreferencePair(
+    return PreferencePair.stored(
         prompt=prompt_of_row(row["prompt"]),
         chosen=answer_of_row(row["chosen"], row["chosen_fields"]),
         rejected=answer_of_row(row["rejected"], row["rejected_fields"]),
         target_margin=row["target_margin"],
-        metadata=json.loads(row["metadata"]),
+        metadata={} if row["metadata"] == NO_METADATA else json.loads(row["metadata"]),
         pair_id=row["pair_id"],
     )
 
@@ -162,14 +164,14 @@ PAIRS = RecordSchema("pairs", SCHEMA, row_of_pair, pair_of_row)
 
 def row_of_observation(observation: Observation) -> dict[str, Any]:
     """An observation as a row of `OBSERVATION_SCHEMA`."""
-    answers = [answer_turn(answer) for answer in observation.answers]
+    answers, fields = zip(*map(row_of_answer, observation.answers), strict=True)
     return {
         "observation_id": observation.observation_id,
         "prompt_id": observation.prompt_id,
         "kind": str(observation.kind),
         "prompt": row_of_prompt(observation.prompt),
-        "answers": [answer.content for answer in answers],
-        "answer_fields": [answer.fields for answer in answers] if any(answer.fields for answer in answers) else None,
+        "answers": list(answers),
+        "answer_fields": [one or "" for one in fields] if any(fields) else None,
         "ranks": None if observation.ranks is None else list(observation.ranks),
         "top_only": observation.top_only,
         "grades": [(attribute, list(grades)) for attribute, grades in observation.grades.items()],

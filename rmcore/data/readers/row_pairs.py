@@ -40,6 +40,8 @@ from rmcore.data.readers.turns import (
 )
 from rmcore.data.readers.two_answers import Translate
 
+_OF_PAIRS = frozenset(("prompt", "chosen", "rejected", *MARGIN_COLUMNS))
+"""Columns that a pair itself takes; its metadata hold the others."""
 _SIDE_REASONS = (("chosen", Reason.EMPTY_CHOSEN), ("rejected", Reason.EMPTY_REJECTED))
 
 
@@ -234,7 +236,7 @@ def parse_graded(row: Row, *, prompt: str, answer: str, attributes: Mapping[str,
         grades=given,
         annotator=annotator_of(row),
         weight=_weight(row),
-        metadata=_metadata(row, {prompt, "prompt", answer, *attributes}),
+        metadata=_metadata(row, frozenset((prompt, "prompt", answer, *attributes))),
     )
     return RowPairs([], observation=observation)
 
@@ -258,7 +260,7 @@ def _observed(
         ranks=tuple(rank_of[value] for value in by_text.values()),
         annotator=annotator_of(row),
         weight=weight,
-        metadata=_metadata(row, {"prompt", "chosen", "rejected", *MARGIN_COLUMNS, *used}),
+        metadata=_metadata(row, _OF_PAIRS.union(used)),
     )
     return replace(found, observation=observation)
 
@@ -284,7 +286,7 @@ def _pair(
     if margin is not None and not math.isfinite(margin):  # the difference of two huge scores
         raise RowRejected(Reason.BAD_MARGIN)
     pair_id = "" if "pair_id" in used else pair_id_value(row.get("pair_id"))
-    used = {"prompt", "chosen", "rejected", *MARGIN_COLUMNS, *used} | ({"pair_id"} if pair_id else set())
+    used = _OF_PAIRS.union(used, ("pair_id",) if pair_id else ())
     return PreferencePair(plain_prompt(prompt), chosen, rejected, margin, _metadata(row, used), pair_id)
 
 
@@ -294,9 +296,8 @@ def _asks_nothing(prompt: tuple[Message, ...]) -> bool:
 
 def _sides(row: Row) -> tuple[tuple[Message, ...], str, str]:
     """(shared earlier turns, chosen, rejected)."""
-    (chosen_context, chosen), (rejected_context, rejected) = (
-        _completion(row.get(name), empty, row.get(f"{name}_fields")) for name, empty in _SIDE_REASONS
-    )
+    chosen_context, chosen = _completion(row.get("chosen"), Reason.EMPTY_CHOSEN, row.get("chosen_fields"))
+    rejected_context, rejected = _completion(row.get("rejected"), Reason.EMPTY_REJECTED, row.get("rejected_fields"))
     if chosen_context != rejected_context:
         raise RowRejected(Reason.PROMPTS_DIFFER)
     return chosen_context, chosen, rejected
@@ -366,16 +367,20 @@ def _joined(prompt: tuple[Message, ...], context: tuple[Message, ...]) -> tuple[
 
 
 def _annotated_margin(row: Row) -> float | None:
-    values = (number(row.get(name), Reason.BAD_MARGIN) for name in MARGIN_COLUMNS)
-    return next((value for value in values if value is not None), None)
+    for name in MARGIN_COLUMNS:
+        if (value := number(row.get(name), Reason.BAD_MARGIN)) is not None:
+            return value
+    return None
 
 
-def _metadata(row: Row, used: set[str]) -> dict[str, Any]:
+def _metadata(row: Row, used: frozenset[str]) -> dict[str, Any]:
     """Whatever else the record carried, JSON-ready; a `metadata` object is taken as it is, null columns are left out.
 
     In our own tables `prompt_id` and `subset` are copies of what the pair holds anyway, for readers of the table.
     """
     used = used | {SYSTEM, TOOLS, "chosen_fields", "rejected_fields"}
+    if row.keys() <= used:
+        return {}
     carried = json_object(row.get("metadata"))
     if carried is not None:
         used = used | {"metadata"} | ({"prompt_id", "subset"} if "pair_id" in row else set())
