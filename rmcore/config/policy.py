@@ -45,7 +45,7 @@ class PolicyConfig(Settings):
     """Column of `samples` with the true reward; rows without it are left out. The synthetic benchmark judges itself."""
     topic_column: str | None = None
     """Column of `samples`, or of what the held-out pairs carry besides their texts, whose equal values mark prompts of
-    one topic. These, and near-copies of a prompt, count as one independent prompt; left out, near-copies alone."""
+    one topic, which count as one independent prompt. Left out: every prompt is independent."""
     judge_ceiling: float | None = Field(default=None, gt=0.5, le=1)
     """How often the judge is right on a pair that it tells apart: accuracies are corrected for the rest. Left out: the
     reliability of the judge's audit with its error (`judging.audit`), and 1 without one."""

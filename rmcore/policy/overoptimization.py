@@ -149,7 +149,7 @@ def overoptimization(
         method: best of 1, 2, 4 ... n, or the KL-regularised optimum at the same range of KL.
         max_n: largest n; at most the samples of the smallest pool.
         planned_kl: nats that the policy is to be moved by; left out, `plan` stays empty.
-        units: number of each prompt's independent unit, the same for near-copies; left out, each is one of its own.
+        units: number of each prompt's independent unit, the same for one topic; left out, each is one of its own.
         num_resamples: of the bootstrap over prompts.
         seed: of the bootstrap.
 

@@ -92,7 +92,7 @@ def explain_mistakes(
     pairs = readable_pairs(rm, pairs)
     rewards = rm.score_pairs(pairs, report=prefixed(report, "mistakes")).astype(np.float64)
     margins = rewards[:, 0] - rewards[:, 1]
-    worst = [place for place in np.argsort(margins, kind="stable") if margins[place] < 0]
+    worst = [int(place) for place in np.argsort(margins, kind="stable") if margins[place] < 0]
     texts = [place for place in worst if not isinstance(pairs[place].chosen, Answer)]
     texts = [place for place in texts if not isinstance(pairs[place].rejected, Answer)][:most]
     sides = [(pairs[at].prompt, text) for at in texts for text in (pairs[at].chosen, pairs[at].rejected)]

@@ -27,7 +27,7 @@ MODEL = "this model"
 
 
 def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
-    """Score every answer, and compare prompts and words with those of the training pairs."""
+    """Score every answer, and compare prompts with those of the training pairs."""
     sets = read_sets(required_benchmark(settings).suites, partial=required_benchmark(settings).partial)
     rm = load_trained(settings, upstream["train"] / "best")
     rewards = []
@@ -36,7 +36,7 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
         to_table(one.questions, rewards[-1]).to_parquet(out / f"rewards_{one.suite.name}.parquet")
     pairs = RecordFile(PAIRS, upstream["prepare"] / "train.parquet")
     overlaps = find_overlaps(pairs, sets, report=report)
-    record = benchmark_record(sets, {MODEL: rewards}, pairs=pairs, overlaps=overlaps)
+    record = benchmark_record(MODEL, sets, rewards, overlaps)
     write_json(out / RECORD_FILE, record)
     scores = {f"eval/{name}": told["scores"][OVERALL] for name, told in record["suites"].items()}
     write_json(out / "summary.json", {"metrics": scores})

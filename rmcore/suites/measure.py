@@ -1,37 +1,24 @@
-"""Rewards of a benchmark's answers, and its scores with intervals next to those of rules that read no text.
+"""Rewards of a benchmark's answers, and its scores with intervals next to that of "the longer answer is better".
 
-The rules are scored as models are: the number of characters, and the number of Markdown marks, stand in for rewards.
+Length is scored as models are: the number of characters stands in for a reward.
 """
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
-from scipy import special
 
 from rmcore.core.arrays import BoolArray, FloatArray, IntArray
 from rmcore.core.errors import DataError
 from rmcore.core.progress import Report, silent
 from rmcore.data.rendering import TokenizedSide
 from rmcore.ensembles.score import SideScorer
-from rmcore.evaluation.ranking import ratio
-from rmcore.evaluation.rewards import LENGTH_MATCHED
-from rmcore.evaluation.uncertainty import (
-    MetricValue,
-    Resampled,
-    cluster_bootstrap,
-    interval_p,
-    metric_value,
-    with_unseen_prompts,
-)
+from rmcore.evaluation.uncertainty import MetricValue, Resampled, cluster_bootstrap, metric_value, with_unseen_prompts
 from rmcore.models.checks import refuse_not_finite, warn_of_equal
 from rmcore.suites.question import OVERALL, Question, Rewards, Suite, clusters, groups_of
 from rmcore.suites.reward_bench_2 import TIES
 
-_MARKDOWN = re.compile(r"(?m)^\s*(?:[-*+]|\d+[.)])\s|^#{1,6}\s|\*\*|```|^\|")
-"""List items, headings, bold, code, tables."""
 RESAMPLES = 2000
 _ALIKE = 1e-9
 """Scores differ by rounding alone."""
@@ -48,10 +35,6 @@ class Measured:
     """Overall score of "the longer one is better"; None where it is not defined, as in a part of a set."""
     over_longer: MetricValue
     """How far the model is above it, on the same draws of prompts."""
-    markdown: float | None
-    """Overall score of "the one with more Markdown is better"."""
-    length_matched: MetricValue
-    """Share of right answers above wrong ones of about the same length."""
     num_unreadable: int
     """Questions with an answer that the model cannot read: none of them counts as right."""
 
@@ -87,21 +70,19 @@ def measure(suite: Suite, questions: Sequence[Question], rewards: Rewards, *, se
     found = cluster_bootstrap(
         lambda weights: scores(weights[:, cluster]), number, num_resamples=RESAMPLES, seed=seed, row_size=len(questions)
     )
-    lengths = _counted(questions, len)
+    lengths = [np.array([len(text) for text in one.answers], dtype=np.float64) for one in questions]
     return Measured(
         {name: _value(suite, name, found, questions, cluster, rewards) for name in found.point},
         overall(suite, questions, lengths),
-        difference(suite, questions, rewards, lengths, seed=seed)[0],
-        overall(suite, questions, _counted(questions, lambda text: len(_MARKDOWN.findall(text)))),
-        length_matched(questions, rewards, seed=seed),
+        difference(suite, questions, rewards, lengths, seed=seed),
         sum(bool(np.isnan(own).any()) for own in rewards),
     )
 
 
 def difference(
     suite: Suite, questions: Sequence[Question], first: Rewards, second: Rewards, *, seed: int = 0
-) -> tuple[MetricValue, float | None]:
-    """Overall score of the first model minus that of the second on the same draws of prompts; and its p value."""
+) -> MetricValue:
+    """Overall score of the first model minus that of the second on the same draws of prompts."""
     cluster, number = clusters(questions)
     both = [suite.scores(questions, rewards) for rewards in (first, second)]
 
@@ -110,14 +91,15 @@ def difference(
         return {OVERALL: a - b}
 
     found = cluster_bootstrap(compute, number, num_resamples=RESAMPLES, seed=seed, row_size=len(questions))
+    value, replicates = found.point[OVERALL], found.replicates.get(OVERALL)
+    if np.isnan(value):
+        return MetricValue(None, None, None, len(questions), UNDEFINED)
+    if replicates is not None and len(np.unique(replicates[~np.isnan(replicates)])) < 2:
+        why = "it is the same in every draw of prompts, which says nothing about others"
+        return MetricValue(value, None, None, len(questions), why)
     groups = _groups(suite, questions, cluster)
-    return _of_difference(
-        found.point[OVERALL],
-        found.replicates.get(OVERALL),
-        known_by(groups, number),
-        len(questions),
-        _hidden(suite, questions, groups, first, second),
-    )
+    shown = metric_value(value, replicates, num_prompts=known_by(groups, number), num_pairs=len(questions))
+    return _widened(shown, _hidden(suite, questions, groups, first, second), -1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,95 +201,12 @@ def known_by(groups: Sequence[Group], number: int) -> float:
     return min(float(number), float(df) + 1)
 
 
-def _of_difference(
-    value: float,
-    replicates: FloatArray | None,
-    num_prompts: float,
-    num_questions: int,
-    hidden: tuple[float, float] = (0.0, 0.0),
-) -> tuple[MetricValue, float | None]:
-    """A difference with its interval and p value, or with the reason why there is none; `hidden` is of `_hidden`."""
-    if np.isnan(value):
-        return MetricValue(None, None, None, num_questions, UNDEFINED), None
-    if replicates is not None and len(np.unique(replicates[~np.isnan(replicates)])) < 2:
-        why = "it is the same in every draw of prompts, which says nothing about others"
-        return MetricValue(value, None, None, num_questions, why), None
-    shown = metric_value(value, replicates, num_prompts=num_prompts, num_pairs=num_questions)
-    p = interval_p(replicates, num_prompts)
-    if p is not None and replicates is not None:
-        # Of 2,000 draws the smallest p is 0.001, which a family of fifty makes 0.05. Where no draw is beyond zero,
-        # the tail is that of a t distribution with the draws' spread.
-        defined = replicates[~np.isnan(replicates)]
-        if np.all(defined > 0) or np.all(defined < 0):
-            p = min(p, float(2 * special.stdtr(num_prompts - 1, -abs(value) / defined.std(ddof=1))))
-    widened = _widened(shown, hidden, -1.0)
-    if p is not None and shown.ci_low is not None and shown.ci_high is not None and max(hidden) > 0:
-        # The end towards zero is further away by a factor, and so is every quantile.
-        plain, whole = (value - shown.ci_low, hidden[0]) if value > 0 else (shown.ci_high - value, hidden[1])
-        further = np.hypot(plain, whole) / plain if plain > 0 else np.inf
-        p = float(2 * special.stdtr(num_prompts - 1, special.stdtrit(num_prompts - 1, p / 2) / further))
-    return widened, p
-
-
 def _widened(shown: MetricValue, hidden: tuple[float, float], lowest: float) -> MetricValue:
     """A score whose interval holds what groups hide in which all questions say the same."""
     if shown.value is None or shown.ci_low is None or shown.ci_high is None:
         return shown
     below, above = np.hypot(shown.value - shown.ci_low, hidden[0]), np.hypot(shown.ci_high - shown.value, hidden[1])
     return replace(shown, ci_low=max(lowest, shown.value - float(below)), ci_high=min(1.0, shown.value + float(above)))
-
-
-def difference_from_score(
-    suite: Suite, questions: Sequence[Question], rewards: Rewards, published: float, *, seed: int = 0
-) -> tuple[MetricValue, float | None]:
-    """Overall score of a model minus a published one, of which only the number is known; and its p value.
-
-    The published model is taken to be as uncertain as this one and independent of it, which is wide: models find the
-    same questions hard.
-    """
-    cluster, number = clusters(questions)
-    scores = suite.scores(questions, rewards)
-    found = cluster_bootstrap(
-        lambda weights: {OVERALL: scores(weights[:, cluster])[OVERALL]},
-        number, num_resamples=RESAMPLES, seed=seed, row_size=len(questions),
-    )  # fmt: skip
-    own, replicates = found.point[OVERALL], found.replicates.get(OVERALL)
-    if replicates is not None:
-        other = published + np.random.default_rng(seed).permutation(replicates - own)
-        replicates = replicates - other
-    groups = _groups(suite, questions, cluster)
-    below, above = _hidden(suite, questions, groups, rewards)
-    # The published model may hide as much, on the other side.
-    hidden = (float(np.hypot(below, above)), float(np.hypot(below, above)))
-    return _of_difference(own - published, replicates, known_by(groups, number), len(questions), hidden)
-
-
-def length_matched(questions: Sequence[Question], rewards: Rewards, *, seed: int = 0) -> MetricValue:
-    """Share of a right and a wrong answer to one question, of about the same length, with the right one above.
-
-    About the same: they differ by less than 15 % of the longer one's characters. All such pairs count alike.
-    """
-    right, there = np.zeros(len(questions)), np.zeros(len(questions))
-    for place, (one, own) in enumerate(zip(questions, rewards, strict=True)):
-        chars = np.array([len(text) for text in one.answers], dtype=np.float64)
-        good, bad = np.split(chars, [one.num_good])
-        alike = np.abs(good[:, None] - bad) < LENGTH_MATCHED * np.maximum(good[:, None], bad)  # (good, bad)
-        above = own[: one.num_good, None] > own[one.num_good :]
-        right[place], there[place] = (alike & above).sum(), alike.sum()
-    cluster, number = clusters(questions)
-    found = cluster_bootstrap(
-        lambda weights: {OVERALL: ratio(weights[:, cluster] @ right, weights[:, cluster] @ there)},
-        number, num_resamples=RESAMPLES, seed=seed, row_size=len(questions),
-    )  # fmt: skip
-    if not there.any():
-        return MetricValue(None, None, None, 0, "no right and wrong answer of about the same length")
-    return metric_value(
-        found.point[OVERALL],
-        found.replicates.get(OVERALL),
-        num_prompts=len(np.unique(cluster[there > 0])),
-        num_pairs=int(there.sum()),
-        is_share=True,
-    )
 
 
 def without(suite: Suite, questions: Sequence[Question], rewards: Rewards, left_out: BoolArray) -> float | None:
@@ -334,10 +233,6 @@ def _value(
         found.point[name], found.replicates.get(name), num_prompts=number, num_pairs=len(own), is_share=name != TIES
     )
     return _widened(value, hidden, 0.0)
-
-
-def _counted(questions: Sequence[Question], count: Callable[[str], int]) -> list[FloatArray]:
-    return [np.array([count(text) for text in one.answers], dtype=np.float64) for one in questions]
 
 
 def overall(suite: Suite, questions: Sequence[Question], rewards: Rewards) -> float | None:

@@ -10,7 +10,6 @@ import pytest
 from scipy import stats
 
 from rmcore.evaluation.uncertainty import bounded_means
-from rmcore.suites.overlap import independent_units
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 edges = importlib.import_module("verdict_edges")
@@ -112,18 +111,3 @@ def test_the_interval_of_a_share_is_that_of_clopper_and_pearson():
         low, high = bounded_means(values, np.zeros(1), np.ones(1), num_resamples=200_000, seed=0)
         exact = stats.binomtest(successes, 30).proportion_ci(method="exact")
         assert (low[0], high[0]) == pytest.approx((exact.low, exact.high), abs=0.003)
-
-
-def test_near_copies_and_topics_are_one_prompt_and_others_are_their_own():
-    story = "Write a short story about a {} who finds an old map in the attic and decides to follow it through the city"
-    copies = [f"{start} {story.format('sailor')}" for start in ("Please", "Now", "Today", "Kindly", "Again")]
-    others = [
-        "Explain to a child of ten years why the sky is blue and why it turns red in the evening before sunset",
-        "Give me the three most important arguments for and against a tax on sugar in soft drinks, in plain words",
-        "Sort these numbers: 3, 1, 2",
-        "Sort these numbers: 3, 1, 4",
-    ]
-    units = independent_units([*copies, *others], [None] * 9)
-    assert units == [0] * 5 + [1, 2, 3, 4]
-    assert independent_units(others, ["a", None, "a", "b"]) == [0, 1, 0, 2]
-    assert independent_units([*copies, others[0]], [*[None] * 4, "x", "x"]) == [0] * 6

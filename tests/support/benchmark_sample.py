@@ -51,7 +51,7 @@ def _record():
     ]
     rewards = [[_rewards(draw, one) for one in own.questions] for own in sets]
     pairs = [PreferencePair(f"question {at}", text(True), text(False)) for at in range(40)]
-    return benchmark_record(sets, {"this model": rewards}, pairs=pairs, overlaps=find_overlaps(pairs, sets))
+    return benchmark_record("this model", sets, rewards, find_overlaps(pairs, sets))
 
 
 def record():

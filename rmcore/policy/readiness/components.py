@@ -82,7 +82,7 @@ def on_policy_parts(
             without noise. Accuracy is corrected for it: (a - (1 - c)) / (2 c - 1), what it would be without the noise
             of independent wrong answers.
         judge_ceiling_error: standard error of judge_ceiling, which widens the intervals of what is corrected by it.
-        units: number of each prompt's independent unit, the same for near-copies; left out, each is one of its own.
+        units: number of each prompt's independent unit, the same for one topic; left out, each is one of its own.
         num_resamples: of the bootstrap over units.
         seed: of the bootstrap.
 

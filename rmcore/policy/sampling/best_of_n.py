@@ -54,7 +54,7 @@ def by_unit(values: FloatArray, units: npt.ArrayLike | None) -> FloatArray:
 
     Args:
         values: one row a prompt.
-        units: (C,) number of each prompt's unit, equal where prompts are near-copies or share a topic; None: each is
+        units: (C,) number of each prompt's unit, equal where prompts share a topic; None: each is
             one of its own.
     """
     if units is None:

@@ -1,24 +1,19 @@
-"""Scores on benchmarks with their intervals, next to those of rules that read little or nothing."""
+"""Scores on benchmarks with their intervals, next to that of the longer answer."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rmcore.reporting.figures import numbers, style
+from rmcore.reporting.figures import style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OVERALL = "overall"
-YARDSTICKS = {
-    "longer_wins": ("the longer answer", "D", style.MUTED),
-    "more_markdown_wins": ("more Markdown", "s", style.MUTED),
-    "bag_of_words": ("words of the training pairs", "^", style.PALETTE[5]),
-}
 _ROW = 0.42  # inches
 
 
 def benchmarks_figure(suites: Mapping[str, Mapping[str, Any]]) -> "Figure":
-    """Dot plot of overall scores, one row a benchmark, with what the same rule gives to yardsticks.
+    """Dot plot of overall scores, one row a benchmark, with what the same rule gives to the longer answer.
 
     Args:
         suites: records of `rmcore.suites.record.benchmark_record` by name, at least one.
@@ -41,20 +36,12 @@ def title(suites: Mapping[str, Mapping[str, Any]]) -> str:
     return f"Above “the longer answer wins” on {len(above)} of {len(suites)} benchmarks (each at 95 %)"
 
 
-def yardstick(told: Mapping[str, Any], name: str) -> float | None:
-    """Score of a yardstick on a benchmark; None where it has none."""
-    found = told.get(name)
-    return numbers.finite(found["score"] if isinstance(found, Mapping) else found)
-
-
 def _draw(ax: Any, position: int, told: Mapping[str, Any]) -> None:
-    for name, (label, marker, colour) in YARDSTICKS.items():
-        value = yardstick(told, name)
-        if value is not None:
-            ax.plot(
-                [value], [position], marker, color=colour, markersize=6, markerfacecolor="white", markeredgewidth=1.5,
-                label=None if position else label,
-            )  # fmt: skip
+    if told["longer_wins"] is not None:
+        ax.plot(
+            [told["longer_wins"]], [position], "D", color=style.MUTED, markersize=6, markerfacecolor="white",
+            markeredgewidth=1.5, label=None if position else "the longer answer",
+        )  # fmt: skip
     found = told["scores"][OVERALL]
     if found["value"] is None:
         return

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 DPI = 144
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
-PALETTE = (BLUE, ORANGE, GREEN, PINK, "#56B4E9", "#E69F00", "#F0E442", "#000000")
 INK, MUTED, GRID = "#1f2328", "#59636e", "#d8dee4"
 TITLE, LABEL, SMALL = 11.5, 10.0, 9.0
 _BELOW_FLOOR = 0.13  # of an axis, so that marks at a floor are whole

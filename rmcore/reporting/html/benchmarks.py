@@ -4,13 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.figures.benchmarks import OVERALL, YARDSTICKS, title, yardstick
+from rmcore.reporting.figures.benchmarks import OVERALL, title
 from rmcore.reporting.html.blocks import Block, Table
 
 TITLE = "Benchmarks"
 CAPTIONS = {
-    "benchmarks": "Yardsticks are what the same rule gives to the number of characters, to the number of Markdown "
-    "marks, and to a bag of words that learnt from this run's training pairs."
+    "benchmarks": "The diamond is what the same rule gives to the number of characters: the longer answer wins."
 }
 HEADINGS = ("benchmark", "questions", "score", "above the longer answer")
 
@@ -49,8 +48,7 @@ def _findings(suites: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def num_seen(told: Mapping[str, Any]) -> int:
     """Prompts of a benchmark that training has seen; 0 where they were not compared."""
-    overlap = told.get("overlap")
-    return 0 if overlap is None else int(overlap["num_exact"] + overlap["num_near"])
+    return int(told.get("overlap", {}).get("num_seen", 0))
 
 
 def _seen(told: Mapping[str, Any]) -> str:
@@ -61,26 +59,22 @@ def _seen(told: Mapping[str, Any]) -> str:
     if not seen:
         return f"none of its {number} prompts was seen in training"
     without = "not known" if overlap["score_without"] is None else numbers.percent(overlap["score_without"])
-    exact, near, answers, pairs = (
-        numbers.count(overlap[name]) for name in ("num_exact", "num_near", "num_with_answer", "num_training_pairs")
-    )
+    answers, pairs = (numbers.count(overlap[name]) for name in ("num_with_answer", "num_training_pairs"))
     return (
-        f"{numbers.count(seen)} of its {number} prompts were seen in training ({exact} exactly, {near} nearly; "
-        f"{answers} with an answer), by {pairs} training pairs; score without them: {without}"
+        f"{numbers.count(seen)} of its {number} prompts were seen in training ({answers} with an answer), by {pairs} "
+        f"training pairs; score without them: {without}"
     )
 
 
 def benchmarks_block(found: Mapping[str, Any]) -> Block:
-    """The scores on public benchmarks, each with its rule, its parts and its yardsticks.
+    """The scores on public benchmarks, each with its rule and its parts.
 
     Args:
         found: record of `rmcore.suites.record.benchmark_record`.
     """
     suites = found["suites"]
     about = "Answers that others wrote, each benchmark by its own rule. Intervals are 95 % over prompts."
-    parts = [
-        Table(("", ""), _parts(told), title=f"{told['title']}: its parts and yardsticks") for told in suites.values()
-    ]
+    parts = [Table(("", ""), _parts(told), title=f"{told['title']}: its parts") for told in suites.values()]
     return Block(
         TITLE,
         text=(f"{title(suites)}.", about),
@@ -91,19 +85,10 @@ def benchmarks_block(found: Mapping[str, Any]) -> Block:
 
 
 def _parts(told: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The scores that a benchmark's overall one is made of, and its yardsticks."""
+    """The scores that a benchmark's overall one is made of, and that of the longer answer."""
     parts = [
         (f"{name} ({numbers.count(value['num'])} questions)", numbers.with_interval(value, "share"))
         for name, value in told["scores"].items()
         if name != OVERALL
     ]
-    learnt = told.get("bag_of_words")
-    above = (
-        [] if learnt is None else [("this model minus those words", numbers.with_interval(learnt["above"], "points"))]
-    )
-    yardsticks = [
-        (f"yardstick: {label}", numbers.percent(yardstick(told, name))) for name, (label, _, _) in YARDSTICKS.items()
-    ]
-    alike = told["length_matched"]
-    of_length = f"answers of about one length ({numbers.count(alike['num'])} pairs)"
-    return [*parts, (of_length, numbers.with_interval(alike, "share")), *yardsticks, *above]
+    return [*parts, ("the longer answer wins", numbers.percent(told["longer_wins"]))]

@@ -126,6 +126,8 @@ def test_the_gold_reward_is_taken_apart_into_what_it_pays_for(gold_pairs):
 def test_the_mistakes_with_the_largest_wrong_margins_are_explained(rm, gold_pairs):
     rewards = rm.score_pairs(gold_pairs)
     margins = sorted(rewards[:, 0] - rewards[:, 1])
+    right = [pair for pair, (chosen, rejected) in zip(gold_pairs, rewards, strict=True) if chosen > rejected]
+    assert explain_mistakes(rm, right) == []
     found = explain_mistakes(rm, gold_pairs, most=3)
     assert [one["margin"] for one in found] == pytest.approx(margins[:3], abs=1e-5)
     pairs = {pair.pair_id: pair for pair in gold_pairs}

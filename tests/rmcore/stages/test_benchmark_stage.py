@@ -46,7 +46,7 @@ def test_every_answer_is_scored_and_set_beside_the_training_pairs(config, tmp_pa
     assert told["scores"]["overall"]["value"] == pytest.approx((right[True] > right[False]).mean())
     assert set(told["scores"]) == {"overall", "x", "y"}
     seen = {one.prompt for one in gold_pairs[:30]} & {one.prompt for one in gold_pairs[20:60]}
-    assert told["overlap"]["num_exact"] == sum(one.prompt in seen for one in gold_pairs[:30]) > 0
+    assert told["overlap"]["num_seen"] == sum(one.prompt in seen for one in gold_pairs[:30]) > 0
     assert (out / "figures" / "benchmarks.png").is_file()
     summary = json.loads((out / "summary.json").read_text())["metrics"]
     assert summary["eval/mine"]["value"] == told["scores"]["overall"]["value"]

@@ -175,22 +175,19 @@ def run(*words):
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    for seed in (0, 1):
-        config = ModelConfig(name="tiny", max_seq_len=64)
-        BradleyTerryRM.new(config, seed=seed, device=torch.device("cpu")).save(folder / str(seed))
-    return [folder / "0", folder / "1"]
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    BradleyTerryRM.new(ModelConfig(name="tiny", max_seq_len=64), seed=0, device=torch.device("cpu")).save(folder)
+    return folder
 
 
 @pytest.mark.slow
-def test_all_sets_are_scored_in_one_call_and_not_again_in_the_next(sets, checkpoints, tmp_path):
+def test_all_sets_are_scored_in_one_call_and_not_again_in_the_next(sets, checkpoint, tmp_path):
     suites = [word for name, file in FILES.items() for word in ("--suite", f"{name}={sets / file}")]
     place = ["--out", tmp_path / "r", "--json", tmp_path / "a.json"]
-    words = ["--checkpoint", checkpoints[0], *suites, "--partial", *place]
-    told = run(*words, "--against", checkpoints[1])
+    words = ["--checkpoint", checkpoint, *suites, "--partial", *place]
+    told = run(*words)
     assert all(SUITES[name].title in told for name in FILES)
-    assert told.count("place  model") == len(FILES)
     record = json.loads((tmp_path / "a.json").read_text())
     assert list(record["suites"]) == list(FILES)
     for name, one in record["suites"].items():
@@ -199,17 +196,17 @@ def test_all_sets_are_scored_in_one_call_and_not_again_in_the_next(sets, checkpo
         if name != "rewardbench":  # of its subsets some have no row in a resample of twenty
             assert scores["overall"]["ci_low"] <= scores["overall"]["value"] <= scores["overall"]["ci_high"]
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / "r").glob("*.parquet")}
-    assert len(made) == 2 * len(FILES)
-    assert run(*words, "--against", checkpoints[1]) == told
+    assert len(made) == len(FILES)
+    assert run(*words) == told
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "r").glob("*.parquet")} == made
-    (checkpoints[0] / "rm_rendering.json").write_text((checkpoints[0] / "rm_rendering.json").read_text() + " ")
-    write_seal(checkpoints[0])
+    (checkpoint / "rm_rendering.json").write_text((checkpoint / "rm_rendering.json").read_text() + " ")
+    write_seal(checkpoint)
     run(*words)
-    assert len(list((tmp_path / "r").glob("*.parquet"))) == 3 * len(FILES)  # it may be another model now
+    assert len(list((tmp_path / "r").glob("*.parquet"))) == 2 * len(FILES)  # it may be another model now
 
 
-def test_what_is_no_benchmark_is_refused_in_words(sets, checkpoints, tmp_path):
-    own = ("--checkpoint", checkpoints[0], "--out", tmp_path / "r")
+def test_what_is_no_benchmark_is_refused_in_words(sets, checkpoint, tmp_path):
+    own = ("--checkpoint", checkpoint, "--out", tmp_path / "r")
     with pytest.raises(ConfigError, match="there is no benchmark 'mmlu'; name one of rewardbench"):
         run(*own, "--suite", "mmlu")
     with pytest.raises(ConfigError, match="llmbar is no single data set of the hub"):
@@ -281,8 +278,8 @@ def test_a_whole_set_is_taken_and_more_than_one_is_not(tmp_path):
         read_questions(JUDGE_BENCH, str(tmp_path / "twice.jsonl"), partial=True)
 
 
-def test_an_answer_that_cannot_be_read_is_not_right_and_rewards_that_are_no_numbers_are_an_error(checkpoints):
-    rm = BradleyTerryRM.from_pretrained(checkpoints[0], device="cpu")
+def test_an_answer_that_cannot_be_read_is_not_right_and_rewards_that_are_no_numbers_are_an_error(checkpoint):
+    rm = BradleyTerryRM.from_pretrained(checkpoint, device="cpu")
     readable = Question("1", "p", ("good", "bad"), 1, "Natural", "p")
     refused = Question("2", (Message("user", "a"), Message("nobody", "b\ud800")), ("good", "bad"), 1, "Natural", "q")
     rewards = score_answers(rm, [readable])

@@ -1,4 +1,4 @@
-"""Places on the podium: means over groups of few questions claim no more differences than they may."""
+"""Means over groups of few questions: their intervals hold the truth as often as they say."""
 
 import numpy as np
 import pytest
@@ -44,18 +44,17 @@ def test_a_mean_over_groups_and_a_difference_of_two_are_held(sizes, name, monkey
     equal = others + (first - second) / (len(sizes) - 1) if found is None else found  # both have one true mean
     chances = [np.where(group == 0, one, rest) for one, rest in ((first, others), (second, min(equal, 1.0)))]
     truths = [np.mean([one[group == own].mean() for own in range(len(sizes))]) for one in chances]
-    rng, missed, claimed = np.random.default_rng(0), {"difference": 0, "score": 0}, 0
+    rng, missed = np.random.default_rng(0), {"difference": 0, "score": 0}
     for trial in range(TRIALS):
         uniform = rng.random(len(questions))
         fresh = np.where(rng.random(len(questions)) < 0.5, uniform, rng.random(len(questions)))
         rewards = [rewards_of(draw < chance) for draw, chance in zip((uniform, fresh), chances, strict=True)]
-        shown, p = measure.difference(LLMBAR, questions, *rewards, seed=trial)
+        shown = measure.difference(LLMBAR, questions, *rewards, seed=trial)
         score = measure.measure(LLMBAR, questions, rewards[1], seed=trial).scores["overall"]
         truth = truths[0] - truths[1]
         missed["difference"] += shown.ci_low is not None and not shown.ci_low <= truth <= shown.ci_high
         missed["score"] += score.ci_low is not None and not score.ci_low <= truths[1] <= score.ci_high
-        claimed += p is not None and p < 0.05 and abs(truth) < 1e-9
-    for count in (*missed.values(), claimed):
+    for count in missed.values():
         assert stats.binomtest(count, TRIALS, MAY_MISS, alternative="greater").pvalue > 0.001
 
 
