@@ -143,12 +143,12 @@ def sentence_effects(
     rewards = rm.score_sides([*whole, *rm.renderer.tokenize_sides(left)], report=report).astype(np.float64)
     refuse_not_finite(rewards, lambda place: _name(place, len(sides)))
     rest = iter(rewards[len(sides) :])
-    found = []
+    told: list[list[SentenceEffect]] = []
     for (_, answer), text, parts, total in zip(sides, seen, spans, rewards, strict=False):
         effects = [SentenceEffect(text[start:end].strip(), float(total - next(rest))) for start, end in parts]
         beyond = answer[len(text) :].strip()
-        found.append([*effects, *([SentenceEffect(beyond, None)] if effects and beyond else [])])
-    return found
+        told.append([*effects, *([SentenceEffect(beyond, None)] if effects and beyond else [])])
+    return told
 
 
 def without(text: str, spans: Sequence[Span], place: int) -> str:

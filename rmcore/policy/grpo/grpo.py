@@ -105,6 +105,7 @@ def make_grpo_with_rm(
         further=further,
         record=record,
     )
+    functions: Any = reward.functions  # TRL's type is of lists that may hold other kinds, too
     on_gpu = place.type == "cuda"
     samples = wanted.prompts_per_step * wanted.group_size
     micro_batch = wanted.micro_batch_size or samples
@@ -153,7 +154,7 @@ def make_grpo_with_rm(
         warnings.simplefilter("ignore")  # of TRL's own use of transformers
         trainer = GRPOTrainer(
             model,
-            reward_funcs=reward.functions,
+            reward_funcs=functions,
             args=options,
             train_dataset=rows,
             processing_class=_tokenizer(asked),
