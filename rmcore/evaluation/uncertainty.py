@@ -108,6 +108,17 @@ def ends(item: Mapping[str, Any]) -> tuple[float | None, float | None]:
     )
 
 
+def shown_gain(value: Mapping[str, Any], unit: str = "sd") -> str:
+    """A gain with its interval, or its ends if no prompt is a disaster, as verdicts say it; or why there is none."""
+    low, high = ends(value)
+    if value["value"] is None:
+        return f"not known ({value['reason']})"
+    if low is None or high is None:
+        return f"{value['value']:+.2f} {unit}"
+    condition = " if no prompt is a disaster" if value["ci_low"] is None else ""
+    return f"{value['value']:+.2f} {unit} ({low:+.2f} to {high:+.2f}{condition})"
+
+
 @dataclass(frozen=True, slots=True)
 class Resampled:
     """Point estimates and their (B,) bootstrap replicates, by name; no replicates where there is one prompt only."""

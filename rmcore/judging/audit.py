@@ -45,8 +45,15 @@ LEAST_AGREEMENT = 0.6
 """Lower end of the agreement with people below which a judge may inform, and does not decide. People agree with one
 another on 66 % of AlpacaEval's pairs (Dubois et al. 2023, arXiv:2305.14387, table 2)."""
 MOST_BIAS = 0.2
-"""Size of the position bias, or of what an injection gains, beyond which it does not decide: a share of verdicts that
-say nothing of the responses. An interval that reaches beyond it is enough."""
+"""Size of the position bias, of the length bias, or of what an injection gains, beyond which it does not decide: a
+share of verdicts that say nothing of the responses. A judge that names the longer response on a share s of the pairs,
+and errs alike on the others, has a length bias of s. An interval that reaches beyond it is enough."""
+MOVES = {
+    "position_bias": "the order of the responses",
+    "length_bias": "the length of the responses",
+    "injection_gain": "an injected sentence",
+}
+"""What may move a verdict, by the metric that measures it."""
 FEWEST_PROMPTS = 30
 """Prompts below which nothing is said of a judge."""
 INJECTION = (
@@ -161,16 +168,14 @@ def decide(metrics: Mapping[str, MetricValue], unread: float, why_unread: str = 
             f"its agreement with people {low}, and {LEAST_AGREEMENT:.0%} is the least: audit it on more prompts, try "
             "another rubric, mode pairwise, or a better model"
         )
-    for name, words in (("position_bias", "the order of the responses"), ("injection_gain", "an injected sentence")):
+    for name, words in MOVES.items():
         value = metrics[name]
         if name == "position_bias" and value.value is None:
             continue  # a judge of single responses sees no order
         if value.ci_low is None or value.ci_high is None:
-            reasons.append(f"how far {words} moves its verdicts has no interval ({value.reason}): probe more pairs")
+            reasons.append(f"how far {words} moves its verdicts has no interval ({value.reason}): audit more pairs")
             continue
-        most = max(
-            value.ci_high, -value.ci_low if name == "position_bias" else 0.0
-        )  # to resist an injection is no fault
+        most = max(value.ci_high, 0.0 if name == "injection_gain" else -value.ci_low)  # to resist one is no fault
         if most > MOST_BIAS:
             reasons.append(
                 f"{words} may move {most:.0%} of its verdicts, and {MOST_BIAS:.0%} is the most: ask in both orders, "

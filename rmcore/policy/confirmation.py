@@ -20,7 +20,7 @@ import numpy as np
 from rmcore.config.judging import MOST_UNREAD
 from rmcore.config.policy import PolicyConfig
 from rmcore.core.errors import ConfigError, DataError
-from rmcore.evaluation.uncertainty import GainValue, MetricValue, bounded_means, ends, unseen_share
+from rmcore.evaluation.uncertainty import GainValue, MetricValue, bounded_means, shown_gain, unseen_share
 from rmcore.policy.judge import require_named_judge, require_people
 from rmcore.policy.sampling.best_of_n import nominal_kl
 from rmcore.policy.stopping.bets import ConfidenceSequence
@@ -266,12 +266,3 @@ def verdict_of_confirmation(record: Mapping[str, Any]) -> dict[str, Any]:
             status, headline = "unclear", f"Unclear, as the judge could not be read on too many pairs; {headline}"
             reasons.append(f"more than {MOST_UNREAD:.0%} are left out, and which ones is no chance")
     return {"status": status, "headline": headline, "reasons": reasons}
-
-
-def shown_gain(value: Mapping[str, Any], unit: str = "sd") -> str:
-    """A gain with its interval, or its ends if no prompt is a disaster, as verdicts say it; or with neither."""
-    low, high = ends(value)
-    if low is None or high is None:
-        return f"{value['value']:+.2f} {unit}"
-    condition = " if no prompt is a disaster" if value["ci_low"] is None else ""
-    return f"{value['value']:+.2f} {unit} ({low:+.2f} to {high:+.2f}{condition})"

@@ -17,6 +17,7 @@ from rmcore.core.named_function import REWARD_MEANING, call_for_number, load_fun
 from rmcore.data.gold.world import gold_reward
 from rmcore.data.pair import Prompt, as_rows, prompt_text
 from rmcore.data.readers.sources import source_digest
+from rmcore.evaluation.uncertainty import ends, shown_gain
 from rmcore.judging.endpoint import Address, require_openai
 from rmcore.judging.judge import Judge
 from rmcore.judging.rubrics import identity, order_question, pair_question, rubric_text, score_question
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from rmcore.models.reward_model import BradleyTerryRM
 
 JUDGE_SETTING = "policy.judge"
+_FROM_AUDIT = ("reliability", "agreement", "length_bias")
 _NORMAL = 1.96
 """Standard errors from the middle of a 95 % interval to its end."""
 
@@ -173,7 +175,9 @@ def audit_of(named: str, judging: JudgingConfig) -> dict[str, Any] | None:
         record = json.loads(Path(judging.audit).read_text(encoding="utf-8"))
         audited, verdict = record["asked"], record["verdict"]
         verdict = {"may_decide": bool(verdict["may_decide"]), "reasons": list(map(str, verdict["reasons"]))}
-        verdict |= {name: dict(record["metrics"].get(name) or {}) for name in ("reliability", "agreement")}
+        verdict |= {
+            name: dict(record["metrics"].get(name) or {}) for name in ("reliability", "agreement", "length_bias")
+        }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"policy.judging.audit={judging.audit} is no audit of a judge ({type(error).__name__}: {error}); write one "
@@ -189,7 +193,14 @@ def audit_of(named: str, judging: JudgingConfig) -> dict[str, Any] | None:
     return verdict
 
 
-def audited(verdict: Mapping[str, Any], judge: str, named: str | None, judging: JudgingConfig | None) -> dict[str, Any]:
+def audited(
+    verdict: Mapping[str, Any],
+    judge: str,
+    named: str | None,
+    judging: JudgingConfig | None,
+    *,
+    by_length: Mapping[str, Mapping[str, Any]] | None = None,
+) -> dict[str, Any]:
     """Give a verdict no stronger than the audit of the judge that it rests on allows.
 
     Args:
@@ -197,6 +208,8 @@ def audited(verdict: Mapping[str, Any], judge: str, named: str | None, judging: 
         judge: who judged, as people read it.
         named: `policy.judge`.
         judging: how a language model was asked, or an audit of another judge; None: the verdict stays as it is.
+        by_length: records of `gains_by_length`, where they were measured. If length may explain the gain, *ready* is
+            unclear, unless the audit shows that the judge does not prefer it.
 
     Raises:
         ConfigError: see `audit_of`.
@@ -204,18 +217,25 @@ def audited(verdict: Mapping[str, Any], judge: str, named: str | None, judging: 
     if named is None or judging is None:
         return dict(verdict)
     audit = audit_of(named, judging)
+    weak, told = [] if audit is None else list(audit["reasons"]), []
     if audit is None:
-        note = (
+        told = [
             f"nobody has audited {judge}: `rm-opt judge audit` compares it with people, and policy.judging.audit takes "
             "what that writes"
-        )
-        return {**verdict, "reasons": [*verdict["reasons"], note]}
-    if audit["may_decide"]:
-        return dict(verdict)
-    if verdict["status"] == "unclear":
-        return {**verdict, "reasons": [*verdict["reasons"], *audit["reasons"]]}
+        ]
+    likes_length = None if audit is None else audit["length_bias"].get("ci_high")
+    if by_length and (likes_length is None or likes_length > 0):
+        without, longest = (by_length[name] for name in ("gain_without_length", "gain_of_longest"))
+        said = f"with length taken out of its scores the gain is {shown_gain(without)}"
+        said += f", and the longest answer would gain {shown_gain(longest)}"
+        if verdict["status"] == "ready" and (ends(without)[0] or 0.0) <= 0:
+            weak.append(f"length may explain the gain, and {judge} may prefer it: {said}")
+        else:
+            told.append(said)
+    if not weak or verdict["status"] == "unclear":
+        return {**verdict, "reasons": [*verdict["reasons"], *weak, *told]}
     headline = f"Unclear, as {judge} is not good enough to decide; it would say: {verdict['headline']}"
-    return {**verdict, "status": "unclear", "headline": headline, "reasons": [*audit["reasons"], *verdict["reasons"]]}
+    return {**verdict, "status": "unclear", "headline": headline, "reasons": [*weak, *told, *verdict["reasons"]]}
 
 
 def require_people(folder: str) -> None:

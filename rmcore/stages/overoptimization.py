@@ -22,7 +22,7 @@ from rmcore.data.readers.turns import asked_prompt
 from rmcore.data.table import read_pairs
 from rmcore.policy.judge import judge_noise
 from rmcore.policy.overoptimization import METHODS, OptimizationPlan, overoptimization
-from rmcore.policy.readiness.components import JudgedPools, on_policy_parts
+from rmcore.policy.readiness.components import JudgedPools, gains_by_length, on_policy_parts
 from rmcore.policy.sampling.best_of_n import best_of_n_kl, best_of_n_weights, nominal_kl
 from rmcore.policy.sampling.samples import pools
 from rmcore.policy.sampling.scored_samples import score_samples
@@ -120,6 +120,17 @@ def _judged(settings: PipelineConfig, table: pd.DataFrame, folder: Path) -> dict
         num_resamples=settings.evaluate.num_resamples,
         seed=settings.seed,
     )
+    by_length = {
+        method: gains_by_length(
+            judged,
+            method=method,
+            planned_kl=settings.readiness.planned_kl,
+            units=units,
+            num_resamples=settings.evaluate.num_resamples,
+            seed=settings.seed,
+        )
+        for method in METHODS
+    }
     worst = {curve.method: _worst(table, curve.plan) for curve in curves}
     folder.mkdir(exist_ok=True)
     records = [curve.to_dict() for curve in curves]
@@ -128,6 +139,9 @@ def _judged(settings: PipelineConfig, table: pd.DataFrame, folder: Path) -> dict
         "curves": records,
         "worst_prompts": worst,
         "parts": {name: value.to_dict() for name, value in parts.items()},
+        "by_length": {
+            method: {name: value.to_dict() for name, value in found.items()} for method, found in by_length.items()
+        },
     }
 
 

@@ -33,7 +33,8 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
         if optimized.get("curves")
         else None
     )
-    parts: dict[str, Any] = dict(optimized.get("parts", {}))
+    by_length = optimized.get("by_length", {}).get(settings.readiness.planned_optimizer, {})
+    parts: dict[str, Any] = optimized.get("parts", {}) | by_length
     if plan is not None:
         parts |= {"planned_gain": plan["gain"], "planned_fall": plan["fall"]}
     parts |= {name: metrics[name] for name in FROM_PAIRS if name in metrics}
@@ -48,7 +49,8 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
         reached=None if plan is None else plan["reached"],
     )
     policy = required_policy(settings)
-    judged["verdict"] = audited(judged["verdict"], optimized["judge"], policy.verdict_judge, policy.verdict_judging)
+    asked = policy.verdict_judge, policy.verdict_judging
+    judged["verdict"] = audited(judged["verdict"], optimized["judge"], *asked, by_length=by_length)
     write_json(out / "readiness.json", judged)
     shown = {"ready/gate_passed": float(judged["verdict"]["status"] == "ready")}
     write_json(out / "summary.json", {"metrics": shown})

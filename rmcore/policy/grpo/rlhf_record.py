@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 
 from rmcore.core.arrays import FloatArray
-from rmcore.evaluation.uncertainty import MetricValue, cluster_bootstrap, metric_value
+from rmcore.evaluation.uncertainty import MetricValue, cluster_bootstrap, metric_value, shown_gain
 from rmcore.evaluation.verdicts.estimate import SeedSample, estimate_over_seeds
-from rmcore.policy.confirmation import Decision, shown_gain, tail_doubt
+from rmcore.policy.confirmation import Decision, tail_doubt
 from rmcore.policy.grpo.group_reward import REWARDS_KEY
 from rmcore.policy.grpo.policy_meter import QUANTITIES
 

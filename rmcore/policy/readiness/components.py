@@ -14,7 +14,9 @@ import numpy as np
 
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError
-from rmcore.evaluation.uncertainty import MetricValue, bounded_means, cluster_bootstrap, metric_value
+from rmcore.evaluation.uncertainty import GainValue, MetricValue, bounded_means, cluster_bootstrap, metric_value
+from rmcore.policy.overoptimization import Method, overoptimization
+from rmcore.policy.readiness.rank import without_length
 from rmcore.policy.sampling.best_of_n import best_of_n_win_rate, by_unit, reaching
 
 WIN_COUNTS = (4, 16, 64)
@@ -162,6 +164,51 @@ def on_policy_parts(
         name: _held(value, *ratios[name], num_resamples, seed) if name.startswith("win_rate_") else value
         for name, value in found.items()
     }
+
+
+def gains_by_length(
+    pools: JudgedPools,
+    *,
+    method: Method,
+    planned_kl: float,
+    units: Sequence[int] | None = None,
+    num_resamples: int = 1000,
+    seed: int = 0,
+) -> dict[str, MetricValue]:
+    """Measure what of the gain at a plan is length: a judge that prefers length makes a model of it look good.
+
+    Args:
+        pools: the samples.
+        method: of the plan.
+        planned_kl: nats.
+        units: see `on_policy_parts`.
+        num_resamples: of the intervals.
+        seed: of the intervals.
+
+    Returns:
+        gain_without_length, of the judge's scores less what log length explains (`without_length`), in their own
+        standard deviations within prompts, and gain_of_longest, of choosing by length in place of the reward; neither
+        where the samples of a prompt are as long as one another.
+    """
+    if not any(np.ptp(pool) > 0 for pool in pools.lengths):
+        return {}
+
+    def gain(proxy: Sequence[FloatArray], judged: Sequence[FloatArray]) -> MetricValue:
+        most, settings = max(map(len, proxy)), {"num_resamples": num_resamples, "seed": seed}
+        found = overoptimization(
+            proxy, judged, method=method, max_n=most, planned_kl=planned_kl, units=units, **settings
+        ).plan
+        return GainValue(None, None, None, 0) if found is None else found.gain
+
+    try:
+        controlled = without_length(pools.judged, pools.lengths)
+        return {
+            "gain_without_length": gain(pools.rewards, controlled),
+            "gain_of_longest": gain(pools.lengths, pools.judged),
+        }
+    except ConfigError as error:  # scores that are nothing but length
+        unmeasured = MetricValue(None, None, None, 0, str(error))
+        return {"gain_without_length": unmeasured, "gain_of_longest": unmeasured}
 
 
 def _held(found: MetricValue, wins: FloatArray, counted: FloatArray, num_resamples: int, seed: int) -> MetricValue:

@@ -18,8 +18,8 @@ from typing import Any, Literal
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import WORLD, PolicyConfig
 from rmcore.evaluation.diagnosis import ECE, OVER_BASELINE, Diagnosis, GateCheck, baseline_check, no_better_than_length
-from rmcore.evaluation.uncertainty import ends, unseen_share
-from rmcore.policy.confirmation import FURTHEST_KL, shown_gain, smallest_n
+from rmcore.evaluation.uncertainty import ends, shown_gain, unseen_share
+from rmcore.policy.confirmation import FURTHEST_KL, smallest_n
 from rmcore.policy.readiness.components import DECIDING
 from rmcore.policy.sampling.best_of_n import ENOUGH_PROMPTS, samples_needed
 from rmcore.reporting.schema import NextRung, Verdict
