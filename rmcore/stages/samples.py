@@ -3,18 +3,16 @@
 Writes `samples.parquet` (prompt_id, prompt, response, num_tokens, finished, gold, unit; one row a sample, those of a
 prompt together), `drawn.jsonl`, where an interrupted call continues, `sampling.json` and `summary.json`. `gold`
 is the true reward: the synthetic benchmark's own, that of `policy.judge`, or the judge's column of `policy.samples`;
-NaN where there is none. Prompts of one `unit` are the same or share a topic (`policy.topic_column`).
+NaN where there is none. Prompts of one `unit` are near-copies or share a topic (`policy.topic_column`).
 """
 
 import sys
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import sparse
-from scipy.sparse.csgraph import connected_components
 
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import DataError
@@ -24,8 +22,8 @@ from rmcore.core.tracking import Tracker
 from rmcore.data.gold.world import written_responses
 from rmcore.data.pair import PreferencePair, Prompt, prompt_key, prompt_text
 from rmcore.data.readers.turns import asked_prompt
-from rmcore.data.splits import normalized_text
 from rmcore.data.table import read_pairs
+from rmcore.policy.independent_units import independent_units
 from rmcore.policy.judge import judge_of
 from rmcore.policy.policy import Policy
 from rmcore.policy.sampling.sampler import SamplingSettings
@@ -177,25 +175,6 @@ def _topics(pairs: Sequence[PreferencePair], column: str | None) -> dict[str, st
             "not known which prompts share a topic. Name a column of the data, or leave it out."
         )
     return found
-
-
-def independent_units(prompts: Sequence[str], topics: Sequence[Hashable | None]) -> list[int]:
-    """Number the groups of C prompts that are the same or share a topic: (C,), from 0.
-
-    Args:
-        prompts: C texts; the same are those that splits call so.
-        topics: (C,) of the prompts; None where a prompt has none, and then its text alone counts.
-    """
-    texts = [("text", normalized_text(prompt)) for prompt in prompts]
-    others = [text if topic is None else ("topic", topic) for text, topic in zip(texts, topics, strict=True)]
-    places = {key: place for place, key in enumerate(dict.fromkeys([*texts, *others]))}
-    joined = sparse.coo_matrix(
-        (np.ones(len(texts)), ([places[one] for one in texts], [places[one] for one in others])),
-        shape=(len(places), len(places)),
-    )
-    _, component = connected_components(joined, directed=False)
-    numbers: dict[int, int] = {}
-    return [numbers.setdefault(int(component[places[text]]), len(numbers)) for text in texts]
 
 
 def _with_units(table: pd.DataFrame) -> pd.DataFrame:

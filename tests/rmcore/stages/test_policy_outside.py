@@ -22,7 +22,6 @@ from rmcore.models.tiny import build_tiny
 from rmcore.stages.policy import _responses
 from rmcore.stages.registry import stage_config
 from rmcore.stages.run import run_stage
-from rmcore.stages.samples import independent_units
 from tasks.checkpoints import given_checkpoint
 
 Chain, changed = policy_chain.Chain, policy_chain.changed
@@ -264,10 +263,3 @@ def test_files_that_cannot_be_used_are_refused(chain, tmp_path, change, settings
     other = with_file(chain, change(judged_rows()), tmp_path / "samples.jsonl", **settings)
     with pytest.raises(DataError, match=words):
         other.ref("samples")
-
-
-def test_equal_prompts_and_those_of_one_topic_are_one_unit():
-    prompts = ["Sort 3, 1, 2", "sort  3, 1, 2", "Sort 3, 1, 4", "Why?", "And then?"]
-    assert independent_units(prompts, [None] * 5) == [0, 0, 1, 2, 3]
-    assert independent_units(prompts, ["a", None, "b", "b", "a"]) == [0, 0, 1, 1, 0]
-    assert independent_units([*prompts, "Why?"], [*["a", None, "b", "b", None], "a"]) == [0, 0, 0, 0, 1, 0]
