@@ -187,9 +187,9 @@ def _answer(tokenizer: "PreTrainedTokenizerBase", pipe: Connection) -> NoReturn:
         resource.setrlimit(resource.RLIMIT_AS, (has + LIMIT_BYTES, has + LIMIT_BYTES))
         while True:
             seconds, dialogues = pickle.loads(pipe.recv_bytes())  # noqa: S301 - the parent's
-            for dialogue in dialogues:
+            for messages, options in dialogues:
                 try:
-                    text = _rendered(tokenizer, *dialogue, limit=partial(_timed, seconds))
+                    text = _rendered(tokenizer, messages, options, limit=partial(_timed, seconds))
                     answer = json.dumps(["text", text] if isinstance(text, str) else ["error", str(text)]).encode()
                 except MemoryError:
                     answer = b'["memory", ""]'

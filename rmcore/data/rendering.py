@@ -503,13 +503,14 @@ def _chat_texts(
             continue
         turns = messages if answer is None else [*messages, answer.record()]
         asked[place] = turns, {"tools": tools, "add_generation_prompt": answer is None}
-    for (place, (turns, options)), text in zip(asked.items(), render_chats(tokenizer, asked.values()), strict=True):
+    for place, text in zip(asked, render_chats(tokenizer, asked.values()), strict=True):
         if isinstance(text, str):
             found[place] = text
             continue
+        rendered, options = asked[place]
         ends_open = options["add_generation_prompt"]
         remedy = "drop such prompts" if ends_open else "train with use_chat_template=false, or drop such dialogues"
-        roles = [message["role"] for message in turns][: len(turns) - (not ends_open)]
+        roles = [message["role"] for message in rendered][: len(rendered) - (not ends_open)]
         named = f"{roles}{' and tools' if options['tools'] else ''}"
         found[place] = DataError(f"{by} refuses a dialogue with the roles {named} ({text}); {remedy}.")
     return [found[place] for place in range(len(dialogues))]
