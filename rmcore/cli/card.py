@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rmcore.cli.measure import read_object
 from rmcore.cli.train import SETTINGS_FILE
+from rmcore.core.files import read_object
 from rmcore.core.hub import ALIASES, is_hub_name
 from rmcore.core.store import MANIFEST
 from rmcore.reporting.card.evidence import GOLD, Found, Judgement, highest, public_name

@@ -128,7 +128,7 @@ def _read(evidence: Sequence[Path], own: Sequence[tuple[Mapping[str, Any], str]]
         ConfigError: a file is about another checkpoint.
         DataError: a file cannot be read, or holds nothing that a card tells.
     """
-    from rmcore.cli.measure import read_object
+    from rmcore.core.files import read_object
     from rmcore.reporting.card.evidence import read_evidence
 
     records = []

@@ -1,6 +1,5 @@
 """`rm-opt evaluate | readiness pairs | diff`: measure checkpoints on a file of pairs."""
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,20 +23,16 @@ from rmcore.cli.inputs import (
 )
 from rmcore.cli.options import field_options, given, options
 from rmcore.cli.overoptimize import overoptimize
-from rmcore.config.data import DataConfig
 from rmcore.config.evaluate import EvaluateConfig
 from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.data.pair import PreferencePair
-from rmcore.data.parquet_rows import RecordFile
-from rmcore.data.readers.columns import ColumnMap
-from rmcore.data.readers.sources import load_pairs
-from rmcore.data.table import PAIRS
 from rmcore.policy.readiness.mending import mending_of_checkpoint
 from rmcore.policy.readiness.original_score import NOT_MEASURED
 from rmcore.policy.readiness.verdict import next_rung
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.verdict_style import check_result
+from rmcore.stages.seen_prompts import NOT_KNOWN_OF, pairs_of_training, seen_by_checkpoint
 
 Metrics = Mapping[str, Mapping[str, Any]]
 EVALUATE_FIELDS = ("num_resamples", "thresholds")
@@ -92,36 +87,9 @@ def evaluate(
 
 
 def num_trained_on(checkpoint: str, pairs: Sequence[PreferencePair]) -> int:
-    """Count the pairs that a checkpoint was trained on, as far as the folder of its training says which these were.
-
-    A stage's artifact names what it was made of by its digest, and that of the stage before is stored next to it; the
-    folder of `rm-opt train` has its settings. Of other checkpoints, or where the files have gone, nothing is known: 0.
-    """
-    folder = Path(checkpoint).parent
-    if (manifest := read_object(folder / "MANIFEST.json")) is not None:
-        wanted = manifest.get("inputs", {}).get("upstream", {}).get("prepare")
-        found = (path for path in (folder.parents[1] / "prepare").glob("*/MANIFEST.json"))
-        known = [path.parent / "train.parquet" for path in found if (read_object(path) or {}).get("digest") == wanted]
-        trained = [pair for path in known[:1] for pair in RecordFile(PAIRS, path)]
-    elif (settings := read_object(folder / "settings.json")) is not None:
-        data = DataConfig.model_validate(settings.get("data", {}))
-        if not Path(data.source).is_file():
-            return 0
-        columns = ColumnMap.from_config(data)
-        trained = list(load_pairs(data.source, columns=columns, limit=data.limit).pairs)
-    else:
-        return 0
-    texts = {hash((pair.prompt, pair.chosen, pair.rejected)) for pair in trained}
+    """Count the pairs that a checkpoint was trained on, as far as that is known (`pairs_of_training`)."""
+    texts = {hash((pair.prompt, pair.chosen, pair.rejected)) for pair in pairs_of_training(checkpoint) or ()}
     return sum(hash((pair.prompt, pair.chosen, pair.rejected)) in texts for pair in pairs)
-
-
-def read_object(path: Path) -> dict[str, Any] | None:
-    """Read the JSON object of a file; None where there is none, or something else is in it."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 @readiness_app.command("pairs")
@@ -209,8 +177,12 @@ def rank(
     from rmcore.policy.judged_answers import read_judged_answers, report_left_out_answers, require_readable, rewards_of
     from rmcore.policy.readiness.rank import largest_choice, rank_models
 
-    given_answers = read_judged_answers(answers)
+    seen = {checkpoint: seen_by_checkpoint(checkpoint) for checkpoint in checkpoints}
+    unknown = [checkpoint for checkpoint, prompts in seen.items() if prompts is None]
+    given_answers = read_judged_answers(answers, trained_on=frozenset().union(*filter(None, seen.values())))
     report_left_out_answers(given_answers)
+    if unknown:
+        print(f"warning: {NOT_KNOWN_OF.format(', '.join(unknown))}.", file=sys.stderr)
     judged = given_answers.pools(given_answers.table["strength"].to_numpy())
     lengths = given_answers.pools(given_answers.table["response"].str.len().to_numpy(dtype=float))
     choice = largest_choice([len(pool) for pool in judged], n)

@@ -459,3 +459,12 @@ def full_places(least: int = 2**20) -> str:
             if free < least:
                 full.append(f"{name} ({os.path.abspath(place)}) has {free:,} bytes free")
     return ", ".join(full)
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """Read the JSON object of a file; None where there is none, or something else is in it."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -28,6 +28,8 @@ _FILLED_FIRST = ("train", "test")
 """Where there are fewer prompts than splits, these get one before any other: the chain cannot do without them."""
 
 
+PUNCTUATION = ".,;:!?…\"'`()[]{}“”‘’«»„¿¡。，、；：！？「」『』（）"
+"""Of sentences; signs of sums and of code tell prompts apart."""
 _INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164\ufe00-\ufe0f"
     "\ufeff\uffa0\ufff0-\ufff8\U000e0000-\U000e0fff]+"
@@ -49,6 +51,12 @@ def normalized_text(text: str) -> str:
 def normalized_prompt(prompt: Prompt) -> str:
     """Normalize a prompt: two prompts are the same where this is equal."""
     return normalized_text(prompt_text(prompt))
+
+
+def compared_prompt(prompt: Prompt) -> str:
+    """Normalize a prompt, without the punctuation around words: what a model has seen is found by this."""
+    text = normalized_prompt(prompt)
+    return " ".join(filter(None, (word.strip(PUNCTUATION) for word in text.split()))) or text
 
 
 def conversation(prompt: Prompt) -> str:

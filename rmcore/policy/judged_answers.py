@@ -28,6 +28,7 @@ from rmcore.core.progress import Report, silent
 from rmcore.data.pair import Prompt, prompt_key
 from rmcore.data.readers.turns import asked_prompt
 from rmcore.data.rendering import Renderer, TokenizedSide
+from rmcore.data.splits import compared_prompt
 from rmcore.evaluation.label_strength import rate_answers
 from rmcore.policy.logged_answers import MIN_ANSWERS, LoggedPool, best_of_logged
 from rmcore.policy.sampling.samples import read_samples
@@ -45,6 +46,7 @@ MOST_AT_ONE_END = 0.5
 SPELLED, UNKNOWN = 0.8, 0.1
 """Tokens a character above which a tokenizer spells a text, and share of unknown tokens above which it cannot read it:
 English has about a quarter of a token a character under its own tokenizer, Russian 0.95 under an English one."""
+TRAINED_ON = "prompts are in the training pairs, so the model has seen them"
 ANSWERS_FILE, COUNTS_FILE = "answers.parquet", "answers.json"
 _CHECKED = 200
 """Answers whose tokens are counted."""
@@ -93,7 +95,7 @@ class JudgedAnswers:
         """List what was left out and why, a sentence each."""
         counted = (
             (self.num_missing, f"of {self.num_rows} rows have no judgement"),
-            (self.num_trained_on, "prompts are in the training pairs, so the model has seen them"),
+            (self.num_trained_on, TRAINED_ON),
             (self.num_short, f"prompts have fewer than {MIN_ANSWERS} distinct judged answers"),
             (self.num_undecided, "prompts have answers that the judge does not tell apart"),
         )
@@ -105,7 +107,7 @@ def read_judged_answers(path: Path, *, trained_on: Collection[str] = ()) -> Judg
 
     Args:
         path: Parquet, CSV, JSON or JSONL, also compressed.
-        trained_on: `prompt_key` of prompts that the model was trained on, or chosen by.
+        trained_on: `compared_prompt` of prompts that the model was trained on, or chosen by.
 
     Raises:
         DataError: a column is missing, hardly any answer is judged, the judgements are constant or saturated at one
@@ -133,7 +135,8 @@ def read_judged_answers(path: Path, *, trained_on: Collection[str] = ()) -> Judg
     found = found.groupby(["prompt", "response"], sort=True, as_index=False)["strength"].mean()
     found.insert(0, "prompt_id", found["prompt"].map({one: _key(one) for one in found["prompt"].unique()}))
     of_prompt = found.groupby("prompt_id")
-    trained, short = found["prompt_id"].isin(trained_on), of_prompt["strength"].transform("size") < MIN_ANSWERS
+    seen = {text for text in found["prompt"].unique() if compared_prompt(asked_prompt(text)) in trained_on}
+    trained, short = found["prompt"].isin(seen), of_prompt["strength"].transform("size") < MIN_ANSWERS
     alike = of_prompt["strength"].transform(np.ptp) == 0
     short, alike = short & ~trained, alike & ~short & ~trained
     table = found[~(trained | short | alike)].sort_values(["prompt_id", "response"], ignore_index=True)

@@ -22,9 +22,8 @@ from rmcore.core.files import write_json
 from rmcore.core.progress import Report, prefixed, silent
 from rmcore.core.spreadsheets import for_spreadsheets
 from rmcore.core.tracking import Tracker
-from rmcore.data.pair import PreferencePair, prompt_key
-from rmcore.data.parquet_rows import RecordFile
-from rmcore.data.table import PAIRS, read_pairs
+from rmcore.data.pair import PreferencePair
+from rmcore.data.table import read_pairs
 from rmcore.ensembles.score import score_pairs_table, with_texts
 from rmcore.evaluation.calibration import reliability_bins
 from rmcore.evaluation.report_card import evaluate_pairs, most_confident_mistakes
@@ -45,6 +44,7 @@ from rmcore.reporting.figures.margins import margin_histogram_figure
 from rmcore.reporting.figures.style import save
 from rmcore.stages.interface import CEILING_FILE, Upstream, observations_of
 from rmcore.stages.observed import Measured, measure_observations
+from rmcore.stages.seen_prompts import prompts_of_training
 from rmcore.stages.trained import load_trained
 from rmcore.training.likelihood.attached import read_likelihood
 
@@ -95,7 +95,7 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
         "truncation": cut,
     }
     if settings.evaluate.answers is not None:
-        answers = read_judged_answers(Path(settings.evaluate.answers), trained_on=_trained_on(prepared))
+        answers = read_judged_answers(Path(settings.evaluate.answers), trained_on=prompts_of_training(prepared))
         report_left_out_answers(answers)
         require_readable(rm.renderer, answers, settings.evaluate.answers)
         rewards = rewards_of(rm, answers, report=prefixed(report, "judged answers"))
@@ -112,17 +112,6 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
     mistakes = with_texts(most_confident_mistakes(tables["test"], beta=rm.beta).head(NUM_MISTAKES), splits["test"])
     _write_tables(out / "tables", metrics["test"], bins, mistakes)
     draw(out / "figures", tables["test"], metrics["test"], bins, record["context"])
-
-
-def _trained_on(prepared: Path) -> set[str]:
-    """Keys of the prompts that a model was trained on, or its best step chosen by."""
-    keys: set[str] = set()
-    for split in ("train", "validation"):
-        if (prepared / f"{split}.parquet").is_file():
-            keys |= {prompt_key(pair.prompt) for pair in RecordFile(PAIRS, prepared / f"{split}.parquet")}
-        if (said := observations_of(prepared, split)) is not None:
-            keys |= {prompt_key(one.prompt) for one in said}
-    return keys
 
 
 def _judgements(

@@ -5,6 +5,8 @@ that need samples. Writes `rewards.parquet`, `overoptimization.json`, `tables/`,
 judge's rewards only what needs none.
 """
 
+import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +15,17 @@ import pandas as pd
 
 from rmcore.config.judging import JudgingConfig
 from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.errors import DataError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
 from rmcore.core.spreadsheets import for_spreadsheets
 from rmcore.core.tracking import Tracker
 from rmcore.data.pair import Prompt, prompt_key, prompt_text
 from rmcore.data.readers.turns import asked_prompt
+from rmcore.data.splits import compared_prompt
 from rmcore.data.table import read_pairs
 from rmcore.policy.judge import judge_noise
+from rmcore.policy.judged_answers import TRAINED_ON
 from rmcore.policy.overoptimization import METHODS, OptimizationPlan, overoptimization
 from rmcore.policy.readiness.components import JudgedPools, gains_by_length, on_policy_parts
 from rmcore.policy.sampling.best_of_n import best_of_n_kl, best_of_n_weights, nominal_kl
@@ -31,6 +36,7 @@ from rmcore.reporting.figures.style import save
 from rmcore.stages.interface import Upstream
 from rmcore.stages.requirements import required_policy
 from rmcore.stages.samples import SAMPLES_FILE
+from rmcore.stages.seen_prompts import NOT_KNOWN_OF, seen_by
 from rmcore.stages.trained import load_trained
 
 WORST_SHOWN = 5
@@ -40,6 +46,7 @@ WORST_SHOWN = 5
 def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Score the samples with the best checkpoint and measure."""
     samples = pd.read_parquet(upstream["samples"] / SAMPLES_FILE)
+    samples, left_out = _unseen(samples, seen_by(upstream["train"], upstream["prepare"]))
     rm = load_trained(settings, upstream["train"] / "best")
     asked = samples.assign(prompt=_prompts(upstream["prepare"], samples))
     scored = score_samples(rm, asked, report)
@@ -49,6 +56,7 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
     record: dict[str, Any] = {
         "num_cut": scored.num_cut,
         "num_unreadable": scored.num_unreadable,
+        "left_out": left_out,
         "best_of_n": _choices(table),
         "judge": settings.judged_by,
     }
@@ -57,6 +65,25 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
         record |= _judged(settings, table, out / "figures")
     write_json(out / "overoptimization.json", record)
     write_json(out / "summary.json", {"metrics": _tracked(record)})
+
+
+def _unseen(samples: pd.DataFrame, seen: Collection[str] | None) -> tuple[pd.DataFrame, list[str]]:
+    """The samples of prompts that the reward model was not trained on, and what is to be said of the others.
+
+    Raises:
+        DataError: it was trained on all of them.
+    """
+    if seen is None:
+        return samples, [NOT_KNOWN_OF.format("this reward model")]
+    texts = samples["prompt"].unique()
+    known = [text for text in texts if compared_prompt(asked_prompt(text)) in seen]
+    if not known:
+        return samples, []
+    left_out = f"{len(known)} of {len(texts)} {TRAINED_ON}; they are left out"
+    if len(known) == len(texts):
+        raise DataError(f"{left_out}. Draw and judge samples of prompts that it was not trained on.")
+    print(f"warning: {left_out}.", file=sys.stderr)
+    return samples[~samples["prompt"].isin(known)].reset_index(drop=True), [left_out]
 
 
 def _prompts(prepared: Path, samples: pd.DataFrame) -> list[Prompt]:

@@ -49,6 +49,7 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
         reached=None if plan is None else plan["reached"],
     )
     policy = required_policy(settings)
+    judged["verdict"]["reasons"] = [*judged["verdict"]["reasons"], *optimized["left_out"]]
     asked = policy.verdict_judge, policy.verdict_judging
     judged["verdict"] = audited(judged["verdict"], optimized["judge"], *asked, by_length=by_length)
     write_json(out / "readiness.json", judged)

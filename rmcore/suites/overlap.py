@@ -1,7 +1,7 @@
 """Contamination: which questions of a benchmark have the prompt of a training pair.
 
-Prompts are compared as splits compare them (`rmcore.data.splits.normalized_prompt`: case, white space, Unicode's normal
-form, invisible characters), and without the punctuation around words.
+Prompts are compared as splits compare them, and without the punctuation around words
+(`rmcore.data.splits.compared_prompt`).
 """
 
 from collections.abc import Sequence
@@ -11,13 +11,10 @@ import numpy as np
 
 from rmcore.core.arrays import BoolArray
 from rmcore.core.progress import Report, silent
-from rmcore.data.pair import Prompt
-from rmcore.data.splits import normalized_prompt
+from rmcore.data.splits import compared_prompt
 from rmcore.data.tokenized import Pairs
 from rmcore.suites.question import Question
 
-PUNCTUATION = ".,;:!?…\"'`()[]{}“”‘’«»„¿¡。，、；：！？「」『』（）"
-"""Of sentences; signs of sums and of code tell prompts apart."""
 _BATCH = 256
 
 
@@ -37,18 +34,14 @@ def find_overlap(pairs: Pairs, questions: Sequence[Question], *, report: Report 
     """Compare the prompts of P training pairs with those of a benchmark's Q questions; the pairs are read once."""
     asked: dict[str, list[int]] = {}
     for place, one in enumerate(questions):
-        asked.setdefault(_compared(one.prompt), []).append(place)
+        asked.setdefault(compared_prompt(one.prompt), []).append(place)
     seen, answered = np.zeros(len(questions), dtype=bool), np.zeros(len(questions), dtype=bool)
     shared = np.zeros(len(pairs), dtype=bool)
     for number, pair in enumerate(pairs):
-        for place in asked.get(_compared(pair.prompt), ()):
+        for place in asked.get(compared_prompt(pair.prompt), ()):
             seen[place] = shared[number] = True
             answered[place] |= not {pair.chosen, pair.rejected}.isdisjoint(questions[place].answers)
         if number % _BATCH == 0:
             report(number, len(pairs), "comparing prompts with those of training")
     report(len(pairs), len(pairs), "comparing prompts with those of training")
     return Overlap(seen, answered, shared)
-
-
-def _compared(prompt: Prompt) -> str:
-    return " ".join(word.strip(PUNCTUATION) or word for word in normalized_prompt(prompt).split())

@@ -22,10 +22,12 @@ from flows.cli import app
 from rmcore.cli.guard import guard
 from rmcore.cli.measure import num_trained_on
 from rmcore.core.errors import JudgementsWantedError
+from rmcore.data.splits import compared_prompt
 from rmcore.data.table import read_pairs, write_pairs
 from rmcore.models.preference import PREFERENCE_FILE
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.seal import write_seal
+from rmcore.stages.seen_prompts import seen_by_checkpoint
 
 
 @dataclass
@@ -374,7 +376,9 @@ def test_pairs_that_a_checkpoint_was_trained_on_are_counted_and_others_are_not(f
         (folder / "MANIFEST.json").write_text(json.dumps(manifest))
     write_pairs(train[:7], prepared / "train.parquet")
     assert num_trained_on(str(stage / "best"), [*test, *train]) == 7
+    assert seen_by_checkpoint(str(stage / "best")) == {compared_prompt(pair.prompt) for pair in train[:7]}
     (prepared / "MANIFEST.json").write_text("{")
     assert num_trained_on(str(stage / "best"), train) == 0
+    assert seen_by_checkpoint(str(stage / "best")) is None
     done = rm_opt("evaluate", "--checkpoint", out / "best", "--data", files / "train.parquet")
     assert f"{len(train)} of these {len(train)} pairs are pairs that it was trained on" in done.stderr

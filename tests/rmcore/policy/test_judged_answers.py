@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from rmcore.core.errors import DataError
-from rmcore.data.pair import prompt_key
+from rmcore.data.splits import compared_prompt
 from rmcore.evaluation.uncertainty import ends
 from rmcore.policy.judged_answers import (
     choose_among_judged,
@@ -74,7 +74,7 @@ def test_what_is_left_out_is_counted(tmp_path):
     frame.loc[missing, "judge"] = np.nan
     again = frame[frame["prompt"] == "question 4?"]
     repeated = pd.concat([frame, again.assign(judge=again["judge"] + 2)])
-    answers = read(repeated, tmp_path, trained_on={prompt_key("question 5?")})
+    answers = read(repeated, tmp_path, trained_on={compared_prompt("  QUESTION 5!")})
     assert (answers.num_undecided, answers.num_short, answers.num_missing, answers.num_trained_on) == (1, 1, 1, 1)
     assert len(answers.left_out) == 4
     assert set(answers.table["prompt"]) == set(frame["prompt"]) - {f"question {place}?" for place in (1, 2, 5)}
@@ -109,7 +109,7 @@ def test_what_tells_nothing_is_refused_with_the_reason(case, tmp_path):
 def test_prompts_that_were_all_trained_on_leave_nothing(tmp_path):
     frame = rows(3)
     with pytest.raises(DataError, match="3 prompts are in the training pairs"):
-        read(frame, tmp_path, trained_on={prompt_key(prompt) for prompt in frame["prompt"]})
+        read(frame, tmp_path, trained_on={compared_prompt(prompt) for prompt in frame["prompt"]})
 
 
 def test_a_language_that_the_tokenizer_spells_is_refused(rm, tmp_path):
@@ -193,11 +193,16 @@ def test_the_command_ranks_checkpoints_on_a_file(rm, tmp_path):
     judged = read(frame, tmp_path)
     exact = judged.table.assign(judge=rewards_of(rm, judged))[["prompt", "response", "judge"]]
     exact.to_parquet(tmp_path / "exact.parquet")
+    seen = pd.DataFrame({"prompt": ["QUESTION 7", "question 9 ?"], "chosen": "a", "rejected": "b"})
+    seen.to_csv(tmp_path / "trained.csv", index=False)
+    (tmp_path / "settings.json").write_text(json.dumps({"data": {"source": str(tmp_path / "trained.csv")}}))
     told = tmp_path / "told.json"
     words = ["rank", *places, "--answers", str(tmp_path / "exact.parquet"), "--json", str(told)]
     result = CliRunner().invoke(readiness_app, words, catch_exceptions=False)
     assert result.exit_code == 0
     assert "optimise against" in result.stdout
     record = json.loads(told.read_text())
+    assert record["num_prompts"] == 28
+    assert [said for said in record["left_out"] if said.startswith("2 prompts are in the training pairs")]
     assert [one["name"] for one in record["models"]] == places
     assert [one["group"] for one in record["models"]] == [1, 2]

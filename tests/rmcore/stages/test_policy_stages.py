@@ -250,3 +250,29 @@ def test_a_policy_that_is_a_folder_is_named_as_what_the_reward_model_starts_from
 def test_a_reward_model_cannot_start_from_a_policy_without_weights(policy):
     with pytest.raises(ValidationError, match="there are none"):
         PipelineConfig(model={"name": "policy"}, policy=policy)
+
+
+@pytest.mark.slow
+def test_samples_of_prompts_that_were_trained_on_are_set_aside_however_they_are_written(chain, tmp_path):
+    """On these a model remembers: left in, 20 % of such prompts made ready of 72 % of the models that gain nothing."""
+    prompts = {
+        name: list(dict.fromkeys(str(pair.prompt) for pair in read_pairs(chain.folder("prepare") / f"{name}.parquet")))
+        for name in ("train", "validation", "test")
+    }
+    one, two, chosen_by = prompts["train"][0], prompts["train"][1], prompts["validation"][0]
+    written = {one: f"  {one.upper()}", two: f"{two} ?!"}
+    rows = [
+        (written.get(prompt, prompt), response, float(place))
+        for prompt in [one, two, chosen_by, *prompts["test"][:5]]
+        for place, response in enumerate(written_responses(prompt, 8, "none", seed=0))
+    ]
+    pd.DataFrame(rows, columns=["prompt", "response", "judge"]).to_csv(tmp_path / "judged.csv", index=False)
+    judged = {"samples": str(tmp_path / "judged.csv"), "judge_column": "judge"}
+    other = chain.with_config(policy=judged, readiness={"planned_kl": 0.4})
+    used = pd.read_parquet(other.folder("overoptimization") / "rewards.parquet")
+    assert used["prompt_id"].nunique() == 5
+    [said] = json.loads((other.folder("overoptimization") / "overoptimization.json").read_text())["left_out"]
+    assert said.startswith("3 of 8 prompts")
+    verdict = json.loads((other.folder("readiness_v2") / "readiness.json").read_text())["verdict"]
+    assert said in verdict["reasons"]
+    assert verdict["status"] == "unclear"
