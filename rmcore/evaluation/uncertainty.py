@@ -35,6 +35,8 @@ FEWEST_PROMPTS = 6
 that range holds the mean with a probability of only 1 - 2^(1 - C), below 95 % for fewer."""
 FEWEST_SIZES = 10
 """Fewest prompts from which the tail of their sizes (pairs per prompt) is estimated."""
+ORDINARY_SIZE = 8
+"""Most pairs of a prompt that labelled sets are made of by design: up to there sizes are bounded, and have no tail."""
 ALIKE_SIZES = 1.5
 """Largest ratio of two sizes at which fewer prompts than that still count as equally large."""
 RARE_DISASTERS = 0.02
@@ -232,8 +234,10 @@ def heaviest_tail(sizes: FloatArray) -> float:
     If few prompts have most of the pairs, a sample that lacks the largest kind looks even, and a mean over pairs misses
     what those would contribute. Hill's estimate of 1 / a is the mean of the k = C / 5 exponential log excesses of the
     largest sizes, so 2 k of them over the estimate are chi-squared. At 1 and above no mean over pairs is shown to
-    exist, at 1/2 and above no variance. 0 for equal sizes; infinite for fewer than `FEWEST_SIZES` unequal ones, because
-    nothing finite covers for so few (simulated: a third to a half of the intervals miss at an index of 1.2 to 1.4).
+    exist, at 1/2 and above no variance. 0 for sizes that have a bound: equal ones, none above `ORDINARY_SIZE`, or half
+    of the k as large as the largest, which the continuous sizes of a power law never are. Infinite for fewer than
+    `FEWEST_SIZES` unequal ones, because nothing finite covers for so few (simulated: a third to a half of the intervals
+    miss at an index of 1.2 to 1.4).
 
     Source:
         Hill 1975, A simple general approach to inference about the tail of a distribution, Annals of Statistics 3(5).
@@ -242,6 +246,8 @@ def heaviest_tail(sizes: FloatArray) -> float:
     if len(sizes) < FEWEST_SIZES:
         return 0.0 if falling[0] <= ALIKE_SIZES * falling[-1] else np.inf
     top = len(sizes) // 5
+    if falling[0] <= ORDINARY_SIZE or falling[top // 2] == falling[0]:
+        return 0.0
     excess = float(np.log(falling[:top] / falling[top]).sum())
     return 2 * excess / float(special.chdtri(2 * top, 0.9))  # chdtri inverts the upper tail
 

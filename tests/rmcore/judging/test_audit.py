@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -156,6 +157,27 @@ def test_a_judge_with_a_fault_informs_and_does_not_decide(fault, tmp_path):
 def test_a_judge_that_was_probed_once_does_not_decide(tmp_path):
     record = audit(Simulated(tmp_path, noise=2.0), make_pairs(100, 0), num_resamples=200, num_probed=1)
     assert not record["verdict"]["may_decide"]
+
+
+@pytest.mark.slow
+def test_a_judge_that_is_never_moved_decides_on_prompts_of_one_to_three_pairs():
+    """A tail that was read into these sizes widened what injections gain, which is 0, and refused 13 to 36 %."""
+
+    class Sees:
+        name = "it sees quality"
+
+        def rewards(self, prompts, responses):
+            return np.array([float(text.split()[1]) for text in responses])
+
+    every, rng, refused, audits = make_pairs(3000, 5), np.random.default_rng(0), 0, 40
+    for seed in range(audits):
+        firsts = rng.choice(1500, 120, replace=False)
+        pairs = [replace(every[2 * at + own], prompt=f"p {at}") for at in firsts for own in (0, 1)[: 1 + (at % 4 == 0)]]
+        pairs += [replace(every[3000 + at], prompt=f"p {at}") for at in firsts if at % 12 == 0]
+        found = audit(Sees(), pairs, num_resamples=200, seed=seed)
+        assert found["metrics"]["injection_gain"]["value"] == 0
+        refused += not found["verdict"]["may_decide"]
+    assert refused <= binom.ppf(0.999, audits, 0.05)
 
 
 def test_to_resist_an_injection_is_no_fault(tmp_path):
