@@ -61,8 +61,8 @@ class TrainConfig(Settings):
     """Largest gradient norm."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """bf16: autocast on a CPU, bfloat16 copies of the weights on a GPU; weights, reward head and loss stay float32.
-    auto: bf16 on a GPU and on a CPU with bf16 units, else fp32, as for the tiny models; the artifact's key has what
-    was chosen."""
+    auto: bf16 on a GPU and on a CPU where that was measured to be faster, else fp32, as for the tiny models; the
+    artifact's key has what was chosen."""
     dropout: bool = False
     """Keep the model's own dropout on: noise in the margin of a pair. LoRA's dropout has a setting of its own."""
     tf32: bool = False

@@ -5,16 +5,25 @@ import pytest
 from rmcore.core import hardware
 from rmcore.core.hardware import choose_precision, cpu_multiplies_bf16
 
-FLAGS = {"avx512f avx512_bf16 amx_tile": True, "avx512f amx_bf16": True, "avx512f avx512_vnni": False, "": False}
+CPUS = {
+    ("GenuineIntel", "avx512f avx512_bf16"): False,
+    ("GenuineIntel", "avx512f avx512_bf16 amx_bf16"): True,
+    ("GenuineIntel", "avx512f avx512_vnni"): False,
+    ("AuthenticAMD", "avx512f avx512_bf16"): True,
+    ("AuthenticAMD", "avx2"): False,
+    ("AnotherVendor", "avx512_bf16 amx_bf16"): False,
+    ("GenuineIntel", ""): False,
+}
 
 
-@pytest.mark.parametrize("flags", FLAGS)
-def test_a_cpu_has_the_units_where_its_flags_say_so(tmp_path, monkeypatch, flags):
+@pytest.mark.parametrize("cpu", CPUS)
+def test_bf16_is_taken_where_vendor_and_flags_say_that_it_is_faster(tmp_path, monkeypatch, cpu):
     info = tmp_path / "cpuinfo"
-    info.write_text(f"processor\t: 0\nmodel name\t: a CPU\nflags\t\t: fpu {flags}\nbugs\t\t: none\n")
-    assert cpu_multiplies_bf16(info) == FLAGS[flags]
+    core = f"processor\t: {{}}\nvendor_id\t: {cpu[0]}\nmodel name\t: a CPU\nflags\t\t: fpu {cpu[1]}\nbugs\t\t: none\n\n"
+    info.write_text(core.format(0) + core.format(1))
+    assert cpu_multiplies_bf16(info) == CPUS[cpu]
     monkeypatch.setattr(hardware, "cpu_multiplies_bf16", lambda: cpu_multiplies_bf16(info))
-    assert choose_precision("cpu", tiny=False) == ("bf16" if FLAGS[flags] else "fp32")
+    assert choose_precision("cpu", tiny=False) == ("bf16" if CPUS[cpu] else "fp32")
 
 
 def test_what_cannot_be_read_counts_as_a_cpu_without(tmp_path):
