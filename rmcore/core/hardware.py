@@ -38,8 +38,8 @@ BF16_UNITS = {"GenuineIntel": "amx_bf16", "AuthenticAMD": "avx512_bf16"}
 """The flag, by vendor, of CPUs on which bf16 was measured to be faster than float32, on two cores each.
 
 AMD with avx512_bf16: 17.1 pairs per second against 13.7 (6.5 M model, HH-RLHF). Intel with amx_bf16: 10.8 against 8.5
-(MiniLM, AlpacaEval). Intel with avx512_bf16 alone is slower, 10.9 against 14.5 (HH-RLHF), its products reaching 72 to 81
-GFLOP/s in bf16 and 105 to 145 in float32. What ARM has was not measured."""
+(MiniLM, AlpacaEval). Intel with avx512_bf16 is slower, 10.9 against 14.5 (HH-RLHF), as products reach 72 to 81 GFLOP/s
+in bf16 and 105 to 145 in float32. What ARM has was not measured."""
 
 
 def cpu_multiplies_bf16(cpu_info: Path = CPU_INFO) -> bool:
