@@ -272,6 +272,7 @@ _OF_POLICIES = (
         "count",
         "independent prompts whose samples the judge tells apart",
     ),
+    MetricSpec("unseen_prompts", "gain with unseen prompts", "sd", "the gain if all prompts left out lose the most"),
     MetricSpec("worthwhile_gain", "worthwhile gain", "sd", "gain at the planned KL, at the upper end of its interval"),
     MetricSpec("fall", "fall", "sd", "gain at the planned KL minus the highest before it"),
 )

@@ -5,6 +5,7 @@ that need samples. Writes `rewards.parquet`, `overoptimization.json`, `tables/`,
 judge's rewards only what needs none.
 """
 
+import json
 import sys
 from collections.abc import Collection
 from pathlib import Path
@@ -35,10 +36,16 @@ from rmcore.reporting.figures.overoptimization import overoptimization_figure
 from rmcore.reporting.figures.style import save
 from rmcore.stages.interface import Upstream
 from rmcore.stages.requirements import required_policy
-from rmcore.stages.samples import SAMPLES_FILE
+from rmcore.stages.samples import FEWEST, LEFT_OUT_FILE, SAMPLES_FILE
 from rmcore.stages.seen_prompts import NOT_KNOWN_OF, seen_by
 from rmcore.stages.trained import load_trained
 
+UNJUDGED = {
+    "unjudged": "{unjudged} of {samples} samples have no judgement; they are left out",
+    "prompts_left_out": "{prompts_left_out} of {prompts} prompts have fewer than "
+    f"{FEWEST} judged samples; they are left out",
+}
+"""Sentences on what was left out for want of a judgement, by what the stage samples counts."""
 WORST_SHOWN = 5
 """Prompts of the least gain that the report prints."""
 
@@ -47,6 +54,8 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
     """Score the samples with the best checkpoint and measure."""
     samples = pd.read_parquet(upstream["samples"] / SAMPLES_FILE)
     samples, left_out = _unseen(samples, seen_by(upstream["train"], upstream["prepare"]))
+    given = json.loads((upstream["samples"] / LEFT_OUT_FILE).read_text())
+    left_out += [said.format(**given) for name, said in UNJUDGED.items() if given.get(name)]
     rm = load_trained(settings, upstream["train"] / "best")
     asked = samples.assign(prompt=_prompts(upstream["prepare"], samples))
     scored = score_samples(rm, asked, report)
@@ -57,6 +66,7 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
         "num_cut": scored.num_cut,
         "num_unreadable": scored.num_unreadable,
         "left_out": left_out,
+        "num_unjudged_prompts": given.get("prompts_left_out", 0),
         "best_of_n": _choices(table),
         "judge": settings.judged_by,
     }

@@ -12,7 +12,7 @@ from rmcore.core.files import write_json
 from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
 from rmcore.policy.judge import audited
-from rmcore.policy.readiness.readiness_v2 import judge_v2
+from rmcore.policy.readiness.readiness_v2 import Unseen, judge_v2
 from rmcore.stages.interface import Upstream
 from rmcore.stages.readiness import largest_eigenvalue
 from rmcore.stages.requirements import required_policy
@@ -24,16 +24,10 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
     """Put the parts together and judge."""
     optimized = json.loads((upstream["overoptimization"] / "overoptimization.json").read_text())
     metrics = json.loads((upstream["evaluate"] / "metrics.json").read_text())["metrics"]["test"]
-    plan = (
-        next(
-            curve["plan"]
-            for curve in optimized.get("curves", [])
-            if curve["method"] == settings.readiness.planned_optimizer
-        )
-        if optimized.get("curves")
-        else None
-    )
-    by_length = optimized.get("by_length", {}).get(settings.readiness.planned_optimizer, {})
+    planned = settings.readiness.planned_optimizer
+    curve = next((one for one in optimized.get("curves", []) if one["method"] == planned), None)
+    plan = None if curve is None else curve["plan"]
+    by_length = optimized.get("by_length", {}).get(planned, {})
     parts: dict[str, Any] = optimized.get("parts", {}) | by_length
     if plan is not None:
         parts |= {"planned_gain": plan["gain"], "planned_fall": plan["fall"]}
@@ -47,6 +41,9 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
         optimized["judge"],
         num_telling=0 if plan is None else plan["num_telling"],
         reached=None if plan is None else plan["reached"],
+        unseen=None
+        if curve is None
+        else Unseen(optimized["num_unjudged_prompts"] + plan["num_short"], curve["num_prompts"], plan["worst"]),
     )
     policy = required_policy(settings)
     judged["verdict"]["reasons"] = [*judged["verdict"]["reasons"], *optimized["left_out"]]

@@ -129,7 +129,7 @@ STAGES: dict[str, Stage] = {
                 *("policy.samples", "policy.judge_column", "policy.topic_column"),
                 *("policy.asked_judge", "policy.asked_judging"),
             ),
-            ("samples.parquet",),
+            ("samples.parquet", "left_out.json"),
             libraries=TORCH,
             kept=("drawn.jsonl",),
         ),

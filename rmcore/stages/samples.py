@@ -1,9 +1,10 @@
 """Stage samples: what the policy answers to held-out prompts, drawn once and scored by any reward model later.
 
 Writes `samples.parquet` (prompt_id, prompt, response, num_tokens, finished, gold, unit; one row a sample, those of a
-prompt together), `drawn.jsonl`, where an interrupted call continues, `sampling.json` and `summary.json`. `gold`
-is the true reward: the synthetic benchmark's own, that of `policy.judge`, or the judge's column of `policy.samples`;
-NaN where there is none. Prompts of one `unit` are near-copies or share a topic (`policy.topic_column`).
+prompt together), `left_out.json` (how much has no judgement), `drawn.jsonl`, where an interrupted call continues,
+`sampling.json` and `summary.json`. `gold` is the true reward: the synthetic benchmark's own, that of `policy.judge`, or
+the judge's column of `policy.samples`; NaN where there is none. Prompts of one `unit` are the same or share a topic
+(`policy.topic_column`).
 """
 
 import sys
@@ -33,7 +34,7 @@ from rmcore.stages.interface import Upstream, policy_place
 from rmcore.stages.requirements import required_policy
 from rmcore.training.resume import FINISHED_FILE
 
-SAMPLES_FILE = "samples.parquet"
+SAMPLES_FILE, LEFT_OUT_FILE = "samples.parquet", "left_out.json"
 FEWEST = 4
 """Samples of a prompt below which nothing can be said about a choice among them."""
 
@@ -48,6 +49,7 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
     )
     table = _with_units(table)
     table.to_parquet(out / SAMPLES_FILE)
+    write_json(out / LEFT_OUT_FILE, sampling.get("given", {}))
     gold = table["gold"].to_numpy()
     sampling |= {
         "num_prompts": int(table["prompt_id"].nunique()),
@@ -86,29 +88,39 @@ def _draw(
     judge = judge_of(policy.asked_judge, is_gold=settings.is_gold, device=settings.device, judging=policy.asked_judging)
     asked = [prompts[index] for index in rows["prompt_index"]]
     table["gold"] = np.nan if judge is None else judge.rewards(asked, rows["response"].tolist())
+    found: dict[str, Any] = {"engine": engine, "source": policy.name}
     if judge is not None:
-        table = _judged(table, f"{judge.name} gave no readable judgement")
-    return table, {"engine": engine, "source": policy.name}
+        table, found["given"] = _judged(table, f"{judge.name} gave no readable judgement")
+    return table, found
 
 
-def _judged(table: pd.DataFrame, why: str) -> pd.DataFrame:
+def _judged(table: pd.DataFrame, why: str) -> tuple[pd.DataFrame, dict[str, int]]:
     """The samples with a judgement, of prompts that have `FEWEST` of them; what is left out is said on stderr.
+
+    Returns:
+        The samples, and by name how many have no judgement, how many prompts are left out, and all of both.
 
     Raises:
         DataError: none is left.
     """
     judged = table[np.isfinite(table["gold"])]
+    num_unjudged = len(table) - len(judged)
     judged = judged[judged.groupby("prompt_id")["gold"].transform("size") >= FEWEST]
     if judged.empty:
-        raise DataError(f"{why} of {FEWEST} samples of any prompt, so nothing can be said about choosing among them.")
+        raise DataError(
+            f"{why} of {FEWEST} samples of any prompt, so nothing can be said about choosing among them. Judge more "
+            "samples of each prompt."
+        )
+    num_prompts = table["prompt_id"].nunique()
+    num_left_out = num_prompts - judged["prompt_id"].nunique()
     if len(judged) < len(table):
-        num_prompts = table["prompt_id"].nunique() - judged["prompt_id"].nunique()
         print(
-            f"warning: {len(table) - len(judged)} of {len(table)} samples are left out, {num_prompts} prompts with all "
-            f"of theirs: {why}, and a prompt needs {FEWEST}.",
+            f"warning: {len(table) - len(judged)} of {len(table)} samples are left out, {num_left_out} of "
+            f"{num_prompts} prompts with all of theirs: {why}, and a prompt needs {FEWEST}.",
             file=sys.stderr,
         )
-    return judged.reset_index(drop=True)
+    counts = {"unjudged": num_unjudged, "samples": len(table), "prompts_left_out": num_left_out, "prompts": num_prompts}
+    return judged.reset_index(drop=True), counts
 
 
 def answers(
@@ -207,14 +219,7 @@ def _read(path: str, judge_column: str, topic_column: str | None) -> tuple[pd.Da
             "`rm-opt readiness best-of-n` writes them to samples.parquet."
         )
     gold = pd.to_numeric(rows[judge_column], errors="coerce")
-    rows = rows.assign(gold=gold)[np.isfinite(gold)]
-    counts = rows.groupby("prompt")["gold"].transform("size")
-    rows = rows[counts >= FEWEST].sort_values("prompt", kind="stable")
-    if rows.empty:
-        raise DataError(
-            f"no prompt of {path} has {FEWEST} samples with a number in {judge_column!r}, so nothing can be "
-            "said about choosing among them. Judge more samples of each prompt."
-        )
+    rows = rows.assign(gold=gold.where(np.isfinite(gold))).sort_values("prompt", kind="stable")
     table = pd.DataFrame(
         {
             "prompt_id": [prompt_key(asked_prompt(prompt)) for prompt in rows["prompt"].astype(str)],
@@ -225,5 +230,6 @@ def _read(path: str, judge_column: str, topic_column: str | None) -> tuple[pd.Da
             "gold": rows["gold"],
             "topic": None if topic_column is None else rows[topic_column],
         }
-    ).reset_index(drop=True)
-    return table, {"engine": None, "source": path}
+    )
+    table, counts = _judged(table, f"{path} has no number in {judge_column!r}")
+    return table, {"engine": None, "source": path, "given": counts}

@@ -10,7 +10,7 @@ nothing of what a policy will do.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.evaluation.diagnosis import GateCheck
@@ -34,6 +34,16 @@ class Condition:
     end: Literal["low", "high"]
     """Which one: that which speaks against the model, so that it has to be shown; or, where a model is refused only for
     what is shown of it, that which speaks for it."""
+
+
+class Unseen(NamedTuple):
+    """Prompts of the plan of which too few samples are judged: `num` next to `num_judged` others, of which the worst
+    sample loses `worst` standard deviations.
+    """
+
+    num: int
+    num_judged: int
+    worst: float
 
 
 def conditions(config: ReadinessConfig, choice: int = DECIDING) -> tuple[Condition, ...]:
@@ -75,6 +85,7 @@ def judge_v2(
     *,
     num_telling: int,
     reached: float | None = None,
+    unseen: Unseen | None = None,
 ) -> dict[str, Any]:
     """Checks and verdict.
 
@@ -85,6 +96,7 @@ def judge_v2(
         judge: who judged the samples, as people read it.
         num_telling: independent prompts whose samples the judge tells apart; the others show nothing of a choice.
         reached: nats that the plan was judged at, where ties keep best-of-n from going as far as planned.
+        unseen: prompts that were left out; the verdict is unclear where they could undo the gain.
 
     Returns:
         {"readiness": {"version", "parts", "plan", "judge"}, "gate": checks, "verdict": see
@@ -92,6 +104,8 @@ def judge_v2(
     """
     asked = conditions(config, _choice(parts))
     checks = [_enough(num_telling), *(_check(one, parts.get(one.part), num_telling) for one in asked)]
+    if unseen is not None and unseen.num:
+        checks.append(_with_unseen(parts["planned_gain"], unseen))
     plan = f"a KL of {config.planned_kl:g} nats by {OPTIMIZERS[config.planned_optimizer]}"
     if reached is not None and reached < 0.98 * config.planned_kl:
         plan += f" as far as it goes, which is {reached:.2g} nats, because rewards tie"
@@ -118,6 +132,20 @@ def _enough(num_telling: int) -> GateCheck:
     text = f"independent prompts whose samples the judge tells apart: {num_telling}, wanted at least {ENOUGH_PROMPTS}"
     passed = num_telling >= ENOUGH_PROMPTS
     return GateCheck("telling_prompts", float(num_telling), float(ENOUGH_PROMPTS), passed, text, unclear=not passed)
+
+
+def _with_unseen(gain: Mapping[str, Any], unseen: Unseen) -> GateCheck:
+    """Whether the gain is left if each prompt that was left out loses as much as the worst judged sample."""
+    low, share = ends(gain)[0], unseen.num / (unseen.num + unseen.num_judged)
+    bound = None if low is None else (1 - share) * low - share * unseen.worst
+    passed = bound is not None and bound > 0
+    shown = "no interval" if bound is None else f"lower end {bound:.3g}"
+    text = (
+        f"gain if each of the {unseen.num} prompts with too few judged samples, {share:.0%} of all, loses as much as "
+        f"the worst judged sample, {unseen.worst:.1f} sd: {shown}, wanted above 0; judge these too, or leave prompts "
+        "out of the file by chance alone"
+    )
+    return GateCheck("unseen_prompts", bound, 0.0, passed, text, unclear=not passed)
 
 
 def _check(condition: Condition, part: Mapping[str, Any] | None, num_telling: int) -> GateCheck:

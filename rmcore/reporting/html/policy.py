@@ -162,7 +162,7 @@ def _findings(results: Mapping[str, Any]) -> list[str]:
         )
         if plan["num_short"]:
             lines.append(f"{plan['num_short']} prompts have fewer samples than the plan needs and are left out of it")
-    return lines
+    return [*lines, *found.get("left_out", [])]
 
 
 def _parts(results: Mapping[str, Any]) -> Table:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.evaluation.uncertainty import GainValue
 from rmcore.policy.logged_answers import MIN_PROMPTS
-from rmcore.policy.readiness.readiness_v2 import conditions, judge_v2
+from rmcore.policy.readiness.readiness_v2 import Unseen, conditions, judge_v2
 from rmcore.policy.sampling.best_of_n import ENOUGH_PROMPTS
 
 CONFIG = ReadinessConfig(planned_optimizer="kl_optimum")  # which has all conditions
@@ -177,3 +177,17 @@ def test_ends_that_hold_if_no_prompt_is_a_disaster_decide_and_are_called_so_ever
     assert "lower end 1" in texts["win_rate_16"]
     low = GainValue.of(0.4, -0.1, 0.9, num=50 * 64, num_prompts=ENOUGH_PROMPTS).to_dict()
     assert status(perfect() | {"planned_gain": low}) == "unclear"
+
+
+@given(num=st.integers(1, 300), low=st.floats(0.01, 2), worst=st.floats(0.5, 6))
+def test_it_is_ready_only_where_the_prompts_that_were_left_out_cannot_turn_the_gain(num, low, worst):
+    parts = perfect() | {"planned_gain": part(low + 0.3, low, low + 0.6)}
+    found = judge_v2(parts, CONFIG, "it", num_telling=99, unseen=Unseen(num, 100, worst))
+    whole = (100 * low - num * worst) / (100 + num)
+    assert (found["verdict"]["status"] == "ready") == (found["gate"][-1]["value"] > 0)
+    assert found["gate"][-1]["value"] == pytest.approx(whole, abs=1e-9)
+    none = judge_v2(parts, CONFIG, "it", num_telling=99, unseen=Unseen(0, 100, worst))
+    assert (none["verdict"]["status"], len(none["gate"])) == ("ready", len(found["gate"]) - 1)
+    harmful = perfect() | {"planned_gain": part(-2.0, -3.0, -1.0)}
+    shown = judge_v2(harmful, CONFIG, "it", num_telling=99, unseen=Unseen(num, 100, worst))
+    assert shown["verdict"]["status"] == "not_ready"

@@ -241,6 +241,24 @@ def test_rows_without_a_judge_are_left_out_and_prompts_with_fewer_than_four(chai
         assert np.isfinite(found["gold"]).all()
 
 
+@pytest.mark.slow
+def test_what_has_no_judgement_is_said_in_the_verdict_and_counts_as_lost(chain, tmp_path, capsys):
+    table = judged_rows()
+    rows = {number: table.index[table["prompt"] == f"question {number}?"] for number in range(3)}
+    table.loc[[*rows[0][:2], *rows[1][:3]], "score"] = np.nan
+    other = with_file(chain, table, tmp_path / "some.parquet")
+    judged = json.loads((other.folder("readiness_v2") / "readiness.json").read_text())
+    said = [reason for reason in judged["verdict"]["reasons"] if "left out" in reason]
+    assert [text[:8] for text in said] == ["5 of 18 ", "1 of 3 p"]
+    assert "5 of 18" not in (told := capsys.readouterr().err)  # of the others one prompt goes with all of its samples
+    assert "8 of 18 samples are left out, 1 of 3 prompts with all of theirs" in told
+    found = json.loads((other.folder("overoptimization") / "overoptimization.json").read_text())
+    assert said == found["left_out"][1:]  # the first says that nothing is known of the reward model's training
+    [check] = [one for one in judged["gate"] if one["name"] == "unseen_prompts"]
+    assert check["unclear"]
+    assert not check["passed"]
+
+
 def test_empty_responses_of_a_file_stay(chain, tmp_path):
     table = judged_rows()
     table.loc[3, "response"] = ""
@@ -254,8 +272,8 @@ def test_empty_responses_of_a_file_stay(chain, tmp_path):
     [
         (lambda table: table, {"judge_column": "gold"}, "has no column gold among prompt, response, score, other"),
         (lambda table: table.drop(columns="response"), {}, "has no column response"),
-        (lambda table: table.assign(score=np.nan), {}, "no prompt of .* has 4 samples with a number in 'score'"),
-        (lambda table: table.groupby("prompt").head(3), {}, "no prompt of .* has 4 samples"),
+        (lambda table: table.assign(score=np.nan), {}, "has no number in 'score' of 4 samples of any prompt"),
+        (lambda table: table.groupby("prompt").head(3), {}, "of 4 samples of any prompt"),
         (lambda table: table.assign(prompt=[["a", "dialogue"]] * len(table)), {}, "prompts that are no text"),
     ],
 )

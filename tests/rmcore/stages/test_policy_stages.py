@@ -55,6 +55,7 @@ def with_samples(table, folder):
     """The folder of a samples artifact that holds `table`."""
     folder.mkdir()
     table.to_parquet(folder / "samples.parquet")
+    (folder / "left_out.json").write_text("{}")
     return folder
 
 
