@@ -117,6 +117,7 @@ class _Child:
         self.state = _state_of(tokenizer)
         self.owner = os.getpid()
         self._busy = threading.Lock()
+        self._has_answered = False
         self._pipe, theirs = Pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # the other threads are not there, and nothing waits
@@ -126,13 +127,20 @@ class _Child:
         theirs.close()
 
     def render(self, dialogues: Sequence[Any]) -> list[str | TemplateError] | None:
-        """Render dialogues; None where the process is gone, as it is after an exception."""
+        """Render dialogues; None where the process is gone: after an exception, or ended while it had no work."""
         with self._busy:
             if self.is_gone:  # a dialogue of another thread has ended it
                 return None
             try:
                 self._pipe.send_bytes(pickle.dumps((LIMIT_SECONDS, dialogues)))
-                return [self._next() for _ in dialogues]
+                texts = [self._next() for _ in dialogues]
+                self._has_answered = True
+                return texts
+            except BrokenPipeError:
+                self.end()
+                if self._has_answered:
+                    return None
+                raise
             except BaseException:
                 self.end()
                 raise
@@ -172,12 +180,12 @@ def _answer(tokenizer: "PreTrainedTokenizerBase", pipe: Connection) -> NoReturn:
     try:
         gc.freeze()  # what the parent has is not collected here
         signal.set_wakeup_fd(-1)
-        for number, action in ((signal.SIGINT, signal.SIG_IGN), (signal.SIGTERM, signal.SIG_DFL)):
-            signal.signal(number, action)
+        for number in (signal.SIGINT, signal.SIGTERM):  # both may go to the whole job, and the parent ends in its time
+            signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process, within any operation
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
         nothing = os.open(os.devnull, os.O_RDWR)
-        for descriptor in range(3):
+        for descriptor in {0, 1, 2} - {pipe.fileno()}:  # which is one of them where the parent had it closed
             os.dup2(nothing, descriptor)
         for name in os.listdir("/proc/self/fd"):  # locks and sockets of the parent, which would live as long as this
             if int(name) > 2 and int(name) != pipe.fileno():

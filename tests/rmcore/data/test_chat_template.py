@@ -7,10 +7,12 @@ import gc
 import multiprocessing
 import os
 import resource
+import signal
 import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rmcore.core.errors import ModelError
@@ -116,6 +118,19 @@ def test_a_fork_of_a_process_that_has_rendered_ends_its_own():
     assert process.exitcode == 0
 
 
+def renders_without_standard_streams():
+    for descriptor in range(3):
+        os.close(descriptor)
+    render_chat(tokenizer_with(USUAL), MESSAGES)
+
+
+def test_a_process_without_standard_streams_renders():
+    process = multiprocessing.get_context("fork").Process(target=renders_without_standard_streams)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+
+
 def test_time_that_others_take_is_not_counted(monkeypatch):
     monkeypatch.setattr(chat_template, "IN_PROCESS", True)  # the kernel counts for the other
     slow = type("Slow", (str,), {"__str__": lambda self: time.sleep(0.6) or "user"})
@@ -187,3 +202,16 @@ def test_a_renderer_refuses_the_whole_template_and_not_one_row_after_the_other()
     tokenizer.chat_template = LOOP
     with pytest.raises(ModelError, match="loops for ever"):
         renderer.try_sides([("Hello", "Hi"), ("And", "again")])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_signal_to_the_process_that_renders_costs_no_dialogue(number):
+    """A scheduler sends SIGTERM to all processes of a job, and the kernel ends one where memory is short."""
+    tokenizer = tokenizer_with(USUAL)
+    text = render_chat(tokenizer, MESSAGES)
+    process = psutil.Process(chat_template._children[tokenizer]._pid)
+    process.send_signal(number)
+    if number == signal.SIGKILL:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert render_chat(tokenizer, MESSAGES) == text
+    assert (chat_template._children[tokenizer]._pid == process.pid) is (number != signal.SIGKILL)
