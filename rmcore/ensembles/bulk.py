@@ -232,25 +232,34 @@ def _free(name: str, taken: Collection[str]) -> str:
 
 
 def _types(rows: Iterable[Mapping[str, Any]]) -> dict[str, pa.DataType]:
-    """Column -> its type: truth values, whole numbers of 64 bits, numbers, or text, where the others are JSON."""
+    """Column -> its type: truth values, whole numbers of 64 bits, numbers, or text, where the others are JSON.
+
+    Whole numbers and others are numbers in one column where float64 has all of them, and text where it has not.
+    """
     kinds: dict[str, set[pa.DataType]] = {}
     for row in rows:
         for name, value in row.items():
             kinds.setdefault(name, set()).update(() if value is None else (_type(value),))
     return {
-        name: next(iter(found)) if len(found) == 1 else pa.float64() if found == _NUMBERS else pa.string()
+        name: _NUMBERS.get(frozenset(found)) or (next(iter(found)) if len(found) == 1 else pa.string())
         for name, found in kinds.items()
     }
 
 
-_NUMBERS = {pa.int64(), pa.float64()}
+_SMALL = pa.decimal128(16)
+"""Stands for whole numbers that float64 has exactly, until all of a column are known."""
+_NUMBERS = {
+    frozenset({_SMALL}): pa.int64(),
+    frozenset({_SMALL, pa.int64()}): pa.int64(),
+    frozenset({_SMALL, pa.float64()}): pa.float64(),
+}
 
 
 def _type(value: Any) -> pa.DataType:
     if isinstance(value, bool):
         return pa.bool_()
     if isinstance(value, int):
-        return pa.int64() if -(2**63) <= value < 2**63 else pa.string()
+        return _SMALL if abs(value) <= 2**53 else pa.int64() if -(2**63) <= value < 2**63 else pa.string()
     return pa.float64() if isinstance(value, float) else pa.string()
 
 

@@ -265,3 +265,23 @@ def test_an_actor_of_ray_that_is_killed_loses_and_repeats_no_row(tmp_path, tiny_
         ):
             scorer.cluster.require_room(1, 0, 1000)
     assert_same(out, rm, pairs)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "kept"),
+    [
+        ([1, 2**63 - 1], [1, 2**63 - 1]),
+        ([-(2**53), 0.5], [-float(2**53), 0.5]),
+        ([2**53 + 1, 0.5], [str(2**53 + 1), "0.5"]),  # float64 has not all of them
+        ([2**63, 1], [str(2**63), "1"]),
+        ([2**60], [2**60]),
+    ],
+)
+def test_numbers_of_a_column_are_the_sources_or_their_texts(tmp_path, rm, numbers, kept):
+    rows = [{"prompt": "q", "response": f"x {at}", "n": number} for at, number in enumerate(numbers)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for ending in (".parquet", ".jsonl"):
+        out = tmp_path / f"out{ending}"
+        score_source(SourceInParts(str(tmp_path / "rows.jsonl"), 1), LocalScorer(rm), out, JOB)
+        table = pq.read_table(out).to_pylist() if ending == ".parquet" else map(json.loads, out.open())
+        assert [row["n"] for row in table] == kept
