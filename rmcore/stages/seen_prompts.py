@@ -44,7 +44,7 @@ def seen_by(train: Path, prepared: Path) -> set[str] | None:
 
 def seen_by_checkpoint(checkpoint: str) -> set[str] | None:
     """Give the prompts that a checkpoint was trained on; None where that is not known (`pairs_of_training`)."""
-    folder = _prepared(Path(checkpoint).parent)
+    folder = _prepared(Path(checkpoint).absolute().parent)
     if folder is not None:
         return prompts_of_training(folder)
     pairs = pairs_of_training(checkpoint)
@@ -57,7 +57,7 @@ def pairs_of_training(checkpoint: str) -> Iterable[PreferencePair] | None:
     A stage's artifact names what it was made of by its digest, and that of the stage before is stored next to it; the
     folder of `rm-opt train` has its settings. Of other checkpoints, or where the files have gone, nothing is known.
     """
-    folder = Path(checkpoint).parent
+    folder = Path(checkpoint).absolute().parent
     if (prepared := _prepared(folder)) is not None:
         return RecordFile(PAIRS, prepared / "train.parquet")
     settings = None if (folder / "MANIFEST.json").exists() else read_object(folder / "settings.json")

@@ -1,6 +1,7 @@
 """Which prompts of a set training has seen, and sets of one's own."""
 
 import json
+import os
 
 import numpy as np
 import pandas as pd
@@ -13,8 +14,9 @@ from flows.cli import app
 from rmcore.config.model import ModelConfig
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.data.pair import Message, PreferencePair
-from rmcore.data.table import read_pairs
+from rmcore.data.table import read_pairs, write_pairs
 from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.stages.seen_prompts import pairs_of_training, seen_by_checkpoint
 from rmcore.suites.overlap import find_overlap
 from rmcore.suites.own import read_own_suite
 from rmcore.suites.question import Question, read_questions
@@ -141,3 +143,17 @@ def test_the_command_shows_it_all_and_writes_the_training_pairs_that_are_clean(t
     words = ["--checkpoint", tmp_path / "model", "--suite", mine, "--decontaminate", tmp_path / "new.parquet"]
     done = CliRunner().invoke(app, ["benchmark", *map(str, words)])
     assert "name them with --train-data" in str(done.exception), done.output
+
+
+def test_a_checkpoint_is_known_wherever_it_is_named_from(tmp_path, monkeypatch):
+    trained, prepared = tmp_path / "store" / "train" / "a-1", tmp_path / "store" / "prepare" / "b-2"
+    trained.mkdir(parents=True)
+    prepared.mkdir(parents=True)
+    (trained / "MANIFEST.json").write_text(json.dumps({"inputs": {"upstream": {"prepare": "d"}}}))
+    (prepared / "MANIFEST.json").write_text(json.dumps({"digest": "d"}))
+    write_pairs([pair("Seen?")], prepared / "train.parquet")
+    for folder in (tmp_path, tmp_path / "store", trained.parent, trained):
+        monkeypatch.chdir(folder)
+        for named in (trained / "best", os.path.relpath(trained / "best")):
+            assert seen_by_checkpoint(str(named)) == {"seen"}
+            assert len(list(pairs_of_training(str(named)))) == 1
