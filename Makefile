@@ -41,7 +41,7 @@ typecheck: $(STAMP) ## Run mypy.
 
 # A file's tests run one after the other in one process, and so do those of a folder of tests/services: they share their
 # servers. Servers take free ports and homes of their own, so two such groups may run side by side. tests/conftest.py
-# has what waits for servers run beside what computes.
+# has what waits for servers run next to what computes.
 unit: $(STAMP) ## Run every test.
 	@$(PYTEST) --no-loadscope-reorder
 

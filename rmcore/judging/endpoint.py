@@ -175,7 +175,7 @@ class Endpoint:
             raise KeyboardInterrupt
 
     def _refresh(self) -> None:
-        """Take up what any process has stored since, and leave out a temperature that the endpoint has refused."""
+        """Read what any process has stored since, and leave out a temperature that the endpoint has refused."""
         self.answers.refresh()
         if self.address.url in self.answers.without_temperature and "temperature" not in self._refused:
             self._refused.add("temperature")  # the answers are found under what was sent

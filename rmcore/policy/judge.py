@@ -175,9 +175,7 @@ def audit_of(named: str, judging: JudgingConfig) -> dict[str, Any] | None:
         record = json.loads(Path(judging.audit).read_text(encoding="utf-8"))
         audited, verdict = record["asked"], record["verdict"]
         verdict = {"may_decide": bool(verdict["may_decide"]), "reasons": list(map(str, verdict["reasons"]))}
-        verdict |= {
-            name: dict(record["metrics"].get(name) or {}) for name in ("reliability", "agreement", "length_bias")
-        }
+        verdict |= {name: dict(record["metrics"].get(name) or {}) for name in _FROM_AUDIT}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"policy.judging.audit={judging.audit} is no audit of a judge ({type(error).__name__}: {error}); write one "

@@ -41,8 +41,6 @@ from rmcore.training.resume import FINISHED_FILE, clear
 from rmcore.training.setup import BF16_NOTE, with_precision
 from rmcore.training.sharding import process_group, shard
 
-ROWS_A_TABLE = 10_000
-
 
 def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Train on the prepared splits."""

@@ -1,6 +1,7 @@
 """The shipped experiments against the validation plan, and what can be taken of them."""
 
 import math
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -31,6 +32,12 @@ def real_data(tmp_path_factory, monkeypatch):
     for part in ("train", "test"):
         (folder / f"alpacaeval_{part}.parquet").touch()
     monkeypatch.setenv("RM_OPT_DATA", str(folder))
+
+
+@pytest.mark.parametrize("name", ["checkpoint_choice", "trl_defaults"])
+def test_experiments_that_the_log_names_are_read(name):
+    file = Path(__file__).parents[2] / "benchmarks" / f"{name}.yaml"
+    assert load_experiment(str(file)).arms()
 
 
 @pytest.mark.parametrize(("name", "size"), EVERY)
