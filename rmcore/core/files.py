@@ -83,7 +83,7 @@ def known_digests(paths: Iterable[Path]) -> list[str]:
 
 
 def _state(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What a remembered file is known by; of a damaged row nothing that any file has."""
+    """The properties that a remembered file is known by; for a damaged row, some that no file has."""
     state = tuple(row.get(name) for name in ("device", "inode", "size", "mtime_ns", "ctime_ns", "ends"))
     return state if all(isinstance(part, int | str) for part in state) else ()
 

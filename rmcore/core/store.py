@@ -99,7 +99,7 @@ class Entry:
 
 
 class Seen(NamedTuple):
-    """What the manifest in a folder says, which is read in passing and not checked: a tenth of the time."""
+    """Read the manifest in a folder without checking it: a tenth of the time."""
 
     folder: Path
     created: float

@@ -233,7 +233,7 @@ def _child_of(tokenizer: "PreTrainedTokenizerBase") -> _Child:
 
 
 def _state_of(tokenizer: "PreTrainedTokenizerBase") -> tuple[Any, ...]:
-    """What of a tokenizer a rendered dialogue depends on."""
+    """The properties of a tokenizer that a rendered dialogue depends on."""
     return tokenizer.chat_template, tokenizer.special_tokens_map
 
 

@@ -36,7 +36,7 @@ class Part:
     rows: list[int] = field(default_factory=list)
     """Row of the source that each response is in, from 1; the line of a JSON Lines file."""
     columns: list[dict[str, Any]] = field(default_factory=list)
-    """What else is in that row, JSON-ready."""
+    """Everything else in that row, JSON-ready."""
 
     def __len__(self) -> int:
         """Pairs, or responses."""

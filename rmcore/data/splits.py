@@ -29,12 +29,12 @@ _FILLED_FIRST = ("train", "test")
 
 
 PUNCTUATION = ".,;:!?…\"'`()[]{}“”‘’«»„¿¡。，、；：！？「」『』（）"
-"""Of sentences; signs of sums and of code tell prompts apart."""
+"""Punctuation of sentences; signs of sums and of code tell prompts apart."""
 _INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164\ufe00-\ufe0f"
     "\ufeff\uffa0\ufff0-\ufff8\U000e0000-\U000e0fff]+"
 )
-"""What Unicode calls Default_Ignorable_Code_Point (UAX 44), and the empty Braille pattern."""
+"""Unicode's Default_Ignorable_Code_Point (UAX 44), and the empty Braille pattern."""
 
 
 def normalized_text(text: str) -> str:

@@ -27,7 +27,7 @@ THOUGHTS = re.compile(
     r"|^analysis.*assistantfinal",
     re.DOTALL,
 )
-"""What comes before an answer: thoughts between tags (`<think>`, Magistral's `[THINK]`), or the channels of gpt-oss
+"""Thoughts before an answer: between tags (`<think>`, Magistral's `[THINK]`), or the channels of gpt-oss
 (https://github.com/openai/harmony), with their control tokens or with these left out."""
 THINKING = re.compile(r"<think|\[THINK\]|<\|channel\|>|analysis")
 """How thoughts begin."""

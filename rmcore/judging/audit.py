@@ -53,7 +53,7 @@ MOVES = {
     "length_bias": "the length of the responses",
     "injection_gain": "an injected sentence",
 }
-"""What may move a verdict, by the metric that measures it."""
+"""Causes that may move a verdict, by the metric that measures them."""
 FEWEST_PROMPTS = 30
 """Prompts below which nothing is said of a judge."""
 INJECTION = (

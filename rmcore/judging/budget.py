@@ -1,4 +1,4 @@
-"""What a judge has cost, and whether it may cost more: one place counts requests, tokens and money."""
+"""The cost of a judge, and whether it may cost more: one place counts requests, tokens and money."""
 
 from dataclasses import dataclass
 from typing import Any

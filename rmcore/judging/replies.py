@@ -1,4 +1,4 @@
-"""What a server answers, read into a `Reply`: its forms differ, and nothing in it is taken on trust.
+"""Read a server's answer into a `Reply`: its forms differ, and nothing in it is taken on trust.
 
 Forms that servers use: content as a text or as a list of parts (Mistral); log-probabilities as OpenAI's chat has them,
 or as its older completions had (llama-cpp-python); tokens as text or as the tokenizer's own pieces.
@@ -14,13 +14,13 @@ from rmcore.core.printing import printable
 from rmcore.judging.answers import Question, Reply
 
 BYTES_PER_TOKEN = 64
-"""Of an answer's text, at most: tokens are 4 bytes on average, and the longest usual ones, runs of spaces, 64."""
+"""Most bytes a token of an answer: tokens are 4 bytes on average, and the longest usual ones, runs of spaces, 64."""
 TOP_LOGPROBS = 20
 """Alternatives of a token that OpenAI's interface gives at most."""
 ALTERNATIVE_BYTES = 256
-"""Of one alternative with its log-probability, at most: 100 with the list of its bytes, more where it is indented."""
+"""Most bytes of one alternative with its log-probability: 100 with the list of its bytes, more where it is indented."""
 FRAME_BYTES = 65_536
-"""Of what is in an answer besides its text: names, counts, the reports of filters."""
+"""Most bytes of the rest of an answer: names, counts, the reports of filters."""
 MOST_TOKENS = 10**7
 """Tokens of one request; no model reads as many, so that a larger count is none."""
 CHARACTERS_PER_TOKEN = 8
@@ -29,7 +29,7 @@ SMALLEST_CONTEXT = 1024
 """Tokens; no server cuts a shorter question."""
 SHOWN_NAME = 200
 _PIECES = "\u0120\u2581\u010a"
-"""What stands for a space (byte-level BPE, SentencePiece) and for a line's end in the pieces of tokenizers."""
+"""Characters for a space (byte-level BPE, SentencePiece) and for a line's end in the pieces of tokenizers."""
 
 
 def most_bytes(answer_tokens: int, with_logprobs: bool) -> int:
@@ -95,12 +95,12 @@ def fewest_tokens(question: Question) -> int:
 
 
 def name_of(said: Any) -> str:
-    """What a server calls something, in one printable line; empty where it is no text."""
+    """The name that a server gives something, in one printable line; empty where it is no text."""
     return printable(said)[:SHOWN_NAME] if isinstance(said, str) else ""
 
 
 def root_of(body: Any, model: str) -> str:
-    """What a list of models says that a name stands for, as vLLM's does; empty where it says nothing else."""
+    """The model that a name means by a list of models, as vLLM's does; empty where it says nothing else."""
     own = next((one for one in _listed(_at(body, "data")) if _at(one, "id") == model), None)
     root = name_of(_at(own, "root"))
     return "" if root == model else root
@@ -119,7 +119,7 @@ def error_inside(body: Any) -> tuple[int, Any] | None:
 
 
 def _at(value: Any, *path: str | int) -> Any:
-    """What is at a place of decoded JSON; None where there is no such place."""
+    """The value at a place of decoded JSON; None where there is no such place."""
     for step in path:
         if isinstance(step, str):
             value = value.get(step) if isinstance(value, Mapping) else None

@@ -26,7 +26,7 @@ MASK = "…"
 SHORTEST_KEY = 4
 """Characters of a key that is masked: a shorter one is no secret, and may be a word of any answer."""
 LIST_BYTES = 2**24
-"""Of a list of models, at most; those of large providers have half a million."""
+"""Largest size of a list of models; those of large providers have half a million."""
 OPTIONAL = ("top_logprobs", "logprobs", "temperature", "max_tokens")
 """Parameters that some endpoints refuse by name; such a one is left out from then on."""
 COMPLAINT = (
@@ -132,7 +132,7 @@ def refused_parameter(error: openai.APIError, sent: Mapping[str, Any]) -> str | 
 
 
 def failure(error: Exception, key_variable: str, seconds: float, address: str) -> RmcoreError:
-    """What a user has to know of a request that has failed, without the name of who was asked.
+    """Say what a user has to know of a request that has failed, without the name of who was asked.
 
     Args:
         error: of the client.

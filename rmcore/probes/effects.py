@@ -1,4 +1,4 @@
-"""What each sentence of an answer adds to its reward: the reward, less the reward of the answer without the sentence.
+"""Effects of an answer's sentences on its reward: the reward, less the reward of the answer without the sentence.
 
 These are exact differences of rewards; nothing is fitted or drawn (Covert, Lundberg and Lee 2021, JMLR 22, explaining
 by removing). Sentences interact, so effects need not add up to the reward. An answer of one sentence has no effects.

@@ -94,7 +94,7 @@ class _Record(_Part):
 
 
 class _Read(NamedTuple):
-    """What is shown of a record, or why it cannot be read."""
+    """The fields of a record that are shown, or why it cannot be read."""
 
     finished: datetime
     found: _Record = _Record()

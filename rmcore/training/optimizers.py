@@ -28,7 +28,7 @@ LIKELIHOOD_PREFIX = "likelihood."
 LIKELIHOOD_LR = 0.01
 """Peak learning rate of those: they are a handful of numbers of size 1, which 5e-6 would never move."""
 SAM_RADIUS = 0.05
-"""Of the ascent step of `sam`: rho of Foret et al. 2021, arXiv:2010.01412."""
+"""Length of the ascent step of `sam`: rho of Foret et al. 2021, arXiv:2010.01412."""
 LION_BETAS = (0.9, 0.99)
 """Shares of the momentum in the update and in the next momentum: Chen et al. 2023, arXiv:2302.06675."""
 MUON_MOMENTUM = 0.95

@@ -67,7 +67,7 @@ class Reason(StrEnum):
 
 
 WORDS_FOR_NOTHING = frozenset(("NULL", "null", "None", "NaN", "nan", "N/A", "n/a", "#N/A", "<NA>"))
-"""What databases, spreadsheets and pandas write for an empty cell."""
+"""Texts that databases, spreadsheets and pandas write for an empty cell."""
 _MISSING = {Reason.EMPTY_CHOSEN: Reason.MISSING_CHOSEN, Reason.EMPTY_REJECTED: Reason.MISSING_REJECTED}
 
 

@@ -52,7 +52,7 @@ _VOTED = ("response_j", "response_k")
 _NUMBERED_ANSWERS = ("response_1", "response_2")
 _PANDA_LM = ("annotator1", "annotator2", "annotator3")
 _NO_STRENGTH = -100
-"""What stands for a preference that was not given."""
+"""Values that mean that no preference was given."""
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
 
 
