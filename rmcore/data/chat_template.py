@@ -116,7 +116,7 @@ class _Child:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self.state = _state_of(tokenizer)
         self.owner = os.getpid()
-        self._busy = threading.Lock()
+        self.busy = threading.Lock()
         self._has_answered = False
         self._pipe, theirs = Pipe()
         with warnings.catch_warnings():
@@ -128,7 +128,7 @@ class _Child:
 
     def render(self, dialogues: Sequence[Any]) -> list[str | TemplateError] | None:
         """Render dialogues; None where the process is gone: after an exception, or ended while it had no work."""
-        with self._busy:
+        with self.busy:
             if self.is_gone:  # a dialogue of another thread has ended it
                 return None
             try:
@@ -225,7 +225,8 @@ def _child_of(tokenizer: "PreTrainedTokenizerBase") -> _Child:
     with _forking:
         child = _children.get(tokenizer)
         if child is not None and child.state != _state_of(tokenizer):
-            child.end()
+            with child.busy:  # another thread waits for its answers: no descriptor that is waited for may be closed
+                child.end()
         if child is None or child.is_gone:
             child = _children[tokenizer] = _Child(tokenizer)
             weakref.finalize(tokenizer, child.end)

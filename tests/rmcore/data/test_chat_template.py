@@ -215,3 +215,20 @@ def test_a_signal_to_the_process_that_renders_costs_no_dialogue(number):
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert render_chat(tokenizer, MESSAGES) == text
     assert (chat_template._children[tokenizer]._pid == process.pid) is (number != signal.SIGKILL)
+
+
+def test_a_template_may_change_while_other_threads_render():
+    tokenizer = tokenizer_with(USUAL)
+    rendered: list[int] = []
+
+    def render():
+        for _ in range(10):
+            rendered.append(len(chat_template.render_chats(tokenizer, [(MESSAGES, {})] * 20)))
+
+    threads = [threading.Thread(target=render, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        tokenizer.chat_template = USUAL + "{# other #}" * (tokenizer.chat_template == USUAL)
+        threads[0].join(0.01)
+    assert rendered == [20] * 30
