@@ -112,6 +112,6 @@ def _paper() -> PipelineConfig:
             source="stanfordnlp/SHP", split="train", limit=5000, eval_split="test", eval_limit=1000, pairs_per_prompt=5
         ),
         model=ModelConfig(name="Qwen/Qwen2.5-0.5B", max_seq_len=1024),
-        train=TrainConfig(steps=1000, eval_every=100, token_budget=8192, precision="bf16", tf32=True),
+        train=TrainConfig(steps=1000, eval_every=100, token_budget=8192, precision="bf16"),
         landscape=LandscapeConfig(normalized=True, num_pairs=32, lanczos_steps=20, trace_probes=8),
     )

@@ -27,7 +27,6 @@ STAGES = ("prepare", "train", "benchmark")
         "demo",
         {
             "suites": "benchmark.suites",
-            "partial": "benchmark.partial",
             "data": "data.source",
             "model": "model.name",
             "steps": "train.steps",

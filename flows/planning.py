@@ -115,7 +115,7 @@ def require_start(config: PipelineConfig) -> None:
     columns = ColumnMap.from_config(data)
     for source, split in ((data.source, data.split), (data.eval_source, data.eval_split or data.split)):
         if source is not None and source != "gold" and source_kind(source) in ("file", "folder"):
-            probe(iter_records(source, split=split), source, columns, data.pairs_per_row)
+            probe(iter_records(source, split=split), source, columns)
 
 
 def plan_run(config: PipelineConfig, store: Store, home: Path) -> tuple[CellPlan, Probed]:

@@ -59,7 +59,7 @@ def require_benchmarks(config: PipelineConfig) -> None:
     if config.benchmark is not None:
         from rmcore.suites.sets import read_sets
 
-        read_sets(required_benchmark(config).suites, partial=config.benchmark.partial)
+        read_sets(required_benchmark(config).suites)
 
 
 def require_answers(path: str, metrics: Sequence[str] = ()) -> None:

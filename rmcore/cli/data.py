@@ -13,7 +13,7 @@ from rmcore.cli.data_noise import noise
 from rmcore.cli.inputs import JsonOut, PairReading, changed_reading, set_words
 from rmcore.cli.judge import label
 from rmcore.cli.options import options
-from rmcore.config.data import PAIRS_PER_ROW, DataConfig
+from rmcore.config.data import DataConfig
 from rmcore.core.printing import printable_lines
 
 RejectedRows = Annotated[
@@ -69,7 +69,6 @@ def convert(
     reading: PairReading,
     margin_column: Annotated[str | None, setting(DataConfig, "margin_column")] = None,
     grade_columns: GradeColumns = None,
-    pairs_per_row: Annotated[int, setting(DataConfig, "pairs_per_row")] = PAIRS_PER_ROW,
     rejected_rows: RejectedRows = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")] = False,
 ) -> None:
@@ -87,7 +86,6 @@ def convert(
         split=reading.split,
         columns=reading.columns(margin=margin_column, grades=grade_columns),
         limit=reading.limit,
-        pairs_per_row=pairs_per_row,
     )
     write_converted(loaded.pairs, out)
     with_margin = sum(pair.target_margin is not None for pair in loaded.pairs)

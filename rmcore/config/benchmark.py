@@ -8,5 +8,3 @@ class BenchmarkConfig(Settings):
 
     suites: tuple[str, ...] = ()
     """Which, as `rm-opt benchmark --suite` names them: judgebench, llmbar=FOLDER, mine.yaml, all."""
-    partial: bool = False
-    """Accept sets of which rows are missing; their scores are no published ones' equals."""

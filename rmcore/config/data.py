@@ -30,10 +30,6 @@ class GoldConfig(Settings):
     pairs are labelled where the policy is."""
 
 
-PAIRS_PER_ROW = 36
-"""All pairs of 9 answers, the most that InstructGPT's labellers ranked (Ouyang et al. 2022, arXiv:2203.02155)."""
-
-
 class DataConfig(Settings):
     """Which preference pairs, how they are read and how they are split."""
 
@@ -52,8 +48,6 @@ class DataConfig(Settings):
     """Use at most this many held-out pairs."""
     pairs_per_prompt: int | None = Field(default=None, ge=1)
     """Use at most this many pairs of one prompt of `source`: the first ones. SHP's authors advise 5."""
-    pairs_per_row: int = Field(default=PAIRS_PER_ROW, ge=1, le=10_000)
-    """Most pairs that one row of ranked answers gives, drawn at random beyond: 36 are all pairs of 9 answers."""
     validation_fraction: float = Field(default=0.1, ge=0, lt=0.9)
     """Share of the training prompts kept for choosing the checkpoint and fitting the temperature."""
     test_fraction: float = Field(default=0.15, gt=0, lt=0.9)

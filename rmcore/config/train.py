@@ -38,9 +38,7 @@ class TrainConfig(Settings):
     weight_decay: float = Field(default=0.01, ge=0)
     """Weight decay, decoupled but for adam and sgd; 0.01 to 0.05 is usual, 0.1 was too strong."""
     schedule: Literal["cosine", "cosine_with_min", "linear", "constant"] = "cosine"
-    """Learning rate after warm-up."""
-    min_lr_ratio: float = Field(default=0.1, ge=0, lt=1)
-    """Share of the peak learning rate that `cosine_with_min` ends at."""
+    """Learning rate after warm-up; with_min: to 0.1."""
     warmup_steps: int = Field(default=50, ge=0)
     """Linear warm-up; at most a tenth of a run shorter than ten times this."""
     beta: float = Field(default=1.0, gt=0)
@@ -54,19 +52,15 @@ class TrainConfig(Settings):
     centering: float = Field(default=0.0, ge=0)
     """Weight of the mean of (reward_chosen + reward_rejected)^2 (Eisenstein et al. 2023, arXiv:2312.09244)."""
     target_margin_scale: float | None = Field(default=None, gt=0)
-    """Logits of margin required per unit of annotated margin; left out, annotated margins are not used."""
-    target_margin_cap: float = Field(default=3.0, gt=0)
-    """Largest margin required, in logits: annotated margins can reach 26."""
+    """Logits of margin required per unit of annotated margin (at most 3); left out, annotated margins are not used."""
     clip: float = Field(default=1.0, gt=0)
     """Largest gradient norm."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """bf16: autocast on a CPU, bfloat16 copies of the weights on a GPU; weights, reward head and loss stay float32.
-    auto: bf16 on a GPU and on a CPU where that was measured to be faster, else fp32, as for the tiny models; the
-    artifact's key has what was chosen."""
+    """bf16: autocast on a CPU, bfloat16 copies of the weights and TF32 on a GPU; weights, reward head and loss stay
+    float32. auto: bf16 on a GPU and on a CPU where that was measured to be faster, else fp32, as for the tiny models;
+    the artifact's key has what was chosen."""
     dropout: bool = False
     """Keep the model's own dropout on: noise in the margin of a pair. LoRA's dropout has a setting of its own."""
-    tf32: bool = False
-    """Let a GPU round float32 matrix products to TF32: several times faster, about three digits."""
     compile: bool = False
     """torch.compile of each layer with dynamic shapes; if that fails, training continues without it and says so."""
     eval_every: int = Field(default=100, ge=1)

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any, Literal
 
-_HOPPER: dict[str, Any] = {"precision": "bf16", "tf32": True, "compile": True, "num_workers": 8}
-"""bf16 matrix units, TF32 for what stays float32, compiled graphs, and processes that pad ahead. Token budget and
+_HOPPER: dict[str, Any] = {"precision": "bf16", "compile": True, "num_workers": 8}
+"""bf16 matrix units, compiled graphs, and processes that pad ahead. Token budget and
 recomputation follow the memory of the device, the pairs of a step the size of the model (`hopper_pairs`)."""
 
 HARDWARE: dict[str, dict[str, Any]] = {

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any
 
-from rmcore.config.data import PAIRS_PER_ROW
 from rmcore.core.errors import DataError
 from rmcore.data.pair import PreferencePair, Prompt
 from rmcore.data.readers.columns import USUAL_COLUMNS, ColumnMap
@@ -114,7 +113,7 @@ class SourceInParts:
             self.notices += [f"{self.num_unusable:,} rows of {self.source} are set aside ({_counted(reasons)})."]
 
     def _pairs(self, records: Iterator[RawRecord]) -> Iterator[Part]:
-        records, layout = probe(records, self.source, self.columns, PAIRS_PER_ROW)
+        records, layout = probe(records, self.source, self.columns)
         # Sides of a pair, and answers to a prompt, may stand anywhere: all rows are read before any pair is whole.
         if layout.name in (SIDE_ROWS, GRADED_ROWS):
             loaded = load_pairs(self.source, split=self.split, columns=self.columns, limit=self.limit)

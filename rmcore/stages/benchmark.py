@@ -28,7 +28,7 @@ MODEL = "this model"
 
 def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Score every answer, and compare prompts with those of the training pairs."""
-    sets = read_sets(required_benchmark(settings).suites, partial=required_benchmark(settings).partial)
+    sets = read_sets(required_benchmark(settings).suites)
     rm = load_trained(settings, upstream["train"] / "best")
     rewards = []
     for one in sets:

@@ -143,7 +143,6 @@ def load_sources(
         load_pairs,
         columns=columns,
         require_complete_pairs=config.require_complete_pairs,
-        pairs_per_row=config.pairs_per_row,
         grading=Grading.from_config(config),
         report=report,
     )

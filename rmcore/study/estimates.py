@@ -19,7 +19,7 @@ from rmcore.stages.requirements import curvature_settings
 from rmcore.training.length import passes
 from rmcore.training.resume import FINISHED_FILE
 
-KIND_FIELDS = ("precision", "tf32", "compile", "batching", "packing", "gradient_checkpointing", "pairs_per_step")
+KIND_FIELDS = ("precision", "compile", "batching", "packing", "gradient_checkpointing", "pairs_per_step")
 """Settings of training that change its throughput; what is left out moves it by some percent."""
 FORWARD_SHARE = 1 / 3
 """Share of a training pass: backward costs two forward passes (Kaplan et al. 2020, arXiv:2001.08361, section 2.1)."""

@@ -178,7 +178,8 @@ def read_questions(suite: Suite, source: str, *, partial: bool = False) -> tuple
         if not partial or len(read) > suite.num_rows:
             raise DataError(
                 f"{suite.name}: {source} has {len(read):,} rows and the whole set {suite.num_rows:,}, so its score "
-                "could not be compared with published ones. Fetch it again, or score a part with --partial."
+                "could not be compared with published ones. Fetch it again, or score a part with rm-opt benchmark "
+                "--partial."
             )
         return questions, {"rows": suite.num_rows - len(read)}
     if unknown := sorted(set(found) - set(suite.expected)):
@@ -198,7 +199,7 @@ def read_questions(suite: Suite, source: str, *, partial: bool = False) -> tuple
         lacking = [f"{name} {found[name]} of {suite.expected[name]}" for name in missing]
         raise DataError(
             f"{suite.name}: {source} is not the whole set ({'; '.join(lacking[:6])}), so its score could not be "
-            "compared with published ones. Fetch it again, or score what is there with --partial."
+            "compared with published ones. Fetch it again, or score what is there with rm-opt benchmark --partial."
         )
     return questions, missing
 

@@ -31,6 +31,8 @@ SAM_RADIUS = 0.05
 """Length of the ascent step of `sam`: rho of Foret et al. 2021, arXiv:2010.01412."""
 LION_BETAS = (0.9, 0.99)
 """Shares of the momentum in the update and in the next momentum: Chen et al. 2023, arXiv:2302.06675."""
+MIN_LR_RATIO = 0.1
+"""Share of the peak learning rate that the schedule `cosine_with_min` ends at; OpenRLHF's default."""
 MUON_MOMENTUM = 0.95
 """Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/."""
 
@@ -341,11 +343,11 @@ def effective_warmup(warmup_steps: int, num_steps: int) -> int:
     return min(warmup_steps, num_steps // 10)
 
 
-def lr_factor(step: int, *, num_steps: int, warmup_steps: int, schedule: str, min_lr_ratio: float) -> float:
+def lr_factor(step: int, *, num_steps: int, warmup_steps: int, schedule: str) -> float:
     """Share of the peak learning rate used for optimizer step `step`, counted from 0.
 
     Linear from 1/warmup to 1 in the warm-up; then constant, or linear or by a cosine to 0 just after the last step, or
-    (cosine_with_min) by a cosine to `min_lr_ratio`, which the other schedules do not look at.
+    (cosine_with_min) by a cosine to `MIN_LR_RATIO`.
     Source of the cosine: Loshchilov & Hutter 2017, arXiv:1608.03983, without restarts.
     """
     if step < warmup_steps:
@@ -355,7 +357,7 @@ def lr_factor(step: int, *, num_steps: int, warmup_steps: int, schedule: str, mi
     progress = min(1.0, (step - warmup_steps) / max(1, num_steps - warmup_steps))
     if schedule == "linear":
         return 1 - progress
-    floor = min_lr_ratio if schedule == "cosine_with_min" else 0.0
+    floor = MIN_LR_RATIO if schedule == "cosine_with_min" else 0.0
     return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
@@ -370,7 +372,6 @@ def set_learning_rate(optimizer: OptimizerSet, config: TrainConfig, step: int, n
         num_steps=num_steps,
         warmup_steps=effective_warmup(config.warmup_steps, num_steps),
         schedule=config.schedule,
-        min_lr_ratio=config.min_lr_ratio,
     )
     lr = config.lr * factor
     for group in optimizer.param_groups:

@@ -19,9 +19,9 @@ def training_form(rm: BradleyTerryRM, config: TrainConfig) -> Iterator[None]:
             stack.enter_context(without_dropout(rm.model))
         if config.chosen_precision == "bf16":
             stack.enter_context(float32_head(rm.model))
-        if config.tf32 and rm.device.type == "cuda":
-            stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
-            torch.set_float32_matmul_precision("high")
+            if rm.device.type == "cuda":  # TF32 for what stays float32: its three digits are more than bfloat16's two
+                stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+                torch.set_float32_matmul_precision("high")
         yield
 
 

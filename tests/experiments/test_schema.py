@@ -61,7 +61,7 @@ def test_a_grid_of_more_arms_than_can_be_listed_is_refused():
         "label_smoothing",
         "clip",
         "centering",
-        "min_lr_ratio",
+        "regularization_lambda",
         "margin_regularization",
     )
     factors = [

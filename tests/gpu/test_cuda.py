@@ -9,6 +9,7 @@ from rmcore.config.train import TrainConfig
 from rmcore.core.tracking import MemoryTracker
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training.loop import Trainer
+from rmcore.training.train_mode import training_form
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
 
@@ -69,7 +70,15 @@ def test_a_stopped_training_goes_on(tmp_path, gold_pairs):
     np.testing.assert_allclose(list(rest.values()), [whole[step] for step in rest], rtol=1e-2)
 
 
-def test_compiled_and_tf32_training_stay_close(tmp_path, gold_pairs):
+@pytest.mark.parametrize(("precision", "products"), [("fp32", "highest"), ("bf16", "high")])
+def test_float32_products_are_rounded_to_tf32_in_a_training_in_bf16_alone(precision, products):
+    rm = BradleyTerryRM.new(ModelConfig(name="tiny", max_seq_len=96), seed=0, device=torch.device("cuda"))
+    with training_form(rm, TrainConfig(precision=precision)):
+        assert torch.get_float32_matmul_precision() == products
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_compiled_training_stays_close(tmp_path, gold_pairs):
     plain = trained(tmp_path / "plain", gold_pairs)
-    fast = trained(tmp_path / "fast", gold_pairs, compile=True, tf32=True)
+    fast = trained(tmp_path / "fast", gold_pairs, compile=True)
     np.testing.assert_allclose(list(fast.values())[:3], list(plain.values())[:3], rtol=2e-2)

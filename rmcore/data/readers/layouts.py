@@ -27,7 +27,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from rmcore.config.data import PAIRS_PER_ROW
 from rmcore.core.errors import DataError
 from rmcore.data.observation import OVERALL
 from rmcore.data.readers.columns import (
@@ -63,6 +62,9 @@ from rmcore.data.survey import OVERALL_GRADES
 
 SIDE_ROWS = "side rows"
 GRADED_ROWS = "graded answers"
+PAIRS_PER_ROW = 36
+"""Most pairs of one row of ranked answers: all pairs of 9, the most that InstructGPT's labellers ranked (Ouyang et al.
+2022, arXiv:2203.02155)."""
 BEST_ROWS = "best of K"
 _OF_PRODIGY = "answer"
 _NOT_ACCEPTED = ("ignore", "reject")

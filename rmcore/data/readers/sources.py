@@ -17,7 +17,6 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from rmcore.config.data import PAIRS_PER_ROW
 from rmcore.core.arrays import IntArray
 from rmcore.core.errors import DataError
 from rmcore.core.files import known_digest, known_digests, write_json_lines
@@ -32,7 +31,7 @@ from rmcore.data.readers.fields import Reason, RowRejected
 from rmcore.data.readers.files import RawRecord, conversion_to_utf8, is_file_name, is_text_file, is_utf8, read_file
 from rmcore.data.readers.graded_rows import USUAL_GRADING, GradedRows, Grading
 from rmcore.data.readers.hub import hub_revision, read_folder, read_hub
-from rmcore.data.readers.layouts import GRADED_ROWS, SIDE_ROWS, Layout, recognise
+from rmcore.data.readers.layouts import GRADED_ROWS, PAIRS_PER_ROW, SIDE_ROWS, Layout, recognise
 from rmcore.data.readers.rejected import INCOMPLETE, INCOMPLETE_SIDES, RejectedRow, refuse_incomplete, reject
 from rmcore.data.readers.row_pairs import RowPairs
 from rmcore.data.readers.unpaired_rows import read_unpaired_rows
@@ -87,7 +86,7 @@ class LoadedPairs:
         """
         source, num_rows = self.source, self.num_rows
         counts = (
-            (self.num_over_row_cap, "are beyond data.pairs_per_row: of such rows a random choice is kept"),
+            (self.num_over_row_cap, "are beyond what one row of ranked answers gives: a random choice is kept"),
             (self.num_over_cap, "are of prompts that had enough (data.pairs_per_prompt)"),
             (
                 self.num_held_out,
@@ -340,7 +339,7 @@ def write_rejected(rejected: Iterable[RejectedRow], path: Path) -> None:
 
 
 def probe(
-    records: Iterator[RawRecord], source: str, columns: ColumnMap, pairs_per_row: int
+    records: Iterator[RawRecord], source: str, columns: ColumnMap, pairs_per_row: int = PAIRS_PER_ROW
 ) -> tuple[Iterator[RawRecord], Layout]:
     """All the records again, and the layout that the columns of the first ones show.
 

@@ -108,5 +108,10 @@ def test_a_cap_on_a_rows_pairs_draws_the_same_wherever_the_row_stands(tmp_path: 
     assert loaded.num_over_row_cap == 3 * (28 - 5)
     (notice,) = audit({"all": loaded.pairs}, [loaded])["notices"]
     assert notice.startswith("69 of 84 pairs of")
-    config = DataConfig(source=str(tmp_path / "a.jsonl"), pairs_per_row=2, test_fraction=0.4)
-    assert sum(map(len, load_splits(config, seed=0)[0].values())) == 6
+
+
+def test_a_row_gives_at_most_all_pairs_of_nine_answers(tmp_path: Path):
+    rows = [{"prompt": f"p{i}", "answers": list("abcdefghij"), "ranks": [*range(10)]} for i in range(3)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = DataConfig(source=str(tmp_path / "a.jsonl"), test_fraction=0.4)
+    assert sum(map(len, load_splits(config, seed=0)[0].values())) == 3 * 36

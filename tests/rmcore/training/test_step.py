@@ -100,10 +100,10 @@ def test_annotated_margins_reach_the_loss(rm, gold_pairs):
     some = [replace(pair, target_margin=margin) for pair, margin in zip(gold_pairs[:4], annotated, strict=True)]
     pairs = rm.renderer.tokenize_pairs(some)
     batch = collate(pairs, range(4), pad_id=rm.pad_id)
-    bare = TrainConfig(label_smoothing=0, regularization_lambda=0, target_margin_scale=1.0, target_margin_cap=2.0)
+    bare = TrainConfig(label_smoothing=0, regularization_lambda=0, target_margin_scale=1.0)
     with torch.no_grad():
         loss, margins = make_forward(rm.model, make_bradley_terry(bare), "fp32", CPU)(batch.rows, batch.target_margins)
-    asked = torch.tensor([0.4, 2.0, 0.0, -1.0])
+    asked = torch.tensor([0.4, 3.0, 0.0, -1.0])
     torch.testing.assert_close(loss, torch.nn.functional.softplus(asked - margins).sum())
 
 
