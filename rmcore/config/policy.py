@@ -21,11 +21,7 @@ class PolicyConfig(Settings):
     base: str = "tiny"
     """Model that `sft` starts from: tiny or another of its sizes, or a folder or hub name of a causal model."""
     sft_examples: int = Field(default=8000, ge=10, le=1_000_000)
-    """Responses that `sft` is trained on, at most; the synthetic benchmark writes as many as requested."""
-    sft_epochs: int = Field(default=3, ge=1, le=1000)
-    """Passes of `sft` over them."""
-    sft_lr: float = Field(default=4e-3, gt=0)
-    """Peak learning rate of `sft`, by Muon; 1e-5 to 1e-4 for a pretrained model."""
+    """Responses that `sft` is trained on, three times, at most; the synthetic benchmark writes as many as requested."""
     engine: Literal["auto", "vllm", "generate"] = "auto"
     """Engine that draws the samples: vLLM, or transformers' generate; auto takes vLLM where it and a GPU are there."""
     num_prompts: int = Field(default=150, ge=4, le=1_000_000)

@@ -16,13 +16,6 @@ class WatchConfig(Settings):
     final_labels: int = Field(default=400, ge=0, le=1_000_000)
     """Responses that the judge is asked about at the end, at most, on prompts that nothing was decided on: what the
     policy that is kept has gained. 0: nothing is measured."""
-    candidates: int = Field(default=2, ge=1, le=64)
-    """Fresh prompts answered for each judged pair; one of them, drawn evenly, is judged."""
-    useful_gain: float = Field(default=0.1, gt=0)
-    """Gain since half of the distance below which the true reward has stopped gaining: in standard deviations within
-    prompts, or where people judge in wins less losses a comparison."""
-    level: float = Field(default=0.05, gt=0, lt=0.5)
-    """Chance of a false alarm in the whole training, at most: of each of the decisions by itself."""
     people: str | None = None
     """A folder, named from the root, for files of pairs that people judge, instead of `policy.judge`. The training ends
     at each of them, and the same command resumes when its column is filled in."""
@@ -59,12 +52,9 @@ class RlhfConfig(Settings):
     module:function of (prompt, response). Each is normalised within its group before they are summed (GDPO, Liu et al.
     2026, arXiv:2601.05242), so that units do not count; below 0 a weight is a price. Left out: the own reward alone."""
     rollouts: Literal["auto", "vllm", "generate"] = "auto"
-    """Who draws the samples: a vLLM started for the training, which has the policy's weights published to it, or
-    `generate` in the training's process. auto takes vLLM on a GPU where it is installed; on a CPU it draws faster, and
-    a whole step takes as long or longer."""
-    rollout_staleness: int = Field(default=0, ge=0, le=1_000_000)
-    """Optimizer steps that the weights which vLLM draws with may be behind the policy's; 0: they are published before
-    every step. What they are behind is corrected by truncated importance sampling."""
+    """Who draws the samples: a vLLM started for the training, to which the policy's weights are published before every
+    step, or `generate` in the training's process. auto takes vLLM on a GPU where it is installed; on a CPU it draws
+    faster, and a whole step takes as long or longer."""
     length_penalty: float = Field(default=0.0, ge=0)
     """Taken off the reward for each token of a response, in the reward's unit."""
     kl_target: float | None = Field(default=None, gt=0)
@@ -79,8 +69,6 @@ class RlhfConfig(Settings):
     """Held-out prompts of each measurement, at most; the first of those that have samples."""
     samples_per_prompt: int = Field(default=8, ge=1, le=100_000)
     """Samples of each at a measurement."""
-    wait_seconds: Annotated[float, RUN_ONLY] = Field(default=300.0, gt=0)
-    """How long a step waits for a reward server that is away or fails before the training stops, its state saved."""
 
     @model_validator(mode="after")
     def _something_steers(self) -> Self:

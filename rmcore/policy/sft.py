@@ -86,7 +86,11 @@ def fine_tune(
             count = sum(len(examples[index].response) for index in batch)
             loss = _step(model, optimizer, [examples[index] for index in batch], count)
             if not math.isfinite(loss):
-                raise TrainingError(f"the policy's loss is {loss} at step {done}; lower policy.sft_lr ({lr:g}).")
+                raise TrainingError(
+                    f"the policy's loss is {loss} at step {done} of fine-tuning at the learning rate {lr:g}: the "
+                    "weights of policy.base are broken, or that is too fast for them. Name another base, or a policy "
+                    "that you fine-tuned yourself as policy.name."
+                )
             done += 1
             total, num_tokens = total + loss * count, num_tokens + count
             on_step(done, num_steps, loss)

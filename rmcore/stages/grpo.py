@@ -51,6 +51,7 @@ from rmcore.policy.policy import Policy
 from rmcore.policy.policy_weights import load_weights
 from rmcore.policy.sampling.served_policy import ServedPolicy
 from rmcore.policy.stopping.pair_judges import CALIBRATED, PairJudge, PeopleJudge, pair_judge_of
+from rmcore.policy.stopping.watch import CANDIDATES
 from rmcore.reporting.figures.rlhf import rlhf_curves_figure
 from rmcore.reporting.figures.style import save
 from rmcore.reporting.figures.watch import watch_figure
@@ -120,7 +121,7 @@ def _watched(settings: PipelineConfig, upstream: Upstream, policy: Policy, judge
         raise ConfigError(NOBODY_WATCHES)
     prepared, final = upstream["prepare"], watch.final_labels // asked.labels_per_pair
     if settings.is_gold:
-        used = watch.labels // asked.labels_per_pair * watch.candidates + CALIBRATED
+        used = watch.labels // asked.labels_per_pair * CANDIDATES + CALIBRATED
         drawn = new_prompts(prepared, used + final, f"watched prompts {settings.seed}")
         prompts, fresh = drawn[:used], drawn[used:]
     else:
@@ -237,7 +238,7 @@ def _collect(settings: PipelineConfig, out: Path, judge: str, rewards: str) -> d
         "judge": "people" if trained.watch is not None and trained.watch.people is not None else judge,
         **trained.model_dump(
             include={"num_seeds", "prompts_per_step", "group_size", "learning_rate", "loss", "kl_beta"}
-            | {"length_penalty", "samples_per_prompt", "rollout_staleness"}
+            | {"length_penalty", "samples_per_prompt"}
         ),
         "num_steps": trained.steps,
         "num_prompts": int(progress["prompt"].nunique()),

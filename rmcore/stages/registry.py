@@ -114,10 +114,7 @@ STAGES: dict[str, Stage] = {
         Stage(
             "policy",
             ("prepare",),
-            (
-                *("seed", "device", "demonstrated_shortcut", "policy.drawn_from", "policy.base"),
-                *("policy.sft_examples", "policy.sft_epochs", "policy.sft_lr"),
-            ),
+            ("seed", "device", "demonstrated_shortcut", "policy.drawn_from", "policy.base", "policy.sft_examples"),
             ("policy.json", "model/*"),
             libraries=TORCH,
         ),

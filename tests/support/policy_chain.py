@@ -21,7 +21,7 @@ CONFIG = SMOKE.model_copy(
         "landscape": LandscapeConfig(num_pairs=3, lanczos_steps=4, trace_probes=2, top_k=2),
         "readiness": ReadinessConfig(planned_kl=0.4),
         "policy": PolicyConfig(
-            sft_examples=400, sft_epochs=1, num_prompts=8, samples_per_prompt=8, max_new_tokens=24,
+            sft_examples=130, num_prompts=8, samples_per_prompt=8, max_new_tokens=24,
             engine="generate",
         ),
     }

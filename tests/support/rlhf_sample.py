@@ -109,7 +109,7 @@ def record(*, judged=True, num_seeds=3, num_points=9, watched=None, rewards=1):
         "rollouts": "vllm",
         "parity": {
             "num_steps": 120, "num_tokens": 345678, "mean_difference": 0.0123, "max_difference": 1.57,
-            "truncated_share": 0.0041, "max_steps_behind": 2,
+            "truncated_share": 0.0041,
         },
         "judge": "the <gold> world" if judged else "nobody",
         "num_seeds": num_seeds, "num_steps": 40, "prompts_per_step": 8, "group_size": 6, "learning_rate": 1e-4,

@@ -17,6 +17,8 @@ from rmcore.serving.scorer import Rollout
 SCORE_KEY = "rm_score"
 REWARDS_KEY = "rewards"
 """All K rewards of a rollout, the own one with its price of length first."""
+WAIT_SECONDS = 300.0
+"""How long a step waits for a reward server that is away or fails: a restart that loads a large model takes minutes."""
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
 """Pauses between tries to score a step double up to this."""

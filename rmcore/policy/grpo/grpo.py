@@ -26,7 +26,7 @@ from rmcore.data.readers.turns import exchange
 from rmcore.judging.judge import Judge
 from rmcore.models.device import pick_device
 from rmcore.policy.grpo.credit import RewardModelCreditAssigner
-from rmcore.policy.grpo.group_reward import GroupReward, Record
+from rmcore.policy.grpo.group_reward import WAIT_SECONDS, GroupReward, Record
 from rmcore.policy.grpo.rlhf_requirements import require_trl
 from rmcore.policy.grpo.vllm_rollouts import HIGHEST_WEIGHT, Parity, VllmRollouts, prompt_key
 from rmcore.policy.policy import Policy, plain_form
@@ -50,6 +50,7 @@ def make_grpo_with_rm(
     seed: int = 0,
     device: str = "auto",
     served: ServedPolicy | None = None,
+    wait_seconds: float = WAIT_SECONDS,
     callbacks: Sequence[TrainerCallback] = (),
     record: Record | None = None,
     record_parity: Callable[[Parity], None] | None = None,
@@ -69,15 +70,16 @@ def make_grpo_with_rm(
         prompts: what it is trained to answer; text or turns of a dialogue.
         scorer: `RewardModelScorer` of a running reward server, or `LocalReward` in this process.
         out: folder for the trainer's resumable states (`checkpoint-STEP`), one every `settings.measure_every` steps.
-        settings: steps, group size, learning rate, KL penalty, waiting; the defaults where left out.
+        settings: steps, group size, learning rate, KL penalty; the defaults where left out.
         credit: what a reward is joined with; left out, the reward alone.
         further: rewards next to it, which `settings.more_rewards` weighs, as `further_rewards` loads them.
         temperature: of the sampling.
         max_new_tokens: longest response; what is cut there counts as it is.
         seed: of prompts' order and sampling.
         device: auto, cpu or cuda.
-        served: a vLLM of this policy, which draws the samples with at most `settings.rollout_staleness` steps old
-            weights; left out, `generate` in this process.
+        served: a vLLM of this policy, which draws the samples with the weights of each step; left out,
+            `generate` in this process.
+        wait_seconds: how long a step waits for a scorer that is away or fails before the training stops.
         callbacks: more of transformers' callbacks.
         record: sees every step's rollouts and credits.
         record_parity: sees how far vLLM's probabilities were from the trainer's at every step.
@@ -101,7 +103,7 @@ def make_grpo_with_rm(
         prompts,
         scorer,
         credit or RewardModelCreditAssigner(),
-        wait_seconds=wanted.wait_seconds,
+        wait_seconds=wait_seconds,
         further=further,
         record=record,
     )
@@ -114,13 +116,7 @@ def make_grpo_with_rm(
     rollouts = None
     if served is not None:
         rollouts = VllmRollouts(
-            served,
-            prompt_ids,
-            seed=seed,
-            max_staleness=wanted.rollout_staleness,
-            temperature=temperature,
-            max_new_tokens=max_new_tokens,
-            record=record_parity,
+            served, prompt_ids, seed=seed, temperature=temperature, max_new_tokens=max_new_tokens, record=record_parity
         )
     options = GRPOConfig(
         output_dir=str(out),

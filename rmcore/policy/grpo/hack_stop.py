@@ -42,7 +42,7 @@ from rmcore.policy.grpo.snapshots import Snapshots
 from rmcore.policy.policy import Policy
 from rmcore.policy.stopping.chosen_pairs import Chosen
 from rmcore.policy.stopping.pair_judges import CALIBRATED, PairJudge, judge_in_turns
-from rmcore.policy.stopping.watch import Look, Watch
+from rmcore.policy.stopping.watch import CANDIDATES, USEFUL_GAIN, Look, Watch
 
 LOOKS, STATE = "looks.jsonl", "watch.json"
 KEPT = 12
@@ -90,7 +90,7 @@ class HackStop(TrainerCallback):
         judge: who compares two responses: `ScoreJudge` or `PeopleJudge`.
         reward: that is trained on; it saves labels as far as it follows the judge.
         folder: for the state.
-        settings: labels, level, useful gain.
+        settings: labels.
         every: steps between looks.
         temperature, max_new_tokens: of the samples.
         kl_target: nats from the start: beyond them the trainer's `beta` is raised, within them it comes back to what it
@@ -164,7 +164,7 @@ class HackStop(TrainerCallback):
         self._keep_readable()
         self._require_prompts(num_looks)
         self._watch = Watch(
-            self.settings,
+            self.settings.labels,
             num_looks=num_looks,
             limit=self.judge.limit,
             num_prompts=len(self.prompts),
@@ -255,7 +255,7 @@ class HackStop(TrainerCallback):
                 earlier = self._sampled.answers(model, prompts, self.seed + 2)
             asked = {"best": [self.best, len(prompts)], "later": later, "earlier": earlier}
             write_json(file, asked)
-        gain = ServedGain(self.judge.limit, self.settings.useful_gain, is_clipped=self.judge.calibrates)
+        gain = ServedGain(self.judge.limit, USEFUL_GAIN, is_clipped=self.judge.calibrates)
         name, later, earlier = f"final-seed{self.seed}", asked["later"], asked["earlier"]
         for turn in judge_in_turns(self.judge, name, prompts, later, earlier, folder / "judged.jsonl"):
             for difference in turn:
@@ -302,13 +302,13 @@ class HackStop(TrainerCallback):
 
     def _require_prompts(self, num_looks: int) -> None:
         """Refuse looks without a prompt of their own; say on stderr where prompts keep labels from being used."""
-        pairs = (len(self.prompts) - CALIBRATED) // self.settings.candidates
+        pairs = (len(self.prompts) - CALIBRATED) // CANDIDATES
         wanted = self.settings.labels // self.judge.labels_per_pair
         if pairs < num_looks:
             raise ConfigError(
                 f"{len(self.prompts)} held-out prompts, {CALIBRATED} of them for the unit, and each is judged once: "
-                f"they are {pairs} groups of {self.settings.candidates} for {num_looks} looks. Hold out more, lower "
-                "rlhf.watch.candidates, or look more rarely (rlhf.measure_every)."
+                f"they are {pairs} groups of {CANDIDATES} for {num_looks} looks. Hold out more, or look "
+                "more rarely (rlhf.measure_every)."
             )
         if pairs < wanted:
             print(
@@ -360,7 +360,7 @@ class HackStop(TrainerCallback):
 
     def _ask(self, model: Any, step: int, number: int) -> dict[str, Any]:
         """Sample both policies and choose the pairs; JSON-ready, prompts by their places."""
-        watch, size = self._watch, self.settings.candidates
+        watch, size = self._watch, CANDIDATES
         places = self._fresh_places(watch.num_pairs() * size)
         prompts = [self.prompts[place] for place in places]
         seed = self.seed + 1000 * number

@@ -92,8 +92,8 @@ def parity_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """The log-probabilities of a training's sampled tokens, the trainer's against vLLM's, over all steps and seeds.
 
     Returns:
-        {"num_steps", "num_tokens", "mean_difference", "max_difference" (absolute, nats a token), "truncated_share",
-        "max_steps_behind"}; None where vLLM drew nothing.
+        {"num_steps", "num_tokens", "mean_difference", "max_difference" (absolute, nats a token), "truncated_share"};
+        None where vLLM drew nothing.
     """
     if not rows:
         return None
@@ -106,7 +106,6 @@ def parity_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         "num_steps": len(rows),
         "num_tokens": tokens,
         "max_difference": max(row["max_difference"] for row in rows),
-        "max_steps_behind": max(row["step"] - 1 - row["policy_step"] for row in rows),
         **means,
     }
 

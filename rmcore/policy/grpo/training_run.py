@@ -32,7 +32,7 @@ from rmcore.core.tracking import Tracker
 from rmcore.data.pair import Prompt, prompt_text
 from rmcore.judging.judge import Judge
 from rmcore.policy.grpo.credit import LengthCredit, RewardModelCreditAssigner
-from rmcore.policy.grpo.group_reward import REWARDS_KEY, SCORE_KEY
+from rmcore.policy.grpo.group_reward import REWARDS_KEY, SCORE_KEY, WAIT_SECONDS
 from rmcore.policy.grpo.grpo import make_grpo_with_rm
 from rmcore.policy.grpo.hack_stop import HackStop
 from rmcore.policy.grpo.local_reward import LocalReward
@@ -63,6 +63,7 @@ class TrainingPlan:
     watch: makes the watch over a training of a folder and a seed, with the reward that is trained on; None: only the
         steps end the training.
     final_prompts: fresh, for what the watched policy has gained in the end.
+    wait_seconds: how long a step waits for a scorer that is away or fails.
     """
 
     policy: Policy
@@ -75,6 +76,7 @@ class TrainingPlan:
     further: Sequence[Judge] = ()
     watch: Callable[[Path, int, LocalReward], HackStop] | None = None
     final_prompts: Sequence[Prompt] = ()
+    wait_seconds: float = WAIT_SECONDS
 
 
 def train_policy(plan: TrainingPlan, folder: Path, *, seed: int, tracker: Tracker, report: Report) -> None:
@@ -105,6 +107,7 @@ def train_policy(plan: TrainingPlan, folder: Path, *, seed: int, tracker: Tracke
         seed=seed,
         device=plan.device,
         served=plan.served,
+        wait_seconds=plan.wait_seconds,
         callbacks=[run] if watch is None else [run, watch],
         record=run.record,
         record_parity=run.record_parity,

@@ -2,7 +2,7 @@
 
 TRL is told that vLLM draws, so all that it does for its own vLLM happens here too: before a step it has the weights
 synchronised, and afterwards it weighs each token's loss by min(p_trainer / p_vLLM, 3), which corrects what vLLM rounds
-otherwise and what the policy has moved since the weights were published (truncated importance sampling: Yao et al.
+otherwise (truncated importance sampling: Yao et al.
 2025, Your efficient RL framework secretly brings you off-policy RL training; Ionides 2008).
 """
 
@@ -25,7 +25,6 @@ class Parity:
     """Log-probabilities of one step's sampled tokens: the trainer's, before its update, against vLLM's.
 
     step: counts from 1.
-    policy_step: steps that the weights had behind them which drew the samples; step - 1 where they were fresh.
     weight_version: how many publications vLLM had taken; it counts from 0 in each process.
     num_tokens: that were drawn.
     mean_difference, max_difference: absolute, in nats a token.
@@ -33,7 +32,6 @@ class Parity:
     """
 
     step: int
-    policy_step: int
     weight_version: int
     num_tokens: int
     mean_difference: float
@@ -48,7 +46,6 @@ class VllmRollouts:
         served: the vLLM; its weights are replaced by the trainer's.
         prompt_ids: token ids of every prompt, by what TRL hands over of it (`prompt_key`).
         seed: of the sampling; the same seed and step ask for the same samples.
-        max_staleness: optimizer steps that the weights which draw may be behind; 0: never any.
         temperature, max_new_tokens: of the sampling.
         record: called with each step's parity.
     """
@@ -59,12 +56,11 @@ class VllmRollouts:
         prompt_ids: Mapping[Any, Sequence[int]],
         *,
         seed: int,
-        max_staleness: int,
         temperature: float,
         max_new_tokens: int,
         record: Callable[[Parity], None] | None = None,
     ) -> None:
-        self.served, self.prompt_ids, self.seed, self.max_staleness = served, prompt_ids, seed, max_staleness
+        self.served, self.prompt_ids, self.seed = served, prompt_ids, seed
         self.temperature, self.max_new_tokens, self.record = temperature, max_new_tokens, record
         self._trainer: Any = None
         self._published: int | None = None
@@ -90,13 +86,13 @@ class VllmRollouts:
         trainer._generate_and_score_completions = measured
 
     def sync_weights(self) -> None:
-        """Publish the trainer's weights, unless those that are served may serve on. TRL calls it once a step.
+        """Publish the trainer's weights, unless those of this step are served already. TRL calls it once a step.
 
         Raises:
             ServingError: vLLM did not take them.
         """
         step = self._trainer.state.global_step
-        if self._published is None or not 0 <= step - self._published <= self.max_staleness:
+        if self._published != step:
             self.served.publish(self._trainer.accelerator.unwrap_model(self._trainer.model))
             self._published = step
 
@@ -127,10 +123,8 @@ class VllmRollouts:
         """Compare what TRL has computed of one step's tokens: tensors (N, T) and their mask."""
         drawn = output["completion_mask"].bool()
         log_ratio = (output["old_per_token_logps"] - output["sampling_per_token_logps"])[drawn].double()
-        step = self._trainer.state.global_step
         return Parity(
-            step + 1,
-            step if self._published is None else self._published,
+            self._trainer.state.global_step + 1,
             self.served.version,
             log_ratio.numel(),
             float(log_ratio.abs().mean()),

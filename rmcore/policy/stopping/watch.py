@@ -7,7 +7,7 @@ bets are settled with every judged pair:
 - stopped: that it is better than one of half its distance or less by less than a useful gain;
 - turned: that it is worse. The hypothesis is that the true reward never falls, so a plateau is no alarm.
 
-Each by itself is wrong at most with the chance `level` in the whole training, at any number of looks (`bets`): stakes
+Each by itself is wrong at most with the chance `LEVEL` in the whole training, at any number of looks (`bets`): stakes
 are made before the responses of a look are drawn, from earlier judgements, by a bound that does not depend on them.
 A bet needs the bound, so differences are clipped, and where few prompts gain or lose far more a bet is about another
 number than the gain. So nothing follows from a bet that was won where differences on which it staked were clipped and
@@ -20,7 +20,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rmcore.config.rlhf import WatchConfig
 from rmcore.evaluation.uncertainty import bounded_means
 from rmcore.policy.stopping.bets import Bet
 from rmcore.policy.stopping.chosen_pairs import Chosen, PairChooser
@@ -35,6 +34,14 @@ what the reward model explains, and the judged pairs that this guess counts for.
 FAR_BACK = 0.5
 """Share of the newest checkpoint's KL that an earlier one has at most, to show that the true reward has stopped
 gaining: close neighbours are always alike."""
+CANDIDATES = 2
+"""Fresh prompts answered for each judged pair, one of which, drawn evenly, is judged: what the reward model says of the
+other one counts too (`chosen_pairs`). With more of them the bound of a value grows, and prompts run out sooner."""
+LEVEL = 0.05
+"""Chance of a false alarm in the whole training, at most: of each of the decisions by itself."""
+USEFUL_GAIN = 0.1
+"""Gain since half of the distance below which the true reward has stopped gaining: in standard deviations within
+prompts, or where people judge in wins less losses a comparison."""
 AFTER_FEWEST = 2
 """Checkpoints before the true reward can be said to have stopped."""
 
@@ -106,7 +113,7 @@ class Watch:
     """Keeps the evidence of one training.
 
     Args:
-        settings: labels, level, useful gain.
+        labels: that may be used, at most.
         num_looks: that are planned, among which the labels are shared.
         limit: size at which a judged difference is clipped.
         num_prompts: that there are; each enters one group at most, because further labels of a prompt tell of that
@@ -114,11 +121,12 @@ class Watch:
         labels_per_pair: that the judge takes.
         unit: of a difference, in words.
         can_lower_kl: whether a KL penalty can be raised.
+        useful_gain: over a checkpoint of half the distance; less of it is none, in the same unit.
     """
 
     def __init__(
         self,
-        settings: WatchConfig,
+        labels: int,
         *,
         num_looks: int,
         limit: float,
@@ -126,20 +134,21 @@ class Watch:
         labels_per_pair: int = 2,
         unit: str = "sd",
         can_lower_kl: bool = False,
+        useful_gain: float = USEFUL_GAIN,
     ) -> None:
-        self.settings, self.num_looks, self.unit, self.can_lower_kl = settings, num_looks, unit, can_lower_kl
-        self.labels_per_pair, self.num_prompts = labels_per_pair, num_prompts
+        self.labels, self.num_looks, self.unit, self.can_lower_kl = labels, num_looks, unit, can_lower_kl
+        self.labels_per_pair, self.num_prompts, self.useful_gain = labels_per_pair, num_prompts, useful_gain
         self.curve = GainCurve()
-        self.chooser = PairChooser(limit, settings.candidates)
+        self.chooser = PairChooser(limit, CANDIDATES)
         self.labels_used = 0
         self.prompts_used = 0
         self.kept = [0]
         """Numbers of the checkpoints whose weights are still there."""
         self.steps = [0]
         self.kls = [0.0]
-        self._gained = Bet(0.0, "above", settings.level / 2)
+        self._gained = Bet(0.0, "above", LEVEL / 2)
         self._staked = {name: Staked(self.chooser.bound) for name in ("gained", "stopped", "turned")}
-        self._stopped, self._turned = self._stopping(), Bet(0.0, "below", settings.level)
+        self._stopped, self._turned = self._stopping(), Bet(0.0, "below", LEVEL)
         self._spread, self._weight = FIRST_SPREAD, FIRST_WEIGHT
         self._lowered = False
         self._reference, self._known = 0, (0.0, 0.0)
@@ -164,10 +173,10 @@ class Watch:
     def num_pairs(self) -> int:
         """Pairs that the next look may have judged: an equal share of the labels and of the prompts that are left."""
         looks_left = max(1, self.num_looks - (len(self.curve) - 1))
-        by_labels = (self.settings.labels - self.labels_used) // (self.labels_per_pair * looks_left)
+        by_labels = (self.labels - self.labels_used) // (self.labels_per_pair * looks_left)
         if self.num_prompts is None:
             return by_labels
-        return min(by_labels, (self.num_prompts - self.prompts_used) // (self.settings.candidates * looks_left))
+        return min(by_labels, (self.num_prompts - self.prompts_used) // (CANDIDATES * looks_left))
 
     def see(self, chosen: Chosen, number: int, difference: float) -> bool:
         """Take up the judgement of group `number`: the newest checkpoint's response less the earlier one's.
@@ -255,16 +264,15 @@ class Watch:
         self.kept = [one for one in self.kept if one not in gone]
 
     def _stopping(self) -> Bet:
-        """A bet that the gain has stopped; two if the first only lowers the distance: together wrong with `level`."""
-        level = self.settings.level
-        return Bet(self.settings.useful_gain, "below", level / 2 if self.can_lower_kl else level)
+        """A bet that the gain has stopped; two if the first only lowers the distance: together wrong with `LEVEL`."""
+        return Bet(self.useful_gain, "below", LEVEL / 2 if self.can_lower_kl else LEVEL)
 
     def _decide(self, best: int) -> tuple[Action, str]:
         at_best = f"step {self.steps[best]}" if best else "the start"
         if self._won("turned", self._turned):
             return "stop", f"the true reward has turned: the policy is worse than at an earlier step; back to {at_best}"
         if self._won("stopped", self._stopped):
-            shown = f"it gains less than {self.settings.useful_gain:g} {self.unit} since half of its distance"
+            shown = f"it gains less than {self.useful_gain:g} {self.unit} since half of its distance"
             if self.can_lower_kl and not self._lowered:
                 self._lowered = True
                 self._stopped, self._staked["stopped"] = self._stopping(), Staked(self.chooser.bound)
@@ -275,7 +283,7 @@ class Watch:
                 return "go_on", self._staked[name].doubt(what)
         if self._won("gained", self._gained):
             self._staked["gained"] = Staked(self.chooser.bound)
-            self._gained = Bet(0.0, "above", self._gained.level / 2)  # all of them together: the chance `level`
+            self._gained = Bet(0.0, "above", self._gained.level / 2)  # all of them together: the chance `LEVEL`
             return "go_on", "still gaining: shown to be better than an earlier step"
         return "go_on", "nothing is shown yet"
 

@@ -167,10 +167,8 @@ def _samples(parity: Mapping[str, Any] | None) -> str:
     """Who drew the samples, and how far its probabilities were from the trainer's."""
     if parity is None:
         return "samples: drawn in the training's process"
-    behind = parity["max_steps_behind"]
-    weights = f"weights up to {behind} steps old" if behind else "each step's own weights"
     return (
-        f"samples: drawn by a vLLM that has {weights}; over the "
+        "samples: drawn by a vLLM that has each step's own weights; over the "
         f"{parity['num_tokens']:,} tokens of {parity['num_steps']} steps its log-probabilities are "
         f"{parity['mean_difference']:.2g} nats from the trainer's on average and {parity['max_difference']:.2g} at "
         f"most, which truncated importance sampling corrects; {parity['truncated_share']:.2%} of its weights were cut"

@@ -292,9 +292,8 @@ class Failing(Scorer):
 
 def test_a_scorer_that_is_ready_and_fails_is_asked_ever_more_rarely_and_not_called_away(policy, tmp_path):
     scorer = Failing(len)
-    settings = SMALL.model_copy(update={"wait_seconds": 1.0})
     with pytest.raises(TrainingError, match=r"failed \d+ times within 1 s, .* was ready: status 500 .*same command"):
-        trainer(policy, scorer, tmp_path, settings).train()
+        trainer(policy, scorer, tmp_path, wait_seconds=1.0).train()
     assert 2 <= scorer.calls <= 6  # pauses of 0.1, 0.2, 0.4 s and what is left; a busy machine leaves less
 
 
@@ -393,7 +392,7 @@ class FindsEachLaterOneWorse:
 
 
 def test_a_watched_training_that_was_cut_off_looks_and_ends_as_one_that_was_not(plan, tmp_path):
-    settings = WatchConfig(labels=40, candidates=1)
+    settings = WatchConfig(labels=40)
     prompts = [f"What is {number} + 2?" for number in range(300)]
 
     def watch(folder, seed, *rest):
@@ -422,9 +421,9 @@ def test_a_watched_training_that_was_cut_off_looks_and_ends_as_one_that_was_not(
 
 
 def test_a_scorer_that_stays_away_ends_the_training_with_its_state_saved(plan, whole, tmp_path):
-    settings = plan.settings.model_copy(update={"wait_seconds": 0.2, "measure_every": 5})
+    settings = plan.settings.model_copy(update={"measure_every": 5})
     with pytest.raises(TrainingError, match="same command continues"):
-        finish(plan, tmp_path, scorer=Away({3}, gone=True), settings=settings)
+        finish(plan, tmp_path, scorer=Away({3}, gone=True), settings=settings, wait_seconds=0.2)
     assert [place.name for place in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
     finish(plan, tmp_path, scorer=Scorer(len), settings=settings)
     assert json.loads((tmp_path / FINISHED).read_text())["num_steps"] == 5

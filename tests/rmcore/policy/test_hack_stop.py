@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 PROMPTS = [f"What is {number} + 2?" for number in range(1300)]
 TRAINED = ["What is 2 + 2?", "What is 2 + 3?", "Say a"]
 SETTINGS = RlhfConfig(steps=8, prompts_per_step=3, group_size=8, measure_every=2, learning_rate=2e-3, kl_beta=0.01)
-WATCH = WatchConfig(labels=160, final_labels=60, candidates=2)
+WATCH = WatchConfig(labels=160, final_labels=60)
 
 
 class LikesA:

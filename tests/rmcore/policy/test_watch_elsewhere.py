@@ -97,7 +97,7 @@ def test_a_watch_ends_their_loop_where_gold_turns_and_not_where_it_gains(tool, p
         "save_every": EVERY, "max_steps": STEPS,
         "HackStop": lambda prompts, judge, reward, folder, every: HackStop(
             prompts, judge, reward, tmp_path / folder, every=every, max_new_tokens=8,
-            settings=WatchConfig(labels=40, candidates=1),
+            settings=WatchConfig(labels=40),
         ),
     }  # fmt: skip
     exec(shared, known)

@@ -96,15 +96,15 @@ def test_the_trained_policy_is_a_policy(folder):
     assert Policy.load(folder / "model").stop_ids
 
 
-def test_how_long_a_step_waits_is_no_part_of_the_key_and_what_it_learns_is(chain):
+def test_how_a_step_is_cut_is_no_part_of_the_key_and_what_it_learns_is(chain):
     refs = {name: chain.ref(name) for name in STAGES["grpo"].upstream}
 
     def key(**settings):
         return stage_call("grpo", changed(CONFIG, **settings), refs).key
 
-    assert key() == key(rlhf={"wait_seconds": 5.0})
-    rollouts = [key(rlhf={"rollouts": "vllm"}), key(rlhf={"rollout_staleness": 1})]
-    different = [key(), key(rlhf={"steps": 5}), key(rlhf={"kl_beta": 0.1}), key(policy={"temperature": 0.9}), *rollouts]
+    assert key() == key(rlhf={"micro_batch_size": 4})
+    changes = [{"rlhf": {name: value}} for name, value in (("rollouts", "vllm"), ("steps", 5), ("kl_beta", 0.1))]
+    different = [key(), key(policy={"temperature": 0.9}), *(key(**change) for change in changes)]
     assert len(set(different)) == len(different)
 
 
@@ -179,7 +179,7 @@ def test_a_judge_of_ones_own_labels_and_judges(chain, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_watched_training_keeps_what_it_has_shown_and_says_what_it_cost(chain, tmp_path):
-    watch = WatchConfig(labels=80, final_labels=24, candidates=2)
+    watch = WatchConfig(labels=80, final_labels=24)
     record = run_alone(chain, tmp_path / "out", changed(CONFIG, rlhf={"watch": watch, "num_seeds": 1}))
     for one in record["seeds"]:
         seen = one["watch"]

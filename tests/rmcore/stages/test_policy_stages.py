@@ -233,10 +233,10 @@ def test_a_reward_model_starts_from_the_policy_that_was_fine_tuned(chain):
     shared = [name for name in policy if name in trained]
     assert len(shared) > 20
     assert all(torch.allclose(policy[name], trained[name], atol=1e-6) for name in shared)
-    other = started.with_config(policy={"sft_lr": 1e-4})
+    other = started.with_config(policy={"sft_examples": 30})
     assert other.key("train") != started.key("train")
     plain = chain.with_config(train=one_step)
-    assert plain.with_config(policy={"sft_lr": 1e-4}).key("train") == plain.key("train")
+    assert plain.with_config(policy={"sft_examples": 30}).key("train") == plain.key("train")
 
 
 def test_a_policy_that_is_a_folder_is_named_as_what_the_reward_model_starts_from(chain):

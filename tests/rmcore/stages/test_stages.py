@@ -186,8 +186,6 @@ STAGES_OF_A_SETTING = {
     "policy.name": {"policy", "samples", "confirmation", "grpo"},
     "policy.base": {"policy"},
     "policy.sft_examples": {"policy"},
-    "policy.sft_epochs": {"policy"},
-    "policy.sft_lr": {"policy"},
     "policy.engine": {"samples", "confirmation"},
     "policy.num_prompts": {"samples", "confirmation"},
     "policy.fresh_prompts": {"confirmation"},
@@ -200,7 +198,6 @@ STAGES_OF_A_SETTING = {
     "policy.judge_ceiling": {"overoptimization"},
     # How it is run, not what comes out.
     **{f"train.{name}": set() for name in TrainConfig.run_only()},
-    "rlhf.wait_seconds": set(),
     "rlhf.micro_batch_size": set(),
 }
 

@@ -33,9 +33,7 @@ def config(tiny_folder):
 @pytest.fixture(scope="package")
 def with_policy(config):
     """The same with a policy, which is also that of `drawn`."""
-    policy = PolicyConfig(
-        engine="generate", sft_examples=300, sft_epochs=1, num_prompts=8, samples_per_prompt=8, max_new_tokens=40
-    )
+    policy = PolicyConfig(engine="generate", sft_examples=100, num_prompts=8, samples_per_prompt=8, max_new_tokens=40)
     return config.model_copy(update={"policy": policy})
 
 

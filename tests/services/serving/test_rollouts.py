@@ -3,11 +3,11 @@ importance sampling where they are not, and a vLLM that is killed."""
 
 import copy
 import stat
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import TrainerCallback
 
 from machine import family
 from rmcore.config.rlhf import RlhfConfig
@@ -35,25 +35,11 @@ class Length:
         return rewards
 
 
-class After(TrainerCallback):
-    """Calls a function after some steps."""
-
-    def __init__(self, steps, function):
-        self.steps, self.function = steps, function
-
-    def on_step_end(self, args, state, control, **given):
-        if state.global_step in self.steps:
-            self.function(given["model"])
-
-
-def trainer(served, out, *, steps, staleness=0, callbacks=(), **options):
-    settings = RlhfConfig(
-        steps=steps, prompts_per_step=4, group_size=4, learning_rate=1e-3, measure_every=2,
-        rollout_staleness=staleness,
-    )  # fmt: skip
+def trainer(served, out, *, steps, **options):
+    settings = RlhfConfig(steps=steps, prompts_per_step=4, group_size=4, learning_rate=1e-3, measure_every=2)
     return make_grpo_with_rm(
         served.policy, PROMPTS, Length(), out=out, settings=settings, max_new_tokens=12, device="cpu",
-        temperature=TEMPERATURE, served=served, callbacks=callbacks, **options,
+        temperature=TEMPERATURE, served=served, **options,
     )  # fmt: skip
 
 
@@ -108,27 +94,27 @@ def test_what_is_published_is_what_draws_from_then_on(served, policy_folder):
 
 
 def test_a_killed_vllm_comes_back_with_its_weights_and_the_step_is_sampled_again(served, tmp_path, capfd):
-    """Killed before samples alone are requested: what is published next is loaded whatever was there before."""
+    """Killed when the weights of a step have been published and its samples have not been requested."""
     seen, killed = [], []
+    one = trainer(served, tmp_path, steps=4, record_parity=seen.append)
+    rollouts = one.vllm_generation
 
-    def kill(model):
-        [engine] = engines(served)
-        killed.append(engine.pid)
-        engine.kill()
+    def publish_and_kill():
+        rollouts.sync_weights()
+        if one.state.global_step == 1:
+            [engine] = engines(served)
+            killed.append(engine.pid)
+            engine.kill()
 
-    one = trainer(
-        served, tmp_path, steps=4, staleness=1, callbacks=[After({1}, kill)], record_parity=seen.append
-    )  # fmt: skip
+    one.vllm_generation = SimpleNamespace(sync_weights=publish_and_kill)
     one.train()
     assert len(killed) == 1
     said = capfd.readouterr().err
     assert said.count("it is started again with the same weights") == 1
     assert "Traceback" not in said
-    assert [(parity.step, parity.policy_step) for parity in seen] == [(1, 0), (2, 0), (3, 2), (4, 2)]
-    fresh, stale = seen[0::2], seen[1::2]
-    assert all(parity.max_difference < ROUNDING and parity.truncated_share == 0 for parity in fresh)
-    assert all(parity.mean_difference > ROUNDING for parity in stale)
-    assert [parity.weight_version for parity in seen] == [seen[0].weight_version + step // 2 for step in range(4)]
+    assert [parity.step for parity in seen] == [1, 2, 3, 4]
+    assert all(parity.max_difference < ROUNDING and parity.truncated_share == 0 for parity in seen)
+    assert [parity.weight_version for parity in seen] == [seen[0].weight_version + step for step in range(4)]
 
 
 def test_a_training_that_goes_on_draws_from_the_weights_that_it_was_left_with(served, tmp_path):
@@ -137,18 +123,19 @@ def test_a_training_that_goes_on_draws_from_the_weights_that_it_was_left_with(se
     served.publish(moved(load_weights(served.policy, torch.float32), 7))  # of another training
     one = trainer(served, tmp_path, steps=3, record_parity=seen.append)
     one.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert [(parity.step, parity.policy_step) for parity in seen] == [(3, 2)]
+    assert [parity.step for parity in seen] == [3]
     assert seen[0].max_difference < ROUNDING
     assert 16 <= seen[0].num_tokens <= 16 * 12
 
 
 def test_truncated_weights_are_in_the_loss(served, tmp_path):
-    """The policy moves far without being published; the loss and its gradient are those of the formula."""
+    """The policy moves far after its weights were published; the loss and its gradient are those of the formula."""
     seen = []
-    one = trainer(served, tmp_path, steps=1, staleness=5, record_parity=seen.append)
+    one = trainer(served, tmp_path, steps=1, record_parity=seen.append)
     one.train()
-    moved(one.model, 3, size=0.08)
     rows = [dict(one.train_dataset[place]) for place in range(4) for _ in range(4)]
+    one._generate_and_score_completions(rows)
+    moved(one.model, 3, size=0.08)
     inputs = one._generate_and_score_completions(rows)
     mask, advantages = inputs["completion_mask"].bool(), inputs["advantages"][:, None]
     ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
@@ -162,7 +149,8 @@ def test_truncated_weights_are_in_the_loss(served, tmp_path):
     share = (ratio[mask] > HIGHEST_WEIGHT).float().mean()
     assert 0.02 < share < 0.98  # both kinds are there
     assert seen[-1].truncated_share == pytest.approx(float(share))
-    assert (seen[-1].step, seen[-1].policy_step) == (2, 0)
+    assert [parity.step for parity in seen] == [1, 2, 2]
+    assert seen[1].max_difference < ROUNDING
     torch.testing.assert_close(inputs["importance_sampling_ratio"][mask], weights[mask], rtol=1e-4, atol=1e-5)
     expected = -(weights * advantages * log_probs * mask).sum() / mask.sum()
     wanted = torch.autograd.grad(expected, one.model.model.norm.weight)[0]

@@ -5,16 +5,15 @@ import json
 import numpy as np
 import pytest
 
-from rmcore.config.rlhf import WatchConfig
 from rmcore.policy.stopping.bets import Bet
-from rmcore.policy.stopping.watch import Staked, Watch
+from rmcore.policy.stopping.watch import CANDIDATES, Staked, Watch
 
 LOOKS, LIMIT = 12, 3.0
 
 
 def look_at(watch, number, kl, rise, rng, follows=0.7):
     """One look at a checkpoint that is better than number k by rise(k)."""
-    shape = (watch.num_pairs(), watch.settings.candidates)
+    shape = (watch.num_pairs(), CANDIDATES)
     reference = watch.begin(10 * number, kl)
     noise = rng.normal(size=shape) * 2**0.5
     judged = np.clip(
@@ -27,11 +26,9 @@ def look_at(watch, number, kl, rise, rng, follows=0.7):
     return watch.end()
 
 
-def trained(gain, labels=800, seed=0, can_lower_kl=False, **settings):
+def trained(gain, labels=800, seed=0, **options):
     """A training whose gold gain is a function of the nats; the watch and its looks."""
-    watch = Watch(
-        WatchConfig(labels=labels, **settings), num_looks=LOOKS, limit=LIMIT, can_lower_kl=can_lower_kl
-    )  # fmt: skip
+    watch = Watch(labels, num_looks=LOOKS, limit=LIMIT, **options)
     rng, looks = np.random.default_rng(seed), []
     kls = np.linspace(0, 4, LOOKS + 1)
     for number in range(1, LOOKS + 1):
@@ -81,22 +78,23 @@ def test_alarms_on_a_plateau_are_as_rare_as_promised():
 
 @pytest.mark.slow
 def test_prompts_that_are_few_end_the_evidence_and_are_not_asked_again():
-    """Fifty prompts for 2,400 labels: what the first labels of a prompt show, its later ones are bet on, and one watch
-    in seven called a plateau a fall. Each prompt counts once.
+    """Fifty groups of prompts for 2,400 labels: what the first labels of a prompt show, its later ones are bet on, and
+    one watch in seven called a plateau a fall. Each prompt counts once.
     """
     false, runs, labels = 0, 100, 2400
     for seed in range(runs):
-        watch = Watch(WatchConfig(labels=labels, candidates=1), num_looks=LOOKS, limit=LIMIT, num_prompts=50)
+        watch = Watch(labels, num_looks=LOOKS, limit=LIMIT, num_prompts=50 * CANDIDATES)
         rng = np.random.default_rng(seed)
-        own = rng.normal(size=50)  # what each prompt has lost or gained; nothing on average over all prompts
+        own = rng.normal(
+            size=50 * CANDIDATES
+        )  # what each prompt has lost or gained; nothing on average over all prompts
         for number in range(1, LOOKS + 1):
             count = watch.num_pairs()
-            assert watch.prompts_used + count <= 50
+            first, watch.prompts_used = watch.prompts_used, watch.prompts_used + count * CANDIDATES
+            assert watch.prompts_used <= len(own)
             watch.begin(10 * number, 0.3 * number)
-            places = np.arange(watch.prompts_used, watch.prompts_used + count)
-            watch.prompts_used += count
-            judged = own[places] + rng.normal(size=count)
-            chosen = watch.chooser.choose(np.zeros((count, 1)), rng)
+            chosen = watch.chooser.choose(np.zeros((count, CANDIDATES)), rng)
+            judged = own[first + CANDIDATES * np.arange(count) + chosen.places] + rng.normal(size=count)
             for pair in range(count):
                 watch.see(chosen, pair, float(judged[pair]))
             look = watch.end()
@@ -119,10 +117,10 @@ def test_a_watch_that_was_written_down_goes_on_to_the_bit():
 
     whole, looks = trained(gain, seed=5)
     rng, kls = np.random.default_rng(5), np.linspace(0, 4, LOOKS + 1)
-    watch = Watch(WatchConfig(labels=800), num_looks=LOOKS, limit=LIMIT)
+    watch = Watch(800, num_looks=LOOKS, limit=LIMIT)
     for number in range(1, len(looks) + 1):
         state = json.loads(json.dumps(watch.to_dict()))
-        watch = Watch(WatchConfig(labels=800), num_looks=LOOKS, limit=LIMIT)
+        watch = Watch(800, num_looks=LOOKS, limit=LIMIT)
         watch.restore(state)
         look = look_at(watch, number, kls[number], lambda k, n=number: gain(kls[n]) - gain(kls[k]), rng)
         assert look == looks[number - 1]
