@@ -42,7 +42,7 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
         num_telling=0 if plan is None else plan["num_telling"],
         reached=None if plan is None else plan["reached"],
         unseen=None
-        if curve is None
+        if curve is None or plan is None
         else Unseen(optimized["num_unjudged_prompts"] + plan["num_short"], curve["num_prompts"], plan["worst"]),
     )
     policy = required_policy(settings)
