@@ -82,9 +82,9 @@ def store_push() -> None:
     from tasks.sharing import named_store
 
     shared, number = named_store(), 0
-    for entry, stands in shared.push_all(Store(home() / "store")):
-        number += stands
-        said = "" if stands else ": another machine committed another outcome of the same inputs; both are kept"
+    for entry, is_committed in shared.push_all(Store(home() / "store")):
+        number += is_committed
+        said = "" if is_committed else ": another machine committed another outcome of the same inputs; both are kept"
         print(f"{entry.stage:<10} {entry.path.name}{said}")
     print(f"pushed {number} artifacts to {shared.url}")
 

@@ -116,10 +116,16 @@ def remembered(memory: Path) -> list[dict[str, Any]]:
     return []
 
 
+MEMORY_BYTES = 2**23
+"""Size from which on a memory begins again: each edit of a module and each new file adds a row that stays."""
+
+
 def remember(memory: Path, row: Mapping[str, Any]) -> None:
     """Append a row; nothing where that cannot be written."""
     with contextlib.suppress(OSError):  # it is computed again next time
         memory.parent.mkdir(parents=True, exist_ok=True)
+        if memory.is_file() and memory.stat().st_size > MEMORY_BYTES:
+            memory.unlink()
         append_json_lines(memory, [row])
 
 

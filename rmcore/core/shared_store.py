@@ -94,11 +94,13 @@ class SharedStore:
             raise StoreError(f"no {stage} artifact {key} in {local.root} to share; this is a defect, report it.")
         self._upload({name: entry["sha256"] for name, entry in manifest["files"].items()}, folder)
         record = json.dumps({"name": folder.name, "manifest": manifest, "made_by": self.owner}).encode()
-        stands = self.objects.create(f"manifests/{stage}/{key}.json", record)
-        if not stands:  # the same outcome, as nearly always: only logs or times differ, and ours is being read perhaps
+        is_committed = self.objects.create(f"manifests/{stage}/{key}.json", record)
+        if (
+            not is_committed
+        ):  # the same outcome, as nearly always: only logs or times differ, and ours is being read perhaps
             committed = self.find(stage, key)
-            stands = committed is not None and committed["manifest"]["digest"] == manifest["digest"]
-        if stands:
+            is_committed = committed is not None and committed["manifest"]["digest"] == manifest["digest"]
+        if is_committed:
             self._drop_state(stage, key)
             return True
         if not self.pull(local, stage, key):
@@ -117,9 +119,9 @@ class SharedStore:
                 if local.status(entry.stage, entry.key).state != "valid":
                     continue
                 committed = self.find(entry.stage, entry.key)
-                stands = committed is None and self.push(local, entry.stage, entry.key)
-            if stands or committed is None or committed["manifest"]["digest"] != entry.digest:
-                yield entry, stands
+                is_committed = committed is None and self.push(local, entry.stage, entry.key)
+            if is_committed or committed is None or committed["manifest"]["digest"] != entry.digest:
+                yield entry, is_committed
 
     def keep_state(self, stage: str, key: str, folder: Path, patterns: Iterable[str]) -> None:
         """Keep what a running stage has saved in `folder`, the newest alone; files that vanish meanwhile are left out.

@@ -298,3 +298,12 @@ def test_lines_of_json_end_at_line_breaks_alone(tmp_path_factory, texts):
     with path.open("ab") as file:
         file.write(b'{"text": "cut')
     assert read_json_lines(path) == [*rows, *rows]
+
+
+def test_a_memory_of_digests_does_not_grow_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MEMORY_BYTES", 4096)
+    memory = tmp_path / "digests.jsonl"
+    for number in range(400):
+        files.remember(memory, {"number": number, "text": 100 * "x"})
+        assert memory.stat().st_size < 2 * files.MEMORY_BYTES
+    assert files.remembered(memory)[-1]["number"] == 399
