@@ -29,8 +29,7 @@ class TrainConfig(Settings):
     over_length: Literal["cut", "drop"] = "cut"
     """A training pair with a side over max_seq_len: cut that side, or drop the pair. Both are counted."""
     optimizer: Literal["adamw", "adamw8bit", "adam", "sgd", "muon", "lion", "sam"] = "adamw"
-    """muon: hidden matrices, AdamW for the rest. lion: a 3 to 10 times smaller lr. sam: two passes. adamw8bit: AdamW
-    in 8 bytes a weight."""
+    """muon: AdamW beyond hidden matrices. lion: a third of the lr. sam: two passes. adamw8bit: 8 bytes a weight."""
     adam_beta2: float = Field(default=0.999, ge=0, lt=1)
     """Decay of the mean squared gradient in adamw, adam, sam and muon's AdamW; OpenRLHF takes 0.95."""
     lr: float = Field(default=5e-6, gt=0)
