@@ -12,9 +12,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rmcore.config.data import DataConfig
+from rmcore.config.data import DataConfig, GoldConfig
 from rmcore.config.rlhf import RlhfConfig, WatchConfig
 from rmcore.core.errors import ConfigError
+from rmcore.data.gold.world import generate_pairs
 from rmcore.data.table import write_pairs
 from tasks.mlflow_client import connect
 
@@ -121,9 +122,10 @@ def test_a_run_with_a_policy_is_judged_by_its_samples_and_reported_with_them(com
 
 
 @pytest.fixture(scope="module")
-def own_pairs(tmp_path_factory, gold_pairs):
+def own_pairs(tmp_path_factory):
+    """Pairs of prompts that the model was not trained on: samples of the others would be set aside."""
     path = tmp_path_factory.mktemp("own") / "pairs.parquet"
-    write_pairs(gold_pairs[:60], path)
+    write_pairs(generate_pairs(GoldConfig(num_prompts=30, pairs_per_prompt=2), seed=7).pairs, path)
     return path
 
 
