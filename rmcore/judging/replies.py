@@ -71,7 +71,7 @@ def read_reply(body: Any, question: Question, answer_tokens: int) -> Reply | Non
     elif len(whole) > most:
         lost = f"its answer has {len(whole):,} characters, and answer_tokens={answer_tokens:,} are far fewer"
     elif is_full and not reply.refusal and (not reply.answer or reply.is_thinking):
-        lost = f"its thoughts took all tokens of the answer: raise answer_tokens, which is {answer_tokens:,}"
+        lost = f"all {answer_tokens:,} tokens of the answer went into thoughts or blanks: raise answer_tokens"
     else:
         return reply
     return replace(reply, lost=lost)
