@@ -53,9 +53,14 @@ def nights(services, *states):
     return services.flow_runs(tags={"all_": ["auto-scheduled"]}, state={"type": {"any_": list(states)}})
 
 
+def reports(home):
+    """Reports of studies of this name, those of other tests, too, the oldest first."""
+    return sorted(home.glob("reports/baseline-smoke-*/summary.json"), key=lambda file: file.stat().st_mtime)
+
+
 def verdicts(home):
     """What the newest report of the study says of its claims."""
-    files = sorted(home.glob("reports/baseline-smoke-*/summary.json"), key=lambda file: file.stat().st_mtime)
+    files = reports(home)
     found = json.loads(files[-1].read_text())["hypotheses"]
     return [{name: one[name] for name in ("name", "verdict", "value", "ci_low", "ci_high", "p")} for one in found]
 
@@ -69,7 +74,7 @@ def test_a_nightly_study_that_is_killed_judges_as_one_that_was_not(
     def running():
         return [pid for run in nights(services, "RUNNING") for pid in owners(run)]
 
-    left = unfinished()
+    left, others, completed = unfinished(), reports(services.home), len(nights(services, "COMPLETED"))
     night_falls()
     wait_for(lambda: unfinished() - left, seconds=300)
     killed = []
@@ -81,9 +86,9 @@ def test_a_nightly_study_that_is_killed_judges_as_one_that_was_not(
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     services.wait_for(lambda: not nights(services, "RUNNING"))
-    assert not list(services.home.glob("reports/baseline-smoke-*/summary.json"))
+    assert reports(services.home) == others
     night_falls()
-    services.wait_for(lambda: nights(services, "COMPLETED"), timeout_s=500)
+    services.wait_for(lambda: len(nights(services, "COMPLETED")) > completed, timeout_s=500)
 
     # The same study in one go, from the same cells.
     alone = tmp_path / "alone"
