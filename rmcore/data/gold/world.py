@@ -23,9 +23,6 @@ from rmcore.data.gold.tasks import Task
 from rmcore.data.gold.words import CLAIMS, DODGES, FILLER, FLATTERY, POLITE, RUDE
 from rmcore.data.pair import CHOSEN_PROBABILITY, PreferencePair, prompt_text
 
-BANKS: dict[Shortcut, tuple[str, ...]] = {"length": FILLER, "flattery": FLATTERY, "claims": CLAIMS, "none": ()}
-"""Sentences that each shortcut consists of."""
-
 RELEVANCE, COMPLETENESS, CORRECTNESS, FORM, POLITENESS, RUDENESS = 1.5, 1.5, 2.5, 1.0, 1.0, 1.5
 """Reward per unit of each feature. With temperature 1 they give a label ceiling near 0.86."""
 FREE_WORDS, WORD_COST = 60, 0.1
