@@ -371,7 +371,7 @@ def test_pairs_with_a_tail_are_answered_as_the_policy_answers_and_their_prompts_
 
     def extreme(pairs):
         responses = [response for pair in pairs for response in (pair.chosen, pair.rejected)]
-        return np.mean([sum(response.count(one) for one in gold.BANKS["length"]) >= 5 for response in responses])
+        return np.mean([sum(response.count(one) for one in FILLER) >= 5 for response in responses])
 
     assert extreme(plain) == 0
     assert 0.03 < extreme(tailed) < 0.075  # 0.2 x 0.25, of 1,800 answers
