@@ -22,7 +22,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +55,8 @@ TIMES = ".times.json"
 wrong, files are digested once more than necessary."""
 KEY_LENGTH = 12
 """Digits of a key in folder names, leases and messages; the manifest has the whole key."""
+ATTEMPTS = ".attempts.json"
+"""File in the folder of an unfinished artifact: when the last attempt began, and the seconds of all before it."""
 UNFINISHED = ".wip"
 LEASES = ".leases"
 LEASE_LOCK = "leases"
@@ -91,7 +93,7 @@ class Entry:
     last_used: float
     num_bytes: int
     wall_seconds: float
-    """Seconds that its computation took."""
+    """Seconds that its computation took, in all attempts on this machine."""
     digest: str
     """Digest of its outcome files."""
     inputs: Mapping[str, Any]
@@ -214,7 +216,8 @@ class Store:
         return found
 
     def _lock_path(self, name: str) -> Path:
-        return self.root / ".locks" / f"{name}.lock"
+        """Return the file of a lock; that of a key is the same for its first digits, all that a folder's name says."""
+        return self.root / ".locks" / f"{name[:KEY_LENGTH] if DIGEST.fullmatch(name) else name}.lock"
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
@@ -266,11 +269,15 @@ class Store:
         if not resumable:
             shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
+        earlier = _spent(folder)
+        attempt = json.dumps({"earlier": earlier, "began": started})
+        (folder / ATTEMPTS).write_text(attempt)
         for name in (MANIFEST, TIMES):  # of an attempt that died just before the rename
             (folder / name).unlink(missing_ok=True)
         finished = False
         try:
             yield folder
+            (folder / ATTEMPTS).unlink(missing_ok=True)
             places = {str(path.relative_to(folder)): path for path in _written(folder)}
             stats = {
                 name: path.stat() for name, path in places.items()
@@ -287,7 +294,7 @@ class Store:
                 "digest": make_key({name: files[name]["sha256"] for name in matched}),
                 "outcome": sorted(matched),
                 "created": started,
-                "wall_seconds": round(time.monotonic() - began, 3),
+                "wall_seconds": round(earlier + time.monotonic() - began, 3),
                 "inputs": dict(inputs),
                 "files": files,
             }
@@ -299,6 +306,9 @@ class Store:
         finally:
             if not finished and not resumable:
                 shutil.rmtree(folder, ignore_errors=True)
+            elif not finished and folder.is_dir():
+                with suppress(OSError):  # a full disk: some other file says about when it ended
+                    (folder / ATTEMPTS).write_text(attempt)
 
     @contextmanager
     def receive(self, manifest: Mapping[str, Any], name: str) -> Iterator[Path]:
@@ -395,9 +405,8 @@ class Store:
                 seen[entry.stage] = seen.get(entry.stage, 0) + 1
                 if seen[entry.stage] > keep:
                     (removed if self._remove(entry.path, entry.key) else in_use).append(entry)
-            for folder in self.root.glob("[!.]*/*"):
-                is_artifact = not folder.is_dir() or _read_manifest(folder) is not None
-                if not is_artifact and self._remove(folder, folder.name.rsplit("-", 1)[-1]):
+            for folder in filter(_is_unusable, self.root.glob("[!.]*/*")):
+                if self._remove(folder, folder.name.rsplit("-", 1)[-1], _is_unusable):
                     unusable.append(folder)
             for folder in (self.root / UNFINISHED).glob("*"):
                 with self.try_lock(folder.name.rsplit("-", 1)[-1]) as nobody_works:
@@ -405,14 +414,17 @@ class Store:
                         shutil.rmtree(folder)
         return removed, in_use, unusable
 
-    def _remove(self, folder: Path, key: str) -> bool:
-        """Remove an artifact unless a process computes or leases it; return whether it was removed."""
+    def _remove(self, folder: Path, key: str, still: Callable[[Path], bool] = Path.is_dir) -> bool:
+        """Remove a folder unless a process computes or leases its artifact; return whether it was removed.
+
+        `still`: what is looked at again once nobody can exchange the folder any more.
+        """
         nameless = self._nameless()  # an incomplete artifact never has a name
         with self.try_lock(key) as is_idle:
             if not is_idle:
                 return False
             with exclusive(self._lock_path(LEASE_LOCK)):
-                if key[:KEY_LENGTH] in self._keys_in_use():
+                if key[:KEY_LENGTH] in self._keys_in_use() or not still(folder):
                     return False
                 folder.rename(nameless)
         shutil.rmtree(nameless)
@@ -430,6 +442,10 @@ def _new_lease(folder: Path) -> IO[str]:
 def _end_lease(lease: IO[str]) -> None:
     Path(lease.name).unlink(missing_ok=True)
     lease.close()
+
+
+def _is_unusable(folder: Path) -> bool:
+    return folder.is_dir() and _read_manifest(folder) is None
 
 
 def _read_manifest(folder: Path) -> dict[str, Any] | None:
@@ -467,6 +483,17 @@ def checked_manifest(found: Any) -> dict[str, Any] | None:
     except (ValueError, KeyError, RecursionError):  # pydantic's errors are ValueErrors
         return None
     return found if digest == manifest.digest else None
+
+
+def _spent(folder: Path) -> float:
+    """Seconds of all attempts so far at an unfinished artifact; one that was killed counts up to its newest file."""
+    try:
+        record = json.loads((folder / ATTEMPTS).read_text())
+        earlier, began = float(record["earlier"]), float(record["began"])
+    except (OSError, ValueError, TypeError, KeyError):  # the first one, or a kill while it began
+        return 0.0
+    last = max(path.stat().st_mtime for path in folder.rglob("*") if path.is_file())
+    return earlier + max(0.0, last - began)
 
 
 def _written(folder: Path) -> list[Path]:

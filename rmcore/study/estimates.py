@@ -91,7 +91,7 @@ class Estimates:
 
     def _train_seconds(self, config: PipelineConfig, trained: Sequence[Entry]) -> float | None:
         known = [(entry, _read_record(entry)) for entry in trained]
-        # One that went on from an earlier training has all of its seconds in steps, and few of them on the clock.
+        # One that was resumed has done some steps twice.
         whole = [(entry, record) for entry, record in known if record is not None and not record.get("resumed_from")]
         for entry, record in whole or known:
             pairs = self._planned_pairs(config)

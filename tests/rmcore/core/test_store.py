@@ -289,6 +289,15 @@ def test_an_artifact_that_is_being_made_anew_stays(store):
     assert store.status("train", key).state == "valid"
 
 
+def test_a_damaged_artifact_that_another_process_is_about_to_replace_is_its_own(store):
+    """That one holds the lock of the key, of which the folder's name has the first digits."""
+    key = publish(Store(store.root), {"lr": 1})
+    (store.find("train", key) / MANIFEST).write_text("{}")
+    with store.lock(key):
+        assert Store(store.root).collect_garbage(keep=0) == ([], [], [])
+    assert store.find("train", key)
+
+
 def test_garbage_collection_removes_what_can_no_longer_be_used(store):
     key = publish(Store(store.root), {"lr": 1})
     folder = store.find("train", key)
@@ -321,6 +330,34 @@ def test_an_unfinished_folder_is_kept_for_the_next_attempt_and_an_old_manifest_i
         assert again == out
         assert (again / "state").read_text() == "half"
     assert store.status("train", make_key(inputs)).state == "valid"
+
+
+ATTEMPT = """
+import os, signal, sys, time
+from pathlib import Path
+from rmcore.core.store import Store
+with Store(Path(sys.argv[1])).publish("train", "t", {"lr": 9}, outcome=("*",), resumable=True) as out:
+    (out / "state").write_text("half")
+    now = time.time()
+    os.utime(out / "state", (now + 50, now + 50))  # as if it had been written that much later
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_time_of_an_artifact_is_that_of_all_attempts_at_it_of_a_killed_one_up_to_its_last_file(store):
+    for _ in range(2):
+        command = [sys.executable, "-c", ATTEMPT, store.root]
+        assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    with suppress(KeyboardInterrupt), store.publish("train", "t", {"lr": 9}, outcome=("*",), resumable=True) as out:
+        (out / "state").write_text("more")
+        raise KeyboardInterrupt
+    with store.publish("train", "t", {"lr": 9}, outcome=("*",), resumable=True):
+        pass
+    manifest = store.manifest("train", make_key({"lr": 9}))
+    assert 100 < manifest["wall_seconds"] < 140
+    assert manifest["files"].keys() == {"state"}
+    publish(store, {"lr": 8})
+    assert store.manifest("train", make_key({"lr": 8}))["wall_seconds"] < 20
 
 
 @pytest.mark.parametrize("left", [".training.json.0123456789abcdef.tmp", "best/.a.0123456789abcdef.tmp", ".b.tmp/c"])
