@@ -1,9 +1,11 @@
 """Chat templates as what they are: programs from a folder or the hub, which may compute for so long and no longer.
 
 Their sandbox keeps them from files and the network, and does not keep them from looping or from filling the memory. So
-they are rendered in a process of their own, forked once for each tokenizer, which the kernel holds to `LIMIT_SECONDS`
-of processor time for a dialogue (of its own, so that a busy machine or a suspended one ends no template) and to
+they are rendered in a process of their own, forked for each tokenizer, which the kernel holds to `LIMIT_SECONDS` of
+processor time for a dialogue (of its own, so that a busy machine or a suspended one ends no template) and to
 `LIMIT_BYTES` of memory, whatever the template does. It costs some milliseconds once, and a tenth of one per request.
+A fork keeps all memory as it was, a second copy of whatever the parent changes later, weights in training included: so
+it ends when it has had no work for `IDLE_SECONDS`, and the next dialogue has a new one.
 
 Only Linux limits memory so, and only there may a process that has loaded such libraries continue after a fork. On macOS
 dialogues are rendered in this process: a thread watches the threads that render, and raises an exception in one that
@@ -43,6 +45,7 @@ LIMIT_BYTES = 2**30
 """Limit of the memory that rendering takes; a rendered dialogue may have a sixteenth of it."""
 WALL_SECONDS = 600.0
 """Limit of the time for one dialogue on the clock, for a process that does not compute and does not answer."""
+IDLE_SECONDS = 1.0
 LOOK_SECONDS = 0.25
 IN_PROCESS = sys.platform != "linux"
 ADVICE = "Restore the template from where the model was published, or train with use_chat_template=false."
@@ -118,6 +121,7 @@ class _Child:
         self.owner = os.getpid()
         self.busy = threading.Lock()
         self._has_answered = False
+        self._ended_by = 0
         self._pipe, theirs = Pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # the other threads are not there, and nothing waits
@@ -136,11 +140,12 @@ class _Child:
                 texts = [self._next() for _ in dialogues]
                 self._has_answered = True
                 return texts
-            except BrokenPipeError:
+            except ConnectionError:
+                ended_by = self._status()
                 self.end()
-                if self._has_answered:
+                if self._has_answered or ended_by == 0:
                     return None
-                raise
+                raise OSError(f"it ended with status {ended_by}") from None
             except BaseException:
                 self.end()
                 raise
@@ -156,15 +161,22 @@ class _Child:
         try:
             outcome, text = json.loads(self._pipe.recv_bytes())
         except (EOFError, ConnectionError):
-            _, status = os.waitpid(self._pid, 0)
-            self._pid = 0
-            ended_by = os.waitstatus_to_exitcode(status)
+            ended_by = self._status()
+            if ended_by == 0:  # it had no work, and ended while this was sent
+                raise ConnectionError from None
             if ended_by == -signal.SIGPROF:
                 raise _OverTimeError from None
             raise OSError(f"it ended with status {ended_by}") from None
         if outcome == "memory":
             raise MemoryError
         return str(text) if outcome == "text" else TemplateError(text)
+
+    def _status(self) -> int:
+        """Wait for the process, which has closed its end of the pipe."""
+        if self._pid:
+            self._ended_by = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+            self._pid = 0
+        return self._ended_by
 
     def end(self) -> None:
         """End the process; in a fork of its owner, forget it."""
@@ -193,7 +205,7 @@ def _answer(tokenizer: "PreTrainedTokenizerBase", pipe: Connection) -> NoReturn:
                     os.close(int(name))
         has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (has + LIMIT_BYTES, has + LIMIT_BYTES))
-        while True:
+        while pipe.poll(IDLE_SECONDS):
             seconds, dialogues = pickle.loads(pipe.recv_bytes())  # noqa: S301 - the parent's
             for messages, options in dialogues:
                 try:
@@ -202,6 +214,7 @@ def _answer(tokenizer: "PreTrainedTokenizerBase", pipe: Connection) -> NoReturn:
                 except MemoryError:
                     answer = b'["memory", ""]'
                 pipe.send_bytes(answer)
+        os._exit(0)
     except BaseException:  # noqa: S110, BLE001 - the parent has closed its end
         pass
     finally:

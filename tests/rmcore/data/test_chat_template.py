@@ -32,6 +32,7 @@ USUAL = "{% for message in messages %}{{ message['role'] }}: {{ message.content 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     monkeypatch.setattr(chat_template, "LIMIT_SECONDS", 0.3)
+    monkeypatch.setattr(chat_template, "IDLE_SECONDS", 600.0)
 
 
 GROWN = "{% set n = namespace(a=START) %}{% for i in range(TIMES) %}{% set n.a = n.a OPERATOR n.a %}{% endfor %}"
@@ -166,6 +167,17 @@ def test_many_dialogues_cost_one_process_that_goes_with_its_tokenizer():
     gc.collect()
     with pytest.raises(ProcessLookupError):
         os.kill(started[0], 0)
+
+
+@pytest.mark.parametrize("idle", [0.0, 0.001, 0.05])
+def test_a_process_without_work_ends_and_costs_no_dialogue(monkeypatch, idle):
+    """It has a copy of all memory that its parent has changed since; also where it ends while the next is sent."""
+    monkeypatch.setattr(chat_template, "IDLE_SECONDS", idle)
+    tokenizer = tokenizer_with(USUAL)
+    for _ in range(2 if idle else 20):
+        assert render_chat(tokenizer, MESSAGES) == "user: Hello\nassistant: Hi\n"
+        if idle:
+            os.waitid(os.P_PID, chat_template._children[tokenizer]._pid, os.WEXITED | os.WNOWAIT)
 
 
 def test_what_the_process_renders_follows_the_tokenizer():
