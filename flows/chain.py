@@ -20,6 +20,7 @@ from flows.pipeline import (
     last_of,
     own_pages,
     places,
+    run_name_of,
     run_stages,
     show_on_page,
 )
@@ -103,11 +104,6 @@ def run_chain(
         "mlflow_url": tracker.url,
         "pages": own_pages(tracker),
     }
-
-
-def run_name_of(config: PipelineConfig, kind: str) -> str:
-    """Name a run of a chain; the first digits of its key follow."""
-    return f"{config.study}-seed{config.seed}-{kind}"
 
 
 def _tell(

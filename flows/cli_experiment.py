@@ -28,7 +28,7 @@ from rmcore.cli.options import options
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import write_text
 from rmcore.core.store import Store
-from rmcore.reporting.figures.claims import claim_estimate, claimed
+from rmcore.reporting.figures.claims import claimed, measured
 from rmcore.study.plan import Cell, CellPlan, total_seconds
 from tasks.home import home
 
@@ -236,9 +236,9 @@ def print_outcome(outcome: dict[str, Any]) -> None:
     print(f"computed    {cost['num_computed']} cells; {cost['num_cached']} were cached, {cost['num_failed']} failed")
     for one in results["hypotheses"]:
         unit = results["metrics"][one["metric"]]["unit"]
-        value, bounds = claim_estimate(one, unit)
-        measured = f"{value} ({bounds})" if bounds else value
-        print(f"{one['name']:<11} {one['verdict']:<13} {measured}, claimed {claimed(one, unit)}")
+        value, bounds = measured(one, unit)
+        shown = f"{value} ({bounds})" if bounds else value
+        print(f"{one['name']:<11} {one['verdict']:<13} {shown}, claimed {claimed(one, unit)}")
     if not results["hypotheses"]:
         print("verdicts    none: this experiment has no hypothesis")
     for cell in results["cells"]:

@@ -1,6 +1,7 @@
 """`rm-opt runs | open | verdict`, and the plan of a run: what was run here, its report, what would run."""
 
 import json
+import math
 import os
 import shlex
 import sys
@@ -27,6 +28,7 @@ from rmcore.reporting.runs import INDEX, RECORD, Run, find_run, list_runs, read_
 from tasks.home import configure_environment, home
 
 if TYPE_CHECKING:
+    from rmcore.core.store import ArtifactRef
     from rmcore.study.plan import StagePlan
 
 VERDICT_STATUS = {"met": 0, "refuted": 10, "unclear": 11, "lower_evidence": 12}
@@ -183,6 +185,8 @@ def print_plan(config: PipelineConfig) -> None:
     wide_console().print(table)
     for problem in probed.problems:
         print(f"time unknown: {problem}")
+    for line in _judge_calls(config, {stage.name for stage in due}, plan.refs):
+        print(f"judge       {line}")
     known = [stage.seconds for stage in due if stage.seconds is not None]
     num_unknown = sum(_expected(stage) == UNKNOWN for stage in due)
     if not due:
@@ -190,6 +194,41 @@ def print_plan(config: PipelineConfig) -> None:
     else:
         more = f", and {num_unknown} of unknown length" if num_unknown else ""
         print(f"{len(due)} to run, about {numbers.duration(sum(known))}{more}. Nothing was run.")
+
+
+def _judge_calls(config: PipelineConfig, due: set[str], refs: Mapping[str, "ArtifactRef"]) -> list[str]:
+    """The calls, and their cost, of a judge behind an endpoint in the stages that would run."""
+    policy = config.policy
+    if policy is None or policy.asked_judge is None or policy.asked_judging is None:
+        return []
+    from rmcore.data.pair import prompt_text
+    from rmcore.data.table import read_pairs
+    from rmcore.judging.budget import CHARACTERS, planned
+    from rmcore.judging.endpoint import Address
+    from rmcore.judging.language_model import calls_for_rewards
+    from rmcore.policy.stopping.pair_judges import CALIBRATED
+    from rmcore.stages.grpo import START_SAMPLES
+    from rmcore.stages.samples import one_each
+
+    prompts = None
+    if "prepare" in refs:
+        prompts = one_each(read_pairs(Path(refs["prepare"].path) / "test.parquet"))[: policy.num_prompts]
+    num_prompts = policy.num_prompts if prompts is None else len(prompts)
+    each = 0.0 if not prompts else sum(len(prompt_text(prompt)) for prompt in prompts) / num_prompts / CHARACTERS
+    name, lines = Address.parse(policy.asked_judge).model, []
+    unknown = "" if prompts else ", with no count of the prompts' tokens before the data are prepared"
+    asked = {"samples": calls_for_rewards(policy.asked_judging, num_prompts, policy.samples_per_prompt)}
+    if (rlhf := config.rlhf) is not None and rlhf.watch is not None:
+        labels = 0 if rlhf.watch.people else rlhf.watch.labels + 2 * CALIBRATED + rlhf.watch.final_labels
+        asked["grpo"] = (rlhf.num_seeds * labels, 1 if policy.asked_judging.mode == "pointwise" else 2)
+    elif rlhf is not None:
+        count = rlhf.num_seeds * math.ceil(rlhf.steps / rlhf.measure_every) * rlhf.samples_per_prompt + START_SAMPLES
+        asked["grpo"] = calls_for_rewards(policy.asked_judging, rlhf.num_prompts, count)
+    for stage, (calls, shown) in asked.items():
+        if stage in due:  # a response has at most `max_new_tokens`
+            cost = planned(policy.asked_judging, calls, each + shown * policy.max_new_tokens)
+            lines.append(f"{name} in {stage}: at most {cost}{unknown}")
+    return lines
 
 
 def _expected(stage: "StagePlan") -> str:

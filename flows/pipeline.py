@@ -1,6 +1,7 @@
 """The pipeline: prepare, train, evaluate, readiness, report, register. Order only."""
 
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -80,7 +81,14 @@ def pipeline(config: PipelineConfig) -> dict[str, Any]:
     """
     if only_starts_reward_model(config):
         say("policy     the reward model starts from it; its samples have no judge, so labelled pairs alone decide")
-    return run_pipeline(config, kind="pipeline", run_name=f"{config.study}-seed{config.seed}")
+    return run_pipeline(config, kind="pipeline", run_name=run_name_of(config))
+
+
+def run_name_of(config: PipelineConfig, kind: str = "") -> str:
+    """Name a run by study, seed, kind and the file of given samples; reports add the first digits of its key."""
+    given = None if config.policy is None else config.policy.samples
+    samples = "" if given is None else re.sub(r"[^\w.-]+", "_", Path(given).stem)[:40]
+    return "-".join(filter(None, (config.study, f"seed{config.seed}", kind, samples)))
 
 
 def run_pipeline(

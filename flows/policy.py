@@ -13,9 +13,9 @@ configure_environment()  # before Prefect and MLflow read their settings
 from prefect import runtime
 from pydantic import Field
 
-from flows.chain import Presentation, run_chain, run_name_of
+from flows.chain import Presentation, run_chain
 from flows.form import Form, configured_flow, described_flow, presets_for
-from flows.pipeline import REPORT_FILE, REPORT_FOLDER, places, show_on_page
+from flows.pipeline import REPORT_FILE, REPORT_FOLDER, places, run_name_of, show_on_page
 from flows.requirements import require_judge
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError

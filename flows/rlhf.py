@@ -11,7 +11,7 @@ from prefect.artifacts import create_markdown_artifact
 
 from flows.chain import Presentation, run_chain
 from flows.form import Form, configured_flow, presets_for
-from flows.pipeline import run_pipeline
+from flows.pipeline import run_name_of, run_pipeline
 from flows.requirements import require_run
 from rmcore.config.model import FROM_POLICY
 from rmcore.config.pipeline import PipelineConfig
@@ -73,7 +73,7 @@ def rlhf(config: PipelineConfig, mode: Mode = "full", checkpoint: str | None = N
             f"mode={mode} and checkpoint={checkpoint}: mode policy trains against a reward model that is there, so it "
             "needs a checkpoint; the other modes train one of their own."
         )
-    run_name = f"{config.study}-seed{config.seed}-rlhf"
+    run_name = run_name_of(config, "rlhf")
     if mode == "rm":
         started_from = config.policy if config.model.name == FROM_POLICY else None
         without = config.model_copy(update={"rlhf": None, "policy": started_from})

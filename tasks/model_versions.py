@@ -14,6 +14,7 @@ import rmcore
 from rmcore.policy.readiness.verdict import LOWEST_READY_RUNG, PASSED, verdict_tags
 from rmcore.reporting.html.note import plain
 from rmcore.reporting.schema import NextRung, Verdict
+from rmcore.reporting.verdict_style import check_result
 from tasks.mlflow_client import tolerating
 from tasks.run_record import MAX_VALUE_CHARS, texts
 
@@ -49,9 +50,7 @@ def judgement_tags(
     gate: Sequence[Mapping[str, Any]], readiness: Mapping[str, Any], verdict: Verdict, next_rung: NextRung | None
 ) -> dict[str, str]:
     """Tags of a model version that say how it was judged."""
-    checks = {
-        f"rm.gate.{check['name']}": f"{'passed' if check['passed'] else 'failed'}: {check['text']}" for check in gate
-    }
+    checks = {f"rm.gate.{check['name']}": f"{check_result(check)[2:]}: {check['text']}" for check in gate}
     numbers = {
         f"rm.original_score.{part}": value for part, value in readiness.items() if isinstance(value, int | float | str)
     }

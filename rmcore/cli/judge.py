@@ -25,8 +25,6 @@ SHOWN = (
     *("agreement", "kappa", "ceiling", "reliability", "length_matched_agreement", "position_bias", "consistency"),
     *("retest", "length_bias", "injection_gain", "self_preference", "confidence_error", "tie_rate"),
 )
-CHARACTERS, QUESTION_TOKENS = 4, 150
-"""Characters of a token, and tokens of a question besides the texts, as a plan takes them: of English text."""
 app = typer.Typer(no_args_is_help=True, help="Compare a judge with people before its judgements are used.")
 
 
@@ -62,6 +60,7 @@ def audit(
     from rmcore.data.pair import prompt_text
     from rmcore.judging.audit import audit as audited
     from rmcore.judging.audit import compare_judges
+    from rmcore.judging.budget import CHARACTERS, planned
     from rmcore.judging.language_model import LanguageModelJudge
     from rmcore.policy.judge import judge_identity
 
@@ -73,17 +72,9 @@ def audit(
         texts = sum(len(prompt_text(pair.prompt)) + len(pair.chosen) + len(pair.rejected) for pair in pairs) / len(
             pairs
         )
-        read = calls * (texts / CHARACTERS + QUESTION_TOKENS)
-        cost = judging.cost(read, calls * judging.answer_tokens)
         for one in judges.values():
-            if not isinstance(one, LanguageModelJudge):
-                print(f"{one.name}: 0 calls")
-                continue
-            price = f" for {cost:.3g} at most" if cost else ""
-            print(
-                f"{one.name}: {calls:,} calls, about {read:,.0f} tokens read{price}; at most twice as much if replies "
-                "cannot be read, less what is known"
-            )
+            is_asked = isinstance(one, LanguageModelJudge)
+            print(f"{one.name}: {planned(judging, calls, texts / CHARACTERS) if is_asked else '0 calls'}")
         return
     records = []
     for name, one in judges.items():

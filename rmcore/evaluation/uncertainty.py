@@ -350,6 +350,25 @@ def unseen_share(num_prompts: int) -> float:
     return float(1 - 0.05 ** (1 / num_prompts))
 
 
+def unseen_prompts(num_prompts: int, gain: float | None) -> str:
+    """The limit of a claim about a mean over prompts, as a part of its sentence: what none of them may have shown.
+
+    If a share u of prompts loses L each and the others gain g, the total gain is zero at L = (1 - u) g / u.
+
+    Args:
+        num_prompts: that were judged, at least one.
+        gain: that is claimed, in standard deviations, or a loss below 0; None: neither.
+    """
+    share = unseen_share(num_prompts)
+    size = "" if gain is None else f"{(1 - share) / share * abs(gain):.2g} sd on each would cancel"
+    if gain is not None and gain < 0:
+        return (
+            f"up to {100 * share:.2g} % of all prompts may gain far more than these {num_prompts} show; {size} the loss"
+        )
+    limit = f"up to {100 * share:.2g} % of all prompts may be disasters that these {num_prompts} do not show"
+    return f"{limit}; a loss of {size} the gain" if size else limit
+
+
 def bounded_means(
     values: FloatArray, lowest: FloatArray, highest: FloatArray, *, num_resamples: int, seed: int, level: float = 0.95
 ) -> tuple[FloatArray, FloatArray]:

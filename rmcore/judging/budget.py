@@ -6,6 +6,20 @@ from typing import Any
 from rmcore.config.judging import JudgingConfig
 from rmcore.judging.answers import Reply
 
+CHARACTERS, QUESTION_TOKENS = 4, 150
+"""Characters of a token, and tokens of a question besides the texts, as a plan takes them: of English text."""
+
+
+def planned(judging: JudgingConfig, calls: int, text_tokens: float) -> str:
+    """Say what so many calls with texts of so many tokens each cost at most."""
+    read = calls * (text_tokens + QUESTION_TOKENS)
+    cost = judging.cost(read, calls * judging.answer_tokens)
+    price = f" for {cost:.3g} at most" if cost else ""
+    return (
+        f"{calls:,} calls, about {read:,.0f} tokens read{price}; at most twice as much if replies cannot be read, less "
+        "what is known"
+    )
+
 
 class NotSentError(Exception):
     """A request may not be sent, as the budget is spent or the user wants to stop; its question stays open."""

@@ -13,7 +13,7 @@ from rmcore.core.errors import DataError
 from rmcore.core.progress import Report, silent
 from rmcore.data.pair import Prompt, as_rows, prompt_key
 from rmcore.judging.answers import Question, Reply
-from rmcore.judging.comparisons import Comparisons, lists_to_order, utilities_of_orders
+from rmcore.judging.comparisons import COMPARISONS_EACH, Comparisons, lists_to_order, utilities_of_orders
 from rmcore.judging.endpoint import Address, Endpoint
 from rmcore.judging.rubrics import (
     FIRST,
@@ -197,6 +197,14 @@ class LanguageModelJudge:
             if self.num_read == 0 and self.num_unread >= FEWEST_UNREAD:
                 raise DataError(f"none of {self.num_unread} answers of {self.name} could be read: {why}.")
         return [None if choice is None else (choice, reply) for choice, reply in zip(read, replies, strict=True)]
+
+
+def calls_for_rewards(judging: JudgingConfig, num_prompts: int, num_samples: int) -> tuple[int, int]:
+    """Give the most calls that judge so many samples of each of so many prompts, and the samples that a call shows."""
+    calls = num_prompts * num_samples
+    if judging.mode == "pairwise":
+        return COMPARISONS_EACH * calls, 2
+    return calls, 1 if judging.mode == "pointwise" else min(MOST_IN_ORDER, num_samples)
 
 
 def _generator_of(prompt: Prompt, texts: Sequence[str]) -> np.random.Generator:

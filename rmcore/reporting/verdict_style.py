@@ -23,10 +23,14 @@ VERDICT_STYLES = {
 def check_result(check: Mapping[str, Any]) -> str:
     """The result of one check in a sign and a word: "? undecided" where more pairs might show that it passes.
 
-    >>> check_result({"passed": False, "unclear": True})
+    "? missing" is one that was not measured, which is no failure.
+
+    >>> check_result({"passed": False, "value": 0.3, "unclear": True})
     '? undecided'
     """
-    return "✓ pass" if check["passed"] else "? undecided" if check.get("unclear") else "✗ fail"
+    if check["passed"]:
+        return "✓ pass"
+    return "? undecided" if check.get("unclear") else "? missing" if check["value"] is None else "✗ fail"
 
 
 def verdict_style(verdict: Verdict) -> VerdictStyle:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from experiments.presets import PRESETS
 from flows import cli, cli_policy, cli_rlhf
 from flows.cli_runs import found_runs
+from flows.pipeline import run_name_of
 from flows.settings import load_config
 from flows.unfinished import recorded_config
 from rmcore.config.data import DataConfig
@@ -201,3 +202,14 @@ def test_a_look_at_pairs_ends_with_the_command_that_trains_on_them_as_they_were_
     assert (name, words[:3], words[4::2]) == ("next", ["rm-opt", "run", "--data"], ["--set"] * 2)
     config = load_config("minilm", None, [f"data.source={words[3]}", *words[5::2]])
     assert config.data == DataConfig(source=str(file), prompt_column="question", limit=2)
+
+
+def test_runs_on_other_samples_of_one_study_have_other_names_which_commands_take():
+    names = {
+        run_name_of(OWN.model_copy(update={"policy": PolicyConfig(samples=file)}), kind)
+        for file in ("judged.parquet", "/else where/more judged.csv", "x" * 250)
+        for kind in ("readiness", "")
+    }
+    assert len(names) == 6
+    assert all(len(name) < 80 and shlex.quote(name) == name for name in names)
+    assert run_name_of(OWN, "readiness") == "mine-seed5-readiness"

@@ -13,6 +13,7 @@ from flows import cli_runs, planning
 from flows.planning import make_plan, matrix_key, plan_run
 from rmcore.config.changes import change_config
 from rmcore.config.landscape import LandscapeConfig
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.store import MANIFEST, Store
 from rmcore.core.tracking import METRICS_FILE
@@ -291,3 +292,19 @@ def test_a_run_that_starts_from_a_policy_to_come_is_planned_without_its_time(sto
     assert [stage.name for stage in plan.stages] == [*pipeline_stages(PRESETS["rlhf"])]
     assert not any(stage.ref for stage in plan.stages)
     assert "starts from a policy that is not trained yet" in found.problems[0]
+
+
+@pytest.mark.parametrize(("mode", "calls", "shown"), [("pointwise", 1, 1), ("pairwise", 3, 2), ("listwise", 1, 8)])
+def test_the_plan_says_what_a_judge_behind_an_endpoint_is_asked_and_costs(
+    mode, calls, shown, probed, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("RM_OPT_HOME", str(tmp_path))
+    monkeypatch.setattr(cli_runs, "configure_environment", lambda: None)
+    judge = {"judge": "openai:some-model@http://127.0.0.1:9/v1", "num_prompts": 20, "samples_per_prompt": 17}
+    judging = {"mode": mode, "price_read": 2.0, "price_written": 0.0}
+    config = PipelineConfig(policy={"name": "world", "max_new_tokens": 100, **judge, "judging": judging})
+    cli_runs.print_plan(config)
+    [line] = [one for one in capsys.readouterr().out.splitlines() if one.startswith("judge ")]
+    read = calls * 20 * 17 * (150 + 100 * shown)
+    assert f"some-model in samples: at most {calls * 20 * 17:,} calls, about {read:,} tokens read" in line
+    assert f"for {2.0 * read / 1e6:.3g} at most" in line

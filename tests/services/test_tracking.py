@@ -250,7 +250,7 @@ def test_registering_twice_makes_one_version_whose_aliases_follow_the_gate(home,
     assert register(GATE_FAILED) == "1"
     version = client.get_model_version("rm", "1")
     assert version.aliases == ["candidate"]
-    assert version.tags["rm.gate.ece"] == "failed: ECE: 0.400, not below 0.15"
+    assert version.tags["rm.gate.ece"] == "fail: ECE: 0.400, not below 0.15"
     assert version.tags["rm.original_score.overall_score"] == "0.85"
     assert version.tags["rm.rung"] == "3"
     assert version.tags["rm.to_raise"] == "a policy: rm-opt rlhf (costs hours)"

@@ -105,7 +105,7 @@ def _judgement(
     if p is None:
         return Judgement("inconclusive", None, None, None, f"No interval: {estimate.reason}.")
     detectable = estimate.smallest_detectable(alpha=alpha / num_claims)
-    seen = f"The {100 * (1 - alpha):g} % interval"
+    seen = f"The {100 * (1 - alpha):g} % interval" + (f", {estimate.condition}," if estimate.condition else "")
     family = f"Holm's correction over {num_claims} hypotheses (p = {p_holm:.2g})"
     border = "an end of what is claimed" if claim.direction == "within" else "the threshold"
     if p >= alpha:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import WORLD, PolicyConfig
 from rmcore.evaluation.diagnosis import ECE, OVER_BASELINE, Diagnosis, GateCheck, baseline_check, no_better_than_length
-from rmcore.evaluation.uncertainty import ends, shown_gain, unseen_share
+from rmcore.evaluation.uncertainty import ends, shown_gain, unseen_prompts
 from rmcore.policy.confirmation import FURTHEST_KL, smallest_n
 from rmcore.policy.readiness.components import DECIDING
 from rmcore.policy.sampling.best_of_n import ENOUGH_PROMPTS, samples_needed
@@ -71,21 +71,22 @@ def verdict_on_labels(
             pairs are too few: the verdict is unclear, even if other checks, which compare point values, fail. The same
             holds if all checks that do not pass are undecided. A check that was not measured does not fail.
     """
-    failed = [check for check in checks if not check.passed]
-    undecided = [check.name for check in failed if check.unclear]
-    labels = f"all {len(checks)} checks on labelled pairs passed"
-    if failed:
-        labels = f"{len(failed) - len(undecided)} of {len(checks)} checks on labelled pairs failed"
-        labels += f" and {len(undecided)} are undecided" if undecided else ""
-    status: Literal["passes", "fails", "unclear"] = "fails" if failed else "passes"
-    if failed and (len(undecided) == len(failed) or OVER_BASELINE in undecided):
+    not_passed = [check for check in checks if not check.passed]
+    undecided = [check.name for check in not_passed if check.unclear]
+    missing = sum(check.value is None and not check.unclear for check in not_passed)
+    failed = len(not_passed) - len(undecided) - missing
+    others = ((len(undecided), "undecided"), (missing, "not measured"))
+    labels = f"{failed} of {len(checks)} checks on labelled pairs failed"
+    labels += "".join(f", {count} {what}" for count, what in others if count)
+    status: Literal["passes", "fails", "unclear"] = "fails" if failed else "unclear"
+    if not not_passed:
+        status, labels = "passes", f"all {len(checks)} checks on labelled pairs passed"
+    elif OVER_BASELINE in undecided or (undecided and not failed):
         asked = [f"cannot show that it {ASKED[name]}" for name in ASKED if name in undecided]
         asked = asked or [f"leave {len(undecided)} of {len(checks)} checks undecided"]
         status, labels = "unclear", f"{over_baseline['num']} test pairs {' and '.join(asked)}"
-        if others := len(failed) - len(undecided):
-            labels += f", and {others} of the {len(checks) - len(undecided)} other checks failed"
-    elif failed and all(check.value is None for check in failed):
-        status, labels = "unclear", f"{len(failed)} of {len(checks)} checks on labelled pairs were not measured"
+        if failed:
+            labels += f", and {failed} of the {len(checks) - len(undecided)} other checks failed"
     shown, against = f"{'Inconclusive: ' if undecided and status == 'unclear' else ''}{_capital(labels)}. {UNTRIED}", []
     if logged is not None and logged["outcome"] == "too_few":
         logged = None
@@ -116,7 +117,7 @@ def verdict_on_labels(
         "evidence": "labelled pairs" if logged is None else f"logged answers to {logged['num_prompts']} prompts",
         "status": status,
         "headline": shown,
-        "reasons": [*against, *(check.text for check in failed)],
+        "reasons": [*against, *(check.text for check in not_passed)],
     }
 
 
@@ -168,6 +169,7 @@ def verdict_on_samples(
             f"worse than a coin where the shorter sample is better ({_interval(hard)}): RL finds that first, so this "
             "says nothing of RL"
         )
+    shown = None if gain is None else gain["value"]
     status: Literal["ready", "not_ready", "unclear"] = "not_ready" if refused else "unclear" if failed else "ready"
     headline = {
         "not_ready": f"Not ready for {plan}: {len(refused)} of {len(checks)} checks on samples of the policy failed",
@@ -182,23 +184,9 @@ def verdict_on_samples(
         "headline": headline,
         "reasons": [
             *([check.text for check in (*refused, *(check for check in failed if check.unclear))] or told),
-            *_unseen(num_telling, gain),
+            *([unseen_prompts(num_telling, shown if shown and shown > 0 else None)] if num_telling else []),
         ],
     }
-
-
-def _unseen(num_prompts: int, gain: Mapping[str, Any] | None) -> list[str]:
-    """Return the limit of a claim over prompts: the share that may be disasters, and their size; none without prompts.
-
-    If a share u of prompts loses L each and the others gain g, the total gain is zero at L = (1 - u) g / u.
-    """
-    if not num_prompts:
-        return []
-    share = unseen_share(num_prompts)
-    limit = f"up to {100 * share:.2g} % of all prompts may be disasters that these {num_prompts} do not show"
-    if gain is None or gain["value"] is None or gain["value"] <= 0:
-        return [limit]
-    return [f"{limit}; a loss of {(1 - share) / share * gain['value']:.2g} sd on each would cancel the gain"]
 
 
 def verdict_on_policy(trained: Mapping[str, Any]) -> Verdict | None:
@@ -244,20 +232,22 @@ def next_rung(verdict: Verdict, config: PipelineConfig, model: Sequence[str]) ->
     policy = config.policy or PolicyConfig()
     is_gold = config.data.source == "gold"
     judged = shlex.join(["rm-opt", "readiness", "policy", *model])
+    each = max(samples_needed(config.readiness.planned_kl), DECIDING + 1)  # more of a prompt say little of the plan
     if verdict["rung"] < 3:
-        samples = f"{policy.num_prompts} prompts × {policy.samples_per_prompt} samples of the policy"
-        drawn = shlex.join(["rm-opt", "readiness", "best-of-n", *model])
+        samples = f"{policy.num_prompts} prompts × {each} samples of the policy"
+        size = [] if policy.samples_per_prompt == each else ["--n", str(each)]
+        drawn = shlex.join(["rm-opt", "readiness", "best-of-n", *model, *size])
         return {
             "rung": 3,
             "evidence": "samples of the policy that will be optimised, judged",
             "command": judged if is_gold else f"{drawn} --policy YOUR_POLICY",
-            "cost": f"{samples}, which the synthetic benchmark judges for nothing"
+            "cost": f"{policy.num_prompts} prompts × {policy.samples_per_prompt} samples of the policy, which the "
+            "synthetic benchmark judges for nothing"
             if is_gold
             else f"{samples} and a judgement of each; then {judged} --samples JUDGED_FILE",
         }
     if verdict["rung"] == 3 and verdict["status"] == "unclear":
         wanted = max(2 * policy.num_prompts, 2 * ENOUGH_PROMPTS)
-        each = max(policy.samples_per_prompt, samples_needed(config.readiness.planned_kl), DECIDING + 1)
         size = f"{wanted} prompts × {each} samples"
         larger = f"--set policy.num_prompts={wanted} --set policy.samples_per_prompt={each}"
         return {

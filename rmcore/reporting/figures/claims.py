@@ -64,6 +64,13 @@ def claim_estimate(item: Mapping[str, Any], unit: str) -> tuple[str, str]:
     return value, TWO_SEEDS if bounds and is_of_two_seeds(item) else bounds
 
 
+def measured(item: Mapping[str, Any], unit: str) -> tuple[str, str]:
+    """Value and interval of a hypothesis with the condition that the interval holds under; empty without interval."""
+    value, bounds = claim_estimate(item, unit)
+    has_ends = bounds not in ("", TWO_SEEDS)
+    return value, " ".join(filter(None, (bounds, item["condition"] if has_ends else None)))
+
+
 def is_of_two_seeds(item: Mapping[str, Any]) -> bool:
     """Whether a hypothesis rests on two seeds alone, and they do not decide it."""
     return bool(item["num_seeds"] == 2 and item["verdict"] == "inconclusive")

@@ -9,17 +9,16 @@ import yaml
 
 from rmcore.config.files import setting_text
 from rmcore.core.cost import money, money_text
-from rmcore.reporting.experiment_schema import ArmResult, CellResult, ExperimentResults, HypothesisResult, MetricInfo
+from rmcore.reporting.experiment_schema import ArmResult, CellResult, ExperimentResults, MetricInfo
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import looks, main_metrics
 from rmcore.reporting.figures.claims import (
     SEED_INTERVAL,
-    TWO_SEEDS,
     VERDICTS,
-    claim_estimate,
     claim_reason,
     claimed,
     mean_estimate,
+    measured,
     subject,
     tally,
 )
@@ -126,13 +125,6 @@ def experiment_markdown(results: ExperimentResults) -> str:
     )
     link = _web_address(results["mlflow_url"])
     return markdown(entry, 2) + "\n" + (f"\n[Cells in MLflow]({address(link)})\n" if link is not None else "")
-
-
-def measured(item: HypothesisResult, unit: str) -> tuple[str, str]:
-    """A hypothesis' value and its interval with what it holds under (empty where there is none)."""
-    value, bounds = claim_estimate(item, unit)
-    has_ends = bounds not in ("", TWO_SEEDS)
-    return value, " ".join(filter(None, (bounds, item["condition"] if has_ends else None)))
 
 
 def _answer(results: ExperimentResults) -> Block:

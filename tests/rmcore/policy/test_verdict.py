@@ -1,6 +1,7 @@
 """A verdict says no more than its evidence, names its rung, and says what would raise it."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,9 @@ from hypothesis import strategies as st
 from rmcore.cli.common import print_verdict
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import PolicyConfig
+from rmcore.config.readiness import ReadinessConfig
 from rmcore.evaluation.diagnosis import ECE, GateCheck, baseline_check, diagnose_outcome
+from rmcore.policy.readiness.components import DECIDING
 from rmcore.policy.readiness.verdict import (
     LOWEST_READY_RUNG,
     PASSED,
@@ -19,7 +22,8 @@ from rmcore.policy.readiness.verdict import (
     verdict_on_samples,
     with_outcome,
 )
-from rmcore.reporting.verdict_style import verdict_style
+from rmcore.policy.sampling.best_of_n import samples_needed
+from rmcore.reporting.verdict_style import check_result, verdict_style
 
 PASS = GateCheck("a", 0.7, 0.6, True, "a: 0.7, above 0.6")
 FAIL = GateCheck("b", 0.1, 0.6, False, "b: 0.1, not above 0.6")
@@ -209,3 +213,29 @@ def test_a_model_that_is_not_ready_is_not_sent_to_be_optimised_against():
     assert more["rung"] == 3
     assert "rlhf" not in more["command"]
     assert more["command"] == "rm-opt readiness policy mine --kl 1.5"
+
+
+MISSING = GateCheck("train_test_gap", None, 0.15, False, "the gap: not measured; it has to be below 0.15")
+
+
+@given(st.lists(st.sampled_from([PASS, FAIL, OPEN, MISSING]), min_size=1, max_size=6))
+def test_a_check_that_was_not_measured_is_no_failure_and_passes_nothing(found):
+    """A verdict is that of the other checks, but for passing: whatever else there is, it fails as often without."""
+    verdict, others = verdict_on_labels(found, None, OVER), [one for one in found if one is not MISSING]
+    status = "passes" if not others else verdict_on_labels(others, None, OVER)["status"]
+    assert verdict["status"] == ("unclear" if status == "passes" and MISSING in found else status)
+    if FAIL in found:
+        assert verdict["headline"].startswith(f"{found.count(FAIL)} of {len(found)} checks on labelled pairs failed")
+    assert verdict["reasons"].count(MISSING.text) == found.count(MISSING)
+    signs = [check_result(asdict(one))[0] for one in found]
+    assert signs == ["✓" if one is PASS else "✗" if one is FAIL else "?" for one in found]
+
+
+@given(st.floats(0.1, 4), st.integers(4, 200), st.integers(4, 400))
+def test_the_next_step_asks_for_as_many_judgements_of_a_prompt_as_the_plan_needs(kl, drawn, num_prompts):
+    policy = PolicyConfig(num_prompts=num_prompts, samples_per_prompt=drawn)
+    config = PipelineConfig(data={"source": "pairs.csv"}, policy=policy, readiness=ReadinessConfig(planned_kl=kl))
+    each = max(samples_needed(kl), DECIDING + 1)
+    for verdict in (verdict_on_labels([PASS], None, OVER), verdict_on_samples([PASS, OPEN], **PLAN)):
+        more = next_rung(verdict, config, ["mine"])
+        assert f" prompts × {each} samples" in more["cost"]

@@ -9,7 +9,7 @@ import pytest
 from rmcore.evaluation.comparison import paired_comparison
 from rmcore.evaluation.uncertainty import sign_flip_test
 from rmcore.evaluation.verdicts.estimate import SeedSample
-from rmcore.reporting.html.experiment import measured
+from rmcore.reporting.figures.claims import measured
 from rmcore.study.analysis import arm_bands, arm_metrics, judge_hypotheses
 from rmcore.study.cells import GAP, SHARES, Measured, prompt_scores
 
@@ -351,3 +351,22 @@ def test_a_seed_that_collapsed_is_named_and_stays_in_the_mean():
     assert measured(found, "points")[1].endswith(" if no training collapses")
     chance = timed({"old": [0.7, 0.71, 0.69], "new": [0.5, 0.51, 0.49]}, ACCURACY)
     assert "collapsed" not in judged(chance)["method"]
+
+
+def test_a_claim_of_eight_seeds_is_covered_under_the_condition_that_its_own_sentence_has():
+    """One training of ten collapses in one arm, by 0.2. The interval of all experiments holds the difference of all
+    trainings in 87 %, the one that its condition names in 95 %: without any, or with as many as here.
+    """
+    rng, trials, covered = np.random.default_rng(8), 400, {"as said": 0, "of all trainings": 0}
+    for _ in range(trials):
+        old, new = 0.7 + 0.012 * rng.normal(size=(2, 8))
+        broken = rng.random(8) < 0.1
+        cells = timed({"old": old.tolist(), "new": np.where(broken, new - 0.2, new).tolist()}, ACCURACY)
+        found = judged(cells, seeds=range(8))
+        share = broken.mean() if found["condition"].endswith("as often as here") else 0.0
+        for name, truth in (("as said", -0.2 * share), ("of all trainings", -0.2 * 0.1)):
+            covered[name] += found["ci_low"] <= truth <= found["ci_high"]
+        assert found["condition"] in found["reason"]
+        assert found["condition"] in measured(found, "points")[1]
+    assert covered["of all trainings"] / trials < 0.92
+    assert covered["as said"] / trials >= 0.92
