@@ -11,20 +11,31 @@ well the reward model sees them, so that a world of topics gains zero where half
 Shown for each world: the true gain of best-of-64, the verdicts, how often the interval of the gain holds the truth, and
 how often none of the disasters was among the prompts: then nothing that was judged can tell this world from one
 without any.
+
+Some worlds are files of samples as users give them, read by the functions of the stages: prompts that the reward model
+was trained on, written otherwise, and prompts or samples that nobody judged.
 """
 
 import argparse
+import contextlib
+import io
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
+import pandas as pd
 
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.core.arrays import FloatArray
+from rmcore.data.splits import compared_prompt
 from rmcore.policy.overoptimization import overoptimization
 from rmcore.policy.readiness.components import JudgedPools, on_policy_parts
-from rmcore.policy.readiness.readiness_v2 import judge_v2
+from rmcore.policy.readiness.readiness_v2 import Unseen, judge_v2
 from rmcore.policy.sampling.best_of_n import best_of_n_weights
+from rmcore.policy.sampling.samples import pools
+from rmcore.stages.overoptimization import judged_part, not_trained_on
+from rmcore.stages.samples import judged_samples
 
 NUM_RESAMPLES = 400
 HACKED_REWARD = 10.0
@@ -45,6 +56,10 @@ class World:
     cap: reward above which all are equal; None: none are.
     levels: distinct answers of a prompt; None: each is another.
     planned_kl: nats.
+    share: of the prompts that have the quality, the first ones; the others have `elsewhere`.
+    file: what the samples' file is like. trained on: the first prompts are those of the reward model's training.
+        unjudged prompts: those with the quality `elsewhere` have three judged samples each. unjudged hacked: hacked
+        samples are longer than the others, and nobody judged them. unjudged by chance: 17 samples of each are judged.
     """
 
     name: str
@@ -59,6 +74,9 @@ class World:
     cap: float | None = None
     levels: int | None = None
     planned_kl: float = 3.0
+    share: float = 1.0
+    elsewhere: float = 0.0
+    file: Literal["trained on", "unjudged prompts", "unjudged hacked", "unjudged by chance"] | None = None
     loss: float = field(default=0.0)
     """Gold that a hacked sample loses; `solved` finds it."""
 
@@ -69,7 +87,8 @@ def draw(world: World, rng: np.random.Generator, num_prompts: int) -> tuple[Floa
     if world.quality is None:
         quality = np.where(rng.random(topics) < 0.5, 0.6, -0.6)
     else:
-        quality = np.clip(world.quality + 0.1 * rng.normal(size=topics), -1, 1)
+        quality = np.where(np.arange(topics) < round(world.share * topics), world.quality, world.elsewhere)
+        quality = np.clip(quality + 0.1 * rng.normal(size=topics), -1, 1)
     quality = np.repeat(quality, world.copies)[:num_prompts, None]
     gold, noise = rng.normal(size=(2, *shape))
     if world.levels is not None:  # one of a few answers, each with its gold and its reward
@@ -83,6 +102,40 @@ def draw(world: World, rng: np.random.Generator, num_prompts: int) -> tuple[Floa
     return np.where(hacked, HACKED_REWARD + noise, reward), gold - world.loss * hacked, hacked.any(axis=1)
 
 
+def as_read(
+    world: World, reward: FloatArray, gold: FloatArray, rng: np.random.Generator
+) -> tuple[list[FloatArray], list[FloatArray], int, int]:
+    """Rewards and gold of the prompts that are left of a file, how many lack judgements, and on how many of those left
+    the reward model prefers a sample without one.
+    """
+    num_prompts, samples = reward.shape
+    is_first = np.arange(num_prompts) < round(world.share * num_prompts)
+    is_hacked = reward > HACKED_REWARD / 2
+    has_none = {
+        "trained on": np.zeros_like(is_hacked),
+        "unjudged prompts": ~is_first[:, None] & (np.arange(samples) >= 3),
+        "unjudged hacked": is_hacked,
+        "unjudged by chance": rng.random(reward.shape).argsort(axis=1) >= 17,
+    }[world.file or ""]
+    lengths = rng.normal(129 + 43 * is_hacked, 30).clip(1).astype(int)
+    prompts = [f"  Why is number {place}, of ALL numbers , so odd?! " for place in range(num_prompts)]
+    table = pd.DataFrame(
+        {
+            **{"prompt_id": np.repeat(np.arange(num_prompts), samples), "prompt": np.repeat(prompts, samples)},
+            **{"response": ["x" * length for length in lengths.ravel()]},
+            **{"unit": np.repeat(np.arange(num_prompts), samples)},
+            **{"reward": reward.ravel(), "gold": np.where(has_none, np.nan, gold).ravel()},
+        }
+    )  # fmt: skip
+    seen = {compared_prompt(f"why is number {place} of all numbers so odd") for place in np.flatnonzero(is_first)}
+    with contextlib.redirect_stderr(io.StringIO()):
+        table, unjudged, counts = judged_samples(table, "the file has no number")
+        table, _ = not_trained_on(table, seen if world.file == "trained on" else set())
+    _, num_chosen = judged_part(table, unjudged, lambda rows: rows)
+    rewards, judged = (pools(table, "prompt_id", column) for column in ("reward", "gold"))
+    return rewards, judged, counts["prompts_left_out"], num_chosen
+
+
 def best_gains(reward: FloatArray, gold: FloatArray) -> FloatArray:
     """Gold gain of the best of all samples of each prompt, (N,), in gold's own unit."""
     if np.unique(reward[0]).size == reward.shape[1]:
@@ -92,10 +145,11 @@ def best_gains(reward: FloatArray, gold: FloatArray) -> FloatArray:
 
 
 def solved(world: World) -> tuple[World, float]:
-    """The world whose disasters lose so much that nothing is gained, and its true gain."""
+    """The world whose disasters lose so much that nothing is gained, and its true gain, elsewhere than in training."""
+    fresh = replace(world, share=0.0) if world.file == "trained on" else world
 
     def gain(loss: float) -> float:
-        rng, some = np.random.default_rng(1), replace(world, loss=loss)
+        rng, some = np.random.default_rng(1), replace(fresh, loss=loss)
         return float(np.mean([best_gains(*draw(some, rng, 4000)[:2]).mean() for _ in range(5)]))
 
     without = gain(0.0)
@@ -107,10 +161,12 @@ def solved(world: World) -> tuple[World, float]:
 def evaluation(world: World, rng: np.random.Generator) -> tuple[str, tuple[float | None, float | None], bool]:
     """One evaluation: its status, the interval of the gain in units of gold, and whether a disaster was judged."""
     reward, gold, is_disaster = draw(world, rng, world.num_prompts)
-    rewards, judged = list(reward), list(gold)
+    rewards, judged, num_left_out, num_chosen = list(reward), list(gold), 0, 0
     if world.short is not None:
         rewards[0], judged[0] = rewards[0][: world.short], judged[0][: world.short]
-    units = [place // world.copies if world.known_topics else place for place in range(world.num_prompts)]
+    if world.file is not None:
+        rewards, judged, num_left_out, num_chosen = as_read(world, reward, gold, rng)
+    units = [place // world.copies if world.known_topics else place for place in range(len(rewards))]
     seed = int(rng.integers(2**31))
     settings = {"num_resamples": NUM_RESAMPLES, "seed": seed}
     curve = overoptimization(rewards, judged, max_n=world.samples, planned_kl=world.planned_kl, units=units, **settings)
@@ -121,7 +177,10 @@ def evaluation(world: World, rng: np.random.Generator) -> tuple[str, tuple[float
     parts = {name: value.to_dict() for name, value in found.items()}
     parts |= {"planned_gain": plan.gain.to_dict(), "planned_fall": plan.fall.to_dict()}
     config = ReadinessConfig(planned_kl=world.planned_kl)
-    verdict = judge_v2(parts, config, "simulation", num_telling=plan.num_telling, reached=plan.reached)["verdict"]
+    unseen = Unseen(num_left_out + plan.num_short, curve.num_prompts, plan.worst, num_chosen)
+    verdict = judge_v2(parts, config, "simulation", num_telling=plan.num_telling, reached=plan.reached, unseen=unseen)[
+        "verdict"
+    ]
     last = curve.points[-1].gold  # of the best of all samples, whose truth is known
     unit = float(np.sqrt(np.mean([pool.var(ddof=1) for pool in judged])))
     found = tuple(None if end is None else end * unit for end in last.ends)
@@ -129,6 +188,10 @@ def evaluation(world: World, rng: np.random.Generator) -> tuple[str, tuple[float
 
 
 RARE = {"quality": 0.7, "disasters": 0.1, "hacked": 1 / 32}
+SMALL = {"samples": 24, "planned_kl": 1.5}
+MEMORISED = SMALL | {"quality": 1.0, "file": "trained on"}
+UNJUDGED = SMALL | {"elsewhere": -0.42, "file": "unjudged prompts"}
+PART = SMALL | {"file": "unjudged hacked"}
 WORLDS = (
     *(World("hacked in 1/32 of the samples of 10 % of prompts", n, **RARE) for n in (10, 20, 50, 150)),
     *(World("hacked in 1/640 of all samples", n, disasters=1.0, hacked=1 / 640) for n in (10, 50)),
@@ -143,6 +206,14 @@ WORLDS = (
     *(World(f"excellent, planned 1.5 nats, {k} samples a prompt", 150, samples=k, planned_kl=1.5) for k in (16, 17)),
     World("excellent, 18 % of the rewards at a cap", 150, cap=0.92),
     World("excellent, 8 distinct answers of a prompt", 150, levels=8),
+    *(
+        World(f"perfect on {share:.0%} of the prompts, trained on; blind on the others", 160, share=share, **MEMORISED)
+        for share in (0.1, 0.2, 0.5)
+    ),
+    World("as good on 60 prompts as it is harmful on 100 that nobody judged", 160, share=60 / 160, **UNJUDGED),
+    World("excellent, 5 of 160 prompts without judgements", 160, share=155 / 160, **UNJUDGED | {"elsewhere": 0.7}),
+    World("longer samples without judgements, preferred and as good as any", 100, hacked=0.3, disasters=1.0, **PART),
+    World("excellent, 17 of 24 samples judged, by chance", 150, **PART | {"file": "unjudged by chance"}),
 )
 
 
@@ -162,10 +233,11 @@ def rates(world: World, trials: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=1000)
+    parser.add_argument("--files", action="store_true", help="only the worlds that are files of samples")
     given = parser.parse_args()
     print("| world | prompts | gain | ready | unclear | not ready | interval holds it | no disaster seen |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
-    for world in WORLDS:
+    for world in (one for one in WORLDS if one.file is not None or not given.files):
         found = rates(world, given.trials)
         shown = [f"{100 * found[name]:.1f} %" for name in ("ready", "unclear", "not_ready", "covered")]
         unseen = f"{100 * found['unseen']:.1f} %" if world.disasters else "–"

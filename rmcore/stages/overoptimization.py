@@ -7,7 +7,8 @@ judge's rewards only what needs none.
 
 import json
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +26,20 @@ from rmcore.data.pair import Prompt, prompt_key, prompt_text
 from rmcore.data.readers.turns import asked_prompt
 from rmcore.data.splits import compared_prompt
 from rmcore.data.table import read_pairs
+from rmcore.evaluation.uncertainty import MetricValue, t_interval
+from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.judge import judge_noise
 from rmcore.policy.judged_answers import TRAINED_ON
 from rmcore.policy.overoptimization import METHODS, OptimizationPlan, overoptimization
 from rmcore.policy.readiness.components import JudgedPools, gains_by_length, on_policy_parts
-from rmcore.policy.sampling.best_of_n import best_of_n_kl, best_of_n_weights, nominal_kl
+from rmcore.policy.sampling.best_of_n import best_of_n_kl, best_of_n_weights, by_unit, nominal_kl
 from rmcore.policy.sampling.samples import pools
 from rmcore.policy.sampling.scored_samples import score_samples
 from rmcore.reporting.figures.overoptimization import overoptimization_figure
 from rmcore.reporting.figures.style import save
 from rmcore.stages.interface import Upstream
 from rmcore.stages.requirements import required_policy
-from rmcore.stages.samples import FEWEST, LEFT_OUT_FILE, SAMPLES_FILE
+from rmcore.stages.samples import FEWEST, LEFT_OUT_FILE, SAMPLES_FILE, UNJUDGED_FILE
 from rmcore.stages.seen_prompts import NOT_KNOWN_OF, seen_by
 from rmcore.stages.trained import load_trained
 
@@ -46,6 +49,10 @@ UNJUDGED = {
     f"{FEWEST} judged samples; they are left out",
 }
 """Sentences on what was left out for want of a judgement, by what the stage samples counts."""
+ALL_JUDGED = (
+    "whether samples were drawn that nobody judged is not known, as the file has none: the gain is that of a choice "
+    "among samples like the judged ones"
+)
 WORST_SHOWN = 5
 """Prompts of the least gain that the report prints."""
 
@@ -53,12 +60,11 @@ WORST_SHOWN = 5
 def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Score the samples with the best checkpoint and measure."""
     samples = pd.read_parquet(upstream["samples"] / SAMPLES_FILE)
-    samples, left_out = _unseen(samples, seen_by(upstream["train"], upstream["prepare"]))
+    samples, left_out = not_trained_on(samples, seen_by(upstream["train"], upstream["prepare"]))
     given = json.loads((upstream["samples"] / LEFT_OUT_FILE).read_text())
     left_out += [said.format(**given) for name, said in UNJUDGED.items() if given.get(name)]
     rm = load_trained(settings, upstream["train"] / "best")
-    asked = samples.assign(prompt=_prompts(upstream["prepare"], samples))
-    scored = score_samples(rm, asked, report)
+    scored = score_samples(rm, samples.assign(prompt=_prompts(upstream["prepare"], samples)), report)
     asked = scored.samples.assign(reward=scored.rewards)
     table = asked.assign(prompt=asked["prompt"].map(prompt_text), length=asked["response"].str.len())
     table.drop(columns=["prompt", "response"]).to_parquet(out / "rewards.parquet")
@@ -67,18 +73,30 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
         "num_unreadable": scored.num_unreadable,
         "left_out": left_out,
         "num_unjudged_prompts": given.get("prompts_left_out", 0),
+        "num_chosen_unjudged": 0,
         "best_of_n": _choices(table),
         "judge": settings.judged_by,
     }
     _write_chosen(table, out / "tables")
     if np.isfinite(table["gold"]).all():
         record |= _judged(settings, table, out / "figures")
+        if given.get("unjudged"):
+            unjudged = pd.read_parquet(upstream["samples"] / UNJUDGED_FILE)
+            score = partial(_scored, rm, upstream["prepare"], report)
+            said, record["num_chosen_unjudged"] = judged_part(table, unjudged, score)
+            left_out.extend(said)
+        elif given.get("is_file"):
+            left_out.append(ALL_JUDGED)
     write_json(out / "overoptimization.json", record)
     write_json(out / "summary.json", {"metrics": _tracked(record)})
 
 
-def _unseen(samples: pd.DataFrame, seen: Collection[str] | None) -> tuple[pd.DataFrame, list[str]]:
+def not_trained_on(samples: pd.DataFrame, seen: Collection[str] | None) -> tuple[pd.DataFrame, list[str]]:
     """The samples of prompts that the reward model was not trained on, and what is to be said of the others.
+
+    Args:
+        samples: with the column prompt.
+        seen: prompts as `compared_prompt` gives them; None: not known.
 
     Raises:
         DataError: it was trained on all of them.
@@ -94,6 +112,70 @@ def _unseen(samples: pd.DataFrame, seen: Collection[str] | None) -> tuple[pd.Dat
         raise DataError(f"{left_out}. Draw and judge samples of prompts that it was not trained on.")
     print(f"warning: {left_out}.", file=sys.stderr)
     return samples[~samples["prompt"].isin(known)].reset_index(drop=True), [left_out]
+
+
+def judged_part(
+    judged: pd.DataFrame, unjudged: pd.DataFrame, score: Callable[[pd.DataFrame], pd.DataFrame]
+) -> tuple[list[str], int]:
+    """Compare the judged samples with all; on how many prompts another one is chosen if they differ in length.
+
+    Where they do not, choices of unjudged samples are like those of judged ones as far as is known, and the other
+    samples are not scored.
+
+    Args:
+        judged: columns prompt_id, response, unit and reward.
+        unjudged: columns prompt_id, prompt and response.
+        score: adds the column reward, in logits, to such rows.
+
+    Returns:
+        What is to be said, and the number of prompts.
+    """
+    unjudged = unjudged[unjudged["prompt_id"].isin(judged["prompt_id"])].reset_index(drop=True)
+    apart = length_of_judged(judged, unjudged)
+    if apart.value is None:
+        return [], 0
+    everything = pd.concat([judged["response"], unjudged["response"]]).str.len().mean()
+    mean = f"{judged['response'].str.len().mean():,.0f} characters against {everything:,.0f} of all samples"
+    low, high = apart.ci_low, apart.ci_high
+    ends = "" if low is None or high is None else f" ({apart.value:+,.0f} a prompt, {low:+,.0f} to {high:+,.0f})"
+    if low is None or high is None or low <= 0 <= high:
+        return [f"the judged samples are not shown to differ from all in length: {mean}{ends}"], 0
+    best, other = (table.groupby("prompt_id")["reward"].max() for table in (judged, score(unjudged)))
+    number = int((other > best.reindex(other.index)).sum())
+    kind, others = ("shorter", "longer") if apart.value < 0 else ("longer", "shorter")
+    return [
+        f"the judged samples are {kind} than all: {mean}{ends}; the gain among them says nothing of the {others} ones, "
+        f"and on {number} of {judged['prompt_id'].nunique()} prompts the reward model prefers a sample without a "
+        "judgement"
+    ], number
+
+
+def length_of_judged(judged: pd.DataFrame, unjudged: pd.DataFrame) -> MetricValue:
+    """By how many characters the judged samples of a prompt are longer than all of its samples, on average.
+
+    Args:
+        judged: columns prompt_id, response and unit.
+        unjudged: columns prompt_id and response.
+
+    Returns:
+        The mean over independent units of prompts that have both kinds, with its t interval; without a value where
+        there is none.
+    """
+    judged_length, unjudged_length = (
+        table["response"].str.len().groupby(table["prompt_id"]).agg(["sum", "size"]) for table in (judged, unjudged)
+    )
+    judged_length = judged_length.loc[judged_length.index.intersection(unjudged_length.index)]
+    if judged_length.empty:
+        return MetricValue(None, None, None, 0)
+    total = judged_length + unjudged_length.loc[judged_length.index]
+    apart = judged_length["sum"] / judged_length["size"] - total["sum"] / total["size"]
+    units = judged.drop_duplicates("prompt_id").set_index("prompt_id")["unit"]
+    return t_interval(by_unit(apart.to_numpy(), units[apart.index].to_numpy()))
+
+
+def _scored(rm: BradleyTerryRM, prepared: Path, report: Report, samples: pd.DataFrame) -> pd.DataFrame:
+    found = score_samples(rm, samples.assign(prompt=_prompts(prepared, samples)), report)
+    return found.samples.assign(reward=found.rewards)
 
 
 def _prompts(prepared: Path, samples: pd.DataFrame) -> list[Prompt]:

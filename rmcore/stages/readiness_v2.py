@@ -43,7 +43,12 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
         reached=None if plan is None else plan["reached"],
         unseen=None
         if curve is None or plan is None
-        else Unseen(optimized["num_unjudged_prompts"] + plan["num_short"], curve["num_prompts"], plan["worst"]),
+        else Unseen(
+            optimized["num_unjudged_prompts"] + plan["num_short"],
+            curve["num_prompts"],
+            plan["worst"],
+            min(optimized["num_chosen_unjudged"], curve["num_prompts"]),
+        ),
     )
     policy = required_policy(settings)
     judged["verdict"]["reasons"] = [*judged["verdict"]["reasons"], *optimized["left_out"]]

@@ -126,7 +126,7 @@ STAGES: dict[str, Stage] = {
                 *("policy.samples", "policy.judge_column", "policy.topic_column"),
                 *("policy.asked_judge", "policy.asked_judging"),
             ),
-            ("samples.parquet", "left_out.json"),
+            ("samples.parquet", "unjudged.parquet", "left_out.json"),
             libraries=TORCH,
             kept=("drawn.jsonl",),
         ),

@@ -1,10 +1,10 @@
 """Stage samples: what the policy answers to held-out prompts, drawn once and scored by any reward model later.
 
 Writes `samples.parquet` (prompt_id, prompt, response, num_tokens, finished, gold, unit; one row a sample, those of a
-prompt together), `left_out.json` (how much has no judgement), `drawn.jsonl`, where an interrupted call continues,
-`sampling.json` and `summary.json`. `gold` is the true reward: the synthetic benchmark's own, that of `policy.judge`, or
-the judge's column of `policy.samples`; NaN where there is none. Prompts of one `unit` are the same or share a topic
-(`policy.topic_column`).
+prompt together), `unjudged.parquet` (the same prompts' samples without a judgement), `left_out.json` (how much has
+none), `drawn.jsonl`, where an interrupted call continues, `sampling.json` and `summary.json`. `gold` is the true
+reward: the synthetic benchmark's own, that of `policy.judge`, or the judge's column of `policy.samples`; NaN where
+there is none. Prompts of one `unit` are the same or share a topic (`policy.topic_column`).
 """
 
 import sys
@@ -34,7 +34,7 @@ from rmcore.stages.interface import Upstream, policy_place
 from rmcore.stages.requirements import required_policy
 from rmcore.training.resume import FINISHED_FILE
 
-SAMPLES_FILE, LEFT_OUT_FILE = "samples.parquet", "left_out.json"
+SAMPLES_FILE, UNJUDGED_FILE, LEFT_OUT_FILE = "samples.parquet", "unjudged.parquet", "left_out.json"
 FEWEST = 4
 """Samples of a prompt below which nothing can be said about a choice among them."""
 
@@ -42,14 +42,15 @@ FEWEST = 4
 def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
     """Draw samples, or read those drawn elsewhere; judge them where the truth is known."""
     policy = required_policy(settings)
-    table, sampling = (
+    table, unjudged, sampling = (
         _read(policy.samples, policy.judge_column, policy.topic_column)
         if policy.samples is not None
         else _draw(settings, upstream, out / "drawn.jsonl", report)
     )
     table = _with_units(table)
     table.to_parquet(out / SAMPLES_FILE)
-    write_json(out / LEFT_OUT_FILE, sampling.get("given", {}))
+    unjudged[["prompt_id", "prompt", "response"]].to_parquet(out / UNJUDGED_FILE)
+    write_json(out / LEFT_OUT_FILE, sampling.get("given", {}) | {"is_file": policy.samples is not None})
     gold = table["gold"].to_numpy()
     sampling |= {
         "num_prompts": int(table["prompt_id"].nunique()),
@@ -70,7 +71,7 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
 
 def _draw(
     settings: PipelineConfig, upstream: Upstream, drawn: Path, report: Report
-) -> tuple[pd.DataFrame, dict[str, Any]]:
+) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, Any]]:
     policy, pairs = required_policy(settings), read_pairs(upstream["prepare"] / "test.parquet")
     prompts = one_each(pairs)[: policy.num_prompts]
     topics = _topics(pairs, policy.topic_column)
@@ -89,22 +90,28 @@ def _draw(
     asked = [prompts[index] for index in rows["prompt_index"]]
     table["gold"] = np.nan if judge is None else judge.rewards(asked, rows["response"].tolist())
     found: dict[str, Any] = {"engine": engine, "source": policy.name}
-    if judge is not None:
-        table, found["given"] = _judged(table, f"{judge.name} gave no readable judgement")
-    return table, found
+    if judge is None:
+        return table, table.iloc[:0], found
+    table, unjudged, found["given"] = judged_samples(table, f"{judge.name} gave no readable judgement")
+    return table, unjudged, found
 
 
-def _judged(table: pd.DataFrame, why: str) -> tuple[pd.DataFrame, dict[str, int]]:
+def judged_samples(table: pd.DataFrame, why: str) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, int]]:
     """The samples with a judgement, of prompts that have `FEWEST` of them; what is left out is said on stderr.
 
+    Args:
+        table: columns prompt_id and gold, NaN where there is no judgement.
+        why: there is none.
+
     Returns:
-        The samples, and by name how many have no judgement, how many prompts are left out, and all of both.
+        The samples, those of the same prompts without a judgement, and by name how many have none, how many prompts
+        are left out, and all of both.
 
     Raises:
         DataError: none is left.
     """
-    judged = table[np.isfinite(table["gold"])]
-    num_unjudged = len(table) - len(judged)
+    is_judged = np.isfinite(table["gold"])
+    judged, unjudged = table[is_judged], table[~is_judged]
     judged = judged[judged.groupby("prompt_id")["gold"].transform("size") >= FEWEST]
     if judged.empty:
         raise DataError(
@@ -119,8 +126,14 @@ def _judged(table: pd.DataFrame, why: str) -> tuple[pd.DataFrame, dict[str, int]
             f"{num_prompts} prompts with all of theirs: {why}, and a prompt needs {FEWEST}.",
             file=sys.stderr,
         )
-    counts = {"unjudged": num_unjudged, "samples": len(table), "prompts_left_out": num_left_out, "prompts": num_prompts}
-    return judged.reset_index(drop=True), counts
+    counts = {
+        "unjudged": len(unjudged),
+        "samples": len(table),
+        "prompts_left_out": num_left_out,
+        "prompts": num_prompts,
+    }
+    unjudged = unjudged[unjudged["prompt_id"].isin(judged["prompt_id"])]
+    return judged.reset_index(drop=True), unjudged.reset_index(drop=True), counts
 
 
 def answers(
@@ -198,8 +211,8 @@ def _with_units(table: pd.DataFrame) -> pd.DataFrame:
     return table.drop(columns="topic").assign(unit=table["prompt_id"].map(numbers))
 
 
-def _read(path: str, judge_column: str, topic_column: str | None) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """The samples of a file that have a judge's reward, those of a prompt together.
+def _read(path: str, judge_column: str, topic_column: str | None) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, Any]]:
+    """The samples of a file that have a judge's reward, those of a prompt together; and the others of these prompts.
 
     Raises:
         DataError: a column is missing, or hardly anything is judged.
@@ -231,5 +244,5 @@ def _read(path: str, judge_column: str, topic_column: str | None) -> tuple[pd.Da
             "topic": None if topic_column is None else rows[topic_column],
         }
     )
-    table, counts = _judged(table, f"{path} has no number in {judge_column!r}")
-    return table, {"engine": None, "source": path, "given": counts}
+    table, unjudged, counts = judged_samples(table, f"{path} has no number in {judge_column!r}")
+    return table, unjudged, {"engine": None, "source": path, "given": counts}

@@ -37,13 +37,15 @@ class Condition:
 
 
 class Unseen(NamedTuple):
-    """Prompts of the plan of which too few samples are judged: `num` next to `num_judged` others, of which the worst
-    sample loses `worst` standard deviations.
+    """Prompts of the plan whose choice nobody judged: `num` with too few judged samples next to `num_judged` others, of
+    which the worst sample loses `worst` standard deviations; and `num_chosen` of these others on which the reward model
+    prefers a sample without a judgement, where the judged ones are a biased part of all.
     """
 
     num: int
     num_judged: int
     worst: float
+    num_chosen: int = 0
 
 
 def conditions(config: ReadinessConfig, choice: int = DECIDING) -> tuple[Condition, ...]:
@@ -104,7 +106,7 @@ def judge_v2(
     """
     asked = conditions(config, _choice(parts))
     checks = [_enough(num_telling), *(_check(one, parts.get(one.part), num_telling) for one in asked)]
-    if unseen is not None and unseen.num:
+    if unseen is not None and unseen.num + unseen.num_chosen:
         checks.append(_with_unseen(parts["planned_gain"], unseen))
     plan = f"a KL of {config.planned_kl:g} nats by {OPTIMIZERS[config.planned_optimizer]}"
     if reached is not None and reached < 0.98 * config.planned_kl:
@@ -135,15 +137,19 @@ def _enough(num_telling: int) -> GateCheck:
 
 
 def _with_unseen(gain: Mapping[str, Any], unseen: Unseen) -> GateCheck:
-    """Whether the gain is left if each prompt that was left out loses as much as the worst judged sample."""
-    low, share = ends(gain)[0], unseen.num / (unseen.num + unseen.num_judged)
+    """Whether the gain is left if each prompt whose choice nobody judged loses as much as the worst judged sample."""
+    low, share = ends(gain)[0], (unseen.num + unseen.num_chosen) / (unseen.num + unseen.num_judged)
     bound = None if low is None else (1 - share) * low - share * unseen.worst
     passed = bound is not None and bound > 0
     shown = "no interval" if bound is None else f"lower end {bound:.3g}"
+    kinds = (
+        (unseen.num, "prompts with too few judged samples"),
+        (unseen.num_chosen, "prompts on which a sample without a judgement is preferred"),
+    )
     text = (
-        f"gain if each of the {unseen.num} prompts with too few judged samples, {share:.0%} of all, loses as much as "
-        f"the worst judged sample, {unseen.worst:.1f} sd: {shown}, wanted above 0; judge these too, or leave prompts "
-        "out of the file by chance alone"
+        f"gain if each of the {' and '.join(f'{number} {kind}' for number, kind in kinds if number)}, {share:.0%} of "
+        f"all, loses as much as the worst judged sample, {unseen.worst:.1f} sd: {shown}, wanted above 0; judge these "
+        "too, or leave samples out by chance alone"
     )
     return GateCheck("unseen_prompts", bound, 0.0, passed, text, unclear=not passed)
 

@@ -253,7 +253,9 @@ def test_what_has_no_judgement_is_said_in_the_verdict_and_counts_as_lost(chain, 
     assert "5 of 18" not in (told := capsys.readouterr().err)  # of the others one prompt goes with all of its samples
     assert "8 of 18 samples are left out, 1 of 3 prompts with all of theirs" in told
     found = json.loads((other.folder("overoptimization") / "overoptimization.json").read_text())
-    assert said == found["left_out"][1:]  # the first says that nothing is known of the reward model's training
+    assert said == found["left_out"][1:3]  # the first says that nothing is known of the reward model's training
+    assert found["left_out"][3].startswith("the judged samples are ")
+    assert found["left_out"][3] in judged["verdict"]["reasons"]
     [check] = [one for one in judged["gate"] if one["name"] == "unseen_prompts"]
     assert check["unclear"]
     assert not check["passed"]

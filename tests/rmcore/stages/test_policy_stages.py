@@ -17,6 +17,7 @@ from rmcore.data.gold.world import demonstrations, gold_reward, written_response
 from rmcore.data.table import read_pairs
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.seal import write_seal
+from rmcore.stages.overoptimization import ALL_JUDGED
 from rmcore.stages.registry import STAGES, pipeline_stages, stage_config
 from rmcore.stages.run import run_stage
 
@@ -56,6 +57,7 @@ def with_samples(table, folder):
     folder.mkdir()
     table.to_parquet(folder / "samples.parquet")
     (folder / "left_out.json").write_text("{}")
+    samples.iloc[:0].to_parquet(folder / "unjudged.parquet")
     return folder
 
 
@@ -272,8 +274,9 @@ def test_samples_of_prompts_that_were_trained_on_are_set_aside_however_they_are_
     other = chain.with_config(policy=judged, readiness={"planned_kl": 0.4})
     used = pd.read_parquet(other.folder("overoptimization") / "rewards.parquet")
     assert used["prompt_id"].nunique() == 5
-    [said] = json.loads((other.folder("overoptimization") / "overoptimization.json").read_text())["left_out"]
+    said, all_judged = json.loads((other.folder("overoptimization") / "overoptimization.json").read_text())["left_out"]
     assert said.startswith("3 of 8 prompts")
     verdict = json.loads((other.folder("readiness_v2") / "readiness.json").read_text())["verdict"]
-    assert said in verdict["reasons"]
+    assert {said, all_judged} <= {*verdict["reasons"]}
+    assert all_judged == ALL_JUDGED
     assert verdict["status"] == "unclear"
