@@ -25,7 +25,6 @@ from tasks.home import home
 PARTS = {"config", "metrics", "spectrum", "policy", "stages"}
 """Parts of a record that can be compared: it is one of the pipeline."""
 ACCURACY = "pairwise_accuracy"
-UNIT = ["pair_id", "prompt_id"]
 BASELINE = "longer_wins_accuracy"
 """Metric of always choosing the longer side: accuracies mean little without it."""
 ABSENT = "-"
@@ -109,35 +108,30 @@ def _baseline(run: Run) -> str:
 
 def _paired(runs: Mapping[str, Run]) -> list[str]:
     """Say what the pairs themselves tell of the difference, which intervals side by side do not."""
-    from rmcore.evaluation.comparison import paired_comparison
+    from rmcore.evaluation.comparison import on_common_pairs, paired_comparison
+    from rmcore.stages.results import test_rewards
 
     lines = []
     first, *others = runs.items()
     for name, run in others:
-        tables = [_test_rewards(one) for one in (run, first[1])]
+        tables = [test_rewards(one.record) for one in (run, first[1])]
         if any(table is None for table in tables):
             lines.append(f"{name} − {first[0]}: the stored rewards of one of them are gone; run it again")
             continue
-        if sorted(tables[0][UNIT].itertuples(index=False)) != sorted(tables[1][UNIT].itertuples(index=False)):
-            lines.append(f"{name} − {first[0]}: their held-out pairs differ, so their accuracies do not compare")
+        common = on_common_pairs(*tables)
+        if common[0].empty:
+            lines.append(f"{name} − {first[0]}: they hold out no pair in common, so their accuracies do not compare")
             continue
-        compared = paired_comparison(*tables)
+        compared = paired_comparison(*common)
         value, bounds = estimate(ACCURACY, compared["accuracy_difference"], metric_spec(ACCURACY).unit, "difference")
         p = compared["sign_flip_p"]
         interval = f"95 %: {bounds}" if bounds else "no interval"
         lines.append(f"{name} − {first[0]}: {value} ({interval}; sign-flip p = {p:.2g})")
+        own = [len(table) - len(shared) for table, shared in zip(tables, common, strict=True)]
+        if any(own):
+            left = f"left out: {own[0]:,} of {name}, {own[1]:,} of {first[0]}"
+            lines.append(f"  on the {len(common[0]):,} pairs that both hold out; {left}")
     return ["difference of accuracy on the same held-out pairs, paired by prompt", *(f"  {line}" for line in lines)]
-
-
-def _test_rewards(run: Run) -> Any:
-    """Rewards of the held-out pairs as the run stored them; None where they are gone."""
-    import pandas as pd
-
-    file = _artifact(run, "evaluate") / "rewards.parquet"
-    if not file.is_file():
-        return None
-    table = pd.read_parquet(file)
-    return table[table["split"] == "test"]
 
 
 def _artifact(run: Run, stage: str) -> Path:

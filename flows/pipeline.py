@@ -39,7 +39,7 @@ from rmcore.reporting.html.html import write_report
 from rmcore.reporting.html.index import write_index
 from rmcore.reporting.html.note import RUN_FILES, numbers_line, verdict_note
 from rmcore.reporting.html.summary import summary_markdown
-from rmcore.reporting.runs import KEY_DIGITS
+from rmcore.reporting.runs import KEY_DIGITS, list_runs
 from rmcore.reporting.schema import Results
 from rmcore.stages.registry import STAGES, in_order, only_starts_reward_model, pipeline_stages
 from rmcore.stages.results import figures, gather_results, read_json, run_key
@@ -123,7 +123,11 @@ def run_pipeline(
         checkpoint = Path(refs["train"].path) / "best"
 
         def tell() -> tuple[Results, Path]:
-            results = gather_results(config, store, refs, cached, run_name=run_name)
+            alike = [one for one in list_runs(folder.parent) if one.name.startswith(f"{run_name}-")]
+            earlier = {one.name: one.record for one in alike if one.name != folder.name}
+            results = gather_results(
+                config, store, refs, cached, run_name=run_name, folder_name=folder.name, earlier=earlier
+            )
             report = write_report(results, figures(refs), folder / REPORT_FILE)
             write_json(folder / "summary.json", results)
             write_index(folder.parent)

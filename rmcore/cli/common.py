@@ -86,3 +86,5 @@ def print_verdict(verdict: Mapping[str, Any], more: Mapping[str, Any] | None) ->
         print(f"next step   {more['evidence']}{level}:")
         print(f"            {more['command']}")
         print(f"            costs {more['cost']}")
+        if "so_far" in more:
+            print(f"so far      {more['so_far']}")

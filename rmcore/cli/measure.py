@@ -27,7 +27,7 @@ from rmcore.config.evaluate import EvaluateConfig
 from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.data.pair import PreferencePair
-from rmcore.policy.readiness.mending import mending_of_checkpoint
+from rmcore.policy.readiness.next_step import step_of_checkpoint
 from rmcore.policy.readiness.original_score import NOT_MEASURED
 from rmcore.policy.readiness.verdict import next_rung
 from rmcore.reporting.figures import numbers
@@ -133,7 +133,7 @@ def readiness(
     logged = logged_answers(logged_table(pairs, table), num_resamples=config.evaluate.num_resamples, seed=seed)
     judged = judge(metrics, train_accuracy, lambda_max, logged)
     read, named = reading.config(data), ["--checkpoint", checkpoint]
-    more = mending_of_checkpoint(judged["verdict"], [*named, *model.words()], read, train_data)
+    more = step_of_checkpoint(judged["verdict"], [*named, *model.words()], read, train_data)
     if more is None:
         device = None if model.device == "auto" else model.device
         changed = set_words({**changed_reading(read), "model.render_fn": model.render_fn, "device": device})

@@ -47,7 +47,7 @@ class DataConfig(Settings):
     eval_limit: int | None = Field(default=None, ge=1)
     """Use at most this many held-out pairs."""
     pairs_per_prompt: int | None = Field(default=None, ge=1)
-    """Use at most this many pairs of one prompt of `source`: the first ones. SHP's authors advise 5."""
+    """Train on at most this many pairs of one prompt, the first ones; held-out prompts keep all. SHP's authors: 5."""
     validation_fraction: float = Field(default=0.1, ge=0, lt=0.9)
     """Share of the training prompts kept for choosing the checkpoint and fitting the temperature."""
     test_fraction: float = Field(default=0.15, gt=0, lt=0.9)

@@ -57,6 +57,13 @@ def paired_comparison(a: pd.DataFrame, b: pd.DataFrame, *, num_resamples: int = 
     }
 
 
+def on_common_pairs(a: pd.DataFrame, b: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the rows of the pairs that both tables have; of a pair that is repeated, as many as both repeat it."""
+    unit = ["pair_id", "prompt_id"]
+    keys = [pd.MultiIndex.from_frame(table[unit].assign(at=table.groupby(unit).cumcount())) for table in (a, b)]
+    return a[keys[0].isin(keys[1])], b[keys[1].isin(keys[0])]
+
+
 def _aligned(a: pd.DataFrame, b: pd.DataFrame) -> tuple[RewardTable, RewardTable]:
     """Both tables in the order of (pair_id, occurrence): repeated pairs are matched occurrence by occurrence."""
     RewardTable.from_frame(a, "A"), RewardTable.from_frame(b, "B")  # messages about columns before those about ids

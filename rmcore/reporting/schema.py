@@ -29,6 +29,8 @@ class NextRung(TypedDict):
     evidence: str
     command: str
     cost: str
+    so_far: NotRequired[str]
+    """Which of the runs on the same held-out prompts is best, where there are several."""
 
 
 class Check(TypedDict):
@@ -98,6 +100,8 @@ class Training(TypedDict):
     num_distinct: int
     """Pairs that it was trained on."""
     num_parameters: int
+    max_positions: NotRequired[int | None]
+    """Most tokens of a side that the model has positions for; None: no limit."""
     stop_reason: str
     truncation: Mapping[str, Any]
     """Counts of shortened texts, possibly by split."""

@@ -113,6 +113,10 @@ def prepare(config: DataConfig, *, seed: int, report: Report = silent, spool: Pa
         return Prepared({**splits, "ood": world.ood_pairs[: config.eval_limit]}, {}, [])
     loaded = load_sources(config, report, spool)
     test = config.test_fraction if len(loaded) == 1 else 0.0
+    if test and config.pairs_per_prompt is not None:  # held out whole: runs with another cap then share their test
+        every, said = _carve(loaded[0].pairs, loaded[0].observations, config, seed=seed, test=test)
+        spared = {"spared": every["test"], "spared_observations": said["test"]}
+        loaded = [cap_prompts(loaded[0], config.pairs_per_prompt, **spared)]
     splits, said = _carve(loaded[0].pairs, loaded[0].observations, config, seed=seed, test=test)
     said = said if loaded[0].observations else {}
     for held_out in loaded[1:]:
@@ -127,7 +131,8 @@ def load_sources(
     """Read the training source and, where one is named, the held-out source; into the folder `spool` if there is one.
 
     Training pairs whose prompt or conversation is held out are taken out and counted: held-out numbers would flatter a
-    model that was trained on them.
+    model that was trained on them. With `holds_out`, pairs of a source that is still to be split are not capped by
+    `pairs_per_prompt`, as held-out prompts keep all.
 
     Raises:
         ConfigError: the held-out pairs would be the training pairs.
@@ -155,6 +160,8 @@ def load_sources(
         spool=places[0],
         require_pairs=holds_out and not measures_elsewhere,
     )
+    if holds_out and not measures_elsewhere:
+        return [everything]
     training = cap_prompts(everything, config.pairs_per_prompt)
     if not measures_elsewhere:
         return [training]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from pydantic import ValidationError
 
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.digests import make_key
@@ -17,11 +18,12 @@ from rmcore.core.files import read_json_lines
 from rmcore.core.spreadsheets import from_spreadsheets
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.core.tracking import METRICS_FILE
+from rmcore.evaluation.comparison import on_common_pairs, paired_comparison
 from rmcore.evaluation.diagnosis import OVER_BASELINE, STUCK, UNDER_TRAINED, diagnose, diagnose_outcome
-from rmcore.policy.readiness.mending import Trained, mending_step
+from rmcore.policy.readiness.next_step import Tried, best_of, held_out_by, next_step, record_of, so_far
 from rmcore.policy.readiness.verdict import next_rung, verdict_on_policy, with_outcome
-from rmcore.reporting.runs import KEY_DIGITS
-from rmcore.reporting.schema import PolicyResults, Results, StageResult, Training
+from rmcore.reporting.runs import short_names
+from rmcore.reporting.schema import NextRung, PolicyResults, Results, StageResult, Training
 from rmcore.stages.reads import device_type
 from rmcore.stages.registry import STAGES
 
@@ -35,7 +37,14 @@ def run_key(refs: Mapping[str, ArtifactRef]) -> str:
 
 
 def gather_results(
-    config: PipelineConfig, store: Store, refs: Mapping[str, ArtifactRef], cached: Mapping[str, bool], *, run_name: str
+    config: PipelineConfig,
+    store: Store,
+    refs: Mapping[str, ArtifactRef],
+    cached: Mapping[str, bool],
+    *,
+    run_name: str,
+    folder_name: str,
+    earlier: Mapping[str, Mapping[str, Any]],
 ) -> Results:
     """Read all artifacts of a run.
 
@@ -45,6 +54,9 @@ def gather_results(
         refs: artifact of each stage by name.
         cached: whether that stage's artifact was there already.
         run_name: readable name of the run.
+        folder_name: name of the folder of its report, by which commands find it.
+        earlier: records of finished runs by the names of their folders, among which are those that the next step
+            starts from or must not repeat.
 
     Returns:
         The record that `rmcore.reporting.html` renders (its schema is documented there), JSON-ready.
@@ -65,17 +77,13 @@ def gather_results(
     found = outcome + [one for one in diagnose(history) if not (is_under and one.diagnosis == STUCK)]
     reached = (verdict_on_policy(trained) if trained else None) or judged["verdict"]
     verdict = with_outcome(reached, outcome, over_baseline)
-    name = f"{run_name}-{run_key(refs)[:KEY_DIGITS]}"
-    num_passes = training["num_pairs"] / training["num_distinct"]
-    run = Trained(name, config, training["steps"], num_passes, training["wall_seconds"])
-    mended = mending_step(verdict, found, v1["gate"], evaluation["metrics"]["test"], run)
-    return {
+    results: Results = {
         "study": config.study,
         "seed": config.seed,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "run_name": run_name,
         "verdict": verdict,
-        "next_rung": mended or next_rung(verdict, config, [name]),
+        "next_rung": None,
         "gate": judged["gate"],
         "label_gate": v1["gate"],
         "readiness": v1["readiness"],
@@ -97,6 +105,51 @@ def gather_results(
         "config": config.model_dump(mode="json"),
         "environment": environment(config.device),
     }
+    return {**results, "next_rung": _planned(folder_name, results, earlier)}
+
+
+def _planned(name: str, results: Results, earlier: Mapping[str, Mapping[str, Any]]) -> NextRung | None:
+    """The next step of a run, planned over all runs on its held-out prompts."""
+    records: dict[str, Mapping[str, Any]] = {**earlier, name: results}
+    short = short_names([*records])
+    verdict, config = results["verdict"], PipelineConfig.model_validate(results["config"])
+    if verdict["rung"] > 2:  # it was tried on a policy, and those runs are not compared by labelled pairs
+        return next_rung(verdict, config, [short[name]])
+    runs = _chain({short[one]: record for one, record in records.items()}, held_out_by(config))
+    best, told = best_of(runs), so_far(runs)
+    more = next_step(runs) or next_rung(best.verdict, best.config, [best.name])
+    return more if more is None or told is None else {**more, "so_far": told}
+
+
+def _chain(records: Mapping[str, Mapping[str, Any]], held_out: tuple[Any, ...]) -> list[Tried]:
+    """The runs on the same held-out prompts in the order in which they ended, those whose rewards are gone last."""
+    runs, gone, first = [], [], None
+    for name, record in sorted(records.items(), key=lambda one: str(one[1].get("created"))):
+        try:
+            run = record_of(record, name)
+        except (ValidationError, KeyError):  # of another version, or no run of the pipeline
+            continue
+        if held_out_by(run.config) != held_out:
+            continue
+        rewards = test_rewards(record)
+        if rewards is None:
+            gone.append(run)
+        elif first is None:
+            first, runs = rewards, [run]
+        else:
+            common = on_common_pairs(rewards, first)
+            compared = None if common[0].empty else paired_comparison(*common)["accuracy_difference"]
+            runs.append(run._replace(over_first=compared))
+    return runs + gone
+
+
+def test_rewards(record: Mapping[str, Any]) -> pd.DataFrame | None:
+    """Rewards of the held-out pairs as a run stored them; None where they are gone."""
+    file = next((Path(one["path"]) for one in record["stages"] if one["name"] == "evaluate"), Path("/nowhere"))
+    if not (file / "rewards.parquet").is_file():
+        return None
+    table = pd.read_parquet(file / "rewards.parquet")
+    return table[table["split"] == "test"]
 
 
 def _policy(refs: Mapping[str, ArtifactRef]) -> PolicyResults:
@@ -156,6 +209,7 @@ def _training(folder: Path, truncation: dict[str, Any]) -> Training:
         "num_pairs": record["num_pairs"],
         "num_distinct": record["truncation"]["train"]["num_pairs"],
         "num_parameters": record["num_parameters"],
+        "max_positions": record["max_positions"],
         "stop_reason": record["stop_reason"],
         "truncation": record["truncation"] | {"test": truncation["test"]},
         "pairs_per_second": record["pairs_per_second"],

@@ -27,6 +27,7 @@ from rmcore.data.table import PAIRS
 from rmcore.data.tokenized import Pairs, Tokenized, open_tokenized, write_tokenized
 from rmcore.data.tokenized_observations import Observations, ReadObservations
 from rmcore.models.device import pick_device
+from rmcore.models.loading import max_positions
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.reporting.figures.style import save
 from rmcore.reporting.figures.training import training_curves_figure
@@ -196,6 +197,7 @@ def _record(rm: BradleyTerryRM, result: TrainResult, truncation: dict[str, Any])
     return result.to_dict() | {
         "num_parameters": rm.num_parameters,
         "num_trained_parameters": rm.num_trained_parameters,
+        "max_positions": max_positions(rm.model.config),
         "rendering": rm.renderer.rendering.format,
         "truncation": truncation,
     }

@@ -113,11 +113,20 @@ def test_numbers_stand_side_by_side_with_intervals_and_the_length_baseline(repor
 def test_the_difference_is_paired_and_of_held_out_pairs_alone(reports):
     lay(reports, A, right=60)
     lay(reports, B, right=40)
-    lay(reports, C, right=60, prompts=30)
+    lay(reports, C, right=30, prompts=30)
     said = typed(A, B, C)
     assert "mine-seed0-bbbb − mine-seed0-aaaa: −25.0 points (95 %: " in said
-    assert "wide-seed1-cccc − mine-seed0-aaaa: their held-out pairs differ" in said
+    assert "wide-seed1-cccc − mine-seed0-aaaa: −50.0 points (95 %: " in said
+    assert "on the 60 pairs that both hold out; left out: 0 of wide-seed1-cccc, 20 of mine-seed0-aaaa" in said
     assert "mine-seed0-aaaa − mine-seed0-bbbb: +25.0 points" in typed(B, A)
+
+
+def test_runs_without_a_held_out_pair_in_common_do_not_compare(reports):
+    lay(reports, A)
+    lay(reports, B)
+    file = reports.parent / "store" / "evaluate" / B / "rewards.parquet"
+    pd.read_parquet(file).assign(prompt_id="another").to_parquet(file)
+    assert "they hold out no pair in common" in typed(A, B)
 
 
 def test_all_curves_are_in_one_picture(reports, tmp_path, true_pictures):

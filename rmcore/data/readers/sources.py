@@ -191,15 +191,21 @@ def load_pairs(
     )
 
 
-def cap_prompts(loaded: LoadedPairs, most: int | None) -> LoadedPairs:
+def cap_prompts(
+    loaded: LoadedPairs,
+    most: int | None,
+    *,
+    spared: Sequence[PreferencePair] = (),
+    spared_observations: Sequence[Observation] = (),
+) -> LoadedPairs:
     """Keep the first `most` pairs of each prompt, in order; None keeps all. What is left out is counted.
 
-    Of observations the first `most` of each prompt are kept, too.
+    Of observations the first `most` of each prompt are kept, too. The prompts of what is `spared` keep all.
     """
     if most is None:
         return loaded
-    kept = _first_of_each_prompt(loaded.pairs, most)
-    said = _first_of_each_prompt(loaded.observations, most)
+    kept = _first_of_each_prompt(loaded.pairs, most, spared)
+    said = _first_of_each_prompt(loaded.observations, most, spared_observations)
     return replace(
         loaded,
         pairs=select(loaded.pairs, kept),
@@ -208,10 +214,17 @@ def cap_prompts(loaded: LoadedPairs, most: int | None) -> LoadedPairs:
     )
 
 
-def _first_of_each_prompt(said: Sequence[PreferencePair] | Sequence[Observation], most: int) -> IntArray:
+Said = Sequence[PreferencePair] | Sequence[Observation]
+
+
+def _first_of_each_prompt(said: Said, most: int, spared: Said) -> IntArray:
+    prompts = _prompt_numbers(said)
+    return np.flatnonzero((_earlier_equals(prompts) < most) | np.isin(prompts, _prompt_numbers(spared)))
+
+
+def _prompt_numbers(said: Said) -> npt.NDArray[np.uint64]:
     # Not by `prompt_id`, which names the whole conversation.
-    prompts = np.fromiter((text_number(prompt_text(one)) for one in prompts_of(said)), np.uint64)
-    return np.flatnonzero(_earlier_equals(prompts) < most)
+    return np.fromiter((text_number(prompt_text(one)) for one in prompts_of(said)), np.uint64)
 
 
 def _earlier_equals(values: npt.NDArray[np.uint64]) -> IntArray:

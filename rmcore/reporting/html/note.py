@@ -50,6 +50,7 @@ def verdict_note(
     if more is not None:
         lines += [f"**Next step**: {plain(more['evidence'])}", ""]
         lines += [f"    {' '.join(more['command'].splitlines())}", "", f"It costs {plain(more['cost'])}."]
+        lines += ["", plain(more["so_far"])] if "so_far" in more else []
     return "\n".join(lines).rstrip() + "\n"
 
 

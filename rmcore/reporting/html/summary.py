@@ -20,8 +20,8 @@ def summary_markdown(results: Results) -> str:
     if verdict["reasons"]:
         parts.append(Block("What speaks against it", findings=verdict["reasons"]))
     if more is not None:
-        text = f"{more['evidence']}. It costs {more['cost']}."
-        parts.append(Block("Next step", text=(text,), code=more["command"]))
+        text = (f"{more['evidence']}. It costs {more['cost']}.", *([more["so_far"]] if "so_far" in more else []))
+        parts.append(Block("Next step", text=text, code=more["command"]))
     if results["benchmarks"] is not None:
         parts.append(benchmarks_block(results["benchmarks"]))
     if results["logged"] is not None:

@@ -51,6 +51,20 @@ def test_held_out_pairs_of_their_own_source_are_not_capped(tmp_path: Path, most,
     assert (len(splits["train"]) + len(splits["validation"]), len(splits["test"])) == expected
 
 
+@pytest.mark.parametrize("extra", [{}, {"test_seed": 3}, {"eval_limit": 9}])
+def test_held_out_prompts_of_the_same_source_keep_their_pairs_whatever_the_cap(tmp_path: Path, extra):
+    write_pairs([pair(number % 30, number) for number in range(120)], tmp_path / "a.parquet")
+    config = DataConfig(source=str(tmp_path / "a.parquet"), test_fraction=0.3, **extra)
+    every, _ = load_splits(config, seed=0)
+    for most in (1, 2):
+        splits, (loaded,) = load_splits(config.model_copy(update={"pairs_per_prompt": most}), seed=0)
+        assert splits["test"] == every["test"]
+        for name in ("train", "validation"):
+            assert splits[name] == cap_pairs(every[name], most)
+        if "eval_limit" not in extra:
+            assert loaded.num_over_cap == sum(len(every[name]) - len(splits[name]) for name in ("train", "validation"))
+
+
 def dialogue(number, *, later):
     turns = (Message("user", f"prompt {number}"), Message("assistant", "Hm."), Message("user", "Go on."))
     return PreferencePair(turns if later else turns[:1], f"good {number}", "bad")

@@ -1,0 +1,245 @@
+"""The next step is one command that changes the best run, that none has had, on the same held-out prompts."""
+
+import re
+import shlex
+from itertools import count, pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.main import get_command
+
+from flows.cli import app
+from flows.settings import load_config
+from rmcore.config.data import DataConfig
+from rmcore.config.model import ModelConfig
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.train import TrainConfig
+from rmcore.evaluation.diagnosis import OVERFITTING, REVERSED, STUCK, UNDER_TRAINED, WILD
+from rmcore.policy.readiness.next_step import (
+    MANY_STEPS,
+    Tried,
+    best_of,
+    held_out_by,
+    next_step,
+    pairs_to_decide,
+    so_far,
+    step_of_checkpoint,
+    visible_gain,
+)
+from rmcore.training.length import planned_steps
+
+MINILM = ModelConfig(name="minilm", max_seq_len=128)
+
+
+def verdict(status="unclear", rung=1):
+    return {"rung": rung, "evidence": "labelled pairs", "status": status, "headline": "", "reasons": []}
+
+
+def share(value, half=0.03, num=900):
+    return {"value": value, "ci_low": value - half, "ci_high": value + half, "num": num, "reason": None}
+
+
+def tried(
+    name="mine-seed0-1a2b",
+    *,
+    found=(),
+    gap=0.1,
+    early=True,
+    accuracy=0.7,
+    over_first=None,
+    unused=0,
+    cut=0.0,
+    num=400,
+    status="unclear",
+    rung=1,
+    half=0.03,
+    data=None,
+    model=MINILM,
+    **train,
+):
+    config = PipelineConfig(
+        data=DataConfig(source="pairs.csv", **data or {}), model=model, train=TrainConfig(**{"lr": 5e-5} | train)
+    )
+    steps = planned_steps(config.train, num)
+    return Tried(
+        name,
+        config,
+        verdict(status, rung),
+        frozenset(found),
+        {"pairwise_accuracy": share(accuracy, half), "accuracy_over_baseline": share(0.02, half)},
+        gap,
+        {
+            "steps": steps,
+            "best_step": steps // 3 if early else steps,
+            "num_pairs": 16 * steps,
+            "num_distinct": num,
+            "max_positions": 512,
+            "truncation": {"test": {"num_cut_sides": round(2000 * cut), "num_pairs": 1000}},
+            "wall_seconds": 40.0,
+        },
+        unused,
+        None if over_first is None else share(over_first, half),
+    )
+
+
+def changes(more):
+    """The settings that a printed command changes, as text."""
+    program, first, *words = shlex.split(more["command"])
+    assert (program, first, words[0]) == ("rm-opt", "run", "--from")
+    return dict(after.split("=", 1) for word, after in pairwise(words) if word == "--set")
+
+
+def step_of(*runs):
+    return changes(next_step(runs))
+
+
+FACTS = st.fixed_dictionaries(
+    {
+        "found": st.sets(st.sampled_from([UNDER_TRAINED, STUCK, OVERFITTING, REVERSED, WILD])),
+        "gap": st.none() | st.floats(-0.1, 0.5),
+        "early": st.booleans(),
+        "accuracy": st.floats(0.3, 0.99),
+        "unused": st.sampled_from([0, 300, 9000]),
+        "cut": st.sampled_from([0.0, 0.05, 0.7]),
+        "half": st.floats(0.005, 0.2),
+        "rung": st.sampled_from([1, 2]),
+        "status": st.sampled_from(["fails", "unclear"]),
+        "data": st.sampled_from([{}, {"pairs_per_prompt": 1}]),
+        "lr": st.sampled_from([5e-6, 5e-5, 1e-3]),
+    },
+    optional={"steps": st.sampled_from([1, 40, MANY_STEPS]), "epochs": st.sampled_from([None, 1.0, 3.0, 7.5])},
+)
+
+
+NAMES = {option for parameter in get_command(app).commands["run"].params for option in parameter.opts}
+
+
+@settings(max_examples=40, deadline=None)
+@given(FACTS, st.data())
+def test_a_chain_of_steps_repeats_no_recipe_keeps_its_held_out_prompts_and_ends_in_labels(facts, data):
+    runs = [tried("run-0", **facts)]
+    for number in count(1):
+        assert number < 60, "the advice does not end"
+        more, best = next_step(runs), best_of(runs)
+        words = shlex.split(more["command"])
+        if words[1] == "data":
+            assert REVERSED in facts["found"]
+            return
+        assert words[3] == best.name
+        assert {word for word in words if word.startswith("--")} <= NAMES
+        if "MORE_PAIRS" in more["command"]:
+            assert re.search(r"\d", more["evidence"])
+            return
+        config = load_config(None, None, [f"{name}={value}" for name, value in changes(more).items()], best.config)
+        assert held_out_by(config) == held_out_by(runs[0].config)
+        assert config not in [run.config for run in runs]
+        accuracy = data.draw(st.floats(-0.2, 0.2))
+        runs.append(
+            best._replace(name=f"run-{number}", config=config, over_first=share(accuracy, facts["half"]), num_unused=0)
+        )
+
+
+def test_a_step_that_did_harm_is_not_undone_by_a_step_but_left():
+    """Three passes, then one and a half, which are worse: no circle back to three."""
+    first = tried("a-1", epochs=3.0, gap=0.3)
+    assert step_of(first) == {"train.epochs": "1.5"}
+    second = tried("b-2", epochs=1.5, found=[UNDER_TRAINED], over_first=-0.04)
+    more = next_step([first, second])
+    assert shlex.split(more["command"])[3] == "a-1"
+    assert "train.epochs" not in changes(more)
+    assert "a-1, the first" in so_far([first, second])
+
+
+def test_a_recipe_counts_as_run_however_its_length_was_set():
+    first = tried("a-1", epochs=4.0, gap=0.3)
+    assert step_of(first) == {"train.epochs": "2"}
+    assert "train.epochs" not in step_of(
+        first, tried("b-2", steps=planned_steps(TrainConfig(epochs=2), 400), over_first=-0.1)
+    )
+
+
+def test_the_next_step_starts_from_the_best_run():
+    runs = [tried("a-1"), tried("b-2", lr=1e-4, over_first=0.05), tried("c-3", lr=2e-4, over_first=0.02)]
+    assert shlex.split(next_step(runs)["command"])[3] == "b-2"
+    assert "shown to be better than a-1" in so_far(runs)
+    assert "not shown" in so_far([runs[0], tried("b-2", over_first=0.01)])
+    assert so_far(runs[:1]) is None
+
+
+def test_what_is_free_comes_before_labels():
+    assert step_of(tried(unused=300, data={"pairs_per_prompt": 1})) == {"data.pairs_per_prompt": "null"}
+    assert step_of(tried(unused=9000, data={"pairs_per_prompt": 2})) == {"data.pairs_per_prompt": "8"}
+    assert step_of(tried(cut=0.69)) == {"model.max_seq_len": "256"}
+    assert "model.max_seq_len" not in step_of(tried(cut=0.69, model=ModelConfig(name="minilm", max_seq_len=512)))
+
+
+def test_a_training_that_did_not_work_is_mended_before_anything_else():
+    free = {"unused": 300, "data": {"pairs_per_prompt": 1}, "cut": 0.7}
+    assert step_of(tried(found=[WILD], lr=4e-5, **free)) == {"train.lr": "1e-05"}
+    assert step_of(tried(found=[UNDER_TRAINED], lr=5e-6, **free)) == {"train.lr": "5e-05"}
+    assert step_of(tried(found=[UNDER_TRAINED], lr=1e-4, steps=20, **free)) == {"train.steps": "60"}
+
+
+def test_the_cheaper_of_two_changes_with_evidence_comes_first():
+    assert step_of(tried(gap=0.3, epochs=4.0, cut=0.7)) == {"train.epochs": "2"}
+    assert step_of(tried(gap=0.02, epochs=1.0, cut=0.2)) == {"model.max_seq_len": "256"}
+
+
+def rates_around(run):
+    """The same run with both learning rates next to its own, which did harm."""
+    for lr in (1e-4, 2.5e-5):
+        train = run.config.train.model_copy(update={"lr": lr})
+        config = run.config.model_copy(update={"train": train})
+        yield run._replace(name=f"lr-{lr}", config=config, over_first=share(-0.05, 0.02))
+
+
+def test_a_change_that_the_held_out_pairs_cannot_show_gives_way_to_labels_with_their_number():
+    seen = tried(unused=100, data={"pairs_per_prompt": 1}, half=0.02)
+    assert step_of(seen, *rates_around(seen)) == {"data.pairs_per_prompt": "null"}
+    few = tried(unused=100, data={"pairs_per_prompt": 1}, half=0.1)
+    others = [run._replace(over_first=share(-0.05, 0.1)) for run in rates_around(few)]
+    more = next_step([few, *others])
+    assert changes(more) == {"data.source": "MORE_PAIRS"}
+    assert re.search(r"about [\d,]+ held-out ones", more["evidence"])
+
+
+def test_the_number_of_labels_follows_the_chains_own_learning_curve():
+    few = tried("a-1", num=400, accuracy=0.70, half=0.02, data={"pairs_per_prompt": 1})
+    many = tried("b-2", num=800, accuracy=0.72, half=0.02, over_first=0.02, data={"pairs_per_prompt": 2})
+    rates = [*rates_around(many)]
+    # 2 points a doubling, and 2 can be seen
+    assert "about 800 more to train on" in next_step([few, many, *rates])["evidence"]
+    worse = many._replace(metrics={**many.metrics, "pairwise_accuracy": share(0.69, 0.02)})
+    assert "label other prompts" in next_step([few, worse, *rates])["evidence"]
+    assert "a guess" in next_step([few, *rates_around(few)])["evidence"]
+
+
+def test_what_can_be_seen_is_told_by_the_chains_own_intervals_once_there_are_some():
+    assert visible_gain([tried(half=0.04)]) > visible_gain([tried(half=0.02)])
+    assert visible_gain([tried(), tried(over_first=0.1, half=0.05)]) == pytest.approx(0.05)
+
+
+def test_labels_that_may_be_reversed_are_looked_at_as_the_run_read_them():
+    names = {"split": "test", "prompt_column": "q", "chosen_column": "winner", "rejected_column": "the loser"}
+    more = next_step([tried(found=[REVERSED], data=names | {"grade_columns": ("a", "b"), "limit": 9})])
+    words = shlex.split(more["command"])[3:]
+    assert words[0] == "pairs.csv"
+    asked = list(zip(words[1::2], words[2::2], strict=True))
+    wanted = {f"--{name.replace('_', '-')}": value for name, value in names.items()} | {"--limit": "9"}
+    assert sorted(asked) == sorted([*wanted.items(), ("--grade-columns", "a"), ("--grade-columns", "b")])
+    parameters = get_command(app).commands["data"].commands["check"].params
+    assert set(dict(asked)) <= {option for parameter in parameters for option in parameter.opts}
+
+
+def test_the_pairs_that_would_decide_grow_with_the_square_of_the_precision():
+    assert pairs_to_decide(share(0.05, 0.1, 100)) == 400
+    assert pairs_to_decide(share(-0.05, 0.1, 100)) is None
+    assert pairs_to_decide(share(0.05, 0.01, 100)) is None
+
+
+@pytest.mark.parametrize(("status", "rung"), [("passes", 1), ("passes", 2), ("not_ready", 3), ("unclear", 3)])
+def test_a_model_that_passes_or_was_tried_on_a_policy_needs_no_step_here(status, rung):
+    assert next_step([tried(status=status, rung=rung)]) is None
+    words = ["--checkpoint", "out/best"]
+    assert step_of_checkpoint(verdict(status, rung), words, DataConfig(source="pairs.csv")) is None
