@@ -105,11 +105,17 @@ def gather_results(
         "config": config.model_dump(mode="json"),
         "environment": environment(config.device),
     }
-    return {**results, "next_rung": _planned(folder_name, results, earlier)}
+    return {**results, "next_rung": planned_step(folder_name, results, earlier)}
 
 
-def _planned(name: str, results: Results, earlier: Mapping[str, Mapping[str, Any]]) -> NextRung | None:
-    """The next step of a run, planned over all runs on its held-out prompts."""
+def planned_step(name: str, results: Results, earlier: Mapping[str, Mapping[str, Any]]) -> NextRung | None:
+    """Return the next step of a run, planned over all runs on its held-out prompts.
+
+    Args:
+        name: of the run's folder.
+        results: its record; its own `next_rung` is not read.
+        earlier: records of other runs by the names of their folders. Those on other held-out prompts do not count.
+    """
     records: dict[str, Mapping[str, Any]] = {**earlier, name: results}
     short = short_names([*records])
     verdict, config = results["verdict"], PipelineConfig.model_validate(results["config"])
