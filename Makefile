@@ -15,7 +15,7 @@ JOBS ?= 4
 PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile
 
 # `## …` after a target's name is what `make help` prints of it.
-.PHONY: help demo test test-fast lint typecheck unit mutants fuzz faults walk docs install vllm lock clean
+.PHONY: help demo test test-fast lint typecheck unit mutants fuzz faults walk night docs install vllm lock clean
 
 help: ## Show what can be made.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +60,10 @@ faults: $(STAMP) ## Fail each write once, and see that nothing is lost; findings
 # For eyes: screenshots of Prefect, MLflow and the reports as a person goes through them. Some minutes.
 walk: $(STAMP) ## Walk through all pages in a headless Chromium; the pictures are in build/walk.
 	@PYTHONPATH=tests/support $(BIN)/python tests/services/walk.py build/walk
+
+# A user's 25 minutes with real pairs, to be run while both cores are idle.
+night: $(STAMP) ## Follow the tutorial and the steps that it prints; the transcript is in build/tutorial.txt.
+	@RM_OPT_NIGHT=1 $(BIN)/pytest tests/night
 
 # Pages are those of the checkout, with what is read from the code; the built ones ask no other server for anything.
 docs: $(STAMP) ## Build the documentation site; open build/site/docs/index.html.

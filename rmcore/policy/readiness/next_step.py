@@ -138,7 +138,8 @@ def next_step(runs: Sequence[Tried]) -> NextRung | None:
     best = best_of(runs)
     if not is_to_mend(best.verdict):
         return None
-    if REVERSED in best.found and UNDER_TRAINED not in best.found and best.config.data.source != "gold":
+    is_reversed = REVERSED in best.found and best.accuracy < 0.5
+    if is_reversed and UNDER_TRAINED not in best.found and best.config.data.source != "gold":
         return _look_at_labels(best)
     width = visible_gain(runs)
     new = [one for one in candidates(best) if not _was_run(best, one, runs)]
@@ -200,7 +201,9 @@ def candidates(best: Tried) -> Iterator[Candidate]:
     if has_learned:
         is_early = _peaked_early(best)
         for place, times in enumerate((0.5, 2) if is_early else (2, 0.5)):
-            what = f"a {'higher' if times > 1 else 'lower'} learning rate than {lr:g}: no sign is left, but for labels"
+            what = (
+                f"a {'higher' if times > 1 else 'lower'} learning rate than {lr:g}: a try, with no sign that it helps"
+            )
             yield Candidate(what, _rate(lr * times), room, seconds, 2 + place)
 
 

@@ -222,7 +222,7 @@ def test_what_can_be_seen_is_told_by_the_chains_own_intervals_once_there_are_som
 
 def test_labels_that_may_be_reversed_are_looked_at_as_the_run_read_them():
     names = {"split": "test", "prompt_column": "q", "chosen_column": "winner", "rejected_column": "the loser"}
-    more = next_step([tried(found=[REVERSED], data=names | {"grade_columns": ("a", "b"), "limit": 9})])
+    more = next_step([tried(found=[REVERSED], accuracy=0.4, data=names | {"grade_columns": ("a", "b"), "limit": 9})])
     words = shlex.split(more["command"])[3:]
     assert words[0] == "pairs.csv"
     asked = list(zip(words[1::2], words[2::2], strict=True))
