@@ -109,12 +109,12 @@ def _baseline(run: Run) -> str:
 def _paired(runs: Mapping[str, Run]) -> list[str]:
     """Say what the pairs themselves tell of the difference, which intervals side by side do not."""
     from rmcore.evaluation.comparison import on_common_pairs, paired_comparison
-    from rmcore.stages.results import test_rewards
+    from rmcore.stages.results import held_out_rewards
 
     lines = []
     first, *others = runs.items()
     for name, run in others:
-        tables = [test_rewards(one.record) for one in (run, first[1])]
+        tables = [held_out_rewards(one.record) for one in (run, first[1])]
         if any(table is None for table in tables):
             lines.append(f"{name} − {first[0]}: the stored rewards of one of them are gone; run it again")
             continue

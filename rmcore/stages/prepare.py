@@ -115,8 +115,8 @@ def prepare(config: DataConfig, *, seed: int, report: Report = silent, spool: Pa
     test = config.test_fraction if len(loaded) == 1 else 0.0
     if test and config.pairs_per_prompt is not None:  # held out whole: runs with another cap then share their test
         every, said = _carve(loaded[0].pairs, loaded[0].observations, config, seed=seed, test=test)
-        spared = {"spared": every["test"], "spared_observations": said["test"]}
-        loaded = [cap_prompts(loaded[0], config.pairs_per_prompt, **spared)]
+        most, spared = config.pairs_per_prompt, every["test"]
+        loaded = [cap_prompts(loaded[0], most, spared=spared, spared_observations=said["test"])]
     splits, said = _carve(loaded[0].pairs, loaded[0].observations, config, seed=seed, test=test)
     said = said if loaded[0].observations else {}
     for held_out in loaded[1:]:

@@ -129,7 +129,9 @@ def planned_step(name: str, results: Results, earlier: Mapping[str, Mapping[str,
 
 def _chain(records: Mapping[str, Mapping[str, Any]], held_out: tuple[Any, ...]) -> list[Tried]:
     """The runs on the same held-out prompts in the order in which they ended, those whose rewards are gone last."""
-    runs, gone, first = [], [], None
+    runs: list[Tried] = []
+    gone: list[Tried] = []
+    first: pd.DataFrame | None = None
     for name, record in sorted(records.items(), key=lambda one: str(one[1].get("created"))):
         try:
             run = record_of(record, name)
@@ -137,7 +139,7 @@ def _chain(records: Mapping[str, Mapping[str, Any]], held_out: tuple[Any, ...]) 
             continue
         if held_out_by(run.config) != held_out:
             continue
-        rewards = test_rewards(record)
+        rewards = held_out_rewards(record)
         if rewards is None:
             gone.append(run)
         elif first is None:
@@ -149,7 +151,7 @@ def _chain(records: Mapping[str, Mapping[str, Any]], held_out: tuple[Any, ...]) 
     return runs + gone
 
 
-def test_rewards(record: Mapping[str, Any]) -> pd.DataFrame | None:
+def held_out_rewards(record: Mapping[str, Any]) -> pd.DataFrame | None:
     """Rewards of the held-out pairs as a run stored them; None where they are gone."""
     file = next((Path(one["path"]) for one in record["stages"] if one["name"] == "evaluate"), Path("/nowhere"))
     if not (file / "rewards.parquet").is_file():

@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 
 from rmcore.evaluation.comparison import paired_comparison
-from rmcore.stages.results import test_rewards as rewards_of
+from rmcore.stages.results import held_out_rewards
 
 DATA = Path(os.environ.get("RM_OPT_DATA") or "/nowhere") / "alpacaeval_train.parquet"
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -71,7 +71,7 @@ class Walk:
 def is_shown(records, name):
     """Whether the run of this name is better than the first on the held-out pairs of both, by the paired interval."""
     [best] = [record for folder, record in records if folder.startswith(name)]
-    low = paired_comparison(rewards_of(best), rewards_of(records[0][1]))["accuracy_difference"]["ci_low"]
+    low = paired_comparison(held_out_rewards(best), held_out_rewards(records[0][1]))["accuracy_difference"]["ci_low"]
     return low is not None and low > 0
 
 
