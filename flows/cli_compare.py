@@ -114,11 +114,11 @@ def _paired(runs: Mapping[str, Run]) -> list[str]:
     lines = []
     first, *others = runs.items()
     for name, run in others:
-        tables = [held_out_rewards(one.record) for one in (run, first[1])]
-        if any(table is None for table in tables):
+        own, base = held_out_rewards(run.record), held_out_rewards(first[1].record)
+        if own is None or base is None:
             lines.append(f"{name} − {first[0]}: the stored rewards of one of them are gone; run it again")
             continue
-        common = on_common_pairs(*tables)
+        common = on_common_pairs(own, base)
         if common[0].empty:
             lines.append(f"{name} − {first[0]}: they hold out no pair in common, so their accuracies do not compare")
             continue
@@ -127,9 +127,9 @@ def _paired(runs: Mapping[str, Run]) -> list[str]:
         p = compared["sign_flip_p"]
         interval = f"95 %: {bounds}" if bounds else "no interval"
         lines.append(f"{name} − {first[0]}: {value} ({interval}; sign-flip p = {p:.2g})")
-        own = [len(table) - len(shared) for table, shared in zip(tables, common, strict=True)]
-        if any(own):
-            left = f"left out: {own[0]:,} of {name}, {own[1]:,} of {first[0]}"
+        left_out = len(own) - len(common[0]), len(base) - len(common[1])
+        if any(left_out):
+            left = f"left out: {left_out[0]:,} of {name}, {left_out[1]:,} of {first[0]}"
             lines.append(f"  on the {len(common[0]):,} pairs that both hold out; {left}")
     return ["difference of accuracy on the same held-out pairs, paired by prompt", *(f"  {line}" for line in lines)]
 
