@@ -3,21 +3,21 @@
 The next one renders as usual.
 """
 
-import gc
 import multiprocessing
 import os
 import resource
 import signal
 import threading
-import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
+from jinja2 import TemplateError
 
 from rmcore.core.errors import ModelError
 from rmcore.core.files import exclusive, is_free
-from rmcore.data import chat_template
+from rmcore.data import chat_template, template_process
 from rmcore.data.chat_template import render_chat
 from rmcore.data.rendering import Renderer, Rendering
 from rmcore.models.tiny import tiny_tokenizer
@@ -32,7 +32,6 @@ USUAL = "{% for message in messages %}{{ message['role'] }}: {{ message.content 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     monkeypatch.setattr(chat_template, "LIMIT_SECONDS", 0.3)
-    monkeypatch.setattr(chat_template, "IDLE_SECONDS", 600.0)
 
 
 GROWN = "{% set n = namespace(a=START) %}{% for i in range(TIMES) %}{% set n.a = n.a OPERATOR n.a %}{% endfor %}"
@@ -50,6 +49,12 @@ ONE_OPERATION = {
 """Time or memory that one operation takes, or that few do."""
 
 
+def renders():
+    """The process that renders for this one."""
+    [process] = [child for child in psutil.Process().children() if template_process.__file__ in child.cmdline()]
+    return process
+
+
 def tokenizer_with(template):
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = template
@@ -61,14 +66,7 @@ def ends(tokenizer, why=r"probably loops for ever"):
         render_chat(tokenizer, MESSAGES)
 
 
-@pytest.fixture(params=[False, True], ids=["in a process of its own", "in this process"])
-def where(request, monkeypatch):
-    """As on Linux, and as on macOS."""
-    monkeypatch.setattr(chat_template, "IN_PROCESS", request.param)
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("where")
 @pytest.mark.parametrize("template", [LOOP, RECURSION, FILTERS], ids=["loops", "recursion", "filters"])
 def test_what_never_ends_is_ended_and_the_thread_goes_on(template):
     ends(tokenizer_with(template))
@@ -132,12 +130,6 @@ def test_a_process_without_standard_streams_renders():
     assert process.exitcode == 0
 
 
-def test_time_that_others_take_is_not_counted(monkeypatch):
-    monkeypatch.setattr(chat_template, "IN_PROCESS", True)  # the kernel counts for the other
-    slow = type("Slow", (str,), {"__str__": lambda self: time.sleep(0.6) or "user"})
-    assert "Hello" in render_chat(tokenizer_with(USUAL), [{"role": slow("user"), "content": "Hello"}])
-
-
 @pytest.mark.slow
 def test_a_process_that_renders_long_grows_no_further():
     """Of a million dialogues none is refused because of those before it."""
@@ -147,37 +139,20 @@ def test_a_process_that_renders_long_grows_no_further():
     sizes = []
     for _ in range(3):
         chat_template.render_chats(tokenizer, [(MESSAGES, {})] * 5000)
-        child = chat_template._children[tokenizer]
-        sizes.append(int(Path(f"/proc/{child._pid}/statm").read_text().split()[0]) * resource.getpagesize())
+        sizes.append(int(Path(f"/proc/{renders().pid}/statm").read_text().split()[0]) * resource.getpagesize())
     assert sizes[2] - sizes[1] < 2**20
 
 
-def test_many_dialogues_cost_one_process_that_goes_with_its_tokenizer():
-    tokenizer = tokenizer_with(USUAL)
-    renderer = Renderer(tokenizer, Rendering("chat", 64))
-    started = []
-    with pytest.MonkeyPatch.context() as patched:
-        fork = os.fork
-        patched.setattr(os, "fork", lambda: started.append(fork()) or started[-1])
-        for number in range(3):
-            renderer.tokenize_sides([(f"Question {number} {index}", "Hi") for index in range(50)])
-            renderer.render("One", "more")
-    assert len(started) == 1
-    del tokenizer, renderer
-    gc.collect()
-    with pytest.raises(ProcessLookupError):
-        os.kill(started[0], 0)
-
-
-@pytest.mark.parametrize("idle", [0.0, 0.001, 0.05])
-def test_a_process_without_work_ends_and_costs_no_dialogue(monkeypatch, idle):
-    """It has a copy of all memory that its parent has changed since; also where it ends while the next is sent."""
-    monkeypatch.setattr(chat_template, "IDLE_SECONDS", idle)
-    tokenizer = tokenizer_with(USUAL)
-    for _ in range(2 if idle else 20):
-        assert render_chat(tokenizer, MESSAGES) == "user: Hello\nassistant: Hi\n"
-        if idle:
-            os.waitid(os.P_PID, chat_template._children[tokenizer]._pid, os.WEXITED | os.WNOWAIT)
+def test_all_templates_of_a_process_are_rendered_by_one_other():
+    """And it has none of this one's memory, which would be kept as it was."""
+    texts, processes = set(), set()
+    kept = np.ones(2**26)
+    for template in (USUAL, USUAL + "{# another #}") * 2:
+        texts.add(render_chat(tokenizer_with(template), MESSAGES))
+        processes.add(renders())
+    assert texts == {"user: Hello\nassistant: Hi\n"}
+    [process] = processes
+    assert process.memory_info().rss < kept.nbytes / 2
 
 
 def test_what_the_process_renders_follows_the_tokenizer():
@@ -195,16 +170,33 @@ def test_a_lock_that_is_held_while_a_process_begins_is_free_when_it_is_released(
     assert is_free(tmp_path / "lock")
 
 
-def test_a_text_is_the_same_wherever_it_is_rendered(monkeypatch):
-    messages = [
-        {"role": "user", "content": "half \ud800, \u2028, \x00 and \U0001f600"},
-        {"role": "a", "content": "\r\n"},
+@pytest.mark.parametrize(
+    "template",
+    [
+        USUAL,
+        "{{ bos_token }}{% for m in messages %}{{ m | tojson }}{% if 'x' in m %}x{% endif %}{% endfor %}",
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% break %}{% endfor %}{{ style }}",
+        "{% if add_generation_prompt %}go{% endif %}{{ tools }}{{ messages[0].thinking }}",
+        "{{ raise_exception('no') if messages | length == 2 else messages.missing.deeper }}",
+    ],
+)
+def test_the_text_is_that_of_apply_chat_template(template):
+    tokenizer = tokenizer_with(template)
+    tokenizer.bos_token = "<s>"
+    dialogues = [
+        (MESSAGES, {}),
+        ([{"role": "user", "content": "half \ud800, \u2028, \x00 and \U0001f600", "x": None}], {"style": "plain"}),
+        ([{"role": "a", "content": "\r\n", "reasoning_content": "because"}], {"add_generation_prompt": True}),
+        ([*MESSAGES, {"role": "tool", "content": ""}], {"tools": [{"type": "function"}], "bos_token": "<b>"}),
+        ([], {}),
     ]
-    texts = set()
-    for in_process in (False, True):
-        monkeypatch.setattr(chat_template, "IN_PROCESS", in_process)
-        texts.add(render_chat(tokenizer_with(USUAL), messages))
-    assert len(texts) == 1
+    for dialogue, text in zip(dialogues, chat_template.render_chats(tokenizer, dialogues), strict=True):
+        try:
+            expected = tokenizer.apply_chat_template(dialogue[0], tokenize=False, **dialogue[1])
+        except (ValueError, TemplateError):
+            assert isinstance(text, TemplateError)
+        else:
+            assert text == expected
 
 
 @pytest.mark.slow
@@ -221,12 +213,12 @@ def test_a_signal_to_the_process_that_renders_costs_no_dialogue(number):
     """A scheduler sends SIGTERM to all processes of a job, and the kernel ends one where memory is short."""
     tokenizer = tokenizer_with(USUAL)
     text = render_chat(tokenizer, MESSAGES)
-    process = psutil.Process(chat_template._children[tokenizer]._pid)
+    process = renders()
     process.send_signal(number)
     if number == signal.SIGKILL:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert render_chat(tokenizer, MESSAGES) == text
-    assert (chat_template._children[tokenizer]._pid == process.pid) is (number != signal.SIGKILL)
+    assert (renders() == process) is (number != signal.SIGKILL)
 
 
 def test_a_template_may_change_while_other_threads_render():

@@ -3,10 +3,12 @@
 A real server in a process of its own, which may open few files.
 """
 
+import os
 import socket
 import subprocess
 import sys
 from contextlib import ExitStack, closing, suppress
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +21,7 @@ import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[3]), int(sys.argv[4])))
 from pathlib import Path
 from rmcore.models.reward_model import BradleyTerryRM
-from tests.support.torch_engine import answering_with
+from torch_engine import answering_with
 folder = Path(sys.argv[1])
 rm = BradleyTerryRM.from_pretrained(str(folder), device="cpu", max_seq_len=128)
 with answering_with(rm, folder, token=sys.argv[2]) as app:
@@ -35,6 +37,7 @@ def server(tiny_folder):
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "support")},
     )
     port = int(process.stdout.readline())
     process.port = port
