@@ -20,10 +20,18 @@ import numpy as np
 from rmcore.config.judging import MOST_UNREAD
 from rmcore.config.policy import PolicyConfig
 from rmcore.core.errors import ConfigError, DataError
-from rmcore.evaluation.uncertainty import GainValue, MetricValue, bounded_means, shown_gain, unseen_share
+from rmcore.evaluation.uncertainty import (
+    GainValue,
+    MetricValue,
+    bounded_means,
+    shown_gain,
+    unseen_prompts,
+    unseen_share,
+)
 from rmcore.policy.judge import require_named_judge, require_people
 from rmcore.policy.sampling.best_of_n import nominal_kl
-from rmcore.policy.stopping.bets import ConfidenceSequence
+from rmcore.policy.stopping.bets import FEWEST_TO_SHOW, ConfidenceSequence
+from rmcore.policy.stopping.pair_judges import WINS
 
 NOBODY_JUDGES = (
     "who judges what best-of-n gives is unknown: only the synthetic benchmark judges itself. Name a function of "
@@ -33,7 +41,7 @@ NOBODY_JUDGES = (
 Decision = Literal["rose", "fell", "unclear"]
 LEVEL = 0.05
 """Chance that the interval of the gain is ever wrong; that of the win rate has the same one by itself."""
-LOOKS = (128, 256)
+LOOKS = (FEWEST_TO_SHOW, 256)
 """Judged pairs after which differences as they are may decide, and at the end: each time at a third of `LEVEL`."""
 MOST_SAMPLES = 4096
 FURTHEST_KL = nominal_kl(MOST_SAMPLES)
@@ -238,6 +246,8 @@ def verdict_of_confirmation(record: Mapping[str, Any]) -> dict[str, Any]:
     gain = record["gold"]["gain"]
     shown = shown_gain(gain, record["unit"])
     where = f"best-of-{record['n']} on {record['num_prompts']} fresh prompts"
+    # Of wins and losses the interval knows the bounds, and allows for what no prompt has shown.
+    limit = "" if record["unit"] == WINS else f", but {unseen_prompts(record['num_prompts'], gain['value'])}"
     asked = f"a gain of {record['useful_gain']:.2g} {record['unit']} was required"
     status: Decision = "unclear"
     reasons = []
@@ -245,13 +255,13 @@ def verdict_of_confirmation(record: Mapping[str, Any]) -> dict[str, Any]:
         headline = f"Unclear whether it gains, {shown} where differences are clipped, by {where}"
         reasons.append(record["doubt"])
     elif gain["ci_low"] > 0:
-        status, headline = "rose", f"Gained {shown} by {where}"
+        status, headline = "rose", f"Gained {shown} by {where}{limit}"
         if gain["ci_high"] < record["useful_gain"]:
             reasons.append(f"{asked}, and it is less")
         elif gain["ci_low"] < record["useful_gain"]:
             reasons.append(f"{asked}, and is not shown")
     elif gain["ci_high"] < 0:
-        status, headline = "fell", f"Lost {shown} by {where}"
+        status, headline = "fell", f"Lost {shown} by {where}{limit}"
     else:
         headline = f"Unclear whether it gains, {shown}, by {where}"
         reasons.append(

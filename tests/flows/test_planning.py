@@ -12,12 +12,14 @@ from experiments.schema import Experiment
 from flows import cli_runs, planning
 from flows.planning import make_plan, matrix_key, plan_run
 from rmcore.config.changes import change_config
+from rmcore.config.judging import JudgingConfig
 from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.store import MANIFEST, Store
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.data.table import write_pairs
+from rmcore.judging.language_model import calls_for_rewards
 from rmcore.stages.registry import pipeline_stages, stage_call
 from rmcore.study.estimates import SpeedProbe, probe_kind
 from rmcore.study.plan import Cell
@@ -294,17 +296,16 @@ def test_a_run_that_starts_from_a_policy_to_come_is_planned_without_its_time(sto
     assert "starts from a policy that is not trained yet" in found.problems[0]
 
 
-@pytest.mark.parametrize(("mode", "calls", "shown"), [("pointwise", 1, 1), ("pairwise", 3, 2), ("listwise", 1, 8)])
-def test_the_plan_says_what_a_judge_behind_an_endpoint_is_asked_and_costs(
-    mode, calls, shown, probed, tmp_path, monkeypatch, capsys
-):
+def test_the_plan_says_what_a_judge_behind_an_endpoint_is_asked_and_costs(probed, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("RM_OPT_HOME", str(tmp_path))
     monkeypatch.setattr(cli_runs, "configure_environment", lambda: None)
     judge = {"judge": "openai:some-model@http://127.0.0.1:9/v1", "num_prompts": 20, "samples_per_prompt": 17}
-    judging = {"mode": mode, "price_read": 2.0, "price_written": 0.0}
+    judging = {"mode": "pairwise", "price_read": 2.0, "price_written": 0.0}
     config = PipelineConfig(policy={"name": "world", "max_new_tokens": 100, **judge, "judging": judging})
     cli_runs.print_plan(config)
     [line] = [one for one in capsys.readouterr().out.splitlines() if one.startswith("judge ")]
-    read = calls * 20 * 17 * (150 + 100 * shown)
-    assert f"some-model in samples: at most {calls * 20 * 17:,} calls, about {read:,} tokens read" in line
+    read = 3 * 20 * 17 * (150 + 2 * 100)  # three comparisons a response, each of two
+    assert f"some-model in samples: at most {3 * 20 * 17:,} calls, about {read:,} tokens read" in line
     assert f"for {2.0 * read / 1e6:.3g} at most" in line
+    for mode, shown in (("pointwise", 1), ("listwise", 8)):
+        assert calls_for_rewards(JudgingConfig(mode=mode), 20, 17) == (20 * 17, shown)

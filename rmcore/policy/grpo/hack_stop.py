@@ -171,6 +171,7 @@ class HackStop(TrainerCallback):
             labels_per_pair=self.judge.labels_per_pair,
             unit=self.judge.unit,
             can_lower_kl=bool(getattr(self._trainer, "beta", 0.0)),
+            is_clipped=self.judge.calibrates,
         )
         whose = {
             "judge": self.judge.name,

@@ -7,15 +7,16 @@ import numpy as np
 import pandas as pd
 
 from rmcore.core.arrays import FloatArray
-from rmcore.evaluation.uncertainty import MetricValue, cluster_bootstrap, metric_value, shown_gain
+from rmcore.evaluation.uncertainty import MetricValue, cluster_bootstrap, metric_value, shown_gain, unseen_prompts
 from rmcore.evaluation.verdicts.estimate import SeedSample, estimate_over_seeds
 from rmcore.policy.confirmation import Decision, tail_doubt
 from rmcore.policy.grpo.group_reward import REWARDS_KEY
 from rmcore.policy.grpo.policy_meter import QUANTITIES
+from rmcore.policy.stopping.pair_judges import WINS
 
 
 def curve_of(progress: pd.DataFrame, *, num_resamples: int, seed: int) -> list[dict[str, Any]]:
-    """Every quantity at every measured step, JSON-ready: {"step", quantity: value with interval, ...}.
+    """Every quantity at every measured step, JSON-ready: {"step", "num_prompts", quantity: value with interval, ...}.
 
     Intervals are for new seeds and new prompts, all seeds having answered the same ones (`estimate_over_seeds`); with
     one seed, for new prompts alone.
@@ -28,7 +29,7 @@ def curve_of(progress: pd.DataFrame, *, num_resamples: int, seed: int) -> list[d
     """
     points = []
     for step, rows in progress.groupby("step", sort=True):
-        point: dict[str, Any] = {"step": int(step)}
+        point: dict[str, Any] = {"step": int(step), "num_prompts": int(rows["prompt"].nunique())}
         for name in QUANTITIES:
             point[name] = value_over_seeds(rows, name, num_resamples, seed)
         points.append(point)
@@ -129,6 +130,8 @@ def verdict_of(curve: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         status, headline = "rose", f"The true reward rose with the proxy: {shown}"
     elif gold["ci_high"] < 0:
         status, headline = "fell", f"The true reward fell while the proxy moved: {shown}"
+    if status != "unclear":
+        headline += f", but {unseen_prompts(last['num_prompts'], gold['value'])}"
     best = max(curve, key=lambda point: point["gold"]["value"])
     reasons = []
     if best["step"] != last["step"] and _apart(best["gold"], gold):
@@ -142,7 +145,8 @@ def verdict_of(curve: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def final_of(watches: Sequence[Mapping[str, Any]], *, num_resamples: int, seed: int) -> dict[str, Any] | None:
     """Gain of what is kept over the start, on prompts that nothing was decided on, with its 95 % interval; JSON-ready.
 
-    `doubt` says why what clipped differences show is not claimed (`rmcore.policy.confirmation.tail_doubt`), or is None.
+    `doubt` says why what clipped differences show is not claimed (`rmcore.policy.confirmation.tail_doubt`), or is None;
+    `num_prompts` counts the judged ones of each seed.
 
     A seed that went back to the start has gained nothing, for certain. Of one seed the interval is the confidence
     sequence's, which holds however many pairs were judged; of several it is for new seeds and new prompts.
@@ -164,7 +168,7 @@ def final_of(watches: Sequence[Mapping[str, Any]], *, num_resamples: int, seed: 
         only = measured[0]
         low, high = only["interval"]
         found = MetricValue(only["value"], low, high, len(only["path"])).to_dict()
-        return found | {"doubt": _doubt(found, only["differences"], limit)}
+        return found | {"num_prompts": count, "doubt": _doubt(found, only["differences"], limit)}
     by_seed = whole if limit is None else [np.clip(one, -limit, limit) for one in whole]
     rows = pd.DataFrame(
         [
@@ -176,7 +180,7 @@ def final_of(watches: Sequence[Mapping[str, Any]], *, num_resamples: int, seed: 
     over_seeds = value_over_seeds(rows, "final", num_resamples, seed)
     if over_seeds is None:
         return None
-    return over_seeds | {"doubt": _doubt(over_seeds, np.mean(whole, axis=0), limit)}
+    return over_seeds | {"num_prompts": count, "doubt": _doubt(over_seeds, np.mean(whole, axis=0), limit)}
 
 
 def _doubt(found: Mapping[str, Any], differences: Sequence[float] | FloatArray, limit: float | None) -> str | None:
@@ -229,6 +233,8 @@ def verdict_of_watch(watches: Sequence[Mapping[str, Any]], final: Mapping[str, A
         status, said = "rose", "The policy is better than its start: true reward"
     elif final["ci_high"] < 0:
         status, said = "fell", "The policy is worse than its start: true reward"
+    if status != "unclear" and unit != WINS:
+        shown += f", but {unseen_prompts(final['num_prompts'], final['value'])}"
     return {"status": status, "headline": f"{said} {shown}", "reasons": reasons}
 
 

@@ -235,8 +235,8 @@ def next_rung(verdict: Verdict, config: PipelineConfig, model: Sequence[str]) ->
     each = max(samples_needed(config.readiness.planned_kl), DECIDING + 1)  # more of a prompt say little of the plan
     if verdict["rung"] < 3:
         samples = f"{policy.num_prompts} prompts × {each} samples of the policy"
-        size = [] if policy.samples_per_prompt == each else ["--n", str(each)]
-        drawn = shlex.join(["rm-opt", "readiness", "best-of-n", *model, *size])
+        of_each = [] if policy.samples_per_prompt == each else ["--n", str(each)]
+        drawn = shlex.join(["rm-opt", "readiness", "best-of-n", *model, *of_each])
         return {
             "rung": 3,
             "evidence": "samples of the policy that will be optimised, judged",

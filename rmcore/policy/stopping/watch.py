@@ -10,8 +10,9 @@ bets are settled with every judged pair:
 Each by itself is wrong at most with the chance `LEVEL` in the whole training, at any number of looks (`bets`): stakes
 are made before the responses of a look are drawn, from earlier judgements, by a bound that does not depend on them.
 A bet needs the bound, so differences are clipped, and where few prompts gain or lose far more a bet is about another
-number than the gain. So nothing follows from a bet that was won where differences on which it staked were clipped and
-the interval of these as they are does not agree (`Staked.agrees`), as for what is served (`policy.confirmation`).
+number than the gain. So nothing follows from a bet that was won by fewer differences than would have shown such
+prompts, nor where some of them were clipped and the interval of these as they are does not agree (`Staked.agrees`), as
+for what is served (`policy.confirmation`). Waiting costs steps of the training: what is kept is chosen by the curve.
 """
 
 from collections.abc import Mapping
@@ -20,8 +21,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rmcore.evaluation.uncertainty import bounded_means
-from rmcore.policy.stopping.bets import Bet
+from rmcore.core.arrays import FloatArray
+from rmcore.evaluation.uncertainty import bounded_means, unseen_share
+from rmcore.policy.stopping.bets import FEWEST_TO_SHOW, Bet
 from rmcore.policy.stopping.chosen_pairs import Chosen, PairChooser
 from rmcore.policy.stopping.gain_curve import GainCurve
 
@@ -39,6 +41,9 @@ CANDIDATES = 2
 other one counts too (`chosen_pairs`). With more of them the bound of a value grows, and prompts run out sooner."""
 LEVEL = 0.05
 """Chance of a false alarm in the whole training, at most: of each of the decisions by itself."""
+AGREES = 1 - LEVEL / 3
+"""Level of the interval of differences as they are, which is asked at several sizes (`Staked.agrees`): as of what is
+served."""
 USEFUL_GAIN = 0.1
 """Gain since half of the distance below which the true reward has stopped gaining: in standard deviations within
 prompts, or where people judge in wins less losses a comparison."""
@@ -86,23 +91,49 @@ class Staked:
     """Evidence as it was judged on which a bet staked: values of groups, not clipped, and how many the bet saw clipped.
 
     limit: size that a clipped value has at least.
+    fewest: values without which nothing is claimed; 0 where differences cannot exceed the limit.
     """
 
     limit: float
+    fewest: int
     values: list[float] = field(default_factory=list)
     num_clipped: int = 0
+    _agreed: dict[int, bool] = field(default_factory=dict)
+    """By the number of values that it was asked of."""
 
     def agrees(self, bet: Bet) -> bool:
-        """Whether nothing was clipped, or the mean as it is lies beyond the bet's null by its own interval, too."""
+        """Whether rare prompts far out would have shown, and nothing was clipped, or the mean as it is lies beyond the
+        bet's null by its own interval, too.
+
+        The interval is one after each quarter of `fewest` values, so that it is asked a few times and not after each
+        value, when chance would make it agree at some time.
+        """
+        count = len(self.values)
+        if count < self.fewest:
+            return False
         if not self.num_clipped:
             return True
-        values = np.array(self.values)[:, None]  # (N, 1)
+        count -= count % max(1, self.fewest // 4)
+        if count not in self._agreed:
+            self._agreed[count] = self._beyond(bet, np.array(self.values[:count])[:, None])
+        return self._agreed[count]
+
+    def _beyond(self, bet: Bet, values: FloatArray) -> bool:
+        """Whether the interval of the mean of (N, 1) values lies beyond the bet's null."""
         lowest, highest = min(-self.limit, float(values.min())), max(self.limit, float(values.max()))
-        low, high = bounded_means(values, np.array([lowest]), np.array([highest]), num_resamples=2000, seed=0)
+        low, high = bounded_means(
+            values, np.array([lowest]), np.array([highest]), num_resamples=2000, seed=0, level=AGREES
+        )
         return bool(low[0] > bet.null if bet.side == "above" else high[0] < bet.null)
 
     def doubt(self, what: str) -> str:
         """Say why it is unclear whether the true reward did `what`."""
+        if (count := len(self.values)) < self.fewest:
+            return (
+                f"unclear whether the true reward has {what}: {count} judged pairs say so, and leave room for "
+                f"{100 * unseen_share(count):.2g} % of all prompts that gain or lose far more and would turn the mean; "
+                f"{self.fewest} are wanted"
+            )
         return (
             f"unclear whether the true reward has {what}: {self.num_clipped} of the {len(self.values)} differences "
             f"that say so are clipped, and as they are their mean is {np.mean(self.values):+.2g}"
@@ -122,6 +153,7 @@ class Watch:
         unit: of a difference, in words.
         can_lower_kl: whether a KL penalty can be raised.
         useful_gain: over a checkpoint of half the distance; less of it is none, in the same unit.
+        is_clipped: whether differences may be larger than the limit; not where they are wins and losses.
     """
 
     def __init__(
@@ -135,6 +167,7 @@ class Watch:
         unit: str = "sd",
         can_lower_kl: bool = False,
         useful_gain: float = USEFUL_GAIN,
+        is_clipped: bool = True,
     ) -> None:
         self.labels, self.num_looks, self.unit, self.can_lower_kl = labels, num_looks, unit, can_lower_kl
         self.labels_per_pair, self.num_prompts, self.useful_gain = labels_per_pair, num_prompts, useful_gain
@@ -147,7 +180,8 @@ class Watch:
         self.steps = [0]
         self.kls = [0.0]
         self._gained = Bet(0.0, "above", LEVEL / 2)
-        self._staked = {name: Staked(self.chooser.bound) for name in ("gained", "stopped", "turned")}
+        self._fewest = FEWEST_TO_SHOW if is_clipped else 0
+        self._staked = {name: self._none_staked() for name in ("gained", "stopped", "turned")}
         self._stopped, self._turned = self._stopping(), Bet(0.0, "below", LEVEL)
         self._spread, self._weight = FIRST_SPREAD, FIRST_WEIGHT
         self._lowered = False
@@ -263,6 +297,9 @@ class Watch:
         gone = gone[: max(0, len(self.kept) - most)]
         self.kept = [one for one in self.kept if one not in gone]
 
+    def _none_staked(self) -> Staked:
+        return Staked(self.chooser.bound, self._fewest)
+
     def _stopping(self) -> Bet:
         """A bet that the gain has stopped; two if the first only lowers the distance: together wrong with `LEVEL`."""
         return Bet(self.useful_gain, "below", LEVEL / 2 if self.can_lower_kl else LEVEL)
@@ -275,14 +312,14 @@ class Watch:
             shown = f"it gains less than {self.useful_gain:g} {self.unit} since half of its distance"
             if self.can_lower_kl and not self._lowered:
                 self._lowered = True
-                self._stopped, self._staked["stopped"] = self._stopping(), Staked(self.chooser.bound)
+                self._stopped, self._staked["stopped"] = self._stopping(), self._none_staked()
                 return "lower_kl", f"the true reward has stopped gaining: {shown}; held at the distance of {at_best}"
             return "stop", f"the true reward has stopped gaining: {shown}; back to {at_best}"
         for name, what, bet in (("turned", "turned", self._turned), ("stopped", "stopped gaining", self._stopped)):
             if bet.won:
                 return "go_on", self._staked[name].doubt(what)
         if self._won("gained", self._gained):
-            self._staked["gained"] = Staked(self.chooser.bound)
+            self._staked["gained"] = self._none_staked()
             self._gained = Bet(0.0, "above", self._gained.level / 2)  # all of them together: the chance `LEVEL`
             return "go_on", "still gaining: shown to be better than an earlier step"
         return "go_on", "nothing is shown yet"
@@ -313,6 +350,6 @@ class Watch:
         for bet, kept in zip((self._gained, self._stopped, self._turned), state["bets"], strict=True):
             bet.level, bet.log_wealth, bet.won = kept
         for name, (values, num_clipped) in state["staked"].items():
-            self._staked[name] = Staked(self.chooser.bound, list(values), num_clipped)
+            self._staked[name] = Staked(self.chooser.bound, self._fewest, list(values), num_clipped)
         self._spread, self._weight = state["spread"]
         self._lowered = state["lowered"]

@@ -149,7 +149,7 @@ def test_a_bet_that_clipped_differences_win_is_doubted_where_the_tail_was_seen(s
     """Three of a hundred prompts gain 20 and the others lose 0.6, so the mean is 0 and the clipped one far below."""
     rng, won, doubted = np.random.default_rng(0), 0, 0
     for _ in range(40):
-        bet, staked, seen = Bet(0.0, side, 0.05), Staked(LIMIT), False
+        bet, staked, seen = Bet(0.0, side, 0.05), Staked(LIMIT, 0), False
         for number in range(200):
             is_far = rng.random() < 0.03
             judged = sign * (20 * is_far - 0.6 + 1.2 * rng.normal())
@@ -162,5 +162,33 @@ def test_a_bet_that_clipped_differences_win_is_doubted_where_the_tail_was_seen(s
                 won, doubted = won + 1, doubted + (not staked.agrees(bet))
     assert won >= 40
     assert doubted >= 0.95 * won
-    plain = Staked(LIMIT, [-sign * 0.5] * 50)
+    plain = Staked(LIMIT, 50, [-sign * 0.5] * 50)
     assert plain.agrees(Bet(0.0, side, 0.05))
+    plain.values.pop()
+    assert not plain.agrees(Bet(0.0, side, 0.05))
+    assert "leave room for 5.9 % of all prompts" in plain.doubt("turned")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sign", "claim"), [(1, "turned"), (-1, "still gaining")])
+def test_what_few_prompts_undo_is_neither_a_turn_nor_a_gain(sign, claim):
+    """Three of a hundred prompts gain 9.7 and the others lose 0.3, so that nothing changes; or the other way round."""
+    runs, claimed = 150, 0
+    for seed in range(runs):
+        watch, rng = Watch(600, num_looks=20, limit=LIMIT), np.random.default_rng(seed)
+        for number in range(1, 21):
+            shape = (watch.num_pairs(), CANDIDATES)
+            watch.begin(10 * number, 0.2 * number)
+            noise = rng.normal(size=shape) * 2**0.5
+            judged = sign * np.where(rng.random(shape) < 0.03, 9.7, -0.3) + 0.7 * noise + 0.7 * rng.normal(size=shape)
+            chosen = watch.chooser.choose(noise, rng)
+            for group, place in enumerate(chosen.places):
+                if not watch.see(chosen, group, float(judged[group, int(place)])):
+                    break
+            look = watch.end()
+            if claim in look.reason and "unclear" not in look.reason:
+                claimed += 1
+                break
+            if look.action == "stop":
+                break
+    assert claimed / runs <= 0.05 + 2 * (0.05 * 0.95 / runs) ** 0.5, claimed / runs
