@@ -36,7 +36,7 @@ def scoring(work: Work) -> None:
     truth = rm.score_sides(sides)
     work.measure("padded, float32", lambda: scored(rm, sides, truth, SMALL_BUDGET))
     round_backbone(rm.model)
-    rounded = BradleyTerryRM(rm.model, rm.tokenizer, rm.renderer.rendering)  # which asks again how rows are packed
+    rounded = BradleyTerryRM.of(rm.model, rm.tokenizer, rm.renderer.rendering)  # which asks again how rows are packed
     for budget in (SMALL_BUDGET, LARGE_BUDGET):
         name = f"packed, bf16 weights, {budget} tokens"
         work.measure(name, lambda budget=budget: scored(rounded, sides, truth, budget))

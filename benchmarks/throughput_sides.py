@@ -170,7 +170,7 @@ def make_rm(cell: Cell, device: torch.device) -> BradleyTerryRM:
     torch.manual_seed(SEED)
     with device:  # drawing 1.5 billion weights on a CPU takes minutes
         model = AutoModelForSequenceClassification.from_config(model_config(cell.model), dtype=torch.float32)
-    return BradleyTerryRM(model, tiny_tokenizer(), Rendering("plain", cell.max_seq_len))
+    return BradleyTerryRM.of(model, tiny_tokenizer(), Rendering("plain", cell.max_seq_len))
 
 
 def steps_of(pairs: Sequence[TokenizedPair], cell: Cell) -> list[list[TokenizedPair]]:

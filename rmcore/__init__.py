@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rmcore.active.learner import ActiveLearner
     from rmcore.data.pair import PreferencePair
     from rmcore.data.splits import split_by_prompt
     from rmcore.ensembles.ensemble import RewardModelEnsemble
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from rmcore.landscape import HessianAnalyzer
     from rmcore.models.reward_model import BradleyTerryRM
     from rmcore.policy.readiness.original_score import RLReadinessScorer
-    from rmcore.tutorial import create_dataloader
+    from rmcore.tutorial import create_dataloader, train_reward_model
 
 _PLACES = {
     **dict.fromkeys(("load_pairs", "train", "evaluate", "score", "verdict"), "rmcore.frontdoor"),
@@ -33,10 +34,13 @@ _PLACES = {
     "RewardModelEnsemble": "rmcore.ensembles.ensemble",
     "HessianAnalyzer": "rmcore.landscape",
     "RLReadinessScorer": "rmcore.policy.readiness.original_score",
+    "ActiveLearner": "rmcore.active.learner",
     "create_dataloader": "rmcore.tutorial",
+    "train_reward_model": "rmcore.tutorial",
 }
 """Modules of the public names."""
 __all__ = [
+    "ActiveLearner",
     "BradleyTerryRM",
     "HessianAnalyzer",
     "PreferencePair",
@@ -48,6 +52,7 @@ __all__ = [
     "score",
     "split_by_prompt",
     "train",
+    "train_reward_model",
     "verdict",
 ]
 

@@ -1,5 +1,6 @@
 """The front door of the library, which `import rmcore` opens: pairs in, a reward model, numbers and a verdict out."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,21 +8,22 @@ from typing import Any
 import numpy as np
 
 from rmcore.config.data import GoldConfig
-from rmcore.config.model import ModelConfig
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError
+from rmcore.core.tracking import NullTracker
 from rmcore.data.gold.world import generate_pairs
+from rmcore.data.integrity import select_training_pairs
 from rmcore.data.pair import PreferencePair, Prompt
 from rmcore.data.readers import sources
-from rmcore.ensembles.score import score_pairs_table
+from rmcore.data.rendering import TokenizedPair
+from rmcore.ensembles.score import readable_pairs, score_pairs_table
 from rmcore.evaluation.diagnosis import OVER_BASELINE, baseline_check, validation_gate
 from rmcore.evaluation.report_card import evaluate_pairs
 from rmcore.evaluation.uncertainty import MetricValue
-from rmcore.models.device import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.readiness.verdict import verdict_on_labels
 from rmcore.reporting.schema import Verdict
-from rmcore.tutorial import train_reward_model
+from rmcore.training.loop import Trainer
 
 
 def load_pairs(source: str, *, split: str = "train", limit: int | None = None) -> list[PreferencePair]:
@@ -66,10 +68,12 @@ def train(
             `rmcore.training.loop.Trainer`.
     """
     config = TrainConfig.model_validate({"lr": 5e-5, "epochs": None} | settings)
-    named = ModelConfig(name=model, max_seq_len=max_seq_len)
-    new = BradleyTerryRM.new(named, seed=seed, device=pick_device(device))
-    train_reward_model(new, _as_pairs(pairs), _as_pairs(validation), config, output_dir=output_dir, seed=seed)
-    return BradleyTerryRM.from_pretrained(str(Path(output_dir) / "best"), device=device)
+    folder = Path(output_dir)
+    rm = BradleyTerryRM(model, max_seq_len=max_seq_len, seed=seed, device=device)
+    taken, held_out = (_tokenized(rm, _as_pairs(given), config) for given in (pairs, validation))
+    folder.mkdir(parents=True, exist_ok=True)
+    Trainer(rm, config, train=taken, validation=held_out, folder=folder, tracker=NullTracker(), seed=seed).run()
+    return BradleyTerryRM.from_pretrained(folder / "best", device=device)
 
 
 def evaluate(rm: BradleyTerryRM | str, pairs: Sequence[PreferencePair], *, seed: int = 0) -> dict[str, MetricValue]:
@@ -110,6 +114,18 @@ def _as_pairs(pairs: Sequence[PreferencePair] | PreferencePair) -> Sequence[Pref
     if isinstance(pairs, str | Path):
         raise ConfigError(f"pairs is the text {str(pairs)[:60]!r}; read the pairs of a file with rmcore.load_pairs.")
     return [pairs] if isinstance(pairs, PreferencePair) else pairs
+
+
+def _tokenized(rm: BradleyTerryRM, pairs: Sequence[PreferencePair], config: TrainConfig) -> list[TokenizedPair]:
+    """The pairs that can be trained on; the others are counted on standard error."""
+    if not pairs:
+        return []
+    read = rm.renderer.tokenize_pairs(readable_pairs(rm, pairs))
+    kept, dropped = select_training_pairs(read, over_length=config.over_length)
+    if dropped:
+        reason = dropped[0].reason
+        print(f"note: {len(dropped)} of {len(pairs)} pairs are left out, the first: {reason}", file=sys.stderr)
+    return kept
 
 
 def _loaded(rm: BradleyTerryRM | str) -> BradleyTerryRM:

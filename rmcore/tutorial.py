@@ -1,4 +1,4 @@
-"""Names of the RM-Optimizer tutorial that are other names for what the platform has; everything else is its own.
+"""Names of the RM-Optimizer tutorial for what the platform has under others.
 
 `docs/tutorial-names.md` lists each call of the tutorial with the module that answers it.
 """
@@ -6,77 +6,128 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from rmcore.config.model import ModelConfig
 from rmcore.config.train import TrainConfig
-from rmcore.core.tracking import NullTracker
-from rmcore.data.integrity import select_training_pairs
 from rmcore.data.pair import PreferencePair
-from rmcore.data.rendering import TokenizedPair
-from rmcore.ensembles.score import readable_pairs
+from rmcore.data.rendering import Renderer, Rendering, choose_rendering, count_cut
+from rmcore.data.splits import split_by_prompt
+from rmcore.frontdoor import load_pairs, train
 from rmcore.models.batching import pad_pairs
-from rmcore.models.device import pick_device
-from rmcore.models.packing.rows import PaddedRows
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.sampling.served_policy import ServedPolicy, create_vllm_policy_publisher
 from rmcore.serving.client import RewardClient
-from rmcore.training.loop import Trainer, TrainResult
 
 BaseRewardModel = BradleyTerryRM
 RMTrainerConfig = TrainConfig
 create_vllm_publisher = create_vllm_policy_publisher
+SPLITS = {"train": 0.9, "validation": 0.1}
+"""Shares of the prompts that are trained on, and that the best step is chosen on."""
+
+
+class PairTensors(NamedTuple):
+    """P whole pairs as right-padded rows, (P, L) long each: what `BradleyTerryRM.compute_loss(*tensors)` takes."""
+
+    chosen_ids: Tensor
+    chosen_mask: Tensor
+    rejected_ids: Tensor
+    rejected_mask: Tensor
+
+    @property
+    def input_ids(self) -> Tensor:
+        """(2P, L), chosen rows first, as `HessianAnalyzer.compute_spectrum` reads them."""
+        return torch.cat([self.chosen_ids, self.rejected_ids])
+
+    @property
+    def attention_mask(self) -> Tensor:
+        """(2P, L), 1 on real tokens."""
+        return torch.cat([self.chosen_mask, self.rejected_mask])
 
 
 def create_dataloader(
-    pairs: Sequence[PreferencePair],
-    model: BradleyTerryRM,
+    data_path: str | Path | Sequence[PreferencePair],
+    tokenizer: PreTrainedTokenizerBase,
     batch_size: int = 16,
     *,
+    max_seq_len: int | None = None,
     shuffle: bool = False,
     seed: int = 0,
-) -> list[PaddedRows]:
-    """Return micro-batches of at most `batch_size` whole pairs, right-padded, chosen rows first: (2P, L) each.
+) -> list[PairTensors]:
+    """Return micro-batches of at most `batch_size` whole pairs of a file, or of pairs.
 
-    `BradleyTerryRM.compute_loss` and `HessianAnalyzer.compute_spectrum` take them. Training does not need them: it cuts
-    its own micro-batches under a token budget.
+    The tokenizer of a checkpoint renders as that was trained, another one as a new model's. Sides that are cut are
+    counted on standard error. Training does not need this: it cuts its own micro-batches under a token budget.
+
+    Args:
+        data_path: a source that `rmcore.load_pairs` reads, or pairs.
+        tokenizer: `BradleyTerryRM.tokenizer`.
+        batch_size: pairs of a micro-batch; the last one may have fewer.
+        max_seq_len: most tokens of a side; left out, what the checkpoint was trained with, else `ModelConfig`'s.
+        shuffle: put the pairs into an order drawn under `seed`.
+        seed: of that order.
 
     Raises:
-        DataError: the model cannot read a side.
+        DataError: the source or a pair cannot be read.
+        ModelError: the checkpoint was trained with a rendering function.
     """
+    pairs = load_pairs(str(data_path)) if isinstance(data_path, str | Path) else data_path
+    recorded = Rendering.load(Path(tokenizer.name_or_path)) if tokenizer.name_or_path else None
+    limit = max_seq_len or (recorded.max_seq_len if recorded else ModelConfig().max_seq_len)
+    rendering = (
+        choose_rendering(tokenizer, use_chat_template=True, max_seq_len=limit, render_fn=None)
+        if recorded is None
+        else Rendering(recorded.format, limit, recorded.render_fn)
+    )
     order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(seed)) if shuffle else range(len(pairs))
-    tokenized = model.renderer.tokenize_pairs([pairs[int(place)] for place in order])
-    starts = range(0, len(tokenized), batch_size)
-    return [pad_pairs(tokenized[at : at + batch_size], pad_id=model.pad_id) for at in starts]
+    tokenized = Renderer(tokenizer, rendering).tokenize_pairs([pairs[int(place)] for place in order])
+    if num_cut := count_cut(tokenized)["num_cut_sides"]:
+        print(f"note: {num_cut} of {2 * len(pairs)} sides are cut to {limit} tokens.", file=sys.stderr)
+    batches = []
+    for at in range(0, len(tokenized), batch_size):
+        rows = pad_pairs(tokenized[at : at + batch_size], pad_id=int(tokenizer.pad_token_id))
+        (chosen, rejected), (chosen_mask, rejected_mask) = rows.input_ids.chunk(2), rows.attention_mask.chunk(2)
+        batches.append(PairTensors(chosen, chosen_mask, rejected, rejected_mask))
+    return batches
 
 
 def train_reward_model(
-    model: BradleyTerryRM | str,
-    train_pairs: Sequence[PreferencePair],
-    eval_pairs: Sequence[PreferencePair] = (),
-    config: TrainConfig | None = None,
+    model_name: str,
+    data_path: str | Path,
+    optimizer: str = "adamw",
+    epochs: float = 1.0,
+    batch_size: int = 16,
     *,
-    output_dir: str | Path = "checkpoints_rm",
+    output_dir: str | Path = "checkpoints",
     seed: int = 0,
-    device: str = "auto",
-) -> TrainResult:
-    """Train a reward model on pairs, choosing the best step on `eval_pairs` where there are any.
+    **settings: Any,
+) -> Path:
+    """Train a reward model on a file of pairs and return the folder of its best step, OUTPUT_DIR/best.
 
-    A name or folder is loaded as a new reward model on its backbone. Pairs that the model cannot read are left out and
-    counted on standard error. The best checkpoint is OUTPUT_DIR/best. `rm-opt train` does the same from files.
+    The best step is chosen on a tenth of the prompts, which are not trained on.
+
+    Args:
+        model_name: a folder, a hub name, `minilm` (pretrained, 22 M) or `tiny` (from nothing).
+        data_path: a source that `rmcore.load_pairs` reads.
+        optimizer: adamw, adam, sgd, muon, lion or sam, with AdamW's learning rate unless `lr` is given: SGD needs a
+            larger one, Lion a third.
+        epochs: passes over the pairs.
+        batch_size: pairs of an optimizer step.
+        output_dir: folder of the checkpoint and of metrics.csv.
+        seed: of the split, the reward head and the order of pairs.
+        settings: further arguments of `rmcore.train`, such as max_seq_len, device, lr.
 
     Raises:
-        ConfigError, DataError, ModelError, TrainingError: see `rmcore.training.loop.Trainer`.
+        ConfigError, DataError, ModelError, TrainingError: see `rmcore.train`.
     """
-    chosen = config or TrainConfig()
-    if isinstance(model, str):
-        model = BradleyTerryRM.new(ModelConfig(name=model), seed=seed, device=pick_device(device))
-    train, held_out = (_tokenized(model, pairs, chosen) for pairs in (train_pairs, eval_pairs))
-    folder = Path(output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    trainer = Trainer(model, chosen, train=train, validation=held_out, folder=folder, tracker=NullTracker(), seed=seed)
-    return trainer.run()
+    splits = split_by_prompt(load_pairs(str(data_path)), fractions=SPLITS, seed=seed)
+    settings |= {"optimizer": optimizer, "epochs": epochs, "pairs_per_step": batch_size}
+    train(splits["train"], model_name, validation=splits["validation"], output_dir=output_dir, seed=seed, **settings)
+    return Path(output_dir) / "best"
 
 
 def get_reward_model_version(address: str, *, token: str | None = None) -> int:
@@ -92,14 +143,3 @@ def get_reward_model_version(address: str, *, token: str | None = None) -> int:
 def get_policy_version(served: ServedPolicy) -> int:
     """Return how many times the policy's weights were published to the vLLM that draws its samples."""
     return served.version
-
-
-def _tokenized(model: BradleyTerryRM, pairs: Sequence[PreferencePair], config: TrainConfig) -> list[TokenizedPair]:
-    if not pairs:
-        return []
-    read = model.renderer.tokenize_pairs(readable_pairs(model, pairs))
-    kept, dropped = select_training_pairs(read, over_length=config.over_length)
-    if dropped:
-        reason = dropped[0].reason
-        print(f"note: {len(dropped)} of {len(pairs)} pairs are left out, the first: {reason}", file=sys.stderr)
-    return kept

@@ -6,9 +6,9 @@ class with a `score_view`.
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy.special import expit
@@ -19,6 +19,8 @@ from rmcore.core.progress import Report, counting_on, silent
 from rmcore.data.pair import PreferencePair
 from rmcore.ensembles.ensemble import RewardModelEnsemble
 from rmcore.ensembles.features import pair_features
+
+POOL_FIELDS = ("prompt", "response_a", "response_b")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,11 +36,34 @@ class View:
     prompt_ids: Sequence[str]
 
 
-def look(pool: Sequence[PreferencePair], model: RewardModelEnsemble, *, report: Report = silent) -> View:
+PoolItem = PreferencePair | Mapping[str, Any] | Any
+"""What a label is missing for: a mapping, or an object, with prompt, response_a and response_b; or a pair, whose sides
+are in no order."""
+
+
+def unlabelled(item: PoolItem) -> PreferencePair:
+    """Return an item of a pool as a pair whose `chosen` is response_a, which says nothing.
+
+    Raises:
+        DataError: one of the three is missing, is empty, or both responses are the same.
+    """
+    if isinstance(item, PreferencePair):
+        return item
+    try:
+        texts = [item[name] if isinstance(item, Mapping) else getattr(item, name) for name in POOL_FIELDS]
+    except (KeyError, AttributeError) as missing:
+        raise DataError(
+            f"an item of the pool ({type(item).__name__}) lacks one of {', '.join(POOL_FIELDS)}: {missing}. Give all "
+            "three, or a PreferencePair."
+        ) from missing
+    return PreferencePair(*texts)
+
+
+def look(pool: Sequence[PoolItem], model: RewardModelEnsemble, *, report: Report = silent) -> View:
     """Run each backbone once over the pool; members that share one cost a matrix product.
 
     Args:
-        pool: P pairs; their labels are not used.
+        pool: P items; their labels are not used.
         model: one member or more.
         report: told of the sides done, over all backbones.
 
@@ -48,6 +73,7 @@ def look(pool: Sequence[PreferencePair], model: RewardModelEnsemble, *, report: 
     """
     if not pool:
         raise DataError("the pool is empty: there is nothing to choose from. Pass pairs that are not labelled yet.")
+    pool = [unlabelled(item) for item in pool]
     backbones = model.members.backbones
     margins = []
     for number, shared in enumerate(backbones):
@@ -70,7 +96,7 @@ class AcquisitionFunction(ABC):
     needs_members: ClassVar[bool] = False
     """Whether it is about disagreement, which one member has none of."""
 
-    def score(self, pool: Sequence[PreferencePair], model: RewardModelEnsemble) -> FloatArray:
+    def score(self, pool: Sequence[PoolItem], model: RewardModelEnsemble) -> FloatArray:
         """Scores of P pairs, (P,), higher for more informative.
 
         Raises:

@@ -1,104 +1,104 @@
-"""The loop: train heads on what is labelled, choose what to label next, ask, repeat."""
+"""The loop: choose what to label next, ask, fit heads on all labels, repeat."""
 
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from rmcore.active.acquisition import ACQUISITIONS, AcquisitionFunction, View, select
+from rmcore.active.acquisition import ACQUISITIONS, AcquisitionFunction, PoolItem, View, select, unlabelled
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError, ModelError
-from rmcore.data.pair import PreferencePair
+from rmcore.data.pair import PreferencePair, content_id, prompt_text
+from rmcore.ensembles.ensemble import RewardModelEnsemble
 from rmcore.ensembles.features import pair_features
 from rmcore.ensembles.linear_probes import bootstrap_heads, fit_head
 from rmcore.models.reward_model import BradleyTerryRM
 
-Labeller = Callable[[Sequence[PreferencePair]], Sequence[PreferencePair]]
-"""Gives the asked pairs back, each with its preferred side as `chosen`."""
+Labeller = Callable[[Sequence[Any]], Sequence[PreferencePair]]
+"""Is given items of the pool and returns a pair of each, with the preferred response as `chosen`."""
 NUM_MEMBERS = 4
-"""Bootstrap heads where a function asks how much members disagree."""
-SHOWN = 3
-"""Ids that an error names."""
+"""Bootstrap heads of a lone reward model where a function asks how much members disagree."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Round:
     """The outcome of one round.
 
-    asked: pairs as they were labelled in it, the most informative first; in round 0 the seed set.
-    num_labelled: labels that the head was fitted on.
-    head: (D,) of the reward model after it.
+    asked: pairs as they were labelled in it, the most informative first; in round 0 those that were labelled before.
+    num_labelled: labels that the heads were fitted on.
+    heads: of each backbone the (D,) reward head after it; before any label the mean of its members' own, times beta.
     """
 
     asked: Sequence[PreferencePair]
     num_labelled: int
-    head: FloatArray
+    heads: Sequence[FloatArray]
 
 
 class ActiveLearner:
-    """Chooses pairs and fits reward heads on a backbone that stays as it is, which each pair passes through once.
+    """Chooses pairs by what their labels would tell, and fits reward heads on backbones that stay as they are.
+
+    Before any label the models' own heads decide, so they should be trained. Each pair passes through a backbone once.
 
     Args:
-        rm: whose backbone gives the features.
-        acquisition: a function, or the name of one (`rmcore.active.acquisition.ACQUISITIONS`), which is then made again
-            for each round with a seed of its own.
-        labelled: the seed set: pairs with their labels.
+        model_or_ensemble: a reward model, or several.
+        acquisition_fn: a function, or the name of one (`rmcore.active.acquisition.ACQUISITIONS`), which is then made
+            again for each round with a seed of its own. None: `variance` for several models, `entropy` for one.
+        labelled: pairs with their labels.
         k: pairs to ask about in a round.
         max_per_prompt: at most so many pairs of one prompt in a round.
         seed: of the bootstrap draws and of random choices.
 
     Raises:
         ConfigError: no acquisition function of that name, or k is below 1.
-        DataError: the seed set is empty.
 
     Example:
-        >>> learner = ActiveLearner(rm, "entropy", seed_set, k=100)            # doctest: +SKIP
+        >>> learner = ActiveLearner(ensemble, k=100)                           # doctest: +SKIP
         >>> rounds = learner.run_active_loop(pool, label_fn, n_rounds=5)       # doctest: +SKIP
         >>> rounds[-1].num_labelled                                            # doctest: +SKIP
-        600
+        500
     """
 
     def __init__(
         self,
-        rm: BradleyTerryRM,
-        acquisition: AcquisitionFunction | str,
-        labelled: Sequence[PreferencePair],
+        model_or_ensemble: BradleyTerryRM | RewardModelEnsemble,
+        acquisition_fn: AcquisitionFunction | str | None = None,
+        labelled: Sequence[PreferencePair] = (),
         *,
         k: int = 100,
         max_per_prompt: int | None = None,
         seed: int = 0,
     ) -> None:
+        is_one = isinstance(model_or_ensemble, BradleyTerryRM)
+        ensemble = RewardModelEnsemble([model_or_ensemble]) if is_one else model_or_ensemble
+        acquisition = acquisition_fn or ("entropy" if len(ensemble) == 1 else "variance")
         if isinstance(acquisition, str) and acquisition not in ACQUISITIONS:
             raise ConfigError(f"no acquisition function {acquisition!r}; there are {', '.join(ACQUISITIONS)}.")
         if k < 1:
             raise ConfigError(f"k={k}: a round that asks about nothing learns nothing; choose 1 or more.")
-        if not labelled:
-            raise DataError(
-                "the seed set is empty, so there is no model yet that could say what to label. Label some pairs drawn "
-                "at random first (rm-opt data propose --acquisition random)."
-            )
-        self.rm, self.acquisition, self.max_per_prompt, self.seed, self.k = rm, acquisition, max_per_prompt, seed, k
+        self.backbones = ensemble.members.backbones
+        self.acquisition, self.max_per_prompt, self.seed, self.k = acquisition, max_per_prompt, seed, k
         self.labelled = list(labelled)
         self.number = 0
-        self._rows: dict[str, tuple[str, FloatArray]] = {}
+        self._rows: list[dict[str, tuple[str, FloatArray]]] = [{} for _ in self.backbones]
 
-    def select(self, pool: Sequence[PreferencePair], k: int) -> list[PreferencePair]:
-        """The k pairs of the pool whose labels would tell most, the most informative first.
+    def select(self, pool: Sequence[PoolItem], k: int) -> list[Any]:
+        """The k items of the pool whose labels would tell most, the most informative first.
 
         Args:
-            pool: unlabelled pairs; which side is called chosen is ignored. Pairs that are labelled already are passed
-                over.
+            pool: items without a label (`rmcore.active.acquisition.PoolItem`). Those that are labelled already are
+                passed over.
             k: how many.
 
         Raises:
-            DataError: nothing unlabelled is in the pool, or a function asks for disagreement and all labels are of one
-                prompt.
-            ConfigError: k is larger than what the pool has to give.
-            ModelError: a score is not a number, or the backbone's weights are broken.
+            DataError: nothing unlabelled is in the pool, an item is no pair of responses, or a function asks for
+                disagreement and all labels are of one prompt.
+            ConfigError: k is larger than what the pool has to give, or one model is asked how much members disagree
+                before there are labels to fit some on.
+            ModelError: a score is not a number, or a backbone's weights are broken.
         """
-        known = {pair.pair_id for pair in self.labelled}
-        rest = [pair for pair in pool if pair.pair_id not in known]
+        rest = self._unlabelled(pool)
         if not rest:
             raise DataError(
                 f"the pool has {len(pool)} pairs and all of them are labelled: there is nothing to choose from. Pass "
@@ -107,61 +107,61 @@ class ActiveLearner:
         function = self.acquisition
         if isinstance(function, str):
             function = ACQUISITIONS[function](self._draw("choice"))
-        members = self.head()[None]  # (M, D)
-        if function.needs_members:
-            x, prompts = self.differences(self.labelled), [pair.prompt_id for pair in self.labelled]
-            members = bootstrap_heads(x, prompts, NUM_MEMBERS, self._draw("members"), l2=float(x.shape[1]))
-        x = self.differences(rest)
-        view = View(members @ x.T, [pair.prompt_id for pair in rest])
-        return [rest[index] for index in select(view, k, function, max_per_prompt=self.max_per_prompt)]
+        pairs = [pair for _, pair in rest]
+        members = self._members(function) if self.labelled else self._own_heads()  # a (M, D) for each backbone
+        margins = [heads @ self.differences(pairs, at).T for at, heads in enumerate(members)]
+        view = View(np.concatenate(margins), [pair.prompt_id for pair in pairs])
+        return [rest[index][0] for index in select(view, k, function, max_per_prompt=self.max_per_prompt)]
 
-    def run_active_loop(self, pool: Sequence[PreferencePair], label_fn: Labeller, n_rounds: int = 10) -> list[Round]:
+    def run_active_loop(self, pool: Sequence[PoolItem], label_fn: Labeller, n_rounds: int = 10) -> list[Round]:
         """Run `n_rounds` rounds of choosing, asking and fitting.
 
         Args:
-            pool: unlabelled pairs.
-            label_fn: gives the asked pairs back, the preferred side as `chosen`.
-            n_rounds: rounds after the seed set's.
+            pool: items without a label, see `select`.
+            label_fn: is given the items of a round and returns a pair of each, the preferred response as `chosen`.
+            n_rounds: rounds after the first.
 
         Returns:
-            The round that the loop starts from (at first the seed set) and the others, n_rounds + 1.
+            The round that the loop starts from and the others, n_rounds + 1.
 
         Raises:
             ConfigError: the rounds ask for more pairs than the pool has.
-            DataError: pairs of the pool share an id, or `label_fn` gave other pairs than it was asked about.
+            DataError: an item is twice in the pool, or `label_fn` gave other pairs than it was asked about.
         """
-        if len({pair.pair_id for pair in pool}) < len(pool):
-            raise DataError("pairs of the pool share an id, so their labels could not be told apart; make ids unique.")
-        known = {pair.pair_id for pair in self.labelled}
-        available = sum(pair.pair_id not in known for pair in pool)
+        if len({_key(unlabelled(item)) for item in pool}) < len(pool):
+            raise DataError("items of the pool have the same texts, so their labels could not be told apart.")
+        available = len(self._unlabelled(pool))
         if n_rounds * self.k > available:
             raise ConfigError(
                 f"{n_rounds} rounds ask about {n_rounds * self.k} pairs and the pool has {available} unlabelled ones; "
                 "ask for fewer rounds or a smaller k."
             )
-        rounds = [Round(list(self.labelled), len(self.labelled), self.head())]
+        rounds = [Round(list(self.labelled), len(self.labelled), self.heads())]
         for _ in range(n_rounds):
             asked = self.select(pool, self.k)
-            answered = checked_labels(asked, label_fn(asked))
+            answered = checked_labels([unlabelled(item) for item in asked], label_fn(asked))
             self.labelled += answered
             self.number += 1
-            rounds.append(Round(answered, len(self.labelled), self.head()))
+            rounds.append(Round(answered, len(self.labelled), self.heads()))
         return rounds
 
-    def head(self) -> FloatArray:
-        """Fit a head on all that is labelled so far, (D,); the problem is convex and has one optimum."""
-        x = self.differences(self.labelled)
-        return fit_head(x, l2=float(x.shape[1]))
+    def heads(self) -> list[FloatArray]:
+        """Fit a head of each backbone on all that is labelled, (D,); see `Round.heads` for what it is before that."""
+        if not self.labelled:
+            return [heads.mean(axis=0) for heads in self._own_heads()]
+        rows = [self.differences(self.labelled, at) for at in range(len(self.backbones))]
+        return [fit_head(x, l2=float(x.shape[1])) for x in rows]
 
-    def differences(self, pairs: Sequence[PreferencePair]) -> FloatArray:
-        """Features of the chosen side minus those of the rejected side, (P, D).
+    def differences(self, pairs: Sequence[PreferencePair], at: int = 0) -> FloatArray:
+        """Features of the chosen side minus those of the rejected side on the backbone `at`, (P, D).
 
         Raises:
             ModelError: one is not finite.
         """
-        missing = list({pair.pair_id: pair for pair in pairs if pair.pair_id not in self._rows}.values())
+        keys, known = [_key(pair) for pair in pairs], self._rows[at]
+        missing = list({key: pair for key, pair in zip(keys, pairs, strict=True) if key not in known}.values())
         if missing:
-            first, second = pair_features(self.rm, missing)
+            first, second = pair_features(self.backbones[at].rm, missing)
             rows = first - second
             broken = np.flatnonzero(~np.isfinite(rows).all(axis=1))
             if len(broken):
@@ -169,12 +169,31 @@ class ActiveLearner:
                     f"{len(broken)} pairs have features that are not finite, the first is "
                     f"{missing[broken[0]].pair_id}: the backbone's weights are broken. Take another checkpoint."
                 )
-            self._rows |= {pair.pair_id: (pair.chosen, row) for pair, row in zip(missing, rows, strict=True)}
-        found = [self._rows[pair.pair_id] for pair in pairs]
+            known |= {_key(pair): (pair.chosen, row) for pair, row in zip(missing, rows, strict=True)}
         # A label may exchange the sides of a pair, which has then the negative difference.
-        return np.stack(
-            [row if pair.chosen == chosen else -row for pair, (chosen, row) in zip(pairs, found, strict=True)]
-        )
+        found = [(pair.chosen == known[key][0], known[key][1]) for key, pair in zip(keys, pairs, strict=True)]
+        return np.stack([row if is_same else -row for is_same, row in found])
+
+    def _unlabelled(self, pool: Sequence[PoolItem]) -> list[tuple[PoolItem, PreferencePair]]:
+        """The items that have no label yet, each as it was given and as a pair."""
+        known = {_key(pair) for pair in self.labelled}
+        both = ((item, unlabelled(item)) for item in pool)
+        return [(item, pair) for item, pair in both if _key(pair) not in known]
+
+    def _own_heads(self) -> list[FloatArray]:
+        """The members' heads as they were trained, by backbone: (M, D), whose margins are log-odds."""
+        return [np.array(shared.betas)[:, None] * np.stack(shared.heads) for shared in self.backbones]
+
+    def _members(self, function: AcquisitionFunction) -> list[FloatArray]:
+        """The heads that the labels so far give, by backbone: (M, D)."""
+        if not function.needs_members:
+            return [head[None] for head in self.heads()]
+        prompts, found = [pair.prompt_id for pair in self.labelled], []
+        is_one = sum(len(shared.names) for shared in self.backbones) == 1
+        for at, shared in enumerate(self.backbones):
+            x, number = self.differences(self.labelled, at), NUM_MEMBERS if is_one else len(shared.names)
+            found.append(bootstrap_heads(x, prompts, number, self._draw(f"members{at or ''}"), l2=float(x.shape[1])))
+        return found
 
     def _draw(self, purpose: str) -> int:
         """A seed of its own for each purpose and round."""
@@ -190,22 +209,24 @@ def checked_labels(asked: Sequence[PreferencePair], given: Sequence[PreferencePa
     """The asked pairs in their order, with the sides as the labels have them.
 
     Raises:
-        DataError: a pair is missing, was not asked about, is there twice, or has other texts.
+        DataError: a pair is missing, was not asked about (a label may exchange the sides and change nothing else), or
+            is there twice.
     """
-    found = {pair.pair_id: pair for pair in given}
-    missing = [pair.pair_id for pair in asked if pair.pair_id not in found]
-    strange = sorted(found.keys() - {pair.pair_id for pair in asked})
+    found = {_key(pair): pair for pair in given}
+    keys = [_key(pair) for pair in asked]
+    missing = [pair for key, pair in zip(keys, asked, strict=True) if key not in found]
+    strange = [pair for key, pair in found.items() if key not in set(keys)]
     if missing or strange or len(found) < len(given):
+        first = (missing or strange or given)[0]
         raise DataError(
-            f"the labels of {len(asked)} pairs were requested and {len(given)} came: {len(missing)} are missing "
-            f"({', '.join(missing[:SHOWN])}), {len(strange)} were not requested ({', '.join(strange[:SHOWN])}), "
-            f"{len(given) - len(found)} came twice. Give each asked pair back once, its preferred side as chosen."
+            f"the labels of {len(asked)} pairs were requested and {len(given)} came: {len(missing)} are missing, "
+            f"{len(strange)} were not requested or have other texts, {len(given) - len(found)} came twice; the first "
+            f"is of {prompt_text(first.prompt)[:60]!r}. Give each asked pair back once, its preferred side as chosen."
         )
-    sides = {pair.pair_id: {pair.chosen, pair.rejected} for pair in asked}
-    changed = [name for name, pair in found.items() if {pair.chosen, pair.rejected} != sides[name]]
-    if changed:
-        raise DataError(
-            f"{len(changed)} labelled pairs have other texts than were asked about: {', '.join(changed[:SHOWN])}. A "
-            "label may exchange the sides and nothing else."
-        )
-    return [pair if found[pair.pair_id].chosen == pair.chosen else swapped(pair) for pair in asked]
+    both = [(pair, found[key]) for key, pair in zip(keys, asked, strict=True)]
+    return [pair if label.chosen == pair.chosen else swapped(pair) for pair, label in both]
+
+
+def _key(pair: PreferencePair) -> str:
+    """Digest of a pair's texts, whichever side is preferred."""
+    return content_id(prompt_text(pair.prompt), *sorted((pair.chosen, pair.rejected)))

@@ -1,7 +1,7 @@
 """`rm-opt analyze`: the curvature of the loss at a checkpoint, on a file of pairs."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -14,8 +14,10 @@ from rmcore.config.landscape import LandscapeConfig
 FIELDS = tuple(LandscapeConfig.model_fields)
 
 
-@options(*field_options(LandscapeConfig, FIELDS, panel="Curvature", flags={"method": ("--method", "-t")}))
-@common("limit", "max_seq_len", "device", "method", "out", "json_out", "num_pairs", "parameters", "lanczos_steps")
+@options(*field_options(LandscapeConfig, FIELDS, panel="Curvature"))
+@common(
+    "limit", "max_seq_len", "device", "type_", "method", "out", "json_out", "num_pairs", "parameters", "lanczos_steps"
+)
 def analyze(
     checkpoint: Checkpoint,
     data: Data,
@@ -25,6 +27,9 @@ def analyze(
         Path | None, typer.Option("--out", "-o", help="Also write the record and its figure into this folder.")
     ] = None,
     json_out: JsonOut = None,
+    type_: Annotated[
+        Literal["hessian"], typer.Option("--type", "-t", help="What is analysed: the Hessian of the loss.")
+    ] = "hessian",
     seed: Seed = 0,
     **settings: Any,
 ) -> None:

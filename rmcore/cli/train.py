@@ -294,6 +294,7 @@ def _train(config: PipelineConfig, read: _Read, output_dir: Path, *, is_main: bo
     from rmcore.core.tracking import METRICS_FILE, JsonlTracker, NullTracker
     from rmcore.stages.reads import settled
     from rmcore.stages.train import train_into
+    from rmcore.training.profiling import PROFILE_FOLDER
     from rmcore.training.resume import rewind
 
     settings, flat = settled(config), flatten(config.model_dump(mode="json"))
@@ -319,6 +320,8 @@ def _train(config: PipelineConfig, read: _Read, output_dir: Path, *, is_main: bo
     _say(f"best step {result.best_step}{best}: {output_dir / 'best'}")
     if config.train.profile_memory:
         _say(f"peak memory: {result.peak_memory_bytes / 2**20:.0f} MiB; over time in {output_dir / METRICS_FILE}")
+    if config.train.profile_gpu:
+        _say(f"profile: {output_dir / PROFILE_FOLDER}")
 
 
 def _say(text: str) -> None:

@@ -87,6 +87,8 @@ class TrainConfig(Settings):
     """Processes of this machine that train the model together, sharded over them (FSDP2): one a GPU."""
     profile_memory: Annotated[bool, RUN_ONLY] = False
     """Log the memory of device and host with the training metrics."""
+    profile_gpu: Annotated[bool, RUN_ONLY] = False
+    """Trace three early steps into profile/ by torch.profiler: kernels, or without a GPU the CPU's operations."""
 
     @property
     def chosen_precision(self) -> Literal["fp32", "bf16"]:

@@ -60,26 +60,30 @@ SCORING_TOKEN_BUDGET = {"cpu": 8192, "cuda": 65536}
 class BradleyTerryRM:
     """A scalar reward for (prompt, response), trained on preference pairs.
 
+    Called with a name it is a new one, whose reward head is not trained yet.
+
     Example:
         >>> rm = BradleyTerryRM.from_pretrained("checkpoints/best")           # doctest: +SKIP
         >>> rm.score_pair("What is 2 + 2?", "4", "5")                         # doctest: +SKIP
         1.37
 
     Args:
-        model: a sequence-classification model with one label, or PEFT's wrapper around one.
-        tokenizer: its tokenizer, with a pad token.
-        rendering: how text becomes tokens.
-        render_fn: the function of the custom format; see `rmcore.data.rendering`.
-        origin: where the weights came from, which adapters record; left out: `model.name_or_path`.
-        adapter_base: what the model's adapters were put on, where it has some.
-        beta: scale of the margins, see `beta`.
+        model_name: the backbone: a folder, a hub name, `minilm` or `tiny`.
+        seed: of the reward head.
+        device: auto, cpu, cuda or cuda:1.
+        settings: further fields of `ModelConfig`, such as max_seq_len.
 
     Raises:
-        ModelError: beta is no finite number above 0.
+        ModelError, ConfigError: see `new`.
     """
 
-    def __init__(
-        self,
+    def __init__(self, model_name: str | Path, *, seed: int = 0, device: str = "auto", **settings: Any) -> None:
+        config = ModelConfig.model_validate({"name": str(model_name)} | settings)
+        self._begin(config, seed=seed, device=pick_device(device))
+
+    @classmethod
+    def of(
+        cls,
         model: Any,
         tokenizer: PreTrainedTokenizerBase,
         rendering: Rendering,
@@ -88,13 +92,34 @@ class BradleyTerryRM:
         origin: Origin | None = None,
         adapter_base: lora.AdapterBase | None = None,
         beta: float = 1.0,
-    ) -> None:
+    ) -> "BradleyTerryRM":
+        """Make a reward model of its loaded parts.
+
+        Args:
+            model: a sequence-classification model with one label, or PEFT's wrapper around one.
+            tokenizer: its tokenizer, with a pad token.
+            rendering: how text becomes tokens.
+            render_fn: the function of the custom format; see `rmcore.data.rendering`.
+            origin: where the weights came from, which adapters record; left out: `model.name_or_path`.
+            adapter_base: what the model's adapters were put on, where it has some.
+            beta: scale of the margins, see `beta`.
+
+        Raises:
+            ModelError: beta is no finite number above 0.
+        """
+        rm = cls.__new__(cls)
+        rm._set_up(model, tokenizer, Renderer(tokenizer, rendering, render_fn), origin or Origin(model.name_or_path))
+        rm._adapter_base = adapter_base
+        rm.beta = checked_beta(beta, "BradleyTerryRM")
+        return rm
+
+    def _set_up(self, model: Any, tokenizer: PreTrainedTokenizerBase, renderer: Renderer, origin: Origin) -> None:
         self.model = model
         self.tokenizer = tokenizer
-        self.renderer = Renderer(tokenizer, rendering, render_fn)
-        self._origin = origin or Origin(model.name_or_path)
-        self._adapter_base = adapter_base
-        self.beta = checked_beta(beta, "BradleyTerryRM")
+        self.renderer = renderer
+        self._origin = origin
+        self._adapter_base: lora.AdapterBase | None = None
+        self.beta = 1.0
         """Scale of the margins: P(first preferred) = sigmoid(beta * margin). What the loss was trained with; 1 unless a
         training set it, and for checkpoints without a record."""
         self.allow_packing = True
@@ -122,6 +147,11 @@ class BradleyTerryRM:
             ConfigError: max_seq_len exceeds the model's positions, a LoRA target matches nothing, or render_fn cannot
                 be imported.
         """
+        rm = cls.__new__(cls)
+        rm._begin(config, seed=seed, device=device, defer=defer)
+        return rm
+
+    def _begin(self, config: ModelConfig, *, seed: int, device: torch.device, defer: bool = False) -> None:
         render_fn = load_render_fn(config.render_fn) if config.render_fn else None
         loaded = load_backbone(config.name, seed=seed, trust_remote_code=config.trust_remote_code, defer=defer)
         check_positions(loaded.model.config, config.max_seq_len, name=config.name)
@@ -139,15 +169,15 @@ class BradleyTerryRM:
             )
         warn_of_date(loaded.tokenizer, rendering, config.name)
         warn_of_random_weights(loaded, config.name)
-        rm = cls(loaded.model, loaded.tokenizer, rendering, render_fn=render_fn, origin=loaded.origin)
-        rm.deferred = loaded.deferred
+        renderer = Renderer(loaded.tokenizer, rendering, render_fn)
+        self._set_up(loaded.model, loaded.tokenizer, renderer, loaded.origin)
+        self.deferred = loaded.deferred
         if config.lora is not None:
-            rm.add_lora(make_lora_config(config.lora), seed=seed)
+            self.add_lora(make_lora_config(config.lora), seed=seed)
         if config.head_only:
-            rm.freeze_backbone()
-        if rm.deferred is None:
-            rm.model.to(device)
-        return rm
+            self.freeze_backbone()
+        if self.deferred is None:
+            self.model.to(device)
 
     @classmethod
     def from_pretrained(
@@ -186,7 +216,7 @@ class BradleyTerryRM:
             render_fn=render_fn,
             dtype=dtype,
         )
-        return cls(
+        return cls.of(
             loaded.model.to(pick_device(device)),
             loaded.tokenizer,
             loaded.rendering,
@@ -317,31 +347,34 @@ class BradleyTerryRM:
             return InFloat32(self.split.exact)
         return InFloat32() if precision == "fp32" and self._narrowed else nullcontext()
 
-    def tokenize(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> PaddedRows:
-        """Render and tokenize N responses to their prompts as right-padded rows: (N, L).
+    def tokenize(self, prompts: Prompt | Sequence[Prompt], responses: str | Sequence[str]) -> dict[str, Tensor]:
+        """Render and tokenize N responses to their prompts: right-padded `input_ids`, `attention_mask`, (N, L) long.
+
+        One prompt and one response, each given as it is and not in a list, are one row.
 
         Raises:
             ValueError: the lists differ in length.
             DataError: a side cannot be read; see `Renderer.tokenize_sides`.
         """
         sides = self.renderer.tokenize_sides(list(zip(*as_rows(prompts, responses), strict=True)))
-        return pad_rows([side.ids for side in sides], pad_id=self.pad_id)
+        rows = pad_rows([side.ids for side in sides], pad_id=self.pad_id)
+        return {"input_ids": rows.input_ids, "attention_mask": rows.attention_mask}
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return the rewards of R rows (R, L), with gradients: (R,) float32, in logits."""
         rows = PaddedRows(input_ids, attention_mask, int(attention_mask.sum()))
         return outputs_of(self.model, rows.to(self.device)).float()[:, 0]
 
-    def compute_loss(self, rows: PaddedRows) -> Tensor:
+    def compute_loss(
+        self, chosen_ids: Tensor, chosen_mask: Tensor, rejected_ids: Tensor, rejected_mask: Tensor
+    ) -> Tensor:
         """Return the mean Bradley-Terry loss of P pairs, softplus(-beta * margin), with gradients: 0-d, in nats.
 
-        Args:
-            rows: (2P, L), chosen rows first, as `rmcore.tutorial.create_dataloader` makes them. The trainer's loss has
-                more terms; see `rmcore.training.losses.PairLoss`.
+        The rows of each side are (P, L), as `tokenize` and `rmcore.create_dataloader` make them; both sides may differ
+        in L. The trainer's loss has more terms; see `rmcore.training.losses.PairLoss`.
         """
-        rewards = self.forward(rows.input_ids, rows.attention_mask)  # (2P,)
-        chosen, rejected = rewards.chunk(2)  # (P,) each
-        return torch.nn.functional.softplus(-self.beta * (chosen - rejected)).mean()
+        margins = self.forward(chosen_ids, chosen_mask) - self.forward(rejected_ids, rejected_mask)  # (P,)
+        return torch.nn.functional.softplus(-self.beta * margins).mean()
 
     def score(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> np.ndarray:
         """Rewards of N responses to their prompts: (N,) float32, in logits. A prompt may be a dialogue of turns.

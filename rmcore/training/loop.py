@@ -37,6 +37,7 @@ from rmcore.training.length import planned_steps
 from rmcore.training.memory import memory_metrics, peak_memory_bytes
 from rmcore.training.optimizers import set_learning_rate
 from rmcore.training.peak_memory import PeakMeter
+from rmcore.training.profiling import step_profiler
 from rmcore.training.ranks import ALONE, Ranks
 from rmcore.training.record import MetricsTable, Progress, TrainResult, Window, reward_distribution
 from rmcore.training.scoring import score_tokenized
@@ -189,6 +190,9 @@ class Trainer:
                 self._table = MetricsTable(self.folder / "metrics.csv", self.progress.rows)
                 stack.callback(self._table.close)
             stepper = Stepper(context, self.feed)
+            profiles = self.config.profile_gpu and self.ranks.is_main
+            left = self.num_steps - self.progress.step
+            self._profiled = stack.enter_context(step_profiler(self.folder, context.device, left)) if profiles else None
             try:
                 stop_reason = self._train(stepper, interruption)
             except LostWorkerError as error:
@@ -233,6 +237,8 @@ class Trainer:
                 try:
                     with self._peak.around(step):
                         stepper.run(step, indices, batches)  # forward, backward, update
+                    if self._profiled is not None:
+                        self._profiled()
                 except TrainingError as error:
                     self._read_results(stepper)  # raises instead if an earlier step had failed already
                     self._keep_weights(error)

@@ -122,7 +122,7 @@ def calls(rm, policy, tmp_path, monkeypatch):
         yield {
             "score": lambda p, a, b: rmcore.score(rm, p, a),
             "BradleyTerryRM.score": lambda p, a, b: rm.score(p, a),
-            "BradleyTerryRM.tokenize": lambda p, a, b: rm.tokenize(p, a).input_ids.tolist(),
+            "BradleyTerryRM.tokenize": lambda p, a, b: rm.tokenize(p, a)["input_ids"].tolist(),
             "RewardModelEnsemble.individual_rewards": lambda p, a, b: ensemble.individual_rewards(p, a),
             "RewardModelEnsemble.predict": lambda p, a, b: ensemble.predict(p, a).mean_reward,
             "RewardModelEnsemble.score": lambda p, a, b: ensemble.score(p, a),

@@ -1,26 +1,34 @@
-"""The tutorial's calls from top to bottom on small models, by the names and defaults that its readers know."""
+"""The tutorial's calls from top to bottom, as they are written there, with small models and data."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from flows.comparison import OptimizerComparison
+from rmcore import (
+    ActiveLearner,
+    BradleyTerryRM,
+    HessianAnalyzer,
+    PreferencePair,
+    RewardModelEnsemble,
+    RLReadinessScorer,
+    create_dataloader,
+    train_reward_model,
+)
 from rmcore.active.acquisition import AcquisitionFunction, UncertaintySampling
 from rmcore.active.curriculum import CurriculumSampler
-from rmcore.active.learner import ActiveLearner
-from rmcore.data.pair import PreferencePair
-from rmcore.ensembles.ensemble import RewardModelEnsemble
-from rmcore.landscape import HessianAnalyzer
-from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.core.errors import ConfigError, ModelError
+from rmcore.data.table import write_pairs
 from rmcore.policy.policy import Policy
-from rmcore.policy.readiness.original_score import RLReadinessScorer
 from rmcore.policy.sampling.best_of_n_sampler import BestOfNSampler
-from rmcore.tutorial import BaseRewardModel, RMTrainerConfig, create_dataloader, train_reward_model
+from rmcore.tutorial import BaseRewardModel, RMTrainerConfig
 from small_policies import new_policy
 
 pytestmark = pytest.mark.slow
-QUICK = RMTrainerConfig(steps=4, eval_every=2, pairs_per_step=8, lr=1e-3, warmup_steps=1, token_budget=4096)
+QUICK = {"max_seq_len": 64, "lr": 1e-3, "eval_every": 2, "device": "cpu"}
 
 
 @pytest.fixture(scope="module")
@@ -32,15 +40,36 @@ def pairs():
 
 
 @pytest.fixture(scope="module")
-def members(tiny_folder, pairs, tmp_path_factory):
+def folder(pairs, tmp_path_factory):
+    """Where preferences.parquet is, and what is trained."""
+    folder = tmp_path_factory.mktemp("tutorial")
+    write_pairs(pairs, folder / "preferences.parquet")
+    return folder
+
+
+@pytest.fixture
+def at_home(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def members(folder):
     """Two reward models that the tutorial's training gave."""
-    found = []
-    for seed in (0, 1):
-        model = BradleyTerryRM.from_pretrained(tiny_folder, device="cpu", max_seq_len=64)
-        folder = tmp_path_factory.mktemp(f"member{seed}")
-        result = train_reward_model(model, pairs[:16], pairs[16:], config=QUICK, output_dir=folder, seed=seed)
-        assert result.num_steps == QUICK.steps
-        found.append(BradleyTerryRM.from_pretrained(folder / "best", device="cpu"))
+    data, found = folder / "preferences.parquet", []
+    for seed, optimizer in ((0, "muon"), (1, "adamw")):
+        checkpoint = train_reward_model(
+            model_name="tiny",
+            optimizer=optimizer,
+            data_path=data,
+            epochs=1,
+            batch_size=8,
+            output_dir=folder / str(seed),
+            seed=seed,
+            **QUICK,
+        )
+        assert checkpoint == folder / str(seed) / "best"
+        found.append(BradleyTerryRM.from_pretrained(checkpoint, device="cpu"))
     return found
 
 
@@ -50,29 +79,54 @@ def test_pairs_have_a_margin_and_a_record(pairs):
     assert {"prompt", "chosen", "rejected", "metadata"} <= set(record)
 
 
-def test_the_loss_of_a_data_loader_is_that_of_the_scores(members, pairs):
-    rm = members[0]
-    assert isinstance(rm, BaseRewardModel)
-    loader = create_dataloader(pairs, rm, batch_size=5)
+def test_a_model_of_a_name_is_trained_from_a_file_into_a_checkpoint(at_home, pairs):
+    model = BradleyTerryRM(model_name="tiny")
+    assert isinstance(model, BaseRewardModel)
+    again = BradleyTerryRM("tiny", max_seq_len=64)
+    assert model.score("What is 2 + 2?", "4") == again.score("What is 2 + 2?", "4")
+    checkpoint = train_reward_model(
+        model_name="tiny", optimizer="muon", data_path="preferences.parquet", epochs=5, batch_size=128
+    )
+    assert checkpoint == Path("checkpoints/best")
+    trained = BradleyTerryRM.from_pretrained(checkpoint)
+    assert trained.score("What is 2 + 2?", "4") != model.score("What is 2 + 2?", "4")
+    with pytest.raises(ConfigError, match="other settings"):  # the folder is that of another training
+        train_reward_model(model_name="tiny", data_path="preferences.parquet", epochs=5, batch_size=64)
+    assert trained.score("1?", "1") == BradleyTerryRM.from_pretrained(checkpoint).score("1?", "1")
+    assert RMTrainerConfig().epochs == 1
+
+
+def test_a_loss_of_four_tensors_is_that_of_the_scores(members, pairs):
+    model = members[0]
+    chosen, rejected = model.tokenize("What is 2 + 2?", "It is 4."), model.tokenize("What is 2 + 2?", "5")
+    reward = model.forward(chosen["input_ids"], chosen["attention_mask"])
+    assert reward.detach().numpy() == pytest.approx(model.score("What is 2 + 2?", "It is 4."), abs=1e-5)
+    loss = model.compute_loss(
+        chosen["input_ids"], chosen["attention_mask"], rejected["input_ids"], rejected["attention_mask"]
+    )
+    margin = model.beta * model.score_pair("What is 2 + 2?", "It is 4.", "5")
+    assert float(loss) == pytest.approx(np.logaddexp(0, -margin), abs=1e-5)
+    loss.backward()
+    assert any(parameter.grad is not None and parameter.grad.any() for parameter in model.model.parameters())
+    model.model.zero_grad()
+
+
+def test_a_data_loader_of_a_file_has_whole_pairs_as_the_checkpoint_reads_them(members, at_home, pairs, capsys):
+    model = members[0]
+    loader = create_dataloader("preferences.parquet", model.tokenizer, batch_size=5)
+    assert [len(batch.chosen_ids) for batch in loader] == [5, 5, 5, 5, 4]
     with torch.no_grad():
-        losses = [float(rm.compute_loss(rows)) for rows in loader]
-    assert [len(rows.input_ids) for rows in loader] == [10, 10, 10, 10, 8]
-    rewards = rm.score_pairs(pairs).astype(np.float64)
-    by_pair = np.logaddexp(0, -rm.beta * (rewards[:, 0] - rewards[:, 1]))
+        losses = [float(model.compute_loss(*batch)) for batch in loader]
+    rewards = model.score_pairs(pairs).astype(np.float64)
+    by_pair = np.logaddexp(0, -model.beta * (rewards[:, 0] - rewards[:, 1]))
     assert losses == pytest.approx([by_pair[at : at + 5].mean() for at in range(0, 24, 5)], abs=1e-5)
-    rm.compute_loss(loader[0]).backward()
-    assert any(parameter.grad is not None and parameter.grad.any() for parameter in rm.model.parameters())
-    rm.model.zero_grad()
-    shuffled = create_dataloader(pairs, rm, batch_size=24, shuffle=True, seed=1)[0]
-    assert sorted(map(tuple, shuffled.input_ids.tolist())) != shuffled.input_ids.tolist()
-
-
-def test_rows_of_text_are_tokenized_and_scored(members):
-    rm = members[0]
-    rows = rm.tokenize(["What is 2 + 2?", "And 3?"], ["4", "It is 3."])
-    with torch.no_grad():
-        rewards = rm.forward(rows.input_ids, rows.attention_mask)
-    assert rewards.numpy() == pytest.approx(rm.score(["What is 2 + 2?", "And 3?"], ["4", "It is 3."]), abs=1e-5)
+    shuffled = create_dataloader(pairs, model.tokenizer, batch_size=24, shuffle=True, seed=1)[0]
+    assert sorted(map(tuple, shuffled.chosen_ids.tolist())) != shuffled.chosen_ids.tolist()
+    assert "cut" not in capsys.readouterr().err
+    long = [PreferencePair("Why?", "because " * 100, "So.")]
+    assert create_dataloader(long, model.tokenizer)[0].chosen_ids.shape == (1, 64)  # the limit of the checkpoint
+    assert "1 of 2 sides are cut to 64 tokens" in capsys.readouterr().err
+    assert create_dataloader(long, BradleyTerryRM("tiny").tokenizer)[0].chosen_ids.shape[1] > 64
 
 
 def test_one_prompt_and_one_answer_are_one_row_everywhere(members):
@@ -93,13 +147,27 @@ def test_one_prompt_and_one_answer_are_one_row_everywhere(members):
     assert ensemble.detect_ood(prompt, answer).shape == (1,)
 
 
-@pytest.mark.parametrize("method", ["lanczos", "power_iteration", "pyhessian"])
-def test_the_spectrum_of_a_data_loader(members, pairs, method):
-    loader = create_dataloader(pairs[:6], members[0])
-    spectrum = HessianAnalyzer(members[0]).compute_spectrum(loader, method=method, top_k=2)
+def test_the_spectrum_of_a_data_loader(members, at_home):
+    loader = create_dataloader("preferences.parquet", members[0].tokenizer)
+    spectrum = HessianAnalyzer(members[0]).compute_spectrum(loader, top_k=50)
     assert len(spectrum.eigenvalues) >= 2
     assert spectrum.flatness_index == pytest.approx(1 / spectrum.lambda_max)
     assert spectrum.sharpness_score is None or np.isfinite(spectrum.sharpness_score)
+    for method in ("power_iteration", "pyhessian"):
+        found = HessianAnalyzer(members[0]).compute_spectrum(loader[:1], method=method, top_k=2)
+        assert len(found.eigenvalues) >= 2
+
+
+def test_the_optimizers_of_the_tutorial_are_those_that_are_compared(at_home):
+    optimizers = ["adam", "adamw", "sgd", "muon", "lion"]
+    comparison = OptimizerComparison(
+        model_name="tiny", data_path="preferences.parquet", optimizers=optimizers, num_seeds=3, epochs=5
+    )
+    arms = {arm.name: arm.config.train for arm in comparison.declared.arms()}
+    assert {name: arm.optimizer for name, arm in arms.items()} == {name: name for name in optimizers}
+    assert {arm.epochs for arm in arms.values()} == {5}
+    with pytest.raises(ConfigError, match="run_experiment first"):
+        comparison.generate_report()
 
 
 def test_best_of_n_of_one_prompt(members, tmp_path):
@@ -111,12 +179,19 @@ def test_best_of_n_of_one_prompt(members, tmp_path):
 
 def test_active_learning_asks_ten_rounds_by_default(members, pairs):
     ensemble = RewardModelEnsemble(members)
+    pool = [{"prompt": p.prompt, "response_a": p.rejected, "response_b": p.chosen} for p in pairs]
     assert isinstance(UncertaintySampling(), AcquisitionFunction)
-    assert UncertaintySampling().score(pairs[:5], ensemble).shape == (5,)
-    learner = ActiveLearner(members[0], "entropy", pairs[:4], k=2)
-    assert len(learner.select(pairs[4:], 3)) == 3
-    rounds = learner.run_active_loop(pairs[4:], lambda asked: asked)
-    assert [one.num_labelled for one in rounds] == [4 + 2 * done for done in range(11)]
+    assert UncertaintySampling().score(pool[:5], ensemble).shape == (5,)
+
+    def label_fn(asked):
+        return [PreferencePair(item["prompt"], item["response_b"], item["response_a"]) for item in asked]
+
+    learner = ActiveLearner(ensemble, k=2)
+    assert len(learner.select(pool, k=3)) == 3
+    rounds = learner.run_active_loop(pool, label_fn)
+    assert [one.num_labelled for one in rounds] == [2 * done for done in range(11)]
+    assert all(label.chosen.startswith("It is") for label in learner.labelled)
+    assert len(ActiveLearner(members[0]).select(pool, 2)) == 2
 
 
 def test_the_curriculum_by_margins(pairs):
@@ -138,3 +213,8 @@ def test_the_original_score_prints_its_own_reading_and_that_no_verdict_follows(m
     assert reading in printed
     assert "No verdict follows" in printed
     assert ("try SAM" in printed) == (measured[3] > 200)
+
+
+def test_an_untrained_name_is_no_checkpoint():
+    with pytest.raises(ModelError, match="untrained"):
+        BradleyTerryRM.from_pretrained("tiny")

@@ -26,4 +26,4 @@ def model_of(kind: str) -> BradleyTerryRM:
     if kind == "gpt2 padded by eos":
         tokenizer.pad_token = tokenizer.eos_token
         model.config.pad_token_id = tokenizer.pad_token_id
-    return BradleyTerryRM(model, tokenizer, Rendering("plain", 100))
+    return BradleyTerryRM.of(model, tokenizer, Rendering("plain", 100))

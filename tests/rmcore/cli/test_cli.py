@@ -196,8 +196,8 @@ def test_analyze_prints_and_writes_the_spectrum_by_each_method(checkpoint, files
         pytest.importorskip("pyhessian", reason="PyHessian is optional")
     folder, out = files / f"curvature-{method}", files / f"{method}.json"
     sizes = ["--num-pairs", 4, "--lanczos-steps", 3, "--trace-probes", 2, "--top-k", 2, "--parameters", "head"]
-    shared = ["--checkpoint", checkpoint, "--data", files / "test.parquet", "-t", method, "--normalized"]
-    done = rm_opt("analyze", *shared, *sizes, "--json", out, "--out", folder)
+    shared = ["--checkpoint", checkpoint, "-t", "hessian", "--data", files / "test.parquet", "--normalized"]
+    done = rm_opt("analyze", *shared, *sizes, "--method", method, "--json", out, "--out", folder)
     record = json.loads(out.read_text())
     assert (record["method"], record["parameters"], record["num_pairs"]) == (method, "head", 4)
     assert record["normalized"]["temperature"] > 0

@@ -29,7 +29,7 @@ def encoder(kind):
         torch.manual_seed(0)
         config = (hf.BertConfig if kind == "bert" else hf.RobertaConfig)(**options, max_position_embeddings=160)
         model = hf.AutoModelForSequenceClassification.from_config(config).eval()
-    return BradleyTerryRM(model, tokenizer, Rendering("plain", 128))
+    return BradleyTerryRM.of(model, tokenizer, Rendering("plain", 128))
 
 
 @pytest.fixture(params=["causal", "causal lora", "bert", "roberta"])

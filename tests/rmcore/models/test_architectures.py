@@ -162,8 +162,8 @@ def test_its_weights_can_stay_in_their_files_until_it_is_sharded(name, tmp_path,
     assert found.keys() == expected.keys()
     for key, tensor in found.items():
         assert torch.equal(ours.deferred.values(tensor), expected[key]), key
-    rm = BradleyTerryRM(usual.model, usual.tokenizer, Rendering("plain", MAX_SEQ_LEN))
-    sharded = BradleyTerryRM(copy.deepcopy(usual.model), usual.tokenizer, Rendering("plain", MAX_SEQ_LEN))
+    rm = BradleyTerryRM.of(usual.model, usual.tokenizer, Rendering("plain", MAX_SEQ_LEN))
+    sharded = BradleyTerryRM.of(copy.deepcopy(usual.model), usual.tokenizer, Rendering("plain", MAX_SEQ_LEN))
     shard_blocks(sharded.model)
     assert sharded.packing() == rm.packing()
 

@@ -78,7 +78,7 @@ def alone(model: Any) -> torch.Tensor:
 def reward_model(model: Any, tiny_folder: Any) -> BradleyTerryRM:
     tokenizer = hf.AutoTokenizer.from_pretrained(tiny_folder)
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(PAD)
-    return BradleyTerryRM(model, tokenizer, Rendering("plain", LONGEST))
+    return BradleyTerryRM.of(model, tokenizer, Rendering("plain", LONGEST))
 
 
 @pytest.mark.slow

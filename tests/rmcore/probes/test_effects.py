@@ -75,7 +75,7 @@ def sides_of(gold_pairs, count):
 @pytest.mark.parametrize("kind", ["tiny", "bert", "gpt2"])
 def test_effects_are_those_of_texts_scored_one_by_one(kind, rm, gold_pairs):
     rm = rm if kind == "tiny" else model_of(kind)
-    alone = BradleyTerryRM(copy.deepcopy(rm.model), rm.tokenizer, rm.renderer.rendering)
+    alone = BradleyTerryRM.of(copy.deepcopy(rm.model), rm.tokenizer, rm.renderer.rendering)
     alone.allow_packing = False
     assert rm.packing() is not None
     sides = sides_of(gold_pairs, 2)

@@ -1,4 +1,5 @@
 import csv
+import gzip
 import json
 
 import numpy as np
@@ -263,6 +264,23 @@ def test_memory_is_logged_with_the_training_metrics_where_asked_for(tmp_path, go
     assert all(0 < values["cost/host_mib"] <= values["cost/host_peak_mib"] * 1.01 for values in rows)
     _, _, tracker = run(tmp_path / "off", gold_pairs[:20], [], steps=1)
     assert not any(names & values.keys() for _, values in tracker.rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [1, 6])
+def test_a_profiled_training_leaves_a_trace_says_what_it_lacks_and_ends_with_the_same_bits(
+    tmp_path, gold_pairs, capsys, steps
+):
+    for name, profiles in (("plain", False), ("profiled", True)):
+        run(tmp_path / name, gold_pairs[:20], [], steps=steps, profile_gpu=profiles)
+    assert ("has no GPU, so neither kernels" in capsys.readouterr().err) is not torch.cuda.is_available()
+    plain, profiled = (weights(tmp_path / name / f"step_{steps}") for name in ("plain", "profiled"))
+    assert all(torch.equal(plain[key], profiled[key]) for key in plain)
+    with gzip.open(tmp_path / "profiled" / "profile" / "trace.json.gz", "rt") as file:
+        events = {event["name"] for event in json.load(file)["traceEvents"]}
+    assert {"aten::mm", f"ProfilerStep#{steps - 1}"} <= events
+    assert "aten::mm" in (tmp_path / "profiled" / "profile" / "operations.txt").read_text()
+    assert not (tmp_path / "plain" / "profile").exists()
 
 
 @pytest.mark.slow
