@@ -3,18 +3,23 @@
 import asyncio
 import importlib.util
 import logging
+import re
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
+from rmcore.config.rlhf import WatchConfig
 from rmcore.core.errors import DataError
 from rmcore.data.pair import Message
 from rmcore.serving.async_client import AsyncRewardClient
 from rmcore.serving.client import RewardClient
 from rmcore.serving.reward_functions import openrlhf, verl
 from rmcore.serving.reward_functions.trl import async_reward_function, reward_function
-from small_policies import new_policy
+from small_policies import STOPS, new_policy
 from torch_engine import answering_with
 
 TOKEN = "a-token"
@@ -44,6 +49,40 @@ def trained(policy, out, reward, prompts):
     trainer.train()
     logged = [line["reward"] for line in trainer.state.log_history if "reward" in line]
     return logged, torch.cat([one.detach().flatten() for one in trainer.model.parameters()])
+
+
+@pytest.mark.slow
+def test_the_lines_of_the_page_put_a_server_and_a_watch_around_grpo_of_trl(rm, server, tmp_path, monkeypatch, capsys):
+    """The judge prefers what the reward model does not, so the watch keeps the start."""
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    monkeypatch.setenv("RM_OPT_TOKEN", TOKEN)
+    monkeypatch.chdir(tmp_path)
+    policy = new_policy(tmp_path / "my-policy", eos_token_id=STOPS)
+    settings = GRPOConfig(
+        output_dir="out", use_cpu=True, bf16=False, max_steps=4, per_device_train_batch_size=4, num_generations=2,
+        max_completion_length=8, learning_rate=1e-2, report_to="none", disable_tqdm=True, save_strategy="no", seed=3,
+    )  # fmt: skip
+    page = (Path(__file__).parents[3] / "docs" / "take-it-with-you.md").read_text(encoding="utf-8")
+    [lines] = re.findall(r"### TRL\n\n```python\n(.*?)```", page, flags=re.S)
+    small = "every=2, max_new_tokens=8, settings=WatchConfig(labels=80, final_labels=40)"
+    for said, here in (("http://127.0.0.1:8100", server.address), ("every=10", small)):
+        assert said in lines
+        lines = lines.replace(said, here)
+    known = {
+        "GRPOTrainer": partial(GRPOTrainer, args=settings), "WatchConfig": WatchConfig, "Path": Path,
+        "prompts": Dataset.from_dict({"prompt": PROMPTS}), "judge": lambda prompt, text: -rm.score(prompt, text).item(),
+        "held_out_prompts": [f"What is {number} + 2?" for number in range(300)],
+        "fresh_prompts": [f"What is {number} + 3?" for number in range(60)],
+    }  # fmt: skip
+    exec(lines, known)
+    stop = known["stop"]
+    assert stop.looks
+    assert f"{stop.best_step} (" in capsys.readouterr().out
+    start = torch.cat([one.detach().flatten() for one in AutoModelForCausalLM.from_pretrained(policy).parameters()])
+    kept = torch.cat([one.detach().flatten() for one in known["trainer"].model.parameters()])
+    assert (stop.best_step == 0) == torch.equal(kept, start)
 
 
 @pytest.mark.slow
