@@ -36,9 +36,9 @@ class View:
     prompt_ids: Sequence[str]
 
 
-PoolItem = PreferencePair | Mapping[str, Any] | Any
-"""What a label is missing for: a mapping, or an object, with prompt, response_a and response_b; or a pair, whose sides
-are in no order."""
+PoolItem = Any
+"""What a label is missing for: a mapping or an object with `POOL_FIELDS`, or a PreferencePair, whose order of sides says
+nothing."""
 
 
 def unlabelled(item: PoolItem) -> PreferencePair:

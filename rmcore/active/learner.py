@@ -70,14 +70,14 @@ class ActiveLearner:
         max_per_prompt: int | None = None,
         seed: int = 0,
     ) -> None:
-        is_one = isinstance(model_or_ensemble, BradleyTerryRM)
-        ensemble = RewardModelEnsemble([model_or_ensemble]) if is_one else model_or_ensemble
-        acquisition = acquisition_fn or ("entropy" if len(ensemble) == 1 else "variance")
+        if isinstance(model_or_ensemble, BradleyTerryRM):
+            model_or_ensemble = RewardModelEnsemble([model_or_ensemble])
+        acquisition = acquisition_fn or ("entropy" if len(model_or_ensemble) == 1 else "variance")
         if isinstance(acquisition, str) and acquisition not in ACQUISITIONS:
             raise ConfigError(f"no acquisition function {acquisition!r}; there are {', '.join(ACQUISITIONS)}.")
         if k < 1:
             raise ConfigError(f"k={k}: a round that asks about nothing learns nothing; choose 1 or more.")
-        self.backbones = ensemble.members.backbones
+        self.backbones = model_or_ensemble.members.backbones
         self.acquisition, self.max_per_prompt, self.seed, self.k = acquisition, max_per_prompt, seed, k
         self.labelled = list(labelled)
         self.number = 0

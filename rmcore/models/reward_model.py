@@ -60,7 +60,8 @@ SCORING_TOKEN_BUDGET = {"cpu": 8192, "cuda": 65536}
 class BradleyTerryRM:
     """A scalar reward for (prompt, response), trained on preference pairs.
 
-    Called with a name it is a new one, whose reward head is not trained yet.
+    Called with a name it is a new one, whose reward head is not trained yet; `new` makes one of all settings, `of` one
+    of loaded parts.
 
     Example:
         >>> rm = BradleyTerryRM.from_pretrained("checkpoints/best")           # doctest: +SKIP
