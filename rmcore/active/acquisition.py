@@ -37,8 +37,7 @@ class View:
 
 
 PoolItem = Any
-"""What a label is missing for: a mapping or an object with `POOL_FIELDS`, or a PreferencePair, whose order of sides says
-nothing."""
+"""What has no label yet: a mapping or an object with `POOL_FIELDS`, or a PreferencePair, whose order says nothing."""
 
 
 def unlabelled(item: PoolItem) -> PreferencePair:
