@@ -49,7 +49,7 @@ class HessianAnalyzer:
         method: Method = "lanczos",
         top_k: int = 20,
         *,
-        num_steps: int = 40,
+        num_steps: int | None = None,
         trace_probes: int = 16,
         parameters: ParameterSubset = "all",
         seed: int = 0,
@@ -64,8 +64,8 @@ class HessianAnalyzer:
                 `pyhessian`: the library of that name, as a cross-check.
             top_k: eigenvalues at each end (lanczos, full) or in all (power_iteration, pyhessian); the default is
                 `landscape.top_k`'s.
-            num_steps: products for the spectrum (lanczos; twice `top_k`, so that both ends can hold that many), or at
-                most for each eigenvalue (power_iteration, pyhessian). Unused by `full`.
+            num_steps: products for the spectrum (lanczos), or at most for each eigenvalue (power_iteration, pyhessian).
+                Left out: 40, or twice `top_k` if that is more, so that both ends can hold that many. Unused by `full`.
             trace_probes: Hutchinson probes, one product each; the standard error falls with its root. Unused by `full`.
             parameters: whose curvature; see `ParameterSubset`.
             seed: of the random vectors.
@@ -77,6 +77,7 @@ class HessianAnalyzer:
                 or too large for `full`, or PyHessian is missing.
             DataError, ModelError: see `operators.LossHessian`.
         """
+        num_steps = max(40, 2 * top_k) if num_steps is None else num_steps
         _check_settings(method, top_k=top_k, num_steps=num_steps, trace_probes=trace_probes)
         hessian = LossHessian.from_loader(self.model, loader, parameters=parameters)
         return hessian_spectrum(

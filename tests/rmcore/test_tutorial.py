@@ -59,7 +59,7 @@ def members(folder):
     data, found = folder / "preferences.parquet", []
     for seed, optimizer in ((0, "muon"), (1, "adamw")):
         checkpoint = train_reward_model(
-            model_name="tiny",
+            model_name="tiny-small",
             optimizer=optimizer,
             data_path=data,
             epochs=1,
@@ -105,7 +105,7 @@ def test_a_loss_of_four_tensors_is_that_of_the_scores(members, pairs):
         chosen["input_ids"], chosen["attention_mask"], rejected["input_ids"], rejected["attention_mask"]
     )
     margin = model.beta * model.score_pair("What is 2 + 2?", "It is 4.", "5")
-    assert float(loss) == pytest.approx(np.logaddexp(0, -margin), abs=1e-5)
+    assert loss.item() == pytest.approx(np.logaddexp(0, -margin), abs=1e-5)
     loss.backward()
     assert any(parameter.grad is not None and parameter.grad.any() for parameter in model.model.parameters())
     model.model.zero_grad()
@@ -150,7 +150,7 @@ def test_one_prompt_and_one_answer_are_one_row_everywhere(members):
 def test_the_spectrum_of_a_data_loader(members, at_home):
     loader = create_dataloader("preferences.parquet", members[0].tokenizer)
     spectrum = HessianAnalyzer(members[0]).compute_spectrum(loader, top_k=50)
-    assert len(spectrum.eigenvalues) >= 2
+    assert len(spectrum.eigenvalues) == 100  # 50 at each end
     assert spectrum.flatness_index == pytest.approx(1 / spectrum.lambda_max)
     assert spectrum.sharpness_score is None or np.isfinite(spectrum.sharpness_score)
     for method in ("power_iteration", "pyhessian"):
