@@ -7,7 +7,7 @@ In any trainer of transformers or TRL whose `model` generates (GRPO, RLOO, PPO),
     trainer = GRPOTrainer(..., callbacks=[stop])
     stop.attach(trainer)                                               # so that it can raise the KL penalty
     trainer.train()                                                    # the model is then the best checkpoint
-    print(stop.looks[-1].reason, stop.final_gain(trainer.model, fresh_prompts).interval)
+    print(stop.looks[-1].reason, stop.final_gain(trainer.model, fresh_prompts))  # None where the start was kept
 
 What it decides, and how sure that is: `rmcore.policy.stopping.watch`. Its folder holds, so that a cut-off training goes
 on from the trainer's last state with the labels that it has,

@@ -52,8 +52,11 @@ def trained(policy, out, reward, prompts):
 
 
 @pytest.mark.slow
-def test_the_lines_of_the_page_put_a_server_and_a_watch_around_grpo_of_trl(rm, server, tmp_path, monkeypatch, capsys):
-    """The judge prefers what the reward model does not, so the watch keeps the start."""
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_the_lines_of_the_page_put_a_server_and_a_watch_around_grpo_of_trl(
+    rm, server, tmp_path, monkeypatch, capsys, sign
+):
+    """With a judge that likes what the reward model likes, and one that hates it."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
@@ -72,14 +75,14 @@ def test_the_lines_of_the_page_put_a_server_and_a_watch_around_grpo_of_trl(rm, s
         lines = lines.replace(said, here)
     known = {
         "GRPOTrainer": partial(GRPOTrainer, args=settings), "WatchConfig": WatchConfig, "Path": Path,
-        "prompts": Dataset.from_dict({"prompt": PROMPTS}), "judge": lambda prompt, text: -rm.score(prompt, text).item(),
+        "prompts": Dataset.from_dict({"prompt": PROMPTS}), "judge": lambda prompt, text: sign * rm.score(prompt, text).item(),
         "held_out_prompts": [f"What is {number} + 2?" for number in range(300)],
         "fresh_prompts": [f"What is {number} + 3?" for number in range(60)],
     }  # fmt: skip
     exec(lines, known)
     stop = known["stop"]
     assert stop.looks
-    assert f"{stop.best_step} (" in capsys.readouterr().out
+    assert capsys.readouterr().out.rstrip().endswith(f"{stop.best_step} None" if stop.best_step == 0 else ")")
     start = torch.cat([one.detach().flatten() for one in AutoModelForCausalLM.from_pretrained(policy).parameters()])
     kept = torch.cat([one.detach().flatten() for one in known["trainer"].model.parameters()])
     assert (stop.best_step == 0) == torch.equal(kept, start)
