@@ -75,7 +75,8 @@ def test_the_lines_of_the_page_put_a_server_and_a_watch_around_grpo_of_trl(
         lines = lines.replace(said, here)
     known = {
         "GRPOTrainer": partial(GRPOTrainer, args=settings), "WatchConfig": WatchConfig, "Path": Path,
-        "prompts": Dataset.from_dict({"prompt": PROMPTS}), "judge": lambda prompt, text: sign * rm.score(prompt, text).item(),
+        "prompts": Dataset.from_dict({"prompt": PROMPTS}),
+        "judge": lambda prompt, text: sign * rm.score(prompt, text).item(),
         "held_out_prompts": [f"What is {number} + 2?" for number in range(300)],
         "fresh_prompts": [f"What is {number} + 3?" for number in range(60)],
     }  # fmt: skip
