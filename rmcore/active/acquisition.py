@@ -37,7 +37,7 @@ class View:
 
 
 PoolItem = Any
-"""What has no label yet: a mapping or an object with `POOL_FIELDS`, or a PreferencePair, whose order says nothing."""
+"""A mapping or an object with `POOL_FIELDS`, or a PreferencePair; which of its sides is called chosen says nothing."""
 
 
 def unlabelled(item: PoolItem) -> PreferencePair:
