@@ -90,7 +90,7 @@ def _numbers(runs: Mapping[str, Run]) -> dict[str, list[str]]:
     cards = [{card.label: card for card in headline_cards(record)} for record in records]
     rows = {
         "verdict": [f"{run.style.sign} {run.headline}" for run in runs.values()],
-        "rung": [run.rung for run in runs.values()],
+        "evidence level": [run.rung for run in runs.values()],
     }
     for label in dict.fromkeys(label for found in cards for label in found):
         shown = [found.get(label) for found in cards]

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 
 VERDICT_STATUS = {"met": 0, "refuted": 10, "unclear": 11, "lower_evidence": 12}
 """Exit statuses of `rm-opt verdict`; 2 and 3 are those of every command."""
+CHANGES = "what it changes"
+NARROW = 125
+"""Columns of a terminal below which the list of runs has several facts in one column, one below the other."""
+_STACKS = (("run", "finished"), (CHANGES,), ("verdict", "level"), ("accuracy", "device time", "cost"))
 UNKNOWN = "unknown"
 """Expected time of a stage of which nothing like it has run."""
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
@@ -111,28 +115,17 @@ def runs(
         print(f"none of {len(short)} runs holds {text!r} in its name, verdict or headline")
         return
     shown = found[:limit]
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("run", no_wrap=True, min_width=max(len(short[run.name]) for run in shown))
-    table.add_column("finished", no_wrap=True, min_width=11)
-    price = price_per_hour()
-    table.add_column("what it changes", overflow="fold")
-    for heading in ("verdict", "level", "accuracy", "device time", *(["cost"] if price else [])):
-        table.add_column(heading)
-    for run in shown:
-        verdict = "unreadable" if run.problem else f"{run.style.sign} {run.status}" if run.status else "-"
-        changes = named_changes(run.config) if run.config else "-"
-        facts = (
-            short[run.name],
-            _moment(run.finished),
-            changes,
-            verdict,
-            run.rung[:1],
-            _accuracy(run),
-            _device_time(run),
-        )
-        cost = money(run.device_seconds, price)
-        table.add_row(*map(escape, facts), *([] if price is None else ["-" if cost is None else f"{cost:.2f}"]))
-    wide_console().print(table)
+    rows = [_row(run, short[run.name], price_per_hour()) for run in shown]
+    console = wide_console()
+    is_narrow = console.width < NARROW
+    columns = _STACKS if is_narrow else [(name,) for names in _STACKS for name in names]
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, leading=int(is_narrow))
+    for names in columns:
+        heading = "\n".join(name for name in names if name in rows[0])
+        table.add_column(heading, no_wrap=CHANGES not in names, overflow="fold")
+    for row in rows:
+        table.add_row(*("\n".join(escape(row[name]) for name in names if name in row) for names in columns))
+    console.print(table)
     for run in shown:
         if run.problem is not None:
             print(f"unreadable  {run.folder / RECORD}: {run.problem}; restore that file, or move its folder away")
@@ -141,6 +134,21 @@ def runs(
         print(f"{len(found) - limit} older ones: rm-opt runs{asked} --limit {len(found)}")
     print("report      rm-opt open RUN; accuracy is held out, with its 95 % interval; level: of the evidence")
     print(f"all reports {home() / 'reports' / INDEX}")
+
+
+def _row(run: Run, name: str, price: float | None) -> dict[str, str]:
+    """What is listed of a run, by heading."""
+    cost = money(run.device_seconds, price)
+    return {
+        "run": name,
+        "finished": _moment(run.finished),
+        CHANGES: named_changes(run.config) if run.config else "-",
+        "verdict": "unreadable" if run.problem else f"{run.style.sign} {run.status}" if run.status else "-",
+        "level": run.rung[:1],
+        "accuracy": _accuracy(run),
+        "device time": _device_time(run),
+        **({} if price is None else {"cost": "-" if cost is None else f"{cost:.2f}"}),
+    }
 
 
 def _moment(time: datetime) -> str:

@@ -197,6 +197,7 @@ class GateCheck:
 
 
 ECE = "ece_debiased"
+BASELINE_LABEL = "accuracy minus the best baseline (chance or length)"
 _GATE = (
     ("pairwise_accuracy", "above", 0.60, "held-out pairwise accuracy"),
     ("margin_p50", "above", 0.0, "median held-out margin"),
@@ -249,14 +250,13 @@ def baseline_check(over_baseline: Mapping[str, Any]) -> GateCheck:
     Args:
         over_baseline: the metric `accuracy_over_baseline` as `evaluate_pairs` gives it.
     """
-    label = "accuracy minus the best baseline (chance or length)"
     value, low, high = (over_baseline[name] for name in ("value", "ci_low", "ci_high"))
     if value is None or low is None:
         why = over_baseline["reason"] or "it has no interval"
-        text = f"{label}: {why}; its lower end has to be above 0"
+        text = f"{BASELINE_LABEL}: {why}; its lower end has to be above 0"
         return GateCheck(OVER_BASELINE, None, 0.0, False, text, unclear=True)
     passed, shown = low > 0, f"{_points(value, low, high)} on {over_baseline['num']} pairs"
-    text = f"{label}: {shown}, lower end {'' if passed else 'not '}above 0"
+    text = f"{BASELINE_LABEL}: {shown}, lower end {'' if passed else 'not '}above 0"
     return GateCheck(OVER_BASELINE, low, 0.0, passed, text, unclear=not passed and high >= 0)
 
 
@@ -274,16 +274,18 @@ in 58 % have it."""
 
 
 def diagnose_outcome(
-    history: Sequence[Mapping[str, Any]], over_baseline: Mapping[str, Any], truncation: Mapping[str, Mapping[str, int]]
+    history: Sequence[Mapping[str, Any]],
+    test: Mapping[str, Mapping[str, Any]],
+    truncation: Mapping[str, Mapping[str, int]],
 ) -> list[Diagnosis]:
     """Find what speaks against trusting an outcome at all, most urgent first: named before the symptoms of `diagnose`.
 
     Args:
         history: as for `diagnose`; train/loss is read.
-        over_baseline: the held-out metric `accuracy_over_baseline` with its interval.
+        test: held-out metrics with their intervals; `accuracy_over_baseline` and `pairwise_accuracy` are read.
         truncation: by split {"num_cut_sides", "num_pairs"}.
     """
-    found = (_undertrained(history), no_better_than_length(over_baseline), _many_cut(truncation))
+    found = (_undertrained(history), _no_better_than_length(test), _many_cut(truncation))
     return [diagnosis for diagnosis in found if diagnosis is not None]
 
 
@@ -305,15 +307,13 @@ def _undertrained(history: Sequence[Mapping[str, Any]]) -> Diagnosis | None:
     )
 
 
-def no_better_than_length(over_baseline: Mapping[str, Any]) -> Diagnosis | None:
+def _no_better_than_length(test: Mapping[str, Mapping[str, Any]]) -> Diagnosis | None:
     """Say what the interval of `accuracy_over_baseline` speaks against, where its lower end is not above 0."""
+    over_baseline, accuracy = test[OVER_BASELINE], test["pairwise_accuracy"]["value"]
     value, low, high = (over_baseline[name] for name in ("value", "ci_low", "ci_high"))
     if value is None or low is None or low > 0:
         return None
-    symptom = (
-        f"accuracy minus the best baseline (chance or length) is {_points(value, low, high)} on "
-        f"{over_baseline['num']} held-out pairs"
-    )
+    symptom = f"{BASELINE_LABEL} is {_points(value, low, high)} on {over_baseline['num']} held-out pairs"
     if high >= 0:
         equal = "it is equal to the best baseline (chance or length) on these pairs: " if abs(value) < 1e-9 else ""
         return Diagnosis(
@@ -322,10 +322,14 @@ def no_better_than_length(over_baseline: Mapping[str, Any]) -> Diagnosis | None:
             "hold out more pairs (data.test_fraction, data.eval_source); their number has to grow with the square of "
             "the precision that is wanted",
         )
+    if accuracy > 0.5:  # then the baseline that is better is length
+        return Diagnosis(
+            symptom,
+            f"it is right in {accuracy:.0%} of the pairs, and always taking the longer answer in more",
+            "it has learned less than length alone tells: train longer, or on more pairs",
+        )
     return Diagnosis(
-        symptom,
-        "it loses to chance or to length",
-        "train longer, look for a reversed column, or balance the lengths of the pairs",
+        symptom, f"it is right in {accuracy:.0%} of the pairs, no more than a coin", "look for a reversed column"
     )
 
 

@@ -19,7 +19,7 @@ from rmcore.core.spreadsheets import from_spreadsheets
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.evaluation.comparison import on_common_pairs, paired_comparison
-from rmcore.evaluation.diagnosis import OVER_BASELINE, STUCK, UNDER_TRAINED, diagnose, diagnose_outcome
+from rmcore.evaluation.diagnosis import STUCK, UNDER_TRAINED, diagnose, diagnose_outcome
 from rmcore.policy.readiness.next_step import Tried, best_of, held_out_by, next_step, record_of, so_far
 from rmcore.policy.readiness.verdict import next_rung, verdict_on_policy, with_outcome
 from rmcore.reporting.runs import short_names
@@ -70,13 +70,12 @@ def gather_results(
     history = read_json_lines(folder["train"] / METRICS_FILE)
     training = _training(folder["train"], evaluation["truncation"])
     cut = {name: training["truncation"][name] for name in ("train", "test")}
-    over_baseline = evaluation["metrics"]["test"][OVER_BASELINE]
-    outcome = diagnose_outcome(history, over_baseline, cut)
+    outcome = diagnose_outcome(history, evaluation["metrics"]["test"], cut)
     # A loss that is stuck at that of guessing is the same symptom as under-training, and is told once.
     is_under = any(one.diagnosis == UNDER_TRAINED for one in outcome)
     found = outcome + [one for one in diagnose(history) if not (is_under and one.diagnosis == STUCK)]
     reached = (verdict_on_policy(trained) if trained else None) or judged["verdict"]
-    verdict = with_outcome(reached, outcome, over_baseline)
+    verdict = with_outcome(reached, outcome)
     results: Results = {
         "study": config.study,
         "seed": config.seed,

@@ -55,6 +55,19 @@ def test_runs_are_listed_newest_first_with_verdict_rung_and_accuracy(reports):
     assert "2 older ones: rm-opt runs --limit 3" in typed("runs", "-n", "1")
 
 
+@pytest.mark.parametrize("price", [None, "2"])
+def test_a_terminal_of_80_columns_shows_every_fact_whole(reports, monkeypatch, price):
+    monkeypatch.setenv("COLUMNS", "80")
+    if price is not None:
+        monkeypatch.setenv("RM_OPT_PRICE_PER_HOUR", price)
+    table = typed("runs").partition("report      ")[0]
+    assert max(map(len, table.splitlines())) <= 80
+    words = " ".join(table.split())
+    for fact in ("demo-seed1-bbbb", "11-02 ", "✗ not ready", "0.712 [0.690, 0.734]", "9 h 53 min", "max_seq_len=512,"):
+        assert fact in words
+    assert "…" not in table
+
+
 def test_a_damaged_record_is_listed_with_the_reason(reports):
     file = reports / "demo-seed1-bbbb22222222" / "summary.json"
     file.write_text('{"verdict": {"rung": [3]}}')

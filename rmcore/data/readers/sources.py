@@ -63,7 +63,8 @@ class LoadedPairs:
     layout: str
     source: str
     num_over_cap: int = 0
-    """Usable pairs left out because their prompt had enough (`cap_prompts`)."""
+    """Usable pairs left out because their prompt has `cap` others (`cap_prompts`)."""
+    cap: int | None = None
     num_held_out: int = 0
     """Usable pairs left out by `exclude_held_out_conversations`."""
     num_over_row_cap: int = 0
@@ -87,7 +88,10 @@ class LoadedPairs:
         source, num_rows = self.source, self.num_rows
         counts = (
             (self.num_over_row_cap, "are beyond what one row of ranked answers gives: a random choice is kept"),
-            (self.num_over_cap, "are of prompts that had enough (data.pairs_per_prompt)"),
+            (
+                self.num_over_cap,
+                f"are not trained on: data.pairs_per_prompt={self.cap} takes no more of a prompt, and null takes all",
+            ),
             (
                 self.num_held_out,
                 "share their prompt, or a dialogue's first user turn, with held-out pairs: taken out of training",
@@ -210,6 +214,7 @@ def cap_prompts(
         loaded,
         pairs=select(loaded.pairs, kept),
         num_over_cap=len(loaded.pairs) - len(kept),
+        cap=most,
         observations=select(loaded.observations, said),
     )
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import WORLD, PolicyConfig
-from rmcore.evaluation.diagnosis import ECE, OVER_BASELINE, Diagnosis, GateCheck, baseline_check, no_better_than_length
+from rmcore.evaluation.diagnosis import BASELINE_LABEL, ECE, OVER_BASELINE, Diagnosis, GateCheck
 from rmcore.evaluation.uncertainty import ends, shown_gain, unseen_prompts
 from rmcore.policy.confirmation import FURTHEST_KL, smallest_n
 from rmcore.policy.readiness.components import DECIDING
@@ -82,11 +82,11 @@ def verdict_on_labels(
     if not not_passed:
         status, labels = "passes", f"all {len(checks)} checks on labelled pairs passed"
     elif OVER_BASELINE in undecided or (undecided and not failed):
-        asked = [f"cannot show that it {ASKED[name]}" for name in ASKED if name in undecided]
-        asked = asked or [f"leave {len(undecided)} of {len(checks)} checks undecided"]
-        status, labels = "unclear", f"{over_baseline['num']} test pairs {' and '.join(asked)}"
+        asked = [f"whether it {ASKED[name]}" for name in ASKED if name in undecided]
+        asked = asked or [f"{len(undecided)} of {len(checks)} checks"]
+        status, labels = "unclear", f"{over_baseline['num']} test pairs leave open {', and '.join(asked)}"
         if failed:
-            labels += f", and {failed} of the {len(checks) - len(undecided)} other checks failed"
+            labels += f"; of the {len(checks) - len(undecided)} other checks {failed} failed"
     shown, against = f"{'Inconclusive: ' if undecided and status == 'unclear' else ''}{_capital(labels)}. {UNTRIED}", []
     if logged is not None and logged["outcome"] == "too_few":
         logged = None
@@ -121,18 +121,17 @@ def verdict_on_labels(
     }
 
 
-def with_outcome(verdict: Verdict, found: Sequence[Diagnosis], over_baseline: Mapping[str, Any]) -> Verdict:
+def with_outcome(verdict: Verdict, found: Sequence[Diagnosis]) -> Verdict:
     """Return a verdict that first names the reasons not to trust the outcome.
 
     Args:
-        verdict: of any level.
+        verdict: of any level. A check that says the same as `found` of chance and length is left out.
         found: result of `diagnose_outcome`: under-training, losing to length, too few pairs, truncated texts.
-        over_baseline: the metric that `found` is based on. Its check repeats the diagnosis and is left out.
     """
     named = [f"{one.diagnosis}: {one.symptom}; {one.advice}" for one in found]
-    repeated = baseline_check(over_baseline).text if no_better_than_length(over_baseline) in found else None
-    reasons = [*named, *(reason for reason in verdict["reasons"] if reason != repeated)]
-    return {**verdict, "reasons": reasons}
+    is_told = any(one.symptom.startswith(BASELINE_LABEL) for one in found)
+    reasons = (reason for reason in verdict["reasons"] if not (is_told and reason.startswith(BASELINE_LABEL)))
+    return {**verdict, "reasons": [*named, *reasons]}
 
 
 def verdict_on_samples(
@@ -158,9 +157,10 @@ def verdict_on_samples(
     if gain is not None and ends(gain)[0] is not None:
         few = f"{gain['value']:+.2f} sd, of too few prompts for an interval,"
         there = f"the true reward gains {shown_gain(gain) if num_telling >= ENOUGH_PROMPTS else few} there, and "
-    told, hard = [], parts.get("hard_accuracy")
+    told, hard, less = list[str](), parts.get("hard_accuracy"), ""
     highest_fall = None if fall is None else ends(fall)[1]
     if fall is not None and highest_fall is not None and highest_fall < 0:
+        less = "; the true reward gains more at a smaller KL"
         told.append(
             f"the true reward was higher on the way: {shown_gain(fall)} since then; a plan that stops there gains more"
         )
@@ -175,7 +175,7 @@ def verdict_on_samples(
         "not_ready": f"Not ready for {plan}: {len(refused)} of {len(checks)} checks on samples of the policy failed",
         "unclear": f"Unclear whether it is ready for {plan}: {there}{len(failed)} of {len(checks)} checks on samples "
         "of the policy are open",
-        "ready": f"Ready for {plan}: {there}all {len(checks)} checks on samples of the policy passed",
+        "ready": f"Ready for {plan}: {there}all {len(checks)} checks on samples of the policy passed{less}",
     }[status]
     return {
         "rung": 3,

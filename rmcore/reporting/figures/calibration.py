@@ -67,10 +67,12 @@ def _points(ax: Any, filled: pd.DataFrame) -> None:
 def _title(filled: pd.DataFrame, ece: Mapping[str, Any]) -> str:
     if filled.empty:
         return "Calibration: no pair was evaluated"
+    value, bounds = numbers.estimate("ece_debiased", ece, "")
+    interval = f" (95 %: {bounds})" if bounds else ""
+    if numbers.nothing_found("ece_debiased", ece):  # what the bins are off by is then what chance gives
+        return f"No error of its probabilities was found: calibration error (ECE) {value}{interval}"
     weights = filled["count"] / filled["count"].sum()
     gap = float((weights * (filled["mean_confidence"] - filled["accuracy"])).sum())
     side = "about right on average" if abs(gap) < 0.01 else "too sure" if gap > 0 else "too modest"
-    value, bounds = numbers.estimate("ece_debiased", ece, "")
-    interval = f" (95 %: {bounds})" if bounds else ""
     by = f" by {100 * abs(gap):.1f} points on average" if abs(gap) >= 0.01 else ""
     return f"Confidence is {side}{by}: calibration error (ECE) {value}{interval}"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.numbers import bound
 from rmcore.reporting.figures.style import BLUE, MUTED, ORANGE, SMALL, dress, headline, legend, new_figure
 
@@ -42,14 +43,24 @@ def finding(curve: Mapping[str, Any]) -> str:
         return f"the true reward falls from the start, by {-gained:.2g} standard deviations to {_at(curve, last)}"
     if curve["turned"]:
         lost = f"{-curve['fall']['value']:.2g} standard deviations lower"
-        return f"the true reward turns: highest at {_at(curve, best)}, {lost} at {_at(curve, last)}"
+        turn = f"the true reward turns: highest at {_at(curve, best)}, {lost} at {_at(curve, last)}"
+        return f"{turn}{_planned(curve.get('plan'))}"
     if bound(last["gold"], "ci_low") > 0:
         return f"no turn up to {_at(curve, last)}: the true reward gained {gained:.2g} standard deviations"
     return f"no turn up to {_at(curve, last)}, and no gain of the true reward that could be told from zero"
 
 
 def _at(curve: Mapping[str, Any], point: Mapping[str, Any]) -> str:
-    return f"n = {point['setting']:.0f}" if curve["method"] == "best_of_n" else f"KL {point['kl']:.2g} nats"
+    nats = f"{point['kl']:.2g} nats"
+    return f"n = {point['setting']:.0f} ({nats})" if curve["method"] == "best_of_n" else nats
+
+
+def _planned(plan: Mapping[str, Any] | None) -> str:
+    """What is left at the plan, which a verdict is about, of what the highest point has."""
+    if plan is None or plan["gain"]["value"] is None:
+        return ""
+    gain = numbers.with_interval(plan["gain"])
+    return f"; at the planned {plan['kl']:g} nats it is {gain} standard deviations above the policy's own"
 
 
 def _panel(ax: "Axes", curve: Mapping[str, Any]) -> None:

@@ -158,6 +158,12 @@ def test_each_threshold_is_strict_and_what_is_not_measured_fails(name, edge, ins
 
 
 CLEARLY = metric(0.1, 0.05, 0.15)
+
+
+def outcome_of(over, accuracy=0.68):
+    return {"accuracy_over_baseline": over, "pairwise_accuracy": {"value": accuracy}}
+
+
 WHOLE = {"train": {"num_cut_sides": 3, "num_pairs": 100}, "test": {"num_cut_sides": 0, "num_pairs": 50}}
 
 
@@ -166,7 +172,7 @@ def losses(*values):
 
 
 def test_a_run_without_fault_is_told_none():
-    assert diagnose_outcome(losses(0.69, 0.6, 0.5, 0.45, 0.4, 0.39), CLEARLY, WHOLE) == []
+    assert diagnose_outcome(losses(0.69, 0.6, 0.5, 0.45, 0.4, 0.39), outcome_of(CLEARLY), WHOLE) == []
     assert baseline_check(CLEARLY).passed
 
 
@@ -184,7 +190,7 @@ def test_a_run_without_fault_is_told_none():
             "it is equal to the best baseline (chance or length)",
             "+0.0 points",
         ),
-        (losses(0.5, 0.4, 0.3), metric(-0.1, -0.15, -0.05), WHOLE, "it loses to chance or to length", "-10.0 points"),
+        (losses(0.5, 0.4, 0.3), metric(-0.1, -0.15, -0.05), WHOLE, "68% of the pairs, and always", "-10.0 points"),
         (
             losses(0.5, 0.4, 0.3),
             CLEARLY,
@@ -195,21 +201,28 @@ def test_a_run_without_fault_is_told_none():
     ],
 )
 def test_what_speaks_against_an_outcome_is_named(history, over, cut, diagnosis, seen):
-    [found] = diagnose_outcome(history, over, cut)
+    [found] = diagnose_outcome(history, outcome_of(over), cut)
     assert diagnosis in found.diagnosis
     assert seen in found.symptom
 
 
+def test_a_reversed_column_is_looked_for_where_accuracy_is_no_better_than_a_coin_and_nowhere_else():
+    worse = metric(-0.1, -0.15, -0.05)
+    for accuracy in (0.32, 0.5, 0.501, 0.68):
+        [found] = diagnose_outcome(losses(0.5, 0.4, 0.3), outcome_of(worse, accuracy), WHOLE)
+        assert ("reversed" in found.advice, "longer answer" in found.diagnosis) == (accuracy <= 0.5, accuracy > 0.5)
+
+
 @pytest.mark.parametrize("values", [(0.692, 0.690), (0.693,), (0.6935, 0.693, 0.6932, 0.693, 0.6931, 0.693)])
 def test_a_loss_that_ends_where_guessing_is_has_learned_nothing_however_few_points_say_so(values):
-    [found] = diagnose_outcome(losses(*values), CLEARLY, WHOLE)
+    [found] = diagnose_outcome(losses(*values), outcome_of(CLEARLY), WHOLE)
     assert found.diagnosis == UNDER_TRAINED
     assert "guessing is 0.693" in found.symptom
 
 
 @given(st.floats(0.01, 0.6) | st.floats(0.75, 3))
 def test_no_other_end_of_a_loss_that_rests_is_called_so(end):
-    assert diagnose_outcome(losses(end, end, end), CLEARLY, WHOLE) == []
+    assert diagnose_outcome(losses(end, end, end), outcome_of(CLEARLY), WHOLE) == []
 
 
 @given(st.floats(0.4, 0.6), st.floats(0.01, 0.3))

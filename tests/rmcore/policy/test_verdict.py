@@ -96,6 +96,7 @@ def test_a_fall_that_is_shown_is_told_also_of_a_model_that_is_ready():
     assert verdict["status"] == "ready"
     assert "the true reward gains +0.50 sd (+0.40 to +0.60) there" in verdict["headline"]
     assert "the true reward was higher on the way: -0.10 sd (-0.15 to -0.05) since then" in verdict["reasons"][0]
+    assert verdict["headline"].endswith("passed; the true reward gains more at a smaller KL")
     longer = verdict_on_samples([PASS], **PLAN | {"parts": {"hard_accuracy": part(0.3, 0.2, 0.4)}})
     assert "worse than a coin where the shorter sample is better (0.30 (0.20 to 0.40))" in longer["reasons"][0]
     assert verdict_on_samples([FAIL], **PLAN | {"parts": parts})["reasons"][:-1] == [FAIL.text]
@@ -148,9 +149,9 @@ def test_too_few_pairs_to_say_is_a_verdict_and_no_failure(answers, high, others,
     over = part(0.01, -0.04, high)
     verdict = verdict_on_labels([baseline_check(over), *others], answers, over)
     assert verdict["status"] == status
-    assert ("9 test pairs cannot show" in verdict["headline"]) is (status == "unclear")
+    assert ("9 test pairs leave open whether" in verdict["headline"]) is (status == "unclear")
     decided = len(others) - (OPEN in others)
-    told = f"1 of the {decided} other checks failed" in verdict["headline"]
+    told = f"of the {decided} other checks 1 failed" in verdict["headline"]
     assert told is (status == "unclear" and FAIL in others)
     assert verdict["reasons"][0].startswith("accuracy minus the best baseline (chance or length): +1.0 points (-4.0 to")
 
@@ -161,7 +162,8 @@ def test_what_speaks_against_the_outcome_is_named_first_and_the_same_thing_once(
     history = [{"step": step, "metrics": {"train/loss": 0.7 - 0.002 * step}} for step in range(18)]
     cut = {"train": {"num_cut_sides": 35, "num_pairs": 104}}
     labels = verdict_on_labels([baseline_check(over), FAIL], None, over)
-    verdict = with_outcome(labels, diagnose_outcome(history, over, cut), over)
+    test = {"accuracy_over_baseline": over, "pairwise_accuracy": part(0.6, 0.5, 0.7)}
+    verdict = with_outcome(labels, diagnose_outcome(history, test, cut))
     starts = [
         "under-trained: train loss ends at 0.67",
         "too few held-out pairs to say",
@@ -170,7 +172,7 @@ def test_what_speaks_against_the_outcome_is_named_first_and_the_same_thing_once(
     assert len(verdict["reasons"]) == 4
     for reason, start in zip(verdict["reasons"], [*starts, FAIL.text], strict=True):
         assert reason.startswith(start)
-    assert with_outcome(labels, [], over) == labels
+    assert with_outcome(labels, []) == labels
     print_verdict(verdict, None)
     shown = capsys.readouterr().out
     assert shown.index(starts[0]) < shown.index(starts[1]) < shown.index(FAIL.text)
@@ -180,7 +182,7 @@ def test_what_speaks_against_the_outcome_is_named_first_and_the_same_thing_once(
 def test_too_few_pairs_to_say_whether_a_model_is_calibrated_is_no_failure_either():
     verdict = verdict_on_labels([PASS, OPEN], None, OVER)
     assert (verdict["status"], verdict["reasons"]) == ("unclear", [OPEN.text])
-    assert verdict["headline"].startswith("Inconclusive: 9 test pairs cannot show that it is calibrated.")
+    assert verdict["headline"].startswith("Inconclusive: 9 test pairs leave open whether it is calibrated.")
 
 
 def test_a_choice_that_may_be_that_of_the_longest_answer_is_told_so():

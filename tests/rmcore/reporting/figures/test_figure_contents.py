@@ -167,6 +167,9 @@ def test_reliability_points_are_the_bins_and_the_title_says_which_side():
     assert (top.get_ylabel(), bottom.get_ylabel()) == ("share ranked as labelled (accuracy)", "pairs")
     modest = bins().assign(accuracy=1.0, accuracy_high=1.0)
     assert "too modest" in title_of(reliability_diagram_figure(modest, ECE))
+    nothing = title_of(reliability_diagram_figure(modest, {"value": -0.004, "ci_low": -0.02, "ci_high": 0.041}))
+    assert "No error" in nothing
+    assert "modest" not in nothing
 
 
 @pytest.mark.slow
