@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rmcore.core.errors import DataError, ModelError
+from rmcore.core.progress import Report, silent
 from rmcore.data.chat_template import Dialogue, render_chats
 from rmcore.data.control_tokens import ControlTokens, texts_of
 from rmcore.data.pair import (
@@ -53,7 +54,8 @@ if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 RENDERING_FILE = "rm_rendering.json"
-TOKENIZER_BATCH = 2048
+TOKENIZER_BATCH = 512
+"""Sides that are rendered and tokenized together, between two reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,14 +232,14 @@ class Renderer:
         tokenized = self.tokenize_sides(_sides(pairs))
         return [_pair(pair, *tokenized[2 * index : 2 * index + 2]) for index, pair in enumerate(pairs)]
 
-    def tokenize_readable(self, pairs: Sequence[PreferencePair]) -> Readable:
+    def tokenize_readable(self, pairs: Sequence[PreferencePair], *, report: Report = silent) -> Readable:
         """Tokenize the pairs that can be read and set the others aside: one is in the way of no other.
 
         Raises:
             DataError: there are pairs, and none can be read.
         """
         readable = Readable([], [], [])
-        for pair, found in zip(pairs, self.try_pairs(pairs), strict=True):
+        for pair, found in zip(pairs, self.try_pairs(pairs, report=report), strict=True):
             if isinstance(found, TokenizedPair):
                 readable.pairs.append(pair)
                 readable.tokenized.append(found)
@@ -249,9 +251,11 @@ class Renderer:
             )
         return readable
 
-    def try_pairs(self, pairs: Sequence[PreferencePair]) -> list[TokenizedPair | DroppedPair]:
+    def try_pairs(
+        self, pairs: Sequence[PreferencePair], *, report: Report = silent
+    ) -> list[TokenizedPair | DroppedPair]:
         """Tokenize pairs, with the reason in the place of one that cannot be read."""
-        found = self.try_sides(_sides(pairs))
+        found = self.try_sides(_sides(pairs), report=report)
         result: list[TokenizedPair | DroppedPair] = []
         for pair, chosen, rejected in zip(pairs, found[::2], found[1::2], strict=True):
             if isinstance(chosen, TokenizedSide) and isinstance(rejected, TokenizedSide):
@@ -326,13 +330,16 @@ class Renderer:
         prompt, completion = exchange(prompt, completion)
         return self._located(self._text(prompt, completion), prompt, completion).text
 
-    def try_sides(self, sides: Sequence[tuple[Prompt, str]]) -> list[TokenizedSide | DataError]:
+    def try_sides(
+        self, sides: Sequence[tuple[Prompt, str]], *, report: Report = silent
+    ) -> list[TokenizedSide | DataError]:
         """Tokenize sides as `tokenize_sides` does, with the error in the place of a side that cannot be read."""
         result: list[TokenizedSide | DataError] = []
         for start in range(0, len(sides), TOKENIZER_BATCH):
             batch = sides[start : start + TOKENIZER_BATCH]
             self._render_ahead(batch)
             result += self._tokenize([self._render(*side) for side in batch])
+            report(len(result), len(sides), "sides tokenized")
         self._ahead = {}
         return result
 

@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from heapq import merge
 from itertools import islice
 from operator import itemgetter
@@ -207,7 +208,7 @@ def write_tokenized(
             batch = list(islice(rows, PAIRS_A_BATCH))
             if first // PAIRS_A_BATCH % of != number:
                 continue
-            found = renderer.try_pairs(batch)
+            found = renderer.try_pairs(batch, report=partial(_report_of, report, first, len(pairs)))
             cut.update(count_cut([one for one in found if isinstance(one, TokenizedPair)]))
             sorted_out = [_sort_out(one, over_length) for one in found]
             kept = [_row(one) for one in sorted_out if isinstance(one, TokenizedPair)]
@@ -216,8 +217,11 @@ def write_tokenized(
                 if isinstance(one, DroppedPair):
                     records.write(json.dumps({"row": row, **one.to_dict()}) + "\n")
                     reasons[one.reason if one.reason in REASONS else UNREADABLE] += 1
-            report(first + len(batch), len(pairs), "pairs tokenized")
     write_json(folder / f"{number}.json", {"cut": cut, "reasons": reasons})
+
+
+def _report_of(report: Report, first: int, num_pairs: int, num_sides: int, _total: int, _text: str) -> None:
+    report(first + num_sides // 2, num_pairs, "pairs tokenized")
 
 
 def open_tokenized(folder: Path, num_pairs: int, *, parts: int = 1) -> Tokenized:

@@ -54,7 +54,7 @@ def score_readable_pairs(
     Raises:
         DataError, ModelError: as `score_pairs_table`.
     """
-    read = rm.renderer.tokenize_readable(pairs)
+    read = rm.renderer.tokenize_readable(pairs, report=report)
     pairs, tokenized = read.pairs, read.tokenized
     sides = [side for pair in tokenized for side in (pair.chosen, pair.rejected)]
 
@@ -90,7 +90,7 @@ def score_readable_responses(
         rm: scores them.
         responses: N of them.
         rows: (N,) the row of the source that each is in; empty: they are rows 1 to N.
-        report: of the scoring.
+        report: of the tokenizing, then of the scoring.
 
     Returns:
         Those that the model can read, in order, with columns row, prompt, response, reward (logits), indexed by their
@@ -101,7 +101,7 @@ def score_readable_responses(
         ModelError: a reward is not finite; the message names the rows.
     """
     rows = rows or range(1, len(responses) + 1)
-    found = rm.renderer.try_sides(responses)
+    found = rm.renderer.try_sides(responses, report=report)
     unreadable = [f"row {row}: {side}" for row, side in zip(rows, found, strict=True) if isinstance(side, DataError)]
     if unreadable and len(unreadable) == len(rows):
         raise DataError(f"none of the {len(rows)} rows can be read as this model reads text; {unreadable[0]}")

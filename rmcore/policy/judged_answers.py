@@ -189,7 +189,7 @@ def rewards_of(rm: "SideScorer", answers: JudgedAnswers, *, report: Report = sil
         DataError: an answer cannot be read; the message says which.
     """
     responses = answers.table["response"].tolist()
-    sides = list(rm.renderer.try_sides(list(zip(answers.prompts, responses, strict=True))))
+    sides = rm.renderer.try_sides(list(zip(answers.prompts, responses, strict=True)), report=report)
     for side, response in zip(sides, responses, strict=True):
         if isinstance(side, DataError):
             raise DataError(f"the answer {response[:60]!r} cannot be read as the reward model reads text: {side}")

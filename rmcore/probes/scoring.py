@@ -67,7 +67,7 @@ def score_answers(
     """
     pairs = with_text_answers(pairs, "edited")
     every = list(dict.fromkeys((pair.prompt, text) for pair in pairs for text in (pair.chosen, pair.rejected)))
-    found = dict(zip(every, rm.renderer.try_sides(every), strict=True))
+    found = dict(zip(every, rm.renderer.try_sides(every, report=report), strict=True))
     read = {side: one for side, one in found.items() if isinstance(one, TokenizedSide)}
     kept = [pair for pair in pairs if (pair.prompt, pair.chosen) in read and (pair.prompt, pair.rejected) in read]
     if not kept:
@@ -109,7 +109,7 @@ def score_edits(
         edited = rule.apply(Answer(prompt, text, elsewhere[at]), seed=seed)
         if edited is not None:
             applied.append((at, edited))
-    found = rm.renderer.try_sides([(answers.sides[at][0], text) for at, text in applied])
+    found = rm.renderer.try_sides([(answers.sides[at][0], text) for at, text in applied], report=report)
     read = [(at, text, one) for (at, text), one in zip(applied, found, strict=True) if isinstance(one, TokenizedSide)]
     seen = [one for one in read if not _is_unseen(tokens[one[0]], one[2])]
     return Edits(

@@ -49,7 +49,7 @@ def score_answers(rm: SideScorer, questions: Sequence[Question], *, report: Repo
         DataError: it can read none of them.
         ModelError: a reward is not finite.
     """
-    found = rm.renderer.try_sides([(one.prompt, answer) for one in questions for answer in one.answers])
+    found = rm.renderer.try_sides([(one.prompt, answer) for one in questions for answer in one.answers], report=report)
     sides = [side for side in found if isinstance(side, TokenizedSide)]
     if not sides:
         raise DataError(f"none of the {len(found)} answers can be read as this model reads text: {found[0]}")

@@ -45,7 +45,7 @@ def score_samples(rm: BradleyTerryRM, samples: pd.DataFrame, report: Report) -> 
         DataError: each prompt has a sample that cannot be read.
         ModelError: a reward is not finite.
     """
-    samples, sides, num_unreadable = _readable(rm, samples)
+    samples, sides, num_unreadable = _readable(rm, samples, report)
     rewards = rm.score_sides(sides, report=labelled(report, "samples scored")).astype(np.float64)
     broken = np.flatnonzero(~np.isfinite(rewards))
     if len(broken):
@@ -58,9 +58,11 @@ def score_samples(rm: BradleyTerryRM, samples: pd.DataFrame, report: Report) -> 
     return ScoredSamples(samples, rewards, sum(side.num_cut > 0 for side in sides), num_unreadable)
 
 
-def _readable(rm: BradleyTerryRM, samples: pd.DataFrame) -> tuple[pd.DataFrame, list[TokenizedSide], int]:
+def _readable(
+    rm: BradleyTerryRM, samples: pd.DataFrame, report: Report
+) -> tuple[pd.DataFrame, list[TokenizedSide], int]:
     """The samples of prompts whose samples can all be read, their tokens, and how many samples cannot be read."""
-    found = rm.renderer.try_sides(list(zip(samples["prompt"], samples["response"], strict=True)))
+    found = rm.renderer.try_sides(list(zip(samples["prompt"], samples["response"], strict=True)), report=report)
     errors = [(place, side) for place, side in enumerate(found) if isinstance(side, DataError)]
     if not errors:
         return samples, [side for side in found if isinstance(side, TokenizedSide)], 0
