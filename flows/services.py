@@ -133,20 +133,15 @@ def up(
         mlflow_port: port of MLflow's server and UI; default 5000, or where it runs already.
         host: address of this machine that they listen on; only under it do they answer.
         database: address of a PostgreSQL database, or `sqlite`; left out, that of the last start.
-        root: project folder that holds prefect.yaml; default: the checkout.
+        root: folder that holds the flows and their prefect.yaml; default: that of this package.
         tell: hears a line when a service begins to start and when it is ready.
 
     Raises:
         ConfigError: the home cannot be made, the database is no address, or other machines shall reach
             what is in files of this one.
-        ServiceError: a port is another program's, which is named and was sent no password, prefect.yaml is missing, or
-            something did not start (what this call started is ended again).
+        ServiceError: a port is another program's, which is named and was sent no password, or something did not
+            start (what this call started is ended again).
     """
-    root = root or project_root()
-    if not (root / FILE).is_file():
-        raise ServiceError(
-            f"{root} has no prefect.yaml: there is nothing to deploy. Run this in a checkout of the project."
-        )
     keep_direct([host])
     make_home(home())
     with exclusive(services_folder(home()) / "lock"):
@@ -156,7 +151,7 @@ def up(
                 f"--host {host} lets other machines in, and the home's SQLite files are for this one: name a "
                 "PostgreSQL database with --database, too."
             )
-        starter = _Starter(home(), root, host, chosen, tell)
+        starter = _Starter(home(), root or project_root(), host, chosen, tell)
         starter.require_same_database()
         if not starter.running:
             renew(home())
@@ -338,7 +333,7 @@ class _Starter(contextlib.ExitStack):
 
     def _deploy(self, environment: dict[str, str]) -> None:
         log = services_folder(self.directory) / "deploy.log"
-        command = [sys.executable, "-P", "-m", "prefect", "--no-prompt", "deploy"]
+        command = [sys.executable, "-P", "-m", "prefect", "--no-prompt", "deploy", f"--prefect-file={FILE}"]
         command += [f"--name={name}" for name in self._deployed(environment)]
         began = time.monotonic()
         # Where the code is, each worker says; filled in here, it would be this machine's place.

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rmcore.core.errors import ConfigError, ServiceError
+from rmcore.core.extras import require_extra
 from rmcore.core.files import write_text
 
 DATABASE_VARIABLE = "RM_OPT_DATABASE"
@@ -74,12 +75,9 @@ def make_schemas(address: str) -> None:
         ConfigError: the driver is not installed.
         ServiceError: the database does not answer, refuses the login, lets this user make no schema, or is not UTF-8.
     """
-    try:
-        import psycopg2
-    except ImportError as error:
-        raise ConfigError(
-            "PostgreSQL needs a driver that is not installed: pip install 'rm-optimizer[cluster]'"
-        ) from error
+    require_extra("psycopg2", "cluster", "PostgreSQL")
+    import psycopg2
+
     try:
         connection = psycopg2.connect(address, connect_timeout=10)
         try:

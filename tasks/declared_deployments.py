@@ -27,7 +27,8 @@ MOST_BYTES = 2**26
 """The most of one request: it is read before the password is checked. Prefect takes parameters of half a MB at most."""
 FREE = ("parameters", "parameter_openapi_schema")
 """Parts of a request whose contents are a flow's own, under names that it chooses."""
-FILE = "prefect.yaml"
+FILE = "flows/prefect.yaml"
+"""In the folder that holds the packages."""
 
 
 class Declared(NamedTuple):
@@ -57,7 +58,7 @@ class Declared(NamedTuple):
 
 
 def read_declared(project: Path) -> Declared:
-    """Read the prefect.yaml of a checkout."""
+    """Read the prefect.yaml of a folder that holds the packages."""
     found = yaml.safe_load((project / FILE).read_text(encoding="utf-8"))
     return Declared(frozenset(one["entrypoint"] for one in found["deployments"]), found["pull"])
 

@@ -10,23 +10,22 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rmcore.core.errors import ConfigError
-from rmcore.core.files import DIGESTS_VARIABLE, write_text
+from rmcore.core.files import DIGESTS_VARIABLE
 from rmcore.core.ports import hold
 from rmcore.core.proxies import keep_direct
+from rmcore.core.store import require_format
 from tasks.local_services import EMBEDDED_PREFECT, HOME_MARK, MLFLOW_SERVER, PREFECT_SERVER, running_services
 from tasks.passwords import identity, mlflow_login
 
 PREFECT_PORT = 4200
 MLFLOW_PORT = 5000
 PROJECT_VARIABLE = "RM_OPT_PROJECT"
-"""Environment variable with the checkout, in a worker: where the runs that it starts find the flows."""
+"""Environment variable with `project_root`, in a worker: where the runs that it starts find the flows."""
 HOME_FOLDERS = (
     *("compiled", "given", "judge", "mlflow", "prefect", "registrations", "reports"),
     *("scores", "services", "store", "unsynced"),
 )
 """Where a home stores all data: prompts and answers, rewards, databases, logs, a password; compiled code."""
-FORMAT = "1"
-"""Version of what a home stores and how; it rises with a change after which older homes cannot be read."""
 OWNER_ONLY = 0o700
 
 QUIET_ENVIRONMENT = {
@@ -63,15 +62,22 @@ SAFE_ENVIRONMENT = {
 
 
 def project_root() -> Path:
-    """The checkout that holds this file (it has pyproject.toml and flows/); installed elsewhere, the current folder."""
-    checkout = Path(__file__).resolve().parent.parent
-    return checkout if (checkout / "pyproject.toml").is_file() and (checkout / "flows").is_dir() else Path.cwd()
+    """The folder that holds the packages: a checkout, or site-packages where a wheel was installed."""
+    return Path(__file__).resolve().parent.parent
 
 
 def home() -> Path:
-    """Absolute folder of all data: `$RM_OPT_HOME`, or `.rm-opt` next to the checkout. Not created here."""
-    named = os.environ.get("RM_OPT_HOME")
-    return Path(named).expanduser().resolve() if named else project_root() / ".rm-opt"
+    """Absolute folder of all data: `$RM_OPT_HOME`, or `.rm-opt` in the checkout; without one, in the current folder.
+
+    Not created here.
+
+    Raises:
+        ConfigError: another version of this package has written its store.
+    """
+    checkout = project_root() if (project_root() / "pyproject.toml").is_file() else Path.cwd()
+    directory = Path(os.environ.get("RM_OPT_HOME") or checkout / ".rm-opt").expanduser().resolve()
+    require_format(directory / "store")
+    return directory
 
 
 def default_tracking_uri(directory: Path) -> str:
@@ -95,8 +101,8 @@ def make_home(directory: Path) -> None:
     A home that is there already keeps its own mode: it may be a folder that holds other things, too.
 
     Raises:
-        ConfigError: that cannot be done, or the home is of another format, or a folder, or the link to one, is another
-            user's, who could put anything into it: settings, code of a checkpoint, a password that they know.
+        ConfigError: that cannot be done, or a folder, or the link to one, is another user's, who could put anything
+            into it: settings, code of a checkpoint, a password that they know.
     """
     if "?" in str(directory):  # the options of an address begin there, and nothing quotes it
         raise ConfigError(
@@ -112,20 +118,11 @@ def make_home(directory: Path) -> None:
             _require_ours(folder)
             if folder.stat().st_mode & 0o077:
                 folder.chmod(OWNER_ONLY)
-        mark = directory / "store" / ".format"
-        if not mark.exists():
-            write_text(mark, f"{FORMAT}\n")
-        found = mark.read_text(encoding="utf-8", errors="replace").strip()
     except OSError as error:
         raise ConfigError(
             f"RM_OPT_HOME is {directory}, which cannot be made, or not for you alone ({error.strerror}: "
             f"{error.filename}): nothing could be stored. Set RM_OPT_HOME to a folder of your own."
         ) from error
-    if found != FORMAT:
-        raise ConfigError(
-            f"{directory} is a home of format {found[:20]!r}, and this version of rm-opt reads format {FORMAT}: set "
-            "RM_OPT_HOME to a new folder, or use the version of rm-opt that made it."
-        )
 
 
 def _require_ours(folder: Path) -> None:

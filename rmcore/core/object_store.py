@@ -5,7 +5,6 @@ environment, as the cloud's own tools have them. Importing this module does not 
 """
 
 import hashlib
-import importlib.util
 import json
 import uuid
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from rmcore.core.errors import ConfigError, StoreError
+from rmcore.core.extras import require_extra
 from rmcore.core.files import atomic_file
 
 if TYPE_CHECKING:
@@ -181,10 +181,7 @@ def _check(url: str, named_by: str) -> None:
     Raises:
         ConfigError: obstore is not installed, or there is no such address.
     """
-    if importlib.util.find_spec("obstore") is None:
-        raise ConfigError(
-            f"{named_by} needs obstore: pip install 'rm-optimizer[cluster]', or do without it to work alone."
-        )
+    require_extra("obstore", "cluster", named_by)
     parts, folder = urlsplit(url), _folder(url)
     if parts.scheme not in ("s3", "gs", "az", "file"):
         raise ConfigError(

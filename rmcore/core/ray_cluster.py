@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rmcore.core.errors import ConfigError, RmcoreError, ServiceError
+from rmcore.core.extras import require_extra
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -42,12 +43,9 @@ class RayCluster:
     def __enter__(self) -> "RayCluster":
         _require_login(self.address)
         known = sys.modules.get("ray")
-        try:
-            import ray  # which reads the variables of the login
-        except ImportError as error:
-            raise ConfigError(
-                f"{self.wanted_by} needs Ray: pip install 'rm-optimizer[cluster]', on all machines of the cluster."
-            ) from error
+        require_extra("ray", "cluster", f"{self.wanted_by}, on all machines of the cluster,")
+        import ray  # which reads the variables of the login
+
         self.ray: Any = ray
         if known is not None:  # whatever has imported it before: then it has read them already
             core: Any = importlib.import_module("ray._raylet")

@@ -32,7 +32,7 @@ from pydantic import BaseModel, FiniteFloat, NonNegativeInt, StringConstraints
 from pydantic_core import from_json
 
 from rmcore.core.digests import is_whole, make_key, with_self_digest
-from rmcore.core.errors import StoreError
+from rmcore.core.errors import ConfigError, StoreError
 from rmcore.core.files import (
     TEMPORARY,
     exclusive,
@@ -45,6 +45,7 @@ from rmcore.core.files import (
     shared,
     try_exclusive,
     write_json,
+    write_text,
 )
 
 DIGEST = re.compile("[0-9a-f]{64}")
@@ -57,6 +58,10 @@ KEY_LENGTH = 12
 """Digits of a key in folder names, leases and messages; the manifest has the whole key."""
 ATTEMPTS = ".attempts.json"
 """File in the folder of an unfinished artifact: when the last attempt began, and the seconds of all before it."""
+FORMAT = "1"
+"""Version of what artifacts hold and how; it rises with a change after which older ones cannot be read."""
+FORMAT_FILE = ".format"
+"""Has that version, from the first artifact on."""
 UNFINISHED = ".wip"
 LEASES = ".leases"
 LEASE_LOCK = "leases"
@@ -107,6 +112,22 @@ class Seen(NamedTuple):
     created: float
     last_used: float
     inputs: Mapping[str, Any]
+
+
+def require_format(root: Path) -> None:
+    """Refuse a store that holds artifacts of another version of this package.
+
+    Raises:
+        ConfigError: it does; says what to do.
+    """
+    mark = root / FORMAT_FILE
+    found = mark.read_text(encoding="utf-8", errors="replace").strip() if os.access(mark, os.R_OK) else ""
+    if found != FORMAT and (found or any(root.glob("[!.]*/*"))):
+        raise ConfigError(
+            f"{root} was written by another version of rm-opt (format {found[:20] or 'without a number'}, this one "
+            f"reads {FORMAT}): set RM_OPT_HOME to a new folder, or move that home away; a checkpoint of it can be used "
+            "from a copy of its folder elsewhere."
+        )
 
 
 class Store:
@@ -338,6 +359,8 @@ class Store:
         readable = re.sub(r"[^A-Za-z0-9.]+", "-", slug).strip("-.")[:40] or stage
         target = self.root / stage / f"{readable}-{key[:KEY_LENGTH]}"
         target.parent.mkdir(parents=True, exist_ok=True)
+        if not (self.root / FORMAT_FILE).exists():
+            write_text(self.root / FORMAT_FILE, f"{FORMAT}\n")
         # A damaged one, or one of which another machine committed another outcome.
         rename_onto(folder, target, self.find(stage, key), self._nameless())
         fsync_folder(target.parent)

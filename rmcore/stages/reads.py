@@ -25,6 +25,7 @@ from rmcore.core.digests import make_key
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import file_digest
 from rmcore.core.hardware import choose_precision
+from rmcore.core.hub import require_model
 from rmcore.core.named_function import source_file_digest
 from rmcore.data.readers.sources import source_digest
 from rmcore.data.render_fn import render_fn_digest
@@ -146,6 +147,7 @@ def _source(name: str) -> str | None:
 
 def _weights(name: str) -> str | None:
     if name == "minilm":
+        require_model(name)
         return f"{MINILM_DISTRIBUTION} {importlib.metadata.version(MINILM_DISTRIBUTION)}"
     return source_digest(name) if Path(name).is_dir() else None
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rmcore.config.data import DataConfig
 from rmcore.core.files import read_object
+from rmcore.core.store import require_format
 from rmcore.data.pair import PreferencePair
 from rmcore.data.parquet_rows import RecordFile
 from rmcore.data.readers.columns import ColumnMap
@@ -56,6 +57,9 @@ def pairs_of_training(checkpoint: str) -> Iterable[PreferencePair] | None:
 
     A stage's artifact names what it was made of by its digest, and that of the stage before is stored next to it; the
     folder of `rm-opt train` has its settings. Of other checkpoints, or where the files have gone, nothing is known.
+
+    Raises:
+        ConfigError: it is in a store of another version of this package.
     """
     folder = Path(checkpoint).absolute().parent
     if (prepared := _prepared(folder)) is not None:
@@ -68,7 +72,13 @@ def pairs_of_training(checkpoint: str) -> Iterable[PreferencePair] | None:
 
 
 def _prepared(folder: Path) -> Path | None:
-    """The artifact of the stage prepare that the artifact of a stage train names; None where there is none."""
+    """The artifact of the stage prepare that the artifact of a stage train names; None where there is none.
+
+    Raises:
+        ConfigError: another version of this package has written them.
+    """
     wanted = (read_object(folder / "MANIFEST.json") or {}).get("inputs", {}).get("upstream", {}).get("prepare")
+    if wanted is not None:
+        require_format(folder.parents[1])
     found = () if wanted is None else (folder.parents[1] / "prepare").glob("*/MANIFEST.json")
     return next((path.parent for path in found if (read_object(path) or {}).get("digest") == wanted), None)

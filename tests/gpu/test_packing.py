@@ -8,8 +8,8 @@ import torch
 
 from rmcore.config.model import ModelConfig
 from rmcore.config.train import TrainConfig
+from rmcore.core.hub import MINILM_PACKAGE
 from rmcore.models.batching import micro_batches
-from rmcore.models.loading import MINILM_PACKAGE
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training.compiling import CompiledLayers
 from rmcore.training.losses import make_bradley_terry

@@ -48,8 +48,8 @@ def home(tmp_path, monkeypatch, databases):
 def up(tmp_path):
     """The command, in a process of its own: what it holds ends with it."""
     root = tmp_path / "project"
-    root.mkdir()
-    (root / "prefect.yaml").write_text(PREFECT_YAML)
+    (root / "flows").mkdir(parents=True)
+    (root / "flows" / "prefect.yaml").write_text(PREFECT_YAML)
     (root / "trial.py").write_text(TRIAL_FLOW)
     script = (
         "import sys; from pathlib import Path; from flows import services; root, *ports = sys.argv[1:]; "
@@ -116,7 +116,7 @@ def test_another_user_hears_no_password_while_the_servers_run_and_after_their_de
         ("POST", f"{place}/create_flow_run", {"job_variables": {"command": "id"}}),
     ):
         answer = ask(method, where, json=body, headers=login)
-        assert (answer.status_code, "is not as prefect.yaml declares it" in answer.text) == (403, True), (where, body)
+        assert (answer.status_code, "as flows/prefect.yaml declares it" in answer.text) == (403, True), (where, body)
     assert ask("POST", f"{place}/create_flow_run", json={}, headers=login).is_success
 
     # While one process of ours lives, the ports of the dead are not to be had.

@@ -101,8 +101,8 @@ def used_home(home, databases):
 @pytest.fixture
 def project(tmp_path):
     root = tmp_path / "project"
-    root.mkdir()
-    (root / "prefect.yaml").write_text(PREFECT_YAML)
+    (root / "flows").mkdir(parents=True)
+    (root / "flows" / "prefect.yaml").write_text(PREFECT_YAML)
     (root / "trial.py").write_text(TRIAL_FLOW)
     (root / "waits.py").write_text(WAITING_FLOW)
     return root
@@ -417,12 +417,6 @@ def test_a_home_is_for_its_owner_alone(home, monkeypatch, existing):
     modes = {path.name: path.stat().st_mode & 0o777 for path in place.iterdir()}
     assert modes == dict.fromkeys(home_module.HOME_FOLDERS, 0o700)
     assert place.stat().st_mode & 0o777 == (0o755 if existing else 0o700)
-
-
-def test_without_prefect_yaml_nothing_starts(home, tmp_path):
-    with pytest.raises(ServiceError, match=r"no prefect\.yaml"):
-        services.up(root=tmp_path)
-    assert not home.exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00\xff" * 30, b"{", b"[1]"], ids=["empty", "bytes", "cut", "list"])

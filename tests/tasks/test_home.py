@@ -1,6 +1,7 @@
 """The home is its owner's, and no client asks a proxy for this machine itself."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -9,13 +10,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from sqlalchemy import create_engine, text
+from typer.testing import CliRunner
 
+from flows.cli import app
 from rmcore.core.errors import ConfigError
 from rmcore.core.proxies import keep_direct
-from tasks.home import HOME_FOLDERS, default_tracking_uri, make_home
+from rmcore.core.store import FORMAT_FILE, Store
+from tasks.home import HOME_FOLDERS, default_tracking_uri, home, make_home
 from tasks.mlflow_client import alone_with
 
 NOBODY = 65534
+runner = CliRunner()
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
 
 
@@ -31,24 +36,47 @@ def test_a_home_of_another_user_is_refused(tmp_path, folder):
 
 @AS_ROOT
 def test_a_link_of_another_user_is_refused_and_one_of_the_owner_is_not(tmp_path):
-    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
-    home.mkdir()
+    place, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    place.mkdir()
     elsewhere.mkdir()
-    (home / "store").symlink_to(elsewhere)
-    make_home(home)
-    os.lchown(home / "store", NOBODY, NOBODY)
+    (place / "store").symlink_to(elsewhere)
+    make_home(place)
+    os.lchown(place / "store", NOBODY, NOBODY)
     with pytest.raises(ConfigError, match="belongs to uid"):
-        make_home(home)
+        make_home(place)
 
 
-def test_a_home_of_another_format_is_refused_with_what_to_do(tmp_path):
-    make_home(tmp_path)
-    make_home(tmp_path)
-    (tmp_path / "store" / ".format").write_text("0\n")
-    with pytest.raises(
-        ConfigError, match=r"is a home of format '0', and this version .* set RM_OPT_HOME to a new folder"
-    ):
-        make_home(tmp_path)
+@pytest.fixture
+def used(tmp_path, monkeypatch):
+    """A home with one artifact."""
+    monkeypatch.setenv("RM_OPT_HOME", str(tmp_path))
+    make_home(home())
+    with Store(home() / "store").publish("prepare", "mine", {"seed": 0}, outcome=("pairs",)) as folder:
+        (folder / "pairs").write_text("mine")
+    return tmp_path
+
+
+def test_a_home_of_this_version_opens(used):
+    assert home() == used
+    assert runner.invoke(app, ["store", "ls"], catch_exceptions=False).stdout.endswith(f"in {used / 'store'}\n")
+
+
+@pytest.mark.parametrize("mark", [None, "", "0\n", "2\n", "\0"], ids=["none", "empty", "older", "newer", "damaged"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("run", "run --from mine", "runs", "open", "verdict", "compare a b", "up", "down", "info"),
+        *("store ls", "store verify", "store gc --keep 0", "store why mine", "experiment ablation --plan"),
+    ],
+)
+def test_every_command_refuses_a_home_of_another_version_and_changes_nothing(used, mark, words):
+    file = used / "store" / FORMAT_FILE
+    file.unlink() if mark is None else file.write_text(mark)
+    before = sorted(used.rglob("*"))
+    refused = runner.invoke(app, words.split()).exception
+    assert isinstance(refused, ConfigError), refused
+    assert re.search(r"store was written by another version .*: set RM_OPT_HOME to a new folder, or move", str(refused))
+    assert sorted(used.rglob("*")) == before
 
 
 @pytest.mark.parametrize("name", ["why?", "?", "a?b=c/home", "#why?"])

@@ -22,6 +22,7 @@ from flows.cli import app
 from rmcore.cli.guard import guard
 from rmcore.cli.measure import num_trained_on
 from rmcore.core.errors import JudgementsWantedError
+from rmcore.core.store import FORMAT, FORMAT_FILE
 from rmcore.data.splits import compared_prompt
 from rmcore.data.table import read_pairs, write_pairs
 from rmcore.models.preference import PREFERENCE_FILE
@@ -374,6 +375,7 @@ def test_pairs_that_a_checkpoint_was_trained_on_are_counted_and_others_are_not(f
     for folder, manifest in ((stage, {"inputs": {"upstream": {"prepare": "d1"}}}), (prepared, {"digest": "d1"})):
         folder.mkdir(parents=True)
         (folder / "MANIFEST.json").write_text(json.dumps(manifest))
+    (tmp_path / "store" / FORMAT_FILE).write_text(FORMAT)
     write_pairs(train[:7], prepared / "train.parquet")
     assert num_trained_on(str(stage / "best"), [*test, *train]) == 7
     assert seen_by_checkpoint(str(stage / "best")) == {compared_prompt(pair.prompt) for pair in train[:7]}

@@ -13,6 +13,7 @@ from benchmark_sample import write_own_set
 from flows.cli import app
 from rmcore.config.model import ModelConfig
 from rmcore.core.errors import ConfigError, DataError
+from rmcore.core.store import FORMAT, FORMAT_FILE
 from rmcore.data.pair import Message, PreferencePair
 from rmcore.data.table import read_pairs, write_pairs
 from rmcore.models.reward_model import BradleyTerryRM
@@ -149,6 +150,7 @@ def test_a_checkpoint_is_known_wherever_it_is_named_from(tmp_path, monkeypatch):
     trained, prepared = tmp_path / "store" / "train" / "a-1", tmp_path / "store" / "prepare" / "b-2"
     trained.mkdir(parents=True)
     prepared.mkdir(parents=True)
+    (tmp_path / "store" / FORMAT_FILE).write_text(FORMAT)
     (trained / "MANIFEST.json").write_text(json.dumps({"inputs": {"upstream": {"prepare": "d"}}}))
     (prepared / "MANIFEST.json").write_text(json.dumps({"digest": "d"}))
     write_pairs([pair("Seen?")], prepared / "train.parquet")
@@ -157,3 +159,8 @@ def test_a_checkpoint_is_known_wherever_it_is_named_from(tmp_path, monkeypatch):
         for named in (trained / "best", os.path.relpath(trained / "best")):
             assert seen_by_checkpoint(str(named)) == {"seen"}
             assert len(list(pairs_of_training(str(named)))) == 1
+    (tmp_path / "store" / FORMAT_FILE).unlink()  # an earlier version's, whose tables may be other ones
+    for asked in (seen_by_checkpoint, pairs_of_training):
+        with pytest.raises(ConfigError, match=r"written by another version of rm-opt.*from a copy of its folder"):
+            asked(str(trained / "best"))
+        assert asked(str(tmp_path / "copy" / "best")) is None
