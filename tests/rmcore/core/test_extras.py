@@ -18,7 +18,10 @@ from rmcore.core.extras import install_command, require_extra
         ({"url": "file:///a%20b/rm", "dir_info": {}}, ["rm-optimizer[rl] @ file:///a%20b/rm"]),
         ({"url": "file:///a/rm.whl", "archive_info": {}}, ["rm-optimizer[rl] @ file:///a/rm.whl"]),
         (
-            {"url": "https://host/rm.git", "vcs_info": {"vcs": "git", "commit_id": "c0ffee", "requested_revision": "x"}},
+            {
+                "url": "https://host/rm.git",
+                "vcs_info": {"vcs": "git", "commit_id": "c0ffee", "requested_revision": "x"},
+            },
             ["rm-optimizer[rl] @ git+https://host/rm.git@c0ffee"],
         ),
     ],
