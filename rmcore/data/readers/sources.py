@@ -90,7 +90,7 @@ class LoadedPairs:
             (self.num_over_row_cap, "are beyond what one row of ranked answers gives: a random choice is kept"),
             (
                 self.num_over_cap,
-                f"are not trained on: data.pairs_per_prompt={self.cap} takes no more of a prompt, and null takes all",
+                f"are left out: data.pairs_per_prompt={self.cap} takes at most {self.cap} of each prompt, and null all",
             ),
             (
                 self.num_held_out,
