@@ -122,7 +122,7 @@ def require_format(root: Path) -> None:
     """
     mark = root / FORMAT_FILE
     found = mark.read_text(encoding="utf-8", errors="replace").strip() if os.access(mark, os.R_OK) else ""
-    if found != FORMAT and (found or any(root.glob("[!.]*/*"))):
+    if found != FORMAT and (found or any(root.glob(f"[!.]*/*/{MANIFEST}"))):
         raise ConfigError(
             f"{root} was written by another version of rm-opt (format {found[:20] or 'without a number'}, this one "
             f"reads {FORMAT}): set RM_OPT_HOME to a new folder, or move that home away; a checkpoint of it can be used "
