@@ -193,10 +193,10 @@ def test_a_part_that_cannot_be_read_costs_its_rows_and_is_told_also_after_a_kill
 ):
     readable = rm.renderer.tokenize_readable
 
-    def unreadable(given):
+    def unreadable(given, **rest):
         if any(pair.pair_id == pairs[8].pair_id for pair in given):
             raise DataError("none of the 7 pairs can be read; pair 8: it holds a control token")
-        return readable(given)
+        return readable(given, **rest)
 
     monkeypatch.setattr(rm.renderer, "tokenize_readable", unreadable)
     out = tmp_path / "out.parquet"
@@ -211,7 +211,7 @@ def test_a_part_that_cannot_be_read_costs_its_rows_and_is_told_also_after_a_kill
 
 
 def test_a_source_that_the_model_cannot_read_at_all_is_an_error(tmp_path, rm, pairs, monkeypatch):
-    def unreadable(given):
+    def unreadable(given, **rest):
         raise DataError("pair 0: it holds a control token")
 
     monkeypatch.setattr(rm.renderer, "tokenize_readable", unreadable)
