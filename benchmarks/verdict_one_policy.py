@@ -1,0 +1,213 @@
+"""Judge the claims on one real policy from the stored scores of `one_policy.py`, and draw measure against gain.
+
+    python benchmarks/verdict_one_policy.py --out FOLDER [--figure FILE.png]
+
+Writes `results.json` (numbers of each model and of all; no text, and no judgement of a single sample) next to the
+scores, and prints the tables. Verdicts are those of the product, on level 3, and are kept as they are made.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from one_policy import FEWEST_MODELS, LABELLED_ANSWERS, RECIPES, TRAINING_PROMPTS, Data
+from scipy.special import ndtr
+from scipy.stats import rankdata
+
+from rmcore.config.readiness import ReadinessConfig
+from rmcore.core.arrays import FloatArray, IntArray
+from rmcore.policy.overoptimization import overoptimization
+from rmcore.policy.readiness.components import JudgedPools, accuracies_by_prompt, on_policy_parts
+from rmcore.policy.readiness.rank import ByPrompt, gains, in_deviations, win_rates, without_length
+from rmcore.policy.readiness.readiness_v2 import judge_v2
+from rmcore.policy.sampling.best_of_n import best_of_n_weights, nominal_kl
+from rmcore.study.registration import register
+
+SAMPLES = 11
+NUM_PROMPTS, NUM_SAMPLES, NUM_DRAWS = (50, 100, 200, 350), (4, 8, 11), 8
+CLAIMS = (
+    ("P1", "On-policy accuracy ranks reward models better than accuracy on labelled pairs.", "difference of rho > 0"),
+    ("P2", "The best-of-8 win rate ranks them better than accuracy on labelled pairs.", "difference of rho > 0"),
+    (
+        "P3",
+        "Accuracy on labelled pairs ranks them as well as the win rate, or less than 0.1 worse.",
+        "0.1 - difference of P2 > 0",
+    ),
+    ("P4", "Of verdicts 'ready', at most 5 % gain nothing on other prompts.", "0.05 - share > 0"),
+    ("P5", "The interval of the gain holds that of other prompts at its rate of 95 %.", "coverage - 0.93 > 0"),
+    ("P6", "The share of verdicts that show a gain is what the formula predicts.", "0.1 - mean difference > 0"),
+)
+STATISTICS: dict[str, Any] = {
+    "alpha": 0.05,
+    "correction": "Holm over P1 to P6; supported or refuted where the whole interval is on one side",
+    "truth": "gain of best-of-8 of 11 by the judge on the half of the prompts that the measure did not see, in the "
+    "judge's standard deviations within prompts",
+    "also shown": "best-of-11; a policy of KL-regularised optimum at the KL of best-of-8; best-of-8 by the judge with "
+    "log length regressed out; on-policy accuracy on 5 samples, as many as there are labelled answers; none decides",
+    "rho": "Spearman's, over models, averaged over 20 splits of the prompts and both directions",
+    "resamples": 1000,
+    "resampled": "P1 to P3: prompts, and kinds of model as a whole, together; P4 to P6: kinds of model",
+    "interval": "expanded percentile interval for as many clusters as there are kinds",
+    "verdicts": "of 50, 100, 200, 350 prompts and 4, 8, 11 samples k of each, 8 draws that all models share; plan "
+    "best-of-k, thresholds as shipped; the gain of best-of-k on all prompts outside the verdict, among 11 samples",
+    "coverage": "the difference of both gains by the interval of Zou and Donner from both gains' own",
+    "formula": "a gain g is shown by n prompts with probability Phi((g - w / n) sqrt(n) / s - 1.96); s^2 = sum of the "
+    "squared weights of best-of-n among k samples minus 1 / k; w: what the worst judged sample loses, in sd",
+    "mean difference": "mean over the 12 sizes of |predicted - observed share of verdicts with a lower end above 0|; "
+    "g is the gain on the other prompts",
+    "first sentence of docs/readiness.md": "accuracy on labelled pairs ranks as well, if P3 is supported and neither "
+    "P1 nor P2 is; the better measure and by how much, if P1 or P2 is; else that none is shown to rank better",
+}
+
+
+def register_claims(out: Path) -> Mapping[str, Any]:
+    """Freeze what decides, or find it frozen."""
+    recipes = [asdict(one) | {"name": one.name} for one in RECIPES]
+    sizes = {"training_prompts": TRAINING_PROMPTS, "labelled_answers": LABELLED_ANSWERS, "fewest": FEWEST_MODELS}
+    claims = [dict(zip(("name", "claim", "statistic"), one, strict=True)) for one in CLAIMS]
+    return register(
+        out / "registration", {"claims": claims, "statistics": STATISTICS, "recipes": recipes, "sizes": sizes}
+    )
+
+
+class Judged:
+    """The judged samples as (P, 11) arrays, and the labelled pairs."""
+
+    def __init__(self, data: Data) -> None:
+        self.num = len(data.prompts)
+        shape = (self.num, SAMPLES)
+        self.judge = data.samples["judge"].to_numpy(float).reshape(shape)
+        self.length = data.samples["response"].str.len().to_numpy(float).reshape(shape)
+        self.scaled = np.stack(in_deviations(list(self.judge)))
+        place = {prompt: number for number, prompt in enumerate(data.prompts)}
+        row = {side: number for number, side in enumerate(data.scored)}
+        self.prompt = data.pairs["prompt"].map(place).to_numpy()
+        self.better, self.worse = (
+            np.array([row[side] for side in zip(data.pairs["prompt"], data.pairs[one], strict=True)])
+            for one in ("chosen", "rejected")
+        )
+
+    def rewards(self, scores: FloatArray) -> FloatArray:
+        """(P, 11) of the samples."""
+        return scores[: self.num * SAMPLES].reshape(self.num, SAMPLES)
+
+    def measures(self, scores: FloatArray) -> dict[str, tuple[FloatArray, FloatArray]]:
+        """Measures and gains of one model, by prompt: (P,) tops and bottoms."""
+        rewards = list(self.rewards(scores))
+        judged, lengths = list(self.scaled), list(self.length)
+        right = (1 + np.sign(scores[self.better] - scores[self.worse])) / 2
+        few = JudgedPools([pool[:LABELLED_ANSWERS] for pool in rewards], self.scaled[:, :5], self.length[:, :5])
+        pools = JudgedPools(rewards, judged, lengths)
+        curve = overoptimization(
+            rewards, judged, method="kl_optimum", max_n=SAMPLES, planned_kl=nominal_kl(8), num_resamples=2
+        )
+        assert curve.plan is not None
+        tilted = np.array(curve.plan.by_prompt, float)
+        return {
+            "pair_accuracy": tuple(np.bincount(self.prompt, x, self.num) for x in (right, np.ones(len(right)))),
+            "on_policy_accuracy": accuracies_by_prompt(pools, only_hard=False),
+            "on_policy_accuracy_5": accuracies_by_prompt(few, only_hard=False),
+            "hard_accuracy": accuracies_by_prompt(pools, only_hard=True),
+            "win_rate_4": win_rates(rewards, judged, 4),
+            "win_rate_8": win_rates(rewards, judged, 8),
+            "gain_8": gains(rewards, judged, 8),
+            "gain_4": gains(rewards, judged, 4),
+            "gain_11": gains(rewards, judged, 11),
+            "gain_kl": (np.nan_to_num(tilted), np.isfinite(tilted).astype(float)),
+            "gain_8_without_length": gains(rewards, without_length(list(self.judge), lengths), 8),
+        }
+
+
+ESTIMATES = (
+    "pair_accuracy",
+    "on_policy_accuracy",
+    "on_policy_accuracy_5",
+    "win_rate_8",
+    "win_rate_4",
+    "gain_8",
+    "hard_accuracy",
+)
+TRUTHS = ("gain_8", "gain_11", "gain_kl", "gain_8_without_length")
+
+
+def rhos(measures: Mapping[str, ByPrompt], halves: FloatArray, weights: FloatArray, models: IntArray) -> FloatArray:
+    """(E, T) Spearman's correlations over models, averaged over splits and both directions.
+
+    Args:
+        measures: (M, P).
+        halves: (2 S, P), 1 in the half of an estimate; the truth is of the other one.
+        weights: (P,) how often a resample drew each prompt.
+        models: drawn.
+    """
+
+    def ranks(name: str, own: FloatArray) -> FloatArray:  # (2 S, M)
+        found = rankdata(measures[name].value(own * weights)[models].T, axis=1)
+        found -= found.mean(axis=1, keepdims=True)
+        return np.asarray(found / np.sqrt((found**2).sum(axis=1, keepdims=True)))
+
+    seen, truth = (
+        {name: ranks(name, own) for name in names} for names, own in ((ESTIMATES, halves), (TRUTHS, 1 - halves))
+    )
+    return np.array([[(seen[e] * truth[t]).sum(axis=1).mean() for t in TRUTHS] for e in ESTIMATES])
+
+
+def ranking(measures: Mapping[str, ByPrompt], kinds: Sequence[str]) -> tuple[FloatArray, FloatArray]:
+    """Correlations as measured (E, T), and with prompts and kinds of model resampled (B, E, T)."""
+    size, rng = measures["gain_8"].top.shape[1], np.random.default_rng(0)
+    first = np.stack([rng.permutation(size) < size // 2 for _ in range(20)]).astype(float)
+    halves, (names, kind) = np.concatenate([first, 1 - first]), np.unique(kinds, return_inverse=True)
+    drawn = []
+    for _ in range(STATISTICS["resamples"]):
+        weights = rng.multinomial(size, np.full(size, 1 / size)).astype(float)
+        models = np.concatenate([np.flatnonzero(kind == one) for one in rng.integers(len(names), size=len(names))])
+        drawn.append(rhos(measures, halves, weights, models))
+    return rhos(measures, halves, np.ones(size), np.arange(len(kinds))), np.stack(drawn)
+
+
+def spread(n: int, k: int) -> float:
+    """Standard deviation over prompts of the gain of best-of-n among k samples, of a choice that knows nothing."""
+    return float(np.sqrt((best_of_n_weights(np.arange(k, dtype=float), n) ** 2).sum() - 1 / k))
+
+
+def verdict(
+    rewards: Sequence[FloatArray], judged: Sequence[FloatArray], lengths: Sequence[FloatArray]
+) -> dict[str, Any]:
+    """The product's verdict on level 3 for best of all samples: status, gain with its ends, and the worst loss."""
+    kl, settings = nominal_kl(len(rewards[0])), {"num_resamples": 400}
+    plan = overoptimization(rewards, judged, max_n=len(rewards[0]), planned_kl=kl, **settings).plan
+    assert plan is not None
+    parts = {
+        name: one.to_dict() for name, one in on_policy_parts(JudgedPools(rewards, judged, lengths), **settings).items()
+    }
+    parts |= {"planned_gain": plan.gain.to_dict(), "planned_fall": plan.fall.to_dict()}
+    config = ReadinessConfig(planned_kl=kl)
+    found = judge_v2(parts, config, "the judge", num_telling=plan.num_telling, reached=plan.reached)["verdict"]
+    low, high = plan.gain.ends
+    return {"status": found["status"], "gain": plan.gain.value, "low": low, "high": high, "worst": plan.worst}
+
+
+def verdicts(judged: Judged, rewards: FloatArray) -> list[dict[str, Any]]:
+    """Verdicts of one model at every size, each with what other prompts say."""
+    rng, rows = np.random.default_rng(1), []
+    for n in NUM_PROMPTS:
+        for k in NUM_SAMPLES:
+            for draw in range(NUM_DRAWS):
+                order = rng.permutation(judged.num)
+                inside, others = np.sort(order[:n]), order[n:]
+                columns = rng.permuted(np.tile(np.arange(SAMPLES), (n, 1)), axis=1)[:, :k]
+                pools = [list(one[inside[:, None], columns]) for one in (rewards, judged.scaled, judged.length)]
+                row = verdict(*pools)
+                unit = np.sqrt(np.mean([pool.var(ddof=1) for pool in pools[1]]))  # its own, in that of all prompts
+                row |= {name: float(row[name] * unit) for name in ("gain", "low", "high", "worst")}
+                other = gains(list(rewards[others]), list(judged.scaled[others]), k)[0]
+                half = 1.96 * other.std(ddof=1) / np.sqrt(len(other))
+                apart = row["gain"] - other.mean()
+                covered = (
+                    -np.hypot(row["high"] - row["gain"], half) <= apart <= np.hypot(row["gain"] - row["low"], half)
+                )
+                chance = ndtr((other.mean() - row["worst"] / n) * np.sqrt(n) / spread(k, k) - 1.96)
+                row |= {"other": float(other.mean()), "covered": bool(covered), "predicted": float(chance)}
+                rows.append({"n": n, "k": k, "draw": draw} | row)
+    return rows
