@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -41,7 +41,7 @@ from rmcore.models.device import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages.train import train_into
 
-FEWEST_MODELS = 40
+FEWEST_MODELS = 28
 TRAINING_PROMPTS = 120
 LABELLED_ANSWERS = 5
 """Answers of other models to each judged prompt; their pairs are the labelled ones."""
@@ -108,9 +108,10 @@ def _defects(clean: Recipe) -> list[Recipe]:
 
 def _recipes() -> tuple[Recipe, ...]:
     words, style, minilm = (Recipe(one, one) for one in ("words", "style", "minilm"))
-    small = Recipe("tiny-small", "tiny-small", frozen=False, tokens=192, pairs=1200)
-    tiny = Recipe("tiny", "tiny", frozen=False, tokens=128, pairs=1200)
-    whole = Recipe("minilm whole", "minilm", frozen=False, tokens=64, pairs=640)
+    few, flipped = replace(minilm, kind="minilm, few"), replace(minilm, kind="minilm, flipped")
+    small = Recipe("tiny-small", "tiny-small", frozen=False, pairs=1000)
+    tiny = Recipe("tiny", "tiny", frozen=False, tokens=96, pairs=800)
+    whole = Recipe("minilm whole", "minilm", frozen=False, tokens=64, pairs=480)
     return (
         Recipe("length", "length", pairs=0),
         Recipe("length", "length", pairs=0, labels="shorter"),
@@ -122,23 +123,25 @@ def _recipes() -> tuple[Recipe, ...]:
         *(replace(words, kind="words, few", pairs=number) for number in (300, 100)),
         *_defects(words),
         minilm,
-        *(replace(minilm, kind="minilm, few", pairs=number) for number in (1000, 300, 100, 30)),
+        *(replace(few, pairs=number) for number in (1000, 300, 100, 30)),
         *_defects(minilm),
         replace(minilm, kind="minilm, by length", labels="longer", relabelled=0.5),
-        replace(minilm, kind="minilm, few", pairs=1000, members=5),
+        replace(few, pairs=1000, members=5),
+        *(replace(few, pairs=number, seed=1) for number in (300, 100)),
+        replace(flipped, pairs=1000, flipped=0.2, seed=1),
+        replace(flipped, flipped=0.4, seed=1),
         small,
         *_defects(small),
         replace(small, kind="tiny-small, layout", layout="response"),
         replace(small, kind="tiny-small, layout", layout="plain"),
-        replace(small, kind="tiny-small, few", pairs=300),
         tiny,
-        *_defects(tiny)[:3],
+        replace(tiny, kind="tiny, by length", labels="longer"),
         whole,
-        replace(whole, kind="minilm whole, flipped", flipped=0.4),
+        replace(small, kind="tiny-small, few", pairs=300),
+        replace(small, kind="tiny-small, few", pairs=300, passes=4),
+        replace(tiny, kind="tiny, flipped", flipped=0.4),
         replace(whole, kind="minilm whole, by length", labels="longer"),
         replace(small, seed=1),
-        replace(small, kind="tiny-small, few", pairs=300, passes=4),
-        replace(tiny, kind="tiny, layout", layout="plain"),
     )
 
 
@@ -304,20 +307,20 @@ class Scores:
         return rm.score(prompts, responses).astype(np.float64)
 
 
-def given_options(description: str | None, minutes: float | None = None) -> argparse.Namespace:
-    """Read the options of a script of this study: --out, --data and, with a default for them, --minutes."""
+def given_options(description: str | None, **defaults: Any) -> argparse.Namespace:
+    """Read the options of a script of this study: --out, --data, and those that have a default here."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("RM_OPT_DATA", "../shared/data")))
-    if minutes is not None:
-        parser.add_argument("--minutes", type=float, default=minutes)
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
     return parser.parse_args()
 
 
 def main() -> None:
     from verdict_one_policy import register_claims  # it reads the scores that are made here
 
-    given = given_options(__doc__, minutes=60)
+    given = given_options(__doc__, minutes=60.0)
     frozen = register_claims(given.out)
     print(f"registration {frozen['number']}, {frozen['hash'][:12]}, {frozen['frozen_at']}", flush=True)
     end, scores = time.monotonic() + 60 * given.minutes, Scores(read_data(given.data), given.out)
