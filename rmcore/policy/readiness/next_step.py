@@ -74,7 +74,8 @@ class Candidate(NamedTuple):
     """Accuracy that it can add at most."""
     seconds: float
     rank: int = 1
-    """0: nothing else counts before; 1: the run has evidence for it; 2 and 3: it is only cheap."""
+    """0: nothing else counts before; 1: the run has evidence for it; 2: it makes the best of too few pairs, so more of
+    them come first; 3 and 4: it is only cheap."""
 
 
 def record_of(record: Mapping[str, Any], name: str, over_first: Mapping[str, Any] | None = None) -> Tried:
@@ -199,12 +200,11 @@ def candidates(best: Tried) -> Iterator[Candidate]:
     yield from _of_data(best, room)
     yield from _of_length(best, room)
     if has_learned:
-        is_early = _peaked_early(best)
-        for place, times in enumerate((0.5, 2) if is_early else (2, 0.5)):
+        for place, times in enumerate((0.5, 2) if OVERFITTING in best.found else (2, 0.5)):
             what = (
                 f"a {'higher' if times > 1 else 'lower'} learning rate than {lr:g}: a try, with no sign that it helps"
             )
-            yield Candidate(what, _rate(lr * times), room, seconds, 2 + place)
+            yield Candidate(what, _rate(lr * times), room, seconds, 3 + place)
 
 
 def _peaked_early(run: Tried) -> bool:
@@ -238,14 +238,12 @@ def _of_data(best: Tried, room: float) -> Iterator[Candidate]:
 
 
 def _of_length(best: Tried, room: float) -> Iterator[Candidate]:
-    """Fewer passes or a lower rate where pairs were learned by heart, more passes where they were not."""
+    """Fewer passes where pairs were learned by heart, more where they were not."""
     training, gap = best.training, best.gap
     seen, seconds = _passes(best), training["wall_seconds"]
-    if _peaked_early(best):
+    if _peaked_early(best) and seen > 1:
         why = f"pairs were learned by heart, and step {training['best_step']} of {training['steps']} was the best"
-        if seen > 1:
-            yield Candidate(f"fewer passes: {why}", _length(best, 0.5), room, seconds / 2)
-        yield Candidate(f"a lower learning rate: {why}", _rate(best.config.train.lr / 2), room, seconds)
+        yield Candidate(f"fewer passes: {why}", _length(best, 0.5), room, seconds / 2, 2)
     elif gap is not None and gap < HARDLY_BY_HEART and seen < MANY_PASSES:
         points = numbers.text(gap, "share", "difference")
         what = f"more passes: training pairs are only {points} ahead of held-out ones"

@@ -174,6 +174,13 @@ def test_what_is_free_comes_before_labels():
     assert "model.max_seq_len" not in step_of(tried(cut=0.69, model=ModelConfig(name="minilm", max_seq_len=512)))
 
 
+def test_pairs_learned_by_heart_are_met_with_more_pairs_before_a_shorter_training():
+    by_heart = {"gap": 0.4, "epochs": 4.0}
+    assert step_of(tried(**by_heart)) == {"train.epochs": "2"}
+    free = tried(**by_heart, unused=1012, num=80, half=0.1, data={"pairs_per_prompt": 1})
+    assert step_of(free) == {"data.pairs_per_prompt": "4"}
+
+
 def test_a_training_that_did_not_work_is_mended_before_anything_else():
     free = {"unused": 300, "data": {"pairs_per_prompt": 1}, "cut": 0.7}
     assert step_of(tried(found=[WILD], lr=4e-5, **free)) == {"train.lr": "1e-05"}
@@ -182,7 +189,9 @@ def test_a_training_that_did_not_work_is_mended_before_anything_else():
 
 
 def test_the_cheaper_of_two_changes_with_evidence_comes_first():
-    assert step_of(tried(gap=0.3, epochs=4.0, cut=0.7)) == {"train.epochs": "2"}
+    assert step_of(tried(unused=9000, cut=0.2, epochs=1.0, data={"pairs_per_prompt": 1})) == {
+        "model.max_seq_len": "256"
+    }
     assert step_of(tried(gap=0.02, epochs=1.0, cut=0.2)) == {"model.max_seq_len": "256"}
 
 
