@@ -10,14 +10,18 @@ import base64
 import json
 import time
 import zlib
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from rmcore.config.pipeline import GROUPS, PipelineConfig
 from rmcore.core.metrics import HEADLINE, NUM_COLUMNS
+from rmcore.core.store import flatten
 from tasks.headline import COMPARED, interval_tag
 from tasks.model_training import ADDRESS_PARAMETER
+from tasks.run_record import texts
 
 VIEW_TAG = "mlflow.sharedViewState."
 RUN_NAME_COLUMN = "attributes.`Run Name`"
@@ -84,12 +88,38 @@ def study_view(
         measured: names of the metrics that any of them has.
         tags: names of the tags that any of them has.
     """
-    names = dict.fromkeys((*COMPARED, *sorted({name for one in params for name in one})))
-    varied = [name for name in names if len({one.get(name) for one in params}) > 1]
+    varied = _varied(params)
     shown = [name for name in HEADLINE if name in measured][:NUM_COLUMNS] or [HEADLINE[0]]
     intervals = [name for name in shown if interval_tag(name) in tags]
     chosen, order = f"tags.`rm.kind` = '{kind}'", "-attributes.start_time"
     return View(kind, "Runs", "Runs", chosen, order, shown, intervals, varied[:MOST_PARAMS], ("rm.verdict",))
+
+
+def _varied(params: Sequence[Mapping[str, str]]) -> list[str]:
+    names = dict.fromkeys((*COMPARED, *sorted({name for one in params for name in one})))
+    return [name for name in names if len({one.get(name) for one in params}) > 1]
+
+
+def told_apart(params: Sequence[Mapping[str, str]]) -> list[str]:
+    """Name each run by the settings in which the runs differ, all of them and none cut, as a legend has to; "": none.
+
+    A setting that a run lacks as a parameter has its default; one that is None is left out. It is called by the last
+    part of its name, or where that says little by its group: model=tiny.
+
+    >>> told_apart([{"model.name": "tiny", "seed": "0"}, {"model.name": "tiny", "seed": "0", "train.beta": "2.0"}])
+    ['beta=1.0', 'beta=2.0']
+    """
+    usual = texts(flatten(PipelineConfig().model_dump(mode="json"), GROUPS))
+    varied = _varied(params)
+    parts = {name: name.rsplit(".", 2)[-2:] for name in varied}
+    short = {name: part[0] if part[-1] in ("name", "source") else part[-1] for name, part in parts.items()}
+    shared = Counter(short.values())
+    called = {name: one if shared[one] == 1 else name for name, one in short.items()}
+    told = ({called[name]: one.get(name, usual.get(name, "None")) for name in varied} for one in params)
+    return [
+        ", ".join(f"{name}={value.rpartition('/')[2]}" for name, value in one.items() if value != "None")
+        for one in told
+    ]
 
 
 def view_tags(view: View) -> dict[str, str]:

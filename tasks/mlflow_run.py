@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from rmcore.core.files import exclusive
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.reporting.html.note import experiment_note, in_run
-from tasks.comparison_view import comparison_url, study_view, view_tags
+from rmcore.reporting.runs import KEY_DIGITS
+from tasks.comparison_view import comparison_url, study_view, told_apart, view_tags
 from tasks.headline import MetricRow, headline, parse_metric_lines, read_numbers
 from tasks.mlflow_client import connect, in_one_line, is_outage, tolerating
 from tasks.model_training import EXPERIMENT_TAGS
@@ -185,8 +186,12 @@ class MlflowRun:
             self.client.set_experiment_tag(self.experiment_id, name, value)
 
     def study(self, of: str, text: str) -> None:
-        """Save views of all runs of one kind, with the settings in which they differ, and describe the experiment."""
+        """Save views of all runs of one kind, name them by the settings that differ, and describe the experiment."""
         found = self.client.search_runs([self.experiment_id], f"tags.`{KIND_TAG}` = '{of}'")
+        for run, name in zip(found, told_apart([run.data.params for run in found]), strict=True):
+            named = " · ".join([name, *([run.data.tags[KEY_TAG][:KEY_DIGITS]] if KEY_TAG in run.data.tags else [])])
+            if name and named != run.info.run_name:
+                self.client.update_run(run.info.run_id, name=named)
         measured = {name for run in found for name in run.data.metrics}
         tags = {name for run in found for name in run.data.tags}
         view = study_view(of, [run.data.params for run in found], measured, tags)

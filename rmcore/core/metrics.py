@@ -426,7 +426,6 @@ HEADLINE = (
     "eval/test_accuracy_over_baseline",
     "eval/test_loss",
     "calib/test_ece_debiased",
-    "ready/overall_score",
     "ready/best_of_n_planned_gain",
     "cost/train_seconds",
     "cost/train_pairs_per_second",

@@ -12,6 +12,7 @@ from rmcore.config.train import TrainConfig
 from rmcore.core.files import write_json
 from rmcore.core.metrics import CELL_METRICS
 from rmcore.reporting.html.note import RUN_FILES, experiment_note, verdict_note
+from rmcore.reporting.runs import KEY_DIGITS
 from tasks.comparison_view import VIEW_TAG, cells_view, charts_state, saved_view, table_state
 from tasks.headline import interval_tags
 from tasks.local_services import MLFLOW_SERVER
@@ -134,8 +135,8 @@ def test_the_runs_of_a_study_have_a_view_with_what_differs_and_what_matters(brow
         )
         with RunTracker.start("demo", f"run {number}", {"rm.kind": "pipeline"}, config) as run:
             run.log_artifact_folder(tmp_path, "evaluate")
-            run.set_tags({"rm.verdict": "unclear"})
-            run.describe_study("pipeline", "Three runs.")
+            run.set_tags({"rm.verdict": "unclear", "rm.key": str(number) * 64})
+            run.describe_study("pipeline", "Three runs.")  # which names all that there are
     client = connect(server.url)
     experiment = client.get_experiment_by_name("rm/demo")
     link, charts = re.findall(r"\((#/[^)]+)\)", experiment.tags["mlflow.note.content"])
@@ -143,13 +144,14 @@ def test_the_runs_of_a_study_have_a_view_with_what_differs_and_what_matters(brow
     assert len(first.data.params) <= 16
     assert client.download_artifacts(first.info.run_id, "settings.yaml", str(tmp_path))
     assert PipelineConfig.model_validate(yaml.safe_load((tmp_path / "settings.yaml").read_text())).train.lr == 1e-3
-    expected = ["run 0", "run 1", "run 2", "0.71875", "0.4688 to 0.9688", "0.734375", "unclear", "Runs: table"]
+    named = [f"model={model}, lr={lr} · {str(number) * KEY_DIGITS}" for number, (model, _, lr) in enumerate(RUNS)]
+    expected = [*named, "0.71875", "0.4688 to 0.9688", "0.734375", "unclear", "Runs: table"]
     expected += [f'col-id="params.`{name}`"' for name in ("model.name", "train.lr")]
     table = browse(f"{server.url}/{link}", WINDOW, expected)
     assert [text for text in expected if text not in table] == []
     unwanted = ['col-id="params.`train.weight_decay`"', 'col-id="params.`seed`"', "0.1234567", "does not exist"]
     assert [text for text in unwanted if text in table] == []
-    expected = ["run 0", "run 2", METRICS[0], "Settings and trade-offs", "Learning curves", "Runs: charts"]
+    expected = [*named, METRICS[0], "Settings and trade-offs", "Learning curves", "Runs: charts"]
     page = browse(f"{server.url}/{charts}", WINDOW, expected)
     assert [text for text in expected if text not in page] == []
 

@@ -34,7 +34,11 @@ GATE_PASSED = {
 }
 GATE_FAILED = {
     **GATE_PASSED,
-    "gate": [*GATE_PASSED["gate"], {"name": "ece", "passed": False, "text": "ECE: 0.400, not below 0.15"}],
+    "gate": [
+        *GATE_PASSED["gate"],
+        {"name": "ece", "value": 0.4, "passed": False, "text": "ECE: 0.400, not below 0.15"},
+        {"name": "gap", "value": 15.2, "passed": False, "unclear": True, "text": "gap: 15.2 points, not below 15"},
+    ],
     "verdict": {**GATE_PASSED["verdict"], "status": "not_ready"},
 }
 ON_LABELS = {**GATE_PASSED, "verdict": {**GATE_PASSED["verdict"], "rung": 1, "status": "passes"}}
@@ -251,6 +255,7 @@ def test_registering_twice_makes_one_version_whose_aliases_follow_the_gate(home,
     version = client.get_model_version("rm", "1")
     assert version.aliases == ["candidate"]
     assert version.tags["rm.gate.ece"] == "fail: ECE: 0.400, not below 0.15"
+    assert version.tags["rm.gate.gap"] == "undecided: gap: 15.2 points, not below 15"
     assert version.tags["rm.original_score.overall_score"] == "0.85"
     assert version.tags["rm.rung"] == "3"
     assert version.tags["rm.to_raise"] == "a policy: rm-opt rlhf (costs hours)"
@@ -283,7 +288,7 @@ def test_a_version_that_is_judged_as_before_is_not_written_again(home, monkeypat
     assert tracker.register_model(checkpoint, name="rm", key="k1", **GATE_PASSED) == "1"
     assert written == []
     assert tracker.register_model(checkpoint, name="rm", key="k1", **GATE_FAILED) == "1"
-    assert written == ["set_model_version_tag"] * 2  # the verdict and the check that failed
+    assert written == ["set_model_version_tag"] * 3  # the verdict and the checks that did not pass
     tracker.end()
 
 
