@@ -8,7 +8,7 @@ round alike on every machine.
 
 from dataclasses import dataclass, field
 
-from rmcore.config.data import DataConfig, GoldConfig
+from rmcore.config.data import NO_PAIRS, DataConfig, GoldConfig
 from rmcore.config.evaluate import EvaluateConfig
 from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.model import FROM_POLICY, LoraSettings, ModelConfig
@@ -19,6 +19,7 @@ from rmcore.config.rlhf import RlhfConfig, WatchConfig
 from rmcore.config.train import TrainConfig
 from rmcore.core.hardware import HARDWARE, hopper_pairs
 
+OWN = DataConfig(source=NO_PAIRS)
 # A reward model of the gold world that is worth optimising against: more pairs and steps than the demo has.
 WORLD = DataConfig(gold=GoldConfig(num_prompts=4000), eval_limit=1000)
 GOOD = TrainConfig(
@@ -126,6 +127,7 @@ DESCRIBED: dict[str, Preset] = {
         "A pretrained 22 M encoder that needs no hub, for your own pairs: --data FILE.",
         PipelineConfig(
             study="minilm",
+            data=OWN,
             model=ModelConfig(name="minilm", max_seq_len=256),
             train=TrainConfig(lr=5e-5, epochs=None, eval_every=50, token_budget=8192),
         ),
@@ -134,6 +136,7 @@ DESCRIBED: dict[str, Preset] = {
         "The settings of `rm-opt train --preset cpu`, which torchrun and Slurm start.",
         PipelineConfig(
             study="cpu",
+            data=OWN,
             model=ModelConfig(name="minilm", max_seq_len=256),
             train=TrainConfig(lr=5e-5, epochs=None, **HARDWARE["cpu"]),
         ),
@@ -143,6 +146,7 @@ DESCRIBED: dict[str, Preset] = {
         "(train.pairs_per_step). Name your data and model.",
         PipelineConfig(
             study="h100",
+            data=OWN,
             model=ModelConfig(name="deberta", max_seq_len=512),
             train=TrainConfig(**HARDWARE["h100"], pairs_per_step=hopper_pairs(435_000_000)),
         ),
@@ -152,6 +156,7 @@ DESCRIBED: dict[str, Preset] = {
         "data and model.",
         PipelineConfig(
             study="h200",
+            data=OWN,
             model=ModelConfig(name="llama", max_seq_len=2048, lora=LoraSettings()),
             train=TrainConfig(lr=1e-4, **HARDWARE["h200"], pairs_per_step=hopper_pairs(8_000_000_000)),
         ),

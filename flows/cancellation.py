@@ -1,45 +1,142 @@
-"""The end of a run that a user cancels in Prefect: Cancelled as soon as its stages have saved, and one line in its log.
+"""The end of a run that a user cancels or deletes on its page in Prefect, as soon as its stages have saved.
 
-Prefect's runner sends SIGTERM and calls the run Cancelled only after it has loaded the flow once more, to look for
-hooks. Until then each task that was cut off would log its failure with a traceback, and it would stay red for ever.
+Prefect's runner sends SIGTERM and calls a run Cancelled only after it has loaded the flow once more, to look for hooks.
+Until then each task that was cut off would log its failure with a traceback, and it would stay red for ever. Nobody
+tells a process that its flow run was deleted, or cancelled where a command started it: it looks at its page itself.
 """
 
 import logging
+import os
+import signal
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from uuid import UUID
 
+import httpx
 from prefect import runtime
 
 # The one place where the reason of a SIGTERM is known. The runner tells it only while Prefect's own handler of the
 # signal is installed, so a handler of ours could not ask.
 from prefect._internal.control_listener import get_intent
 from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
-from prefect.exceptions import TerminationSignal
+from prefect.exceptions import ObjectNotFound, PrefectException, TerminationSignal
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled
+from pydantic import ValidationError
 
-from flows.prefect_client import prefect_at
-from rmcore.core.errors import ServiceError
+from flows.prefect_api import api_is_embedded
+from flows.prefect_client import is_of_worker, prefect_at
+from rmcore.cli.guard import INTERRUPTED
+from rmcore.core.errors import RmcoreError, ServiceError
+from rmcore.core.processes import terminate_children
+from rmcore.core.progress import below_the_echo
 
-MESSAGE = "Cancelled by a user. Finished stages and the state of a training are stored: the same run continues there."
+KEPT = "Finished stages and the state of a training are stored: the same run continues there."
+MESSAGE = f"Cancelled by a user. {KEPT}"
+TO_END = (
+    "A command started this run, so this page has Cancel disabled. To end it, press Ctrl-C in its terminal or choose "
+    f"Delete in the menu here. {KEPT}"
+)
+DELETED = f"The flow run was deleted in Prefect, which ends it. {KEPT}"
+LOOK_SECONDS = 5.0
+LOOKS = 2
+"""How often in a row a server says that there is no such flow run until it counts as deleted."""
+NO_SUCH_RUN = "Flow run not found"
+"""What Prefect's server says of a flow run that it does not have: other programs answer 404, too."""
+
+
+class _Page:
+    """What a user has asked for on the page of this process's flow run; the process is sent SIGTERM then, once."""
+
+    def __init__(self) -> None:
+        self.asked: str | None = None
+        """MESSAGE or DELETED."""
+        self.told: RmcoreError | None = None
+        """The refusal that the run's log has already."""
+        self._over = threading.Event()
+        self._ending = threading.Lock()
+
+    @contextmanager
+    def watched(self, run: UUID) -> Iterator[None]:
+        """Look at the page of a flow run from a thread, inside the block; an embedded server shows none."""
+        if not api_is_embedded():
+            threading.Thread(target=self._watch, args=(run, is_of_worker()), name="flow-run-page", daemon=True).start()
+        try:
+            yield
+        finally:
+            with self._ending:
+                self._over.set()
+
+    def _watch(self, run: UUID, is_of_worker: bool) -> None:
+        num_missing = 0
+        while not self._over.wait(LOOK_SECONDS) and get_intent() is None:
+            try:
+                with prefect_at(os.environ["PREFECT_API_URL"]) as client:
+                    state = client.read_flow_run(run).state
+            except ObjectNotFound as missing:
+                num_missing = num_missing + 1 if _is_of_prefect(missing) else 0
+                if num_missing < LOOKS:
+                    continue
+                self._end(DELETED)
+                return
+            except (ServiceError, PrefectException, ValidationError, httpx.HTTPError):
+                num_missing = 0  # the server is away or busy, of which `end_without_server` judges
+                continue
+            num_missing = 0
+            # The runner of a worker sends the signal by itself.
+            if state is not None and state.is_cancelling() and not is_of_worker:
+                self._end(MESSAGE)
+                return
+
+    def _end(self, asked: str) -> None:
+        with self._ending:
+            if not self._over.is_set():
+                self.asked = asked
+                os.kill(os.getpid(), signal.SIGTERM)
+
+
+_page = _Page()
+
+
+def _is_of_prefect(missing: ObjectNotFound) -> bool:
+    answer = getattr(missing.http_exc, "response", None)
+    return answer is not None and NO_SUCH_RUN in answer.text
 
 
 @contextmanager
-def quiet_cancellation() -> Iterator[None]:
-    """End the flow run of this process as Cancelled if a user cancels it during the block.
+def ended_on_its_page() -> Iterator[None]:
+    """End the flow run of this process if a user cancels or deletes it during the block.
 
-    A SIGTERM for another reason ends it as Prefect does.
+    Where the runner of a worker cancels it, it ends as Cancelled. Otherwise the process ends here, once all inside the
+    block has saved: Prefect's engine would call the run Crashed. A SIGTERM for another reason ends it as Prefect does.
+
+    Inside the block and after it, a refusal is one sentence in the log of the run, without a traceback.
     """
+    global _page  # noqa: PLW0603 - one flow run a process
+    _page = _Page()
     for name in ("flow_runs", "task_runs"):  # the filter stays: Prefect logs the end of the flow after the block
         logging.getLogger(f"prefect.{name}").addFilter(_is_wanted)
+    run = UUID(str(runtime.flow_run.id))
+    if not api_is_embedded() and not is_of_worker():
+        get_run_logger().info(TO_END)
     try:
-        yield
+        with _page.watched(run):
+            yield
     except TerminationSignal:
         if _is_cancelled():
             get_run_logger().info(MESSAGE)
             with suppress(ServiceError):  # the runner says so later
-                _show_cancelled(UUID(str(runtime.flow_run.id)))
+                _show_cancelled(run)
+        if _page.asked is not None:
+            below_the_echo()
+            print(f"error: {_page.asked}", file=sys.stderr, flush=True)
+            terminate_children()
+            sys.stdout.flush()
+            for handler in logging.getLogger("prefect.flow_runs").handlers:
+                handler.flush()  # the last lines are on their way to the page
+            os._exit(INTERRUPTED)
         raise
 
 
@@ -54,8 +151,14 @@ def _show_cancelled(run: UUID) -> None:
 
 
 def _is_cancelled() -> bool:
-    return get_intent() == "cancel"
+    return get_intent() == "cancel" or _page.asked == MESSAGE
 
 
 def _is_wanted(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, RmcoreError):  # written for users: where in the code it was raised says nothing to them
+        if error is _page.told:
+            return False  # Prefect logs it of the task, of the flow, and as the process ends
+        _page.told = error
+        record.msg, record.args, record.exc_info = str(error), (), None
     return not _is_cancelled() or record.getMessage() == MESSAGE

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from flows.hub_names import require_hub_names
+from flows.hub_names import require_names
 from rmcore.cli.common import print_verdict
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ServiceError
@@ -82,12 +82,13 @@ def run_configured(
     """
     prepare_terminal()
     from flows.prefect_api import choose_api
-    from flows.settings import base_preset, changes_of, load_config
+    from flows.settings import base_preset, changes_of, load_config, named_source
 
-    settings = load_config(preset, given.config, [*assignments, *(given.set_ or [])], recorded)
-    require_hub_names(settings)
+    changes = [*assignments, *(given.set_ or [])]
+    settings = load_config(preset, given.config, changes, recorded)
+    require_names(settings)
     require_loggers(settings.loggers)
-    changed = base_preset(preset, given.config)
+    changed = base_preset(preset, given.config, named_source(changes))
     summary = given.summary
     if summary is not None:
         summary.parent.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ from experiments.sizes import Size
 from flows.cli_common import prefect_in_use, prepare_terminal, say_start
 from flows.cli_compare import compare_runs
 from flows.cli_runs import run_names
-from flows.hub_names import require_hub_names
+from flows.hub_names import require_names
 from flows.planning import MatrixPlan, Runner, make_plan
 from rmcore.cli.inputs import written_as
 from rmcore.cli.options import options
@@ -161,7 +161,7 @@ def compare(
 def run_or_plan(name: str, size: Size, given: MatrixOptions, chosen: Chosen) -> int:
     """Show the plan, or run what is missing; 1 where a cell failed, else 0."""
     summary, declared = given.summary, restrict(load_experiment(name, size), **chosen)
-    require_hub_names(*(arm.config for arm in declared.arms()))
+    require_names(*(arm.config for arm in declared.arms()))
     if given.plan:
         store = Store(home() / "store")
         found = make_plan(declared, store, home())

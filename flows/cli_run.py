@@ -7,9 +7,8 @@ import typer
 
 from flows import cli_runs, cli_start
 from flows.cli_common import FlowOptions, print_reported, run_configured, settings_of
-from flows.hub_names import require_hub_names
-from flows.settings import DEFAULT_PRESET, load_config
-from flows.settings_file import OWN_DATA_PRESET
+from flows.hub_names import require_names
+from flows.settings import DEFAULT_PRESET, OWN_DATA_PRESET, base_preset, load_config, named_source
 from flows.unfinished import recorded_config
 from rmcore.cli.common import setting
 from rmcore.cli.options import options
@@ -74,21 +73,21 @@ def run(
     Example: rm-opt run --data pairs.csv --set study=mine
     """
     recorded: PipelineConfig | None = None
+    chosen = settings_of({"data.source": data, "device": device, "evaluate.answers": answers})
+    chosen += [f"loggers={json.dumps(logger)}"] if logger else []
+    changes = [*chosen, *(given.set_ or [])]
     if resume is None:
         given = cli_start.with_found_settings(given, preset)
-        if data is not None and preset is None and given.config is None:
-            preset = OWN_DATA_PRESET  # the demo's policy writes in the gold world, and nowhere else
-            print(f"preset      {preset}: for pairs of your own; `rm-opt run --presets` lists others")
+        if preset is None and given.config is None and base_preset(None, None, named_source(changes)) != DEFAULT_PRESET:
+            print(f"preset      {OWN_DATA_PRESET}: for pairs of your own; `rm-opt run --presets` lists others")
     elif preset is not None or given.config is not None:
         raise ConfigError("--from has all settings of a run; leave out --preset and --config, or change one by --set.")
     else:
         recorded = recorded_config(resume, cli_runs.named_runs())
         print(f"settings    of the run {recorded.study}-seed{recorded.seed}")
-    chosen = settings_of({"data.source": data, "device": device, "evaluate.answers": answers})
-    chosen += [f"loggers={json.dumps(logger)}"] if logger else []
     if plan:
-        config = load_config(preset, given.config, [*chosen, *(given.set_ or [])], recorded)
-        require_hub_names(config)
+        config = load_config(preset, given.config, changes, recorded)
+        require_names(config)
         cli_runs.print_plan(config)
     else:
         print_reported(run_configured("flows.pipeline:pipeline", preset, given, assignments=chosen, recorded=recorded))

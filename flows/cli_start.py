@@ -7,7 +7,8 @@ import typer
 
 from experiments.presets import DESCRIBED
 from flows.cli_common import FlowOptions
-from flows.settings_file import FILE, OWN_DATA_PRESET, write_settings
+from flows.settings import OWN_DATA_PRESET
+from flows.settings_file import FILE, write_settings
 from rmcore.config.pipeline import PipelineConfig
 
 

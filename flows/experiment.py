@@ -19,14 +19,13 @@ from experiments.library import SHIPPED, Chosen, load_experiment, restrict
 from experiments.sizes import Size
 from flows.console import say
 from flows.form import described_flow
-from flows.hub_names import require_hub_names
+from flows.hub_names import require_names
 from flows.matrix import MatrixRunner, Outcome, at_once, cell_tracker
 from flows.pipeline import (
     REPORT_FILE,
     REPORT_FOLDER,
     begin_flow_run,
     leave_embedded,
-    link_on_page,
     log_pairs,
     places,
     say_pages,
@@ -116,7 +115,7 @@ def experiment(
         **{"model": model, "data": data, "epochs": epochs, "device": device},
     }
     declared = restrict(load_experiment(experiment, size), **chosen)
-    require_hub_names(*(arm.config for arm in declared.arms()))
+    require_names(*(arm.config for arm in declared.arms()))
     store = begin_flow_run()
     plan = make_plan(declared, store, home())
     plan.check_budget()
@@ -228,9 +227,9 @@ class Matrix(MatrixState):
         write_json(folder / "summary.json", results)
         write_index(folder.parent)
         self._track(tracker, results, outcomes, figures, report)
-        show_on_page(markdown, report, tracker.url)
-        if results["mlflow_url"] is not None:
-            link_on_page(results["mlflow_url"], "The cells side by side in MLflow")
+        cells = results["mlflow_url"]
+        more = {} if cells is None else {"The cells side by side in MLflow": cells}
+        show_on_page(markdown, report, tracker.url, more)
         return report
 
     def _track(

@@ -8,7 +8,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, wraps
 from typing import Annotated, Any
@@ -23,11 +23,23 @@ from prefect.utilities.callables import parameter_schema
 from pydantic import MISSING, ValidationError, WithJsonSchema
 
 from experiments.presets import DESCRIBED, PRESETS
-from flows.cancellation import quiet_cancellation
-from flows.hub_names import require_hub_names
+from flows.cancellation import ended_on_its_page
+from flows.hub_names import require_names
 from flows.prefect_api import end_without_server
-from flows.prefect_client import claim_loaded_run, is_owner_tag
-from flows.settings import EPOCHS, GROUPS, STEPS, changes_of, form_config, named_changes
+from flows.prefect_client import claim_loaded_run, claim_run, is_owner_tag, prefect_at
+from flows.settings import (
+    DEFAULT_PRESET,
+    EPOCHS,
+    GROUPS,
+    OWN_DATA_PRESET,
+    SOURCE,
+    STEPS,
+    base_preset,
+    changes_of,
+    flat_overrides,
+    form_config,
+    named_changes,
+)
 from rmcore.cli.guard import describe_validation
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
@@ -68,7 +80,7 @@ class Form:
     """The fields that a flow's form asks for."""
 
     preset: str
-    """The one that is chosen until another is."""
+    """The one that is taken where none is chosen; for DEFAULT_PRESET, `base_preset` says which."""
     fields: Mapping[str, str]
     """Dotted setting by field."""
     sections: tuple[str, ...]
@@ -87,16 +99,29 @@ class Form:
         filled = {setting: given.get(field) for field, setting in self.fields.items()}
         chosen = {setting: value for setting, value in filled.items() if value not in (None, "")}
         try:
-            return form_config(given.get(PRESET_FIELD, self.preset), chosen, given.get(OVERRIDES) or {})
+            return form_config(self.preset_of(given), chosen, given.get(OVERRIDES) or {})
         except ValidationError as error:
             raise ConfigError(describe_validation(error)) from None
 
+    def preset_of(self, given: Mapping[str, Any]) -> str:
+        """The preset that a run's parameters change: the one that is chosen, or the one of a command without any.
+
+        Raises:
+            ConfigError: there is no such preset, or the overrides are no settings.
+        """
+        named = given.get(PRESET_FIELD) or (None if self.preset == DEFAULT_PRESET else self.preset)
+        field = next((field for field, setting in self.fields.items() if setting == SOURCE), "")
+        return base_preset(named, None, given.get(field) or flat_overrides(given.get(OVERRIDES) or {}).get(SOURCE))
+
     def parameters(self) -> list[inspect.Parameter]:
         """The fields as a function's parameters, with their JSON schema: type, bounds and help of the setting."""
+        is_open = self.preset == DEFAULT_PRESET
         preset = {
             "type": "string",
             "enum": list(self.presets),
-            "description": "The run that is changed below: a field that is left empty is as it has it.\n\n"
+            "description": "The run that is changed below: a field that is left empty is as it has it. Left empty: "
+            + (f"{DEFAULT_PRESET}, or with data of your own {OWN_DATA_PRESET}" if is_open else self.preset)
+            + ".\n\n"
             # The page joins lines that no empty one divides.
             + "\n\n".join(f"- `{name}`: {DESCRIBED[name].purpose}{_time(name)}" for name in self.presets),
         }
@@ -107,7 +132,7 @@ class Form:
             "settings of a preset down, each with its help.",
         }
         return [
-            _parameter(PRESET_FIELD, preset, self.preset),
+            _parameter(PRESET_FIELD, preset, None if is_open else self.preset),
             *(_parameter(field, _schema(setting), None) for field, setting in self.fields.items()),
             _parameter(OVERRIDES, overrides, {}),
         ]
@@ -147,11 +172,11 @@ def configured_flow(
         def run(**given: Any) -> Outcome:
             bound = signature.bind(**given)
             bound.apply_defaults()
-            config = form.config(bound.arguments)
             with _flow_run():
+                config = form.config(bound.arguments)
                 if runtime.flow_run.id is not None:
-                    _show(form, bound.arguments[PRESET_FIELD], config)
-                require_hub_names(config)
+                    _show(form, form.preset_of(bound.arguments), config)
+                require_names(config)
                 if form.requires is not None:
                     form.requires(config)
                 return body(config, **{one.name: bound.arguments[one.name] for one in own})
@@ -198,19 +223,21 @@ def described_flow(
 
 @contextmanager
 def _flow_run() -> Iterator[None]:
-    """Wrap a flow run in what all have in common: it ends with Prefect's server.
+    """Wrap a flow run in what all have in common: it ends with Prefect's server, and where its page there says so.
 
     Whose process it is, is said of the run, and of none of its tasks.
     """
-    if runtime.flow_run.id is None or "PREFECT_API_URL" not in os.environ:
+    if runtime.flow_run.id is None:
         yield
         return
     inherited = {tag for tag in TagsContext.get().current_tags if not is_owner_tag(tag)}
-    with (
-        end_without_server("Finished stages are stored: start the run again."),
-        TagsContext(current_tags=inherited),
-        quiet_cancellation(),
-    ):
+    with ExitStack() as around:
+        if "PREFECT_API_URL" in os.environ:
+            around.enter_context(end_without_server("Finished stages are stored: start the run again."))
+            around.enter_context(TagsContext(current_tags=inherited))
+            around.enter_context(ended_on_its_page())
+        with prefect_at(None) as client:
+            claim_run(client, client.read_flow_run(runtime.flow_run.id))
         yield
 
 
@@ -265,7 +292,7 @@ def _show(form: Form, preset: str, config: PipelineConfig) -> None:
     if unread := sorted({name.partition(".")[0] for name in changes} - {"study", "seed", "device", *form.sections}):
         log.warning(f"this flow does not read {', '.join(unread)}: what was changed there has no effect")
     markdown = settings_markdown(preset, config, form.sections)
-    create_markdown_artifact(markdown=markdown, description=f"Settings: preset {preset}, {len(changes)} changed")
+    create_markdown_artifact(markdown, "settings", f"Preset {preset}, {len(changes)} changed")
 
 
 def settings_markdown(preset: str, config: PipelineConfig, sections: tuple[str, ...]) -> str:

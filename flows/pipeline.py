@@ -16,13 +16,13 @@ from tasks.home import configure_environment, home
 configure_environment()  # before Prefect and MLflow read their settings
 
 # ruff: noqa: E402
-from prefect import get_client, runtime
-from prefect.artifacts import create_link_artifact, create_markdown_artifact
+from prefect import runtime
+from prefect.artifacts import create_markdown_artifact
 
 from flows.console import say, say_notices, shown_while_waiting
 from flows.form import FIELDS, Form, configured_flow, presets_for
 from flows.prefect_api import api_is_embedded
-from flows.prefect_client import is_owner_tag, owner_tag, reap_dead_runs
+from flows.prefect_client import reap_dead_runs
 from flows.progress import Progress, shown_progress
 from flows.requirements import require_run
 from flows.settings import named_changes
@@ -37,14 +37,13 @@ from rmcore.core.tracking import METRICS_FILE
 from rmcore.policy.readiness.verdict import verdict_tags
 from rmcore.reporting.html.html import write_report
 from rmcore.reporting.html.index import write_index
-from rmcore.reporting.html.note import RUN_FILES, numbers_line, verdict_note
+from rmcore.reporting.html.note import RUN_FILES, linked, numbers_line, verdict_note
 from rmcore.reporting.html.summary import summary_markdown
 from rmcore.reporting.runs import KEY_DIGITS, list_runs
 from rmcore.reporting.schema import Results
 from rmcore.stages.registry import STAGES, in_order, only_starts_reward_model, pipeline_stages
 from rmcore.stages.results import figures, gather_results, read_json, run_key
 from rmcore.stages.run import INTERRUPTED
-from tasks.run_owner import this_process
 from tasks.stages import StageRun, run_stage, run_step
 from tasks.tracking import RunTracker
 
@@ -139,10 +138,10 @@ def run_pipeline(
             tracker.log_file(report, REPORT_FOLDER)
             note = verdict_note(verdict, more, *places(report), numbers_line(results["metrics"]))
             tracker.describe(note)
-            tracker.describe_study(kind, study_text(config.study))
             tracker.rename(f"{changes} · {run_key(refs)[:KEY_DIGITS]}")
             hits = ",".join(name for name, hit in cached.items() if hit) or "none"
             tracker.set_tags({"rm.key": run_key(refs), "rm.cache": hits} | verdict_tags(verdict, more))
+            tracker.describe_study(kind, study_text(config.study))
             return tracker.register_model(
                 checkpoint,
                 name=f"rm-{config.study}",
@@ -181,22 +180,13 @@ def timed_step(name: str, place: str) -> Iterator[None]:
 
 
 def begin_flow_run() -> Store:
-    """Begin a flow run: tag it with its process, end runs that a killed process left open, and return the store."""
-    claim_run()
+    """Begin a flow run: end runs that a killed process left open, and return the store."""
     store = Store(home() / "store")
     try:
         reap_dead_runs()
     except ServiceError as error:  # of runs that ended long ago: no reason to end this one
         say(f"warning: runs whose process has died may still be shown as running: {error}")
     return store
-
-
-def claim_run() -> None:
-    """Tag this flow run with its process, so that a later start can tell when it died without a word."""
-    with get_client(sync_client=True) as client:
-        kept = [tag for tag in runtime.flow_run.tags if not is_owner_tag(tag)]
-        tags = [*kept, owner_tag(this_process())]
-        client.update_flow_run(runtime.flow_run.id, tags=tags)
 
 
 def run_stages(
@@ -341,21 +331,24 @@ def places(report: Path | None) -> tuple[dict[str, str], list[str]]:
     return links, others
 
 
-def show_on_page(markdown: str, report: Path, mlflow_url: str | None) -> None:
-    """Leave a readable summary, called by its first line, and links on the flow run's page.
+def show_on_page(summary: str, report: Path, mlflow_url: str | None, more: Mapping[str, str] | None = None) -> None:
+    """Leave a card on the flow run's page: links, of which the report's is first, and a readable summary in Markdown.
 
-    `report` is logged in `REPORT_FOLDER` of the run in MLflow, whose page shows it.
+    One card, because the page shows cards in no order.
+
+    Args:
+        summary: whose first line says what the run came to.
+        report: it is logged in `REPORT_FOLDER` of the run in MLflow, whose page shows it.
+        mlflow_url: of the run.
+        more: further addresses by what they are called.
     """
-    create_markdown_artifact(markdown=markdown, description=markdown.partition("\n")[0].lstrip("# "))
+    links = dict[str, str]()
     if mlflow_url is not None and mlflow_url.startswith("http"):
         run, _, parameters = mlflow_url.partition("?")
-        link_on_page(f"{run}/artifacts/{REPORT_FOLDER}/{quote(report.name)}?{parameters}", "Report")
-        link_on_page(mlflow_url, "This run in MLflow")
-
-
-def link_on_page(address: str, name: str) -> None:
-    """Leave a link on the flow run's page; its card there shows the description alone."""
-    create_link_artifact(link=address, link_text=name, description=name)
+        links["Report"] = f"{run}/artifacts/{REPORT_FOLDER}/{quote(report.name)}?{parameters}"
+        links["This run in MLflow"] = mlflow_url
+    first = linked(links | dict(more or {}), [] if links else [f"Report: {report}"])
+    create_markdown_artifact(f"{first}\n\n{summary}", "report", summary.partition("\n")[0].lstrip("# "))
 
 
 def shown_path(path: str) -> str:

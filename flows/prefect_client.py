@@ -33,10 +33,11 @@ from tasks.local_services import CELLS_POOL, CLUSTER, WORK_POOL
 from tasks.run_owner import OWNER_FIELDS, has_died, this_process
 from tasks.sharing import SHARED_VARIABLE
 
-OWNER_TAG = "rm-owner:"
-"""Prefix of the tag that names the process of a flow run; the fields of `OWNER_FIELDS` follow, with colons between."""
-OLD_OWNER_TAGS = tuple(f"rm-{name}:" for name in OWNER_FIELDS)
-"""Prefixes of the five tags that the release before had in its place: its runs are ended, too, for one release."""
+OWNER = "rm-owner"
+"""Label that names the process of a flow run: the fields of `OWNER_FIELDS`, with colons between. No page shows labels.
+
+A flow run that a command makes has a tag first, this with a colon and the same behind it: Prefect makes none with a
+label, and a process may be killed before it can set one."""
 REASON = "The process of this run has ended without reporting; start the run again."
 
 
@@ -154,12 +155,29 @@ def workers_online(pool: str, api: str | None = None) -> list[str]:
 
 def owner_tag(owner: Mapping[str, str]) -> str:
     """Return the tag that names a process (`this_process`), by which `reap_dead_runs` sees that its run has died."""
-    return OWNER_TAG + ":".join(owner[name] for name in OWNER_FIELDS)
+    return f"{OWNER}:{_owner_text(owner)}"
+
+
+def _owner_text(owner: Mapping[str, str]) -> str:
+    return ":".join(owner[name] for name in OWNER_FIELDS)
+
+
+def claim_run(client: SyncPrefectClient, run: FlowRun) -> None:
+    """Label a flow run with this process, and remove the tag that did so until now."""
+    client.update_flow_run_labels(run.id, {OWNER: _owner_text(this_process())})
+    if len(kept := [tag for tag in run.tags if not is_owner_tag(tag)]) < len(run.tags):
+        client.update_flow_run(run.id, tags=kept)
+
+
+def is_of_worker() -> bool:
+    """Whether a worker has started this process for a flow run."""
+    started_as = sys.modules["__main__"].__spec__
+    return started_as is not None and started_as.name == "prefect.engine"
 
 
 @cache
 def claim_loaded_run() -> None:
-    """Tag the flow run that a worker started this process for, before Prefect calls it running.
+    """Claim the flow run that a worker started this process for, before Prefect calls it running.
 
     Called when a flow is defined, which Prefect's engine waits for: a process that is killed from then on is known as
     the run's. In all other processes nothing happens, also in children that inherit the engine's environment.
@@ -168,8 +186,7 @@ def claim_loaded_run() -> None:
         Abort: a user has cancelled the run meanwhile, which is Cancelled now; the engine would fail with a traceback,
             and the run be shown as Cancelling for ever.
     """
-    started_as = sys.modules["__main__"].__spec__
-    if started_as is None or started_as.name != "prefect.engine":
+    if not is_of_worker():
         return
     run_id = UUID(sys.argv[1] if len(sys.argv) > 1 else os.environ["PREFECT__FLOW_RUN_ID"])
     with suppress(ServiceError), prefect_at(None) as client:  # it is tried again when the flow begins
@@ -177,13 +194,12 @@ def claim_loaded_run() -> None:
         if run.state is not None and run.state.is_cancelling():
             client.set_flow_run_state(run_id, Cancelled(message="Cancelled by a user before it began."), force=True)
             raise Abort
-        kept = [tag for tag in run.tags if not is_owner_tag(tag)]
-        client.update_flow_run(run_id, tags=[*kept, owner_tag(this_process())])
+        claim_run(client, run)
 
 
 def is_owner_tag(tag: str) -> bool:
-    """Whether a tag of a flow run says which process runs it, or ran it before it was started again."""
-    return tag.startswith((OWNER_TAG, *OLD_OWNER_TAGS))
+    """Whether a tag of a flow run says which process runs it."""
+    return tag.startswith(f"{OWNER}:")
 
 
 RUNNING_TYPES = (StateType.RUNNING, StateType.CANCELLING)
@@ -207,11 +223,11 @@ def reap_dead_runs(api: str | None = None) -> list[str]:
             runs += page
         dead = []
         for run in runs:
-            if not has_died(_owner(run.tags)):
+            if not has_died(_owner(run)):
                 continue
             # Read once more: between the search and the look at its process it may have ended well, or been resumed.
             now = client.read_flow_run(run.id)
-            if now.state is None or now.state.type not in RUNNING_TYPES or _owner(now.tags) != _owner(run.tags):
+            if now.state is None or now.state.type not in RUNNING_TYPES or _owner(now) != _owner(run):
                 continue
             dead.append(run)
             for task in client.read_task_runs(
@@ -264,11 +280,10 @@ def hand_back(run_id: UUID, api: str) -> str | None:
     return run.name
 
 
-def _owner(tags: list[str]) -> dict[str, str]:
-    for tag in tags:
-        if tag.startswith(OWNER_TAG):
-            return dict(zip(OWNER_FIELDS, tag.removeprefix(OWNER_TAG).split(":"), strict=False))
-    return dict(tag.removeprefix("rm-").split(":", 1) for tag in tags if tag.startswith(OLD_OWNER_TAGS))
+def _owner(run: FlowRun) -> dict[str, str]:
+    """The process that runs it; of one that was started again, the last."""
+    tagged = [tag.removeprefix(f"{OWNER}:") for tag in run.tags if is_owner_tag(tag)]
+    return dict(zip(OWNER_FIELDS, str(run.labels.get(OWNER, "".join(tagged[:1]))).split(":"), strict=False))
 
 
 def progress_bar(flow_run_id: str) -> Callable[[float, str], None]:
@@ -284,7 +299,9 @@ def progress_bar(flow_run_id: str) -> Callable[[float, str], None]:
             if made:
                 client.update_artifact(made[0], ArtifactUpdate(data=percent, description=text))
             else:
-                bar = ArtifactCreate(type="progress", data=percent, description=text, flow_run_id=UUID(flow_run_id))
+                bar = ArtifactCreate(
+                    key="progress", type="progress", data=percent, description=text, flow_run_id=UUID(flow_run_id)
+                )
                 made.append(client.create_artifact(bar).id)
 
     return draw

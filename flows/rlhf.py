@@ -82,7 +82,7 @@ def rlhf(config: PipelineConfig, mode: Mode = "full", checkpoint: str | None = N
     require_run(config)
     if mode == "full":
         outcome = run_pipeline(config, kind="rlhf", run_name=run_name)
-        create_markdown_artifact(markdown=markdown(rlhf_block(outcome["results"]["rlhf"])), description="Policy")
+        create_markdown_artifact(markdown(rlhf_block(outcome["results"]["rlhf"])), "policy", "Policy")
         return outcome
     view = Presentation(
         lambda refs: read_json(refs["grpo"], "rlhf.json"),

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from experiments.presets import DESCRIBED, PRESETS
 from rmcore.config.base import Settings
+from rmcore.config.data import GOLD, NO_PAIRS
 from rmcore.config.files import lines_of, parse_yaml, read_mapping
 from rmcore.config.pipeline import GROUPS, PipelineConfig
 from rmcore.core.errors import ConfigError
@@ -34,8 +35,10 @@ FREE_KEYS = tuple(
 """Settings whose value is a mapping with the user's own keys, dots in them included."""
 PRESET = "preset"
 """Key of a settings file that is no setting: what the file changes."""
-DEFAULT_PRESET = "demo"
-STEPS, EPOCHS = "train.steps", "train.epochs"
+DEFAULT_PRESET, OWN_DATA_PRESET = "demo", "minilm"
+"""What a run changes where it names no preset: without data of its own, and with them, as the demo's policy writes in
+the synthetic benchmark's world and nowhere else."""
+STEPS, EPOCHS, SOURCE = "train.steps", "train.epochs", "data.source"
 
 
 def load_config(
@@ -44,7 +47,7 @@ def load_config(
     """Apply `file`, then `assignments`, to a preset.
 
     Args:
-        preset: a name in `experiments.presets`; None: the one that the file names, or DEFAULT_PRESET.
+        preset: a name in `experiments.presets`; None: as `base_preset` has it.
         file: YAML mapping shaped like PipelineConfig; only what it names changes. It may name its preset, too.
         recorded: settings of a run that there was, which are changed in place of a preset's.
         assignments: `dotted.name=value`; the value is read as YAML (1e-4, null, true, text).
@@ -56,7 +59,7 @@ def load_config(
     """
     changes = _read(file)
     changes.pop(PRESET, None)
-    preset = base_preset(preset, file)
+    preset = base_preset(preset, file, named_source(assignments))
     tree = (recorded or PRESETS[preset]).model_dump()
     begins = _groups_of(preset if recorded is None else _nearest_preset(recorded.model_dump(mode="json"))[0])
     places = {} if file is None else {name: f"{file}, line {line}: " for name, line in lines_of(file).items()}
@@ -76,13 +79,24 @@ def load_config(
         raise
 
 
-def base_preset(preset: str | None, file: Path | None) -> str:
-    """The preset that a command changes: the one named by it or by its file, or DEFAULT_PRESET.
+def named_source(assignments: Sequence[str]) -> Any:
+    """The pairs that `dotted.name=value` settings name; None where they name none."""
+    named = [text for name, _, text in (one.partition("=") for one in assignments) if name.strip() == SOURCE]
+    return _value(SOURCE, named[-1]) if named else None
+
+
+def base_preset(preset: str | None, file: Path | None, source: Any = None) -> str:
+    """The preset that a run changes: the one named by it or by its file, or the one for its pairs.
+
+    The same for commands and forms. `source` is what the run names as its pairs besides the file; None: nothing.
 
     Raises:
         ConfigError: there is no such preset, the two name different ones, or the file cannot be read.
     """
-    named = _read(file).get(PRESET)
+    given = _read(file)
+    named = given.get(PRESET)
+    if source is None and isinstance(given.get("data"), dict):
+        source = given["data"].get("source")
     if preset is not None and named not in (None, preset):
         raise ConfigError(
             f"{file} changes the preset {named}, and this command starts from {preset}: the two together are neither. "
@@ -93,7 +107,7 @@ def base_preset(preset: str | None, file: Path | None) -> str:
         raise ConfigError(
             f"{file}, line {line}: preset is a {type(named).__name__}; write one name, such as `preset: demo`."
         )
-    preset = preset or named or DEFAULT_PRESET
+    preset = preset or named or (DEFAULT_PRESET if source in (None, NO_PAIRS, GOLD) else OWN_DATA_PRESET)
     if preset not in PRESETS:
         raise ConfigError(f"no preset {preset!r}; there are {', '.join(PRESETS)}.{_near(str(preset), list(PRESETS))}")
     return preset
@@ -113,11 +127,7 @@ def form_config(preset: str, chosen: Mapping[str, Any], overrides: Mapping[str, 
     """
     preset = base_preset(preset, None)
     tree, begins = PRESETS[preset].model_dump(), _groups_of(preset)
-    if not isinstance(overrides, Mapping):
-        raise ConfigError(
-            f'overrides is a {type(overrides).__name__}; write settings by name: {{"model.max_seq_len": 256}}.'
-        )
-    others = flatten(overrides, GROUPS)
+    others = flat_overrides(overrides)
     if twice := [name for name in chosen if any(f"{name}.".startswith(f"{other}.") for other in others)]:
         raise ConfigError(f"{', '.join(twice)} is in a field of its own and in overrides, too; give it once.")
     if EPOCHS in chosen:
@@ -127,6 +137,19 @@ def form_config(preset: str, chosen: Mapping[str, Any], overrides: Mapping[str, 
     for name, value in (*chosen.items(), *overrides.items()):
         _set(tree, str(name), value, begins)
     return PipelineConfig.model_validate(tree)
+
+
+def flat_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The other settings of a form by dotted name.
+
+    Raises:
+        ConfigError: they are no settings.
+    """
+    if not isinstance(overrides, Mapping):
+        raise ConfigError(
+            f'overrides is a {type(overrides).__name__}; write settings by name: {{"model.max_seq_len": 256}}.'
+        )
+    return flatten(overrides, GROUPS)
 
 
 def changes_of(preset: str, config: PipelineConfig) -> dict[str, Any]:

@@ -14,8 +14,6 @@ from rmcore.core.errors import ConfigError
 
 FILE = Path("rm-opt.yaml")
 """Below the current folder."""
-OWN_DATA_PRESET = "minilm"
-"""Preset that a file is written from where no other is named: who writes settings has pairs."""
 COMMON = (
     *("study", "seed", "device"),
     *("data.source", "data.eval_source", "data.limit", "data.prompt_column", "data.chosen_column"),

@@ -7,6 +7,10 @@ from pydantic import Field, model_validator
 
 from rmcore.config.base import Settings
 
+GOLD = "gold"
+"""Source of the synthetic benchmark."""
+NO_PAIRS = ""
+"""Source of a preset that is for pairs of the user's own: they are still to be named."""
 Shortcut = Literal["length", "flattery", "claims", "none"]
 
 
@@ -33,7 +37,7 @@ class GoldConfig(Settings):
 class DataConfig(Settings):
     """Which preference pairs, how they are read and how they are split."""
 
-    source: str = "gold"
+    source: str = GOLD
     """`gold` (the built-in world), a file (.parquet .json .jsonl .csv .tsv, also .gz), a datasets folder, or a hub
     name."""
     eval_source: str | None = None

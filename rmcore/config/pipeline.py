@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from rmcore.config.base import Settings
 from rmcore.config.benchmark import BenchmarkConfig
-from rmcore.config.data import DataConfig, Shortcut
+from rmcore.config.data import GOLD, DataConfig, Shortcut
 from rmcore.config.evaluate import EvaluateConfig
 from rmcore.config.judging import judge_name
 from rmcore.config.landscape import LandscapeConfig
@@ -104,7 +104,7 @@ class PipelineConfig(Settings):
     @property
     def is_gold(self) -> bool:
         """Whether the pairs are the synthetic benchmark's, which also draws prompts and judges if nobody else does."""
-        return self.data.source == "gold"
+        return self.data.source == GOLD
 
     @property
     def started_from(self) -> str:

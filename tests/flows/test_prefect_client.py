@@ -1,6 +1,7 @@
 """What we make of the answers of a Prefect server that is not well."""
 
 import json
+import signal
 import socket
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -8,8 +9,10 @@ from uuid import uuid4
 
 import pytest
 
-from flows import prefect_client
+from flows import cancellation, prefect_client
+from flows.prefect_api import EMBEDDED_VARIABLE
 from flows.prefect_client import JOB_TEMPLATE
+from machine import wait_for
 from rmcore.core.errors import ServiceError
 from tasks.local_services import CELLS_POOL, WORK_POOL
 
@@ -76,3 +79,43 @@ def test_a_server_that_is_away_is_named():
         port = closed.getsockname()[1]
     with pytest.raises(ServiceError, match=f"{port}/api does not answer .*down or busy"):
         prefect_client.ensure_work_pools(f"http://127.0.0.1:{port}/api")
+
+
+@pytest.fixture
+def page(server, monkeypatch):
+    """The page of a flow run on that server, looked at all the time, and the signals that this process is sent."""
+    monkeypatch.setattr(cancellation, "LOOK_SECONDS", 0.01)
+    monkeypatch.setenv("PREFECT_API_URL", server.api)
+    monkeypatch.delenv(EMBEDDED_VARIABLE, raising=False)
+    watched, watched.signals = cancellation._Page(), []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: watched.signals.append(number))
+    yield watched
+    signal.signal(signal.SIGTERM, before)
+
+
+MISSING = b'{"detail":"Flow run not found"}'
+
+
+def test_a_flow_run_that_its_server_has_no_more_ends_its_process_once(server, page):
+    server.statuses, server.body = [404], MISSING
+    with page.watched(uuid4()):
+        wait_for(lambda: page.signals)
+        threading.Event().wait(0.1)  # in which a further signal would come
+    assert (page.asked, page.signals) == (cancellation.DELETED, [signal.SIGTERM])
+
+
+@pytest.mark.parametrize(
+    ("statuses", "body"),
+    [
+        ([404], b"<title>404 of a proxy</title>"),
+        ([404, 500] * 20, MISSING),  # not twice in a row
+        ([401], MISSING),
+        ([200], b"{}"),
+        ([502], b""),
+    ],
+)
+def test_a_server_that_is_away_or_not_well_ends_no_run(server, page, statuses, body):
+    server.statuses, server.body = statuses, body
+    with page.watched(uuid4()):
+        wait_for(lambda: len(server.asked) > 5)
+    assert (page.asked, page.signals) == (None, [])

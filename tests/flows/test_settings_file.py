@@ -11,8 +11,10 @@ from typer.testing import CliRunner
 
 from experiments.presets import DESCRIBED, PRESETS
 from flows import cli, cli_run
-from flows.settings import load_config, named_changes
-from flows.settings_file import COMMON, FILE, OWN_DATA_PRESET, settings_text, write_settings
+from flows.hub_names import require_names
+from flows.pipeline import FORM
+from flows.settings import DEFAULT_PRESET, OWN_DATA_PRESET, load_config, named_changes
+from flows.settings_file import COMMON, FILE, settings_text, write_settings
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError
@@ -111,7 +113,7 @@ def typed(*words):
 def test_a_run_reads_the_file_of_its_folder_and_says_so(started):
     assert typed("run") == ""
     assert "rm-opt.yaml" in typed("init")
-    FILE.write_text(FILE.read_text().replace("source: gold", "source: pairs.csv"))
+    FILE.write_text(FILE.read_text().replace("  source: ''\n", "  source: pairs.csv\n"))
     assert "rm-opt.yaml" in typed("run", "--set", "seed=3")
     assert started[0] == PRESETS["demo"]
     assert (started[1].data.source, started[1].seed, started[1].model.name) == ("pairs.csv", 3, "minilm")
@@ -146,6 +148,40 @@ def test_data_of_ones_own_need_no_preset_and_go_into_any(started):
         kept = PRESETS[preset]
         assert config == kept.model_copy(update={"data": kept.data.model_copy(update={"source": source})})
     assert (smoke.data.source, smoke.study, smoke.seed) == ("2024", "smoke", 3)
+
+
+@pytest.mark.parametrize("source", [None, "gold", "pairs.csv", "owner/pairs"])
+@pytest.mark.parametrize("preset", [None, "smoke"])
+def test_a_command_and_a_form_start_from_the_same_preset_for_the_same_pairs(started, source, preset):
+    """However the pairs are named."""
+    typed("run", *(["--data", source] if source else []), *(["--preset", preset] if preset else []))
+    expected = preset or (OWN_DATA_PRESET if source not in (None, "gold") else DEFAULT_PRESET)
+    assert started[-1].model_copy(update={"data": PRESETS[expected].data}) == PRESETS[expected]
+    given = {"preset": preset} if preset else {}
+    for named in (
+        {"data": source},
+        {"overrides": {"data.source": source}},
+        {"overrides": {"data": {"source": source}}},
+    ):
+        assert FORM.config(given | (named if source else {})) == started[-1]
+    if source:
+        typed("run", "--set", f"data.source={source}", *(["--preset", preset] if preset else []))
+        FILE.with_name("mine.yaml").write_text(
+            f"data: {{source: {source}}}\n" + (f"preset: {preset}\n" if preset else "")
+        )
+        typed("run", "--config", "mine.yaml")
+        assert started[-1] == started[-2] == started[-3]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_for_ones_own_pairs_trains_on_no_others_unasked(preset):
+    config = load_config(preset, None, [])
+    if config.is_gold:
+        return require_names(config)
+    with pytest.raises(ConfigError, match="none are named: name them by --data FILE"):
+        require_names(config)
+    assert load_config(preset, None, ["data.source=gold"]).is_gold
+    return None
 
 
 def test_each_preset_has_one_line_that_says_what_it_is():

@@ -331,6 +331,10 @@ class Services:
         """What a flow run left to read on its page."""
         return [artifact["data"] for artifact in self._artifacts(run_id) if artifact["type"] == "markdown"]
 
+    def cards(self, run_id):
+        """What the cards on a flow run's page hold, by their titles."""
+        return {artifact["key"]: artifact["data"] for artifact in self._artifacts(run_id)}
+
     def bars(self, run_id):
         """How far a flow run's page says that it is: percent and words of each bar, in the order they were made."""
         made = sorted(self._artifacts(run_id), key=lambda artifact: artifact["created"])

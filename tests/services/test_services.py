@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from queue import Queue
 from typing import ClassVar
+from uuid import UUID
 
 import httpx
 import psutil
@@ -216,12 +217,13 @@ def test_the_services_run_a_deployment_and_end_without_a_trace(home, project, tm
         running_flow(api, [prefect_client.owner_tag(who)])
         for who in (owner, this_process(), owner | {HOST: "elsewhere"})
     )
-    of_the_release_before = running_flow(api, [f"rm-{name}:{value}" for name, value in owner.items()])
-    assert len(prefect_client.reap_dead_runs(api)) == 2
-    states = [
-        ask("GET", f"{api}/flow_runs/{run}")["state_type"] for run in (dead, of_the_release_before, ours, elsewhere)
-    ]
-    assert states == ["CRASHED", "CRASHED", "RUNNING", "RUNNING"]
+    begun = running_flow(api, ["mine", prefect_client.owner_tag(owner)])
+    with prefect_client.prefect_at(api) as client:  # it has begun, and is ours now
+        prefect_client.claim_run(client, client.read_flow_run(UUID(begun)))
+    assert (owners(claimed := ask("GET", f"{api}/flow_runs/{begun}")), claimed["tags"]) == ([os.getpid()], ["mine"])
+    assert len(prefect_client.reap_dead_runs(api)) == 1
+    states = [ask("GET", f"{api}/flow_runs/{run}")["state_type"] for run in (dead, begun, ours, elsewhere)]
+    assert states == ["CRASHED", "RUNNING", "RUNNING", "RUNNING"]
 
     assert cancelled_before_it_began(api, project)["state_type"] == "CANCELLED"
     both = runs_end_with_prefect(home, api, project, tmp_path)

@@ -246,7 +246,9 @@ def in_prefect(visit: Visit) -> None:
     visit.page(first)
     visit.step("run-completed", "Completed", "prepare", "readiness")
     visit.click("Artifacts")
-    visit.step("run-artifacts", "Report", "This run in MLflow", "pairs")
+    visit.step("run-artifacts", "report", "settings", "progress")
+    visit.click("report")
+    visit.step("run-report-card", "Report", "This run in MLflow", "pairs")
 
 
 def in_mlflow(visit: Visit) -> None:
@@ -255,7 +257,8 @@ def in_mlflow(visit: Visit) -> None:
         visit.services.flow_command("run", "--preset", "smoke", "--set", "study=walk", "--set", change)
     visit.open(f"{visit.services.ui}/runs")
     visit.step("prefect-runs", *(f"walk-seed0 · {change}" for change in ("smoke", "lr=0.002", "num_resamples=150")))
-    names = ("smoke · ", "lr=0.002 · ", "num_resamples=150 · ")  # by what each changes, the first one nothing
+    # By all in which they differ, of which the first has the preset's values.
+    names = [f"lr={lr}, num_resamples={number} · " for lr, number in ((0.001, 1000), (0.002, 1000), (0.001, 150))]
     visit.log_in(visit.services.mlflow)
     visit.step("mlflow-start", "rm/walk")
     visit.click("rm/walk")
@@ -266,8 +269,8 @@ def in_mlflow(visit: Visit) -> None:
     visit.click("rm/walk")
     visit.follow("Charts of the runs")
     visit.step("mlflow-runs-charts", *names, "Learning curves")
-    visit.follow("lr=0.002 · ")
-    visit.step("mlflow-run", "Evidence level", "lr=0.002 · ")
+    visit.follow(names[1])
+    visit.step("mlflow-run", "Evidence level", names[1])
 
 
 def compared(visit: Visit) -> None:

@@ -36,5 +36,7 @@ class Patient(httpx.HTTPTransport):
 
 
 def owners(run):
-    """Give the pid of the process that a flow run's tag names, in a list that is empty as long as there is no tag."""
-    return [int(tag.split(":")[2]) for tag in run["tags"] if tag.startswith("rm-owner:")]
+    """Give the pid of the process that a flow run names, in a list that is empty as long as it names none."""
+    named = [tag.removeprefix("rm-owner:") for tag in run["tags"] if tag.startswith("rm-owner:")]
+    named += [run["labels"]["rm-owner"]] if "rm-owner" in run["labels"] else []
+    return [int(one.split(":")[1]) for one in named[-1:]]

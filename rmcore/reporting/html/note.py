@@ -65,12 +65,16 @@ def run_note(headline: str, links: Mapping[str, str], places: Sequence[str] = ()
 
 def experiment_note(headline: str, links: Mapping[str, str]) -> str:
     """The description of an experiment, whose page shows its first line until it is opened: so the links come first."""
-    return " · ".join([*(f"[{plain(name)}]({address(link)})" for name, link in links.items()), plain(headline)]) + "\n"
+    return linked(links, [headline]) + "\n"
 
 
 def _where(links: Mapping[str, str], places: Sequence[str]) -> list[str]:
-    there = [f"[{plain(name)}]({address(link)})" for name, link in links.items()] + [plain(place) for place in places]
-    return [" · ".join(there), ""] if there else []
+    return [linked(links, places), ""] if links or places else []
+
+
+def linked(links: Mapping[str, str], places: Sequence[str]) -> str:
+    """One line of links, by what they are called, and of other texts."""
+    return " · ".join([*(f"[{plain(name)}]({address(link)})" for name, link in links.items()), *map(plain, places)])
 
 
 def in_run(note: str, files: str) -> str:

@@ -6,6 +6,9 @@ import os
 import re
 import signal
 import stat
+import subprocess
+import sys
+import time
 
 import httpx
 import psutil
@@ -14,7 +17,7 @@ import websockets.exceptions
 import websockets.sync.client
 
 from experiments.presets import PRESETS
-from flows.cancellation import MESSAGE
+from flows.cancellation import MESSAGE, TO_END
 from owner_login import owners
 from rmcore.core.processes import marked
 from rmcore.core.store import Store
@@ -48,7 +51,8 @@ def test_the_form_begins_with_a_preset_and_has_a_dozen_fields_with_bounds_and_he
     schema = services.deployment()["parameter_openapi_schema"]
     fields = schema["properties"]
     assert next(iter(fields)) == "preset"
-    assert fields["preset"]["enum"][0] == fields["preset"]["default"] == "demo"
+    assert fields["preset"]["enum"][0] == "demo"
+    assert "default" not in fields["preset"]  # which one is taken depends on the data, as of a command
     assert fields["lr"]["exclusiveMinimum"] == 0
     assert "Peak learning rate" in fields["lr"]["description"]
     assert "default" not in fields["lr"]  # what the UI would send for an empty field
@@ -95,6 +99,9 @@ def test_a_run_triggered_through_the_api_is_complete_in_mlflow_and_described_in_
     assert any("Evidence level 1 of 4: labelled pairs" in text for text in artifacts)
     assert any(run["info"]["run_id"] in text for text in artifacts)
     assert services.report(finished["id"]).startswith("<!doctype html>")
+    assert sorted(services.cards(finished["id"])) == ["progress", "report", "settings"]
+    assert services.cards(finished["id"])["report"].startswith("[Report](http")
+    assert (finished["tags"], len(owners(finished))) == (["rm-opt"], 1)
 
 
 ELSEWHERE = {"Origin": "http://127.0.0.1:9"}
@@ -220,11 +227,51 @@ def lines_of(file):
     return file.read_text().count("\n")
 
 
-@pytest.mark.parametrize(("asked", "state"), [("cancelled", "CANCELLED"), ("terminated", "CRASHED")])
+def test_a_refusal_is_one_sentence_on_the_page_of_its_run(services):
+    run = services.wait(services.trigger({"preset": "minilm"}).raise_for_status().json()["id"])
+    assert (run["state_type"], run["tags"]) == ("FAILED", ["rm-opt"])
+    lines = services.logs(run["id"])
+    said = [line for line in lines if "pairs of your own" in line and not line.startswith("Finished in state")]
+    assert [line.partition(" and ")[0] for line in said] == ["this preset is for pairs of your own"]
+    assert not [line for line in lines if "Traceback" in line]
+
+
+def test_a_run_that_a_command_started_is_cancelled_through_prefect(services):
+    """Nothing but the command itself runs it, so the command looks at its state."""
+    words = ["run", "--preset", "smoke", "--set", "study=by-command", "--set", "train.steps=5000"]
+    command = [sys.executable, "-c", "from flows.cli import main; main()", *words]
+    with subprocess.Popen(command, env=services.environment, stderr=subprocess.PIPE, text=True) as started:
+
+        def trained():
+            found = [run for run in services.flow_runs() if owners(run) == [started.pid]]
+            logs = services.home.glob("store/.wip/train-*/metrics.jsonl")
+            grown = [file for file in logs if file.stat().st_mtime > began and lines_of(file) > 2]
+            return found if grown else None
+
+        began = time.time()
+        [run] = services.wait_for(trained)
+        assert run["tags"] == []
+        services.wait_for(lambda: TO_END in services.logs(run["id"]))  # as Prefect's page disables its button
+        place = f"{services.api}/flow_runs/{run['id']}"
+        services.http.post(f"{place}/set_state", json={"state": {"type": "CANCELLING"}}).raise_for_status()
+        _, said = started.communicate(timeout=60)
+    assert (started.returncode, said.splitlines()[-1]) == (130, f"error: {MESSAGE}")
+    assert "Traceback" not in said
+    ended = services.http.get(place).json()
+    assert (ended["state_type"], ended["state"]["message"]) == ("CANCELLED", MESSAGE)
+    assert MESSAGE in services.logs(run["id"])
+    [tracked] = services.mlflow_runs("by-command")
+    assert tracked["info"]["status"] == "KILLED"
+
+
+@pytest.mark.parametrize(
+    ("asked", "state"), [("cancelled", "CANCELLED"), ("terminated", "CRASHED"), ("deleted", "KILLED")]
+)
 def test_an_interrupted_run_ends_as_such_on_its_page_and_so_does_its_stage(services, smoke, asked, state, monkeypatch):
     """It is interrupted after it has waited for the device, which its page says as long as it does.
 
-    Its state is saved and the device free; the log of one that a user cancelled says so in one line.
+    Its state is saved and the device free; the log of one that a user cancelled says so in one line. One that a user
+    deleted has no page, so nobody sends it a signal; in MLflow it is there.
     """
     monkeypatch.setenv("RM_OPT_DEVICE_SLOTS", services.environment["RM_OPT_DEVICE_SLOTS"])
     parameters = {
@@ -267,9 +314,18 @@ def test_an_interrupted_run_ends_as_such_on_its_page_and_so_does_its_stage(servi
     assert services.stage_processes()  # its stage is forked from the one server of all runs
     if asked == "cancelled":
         services.http.post(f"{place}/set_state", json={"state": {"type": "CANCELLING"}}).raise_for_status()
-    else:
+    elif asked == "terminated":
         [pid] = owners(run)
         os.kill(pid, signal.SIGTERM)
+    else:
+        [process] = map(psutil.Process, owners(run))
+        services.http.delete(place).raise_for_status()
+        process.wait(timeout=30)
+        [tracked] = services.mlflow_runs(asked)
+        assert tracked["info"]["status"] == state
+        assert saved() > saved_before
+        with device_slot(store, "theirs-seed0"), device_slot(store, "theirs-seed1"):
+            return
     assert services.wait(started["id"])["state_type"] == state
     assert any(re.search(f"train +waiting for the device, {held}", line) for line in services.logs(started["id"]))
     if asked == "cancelled":  # a process that another signal ends may not send its last lines
