@@ -288,7 +288,7 @@ def by_size(frame: pd.DataFrame) -> list[dict[str, Any]]:
             "predicted": one["predicted"].mean(),
             "width": (one["high"] - one["low"]).mean(),
         }
-        rows.append({name: float(value) for name, value in row.items()})
+        rows.append({name: None if np.isnan(value) else float(value) for name, value in row.items()})
     return rows
 
 
