@@ -79,7 +79,7 @@ def render_chats(tokenizer: "PreTrainedTokenizerBase", dialogues: Iterable[Dialo
 
 
 def _program(tokenizer: Any, messages: list[Mapping[str, Any]], options: dict[str, Any]) -> Any:
-    """What `apply_chat_template` has rendered: the template, messages without what is None, and all other names."""
+    """Return the template, the messages without what is None, and all other names, as `apply_chat_template` does."""
     if not messages:
         return TemplateError("a dialogue without messages has no text")
     try:
