@@ -44,11 +44,11 @@ LOOK_SECONDS = 5.0
 LOOKS = 2
 """How often in a row a server says that there is no such flow run until it counts as deleted."""
 NO_SUCH_RUN = "Flow run not found"
-"""What Prefect's server says of a flow run that it does not have: other programs answer 404, too."""
+"""Prefect's words for a flow run that it does not have: other programs answer 404, too."""
 
 
 class _Page:
-    """What a user has asked for on the page of this process's flow run; the process is sent SIGTERM then, once."""
+    """The request of a user on the page of this process's flow run; the process is sent SIGTERM then, once."""
 
     def __init__(self) -> None:
         self.asked: str | None = None

@@ -137,7 +137,7 @@ def runs(
 
 
 def _row(run: Run, name: str, price: float | None) -> dict[str, str]:
-    """What is listed of a run, by heading."""
+    """The facts of a run in the list, by heading."""
     cost = money(run.device_seconds, price)
     return {
         "run": name,

@@ -36,7 +36,7 @@ FREE_KEYS = tuple(
 PRESET = "preset"
 """Key of a settings file that is no setting: what the file changes."""
 DEFAULT_PRESET, OWN_DATA_PRESET = "demo", "minilm"
-"""What a run changes where it names no preset: without data of its own, and with them, as the demo's policy writes in
+"""The presets of a run that names none: without data of its own, and with them, as the demo's policy writes in
 the synthetic benchmark's world and nowhere else."""
 STEPS, EPOCHS, SOURCE = "train.steps", "train.epochs", "data.source"
 

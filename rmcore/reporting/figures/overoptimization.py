@@ -56,7 +56,7 @@ def _at(curve: Mapping[str, Any], point: Mapping[str, Any]) -> str:
 
 
 def _planned(plan: Mapping[str, Any] | None) -> str:
-    """What is left at the plan, which a verdict is about, of what the highest point has."""
+    """The part of the highest gain that is left at the plan, which a verdict is about."""
     if plan is None or plan["gain"]["value"] is None:
         return ""
     gain = numbers.with_interval(plan["gain"])
