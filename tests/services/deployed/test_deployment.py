@@ -230,6 +230,7 @@ def lines_of(file):
 def test_a_refusal_is_one_sentence_on_the_page_of_its_run(services):
     run = services.wait(services.trigger({"preset": "minilm"}).raise_for_status().json()["id"])
     assert (run["state_type"], run["tags"]) == ("FAILED", ["rm-opt"])
+    services.wait_for(lambda: "pairs of your own" in " ".join(services.logs(run["id"])))  # they come in batches
     lines = services.logs(run["id"])
     said = [line for line in lines if "pairs of your own" in line and not line.startswith("Finished in state")]
     assert [line.partition(" and ")[0] for line in said] == ["this preset is for pairs of your own"]
