@@ -1,6 +1,7 @@
 """Chat templates that write the day's date: what a model is trained on and scored by does not depend on the day."""
 
 import datetime
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 import transformers as hf
 
 from rmcore.config.model import LoraSettings, ModelConfig
+from rmcore.data import chat_template
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.trained import load_renderer
 
@@ -22,19 +24,24 @@ SMOL = (
 )
 
 
+FIRST, SECOND = "EAST-14", "WEST+12"
+"""Zones of time in which it is never the same day."""
+
+
 @pytest.fixture
-def clock(monkeypatch):
-    """The clock that transformers asks for the date."""
+def go_to(monkeypatch):
+    """Makes it the day of a zone, here and where templates are rendered."""
 
-    class Clock(datetime.datetime):
-        day = 1
+    def go(zone):
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        chat_template._processes.clear()
 
-        @classmethod
-        def now(cls, tz=None):
-            return cls(2031, 5, cls.day, tzinfo=tz)
-
-    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", Clock)
-    return Clock
+    go(FIRST)
+    yield go
+    monkeypatch.undo()
+    time.tzset()
+    chat_template._processes.clear()
 
 
 def with_template(tiny_folder, folder, template):
@@ -49,7 +56,7 @@ def with_template(tiny_folder, folder, template):
 @pytest.mark.slow
 @pytest.mark.parametrize("template", [LLAMA, SMOL, {"default": SMOL, "tool_use": LLAMA}], ids=["llama", "smol", "two"])
 @pytest.mark.parametrize("lora", [None, LoraSettings()], ids=["whole", "adapter"])
-def test_a_trained_model_s_tokens_are_those_of_every_day(template, lora, clock, tiny_folder, tmp_path, capsys):
+def test_a_trained_model_s_tokens_are_those_of_every_day(template, lora, go_to, tiny_folder, tmp_path, capsys):
     """A training that is resumed after midnight, its checkpoint, and other readers of that."""
     base = with_template(tiny_folder, tmp_path / "base", template)
     config = ModelConfig(name=str(base), max_seq_len=512, lora=lora)
@@ -57,7 +64,7 @@ def test_a_trained_model_s_tokens_are_those_of_every_day(template, lora, clock, 
     assert "26 Jul" in rm.renderer.render(*SIDE)
     assert "writes the day's date" in capsys.readouterr().err
     (side,) = rm.renderer.tokenize_sides([SIDE])
-    clock.day = 2
+    go_to(SECOND)
     assert BradleyTerryRM.new(config, seed=0, device=CPU).renderer.tokenize_sides([SIDE]) == [side]
     rm.save(tmp_path / "best")
     folders = [tmp_path / "best"] if lora is None else [tmp_path / "best", tmp_path / "best" / "adapter"]
@@ -70,18 +77,20 @@ def test_a_trained_model_s_tokens_are_those_of_every_day(template, lora, clock, 
     assert "date" not in capsys.readouterr().err
 
 
-def test_a_model_that_was_trained_on_the_day_s_date_is_read_as_before_and_said(clock, tiny_folder, tmp_path, capsys):
+def test_a_model_that_was_trained_on_the_day_s_date_is_read_as_before_and_said(go_to, tiny_folder, tmp_path, capsys):
     folder = with_template(tiny_folder, tmp_path / "model", SMOL)
     rm = BradleyTerryRM.from_pretrained(folder, device="cpu")
-    assert "Today is 01 May 2031" in rm.renderer.render(*SIDE)
+    assert f"Today is {datetime.datetime.now():%d %B %Y}" in rm.renderer.render(*SIDE)
+    go_to(SECOND)
+    assert f"Today is {datetime.datetime.now():%d %B %Y}" in rm.renderer.render(*SIDE)
     assert "depend on the day" in capsys.readouterr().err
 
 
-def test_a_format_that_is_no_literal_is_said_to_depend_on_the_day(clock, tiny_folder, tmp_path, capsys):
+def test_a_format_that_is_no_literal_is_said_to_depend_on_the_day(go_to, tiny_folder, tmp_path, capsys):
     template = "{% set form = '%d %B' %}{{ strftime_now (form) }}" + SMOL
     base = with_template(tiny_folder, tmp_path / "base", template)
     rm = BradleyTerryRM.new(ModelConfig(name=str(base), max_seq_len=512), seed=0, device=CPU)
-    assert "01 May" in rm.renderer.render(*SIDE)
+    assert f"{datetime.datetime.now():%d %B}" in rm.renderer.render(*SIDE)
     assert "depend on the day" in capsys.readouterr().err
 
 
