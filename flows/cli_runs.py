@@ -202,17 +202,6 @@ def print_plan(config: PipelineConfig) -> None:
     else:
         more = f", and {num_unknown} of unknown length" if num_unknown else ""
         print(f"{len(due)} to run, about {numbers.duration(sum(known))}{more}. Nothing was run.")
-    policy = config.policy
-    if policy is not None and policy.samples is None:
-        from rmcore.policy.sampling.best_of_n import detectable_gain, prompts_to_detect, samples_needed
-
-        each = policy.samples_per_prompt
-        n = min(each, samples_needed(config.readiness.planned_kl))
-        print(
-            f"{policy.num_prompts} prompts × {each} judged samples show a gain of "
-            f"{detectable_gain(policy.num_prompts, n, each):.2f} sd or more in 4 of 5 evaluations; 0.2 sd takes "
-            f"{prompts_to_detect(0.2, n, each)} prompts"
-        )
 
 
 def _judge_calls(config: PipelineConfig, due: set[str], refs: Mapping[str, "ArtifactRef"]) -> list[str]:

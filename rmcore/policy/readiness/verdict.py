@@ -21,7 +21,7 @@ from rmcore.evaluation.diagnosis import BASELINE_LABEL, ECE, OVER_BASELINE, Diag
 from rmcore.evaluation.uncertainty import ends, shown_gain, unseen_prompts
 from rmcore.policy.confirmation import FURTHEST_KL, smallest_n
 from rmcore.policy.readiness.components import DECIDING
-from rmcore.policy.sampling.best_of_n import ENOUGH_PROMPTS, detectable_gain, samples_needed
+from rmcore.policy.sampling.best_of_n import ENOUGH_PROMPTS, samples_needed
 from rmcore.reporting.schema import NextRung, Verdict
 
 ASKED = {OVER_BASELINE: "beats chance and “pick the longer answer”", ECE: "is calibrated"}
@@ -247,15 +247,12 @@ def next_rung(verdict: Verdict, config: PipelineConfig, model: Sequence[str]) ->
             else f"{samples} and a judgement of each; then {judged} --samples JUDGED_FILE",
         }
     if verdict["rung"] == 3 and verdict["status"] == "unclear":
-        needed = samples_needed(config.readiness.planned_kl)
-        each = max(policy.samples_per_prompt, needed, DECIDING + 1)
         wanted = max(2 * policy.num_prompts, 2 * ENOUGH_PROMPTS)
         size = f"{wanted} prompts × {each} samples"
-        shown = f"they show a gain of {detectable_gain(wanted, needed, each):.2f} sd or more in 4 of 5 evaluations"
         larger = f"--set policy.num_prompts={wanted} --set policy.samples_per_prompt={each}"
         return {
             "rung": 3,
-            "evidence": f"{size} of the policy, judged: {shown}",
+            "evidence": f"{size} of the policy, judged: what the open checks lack",
             "command": f"{judged} {larger if policy.samples is None else '--samples JUDGED_FILE'}",
             "cost": f"{size} and a judgement of each",
         }

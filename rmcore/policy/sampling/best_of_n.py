@@ -21,10 +21,7 @@ IndexArray = npt.NDArray[np.intp]
 _ROUNDING = 1e-9
 _STRONGEST = 1e6
 """1 / beta in units of the pool's standard deviation beyond which nothing but the best sample has weight."""
-_NORMAL_ENDS = 1.96 + 0.84
-"""Standard errors by which a gain has to be above 0 for its 95 % interval to be so in 80 % of the evaluations."""
-_WORST_LOSS = 4.0
-"""Standard deviations that the worst of all judged samples is below its prompt's mean, as a rule."""
+
 
 ENOUGH_PROMPTS = 50
 """Prompts that a claim of readiness asks for: fewer leave room for disasters on more than 5.8 % of all prompts that
@@ -50,32 +47,6 @@ def reaching(sizes: Sequence[int], wanted: int) -> npt.NDArray[np.bool_]:
     if np.count_nonzero(found >= wanted) < min(ENOUGH_PROMPTS, len(found) / 2):
         wanted = int(np.sort(found)[len(found) // 2])
     return np.asarray(found >= wanted)
-
-
-def blind_spread(n: int, size: int) -> float:
-    """Standard deviation over prompts of the gain of best-of-n among `size` samples, for a choice that knows nothing.
-
-    In that of the true reward within prompts: sqrt(sum v^2 - 1 / size) for weights v of the samples. Of a choice that
-    gains it is about the same, since samples differ more than prompts do.
-    """
-    return math.sqrt(float((best_of_n_weights(np.arange(size, dtype=np.float64), n) ** 2).sum()) - 1 / size)
-
-
-def detectable_gain(num_prompts: int, n: int, size: int) -> float:
-    """Smallest gain of best-of-n, in sd, that prompts of `size` judged samples each show in 80 % of the evaluations.
-
-    (1.96 + 0.84) blind_spread / sqrt(prompts) + worst loss / prompts: the lower end of the interval
-    (`rmcore.evaluation.uncertainty.bounded_means`) is then above 0. On judged samples of a real policy the share of
-    verdicts that show a gain is what this predicts (experiments/log/one-policy.md).
-    """
-    return _NORMAL_ENDS * blind_spread(n, size) / math.sqrt(num_prompts) + _WORST_LOSS / num_prompts
-
-
-def prompts_to_detect(gain: float, n: int, size: int) -> int:
-    """Prompts of `size` judged samples each with which `detectable_gain` is `gain`, rounded up."""
-    spread = _NORMAL_ENDS * blind_spread(n, size)
-    root = (math.sqrt(spread**2 + 4 * _WORST_LOSS * gain) - spread) / (2 * _WORST_LOSS)  # 1 / sqrt(prompts)
-    return math.ceil(1 / root**2 - _ROUNDING)
 
 
 def by_unit(values: FloatArray, units: npt.ArrayLike | None) -> FloatArray:
