@@ -78,7 +78,8 @@ def _prepared(folder: Path) -> Path | None:
         ConfigError: another version of this package has written them.
     """
     wanted = (read_object(folder / "MANIFEST.json") or {}).get("inputs", {}).get("upstream", {}).get("prepare")
-    if wanted is not None:
-        require_format(folder.parents[1])
-    found = () if wanted is None else (folder.parents[1] / "prepare").glob("*/MANIFEST.json")
+    store = folder.parent.parent
+    found = [] if wanted is None else [*(store / "prepare").glob("*/MANIFEST.json")]
+    if found:  # a copy of a training's folder is in no store, whatever is around it
+        require_format(store)
     return next((path.parent for path in found if (read_object(path) or {}).get("digest") == wanted), None)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -159,8 +160,9 @@ def test_a_checkpoint_is_known_wherever_it_is_named_from(tmp_path, monkeypatch):
         for named in (trained / "best", os.path.relpath(trained / "best")):
             assert seen_by_checkpoint(str(named)) == {"seen"}
             assert len(list(pairs_of_training(str(named)))) == 1
+    shutil.copytree(trained, tmp_path / "models" / "copy")
     (tmp_path / "store" / FORMAT_FILE).unlink()  # an earlier version's, whose tables may be other ones
     for asked in (seen_by_checkpoint, pairs_of_training):
         with pytest.raises(ConfigError, match=r"written by another version of rm-opt.*from a copy of its folder"):
             asked(str(trained / "best"))
-        assert asked(str(tmp_path / "copy" / "best")) is None
+        assert asked(str(tmp_path / "models" / "copy" / "best")) is None
