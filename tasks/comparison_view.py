@@ -26,6 +26,9 @@ from tasks.run_record import texts
 VIEW_TAG = "mlflow.sharedViewState."
 RUN_NAME_COLUMN = "attributes.`Run Name`"
 PIXELS_A_LETTER = 7
+MOST_NAME = 240
+"""Characters of a run's name, which the first digits of its key follow: MLflow's column has 250, and PostgreSQL refuses
+more."""
 MOST_PARAMS = 40
 """Columns of settings: MLflow stores no larger view."""
 CURVES = ("train/loss", "eval/loss", "eval/pairwise_accuracy")
@@ -101,8 +104,9 @@ def _varied(params: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def told_apart(params: Sequence[Mapping[str, str]]) -> list[str]:
-    """Name each run by the settings in which the runs differ, all of them and none cut, as a legend has to; "": none.
+    """Name each run by the settings in which the runs differ, as a legend has to; "": none.
 
+    All of them are named and none is cut, as far as `MOST_NAME` characters hold them.
     A setting that a run lacks as a parameter has its default; one that is None is left out. It is called by the last
     part of its name, or where that says little by its group: model=tiny.
 
@@ -115,11 +119,18 @@ def told_apart(params: Sequence[Mapping[str, str]]) -> list[str]:
     short = {name: part[0] if part[-1] in ("name", "source") else part[-1] for name, part in parts.items()}
     shared = Counter(short.values())
     called = {name: one if shared[one] == 1 else name for name, one in short.items()}
-    told = ({called[name]: one.get(name, usual.get(name, "None")) for name in varied} for one in params)
-    return [
-        ", ".join(f"{name}={value.rpartition('/')[2]}" for name, value in one.items() if value != "None")
-        for one in told
-    ]
+    values = [_told([one.get(name, usual.get(name, "None")) for one in params]) for name in varied]
+    named = (
+        ", ".join(f"{called[name]}={of[at]}" for name, of in zip(varied, values, strict=True) if of[at] != "None")
+        for at in range(len(params))
+    )
+    return [name if len(name) <= MOST_NAME else f"{name[: MOST_NAME - 1]}…" for name in named]
+
+
+def _told(values: Sequence[str]) -> Sequence[str]:
+    """The values of a setting: of paths and addresses the last part, where that tells all of them apart."""
+    last = [value.rpartition("/")[2] for value in values]
+    return last if len({*last}) == len({*values}) else values
 
 
 def view_tags(view: View) -> dict[str, str]:
