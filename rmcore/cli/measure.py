@@ -133,7 +133,7 @@ def readiness(
     logged = logged_answers(logged_table(pairs, table), num_resamples=config.evaluate.num_resamples, seed=seed)
     judged = judge(metrics, train_accuracy, lambda_max, logged)
     read, named = reading.config(data), ["--checkpoint", checkpoint]
-    more = step_of_checkpoint(judged["verdict"], [*named, *model.words()], read, train_data)
+    more = step_of_checkpoint(judged["verdict"], judged["gate"], [*named, *model.words()], read, train_data)
     if more is None:
         device = None if model.device == "auto" else model.device
         changed = set_words({**changed_reading(read), "model.render_fn": model.render_fn, "device": device})

@@ -234,7 +234,10 @@ def _of_data(best: Tried, room: float) -> Iterator[Candidate]:
     if share > MANY_CUT and most > limit:
         what = f"longer texts: {numbers.percent(share)} of the sides were cut at {limit} tokens"
         longer = 1 + share * (most / limit - 1)
-        yield Candidate(what, {"model.max_seq_len": most}, room * min(1, 2 * share), training["wall_seconds"] * longer)
+        changes = {"model.max_seq_len": most}
+        if (budget := best.config.train.token_budget) is not None and budget < 2 * most:
+            changes["train.token_budget"] = 2 * most  # a micro-batch holds both sides of a pair
+        yield Candidate(what, changes, room * min(1, 2 * share), training["wall_seconds"] * longer)
 
 
 def _of_length(best: Tried, room: float) -> Iterator[Candidate]:
@@ -283,14 +286,13 @@ def changed(config: PipelineConfig, changes: Mapping[str, Any]) -> PipelineConfi
 def _was_run(best: Tried, one: Candidate, runs: Sequence[Tried]) -> bool:
     """Whether a run of the chain had this recipe, however the length of its training was set."""
 
-    def recipe(config: PipelineConfig, num_pairs: int) -> tuple[Any, ...]:
-        others = config.train.model_dump(exclude={"steps", "epochs"})
-        return config.data.pairs_per_prompt, config.model, sorted(others.items()), _steps(config, num_pairs)
+    def recipe(config: PipelineConfig, run: Tried) -> tuple[Any, ...]:
+        others = config.train.keyed() | {"steps": _steps(config, run.training["num_distinct"]), "epochs": None}
+        return config.data.pairs_per_prompt, config.model, others
 
-    after = recipe(changed(best.config, one.changes), best.training["num_distinct"])
-    return any(after == recipe(run.config, run.training["num_distinct"]) for run in runs) or any(
-        changed(best.config, one.changes) == run.config for run in runs
-    )
+    after = changed(best.config, one.changes)
+    # A run under the same `pairs_per_prompt` has as many pairs as the candidate would have.
+    return any(recipe(after, run) == recipe(run.config, run) for run in runs)
 
 
 def _step(run: Tried, what: str, cost: str, changes: Mapping[str, Any]) -> NextRung:
@@ -377,23 +379,30 @@ def pairs_to_decide(over: Mapping[str, Any]) -> int | None:
 
 
 def step_of_checkpoint(
-    verdict: Verdict, model: Sequence[str], data: DataConfig, trained_on: str | None = None
+    verdict: Verdict,
+    gate: Sequence[Mapping[str, Any]],
+    model: Sequence[str],
+    data: DataConfig,
+    trained_on: str | None = None,
 ) -> NextRung | None:
     """Name what would raise the verdict on a checkpoint that no run is known of; None as in `next_step`.
 
     Args:
         verdict: as it is.
+        gate: its checks as records of `GateCheck`.
         model: words by which a command finds the checkpoint and reads with it.
         data: the pairs as they were read.
         trained_on: the pairs that it was trained on; None: not named.
     """
     if not is_to_mend(verdict):
         return None
-    if verdict["status"] == "unclear":
-        more = data.model_copy(update={"source": _MORE_PAIRS, "limit": None})
-        what, words, cost = "more labelled pairs", ["readiness", "pairs"], "their labels"
-        last = ["--train-data", trained_on or "PAIRS_IT_WAS_TRAINED_ON"]
+    more, words, last = data, ["readiness", "pairs"], ["--train-data", trained_on or "PAIRS_IT_WAS_TRAINED_ON"]
+    if verdict["status"] == "fails":
+        what, words, cost, last = "what it gets wrong, and why", ["probe"], "minutes", ["--explain"]
+    elif trained_on is None and not any(check["unclear"] for check in gate):
+        what, cost = "the pairs that it was trained on, which a check needs that was not measured", "no new label"
     else:
-        more, what, words, cost, last = data, "what it gets wrong, and why", ["probe"], "minutes", ["--explain"]
+        more = data.model_copy(update={"source": _MORE_PAIRS, "limit": None})
+        what, cost = "more labelled pairs", "their labels"
     words += [*model, "--data", more.source, *_reading(more), *last]
     return {"rung": verdict["rung"], "evidence": what, "command": shlex.join(["rm-opt", *words]), "cost": cost}

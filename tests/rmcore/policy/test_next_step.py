@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from dataclasses import asdict
 from itertools import count, pairwise
 
 import pytest
@@ -15,7 +16,7 @@ from rmcore.config.data import DataConfig
 from rmcore.config.model import ModelConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.train import TrainConfig
-from rmcore.evaluation.diagnosis import OVERFITTING, REVERSED, STUCK, UNDER_TRAINED, WILD
+from rmcore.evaluation.diagnosis import OVERFITTING, REVERSED, STUCK, UNDER_TRAINED, WILD, GateCheck
 from rmcore.policy.readiness.next_step import (
     MANY_STEPS,
     Tried,
@@ -27,6 +28,7 @@ from rmcore.policy.readiness.next_step import (
     step_of_checkpoint,
     visible_gain,
 )
+from rmcore.policy.readiness.verdict import verdict_on_labels
 from rmcore.training.length import planned_steps
 
 MINILM = ModelConfig(name="minilm", max_seq_len=128)
@@ -159,6 +161,14 @@ def test_a_recipe_counts_as_run_however_its_length_was_set():
     )
 
 
+def test_a_recipe_with_more_pairs_counts_as_run_whatever_else_was_set_that_changes_no_outcome():
+    first = tried("a-1", epochs=2.0, unused=300, data={"pairs_per_prompt": 1})
+    assert step_of(first) == {"data.pairs_per_prompt": "null"}
+    more = tried("b-2", epochs=2.0, num=700, over_first=-0.1, log_every=5)
+    elsewhere = more._replace(config=more.config.model_copy(update={"device": "cpu"}))
+    assert "data.pairs_per_prompt" not in step_of(first, elsewhere)
+
+
 def test_the_next_step_starts_from_the_best_run():
     runs = [tried("a-1"), tried("b-2", lr=1e-4, over_first=0.05), tried("c-3", lr=2e-4, over_first=0.02)]
     assert shlex.split(next_step(runs)["command"])[3] == "b-2"
@@ -172,6 +182,7 @@ def test_what_is_free_comes_before_labels():
     assert step_of(tried(unused=9000, data={"pairs_per_prompt": 2})) == {"data.pairs_per_prompt": "8"}
     assert step_of(tried(cut=0.69)) == {"model.max_seq_len": "256"}
     assert "model.max_seq_len" not in step_of(tried(cut=0.69, model=ModelConfig(name="minilm", max_seq_len=512)))
+    assert step_of(tried(cut=0.69, token_budget=300)) == {"model.max_seq_len": "256", "train.token_budget": "512"}
 
 
 def test_pairs_learned_by_heart_are_met_with_more_pairs_before_a_shorter_training():
@@ -251,4 +262,19 @@ def test_the_pairs_that_would_decide_grow_with_the_square_of_the_precision():
 def test_a_model_that_passes_or_was_tried_on_a_policy_needs_no_step_here(status, rung):
     assert next_step([tried(status=status, rung=rung)]) is None
     words = ["--checkpoint", "out/best"]
-    assert step_of_checkpoint(verdict(status, rung), words, DataConfig(source="pairs.csv")) is None
+    assert step_of_checkpoint(verdict(status, rung), [], words, DataConfig(source="pairs.csv")) is None
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_checkpoint_of_which_the_training_pairs_alone_are_not_named_needs_no_label(is_open):
+    shown = GateCheck("pairwise_accuracy", 0.7, 0.6, not is_open, "accuracy", is_open)
+    checks = [shown, GateCheck("train_test_gap", None, 15.0, False, "gap: not measured")]
+    words, data = ["--checkpoint", "out/best"], DataConfig(source="pairs.csv", prompt_column="q")
+    verdict_on_it = verdict_on_labels(checks, None, {"num": 60})
+    more = step_of_checkpoint(verdict_on_it, [asdict(check) for check in checks], words, data)
+    program, *asked = shlex.split(more["command"])
+    assert (program, asked[:2]) == ("rm-opt", ["readiness", "pairs"])
+    named = dict(zip(asked[2::2], asked[3::2], strict=True))
+    assert named["--data"] == ("MORE_PAIRS" if is_open else "pairs.csv")
+    assert (named["--prompt-column"], named["--train-data"]) == ("q", "PAIRS_IT_WAS_TRAINED_ON")
+    assert (more["cost"] == "no new label") is not is_open
