@@ -13,6 +13,7 @@ import signal
 import sys
 import types
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,11 @@ LIMIT_BYTES = 2**30
 
 
 def main(descriptor: int) -> None:
-    """Render what the parent sends through `descriptor`, until it is gone."""
+    """Render what the parent sends through `descriptor`.
+
+    Raises:
+        EOFError, ConnectionError: it is gone.
+    """
     pipe = Connection(descriptor)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process, within any operation
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
@@ -31,10 +36,7 @@ def main(descriptor: int) -> None:
         has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (has + LIMIT_BYTES, has + LIMIT_BYTES))
     while True:
-        try:
-            seconds, dialogues = pickle.loads(pipe.recv_bytes())  # noqa: S301 - the parent's
-        except (EOFError, ConnectionError):
-            return
+        seconds, dialogues = pickle.loads(pipe.recv_bytes())  # noqa: S301 - the parent's
         for template, messages, options in dialogues:
             signal.setitimer(signal.ITIMER_PROF, seconds)
             try:
@@ -61,4 +63,5 @@ def _renderer() -> Callable[..., Any]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    with suppress(EOFError, ConnectionError):  # also while answers are under way
+        main(int(sys.argv[1]))

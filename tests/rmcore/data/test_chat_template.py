@@ -7,6 +7,8 @@ import multiprocessing
 import os
 import resource
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -219,6 +221,21 @@ def test_a_signal_to_the_process_that_renders_costs_no_dialogue(number):
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert render_chat(tokenizer, MESSAGES) == text
     assert (renders() == process) is (number != signal.SIGKILL)
+
+
+KILLED = """
+import os, signal
+from types import SimpleNamespace
+from rmcore.data import chat_template
+chat_template._Process._next = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # once a request is under way
+tokenizer = SimpleNamespace(get_chat_template=lambda *_: "{{ messages[0].content }}", special_tokens_map={})
+chat_template.render_chats(tokenizer, [([{"role": "user", "content": "Hello"}], {})])
+"""
+
+
+def test_the_process_that_renders_ends_without_a_word_where_its_parent_is_killed():
+    done = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True)  # until both have ended
+    assert (done.returncode, done.stderr) == (-signal.SIGKILL, "")
 
 
 def test_a_template_may_change_while_other_threads_render():
