@@ -243,7 +243,7 @@ def show_state(name: str, message: str | None = None) -> bool:
     """Show what the flow run of this process is at as its state in Prefect; gives whether it is shown.
 
     Only of a run that is running, so that one which is being cancelled stays so. A server that does not answer is no
-    reason to end the work.
+    reason to end the work, and one that has no such run any more, as a user deleted it, has no page to show it on.
 
     Args:
         name: of the state, for example "Waiting for the device".
@@ -256,7 +256,7 @@ def show_state(name: str, message: str | None = None) -> bool:
             if state is None or not state.is_running():
                 return False
             client.set_flow_run_state(run_id, Running(name=name, message=message))
-    except ServiceError:
+    except (ServiceError, ObjectNotFound):
         return False
     return True
 

@@ -96,6 +96,14 @@ def page(server, monkeypatch):
 MISSING = b'{"detail":"Flow run not found"}'
 
 
+def test_nothing_is_shown_of_a_run_that_its_server_has_no_more(server, monkeypatch):
+    server.statuses, server.body = [404], MISSING
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", str(uuid4()))
+    prefect_at = prefect_client.prefect_at
+    monkeypatch.setattr(prefect_client, "prefect_at", lambda api: prefect_at(server.api))
+    assert prefect_client.show_state("Waiting for the device") is False
+
+
 def test_a_flow_run_that_its_server_has_no_more_ends_its_process_once(server, page):
     server.statuses, server.body = [404], MISSING
     with page.watched(uuid4()):
