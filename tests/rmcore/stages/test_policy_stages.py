@@ -57,7 +57,7 @@ def with_samples(table, folder):
     folder.mkdir()
     table.to_parquet(folder / "samples.parquet")
     (folder / "left_out.json").write_text("{}")
-    samples.iloc[:0].to_parquet(folder / "unjudged.parquet")
+    table.iloc[:0].to_parquet(folder / "unjudged.parquet")
     return folder
 
 
