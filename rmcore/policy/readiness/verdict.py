@@ -242,7 +242,7 @@ def next_rung(verdict: Verdict, config: PipelineConfig, model: Sequence[str]) ->
             "evidence": "samples of the policy that will be optimised, judged",
             "command": judged if is_gold else f"{drawn} --policy YOUR_POLICY",
             "cost": f"{policy.num_prompts} prompts × {policy.samples_per_prompt} samples of the policy, which the "
-            "synthetic benchmark judges for nothing"
+            "synthetic benchmark judges without a cost"
             if is_gold
             else f"{samples} and a judgement of each; then {judged} --samples JUDGED_FILE",
         }
