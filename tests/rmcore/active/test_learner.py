@@ -49,6 +49,10 @@ def test_each_round_labels_k_new_pairs_and_trains_on_all_labels():
     assert head == pytest.approx(fitted, abs=1e-5)
 
 
+def test_only_what_has_no_label_is_asked_about():
+    assert sorted(learner(labelled=POOL[:-5]).select(POOL, 5), key=POOL.index) == POOL[-5:]
+
+
 @pytest.mark.slow
 def test_which_side_the_pool_calls_chosen_changes_nothing():
     rounds = learner("variance").run_active_loop(POOL, revealed, 2)
