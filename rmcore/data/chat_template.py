@@ -66,8 +66,7 @@ def render_chats(tokenizer: "PreTrainedTokenizerBase", dialogues: Iterable[Dialo
     """
     given = [_program(tokenizer, list(messages), dict(options)) for messages, options in dialogues]
     try:
-        process = _processes.setdefault(os.getpid(), _Process())
-        texts = iter(process.render([program for program in given if not isinstance(program, TemplateError)]))
+        texts = iter(_process.render([program for program in given if not isinstance(program, TemplateError)]))
         return [program if isinstance(program, TemplateError) else next(texts) for program in given]
     except (_OverTimeError, MemoryError, OSError) as error:
         what = {
@@ -98,35 +97,39 @@ class _Process:
     """A process that renders, one request after the other."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Have none, as a fork, which starts its own: another thread may hold the lock of its parent's."""
         self._busy = threading.Lock()
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: tuple[subprocess.Popen[bytes], Connection] | None = None
 
     def render(self, dialogues: Sequence[Any]) -> list[str | TemplateError]:
         """Render dialogues; a process that has ended meanwhile, or by the request before, is started again."""
         if not dialogues:
             return []
         with self._busy:
-            if self._child is None or self._child.poll() is not None:
+            if self._child is None or self._child[0].poll() is not None:
                 self._child = self._started()
+            child, pipe = self._child
             try:
-                self._pipe.send_bytes(pickle.dumps((LIMIT_SECONDS, dialogues)))
-                return [self._next(self._child) for _ in dialogues]
+                pipe.send_bytes(pickle.dumps((LIMIT_SECONDS, dialogues)))
+                return [self._next(child, pipe) for _ in dialogues]
             except BaseException:  # answers that are under way belong to no other request
-                self._pipe.close()
-                self._child.kill()
-                self._child.wait()
+                pipe.close()
+                child.kill()
+                child.wait()
                 raise
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _started(self) -> tuple[subprocess.Popen[bytes], Connection]:
         ours, theirs = socket.socketpair()
         # Above the standard streams, which the parent may have closed. Signals to a whole job are for the parent, which
         # ends in its time: the child has them blocked from its first instruction on.
         descriptor = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, 3)
         theirs.close()
-        self._pipe = Connection(ours.detach())
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
         try:
-            return subprocess.Popen(
+            child = subprocess.Popen(
                 [sys.executable, "-P", str(template_process.__file__), str(descriptor)],
                 pass_fds=[descriptor],
                 stdin=subprocess.DEVNULL,
@@ -136,12 +139,13 @@ class _Process:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             os.close(descriptor)
+        return child, Connection(ours.detach())
 
-    def _next(self, child: subprocess.Popen[bytes]) -> str | TemplateError:
-        if not self._pipe.poll(WALL_SECONDS):
+    def _next(self, child: subprocess.Popen[bytes], pipe: Connection) -> str | TemplateError:
+        if not pipe.poll(WALL_SECONDS):
             raise OSError(f"it has not answered for {WALL_SECONDS:g} s")
         try:
-            outcome, text = json.loads(self._pipe.recv_bytes())
+            outcome, text = json.loads(pipe.recv_bytes())
         except (EOFError, ConnectionError):
             ended_by = child.wait()
             if ended_by == -signal.SIGPROF:
@@ -152,6 +156,5 @@ class _Process:
         return str(text) if outcome == "text" else TemplateError(text)
 
 
-_processes: dict[int, _Process] = {}
-"""By the process that uses it: a fork has one of its own, since another thread may hold the lock of its parent's."""
-os.register_at_fork(after_in_child=_processes.clear)
+_process = _Process()
+os.register_at_fork(after_in_child=_process.forget)

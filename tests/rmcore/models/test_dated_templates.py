@@ -35,13 +35,13 @@ def go_to(monkeypatch):
     def go(zone):
         monkeypatch.setenv("TZ", zone)
         time.tzset()
-        chat_template._processes.clear()
+        chat_template._process.forget()
 
     go(FIRST)
     yield go
     monkeypatch.undo()
     time.tzset()
-    chat_template._processes.clear()
+    chat_template._process.forget()
 
 
 def with_template(tiny_folder, folder, template):
