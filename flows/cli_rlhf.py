@@ -103,7 +103,7 @@ def rlhf(
     if recorded is not None:
         has_judge = recorded.policy is not None and recorded.policy.judge is not None
         says = says or recorded.rlhf is not None or has_judge
-        preference_data = recorded.data.source if recorded.data.source != "gold" else None
+        preference_data = None if recorded.is_gold else recorded.data.source
         recorded = _with_training(recorded)
         settings += ["policy.samples=null"] if policy_model is not None else []
     if preference_data is not None and not asks and not says:

@@ -9,6 +9,7 @@ from experiments.arms import Arm
 from experiments.schema import Experiment
 from flows.requirements import require_answers, require_run
 from rmcore.config.changes import change_config
+from rmcore.config.data import GOLD
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.digests import make_key
 from rmcore.core.errors import ConfigError
@@ -114,7 +115,7 @@ def require_start(config: PipelineConfig) -> None:
     data = config.data
     columns = ColumnMap.from_config(data)
     for source, split in ((data.source, data.split), (data.eval_source, data.eval_split or data.split)):
-        if source is not None and source != "gold" and source_kind(source) in ("file", "folder"):
+        if source is not None and source != GOLD and source_kind(source) in ("file", "folder"):
             probe(iter_records(source, split=split), source, columns)
 
 

@@ -172,7 +172,7 @@ def confirm(config: PipelineConfig, checkpoint: str | None = None) -> dict[str, 
             "policy.samples holds what a policy answered before, and fresh prompts have to be answered now; leave it "
             "out, and name the policy."
         )
-    require_served_judge(policy, is_gold=config.data.source == "gold")
+    require_served_judge(policy, is_gold=config.is_gold)
     smallest_n(config.readiness.planned_kl)  # a plan that best-of-n cannot carry out is refused before anything runs
 
     def judged(refs: Mapping[str, ArtifactRef]) -> dict[str, Any]:

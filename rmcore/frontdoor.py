@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rmcore.config.data import GoldConfig
+from rmcore.config.data import GOLD, GoldConfig
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.tracking import NullTracker
@@ -34,7 +34,7 @@ def load_pairs(source: str, *, split: str = "train", limit: int | None = None) -
     Raises:
         DataError: it cannot be read, or its columns fit no layout; the message has a mapping to paste.
     """
-    if source == "gold":
+    if source == GOLD:
         return generate_pairs(GoldConfig(), seed=0).pairs[:limit]
     return list(sources.load_pairs(source, split=split, limit=limit).pairs)
 

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rmcore.config.data import DataConfig
+from rmcore.config.data import GOLD, DataConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import write_json
@@ -76,7 +76,7 @@ def _run(settings: PipelineConfig, out: Path, spool: Path, report: Report) -> No
     write_rejected(chain.from_iterable(one.rejected for one in loaded), out / "rejected_rows.jsonl")
     report(2, 3, "audit of all splits")
     findings = audit(splits, loaded, prepared.observations)
-    if settings.data.source == "gold":
+    if settings.data.source == GOLD:
         ceilings = {name: label_ceiling(pairs) for name, pairs in splits.items()}
         findings["label_ceiling"] = ceilings
         write_json(out / CEILING_FILE, ceilings)
@@ -107,7 +107,7 @@ def prepare(config: DataConfig, *, seed: int, report: Report = silent, spool: Pa
     A prompt's observations are in the split of its pairs. With a folder `spool` what is read is there, and not in
     memory, while it is used.
     """
-    if config.source == "gold":
+    if config.source == GOLD:
         world = generate_pairs(config.gold, seed if config.test_seed is None else config.test_seed)
         splits, _ = _carve(world.pairs[: config.limit], (), config, seed=seed, test=config.test_fraction)
         return Prepared({**splits, "ood": world.ood_pairs[: config.eval_limit]}, {}, [])

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from rmcore.config.base import Settings
+from rmcore.config.data import GOLD
 from rmcore.config.judging import ENDPOINT_PREFIX, is_endpoint, is_function
 from rmcore.config.model import FROM_POLICY, TINY_SIZES
 from rmcore.config.pipeline import PipelineConfig
@@ -142,7 +143,7 @@ def _put(tree: dict[str, Any], path: str, value: Any) -> None:
 
 
 def _source(name: str) -> str | None:
-    return None if name == "gold" else source_digest(name)
+    return None if name == GOLD else source_digest(name)
 
 
 def _weights(name: str) -> str | None:

@@ -140,7 +140,7 @@ def next_step(runs: Sequence[Tried]) -> NextRung | None:
     if not is_to_mend(best.verdict):
         return None
     is_reversed = REVERSED in best.found and best.accuracy < 0.5
-    if is_reversed and UNDER_TRAINED not in best.found and best.config.data.source != "gold":
+    if is_reversed and UNDER_TRAINED not in best.found and not best.config.is_gold:
         return _look_at_labels(best)
     width = visible_gain(runs)
     new = [one for one in candidates(best) if not _was_run(best, one, runs)]
@@ -161,7 +161,7 @@ def visible_gain(runs: Sequence[Tried]) -> float:
     """Return the smallest gain in accuracy that the chain's held-out pairs can show: half of a 95 % paired interval.
 
     It is the mean over the runs that were compared. Without any it is 1.96 √(d / n): d is `DISAGREEMENT`, and n the
-    number of independent pairs that the interval of the first run's accuracy stands for, p (1 - p) / s² with standard
+    number of independent pairs that would give the interval of the first run's accuracy, p (1 - p) / s² with standard
     error s.
     """
     widths = [
@@ -335,7 +335,7 @@ def _more_labels(run: Tried, runs: Sequence[Tried], width: float) -> NextRung:
     elif width > WORTH_SEEING and over.get("num"):
         wanted = math.ceil(over["num"] * (width / WORTH_SEEING) ** 2)
         told.append(f"about {wanted:,} held-out ones would show a gain of {100 * WORTH_SEEING:g} points")
-    if data.source == "gold":
+    if run.config.is_gold:
         return _step(run, "; ".join(told), "no label", {"data.gold.num_prompts": 2 * data.gold.num_prompts})
     return _step(run, "; ".join(told), "their labels", {"data.source": _MORE_PAIRS})
 

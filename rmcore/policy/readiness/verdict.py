@@ -230,7 +230,7 @@ def next_rung(verdict: Verdict, config: PipelineConfig, model: Sequence[str]) ->
             split and policy; below the third level also `--checkpoint DIR` and `--data FILE`.
     """
     policy = config.policy or PolicyConfig()
-    is_gold = config.data.source == "gold"
+    is_gold = config.is_gold
     judged = shlex.join(["rm-opt", "readiness", "policy", *model])
     each = max(samples_needed(config.readiness.planned_kl), DECIDING + 1)  # more of a prompt say little of the plan
     if verdict["rung"] < 3:

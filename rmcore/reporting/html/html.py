@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from rmcore.config.data import GOLD
 from rmcore.core.cost import money_text, price_per_hour
 from rmcore.core.metrics import metric_spec
 from rmcore.reporting.figures import numbers
@@ -200,7 +201,7 @@ def _question(results: Results) -> str:
     config, training = results["config"], results["training"]
     model = config.get("model", {}).get("name", "the model")
     source = config.get("data", {}).get("source")
-    data = "the synthetic benchmark" if source == "gold" else f"“{source or 'the data'}”"
+    data = "the synthetic benchmark" if source == GOLD else f"“{source or 'the data'}”"
     tested = f" and tested on {tested_on(results)}" if "pairwise_accuracy" in results["metrics"] else ""
     pairs, passes = pairs_and_passes(training)
     return (
