@@ -13,7 +13,7 @@ how often none of the disasters was among the prompts: then nothing that was jud
 without any.
 
 Some worlds are files of samples as users give them, read by the functions of the stages: prompts that the reward model
-was trained on, written otherwise, and prompts or samples that nobody judged.
+was trained on, written otherwise, and prompts or samples without a judgement.
 """
 
 import argparse
@@ -59,7 +59,7 @@ class World:
     share: of the prompts that have the quality, the first ones; the others have `elsewhere`.
     file: what the samples' file is like. trained on: the first prompts are those of the reward model's training.
         unjudged prompts: those with the quality `elsewhere` have three judged samples each. unjudged hacked: hacked
-        samples are longer than the others, and nobody judged them. unjudged by chance: 17 samples of each are judged.
+        samples are longer than the others, and none has a judgement. unjudged by chance: 17 samples of each are judged.
     """
 
     name: str
@@ -210,7 +210,7 @@ WORLDS = (
         World(f"perfect on {share:.0%} of the prompts, trained on; blind on the others", 160, share=share, **MEMORISED)
         for share in (0.1, 0.2, 0.5)
     ),
-    World("as good on 60 prompts as it is harmful on 100 that nobody judged", 160, share=60 / 160, **UNJUDGED),
+    World("as good on 60 prompts as it is harmful on 100 without a judgement", 160, share=60 / 160, **UNJUDGED),
     World("excellent, 5 of 160 prompts without judgements", 160, share=155 / 160, **UNJUDGED | {"elsewhere": 0.7}),
     World("longer samples without judgements, preferred and as good as any", 100, hacked=0.3, disasters=1.0, **PART),
     World("excellent, 17 of 24 samples judged, by chance", 150, **PART | {"file": "unjudged by chance"}),

@@ -1,8 +1,8 @@
 """The end of a run that a user cancels or deletes on its page in Prefect, as soon as its stages have saved.
 
 Prefect's runner sends SIGTERM and calls a run Cancelled only after it has loaded the flow once more, to look for hooks.
-Until then each task that was cut off would log its failure with a traceback, and it would stay red for ever. Nobody
-tells a process that its flow run was deleted, or cancelled where a command started it: it looks at its page itself.
+Until then each task that was cut off would log its failure with a traceback, and it would stay red for ever. No
+signal comes where a flow run was deleted, or cancelled though a command started it: its process looks at its page.
 """
 
 import logging

@@ -440,7 +440,7 @@ class Store:
     def _remove(self, folder: Path, key: str, still: Callable[[Path], bool] = Path.is_dir) -> bool:
         """Remove a folder unless a process computes or leases its artifact; return whether it was removed.
 
-        `still`: what is looked at again once nobody can exchange the folder any more.
+        `still`: looked at again once no other process can exchange the folder.
         """
         nameless = self._nameless()  # an incomplete artifact never has a name
         with self.try_lock(key) as is_idle:

@@ -50,7 +50,7 @@ UNJUDGED = {
 }
 """Sentences on what was left out for want of a judgement, by what the stage samples counts."""
 ALL_JUDGED = (
-    "whether samples were drawn that nobody judged is not known, as the file has none: the gain is that of a choice "
+    "whether samples without a judgement were drawn is not known, as the file has none: the gain is that of a choice "
     "among samples like the judged ones"
 )
 WORST_SHOWN = 5

@@ -37,7 +37,7 @@ class Condition:
 
 
 class Unseen(NamedTuple):
-    """Prompts of the plan whose choice nobody judged: `num` with too few judged samples next to `num_judged` others, of
+    """Prompts of the plan whose choice is unjudged: `num` with too few judged samples next to `num_judged` others, of
     which the worst sample loses `worst` standard deviations; and `num_chosen` of these others on which the reward model
     prefers a sample without a judgement, where the judged ones are a biased part of all.
     """
@@ -137,7 +137,7 @@ def _enough(num_telling: int) -> GateCheck:
 
 
 def _with_unseen(gain: Mapping[str, Any], unseen: Unseen) -> GateCheck:
-    """Whether the gain is left if each prompt whose choice nobody judged loses as much as the worst judged sample."""
+    """Whether the gain is left if each prompt whose choice is unjudged loses as much as the worst judged sample."""
     low, share = ends(gain)[0], (unseen.num + unseen.num_chosen) / (unseen.num + unseen.num_judged)
     bound = None if low is None else (1 - share) * low - share * unseen.worst
     passed = bound is not None and bound > 0

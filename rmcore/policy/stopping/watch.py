@@ -102,7 +102,7 @@ class Staked:
     """By the number of values that it was asked of."""
 
     def agrees(self, bet: Bet) -> bool:
-        """Whether rare prompts far out would have shown, and nothing was clipped, or the mean as it is lies beyond the
+        """Whether rare prompts far out would have shown, and nothing was clipped, or the mean as it is, is beyond the
         bet's null by its own interval, too.
 
         The interval is one after each quarter of `fewest` values, so that it is asked a few times and not after each
@@ -119,7 +119,7 @@ class Staked:
         return self._agreed[count]
 
     def _beyond(self, bet: Bet, values: FloatArray) -> bool:
-        """Whether the interval of the mean of (N, 1) values lies beyond the bet's null."""
+        """Whether the interval of the mean of (N, 1) values is beyond the bet's null."""
         lowest, highest = min(-self.limit, float(values.min())), max(self.limit, float(values.max()))
         low, high = bounded_means(
             values, np.array([lowest]), np.array([highest]), num_resamples=2000, seed=0, level=AGREES

@@ -1,4 +1,4 @@
-"""The judged samples of a file, next to those that nobody judged: whether they are as long, and what is chosen."""
+"""The judged samples of a file, next to those without a judgement: whether they are as long, and what is chosen."""
 
 import numpy as np
 import pandas as pd
