@@ -27,7 +27,9 @@ def rows(tmp_path):
 def test_two_servers_share_the_parts_and_give_the_models_rewards(checkpoint, rows, tmp_path, monkeypatch):
     monkeypatch.setenv("RM_OPT_VLLM", str(small_vllm.make_program(tmp_path)))
     out = tmp_path / "rewards.parquet"
-    before = psutil.Process().children(recursive=True)
+    rm = BradleyTerryRM.from_pretrained(checkpoint, device="cpu")
+    expected = rm.score([row["prompt"] for row in ROWS], [row["response"] for row in ROWS])
+    before = psutil.Process().children(recursive=True)  # with what renders templates for this process, which stays
     wanted = ["--engine", "vllm", "--actors", "2", "--part-rows", "8"]
     done = CliRunner().invoke(
         app, ["score", "--checkpoint", str(checkpoint), "--data", rows, "--out", str(out), *wanted]
@@ -35,13 +37,10 @@ def test_two_servers_share_the_parts_and_give_the_models_rewards(checkpoint, row
     assert done.exit_code == 0, done.output
     assert "50 rows scored" in done.output
     scored = pd.read_parquet(out)
-    rm = BradleyTerryRM.from_pretrained(checkpoint, device="cpu")
-    expected = rm.score([row["prompt"] for row in ROWS], [row["response"] for row in ROWS])
     assert scored.response.tolist() == [row["response"] for row in ROWS]
     assert scored.reward.tolist() == world.close(expected.tolist())
     assert np.ptp(scored.reward) > 0.1
-    own = psutil.Process()  # the process that renders for it is a copy of it, and stays
-    started = [one for one in own.children(recursive=True) if one not in before and one.cmdline() != own.cmdline()]
+    started = [one for one in psutil.Process().children(recursive=True) if one not in before]
     assert not [one for one in psutil.wait_procs(started, timeout=60)[1] if runs(one)]
 
 
