@@ -21,8 +21,8 @@ assert hasattr(providers, "is_local_module_file"), (
 )
 providers.is_local_module_file = lambda file: False
 
-SERVICES_TIMEOUT_S = 900.0
-"""Of a test with servers: above every time-out of its own, so that those speak first and say what was waited for."""
+SERVICES_TIMEOUT_S = 3600.0
+"""Of a test with servers: above `PATIENCE_S`, so that what was waited for is said first."""
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("DO_NOT_TRACK", "1")

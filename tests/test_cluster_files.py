@@ -9,6 +9,7 @@ import typer
 import yaml
 
 from flows.cli import app
+from machine import PATIENCE_S
 
 FOLDER = Path(__file__).parents[1] / "docs" / "cluster"
 ROOT = typer.main.get_command(app)
@@ -61,7 +62,7 @@ def test_the_slurm_script_refuses_what_it_was_not_told(missing, tmp_path):
     environment = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)} | given
     del environment[missing]
     done = subprocess.run(
-        ["bash", FOLDER / "worker.slurm"], env=environment, capture_output=True, text=True, timeout=60
+        ["bash", FOLDER / "worker.slurm"], env=environment, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode != 0
     assert missing in done.stderr
@@ -74,7 +75,7 @@ def test_the_slurm_script_runs_a_worker_in_a_home_of_its_own(tmp_path):
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": str(tmp_path), "SLURM_JOB_ID": "7"}
     environment |= {"SERVER": "http://h:4200", "RM_OPT_PASSWORD_FILE": "p", "RM_OPT_SHARED": "file:///s"}
     done = subprocess.run(
-        ["bash", FOLDER / "worker.slurm"], env=environment, capture_output=True, text=True, timeout=60
+        ["bash", FOLDER / "worker.slurm"], env=environment, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stderr
     home, program_run, *words = done.stdout.split()

@@ -21,6 +21,7 @@ import gallery
 from flows import cli_run
 from flows.cli import app
 from flows.settings import load_config
+from machine import PATIENCE_S
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.progress import silent
 from rmcore.core.tracking import NullTracker
@@ -168,7 +169,7 @@ def test_the_site_has_every_command_setting_and_figure_and_no_broken_link(tmp_pa
         },
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     commands, options, figures = (

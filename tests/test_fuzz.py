@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from machine import PATIENCE_S
+
 FUZZ = Path(__file__).parent / "fuzz"
 NEEDS_COMPILER = pytest.mark.skipif(
     sys.platform != "linux" or shutil.which("cc") is None, reason="faults are injected by a library for Linux"
@@ -21,7 +23,7 @@ NEEDS_COMPILER = pytest.mark.skipif(
 def test_a_few_cases_of_each_kind_give_no_finding(kind, count, tmp_path):
     command = [sys.executable, FUZZ / "run.py", "--only", kind, "--count", str(count), "--keep", tmp_path]
     environment = os.environ | {"PYTHONSAFEPATH": "1"}  # as in every process of a home
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "0 findings"
     assert done.stdout.splitlines()[1].split()[:2] == [kind, str(count)]

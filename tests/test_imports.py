@@ -11,6 +11,7 @@ from packaging.requirements import Requirement
 
 import flows
 import rmcore
+from machine import PATIENCE_S
 from rmcore.core.errors import ConfigError
 from rmcore.policy.grpo.rlhf_requirements import require_trl
 
@@ -18,7 +19,7 @@ from rmcore.policy.grpo.rlhf_requirements import require_trl
 def said_by(program, *words):
     """What a Python program prints, as JSON."""
     command = [sys.executable, "-P", "-c", program, *words]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, timeout=240).stdout)
+    return json.loads(subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_S).stdout)
 
 
 STEPS = """

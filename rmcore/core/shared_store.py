@@ -20,6 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from fnmatch import fnmatchcase
+from glob import glob
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -274,14 +276,12 @@ def _are_saved(files: Any, patterns: Sequence[str]) -> TypeGuard[dict[str, str]]
 
 
 def saved_files(folder: Path, patterns: Iterable[str]) -> list[Path]:
-    """Give the files under what matches, but for what is still being written (a name that begins with a dot)."""
-    found = list[Path]()
+    """Give the files under what matches, but for what is still being written (a name that begins with a dot).
+
+    A state that is removed while it is listed is left out, where `Path.glob` would raise an error.
+    """
+    names = dict[Path, None]()
     for pattern in patterns:
-        for match in sorted(folder.glob(pattern)):
-            inside = sorted(match.rglob("*")) if match.is_dir() else [match]
-            found += [
-                one
-                for one in inside
-                if one.is_file() and not any(part[0] == "." for part in one.relative_to(folder).parts)
-            ]
-    return found
+        matches = (glob(place, root_dir=folder, recursive=True) for place in (pattern, f"{pattern}/**"))
+        names |= dict.fromkeys(sorted(map(Path, chain(*matches))))
+    return [folder / name for name in names if (folder / name).is_file()]

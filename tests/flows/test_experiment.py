@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from machine import family, wait_for
+from machine import PATIENCE_S, family, found, wait_for
 from rmcore.core.processes import marked, runs, terminate
 from used_homes import begin
 from warm_commands import WarmCommands
@@ -116,7 +116,7 @@ class Place:
 
         Folders with a dot hold what is not finished, its manifest perhaps written already.
         """
-        return {path: path.read_bytes() for path in self.home.glob(f"store/{stage}/*/MANIFEST.json")}
+        return {path: path.read_bytes() for path in found(self.home, f"store/{stage}/*/MANIFEST.json")}
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def place(tmp_path_factory, databases, prefect_server, tiny_folder):
 def finished(place):
     """The matrix after it was killed in the middle and started again."""
     process = place.start("experiment", place.file)
-    wait_for(lambda: process.poll() is not None or place.manifests("evaluate"), "no cell was finished", 280)
+    wait_for(lambda: process.poll() is not None or place.manifests("evaluate"), "no cell was finished")
     assert process.poll() is None, process.communicate()
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
@@ -262,16 +262,16 @@ def test_a_signal_ends_every_stage_and_loses_nothing(place, finished):
     trained = place.manifests("train")
 
     def states():
-        return set(place.home.glob("store/.wip/train-*/resume/step_*/record.json"))
+        return set(found(place.home, "store/.wip/train-*/resume/step_*/record.json"))
 
     before = states()
     process = place.start("experiment", long, "--arms", "small,large")
-    wait_for(lambda: process.poll() is not None or states() - before, seconds=280)
+    wait_for(lambda: process.poll() is not None or states() - before)
     assert process.poll() is None, process.communicate()
     stages = [one for one, words in family(process.pid).items() if "rmcore.core.child_process" in words]
     assert stages
     process.terminate()  # the command alone: its children hear of it from the command
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, errors
     # The process that forks the stages is ended last, and the command does not wait for it.
     wait_for(lambda: not any(map(runs, stages)))

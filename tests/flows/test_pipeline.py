@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from benchmark_sample import write_own_set
-from machine import family, wait_for
+from machine import PATIENCE_S, family, found, num_lines, wait_for
 from nano_model import make_nano
 from rmcore.core.processes import marked, terminate
 from used_homes import begin
@@ -57,7 +57,9 @@ class Workplace:
         if anew:
             command = [sys.executable, "-c", "from flows.cli import main; main()", *map(str, arguments)]
             environment = self.environment | environment
-            done = subprocess.run(command, cwd=self.code, env=environment, capture_output=True, text=True, timeout=900)
+            done = subprocess.run(
+                command, cwd=self.code, env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+            )
         else:
             done = self.warm.run(arguments, self.beside_server | environment, self.code)
         assert "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
@@ -66,7 +68,7 @@ class Workplace:
         return done
 
     def manifests(self):
-        return {path: path.read_bytes() for path in self.home.glob("store/[!.]*/*/MANIFEST.json")}
+        return {path: path.read_bytes() for path in found(self.home, "store/[!.]*/*/MANIFEST.json")}
 
     def run(self, *changes, anew=False, **environment):
         """Run the smoke pipeline; which stages wrote a manifest, the summary and the finished process."""
@@ -269,9 +271,9 @@ class Training:
     @staticmethod
     def progress(place):
         """Steps that were logged, and states that were saved: names of unfinished trainings only."""
-        logs = place.home.glob("store/.wip/train-*/metrics.jsonl")
-        states = place.home.glob("store/.wip/train-*/resume/step_*")
-        return sum(log.read_text().count("\n") for log in logs), {path.name for path in states}
+        lines = num_lines(found(place.home, "store/.wip/train-*/metrics.jsonl"))
+        states = found(place.home, "store/.wip/train-*/resume/step_*")
+        return lines, {path.name for path in states}
 
     def wait_for(self, made):
         """Until `made(before, now)` says that it has got far enough."""
@@ -287,11 +289,11 @@ class Training:
         server.suspend()
         try:
             os.killpg(self.process.pid, number)
-            self.process.wait(timeout=60)
+            self.process.wait(timeout=PATIENCE_S)
         finally:
             if server.is_running():
                 server.resume()
-        output, errors = self.process.communicate(timeout=60)  # the server holds the other end of the pipe, too
+        output, errors = self.process.communicate(timeout=PATIENCE_S)  # the server holds the other end of the pipe, too
         return output + errors
 
 

@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from flows.progress import Progress, drawn
+from machine import PATIENCE_S
 from rmcore.core.errors import ServiceError
 
 
@@ -34,6 +35,6 @@ def test_it_is_drawn_once_a_while_and_at_the_end_and_a_server_that_is_away_chang
         for name in ("prepare", "train"):
             with progress.part(name) as hear:
                 hear(0.5)
-                assert away.wait(timeout=60)
+                assert away.wait(timeout=PATIENCE_S)
     assert seen[-1] == 100.0
     assert len(seen) == 2  # the first change and the end, whatever came between them

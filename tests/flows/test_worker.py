@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from flows.worker import Cluster, Worker
+from machine import PATIENCE_S
 from rmcore.core.errors import ServiceError
 from rmcore.core.processes import runs
 from tasks.guarded_server import Guard
@@ -56,4 +57,4 @@ def test_a_worker_and_its_runs_end_where_another_program_answers(monkeypatch, tm
     else:
         with pytest.raises(ServiceError, match=said):
             checked.require_same_servers(worker)
-        assert not any(map(runs, psutil.wait_procs(mine, timeout=60)[1]))
+        assert not any(map(runs, psutil.wait_procs(mine, timeout=PATIENCE_S)[1]))

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
-from machine import free_ports
+from machine import PATIENCE_S, free_ports
 from nano_model import nano_config
 from rmcore.core.child_process import ForkedProcess
 from rmcore.models.tiny import build_tiny
@@ -51,7 +51,7 @@ def run(folder, processes, environment, stop_at=0, fails=False, hosts=None, **ch
         spec.write_text(json.dumps([str(folder), stop_at, changes, variables if processes > 1 else {}]))
         with log.open("w") as told:
             started.append((ForkedProcess(PROGRAM.stem, spec, told, environment), log))
-    ended = [(process.wait(timeout=300), log.read_text()) for process, log in started]
+    ended = [(process.wait(timeout=PATIENCE_S), log.read_text()) for process, log in started]
     if fails:
         return ended
     assert [status for status, _ in ended] == [0] * processes, "\n".join(told[-3000:] for _, told in ended)
@@ -69,7 +69,7 @@ def run_on_two_hosts(hosts, environment, second_dies_at):
                     "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}"]  # fmt: skip
         command = [*launcher, PROGRAM, folder / "spec.json"]
         started.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
-    told = [process.communicate(timeout=300)[1] for process in started]
+    told = [process.communicate(timeout=PATIENCE_S)[1] for process in started]
     return [process.returncode for process in started], told
 
 

@@ -23,7 +23,7 @@ import websockets.sync.client
 
 from flows.worker import path_of_runs
 from forwarder import Forwarder
-from machine import free_ports, wait_for
+from machine import PATIENCE_S, free_ports, wait_for
 from owner_login import OwnerLogin, Patient
 from rmcore.core.child_process import StageServer
 from rmcore.core.processes import marked, terminate
@@ -56,13 +56,13 @@ class Browser:
         command = [program, *CHROMIUM_FLAGS, f"--user-data-dir={profile}", "about:blank"]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
         ready = next(line for line in self.process.stderr if "DevTools listening on" in line)
-        targets = httpx.get(f"http://{ready.split('/')[2]}/json/list", timeout=60).json()
+        targets = httpx.get(f"http://{ready.split('/')[2]}/json/list", timeout=PATIENCE_S).json()
         page = next(target for target in targets if target["type"] == "page")
         self.socket = websockets.sync.client.connect(page["webSocketDebuggerUrl"], max_size=None)
         self.num_sent = 0
 
     def __call__(self, address, window, expected):
-        """The HTML at an address in a window of that size, once it holds the expected texts or after a minute."""
+        """The HTML at an address in a window of that size, once it holds the expected texts; at the limit as it is."""
         width, height = map(int, window.split(","))
         self.tell("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.tell("Page.navigate", url=address)
@@ -80,7 +80,7 @@ class Browser:
         self.wait(f"{PASSWORD_FIELD} == null", bool)
 
     def wait(self, expression, holds):
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while not holds(value := self.run(expression)) and time.monotonic() < deadline:
             time.sleep(0.1)
         return value
@@ -91,7 +91,7 @@ class Browser:
     def tell(self, method, **parameters):
         self.num_sent += 1
         self.socket.send(json.dumps({"id": self.num_sent, "method": method, "params": parameters}))
-        while (answer := json.loads(self.socket.recv(timeout=60))).get("id") != self.num_sent:
+        while (answer := json.loads(self.socket.recv(timeout=PATIENCE_S))).get("id") != self.num_sent:
             pass
         return answer["result"]
 
@@ -203,7 +203,7 @@ def own_server(home):
 
     def answers():
         with contextlib.suppress(httpx.HTTPError):
-            return httpx.get(f"{address}/health").is_success
+            return httpx.get(f"{address}/health", timeout=PATIENCE_S).is_success
 
     wait_for(answers)
     yield address
@@ -258,7 +258,7 @@ class Services:
         login = OwnerLogin(home, {PREFECT_SERVER: self.ui, MLFLOW_SERVER: self.mlflow})
         self.passwords = login.passwords
         """Of each server, by its address."""
-        self.http = httpx.Client(timeout=60, auth=login, transport=Patient())
+        self.http = httpx.Client(timeout=PATIENCE_S, auth=login, transport=Patient())
         """Speaks to all servers as their owner."""
         self.tracking = f"http://any:{self.passwords[self.mlflow]}@127.0.0.1:{mlflow_port}"
         """MLflow's address for a client of its owner."""
@@ -274,7 +274,7 @@ class Services:
 
     def rm_opt(self, *arguments):
         command = [sys.executable, "-c", "from flows.cli import main; main()", *map(str, arguments)]
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=PATIENCE_S)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -296,20 +296,19 @@ class Services:
     def flow_runs(self, **conditions):
         return self.http.post(f"{self.api}/flow_runs/filter", json={"flow_runs": conditions}).raise_for_status().json()
 
-    def wait(self, run_id, timeout_s=600, until=lambda: False):
+    def wait(self, run_id, until=lambda: False):
         """The flow run once it has ended, or once `until()` is true: it is asked at each look."""
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            reached = until()  # first: the run that is given was asked for after that
-            run = self.http.get(f"{self.api}/flow_runs/{run_id}").json()
-            if reached or run["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"):
-                return run
-            time.sleep(1)
-        raise AssertionError(f"the flow run is still {run['state_type']} after {timeout_s} s")
 
-    def wait_for(self, condition, timeout_s=300):
+        def ended():
+            reached = until()  # first: the run that is given was asked for after that
+            run = self.http.get(f"{self.api}/flow_runs/{run_id}").raise_for_status().json()
+            return run if reached or run["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED") else None
+
+        return self.wait_for(ended)
+
+    def wait_for(self, condition):
         """What `condition()` gives once it is true: it asks the servers, at most once a second."""
-        return wait_for(condition, f"not within {timeout_s} s", timeout_s, longest_pause=1.0)
+        return wait_for(condition, pause=1.0)
 
     def mlflow_runs(self, study):
         """Runs of a study in MLflow; none where it has no experiment."""

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from flows import services
-from machine import free_ports
+from machine import PATIENCE_S, free_ports
 from other_user import AS_ROOT, NOBODY
 from owner_login import Patient
 from rmcore.core.processes import marked
@@ -58,7 +58,7 @@ def up(tmp_path):
 
     def run(*ports):
         words = [sys.executable, "-c", script, str(root), *map(str, ports)]
-        return subprocess.run(words, capture_output=True, text=True, timeout=400)
+        return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
 
     return run
 
@@ -67,11 +67,11 @@ def kill(processes):
     for process in processes:
         process.kill()
     for process in processes:
-        process.wait(timeout=60)
+        process.wait(timeout=PATIENCE_S)
 
 
 def ask(method, address, **more):
-    with httpx.Client(timeout=60, transport=Patient()) as client:
+    with httpx.Client(timeout=PATIENCE_S, transport=Patient()) as client:
         return client.request(method, address, **more)
 
 
@@ -136,8 +136,10 @@ def test_another_user_hears_no_password_while_the_servers_run_and_after_their_de
 
     # When all are dead they are, and neither a run that is left over nor `up` sends anything there.
     kill(marked(HOME_MARK, str(home)))
-    assert other_user.take(*ports, seconds=30) == set(ports)
-    run = subprocess.run([sys.executable, "-c", LEFT_OVER], env=left_over, capture_output=True, text=True, timeout=60)
+    assert other_user.take(*ports, seconds=PATIENCE_S) == set(ports)
+    run = subprocess.run(
+        [sys.executable, "-c", LEFT_OVER], env=left_over, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert "is not ours" in run.stderr
     assert f"uid {NOBODY}" in run.stderr
     refused = up(*ports)

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from mlflow.entities import ViewType
 
+from machine import PATIENCE_S
 from rmcore.core.errors import DataError
 from rmcore.core.processes import start_of
 from rmcore.core.tracking import METRICS_FILE
@@ -265,7 +266,7 @@ def test_two_that_set_a_childs_parent_at_the_same_moment_both_go_on(home):
         parent_run = client().get_run(parent.run_id)
         for number in range(20):
             made = client().create_run(parent_run.info.experiment_id)
-            meet = threading.Barrier(2, timeout=120)
+            meet = threading.Barrier(2, timeout=PATIENCE_S)
 
             def join(made=made, meet=meet):
                 known = client()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from machine import free_ports
+from machine import PATIENCE_S, free_ports
 from used_homes import begin
 
 pytestmark = pytest.mark.services
@@ -54,7 +54,7 @@ def rm_opt(wheel, databases):
 
     def call(*words):
         command = [python.with_name("rm-opt"), *map(str, words)]
-        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
 
     yield call
     call("down")

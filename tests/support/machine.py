@@ -4,9 +4,13 @@ import random
 import socket
 import time
 from contextlib import suppress
+from glob import glob
+from pathlib import Path
 
 import psutil
 
+PATIENCE_S = 900.0
+"""Limit of each wait for what a working machine does, however busy: it is reached only where something is broken."""
 PORTS = range(10_000, 32_000)
 """Below those that the kernel gives to each connection: none of these takes a port before its server has started."""
 
@@ -22,19 +26,18 @@ def free_ports(num_ports):
     raise OSError("no port is free")
 
 
-def wait_for(condition, what="timed out", seconds=120.0, longest_pause=0.2):
+def wait_for(condition, what="timed out", pause=0.05):
     """What `condition()` gives once it is true; `what` is the error's text or a function that gives it.
 
-    Looks that ask a server keep it from what is waited for: they are fewer, and still see what lasts for as long as the
-    longest pause, in seconds.
+    Looks that ask a server keep it from what is waited for: they have a longer pause, in seconds, between them.
     """
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         begin = time.monotonic()
         if found := condition():
             return found
         assert time.monotonic() < deadline, what() if callable(what) else what
-        time.sleep(min(longest_pause, max(0.05, 9 * (time.monotonic() - begin))))
+        time.sleep(max(pause, min(0.2, 9 * (time.monotonic() - begin))))
 
 
 def family(pid):
@@ -44,3 +47,17 @@ def family(pid):
         with suppress(psutil.NoSuchProcess):
             found[process] = [process.name(), *process.cmdline()]
     return found
+
+
+def found(folder, pattern):
+    """Paths of a folder that others change meanwhile: what goes is left out, where `Path.glob` raises an error."""
+    return [Path(folder, name) for name in glob(pattern, root_dir=folder, recursive=True, include_hidden=True)]
+
+
+def num_lines(files):
+    """Lines of all these files together, of those that are still there."""
+    number = 0
+    for file in files:
+        with suppress(FileNotFoundError):
+            number += file.read_text().count("\n")
+    return number

@@ -4,6 +4,7 @@ import time
 
 import httpx
 
+from machine import PATIENCE_S
 from tasks.passwords import basic_authorization, identity
 
 
@@ -28,7 +29,7 @@ class Patient(httpx.HTTPTransport):
     """Asks a server again that is busy (503: Prefect's database is locked), as Prefect's own client does."""
 
     def handle_request(self, request):
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while (answer := super().handle_request(request)).status_code == 503 and time.monotonic() < deadline:
             answer.close()
             time.sleep(0.5)

@@ -5,12 +5,14 @@ import sys
 
 import pytest
 
+from machine import PATIENCE_S
+
 
 def run_inside(program: str) -> str:
     """Run Python code in a pid namespace of its own; gives what it printed. Skips where none may be made."""
     command = ["unshare", "--pid", "--fork", sys.executable, "-c", program]
     try:
-        inside = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        inside = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     except FileNotFoundError:
         pytest.skip("unshare is not installed")
     if "unshare" in inside.stderr:

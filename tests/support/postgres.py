@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from machine import free_ports
+from machine import PATIENCE_S, free_ports
 
 PASSWORD = "secret-of-the-database"
 USER, DATABASE = "rm", "runs"
@@ -71,7 +71,7 @@ class Postgres:
     def _run(self, program, *words) -> str:
         command = [*self.as_user, str(self.bin / program), *map(str, words)]
         done = subprocess.run(
-            command, env=os.environ | {"PGPASSWORD": PASSWORD, "LC_ALL": "C"}, cwd="/", text=True, timeout=120,
+            command, env=os.environ | {"PGPASSWORD": PASSWORD, "LC_ALL": "C"}, cwd="/", text=True, timeout=PATIENCE_S,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout

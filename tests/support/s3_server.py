@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import httpx
 import psutil
 
-from machine import free_ports
+from machine import PATIENCE_S, free_ports
 
 
 @contextmanager
@@ -23,7 +23,7 @@ def s3_server() -> Iterator[str]:
         while True:
             assert server.poll() is None, f"the S3 server ended with {server.returncode}"
             try:
-                httpx.get(url, timeout=5, trust_env=False)  # not by a proxy
+                httpx.get(url, timeout=PATIENCE_S, trust_env=False)  # not by a proxy
                 break
             except httpx.TransportError:
                 psutil.wait_procs([psutil.Process(server.pid)], timeout=0.05)

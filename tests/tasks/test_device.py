@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from machine import PATIENCE_S
 from pid_namespace import run_inside
 from rmcore.core.errors import ConfigError
 from rmcore.core.store import Store
@@ -34,7 +35,7 @@ from tasks.waiting import clock
 def test_no_more_holders_than_slots(tmp_path, monkeypatch, slots):
     monkeypatch.setenv(SLOTS_VARIABLE, str(slots))
     store, holding, most, guard = Store(tmp_path), set(), [], threading.Lock()
-    full = threading.Barrier(slots, timeout=120)
+    full = threading.Barrier(slots, timeout=PATIENCE_S)
 
     def use():
         with device_slot(store, "a test") as slot:
@@ -50,7 +51,7 @@ def test_no_more_holders_than_slots(tmp_path, monkeypatch, slots):
     for user in users:
         user.start()
     for user in users:
-        user.join(60)
+        user.join(PATIENCE_S)
     assert max(most) == slots
     assert len(most) == 2 * slots
     assert holders(store) == []

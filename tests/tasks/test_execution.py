@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
+from machine import PATIENCE_S
 from rmcore.config.data import DataConfig, GoldConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core import progress
@@ -43,11 +44,11 @@ def test_who_computes_the_same_stage_is_named_to_those_who_wait(tmp_path):
 
     def begin():
         began.set()
-        assert named.wait(60)
+        assert named.wait(PATIENCE_S)
 
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(execute, store, asked, follow_nothing, begin, run="mine-seed0")
-        assert began.wait(60)
+        assert began.wait(PATIENCE_S)
         second = pool.submit(execute, store, asked, follow_nothing, lambda: None, wait=wait)
         while not wait.reason:
             assert not second.done()

@@ -9,6 +9,7 @@ import sys
 import httpx
 import pytest
 
+from machine import PATIENCE_S
 from rmcore.core.errors import ServiceError
 from tasks.guarded_server import AnyName, Guard
 from tasks.model_training import CHOOSE, ModelTrainingFirst
@@ -92,7 +93,7 @@ def test_a_server_proves_that_it_has_the_key_and_one_that_has_it_not_is_told_not
 
         async def app(scope, receive, send):
             told.append(scope["headers"])
-            own = httpx.get(f"{place}{scope['path']}?{scope['query_string'].decode()}")
+            own = httpx.get(f"{place}{scope['path']}?{scope['query_string'].decode()}", timeout=PATIENCE_S)
             headers = [(b"content-type", b"application/json")]
             await send({"type": "http.response.start", "status": own.status_code, "headers": headers})
             await send({"type": "http.response.body", "body": own.content})
@@ -111,8 +112,13 @@ def test_a_server_proves_that_it_has_the_key_and_one_that_has_it_not_is_told_not
         with pytest.raises(ServiceError, match="was sent no password"):
             ask_for_proof(impostor, KNOWN.key)
     assert not [name for headers in told for name, _ in headers if name == b"authorization"]
-    assert httpx.get(f"{honest}/rm-opt/proof?question=short").status_code == 400
-    assert httpx.get(f"{honest}/rm-opt/proof?question={'q' * 43}", headers={"Host": "other"}).status_code == 421
+    assert httpx.get(f"{honest}/rm-opt/proof?question=short", timeout=PATIENCE_S).status_code == 400
+    assert (
+        httpx.get(
+            f"{honest}/rm-opt/proof?question={'q' * 43}", headers={"Host": "other"}, timeout=PATIENCE_S
+        ).status_code
+        == 421
+    )
 
 
 def test_each_server_has_a_password_of_its_own_in_each_era():

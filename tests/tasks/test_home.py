@@ -13,6 +13,7 @@ from sqlalchemy import create_engine, text
 from typer.testing import CliRunner
 
 from flows.cli import app
+from machine import PATIENCE_S
 from rmcore.core.errors import ConfigError
 from rmcore.core.proxies import keep_direct
 from rmcore.core.store import FORMAT_FILE, Store
@@ -104,7 +105,7 @@ import httpx, requests
 from prefect.client.orchestration import SyncPrefectClient
 from rmcore.serving.client import RewardClient
 for address in sys.argv[1:]:
-    assert httpx.get(address).json() == {}
+    assert httpx.get(address, timeout=PATIENCE_S).json() == {}
     assert requests.get(address).json() == {}
     assert urllib.request.urlopen(address).read() == b"{}"
     with SyncPrefectClient(address) as client:
@@ -136,7 +137,11 @@ def test_no_client_asks_a_proxy_for_loopback(tmp_path, kind):
         environment = inherited | dict.fromkeys(names, address) | {"RM_OPT_HOME": str(tmp_path / "home")}
         places = [f"http://{host}:{server.server_port}" for host in ("127.0.0.1", "localhost")]
         done = subprocess.run(
-            [sys.executable, "-c", CLIENTS, *places], env=environment, capture_output=True, text=True, timeout=300
+            [sys.executable, "-c", CLIENTS, *places],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
         )
         server.shutdown()
         proxy.settimeout(0)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from machine import PATIENCE_S
 from rmcore.config.data import DataConfig, GoldConfig
 from rmcore.config.model import ModelConfig
 from rmcore.config.pipeline import PipelineConfig
@@ -58,7 +59,7 @@ def test_a_second_home_takes_what_the_first_computed(shared, tmp_path):
 def test_two_homes_that_compute_the_same_at_the_same_time_end_with_the_bytes_of_one(shared, tmp_path):
     together = threading.Barrier(2)
     with ThreadPoolExecutor(2) as pool:
-        both = [pool.submit(prepared, tmp_path / name, lambda: together.wait(60)) for name in "ab"]
+        both = [pool.submit(prepared, tmp_path / name, lambda: together.wait(PATIENCE_S)) for name in "ab"]
         (first, computed), (second, computed_too) = (one.result() for one in both)
     assert (computed, computed_too) == (True, True)
     assert first.digest == second.digest == shared.find("prepare", first.key)["manifest"]["digest"]

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from machine import PATIENCE_S
 from rmcore.config.data import DataConfig, GoldConfig
 from rmcore.config.model import ModelConfig
 from rmcore.config.pipeline import PipelineConfig
@@ -61,7 +62,7 @@ def test_a_stage_takes_no_place_among_processes_that_the_run_was_started_in(tmp_
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stage_processes, "MODULE", "rmcore_probe")
         alone, several = (StageProcesses(place, {}, number, inherited) for place, number in made(tmp_path, (1, 2)))
-        assert (alone.wait(60)[0], several.wait(60)[0]) == (0, 0)
+        assert (alone.wait(PATIENCE_S)[0], several.wait(PATIENCE_S)[0]) == (0, 0)
     told = [json.loads((folder / LOG_FILE).read_text()) for folder in (*alone.folders, *several.folders)]
     assert not set(PLACE) & told[0].keys()
     assert [(one["RANK"], one["WORLD_SIZE"]) for one in told[1:]] == [("0", "2"), ("1", "2")]

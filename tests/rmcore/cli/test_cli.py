@@ -19,6 +19,7 @@ import typer
 from safetensors.torch import load_file, save_file
 
 from flows.cli import app
+from machine import PATIENCE_S
 from rmcore.cli.guard import guard
 from rmcore.cli.measure import num_trained_on
 from rmcore.core.errors import JudgementsWantedError
@@ -53,7 +54,7 @@ def rm_opt(*arguments, check=True):
 def test_the_console_script_fails_without_a_traceback(tmp_path):
     script = Path(sys.executable).with_name("rm-opt")
     command = [script, "data", "check", tmp_path / "absent.csv"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
     assert "absent.csv" in done.stderr

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from flows.cli import app
-from machine import free_ports, wait_for
+from machine import PATIENCE_S, free_ports, wait_for
 from rmcore.cli.guard import guard
 from rmcore.cli.train import LOCK_FILE
 from rmcore.config.data import GoldConfig
@@ -19,7 +19,6 @@ from rmcore.data.gold.world import generate_pairs
 from rmcore.data.table import write_pairs
 
 PROGRAM = (sys.executable, "-P", "-c", "from flows.cli import main; main()", "train")
-WAIT_SECONDS = 240
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +68,7 @@ def test_a_training_that_was_given_a_place_among_others_says_whom_it_waits_for(t
     assert f"127.0.0.1:{port}" in said
     assert "unset RANK and WORLD_SIZE" in said
     with start(*arguments, stderr=subprocess.PIPE, place=place | {"MASTER_ADDR": ""}) as refused:
-        assert "unset RANK and WORLD_SIZE" in refused.communicate(timeout=WAIT_SECONDS)[1]
+        assert "unset RANK and WORLD_SIZE" in refused.communicate(timeout=PATIENCE_S)[1]
     assert refused.returncode == 2
 
 
@@ -90,7 +89,7 @@ def test_a_training_that_cannot_begin_leaves_what_was_there(tmp_path, tiny_folde
 def test_of_two_trainings_that_begin_together_one_trains_and_the_other_is_refused(tmp_path, pairs, tiny_folder):
     out = tmp_path / "out"
     both = [start(*words(pairs, tiny_folder, out, "--steps", "3"), stderr=subprocess.PIPE) for _ in range(2)]
-    said = [one.communicate(timeout=WAIT_SECONDS)[1] for one in both]
+    said = [one.communicate(timeout=PATIENCE_S)[1] for one in both]
     assert sorted(one.returncode for one in both) == [0, 2], said
     refused = said[[one.returncode for one in both].index(2)]
     assert "another process is training into" in refused or "already holds a finished training" in refused
@@ -109,7 +108,7 @@ def test_several_processes_hold_the_folder_and_end_with_their_launcher(tmp_path,
         assert len(workers) >= 2
         assert not is_free(out / LOCK_FILE)
         launcher.send_signal(signal.SIGKILL)
-    _gone, alive = psutil.wait_procs(workers, timeout=WAIT_SECONDS)
+    _gone, alive = psutil.wait_procs(workers, timeout=PATIENCE_S)
     for process in alive:
         process.kill()
     assert not alive
@@ -123,7 +122,7 @@ def test_a_training_whose_output_nobody_reads_trains_to_its_end(tmp_path, pairs,
     os.close(reader)
     done = start(*words(pairs, tiny_folder, out, "--steps", "3"), stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
-    said = done.communicate(timeout=WAIT_SECONDS)[1]
+    said = done.communicate(timeout=PATIENCE_S)[1]
     assert done.returncode == 0, said
     assert json.loads((out / "training.json").read_text())["num_steps"] == 3
     assert said.count("standard output") == 1

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from machine import wait_for
+from machine import PATIENCE_S, wait_for
 from rmcore.core import child_process as fork_server
 from rmcore.core.child_process import ForkedProcess, StageServer, terminate_forked
 from rmcore.core.processes import runs
@@ -158,7 +158,7 @@ def test_a_stage_draws_on_the_terminal_that_it_is_given(start):
     process = start(progress=[theirs])
     os.close(theirs)
     assert process.wait() == 0
-    watcher.join(60)
+    watcher.join(PATIENCE_S)
     assert b"prepare" in b"".join(drawn)
     os.close(ours)
 

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from machine import PATIENCE_S
 from rmcore.core.progress import counting_on, duration, labelled, progress_lines, within
 
 
@@ -23,7 +24,6 @@ def test_parts_tell_a_report_of_the_whole():
     assert told == [(3, 8, "sides scored"), (19, 32, "sides"), (1, 5, "seed 1: entropy")]
 
 
-@pytest.mark.timeout(60)
 def test_a_long_work_writes_a_line_now_and_then_also_while_it_says_nothing():
     """And tells how long it will take by what was done since its first report: a resumed one begins in the middle."""
     source, sink = os.pipe()
@@ -42,7 +42,6 @@ def test_a_long_work_writes_a_line_now_and_then_also_while_it_says_nothing():
     os.close(sink)
 
 
-@pytest.mark.timeout(60)
 def test_a_reader_that_has_gone_costs_the_work_nothing():
     source, sink = os.pipe()
     with progress_lines("train", sink, 0.01) as report:
@@ -63,7 +62,7 @@ def test_a_command_whose_standard_error_is_a_file_tells_by_lines(tmp_path):
         f"    while '1 of 3' not in open({str(tmp_path / 'log')!r}).read(): pass\n"
     )
     with (tmp_path / "log").open("w") as log:
-        subprocess.run([sys.executable, "-c", program], stderr=log, check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", program], stderr=log, check=True, timeout=PATIENCE_S)
     assert "score      1 of 3 · rows, " in (tmp_path / "log").read_text()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from machine import PATIENCE_S
 from rmcore.core.digests import make_key, with_self_digest
 from rmcore.core.errors import ConfigError, StoreError
-from rmcore.core.shared_store import SharedStore
+from rmcore.core.shared_store import SharedStore, saved_files
 from rmcore.core.store import Store
 from s3_server import make_bucket, s3_environment, s3_server
 
@@ -111,7 +113,7 @@ def test_of_processes_that_race_one_wins_each_time(url):
     for racer in racers:
         racer.stdin.write("\n")
         racer.stdin.flush()
-    won = Counter(int(number) for racer in racers for number in racer.communicate(timeout=250)[0].split())
+    won = Counter(int(number) for racer in racers for number in racer.communicate(timeout=PATIENCE_S)[0].split())
     assert won == dict.fromkeys(range(rounds), 1)
 
 
@@ -125,7 +127,7 @@ def test_an_uploader_that_is_killed_leaves_nothing_that_is_seen(url, tmp_path):
         f"shared.push(Store(Path({str(store.root)!r})), 'prepare', {KEY!r})"
     )
     uploader = program(url, code)
-    assert uploader.wait(60) == -signal.SIGKILL
+    assert uploader.wait(PATIENCE_S) == -signal.SIGKILL
     shared = opened(url)
     assert shared.objects.list("blobs/")  # it had come so far
     assert shared.find("prepare", KEY) is None
@@ -191,6 +193,26 @@ def test_what_a_stage_has_saved_goes_on_elsewhere_and_the_last_to_save_is_believ
     assert first.take_state("train", KEY, here, KEPT)
     assert content(here) == content(there)
     assert len(first.objects.list(f"states/train/{KEY}/")) == 3  # those of step 5 have gone
+
+
+@pytest.mark.parametrize("gone", ["step_5", "checkpoints"])
+def test_a_state_that_is_removed_while_it_is_listed_is_left_out(tmp_path, monkeypatch, gone):
+    """As a training does that saves the next one meanwhile; the rest is kept."""
+    out, scan = saved(tmp_path, 5, "five"), os.scandir
+    (out / "resume" / "step_5" / "checkpoints" / "best").mkdir(parents=True)
+    (out / "resume" / "step_9").mkdir()
+    (out / "resume" / "step_9" / "state.pt").write_text("nine")
+
+    def removed_before_it_is_read(place="."):
+        if Path(place).name == gone:
+            monkeypatch.setattr(os, "scandir", scan)
+            shutil.rmtree(place)
+        return scan(place)
+
+    monkeypatch.setattr(os, "scandir", removed_before_it_is_read)
+    left = {str(path.relative_to(out)) for path in saved_files(out, KEPT)}
+    assert left - {"resume/step_5/state.pt"} == {"resume/step_9/state.pt", "drawn.jsonl", "metrics.jsonl"}
+    assert os.scandir is scan
 
 
 def test_states_that_are_not_all_there_leave_what_lies_here_alone(url, tmp_path):

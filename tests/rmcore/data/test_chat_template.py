@@ -17,6 +17,7 @@ import psutil
 import pytest
 from jinja2 import TemplateError
 
+from machine import PATIENCE_S
 from rmcore.core.errors import ModelError
 from rmcore.core.files import exclusive, is_free
 from rmcore.data import chat_template, template_process
@@ -115,7 +116,7 @@ def test_a_fork_of_a_process_that_has_rendered_ends_its_own():
     render_chat(tokenizer_with(USUAL), MESSAGES)
     process = multiprocessing.get_context("fork").Process(target=ends, args=(tokenizer_with(LOOP),))
     process.start()
-    process.join(60)
+    process.join(PATIENCE_S)
     assert process.exitcode == 0
 
 
@@ -128,7 +129,7 @@ def renders_without_standard_streams():
 def test_a_process_without_standard_streams_renders():
     process = multiprocessing.get_context("fork").Process(target=renders_without_standard_streams)
     process.start()
-    process.join(60)
+    process.join(PATIENCE_S)
     assert process.exitcode == 0
 
 

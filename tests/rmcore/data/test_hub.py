@@ -11,6 +11,8 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from machine import PATIENCE_S
+
 pytestmark = pytest.mark.slow
 
 COMMIT = "c0ffee" * 6 + "abcd"
@@ -91,7 +93,7 @@ def run(tmp_path, **environment):
         [sys.executable, "-c", CODE],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         cwd=Path(__file__).parents[3],
         env=clean | {"HF_HOME": str(tmp_path)} | environment,
     )

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from judge_server import FORMS, KEY, Raw, completion, endpoint, judge_server, questions
+from machine import PATIENCE_S
 from rmcore.config.judging import JudgingConfig
 from rmcore.core.errors import ConfigError, JudgementsWantedError, RmcoreError, ServingError
 from rmcore.judging.endpoint import RETRIES, Address
@@ -69,7 +70,7 @@ def test_a_question_that_fails_while_others_are_answered_is_asked_again(tmp_path
         if not one.body["messages"][0]["content"].endswith("n 0"):
             is_answering.set()
             return "1"
-        is_answering.wait(60)
+        is_answering.wait(PATIENCE_S)
         num_failed += 1
         return "1" if num_failed > 2 * (1 + RETRIES) - 3 else OVERLOADED
 
@@ -287,7 +288,7 @@ def test_an_answer_that_cannot_be_read_costs_none_that_is_under_way(tmp_path):
     all_asked, later = threading.Barrier(5), threading.Event()
 
     def behaviour(one):
-        all_asked.wait(60)
+        all_asked.wait(PATIENCE_S)
         if one.body["messages"][0]["content"].endswith("0"):
             return nested(50_000)
         later.wait(0.2)
@@ -320,7 +321,7 @@ def test_a_process_that_is_asked_to_end_keeps_what_is_under_way_and_asks_no_more
 
     def behaviour(one):
         if one.number < 5:
-            all_asked.wait(60)
+            all_asked.wait(PATIENCE_S)
         return "1"
 
     with judge_server(behaviour) as server:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from machine import PATIENCE_S
 from rmcore.core.errors import ConfigError, RequestError, ServingError
 from rmcore.serving.async_client import AsyncRewardClient
 from rmcore.serving.client import RewardClient
@@ -254,5 +255,7 @@ def test_a_program_that_forgets_to_close_its_client_ends_and_torch_was_not_impor
         "import sys; from rmcore.serving.client import RewardClient; import rmcore.serving.scorer\n"
         f"client = RewardClient({server.address!r}); print(client.version().weight_version, 'torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, env=os.environ, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, timeout=PATIENCE_S, env=os.environ, text=True
+    )
     assert (done.stdout, done.stderr, done.returncode) == ("1 False\n", "", 0)

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from machine import PATIENCE_S
 from rmcore.core.errors import NotReadyError, RequestError, ServingError
 from rmcore.serving.client import RewardClient
 from rmcore.serving.types import RewardProbe, WeightUpdate
@@ -265,7 +266,7 @@ def test_ctrl_c_just_after_a_call_was_handed_over_ends_its_requests_too(server, 
 
     def interrupt(coroutine, loop):
         hand_over(coroutine, loop)
-        assert asked.wait(60)
+        assert asked.wait(PATIENCE_S)
         raise KeyboardInterrupt
 
     def hang_once(seen):

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from machine import PATIENCE_S
+
 pytestmark = pytest.mark.slow
 SOFT, HARD = 64, 128
 TOKEN = "the-token-of-this-test"
-WAIT_SECONDS = 20.0
 PROGRAM = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[3]), int(sys.argv[4])))
@@ -43,11 +44,11 @@ def server(tiny_folder):
     process.port = port
     yield process
     process.stdin.close()
-    assert process.wait(WAIT_SECONDS) == 0
+    assert process.wait(PATIENCE_S) == 0
 
 
 def connect(server):
-    return closing(socket.create_connection(("127.0.0.1", server.port), WAIT_SECONDS))
+    return closing(socket.create_connection(("127.0.0.1", server.port), PATIENCE_S))
 
 
 def request(path="/version", method="GET", token=None) -> bytes:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 import small_vllm
-from machine import family
+from machine import PATIENCE_S, family
 from rmcore.core.errors import NotReadyError, RequestError, ServingError
 from rmcore.serving.engine import VllmEngine
 from rmcore.serving.http_app import HttpSettings, RewardApp
@@ -62,7 +62,7 @@ def published(served: ServedModel, scale: float, probe: RewardProbe | None = Non
 
 
 async def settled(served: ServedModel) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while served.state in ("updating", "restarting"):
             await asyncio.sleep(0.02)
 
@@ -181,7 +181,7 @@ def test_an_exchange_whose_caller_left_is_over_before_the_next_one_begins(tmp_pa
             request = asyncio.create_task(served.score(ROWS))
             with await asyncio.to_thread(gate.open, "wb"):
                 first = asyncio.create_task(served.update(published(served, 2.0)))
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(PATIENCE_S):
                     while not (served.weights.folder.parent / "served-000002").exists():
                         await asyncio.sleep(0.01)
                 first.cancel()

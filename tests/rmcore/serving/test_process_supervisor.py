@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from machine import wait_for
+from machine import PATIENCE_S, wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
 SERVER = """
@@ -88,7 +88,7 @@ def test_the_status_of_the_server_is_the_supervisors(tmp_path):
     for command, status in (("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137)):
         done = subprocess.run(
             [sys.executable, "-m", "rmcore.serving.process_supervisor", str(reading), sys.executable, "-c", command],
-            pass_fds=(reading,), env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=60,
+            pass_fds=(reading,), env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=PATIENCE_S,
         )  # fmt: skip
         assert done.returncode == status
     os.close(reading)

@@ -17,6 +17,7 @@ import aiohttp
 import httpx
 import pytest
 
+from machine import PATIENCE_S
 from rmcore.core.errors import ConfigError
 from rmcore.data.rendering import Renderer, Rendering
 from rmcore.serving.http_app import HttpSettings
@@ -61,7 +62,7 @@ def server(rewarder, tmp_path):
 
 async def post(url, payload):
     """What all four do: aiohttp, JSON, the status, the JSON of the answer."""
-    async with aiohttp.ClientSession() as session, session.post(url, json=payload) as answer:
+    async with aiohttp.ClientSession() as session, session.post(url, json=payload, timeout=PATIENCE_S) as answer:
         answer.raise_for_status()
         return await answer.json(), answer.headers
 
@@ -177,7 +178,7 @@ def test_texts_token_ids_and_messages_of_vllms_two_routes_have_one_reward(server
 )
 def test_what_cannot_be_read_is_refused_by_its_name_and_logged(server, capfd, path, payload, field):
     for _ in range(2):
-        answer = httpx.post(f"http://{LOGIN}@127.0.0.1:{server.port}/{path}", json=payload)
+        answer = httpx.post(f"http://{LOGIN}@127.0.0.1:{server.port}/{path}", json=payload, timeout=PATIENCE_S)
         assert (answer.status_code, answer.json()["field"]) == (422, field), answer.text
     assert capfd.readouterr().err.count(f"warning: /{path}: refused: ") == 1
     assert (server._pending_rows, server._pending_bytes) == (0, 0)
@@ -188,7 +189,7 @@ def test_too_many_inputs_are_refused_as_by_score_before_any_is_read(server, monk
     texts = ["a"] * (MAX_ROWS + 1)
 
     def asked(place, payload):
-        answer = httpx.post(f"http://{LOGIN}@127.0.0.1:{server.port}/{place}", json=payload)
+        answer = httpx.post(f"http://{LOGIN}@127.0.0.1:{server.port}/{place}", json=payload, timeout=PATIENCE_S)
         return answer.status_code, answer.json()
 
     read = []
@@ -200,7 +201,7 @@ def test_too_many_inputs_are_refused_as_by_score_before_any_is_read(server, monk
 
 @pytest.mark.parametrize("given", [["5", 6], [True], [[1], "a"], [1.0]])
 def test_nothing_is_taken_for_token_ids_that_is_none(server, given):
-    answer = httpx.post(f"http://{LOGIN}@127.0.0.1:{server.port}/classify", json={"input": given})
+    answer = httpx.post(f"http://{LOGIN}@127.0.0.1:{server.port}/classify", json={"input": given}, timeout=PATIENCE_S)
     assert (answer.status_code, answer.json()["error"]) == (422, "invalid")
 
 
@@ -214,7 +215,7 @@ def test_what_is_not_read_is_said(server, capfd):
 
 
 def test_the_models_are_the_one_that_is_served(server):
-    [model] = httpx.get(f"http://{LOGIN}@127.0.0.1:{server.port}/v1/models").json()["data"]
+    [model] = httpx.get(f"http://{LOGIN}@127.0.0.1:{server.port}/v1/models", timeout=PATIENCE_S).json()["data"]
     assert (model["id"], model["max_model_len"]) == ("out/best", 256)
 
 
@@ -228,7 +229,9 @@ def test_every_protocol_asks_for_the_token(server, path):
     for login in [None, *basic, f"Basic {TOKEN}", "Basic é", "Bearer", "Basic"]:
         headers = {} if login is None else {"Authorization": login.encode()}
         method = "GET" if path == "/v1/models" else "POST"
-        answer = httpx.request(method, f"http://127.0.0.1:{server.port}{path}", headers=headers, content=b"{")
+        answer = httpx.request(
+            method, f"http://127.0.0.1:{server.port}{path}", headers=headers, content=b"{", timeout=PATIENCE_S
+        )
         assert answer.status_code == 401, login
         assert "Basic" not in answer.headers["WWW-Authenticate"]  # for which a browser would keep a password
 
@@ -239,8 +242,8 @@ def test_a_protocol_is_off_unless_it_is_named(rm, tmp_path):
     with answering_with(rm, tmp_path, token=TOKEN) as app:
         address = f"127.0.0.1:{app.port}"
         for path in ROUTES:
-            assert httpx.post(f"http://{address}{path}", json={}, headers=bearer).status_code == 404
-        assert httpx.get(f"http://{LOGIN}@{address}/health").status_code == 401
-        assert httpx.get(f"http://{address}/health", headers=bearer).status_code == 200
+            assert httpx.post(f"http://{address}{path}", json={}, headers=bearer, timeout=PATIENCE_S).status_code == 404
+        assert httpx.get(f"http://{LOGIN}@{address}/health", timeout=PATIENCE_S).status_code == 401
+        assert httpx.get(f"http://{address}/health", headers=bearer, timeout=PATIENCE_S).status_code == 200
     with pytest.raises(ConfigError, match=r"does not speak sglang; take any of vllm, openrlhf, slime"):
         HttpSettings(protocols=("vllm", "sglang"))

@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from machine import PATIENCE_S
 from rmcore.serving.served import ReadWriteLock
 
 
@@ -27,9 +28,9 @@ async def drive(seed: int, cancel: bool) -> list[tuple[int, int]]:
         await asyncio.sleep(0.003)
         for task in rng.sample(tasks, 20):
             task.cancel()
-    await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), timeout=60)
+    await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), timeout=PATIENCE_S)
     assert inside == {"shared": 0, "alone": 0}
-    async with asyncio.timeout(60), gate.alone():  # nobody was left inside
+    async with asyncio.timeout(PATIENCE_S), gate.alone():  # nobody was left inside
         pass
     return seen
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from machine import PATIENCE_S
 from rmcore.core.digests import make_key
 from rmcore.core.errors import StoreError
 from rmcore.study.registration import describe_changes, read_registration, register
@@ -138,7 +139,7 @@ def test_processes_that_register_at_once_get_one_registration(tmp_path):
     workers = [context.Process(target=register_at_once, args=(tmp_path / "r", barrier, found)) for _ in range(4)]
     for worker in workers:
         worker.start()
-    registrations = [found.get(timeout=60) for _ in workers]
+    registrations = [found.get(timeout=PATIENCE_S) for _ in workers]
     for worker in workers:
         worker.join()
     assert all(one == registrations[0] for one in registrations)

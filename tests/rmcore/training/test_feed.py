@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from machine import PATIENCE_S
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError, TrainingError
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
@@ -158,7 +159,7 @@ def test_no_worker_outlives_a_trainer_that_was_killed():
         workers = [psutil.Process(int(pid)) for pid in trainer.stdout.readline().split()]
         assert len(workers) == 2
         trainer.kill()
-    assert not psutil.wait_procs(workers, timeout=60)[1]
+    assert not psutil.wait_procs(workers, timeout=PATIENCE_S)[1]
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=20), st.integers(1, 5))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from machine import free_ports
+from machine import PATIENCE_S, free_ports
 from rmcore.core.child_process import ForkedProcess
 
 pytestmark = pytest.mark.slow
@@ -26,7 +26,7 @@ def measured(folder, precision, whole):
         with log.open("w") as told:
             started.append((ForkedProcess("sharded_bytes", spec, told, environment), log))
     for process, log in started:
-        assert process.wait(timeout=300) == 0, log.read_text()[-3000:]
+        assert process.wait(timeout=PATIENCE_S) == 0, log.read_text()[-3000:]
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -9,7 +9,7 @@ import sys
 import httpx
 import pytest
 
-from machine import free_ports, wait_for
+from machine import PATIENCE_S, free_ports, wait_for
 from owner_login import OwnerLogin
 from postgres import Postgres
 from rmcore.core.processes import marked, terminate
@@ -56,7 +56,7 @@ class Machine:
     def end(self):
         """Ask it to end, as before a spot machine is taken away."""
         self.process.send_signal(signal.SIGTERM)
-        self.process.wait(timeout=120)
+        self.process.wait(timeout=PATIENCE_S)
 
     def finished(self, stage):
         """How many artifacts of a stage it has computed."""
@@ -82,13 +82,13 @@ class Cluster:
         places = {PREFECT_SERVER: self.ui, MLFLOW_SERVER: self.mlflow}
         login = OwnerLogin(self.home, places)
         self.passwords = login.passwords
-        self.http = httpx.Client(timeout=60, auth=login)
+        self.http = httpx.Client(timeout=PATIENCE_S, auth=login)
         self.machines = []
         self.hosts_differ = bool(named_host("another"))
 
     def rm_opt(self, *words, check=True):
         done = subprocess.run(
-            [*COMMAND, *map(str, words)], env=self.environment, capture_output=True, text=True, timeout=600
+            [*COMMAND, *map(str, words)], env=self.environment, capture_output=True, text=True, timeout=PATIENCE_S
         )
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done
@@ -113,8 +113,8 @@ class Cluster:
         found = self.ask("/flow_runs/filter", {"flow_runs": {"tags": {"all_": ["rm-opt-cell"]}} | conditions})
         return sorted(found, key=lambda run: run["name"])
 
-    def wait_for(self, condition, timeout_s=300):
-        return wait_for(condition, lambda: "\n".join(one.said()[-3000:] for one in self.machines), timeout_s)
+    def wait_for(self, condition):
+        return wait_for(condition, lambda: "\n".join(one.said()[-3000:] for one in self.machines))
 
     def close(self):
         for machine in self.machines:

@@ -6,7 +6,7 @@ import re
 import httpx
 import pytest
 
-from machine import family
+from machine import PATIENCE_S, family, found
 from tasks.local_services import CLUSTER
 from tasks.mlflow_client import connect
 from used_homes import begin
@@ -15,12 +15,12 @@ pytestmark = pytest.mark.services
 
 
 def is_training(machine):
-    return bool(list(machine.home.glob("store/.wip/train-*/metrics.jsonl")))
+    return bool(found(machine.home, "store/.wip/train-*/metrics.jsonl"))
 
 
 def trained(machine):
     """How many trainings its store has."""
-    return len(list(machine.home.glob("store/train/*/MANIFEST.json")))
+    return len(found(machine.home, "store/train/*/MANIFEST.json"))
 
 
 def numbers(outcome):
@@ -74,7 +74,6 @@ def assert_all_is_tracked(cluster):
     assert "report/report.html" in [found.path for found in client.list_artifacts(parent.info.run_id, "report")]
 
 
-@pytest.mark.timeout(1500)
 def test_a_matrix_is_whole_and_the_same_though_machines_go_and_the_database_is_away(
     cluster, declare, databases, tmp_path
 ):
@@ -88,7 +87,7 @@ def test_a_matrix_is_whole_and_the_same_though_machines_go_and_the_database_is_a
     cluster.wait_for(lambda: one.finished("evaluate") >= 1 and is_training(one))
     one.kill()
 
-    cluster.wait_for(lambda: list(two.home.glob("store/.wip/train-*/resume/step_*")))
+    cluster.wait_for(lambda: found(two.home, "store/.wip/train-*/resume/step_*"))
     two.end()
     assert re.search(rf"{two.name} ended; handed back: (low|high) seed [01]", two.said())
     [waiting] = cluster.cells(state={"name": {"any_": ["AwaitingRetry"]}})
@@ -103,7 +102,7 @@ def test_a_matrix_is_whole_and_the_same_though_machines_go_and_the_database_is_a
     assert not [words for words in servers if "listen" not in words]
     be_without_the_database(cluster, three)
 
-    said, _ = command.communicate(timeout=800)
+    said, _ = command.communicate(timeout=PATIENCE_S)
     assert command.returncode == 0, said
     outcome = json.loads(summary.read_text())
     assert said.count("its worker died; started again (1 of 2)") == said.count("its worker died") == 1
@@ -157,7 +156,7 @@ def test_a_worker_that_cannot_begin_says_why(cluster, tmp_path, words, said):
 
 def test_prefect_says_what_a_worker_has_to_know_to_its_owner_only(cluster):
     place = f"{cluster.api}/variables/name/{CLUSTER}"
-    assert httpx.get(place, timeout=60).status_code == 401
+    assert httpx.get(place, timeout=PATIENCE_S).status_code == 401
     assert cluster.http.get(place).json()["value"] == {
         "mlflow": cluster.mlflow,
         "database": "postgresql",

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from experiments.presets import PRESETS
+from machine import PATIENCE_S, found
 from rmcore.config.policy import PolicyConfig
 from rmcore.config.readiness import ReadinessConfig
 
@@ -63,7 +64,7 @@ class Command:
 
     def made(self):
         """Names of all artifacts there are, with their stages before them."""
-        folders = [manifest.parent for manifest in self.services.home.glob("store/[!.]*/*/MANIFEST.json")]
+        folders = [manifest.parent for manifest in found(self.services.home, "store/[!.]*/*/MANIFEST.json")]
         return {f"{folder.parent.name}/{folder.name}" for folder in folders}
 
     def __call__(self, *arguments, config=None, check=True):
@@ -72,7 +73,7 @@ class Command:
             file = self.folder / "config.yaml"
             file.write_text(config.model_dump_json())
             words += ["--config", str(file)]
-        done = self.services.warm.run(words, self.services.environment, self.folder, timeout=600)
+        done = self.services.warm.run(words, self.services.environment, self.folder, timeout=PATIENCE_S)
         assert "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
         if check:
             told = [line for line in done.stderr.splitlines() if " so far" not in line]  # how far a long stage is

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import psutil
 import pytest
 
-from machine import wait_for
+from machine import found, wait_for
 from owner_login import owners
 from used_homes import begin
 
@@ -69,14 +69,14 @@ def test_a_nightly_study_that_is_killed_judges_as_one_that_was_not(
     services, night_falls, tiny_folder, tmp_path, databases
 ):
     def unfinished():
-        return set(services.home.glob("store/.wip/train-*/metrics.jsonl"))
+        return set(found(services.home, "store/.wip/train-*/metrics.jsonl"))
 
     def running():
         return [pid for run in nights(services, "RUNNING") for pid in owners(run)]
 
     left, others, completed = unfinished(), reports(services.home), len(nights(services, "COMPLETED"))
     night_falls()
-    wait_for(lambda: unfinished() - left, seconds=300)
+    wait_for(lambda: unfinished() - left)
     killed = []
     for pid in running():
         with contextlib.suppress(psutil.NoSuchProcess):  # it may end by itself
@@ -88,7 +88,7 @@ def test_a_nightly_study_that_is_killed_judges_as_one_that_was_not(
     services.wait_for(lambda: not nights(services, "RUNNING"))
     assert reports(services.home) == others
     night_falls()
-    services.wait_for(lambda: len(nights(services, "COMPLETED")) > completed, timeout_s=500)
+    services.wait_for(lambda: len(nights(services, "COMPLETED")) > completed)
 
     # The same study in one go, from the same cells.
     alone = tmp_path / "alone"

@@ -5,6 +5,7 @@ import pytest
 
 import serving_world as world
 import small_policies as policies
+from machine import PATIENCE_S
 from rmcore.policy.sampling.served_policy import create_vllm_policy_publisher
 from rmcore.serving.http_app import HttpSettings
 from rmcore.serving.process import RewardServer
@@ -61,6 +62,6 @@ def client(server):
 def raw(server):
     """Plain HTTP with the token."""
     with httpx.Client(
-        base_url=server.address, headers={"Authorization": f"Bearer {world.TOKEN}"}, timeout=60
+        base_url=server.address, headers={"Authorization": f"Bearer {world.TOKEN}"}, timeout=PATIENCE_S
     ) as session:
         yield session

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 import serving_world as world
 import small_vllm
 from flows.cli import app
+from machine import PATIENCE_S
 from rmcore.core.processes import runs
 from rmcore.models.reward_model import BradleyTerryRM
 
@@ -41,7 +42,7 @@ def test_two_servers_share_the_parts_and_give_the_models_rewards(checkpoint, row
     assert scored.reward.tolist() == world.close(expected.tolist())
     assert np.ptp(scored.reward) > 0.1
     started = [one for one in psutil.Process().children(recursive=True) if one not in before]
-    assert not [one for one in psutil.wait_procs(started, timeout=60)[1] if runs(one)]
+    assert not [one for one in psutil.wait_procs(started, timeout=PATIENCE_S)[1] if runs(one)]
 
 
 def test_what_vllm_cannot_do_is_refused_before_it_starts(checkpoint, rows, tmp_path):

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import serving_world as world
 import small_vllm
+from machine import PATIENCE_S
 from rmcore.config.model import LoraSettings, ModelConfig
 from rmcore.core.errors import ConfigError, ModelError, ServingError
 from rmcore.core.processes import runs
@@ -64,7 +65,7 @@ def test_an_adapter_is_served_with_its_base_also_in_bf16_and_a_killed_program_le
         family = psutil.Process(running.pid).children(recursive=True)
         assert len(family) >= 3
         os.kill(running.pid, signal.SIGKILL)
-        _, alive = psutil.wait_procs(family, timeout=60)
+        _, alive = psutil.wait_procs(family, timeout=PATIENCE_S)
     assert not [process for process in alive if runs(process)]
     truth = world.expected(rm)
     assert max(abs(one - other) for one, other in zip(truth, without, strict=True)) > 0.1  # the adapter matters
@@ -163,7 +164,7 @@ def test_a_weights_folder_has_one_server_and_the_next_is_refused_before_it_loads
     async def two():
         done = asyncio.Event()
         first = asyncio.create_task(serve(settings, pytest.fail, until=done.wait))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             while not (place / LOG_FILE).exists():
                 await asyncio.sleep(0.05)
         with pytest.raises(ServingError, match="another reward server"):

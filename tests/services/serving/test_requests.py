@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 import serving_world as world
-from machine import family
+from machine import PATIENCE_S, family
 from rmcore.core.errors import RequestError
 from rmcore.data.rendering import TokenizedSide
 
@@ -107,7 +107,7 @@ def test_vllms_protocol_is_answered_as_vllm_itself_does(server, raw, client, pat
     words = next(line for line in family(server.pid).values() if "--uds" in line)
     inner = httpx.HTTPTransport(uds=words[words.index("--uds") + 1])
     body = {"model": "reward", "input": given, "use_activation": False}
-    with httpx.Client(transport=inner, base_url="http://vllm", timeout=60) as vllm:
+    with httpx.Client(transport=inner, base_url="http://vllm", timeout=PATIENCE_S) as vllm:
         theirs = vllm.post(path, json=body).json()
         [their_model] = vllm.get("/v1/models").json()["data"]
     ours = raw.post(path, json=body | {"model": None}).json()

@@ -11,6 +11,7 @@ import pytest
 
 import serving_world as world
 import small_vllm
+from machine import PATIENCE_S
 from rmcore.serving.client import RewardClient
 from rmcore.serving.token_file import token_file
 
@@ -38,19 +39,21 @@ def test_a_server_without_a_given_token_has_one_that_its_users_clients_find(chec
                 answer = client.score(world.INPUTS)
             assert answer.rewards == world.close(world.expected(world.new_model(0)))
             bearer = {"Authorization": f"Bearer {token}"}
-            assert httpx.get(f"{address}/health", headers=bearer).status_code == 200
-            assert httpx.get(f"{address}/health").status_code == 401
+            assert httpx.get(f"{address}/health", headers=bearer, timeout=PATIENCE_S).status_code == 200
+            assert httpx.get(f"{address}/health", timeout=PATIENCE_S).status_code == 401
             for stranger, status in (({"Host": "evil.example"}, 421), ({"Origin": "http://evil.example"}, 403)):
-                assert httpx.get(f"{address}/health", headers=bearer | stranger).status_code == status
+                assert (
+                    httpx.get(f"{address}/health", headers=bearer | stranger, timeout=PATIENCE_S).status_code == status
+                )
             assert said["protocols"].startswith("slime, vllm, at ")
             trainers = said["protocols"].partition(" at ")[2].replace("…", "slime")
             sample = {"prompt": "2 + 2?", "response": "4", "label": None}
-            assert isinstance(httpx.post(trainers, json=sample, timeout=60).json(), float)
+            assert isinstance(httpx.post(trainers, json=sample, timeout=PATIENCE_S).json(), float)
             kept = token_file(address)
             assert kept.read_text().strip() == token
             assert subprocess.run(["sh", "-c", said["try"] + " -sf"], capture_output=True, check=True).stdout
         finally:
             started.send_signal(signal.SIGINT)
-            assert started.wait(90) == 0
+            assert started.wait(PATIENCE_S) == 0
     assert not kept.exists()
     assert "RM_OPT_TOKEN" not in os.environ

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import serving_world as world
+from machine import PATIENCE_S
 from rmcore.config.data import GoldConfig
 from rmcore.config.model import LoraSettings
 from rmcore.config.train import TrainConfig
@@ -120,7 +121,7 @@ def test_updates_go_by_while_requests_are_answered(server, client):
             answers.append((rows, busy.score([sides[row].ids for row in rows])))
         return answers
 
-    with server.client(max_concurrency=64, timeout_s=300) as busy, ThreadPoolExecutor(64) as pool:
+    with server.client(max_concurrency=64, timeout_s=PATIENCE_S) as busy, ThreadPoolExecutor(64) as pool:
         publisher.publish(rms[0])
         asking = [pool.submit(ask_on, busy) for _ in range(64)]
         for number in range(1, 11):
