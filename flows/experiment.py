@@ -42,7 +42,7 @@ from rmcore.core.metrics import HEADLINE
 from rmcore.core.store import ArtifactRef, flatten
 from rmcore.reporting.experiment_schema import ArmResult, ExperimentResults
 from rmcore.reporting.figures.arms import declared_colours
-from rmcore.reporting.figures.claims import tally
+from rmcore.reporting.figures.claims import tally, verdict_words
 from rmcore.reporting.figures.experiment import draw_experiment
 from rmcore.reporting.html.experiment import experiment_markdown, write_experiment_report
 from rmcore.reporting.html.index import write_index
@@ -248,7 +248,7 @@ class Matrix(MatrixState):
         if results["hypotheses"]:
             tracker.log_table([dict(one) for one in results["hypotheses"]], "hypotheses")
         tracker.log_metrics(summary_metrics(results, self.declared.metrics[0]))
-        tracker.set_tags({f"rm.verdict.{one['name']}": one["verdict"] for one in results["hypotheses"]})
+        tracker.set_tags({f"rm.verdict.{one['name']}": verdict_words(one) for one in results["hypotheses"]})
         prepared = {
             outcome.refs["prepare"].digest: outcome for outcome in outcomes.values() if "prepare" in outcome.refs
         }

@@ -86,8 +86,13 @@ def pipeline(config: PipelineConfig) -> dict[str, Any]:
 def run_name_of(config: PipelineConfig, kind: str = "") -> str:
     """Name a run by study, seed, kind and the file of given samples; reports add the first digits of its key."""
     given = None if config.policy is None else config.policy.samples
-    samples = "" if given is None else re.sub(r"[^\w.-]+", "_", Path(given).stem)[:40]
+    samples = "" if given is None else file_words(given)
     return "-".join(filter(None, (config.study, f"seed{config.seed}", kind, samples)))
+
+
+def file_words(path: str) -> str:
+    """Give the end of a file's path, with its folder, without its suffix, as a part of a run's name."""
+    return re.sub(r"[^\w.-]+", "_", str(Path(path).with_suffix("")))[-40:].strip("_")
 
 
 def run_pipeline(

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from flows.chain import Presentation, run_chain
 from flows.form import Form, configured_flow, described_flow, presets_for
-from flows.pipeline import REPORT_FILE, REPORT_FOLDER, places, run_name_of, show_on_page
+from flows.pipeline import REPORT_FILE, REPORT_FOLDER, file_words, places, run_name_of, show_on_page
 from flows.requirements import require_judge
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
@@ -215,7 +215,7 @@ def overoptimize(
     folder = home() / "reports" / f"overoptimize-{runtime.flow_run.id}"
     with RunTracker.start(
         study=study,
-        run_name=f"overoptimize-{Path(samples).stem}",
+        run_name=f"overoptimize-{file_words(samples)}",
         tags={"rm.kind": "overoptimize", "prefect.flow_run_id": str(runtime.flow_run.id)},
         params={"samples": samples, "gold": gold, "proxies": ",".join(proxies), "max_n": str(max_n)},
     ) as tracker:
@@ -239,7 +239,7 @@ def overoptimize(
             write_json(folder / "overoptimization.json", found)
             tracker.log_file(folder / "overoptimization.json", "")
             written = write_block_report(
-                f"overoptimize-{Path(samples).stem}", curves_block(found), drawn, folder / REPORT_FILE
+                f"overoptimize-{file_words(samples)}", curves_block(found), drawn, folder / REPORT_FILE
             )
             tracker.log_file(written, REPORT_FOLDER)
             tracker.describe(run_note(f"Proxy and true reward of {Path(samples).name} against KL", *places(written)))

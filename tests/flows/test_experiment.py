@@ -219,7 +219,9 @@ json.dump([
         for run in runs
         if run["tags"]["rm.kind"] == "matrix" and run["tags"]["rm.registration"] == outcome["registration"]["hash"]
     ]
-    assert parent["tags"]["rm.verdict.H1"] == outcome["hypotheses"][0]["verdict"]
+    [claim] = [one for one in outcome["hypotheses"] if one["name"] == "H1"]
+    assert claim["condition"] in claim["reason"]
+    assert parent["tags"]["rm.verdict.H1"] == f"{claim['verdict']} {claim['condition']}"
     assert {"report", "figures", "registration", "arms.json", "hypotheses.json"} <= set(parent["artifacts"])
     small = outcome["arms"][0]["metrics"]["eval/test_pairwise_accuracy"]["value"]
     assert parent["metrics"]["eval/test_pairwise_accuracy.small"] == pytest.approx(small)

@@ -207,9 +207,9 @@ def test_a_look_at_pairs_ends_with_the_command_that_trains_on_them_as_they_were_
 def test_runs_on_other_samples_of_one_study_have_other_names_which_commands_take():
     names = {
         run_name_of(OWN.model_copy(update={"policy": PolicyConfig(samples=file)}), kind)
-        for file in ("judged.parquet", "/else where/more judged.csv", "x" * 250)
+        for file in ("judged.parquet", "a/judged.parquet", "b/judged.parquet", "/else where/more judged.csv", "x" * 250)
         for kind in ("readiness", "")
     }
-    assert len(names) == 6
+    assert len(names) == 10
     assert all(len(name) < 80 and shlex.quote(name) == name for name in names)
     assert run_name_of(OWN, "readiness") == "mine-seed5-readiness"

@@ -71,6 +71,11 @@ def measured(item: Mapping[str, Any], unit: str) -> tuple[str, str]:
     return value, " ".join(filter(None, (bounds, item["condition"] if has_ends else None)))
 
 
+def verdict_words(item: Mapping[str, Any]) -> str:
+    """Verdict of a hypothesis with the condition that its sentence names: `supported if no training collapses`."""
+    return " ".join(filter(None, (item["verdict"], item["condition"])))
+
+
 def is_of_two_seeds(item: Mapping[str, Any]) -> bool:
     """Whether a hypothesis rests on two seeds alone, and they do not decide it."""
     return bool(item["num_seeds"] == 2 and item["verdict"] == "inconclusive")

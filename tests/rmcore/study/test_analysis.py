@@ -9,7 +9,7 @@ import pytest
 from rmcore.evaluation.comparison import paired_comparison
 from rmcore.evaluation.uncertainty import sign_flip_test
 from rmcore.evaluation.verdicts.estimate import SeedSample
-from rmcore.reporting.figures.claims import measured
+from rmcore.reporting.figures.claims import measured, verdict_words
 from rmcore.study.analysis import arm_bands, arm_metrics, judge_hypotheses
 from rmcore.study.cells import GAP, SHARES, Measured, prompt_scores
 
@@ -342,6 +342,7 @@ def test_a_seed_that_collapsed_is_named_and_stays_in_the_mean():
     assert "Seed 2 of new collapsed" in found["method"]
     assert "of old" not in found["method"]
     assert found["condition"] == "if trainings collapse as often as here"
+    assert verdict_words(found) == f"{found['verdict']} if trainings collapse as often as here"
     assert found["num_seeds"] == 5
     assert found["value"] == pytest.approx(0.676 - 0.701)
     steady = timed({"old": [0.7, 0.71, 0.69, 0.705, 0.7], "new": [0.72, 0.71, 0.725, 0.73, 0.715]}, ACCURACY)
