@@ -4,6 +4,10 @@ No rule covers among the evaluations that it lets pass: of sizes that hardly hav
 these are wrong. What can be held is how often a reader is shown an interval that misses.
 """
 
+import importlib
+import sys
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,6 +19,8 @@ from rmcore.evaluation.uncertainty import UNEVEN, metric_value
 from rmcore.evaluation.verdicts.estimate import estimate_over_seeds
 from rmcore.study.cells import _over_prompts
 
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
+coverage = importlib.import_module("verdict_coverage")
 MAY_MISS = 0.08
 
 
@@ -99,34 +105,14 @@ def test_ordinary_sizes_have_an_interval_hardly_wider_than_that_of_equal_ones(dr
     assert np.mean(wider) < 1.25
 
 
-SHAPES = {
-    "one pair each": lambda rng: np.ones(100),
-    "three each": lambda rng: np.full(100, 3),
-    "three of a fifth, one of the others": lambda rng: np.repeat([3, 1], [60, 240]),
-    "140 of 100": lambda rng: 1 + rng.multinomial(40, np.full(100, 0.01)),
-    "one to eight": lambda rng: rng.integers(1, 9, 80),
-    "mostly one, up to eight": lambda rng: np.minimum(rng.geometric(0.5, 100), 8),
-    "thirty of a fifth, ten of the others": lambda rng: np.repeat([30, 10], [20, 80]),
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", coverage.SHAPES)
 def test_shapes_that_labelled_sets_have_get_the_interval_of_a_clustered_bootstrap(shape):
     """The estimate of a tail gave none to the third and the last, and one 1.5 times as wide to "mostly one"."""
-    rng, trials, held, wider = np.random.default_rng(0), 500, 0, []
-    for _ in range(trials):
-        sizes = np.asarray(SHAPES[shape](rng), dtype=np.int64)
-        right = rng.binomial(sizes, rng.beta(4, 1.5, len(sizes)))
-        weights = rng.multinomial(len(sizes), np.full(len(sizes), 1 / len(sizes)), size=300)
-        drawn, told = (weights @ right) / (weights @ sizes), {"num_prompts": len(sizes), "num_pairs": int(sizes.sum())}
-        found = metric_value(right.sum() / sizes.sum(), drawn, is_share=True, sizes=sizes.astype(np.float64), **told)
-        held += found.ci_low <= 4 / 5.5 <= found.ci_high
-        low, high = np.percentile(drawn, [2.5, 97.5])
-        wider.append((found.ci_high - found.ci_low) / (high - low))
-    assert not more_than(trials - held, trials, 0.08)
-    assert not more_than(held, trials, 0.98)
-    assert np.mean(wider) <= 1.15
+    held, wider = coverage.shape_rates(shape, 400)
+    assert not more_than(400 - held, 400, 0.08)
+    assert not more_than(held, 400, 0.98)
+    assert wider <= 1.15
 
 
 def sides_of(rng, uniform, index, slope):
