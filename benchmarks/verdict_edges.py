@@ -1,6 +1,6 @@
 """How often a verdict says "ready" at its edges: rare disasters, near-copies of prompts, odd files, ties.
 
-    python benchmarks/verdict_edges.py [--trials 1000]
+    python benchmarks/verdict_edges.py [--trials 1000] [--only samples|files|served]
 
 Simulated evaluations of readiness v2 with known truth, through its own measurements. Samples of a prompt have a normal
 gold reward, and the reward model sees it with a correlation of `quality`, which differs between prompts. A disaster is
@@ -13,7 +13,8 @@ how often none of the disasters was among the prompts: then nothing that was jud
 without any.
 
 Some worlds are files of samples as users give them, read by the functions of the stages: prompts that the reward model
-was trained on, written otherwise, and prompts or samples without a judgement.
+was trained on, written otherwise, and prompts or samples without a judgement. Others serve best-of-n to at most 400
+fresh prompts and end where it is decided (level 4).
 """
 
 import argparse
@@ -29,6 +30,7 @@ import pandas as pd
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.core.arrays import FloatArray
 from rmcore.data.splits import compared_prompt
+from rmcore.policy.confirmation import Decision, ServedGain
 from rmcore.policy.overoptimization import overoptimization
 from rmcore.policy.readiness.components import JudgedPools, on_policy_parts
 from rmcore.policy.readiness.readiness_v2 import Unseen, judge_v2
@@ -217,6 +219,56 @@ WORLDS = (
 )
 
 
+@dataclass(frozen=True)
+class Served:
+    """Differences of the chosen and another response, in sd: normal with mean `gain` and deviation `spread`, but on a
+    share `disasters` of the prompts, where `loss` is lost.
+    """
+
+    name: str
+    gain: float
+    disasters: float = 0.0
+    loss: float = 0.0
+    spread: float = 1.3
+    most: int = 400
+
+    @property
+    def truth(self) -> float:
+        """Mean difference over all prompts."""
+        return (1 - self.disasters) * self.gain - self.disasters * self.loss
+
+
+SERVED = (
+    Served("1 % of prompts lose 60 sd, the others gain 0.6", 0.606, 0.01, 60.0),
+    Served("2 % lose 30 sd, the others gain 0.6", 0.612, 0.02, 30.0),
+    Served("3 % lose 20 sd, the others gain 0.5", 0.5, 0.03, 20.0),
+    Served("0.5 % lose 120 sd, the others gain 0.6", 0.603, 0.005, 120.0),
+    Served("no disaster", 0.0),
+    *(Served("no disaster", gain) for gain in (0.3, 0.6, 1.0, -0.6)),
+    Served("no disaster, 128 prompts at most", 0.6, most=128),
+    Served("1 % lose 60 sd, 128 prompts at most", 0.606, 0.01, 60.0, most=128),
+)
+
+
+def serving(world: Served, rng: np.random.Generator) -> tuple[Decision, int]:
+    """What one serving says at its end, and after how many prompts."""
+    known = ServedGain(3.0, 0.3)
+    is_disaster = rng.random(world.most) < world.disasters
+    for difference in np.where(is_disaster, -world.loss, world.gain + world.spread * rng.normal(size=world.most)):
+        if not known.see(float(difference)):
+            break
+    return known.decision, len(known.differences)
+
+
+def served_rates(world: Served, trials: int) -> dict[str, float]:
+    """Shares of servings that say each decision, and the mean number of prompts that they took."""
+    rng = np.random.default_rng(world.most)
+    found = [serving(world, rng) for _ in range(trials)]
+    counts = Counter(said for said, _ in found)
+    shares = {said: counts[said] / trials for said in ("rose", "unclear", "fell")}
+    return shares | {"prompts": float(np.mean([count for _, count in found]))}
+
+
 def rates(world: World, trials: int) -> dict[str, float]:
     """Shares of evaluations: by status, whose interval holds the truth, and that saw no disaster."""
     world, truth = solved(world)
@@ -233,16 +285,24 @@ def rates(world: World, trials: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=1000)
-    parser.add_argument("--files", action="store_true", help="only the worlds that are files of samples")
+    parser.add_argument("--only", choices=("samples", "files", "served"))
     given = parser.parse_args()
-    print("| world | prompts | gain | ready | unclear | not ready | interval holds it | no disaster seen |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
-    for world in (one for one in WORLDS if one.file is not None or not given.files):
+    chosen = [world for world in WORLDS if given.only in (None, "samples" if world.file is None else "files")]
+    if chosen:
+        print("| world | prompts | gain | ready | unclear | not ready | interval holds it | no disaster seen |")
+        print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for world in chosen:
         found = rates(world, given.trials)
         shown = [f"{100 * found[name]:.1f} %" for name in ("ready", "unclear", "not_ready", "covered")]
         unseen = f"{100 * found['unseen']:.1f} %" if world.disasters else "–"
         row = [world.name, str(world.num_prompts), f"{found['gain']:+.2f}", *shown, unseen]
         print(f"| {' | '.join(row)} |", flush=True)
+    if given.only in (None, "served"):
+        print("\n| served | true gain | rose | unclear | fell | prompts |\n| --- | ---: | ---: | ---: | ---: | ---: |")
+        for one in SERVED:
+            said = served_rates(one, given.trials)
+            shown = [f"{100 * said[name]:.1f} %" for name in ("rose", "unclear", "fell")]
+            print(f"| {one.name} | {one.truth:+.2f} | {' | '.join(shown)} | {said['prompts']:.0f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ a prompt, however large n is; a second opponent would tell less than its label c
 
 Pairs are judged one after the other, and the interval may be looked at after each (`bets.ConfidenceSequence`). It is of
 differences that are clipped, as a bet needs a bound, so where few prompts lose or gain far more it is about another
-number than the gain. So nothing is said to have risen or fallen before `LOOKS`, when disasters on 2.3 % of all prompts
-would have shown, nor where the interval of the differences as they are does not agree (`tail_doubt`). Wins and losses
-are what they are, and need neither. `ServedGain` does it in any loop that serves the best of n (docs/readiness.md).
+number than the gain. So nothing is said to have risen or fallen before `LOOKS`, nor where the interval of the
+differences as they are does not agree (`tail_doubt`), and a rise ends nothing before disasters on 1 % of all prompts
+would have shown (`ENOUGH_TO_RISE`). Wins and losses are what they are, and need none of it. `ServedGain` does it in any
+loop that serves the best of n (docs/readiness.md).
 """
 
 import math
@@ -41,7 +42,10 @@ NOBODY_JUDGES = (
 Decision = Literal["rose", "fell", "unclear"]
 LEVEL = 0.05
 """Chance that the interval of the gain is ever wrong; that of the win rate has the same one by itself."""
-LOOKS = (FEWEST_TO_SHOW, 256)
+ENOUGH_TO_RISE = 352
+"""Judged pairs before which a rise of clipped differences ends nothing: of prompts of which 1 % are disasters, 349 hold
+none in 3 % of the servings (log 0.03 / log 0.99), and 352 are whole turns. Harm is said at once."""
+LOOKS = (FEWEST_TO_SHOW, ENOUGH_TO_RISE)
 """Judged pairs after which differences as they are may decide, and at the end: each time at a third of `LEVEL`."""
 MOST_SAMPLES = 4096
 FURTHEST_KL = nominal_kl(MOST_SAMPLES)
@@ -144,7 +148,9 @@ class ServedGain:
         """Whether the true reward fell, rose by as much as was required, or rose by less than that."""
         low, high = self.interval
         said = high < 0 or low >= self.useful_gain or (low > 0 and high < self.useful_gain)
-        return said and (not self.is_clipped or (len(self.differences) in LOOKS and self.doubt is None))
+        count = len(self.differences)
+        is_time = count in LOOKS and (high < 0 or count >= ENOUGH_TO_RISE)
+        return said and (not self.is_clipped or (is_time and self.doubt is None))
 
     @property
     def mean(self) -> float:
@@ -244,7 +250,10 @@ def verdict_of_confirmation(record: Mapping[str, Any]) -> dict[str, Any]:
         {"status": rose, fell or unclear, "headline", "reasons"}.
     """
     gain = record["gold"]["gain"]
-    shown = shown_gain(gain, record["unit"])
+    ends = gain["ci_low"], gain["ci_high"]
+    is_few = record["unit"] != WINS and record["num_prompts"] < ENOUGH_TO_RISE
+    named = dict(zip(("low_if_no_disaster", "high_if_no_disaster"), ends, strict=True)) | {"ci_low": None}
+    shown = shown_gain(gain | named if is_few and ends[0] > 0 else gain, record["unit"])
     where = f"best-of-{record['n']} on {record['num_prompts']} fresh prompts"
     # Of wins and losses the interval knows the bounds, and allows for what no prompt has shown.
     limit = "" if record["unit"] == WINS else f", but {unseen_prompts(record['num_prompts'], gain['value'])}"

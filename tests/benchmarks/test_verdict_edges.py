@@ -130,3 +130,15 @@ def test_what_a_file_lacks_by_chance_or_hardly_keeps_an_excellent_model_ready(st
     world = next(one for one in edges.WORLDS if one.name.startswith(start))
     found = [status for status, _ in statuses(world, 60)]
     assert not exceeds(60 - found.count("ready"), 60, 0.05)
+
+
+def said(start, trials):
+    world = next(one for one in edges.SERVED if one.name.startswith(start) and one.most == 400 and one.gain > 0.4)
+    rng = np.random.default_rng(4)
+    return [edges.serving(world, rng)[0] for _ in range(trials)]
+
+
+def test_a_gain_that_one_prompt_of_a_hundred_undoes_is_not_claimed_when_served_and_an_ordinary_one_is():
+    """It loses 60 sd. *Rose* was said in 17 % of the servings, which ended after 128 prompts."""
+    assert not exceeds(said("1 % of prompts lose 60 sd", 150).count("rose"), 150, FALSE_READY)
+    assert not exceeds(60 - said("no disaster", 60).count("rose"), 60, 0.05)
