@@ -178,6 +178,7 @@ def print_plan(config: PipelineConfig) -> None:
 
         import_ahead(os.environ)
     from flows.planning import plan_run, require_start  # here: pandas and scipy, which the list of runs needs not
+    from rmcore.policy.readiness.verdict import plan_power
 
     require_start(config)
     plan, probed = plan_run(config, Store(home() / "store"), home())
@@ -195,6 +196,8 @@ def print_plan(config: PipelineConfig) -> None:
         print(f"time unknown: {problem}")
     for line in _judge_calls(config, {stage.name for stage in due}, plan.refs):
         print(f"judge       {line}")
+    if (power := plan_power(config)) is not None:
+        print(f"verdict     {power}")
     known = [stage.seconds for stage in due if stage.seconds is not None]
     num_unknown = sum(_expected(stage) == UNKNOWN for stage in due)
     if not due:

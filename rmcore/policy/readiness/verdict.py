@@ -21,6 +21,7 @@ from rmcore.evaluation.diagnosis import BASELINE_LABEL, ECE, OVER_BASELINE, Diag
 from rmcore.evaluation.uncertainty import ends, shown_gain, unseen_prompts
 from rmcore.policy.confirmation import FURTHEST_KL, smallest_n
 from rmcore.policy.readiness.components import DECIDING
+from rmcore.policy.readiness.power import GAIN_TO_SHOW, detectable_gain, prompts_to_detect
 from rmcore.policy.sampling.best_of_n import ENOUGH_PROMPTS, samples_needed
 from rmcore.reporting.schema import NextRung, Verdict
 
@@ -232,7 +233,8 @@ def next_rung(verdict: Verdict, config: PipelineConfig, model: Sequence[str]) ->
     policy = config.policy or PolicyConfig()
     is_gold = config.is_gold
     judged = shlex.join(["rm-opt", "readiness", "policy", *model])
-    each = max(samples_needed(config.readiness.planned_kl), DECIDING + 1)  # more of a prompt say little of the plan
+    needed = samples_needed(config.readiness.planned_kl)
+    each = max(needed, DECIDING + 1)  # more of a prompt say little of the plan
     if verdict["rung"] < 3:
         samples = f"{policy.num_prompts} prompts × {each} samples of the policy"
         of_each = [] if policy.samples_per_prompt == each else ["--n", str(each)]
@@ -247,12 +249,13 @@ def next_rung(verdict: Verdict, config: PipelineConfig, model: Sequence[str]) ->
             else f"{samples} and a judgement of each; then {judged} --samples JUDGED_FILE",
         }
     if verdict["rung"] == 3 and verdict["status"] == "unclear":
-        wanted = max(2 * policy.num_prompts, 2 * ENOUGH_PROMPTS)
+        wanted = max(2 * ENOUGH_PROMPTS, prompts_to_detect(GAIN_TO_SHOW, needed, each))
+        wanted = wanted if wanted > policy.num_prompts else 2 * policy.num_prompts
         size = f"{wanted} prompts × {each} samples"
         larger = f"--set policy.num_prompts={wanted} --set policy.samples_per_prompt={each}"
         return {
             "rung": 3,
-            "evidence": f"{size} of the policy, judged: what the open checks lack",
+            "evidence": f"{size} of the policy, judged, which {_power(wanted, needed, each)}",
             "command": f"{judged} {larger if policy.samples is None else '--samples JUDGED_FILE'}",
             "cost": f"{size} and a judgement of each",
         }
@@ -287,6 +290,21 @@ def next_rung(verdict: Verdict, config: PipelineConfig, model: Sequence[str]) ->
             "cost": "three trainings of the policy by GRPO, judged on held-out prompts on the way",
         }
     return None
+
+
+def plan_power(config: PipelineConfig) -> str | None:
+    """Return what gain the judged samples of a plan would show; None where no sample is drawn."""
+    policy = config.policy
+    if policy is None or policy.samples is not None:
+        return None
+    each = policy.samples_per_prompt
+    n = min(each, samples_needed(config.readiness.planned_kl))
+    shown = f"{policy.num_prompts} prompts × {each} judged samples {_power(policy.num_prompts, n, each)}"
+    return f"{shown}; {GAIN_TO_SHOW:g} sd takes {prompts_to_detect(GAIN_TO_SHOW, n, each)} prompts"
+
+
+def _power(num_prompts: int, n: int, size: int) -> str:
+    return f"show a gain of {detectable_gain(num_prompts, n, size):.2f} sd or more in 4 of 5 evaluations"
 
 
 def _can_be_served(config: PipelineConfig) -> bool:

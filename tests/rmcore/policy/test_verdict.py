@@ -1,6 +1,7 @@
 """A verdict says no more than its evidence, names its rung, and says what would raise it."""
 
 import json
+import re
 from dataclasses import asdict
 
 import pytest
@@ -13,10 +14,12 @@ from rmcore.config.policy import PolicyConfig
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.evaluation.diagnosis import ECE, GateCheck, baseline_check, diagnose_outcome
 from rmcore.policy.readiness.components import DECIDING
+from rmcore.policy.readiness.power import GAIN_TO_SHOW, prompts_to_detect
 from rmcore.policy.readiness.verdict import (
     LOWEST_READY_RUNG,
     PASSED,
     next_rung,
+    plan_power,
     verdict_on_labels,
     verdict_on_policy,
     verdict_on_samples,
@@ -86,8 +89,9 @@ def test_every_verdict_on_samples_says_what_share_of_prompts_it_cannot_speak_for
 def test_what_is_unclear_on_samples_asks_for_more_of_them():
     policy = PolicyConfig(num_prompts=20, samples_per_prompt=8)
     more = next_rung(verdict_on_samples([PASS, OPEN], **PLAN), PipelineConfig(policy=policy), ["mine"])
-    assert (more["rung"], more["cost"]) == (3, "100 prompts × 54 samples and a judgement of each")
-    assert more["command"].endswith("--set policy.num_prompts=100 --set policy.samples_per_prompt=54")
+    wanted = prompts_to_detect(GAIN_TO_SHOW, 54, 54)
+    assert (more["rung"], more["cost"]) == (3, f"{wanted} prompts × 54 samples and a judgement of each")
+    assert more["command"].endswith(f"--set policy.num_prompts={wanted} --set policy.samples_per_prompt=54")
 
 
 def test_a_fall_that_is_shown_is_told_also_of_a_model_that_is_ready():
@@ -241,3 +245,11 @@ def test_the_next_step_asks_for_as_many_judgements_of_a_prompt_as_the_plan_needs
     for verdict in (verdict_on_labels([PASS], None, OVER), verdict_on_samples([PASS, OPEN], **PLAN)):
         more = next_rung(verdict, config, ["mine"])
         assert f" prompts × {each} samples" in more["cost"]
+    wanted = int(more["cost"].split()[0])
+    assert wanted > num_prompts
+    planned = policy.model_copy(update={"num_prompts": wanted, "samples_per_prompt": each})
+    said = plan_power(config.model_copy(update={"policy": planned}))
+    shown = re.search(r"show a gain of [\d.]+ sd or more in 4 of 5 evaluations", more["evidence"])[0]
+    assert said.startswith(f"{wanted} prompts × {each} judged samples {shown}; 0.2 sd takes ")
+    assert float(shown.split()[4]) <= GAIN_TO_SHOW + 0.005
+    assert plan_power(config.model_copy(update={"policy": PolicyConfig(samples="judged.csv")})) is None
