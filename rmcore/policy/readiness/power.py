@@ -12,11 +12,12 @@ from bisect import bisect_left
 import numpy as np
 from scipy.special import log_ndtr, ndtr, ndtri
 
-from rmcore.evaluation.verdicts.intervals import POWER
 from rmcore.policy.sampling.best_of_n import best_of_n_weights
 
 GAIN_TO_SHOW = 0.2
 """Gain in sd for which a plan and the next step say how many prompts show it."""
+POWER = 0.8
+"""Share of the evaluations, "4 of 5", in which the lower end of the interval is above 0."""
 FARTHER_OUT = 1.6
 """Times as far as of normal samples the worst one is out: 1.4 to 1.7 on judged samples of a real policy, whose prompts
 differ in their spread (experiments/log/one-policy.md). A longer tail takes more prompts than is said before one is
