@@ -3,7 +3,8 @@
 import importlib.util
 import json
 import shlex
-from importlib.metadata import distribution
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -25,13 +26,23 @@ def require_extra(module: str, extra: str, wanted_by: str) -> None:
 def install_command(extra: str) -> str:
     """Return the command that adds an extra to this installation, from where this copy was installed.
 
-    Its place is that of `direct_url.json` (PEP 610): a clone that is edited, a file, a folder or a commit; an
-    installation without that file came from an index.
+    Its place is that of `direct_url.json` (PEP 610): a clone that is edited, a file, a folder or a commit, or a
+    subdirectory of one; an installation without that file came from an index. Where nothing is installed, Python has
+    found the sources by its path, and their folder is installed as a clone that is edited.
     """
-    origin = json.loads(distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
-    named, url = f"{DISTRIBUTION}[{extra}]", origin.get("url")
+    try:
+        installed = distribution(DISTRIBUTION)
+    except PackageNotFoundError:
+        return _editable(Path(__file__).parents[2], extra)
+    origin = json.loads(installed.read_text("direct_url.json") or "{}")
+    named, url, inside = f"{DISTRIBUTION}[{extra}]", origin.get("url"), origin.get("subdirectory", "")
     if origin.get("dir_info", {}).get("editable"):
-        return shlex.join(["pip", "install", "-e", f"{url2pathname(urlsplit(url).path)}[{extra}]"])
+        return _editable(Path(url2pathname(urlsplit(url).path), inside), extra)
     if version_control := origin.get("vcs_info"):
         url = f"{version_control['vcs']}+{url}@{version_control['commit_id']}"
-    return shlex.join(["pip", "install", named if url is None else f"{named} @ {url}"])
+    place = f"{url}#subdirectory={inside}" if inside else url
+    return shlex.join(["pip", "install", named if url is None else f"{named} @ {place}"])
+
+
+def _editable(folder: Path, extra: str) -> str:
+    return shlex.join(["pip", "install", "-e", f"{folder}[{extra}]"])
