@@ -175,6 +175,13 @@ def print_reported(outcome: dict[str, Any]) -> None:
         print(f"registered  rm-{results['study']} version {outcome['model_version']} in MLflow")
     if outcome["pages"]:
         print_pages(outcome)
-        return
+    else:
+        print_how_to_see()
+
+
+def print_how_to_see() -> None:
+    """Say how the pages of what ran without services are seen."""
+    from flows.pipeline import shown_path
+
     program = shown_path(sys.argv[0]) if os.path.dirname(sys.argv[0]) else "rm-opt"
     print(f"UIs         `{program} up` starts the Prefect and MLflow UIs on this machine and prints their addresses")

@@ -18,7 +18,7 @@ from rich.table import Table
 from experiments.library import SHIPPED, Chosen, load_experiment, restrict
 from experiments.optimizers import with_control
 from experiments.sizes import Size
-from flows.cli_common import prefect_in_use, prepare_terminal, say_start
+from flows.cli_common import prefect_in_use, prepare_terminal, print_how_to_see, say_start
 from flows.cli_compare import compare_runs
 from flows.cli_runs import run_names
 from flows.hub_names import require_names
@@ -30,7 +30,7 @@ from rmcore.core.files import write_text
 from rmcore.core.store import Store
 from rmcore.reporting.figures.claims import claimed, measured
 from rmcore.study.plan import Cell, CellPlan, total_seconds
-from tasks.home import home
+from tasks.home import home, tracking_address
 
 NameArgument = Annotated[str, typer.Argument(help=f"One of {', '.join(SHIPPED)}, or a YAML file.")]
 SIZE_HELP: Any = typer.Option(
@@ -238,7 +238,8 @@ def print_outcome(outcome: dict[str, Any]) -> None:
         unit = results["metrics"][one["metric"]]["unit"]
         value, bounds = measured(one, unit)
         shown = f"{value} ({bounds})" if bounds else value
-        print(f"{one['name']:<11} {one['verdict']:<13} {shown}, claimed {claimed(one, unit)}")
+        print(f"{one['name']:<11} {one['verdict']:<13} {one['claim']}")
+        print(f"{'':<25} {shown}, claimed {claimed(one, unit)}")
     if not results["hypotheses"]:
         print("verdicts    none: this experiment has no hypothesis")
     for cell in results["cells"]:
@@ -246,11 +247,13 @@ def print_outcome(outcome: dict[str, Any]) -> None:
             print(f"failed      {cell['arm']} seed {cell['seed']}: {cell['error']}", file=sys.stderr)
     print(f"registered  {results['registration']['hash'][:12]} at {results['registration']['frozen_at']}")
     print(f"report      {shown_path(outcome['report'])}")
-    if outcome["mlflow_url"] is not None:
+    if outcome["mlflow_url"] is None:
+        print(f"MLflow      {LACKING}")
+    elif not tracking_address(home()).startswith("http"):
+        print_how_to_see()
+    else:
         print(f"MLflow      {outcome['mlflow_url']}")
         print(f"charts      {outcome['mlflow_charts_url']}")
-    else:
-        print(f"MLflow      {LACKING}")
 
 
 def _alike(plans: Sequence[CellPlan]) -> list[list[CellPlan]]:

@@ -95,7 +95,8 @@ def _row(ax: Axes, row: int, arm: ArmResult, cells: Sequence[CellResult], metric
     value = mean_value(arm, metric)
     if value is None:
         small: dict[str, Any] = {"color": style.MUTED, "fontsize": style.SMALL, "va": "center"}
-        ax.text(0.02, row, "not measured", transform=ax.get_yaxis_transform(), **small)
+        why = "not measured of every seed" if np.isfinite(seeds).any() else "not measured"
+        ax.text(0.02, row, why, transform=ax.get_yaxis_transform(), **small)
         return
     if arm["is_control"]:
         ax.axvline(value, color=style.MUTED, linewidth=1.0, linestyle=":", zorder=0)

@@ -82,8 +82,8 @@ def is_of_two_seeds(item: Mapping[str, Any]) -> bool:
 
 
 def claim_reason(item: Mapping[str, Any]) -> str:
-    """The reason of a verdict, which names no interval that is not shown."""
-    return TWO_SEEDS if is_of_two_seeds(item) and item["ci_low"] is not None else str(item["reason"])
+    """The sentence that gives the reason of a verdict, which names no interval that is not shown."""
+    return f"{TWO_SEEDS.capitalize()}." if is_of_two_seeds(item) and item["ci_low"] is not None else str(item["reason"])
 
 
 def mean_estimate(name: str, metric: Mapping[str, Any], unit: str) -> tuple[str, str]:

@@ -149,7 +149,7 @@ def _claims(results: ExperimentResults) -> Table:
         value, bounds = measured(item, info["unit"])
         claim = Named(f"{item['name']}: {item['claim']}", f"{info['label']}, {subject(item)}", is_kept=True)
         seen = Named(value, bounds or "no interval", is_kept=True)
-        side, why = claimed(item, info["unit"]), f"{claim_reason(item)}."
+        side, why = claimed(item, info["unit"]), claim_reason(item)
         rows.append((VERDICTS[item["verdict"]].words, claim, seen, side, why))
     return Table(("result", "claim", "measured (95 % interval)", "claimed", "why"), rows, left=range(5))
 

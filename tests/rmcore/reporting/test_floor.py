@@ -162,5 +162,7 @@ def test_the_console(matrix, capsys, monkeypatch):
     assert "−1.500 logits" in margin.replace("\u00a0", " ")
     assert "−2.000 to 0.041" in margin
     print_outcome({"results": matrix, "report": "/report.html", "mlflow_url": None})
-    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("H9")]
-    assert "0.00 (upper end 0.041), claimed below 0.120" in line
+    lines = capsys.readouterr().out.splitlines()
+    [at] = [at for at, line in enumerate(lines) if line.startswith("H9")]
+    assert lines[at].endswith("Calibrated.")
+    assert "0.00 (upper end 0.041), claimed below 0.120" in lines[at + 1]

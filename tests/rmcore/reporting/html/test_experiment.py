@@ -253,7 +253,7 @@ def test_markdown_is_a_log_entry():
     for row, item in zip(rows, results["hypotheses"], strict=True):
         info = results["metrics"][item["metric"]]
         assert row.startswith(f"| {VERDICTS[item['verdict']].words} | {item['name']}: ")
-        assert item["reason"] in row
+        assert row.endswith(f"| {item['reason']} |")
         assert (numbers.interval(item, info["unit"], item["comparison"]) or "no interval") in row
     for arm in results["arms"]:
         mean = arm["metrics"][sample.ACCURACY]
