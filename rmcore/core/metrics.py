@@ -304,6 +304,7 @@ _OF_TRAINING = (
         better="lower",
         cell_name="train/steps_to_target",
         stage="train",
+        floor=0.0,
         needs_target=True,
     ),
     MetricSpec(
@@ -313,10 +314,17 @@ _OF_TRAINING = (
         better="lower",
         cell_name="cost/seconds_to_target",
         stage="train",
+        floor=0.0,
         needs_target=True,
     ),
     MetricSpec(
-        "train_seconds", "training time", "seconds", better="lower", cell_name="cost/train_seconds", stage="train"
+        "train_seconds",
+        "training time",
+        "seconds",
+        better="lower",
+        cell_name="cost/train_seconds",
+        stage="train",
+        floor=0.0,
     ),
     MetricSpec(
         "train_pairs_per_second",

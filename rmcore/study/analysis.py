@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rmcore.core.arrays import FloatArray
-from rmcore.core.metrics import bands
+from rmcore.core.metrics import CELL_METRICS, bands
 from rmcore.evaluation.uncertainty import sign_flip_test, unseen_share
 from rmcore.evaluation.verdicts.estimate import Estimate, SeedSample, collapsed, estimate_over_seeds
 from rmcore.evaluation.verdicts.judgement import Claim, Judgement, judge
@@ -196,7 +196,8 @@ def _over_seeds(
     comparison: str,
 ) -> Estimate:
     """Estimate from one sample a seed and the cells, one or two, that each is made of."""
-    what = f"{metric} as a ratio of positive numbers" if comparison == "ratio" else metric
+    named = CELL_METRICS[metric].cell_label or CELL_METRICS[metric].label
+    what = f"{named} as a ratio of positive numbers" if comparison == "ratio" else named
     if metric in ANSWER_METRICS and len({cell.answers for of_seed in cells for cell in of_seed}) > 1:
         # Neither the same prompts, nor others: no interval is for prompts of which some recur.
         return _missing(

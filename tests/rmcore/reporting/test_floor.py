@@ -78,6 +78,9 @@ def test_the_rule_is_the_registrys():
     assert {name for name, spec in METRICS.items() if spec.floor is not None} == {
         "ece_debiased",
         "ece_tempered_debiased",
+        "seconds_to_target",
+        "steps_to_target",
+        "train_seconds",
     }
     for name in ("ece_debiased", "ece_tempered_debiased", ECE):
         assert [floored(name, value) for value in (-0.1, 0.0, 0.1, None)] == [0.0, 0.0, 0.1, None]
