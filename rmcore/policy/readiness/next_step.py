@@ -329,6 +329,9 @@ def _more_labels(run: Tried, runs: Sequence[Tried], width: float) -> NextRung:
     """More labelled pairs, and how many."""
     over, data = run.metrics.get(OVER_BASELINE, {}), run.config.data
     told = [f"more labelled pairs: nothing else is left whose effect {over.get('num', 0):,} held-out pairs could show"]
+    if run.num_unused and data.pairs_per_prompt is not None:
+        free = f"{run.num_unused:,} pairs at hand were left unused, whose effect would be too small to be seen, too"
+        told.append(f"{free}: read them with the new ones (--set data.pairs_per_prompt=null)")
     told.append(_pairs_to_learn(run, runs, width))
     if (wanted := pairs_to_decide(over)) is not None:
         told.append(f"about {wanted:,} held-out ones would decide whether it beats length, if it stays as good")

@@ -222,6 +222,7 @@ def test_a_change_that_the_held_out_pairs_cannot_show_gives_way_to_labels_with_t
     more = next_step([few, *others])
     assert changes(more) == {"data.source": "MORE_PAIRS"}
     assert re.search(r"about [\d,]+ held-out ones", more["evidence"])
+    assert "100 pairs at hand" in more["evidence"]
 
 
 def test_the_number_of_labels_follows_the_chains_own_learning_curve():
