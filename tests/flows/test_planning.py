@@ -20,6 +20,7 @@ from rmcore.core.store import MANIFEST, Store
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.data.table import write_pairs
 from rmcore.judging.language_model import calls_for_rewards
+from rmcore.policy.readiness.verdict import plan_power
 from rmcore.stages.registry import pipeline_stages, stage_call
 from rmcore.study.estimates import SpeedProbe, probe_kind
 from rmcore.study.plan import Cell
@@ -303,7 +304,9 @@ def test_the_plan_says_what_a_judge_behind_an_endpoint_is_asked_and_costs(probed
     judging = {"mode": "pairwise", "price_read": 2.0, "price_written": 0.0}
     config = PipelineConfig(policy={"name": "world", "max_new_tokens": 100, **judge, "judging": judging})
     cli_runs.print_plan(config)
-    [line] = [one for one in capsys.readouterr().out.splitlines() if one.startswith("judge ")]
+    told = capsys.readouterr().out.splitlines()
+    assert f"verdict     {plan_power(config)}" in told
+    [line] = [one for one in told if one.startswith("judge ")]
     read = 3 * 20 * 17 * (150 + 2 * 100)  # three comparisons a response, each of two
     assert f"some-model in samples: at most {3 * 20 * 17:,} calls, about {read:,} tokens read" in line
     assert f"for {2.0 * read / 1e6:.3g} at most" in line

@@ -26,6 +26,8 @@ CAUTION = 1.2
 """Times as large as the formula has them both errors are taken: prompts differ in how well a reward model sees them,
 and in tails the worst sample and the spread differ between evaluations. Set on other worlds than those of
 `benchmarks/verdict_power.py`."""
+CHOSEN_ALIKE = 0.7
+"""Share of the variance over prompts that a perfect choice loses: the best of n normal samples differ less than one."""
 MOST_PROMPTS = 1_000_000
 _STEPS = range(1, 100_000)
 """Gains that are tried, in thousandths of a standard deviation."""
@@ -34,8 +36,7 @@ _STEPS = range(1, 100_000)
 def blind_spread(n: int, size: int) -> float:
     """Standard deviation over prompts of the gain of best-of-n among `size` samples, for a choice that knows nothing.
 
-    In that of the true reward within prompts: sqrt(sum v^2 - 1 / size) for weights v of the samples. Of a choice that
-    gains it is about the same, since samples differ more than prompts do.
+    In that of the true reward within prompts: sqrt(sum v^2 - 1 / size) for weights v of the samples.
     """
     return math.sqrt(float((best_of_n_weights(np.arange(size, dtype=np.float64), n) ** 2).sum()) - 1 / size)
 
@@ -66,7 +67,8 @@ def prompts_to_detect(gain: float, n: int, size: int, worst: float | None = None
 
 
 def _is_shown(gain: float, num_prompts: int, n: int, size: int, worst: float | None) -> bool:
-    error = CAUTION * blind_spread(n, size) / math.sqrt(num_prompts)
+    seen = min(1.0, gain / float(ndtri((n - 0.375) / (n + 0.25))))  # of what a perfect choice gains (Blom 1958)
+    error = CAUTION * blind_spread(n, size) * math.sqrt((1 - CHOSEN_ALIKE * seen**2) / num_prompts)
     worst = usual_worst(num_prompts, size) if worst is None else worst
     unseen = CAUTION * (worst + gain) / num_prompts
     left = gain - float(ndtri(POWER)) * error
