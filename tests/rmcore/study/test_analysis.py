@@ -342,6 +342,7 @@ def test_a_seed_that_collapsed_is_named_and_stays_in_the_mean():
     assert "Seed 2 of new collapsed" in found["method"]
     assert "of old" not in found["method"]
     assert found["condition"] == "if trainings collapse as often as here"
+    assert "if trainings collapse as often as here" in found["reason"]
     assert verdict_words(found) == f"{found['verdict']} if trainings collapse as often as here"
     assert found["num_seeds"] == 5
     assert found["value"] == pytest.approx(0.676 - 0.701)
