@@ -8,10 +8,8 @@ function of the seed, so on a CPU a training that was killed at any point ends w
 """
 
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +38,7 @@ from rmcore.training.peak_memory import PeakMeter
 from rmcore.training.profiling import step_profiler
 from rmcore.training.ranks import ALONE, Ranks
 from rmcore.training.record import MetricsTable, Progress, TrainResult, Window, reward_distribution
+from rmcore.training.saving import StateSaver
 from rmcore.training.scoring import score_tokenized
 from rmcore.training.selection import LAST, Selection
 from rmcore.training.setup import (
@@ -50,7 +49,6 @@ from rmcore.training.setup import (
     share_memory,
     with_precision,
 )
-from rmcore.training.state_transfer import write_parts
 from rmcore.training.step import PartialUpdateError, StepContext
 from rmcore.training.stepper import Stepper
 from rmcore.training.train_mode import training_form
@@ -189,6 +187,7 @@ class Trainer:
             if self.ranks.is_main:
                 self._table = MetricsTable(self.folder / "metrics.csv", self.progress.rows)
                 stack.callback(self._table.close)
+            self._saver = stack.enter_context(StateSaver(self.folder, self.config.resume_every_seconds, self.ranks))
             stepper = Stepper(context, self.feed)
             profiles = self.config.profile_gpu and self.ranks.is_main
             left = self.num_steps - self.progress.step
@@ -199,7 +198,7 @@ class Trainer:
                 # With several processes only one has failed, and it cannot gather the others' part of a state.
                 if self.progress.step and self.ranks.world == 1:
                     self._read_results(stepper)
-                    self._save_state(context)
+                    self._save_state(context, last=True)
                 if interruption.requested:
                     raise KeyboardInterrupt from error
                 raise
@@ -230,7 +229,6 @@ class Trainer:
         # An earlier attempt may have been killed after its last step and before its end was recorded.
         if (reason := self._reason_to_stop(self.progress.step)) is not None:
             return reason
-        saved_at = time.monotonic()
         with steps_from(stepper.feed, self.progress.step, config, self.rm.device) as steps:
             for step, (indices, batches) in enumerate(steps, self.progress.step + 1):
                 lr = set_learning_rate(context.optimizer, config, step - 1, self.num_steps)
@@ -262,11 +260,10 @@ class Trainer:
 
                 reason = self._reason_to_stop(step)
                 interrupted = self.ranks.agree(interruption.requested)
-                overdue = reason is None and time.monotonic() - saved_at >= config.resume_every_seconds
-                if self.ranks.agree(interrupted or overdue):
+                due = reason is None and self._saver.is_due()
+                if self.ranks.agree(interrupted or due):
                     self._read_results(stepper)
-                    self._save_state(context)
-                    saved_at = time.monotonic()
+                    self._save_state(context, last=interrupted)
                 if interrupted:
                     raise KeyboardInterrupt
                 if reason is not None:
@@ -353,17 +350,12 @@ class Trainer:
             described = {self.best_rewards_split: reward_distribution(self.best_rewards)}
             write_json(self.folder / "reward_distributions.json", described)
 
-    def _save_state(self, context: StepContext) -> None:
-        """Write a state of the current step that a later attempt can resume from."""
+    def _save_state(self, context: StepContext, *, last: bool) -> None:
+        """Save a state of the current step that a later attempt can resume from; wait for it if it is the `last`."""
         self._peak.note()
         randoms = self.ranks.gather(states.random_state(context.device))
         tensors = states.collect_state(self.rm.model, context.optimizer, randoms, self.best_rewards)
-        write = partial(write_parts, tensors, self.folder, ranks=self.ranks)
-        if self.ranks.is_main:
-            resume.publish_state(self.folder, self.progress.step, write, self.progress.to_dict(), self.writer.chosen())
-        else:
-            write(None)
-        self.ranks.wait()
+        self._saver.save(self.progress.step, tensors, self.progress.to_dict(), self.writer.chosen(), last=last)
 
     def _finish(self, context: StepContext, stop_reason: str) -> TrainResult:
         self._peak.note()

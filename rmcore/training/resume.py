@@ -13,10 +13,13 @@ that a training survives the damage of one. Only their owner can read them.
 import json
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
 
 from rmcore.core.errors import ConfigError, StoreError
 from rmcore.core.files import atomic_file, atomic_folder, file_digest, link_tree, remove_abandoned, write_json
@@ -58,44 +61,43 @@ def find_resume_point(folder: Path) -> ResumePoint | None:
     return None
 
 
-def publish_state(
-    folder: Path,
-    step: int,
-    write_tensors: Callable[[Path], Mapping[str, str]],
-    record: Mapping[str, Any],
-    checkpoints: Sequence[Path] = (),
-) -> None:
-    """Write the state of `step`, and remove all older states except one.
+@contextmanager
+def new_state(
+    folder: Path, step: int, record: Mapping[str, Any], checkpoints: Sequence[Path] = ()
+) -> Iterator[tuple[Path, dict[str, str]]]:
+    """Give a folder for tensors and a dictionary for the sha256 of each file: the state of `step` when the block ends.
+
+    All older states except one are removed then. The block may end in another thread than the one that began it.
 
     Args:
         folder: the folder of the training.
         step: number of optimizer steps done.
-        write_tensors: writes the tensors into a folder and returns the sha256 of each file by name.
         record: the numbers.
-        checkpoints: folders that the record names. Later checkpoints replace them, so the state keeps its own links.
+        checkpoints: folders that the record names. Later checkpoints replace them, so the state keeps its own links,
+            which are made before the block.
 
     Raises:
         StoreError: the state could not be written. Earlier states are untouched.
     """
-    place = folder / RESUME_FOLDER / f"step_{step}"
-    remove_abandoned(place.parent, lambda name: name.startswith("step_"))
-    with atomic_folder(place) as temporary:
-        temporary.chmod(0o700)
-        try:
-            digests = write_tensors(temporary)
+    place, digests = folder / RESUME_FOLDER / f"step_{step}", dict[str, str]()
+    try:
+        remove_abandoned(place.parent, lambda name: name.startswith("step_"))
+        with atomic_folder(place) as temporary:
+            temporary.chmod(0o700)
             for checkpoint in checkpoints:
                 link_tree(checkpoint, temporary / CHECKPOINTS / checkpoint.name)
-        except (OSError, RuntimeError) as error:  # torch tells of a full disk by a RuntimeError
-            raise StoreError(
-                f"the state of step {step} could not be written ({error}), most often because the disk is full; the "
-                "one before it is untouched. Free space and run again."
-            ) from error
-        write_json(temporary / RECORD_FILE, {**record, "step": step, "files": dict(digests)})
-        for passed_over in _states(folder):
-            if int(passed_over.name[5:]) >= step:  # damaged, or this one would not have been resumed from an older one
-                shutil.rmtree(passed_over)
-    for old in _states(folder)[KEPT_STATES:]:
-        shutil.rmtree(old)
+            yield temporary, digests
+            write_json(temporary / RECORD_FILE, {**record, "step": step, "files": digests})
+            for passed_over in _states(folder):
+                if int(passed_over.name[5:]) >= step:  # damaged, or this one would not have been resumed from an older
+                    shutil.rmtree(passed_over)
+        for old in _states(folder)[KEPT_STATES:]:
+            shutil.rmtree(old)
+    except (OSError, RuntimeError, SafetensorError) as error:  # by a RuntimeError torch tells of a full disk
+        raise StoreError(
+            f"the state of step {step} could not be written ({error}), most often because the disk is full; the "
+            "one before it is untouched. Free space and run again."
+        ) from error
 
 
 def tensor_digests(state: Path) -> dict[str, str]:

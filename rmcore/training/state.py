@@ -1,7 +1,7 @@
 """The tensors of a resumable state: weights, optimizer, random generators, the rewards under the best weights.
 
-Everything is stored by parameter name, each process writing the slices that it holds (torch's distributed checkpoint),
-so that no process ever has the whole, and another number of processes can resume from it. The files are safetensors, so
+Everything is stored by parameter name. Of several processes each writes the slices that it holds (torch's distributed
+checkpoint), so that none ever has the whole; any number of processes can resume from it. The files are safetensors, so
 that a state can hold numbers and nothing else.
 """
 
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.api import CheckpointException
@@ -34,7 +35,8 @@ RandomState = dict[str, Tensor]
 MODEL, OPTIMIZER, RANDOM, BEST_REWARDS = "model.", "optimizer.", "random.", "best_rewards"
 """Beginnings of the names in a state, and its one other name."""
 FILE_BYTES = 128 * 2**20
-"""Size of a file, about: one is held in memory twice more while it is written."""
+"""Size of a file, about: several processes hold one in memory twice more while they write it, one process once where
+its tensors are on a GPU."""
 
 
 def random_state(device: torch.device) -> RandomState:
@@ -83,7 +85,30 @@ def collect_state(
     }
 
 
-def write_state(tensors: Mapping[str, Tensor], folder: Path, ranks: Ranks) -> None:
+def write_alone(tensors: Mapping[str, Tensor], folder: Path) -> Iterator[tuple[str, str]]:
+    """Write what `collect_state` gave in one process, and yield the name of each file with the sha256 of its bytes.
+
+    The digest is that of the tensors in memory, so the file is not read for it, and is checked by it as it is resumed.
+
+    Raises:
+        OSError, SafetensorError: a file could not be written.
+    """
+    numbers = number_files(tensors, 1)
+    for number in sorted(set(numbers.values())):
+        file = folder / f"tensors-{number:05d}.safetensors"
+        held = {name: tensors[name].cpu().contiguous() for name, own in numbers.items() if own == number}
+        save_file(held, file)
+        file.chmod(0o600)
+        with file.open("rb") as stream:  # eight bytes with the header's size, the header, the tensors in its order
+            size = stream.read(8)
+            header = stream.read(int.from_bytes(size, "little"))
+        hashed, places = hashlib.sha256(size + header), json.loads(header)
+        for name in sorted(held, key=lambda name: places[name]["data_offsets"]):
+            hashed.update(held[name].view(-1).view(torch.uint8).numpy())
+        yield file.name, hashed.hexdigest()
+
+
+def write_together(tensors: Mapping[str, Tensor], folder: Path, ranks: Ranks) -> None:
     """Write this rank's part of what `collect_state` gave into `folder`; all ranks must call it.
 
     Where one fails, all do.
@@ -93,14 +118,14 @@ def write_state(tensors: Mapping[str, Tensor], folder: Path, ranks: Ranks) -> No
     """
     # The library gives a plain tensor that is not contiguous to safetensors, which refuses it.
     plain = {name: value.contiguous() for name, value in tensors.items()}
-    writer = HuggingFaceStorageWriter(str(folder), _files(plain, ranks.world), save_distributed=True)
+    writer = HuggingFaceStorageWriter(str(folder), number_files(plain, ranks.world), save_distributed=True)
     with _checkpoint_errors():
-        dcp.save(plain, storage_writer=writer, no_dist=ranks.world == 1, process_group=ranks.patient)
+        dcp.save(plain, storage_writer=writer, process_group=ranks.patient)
     for file in folder.glob("*.safetensors"):
         file.chmod(0o600)
 
 
-def _files(tensors: Mapping[str, Tensor], world: int) -> dict[str, int]:
+def number_files(tensors: Mapping[str, Tensor], world: int) -> dict[str, int]:
     """Number the file of each tensor, from 1, so that none holds much more than `FILE_BYTES` of one process."""
     numbers, written = {}, 0
     for name, tensor in tensors.items():

@@ -23,7 +23,7 @@ from rmcore.core.errors import StoreError
 from rmcore.core.files import file_digest
 from rmcore.training.ranks import LONGEST_WAIT, Ranks
 from rmcore.training.resume import RESUME_FOLDER, ResumePoint, tensor_digests
-from rmcore.training.state import write_state
+from rmcore.training.state import write_together
 
 COPY_FOLDER, PART_FOLDER = ".state-of-the-first-host", ".part-of-a-state"
 CHUNK_BYTES = 64 * 2**20
@@ -31,7 +31,7 @@ CHUNK_BYTES = 64 * 2**20
 
 
 def write_parts(tensors: Mapping[str, Tensor], folder: Path, place: Path | None, ranks: Ranks) -> dict[str, str]:
-    """Write a state, each rank its part; every rank calls it. The sha256 of each file by name, of all.
+    """Write a state of several ranks, each its part; every rank calls it. The sha256 of each file by name, of all.
 
     Args:
         tensors: see `rmcore.training.state.collect_state`.
@@ -56,7 +56,7 @@ def write_parts(tensors: Mapping[str, Tensor], folder: Path, place: Path | None,
     shutil.rmtree(part, ignore_errors=True)  # of an attempt that was killed
     try:
         part.mkdir(parents=True, mode=0o700)
-        write_state(tensors, part, ranks)
+        write_together(tensors, part, ranks)
         by_rank = ranks.gather(_finished(part, together if is_seen else None))
         problems = [problem for _, problem in by_rank]
         for rank in senders:

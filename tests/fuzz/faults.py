@@ -321,17 +321,13 @@ class State(Scenario):
         import torch
 
         from rmcore.training.checkpoint import copy_checkpoint, repair_interrupted
-        from rmcore.training.ranks import ALONE
-        from rmcore.training.resume import publish_state, tensor_digests
-        from rmcore.training.state import write_state
-
-        def write(folder: Path) -> dict[str, str]:
-            write_state({"model.weight": torch.full((300,), float(step))}, folder, ALONE)
-            return tensor_digests(folder)
+        from rmcore.training.resume import new_state
+        from rmcore.training.state import write_alone
 
         repair_interrupted(place)
         copy_checkpoint(place / f"step_{step}", place / "best")
-        publish_state(place, step, write, {"num_rows": step}, [place / "best"])
+        with new_state(place, step, {"num_rows": step}, [place / "best"]) as (folder, digests):
+            digests.update(write_alone({"model.weight": torch.full((300,), float(step))}, folder))
 
     def act(self, place: Path) -> None:
         self._save(place, 2)

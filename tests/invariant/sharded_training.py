@@ -1,8 +1,9 @@
 """A training of the tests' `tiny` in float64 as torchrun starts it: python sharded_training.py SPEC.json.
 
 The spec is [folder, stop_at, changes]; among the changes, `model` is a folder in place of `tiny`, and `lora` puts
-adapters on it. Writes the loss of every step and the trained model. Stops as by Ctrl-C after `stop_at` steps, if that
-is not 0; a negative one ends the process and its launcher, as if the host had lost its power.
+adapters on it. Writes the loss of every step and the trained model. Several processes save a state after every step,
+one as often as it can. Stops in step `stop_at`, if that is not 0; a negative one ends the process and its launcher, as
+if the host had lost its power.
 """
 
 import json
@@ -24,6 +25,7 @@ from rmcore.data.observation import Observation
 from rmcore.data.tokenized_observations import open_observations_tokenized, write_observations_tokenized
 from rmcore.models import tiny
 from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.training import saving
 from rmcore.training.likelihood.attached import attach
 from rmcore.training.likelihood.designs import make_design
 from rmcore.training.loop import Trainer
@@ -33,9 +35,13 @@ from rmcore.training.sharding import process_group, shard, whole_state_dict
 STEPS = 14
 
 
+class Stopped(BaseException):
+    """Ends a training; a state that is being written meanwhile is finished."""
+
+
 def main(folder: Path, stop_at: int, changes: dict) -> None:
     torch.set_num_threads(1)
-    tiny.tiny_config = nano_config
+    tiny.tiny_config, saving.COSTS = nano_config, 0
     device = torch.device("cpu")
     pairs = generate_pairs(GoldConfig(num_prompts=60, pairs_per_prompt=2), seed=0).pairs
     settings = {"name": changes.pop("model", "tiny"), "lora": changes.pop("lora", None), "max_seq_len": 96}
@@ -47,7 +53,7 @@ def main(folder: Path, stop_at: int, changes: dict) -> None:
 
         def stop(step: int, total: int, text: str) -> None:
             if step == stop_at:
-                raise KeyboardInterrupt
+                raise Stopped
             if step == -stop_at:
                 os.kill(os.getppid(), signal.SIGKILL)
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -76,7 +82,7 @@ def main(folder: Path, stop_at: int, changes: dict) -> None:
         )
         try:
             result = trainer.run()
-        except KeyboardInterrupt:
+        except Stopped:
             return
         weights = whole_state_dict(rm.model)
         if ranks.is_main:

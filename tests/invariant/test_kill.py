@@ -61,6 +61,11 @@ def states(folder):
     return {path.name for path in (folder / "resume").glob("step_*")}
 
 
+def is_writing(folder):
+    """Whether a state is being written, or was when the process ended."""
+    return any((folder / "resume").glob(".step_*.tmp"))
+
+
 def test_killed_at_random_moments_it_ends_in_the_same_bits(tmp_path, command):
     # LoRA with dropout: frozen weights, adapters, optimizer state and random numbers all matter.
     lora = ["--lora", "--lora-dropout", 0.2]
@@ -70,20 +75,24 @@ def test_killed_at_random_moments_it_ends_in_the_same_bits(tmp_path, command):
 
     chance = random.Random(0)  # noqa: S311
     folder, log = tmp_path / "killed", tmp_path / "killed.log"
-    killed, process = 0, None
+    killed, torn, process = 0, 0, None
     while process is None or process.exitcode:
         before = states(folder)
         process = start(command("killed", *lora), log)
         if killed < KILLS:
-            while process.is_alive() and not states(folder) - before:
-                time.sleep(0.002)
-            time.sleep(chance.uniform(0, 0.15))
+            in_mid_write = killed % 2 == 1
+            while process.is_alive() and not (states(folder) - before and is_writing(folder) >= in_mid_write):
+                time.sleep(0.001)
+            if not in_mid_write:
+                time.sleep(chance.uniform(0, 0.15))
             process.kill()  # which does nothing to one that a busy machine let end first
         process.join()
+        torn += is_writing(folder)
         killed += process.exitcode == -signal.SIGKILL
         assert process.exitcode in (0, -signal.SIGKILL), log.read_text()
     said = log.read_text()
     assert killed >= 2, said
+    assert torn, "no kill hit the thread that writes a state"
     assert said.count("resumed from step") >= killed - 1, said
     record = json.loads((folder / "training.json").read_text())
     assert record["num_steps"] == STEPS

@@ -38,7 +38,7 @@ EQUIVALENT = {
     "padded, checkpointing": {"packing": False, "gradient_checkpointing": True},
     "worker processes": {"num_workers": 2},
     "no dropout to switch off": {"dropout": True},
-    "kept checkpoints, states saved at every step": {"save_every": 2, "keep_top_k": 3, "resume_every_seconds": 0},
+    "kept checkpoints, states saved as often as can be": {"save_every": 2, "keep_top_k": 3, "resume_every_seconds": 0},
 }
 
 

@@ -1,10 +1,11 @@
 import json
 
 import pytest
+from safetensors import SafetensorError
 
 from rmcore.core.errors import ConfigError, StoreError
 from rmcore.core.tracking import METRICS_FILE
-from rmcore.training.resume import begin, find_resume_point, publish_state, read_beginning, rewind, tensor_digests
+from rmcore.training.resume import begin, find_resume_point, new_state, read_beginning, rewind, tensor_digests
 
 SETTINGS = {"train.lr": 0.1, "seed": 0}
 
@@ -13,12 +14,10 @@ PARTS = ("one.safetensors", "two.safetensors")
 
 
 def publish(folder, step, num_rows=0):
-    def write(place):
+    with new_state(folder, step, {"num_rows": num_rows}) as (place, digests):
         for name in PARTS:
             (place / name).write_bytes(b"tensors of %d" % step)
-        return tensor_digests(place)
-
-    publish_state(folder, step, write, {"num_rows": num_rows})
+        digests.update(tensor_digests(place))
 
 
 def test_the_newest_two_states_are_kept_and_the_newest_is_found(tmp_path):
@@ -121,14 +120,18 @@ def test_a_state_after_a_damaged_newer_one_leaves_two_whole_ones(tmp_path):
     assert {path.name for path in (tmp_path / "resume").iterdir()} == {"step_8", "step_9"}
 
 
-def test_a_state_that_cannot_be_written_leaves_the_one_before(tmp_path):
+@pytest.mark.parametrize(
+    "error", [RuntimeError("unexpected pos 64 vs 0"), OSError(28, "full"), SafetensorError("full")]
+)
+def test_a_state_that_cannot_be_written_leaves_the_one_before(tmp_path, error):
     publish(tmp_path, 4)
 
-    def full(path):
-        (path / PARTS[0]).write_bytes(b"ten")
-        raise RuntimeError("unexpected pos 64 vs 0")
+    def fail():
+        with new_state(tmp_path, 6, {"num_rows": 0}) as (place, _):
+            (place / PARTS[0]).write_bytes(b"ten")
+            raise error
 
     with pytest.raises(StoreError, match="Free space"):
-        publish_state(tmp_path, 6, full, {"num_rows": 0})
+        fail()
     assert find_resume_point(tmp_path).step == 4
     assert {path.name for path in (tmp_path / "resume").iterdir()} == {"step_4"}

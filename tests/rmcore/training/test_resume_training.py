@@ -107,10 +107,11 @@ def test_patience_counts_across_an_interruption(tmp_path, start):
 
 def test_a_damaged_state_costs_the_steps_since_the_one_before(tmp_path, start, undisturbed, capsys):
     folder = tmp_path / "damaged"
-    stopped(start, folder, 4, resume_every_seconds=0)
+    stopped(start, folder, 3)
+    stopped(start, folder, 4)
     newest = next((folder / "resume" / "step_4").glob("*.safetensors"))
     newest.write_bytes(newest.read_bytes()[:-100])
-    resumed = start(folder, resume_every_seconds=0).run()
+    resumed = start(folder).run()
     said = capsys.readouterr().err
     assert "warning" in said
     assert str(newest.parent) in said
