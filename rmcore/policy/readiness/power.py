@@ -8,6 +8,7 @@ evaluations if both together stay below it in 97.5 % of the draws after 0.84 sta
 
 import math
 from bisect import bisect_left
+from functools import lru_cache
 
 import numpy as np
 from scipy.special import log_ndtr, ndtr, ndtri
@@ -33,12 +34,24 @@ _STEPS = range(1, 100_000)
 """Gains that are tried, in thousandths of a standard deviation."""
 
 
+@lru_cache(maxsize=64)
 def blind_spread(n: int, size: int) -> float:
     """Standard deviation over prompts of the gain of best-of-n among `size` samples, for a choice that knows nothing.
 
     In that of the true reward within prompts: sqrt(sum v^2 - 1 / size) for weights v of the samples.
     """
+    if n == size:  # the best one has all the weight, however many there are
+        return math.sqrt(1 - 1 / size)
     return math.sqrt(float((best_of_n_weights(np.arange(size, dtype=np.float64), n) ** 2).sum()) - 1 / size)
+
+
+def perfect_gain(n: int) -> float:
+    """Gain in sd of a choice of the best of n normal samples that knows the true reward.
+
+    Source:
+        Blom 1958, Statistical Estimates and Transformed Beta-Variables.
+    """
+    return float(ndtri((n - 0.375) / (n + 0.25)))
 
 
 def usual_worst(num_prompts: int, size: int) -> float:
@@ -67,7 +80,7 @@ def prompts_to_detect(gain: float, n: int, size: int, worst: float | None = None
 
 
 def _is_shown(gain: float, num_prompts: int, n: int, size: int, worst: float | None) -> bool:
-    seen = min(1.0, gain / float(ndtri((n - 0.375) / (n + 0.25))))  # of what a perfect choice gains (Blom 1958)
+    seen = min(1.0, gain / perfect_gain(n))
     error = CAUTION * blind_spread(n, size) * math.sqrt((1 - CHOSEN_ALIKE * seen**2) / num_prompts)
     worst = usual_worst(num_prompts, size) if worst is None else worst
     unseen = CAUTION * (worst + gain) / num_prompts

@@ -21,7 +21,7 @@ from rmcore.evaluation.diagnosis import BASELINE_LABEL, ECE, OVER_BASELINE, Diag
 from rmcore.evaluation.uncertainty import ends, shown_gain, unseen_prompts
 from rmcore.policy.confirmation import FURTHEST_KL, smallest_n
 from rmcore.policy.readiness.components import DECIDING
-from rmcore.policy.readiness.power import GAIN_TO_SHOW, detectable_gain, prompts_to_detect
+from rmcore.policy.readiness.power import GAIN_TO_SHOW, detectable_gain, perfect_gain, prompts_to_detect
 from rmcore.policy.sampling.best_of_n import ENOUGH_PROMPTS, samples_needed
 from rmcore.reporting.schema import NextRung, Verdict
 
@@ -304,7 +304,9 @@ def plan_power(config: PipelineConfig) -> str | None:
 
 
 def _power(num_prompts: int, n: int, size: int) -> str:
-    return f"show a gain of {detectable_gain(num_prompts, n, size):.2f} sd or more in 4 of 5 evaluations"
+    gain = detectable_gain(num_prompts, n, size)
+    what = "no gain" if gain > perfect_gain(n) else f"a gain of {gain:.2f} sd or more"
+    return f"show {what} in 4 of 5 evaluations"
 
 
 def _can_be_served(config: PipelineConfig) -> bool:
