@@ -15,12 +15,12 @@ from contextlib import contextmanager, suppress
 from uuid import UUID
 
 import httpx
-from prefect import runtime
 
 # The one place where the reason of a SIGTERM is known. The runner tells it only while Prefect's own handler of the
 # signal is installed, so a handler of ours could not ask.
 from prefect._internal.control_listener import get_intent
 from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
+from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectNotFound, PrefectException, TerminationSignal
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled
@@ -43,8 +43,7 @@ DELETED = f"The flow run was deleted in Prefect, which ends it. {KEPT}"
 LOOK_SECONDS = 5.0
 LOOKS = 2
 """How often in a row a server says that there is no such flow run until it counts as deleted."""
-NO_SUCH_RUN = "Flow run not found"
-"""Prefect's words for a flow run that it does not have: other programs answer 404, too."""
+PREFECT_FAILED = (ServiceError, PrefectException, ValidationError, httpx.HTTPError)
 
 
 class _Page:
@@ -59,7 +58,7 @@ class _Page:
         self._ending = threading.Lock()
 
     @contextmanager
-    def watched(self, run: UUID) -> Iterator[None]:
+    def watched(self, run: FlowRun) -> Iterator[None]:
         """Look at the page of a flow run from a thread, inside the block; an embedded server shows none."""
         if not api_is_embedded():
             threading.Thread(target=self._watch, args=(run, is_of_worker()), name="flow-run-page", daemon=True).start()
@@ -69,24 +68,20 @@ class _Page:
             with self._ending:
                 self._over.set()
 
-    def _watch(self, run: UUID, is_of_worker: bool) -> None:
+    def _watch(self, run: FlowRun, is_of_worker: bool) -> None:
         num_missing = 0
         while not self._over.wait(LOOK_SECONDS) and get_intent() is None:
             try:
-                with prefect_at(os.environ["PREFECT_API_URL"]) as client:
-                    state = client.read_flow_run(run).state
-            except ObjectNotFound as missing:
-                num_missing = num_missing + 1 if _is_of_prefect(missing) else 0
-                if num_missing < LOOKS:
-                    continue
+                now = _on_server(run)
+            except PREFECT_FAILED:
+                num_missing = 0  # the server is away or busy, of which `end_without_server` judges, or another one
+                continue
+            num_missing = num_missing + 1 if now is None else 0
+            if num_missing == LOOKS:
                 self._end(DELETED)
                 return
-            except (ServiceError, PrefectException, ValidationError, httpx.HTTPError):
-                num_missing = 0  # the server is away or busy, of which `end_without_server` judges
-                continue
-            num_missing = 0
             # The runner of a worker sends the signal by itself.
-            if state is not None and state.is_cancelling() and not is_of_worker:
+            if now is not None and now.state is not None and now.state.is_cancelling() and not is_of_worker:
                 self._end(MESSAGE)
                 return
 
@@ -100,14 +95,32 @@ class _Page:
 _page = _Page()
 
 
-def _is_of_prefect(missing: ObjectNotFound) -> bool:
-    answer = getattr(missing.http_exc, "response", None)
-    return answer is not None and NO_SUCH_RUN in answer.text
+def _on_server(run: FlowRun) -> FlowRun | None:
+    """Read a flow run; None where it was deleted.
+
+    A server with another database, or another program that answers 404, does not have its flow either.
+
+    Raises:
+        One of `PREFECT_FAILED`: Prefect does not answer, or has neither the run nor its flow.
+    """
+    with prefect_at(os.environ["PREFECT_API_URL"]) as client:
+        try:
+            return client.read_flow_run(run.id)
+        except ObjectNotFound:
+            client.read_flow(run.flow_id)
+            return None
+
+
+def _is_deleted(run: FlowRun) -> bool:
+    try:
+        return not api_is_embedded() and _on_server(run) is None
+    except PREFECT_FAILED:
+        return False
 
 
 @contextmanager
-def ended_on_its_page() -> Iterator[None]:
-    """End the flow run of this process if a user cancels or deletes it during the block.
+def ended_on_its_page(run: FlowRun) -> Iterator[None]:
+    """End the flow run `run` of this process if a user cancels or deletes it during the block.
 
     Where the runner of a worker cancels it, it ends as Cancelled. Otherwise the process ends here, once all inside the
     block has saved: Prefect's engine would call the run Crashed. A SIGTERM for another reason ends it as Prefect does.
@@ -118,17 +131,19 @@ def ended_on_its_page() -> Iterator[None]:
     _page = _Page()
     for name in ("flow_runs", "task_runs"):  # the filter stays: Prefect logs the end of the flow after the block
         logging.getLogger(f"prefect.{name}").addFilter(_is_wanted)
-    run = UUID(str(runtime.flow_run.id))
     if not api_is_embedded() and not is_of_worker():
         get_run_logger().info(TO_END)
     try:
         with _page.watched(run):
             yield
-    except TerminationSignal:
+    except (TerminationSignal, *PREFECT_FAILED) as error:
+        # It may meet the answer that there is no such run before its page was looked at.
+        if not isinstance(error, TerminationSignal) and _page.asked is None and _is_deleted(run):
+            _page.asked = DELETED
         if _is_cancelled():
             get_run_logger().info(MESSAGE)
             with suppress(ServiceError):  # the runner says so later
-                _show_cancelled(run)
+                _show_cancelled(run.id)
         if _page.asked is not None:
             below_the_echo()
             print(f"error: {_page.asked}", file=sys.stderr, flush=True)

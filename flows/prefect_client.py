@@ -183,14 +183,17 @@ def claim_loaded_run() -> None:
     the run's. In all other processes nothing happens, also in children that inherit the engine's environment.
 
     Raises:
-        Abort: a user has cancelled the run meanwhile, which is Cancelled now; the engine would fail with a traceback,
-            and the run be shown as Cancelling for ever.
+        Abort: a user has deleted the run meanwhile, or cancelled it, and it is Cancelled now; the engine would fail
+            with a traceback, and a cancelled run be shown as Cancelling for ever.
     """
     if not is_of_worker():
         return
     run_id = UUID(sys.argv[1] if len(sys.argv) > 1 else os.environ["PREFECT__FLOW_RUN_ID"])
     with suppress(ServiceError), prefect_at(None) as client:  # it is tried again when the flow begins
-        run = client.read_flow_run(run_id)
+        try:
+            run = client.read_flow_run(run_id)
+        except ObjectNotFound as deleted:
+            raise Abort from deleted
         if run.state is not None and run.state.is_cancelling():
             client.set_flow_run_state(run_id, Cancelled(message="Cancelled by a user before it began."), force=True)
             raise Abort
@@ -221,22 +224,34 @@ def reap_dead_runs(api: str | None = None) -> list[str]:
         runs: list[FlowRun] = []
         while page := client.read_flow_runs(flow_run_filter=running, offset=len(runs)):
             runs += page
-        dead = []
+        dead: list[str] = []
         for run in runs:
             if not has_died(_owner(run)):
                 continue
-            # Read once more: between the search and the look at its process it may have ended well, or been resumed.
-            now = client.read_flow_run(run.id)
-            if now.state is None or now.state.type not in RUNNING_TYPES or _owner(now) != _owner(run):
-                continue
-            dead.append(run)
-            for task in client.read_task_runs(
-                flow_run_filter=FlowRunFilter.model_validate({"id": {"any_": [run.id]}}),
-                task_run_filter=TaskRunFilter.model_validate({"state": {"type": {"any_": ["RUNNING"]}}}),
-            ):
-                client.set_task_run_state(task.id, Crashed(message=REASON), force=True)
-            client.set_flow_run_state(run.id, Crashed(message=REASON), force=True)
-    return [run.name for run in dead]
+            try:
+                if _crash(client, run):
+                    dead.append(run.name)
+            except ObjectNotFound:
+                continue  # it was deleted meanwhile
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code != httpx.codes.NOT_FOUND:  # so were its tasks
+                    raise
+    return dead
+
+
+def _crash(client: SyncPrefectClient, run: FlowRun) -> bool:
+    """Mark a flow run whose process has ended as Crashed, and its tasks; gives whether that is still true of it."""
+    # Read once more: between the search and the look at its process it may have ended well, or been resumed.
+    now = client.read_flow_run(run.id)
+    if now.state is None or now.state.type not in RUNNING_TYPES or _owner(now) != _owner(run):
+        return False
+    for task in client.read_task_runs(
+        flow_run_filter=FlowRunFilter.model_validate({"id": {"any_": [run.id]}}),
+        task_run_filter=TaskRunFilter.model_validate({"state": {"type": {"any_": ["RUNNING"]}}}),
+    ):
+        client.set_task_run_state(task.id, Crashed(message=REASON), force=True)
+    client.set_flow_run_state(run.id, Crashed(message=REASON), force=True)
+    return True
 
 
 def show_state(name: str, message: str | None = None) -> bool:

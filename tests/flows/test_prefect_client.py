@@ -1,41 +1,57 @@
 """What we make of the answers of a Prefect server that is not well."""
 
 import json
+import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from uuid import uuid4
 
 import pytest
+from prefect.client.schemas.objects import Flow, FlowRun
+from prefect.states import Running
 
 from flows import cancellation, prefect_client
 from flows.prefect_api import EMBEDDED_VARIABLE
-from flows.prefect_client import JOB_TEMPLATE
+from flows.prefect_client import JOB_TEMPLATE, owner_tag
 from machine import wait_for
+from rmcore.cli.guard import INTERRUPTED
 from rmcore.core.errors import ServiceError
 from tasks.local_services import CELLS_POOL, WORK_POOL
+from tasks.run_owner import PID, this_process
 
 
 @pytest.fixture
 def server():
-    """Answers with the statuses of `server.statuses` in turn, the last one again and again."""
+    """Answers with the statuses of `server.statuses` in turn, the last one again and again, and has `server.others`."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self):
-            status = served.statuses.pop(0) if len(served.statuses) > 1 else served.statuses[0]
+            if (other := served.others.get(self.path)) is not None:
+                self.say(200, other)
+                return
+            self.say(served.statuses.pop(0) if len(served.statuses) > 1 else served.statuses[0], served.body)
+            served.asked.append(self.path)
+
+        def say(self, status, body):
             self.send_response(status)
             self.send_header("Retry-After", "0")
-            self.send_header("Content-Length", str(len(served.body)))
+            self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(served.body)
-            served.asked.append(self.path)
+            self.wfile.write(body)
+
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.say(200, served.search())
 
         def log_message(self, *_):
             pass
 
     with HTTPServer(("127.0.0.1", 0), Answer) as served:
-        served.api, served.asked = f"http://127.0.0.1:{served.server_port}/api", []
+        served.api, served.asked, served.others = f"http://127.0.0.1:{served.server_port}/api", [], {}
         pool = {"id": str(uuid4()), "name": WORK_POOL, "type": "process", "base_job_template": JOB_TEMPLATE}
         served.body = json.dumps(pool).encode()
         thread = threading.Thread(target=served.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
@@ -94,6 +110,13 @@ def page(server, monkeypatch):
 
 
 MISSING = b'{"detail":"Flow run not found"}'
+RUN = FlowRun(flow_id=uuid4(), tags=[owner_tag(this_process() | {PID: str(2**22 + 1)})], state=Running())
+
+
+@pytest.fixture
+def has_flow(server):
+    """The server has the flow of `RUN`, as the one where the run began does."""
+    server.others[f"/api/flows/{RUN.flow_id}"] = Flow(id=RUN.flow_id, name="pipeline").model_dump_json().encode()
 
 
 def test_nothing_is_shown_of_a_run_that_its_server_has_no_more(server, monkeypatch):
@@ -104,9 +127,9 @@ def test_nothing_is_shown_of_a_run_that_its_server_has_no_more(server, monkeypat
     assert prefect_client.show_state("Waiting for the device") is False
 
 
-def test_a_flow_run_that_its_server_has_no_more_ends_its_process_once(server, page):
+def test_a_flow_run_that_its_server_has_no_more_ends_its_process_once(server, has_flow, page):
     server.statuses, server.body = [404], MISSING
-    with page.watched(uuid4()):
+    with page.watched(RUN):
         wait_for(lambda: page.signals)
         threading.Event().wait(0.1)  # in which a further signal would come
     assert (page.asked, page.signals) == (cancellation.DELETED, [signal.SIGTERM])
@@ -115,15 +138,53 @@ def test_a_flow_run_that_its_server_has_no_more_ends_its_process_once(server, pa
 @pytest.mark.parametrize(
     ("statuses", "body"),
     [
-        ([404], b"<title>404 of a proxy</title>"),
         ([404, 500] * 20, MISSING),  # not twice in a row
         ([401], MISSING),
         ([200], b"{}"),
         ([502], b""),
     ],
 )
-def test_a_server_that_is_away_or_not_well_ends_no_run(server, page, statuses, body):
+def test_a_server_that_is_away_or_not_well_ends_no_run(server, has_flow, page, statuses, body):
     server.statuses, server.body = statuses, body
-    with page.watched(uuid4()):
+    with page.watched(RUN):
         wait_for(lambda: len(server.asked) > 5)
     assert (page.asked, page.signals) == (None, [])
+
+
+@pytest.mark.parametrize("body", [MISSING, b"<title>404 of a proxy</title>"], ids=["database", "program"])
+def test_a_server_that_does_not_have_the_flow_either_is_another_one_and_ends_no_run(server, page, body):
+    server.statuses, server.body = [404], body
+    with page.watched(RUN):
+        wait_for(lambda: len(server.asked) > 8)
+    assert (page.asked, page.signals) == (None, [])
+
+
+def test_a_run_that_is_deleted_while_the_dead_ones_are_looked_for_is_skipped(server):
+    """Its process is dead, so it is read once more; by then it is not there."""
+    server.statuses, server.body = [404], MISSING
+    pages = iter([[RUN], []])
+    server.search = lambda: json.dumps([run.model_dump(mode="json") for run in next(pages)]).encode()
+    assert prefect_client.reap_dead_runs(server.api) == []
+    assert server.asked[-1] == f"/api/flow_runs/{RUN.id}"
+
+
+DELETED_RUN = """
+import sys
+from prefect.exceptions import ObjectNotFound
+from flows import cancellation
+from flows.cancellation import ended_on_its_page
+
+run = cancellation.FlowRun.model_validate_json(sys.argv[1])
+cancellation.get_run_logger = cancellation.logging.getLogger
+with ended_on_its_page(run):
+    raise ObjectNotFound(Exception("Flow run not found"))
+"""
+
+
+def test_a_stage_that_meets_the_deletion_first_ends_the_run_in_the_same_words(server, has_flow):
+    server.statuses, server.body = [404], MISSING
+    program = [sys.executable, "-c", DELETED_RUN, RUN.model_dump_json()]
+    environment = {name: value for name, value in os.environ.items() if name != EMBEDDED_VARIABLE}
+    environment["PREFECT_API_URL"] = server.api
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stderr) == (INTERRUPTED, f"error: {cancellation.DELETED}\n")
