@@ -17,7 +17,7 @@ import yaml
 from coolname.data import config as word_lists
 from prefect import Flow, flow, runtime
 from prefect.artifacts import create_markdown_artifact
-from prefect.context import TagsContext
+from prefect.context import FlowRunContext, TagsContext
 from prefect.logging import get_run_logger
 from prefect.utilities.callables import parameter_schema
 from pydantic import MISSING, ValidationError, WithJsonSchema
@@ -45,6 +45,7 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.store import flatten
 from rmcore.reporting.html.blocks import Block, Table, markdown
+from tasks.home import FOLDER_VARIABLE
 
 Outcome = dict[str, Any]
 FIELDS = {
@@ -227,7 +228,9 @@ def _flow_run() -> Iterator[None]:
 
     Whose process it is, is said of the run, and of none of its tasks.
     """
-    if runtime.flow_run.id is None:
+    context = FlowRunContext.get()
+    run = None if context is None else context.flow_run
+    if run is None:
         yield
         return
     inherited = {tag for tag in TagsContext.get().current_tags if not is_owner_tag(tag)}
@@ -235,10 +238,28 @@ def _flow_run() -> Iterator[None]:
         if "PREFECT_API_URL" in os.environ:
             around.enter_context(end_without_server("Finished stages are stored: start the run again."))
             around.enter_context(TagsContext(current_tags=inherited))
-            around.enter_context(ended_on_its_page())
+            around.enter_context(ended_on_its_page(run))
         with prefect_at(None) as client:
-            claim_run(client, client.read_flow_run(runtime.flow_run.id))
+            claim_run(client, client.read_flow_run(run.id))
+        _go_to_users_folder()
         yield
+
+
+def _go_to_users_folder() -> None:
+    """Read paths as where the worker was started: Prefect starts its runs in the folder that holds the packages.
+
+    Raises:
+        ConfigError: that folder is gone.
+    """
+    if FOLDER_VARIABLE not in os.environ:
+        return
+    try:
+        os.chdir(os.environ[FOLDER_VARIABLE])
+    except OSError as error:
+        raise ConfigError(
+            f"paths of a form are relative to the folder where the worker was started, which cannot be opened ({error})"
+            ". Run `rm-opt down`, then `rm-opt up` in the folder of your data."
+        ) from error
 
 
 def description(body: Callable[..., Any], picture: str) -> str:

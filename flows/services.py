@@ -34,6 +34,7 @@ from rmcore.core.proxies import keep_direct
 from tasks.database import DATABASE_VARIABLE, SQLITE, chosen_database, keep_choice, make_schemas, prefect_environment
 from tasks.declared_deployments import FILE
 from tasks.home import (
+    FOLDER_VARIABLE,
     MLFLOW_PORT,
     PREFECT_PORT,
     PROJECT_VARIABLE,
@@ -280,6 +281,7 @@ class _Starter(contextlib.ExitStack):
             **SAFE_ENVIRONMENT,
             "RM_OPT_HOME": str(self.directory),
             PROJECT_VARIABLE: str(self.root),
+            FOLDER_VARIABLE: str(Path.cwd()),
             "PREFECT_HOME": str(self.directory / "prefect"),
             "PREFECT_API_URL": f"{urls[PREFECT_SERVER]}/api",
             "PREFECT_API_AUTH_STRING": known.password(PREFECT_SERVER),

@@ -13,6 +13,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -27,7 +28,15 @@ from rmcore.core.processes import terminate
 from rmcore.core.proxies import keep_direct
 from tasks.device import device_slots
 from tasks.execution import SAVING_SECONDS
-from tasks.home import PROJECT_VARIABLE, QUIET_ENVIRONMENT, SAFE_ENVIRONMENT, home, make_home, project_root
+from tasks.home import (
+    FOLDER_VARIABLE,
+    PROJECT_VARIABLE,
+    QUIET_ENVIRONMENT,
+    SAFE_ENVIRONMENT,
+    home,
+    make_home,
+    project_root,
+)
 from tasks.local_services import CELLS_POOL, CLUSTER, MLFLOW_SERVER, PREFECT_SERVER
 from tasks.passwords import Identity, ask_for_proof, basic_authorization, mlflow_login
 from tasks.run_owner import this_machine
@@ -227,6 +236,7 @@ def _environment(cluster: Cluster, known: Identity) -> dict[str, str]:
         **SAFE_ENVIRONMENT,
         "RM_OPT_HOME": str(home()),
         PROJECT_VARIABLE: str(project_root()),
+        FOLDER_VARIABLE: str(Path.cwd()),
         "PREFECT_HOME": str(home() / "prefect"),
         "PREFECT_API_URL": f"{cluster.prefect}/api",
         "PREFECT_API_AUTH_STRING": known.password(PREFECT_SERVER),

@@ -21,6 +21,8 @@ PREFECT_PORT = 4200
 MLFLOW_PORT = 5000
 PROJECT_VARIABLE = "RM_OPT_PROJECT"
 """Environment variable with `project_root`, in a worker: where the runs that it starts find the flows."""
+FOLDER_VARIABLE = "RM_OPT_FOLDER"
+"""Environment variable with the folder that paths in a form are relative to, in a worker: where a user started it."""
 HOME_FOLDERS = (
     *("compiled", "given", "judge", "mlflow", "prefect", "registrations", "reports"),
     *("scores", "services", "store", "unsynced"),

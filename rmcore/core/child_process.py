@@ -81,7 +81,7 @@ _running: "weakref.WeakSet[ForkedProcess]" = weakref.WeakSet()
 class ForkedProcess:
     """One child process: `wait` for its exit status, ask it to `terminate`, `kill` it.
 
-    It dies with this process, whatever this one dies of.
+    It runs in the current folder, and dies with this process, whatever this one dies of.
 
     Args:
         module: name of the module that it runs: `module.run_from_file(spec)` gives its exit status.
@@ -103,7 +103,8 @@ class ForkedProcess:
             theirs.close()
             os.close(request)
         with contextlib.suppress(BrokenPipeError), os.fdopen(ours, "w") as pipe:
-            json.dump({"module": module, "spec": str(spec), "environment": dict(environment)}, pipe)
+            asked = {"module": module, "spec": str(spec), "environment": dict(environment), "folder": os.getcwd()}
+            json.dump(asked, pipe)
         self._heard = b""
         self._pid = self._number(0)
         self._status: int | None = None
@@ -419,6 +420,7 @@ def _become_child(server: int, interrupted: Any, request: int, log: int, *progre
         with os.fdopen(request) as pipe:
             asked = json.load(pipe)
         environment = asked["environment"]
+        os.chdir(asked["folder"])  # not the server's: a path is read as where it was given
         for descriptor in progress:
             os.set_inheritable(descriptor, True)
         if progress:

@@ -54,6 +54,13 @@ def test_a_stage_that_ends_well_and_one_that_refuses(start, tmp_path):
     assert process.wait() == DELIBERATE_ERROR
 
 
+def test_a_path_is_read_from_the_current_folder_and_not_from_the_servers(start, tmp_path, monkeypatch):
+    assert start(out="first").wait() == 0  # its server stays
+    (tmp_path / "pairs.csv").write_text("prompt,chosen,rejected\n" + "".join(f"ask {n},good,bad\n" for n in range(40)))
+    monkeypatch.chdir(tmp_path)
+    assert start({"data": {"source": "pairs.csv"}}).wait() == 0
+
+
 def test_a_crash_leaves_its_traceback_in_the_log(start, tmp_path):
     assert start(stage="no such stage").wait() == 1
     assert "KeyError: 'no such stage'" in (tmp_path / "log").read_text()

@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import httpx
 import psutil
@@ -242,6 +243,12 @@ def test_a_refusal_is_one_sentence_on_the_page_of_its_run(services):
     said = [line for line in lines if "pairs of your own" in line and not line.startswith("Finished in state")]
     assert [line.partition(" and ")[0] for line in said] == ["this preset is for pairs of your own"]
     assert not [line for line in lines if "Traceback" in line]
+
+
+def test_a_path_in_a_form_is_relative_to_where_the_services_were_started(services):
+    run = services.trigger({"preset": "smoke", "data": "absent/pairs.csv"}).raise_for_status().json()
+    assert services.wait(run["id"])["state_type"] == "FAILED"
+    services.wait_for(lambda: f"(relative to {Path.cwd()})" in " ".join(services.logs(run["id"])))
 
 
 def test_a_run_that_a_command_started_is_cancelled_through_prefect(services):
