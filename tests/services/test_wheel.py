@@ -72,7 +72,7 @@ def test_a_model_that_is_not_installed_is_one_sentence_before_anything_runs(rm_o
 
 
 def test_it_runs_and_its_services_start_and_end(rm_opt, wheel):
-    ran = rm_opt("run", "--preset", "smoke", "--set", "train.steps=2", "--set", "evaluate.num_resamples=100")
+    ran = rm_opt("run", "--preset", "smoke", "--set", "evaluate.num_resamples=100")
     assert ran.returncode == 0, ran.stderr
     assert "verdict     " in ran.stdout
     assert "smoke-seed0" in rm_opt("runs").stdout
