@@ -25,7 +25,6 @@ from rmcore.core.processes import marked, terminate
 WIDTH, HEIGHT = 1440, 1100
 WAIT_S = 240.0
 """For what a page has to show; a page that is only drawn takes a second, on a busy machine half a minute."""
-RUN_S = 1200.0
 TEXT = "document.body?.innerText ?? ''"
 FIND = """
 (text => {{
@@ -196,7 +195,7 @@ class Visit(Walk):
         return new[0]["id"]
 
     def ended(self, run_id: str, state: str) -> None:
-        found = self.services.wait(run_id, RUN_S)["state_type"]
+        found = self.services.wait(run_id)["state_type"]
         if found != state:
             sys.exit(f"the flow run {run_id} ended as {found}, not as {state}")
 
