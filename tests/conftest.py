@@ -4,11 +4,12 @@ import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
+
+import pixels.sitecustomize  # noqa: F401 - before matplotlib
 
 # A test's time depends on who else uses the two cores; what is drawn depends neither on the day nor on the modules that
 # earlier tests of the process have loaded: hypothesis would draw their constants, too.
@@ -42,12 +43,16 @@ def group_of(nodeid: str) -> str:
     return folder if folder.startswith("tests/services/") else file
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Groups that start servers between groups that compute: two that wait leave the cores to one that does not.
 
-    The longest, of tests/services, come first, and the end is of short ones, so that no process has a long one left
-    when the others are done.
+    What is for the night is left out by day. The longest, of tests/services, come first, and the end is of short ones,
+    so that no process has a long one left when the others are done.
     """
+    if "RM_OPT_NIGHT" not in os.environ:
+        night = [item for item in items if item.get_closest_marker("night")]
+        config.hook.pytest_deselected(items=night)
+        items[:] = [item for item in items if item not in night]
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
         groups.setdefault(group_of(item.nodeid), []).append(item)
@@ -130,33 +135,9 @@ def true_tiny() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def blank_pictures() -> Iterator[None]:
-    """Figures are made of what was found, and saved as a pixel: drawing one takes half a second of a core.
-
-    `true_pictures` is for tests of figures; programs that tests start draw all of theirs.
-    """
-    import base64
-
-    from matplotlib.figure import Figure
-
-    pixel = base64.b64decode(
-        "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4//8/AAX+Av4N70a4AAAAAElFTkSuQmCC"
-    )
-
-    def save_pixel(figure: Figure, out: Any, **options: Any) -> None:
-        assert figure.axes
-        out.write(pixel) if hasattr(out, "write") else Path(out).write_bytes(pixel)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Figure, "true_savefig", Figure.savefig, raising=False)
-        patched.setattr(Figure, "savefig", save_pixel)
-        yield
-
-
 @pytest.fixture(scope="module")
 def true_pictures() -> Iterator[None]:
-    """Inside, figures are drawn."""
+    """Inside, figures are drawn; elsewhere they are saved as a pixel, see tests/support/pixels."""
     from matplotlib.figure import Figure
 
     with pytest.MonkeyPatch.context() as patched:

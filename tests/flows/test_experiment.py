@@ -1,12 +1,11 @@
 """A matrix as a user runs it: real Prefect and MLflow on files, each command in a process of its own.
 
-Those that are ended by a signal have a Prefect server of their own, the others share one.
+The one that is ended by a signal has a Prefect server of its own, the others share one.
 """
 
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 import yaml
 
 from machine import PATIENCE_S, family, found, wait_for
+from pixels.sitecustomize import FOLDER as PIXELS
 from rmcore.core.processes import marked, runs, terminate
 from rmcore.reporting.figures.claims import verdict_words
 from used_homes import begin
@@ -78,7 +78,7 @@ class Place:
         self.home, self.folder, self.model = begin(folder / "home", databases), folder, model
         self.file = self.declare(DECLARED)
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
-        self.environment = inherited | {"RM_OPT_HOME": str(self.home), "OMP_NUM_THREADS": "1"}
+        self.environment = inherited | {"RM_OPT_HOME": str(self.home), "OMP_NUM_THREADS": "1", "PYTHONPATH": PIXELS}
         self.environment |= {"RM_OPT_DEVICE_SLOTS": "2", "COLUMNS": "200"}
         self.environment |= {
             "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "600"
@@ -130,29 +130,41 @@ def place(tmp_path_factory, databases, prefect_server, tiny_folder):
 
 @pytest.fixture(scope="module")
 def finished(place):
-    """The matrix after it was killed in the middle and started again."""
+    """The matrix after it was ended in the middle and started again; what was seen of its end."""
     process = place.start("experiment", place.file)
     wait_for(lambda: process.poll() is not None or place.manifests("evaluate"), "no cell was finished")
     assert process.poll() is None, process.communicate()
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    before = place.manifests()
+    stages = [one for one, words in family(process.pid).items() if "rmcore.core.child_process" in words]
+    process.terminate()  # the command alone: its children hear of it from the command
+    output, errors = process.communicate(timeout=PATIENCE_S)
+    ended, before = (process.returncode, output + errors, stages), place.manifests()
     status, outcome, said = place.experiment()
-    return status, outcome, said, before
+    return status, outcome, said, before, ended
 
 
-def test_a_matrix_that_was_killed_repeats_no_finished_cell(place, finished):
-    _status, outcome, _said, before = finished
+def test_a_signal_ends_every_stage(finished):
+    """SIGTERM, by which a run is cancelled in the UI, to the command alone; Ctrl-C: see the tests of the pipeline."""
+    *_, (status, said, stages) = finished
+    assert status == 130, said
+    assert "Traceback" not in said
+    assert said.count("interrupted") == 1
+    assert stages
+    # The process that forks the stages is ended last, and the command does not wait for it.
+    wait_for(lambda: not any(map(runs, stages)))
+
+
+def test_a_matrix_that_was_ended_repeats_no_finished_cell(place, finished):
+    _status, outcome, _said, before, _ended = finished
     after = place.manifests()
     assert before
     assert {path: after.get(path) for path in before} == before
     assert len(outcome["computed"]) < 4  # of small and large, two seeds each
-    assert outcome["results"]["registration"]["number"] == 1  # that of the killed one
+    assert outcome["results"]["registration"]["number"] == 1  # that of the one that was ended
     assert len(place.manifests("prepare")) == 2  # shared by all arms of a seed
 
 
 def test_one_arm_that_fails_neither_stops_nor_spoils_the_others(finished):
-    status, outcome, said, _ = finished
+    status, outcome, said, *_ = finished
     assert status == 1
     assert sorted(outcome["failed"]) == ["diverging seed 0", "diverging seed 1"]
     cells = {(cell["arm"], cell["seed"]): cell for cell in outcome["results"]["cells"]}
@@ -249,36 +261,6 @@ def test_a_bad_declaration_is_refused_before_any_work(place, finished, change, n
     assert named in errors
     assert place.manifests() == before
     assert not list(place.home.glob("registrations/bad-*/*.json"))
-
-
-def test_a_signal_ends_every_stage_and_loses_nothing(place, finished):
-    """SIGTERM, by which a run is cancelled in the UI, to the command alone; Ctrl-C: see the tests of the pipeline."""
-    # None ends between its first state and the signal, however long a busy machine takes to send it: by its steps, or
-    # early.
-    endless = {"steps": 20_000, "early_stopping_patience": None}
-    train = DECLARED["base"]["train"] | endless | {"resume_every_seconds": 0.5}
-    long = place.declare(
-        DECLARED | {"name": "long", "base": DECLARED["base"] | {"train": train}, "budget_minutes": 10_000}
-    )
-    trained = place.manifests("train")
-
-    def states():
-        return set(found(place.home, "store/.wip/train-*/resume/step_*/record.json"))
-
-    before = states()
-    process = place.start("experiment", long, "--arms", "small,large")
-    wait_for(lambda: process.poll() is not None or states() - before)
-    assert process.poll() is None, process.communicate()
-    stages = [one for one, words in family(process.pid).items() if "rmcore.core.child_process" in words]
-    assert stages
-    process.terminate()  # the command alone: its children hear of it from the command
-    output, errors = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 130, errors
-    # The process that forks the stages is ended last, and the command does not wait for it.
-    wait_for(lambda: not any(map(runs, stages)))
-    assert place.manifests("train") == trained  # cut off, not finished
-    assert "Traceback" not in output + errors
-    assert errors.count("interrupted") == 1
 
 
 def test_the_documented_study_of_judged_answers_runs_and_judges_its_claim(place):

@@ -3,16 +3,17 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
 
-from flows.worker import Cluster, Worker
+from flows.worker import Cluster, Worker, find_cluster
 from machine import PATIENCE_S
-from rmcore.core.errors import ServiceError
+from rmcore.core.errors import ConfigError, ServiceError
 from rmcore.core.processes import runs
 from tasks.guarded_server import Guard
-from tasks.passwords import Identity
+from tasks.passwords import Identity, read_key
 
 KNOWN = Identity("k" * 43, "e" * 43)
 WORKER = """
@@ -58,3 +59,24 @@ def test_a_worker_and_its_runs_end_where_another_program_answers(monkeypatch, tm
         with pytest.raises(ServiceError, match=said):
             checked.require_same_servers(worker)
         assert not any(map(runs, psutil.wait_procs(mine, timeout=PATIENCE_S)[1]))
+
+
+@pytest.mark.parametrize(
+    ("server", "said"),
+    [
+        ("nowhere", "is no address: write that of Prefect"),
+        ("http://127.0.0.1:9", "does not answer as Prefect of `rm-opt up`"),
+        ("another", "did not prove that it is a server of `rm-opt up`"),
+    ],
+)
+def test_a_worker_that_cannot_begin_says_why(monkeypatch, tmp_path, serve, server, said):
+    monkeypatch.setattr(os, "environ", {**os.environ})
+    (tmp_path / "key").write_text("o" * 43)
+    address = serve(lambda own: Guard(None, own, "password", KNOWN)) if server == "another" else server
+    with pytest.raises((ConfigError, ServiceError), match=said):
+        find_cluster(address, read_key(tmp_path / "key"))
+
+
+def test_a_worker_without_a_key_says_where_it_is_to_be_had():
+    with pytest.raises(ConfigError, match="holds no key"):
+        read_key(Path(os.devnull))

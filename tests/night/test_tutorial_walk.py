@@ -25,7 +25,7 @@ MOST_SECONDS = 25 * 60
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(2 * MOST_SECONDS),
-    pytest.mark.skipif("RM_OPT_NIGHT" not in os.environ, reason="some 25 minutes: make night"),
+    pytest.mark.night,
     pytest.mark.skipif(not DATA.is_file(), reason="no alpacaeval_train.parquet in RM_OPT_DATA"),
 ]
 

@@ -25,6 +25,7 @@ from flows.worker import path_of_runs
 from forwarder import Forwarder
 from machine import PATIENCE_S, free_ports, wait_for
 from owner_login import OwnerLogin, Patient
+from pixels.sitecustomize import FOLDER as PIXELS
 from rmcore.core.child_process import StageServer
 from rmcore.core.processes import marked, terminate
 from rmcore.core.proxies import keep_direct
@@ -362,7 +363,9 @@ def services(tmp_path_factory, databases):
     """The local services, up as long as a process runs tests of these folders: idle servers and a worker cost, too."""
     home = begin(tmp_path_factory.mktemp("services") / "home", databases)
     try:
-        started = Services(home)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setenv("PYTHONPATH", PIXELS)
+            started = Services(home)
         yield started
         assert "worker" in started.rm_opt("down")
         assert started.rm_opt("info").count("not running") == 3

@@ -297,14 +297,11 @@ with prefect_in_use("stages"):
 """
 
 
-def test_the_embedded_server_is_ours_alone_and_a_run_ends_with_it(home):
-    """In a home whose parents are missing, and in a folder with a file that is named like a library."""
-    home.parent.joinpath("html.py").write_text("raise SystemExit('executed')")
-    environment = {**os.environ, "RM_OPT_HOME": str(home / "deeper")}
-    command = [sys.executable, "-P", "-c", EMBEDDED]
-    with subprocess.Popen(
-        command, env=environment, cwd=home.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as run:
+def test_the_embedded_server_is_ours_alone_and_a_run_ends_with_it(used_home):
+    """In a folder with a file that is named like a library."""
+    used_home.parent.joinpath("html.py").write_text("raise SystemExit('executed')")
+    command, pipe = [sys.executable, "-P", "-c", EMBEDDED], subprocess.PIPE
+    with subprocess.Popen(command, cwd=used_home.parent, stdout=pipe, stderr=pipe, text=True) as run:
         line = run.stdout.readline()
         [server] = psutil.Process(run.pid).children()
         server.kill()

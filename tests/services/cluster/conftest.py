@@ -11,6 +11,7 @@ import pytest
 
 from machine import PATIENCE_S, free_ports, wait_for
 from owner_login import OwnerLogin
+from pixels.sitecustomize import FOLDER as PIXELS
 from postgres import Postgres
 from rmcore.core.processes import marked, terminate
 from tasks.local_services import MLFLOW_SERVER, PREFECT_SERVER
@@ -70,6 +71,7 @@ class Cluster:
         self.folder, self.postgres, self.home = folder, postgres, folder / "head"
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
         self.inherited = kept | {"OMP_NUM_THREADS": "1", "RM_OPT_DEVICE_SLOTS": "1", "COLUMNS": "200"}
+        self.inherited["PYTHONPATH"] = PIXELS
         self.environment = self.inherited | postgres.environment
         self.environment |= {"RM_OPT_HOME": str(self.home), "RM_OPT_SHARED": (folder / "shared").as_uri()}
         (folder / "shared").mkdir()
@@ -86,10 +88,9 @@ class Cluster:
         self.machines = []
         self.hosts_differ = bool(named_host("another"))
 
-    def rm_opt(self, *words, check=True):
-        done = subprocess.run(
-            [*COMMAND, *map(str, words)], env=self.environment, capture_output=True, text=True, timeout=PATIENCE_S
-        )
+    def rm_opt(self, *words, check=True, environment=None):
+        command, environment = [*COMMAND, *map(str, words)], environment or self.environment
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done
 
@@ -140,7 +141,7 @@ def cluster(tmp_path_factory):
 def declare(tmp_path, tiny_folder):
     """Writes a declaration of two arms of a small model and gives its file."""
 
-    def write(name, seeds, **train):
+    def write(name, **train):
         declared = {
             "name": name,
             "title": "Two rates",
@@ -153,7 +154,7 @@ def declare(tmp_path, tiny_folder):
             },
             "factors": [{"name": "rate", "levels": {"low": {"train.lr": 1e-4}, "high": {}}}],
             "control": "low",
-            "seeds": list(range(seeds)),
+            "seeds": [0],
             "metrics": ["eval/test_pairwise_accuracy", "eval/test_loss"],
             "hypotheses": [
                 {"name": "H1", "claim": "High is better.", "metric": "eval/test_loss", "comparison": "difference",

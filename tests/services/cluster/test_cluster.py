@@ -14,15 +14,6 @@ from used_homes import begin
 pytestmark = pytest.mark.services
 
 
-def is_training(machine):
-    return bool(found(machine.home, "store/.wip/train-*/metrics.jsonl"))
-
-
-def trained(machine):
-    """How many trainings its store has."""
-    return len(found(machine.home, "store/train/*/MANIFEST.json"))
-
-
 def numbers(outcome):
     """Metrics by cell, to the bit."""
     return {(cell["arm"], cell["seed"]): cell["metrics"] for cell in outcome["results"]["cells"]}
@@ -44,21 +35,10 @@ def test_the_servers_keep_their_records_in_the_database(cluster):
 
 
 def test_without_a_worker_nothing_is_begun(cluster, declare):
-    done = cluster.rm_opt("experiment", declare("nobody", seeds=1), "--runner", "pool", check=False)
+    done = cluster.rm_opt("experiment", declare("nobody"), "--runner", "pool", check=False)
     assert done.returncode == 2
     assert "no worker takes cells: start `rm-opt worker`" in done.stderr
     assert cluster.cells() == []
-
-
-def be_without_the_database(cluster, worker):
-    """A worker continues to compute without the server, and waits for the server when it is done."""
-    computed = trained(worker)
-    cluster.postgres.stop()
-    try:
-        cluster.wait_for(lambda: cluster.http.post(f"{cluster.api}/flow_runs/filter", json={}).is_server_error)
-        cluster.wait_for(lambda: trained(worker) > computed)
-    finally:
-        cluster.postgres.start()
 
 
 def assert_all_is_tracked(cluster):
@@ -68,39 +48,41 @@ def assert_all_is_tracked(cluster):
     assert experiment.artifact_location.startswith("mlflow-artifacts:/")
     tracked = client.search_runs([experiment.experiment_id], max_results=100)
     kinds = [run.data.tags["rm.kind"] for run in tracked]
-    assert (kinds.count("matrix"), kinds.count("cell")) == (1, 4)
+    assert (kinds.count("matrix"), kinds.count("cell")) == (1, 2)
     assert {run.info.status for run in tracked} == {"FINISHED"}
     [parent] = [run for run in tracked if run.data.tags["rm.kind"] == "matrix"]
-    assert "report/report.html" in [found.path for found in client.list_artifacts(parent.info.run_id, "report")]
+    assert "report/report.html" in [file.path for file in client.list_artifacts(parent.info.run_id, "report")]
 
 
 def test_a_matrix_is_whole_and_the_same_though_machines_go_and_the_database_is_away(
     cluster, declare, databases, tmp_path
 ):
-    """One of two workers loses its power, the other one is asked to end, and the third is without the database."""
-    long = {"steps": 250, "eval_every": 125, "log_every": 50, "early_stopping_patience": None}
-    file, summary = declare("spread", seeds=2, **long, resume_every_seconds=1), tmp_path / "summary.json"
+    """One of two workers is asked to end, the other one loses its power, and the third is without the database."""
+    long = {"steps": 150, "eval_every": 75, "log_every": 50, "early_stopping_patience": None}
+    file, summary = declare("spread", **long, resume_every_seconds=1), tmp_path / "summary.json"
     one, two = cluster.worker("one"), cluster.worker("two")
     cluster.wait_for(lambda: all("started!" in machine.said() for machine in (one, two)))
     command = cluster.begin("experiment", file, "--runner", "pool", "--summary", summary)
-    # In the midst: it has computed one, and computes another.
-    cluster.wait_for(lambda: one.finished("evaluate") >= 1 and is_training(one))
-    one.kill()
-
-    cluster.wait_for(lambda: found(two.home, "store/.wip/train-*/resume/step_*"))
+    cluster.wait_for(lambda: all(found(one.home, "store/.wip/train-*/resume/step_*") for one in cluster.machines))
     two.end()
-    assert re.search(rf"{two.name} ended; handed back: (low|high) seed [01]", two.said())
     [waiting] = cluster.cells(state={"name": {"any_": ["AwaitingRetry"]}})
+    one.kill()
+    assert re.search(rf"{two.name} ended; handed back: (low|high) seed 0", two.said())
 
     three = cluster.worker("three")
-    cluster.wait_for(lambda: three.finished("evaluate") >= 1 and is_training(three))
-    assert "resum" in three.said()
+    cluster.wait_for(lambda: "resum" in three.said() and found(three.home, "store/.wip/train-*/metrics.jsonl"))
     # Stages of all runs are forked from the one process of the worker that has imported their libraries.
     below = family(three.process.pid).values()
     servers = [words for words in below if "rmcore.core.child_process" in words]
     assert servers
     assert not [words for words in servers if "listen" not in words]
-    be_without_the_database(cluster, three)
+    # It continues to compute without the server, and waits for the server when it is done.
+    cluster.postgres.stop()
+    try:
+        cluster.wait_for(lambda: cluster.http.post(f"{cluster.api}/flow_runs/filter", json={}).is_server_error)
+        cluster.wait_for(lambda: found(three.home, "store/train/*/MANIFEST.json"))
+    finally:
+        cluster.postgres.start()
 
     said, _ = command.communicate(timeout=PATIENCE_S)
     assert command.returncode == 0, said
@@ -108,50 +90,26 @@ def test_a_matrix_is_whole_and_the_same_though_machines_go_and_the_database_is_a
     assert said.count("its worker died; started again (1 of 2)") == said.count("its worker died") == 1
     assert cluster.http.get(f"{cluster.api}/flow_runs/{waiting['id']}").json()["state_type"] == "COMPLETED"
     assert outcome["failed"] == []
-    assert len(outcome["computed"]) == 4
-    for stage, number in (("train", 4), ("evaluate", 4)):
-        assert len(list((cluster.folder / "shared").glob(f"manifests/{stage}/*.json"))) == number
-        assert sum(machine.finished(stage) for machine in cluster.machines) == number
+    assert len(outcome["computed"]) == 2
+    for stage in ("train", "evaluate"):
+        assert len(list((cluster.folder / "shared").glob(f"manifests/{stage}/*.json"))) == 2
+        assert sum(machine.finished(stage) for machine in cluster.machines) == 2
     names = [run["name"] for run in cluster.cells(state={"type": {"any_": ["COMPLETED"]}})]
-    assert len(names) == len(set(names)) == 4
+    assert len(names) == len(set(names)) == 2
     [crashed] = [run for run in cluster.cells() if run["state_type"] == "CRASHED"]
     if cluster.hosts_differ:  # else all are one machine, whose dead runs the next one to start there finds
         assert "its machine is silent" in crashed["state"]["message"]
 
     assert_all_is_tracked(cluster)
 
-    # On one machine, without any of this, the same two cells have the same numbers.
+    # On one machine, without any of this, a cell has the same numbers.
     alone, own = begin(tmp_path / "alone", databases), tmp_path / "own.json"
     login = {"PREFECT_API_URL": cluster.api, "PREFECT_API_AUTH_STRING": cluster.passwords[cluster.ui]}
-    cluster_environment = cluster.environment
-    try:
-        cluster.environment = cluster.inherited | {"RM_OPT_HOME": str(alone)} | login
-        cluster.rm_opt("experiment", file, "--seeds", 1, "--summary", own)
-    finally:
-        cluster.environment = cluster_environment
+    environment = cluster.inherited | {"RM_OPT_HOME": str(alone)} | login
+    cluster.rm_opt("experiment", file, "--arms", "low", "--summary", own, environment=environment)
     expected = numbers(json.loads(own.read_text()))
-    assert {cell: numbers(outcome)[cell] for cell in expected} == expected
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--server", "nowhere"], "is no address: write that of Prefect"),
-        (["--server", "http://127.0.0.1:9"], "does not answer as Prefect of `rm-opt up`"),
-        (["--server", "START", "--password-file", "WRONG"], "did not prove that it is a server of `rm-opt up`"),
-        (["--server", "START", "--password-file", "/dev/null"], "holds no key"),
-    ],
-)
-def test_a_worker_that_cannot_begin_says_why(cluster, tmp_path, words, said):
-    wrong = tmp_path / "password"
-    wrong.write_text("x" * 43)
-    given = [{"START": cluster.ui, "WRONG": str(wrong)}.get(word, word) for word in words]
-    if "--password-file" not in given:
-        given += ["--password-file", str(cluster.password_file)]
-    done = cluster.rm_opt("worker", *given, check=False)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+    assert list(expected) == [("low", 0)]
+    assert numbers(outcome).items() >= expected.items()
 
 
 def test_prefect_says_what_a_worker_has_to_know_to_its_owner_only(cluster):

@@ -204,30 +204,34 @@ def test_a_bad_parameter_is_refused_naming_the_field(services, field, value):
     assert field in answer.text
 
 
+FORMS = {
+    "pipeline": [
+        "The first five minutes", "Peak learning rate", "in place of the preset", "This flow reads the sections",
+    ],
+    "experiment": ["which question: baseline, ablation", "replicates of every arm"],
+    "benchmark": ["judgebench, llmbar=FOLDER"],
+    "best-of-n": ["in place of a training", "samples of each prompt"],
+    "overoptimize": ["column of the true reward", "largest n of best-of-n"],
+    "readiness": ["nats that the policy will be moved by"],
+    "confirm": ["other prompts, at most, that best-of-n is served on"],
+    "rlhf": ["Weight of the KL penalty", "a checkpoint folder"],
+}  # fmt: skip
+"""What the form of each flow says."""
+
+
 def test_the_form_and_the_run_show_in_a_browser(browse, services, finished):
-    forms = {name: f"{services.ui}/deployments/deployment/{services.deployment(name)['id']}/run" for name in FLOWS}
-    pages = {
-        forms["pipeline"]: [
-            "The first five minutes",
-            "Peak learning rate",
-            "in place of the preset",
-            "This flow reads the sections",
-            "Submit",
-        ],
-        forms["experiment"]: ["which question: baseline, ablation", "replicates of every arm", "Submit"],
-        forms["benchmark"]: ["judgebench, llmbar=FOLDER", "Submit"],
-        forms["best-of-n"]: ["in place of a training", "samples of each prompt", "Submit"],
-        forms["overoptimize"]: ["column of the true reward", "largest n of best-of-n", "Submit"],
-        forms["readiness"]: ["nats that the policy will be moved by", "Submit"],
-        forms["confirm"]: ["other prompts, at most, that best-of-n is served on", "Submit"],
-        forms["rlhf"]: ["Weight of the KL penalty", "a checkpoint folder", "Submit"],
-        f"{services.ui}/runs/flow-run/{finished['id']}": ["from-ui-seed0", "Completed"],
-    }
+    """The other forms hold what their pages are made of."""
+    deployed = {name: services.deployment(name) for name in FLOWS}
+    assert deployed.keys() == FORMS.keys()
+    for name, expected in FORMS.items():
+        shown = " ".join([deployed[name]["description"], json.dumps(deployed[name]["parameter_openapi_schema"])])
+        assert [text for text in expected if text.lower() not in shown.lower()] == [], name
+    form = f"{services.ui}/deployments/deployment/{deployed['pipeline']['id']}/run"
+    run = f"{services.ui}/runs/flow-run/{finished['id']}"
     browse.paste_password(services.ui, services.passwords[services.ui])
-    for address, expected in pages.items():
+    for address, expected in ((form, [*FORMS["pipeline"], "Submit"]), (run, ["from-ui-seed0", "Completed"])):
         page = browse(address, "1400,3000", expected).lower()
-        missing = [text for text in expected if text.lower() not in page]
-        assert not missing, f"{missing} not on {address}"
+        assert [text for text in expected if text.lower() not in page] == [], address
 
 
 def lines(services):
@@ -253,6 +257,7 @@ def test_a_path_in_a_form_is_relative_to_where_the_services_were_started(service
     services.wait_for(lambda: "the columns are 'question', 'answer'" in " ".join(services.logs(run["id"])))
 
 
+@pytest.mark.night
 def test_a_run_that_a_command_started_is_cancelled_through_prefect(services):
     """Nothing but the command itself runs it, so the command looks at its state."""
     words = ["run", "--preset", "smoke", "--set", "study=by-command", "--set", "train.steps=5000"]
@@ -280,7 +285,12 @@ def test_a_run_that_a_command_started_is_cancelled_through_prefect(services):
 
 
 @pytest.mark.parametrize(
-    ("asked", "state"), [("cancelled", "CANCELLED"), ("terminated", "CRASHED"), ("deleted", "KILLED")]
+    ("asked", "state"),
+    [
+        ("cancelled", "CANCELLED"),
+        pytest.param("terminated", "CRASHED", marks=pytest.mark.night),
+        pytest.param("deleted", "KILLED", marks=pytest.mark.night),
+    ],
 )
 def test_an_interrupted_run_ends_as_such_on_its_page_and_so_does_its_stage(services, smoke, asked, state, monkeypatch):
     """It is interrupted after it has waited for the device, which its page says as long as it does.

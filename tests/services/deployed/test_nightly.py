@@ -12,7 +12,7 @@ from machine import found, wait_for
 from owner_login import owners
 from used_homes import begin
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.services, pytest.mark.night]
 SEEDS, ARMS = 2, ["plain", "full"]
 NIGHT_SECONDS = 3600
 """From one run to the next: none begins before the test lets it, however long one takes on a busy machine."""

@@ -45,6 +45,7 @@ def test_a_client_that_leaves_does_no_harm(server, client):
     )  # nobody was left inside, or this would wait for ever
 
 
+@pytest.mark.night
 def test_an_adapter_is_served_with_its_base_also_in_bf16_and_a_killed_program_leaves_nothing(
     vllm, checkpoint, tmp_path
 ):

@@ -8,7 +8,6 @@ import torch
 from transformers import TrainerCallback
 
 import serving_world as world
-import small_policies as policies
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.errors import NotReadyError
 from rmcore.policy.grpo.grpo import make_grpo_with_rm
@@ -16,11 +15,6 @@ from rmcore.serving.scorer import RewardModelScorer
 
 pytestmark = pytest.mark.services
 PROMPTS = ["What is 2 + 2?", "Count.", "Grüße! 🙂", "word " * 150]
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return policies.new_policy(tmp_path_factory.mktemp("policy"), size="tiny", eos_token_id=policies.STOPS)
 
 
 def train(policy, scorer, out, *, steps, record, callbacks=(), group_size=4):
@@ -62,7 +56,7 @@ def moved(rm):
     return rm
 
 
-def test_ten_steps_and_new_weights_in_between(server, client, policy, tmp_path):
+def test_ten_steps_and_new_weights_in_between(server, client, policy_folder, tmp_path):
     first = client.version().weight_version
     models = {first: world.served_model(client)}
     seen = []
@@ -76,7 +70,7 @@ def test_ten_steps_and_new_weights_in_between(server, client, policy, tmp_path):
     def record(step, rollouts, credits):
         seen.append((rollouts, credits))
 
-    train(policy, scorer, tmp_path, steps=10, record=record, callbacks=[After(4, publish)])
+    train(policy_folder, scorer, tmp_path, steps=10, record=record, callbacks=[After(4, publish)])
     versions = [{rollout.meta["rm_score_version"] for rollout in rollouts} for rollouts, _ in seen]
     assert versions == [{first}] * 4 + [{first + 1}] * 6
     for (rollouts, credits), [version] in zip(seen, versions, strict=True):
@@ -87,7 +81,7 @@ def test_ten_steps_and_new_weights_in_between(server, client, policy, tmp_path):
     assert cut == {PROMPTS[3]}
 
 
-def test_an_update_between_two_halves_of_a_group_scores_it_again_whole(server, policy, tmp_path):
+def test_an_update_between_two_halves_of_a_group_scores_it_again_whole(server, policy_folder, tmp_path):
     """Requests of two rows each, one at a time: updates fall between those of one step."""
     seen = []
 
@@ -110,7 +104,7 @@ def test_an_update_between_two_halves_of_a_group_scores_it_again_whole(server, p
             seen.append(rollouts)
 
         until_published = [After(1, updates.start), StopWhen(lambda: scored_under(seen) == before + 3)]
-        train(policy, scorer, tmp_path, steps=200, record=record, group_size=8, callbacks=until_published)
+        train(policy_folder, scorer, tmp_path, steps=200, record=record, group_size=8, callbacks=until_published)
         updates.join()
         after = session.version().weight_version
     versions = [{rollout.meta["rm_score_version"] for rollout in rollouts} for rollouts in seen]
@@ -120,7 +114,10 @@ def test_an_update_between_two_halves_of_a_group_scores_it_again_whole(server, p
     assert versions[-1] == {after}
 
 
-def test_a_killed_engine_is_said_waited_for_and_comes_back_with_the_same_weights(server, client, raw, policy, tmp_path):
+@pytest.mark.night
+def test_a_killed_engine_is_said_waited_for_and_comes_back_with_the_same_weights(
+    server, client, raw, policy_folder, tmp_path
+):
     """The training waits for it; others who ask meanwhile get the right rewards or are told."""
     rm, seen, asked = world.served_model(client), [], []
     before, rewards, restarts = client.version(), client.score([[5, 6, 7]]).rewards, world.num_restarts(raw)
@@ -135,7 +132,7 @@ def test_a_killed_engine_is_said_waited_for_and_comes_back_with_the_same_weights
             asked.extend(pool.submit(client.score, [[5, 6, 7]] * 64) for _ in range(40))
             world.engine_of(server).kill()
 
-        train(policy, scorer, tmp_path, steps=4, record=record, callbacks=[After(2, kill)])
+        train(policy_folder, scorer, tmp_path, steps=4, record=record, callbacks=[After(2, kill)])
         for answer in asked:
             try:
                 assert answer.result().rewards == world.close(rewards * 64)

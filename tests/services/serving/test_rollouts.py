@@ -2,6 +2,7 @@
 importance sampling where they are not, and a vLLM that is killed."""
 
 import copy
+import math
 import stat
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import small_policies as policies
 from machine import family
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.errors import ModelError, ServingError
@@ -68,6 +70,23 @@ def distance(model, prompts, groups):
 
 def engines(served):
     return [process for process, words in family(served._vllm._process.pid).items() if "EngineCore" in words[0]]
+
+
+def test_the_first_token_has_the_policys_distribution_and_ends_where_it_says(served):
+    """Of the vLLM that `draw_samples` starts, too; one response in eight ends at each token."""
+    policy, num_samples = served.policy, 3000
+    for prompt in ("What is 2 + 2?", "Why?"):
+        [drawn] = served.draw([policy.prompt_ids(prompt)], SamplingSettings(num_samples, 0.2, 1))
+        ids = [one.ids[0] for one in drawn]
+        texts = ["" if token in policy.stop_ids else policy.decode([token]) for token in ids]
+        expected = policies.first_texts(policy, prompt, 0.2)
+        assert policies.p_value(texts, expected) > 1e-3
+        assert policies.p_value(texts, policies.first_texts(policy, prompt, 0.3)) < 1e-6
+        ended = expected[""]  # no other token decodes to nothing, but for two
+        scatter = math.sqrt(ended * (1 - ended) / num_samples)
+        assert sum(token in policy.stop_ids for token in ids) / num_samples == pytest.approx(
+            ended, abs=5 * scatter + 0.01
+        )
 
 
 def test_what_is_published_is_what_draws_from_then_on(served, policy_folder):
