@@ -168,6 +168,8 @@ def configure_environment() -> None:
         DIGESTS_VARIABLE: str(digests_file()),
         "PREFECT_HOME": str(directory / "prefect"),
         "TORCHINDUCTOR_CACHE_DIR": str(compiled_folder()),
+        # Micro-batches differ in size, and what is free between segments of fixed size would be lost to them.
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
         "MLFLOW_TRACKING_URI": running.get(MLFLOW_SERVER) or default_tracking_uri(directory),
     }
     if prefect_api:

@@ -18,28 +18,26 @@ HARDWARE: dict[str, dict[str, Any]] = {
 
 BY_MODEL_SIZE = ("h100", "h200")
 """Presets with which the pairs of a step follow the size of the model."""
-HOPPER_PAIRS = ((1_000_000_000, 128), (10_000_000_000, 32))
-"""Pairs of a step by the most parameters of a model that get so many by default on h100 and h200 (DeBERTa-large, 7 B);
-larger ones (13 B) get `LEAST_PAIRS`."""
+HOPPER_PAIRS = ((1_000_000_000, 128), (3_000_000_000, 64), (10_000_000_000, 32))
+"""Pairs of a step by the most parameters of a model that get so many by default on h100 and h200 (DeBERTa-large, 1.5 B,
+7 B); larger ones (13 B) get `LEAST_PAIRS`. What an update costs is shared by its pairs: at 1.5 B and 32 pairs of HH's
+lengths AdamW would take a seventh of a step (benchmarks/results/gpu.md)."""
 LEAST_PAIRS = 16
 
 
 def hopper_pairs(num_parameters: int) -> int:
     """Pairs of a step on one H100 or H200 where nothing else was said.
 
-    >>> [hopper_pairs(number) for number in (435_000_000, 7_000_000_000, 13_000_000_000)]
-    [128, 32, 16]
+    >>> [hopper_pairs(number) for number in (435_000_000, 1_540_000_000, 7_000_000_000, 13_000_000_000)]
+    [128, 64, 32, 16]
     """
     return next((pairs for most, pairs in HOPPER_PAIRS if num_parameters <= most), LEAST_PAIRS)
 
 
 CPU_INFO = Path("/proc/cpuinfo")
 BF16_UNITS = {"GenuineIntel": "amx_bf16", "AuthenticAMD": "avx512_bf16"}
-"""The flag, by vendor, of CPUs on which bf16 was measured to be faster than float32, on two cores each.
-
-AMD with avx512_bf16: 17.1 pairs per second against 13.7 (6.5 M model, HH-RLHF). Intel with amx_bf16: 10.8 against 8.5
-(MiniLM, AlpacaEval). Intel with avx512_bf16 is slower, 10.9 against 14.5 (HH-RLHF), as products reach 72 to 81 GFLOP/s
-in bf16 and 105 to 145 in float32. What ARM has was not measured."""
+"""The flag, by vendor, of CPUs on which bf16 was measured to be faster than float32: the machines are in
+benchmarks/results/precision.md."""
 
 
 def cpu_multiplies_bf16(cpu_info: Path = CPU_INFO) -> bool:
