@@ -79,23 +79,20 @@ def test_no_inputs_still_tell_the_served_version(server, ask):
     assert [seen.inputs for seen in server.seen] == [[]]
 
 
-def test_concurrency_is_reached_and_never_exceeded_over_all_calls_of_an_async_client(server):
+@pytest.mark.parametrize("kind", ["calls of an async client", "threads of a sync client"])
+def test_concurrency_is_reached_and_never_exceeded_over_all(server, kind):
     server.hold_until = 3  # no request is answered before three are open
+    limits = {"batch_size": 1, "max_concurrency": 3}
 
     async def run():
-        async with AsyncRewardClient(server.address, batch_size=1, max_concurrency=3) as client:
+        async with AsyncRewardClient(server.address, **limits) as client:
             return await asyncio.gather(*(client.score(rows(6)) for _ in range(4)))
 
-    answers = asyncio.run(run())
-    assert {answer.rewards for answer in answers} == {tuple(map(server.reward, rows(6)))}
-    assert server.peak == 3
-    assert server.num_connections <= 3
-
-
-def test_concurrency_is_reached_and_never_exceeded_over_all_threads_of_a_sync_client(server):
-    server.hold_until = 3
-    with RewardClient(server.address, batch_size=1, max_concurrency=3) as client, ThreadPoolExecutor(4) as threads:
-        answers = list(threads.map(lambda _: client.score(rows(6)), range(4)))
+    if "async" in kind:
+        answers = asyncio.run(run())
+    else:
+        with RewardClient(server.address, **limits) as client, ThreadPoolExecutor(4) as threads:
+            answers = list(threads.map(lambda _: client.score(rows(6)), range(4)))
     assert {answer.rewards for answer in answers} == {tuple(map(server.reward, rows(6)))}
     assert server.peak == 3
     assert server.num_connections <= 3
@@ -114,8 +111,14 @@ def test_one_connection_serves_all_calls_that_follow_each_other(server):
 @pytest.mark.slow
 @settings(max_examples=15)
 @given(batch_size=st.integers(1, 5), bad=st.integers(0, 12))
-def test_a_field_is_named_by_its_place_in_the_callers_list(running_server, ask, batch_size, bad):
+def test_a_field_is_named_by_its_place_in_the_callers_list_by_the_server_and_before_anything_is_sent(
+    running_server, ask, batch_size, bad
+):
+    inputs = [*rows(bad), {"prompt": "p"}, *rows(12 - bad)]
     with running_server() as server:
+        with pytest.raises(RequestError, match=rf"^inputs\.{bad}\.response: Field required; nothing was sent"):
+            ask(server.address, lambda c: c.score(inputs), batch_size=batch_size)
+        assert server.seen == []
 
         def refuse(seen):
             local = next((place for place, row in enumerate(seen.inputs) if row[0] == bad), None)
@@ -126,37 +129,21 @@ def test_a_field_is_named_by_its_place_in_the_callers_list(running_server, ask, 
             ask(server.address, lambda c: c.score(rows(13)), batch_size=batch_size)
 
 
-@pytest.mark.slow
-@settings(max_examples=15)
-@given(batch_size=st.integers(1, 5), bad=st.integers(0, 12))
-def test_an_input_without_a_form_is_named_before_anything_is_sent(running_server, ask, batch_size, bad):
-    inputs = [*rows(bad), {"prompt": "p"}, *rows(12 - bad)]
-    with running_server() as server:
-        with pytest.raises(RequestError, match=rf"^inputs\.{bad}\.response: Field required; nothing was sent"):
-            ask(server.address, lambda c: c.score(inputs), batch_size=batch_size)
-        assert server.seen == []
-
-
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ("", "inputs.0: String should have at least 1 character"),
-        (None, "inputs.0: it is none of a text, messages"),
-        ("\ud800", "inputs.0: Input should be a valid string"),
-        ([1, -1], "inputs.0.1: Input should be greater"),
-        ({"prompt": [{"role": "user"}], "response": ""}, "inputs.0.prompt.0.content: Field required"),
-        ({"prompt": "p", "response": "r", "respons": "r"}, "inputs.0.respons: Extra inputs"),
+        ("text", r"inputs is one str.*write \[it\]"),
+        ([""], "inputs.0: String should have at least 1 character"),
+        ([None], "inputs.0: it is none of a text, messages"),
+        (["\ud800"], "inputs.0: Input should be a valid string"),
+        ([[1, -1]], "inputs.0.1: Input should be greater"),
+        ([{"prompt": [{"role": "user"}], "response": ""}], "inputs.0.prompt.0.content: Field required"),
+        ([{"prompt": "p", "response": "r", "respons": "r"}], "inputs.0.respons: Extra inputs"),
     ],
 )
-def test_what_is_wrong_with_an_input_is_said(server, ask, wrong, said):
+def test_what_is_wrong_with_inputs_or_a_setting_is_said(server, ask, wrong, said):
     with pytest.raises(RequestError, match=said):
-        ask(server.address, lambda c: c.score([wrong]))
-    assert server.seen == []
-
-
-def test_a_lone_input_or_a_wrong_setting_is_refused(server, ask):
-    with pytest.raises(RequestError, match=r"inputs is one str.*write \[it\]"):
-        ask(server.address, lambda c: c.score("text"))
+        ask(server.address, lambda c: c.score(wrong))
     with pytest.raises(RequestError, match="policy_version: Input should be greater"):
         ask(server.address, lambda c: c.score(["a"], policy_version=-1))
     assert server.seen == []
@@ -198,43 +185,37 @@ def test_updates_without_end_are_an_error_and_no_mixture(server, ask):
     assert len(server.seen) == 3 + 2 + 2
 
 
-def test_a_token_stands_in_no_description_of_a_client(server):
-    with RewardClient(server.address, token="secret") as client:
-        assert repr(client) == f"RewardClient('{server.address}')"
-    assert repr(AsyncRewardClient(server.address, token="secret")) == f"AsyncRewardClient('{server.address}')"
+BAD_ARGUMENTS = [
+    *({"address": one} for one in ("", "localhost:80", "ftp://h", "http://", "http://h?x=1", "http://h:x")),
+    *(
+        {"address": "http://u:secret@h"},
+        {"batch_size": 0},
+        {"batch_size": 5000},
+        {"max_concurrency": 0},
+        {"attempts": 0},
+    ),
+    *({"timeout_s": 0}, {"timeout_s": float("nan")}, {"backoff_s": -1}),
+    *({"token": one} for one in ("", "secret\n", "a secret", "secrét")),
+]
 
 
-@pytest.mark.parametrize("token", ["", "secret\n", "a secret", "secrét"])
-def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(token):
-    with pytest.raises(ConfigError, match="the token is empty or holds") as caught:
-        RewardClient("http://localhost:1", token=token)
+@pytest.mark.parametrize("arguments", BAD_ARGUMENTS, ids=str)
+def test_arguments_that_cannot_work_are_refused_and_no_secret_is_shown(arguments):
+    with pytest.raises(ConfigError, match="the token is empty or holds" if "token" in arguments else None) as caught:
+        RewardClient(**{"address": "http://localhost:1"} | arguments)
     assert "secr" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [{"address": address} for address in ("", "localhost:80", "ftp://h", "http://", "http://h?x=1", "http://h:x")]
-    + [{"address": "http://u:secret@h"}, {"batch_size": 0}, {"batch_size": 5000}, {"max_concurrency": 0}]
-    + [{"attempts": 0}, {"timeout_s": 0}, {"timeout_s": float("nan")}, {"backoff_s": -1}],
-)
-def test_arguments_that_cannot_work_are_refused(arguments):
-    with pytest.raises(ConfigError) as caught:
-        RewardClient(**{"address": "http://localhost:1"} | arguments)
-    assert "secret" not in str(caught.value)
-
-
-def test_a_path_before_the_routes_is_kept(server, ask):
-    ask(f"{server.address}/models/a/", lambda c: c.version())
+def test_a_path_before_the_routes_is_kept_and_loopback_is_not_asked_through_a_proxy(server, ask, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    assert ask(f"{server.address}/models/a/", lambda c: c.version(), backoff_s=0.001).weight_version == 1
     assert server.seen[0].path == "/models/a/version"
 
 
-def test_loopback_is_not_asked_through_a_proxy(server, ask, monkeypatch):
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    assert ask(server.address, lambda c: c.version(), backoff_s=0.001).weight_version == 1
-
-
-def test_a_closed_client_says_so(server):
-    client = RewardClient(server.address)
+def test_a_closed_client_says_so_without_its_token(server):
+    client = RewardClient(server.address, token="secret")
+    assert repr(client) == f"RewardClient('{server.address}')"
+    assert repr(AsyncRewardClient(server.address, token="secret")) == f"AsyncRewardClient('{server.address}')"
     client.close()
     client.close()
     with pytest.raises(ServingError, match=r"RewardClient.* was closed"):

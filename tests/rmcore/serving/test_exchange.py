@@ -1,32 +1,38 @@
-"""Weights that are exchanged: whatever goes wrong, nobody is answered by weights that did not reproduce their probe."""
+"""Weights that are exchanged: an answer is of one version and never a mix, and a failed exchange leaves the old one."""
 
 import asyncio
 import os
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
-import aiohttp
 import pytest
 import torch
-from safetensors.torch import save_file
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from safetensors.torch import load_file, save_file
 
 import small_vllm
 from machine import PATIENCE_S, family
 from rmcore.core.errors import NotReadyError, RequestError, ServingError
+from rmcore.serving import staging
 from rmcore.serving.engine import VllmEngine
-from rmcore.serving.http_app import HttpSettings, RewardApp
 from rmcore.serving.model_files import folder_digest
 from rmcore.serving.served import ServedModel, Weights
 from rmcore.serving.staging import stage_checkpoint
-from rmcore.serving.types import PoolingType, RewardProbe, WeightUpdate
 from rmcore.serving.types import RewardModelTrainingMode as Mode
+from rmcore.serving.types import RewardProbe, WeightUpdate
 from rmcore.serving.updates import write_update
 from rmcore.serving.vllm_process import EngineSettings
 from rmcore.serving.weight_files import WeightLayout
-from torch_engine import answering
 
+pytestmark = pytest.mark.slow
 ROWS = ((1, 2, 3), (4,))
 MAX_TOKENS = 16
+NAMES = ("a", "b", "score.weight")
 
 
 def probe_of(scale: float, rows=ROWS) -> RewardProbe:
@@ -34,16 +40,25 @@ def probe_of(scale: float, rows=ROWS) -> RewardProbe:
 
 
 def state(scale: float) -> dict[str, torch.Tensor]:
-    return {"layer.0": torch.ones(2), "score.weight": torch.full((1, 4), scale / 4)}
+    """Weights that give a reward of `scale` a token."""
+    return {name: torch.full((1, 4), scale / 4) for name in NAMES}
 
 
 @asynccontextmanager
-async def serving(place: Path):
+async def serving(place: Path, files=(0, 0, 0)):
     """A served model whose rewards are 1 a token, answered by a small program that speaks as vLLM does."""
     model = place / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
-    save_file(state(1.0), model / "model.safetensors")
+    shards: dict[str, dict[str, torch.Tensor]] = {}
+    for name, which in zip(NAMES, files, strict=True):
+        shards.setdefault("model.safetensors" if len(set(files)) == 1 else f"part{which}.safetensors", {})[name] = (
+            state(1.0)[name]
+        )
+    for file, tensors in shards.items():
+        save_file(tensors, model / file)
+    if len(shards) > 1:
+        staging.write_index(model, shards)
     first = place / "weights" / "served-000001"
     stage_checkpoint(model, first)
     engine = VllmEngine(EngineSettings(small_vllm.make_program(place), "float32", MAX_TOKENS), place / "vllm.log")
@@ -55,10 +70,10 @@ async def serving(place: Path):
         await served.stop()
 
 
-def published(served: ServedModel, scale: float, probe: RewardProbe | None = None) -> WeightUpdate:
+def published(served: ServedModel, scale: float, mode=Mode.HEAD_ONLY, changed=()) -> WeightUpdate:
     folder = served.weights.folder
-    ref = write_update(folder.parent, state(scale), Mode.HEAD_ONLY, WeightLayout.read(folder))
-    return WeightUpdate(folder=ref.folder_name, digest=ref.digest, mode=Mode.HEAD_ONLY, probe=probe or probe_of(scale))
+    ref = write_update(folder.parent, state(scale), mode, WeightLayout.read(folder), changed=changed)
+    return WeightUpdate(folder=ref.folder_name, digest=ref.digest, mode=mode, probe=probe_of(scale))
 
 
 async def settled(served: ServedModel) -> None:
@@ -67,79 +82,171 @@ async def settled(served: ServedModel) -> None:
             await asyncio.sleep(0.02)
 
 
-async def assert_answers(served: ServedModel, scale: float, version: int) -> None:
-    rewards, weights = await served.score(ROWS)
-    assert (rewards, weights.version) == (pytest.approx([3 * scale, scale]), version)
-    assert served.state == "ready"
+def with_probe(probe: RewardProbe) -> Callable[[WeightUpdate, Path], WeightUpdate]:
+    return lambda update, folder: update.model_copy(update={"probe": probe})
 
 
-@pytest.mark.slow
-def test_an_update_that_reproduces_its_probe_answers_as_the_next_version(tmp_path):
-    async def run():
-        async with serving(tmp_path) as served:
-            await assert_answers(served, 1.0, 1)
-            await served.update(published(served, 2.0))
-            await assert_answers(served, 2.0, 2)
-
-    asyncio.run(run())
+def flip_a_byte(update: WeightUpdate, folder: Path) -> WeightUpdate:
+    file = folder / "head.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\xff")
+    return update
 
 
-@pytest.mark.slow
-def test_a_probe_that_vllm_refuses_leaves_the_old_weights_answering(tmp_path):
-    stranger = RewardProbe(token_ids=((small_vllm.VOCABULARY,),), rewards=(2.0,), tolerance=1e-4)
-
-    async def run():
-        async with serving(tmp_path) as served:
-            with pytest.raises(ServingError, match=r"version 2 was not taken: vLLM refuses .* Version 1 serves on"):
-                await served.update(published(served, 2.0, stranger))
-            await assert_answers(served, 1.0, 1)
-            await served.update(published(served, 3.0))  # and the next one is taken
-            await assert_answers(served, 3.0, 2)
-            assert served.num_updates == {"done": 1, "refused": 0, "failed": 1}
-
-    asyncio.run(run())
+LONG = tuple(range(1, MAX_TOKENS + 2))
+BAD: dict[str, tuple[Any, type[Exception], str, str]] = {
+    "a probe that vLLM refuses": (
+        with_probe(RewardProbe(token_ids=((small_vllm.VOCABULARY,),), rewards=(2.0,), tolerance=1e-4)),
+        ServingError, r"was not taken: vLLM refuses .* serves on", "failed",
+    ),
+    "other rewards than the probe's": (with_probe(probe_of(999.0)), ServingError, "not served", "failed"),
+    "a probe longer than is read": (with_probe(probe_of(1.0, (LONG,))), RequestError, "row of 17 tokens", "refused"),
+    "a flipped byte": (flip_a_byte, RequestError, "cut short or changed", "refused"),
+}  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_bad", [1, 2])
-def test_what_nobody_expected_is_raised_and_the_old_weights_answer(tmp_path, num_bad):
-    """One unexpected answer to the new weights' probe; one more to the old ones', after which vLLM starts anew."""
+class Exchanges(RuleBasedStateMachine):
+    """A server, and what its weights must be after each exchange, whatever went wrong in it."""
 
-    async def run():
-        async with serving(tmp_path) as served:
-            update = published(served, 2.0)
-            (tmp_path / "nonsense").write_text(str(num_bad))
-            with pytest.raises(KeyError):
-                await served.update(update)
-            await settled(served)
-            assert served.num_restarts == num_bad - 1
-            await assert_answers(served, 1.0, 1)
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.temporary = TemporaryDirectory()
+        self.place = Path(self.temporary.name)
+        self.scale, self.version, self.restarts = 1.0, 1, 0
+        self.updates = {"done": 0, "refused": 0, "failed": 0}
+        self.expected = state(1.0)
 
-    asyncio.run(run())
+    def run(self, what):
+        return self.loop.run_until_complete(what)
 
+    @initialize(files=st.lists(st.integers(0, 2), min_size=3, max_size=3))
+    def start(self, files):
+        self.opened = serving(self.place, files)
+        self.served = self.run(self.opened.__aenter__())
 
-@pytest.mark.slow
-def test_a_vllm_that_is_killed_during_an_update_comes_back_with_the_old_weights(tmp_path):
-    async def run():
-        async with serving(tmp_path) as served:
-            gate = tmp_path / "gate"
+    def teardown(self):
+        self.run(self.opened.__aexit__(None, None, None))
+        self.loop.close()
+        self.temporary.cleanup()
+
+    def fails(self, update, error, match=None):
+        async def wait():
+            with pytest.raises(error, match=match):
+                await self.served.update(update)
+            await settled(self.served)
+
+        self.run(wait())
+
+    def take(self, scale, mode=Mode.HEAD_ONLY, changed=()):
+        """Expect what an update has brought."""
+        self.scale, self.version = scale, self.version + 1
+        self.updates["done"] += 1
+        for name in NAMES if mode is Mode.FULL else ("score.weight", *(changed if mode is Mode.LORA else ())):
+            self.expected[name] = state(scale)[name]
+
+    @rule(scale=st.integers(1, 50), mode=st.sampled_from(Mode), changed=st.sets(st.sampled_from("ab"), min_size=1))
+    def exchange(self, scale, mode, changed):
+        """While clients ask all the time, some of whom leave: each answer is that of the version which it names."""
+        answers, ended = [], asyncio.Event()
+
+        async def client():
+            while not ended.is_set():
+                answers.append(await self.served.score(ROWS))
+
+        async def under_load():
+            clients = [asyncio.create_task(client()) for _ in range(6)]
+            await self.served.update(published(self.served, scale, mode, changed))
+            clients[0].cancel()
+            ended.set()
+            await asyncio.wait(clients)
+            assert not [one for one in clients[1:] if one.exception()]
+
+        scale_of = {self.version: self.scale, self.version + 1: float(scale)}
+        self.run(under_load())
+        assert all(rewards == pytest.approx([3 * scale_of[w.version], scale_of[w.version]]) for rewards, w in answers)
+        self.take(scale, mode, changed)
+
+    @rule(scale=st.integers(1, 50), bad=st.sampled_from(sorted(BAD)))
+    def not_taken(self, scale, bad):
+        change, error, match, counted = BAD[bad]
+        update = published(self.served, scale)
+        self.fails(change(update, self.served.weights.folder.parent / update.folder), error, match)
+        self.updates[counted] += 1
+
+    @rule(num_bad=st.integers(1, 2))
+    def answered_with_nonsense(self, num_bad):
+        """One unexpected answer to the new weights' probe; one more to the old ones', after which vLLM is restarted."""
+        update = published(self.served, 50.0)
+        (self.place / "nonsense").write_text(str(num_bad))
+        self.fails(update, KeyError)
+        self.updates["failed"] += 1
+        self.restarts += num_bad - 1
+
+    @rule()
+    def killed_during_an_exchange(self):
+        async def kill():
+            gate = self.place / "gate"
             os.mkfifo(gate)
-            update = asyncio.create_task(served.update(published(served, 2.0)))
+            update = asyncio.create_task(self.served.update(published(self.served, 50.0)))
             with await asyncio.to_thread(gate.open, "wb"):  # it has been told to load them
                 gate.unlink()
-                [program] = [one for one, words in family(os.getpid()).items() if str(tmp_path) in words]
+                [program] = [one for one, words in family(os.getpid()).items() if str(self.place) in words]
                 program.kill()
                 with pytest.raises(ServingError):
                     await update
-            await settled(served)
-            assert served.num_restarts == 1
-            await assert_answers(served, 1.0, 1)
+            await settled(self.served)
 
-    asyncio.run(run())
+        self.run(kill())
+        self.updates["failed"] += 1
+        self.restarts += 1
+
+    @rule(scale=st.integers(1, 50))
+    def two_of_which_the_first_ones_caller_leaves(self, scale):
+        """It waits for a request under way, which its own version answers, and is over before the second begins."""
+
+        async def leave():
+            gate, weights = self.place / "gate", self.served.weights.folder.parent
+            os.mkfifo(gate)
+            request = asyncio.create_task(self.served.score(ROWS))
+            with await asyncio.to_thread(gate.open, "wb"):
+                first = asyncio.create_task(self.served.update(published(self.served, 50.0)))
+                async with asyncio.timeout(PATIENCE_S):
+                    while len(list(weights.glob("served-*"))) < 2:
+                        await asyncio.sleep(0.01)
+                first.cancel()
+                await asyncio.wait([first])
+                second = asyncio.create_task(self.served.update(published(self.served, scale)))
+                for _ in range(10):  # it is requested before the first one can continue
+                    await asyncio.sleep(0)
+                gate.unlink()
+            return await request, await second
+
+        (rewards, weights), info = self.run(leave())
+        assert (rewards, weights.version) == (pytest.approx([3 * self.scale, self.scale]), self.version)
+        self.take(50.0)
+        self.take(scale)
+        assert info.weight_version == self.version
+
+    @invariant()
+    def one_whole_version_answers(self):
+        rewards, weights = self.run(self.served.score(ROWS))
+        assert (rewards, weights.version) == (pytest.approx([3 * self.scale, self.scale]), self.version)
+        assert (self.served.state, self.served.num_restarts) == ("ready", self.restarts)
+        assert self.served.num_updates == self.updates
+        folder = weights.folder
+        files = sorted(folder.glob("*.safetensors"))
+        assert [file.name for file in files] == WeightLayout.read(folder).files
+        found = {name: tensor for file in files for name, tensor in load_file(file).items()}
+        assert found.keys() == self.expected.keys()
+        assert all(torch.equal(found[name], self.expected[name]) for name in found)
+        assert [one.name for one in folder.parent.glob("[!.]*")] == [folder.name]
 
 
-@pytest.mark.slow
-def test_a_restart_that_fails_unexpectedly_is_said_and_nobody_is_answered(tmp_path):
+def test_after_any_sequence_of_exchanges_the_last_that_was_taken_answers_alone():
+    run_state_machine_as_test(Exchanges, settings=settings(max_examples=5, stateful_step_count=10))
+
+
+def test_a_restart_that_fails_unexpectedly_is_said_and_no_request_is_answered(tmp_path):
     async def run():
         async with serving(tmp_path) as served:
             update = published(served, 2.0)
@@ -152,103 +259,3 @@ def test_a_restart_that_fails_unexpectedly_is_said_and_nobody_is_answered(tmp_pa
                 await served.score(ROWS)
 
     asyncio.run(run())
-
-
-@pytest.mark.slow
-def test_a_probe_that_is_longer_than_the_server_reads_is_refused_before_anything_is_touched(tmp_path):
-    rows = (tuple(range(1, MAX_TOKENS + 1)), tuple(range(1, MAX_TOKENS + 2)))
-
-    async def run():
-        async with serving(tmp_path) as served:
-            with pytest.raises(RequestError, match=f"row of {MAX_TOKENS + 1} tokens"):
-                await served.update(published(served, 2.0, probe_of(2.0, rows)))
-            assert served.num_updates == {"done": 0, "refused": 1, "failed": 0}
-            await assert_answers(served, 1.0, 1)
-            await served.update(published(served, 2.0, probe_of(2.0, rows[:1])))  # as long as it reads is read
-            await assert_answers(served, 2.0, 2)
-
-    asyncio.run(run())
-
-
-@pytest.mark.slow
-def test_an_exchange_whose_caller_left_is_over_before_the_next_one_begins(tmp_path):
-    """The first waits for a request under way when its caller leaves and the second one comes."""
-
-    async def run():
-        async with serving(tmp_path) as served:
-            gate = tmp_path / "gate"
-            os.mkfifo(gate)
-            request = asyncio.create_task(served.score(ROWS))
-            with await asyncio.to_thread(gate.open, "wb"):
-                first = asyncio.create_task(served.update(published(served, 2.0)))
-                async with asyncio.timeout(PATIENCE_S):
-                    while not (served.weights.folder.parent / "served-000002").exists():
-                        await asyncio.sleep(0.01)
-                first.cancel()
-                await asyncio.wait([first])
-                second = asyncio.create_task(served.update(published(served, 3.0)))
-                for _ in range(10):  # it is asked for before the first one can go on
-                    await asyncio.sleep(0)
-                gate.unlink()
-            assert (await request)[1].version == 1
-            assert (await second).weight_version == 3
-            await assert_answers(served, 3.0, 3)
-            assert served.num_updates == {"done": 2, "refused": 0, "failed": 0}
-
-    asyncio.run(run())
-
-
-NUM_CLIENTS, NUM_ROWS, ROWS_OF_A_REQUEST = 64, 10_000, 8
-
-
-@pytest.mark.slow
-def test_an_update_under_the_load_of_another_protocol_loses_and_mixes_nothing(rm, tmp_path):
-    """64 clients that know no versions, 10,000 rows, some of the clients gone before they are answered."""
-    rows = [[1 + index % 7] * (1 + index * 7 % MAX_TOKENS) for index in range(NUM_ROWS)]
-    parts = [range(start, min(start + ROWS_OF_A_REQUEST, NUM_ROWS)) for start in range(0, NUM_ROWS, ROWS_OF_A_REQUEST)]
-    settings = HttpSettings(token="t", protocols=("vllm",))
-    opened = serving(tmp_path)
-
-    async def make():
-        served = await opened.__aenter__()
-        return RewardApp(served, rm.renderer, pooling=PoolingType.LAST, vocab_size=1000, settings=settings)
-
-    async def ask(session, app, part):
-        body = {"input": [rows[index] for index in part], "use_activation": False}
-        async with session.post(f"http://rm:t@127.0.0.1:{app.port}/classify", json=body) as answer:
-            answer.raise_for_status()
-            data = (await answer.json())["data"]
-        return int(answer.headers["X-Weight-Version"]), [row["probs"][0] for row in data]
-
-    async def work(app):
-        waiting, answers, half = list(parts), {}, asyncio.Event()
-
-        async def client(session):
-            while waiting:
-                part = waiting.pop()
-                if part.start % 25 == 0:  # one whose client leaves, and asks again
-                    with pytest.raises(TimeoutError):
-                        async with asyncio.timeout(0.0):
-                            await ask(session, app, part)
-                answers[part] = await ask(session, app, part)
-                if len(answers) > len(parts) // 2:
-                    half.set()
-
-        async def publish():
-            await half.wait()
-            update = published(app.served, 2.0)
-            url, body = f"http://rm:t@127.0.0.1:{app.port}/weights", update.model_dump(mode="json")
-            async with aiohttp.ClientSession() as session, session.post(url, json=body) as answer:
-                answer.raise_for_status()
-
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=NUM_CLIENTS)) as session:
-            await asyncio.gather(publish(), *(client(session) for _ in range(NUM_CLIENTS)))
-        return answers
-
-    with answering(make) as app:
-        answers = asyncio.run(work(app))
-        assert (app._pending_rows, app._pending_bytes) == (0, 0)
-    assert answers.keys() == set(parts)
-    assert {version for version, _ in answers.values()} == {1, 2}
-    for part, (version, rewards) in answers.items():  # a reward is the version times the number of tokens
-        assert rewards == pytest.approx([version * len(rows[index]) for index in part])

@@ -127,288 +127,118 @@ def status(answer: bytes) -> int | None:
     return int(answer.split(b" ", 2)[1]) if answer.startswith(b"HTTP/1.1 ") else None
 
 
-FORGERIES = []
+HOSTS = ("evil.example", "127.0.0.1.evil.example", "evil.example:8100", "localhost.evil.example", "[::1", "8.8.8.8",
+         "localhost@evil.example", "", "127.0.0.1, evil.example", "[fe80::1]:8100", "0")  # fmt: skip
+ORIGINS = ("null", "http://evil.example", "http://127.0.0.1:1", "https://127.0.0.1:8100", "file://", "")
+TOKENS = ("Bearer", "Bearer ", f"Bearer {TOKEN[:-1]}", f"Bearer {TOKEN}x", f"Basic {TOKEN}", TOKEN, "é")
+ROUTES = [{"path": path, "method": how} for path, how in zip(("/score", "/weights", "/metrics", "/health"),
+                                                            ("POST", "POST", "GET", "GET"), strict=True)]  # fmt: skip
+TYPES = ("text/plain", "application/x-www-form-urlencoded", "application/jsonp", "", "é", "multipart/form-data")
+CODINGS = ("gzip, chunked", "identity", "xchunked", "chunked, chunked", "\x0bchunked")
+BAD_CHUNKS = (b"zz\r\n", b"-1\r\n", b"5\r\nab", b"ffffffffffffffffffff\r\n", b"1\r\nab\r\n", b"\x00\r\n")
+CHUNKED = {"drop": ("Content-Length",), "Transfer_Encoding": "chunked"}
+LINES = (b"POST /score\r\n\r\n", b"POST /score HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00\x01",
+         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET  /score HTTP/1.1\r\nHost: a\r\n\r\n")  # fmt: skip
+HEADERS = ("X Y: z", "X\x00: z", "X: a\x00b", " folded: a", "X : y", ": empty", "no colon", "X: \x7f\x01")
+PATHS = ("//score", "/score/", "/../score", "/%2e%2e/weights", "http://evil.example/score", "/collective_rpc", "*")
+METHODS = ("PUT", "DELETE", "TRACE", "OPTIONS", "CONNECT", "PATCH", "GET", "HEAD", "BREW")
+UPGRADE = {"Connection": "Upgrade, close", "Sec_WebSocket_Key": "AAAAAAAAAAAAAAAAAAAAAA==",
+           "Sec_WebSocket_Version": "13"}  # fmt: skip
+NUMBERS = ("NaN", "Infinity", "-Infinity", "1e999", "-1", "1" * 4000, "1" * 5000, "9" * 100_000, "1.5", "true")
+IN_NUMBERS = ('{"inputs": [[%s, 1]]}', '{"inputs": [%s]}', '{"inputs": [[1, 2, %s]]}',
+              '{"inputs": [[1]], "policy_version": -%s}')  # fmt: skip
+PROBES = ({"token_ids": []}, {"rewards": [1, 2]}, {"tolerance": 0}, {"rewards": [10**400]})
+FOLDERS = ("../..", "/etc", "a\x00b", "é" * 9999, "\ud800")
+TEXTS = (b'{"inputs": ["\xff"]}', b'{"inputs": ["\\ud800"]}', b"\xef\xbb\xbf" + GOOD_BODY, b"", b"null", b"{}",
+         GOOD_BODY.decode().encode("utf-16"), b'{"inputs": ["a"]} x', b'{"inputs": ["a\x00"]}',
+         b'{"inputs": ["\xed\xa0\x80"]}')  # fmt: skip
+REPEATED = (
+    ("/score", b'{"inputs": ["a"], "inputs": ["b"]}'), ("/score", b'{"inputs": ["a"], "inp\\u0075ts": ["b"]}'),
+    ("/score", b'{"inputs": [{"prompt": "a", "response": "b", "response": "c"}]}'),
+    ("/score", b'{"inputs": [[{"role": "user", "content": "a"}, {"role": "assistant", "content":"","content":""}]]}'),
+    ("/weights", BODIES["/weights"][:-1] + b', "mode": "head_only"}'),
+    ("/weights", BODIES["/weights"].replace(b'"rewards"', b'"tolerance": 9, "rewards"')),
+)  # fmt: skip
 
 
-def forgery(forge):
-    """Register what gives the parts of a request, and the statuses that are right (None: closed without a word)."""
-    FORGERIES.append(forge)
-    return forge
+def cut(draw, whole: bytes, end: int) -> bytes:
+    return whole[: draw.randint(0, end)]
 
 
-@forgery
-def forged_host(draw):
-    hosts = ("evil.example", "127.0.0.1.evil.example", "evil.example:8100", "localhost.evil.example", "[::1", "8.8.8.8")
-    host = draw.choice([*hosts, "localhost@evil.example", "", "127.0.0.1, evil.example", "[fe80::1]:8100", "0"])
-    return [request(Host=host)], {400, 421}
-
-
-@forgery
-def two_hosts(draw):
-    line = draw.choice(["Host: evil.example", "Host: 127.0.0.1"])
-    return [request(Content_Type=f"application/json\r\n{line}")], {400, 421}
-
-
-@forgery
-def no_host(draw):
-    return [request(drop=("Host",))], {400, 421}
-
-
-@forgery
-def forged_origin(draw):
-    origin = draw.choice(["null", "http://evil.example", "http://127.0.0.1:1", "https://127.0.0.1:8100", "file://", ""])
-    return [request(Origin=origin)], {403}
-
-
-@forgery
-def two_origins(draw):
-    return [request(Origin="http://127.0.0.1:8100\r\nOrigin: http://evil.example")], {403}
-
-
-@forgery
-def forged_token(draw):
-    other = draw.choice(["Bearer", "Bearer ", f"Bearer {TOKEN[:-1]}", f"Bearer {TOKEN}x", f"Basic {TOKEN}", TOKEN, "é"])
-    method, path = draw.choice([("POST", "/score"), ("POST", "/weights"), ("GET", "/metrics"), ("GET", "/health")])
-    return [request(path, method=method, Authorization=other)], {401}
-
-
-@forgery
-def no_token(draw):
-    path = draw.choice(["/score", "/weights"])
-    return [request(path, drop=("Authorization",), body=draw.randbytes(2**17))], {401}
-
-
-@forgery
-def forged_type(draw):
-    kind = draw.choice(
-        ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", "", "é", "multipart/form-data"]
-    )
-    return [request(Content_Type=kind)], {422}
-
-
-@forgery
-def lying_length(draw):
-    length = draw.choice(["-1", "+5", "1e3", "0x10", "5, 6", "1" * 5000, " "])
-    return [request(Content_Length=length)], {400}
-
-
-@forgery
-def huge_length(draw):
-    return [request(Content_Length=str(draw.choice([10**9, 2**63, 10**19])))], {408, 413}
-
-
-@forgery
-def short_body(draw):
-    return [request(Content_Length=str(len(GOOD_BODY) + draw.randint(1, 99)))], {408}
-
-
-@forgery
-def both_lengths(draw):
-    body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(GOOD_BODY), GOOD_BODY)
-    return [request(body=body, Transfer_Encoding=draw.choice(["chunked", "Chunked"]))], {422}
-
-
-@forgery
-def forged_encoding(draw):
-    coding = draw.choice(["gzip, chunked", "identity", "xchunked", "chunked, chunked", "\x0bchunked"])
-    return [request(drop=("Content-Length",), Transfer_Encoding=coding)], {400, 501}
-
-
-@forgery
-def broken_chunks(draw):
-    bad = draw.choice([b"zz\r\n", b"-1\r\n", b"5\r\nab", b"ffffffffffffffffffff\r\n", b"1\r\nab\r\n", b"\x00\r\n"])
-    path = draw.choice(["/score", "/weights", "/nothing"])
-    drop = ("Content-Length", *draw.choice([(), ("Authorization",)]))
-    return [request(path, b"", drop=drop, Transfer_Encoding="chunked") + bad], {400, 401, 404, 408, None}
-
-
-@forgery
-def endless_chunks(draw):
-    head = request(body=b"", drop=("Content-Length",), Transfer_Encoding="chunked")
-    return [head, *[b"10000\r\n" + b" " * 2**16 + b"\r\n"] * 64], {413}
-
-
-@forgery
-def body_of_a_get(draw):
-    path = draw.choice(["/health", "/version", "/metrics"])
-    head = request(path, b"", "GET", drop=("Content-Length",), Transfer_Encoding="chunked")
-    return [head, *[b"1000\r\n" + b" " * 2**12 + b"\r\n"] * 20], {200, 503}
-
-
-@forgery
-def slow_headers(draw):
-    whole = request()
-    return [whole[: draw.randint(0, whole.index(b"\r\n\r\n") + 3)]], {None}
-
-
-@forgery
-def slow_body(draw):
-    path = draw.choice(["/score", "/weights"])
-    whole = request(path)
-    return [whole[: -draw.randint(1, len(BODIES[path]))]], {408}
-
-
-@forgery
-def left_early(draw):
-    whole = request()
-    return [whole[: draw.randint(0, len(whole) - 1)], "end"], {400, 408, None}
-
-
-@forgery
-def long_headers(draw):
-    return [request(X_Long="a" * draw.choice([2**17, 2**20]))], {400, None}
-
-
-@forgery
-def forged_line(draw):
-    lines = [
-        b"POST /score\r\n\r\n",
-        b"POST /score HTTP/9.9\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01",
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    ]
-    return [draw.choice([*lines, draw.randbytes(200) + b"\r\n\r\n", b"GET  /score HTTP/1.1\r\nHost: a\r\n\r\n"])], {
-        400,
-        421,
-        None,
-    }
-
-
-@forgery
-def forged_header(draw):
-    name = draw.choice(["X Y: z", "X\x00: z", "X: a\x00b", " folded: a", "X : y", ": empty", "no colon", "X: \x7f\x01"])
-    return [request(Content_Type=f"application/json\r\n{name}")], {400, 422, 503}
-
-
-@forgery
-def smuggled_path(draw):
-    path = draw.choice(
-        ["//score", "/score/", "/../score", "/%2e%2e/weights", "http://evil.example/score", "/collective_rpc", "*"]
-    )
-    return [request(path, GOOD_BODY)], {404, 307, 400}
-
-
-@forgery
-def other_method(draw):
-    method = draw.choice(["PUT", "DELETE", "TRACE", "OPTIONS", "CONNECT", "PATCH", "GET", "HEAD", "BREW"])
-    return [request("/score", method=method)], {405, 400}
-
-
-@forgery
-def upgraded(draw):
-    protocol = draw.choice(["websocket", "h2c"])
-    return [
-        request(
-            "/health",
-            b"",
-            "GET",
-            Connection="Upgrade, close",
-            Upgrade=protocol,
-            Sec_WebSocket_Key="AAAAAAAAAAAAAAAAAAAAAA==",
-            Sec_WebSocket_Version="13",
-        )
-    ], {503, 400}
-
-
-@forgery
-def deep_json(draw):
-    depth = draw.choice([200, 5_000, 100_000])
-    opening, closing_ = draw.choice([("[", "]"), ('{"a":', "}")])
+def deep(draw) -> bytes:
+    depth, (opening, closing_) = draw.choice([200, 5_000, 100_000]), draw.choice([("[", "]"), ('{"a":', "}")])
     body = opening * depth + "1" + closing_ * depth
-    return [
-        request(draw.choice(["/score", "/weights"]), draw.choice([body, f'{{"inputs": {body}}}']).encode()[: 2**18])
-    ], {422, 413}
+    return draw.choice([body, f'{{"inputs": {body}}}']).encode()[: 2**18]
 
 
-@forgery
-def forged_number(draw):
-    number = draw.choice(
-        ["NaN", "Infinity", "-Infinity", "1e999", "-0", "-1", "1" * 4000, "1" * 5000, "9" * 100_000, "1.5", "true"]
-    )
-    bodies = [
-        f'{{"inputs": [[{number}, {number}]]}}',
-        f'{{"inputs": [{number}]}}',
-        f'{{"inputs": [[1, 2, {number}]], "policy_version": -{number}}}',
-    ]
-    # -0 is 0, and so a token
-    return [request(body=draw.choice(bodies).encode())], {503, 422} if number == "-0" else {422}
-
-
-@forgery
-def forged_update(draw):
-    update = json.loads(BODIES["/weights"])
-    update["probe"] |= draw.choice([{"token_ids": []}, {"rewards": [1, 2]}, {"tolerance": 0}, {"rewards": [10**400]}])
-    return [request("/weights", json.dumps(update).encode())], {422}
-
-
-@forgery
-def forged_folder(draw):
-    update = UPDATE | {"folder": draw.choice(["../..", "/etc", "a\x00b", "é" * 9999, "\ud800"])}
-    return [request("/weights", json.dumps(update).encode())], {503, 422}
-
-
-@forgery
-def forged_text(draw):
-    bodies = [
-        b'{"inputs": ["\xff"]}',
-        b'{"inputs": ["\\ud800"]}',
-        b"\xef\xbb\xbf" + GOOD_BODY,
-        GOOD_BODY.decode().encode("utf-16"),
-    ]
-    bodies += [
-        b"",
-        b"null",
-        b"{}",
-        b'{"inputs": ["a"]} x',
-        b'{"inputs": ["a\x00"]}',
-        b'{"inputs": ["\xed\xa0\x80"]}',
-        draw.randbytes(99),
-    ]
-    return [request(body=draw.choice(bodies))], {422}
-
-
-@forgery
-def repeated_key(draw):
-    bodies = {
-        "/score": [
-            b'{"inputs": ["a"], "inputs": ["b"]}',
-            b'{"inputs": [{"prompt": "a", "response": "b", "response": "c"}]}',
-            b'{"inputs": [[{"role": "user", "content": "a"}, {"role": "assistant", "content": "a", "content": "a"}]]}',
-            b'{"inputs": ["a"], "inp\\u0075ts": ["b"]}',
-        ],
-        "/weights": [
-            BODIES["/weights"][:-1] + b', "mode": "head_only"}',
-            BODIES["/weights"].replace(b'"rewards"', b'"tolerance": 9, "rewards"'),
-        ],
-    }
-    path = draw.choice(list(bodies))
-    return [request(path, draw.choice(bodies[path]))], {422}
-
-
-@forgery
-def many_rows(draw):
-    return [request(body=b'{"inputs": [' + b",".join([b'"a"'] * draw.choice([4097, 50_000])) + b"]}")], {422}
-
-
-@forgery
-def long_text(draw):
+def long_row(draw) -> bytes:
     text = draw.choice(["x", " ", "a ", "1", "<|im_end|>"]) * 2**17
-    row = draw.choice(
-        [text, {"prompt": text, "response": ""}, {"prompt": [{"role": text, "content": ""}], "response": ""}]
-    )
-    body = {"inputs": ["a", row], "over_length": draw.choice(["cut", "refuse"])}
-    return [request(body=json.dumps(body).encode()[: 2**18 + 2**20])], {413}
+    pair = {"prompt": [{"role": text, "content": ""}], "response": ""}
+    row = draw.choice([text, {"prompt": text, "response": ""}, pair])
+    return json.dumps({"inputs": ["a", row], "over_length": draw.choice(["cut", "refuse"])}).encode()[: 2**18 + 2**20]
+
+
+def update_with(**changes) -> bytes:
+    return request("/weights", json.dumps(UPDATE | changes).encode())
+
+
+FORGERIES = {
+    "host": (lambda d: [request(Host=d.choice(HOSTS))], {400, 421}),
+    "two hosts": (lambda d: [request(Content_Type=f"application/json\r\nHost: {d.choice([HOSTS[0], '[::1]'])}")],
+                  {400, 421}),
+    "no host": (lambda d: [request(drop=("Host",))], {400, 421}),
+    "origin": (lambda d: [request(Origin=d.choice(ORIGINS))], {403}),
+    "two origins": (lambda d: [request(Origin="http://127.0.0.1:8100\r\nOrigin: http://evil.example")], {403}),
+    "token": (lambda d: [request(**d.choice(ROUTES), Authorization=d.choice(TOKENS))], {401}),
+    "no token": (lambda d: [request(d.choice(list(BODIES)), drop=("Authorization",), body=d.randbytes(2**17))], {401}),
+    "type": (lambda d: [request(Content_Type=d.choice(TYPES))], {422}),
+    "lying length": (lambda d: [request(Content_Length=d.choice(["-1", "+5", "1e3", "0x10", "5, 6", "1" * 5000, " "]))],
+                     {400}),
+    "huge length": (lambda d: [request(Content_Length=str(d.choice([10**9, 2**63, 10**19])))], {408, 413}),
+    "short body": (lambda d: [request(Content_Length=str(len(GOOD_BODY) + d.randint(1, 99)))], {408}),
+    "both lengths": (lambda d: [request(body=b"%x\r\n%b\r\n0\r\n\r\n" % (len(GOOD_BODY), GOOD_BODY),
+                                        Transfer_Encoding=d.choice(["chunked", "Chunked"]))], {422}),
+    "encoding": (lambda d: [request(drop=("Content-Length",), Transfer_Encoding=d.choice(CODINGS))], {400, 501}),
+    "broken chunks": (lambda d: [request(d.choice([*BODIES, "/nothing"]), b"", Transfer_Encoding="chunked",
+                                         drop=("Content-Length", *d.choice([(), ("Authorization",)])))
+                                 + d.choice(BAD_CHUNKS)], {400, 401, 404, 408, None}),
+    "endless chunks": (lambda d: [request(body=b"", **CHUNKED), *[b"10000\r\n" + b" " * 2**16 + b"\r\n"] * 64], {413}),
+    "body of a GET": (lambda d: [request(d.choice(["/health", "/version", "/metrics"]), b"", "GET", **CHUNKED),
+                                 *[b"1000\r\n" + b" " * 2**12 + b"\r\n"] * 20], {200, 503}),
+    "slow headers": (lambda d: [cut(d, request(), request().index(b"\r\n\r\n") + 3)], {None}),
+    "slow body": (lambda d: [request(path := d.choice(list(BODIES)))[: -d.randint(1, len(BODIES[path]))]], {408}),
+    "left early": (lambda d: [cut(d, request(), len(request()) - 1), "end"], {400, 408, None}),
+    "long headers": (lambda d: [request(X_Long="a" * d.choice([2**17, 2**20]))], {400, None}),
+    "line": (lambda d: [d.choice([*LINES, d.randbytes(200) + b"\r\n\r\n"])], {400, 421, None}),
+    "header": (lambda d: [request(Content_Type=f"application/json\r\n{d.choice(HEADERS)}")], {400, 422, 503}),
+    "path": (lambda d: [request(d.choice(PATHS), GOOD_BODY)], {404, 307, 400}),
+    "method": (lambda d: [request(method=d.choice(METHODS))], {405, 400}),
+    "upgrade": (lambda d: [request("/health", b"", "GET", Upgrade=d.choice(["websocket", "h2c"]), **UPGRADE)],
+                {503, 400}),
+    "deep JSON": (lambda d: [request(d.choice(list(BODIES)), deep(d))], {422, 413}),
+    "number": (lambda d: [request(body=(d.choice(IN_NUMBERS) % d.choice(NUMBERS)).encode())], {422}),
+    "minus 0, a token": (lambda d: [request(body=b'{"inputs": [[-0, -0]]}')], {503, 422}),
+    "probe": (lambda d: [update_with(probe=UPDATE["probe"] | d.choice(PROBES))], {422}),
+    "folder": (lambda d: [update_with(folder=d.choice(FOLDERS))], {503, 422}),
+    "text": (lambda d: [request(body=d.choice([*TEXTS, d.randbytes(99)]))], {422}),
+    "repeated key": (lambda d: [request(*d.choice(REPEATED))], {422}),
+    "many rows": (lambda d: [request(body=b'{"inputs": [' + b",".join([b'"a"'] * d.choice([4097, 50_000])) + b"]}")],
+                  {422}),
+    "long text": (lambda d: [request(body=long_row(d))], {413}),
+}  # fmt: skip
+"""What gives the parts of a request, and the statuses that are right (None: closed without a word)."""
 
 
 def try_one(server, number) -> str | None:
     """Send a forgery; in words, what is wrong with the answer."""
-    forge, draw = FORGERIES[number % len(FORGERIES)], random.Random(number)  # noqa: S311 - forgeries are no secret
-    parts, right = forge(draw)
+    name, draw = list(FORGERIES)[number % len(FORGERIES)], random.Random(number)  # noqa: S311 - forgeries are no secret
+    forge, right = FORGERIES[name]
+    parts = forge(draw)
     end = parts[-1] == "end"
     sent = parts[:-1] if end else parts
     answer = exchange(server, *sent, end=end)
     is_right = status(answer) in right and not answer.startswith(HANG)
-    return None if is_right else f"{forge.__name__} {sent[0][:300]!r} -> {answer[:300]!r}"
+    return None if is_right else f"{name} {sent[0][:300]!r} -> {answer[:300]!r}"
 
 
 @pytest.mark.slow

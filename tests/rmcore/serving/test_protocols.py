@@ -169,6 +169,7 @@ def test_texts_token_ids_and_messages_of_vllms_two_routes_have_one_reward(server
         ("classify", {"input": [[7], [-1]]}, "inputs.1.0"),
         ("classify", {"input": [[7], []]}, "inputs.1"),
         ("classify", {"input": [[10**6]]}, "inputs.0"),
+        *(("classify", {"input": given}, ...) for given in (["5", 6], [True], [[1], "a"], [1.0])),
         ("classify", {"messages": [{"role": "user", "content": "a"}] * 2}, "inputs.0.messages"),
         ("get_reward", {"query": ["a", "b"], "prompts": ["a"]}, "prompts"),
         ("get_reward", {"queries": ["a"]}, "query"),
@@ -179,7 +180,8 @@ def test_texts_token_ids_and_messages_of_vllms_two_routes_have_one_reward(server
 def test_what_cannot_be_read_is_refused_by_its_name_and_logged(server, capfd, path, payload, field):
     for _ in range(2):
         answer = httpx.post(f"http://{LOGIN}@127.0.0.1:{server.port}/{path}", json=payload, timeout=PATIENCE_S)
-        assert (answer.status_code, answer.json()["field"]) == (422, field), answer.text
+        assert (answer.status_code, answer.json()["error"]) == (422, "invalid"), answer.text
+        assert answer.json()["field"] == field or field is ..., answer.text
     assert capfd.readouterr().err.count(f"warning: /{path}: refused: ") == 1
     assert (server._pending_rows, server._pending_bytes) == (0, 0)
 
@@ -197,12 +199,6 @@ def test_too_many_inputs_are_refused_as_by_score_before_any_is_read(server, monk
     assert asked(path, {field: texts}) == asked("score", {"inputs": texts})
     assert not read
     assert (server._pending_rows, server._pending_bytes) == (0, 0)
-
-
-@pytest.mark.parametrize("given", [["5", 6], [True], [[1], "a"], [1.0]])
-def test_nothing_is_taken_for_token_ids_that_is_none(server, given):
-    answer = httpx.post(f"http://{LOGIN}@127.0.0.1:{server.port}/classify", json={"input": given}, timeout=PATIENCE_S)
-    assert (answer.status_code, answer.json()["error"]) == (422, "invalid")
 
 
 def test_what_is_not_read_is_said(server, capfd):

@@ -43,33 +43,3 @@ def test_an_exchange_is_alone_and_requests_are_not(seed, cancel):
     if not cancel:
         assert len(seen) == 60
         assert max(shared for shared, _ in seen) > 1
-
-
-def test_a_waiting_exchange_lets_nobody_pass():
-    async def run() -> list[str]:
-        gate, order, entered = ReadWriteLock(), [], asyncio.Event()
-
-        async def first() -> None:
-            async with gate.shared():
-                entered.set()
-                while "waiting" not in order:
-                    await asyncio.sleep(0)
-            order.append("first left")
-
-        async def exchange() -> None:
-            await entered.wait()
-            order.append("waiting")
-            async with gate.alone():
-                order.append("exchange")
-
-        async def late() -> None:
-            while "waiting" not in order:
-                await asyncio.sleep(0)
-            async with gate.shared():
-                order.append("late")
-
-        await asyncio.gather(first(), exchange(), late())
-        return order
-
-    order = asyncio.run(run())
-    assert order.index("exchange") < order.index("late")

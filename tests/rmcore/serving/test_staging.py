@@ -1,21 +1,25 @@
-"""The folder that vLLM loads: exactly the base and what travelled, made of links, and whole or not there."""
+"""The folders that vLLM loads: whole or not there, whatever fails; exactly the base and what travelled, by links."""
 
+import errno
 import os
+import re
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 import transformers as hf
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from full_disk import largest_file
 from rmcore.core.errors import ModelError, StoreError
-from rmcore.models.head import is_reward_head
 from rmcore.models.preference import read_beta
 from rmcore.models.weight_index import INDEX_FILE
 from rmcore.serving import staging
+from rmcore.serving.folders import drop_stale, published
 from rmcore.serving.model_files import WHOLE_FILE, folder_digest
 from rmcore.serving.staging import stage_checkpoint, stage_update
 from rmcore.serving.types import RewardModelTrainingMode as Mode
@@ -127,39 +131,6 @@ def test_an_update_brings_its_beta_and_leaves_the_served_one_alone(tmp_path):
     assert folder_digest(folders[2]) != folder_digest(folders[3])
 
 
-NAMES = ["a", "b", "c", "d", "score.weight"]
-
-
-@pytest.mark.slow
-@settings(max_examples=40)  # each update is synced to disk
-@given(
-    files=st.lists(st.integers(0, 2), min_size=5, max_size=5),
-    updates=st.lists(st.tuples(st.sampled_from(Mode), st.sets(st.sampled_from(NAMES[:4]), min_size=1)), max_size=5),
-)
-def test_any_sequence_of_updates_leaves_the_last_value_of_each_tensor(tmp_path_factory, files, updates):
-    source = tmp_path_factory.mktemp("any") / "model"
-    source.mkdir()
-    (source / "config.json").write_text("{}")
-    shards = {f"part{which}.safetensors": {} for which in files}
-    for name, which in zip(NAMES, files, strict=True):
-        shards[f"part{which}.safetensors"][name] = torch.zeros(3)
-    for file, tensors in shards.items():
-        save_file(tensors, source / file)
-    staging.write_index(source, shards)
-    server = Server(source, source.parent / "weights")
-    for value, (mode, changed) in enumerate(updates, start=1):
-        server.update({name: torch.full((3,), float(value)) for name in NAMES}, mode, changed)
-        server.holds_what_it_must()
-
-
-def test_files_without_travelled_tensors_are_the_same_files(tmp_path):
-    server = Server(save_model(tmp_path / "model", "qwen2", "4KB"), tmp_path / "weights")
-    layout, before = WeightLayout.read(server.folder), server.inodes()
-    touched = {spec.file for name, spec in layout.tensors.items() if is_reward_head(name)}
-    server.update(make_model("qwen2", seed=1).state_dict(), Mode.HEAD_ONLY)
-    assert len(before & server.inodes()) == len(before) - len(touched)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("first", Mode)
 @pytest.mark.parametrize("shard", ["5GB", "4KB"])
@@ -175,16 +146,6 @@ def test_only_a_first_partial_update_rewrites_a_file(tmp_path, monkeypatch, firs
     if first == Mode.LORA:
         server.update(state, Mode.LORA, adapted(state))
     server.update(state, Mode.FULL)
-    server.holds_what_it_must()
-
-
-def test_older_folders_are_not_needed_and_not_changed(tmp_path):
-    server = Server(save_model(tmp_path / "model", "bert", "4KB"), tmp_path / "weights")
-    first, digest = server.folder, folder_digest(server.folder)
-    checked = server.update(make_model("bert", seed=1).state_dict(), Mode.HEAD_ONLY)
-    assert folder_digest(first) == digest != folder_digest(server.folder)
-    for folder in (first, checked.folder, tmp_path / "model"):
-        shutil.rmtree(folder)
     server.holds_what_it_must()
 
 
@@ -250,17 +211,124 @@ def test_across_file_systems_files_are_copied(tmp_path):
         shutil.rmtree(weights)
 
 
-def test_what_is_served_is_never_overwritten(tmp_path):
-    server = Server(save_model(tmp_path / "model", "qwen2", "5GB"), tmp_path / "weights")
-    digest = folder_digest(server.folder)
-    with pytest.raises(StoreError, match="is there already"):
-        stage_checkpoint(tmp_path / "model", server.folder)
-    assert folder_digest(server.folder) == digest
-
-
-def test_a_damaged_checkpoint_is_refused_before_a_folder_is_made(tmp_path):
+def test_a_damaged_checkpoint_is_refused_before_a_folder_is_made_and_a_served_one_is_never_overwritten(tmp_path):
     source = save_model(tmp_path / "model", "qwen2", "5GB")
+    folder = Server(source, tmp_path / "other").folder
+    digest = folder_digest(folder)
+    with pytest.raises(StoreError, match="is there already"):
+        stage_checkpoint(source, folder)
+    assert folder_digest(folder) == digest
     (source / WHOLE_FILE).write_bytes((source / WHOLE_FILE).read_bytes()[:-1])
     with pytest.raises(ModelError, match="cut short"):
         stage_checkpoint(source, tmp_path / "weights" / "served-000001")
     assert not (tmp_path / "weights").exists()
+
+
+STATE = {f"layer.{i}": torch.full((60_000,), float(i)) for i in range(6)} | {"score.weight": torch.ones(4)}
+"""1.4 MB: more than the small disk has, and less than two of them."""
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir() if path.name != ".lock")
+
+
+@pytest.fixture
+def model_of_folders(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    save_file(STATE, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture
+def full_disk(tmp_path):
+    """A file system of 1 MB; skips where none may be mounted."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place], capture_output=True).returncode:
+        pytest.skip("a file system cannot be mounted here")
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+@pytest.mark.parametrize("shard_bytes", [300_000, 1 << 30])
+def test_an_update_that_does_not_fit_the_disk_leaves_nothing(full_disk, model_of_folders, shard_bytes):
+    with pytest.raises(StoreError, match=re.escape(os.strerror(errno.ENOSPC))):
+        write_update(full_disk, STATE, Mode.FULL, WeightLayout.read(model_of_folders), shard_bytes=shard_bytes)
+    assert not names(full_disk)
+
+
+def test_a_checkpoint_that_does_not_fit_the_disk_leaves_nothing(full_disk, model_of_folders):
+    with pytest.raises(StoreError, match="disk is full"):
+        stage_checkpoint(model_of_folders, full_disk / "served-000001")
+    assert not names(full_disk)
+
+
+@pytest.mark.parametrize("limit", [100, 100_000])
+def test_a_write_that_fails_leaves_what_was_there(tmp_path, model_of_folders, limit):
+    weights = tmp_path / "weights"
+    stage_checkpoint(model_of_folders, weights / "served-000001")
+    layout = WeightLayout.read(weights / "served-000001")
+    ref = write_update(weights, STATE, Mode.HEAD_ONLY, layout)
+    checked = check_update(weights, ref.folder_name, ref.digest, Mode.HEAD_ONLY, layout)
+    before = names(weights)
+    with largest_file(limit), pytest.raises(StoreError, match="could not be written"):
+        write_update(weights, STATE, Mode.FULL, layout)
+    with largest_file(limit), pytest.raises(StoreError, match="could not be written"):
+        stage_update(weights / "served-000001", checked, weights / "served-000002")
+    assert names(weights) == before
+    stage_update(weights / "served-000001", checked, weights / "served-000002")
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt()], ids=repr)
+def test_whatever_ends_the_writing_leaves_nothing(tmp_path, error):
+    def write_half():
+        with published(tmp_path / "served-1") as folder:
+            (folder / "file").write_text("half")
+            raise error
+
+    with pytest.raises(type(error)):
+        write_half()
+    assert not names(tmp_path)
+
+
+def test_a_folder_has_no_name_before_it_is_whole(tmp_path):
+    with published(tmp_path / "served-1") as folder:
+        (folder / "file").write_text("whole")
+        assert names(tmp_path) == [folder.name]
+        assert folder.name.startswith(".served-1.")
+    assert (tmp_path / "served-1" / "file").read_text() == "whole"
+    assert names(tmp_path) == ["served-1"]
+
+
+def test_stale_folders_go_and_nothing_else(tmp_path):
+    for name in ("served-1", "served-2", "update-a", "update-b", ".served-3.tmp", "checkpoint", ".cache.tmp", ".other"):
+        (tmp_path / name / "inside").mkdir(parents=True)
+    (tmp_path / "update-file").write_text("x")
+    (tmp_path / "served-link").symlink_to(tmp_path / "checkpoint")
+    removed = drop_stale(tmp_path, keep=["served-2", "update-b", "served-9"])
+    assert removed == [".served-3.tmp", "served-1", "update-a"]
+    left = [".cache.tmp", ".other", "checkpoint", "served-2", "served-link", "update-b", "update-file"]
+    assert names(tmp_path) == left
+    assert drop_stale(tmp_path, keep=["served-2", "update-b"]) == []
+
+
+def test_what_someone_writes_stays_and_what_a_killed_writer_left_goes(tmp_path):
+    script = (
+        "import sys, time; from pathlib import Path; from rmcore.serving.folders import published\n"
+        "with published(Path(sys.argv[1])): time.sleep(600)"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", script, tmp_path / "update-x"])
+    try:
+        deadline = time.monotonic() + 60
+        while not (left := [path.name for path in tmp_path.glob(".update-x.*")]) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        (tmp_path / "served-1").mkdir()
+        assert drop_stale(tmp_path, keep=[]) == ["served-1"]
+        assert names(tmp_path) == left
+    finally:
+        writer.kill()
+        writer.wait()
+    assert drop_stale(tmp_path, keep=[]) == left
+    assert not names(tmp_path)

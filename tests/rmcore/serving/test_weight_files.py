@@ -147,12 +147,6 @@ def test_every_file_of_the_model_counts_in_its_digest(folder, name):
     assert folder_digest(folder) != before
 
 
-def test_a_folder_without_configuration_has_no_digest(folder):
-    (folder / "config.json").unlink()
-    with pytest.raises(ModelError, match="no config"):
-        folder_digest(folder)
-
-
 TENSORS = st.dictionaries(
     st.text(min_size=1, max_size=6).filter(lambda name: name != "__metadata__"),
     st.tuples(st.sampled_from(sorted(DTYPES)), st.lists(st.integers(0, 5), max_size=3)),
