@@ -92,12 +92,6 @@ def test_what_casts_doubt_on_labels_is_counted_and_said(name):
     assert f"WARNING  {sentence}" in format_audit(result)
 
 
-def test_strings_that_are_as_frequent_are_in_the_order_of_the_texts():
-    strings = ["</s>", "<s>", "[INST]", "[/INST]", "<pad>", "<eos>", "[CLS]", "[SEP]"]
-    result = audit({"all": [PreferencePair(" ".join(strings), "good", "bad")]}, [])
-    assert list(result["control_tokens"]["strings"]) == strings
-
-
 def test_sides_and_prompts_that_look_the_same_are_counted_and_said():
     twins = [PreferencePair(prompt, "Café", "cafe\u0301\u200b") for prompt in ("Où ?", "Ou\u0300 \u200b?\ufeff")]
     result = audit({"train": [*CLEAN, twins[0]], "test": twins[1:]}, [])
@@ -148,15 +142,6 @@ def test_longer_wins_does_not_depend_on_order_and_turns_round_with_the_labels():
     assert forward["num_ties"] == backward["num_ties"] == sum(map(eq, chosen, rejected)) > 0
     assert longer_wins([2], [2]) == {"accuracy": 0.5, "num_pairs": 1, "num_ties": 1}
     assert longer_wins([], []) == {"accuracy": None, "num_pairs": 0, "num_ties": 0}
-
-
-def test_lengths_and_margins():
-    pairs = [PreferencePair("p", "c" * i, "r", float(i) if i > 5 else None) for i in range(1, 1202)]
-    split = audit({"all": pairs}, [])["splits"]["all"]
-    assert split["characters"]["chosen"] == {
-        "p5": 61.0, "p25": 301.0, "p50": 601.0, "p75": 901.0, "p95": 1141.0, "p99": 1189.0, "mean": 601.0, "max": 1201.0
-    }  # fmt: skip
-    assert (split["target_margin"]["num_pairs"], split["target_margin"]["max"]) == (1196, 1201.0)
 
 
 @pytest.mark.slow

@@ -1,23 +1,19 @@
 """Every public layout gives the pair that a reader of it would write down, and every bad row its reason."""
 
-import json
 import math
 import tracemalloc
 from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from rmcore.config.data import DataConfig
 from rmcore.data.observation import WEIGHT
 from rmcore.data.pair import Message, PreferencePair, plain_prompt
 from rmcore.data.readers.columns import ColumnMap
 from rmcore.data.readers.fields import Reason, RowRejected
 from rmcore.data.readers.layouts import recognise
-from rmcore.data.readers.sources import load_pairs
-from rmcore.data.splits import split_by_prompt
 
 SYSTEM, HELLO, HI, ASK = (
     Message("system", "Be brief."),
@@ -162,20 +158,6 @@ def test_a_prompt_that_is_no_transcript_up_to_the_assistant_stays_text(text):
     assert parse_record({"prompt": text, "chosen": "a", "rejected": "b"})[0].prompt == text
 
 
-def test_the_turns_of_transcripts_are_one_conversation(tmp_path):
-    """Dahoas/full-hh-rlhf: whether one knows a dialogue's first turn or both, it is one dialogue, in one split."""
-    rows = []
-    for number in range(60):
-        first = f"\n\nHuman: question {number}\n\nAssistant:"
-        rows += [first, f"{first} an answer\n\nHuman: and then?\n\nAssistant:"]
-    path = tmp_path / "hh.jsonl"
-    path.write_text("".join(json.dumps({"prompt": one, "chosen": " yes", "rejected": " no"}) + "\n" for one in rows))
-    pairs = load_pairs(str(path)).pairs
-    assert len({pair.prompt_id for pair in pairs}) == 60
-    splits = split_by_prompt(pairs, fractions={"train": 0.7, "test": 0.3}, seed=0)
-    assert not {pair.prompt_id for pair in splits["train"]} & {pair.prompt_id for pair in splits["test"]}
-
-
 def test_a_dialogue_marker_inside_a_line_is_text():
     text = "\n\nHuman: he said\nAssistant: no\n\nAssistant: "
     (pair,) = parse_record({"chosen": text + "a Human: b", "rejected": text + "b"})
@@ -257,7 +239,6 @@ def test_shp_strength_is_the_log_of_the_score_ratio():
     assert pair.metadata == {"score_ratio": 4.0, "domain": "ask"}
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 5)), min_size=2, max_size=9), st.integers(1, 40))
 def test_a_cap_keeps_some_of_a_rows_pairs_in_order_and_counts_the_rest(answers, most):
     row = {"prompt": "p", "answers": [text for text, _ in answers], "ranks": [rank for _, rank in answers]}
@@ -338,8 +319,3 @@ def test_named_columns_come_first_even_where_they_swap_the_usual_ones():
     record = {"q": "p", "chosen": "a", "rejected": "b", "gap": 3}
     columns = ColumnMap(prompt="q", chosen="rejected", rejected="chosen", margin="gap")
     assert parse_record(record, columns) == [PreferencePair("p", "b", "a", 3.0)]
-
-
-def test_column_map_from_a_configuration():
-    config = DataConfig(prompt_column="q", margin_column="m")
-    assert ColumnMap.from_config(config) == ColumnMap(prompt="q", margin="m")

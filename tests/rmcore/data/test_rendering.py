@@ -47,48 +47,43 @@ def ending_in_eos(added, written=""):
     return tokenizer
 
 
-def test_a_causal_side_has_one_bos_and_ends_in_eos():
-    tokens, _ = side_tokens(word_tokenizer(**CAUSAL), "w1 w2", "w3")
-    assert tokens == ["<s>", "Prompt", ":", "w1", "w2", "Response", ":", "w3", "</s>"]
+OWN_BOS = ("custom", RenderFn("own:render", lambda prompt, completion: f"<s> {prompt} {completion}"))
+SIDES = {
+    "one BOS, and EOS": (CAUSAL, ("plain", None), 64, "<s> Prompt : w1 w2 Response : w3 </s>"),
+    "one SEP": (ENCODER, ("plain", None), 64, "[CLS] Prompt : w1 w2 Response : w3 [SEP]"),
+    "nothing to append": ({"pad_token": "<pad>"}, ("plain", None), 64, "Prompt : w1 w2 Response : w3"),
+    "a BOS of its own": (CAUSAL, OWN_BOS, 64, "<s> w1 w2 w3 </s>"),
+    "a BOS of its own, cut": (CAUSAL, OWN_BOS, 4, "<s> w2 w3 </s>"),
+}  # fmt: skip
 
 
-def test_a_text_that_brings_its_own_bos_does_not_get_two():
-    function = RenderFn("own:render", lambda prompt, completion: f"<s> {prompt} {completion}")
-    for limit, expected in ((64, ["<s>", "w1", "w2", "w3", "</s>"]), (4, ["<s>", "w2", "w3", "</s>"])):
-        tokenizer = word_tokenizer(**CAUSAL)
-        (side,) = Renderer(tokenizer, Rendering("custom", limit, "own:render"), function).tokenize_sides(
-            [("w1 w2", "w3")]
-        )
-        assert tokenizer.convert_ids_to_tokens(side.ids) == expected
-        assert side.num_cut == 5 - len(expected)
+@pytest.mark.parametrize("name", SIDES)
+def test_a_side_has_the_special_tokens_of_its_tokenizer_once(name):
+    special, (form, function), limit, expected = SIDES[name]
+    tokenizer = word_tokenizer(**special)
+    rendering = Rendering(form, limit, function and function.name)
+    (side,) = Renderer(tokenizer, rendering, function).tokenize_sides([("w1 w2", "w3")])
+    assert tokenizer.convert_ids_to_tokens(side.ids) == expected.split()
+    assert side.num_cut == (1 if limit == 4 else 0)
 
 
-def test_an_encoder_side_ends_in_one_sep():
-    tokens, _ = side_tokens(word_tokenizer(**ENCODER), "w1", "w3")
-    assert tokens[0] == "[CLS]"
-    assert tokens[-1] == "[SEP]"
-    assert tokens.count("[SEP]") == 1
-
-
-def test_without_eos_and_sep_nothing_is_appended():
-    tokens, _ = side_tokens(word_tokenizer(pad_token="<pad>"), "w1", "w3")
-    assert tokens[-1] == "w3"
-
-
-def test_the_pad_token_is_eos_else_new():
+def test_the_pad_token_is_eos_which_then_ends_no_side_else_unk_or_a_new_one():
+    """Where EOS is the pad a side ends in text, so that every pooling reads the same token."""
     eos = word_tokenizer(bos_token="<s>", eos_token="</s>")
     assert ensure_pad_token(eos) is False
     assert eos.pad_token == "</s>"
+    assert side_tokens(eos, "w1", "w3")[0][-1] == "w3"
     bare = word_tokenizer()
     assert ensure_pad_token(bare) is True
     assert bare.pad_token == "[PAD]"
     assert ensure_pad_token(bare) is False
-
-
-def test_where_eos_is_the_pad_a_side_ends_in_text_so_that_every_pooling_reads_the_same_token():
-    tokenizer = word_tokenizer(bos_token="<s>", eos_token="</s>")
-    ensure_pad_token(tokenizer)
-    assert side_tokens(tokenizer, "w1", "w3")[0][-1] == "w3"
+    chat = ending_in_eos(["<|tool|>"])  # without an unused token
+    assert ensure_pad_token(chat) is False
+    assert chat.pad_token == "[UNK]"
+    chat = ending_in_eos(["<|tool|>"])
+    chat.unk_token = None
+    assert ensure_pad_token(chat) is True
+    assert (chat.pad_token, chat.pad_token_id) == ("[PAD]", len(chat) - 1)
 
 
 UNUSED_TOKENS = {
@@ -118,17 +113,6 @@ def test_a_chat_model_pads_with_a_token_that_ends_no_side(added, template, place
         assert side.ids[-1] == tokenizer.eos_token_id != tokenizer.pad_token_id
 
 
-def test_a_chat_model_without_an_unused_token_pads_with_unk_else_a_new_one():
-    tokenizer = ending_in_eos(["<|tool|>"])
-    assert ensure_pad_token(tokenizer) is False
-    assert tokenizer.pad_token == "[UNK]"
-    bare = ending_in_eos(["<|tool|>"])
-    bare.unk_token = None
-    assert ensure_pad_token(bare) is True
-    assert bare.pad_token == "[PAD]"
-    assert bare.pad_token_id == len(bare) - 1
-
-
 @given(st.integers(1, 120), st.integers(1, 120), st.integers(12, 80), st.sampled_from([CAUSAL, ENCODER]))
 @settings(max_examples=60)
 def test_cutting_keeps_the_end_of_the_prompt_and_the_start_of_the_completion(
@@ -149,11 +133,6 @@ def test_cutting_keeps_the_end_of_the_prompt_and_the_start_of_the_completion(
     assert before == whole[1 : 1 + num_prompt + 4][len(whole[1 : 1 + num_prompt + 4]) - len(before) :]
     if num_cut and len(kept_completion) < num_completion:
         assert len(before) <= max(limit // 4, 1)  # the completion is cut only once the prompt is down to its share
-
-
-def test_a_limit_with_no_room_for_text_is_refused():
-    with pytest.raises(DataError, match="no room"):
-        side_tokens(word_tokenizer(**CAUSAL), "w1 w2 w3", "w4", limit=3)
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +181,9 @@ def test_sides_are_what_the_tokenizer_gives_for_the_rendered_text_wherever_they_
             assert side.ids == whole
 
 
-def test_a_checkpoint_whose_template_is_gone_is_refused():
+def test_a_checkpoint_whose_template_is_gone_and_a_limit_with_no_room_for_text_are_refused():
+    with pytest.raises(DataError, match="no room"):
+        side_tokens(word_tokenizer(**CAUSAL), "w1 w2 w3", "w4", limit=3)
     with pytest.raises(ModelError, match="chat_template"):
         Renderer(word_tokenizer(**CAUSAL), Rendering("chat", 64))
 

@@ -7,19 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmcore.core.errors import DataError
-from rmcore.data.pair import (
-    Message,
-    PreferencePair,
-    answer_turn,
-    as_json,
-    dialogue_records,
-    tools_of,
-    with_text_answers,
-)
+from rmcore.data.pair import Message, PreferencePair, answer_turn, as_json, with_text_answers
 from rmcore.data.readers.layouts import recognise
 from rmcore.data.rendering import Renderer, Rendering
 from rmcore.data.shown import Shown
-from rmcore.data.table import read_pairs, write_pairs
 from rmcore.models.packing.layout import shared_prefix
 from rmcore.models.tiny import tiny_tokenizer
 from rmcore.policy.policy import TextReader
@@ -162,14 +153,11 @@ def test_what_a_rendering_does_not_show_is_set_aside_by_its_name(row, named, for
             TextReader(renderer.tokenizer).prompt_ids(pair_of(row).prompt)
 
 
-def test_arguments_that_a_template_leaves_out_are_missed():
+def test_words_next_to_a_call_and_arguments_that_a_template_leaves_out_are_missed():
     calls = "{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}"
     template = "{% for m in messages %}{{ m.content }}" + calls + "{% endfor %}"
     with pytest.raises(DataError, match="does not show the arguments of tool_calls"):
         reader(template).tokenize_pairs([pair_of(agent(tools=()))])
-
-
-def test_words_beside_a_call_that_a_template_leaves_out_are_missed():
     row = DIALOGUES["calls as the answers"] | {"chosen": [call("Rome") | {"content": "Let me look."}]}
     reader(chat_templates.QWEN3).tokenize_pairs([pair_of(row)])
     with pytest.raises(DataError, match=r"does not show turn 2 of 2 \(assistant\)"):
@@ -189,28 +177,12 @@ def test_a_template_of_one_turn_reads_one_turn_and_refuses_more():
     assert ["does not show turn 2 of 4 (assistant)" in dropped.reason for dropped in found.dropped] == [True, True]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.sampled_from(["a", "user", "assistant", "1 < 2", "  b ", "<|im_end|>"]), min_size=1, max_size=5))
 @pytest.mark.parametrize("template", [chat_templates.QWEN3, chat_templates.NO_TOOLS, chat_templates.HERMES])
 def test_no_turn_is_missed_where_all_are_shown(template, contents):
     turns = dialogue(*contents)
     reader(template).tokenize_sides([(turns if len(turns) % 2 else turns[1:] or "a", "answer")])
-
-
-def test_an_upper_case_template_shows_all_turns():
-    reader("{% for m in messages[:-1] %}{{ m.content | upper }}{% endfor %}{{ messages[-1].content }}").tokenize_sides(
-        [(dialogue("one", "two", "three"), "four")]
-    )
-
-
-def test_a_dialogue_survives_the_stored_table(tmp_path):
-    pairs = [pair_of(row) for row in DIALOGUES.values()]
-    write_pairs(pairs, tmp_path / "pairs.parquet")
-    renderer = reader(chat_templates.QWEN3)
-    again = read_pairs(tmp_path / "pairs.parquet")
-    assert renderer.tokenize_pairs(again) == renderer.tokenize_pairs(pairs)
-    assert [pair_of(json.loads(json.dumps(pair.to_dict()))) for pair in pairs] == pairs
-    assert [answer_turn(pair.chosen) for pair in again] == [answer_turn(pair.chosen) for pair in pairs]
 
 
 def test_two_pairs_that_differ_in_a_field_alone_have_other_ids():
@@ -236,11 +208,6 @@ def test_a_cut_call_is_said_and_keeps_its_closing():
     assert whole.truncation == {"chosen": 0, "rejected": 0}
     assert cut.truncation["chosen"] == len(whole.chosen.ids) - 120
     assert cut.chosen.ids[-2:] == whole.chosen.ids[-2:]
-
-
-def test_messages_and_tools_are_given_as_they_are():
-    pair = pair_of(agent())
-    assert [*dialogue_records(pair.prompt), *tools_of(pair.prompt)] == [ASK, call("Oslo"), RESULT, TOOL]
 
 
 def test_answers_that_are_calls_are_neither_edited_nor_taken_apart(rm, capsys):

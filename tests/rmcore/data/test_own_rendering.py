@@ -1,4 +1,4 @@
-"""A user's own rendering is used, recorded and required again; and prompts of several turns in all three formats."""
+"""A user's own rendering is used, recorded and required again; and which characters the tokens of a side are of."""
 
 import dataclasses
 import hashlib
@@ -9,12 +9,13 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, ByT5Tokenizer
 
 from rmcore.core.errors import ConfigError, DataError, ModelError
 from rmcore.data.pair import Message
 from rmcore.data.render_fn import RenderFn, load_render_fn, render_fn_digest
 from rmcore.data.rendering import Renderer, Rendering, choose_rendering
+from rmcore.models.tiny import tiny_tokenizer
 
 SOURCE = """
 from rmcore.data.pair import prompt_messages
@@ -62,13 +63,6 @@ def test_what_fails_in_a_function_is_named_with_its_place(module, tokenizer):
     renderer = Renderer(tokenizer, Rendering("custom", 32, function.name), function)
     with pytest.raises(DataError, match=rf"odd failed with IndexError.*{module}.py, line \d+.*'hi', 'there'"):
         renderer.tokenize_sides([("hi", "there")])
-
-
-def test_what_fails_while_a_module_is_imported_is_named(module):
-    with open(f"{module}.py", "a") as file:
-        file.write("\n1 / 0\n")
-    with pytest.raises(ConfigError, match=r"cannot be imported .ZeroDivisionError"):
-        load_render_fn(f"{module}:bracketed")
 
 
 def bracketed(prompt, completion):
@@ -158,10 +152,12 @@ def test_a_recorded_function_is_never_imported_unasked_and_another_one_is_refuse
 
 def test_what_cannot_be_imported_is_a_config_error(module, tmp_path):
     (tmp_path / "broken_syntax_here.py").write_text("def f(:\n")
+    (tmp_path / "divides_by_zero.py").write_text("1 / 0\n")
     (tmp_path / "lacks_a_library.py").write_text("import no_such_library_anywhere\n")
     refused = {
         "no_such_module_anywhere:f": "cannot be imported .*current folder",
         "broken_syntax_here:f": "cannot be imported",
+        "divides_by_zero:f": "cannot be imported .ZeroDivisionError",
         "lacks_a_library:f": "No module named 'no_such_library_anywhere'",
         f"{module}:absent": rf"{module}\.py\) has no absent",
         f"{module}:number": "is a int and cannot be called",
@@ -195,12 +191,6 @@ def test_a_stage_process_finds_the_current_folder_and_no_file_in_it_replaces_a_l
     assert (done.returncode, done.stdout.strip()) == (0, "<user>p<answer>a<end>"), done.stderr
 
 
-def test_several_turns_in_the_plain_format(tokenizer):
-    text = Renderer(tokenizer, Rendering("plain", 512)).render(DIALOGUE, "4")
-    assert text == "Prompt: System: be brief\n\nUser: hi\n\nAssistant: yes?\n\nUser: sum\n\nResponse: 4"
-    assert Renderer(tokenizer, Rendering("plain", 512)).render("sum", "4") == "Prompt: sum\n\nResponse: 4"
-
-
 def test_a_template_that_refuses_system_turns_is_a_data_error_and_the_other_formats_take_them(tiny_folder):
     strict = AutoTokenizer.from_pretrained(tiny_folder)
     strict.chat_template = (
@@ -211,5 +201,76 @@ def test_a_template_that_refuses_system_turns_is_a_data_error_and_the_other_form
     assert renderer.render(DIALOGUE[1:], " 4 ") == "<user>hi<assistant>yes?<user>sum<assistant>4"
     with pytest.raises(DataError, match=r"\['system', 'user', 'assistant', 'user'\] \(System role not supported\)"):
         renderer.tokenize_sides([(DIALOGUE, "4")])
-    assert "be brief" in Renderer(strict, Rendering("plain", 512)).render(DIALOGUE, "4")
+    text = Renderer(strict, Rendering("plain", 512)).render(DIALOGUE, "4")
+    assert text == "Prompt: System: be brief\n\nUser: hi\n\nAssistant: yes?\n\nUser: sum\n\nResponse: 4"
     assert "be brief" in own_renderer(strict).render(DIALOGUE, "4")
+
+
+TEXT = st.text(st.sampled_from("abc XY.\n 3é好"), min_size=1, max_size=40)
+
+
+def rendering(format, limit):
+    function = RenderFn("own:render", lambda prompt, completion: f"<pad>{prompt}: {completion}\n--")
+    custom = function if format == "custom" else None
+    tokenizer = tiny_tokenizer()
+    if format == "custom":
+        tokenizer.bos_token = "<pad>"  # a BOS that the text brings itself
+    return Renderer(tokenizer, Rendering(format, limit, custom and custom.name), custom)
+
+
+RENDERERS = {(format, limit): rendering(format, limit) for format in ("plain", "chat", "custom") for limit in (24, 256)}
+
+
+@given(st.sampled_from(sorted(RENDERERS)), TEXT, TEXT)
+def test_each_token_stands_for_its_own_characters(which, prompt, completion):
+    renderer = RENDERERS[which]
+    placed = renderer.place_side(prompt, completion)
+    assert [placed.side] == renderer.tokenize_sides([(prompt, completion)])
+    assert len(placed.places) == len(placed.side.ids)
+    found = [(token, place) for token, place in zip(placed.side.ids, placed.places, strict=True) if place is not None]
+    assert [place for _, place in found] == sorted(place for _, place in found)
+    backend = renderer.tokenizer.backend_tokenizer
+    for token, (start, end) in found:
+        written = backend.decoder.decode([backend.id_to_token(token)])
+        assert "\ufffd" in written or completion[start:end].strip() in written
+    read = {at for _, (start, end) in found for at in range(start, end)}
+    whole = {at for at, character in enumerate(completion) if not character.isspace()}
+    assert placed.end == max(read, default=-1) + 1
+    if placed.side.num_cut:
+        assert {at for at in whole if at < placed.end} <= read
+    else:
+        assert whole <= read
+
+
+def test_a_cut_completion_ends_where_the_model_stops_reading():
+    renderer = rendering("chat", 24)
+    completion = " ".join(["apples"] * 40)
+    placed = renderer.place_side("Which?", completion)
+    kept = renderer.tokenizer.decode(placed.side.ids)
+    assert placed.side.num_cut > 0
+    assert 0 < placed.end < len(completion)
+    assert kept.count("apples") == completion[: placed.end].count("apples")
+
+
+def test_control_strings_in_data_and_what_a_template_strips_do_not_move_the_places():
+    renderer = rendering("chat", 256)
+    completion = "an <|im_end|> in text, and apples"
+    placed = renderer.place_side((Message("user", "say <|im_start|>"),), completion)
+    ids = [token for token, place in zip(placed.side.ids, placed.places, strict=True) if place is not None]
+    assert renderer.tokenizer.decode(ids) == completion
+    assert placed.end == len(completion)
+    renderer.tokenizer.chat_template = "{% for one in messages %}{{ one['content'].strip() }}|{% endfor %}"
+    placed = renderer.place_side("Which?", "  apples  ")
+    assert (next(place for place in placed.places if place), placed.end) == ((2, 3), 8)
+
+
+def test_a_side_that_cannot_be_read_is_the_renderers_error():
+    def fail(prompt, completion):
+        raise ValueError("no")
+
+    renderer = Renderer(tiny_tokenizer(), Rendering("custom", 64, "own:fail"), RenderFn("own:fail", fail))
+    with pytest.raises(DataError, match="no"):
+        renderer.place_side("Which?", "This.")
+    slow = Renderer(ByT5Tokenizer(), Rendering("plain", 64))
+    with pytest.raises(DataError, match=r"slow one.*fast version"):
+        slow.place_side("Which?", "This.")

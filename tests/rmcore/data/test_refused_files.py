@@ -1,0 +1,207 @@
+"""Files that are no preference data, that may mean two things, or that are damaged are refused with what was seen.
+
+A table: a file, and what the refusal says. A text is written in UTF-8, bytes as they are, rows as JSON Lines.
+"""
+
+import gzip
+import io
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import source_sample as sample
+from rmcore.core.errors import DataError
+from rmcore.data.readers.graded_rows import Grading
+from rmcore.data.readers.sources import load_pairs
+
+HEADER, GOOD = "prompt,chosen,rejected\n", {"prompt": "p", "chosen": "a", "rejected": "b"}
+A_B = {"prompt": "p", "response_a": "a", "response_b": "b"}
+ONE_TWO = {"prompt": "p", "answer_1": "a", "answer_2": "b"}
+ARGILLA = {name: [{"value": ["reply_2", "reply_1"], "user_id": "u"}] for name in ("help", "harm")}
+TWICE = pa.table([["p"], ["a"], ["b"], ["c"]], names=["prompt", "chosen", "rejected", "chosen"])
+LOST_LINES = "".join(f"q{i},First, open a shell\nThen press enter\n" for i in range(9))
+
+
+def parquet(table):
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer)
+    return buffer.getvalue()
+
+
+def stream(table):
+    buffer = io.BytesIO()
+    with pa.ipc.new_stream(buffer, table.schema) as writer:
+        writer.write_table(table)
+    return buffer.getvalue()
+
+
+def graded(values):
+    return [{"prompt": f"p {i % 3}", "response": f"r {i}", "score": value} for i, value in enumerate(values)]
+
+
+PLAIN = pa.Table.from_pylist([GOOD])
+REFUSED = {
+    "other names": ("x.csv", "question,good,bad\np,a,b\n",
+        "question --set data.chosen_column=good --set data.rejected_"),
+    "names to quote": ("x.jsonl", [{"x": "p", "Good answer": "a", "Bad Response": "b"}],
+                       "--set 'data.rejected_column=Bad Response'"),
+    "nothing like it": ("x.jsonl", [{"x": "p", "y": "a"}], "data.prompt_column=COLUMN --set data.chosen_column=COLUMN"),
+    "one of them": ("x.jsonl", [{"question": "p", "input": "q", "good": "a"}],
+                    "--set data.prompt_column=COLUMN --set data.chosen_column=good"),
+    "no prompt": ("x.jsonl", [{"question": "p", "chosen": "a", "rejected": "b"}], "--set data.prompt_column=question"),
+    "two layouts": ("x.jsonl", [{**A_B, "winner": "a", "winner_model_a": 1, "winner_model_b": 0}],
+                    "'two answers and a winner' and 'LMArena'"),
+    "two others": ("x.jsonl", [{**A_B, "winner": "a", "answers": ["a", "b"], "ranks": [1, 2]}],
+                   "'ranked answers' and 'two answers and a winner'"),
+    "two winners": ("x.jsonl", [{**A_B, "winner": "a", "preference": "b"}],
+        "winner and preference may both be the col"),
+    "two pairs": ("x.jsonl", [{**A_B, "answer_a": "a", "answer_b": "b", "winner": "a"}],
+                  "response_a with response_b and answer_a with answer_b"),
+    "two prompts": ("x.jsonl", [{"instruction": "p", "question": "q", "a": "x", "b": "y", "winner": "a"}],
+                    "instruction and question may both be"),
+    "two spellings": ("x.jsonl", [{"Prompt": "p", "PROMPT": "q", "chosen": "a", "rejected": "b"}],
+                      "'Prompt' and 'PROMPT' may both be prompt"),
+    "two orders": ("x.jsonl", [{"prompt": "p", "answers": ["a", "b"], "ranking": [1, 2], "order": [1, 2]}],
+                   "ranking and order may both be"),
+    "two questions": ("x.jsonl", [{"fields": {"prompt": "p", "reply_1": "a", "reply_2": "b"}, "responses": ARGILLA}],
+                      "help and harm may both be the preference"),
+    "1 of a and b": ("x.jsonl", [{**A_B, "winner": 1}],
+                     "row 1: winner is 1, and which of response_a and response_b that is cannot be known"),
+    "0 of 1 and 2": ("x.jsonl", [{**ONE_TWO, "preference": 0}], "preference is 0, and which of answer_1"),
+    "-1 of 1 and 2": ("x.jsonl", [{**ONE_TWO, "preference": "-1"}], "preference is '-1', and which of"),
+    "ranks or order": ("x.jsonl", [{"prompt": "p", "answers": ["a", "b", "c"], "ranking": [2, 3, 1]}],
+                       "the numbers of the answers, best first?"),
+    "a third answer": ("x.jsonl", [{**A_B, "response_c": "c", "winner": "a"}], "no layout fits"),
+    "a third number": ("x.jsonl", [{"prompt": "p", "response_1": "a", "response_2": "b", "response_3": "c",
+                                     "winner": "a"}], "no layout fits"),
+    "no label": ("x.jsonl", [{"data": {"prompt": "p", "left": "a", "right": "b"}, "annotations": [{"result": []}]}],
+                 "(not labelled: 1)"),
+    "a word for a grade": ("x.jsonl", [{"prompt": "p", "response": "a", "quality": "fine", "label": 3}],
+        "no layout fits"),
+    "truth for ranks": ("x.jsonl", [{"prompt": "p", "answers": ["a", "b"], "ranks": [1, False]}], "wrong type: 1"),
+    "ties alone": ("x.jsonl", [{"prompt": f"p {i}", "a": "x", "b": "y", "winner": "tie"} for i in range(5)],
+                   "all 5 usable judgements of"),
+    "equal grades": ("x.jsonl", graded([1, 1, 1, 1]), "are the same (overall is 1)"),
+    "a grade a prompt": ("x.jsonl", graded([1, 2, 3]),
+        "every prompt has one graded answer, so no held-out pair can be"),
+    "equal in a prompt": ("x.jsonl", graded([1, 2, 3, 1]), "no prompt has two answers that differ"),
+    "no grade": ("x.jsonl", [{"prompt": "p", "response": "r", "score": float("nan")}, *graded(["x", None])],
+                 "not labelled: 2, grade is not a finite number: 1"),
+    "incomplete": ("x.jsonl", [{"pair_id": one, "role": "chosen", "prompt": "p", "response": one} for one in "ab"],
+                   "2 rows and none gives"),
+    "Latin-1": ("x.jsonl", '{"prompt": "ä", "chosen": "a", "rejected": "b"}\n'.encode("cp1252"), "iconv -f CP1252"),
+    "UTF-16 table": ("x.csv", f"{HEADER}p,a,b\n".encode("utf-16"), "Convert it:\n    iconv -f UTF-16 -t UTF-8"),
+    "UTF-16 lines": ("x.jsonl", f"{HEADER}p,a,b\n".encode("utf-16"), "is UTF-16 and not UTF-8"),
+    "Latin-1 header": ("x.csv", "Präfix,chosen,rejected\np,a,b\n".encode("cp1252"), "its header holds other bytes"),
+    "another header": ("x.csv", f"{HEADER}p,a,b\nprompt,chosen,source\np,a,b\n",
+        "row 2 is a header again, with other col"),
+    "a wider header": ("x.csv", f"{HEADER}p,a,b\n{HEADER[:-1]},source\np,a,b\n",
+        "row 2 is a header again, with other col"),
+    "a shorter header": ("x.csv", f"{HEADER}p,a,b\nchosen,rejected\np,a,b\n",
+        "row 2 is a header again, with other columns"),
+    "a column twice": ("x.csv", "prompt,chosen,chosen,rejected\np,a,b,c\n", "'chosen' twice"),
+    "Parquet's twice": ("x.parquet", parquet(TWICE), "has the column 'chosen' twice: which one is meant is unknown"),
+    "packed twice": ("x.parquet.gz", gzip.compress(parquet(TWICE)), "has the column 'chosen' twice"),
+    "numbers": ("x.parquet", parquet(pa.table({"prompt": [1, 2], "chosen": ["a", "b"], "rejected": ["c", "d"]})),
+                "wrong type: 2"),
+    "categories": ("x.arrow", stream(PLAIN.set_column(2, "rejected", PLAIN["rejected"].dictionary_encode())),
+        "categories"),
+    "two streams": ("x.arrow", 2 * stream(PLAIN), "second table"),
+    "backslashes": ("x.csv", f'{HEADER}p,a,b\np,"say \\"x\\"",b\np,a,b\n', "pandas.read_csv("),
+    "behind a quote": ("x.csv", f'{HEADER}p,a,b\np,"x" y,b\np,a,b\n', "line 3"),
+    "before a quote": ("x.csv", f'{HEADER}p,a,b\np, "x",b\np,a,b\n', "a space before a quote"),
+    "one quote": ("x.csv", f'{HEADER}p,a,b\np,5" wide,b\np,a,b\n', "line 3"),
+    "never closed": ("x.csv", f'{HEADER}p,a,b\np,"x,b\np,a,b\n', "quoted cell"),
+    "NUL": ("x.csv", f"{HEADER}p,a,b\np,x\0\0\0,b\np,a,b\n", "NUL"),
+    "not quoted": ("x.csv", f"{HEADER}p,a,b\nq,One\n{LOST_LINES}", "10 of 20 rows have another number of cells"),
+    "an extension": ("x.pkl", b"\x80\x04.", "extension '.pkl'"),
+}  # fmt: skip
+
+
+def written(folder, name, content):
+    path = folder / name
+    if isinstance(content, list):
+        return sample.lines(content, path)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_file_is_refused_by_its_name_with_what_was_seen(tmp_path, name):
+    file, content, said = REFUSED[name]
+    with pytest.raises(DataError) as caught:
+        load_pairs(written(tmp_path, file, content))
+    assert said in str(caught.value)
+    assert file in str(caught.value)
+
+
+def test_a_weight_of_an_attribute_that_is_not_there_and_a_file_that_is_not_there_are_refused(tmp_path):
+    with pytest.raises(DataError, match=r"names 'honesty', which .* its attributes are overall"):
+        load_pairs(written(tmp_path, "x.jsonl", graded([1, 2, 3, 2])), grading=Grading({"honesty": 1}))
+    with pytest.raises(DataError, match="is not a file"):
+        load_pairs(str(tmp_path / "none.parquet"))
+
+
+BASE = sample.ROWS
+DAMAGE = {
+    "cut parquet": ("data.parquet", lambda data: data[:-100]),
+    "overwritten parquet": ("data.parquet",
+        lambda data: data[:200] + bytes(len(data) // 2) + data[200 + len(data) // 2 :]),
+    "text named parquet": ("data.parquet", lambda data: HEADER.encode()),
+    "cut gz": ("data.jsonl.gz", lambda data: data[:-10]),
+    "half gz": ("data.csv.gz", lambda data: data[: len(data) // 2]),
+    "cut parquet.gz": ("data.parquet.gz", lambda data: data[:-10]),
+    "changed gz": ("data.json.gz", lambda data: data[:500] + b"\0" * 50 + data[550:]),
+    "checksum of gz": ("data.jsonl.gz", lambda data: data[:-8] + b"\0" * 8),
+    "text named gz": ("data.jsonl.gz", lambda data: b'{"prompt": "p"}'),
+    "gz not named so": ("data.jsonl", gzip.compress),
+    "cut json": ("data.json", lambda data: data[:-100]),
+    "json not closed": ("data.json", lambda data: data[:-1]),
+    "json with a tail": ("data.json", lambda data: data + b"]"),
+    "json without a comma": ("data.json", lambda data: data.replace(b"}, {", b"} {", 1)),
+    "cut objects": ("lines.json", lambda data: data[:-20]),
+    "json of a number": ("data.json", lambda data: b"12"),
+    "deep json": ("data.json", lambda data: b"[" * 100_000),
+    "html": ("data.json", lambda data: b"<html>not found</html>"),
+    "empty": ("data.csv", lambda data: b""),
+    "empty parquet": ("data.parquet", lambda data: b""),
+    "empty inside gz": ("data.jsonl.gz", lambda data: gzip.compress(b"")),
+    "only a header": ("data.csv", lambda data: HEADER.encode()),
+    "only blank lines": ("data.jsonl", lambda data: b"\n\n  \n"),
+    "empty array": ("data.json", lambda data: b" [ ] "),
+    "only bad lines": ("data.jsonl", lambda data: b"no\nrows\n"),
+    "utf-16": ("data.jsonl", lambda data: data[:300].decode("utf-8", "ignore").encode("utf-16")),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "change"), DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_file_is_a_data_error_that_names_it(tmp_path, name, change):
+    path = sample.write(BASE, tmp_path / name)
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(DataError, match=name.replace(".", r"\.")):
+        load_pairs(str(path))
+
+
+@pytest.mark.parametrize("form", sample.FORMATS)
+def test_when_no_row_is_left_the_error_counts_the_reasons(tmp_path, form):
+    bad = [GOOD | {"prompt": ""}, GOOD | {"prompt": " "}, GOOD | {"chosen": "b"}]
+    with pytest.raises(DataError, match=r"3 rows and none gives .* \(empty prompt: 2, identical sides: 1\)"):
+        load_pairs(str(sample.write(bad, tmp_path / f"data.{form}")))
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ("", "is empty"),
+        ('{"prompt": "p", "response": null}\n', "nothing can be scored"),
+        ('{"prompt": "p", "chosen": "a", "rejected": "a"}\n', "none gives a preference pair"),
+        ('{"question": "p"}\n', "question"),
+    ],
+)
+def test_a_source_in_parts_without_a_usable_row_is_refused(tmp_path, rows, said):
+    from rmcore.data.parts import SourceInParts
+
+    with pytest.raises(DataError, match=said):
+        list(SourceInParts(written(tmp_path, "rows.jsonl", rows), 5))

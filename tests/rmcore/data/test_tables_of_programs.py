@@ -1,0 +1,428 @@
+"""Tables as programs write them: no cell is read as another one, and what may be cut or damaged is not used."""
+
+import csv
+import datetime
+import io
+import json
+import re
+import zipfile
+from collections import Counter
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openpyxl import Workbook
+
+from rmcore.core.errors import DataError
+from rmcore.data.readers import csv_rows
+from rmcore.data.readers.excel_rows import MOST_CHARACTERS
+from rmcore.data.readers.fields import Reason
+from rmcore.data.readers.sources import load_pairs
+from source_sample import lines
+
+HEADER, TURNED = "prompt,chosen,rejected", "rejected,prompt,chosen"
+ROW = "p{0},good {0},bad {0}"
+
+
+def table(*rows, end="\n"):
+    return end.join(row.format(place) for place, row in enumerate(rows)) + end
+
+
+READ = {
+    "again.csv": (table(HEADER, ROW, HEADER, ROW), [1, 3], {"the header again": 1}),
+    "spelled.csv": (table(HEADER, ROW, '"Prompt", Chosen ,REJECTED', ROW), [1, 3], {"the header again": 1}),
+    "turned.csv": (table(HEADER, ROW, TURNED, "bad {0},p{0},good {0}"), [1, 3], {"the header again": 1}),
+    "turned.tsv": (
+        table(HEADER, ROW, TURNED, "bad {0},p{0},good {0}").replace(",", "\t"),
+        [1, 3],
+        {"the header again": 1},
+    ),
+    "wide.csv": (table(f"{HEADER},,", ROW, HEADER, f"{ROW},,"), [1, 3], {"the header again": 1}),
+    "one_name.csv": (table(HEADER, "p{0},good {0},chosen"), [], {}),
+    "survey.csv": (
+        table(HEADER, "Question?,A,B", *['"{{""ImportId"":""Q1""}}","{{""ImportId"":""Q2""}}",'], ROW, ROW),
+        [3, 4],
+        {},
+    ),
+    "nothing.csv": (
+        table(
+            HEADER, ROW, *(f"p{{0}},good,{word}" for word in ("NULL", "None", "N/A", "NaN", "nan", "#N/A", " null "))
+        ),
+        [1],
+        {"missing rejected": 7},
+    ),
+    "nothing_else.csv": (table(f"{HEADER},margin", f"{ROW},NULL", f"{ROW},n/a"), [1, 2], {}),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_table_gives_its_pairs_and_counts_the_rest(tmp_path, name):
+    text, numbers, reasons = READ[name]
+    (tmp_path / name).write_text(text)
+    loaded = load_pairs(str(tmp_path / name))
+    expected = [(f"p{n}", f"good {n}", f"bad {n}") for n in numbers] or [("p1", "good 1", "chosen")]
+    assert [(pair.prompt, pair.chosen, pair.rejected) for pair in loaded.pairs] == expected
+    assert Counter(row.reason for row in loaded.rejected) == reasons
+
+
+def test_the_header_again_in_a_workbook(tmp_path):
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    for row in (HEADER, ROW, TURNED, "bad {0},p{0},good {0}", "NULL,p,good"):
+        book.active.append(row.format(book.active.max_row).split(","))
+    book.save(tmp_path / "data.xlsx")
+    loaded = load_pairs(str(tmp_path / "data.xlsx"))
+    assert [pair.chosen for pair in loaded.pairs] == ["good 1", "good 3"]
+    assert [(row.row, row.reason) for row in loaded.rejected] == [(3, "the header again"), (5, "missing rejected")]
+
+
+FIELDS = {"prompt": "p", "reply-1": "bad", "reply-2": "good"}
+
+
+def argilla_record(question, *values):
+    return {"fields": FIELDS, "responses": {question: [{"value": value, "user_id": "u"} for value in values]}}
+
+
+def argilla_ratings(form, *values):
+    said = {form.format(f"reply-{place}"): [{"value": value}] for place, value in enumerate(values, start=1)}
+    return {"fields": FIELDS, "responses": said}
+
+
+def label_studio(question):
+    result = {"type": "pairwise", "from_name": question, "to_name": "a1,a2", "value": {"selected": "right"}}
+    return {"data": {"prompt": "p", "a1": "bad", "a2": "good"}, "annotations": [{"result": [result]}]}
+
+
+OPPOSITES = ("which_is_worse", "worst", "less_helpful", "rejected", "Which answer is the least good?", "dispreferred",
+             "not_helpful", "more_harmful", "whichIsWorse", "question")  # fmt: skip
+SAYS_BETTER = ("preference", "which_is_better", "Which of the two answers is more helpful?", "bestResponse", "chosen")
+GRADES_OF_WORSE = ("rank_{}", "harmfulness_{}", "{}_toxicity_score", "rating of errors in {}", "{}")
+GRADES = ("rating_{}", "Quality of {}", "{} score", "overall_helpfulness_{}")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        *(argilla_record(name, "reply-1") for name in OPPOSITES),
+        *(argilla_record(name, ["reply-1", "reply-2"]) for name in ("harm_ranking", "worst_first")),
+        *(argilla_ratings(form, 2, 1) for form in GRADES_OF_WORSE),
+        *map(label_studio, OPPOSITES),
+    ],
+    ids=str,
+)
+def test_a_question_that_may_ask_for_the_worse_answer_is_refused_by_its_name(tmp_path, row):
+    said = row.get("responses") or row["annotations"][0]["result"][0]
+    name = next(iter(said)) if "responses" in row else said["from_name"]
+    with pytest.raises(DataError, match=r"row 1: the question .* does not say") as caught:
+        load_pairs(lines([row], tmp_path / "rows.jsonl"))
+    assert repr(name) in str(caught.value)
+    assert "data.chosen_column=rejected" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        *(argilla_record(name, "reply-2") for name in SAYS_BETTER),
+        *(argilla_record(name, ["reply-2", "reply-1"]) for name in ("ranking", "helpfulness_rank", "preference")),
+        *(argilla_ratings(form, 1, 2) for form in GRADES),
+        *map(label_studio, (*SAYS_BETTER, "pw", "comparison")),
+    ],
+    ids=str,
+)
+def test_a_question_that_asks_for_the_better_answer_is_read(tmp_path, row):
+    (pair,) = load_pairs(lines([row], tmp_path / "rows.jsonl")).pairs
+    assert (pair.prompt, pair.chosen, pair.rejected) == ("p", "good", "bad")
+
+
+TWO = {"prompt": "p", "response_1": "bad", "response_2": "good"}
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        *(("preference", value) for value in (0.9, "0.9", 1.5, 3, 10**400, -100)),
+        *(("preference_strength", value) for value in (0.2, "0.8")),
+    ],
+)
+def test_a_number_that_is_no_answer_and_no_strength_refuses_the_file(tmp_path, column, value):
+    with pytest.raises(DataError, match=rf"row 2: {column} is") as caught:
+        load_pairs(lines([TWO | {column: 2}, TWO | {column: value}], tmp_path / "rows.jsonl"))
+    assert "response_1" in str(caught.value)
+
+
+NO_LABEL = [
+    (TWO | {"preference_strength": 2}, TWO | {"preference_strength": -100}),
+    (TWO | {"preference": 2, "answer": "accept"}, TWO | {"preference": 2, "answer": "ignore"}),
+    (TWO | {"preference": 2, "answer": "accept"}, TWO | {"preference": 2, "answer": "reject"}),
+    (
+        {"prompt": "p", "chosen": "good", "rejected": "bad", "answer": "accept"},
+        {"prompt": "p", "chosen": "good", "rejected": "bad", "answer": "ignore"},
+    ),
+]
+
+
+@pytest.mark.parametrize("rows", NO_LABEL, ids=str)
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_an_annotator_did_not_say_is_no_label(tmp_path, rows, order):
+    loaded = load_pairs(lines(rows[::order], tmp_path / "rows.jsonl"))
+    assert [(pair.chosen, pair.rejected) for pair in loaded.pairs] == [("good", "bad")]
+    assert [row.reason for row in loaded.rejected] == ["not labelled"]
+
+
+def as_json_column(rows):
+    texts = pa.array([json.dumps(row) if row is not ... else "{broken" for row in rows], pa.string())
+    return pa.ExtensionArray.from_storage(pa.json_(pa.string()), texts)
+
+
+def arrow_file(path, columns):
+    """The columns as Parquet, or as Arrow."""
+    whole = pa.table(columns)
+    if path.suffix == ".parquet":
+        pq.write_table(whole, path)
+    else:
+        with pa.ipc.new_stream(str(path), whole.schema) as writer:
+            writer.write_table(whole)
+    return str(path)
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+def test_a_column_of_json_texts_is_read_as_its_values(tmp_path, form):
+    turn = {"role": "assistant", "content": 'a "b"\nc'}
+    chosen = as_json_column(['a "b"\nc', [turn], turn, ...])
+    columns = {"prompt": ["p"] * 4, "chosen": chosen, "rejected": ["bad"] * 2 + [None, "bad"]}
+    columns["meta"] = pa.StructArray.from_arrays([as_json_column([{"n": [1]}, None, 2, ""])], ["held"])
+    loaded = load_pairs(arrow_file(tmp_path / f"data.{form}", columns))
+    assert [(pair.prompt, pair.chosen) for pair in loaded.pairs] == [("p", 'a "b"\nc')] * 2
+    assert [row.reason for row in loaded.rejected] == ["missing rejected", "not valid JSON"]
+    assert loaded.pairs[0].metadata == {"meta": {"held": {"n": [1]}}}
+
+
+def test_maps_of_arrow_are_objects(tmp_path):
+    kind = pa.list_(pa.map_(pa.string(), pa.string()))
+    twice = [[("role", "assistant"), ("content", "a"), ("content", "b")]]
+
+    def side(text):
+        return [{"role": "user", "content": "p"}, {"role": "assistant", "content": text}]
+
+    columns = {
+        "chosen": pa.array([side("good"), side("good")], kind),
+        "rejected": pa.array([[list(turn.items()) for turn in side("bad")], twice], kind),
+    }
+    loaded = load_pairs(arrow_file(tmp_path / "maps.parquet", columns))
+    assert [(pair.prompt, pair.chosen, pair.rejected) for pair in loaded.pairs] == [("p", "good", "bad")]
+    assert [row.reason for row in loaded.rejected] == ["a key is repeated"]
+
+
+NAMES = ("prompt", "chosen", "rejected")
+words = st.lists(st.sampled_from(["a", "b c", ",", "\n", '"', ', "', "\n\n"]), min_size=1, max_size=6).map("".join)
+with_backslashes = st.lists(st.sampled_from(["a", ",", "\n", '"', "\\"]), min_size=1, max_size=6).map("".join)
+
+
+def tables(texts):
+    cells = texts.map(lambda text: f"x{text}")  # never blank
+    rows = st.tuples(cells, cells.map("good {}".format), cells.map("bad {}".format))
+    return st.lists(rows, min_size=1, max_size=6)
+
+
+def written(rows, **dialect):
+    out = io.StringIO(newline="")
+    csv.writer(out, lineterminator="\n", **dialect).writerows([NAMES, *rows])
+    return out.getvalue()
+
+
+def read(folder, text):
+    """The pairs of a file of that text, as rows; None where it is refused."""
+    path = folder / "data.csv"
+    path.write_text(text, encoding="utf-8", newline="")
+    try:
+        return [(pair.prompt, pair.chosen, pair.rejected) for pair in load_pairs(str(path)).pairs]
+    except DataError:
+        return None
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("csv")
+
+
+@pytest.mark.slow
+@given(tables(words))
+def test_quotes_that_are_escaped_with_backslashes(folder, rows):
+    found = read(folder, written(rows, escapechar="\\", doublequote=False))
+    assert found is None or set(found) <= set(rows)
+
+
+@pytest.mark.slow
+@given(tables(with_backslashes))
+def test_backslashes_are_text_where_quotes_are_doubled(folder, rows):
+    text = written(rows)
+    found = read(folder, text)
+    assert found == rows or (found is None and '\\"' in text)
+
+
+@pytest.mark.slow
+def test_one_doubled_quote_anywhere_shows_that_backslashes_are_text(folder):
+    rows = [("q", "C:\\", "a"), *((f"q{i}", "x, " * 1000, "b") for i in range(1000)), ("r", 'say "yes"', "c")]
+    assert read(folder, written(rows, quoting=csv.QUOTE_ALL)) == rows
+    assert read(folder, written(rows[:-1], quoting=csv.QUOTE_ALL)) is None
+
+
+@pytest.mark.slow
+@settings(max_examples=300)
+@given(tables(words), st.data())
+def test_a_quote_too_many_or_too_few(folder, rows, data):
+    text = written(rows)
+    places = [place for place, char in enumerate(text) if char == '"' and place > len(",".join(NAMES))]
+    if places and data.draw(st.booleans()):
+        place = data.draw(st.sampled_from(places))
+        text = text[:place] + text[place + 1 :]
+    else:
+        place = data.draw(st.integers(len(",".join(NAMES)) + 1, len(text)))
+        text = text[:place] + '"' + text[place:]
+    plain = {tuple(cell.replace('"', "") for cell in row) for row in rows}
+    found = read(folder, text) or []
+    assert {tuple(cell.replace('"', "") for cell in row) for row in found} <= plain
+
+
+@pytest.mark.slow
+@given(tables(words), st.data())
+def test_a_file_that_was_cut_off_has_no_other_rows(folder, rows, data):
+    text = written(rows)
+    *found, last = read(folder, text[: data.draw(st.integers(30, len(text)))]) or [None]
+    assert set(found) <= set(rows)
+    assert last is None or any(row[:2] == last[:2] and row[2].startswith(last[2]) for row in rows)
+
+
+EXCEL = {
+    "empty columns": "prompt,chosen,rejected,,\nq,a,b,,\nr,a,b\ns,a,b,,,\n",
+    "separator": "sep=;\nprompt;chosen;rejected\nq;a;b\nr;a;b\ns;a;b\n",
+    "quoted separator": '"sep=|"\r\n\r\nprompt|chosen|rejected\r\nq|a|b\r\nr|a|b\r\ns|a|b\r\n',
+    "both": "\ufeffsep=;\nprompt;chosen;rejected;\nq;a;b;\nr;a;b\ns;a;b;;\n",
+}
+
+
+@pytest.mark.parametrize("text", EXCEL.values(), ids=EXCEL)
+def test_what_spreadsheets_add(folder, text):
+    assert read(folder, text) == [(prompt, "a", "b") for prompt in "qrs"]
+
+
+def test_a_cell_behind_the_last_column_costs_its_row(tmp_path):
+    (tmp_path / "data.csv").write_text("prompt,chosen,rejected,,\nq,a,b,,\nr,a,b,lost,\n")
+    loaded = load_pairs(str(tmp_path / "data.csv"))
+    assert [(row.row, row.reason) for row in loaded.rejected] == [(2, "not valid CSV")]
+
+
+def test_the_row_limit_holds_for_headers_and_for_cells_of_many_lines(tmp_path, monkeypatch):
+    monkeypatch.setattr(csv_rows, "MAX_ROW_BYTES", 1000)
+    path = tmp_path / "data.csv"
+    for text in ("x" * 1001, "prompt,chosen,rejected\n" + "p" * 1001, 'prompt,chosen,rejected\n"' + "p\n" * 501):
+        path.write_text(text)
+        with pytest.raises(DataError, match="longer than"):
+            load_pairs(str(path))
+
+
+ROWS = [
+    {"prompt": f"p {number}\nmore", "chosen": "=1+1 é 好" if number else "a", "rejected": "b", "margin": 0.5}
+    for number in range(3)
+]
+
+
+def test_what_pandas_wrote_is_read_back(tmp_path):
+    pd.DataFrame(ROWS).to_csv(tmp_path / "pairs.csv", index=False)
+    frame = pd.DataFrame([row | {"chosen": row["chosen"].replace("=", "")} for row in ROWS])
+    frame.to_excel(tmp_path / "pairs.xlsx", index=False)
+    found = load_pairs(str(tmp_path / "pairs.xlsx"))
+    assert [(pair.prompt, pair.chosen, pair.rejected, pair.target_margin) for pair in found.pairs] == list(
+        frame.itertuples(index=False, name=None)
+    )
+
+
+def workbook(path, *rows, more=()):
+    book = Workbook()
+    for row in rows:
+        book.active.append(row)
+    for title in more:
+        book.create_sheet(title).append(["prompt", "chosen", "rejected"])
+    book.save(path)
+    return str(path)
+
+
+EXCEL_HEADER = ["prompt", "chosen", "rejected"]
+
+
+def test_cells_that_excel_may_have_cut_cost_their_row_alone(tmp_path):
+    source = workbook(
+        tmp_path / "x.xlsx",
+        EXCEL_HEADER,
+        ["p", "x" * MOST_CHARACTERS, "b"],
+        [None, None, None],
+        ["q", "y" * 1000, "b"],
+        ["r", "a", "b", "?"],
+    )
+    loaded = load_pairs(source)
+    assert [pair.prompt for pair in loaded.pairs] == ["q"]
+    assert [(row.row, row.reason) for row in loaded.rejected] == [(2, Reason.CUT_CELL), (5, Reason.NOT_A_TABLE)]
+
+
+def test_numbers_truth_and_dates_are_not_made_texts_of(tmp_path):
+    source = workbook(
+        tmp_path / "x.xlsx", EXCEL_HEADER, ["p", 1, "b"], ["p", "a", datetime.date(2026, 1, 2)], ["p", "a", "b"]
+    )
+    loaded = load_pairs(source)
+    assert len(loaded.pairs) == 1
+    assert {row.reason for row in loaded.rejected} == {Reason.WRONG_TYPE}
+
+
+def patched(source, part, change):
+    """The same workbook with another text in one of its parts."""
+    with zipfile.ZipFile(source) as whole:
+        parts = {name: whole.read(name) for name in whole.namelist()}
+    assert part in parts
+    with zipfile.ZipFile(source, "w") as written:
+        for name, content in parts.items():
+            written.writestr(name, change(content.decode()).encode() if name == part else content)
+    return str(source)
+
+
+SHEET = "xl/worksheets/sheet1.xml"
+
+
+@pytest.mark.parametrize("ref", ["A1", "A1:C3", "A1:B9"])
+def test_dimensions_that_a_program_wrote_wrong_hide_no_row(tmp_path, ref):
+    source = workbook(tmp_path / "x.xlsx", EXCEL_HEADER, *([f"p{number}", "a", "b"] for number in range(5)))
+    patched(source, SHEET, lambda text: re.sub(r'<dimension ref="[^"]*"', f'<dimension ref="{ref}"', text))
+    assert len(load_pairs(source).pairs) == 5
+
+
+def test_errors_of_excel_and_cut_emoji_are_set_aside(tmp_path):
+    long = "\U0001f600" * 10 + "x" * (MOST_CHARACTERS - 20)
+    source = workbook(tmp_path / "x.xlsx", EXCEL_HEADER, ["p", "a", "b"], ["q", long, "b"], ["r", "a", "b"])
+    change = r'<c r="C2" t="e"><f>-foo</f><v>#NAME?</v></c>'
+    patched(source, SHEET, lambda text: re.sub(r'<c r="C2".*?</c>', change, text))
+    loaded = load_pairs(source)
+    assert [pair.prompt for pair in loaded.pairs] == ["r"]
+    assert [row.reason for row in loaded.rejected] == [Reason.EXCEL_ERROR, Reason.CUT_CELL]
+
+
+def test_a_workbook_that_openpyxl_trips_over_is_refused(tmp_path):
+    source = workbook(tmp_path / "x.xlsx", EXCEL_HEADER, ["p", "a", "b"])
+    patched(source, "xl/styles.xml", lambda text: re.sub(r"<fills .*?</fills>", "<fills><fill/></fills>", text))
+    with pytest.raises(DataError, match="cannot be read as an Excel workbook"):
+        load_pairs(source)
+
+
+def test_several_tables_none_and_other_formats_are_refused(tmp_path):
+    with pytest.raises(DataError, match=r"xlsx has 2 sheets"):
+        load_pairs(workbook(tmp_path / "two.xlsx", EXCEL_HEADER, ["p", "a", "b"], more=["second"]))
+    with pytest.raises(DataError, match=r"xlsx has 0 sheets"):
+        load_pairs(workbook(tmp_path / "none.xlsx"))
+    (tmp_path / "csv.xlsx").write_text("prompt,chosen,rejected\np,a,b\n")
+    with pytest.raises(DataError, match="cannot be read as an Excel workbook"):
+        load_pairs(str(tmp_path / "csv.xlsx"))
+    whole = (tmp_path / "two.xlsx").read_bytes()
+    (tmp_path / "cut.xlsx").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match="cannot be read as an Excel workbook"):
+        load_pairs(str(tmp_path / "cut.xlsx"))
