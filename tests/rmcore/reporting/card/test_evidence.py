@@ -37,27 +37,24 @@ def test_a_whole_benchmark_goes_to_the_hub_with_its_interval():
     assert "3 answers could not be read by the model and count as wrong" in shown(found)
 
 
-def test_a_part_of_a_benchmark_is_told_and_stays_here():
-    (found,) = read_evidence(suites(250), "b.json")
-    assert found.results == ()
-    assert "250 of its 350 questions are missing" in shown(found)
-
-
 OVERLAP = {"num_seen": 7, "num_with_answer": 2, "num_training_pairs": 1200, "score_without": 0.55}
 
 
 @pytest.mark.parametrize(
-    ("overlap", "says", "goes_to_the_hub"),
+    ("missing", "overlap", "says", "goes_to_the_hub"),
     [
-        (None, "JudgeBench: not compared with the training pairs", True),
-        (OVERLAP | {"num_seen": 0}, "none of its 100 prompts was seen in training", True),
-        (OVERLAP, "7 of its 100 prompts were seen in training (2 with an answer)", False),
-        (OVERLAP, "score without them: 55.0\u00a0%", False),
-        (OVERLAP | {"score_without": None}, "score without them: not known", False),
+        (250, None, "250 of its 350 questions are missing", False),
+        (0, None, "JudgeBench: not compared with the training pairs", True),
+        (0, OVERLAP | {"num_seen": 0}, "none of its 100 prompts was seen in training", True),
+        (0, OVERLAP, "7 of its 100 prompts were seen in training (2 with an answer)", False),
+        (0, OVERLAP, "score without them: 55.0\u00a0%", False),
+        (0, OVERLAP | {"score_without": None}, "score without them: not known", False),
     ],
 )
-def test_what_training_has_seen_is_told_and_goes_to_no_leaderboard(overlap, says, goes_to_the_hub):
-    (found,) = read_evidence(suites(0, **({} if overlap is None else {"overlap": overlap})), "b.json")
+def test_what_is_missing_or_was_seen_in_training_is_told_and_goes_to_no_leaderboard(
+    missing, overlap, says, goes_to_the_hub
+):
+    (found,) = read_evidence(suites(missing, **({} if overlap is None else {"overlap": overlap})), "b.json")
     assert says in shown(found)
     assert bool(found.results) == goes_to_the_hub
 
@@ -103,21 +100,16 @@ def test_the_highest_rung_stands_and_of_two_there_the_last():
     assert (judgement.rung, judgement.status, judgement.kl) == (3, "not_ready", 5.0)
     assert judgement.method == "RL with a KL penalty"
     assert highest([]) is None
+    (served,) = read_evidence(verdict(4, "gained", n=64, kl=3.17), "confirm.json")
+    assert (served.judgement.kl, served.judgement.method) == (3.17, "best-of-64")
 
 
-def test_best_of_n_that_was_served_names_its_kl():
-    (found,) = read_evidence(verdict(4, "gained", n=64, kl=3.17), "confirm.json")
-    assert (found.judgement.kl, found.judgement.method) == (3.17, "best-of-64")
-
-
-def test_a_file_of_no_kind_is_refused_by_name():
-    with pytest.raises(DataError, match=r"x\.json holds none of " + ", ".join(KINDS)):
-        read_evidence({"other": 1}, "x.json")
-
-
-@pytest.mark.parametrize("broken", [{"metrics": {}}, {"suites": {"a": {}}}, {"verdict": {}}, {"suites": {"a": 3}}])
-def test_a_file_of_another_form_is_refused(broken):
-    with pytest.raises(DataError, match="not as the command wrote it"):
+@pytest.mark.parametrize(
+    "broken", [{"other": 1}, {"metrics": {}}, {"suites": {"a": {}}}, {"verdict": {}}, {"suites": {"a": 3}}]
+)
+def test_a_file_of_no_kind_or_of_another_form_is_refused(broken):
+    says = r"x\.json holds none of " + ", ".join(KINDS) if "other" in broken else "not as the command wrote it"
+    with pytest.raises(DataError, match=says):
         read_evidence(broken, "x.json")
 
 

@@ -1,5 +1,6 @@
-"""Figures of an experiment: titled, with units, holding their data, each arm named."""
+"""Figures of an experiment: titled, with units, holding their data, each arm named; numbers as text."""
 
+import math
 import warnings
 from itertools import combinations
 
@@ -16,7 +17,7 @@ from rmcore.reporting.figures.arms import MOST, looks, main_metrics, short, show
 from rmcore.reporting.figures.claims import VERDICTS, subject, tally
 from rmcore.reporting.figures.experiment import draw_experiment
 from rmcore.reporting.figures.forest import forest_plot_figure
-from rmcore.reporting.figures.learning import learning_curves_figure, mean_curve
+from rmcore.reporting.figures.learning import learning_curves_figure
 from rmcore.reporting.figures.style import new_figure, unit_ticks
 from rmcore.reporting.figures.tradeoff import tradeoff_figure
 
@@ -173,26 +174,18 @@ def test_tradeoff_shares_the_accuracy_axis_and_names_every_arm(draw):
             assert point == [arm["metrics"][other]["value"], arm["metrics"][MAIN[0]]["value"]]
 
 
-@pytest.mark.parametrize("num_arms", [2, MOST, 24])
-def test_the_tradeoff_names_nine_arms_and_counts_the_others(num_arms):
-    arms, cells, _ = matrix(num_arms, 0)
-    figure = tradeoff_figure(arms, cells, INFOS, accuracy=MAIN[0], others=OTHERS)
-    assert len(names(figure)) == min(num_arms, MOST)
-    for ax in figure.axes:
-        assert (f"grey: {num_arms - MOST} further arms" in ax.get_title(loc="left")) == (num_arms > MOST)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("num_arms", [1, MOST, 14])
-def test_learning_curves_name_their_arms(draw, num_arms):
-    arms, _, curves = matrix(num_arms)
-    figure = learning_curves_figure(curves, arms, MAIN)
-    (ax,) = figure.axes
-    assert names(figure) == [short(name) for name in shown(arms, *MAIN)]
-    assert ax.get_ylabel() == "validation accuracy (%)"
-    assert ax.get_xlabel() == "optimizer step"
-    assert (f"grey: {num_arms - MOST} further arms" in ax.get_title(loc="left")) == (num_arms > MOST)
-    draw(figure)
+def test_nine_arms_are_named_and_the_others_counted(draw, num_arms):
+    arms, cells, curves = matrix(num_arms)
+    drawn = learning_curves_figure(curves, arms, MAIN)
+    assert names(drawn) == [short(name) for name in shown(arms, *MAIN)]
+    assert (drawn.axes[0].get_xlabel(), drawn.axes[0].get_ylabel()) == ("optimizer step", "validation accuracy (%)")
+    for figure in (drawn, tradeoff_figure(arms, cells, INFOS, accuracy=MAIN[0], others=OTHERS)):
+        draw(figure)
+        assert len(names(figure)) == min(num_arms, MOST)
+        for ax in figure.axes:
+            assert (f"grey: {num_arms - MOST} further arms" in ax.get_title(loc="left")) == (num_arms > MOST)
 
 
 @pytest.mark.slow
@@ -218,22 +211,6 @@ def test_a_diverged_seed_does_not_flatten_the_others(draw):
     assert ax.get_ylim()[1] < 1e4
 
 
-def test_mean_curve_is_the_mean_where_all_seeds_have_points():
-    steps = np.array([0.0, 1.0, 2.0])
-    grid, values = mean_curve([(steps, steps), (steps[:2], 3 * steps[:2]), (np.array([0.0, 0.5, 1.5]), np.zeros(3))])
-    assert list(grid) == [0.0, 0.5, 1.0]
-    assert list(values) == pytest.approx([0.0, (0.5 + 1.5) / 3, 4 / 3])
-    assert len(mean_curve([])[0]) == 0
-
-
-@given(st.integers(1, MOST))
-def test_nine_arms_look_different(num):
-    arms = [{"name": str(k), "is_control": k == 0, "metrics": {}} for k in range(num)]
-    found = looks(arms, "x", None)
-    assert len({look.colour for look in found.values()}) == num
-    assert len({look.marker for look in found.values()}) == num
-
-
 @given(st.permutations(range(15)), st.booleans(), st.integers(0, 14))
 def test_the_control_and_the_best_arms_are_shown(order, better, control):
     arms = [
@@ -248,61 +225,74 @@ def test_the_control_and_the_best_arms_are_shown(order, better, control):
     outside = [rank for k, rank in enumerate(order) if str(k) not in names]
     assert min(inside) > max(outside) if better else max(inside) < min(outside)
     look = looks(arms, "m", better)
-    assert len({look[name].colour for name in names}) == MOST
+    assert len({look[name].colour for name in names}) == len({look[name].marker for name in names}) == MOST
 
 
 def test_main_metrics_hold_the_first_and_those_of_claims():
     names = [f"m{k}" for k in range(12)]
     assert main_metrics(names, [{"metric": "m9"}, {"metric": "m11"}]) == ["m0", "m1", "m2", "m3", "m9", "m11"]
     assert main_metrics(names, [{"metric": name} for name in names]) == names
-    assert main_metrics([], []) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (numbers.text(0.0241, "share", "difference"), "+2.4 points"),
-        (numbers.text(-0.00001, "share", "difference"), "0.0 points"),
-        (numbers.text(-12.3, "seconds", "difference"), "−12.30 s"),
-        (numbers.text(1.42, "seconds", "ratio"), "1.420×"),
-        (numbers.text(0.631, "share", "level"), "63.1 %"),
-        (numbers.text(None, "share", "difference"), "–"),
-        (numbers.text(-0.068, "", "difference"), "−0.068"),
-        (numbers.text(-4.2, "seconds"), "−4.2 s"),
-        (numbers.text(560.4, "steps"), "560 steps"),
-        (numbers.text(12.5, "steps"), "12.50 steps"),
-        (numbers.text(None, "steps"), "–"),
-        (numbers.interval({"ci_low": 0.019, "ci_high": 0.055}, "share", "difference"), "+1.9 to +5.5 points"),
-        (numbers.interval({"ci_low": 48.0, "ci_high": 55.1}, "seconds"), "48.0 to 55.1 s"),
-        (numbers.interval({"ci_low": 48.0, "ci_high": 106.0}, "seconds"), "48.0 s to 1 min 46 s"),
-        (numbers.interval({"ci_low": 0.55, "ci_high": 0.73}, "share", "ratio"), "0.550× to 0.730×"),
-        (numbers.interval({"ci_low": 0.62, "ci_high": 0.66}, "share"), "62.0 to 66.0 %"),
-        (numbers.interval({"ci_low": None, "ci_high": 0.66}, "share"), ""),
-        (numbers.distance(0.031, "share", "level"), "3.1 points"),
-        (numbers.distance(75.0, "seconds", "level"), "1 min 15 s"),
-        (numbers.distance(0.08, "seconds", "ratio"), "0.080×"),
-        (numbers.distance(None, "share", "level"), "–"),
-    ],
-)
-def test_quantities_read_as_people_write_them(text, expected):
-    assert text.replace("\u00a0", " ") == expected
-
-
-@pytest.mark.parametrize(
-    ("unit", "comparison", "value", "expected"),
-    [
-        ("share", "difference", 0.025, "+2.5"),
-        ("share", "level", 0.65, "65"),
-        ("seconds", "ratio", 0.7, "0.7×"),
-        ("steps", "level", -1500.0, "−1,500"),
-    ],
-)
-def test_ticks_are_in_the_unit_of_their_axis(unit, comparison, value, expected):
-    axis = new_figure(2, 2).subplots().xaxis
-    unit_ticks(axis, unit, comparison)
-    assert axis.get_major_formatter()(value, 0) == expected
-
-
-def test_long_names_keep_both_ends():
-    assert short("abc", 26) == "abc"
     assert short("a" * 30 + "z" * 30, 11) == "aaaaa…zzzzz"
+
+
+SAID = [
+    *(((0.0241, "share", "difference"), "+2.4 points"), ((-0.00001, "share", "difference"), "0.0 points")),
+    *(((-12.3, "seconds", "difference"), "−12.30 s"), ((1.42, "seconds", "ratio"), "1.420×")),
+    *(((0.631, "share", "level"), "63.1 %"), ((None, "share", "difference"), "–"), ((560.4, "steps"), "560 steps")),
+    *(((-0.068, "", "difference"), "−0.068"), ((-4.2, "seconds"), "−4.2 s"), ((12.5, "steps"), "12.50 steps")),
+]
+INTERVALS = [
+    *((0.019, 0.055, ("share", "difference"), "+1.9 to +5.5 points"), (48.0, 55.1, ("seconds",), "48.0 to 55.1 s")),
+    *((48.0, 106.0, ("seconds",), "48.0 s to 1 min 46 s"), (0.55, 0.73, ("share", "ratio"), "0.550× to 0.730×")),
+    *((0.62, 0.66, ("share",), "62.0 to 66.0 %"), (None, 0.66, ("share",), "")),
+]
+
+
+def test_quantities_read_as_people_write_them():
+    for said, expected in SAID:
+        assert numbers.text(*said).replace("\u00a0", " ") == expected
+    for low, high, how, expected in INTERVALS:
+        assert numbers.interval({"ci_low": low, "ci_high": high}, *how).replace("\u00a0", " ") == expected
+    for said, expected in (((0.031, "share", "level"), "3.1 points"), ((75.0, "seconds", "level"), "1 min 15 s")):
+        assert numbers.distance(*said).replace("\u00a0", " ") == expected
+    for unit, how, value, expected in (("share", "difference", 0.025, "+2.5"), ("seconds", "ratio", 0.7, "0.7×")):
+        axis = new_figure(2, 2).subplots().xaxis
+        unit_ticks(axis, unit, how)
+        assert axis.get_major_formatter()(value, 0) == expected
+
+
+@given(st.floats(-1e12, 1e12))
+def test_decimals_are_true_to_three_digits(value):
+    text = numbers.decimal(value).replace("−", "-").replace(",", "")
+    assert math.isclose(float(text), value, rel_tol=0.005, abs_tol=5e-4 if abs(value) >= 1e-3 else 0)
+    assert len(text) <= 10
+
+
+@given(st.floats(-5, 5))
+def test_percent_is_true_to_a_tenth(value):
+    text = numbers.percent(value)
+    assert text.endswith("\u00a0%")
+    assert abs(float(text[:-2].replace("−", "-")) - 100 * value) <= 0.0501
+    assert not text.startswith("−0.0")
+
+
+def test_missing_numbers_are_a_dash():
+    for value in (None, math.nan, math.inf):
+        for show in (numbers.decimal, numbers.percent, numbers.count, numbers.duration):
+            assert show(value) == numbers.MISSING
+        assert numbers.text(value, "logits") == numbers.MISSING
+        assert numbers.interval({"ci_low": value, "ci_high": 1.0}) == ""
+    assert numbers.interval({}) == ""
+
+
+def test_units():
+    assert numbers.text(12345, "count") == "12,345"
+    assert numbers.text(0.5, "nats") == "0.500\u00a0nats"
+    assert numbers.interval({"ci_low": 0.69, "ci_high": 0.734}, "share") == "69.0 to 73.4\u00a0%"
+    assert [numbers.duration(s) for s in (3.21, 59.97, 125, 3599.7, 7800)] == [
+        "3.2 s",
+        "60.0 s",
+        "2 min 05 s",
+        "1 h 00 min",
+        "2 h 10 min",
+    ]

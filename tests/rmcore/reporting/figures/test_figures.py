@@ -25,54 +25,32 @@ ECE, CONTEXT = sample.ECE, sample.CONTEXT
 RUNS = {"one-seed0-abcd": history(), "two-seed0-1234": history(30), "not evaluated": history(9, evaluated=False)}
 
 
-@pytest.mark.parametrize(
-    ("draw", "data", "inches"),
-    [
-        (training_curves_figure, (history(),), (11.0, 6.4)),
-        (margin_histogram_figure, (rewards(),), (8.0, 4.4)),
-        (reliability_diagram_figure, (bins(), ECE), (6.4, 6.2)),
-        (reward_by_length_figure, (rewards(),), (8.0, 4.6)),
-        (eigenvalues_figure, (spectrum(),), (8.0, 4.4)),
-        (runs_figure, (RUNS,), (11.0, 4.9)),
-    ],
-)
-def test_files_are_pngs_of_the_expected_size(draw, data, inches, tmp_path):
-    out = save(draw(*data), tmp_path / "deep" / "figure.png")
-    pixels = imread(out)
-    assert pixels.shape[:2] == pytest.approx((inches[1] * DPI, inches[0] * DPI), abs=1)
-    assert pixels.min() < 0.5  # something is drawn
+FIGURES = [
+    (margin_histogram_figure(rewards()), "reward margin (logits)", "pairs"),
+    (reward_by_length_figure(rewards()), "length of the completion (characters)", "reward (logits)"),
+    (eigenvalues_figure(spectrum()), "rank among the computed extremes, largest first", "eigenvalue λ"),
+    (logged_answers_figure(logged_sample.record()), "k, answers that the best is chosen from", "win rate over"),
+    (accuracy_in_context_figure(CONTEXT), "pairwise accuracy", ""),
+    (runs_figure(RUNS), "optimizer step", "loss (nats)"),
+    (runs_figure({"empty": [], "too": []}), "optimizer step", "loss (nats)"),
+]
 
 
-def test_the_same_data_gives_the_same_bytes(tmp_path):
-    first, second = (
-        save(reward_by_length_figure(rewards(2000)), tmp_path / name).read_bytes() for name in ("a.png", "b.png")
-    )
-    assert first == second
-
-
-def test_context_grows_with_its_rows(tmp_path):
-    heights = [accuracy_in_context_figure(CONTEXT * n).get_figheight() for n in (1, 7)]
-    written = save(accuracy_in_context_figure(CONTEXT), tmp_path / "c.png")
-    assert imread(written).shape[0] == pytest.approx(heights[0] * DPI, abs=1)
-    assert heights[1] > 3 * heights[0]
-
-
-@pytest.mark.parametrize(
-    ("figure", "x", "y"),
-    [
-        (margin_histogram_figure(rewards()), "reward margin (logits)", "pairs"),
-        (reward_by_length_figure(rewards()), "length of the completion (characters)", "reward (logits)"),
-        (eigenvalues_figure(spectrum()), "rank among the computed extremes, largest first", "eigenvalue λ"),
-        (logged_answers_figure(logged_sample.record()), "k, answers that the best is chosen from", "win rate over"),
-        (accuracy_in_context_figure(CONTEXT), "pairwise accuracy", ""),
-        (runs_figure(RUNS), "optimizer step", "loss (nats)"),
-        (runs_figure({"empty": [], "too": []}), "optimizer step", "loss (nats)"),
-    ],
-)
-def test_titles_and_units(figure, x, y):
+@pytest.mark.parametrize(("figure", "x", "y"), FIGURES)
+def test_titles_units_and_the_size_of_the_file(figure, x, y, tmp_path):
     assert len(figure.get_suptitle()) > 10
     assert figure.axes[0].get_xlabel() == x
     assert figure.axes[0].get_ylabel().startswith(y)
+    pixels = imread(save(figure, tmp_path / "deep" / "figure.png"))
+    assert pixels.shape[:2] == pytest.approx(DPI * figure.get_size_inches()[::-1], abs=1)
+    assert pixels.min() < 0.5  # something is drawn
+
+
+def test_the_same_data_gives_the_same_bytes_and_more_rows_a_higher_figure(tmp_path):
+    paths = [save(reward_by_length_figure(rewards(2000)), tmp_path / name) for name in ("a.png", "b.png")]
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    heights = [accuracy_in_context_figure(CONTEXT * n).get_figheight() for n in (1, 7)]
+    assert heights[1] > 3 * heights[0]
 
 
 def drawn_ticks(axis):

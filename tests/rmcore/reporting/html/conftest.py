@@ -42,6 +42,18 @@ class Page(HTMLParser):
     def text(self) -> str:
         return " ".join("".join(self.pieces).split())
 
+    def assert_safe(self) -> None:
+        """Nothing is fetched and nothing runs; links of the page lead to its own places."""
+        assert not {"script", "link", "iframe", "object", "embed", "form", "base"} & set(self.tags)
+        assert not [name for _, name, _ in self.attributes if name.startswith("on") or name == "srcset"]
+        assert all(value.startswith("data:image/png;base64,") for value in self.values("src"))
+        assert any("default-src 'none'" in value for value in self.values("content"))
+        assert "url(" not in self.raw
+        assert "@import" not in self.raw
+        ids = self.values("id")
+        assert len(ids) == len(set(ids))
+        assert {value[1:] for value in self.values("href") if value.startswith("#")} <= set(ids)
+
     def values(self, name: str) -> list[str]:
         """Of every attribute of this name."""
         return [value for _, attribute, value in self.attributes if attribute == name]

@@ -1,6 +1,5 @@
 """The report of an experiment: everything of the record is there, safe, and gaps are said rather than hidden."""
 
-import copy
 import re
 
 import pytest
@@ -9,7 +8,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import experiment_sample as sample
-from rmcore.core.errors import DataError
 from rmcore.reporting.figures import claims, numbers
 from rmcore.reporting.figures.arms import looks
 from rmcore.reporting.figures.claims import VERDICTS
@@ -42,23 +40,11 @@ def page(figures, render, tmp_path_factory):
     return render(sample.results(), figures, tmp_path_factory.mktemp("report") / "deep")
 
 
-def test_one_file_that_fetches_and_runs_nothing(page, figures):
+def test_one_file_that_fetches_and_runs_nothing_and_links_to_mlflow_alone(page, figures):
+    page.assert_safe()
     assert len(page.raw.encode()) < 2_000_000
-    assert not {"script", "link", "iframe", "object", "embed", "form", "base"} & set(page.tags)
-    assert not [name for _, name, _ in page.attributes if name.startswith("on") or name == "srcset"]
-    assert all(value.startswith("data:image/png;base64,") for value in page.values("src"))
     assert len(page.values("src")) == len(figures)
-    assert any("default-src 'none'" in value for value in page.values("content"))
-    assert "url(" not in page.raw
-    assert "@import" not in page.raw
-
-
-def test_links_lead_to_sections_or_to_mlflow(page):
-    ids = page.values("id")
-    assert len(ids) == len(set(ids))
-    inside = {value for value in page.values("href") if value.startswith("#")}
-    assert {value[1:] for value in inside} <= set(ids)
-    assert set(page.values("href")) - inside == {sample.results()["mlflow_url"]}
+    assert {one for one in page.values("href") if one[0] != "#"} == {sample.results()["mlflow_url"]}
 
 
 def test_the_answer_stands_before_everything_else(page):
@@ -67,19 +53,6 @@ def test_the_answer_stands_before_everything_else(page):
     assert places == sorted(places)
     assert page.text.index(sample.results()["question"]) < page.text.index("The answer")
     assert page.raw.index('id="in-figures"') < page.raw.index("<h2>Cells")  # only what comes after it is folded
-
-
-STUDY = "A study of this claim alone, were it as measured, would decide it in four of five cases with"
-SIZES = {
-    "seeds": (
-        {"seeds": 9, "prompts": 130},
-        f"{STUDY} some 9 new seeds of each arm on these 137 prompts ({numbers.duration(9 * (200 + 500))} of a device).",
-    ),
-    "prompts": ({"seeds": None, "prompts": 1234}, f"{STUDY} 3 new seeds of each arm on some 1,300 prompts."),
-    "either": ({"seeds": 9, "prompts": 1234}, "of a device), or with 3 new seeds of each arm on some 1,300 prompts."),
-    "rough": ({"seeds": 101, "prompts": None}, f"{STUDY} some 110 new seeds of each arm on these 137 prompts"),
-    "neither": ({"seeds": None, "prompts": None}, "not even a thousand seeds of each arm on these 137 prompts would"),
-}
 
 
 @pytest.mark.parametrize("item", sample.hypotheses(), ids=lambda item: item["name"])
@@ -169,8 +142,11 @@ def test_arms_have_the_colour_that_the_figures_give_them(page):
         assert re.search(rf'style="background:{look.colour}"></span>{re.escape(arm)}\b', page.raw)
 
 
-def test_base_config_reads_back(render, parse, tmp_path):
-    raw = render(sample.results(), {}, tmp_path).raw
+def test_base_config_reads_back_and_the_record_is_left_as_it_was(render, parse, tmp_path):
+    results = sample.results()
+    raw = render(results, {}, tmp_path).raw
+    experiment_markdown(results)
+    assert results == sample.results()
     listing = parse(raw.rsplit("<pre>", 1)[1].split("</pre>", 1)[0])
     assert yaml.safe_load("".join(listing.pieces)) == sample.results()["base"]
 
@@ -216,7 +192,7 @@ def test_an_experiment_without_claims_or_arms(render, tmp_path):
     assert "No claim was registered" in experiment_markdown(results)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=40))
 @example("`L")
 def test_any_text_stays_text(render, tmp_path_factory, text):
@@ -263,19 +239,6 @@ def test_markdown_is_a_log_entry():
     assert f"\n{results['command']}\n```" in text
     assert numbers.duration(results["cost"]["run_seconds"]) in text
     assert text.rstrip().splitlines()[-1].startswith("[Cells in MLflow](http://127.0.0.1:5000/")
-
-
-def test_the_record_is_left_as_it_was(render, tmp_path):
-    results = sample.results()
-    before = copy.deepcopy(results)
-    render(results, {}, tmp_path)
-    experiment_markdown(results)
-    assert results == before
-
-
-def test_a_figure_that_is_no_png_is_refused(tmp_path):
-    with pytest.raises(DataError, match="cannot be read"):
-        write_experiment_report(sample.results(), {"tradeoff": tmp_path / "gone.png"}, tmp_path / "r.html")
 
 
 def test_the_summary_names_arms_of_fewer_seeds():

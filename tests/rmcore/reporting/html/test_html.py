@@ -41,25 +41,10 @@ def page(figures, render, tmp_path_factory):
     return render(sample.results(), figures, tmp_path_factory.mktemp("report") / "deep")
 
 
-def test_nothing_is_fetched_or_executed(page):
-    assert not {"script", "link", "iframe", "object", "embed", "form", "base"} & set(page.tags)
-    assert not [name for _, name, _ in page.attributes if name.startswith("on") or name == "srcset"]
-    assert all(value.startswith("data:image/png;base64,") for value in page.values("src"))
+def test_nothing_is_fetched_or_executed_and_no_address_is_in_the_file(page):
+    page.assert_safe()
     assert all(value.startswith("#") for value in page.values("href"))
-    assert any("default-src 'none'" in value for value in page.values("content"))
-
-
-def test_no_address_stands_in_the_file(figures, tmp_path):
-    raw = write_report(sample.results(), figures, tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "://" not in raw
-    assert "url(" not in raw
-    assert "@import" not in raw
-
-
-def test_section_links_lead_somewhere(page):
-    ids = page.values("id")
-    assert len(ids) == len(set(ids))
-    assert {value[1:] for value in page.values("href")} <= set(ids)
+    assert "://" not in page.raw
 
 
 def test_every_image_is_the_figure_with_its_size(page, figures, tmp_path):
@@ -114,18 +99,15 @@ def test_configuration_reads_back(parse, figures, tmp_path):
     assert yaml.safe_load("".join(listing.pieces)) == sample.results()["config"]
 
 
-def test_all_mistakes_are_shown_and_folded(page):
+def test_all_mistakes_are_shown_folded_and_shortened_with_what_each_sentence_adds(page):
     mistakes = sample.results()["mistakes"]
     assert all(mistake["pair_id"] in page.text for mistake in mistakes)
-    opened = [name for tag, name, _ in page.attributes if tag == "details" and name == "open"]
-    assert not opened
-
-
-def test_what_each_sentence_of_a_mistake_adds_is_shown(page):
-    for parts in sample.EFFECTS.values():
-        for part in parts:
-            effect = "not read" if part["effect"] is None else numbers.decimal(part["effect"])
-            assert f"{part['text']} {effect}" in page.text
+    assert not [name for tag, name, _ in page.attributes if tag == "details" and name == "open"]
+    assert mistakes[0]["rejected"] not in page.text
+    assert len(page.text) < 60 * (3 * LONGEST_TEXT)
+    for part in (part for parts in sample.EFFECTS.values() for part in parts):
+        effect = "not read" if part["effect"] is None else numbers.decimal(part["effect"])
+        assert f"{part['text']} {effect}" in page.text
 
 
 def test_what_the_verdict_rests_on_is_open_and_the_rest_is_folded():
@@ -144,7 +126,7 @@ def test_what_the_verdict_rests_on_is_open_and_the_rest_is_folded():
 
 
 @pytest.mark.slow
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=60))
 def test_any_text_stays_text(render, tmp_path_factory, text):
     hostile = f"<script>alert(1)</script><img src=x onerror=y>\" ' {{{{ 7*7 }}}} &lt; {text} </main>"
@@ -238,8 +220,3 @@ def test_shortened_texts_keep_both_ends(text, longest):
         assert (
             short[longest // 2 : len(short) - (longest - longest // 2)] == f" […{len(text) - longest:,} characters…] "
         )
-
-
-def test_long_mistakes_are_shortened_in_the_page(page):
-    assert sample.results()["mistakes"][0]["rejected"] not in page.text
-    assert len(page.text) < 60 * (3 * LONGEST_TEXT)

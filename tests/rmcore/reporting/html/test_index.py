@@ -79,24 +79,8 @@ def test_an_experiment_counts_its_verdicts_and_its_cells_time(reports):
 def test_other_runs_say_what_they_have(reports, record, headline, status):
     lay(reports, "other", record, page=False)
     [run] = read_runs(reports)
-    assert (run.headline, run.status, run.accuracy, run.device_seconds, run.report) == (
-        headline,
-        status,
-        None,
-        None,
-        None,
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("text", ['{"a"', "[1]", '{"created": "yesterday"}', '{"created": 3}', ""])
-def test_a_record_that_cannot_be_read_hides_no_other(reports, text):
-    lay(reports, "broken", text)
-    lay(reports, "good", pipeline())
-    found = {run.name: run for run in read_runs(reports)}
-    assert "cannot be read" in found["broken"].headline
-    assert found["good"].problem is None
-    assert "cannot be read" in index_page(reports).read_text()
+    assert (run.headline, run.status) == (headline, status)
+    assert (run.accuracy, run.device_seconds, run.report) == (None, None, None)
 
 
 DAMAGE = {
@@ -198,7 +182,9 @@ def test_the_newest_comes_first_and_nothing_is_no_error(reports):
 
 
 @pytest.mark.slow
-def test_names_are_as_short_as_they_can_be_typed(reports):
+def test_a_run_is_found_by_the_shortest_name_by_its_key_and_by_no_other(reports):
+    with pytest.raises(ConfigError, match="nothing was run yet"):
+        find_run([], "demo")
     names = ["demo-seed0-aaaa11111111", "demo-seed0-aaaa22222222", "demo-seed0-bbbb33333333", "mine", "mine-seed1"]
     short = short_names(names)
     assert list(short.values()) == ["demo-seed0-aaaa1", "demo-seed0-aaaa2", "demo-seed0-bbbb", "mine", "mine-seed1"]
@@ -206,28 +192,11 @@ def test_names_are_as_short_as_they_can_be_typed(reports):
         lay(reports, name, pipeline())
     runs = read_runs(reports)
     assert all(find_run(runs, short[name]).name == name for name in names)
-
-
-@pytest.mark.slow
-def test_a_run_is_found_by_its_key_too(reports):
-    for name in ("demo-seed0-aaaa11111111", "demo-seed0-bbbb22222222", "mine"):
-        lay(reports, name, pipeline())
-    assert find_run(read_runs(reports), "bbbb").name == "demo-seed0-bbbb22222222"
-    with pytest.raises(ConfigError, match="no run '2222'"):
-        find_run(read_runs(reports), "2222")
-
-
-@pytest.mark.slow
-def test_a_name_that_is_none_or_several_is_refused(reports):
-    with pytest.raises(ConfigError, match="nothing was run yet"):
-        find_run([], "demo")
-    for name in ("demo-seed0-aaaa", "demo-seed1-bbbb", "other-seed0-cccc"):
-        lay(reports, name, pipeline())
-    runs = read_runs(reports)
-    with pytest.raises(ConfigError, match="'demo' may be demo-seed1-bbbb, demo-seed0-aaaa"):
-        find_run(runs, "demo")
-    with pytest.raises(ConfigError, match=r"no run 'demo-seed2'; the newest are .*other-seed0-cccc"):
-        find_run(runs, "demo-seed2")
+    assert find_run(runs, "bbbb").name == "demo-seed0-bbbb33333333"
+    for name, said in (("2222", "no run '2222'"), ("demo-seed0-aaaa", "'demo-seed0-aaaa' may be demo-seed0-aaaa"),
+                       ("demo-seed2", "no run 'demo-seed2'; the newest are .*mine")):  # fmt: skip
+        with pytest.raises(ConfigError, match=said):
+            find_run(runs, name)
 
 
 def test_the_list_links_each_report_and_shows_verdict_and_rung(reports, parse):
@@ -249,12 +218,11 @@ def test_no_name_and_no_record_can_bring_markup(reports, parse):
     evil = "<script>alert(1)</script>\"'&"
     lay(reports, "odd <b>&amp; javascript:x?#%41", pipeline(headline=evil, status="<i>"))
     page = parse(index_page(reports).read_text(encoding="utf-8"))
-    assert not {"script", "b", "i", "u", "iframe", "form", "base", "link"} & set(page.tags)
-    assert not [name for _, name, _ in page.attributes if name.startswith("on") or name in ("src", "style")]
+    page.assert_safe()
+    assert not {"b", "i", "u", "img"} & set(page.tags)
     assert evil in page.text
     [link] = page.values("href")
     assert link == "./odd%20%3Cb%3E%26amp%3B%20javascript%3Ax%3F%23%2541/report.html"
-    assert any("default-src 'none'" in value for value in page.values("content"))
 
 
 def test_only_the_owner_reads_the_list(reports):

@@ -1,0 +1,193 @@
+"""Sections of a report: each shows every number of its record in the page and in Markdown, and claims nothing more."""
+
+import re
+
+import pytest
+
+import judgement_sample
+import logged_sample
+import probe_sample
+import report_sample as sample
+from rmcore.reporting.figures import numbers
+from rmcore.reporting.figures.logged_answers import finding
+from rmcore.reporting.figures.rlhf import rlhf_curves_figure
+from rmcore.reporting.figures.style import save
+from rmcore.reporting.figures.watch import watch_figure
+from rmcore.reporting.html.blocks import markdown
+from rmcore.reporting.html.curvature import curvature_block, rows
+from rmcore.reporting.html.html import sections
+from rmcore.reporting.html.policy import best_of_n_block, confirmation_block, readiness_block
+from rmcore.reporting.html.rlhf import DIGITS
+from rmcore.reporting.html.summary import summary_markdown
+
+pytestmark = pytest.mark.slow
+
+spectrum, policy_sample, make = sample.curvature_sample.spectrum, sample.policy_sample, sample.rlhf_sample.record
+KINDS = {
+    "whole": {},
+    "nobody judged": {"judged": False},
+    "one seed": {"num_seeds": 1},
+    "one point": {"num_points": 1},
+    "watched, one seed": {"watched": True, "num_seeds": 1},
+    "watched, back to the start": {"watched": False},
+    "two rewards": {"rewards": 2},
+    "two rewards, one point": {"rewards": 2, "num_points": 1},
+}
+RECORDS = {
+    **{f"rlhf, {kind}": ("rlhf", lambda kind=kind: {"rlhf": make(**KINDS[kind])}) for kind in KINDS},
+    "landscape": ("landscape", lambda: {"spectrum": spectrum()}),
+    "judgements": ("judgements", lambda: {"observations": judgement_sample.record()}),
+    "logged": ("logged", lambda: {"logged": logged_sample.record(length=1.0)}),
+    "policy": ("policy", lambda: policy_sample.judged(sample.results())),
+    "probe": ("probe", lambda: {"probe": probe_sample.record()}),
+}  # fmt: skip
+
+
+def flat(text):
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_all_of_a_section_is_in_the_page_and_in_markdown_in_whole_rows(report_with, name):
+    """And no word of the program, nor an element that a text would be."""
+    anchor, record = RECORDS[name]
+    results = sample.results() | record()
+    text = report_with(**record()).section(anchor)
+    [block] = [one.block for one in sections(results) if one.anchor == anchor]
+    for part in (block, *block.parts):
+        for table in part.tables:
+            assert {len(row) for row in table.rows} <= {len(table.headings)}
+            assert all(flat(str(cell)) in text for row in table.rows for cell in row if isinstance(cell, str))
+        assert all(flat(line) in text for line in (*part.text, *part.findings))
+    told = markdown(block)
+    for shown in (text, told):
+        assert not re.search(r"\b(None|nan|inf|NaN)\b", shown)
+    assert "<gold>" not in told.replace(r"\<gold\>", "")
+
+
+SHARES = ("top_accuracy", "tie_probability", "tie_share", "tie_ece")
+
+
+def numbers_of(anchor, record):
+    """What a section has to show of its record, as it is written there."""
+    if anchor == "rlhf":
+        yield record["verdict"]["headline"]
+        for value, digits in ((point[name], digits) for point in record["curve"] for name, digits in DIGITS):
+            if value is not None:
+                yield value["reason"] if value["value"] is None else f"{value['value']:.{digits}f}"
+    elif anchor == "judgements":
+        for name, metric in record["metrics"].items():
+            if name not in ("nats", "nats_gained"):  # of all kinds together: a sum of what is not alike
+                yield numbers.with_interval(metric, "share" if name in SHARES else "")
+        yield from (numbers.with_interval(part["alone"], "share") for part in record["parts"].values())
+    elif anchor == "logged":
+        for row in record["choices"]:
+            yield from (numbers.with_interval(row[name], "share") for name in ("win_rate", "longest_win_rate"))
+            yield from (numbers.with_interval(row["gain"]), numbers.percent(row["perfect_win_rate"]))
+        yield finding(record)
+    else:
+        for one in record["findings"]:
+            yield from (f"Edit {one['rule']}.", numbers.with_interval(one["shift"]))
+            yield numbers.with_interval(one["changed"] or one["violations"], "share")
+
+
+@pytest.mark.parametrize("name", [name for name in RECORDS if name not in ("landscape", "policy")])
+def test_every_number_of_a_record_is_in_its_section(report_with, name):
+    anchor, record = RECORDS[name]
+    [value] = record().values()
+    text = report_with(**record()).section(anchor)
+    for shown in numbers_of(anchor, value):
+        assert flat(shown) in text
+
+
+def test_every_eigenvalue_is_shown_with_its_errors_and_their_kinds():
+    table = {label: cells for label, *cells in rows(spectrum())}
+    assert table["largest eigenvalue λmax"] == ["12.30", "± 1.900", "± 0.001 residual bound"]
+    assert table["trace"][1:] == ["", "± 3.200 standard error over probes"]  # over prompts it was not measured
+    assert table["λmax at margins of size 1"] == ["21.60", "", "± 0.002 residual bound"]
+    assert "undefined: fewer than two positive" in table["condition number"][0]
+    record = spectrum()
+    del record["normalized"]
+    record["over_prompts"] |= {"standard_error": None, "reasons": {"standard_error": "all pairs have one prompt"}}
+    table = {label: cells for label, *cells in rows(record)}
+    assert "λmax at margins of size 1" not in table
+    assert table["largest eigenvalue λmax"][1] == "undefined: all pairs have one prompt"
+
+
+@pytest.mark.parametrize(
+    ("change", "said", "absent"),
+    [
+        ({}, "after 57 products the extremes are known", "did not converge"),
+        ({"converged": False}, "did not converge", "The computation converged"),
+        ({"method": "full"}, "exact up to rounding", "converge"),
+        ({"parameters": "head"}, "trained parameters (head only)", "all only"),
+    ],
+)
+def test_the_section_of_curvature_says_what_was_measured(change, said, absent):
+    text = " ".join(curvature_block(spectrum() | change).text)
+    assert "mean loss of 64 pairs" in text
+    assert said in text
+    assert absent not in text
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [((0.01, 0.05), "more than the longest"), ((-0.05, -0.01), "yet less than"), ((-0.01, 0.05), "cannot be told")],
+)
+def test_the_finding_compares_the_model_with_the_longest_answer(ends, said):
+    record = logged_sample.record(2.0)
+    best = next(row for row in record["choices"] if row["k"] == record["best_k"])
+    best["over_longest"] |= {"ci_low": ends[0], "ci_high": ends[1]}
+    assert said in finding(record)
+    assert f"Up to k = {record['best_k']} the model picks better answers among logged ones" in finding(record)
+    assert finding(logged_sample.record(0.0)).startswith("It is not certain")
+    assert finding(logged_sample.record(-2.0)).startswith("The model picks the worse answers")
+    told = summary_markdown(sample.results() | {"logged": record})
+    assert numbers.with_interval(record["choices"][0]["win_rate"], "share") in told
+    assert "logged answers" not in summary_markdown(sample.results() | {"logged": None})
+
+
+def test_the_verdict_on_a_policy_names_its_rung_and_follows_from_its_checks(report_with):
+    good, bad = (policy_sample.judged(sample.results(), quality) for quality in (3.0, -1.0))
+    assert "evidence level 3 of 4: samples of the policy, judged by the <gold> world" in report_with(**good).text
+    assert (good["verdict"]["status"], bad["verdict"]["status"]) == ("ready", "not_ready")
+    assert "checks on samples of the policy failed" in report_with(**bad).text
+    found = policy_sample.policy()
+    assert "| 16 |" in markdown(best_of_n_block(found))
+    judged = markdown(readiness_block(found["readiness"]))
+    assert judged.count("pass: ") + judged.count("FAIL: ") == len(found["readiness"]["gate"])
+    served = policy_sample.served()
+    told, gain = markdown(confirmation_block(served)), served["gold"]["gain"]
+    assert told.startswith(f"# {served['verdict']['headline']}".replace("_", r"\_"))
+    assert f"{gain['value']:.3f} ({gain['ci_low']:.3f} to {gain['ci_high']:.3f})" in told
+    assert r"| Sort \| these numbers. | 1, 2 \<b\> | (an empty answer) | +0.31 |" in told
+
+
+def test_violated_rules_fail_with_their_worst_example_and_a_model_without_one_passes(report_with):
+    record = probe_sample.record()
+    text = report_with(probe=record).section("probe")
+    assert record["violated"] == ["shorter", "louder", "hidden_fault"]
+    assert "✗ 3 of 5 rules are shown to be violated, on 120 held-out pairs of 60 prompts" in text
+    examples = text.partition("Worst examples")[2]
+    for one in record["findings"]:
+        assert (f"edited by <{one['rule']}>" in examples) == (one["verdict"] == "violated")
+    text = report_with(probe=probe_sample.record(is_good=True)).section("probe")
+    assert "✓ None of 4 rules is shown to be violated" in text
+    assert "Worst examples" not in text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("best_of_n", [None, True, False], ids=["none", "gold", "no gold"])
+def test_the_figure_is_drawn_whatever_the_record_lacks(kind, best_of_n, tmp_path):
+    other = None if best_of_n is None else sample.rlhf_sample.best_of_n(gold=best_of_n)
+    assert save(rlhf_curves_figure(make(**KINDS[kind]), other), tmp_path / "a.png").stat().st_size > 20_000
+    if kind.startswith("watched"):
+        assert save(watch_figure(make(**KINDS[kind])), tmp_path / "b.png").stat().st_size > 20_000
+
+
+def test_looks_are_shown_where_somebody_watched_alone(report_with):
+    heading = "few labels said on the way"
+    assert heading not in report_with(rlhf=make()).section("rlhf")
+    text = report_with(rlhf=make(watched=False)).section("rlhf")
+    assert heading in text
+    assert "the start is kept" in text
