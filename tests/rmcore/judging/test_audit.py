@@ -20,7 +20,6 @@ from rmcore.data.pair import CHOSEN_PROBABILITY, PreferencePair
 from rmcore.judging.answers import Reply
 from rmcore.judging.audit import FEWEST_PROMPTS, INJECTION, audit, compare_judges
 from rmcore.judging.language_model import LanguageModelJudge
-from rmcore.judging.rubrics import asked_again
 
 OWN = "judge-1"
 NUM_AUDITS = 80
@@ -139,24 +138,27 @@ def test_agreement_kappa_retest_and_confidence_are_those_of_the_judge(clean):
     assert truth["kappa"]["value"] == pytest.approx(2 * truth["agreement"]["value"] - 1)
 
 
-def test_a_coin_may_not_decide_and_the_page_says_why(tmp_path):
-    record = audit(Simulated(tmp_path, noise=0.0), make_pairs(100, 0), num_resamples=200)
-    assert not record["verdict"]["may_decide"]
-    low, high = (record["metrics"]["kappa"][name] for name in ("ci_low", "ci_high"))
-    assert low < 0 < high
-    good = audit(Simulated(tmp_path, noise=2.0), make_pairs(100, 0), num_resamples=200)
-    assert good["verdict"] == {"may_decide": True, "reasons": []}
+JUDGES = [
+    ({"noise": 2.0}, {}, True),
+    ({"noise": 2.0, "injection": -8.0}, {}, True),  # to resist an injection is no fault
+    ({"noise": 0.0}, {}, False),
+    ({"noise": 2.0, "position": 3.0}, {}, False),
+    ({"noise": 2.0, "injection": 8.0}, {}, False),
+    ({"noise": 2.0, "unread": 0.15}, {}, False),
+    ({"noise": 2.0}, {"num_probed": 1}, False),
+]
 
 
-@pytest.mark.parametrize("fault", [{"position": 3.0}, {"injection": 8.0}, {"unread": 0.15}])
-def test_a_judge_with_a_fault_informs_and_does_not_decide(fault, tmp_path):
-    record = audit(Simulated(tmp_path, noise=2.0, **fault), make_pairs(100, 0), num_resamples=200)
-    assert len(record["verdict"]["reasons"]) >= 1
-
-
-def test_a_judge_that_was_probed_once_does_not_decide(tmp_path):
-    record = audit(Simulated(tmp_path, noise=2.0), make_pairs(100, 0), num_resamples=200, num_probed=1)
-    assert not record["verdict"]["may_decide"]
+@pytest.mark.parametrize(("fault", "options", "may_decide"), JUDGES)
+def test_a_judge_with_a_fault_that_guesses_or_was_probed_once_informs_and_does_not_decide(
+    fault, options, may_decide, tmp_path
+):
+    record = audit(Simulated(tmp_path, **fault), make_pairs(100, 0), num_resamples=200, **options)
+    assert record["verdict"]["may_decide"] == may_decide == (not record["verdict"]["reasons"])
+    kappa, gain = record["metrics"]["kappa"], record["metrics"]["injection_gain"]
+    assert (kappa["ci_low"] < 0 < kappa["ci_high"]) == (fault["noise"] == 0)
+    if fault.get("injection") == -8.0:
+        assert gain["ci_high"] < 0
 
 
 @pytest.mark.slow
@@ -178,12 +180,6 @@ def test_a_judge_that_is_never_moved_decides_on_prompts_of_one_to_three_pairs():
         assert found["metrics"]["injection_gain"]["value"] == 0
         refused += not found["verdict"]["may_decide"]
     assert refused <= binom.ppf(0.999, audits, 0.05)
-
-
-def test_to_resist_an_injection_is_no_fault(tmp_path):
-    record = audit(Simulated(tmp_path, noise=2.0, injection=-8.0), make_pairs(100, 0), num_resamples=200)
-    assert record["metrics"]["injection_gain"]["ci_high"] < 0
-    assert record["verdict"]["may_decide"]
 
 
 def test_unread_verdicts_are_counted_and_leave_the_others_alone(tmp_path):
@@ -230,7 +226,8 @@ def test_two_judges_are_compared_on_the_same_pairs(tmp_path):
 
 def test_people_set_the_ceiling_where_their_agreement_is_known(tmp_path):
     pairs = deepcopy(make_pairs(FEWEST_PROMPTS, 0))
-    assert audit(Simulated(tmp_path), pairs)["metrics"]["ceiling"]["value"] is None
+    found = audit(Simulated(tmp_path), pairs)["metrics"]
+    assert found["ceiling"]["value"] is found["reliability"]["value"] is None  # no error is called the judge's
     for pair in pairs:
         pair.metadata[CHOSEN_PROBABILITY] = 0.75
     assert audit(Simulated(tmp_path), pairs)["metrics"]["ceiling"]["value"] == 0.75
@@ -249,16 +246,6 @@ def test_a_judge_of_single_responses_has_no_order(tmp_path):
     assert record["metrics"]["position_bias"]["value"] is None
     assert record["metrics"]["length_bias"]["value"] == 1.0
     assert record["metrics"]["retest"]["value"] == 1.0
-
-
-def test_a_reminder_keeps_the_question(tmp_path):
-    judge = Simulated(tmp_path)
-    from rmcore.judging.rubrics import pair_question
-
-    question = pair_question(judge.rubric, "p", "a", "b")
-    again = asked_again(question, Reply("<think>…</think> hm", "m", {}, 0, 0))
-    assert again.messages[0] == question.messages[0]
-    assert again.messages[1] == ("assistant", "hm")
 
 
 def labelled_by(right, num_prompts, seed, per_prompt=2):
@@ -293,11 +280,6 @@ def test_the_reliability_is_the_judges_and_not_that_of_peoples_labels(people, ju
         ]
         held += found["ci_low"] <= judge <= found["ci_high"]
     assert held >= LEAST_HELD
-
-
-def test_without_peoples_agreement_no_error_is_called_the_judges(tmp_path):
-    found = audit(Simulated(tmp_path, noise=2.0), make_pairs(FEWEST_PROMPTS, 0))["metrics"]["reliability"]
-    assert found["value"] is None
 
 
 def question_rows(num, seed):

@@ -1,6 +1,10 @@
-"""Asking an endpoint: every question once, within the budget, and clear words for whatever goes wrong."""
+"""Asking an endpoint: each question once, by any process, within the budget, and clear words for what goes wrong."""
 
 import json
+import os
+import subprocess
+import sys
+import threading
 
 import numpy as np
 import pytest
@@ -8,6 +12,7 @@ import pytest
 from judge_server import KEY, Raw, completion, endpoint, judge_server, questions
 from rmcore.config.judging import JudgingConfig
 from rmcore.core.errors import ConfigError, JudgementsWantedError, ServingError
+from rmcore.judging.answers import Question
 from rmcore.judging.endpoint import MOST_REFUSED, Address, Endpoint
 from rmcore.judging.language_model import LanguageModelJudge
 
@@ -16,25 +21,30 @@ COST = (100 * 10 + 2 * 50) / 1e6
 PRICES = {"price_read": 10, "price_written": 50}
 
 
-@pytest.mark.parametrize(
-    "named",
-    [
+BAD_ADDRESSES = (
+    *(
         "openai:model",
         "openai:m@http://x:99999/v1",
         "openai:m@http://[::1/v1",
         "openai:@http://x/v1",
         "openai:m@ftp://x",
-        "model@http://x/v1",
-        "openai:m@http://me:pw@x/v1",
-    ],
+    ),
+    *("model@http://x/v1", "openai:m@http://me:hidden@x/v1", "openai:m@https://x/v1?api_key=hidden"),
+    *("openai:m@https://x/v1?hidden", "openai:m@https://x/v1#hidden", "openai:m@https://hidden@x/v1"),
+    *("openai:m@https://:hidden@x/v1", "openai:m@ftp://me:hidden@x/v1", "openai:m@https://x:hidden@y:99999/v1"),
 )
-def test_an_address_of_another_form_is_refused(named):
-    with pytest.raises(ConfigError, match="judge"):
+
+
+@pytest.mark.parametrize("named", BAD_ADDRESSES)
+def test_an_address_of_another_form_or_with_credentials_is_refused_and_they_are_not_repeated(named):
+    with pytest.raises(ConfigError, match="judge") as caught:
         Address.parse(named)
+    assert "hidden" not in str(caught.value)
 
 
 def test_a_model_name_may_have_slashes_and_at_signs():
     assert Address.parse("openai:org/m@v2@http://x:1/v1/") == Address("org/m@v2", "http://x:1/v1")
+    assert Address.parse("openai:@cf/meta/llama@http://x/v1") == Address("@cf/meta/llama", "http://x/v1")
 
 
 @pytest.mark.parametrize("budget", [{"max_calls": 4}, {"max_cost": COST * 3.01, **PRICES}])
@@ -229,25 +239,12 @@ def test_a_list_of_models_that_is_busy_at_first_still_says_which_model_answers(t
         assert first.served == "root org/first"
 
 
-def test_a_budget_is_kept_by_many_calls_at_once(tmp_path):
+def test_a_budget_in_money_needs_prices_and_is_kept_by_many_calls_at_once(tmp_path):
     with judge_server(lambda one: "1") as server, pytest.raises(JudgementsWantedError):
         endpoint(server, tmp_path, max_cost=COST * 5, **PRICES).ask(questions(30))
     assert len(server.asked) == 5
-
-
-def test_a_budget_in_money_needs_prices():
     with pytest.raises(ValueError, match="no price is known"):
         JudgingConfig(max_cost=1)
-
-
-def test_what_the_environment_names_an_organization_goes_nowhere(tmp_path, monkeypatch):
-    monkeypatch.setenv("OPENAI_ORG_ID", "org-secret")
-    monkeypatch.setenv("OPENAI_PROJECT_ID", "project-secret")
-    with judge_server(lambda one: "1") as server:
-        endpoint(server, tmp_path).ask(questions(1))
-    assert "secret" not in str(
-        {name: value for name, value in server.asked[0].headers.items() if value != f"Bearer {KEY}"}
-    )
 
 
 def test_half_a_surrogate_pair_ends_no_run(tmp_path):
@@ -255,22 +252,23 @@ def test_half_a_surrogate_pair_ends_no_run(tmp_path):
         assert LanguageModelJudge(server.named, JudgingConfig(), tmp_path).rewards(["p"], ["a\ud800b"]) == [5]
 
 
-def test_a_key_goes_over_plain_http_to_this_machine_alone(tmp_path):
+def test_what_the_environment_says_goes_nowhere_but_the_key_and_that_over_plain_http_to_this_machine_alone(
+    tmp_path, monkeypatch
+):
+    for name in ("OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
+        monkeypatch.setenv(name, "secret")
+    for name in ("HTTP_PROXY", "http_proxy"):
+        monkeypatch.setenv(name, "http://192.0.2.1:1")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
     with judge_server(lambda one: "1") as server:
-        endpoint(server, tmp_path).ask(questions(1))
-        assert server.asked[0].headers["authorization"] == f"Bearer {KEY}"
+        assert endpoint(server, tmp_path).ask(questions(1))[0].text == "1"
+        headers = dict(server.asked[0].headers)
+        assert headers.pop("authorization") == f"Bearer {KEY}"
+        assert "secret" not in str(headers)
     elsewhere = Endpoint(Address("m", "http://192.0.2.1/v1"), JudgingConfig(), tmp_path)
     with pytest.raises(ConfigError, match="not encrypted"):
         elsewhere.ask(questions(1))
-
-
-def test_a_proxy_is_not_asked_for_this_machine(tmp_path, monkeypatch):
-    monkeypatch.setenv("HTTP_PROXY", "http://192.0.2.1:1")
-    monkeypatch.setenv("http_proxy", "http://192.0.2.1:1")
-    monkeypatch.delenv("NO_PROXY", raising=False)
-    monkeypatch.delenv("no_proxy", raising=False)
-    with judge_server(lambda one: "1") as server:
-        assert endpoint(server, tmp_path).ask(questions(1))[0].text == "1"
 
 
 def test_the_names_that_a_server_gives_are_counted(tmp_path):
@@ -278,3 +276,142 @@ def test_the_names_that_a_server_gives_are_counted(tmp_path):
         asked = endpoint(server, tmp_path, concurrency=1)
         asked.ask(questions(3))
         assert asked.models == {"judge-1": 1, "other": 2}
+
+
+@pytest.mark.slow
+def test_nothing_is_asked_twice_by_this_object_or_the_next(tmp_path):
+    with judge_server(lambda one: one.body["messages"][0]["content"][-1]) as server:
+        first = endpoint(server, tmp_path)
+        asked = [*questions(6), *questions(6)]
+        replies = [reply.text for reply in first.ask(asked)]
+        assert replies == [*"012345", *"012345"]
+        assert [reply.text for reply in endpoint(server, tmp_path).ask(questions(8))] == list("01234567")
+        assert len(server.asked) == 8
+        assert first.budget.num_calls == 6
+        again = [Question(one.messages, one.choices, ask=1) for one in questions(2)]
+        endpoint(server, tmp_path).ask(again)
+        endpoint(server, tmp_path, temperature=0.5).ask(questions(1))
+        assert len(server.asked) == 11
+        assert first.answers.file.stat().st_mode & 0o077 == 0
+        assert os.environ["OPENAI_API_KEY"] not in first.answers.file.read_text()
+
+
+def test_a_line_that_a_kill_has_cut_is_asked_again_and_costs_no_other(tmp_path):
+    with judge_server(lambda one: "1") as server:
+        first = endpoint(server, tmp_path)
+        first.ask(questions(3))
+        whole = first.answers.file.read_bytes()
+        first.answers.file.write_bytes(whole[:-20])
+        endpoint(server, tmp_path).ask(questions(4))
+        assert len(server.asked) == 5
+        endpoint(server, tmp_path).ask(questions(4))
+        assert len(server.asked) == 5
+
+
+def test_stored_lines_of_another_form_are_counted_and_asked_again(tmp_path, capsys):
+    with judge_server(lambda one: "1") as server:
+        file = endpoint(server, tmp_path).answers.file
+        file.write_text('{"key": "k", "text": "1"}\n[1]\n2\n{"cut')
+        endpoint(server, tmp_path).ask(questions(1))
+        said = capsys.readouterr().err
+        assert said.count("3 lines of") == said.count("note:") == 1
+        assert len(server.asked) == 1
+
+
+@pytest.mark.slow
+def test_servers_that_call_different_models_the_same_share_no_answers_and_one_that_moved_does(tmp_path, capsys):
+    with (
+        judge_server(lambda one: "1", root="org/first") as first,
+        judge_server(lambda one: "2", root="org/2") as second,
+    ):
+        assert endpoint(first, tmp_path).ask(questions(2))[0].text == "1"
+        assert "not used" not in capsys.readouterr().err
+        assert endpoint(second, tmp_path).ask(questions(2))[0].text == "2"
+        assert "2 stored answers of judge-1 are of root org/first" in capsys.readouterr().err
+        assert endpoint(first, tmp_path).ask(questions(2))[0].text == "1"
+        with judge_server(lambda one: "3", root="org/first") as moved:
+            assert endpoint(moved, tmp_path).ask(questions(2))[0].text == "1"
+            assert not moved.asked
+        assert len(first.asked) == len(second.asked) == 2
+    assert endpoint(second, tmp_path).ask(questions(2))[0].text == "2"  # away by now, and all is known
+
+
+def test_servers_that_tell_nothing_are_told_apart_by_their_host_and_from_the_one_that_was_at_their_address(
+    tmp_path, capsys
+):
+    with judge_server(lambda one: "1", root="org/first") as first:
+        endpoint(first, tmp_path / "a").ask(questions(1))
+    port = int(first.url.rsplit(":", 1)[1].split("/")[0])
+    with judge_server(lambda one: "2", port=port) as second:
+        assert endpoint(second, tmp_path / "a").ask(questions(1))[0].text == "2"
+    with judge_server(lambda one: "1") as first, judge_server(lambda one: "2") as second:
+        found = [endpoint(one, tmp_path / "b").ask(questions(1))[0].text for one in (first, second, first)]
+        assert found == ["1", "2", "1"]
+        assert "stored answers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("from_the_first", [True, False])
+def test_answers_are_known_by_the_temperature_that_was_sent_from_when_it_is_refused(tmp_path, capsys, from_the_first):
+    refused = from_the_first
+
+    def behaviour(one):
+        if refused and "temperature" in one.body:
+            return Raw(400, b'{"error": {"message": "Unsupported parameter: temperature"}}')
+        return "1"
+
+    with judge_server(behaviour) as server:
+        endpoint(server, tmp_path, temperature=0.7 * from_the_first, concurrency=1).ask(questions(2))
+        assert len(server.asked) == 2 + from_the_first
+        refused = True
+        assert len(endpoint(server, tmp_path, concurrency=1).ask(questions(4))) == 4
+        assert len(server.asked) == 2 + 1 + 2
+        capsys.readouterr()
+        assert len(endpoint(server, tmp_path).ask(questions(4))) == 4  # refused as well, and so the same questions
+        assert len(server.asked) == 2 + 1 + 2
+        assert "refused the parameter temperature before" in capsys.readouterr().err
+
+
+ASK_ALL = """
+import sys
+from pathlib import Path
+from rmcore.config.judging import JudgingConfig
+from rmcore.judging.endpoint import Address, Endpoint, Question
+asked = Endpoint(Address.parse(sys.argv[1]), JudgingConfig(concurrency=1), Path(sys.argv[2]))
+print([one.text for one in asked.ask([Question((("user", f"question {at}"),), ("1", "2")) for at in range(40)])])
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_ask_at_the_same_time_ask_each_question_once_and_lose_nothing(tmp_path):
+    both = threading.Barrier(2)
+
+    def behaviour(one):
+        if one.number < 2:
+            both.wait(300)  # the second question comes from the other process, while the first one waits
+        return one.body["messages"][0]["content"][-1]
+
+    with judge_server(behaviour) as server:
+        command = [sys.executable, "-c", ASK_ALL, server.named, str(tmp_path)]
+        asking = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+        said = [one.communicate()[0].strip() for one in asking]
+        assert said == [str([str(at)[-1] for at in range(40)])] * 2
+        assert len(server.asked) == 40
+        assert endpoint(server, tmp_path).ask(questions(40))[7].text == "7"
+        assert len(server.asked) == 40
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_loses_the_answer_under_way_alone_and_holds_no_question(tmp_path):
+    killed = []
+
+    def behaviour(one):
+        if one.number == 20:
+            killed[0].kill()
+            killed[0].wait()
+        return one.body["messages"][0]["content"][-1]
+
+    with judge_server(behaviour) as server:
+        killed.append(subprocess.Popen([sys.executable, "-c", ASK_ALL, server.named, str(tmp_path)]))
+        killed[0].wait()
+        assert [one.text for one in endpoint(server, tmp_path).ask(questions(40))] == [str(at)[-1] for at in range(40)]
+        assert len(server.asked) == 41

@@ -18,10 +18,9 @@ from judge_server import FORMS, KEY, Raw, completion, endpoint, judge_server, qu
 from machine import PATIENCE_S
 from rmcore.config.judging import JudgingConfig
 from rmcore.core.errors import ConfigError, JudgementsWantedError, RmcoreError, ServingError
-from rmcore.judging.endpoint import RETRIES, Address
+from rmcore.judging.endpoint import RETRIES
 from rmcore.judging.language_model import LanguageModelJudge
 from rmcore.judging.replies import most_bytes
-from rmcore.policy.judge import require_named_judge
 
 PRICES = {"price_read": 10, "price_written": 50}
 OVERLOADED = {"error": {"code": 502, "message": "Upstream error: service temporarily overloaded"}}
@@ -196,23 +195,6 @@ def test_a_key_that_a_server_repeats_is_nowhere(echo, tmp_path, caplog, capsys):
         for text in (*texts, said, found.out, found.err, caplog.text, json.dumps(judge.endpoint.spent)):
             assert KEY not in text
             assert ESCAPED not in text
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "https://x/v1?api_key=hidden", "https://x/v1?hidden", "https://x/v1#hidden", "https://me:hidden@x/v1",
-        "https://hidden@x/v1", "https://:hidden@x/v1", "ftp://me:hidden@x/v1", "https://x:hidden@y:99999/v1",
-    ],
-)  # fmt: skip
-def test_credentials_in_an_address_are_refused_and_not_repeated(url):
-    with pytest.raises(ConfigError) as caught:
-        require_named_judge(f"openai:model@{url}")
-    assert "hidden" not in str(caught.value)
-
-
-def test_a_models_name_may_begin_with_an_at_sign():
-    assert Address.parse("openai:@cf/meta/llama@http://x/v1") == Address("@cf/meta/llama", "http://x/v1")
 
 
 def nested(depth):

@@ -203,9 +203,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_paid(tmp_p
         assert len(load_pairs(str(out)).pairs) == 4
 
 
-def test_a_judge_that_is_away_ends_the_command_with_its_name(tmp_path, gold_pairs, capsys, monkeypatch):
-    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
-    monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.01)
+def test_a_judge_that_is_away_ends_the_command_with_its_name(tmp_path, gold_pairs, capsys):
     write_pairs(gold_pairs[:120], tmp_path / "pairs.parquet")
     with judge_server(lambda one: Raw(500, b"{}")) as broken:
         code = call("judge", "audit", "--judge", broken.named, "--data", tmp_path / "pairs.parquet")

@@ -38,44 +38,48 @@ def reply(text, **fields):
     return Reply(**{"text": text, "model": "m", "logprobs": {}, "tokens_read": 0, "tokens_written": 0} | fields)
 
 
-@pytest.mark.parametrize(
-    ("text", "read"),
-    [
-        *(("7", "7"), (" 7\n", "7"), ("**7**", "7"), ('"7".', "7"), ('{"score": 7}', "7"), ('{"score": "7"}', "7")),
-        *(("<think>8 or 9?</think>\n7", "7"), ("<thinking>8</thinking>7", "7")),
-        *(
-            ("<think>surely 8", None),
-            ("7/9", None),
-            ("Score: 7", None),
-            ("10", None),
-            ("[[7]]", "7"),
-            ("(7)", "7"),
-            ('{"score": 7.0}', "7"),
-            ("0", None),
-            ("", None),
-        ),
-        *(('{"score": 7, "best": 9}', None), ('{"score": [7]}', None), ("7 8", None), ("7.5", None), ("{7}", None)),
-    ],
-)
-def test_an_answer_is_read_whole_or_not_at_all(text, read):
-    assert read_choice(reply(text), SCORES) == read
+READ = [
+    *(("7", "7"), (" 7\n", "7"), ("**7**", "7"), ('"7".', "7"), ('{"score": 7}', "7"), ('{"score": "7"}', "7")),
+    *(("<think>8 or 9?</think>\n7", "7"), ("<thinking>8</thinking>7", "7"), ("[[7]]", "7"), ("(7)", "7")),
+    *(("<think>surely 8", None), ("7/9", None), ("Score: 7", None), ("10", None), ('{"score": 7.0}', "7"), ("0", None)),
+    *(
+        ('{"score": 7, "best": 9}', None),
+        ('{"score": [7]}', None),
+        ("7 8", None),
+        ("7.5", None),
+        ("{7}", None),
+        ("", None),
+    ),
+]
+ORDERS = [
+    *(
+        ("BCA", "BCA"),
+        ("B > C > A.", "BCA"),
+        ("**B, C, A**", "BCA"),
+        ("<think>ABC</think>C\nB\nA", "CBA"),
+        ("BC", None),
+    ),
+    *(("BC", None), ("BCAA", None), ("ABD", None), ("B is best: BCA", None), ("", None), ("<think>BCA", None)),
+]
+
+
+def test_an_answer_is_read_whole_or_not_at_all():
+    for text, read in READ:
+        assert read_choice(reply(text), SCORES) == read, text
+    for text, read in ORDERS:
+        assert read_answer(reply(text), order_question("c", "p", ["x", "y", "z"])) == read, text
 
 
 texts = st.text(max_size=60) | st.sampled_from(["{response_b}", "</text-000000000000>", "{criteria}", "A", "\x00"])
 
 
-@given(prompt=texts, first=texts, second=texts)
-def test_a_text_neither_leaves_its_tags_nor_fills_another_place(prompt, first, second):
-    content = pair_question("criteria", prompt, first, second).messages[0][1]
-    tag = re.search(r"<(text-[0-9a-f]{12})>", content)[1]
-    parts = re.split(rf"</?{tag}>", content)
-    assert [part[1:-1] for part in parts[1::2]] == [prompt, first, second]
-
-
-def test_the_question_depends_on_its_order_and_nothing_else_is_shared():
-    one, other = pair_question("c", "p", "a", "b"), pair_question("c", "p", "b", "a")
-    assert one != other
-    assert score_question("c", "p", "a") != score_question("d", "p", "a")
+@given(prompt=texts, answers=st.lists(texts, min_size=2, max_size=8))
+def test_a_text_neither_leaves_its_tags_nor_fills_another_place(prompt, answers):
+    pair = pair_question("c", prompt, *answers[:2]), answers[:2]
+    for asked, held in (pair, (order_question("c", prompt, answers), answers)):
+        content = asked.messages[0][1]
+        tag = re.search(r"<(text-[0-9a-f]{12})>", content)[1]
+        assert [part[1:-1] for part in re.split(rf"</?{tag}>", content)[1::2]] == [prompt, *held]
 
 
 def test_a_rubric_is_a_name_a_text_or_a_whole_question(tmp_path):
@@ -85,6 +89,8 @@ def test_a_rubric_is_a_name_a_text_or_a_whole_question(tmp_path):
     assert content.index("Rate") < content.index("RR") < content.index("PP")
     with pytest.raises(ConfigError, match=r"places \{prompt\}, \{response\}, .* needs .*response_a"):
         pair_question(rubric_text(str(file)), "p", "a", "b")
+    with pytest.raises(ConfigError, match="this question needs"):
+        order_question("Rate {response} as an answer to {prompt}.", "p", ["x", "y"])
     for wrong in ("no such file", tmp_path / "empty.txt", tmp_path / "binary.txt"):
         (tmp_path / "empty.txt").write_text(" ")
         (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\xff")
@@ -210,29 +216,6 @@ def test_sixteen_answers_are_ordered_by_three_comparisons_each_nearly_as_well_as
 
     assert correlation(every) - 0.05 < correlation(chosen)
     assert correlation(chosen) > correlation(drawn) + 0.01
-
-
-@pytest.mark.parametrize(
-    ("text", "read"),
-    [
-        *(("BCA", "BCA"), ("B > C > A.", "BCA"), ("**B, C, A**", "BCA"), ("<think>ABC</think>C\nB\nA", "CBA")),
-        *(("BC", None), ("BCAA", None), ("ABD", None), ("B is best: BCA", None), ("", None), ("<think>BCA", None)),
-    ],
-)
-def test_an_order_is_a_permutation_or_unread(text, read):
-    assert read_answer(reply(text), order_question("c", "p", ["x", "y", "z"])) == read
-
-
-@given(prompt=texts, answers=st.lists(texts, min_size=2, max_size=8))
-def test_texts_of_a_list_stay_between_their_tags(prompt, answers):
-    content = order_question("criteria", prompt, answers).messages[0][1]
-    tag = re.search(r"<(text-[0-9a-f]{12})>", content)[1]
-    assert [part[1:-1] for part in re.split(rf"</?{tag}>", content)[1::2]] == [prompt, *answers]
-
-
-def test_a_whole_question_of_ones_own_puts_nothing_in_order():
-    with pytest.raises(ConfigError, match="this question needs"):
-        order_question("Rate {response} as an answer to {prompt}.", "p", ["x", "y"])
 
 
 @given(size=st.integers(2, 40), seed=st.integers(0, 99))
