@@ -11,7 +11,6 @@ from rmcore.evaluation.judgements import (
     Choices,
     GradesOf,
     discounted_gain,
-    mean_over_prompts,
     measure_choices,
     measure_grades,
     top_is_best,
@@ -35,19 +34,25 @@ def graded(rng: np.random.Generator, num_prompts: int, num_levels: int, effect: 
     return GradesOf(prompts, ones, 2 * ones, said, codes, predicted, num_levels)
 
 
-def test_auc_is_that_of_scikit_learn_with_equal_values_too() -> None:
-    grades = graded(np.random.default_rng(0), 60, 2)
-    rounded = GradesOf(**{**vars(grades), "said": np.round(grades.said)})
-    for one in (grades, rounded):
-        found = measure_grades(one, num_prompts=60, **HOW)
-        assert found["auc"].value == pytest.approx(roc_auc_score(one.codes, one.said))
-        assert found["nats_gained"].value == pytest.approx(1)
+def measured(levels: int, **changes):
+    grades = graded(np.random.default_rng(levels), 60, levels)
+    grades = GradesOf(**{**vars(grades), **{name: change(getattr(grades, name)) for name, change in changes.items()}})
+    return grades, measure_grades(grades, num_prompts=60, **HOW)
 
 
-def test_kappa_is_that_of_scikit_learn() -> None:
-    grades = graded(np.random.default_rng(1), 60, 4)
-    found = measure_grades(grades, num_prompts=60, **HOW)["kappa"]
-    assert found.value == pytest.approx(cohen_kappa_score(grades.codes, grades.predicted, weights="quadratic"))
+@pytest.mark.parametrize("change", [np.array, np.round])  # with equal values, too
+def test_measures_are_those_of_scikit_learn_and_numpy(change) -> None:
+    grades, found = measured(2, said=change)
+    assert found["auc"].value == pytest.approx(roc_auc_score(grades.codes, grades.said))
+    assert found["nats_gained"].value == pytest.approx(1)
+    grades, found = measured(4, said=change)
+    expected = cohen_kappa_score(grades.codes, grades.predicted, weights="quadratic")
+    assert found["kappa"].value == pytest.approx(expected)
+    grades, found = measured(0, said=change)
+    assert found["correlation"].value == pytest.approx(np.corrcoef(grades.said, grades.codes)[0, 1])
+    _, moved = measured(0, said=lambda said: change(said) + 1e5, codes=lambda codes: codes - 1e5)
+    before, after = ((one.value, one.ci_low, one.ci_high) for one in (found["correlation"], moved["correlation"]))
+    assert after == pytest.approx(before)
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), min_size=2, max_size=8))
@@ -61,23 +66,15 @@ def test_ndcg_is_that_of_scikit_learn_with_equal_ranks_and_rewards(answers: list
         assert found == pytest.approx(ndcg_score(gains, [rewards]))
 
 
-def test_correlation_is_pearsons() -> None:
-    grades = graded(np.random.default_rng(2), 60, 0)
-    found = measure_grades(grades, num_prompts=60, **HOW)["correlation"]
-    assert found.value == pytest.approx(np.corrcoef(grades.said, grades.codes)[0, 1])
-
-
 def test_grades_of_one_level_have_no_auc() -> None:
-    grades = graded(np.random.default_rng(3), 20, 2)
-    same = GradesOf(**{**vars(grades), "codes": np.ones(60)})
-    found = measure_grades(same, num_prompts=20, **HOW)["auc"]
-    assert (found.value, found.ci_low) == (None, None)
-    assert "undefined" in found.reason
+    _, found = measured(2, codes=np.ones_like)
+    assert (found["auc"].value, found["auc"].ci_low) == (None, None)
+    assert "undefined" in found["auc"].reason
 
 
 @pytest.mark.slow
 @given(st.floats(-1e6, 1e6), st.integers(2, 40), st.sampled_from([0.0, 1e-16, 1e-9]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_constant_prediction_has_no_correlation_whatever_its_rounding(said: float, number: int, error: float) -> None:
     rng = np.random.default_rng(number)
     grades = rng.normal(size=2 * number)
@@ -88,15 +85,6 @@ def test_a_constant_prediction_has_no_correlation_whatever_its_rounding(said: fl
         found = measure_grades(of, num_prompts=number, num_resamples=20, seed=0)["correlation"]
         assert (found.value, found.ci_low) == (None, None)
         assert "undefined" in found.reason
-
-
-@pytest.mark.parametrize("offset", [0.0, 1e5])
-def test_a_correlation_does_not_depend_on_an_offset(offset: float) -> None:
-    grades = graded(np.random.default_rng(2), 40, 0)
-    moved = GradesOf(**{**vars(grades), "said": grades.said + offset, "codes": grades.codes - offset})
-    before, after = (measure_grades(one, num_prompts=40, **HOW)["correlation"] for one in (grades, moved))
-    assert before.value == pytest.approx(np.corrcoef(grades.said, grades.codes)[0, 1])
-    assert (after.value, after.ci_low, after.ci_high) == pytest.approx((before.value, before.ci_low, before.ci_high))
 
 
 @pytest.mark.slow
@@ -112,10 +100,8 @@ def test_intervals_cover_the_truth_in_spite_of_prompts_that_share_an_offset(leve
     assert hits >= 300 * 0.95 - 4 * np.sqrt(300 * 0.95 * 0.05)
 
 
-def test_a_ranking_in_order_gains_all_and_the_best_place_counts_most() -> None:
-    assert discounted_gain((1, 2, 3), (3.0, 2.0, 1.0)) == pytest.approx(1)
+def test_the_best_place_counts_most() -> None:
     assert discounted_gain((1, 2, 3), (2.0, 3.0, 1.0)) < discounted_gain((1, 2, 3), (3.0, 1.0, 2.0)) < 1
-    assert np.isnan(discounted_gain((1, 1, 1), (3.0, 2.0, 1.0)))
     assert top_is_best((1, 1, 2), (5.0, 4.0, 3.0)) == 1
     assert top_is_best((2, 1, 3), (5.0, 5.0, 3.0)) == 0.5
 
@@ -163,9 +149,3 @@ def test_the_calibration_error_of_ties_covers_the_truth_where_it_is_0_too(factor
         of_zero += found.ci_low == 0
     assert covered / repeats >= 0.95 - 3 * np.sqrt(0.95 * 0.05 / repeats)
     assert factor < 1 or of_zero / repeats >= 0.95
-
-
-def test_a_mean_over_prompts_is_over_rows() -> None:
-    values = {"a": np.array([1.0, 0.0, 0.0, 1.0, 1.0])}
-    found = mean_over_prompts(values, np.array([0, 0, 0, 1, 2]), num_prompts=3, **HOW)["a"]
-    assert found.value == pytest.approx(0.6)

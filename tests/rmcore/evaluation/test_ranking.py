@@ -88,7 +88,7 @@ def test_definitions_match_plain_pandas(make_rewards):
 
 @pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=1, max_size=25))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_auc_is_the_quadratic_count_with_ties_half(pairs):
     chosen, rejected = np.array(pairs, dtype=float).T
     frame = pd.DataFrame({"reward_chosen": chosen, "reward_rejected": rejected, "subset": None})
@@ -101,7 +101,7 @@ def test_auc_is_the_quadratic_count_with_ties_half(pairs):
 
 @pytest.mark.slow
 @given(st.lists(st.integers(0, 3), min_size=6, max_size=6).filter(any), st.integers(0, 50))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_weights_equal_explicit_copies_of_prompts(weights, seed):
     rng = np.random.default_rng(seed)
     prompt = np.concatenate([np.arange(6), rng.integers(6, size=24)])

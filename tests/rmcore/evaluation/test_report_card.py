@@ -40,14 +40,6 @@ def test_it_is_told_how_far_both_bootstraps_are(make_rewards):
     assert told == {"resamples": (30, 30), "temperature: resamples": (30, 30)}
 
 
-def test_one_prompt_has_values_but_no_intervals(make_rewards):
-    metrics = evaluate_pairs(make_rewards(30, 1), num_resamples=100)
-    for name, metric in metrics.items():
-        assert (metric.ci_low, metric.ci_high) == (None, None), name
-        assert metric.reason, name
-    assert metrics["pairwise_accuracy"].value is not None
-
-
 def test_all_tied_pairs_have_the_accuracy_of_a_guess(make_rewards):
     frame = make_rewards().assign(reward_chosen=1.5, reward_rejected=1.5)
     metrics = evaluate_pairs(frame, num_resamples=100)
@@ -95,26 +87,23 @@ def test_a_subset_within_one_prompt_has_no_interval(make_rewards):
     assert lonely.ci_low is None
     assert "one prompt" in lonely.reason
     assert metrics["pairwise_accuracy[rest]"].ci_low is not None
+    for name, metric in evaluate_pairs(make_rewards(30, 1), num_resamples=100).items():  # all of one prompt
+        assert (metric.ci_low, metric.ci_high) == (None, None), name
+        assert metric.reason, name
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, None])
-def test_a_reward_that_is_not_finite_names_the_pair(make_rewards, value):
+def test_unusable_tables_and_rewards_are_refused(make_rewards):
     frame = make_rewards()
-    frame.loc[7, "reward_rejected"] = value
-    with pytest.raises(DataError, match=r"pair-00007.*reward|reward_rejected.*pair-00007"):
-        evaluate_pairs(frame)
-
-
-def test_unusable_tables_are_refused(make_rewards):
-    frame = make_rewards()
-    with pytest.raises(DataError, match="subset"):
-        evaluate_pairs(frame.drop(columns="subset"))
-    with pytest.raises(DataError, match="no pairs"):
-        evaluate_pairs(frame.iloc[:0])
-    with pytest.raises(DataError, match="prompt_id"):
-        evaluate_pairs(frame.assign(prompt_id=None))
-    with pytest.raises(DataError, match="not numeric"):
-        evaluate_pairs(frame.assign(reward_chosen="high"))
+    for value in (np.nan, np.inf, -np.inf, None):
+        broken = frame.copy()
+        broken.loc[7, "reward_rejected"] = value
+        with pytest.raises(DataError, match=r"pair-00007.*reward|reward_rejected.*pair-00007"):
+            evaluate_pairs(broken)
+    for table, said in ((frame.drop(columns="subset"), "subset"), (frame.iloc[:0], "no pairs"),
+                        (frame.assign(prompt_id=None), "prompt_id"),
+                        (frame.assign(reward_chosen="high"), "not numeric")):  # fmt: skip
+        with pytest.raises(DataError, match=said):
+            evaluate_pairs(table)
 
 
 def test_temperature_is_fitted_and_judged_on_different_prompts(make_rewards):
@@ -164,13 +153,6 @@ def test_batch_metrics_agree_with_the_report_card(make_rewards):
         batch_metrics(np.array([[0.5, 0.0], [0.0, np.nan]]))
     with pytest.raises(DataError, match="at least one"):
         batch_metrics(np.zeros((0, 2)))
-
-
-def test_single_responses_are_measured_only_where_asked_for(make_rewards):
-    frame = make_rewards(60, 20, decimals=1)
-    full, pairs_only = (evaluate_pairs(frame, num_resamples=100, thresholds=t) for t in ((0.5,), None))
-    assert set(full) - set(pairs_only) == {"roc_auc", "tpr@0.5", "fpr@0.5", "fnr@0.5"}
-    assert all(full[name] == value for name, value in pairs_only.items())
 
 
 def test_mistakes_are_the_most_negative_margins_first(make_rewards):

@@ -81,30 +81,6 @@ def test_an_interval_that_is_given_misses_in_at_most_eight_of_a_hundred_evaluati
     assert not more_than(max(missed.values()), trials, MAY_MISS)
 
 
-@pytest.mark.parametrize(
-    "drawn",
-    [
-        lambda rng: np.where(np.arange(137) < 4, rng.integers(3, 20, 137), 20),  # AlpacaEval: 20, and a few are short
-        lambda rng: 1 + rng.binomial(1, 0.06, 400) + rng.binomial(1, 0.005, 400),  # HH: one, some two
-        lambda rng: 1 + rng.poisson(5, 100),
-        lambda rng: rng.integers(1, 20, 60),
-        lambda rng: np.full(6, 7),
-    ],
-    ids=["twenty", "one", "poisson", "uniform", "six prompts"],
-)
-def test_ordinary_sizes_have_an_interval_hardly_wider_than_that_of_equal_ones(drawn):
-    rng, trials, wider = np.random.default_rng(0), 200, []
-    for _ in range(trials):
-        sizes = np.asarray(drawn(rng), dtype=np.float64)
-        replicates = 0.7 + 0.05 * rng.normal(size=200)
-        told = {"num_prompts": len(sizes), "num_pairs": 9, "sizes": sizes}
-        share, free = metric_value(0.7, replicates, is_share=True, **told), metric_value(0.7, replicates, **told)
-        if free.ci_low is not None:
-            wider.append((share.ci_high - share.ci_low) / (free.ci_high - free.ci_low))
-    assert len(wider) >= 0.97 * trials
-    assert np.mean(wider) < 1.25
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", coverage.SHAPES)
 def test_shapes_that_labelled_sets_have_get_the_interval_of_a_clustered_bootstrap(shape):
