@@ -29,11 +29,22 @@ def package(tmp_path, **modules):
     return lambda: code_digests("rmcore.a", root=tmp_path)
 
 
-def test_imports_are_followed_and_modules_without_effect_left_out(tmp_path):
-    digests = package(
-        tmp_path, a=SOURCE, b="from rmcore.c import x\ndef helper(): return x", c="x = 1", errors="", d=""
-    )
-    assert set(digests()) == {"rmcore.a", "rmcore.b", "rmcore.c"}
+GRAPHS = {
+    "followed": ({"a": SOURCE, "b": "from rmcore.c import x\ndef helper(): return x", "c": "x = 1", "errors": "",
+                  "d": ""}, (), "abc"),
+    "hidden": ({"a": "import rmcore.b, rmcore.d", "b": "import rmcore.c, rmcore.d", "c": "import rmcore.d", "d": "",
+                "e": ""}, ("rmcore.b",), "ad"),
+    "names alike": ({"a": "import rmcore.configuration, rmcore.config, rmcore.bb, rmcore.b", "configuration": "",
+                     "config": "", "bb": "", "b": ""}, ("rmcore.b",), ("a", "configuration", "bb")),
+    "a circle": ({"a": "import rmcore.b", "b": "import rmcore.a"}, (), "ab"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_imports_are_followed_and_modules_without_effect_left_out(tmp_path, name):
+    modules, hidden, expected = GRAPHS[name]
+    package(tmp_path, **modules)
+    assert set(code_digests("rmcore.a", hidden, root=tmp_path)) == {f"rmcore.{one}" for one in expected}
 
 
 def test_comments_docstrings_and_layout_do_not_count(tmp_path):
@@ -52,42 +63,14 @@ def test_a_change_in_an_imported_module_changes_only_its_digest(tmp_path):
     assert before["rmcore.b"] != after["rmcore.b"]
 
 
-def test_a_hidden_module_is_left_out_with_what_only_it_imports(tmp_path):
-    modules = {"b": "import rmcore.c, rmcore.d", "c": "import rmcore.d", "d": "", "e": ""}
-    package(tmp_path, a="import rmcore.b, rmcore.d", **modules)
-    assert set(code_digests("rmcore.a", ("rmcore.b",), root=tmp_path)) == {"rmcore.a", "rmcore.d"}
-
-
-def test_a_module_whose_name_begins_like_one_without_effect_counts(tmp_path):
-    modules = {"configuration": "", "config": "", "bb": "", "b": ""}
-    package(tmp_path, a="import rmcore.configuration, rmcore.config, rmcore.bb, rmcore.b", **modules)
-    assert set(code_digests("rmcore.a", ("rmcore.b",), root=tmp_path)) == {
-        "rmcore.a", "rmcore.configuration", "rmcore.bb"
-    }  # fmt: skip
-
-
-def test_a_circle_of_imports_ends(tmp_path):
-    assert set(package(tmp_path, a="import rmcore.b", b="import rmcore.a")()) == {"rmcore.a", "rmcore.b"}
-
-
 @pytest.mark.slow
 def test_real_stages_depend_on_what_they_run_and_not_on_each_other():
     train = code_digests("rmcore.stages.train", STAGES["train"].hidden)
     assert {"rmcore.stages.train", "rmcore.training.step", "rmcore.training.losses", "rmcore.data.rendering"} <= set(
         train
     )
-    assert not any(
-        name.startswith(
-            (
-                "rmcore.reporting.figures",
-                "rmcore.policy",
-                "rmcore.landscape",
-                "rmcore.core.store",
-                "rmcore.stages.reads",
-            )
-        )
-        for name in train
-    )
+    others = ("reporting.figures", "policy", "landscape", "core.store", "stages.reads")
+    assert not any(name.startswith(tuple(f"rmcore.{one}" for one in others)) for name in train)
     assert "rmcore.training.losses" not in code_digests("rmcore.stages.readiness")
 
 
