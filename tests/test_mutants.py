@@ -14,4 +14,4 @@ def test_every_mutant_can_be_applied_and_names_tests_that_are_there(monkeypatch)
     spec.loader.exec_module(program)
     mutants = program.read_mutants()
     assert len(mutants) >= 40
-    assert [f"{one.name}: {problem}" for one in mutants if (problem := one.problem(ROOT)) is not None] == []
+    assert [f"{one.name}: {problem}" for one in mutants if (problem := one.problem()) is not None] == []

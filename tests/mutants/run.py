@@ -2,16 +2,12 @@
 
     make mutants
     python tests/mutants/run.py --only no_lock_around_a_stage
-    python tests/mutants/run.py --tree ../another-checkout     # the same changes against another state of the code
 
-Results are appended to a file of JSON lines as they come; a second run skips what the same mutant and the same tree
-already gave.
+A line says of each which test noticed it, or that none did.
 """
 
 import argparse
 import gc
-import hashlib
-import json
 import multiprocessing
 import os
 import queue
@@ -25,9 +21,9 @@ import time
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -56,21 +52,20 @@ class Mutant:
     seconds: int = 600
     """Longest that its tests may take."""
 
-    def problem(self, tree: Path) -> str | None:
-        """Why it cannot be applied to a tree; None where it can."""
-        path = tree / self.file
+    def problem(self) -> str | None:
+        """Why it cannot be applied; None where it can."""
+        path = ROOT / self.file
         found = path.read_text().count(self.old) if path.is_file() else 0
         if found != 1:
             return f"its text occurs {found} times in {self.file}, not once: renew it in mutants.toml: {self.old!r}"
-        absent = [test for test in self.tests if not has_test(tree, test)]
-        if absent and tree == ROOT:  # another state of the code may be older than some tests
+        if absent := [test for test in self.tests if not has_test(test)]:
             return f"the tests {', '.join(absent)} are not there: name those that notice it now in mutants.toml"
         return None
 
 
-def has_test(tree: Path, test: str) -> bool:
+def has_test(test: str) -> bool:
     file, _, name = test.partition("::")
-    path = tree / file
+    path = ROOT / file
     return path.is_file() and (not name or re.search(rf"def {name.split('[')[0]}\(", path.read_text()) is not None)
 
 
@@ -82,7 +77,6 @@ class Result:
     outcome: str  # killed, timed out, survived, or error: the tests could not be run, or fail without the mutant too
     by: str  # the first test that failed, or what was said
     seconds: float
-    state: str  # digest of the tree and of the mutant
 
 
 def read_mutants() -> list[Mutant]:
@@ -95,29 +89,16 @@ def read_mutants() -> list[Mutant]:
     return mutants
 
 
-def tracked_files(tree: Path) -> list[Path]:
-    """The files of a checkout that git tracks, as they lie there now."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=tree, check=True, capture_output=True, text=True).stdout
-    return [path for name in listed.split("\0") if name and (path := Path(name)) and (tree / path).is_file()]
-
-
-def tree_digest(tree: Path, files: Sequence[Path]) -> str:
-    """Digest of the names and contents of what runs: Python files and the data beside them."""
-    digest = hashlib.sha256()
-    for path in files:
-        if path.suffix != ".md" and path.parts[:2] != ("tests", "mutants"):
-            digest.update(f"{path}\0".encode() + (tree / path).read_bytes())
-    return digest.hexdigest()[:12]
-
-
-def copy_tree(tree: Path, files: Sequence[Path], target: Path) -> None:
-    """Copy the tracked files; the environments, which are not tracked, are linked."""
-    for path in files:
-        (target / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(tree / path, target / path)
+def copy_tree(target: Path) -> None:
+    """Copy the files that git tracks, as they are now; the environments, which are not tracked, are linked."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
     for environment in (".venv", ".venv-vllm"):
-        if (tree / environment).exists():
-            (target / environment).symlink_to((tree / environment).resolve())
+        if (ROOT / environment).exists():
+            (target / environment).symlink_to((ROOT / environment).resolve())
 
 
 @contextmanager
@@ -190,16 +171,15 @@ def _end(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def judge(mutant: Mutant, copy: Path, state: str) -> Result:
-    """Run those tests of one mutant that the tree has."""
+def judge(mutant: Mutant, copy: Path) -> Result:
+    """Run the tests of one mutant."""
+    if problem := mutant.problem():
+        return Result(mutant.name, "error", problem, 0.0)
     started = time.monotonic()
-    tests = [test for test in mutant.tests if has_test(copy, test)]
-    outcome, detail = "passed", "this tree has none of its tests"
-    if tests:
-        with mutated(copy, mutant):
-            outcome, detail = run_tests(copy, ["-x", *tests], mutant.seconds)
+    with mutated(copy, mutant):
+        outcome, detail = run_tests(copy, ["-x", *mutant.tests], mutant.seconds)
     outcome = {"passed": "survived", "failed": "killed"}.get(outcome, outcome)
-    return Result(mutant.name, outcome, detail, round(time.monotonic() - started, 1), state)
+    return Result(mutant.name, outcome, detail, round(time.monotonic() - started, 1))
 
 
 def check_copy_is_imported(copy: Path) -> None:
@@ -215,63 +195,34 @@ def check_copy_is_imported(copy: Path) -> None:
 def main() -> int:
     """Run the mutants; 0 where at least 95 % of them are killed and nothing is wrong with the list."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--tree", type=Path, default=ROOT, help="checkout whose code and tests are used (this one)")
     parser.add_argument("--only", action="append", metavar="NAME", help="this mutant; may be repeated")
     parser.add_argument("--jobs", type=int, default=1, help="mutants that run side by side")
-    parser.add_argument("--again", action="store_true", help="run what already has a result, too")
-    parser.add_argument("--results", type=Path, help="JSON lines (build/mutants-<tree>.jsonl)")
     options = parser.parse_args()
-    tree = options.tree.resolve()
     mutants = read_mutants()
     if unknown := set(options.only or ()) - {mutant.name for mutant in mutants}:
         raise SystemExit(f"no mutant is named {', '.join(sorted(unknown))}; mutants.toml has the names.")
     mutants = [mutant for mutant in mutants if not options.only or mutant.name in options.only]
-    files = tracked_files(tree)
-    digest = tree_digest(tree, files)
-    path = options.results or ROOT / "build" / f"mutants-{digest}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    states = {mutant.name: hashlib.sha256(f"{digest}{mutant}".encode()).hexdigest()[:12] for mutant in mutants}
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    known = [Result(**line) for line in lines if states.get(line["name"]) == line["state"]]
-    done = {result.name: result for result in known}
-    done = {name: result for name, result in done.items() if result.outcome != "error"}
-    for mutant in mutants:
-        if problem := mutant.problem(tree):
-            done[mutant.name] = Result(mutant.name, "error", problem, 0.0, "")
-    todo = [mutant for mutant in mutants if options.again or mutant.name not in done]
-    todo = [mutant for mutant in todo if mutant.problem(tree) is None]
-    print(f"{len(mutants)} mutants, {len(mutants) - len(todo)} already known; results in {path}", flush=True)
-
     os.environ |= ENVIRONMENT  # read at import
-    with tempfile.TemporaryDirectory(prefix="mutants-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="mutants-") as scratch, ThreadPoolExecutor(options.jobs) as pool:
         copies: queue.Queue[Path] = queue.Queue()
-        for number in range(options.jobs if todo else 0):
+        for number in range(options.jobs):
             copy = Path(scratch).resolve() / f"copy-{number}"
-            copy_tree(tree, files, copy)
+            copy_tree(copy)
             check_copy_is_imported(copy)
             copies.put(copy)
 
         def run_one(mutant: Mutant) -> Result:
             copy = copies.get()
             try:
-                return judge(mutant, copy, states[mutant.name])
+                result = judge(mutant, copy)
             finally:
                 copies.put(copy)
-
-        def keep(result: Result) -> None:
-            done[result.name] = result
-            with path.open("a") as file:
-                file.write(json.dumps(asdict(result)) + "\n")
             print(f"{result.outcome:10} {result.name:32} {result.seconds:6.1f} s  {result.by}", flush=True)
+            return result
 
-        with ThreadPoolExecutor(options.jobs) as pool:
-            for future in as_completed([pool.submit(run_one, mutant) for mutant in todo]):
-                keep(future.result())
-        if todo:
-            for result in innocent([done[mutant.name] for mutant in todo], copies.get()):
-                keep(result)
-
-    return summarise([done[mutant.name] for mutant in mutants])
+        done = {result.name: result for result in pool.map(run_one, mutants)}
+        done |= {result.name: result for result in innocent(list(done.values()), copies.get())}
+    return summarise(list(done.values()))
 
 
 def innocent(results: Sequence[Result], copy: Path) -> list[Result]:
