@@ -1,4 +1,4 @@
-"""Reward functions in other trainers and on rollouts: TRL's for real, the others as their loops call them."""
+"""Reward functions in other trainers: TRL's for real, those of verl and OpenRLHF as their loops call them."""
 
 import asyncio
 import importlib.util
@@ -10,19 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from pydantic import ValidationError
 from transformers import AutoModelForCausalLM
 
 from rmcore.config.rlhf import WatchConfig
-from rmcore.core.errors import DataError, NotReadyError, RequestError
+from rmcore.core.errors import DataError
 from rmcore.data.pair import Message
 from rmcore.serving.async_client import AsyncRewardClient
 from rmcore.serving.client import RewardClient
 from rmcore.serving.reward_functions import openrlhf, verl
 from rmcore.serving.reward_functions.trl import async_reward_function, reward_function
-from rmcore.serving.scorer import RewardModelScorer, Rollout, Step
 from small_policies import STOPS, new_policy
 from torch_engine import answering_with
 
@@ -170,124 +166,3 @@ def test_openrlhf_loads_the_file_and_gets_the_librarys_rewards(rm, server, monke
         module.reward_func([prompt + "4"], [prompt], ["4"])
     assert torch.tensor([info.get("rewards")]).item() == pytest.approx(rm.score(PROMPTS[:1], ["4"]).item(), abs=1e-5)
     assert "does not end as answers do" in caplog.text
-
-
-STEPS = st.lists(st.builds(Step, prompt=st.text(max_size=3), completion=st.text(max_size=3)), min_size=1, max_size=3)
-
-
-@pytest.fixture
-def client(server):
-    with RewardClient(server.address, batch_size=2, backoff_s=0.001) as open_client:
-        yield open_client
-
-
-def rollouts(count):
-    return [Rollout([Step(prompt="p", completion=chr(97 + index))], {"id": index}) for index in range(count)]
-
-
-def text_of(steps):
-    return "".join(step.prompt + step.completion for step in steps)
-
-
-@pytest.mark.slow
-@settings(max_examples=15)
-@given(st.lists(STEPS, max_size=7), st.integers(1, 4))
-def test_every_rollout_gets_the_reward_of_its_own_steps(running_server, all_steps, batch_size):
-    with running_server() as server, RewardClient(server.address, batch_size=batch_size) as client:
-        scored = [Rollout(steps) for steps in all_steps]
-        rewards = RewardModelScorer(client).score(scored)
-        assert rewards == [server.reward(text_of(steps)) for steps in all_steps]
-        assert [rollout.meta for rollout in scored] == [
-            {"rm_score": reward, "rm_score_version": 1} for reward in rewards
-        ]
-        assert len(server.seen) == -(-len(all_steps) // batch_size)
-
-
-def test_steps_are_joined_into_one_dialogue_that_ends_with_the_last_completion(server, client):
-    system = Message("system", "be brief")
-    steps = [
-        Step(prompt=[system, Message("user", "p1")], completion="c1"),
-        Step(prompt="p2", completion="c2"),
-        Step(prompt=[{"role": "tool", "content": "p3"}], completion="c3"),
-    ]
-    RewardModelScorer(client).score([Rollout(steps), Rollout(steps[1:2])], policy_version=4)
-    turns = [("system", "be brief"), ("user", "p1"), ("assistant", "c1"), ("user", "p2"), ("assistant", "c2")]
-    prompt = [{"role": role, "content": content} for role, content in [*turns, ("tool", "p3")]]
-    assert server.seen[0].inputs == [{"prompt": prompt, "response": "c3"}, {"prompt": "p2", "response": "c2"}]
-    assert server.seen[0].body["policy_version"] == 4
-
-
-def test_without_a_chat_template_steps_are_paragraphs(server, client):
-    steps = [
-        Step(prompt="p1", completion="c1"),
-        Step(prompt=[Message("system", "s"), Message("user", "u")], completion=""),
-    ]
-    RewardModelScorer(client, use_chat_template=False).score([Rollout(steps), Rollout(steps[:1])])
-    assert server.seen[0].inputs == [
-        "Prompt: p1\n\nResponse: c1\n\nPrompt: System: s\n\nUser: u\n\nResponse: ",
-        "Prompt: p1\n\nResponse: c1",  # the platform's plain format
-    ]
-    for use in (True, False):  # a render function decides whatever the format
-        own = RewardModelScorer(client, use_chat_template=use, render_fn=lambda one: f"<{one.steps[0].completion}>")
-        assert own.score(rollouts(1)) == [server.reward("<a>")]
-
-
-def test_names_settings_and_cuts_are_written(server, client):
-    scored = rollouts(3)
-    scorer = RewardModelScorer(client, score_key="quality", normalize=True, over_length="cut")
-    rewards = scorer.score(scored)
-    assert all(0 < reward < 1 for reward in rewards)
-    assert [rollout.meta for rollout in scored] == [
-        {"id": index, "quality": reward, "quality_version": 1, "quality_num_cut": 2}
-        for index, reward in enumerate(rewards)
-    ]
-    assert {(seen.body["normalize"], seen.body["over_length"]) for seen in server.seen} == {(True, "cut")}
-
-
-def test_all_rollouts_of_a_call_are_scored_by_one_version(server, client):
-    server.weights = lambda seen: (1, "d") if seen.number == 1 else (2, "e")
-    scored = rollouts(6)
-    rewards = RewardModelScorer(client).score(scored)
-    assert {rollout.meta["rm_score_version"] for rollout in scored} == {2}
-    assert rewards == [server.reward(text_of(rollout.steps), 2) for rollout in scored]
-    server.weights = lambda seen: (3, "f")
-    RewardModelScorer(client).score(scored)  # replaces what was written
-    assert {rollout.meta["rm_score_version"] for rollout in scored} == {3}
-
-
-@pytest.mark.parametrize(("status", "error"), [(422, RequestError), (503, NotReadyError)])
-def test_a_call_that_fails_writes_nothing_and_names_the_rollout(server, client, status, error):
-    answer = (status, {"error": "no", "message": "too long.", "field": "inputs.1.response"})
-    server.behave = lambda seen: answer if seen.inputs[0]["response"] == "e" else None
-    scored = rollouts(6)
-    with pytest.raises(error, match=r"inputs\.5\.response: too long"):
-        RewardModelScorer(client).score(scored)
-    assert [rollout.meta for rollout in scored] == [{"id": index} for index in range(6)]
-
-
-def test_a_rollout_that_cannot_be_scored_is_named_before_anything_is_sent(server, client):
-    scored = [*rollouts(4), Rollout([]), *rollouts(1)]
-    with pytest.raises(RequestError, match="rollout 4 of the list has no steps"):
-        RewardModelScorer(client).score(scored)
-    with pytest.raises(RequestError, match="render_fn returned NoneType for rollout 0"):
-        RewardModelScorer(client, render_fn=lambda rollout: None).score(rollouts(2))
-    with pytest.raises(RequestError, match=r"inputs\.1: String should have at least 1 character"):
-        RewardModelScorer(client, render_fn=lambda rollout: "x" * (rollout.meta["id"] != 1)).score(rollouts(2))
-    assert RewardModelScorer(client).score([]) == []
-    assert server.seen == []
-    assert [rollout.meta for rollout in scored] == [{"id": 0}, {"id": 1}, {"id": 2}, {"id": 3}, {}, {"id": 0}]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"prompt": "p"},
-        {"prompt": "p", "completion": None},
-        {"prompt": None, "completion": "c"},
-        {"prompt": [{"role": "user"}], "completion": "c"},
-        {"prompt": "p", "completion": "c", "reward": 1.0},
-    ],
-)
-def test_a_step_that_is_none_cannot_be_made(fields):
-    with pytest.raises(ValidationError):
-        Step(**fields)

@@ -14,18 +14,34 @@ def said(judgement, truncation=None, **measured):
     return limits(judgement, [Found(**measured), Found()], truncation or {}, 128, synthetic=False)
 
 
-def test_a_ready_model_is_for_its_plan_alone_and_every_other_verdict_allows_no_optimisation():
+def test_a_ready_model_is_for_its_plan_alone():
     first = said(READY)[0]
-    for words in ("further than 3 nats of KL", "another method than best-of-n", "some/policy"):
-        assert words in first
-    others = [(1, "passes"), (1, "fails"), (1, "unclear"), (2, "passes"), (2, "ready"), (3, "not_ready"), (4, "lost")]
-    for rung, status in [*others, (4, "unclear")]:
-        first, *more = said(replace(READY, rung=rung, status=status))
-        assert first.startswith("**Optimising a policy against it**, by reinforcement learning")
-        assert "further than" not in first
-        if rung == 1:
-            assert any("Ranking answers" in one for one in more) == (status != "passes")
+    assert "further than 3 nats of KL" in first
+    assert "another method than best-of-n" in first
+    assert "some/policy" in first
+
+
+@pytest.mark.parametrize(
+    ("rung", "status"), [(1, "passes"), (1, "fails"), (1, "unclear"), (2, "passes"), (3, "not_ready"), (4, "lost"),
+                         (4, "unclear")]
+)  # fmt: skip
+def test_every_other_verdict_allows_no_optimisation(rung, status):
+    first = said(replace(READY, rung=rung, status=status))[0]
+    assert first.startswith("**Optimising a policy against it**, by reinforcement learning")
+    assert "further than" not in first
+
+
+def test_without_a_verdict_nothing_speaks_for_it():
     assert "Nobody judged" in said(None)[0]
+
+
+def test_a_good_status_on_a_low_rung_allows_nothing():
+    assert "level 2 of 4" in said(replace(READY, rung=2))[0]
+
+
+def test_failed_checks_forbid_ranking():
+    assert any("Ranking answers" in one for one in said(replace(READY, rung=1, status="fails")))
+    assert not any("Ranking answers" in one for one in said(replace(READY, rung=1, status="passes")))
 
 
 @pytest.mark.parametrize(("low", "forbids"), [(-0.107, True), (0.0, True), (None, True), (0.01, False)])
