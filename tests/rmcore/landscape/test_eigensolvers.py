@@ -36,7 +36,7 @@ spectra = st.lists(st.floats(-100, 100, allow_nan=False), min_size=6, max_size=2
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(spectrum=spectra, steps=st.integers(2, 24), seed=st.integers(0, 99))
 def test_every_ritz_value_has_an_eigenvalue_within_its_residual_which_is_the_true_one(spectrum, steps, seed):
     matrix = with_spectrum(spectrum, seed)
@@ -100,6 +100,16 @@ def test_measured_rounding_is_the_floor_of_residuals():
     found = lanczos_eigenvalues(lanczos(rounded, start_vector(30), 30), rounded)
     assert found.residuals.min() > 1e-5
     assert found.residuals.max() < 1e-3
+
+
+def test_power_iteration_finds_the_largest_in_magnitude_with_their_signs():
+    matrix = with_spectrum([9.0, -7.0, 4.0, -2.0] + [0.1] * 30)
+    found = power_iteration(
+        matrix.matmul, 34, top_k=3, max_iterations=500, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    assert np.allclose(found.values, [9, 4, -7], rtol=1e-3)
+    assert torch.allclose(matrix @ found.top, 9 * found.top, atol=0.05)
+    assert bool(np.all(found.residuals <= 0.01 * np.abs(found.values)))
 
 
 def test_power_iteration_admits_that_a_tie_of_signs_does_not_converge():

@@ -12,52 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import exact_models
 from rmcore.core.errors import ConfigError, CurvatureError, DataError, ModelError
 from rmcore.landscape.operators import LossHessian
-from rmcore.training.losses import PairLoss
 
-ROUNDING, relative_error = exact_models.ROUNDING, exact_models.relative_error
-NUM_PAIRS = 12
-ROWS = exact_models.draw_rows(NUM_PAIRS)
-DENSE = {
-    **{name: (name, "all", {}, [12]) for name in exact_models.ARCHITECTURES},
-    "llama, colder": ("llama", "all", {"temperature": 0.4}, [5, 1, 6]),
-    "bert, hotter": ("bert", "all", {"temperature": 30.0}, [1] * 12),
-    "qwen2 as it was trained": ("qwen2", "all", {"beta": 0.25}, [5, 1, 6]),
-    "bert as it was trained": ("bert", "all", {"beta": 3.0}, [12]),
-    "adapters": ("lora", "lora", {}, [12]),
-    **{f"qwen2, {part}": ("qwen2", part, {}, [4, 7, 1])
-       for part in ("model.layers.1", "model.layers.0.mlp.up_proj.weight", "model.norm", "head")},
-}  # fmt: skip
-"""Model, parameters, scale of the margins, pairs of each micro-batch."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "parameters", "scale", "sizes"), DENSE.values(), ids=DENSE)
-def test_products_gradient_and_loss_are_those_of_the_dense_function(world, kind, parameters, scale, sizes):
-    """In float64 by torch.func; of a reward model with a beta, the loss that it was trained with."""
-    made = exact_models.make_lora() if kind == "lora" else exact_models.make_model(kind)
-    model, batches = exact_models.exact(made.eval()), world.cut_rows(ROWS, sizes)
-    if "beta" in scale:
-        operator = LossHessian.from_loader(SimpleNamespace(model=model, **scale), batches)
-    else:
-        operator = LossHessian(model, batches, parameters=parameters, **scale)
-    dense = exact_models.functional(model, ROWS, operator.names)
-
-    def loss(flat):
-        margins = dense.margins(flat)
-        if "beta" in scale:
-            return PairLoss(**scale)(margins, torch.zeros_like(margins)) / NUM_PAIRS
-        return functional.softplus(-margins / scale.get("temperature", 1.0)).mean()
-
-    hessian = torch.func.jacrev(torch.func.grad(loss), chunk_size=256)(dense.flat).detach()
-    vectors = exact_models.random_vectors(3, len(dense.flat))
-    assert relative_error(operator.products(vectors), vectors @ hessian) < ROUNDING
-    assert relative_error(operator.gradient(), torch.func.grad(loss)(dense.flat)) < ROUNDING
-    assert relative_error(operator.margins(), dense.margins(dense.flat)) < ROUNDING
-    assert operator.loss() == pytest.approx(float(loss(dense.flat)), rel=1e-13)
-    assert all(p.grad is None for p in model.parameters())
+reuse_fixtures = settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
+)
 
 
 def random_vector(size: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -70,17 +30,16 @@ def partitions(total: int) -> st.SearchStrategy[list[int]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@reuse_fixtures
 @given(sizes=partitions(9), seed=st.integers(0, 1000))
 def test_any_cut_into_micro_batches_gives_the_true_gradient_and_product(tiny, rows, world, sizes, seed):
+    gradient, hessian = world.true_hessian(tiny, rows)
     operator = LossHessian(tiny, world.cut_rows(rows, sizes))
-    dense = exact_models.functional(tiny.eval(), rows)
     vector = random_vector(operator.num_parameters, seed)
     assert operator.num_pairs == 9
-    gradient = torch.func.grad(lambda flat: functional.softplus(-dense.margins(flat)).mean())(dense.flat)
     assert torch.allclose(operator.gradient(), gradient, rtol=0, atol=1e-13)
     product = operator.product(vector)
-    assert torch.allclose(product, dense.hessian() @ vector, rtol=0, atol=1e-12)
+    assert torch.allclose(product, hessian @ vector, rtol=0, atol=1e-12)
     assert torch.equal(operator.products(torch.stack([vector, vector])), torch.stack([product, product]))
 
 
@@ -107,36 +66,47 @@ def test_the_model_is_left_as_it_was_found(tiny, rows, parameters, broken):
     assert all(torch.equal(value, weights[name]) for name, value in tiny.state_dict().items())
 
 
-def test_a_hugging_face_model_is_differentiated_whole_and_a_wrapper_unwrapped(rows):
-    qwen = exact_models.make_model("qwen2", attention="sdpa")  # has a `.model` of its own: the backbone
+def test_a_hugging_face_model_is_differentiated_whole_and_a_wrapper_unwrapped(make_qwen, rows):
+    qwen = make_qwen("sdpa")  # has a `.model` of its own: the backbone
     assert LossHessian(qwen, [rows]).num_parameters == sum(p.numel() for p in qwen.parameters())
-    assert LossHessian(qwen, [rows]).temperature == 1.0  # a bare module has no beta
     assert LossHessian(SimpleNamespace(model=qwen), [rows]).module is qwen
     with pytest.raises(ModelError, match="without a torch module"):
         LossHessian(SimpleNamespace(model="name"), [rows])
 
 
-NO_PAIRS = {
-    "no mask": lambda rows: {"input_ids": rows["input_ids"]},
-    "half a pair": lambda rows: {name: tensor[:-1] for name, tensor in rows.items()},
-    "no row": lambda rows: {name: tensor[:0] for name, tensor in rows.items()},
-    "shapes differ": lambda rows: rows | {"attention_mask": rows["attention_mask"][:, :-1]},
-}
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda rows: {"input_ids": rows["input_ids"]},
+        lambda rows: {name: tensor[:-1] for name, tensor in rows.items()},
+        lambda rows: {name: tensor[:0] for name, tensor in rows.items()},
+        lambda rows: rows | {"attention_mask": rows["attention_mask"][:, :-1]},
+    ],
+    ids=["no mask", "half a pair", "no row", "shapes differ"],
+)
+def test_a_micro_batch_that_is_not_of_whole_pairs_is_refused(tiny, rows, damage):
+    with pytest.raises(DataError, match=r"rmcore\.models\.batching"):
+        LossHessian(tiny, [damage(rows)])
 
 
-def test_unusable_models_data_and_settings_are_refused(tiny, rows, world):
-    for damage in NO_PAIRS.values():
-        with pytest.raises(DataError, match=r"rmcore\.models\.batching"):
-            LossHessian(tiny, [damage(rows)])
+def test_unusable_models_and_settings_are_refused(tiny, rows, world):
     with pytest.raises(DataError, match="no micro-batch"):
         LossHessian(tiny, [])
+    with pytest.raises(ConfigError, match=r"'body' names nothing in this model\. Choose all, head"):
+        LossHessian(tiny, [rows], parameters="body")
     with pytest.raises(ModelError, match="one label"):
         LossHessian(world.TinyReward(num_labels=2), [rows]).gradient()
     with pytest.raises(ConfigError, match="a flat one"):
         LossHessian(tiny, [rows]).product(torch.ones(3))
-    for temperature in (0.0, -1.0, math.nan, math.inf):
-        with pytest.raises(ConfigError, match="temperature="):
-            LossHessian(tiny, [rows], temperature=temperature)
+    tiny.requires_grad_(False)
+    with pytest.raises(ModelError, match="Unfreeze"):
+        LossHessian(tiny, [rows])
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, math.inf])
+def test_a_temperature_that_leaves_no_loss_is_refused(tiny, rows, temperature):
+    with pytest.raises(ConfigError, match="temperature="):
+        LossHessian(tiny, [rows], temperature=temperature)
 
 
 def test_weights_that_are_not_finite_are_reported(tiny, rows):
@@ -183,13 +153,12 @@ class Loader:
 
 @pytest.mark.parametrize(("change", "said"), [("other", "two passes"), ("swapped", "two passes"), ("none", "then 0")])
 @pytest.mark.parametrize("zero_head", [False, True])
-def test_data_that_change_between_passes_are_refused(tiny, rows, change, said, zero_head):
+def test_data_that_change_between_passes_are_refused(tiny, rows, world, change, said, zero_head):
     """A head at zero gives each pair the margin 0, but not the same gradient."""
     if zero_head:
         torch.nn.init.zeros_(tiny.score.weight)
     swapped = {name: tensor.roll(9, 0) for name, tensor in rows.items()}
-    others = {"other": [exact_models.draw_rows(9, seed=1)], "swapped": [swapped], "none": []}
-    passes = iter([[rows], others[change]])
+    passes = iter([[rows], {"other": [world.draw_rows(9, seed=1)], "swapped": [swapped], "none": []}[change]])
     with pytest.raises(CurvatureError, match=said):
         LossHessian.from_loader(tiny, Loader(lambda: next(passes)))
 

@@ -58,6 +58,31 @@ def test_a_layer_is_that_layer_and_not_those_whose_number_starts_alike(kind, ind
     assert found
 
 
+def test_the_curvature_of_adapters_is_that_of_the_function_of_them_alone():
+    model = exact_models.make_lora().eval()
+    wide = exact_models.exact(model)
+    names = tuple(select_parameters(wide, "lora"))
+    function = exact_models.functional(wide, ROWS, names)
+    vectors = exact_models.random_vectors(3, len(function.flat))
+    operator = LossHessian(wide, [ROWS], parameters="lora")
+    assert operator.names == names
+    error = exact_models.relative_error(operator.products(vectors), vectors @ function.hessian())
+    assert error < exact_models.ROUNDING
+
+
+@pytest.mark.parametrize("parameters", ["model.layers.1", "model.layers.0.mlp.up_proj.weight", "model.norm", "head"])
+def test_the_curvature_of_a_part_is_the_sub_block_and_the_rest_stays_trainable(parameters):
+    model = exact_models.exact(exact_models.make_model("qwen2"))
+    whole, part = (LossHessian(model, [ROWS], parameters=chosen) for chosen in ("all", parameters))
+    inside = torch.cat([torch.full((p.numel(),), name in part.names) for name, p in model.named_parameters()])
+    vectors = exact_models.random_vectors(2, part.num_parameters)
+    padded = torch.zeros(2, whole.num_parameters, dtype=torch.float64)
+    padded[:, inside] = vectors
+    expected = whole.products(padded)[:, inside]
+    assert exact_models.relative_error(part.products(vectors), expected) < exact_models.ROUNDING
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+
+
 @pytest.mark.parametrize(
     "subset",
     [("head", "model.layers.1"), ("model.layers.1", "model.layers.1.mlp", "head"), ("score.weight", "model.layers.1")],
@@ -102,11 +127,14 @@ def test_what_an_error_suggests_can_be_chosen(kind, wrong):
             assert select_parameters(deep(kind), suggestion)
 
 
-def test_a_set_that_the_model_lacks_none_and_one_unknown_name_are_refused():
+def test_one_unknown_name_among_several_is_refused():
     with pytest.raises(ConfigError, match=r"'model\.layer\.1' names nothing"):
         LossHessian(deep("qwen2"), [ROWS], parameters=("head", "model.layer.1"))
     with pytest.raises((ConfigError, ModelError)):
         LossHessian(deep("qwen2"), [ROWS], parameters=())
+
+
+def test_a_named_set_that_the_model_lacks_is_refused():
     with pytest.raises(ModelError, match="no module is named lora_A"):
         select_parameters(deep("qwen2"), "lora")
     with pytest.raises(ModelError, match="no module is named score, classifier"):
@@ -126,18 +154,13 @@ def test_frozen_parameters_are_refused(parameters):
             LossHessian(model, [ROWS], parameters=parameters)
 
 
-def test_integer_parameters_are_refused_and_left_out_of_all_and_one_narrow_one_anywhere_is_refused():
+@pytest.mark.parametrize("parameters", ["score", "score.weight", "head"])
+def test_integer_parameters_are_refused_and_left_out_of_all(parameters):
     model = exact_models.make_model("llama")
     model.score.weight = nn.Parameter(torch.ones(1, 8, dtype=torch.int8), requires_grad=False)
-    for parameters in ("score", "score.weight", "head"):
-        with pytest.raises(ModelError, match="integers"):
-            LossHessian(model, [ROWS], parameters=parameters)
+    with pytest.raises(ModelError, match="integers"):
+        LossHessian(model, [ROWS], parameters=parameters)
     assert "score.weight" not in select_parameters(model, "all")
-    for dtype in (torch.bfloat16, torch.float16, torch.float8_e4m3fn):
-        model = exact_models.make_model("llama")
-        model.model.norm.weight = nn.Parameter(model.model.norm.weight.detach().to(dtype), requires_grad=False)
-        with pytest.raises(CurvatureError, match="float32"):
-            LossHessian(model, [ROWS], parameters="head")
 
 
 @pytest.mark.slow
@@ -163,6 +186,14 @@ def test_a_compiled_forward_that_cannot_be_seen_before_is_refused_at_the_first_p
     operator = LossHessian(tiny, [ROWS])
     with pytest.raises(CurvatureError, match=r"without torch\.compile"):
         operator.product(torch.ones(operator.num_parameters, dtype=operator.dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
+def test_one_narrow_parameter_anywhere_is_refused(dtype):
+    model = exact_models.make_model("llama")
+    model.model.norm.weight = nn.Parameter(model.model.norm.weight.detach().to(dtype), requires_grad=False)
+    with pytest.raises(CurvatureError, match="float32"):
+        LossHessian(model, [ROWS], parameters="head")
 
 
 # The state in which a model is measured.
