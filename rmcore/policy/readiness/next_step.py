@@ -3,8 +3,9 @@
 While checks on labelled pairs fail or are undecided, a policy's samples would only show at a higher price what is
 known, so the next step is here and not on the next evidence level. A step starts from the best run so far, never
 repeats a recipe that was run, and leaves the held-out prompts as they are, so that each run compares with all others.
-Of the steps for which the run has evidence the cheapest comes first whose effect the held-out pairs could show. Where
-none is left, labels are, and how many.
+Of the steps for which the run has evidence the cheapest comes first whose effect the held-out pairs could show; then
+pairs at hand that were left unused, though too few held-out pairs show their effect. Where none is left, labels are,
+and how many.
 """
 
 import math
@@ -75,7 +76,10 @@ class Candidate(NamedTuple):
     seconds: float
     rank: int = 1
     """0: nothing else counts before; 1: the run has evidence for it; 2: it makes the best of too few pairs, so more of
-    them come first; 3 and 4: it is only cheap."""
+    them come first; 4 and 5: it is only cheap."""
+    uses_more: bool = False
+    """Whether it trains on pairs at hand that were left unused: worth a step (of rank 3) also where its effect is
+    smaller than what the held-out pairs show."""
 
 
 def record_of(record: Mapping[str, Any], name: str, over_first: Mapping[str, Any] | None = None) -> Tried:
@@ -145,11 +149,18 @@ def next_step(runs: Sequence[Tried]) -> NextRung | None:
     width = visible_gain(runs)
     new = [one for one in candidates(best) if not _was_run(best, one, runs)]
     worth = [one for one in new if one.most >= width]
+    worth += [_unseen(one, best) for one in new if one.uses_more and one.most < width]
     if not worth:
         return _more_labels(best, runs, width)
     chosen = min(worth, key=lambda one: (one.rank, one.seconds))
     cost = f"one training, about {numbers.duration(chosen.seconds)}, and no new label"
     return _step(best, chosen.what, cost, chosen.changes)
+
+
+def _unseen(one: Candidate, best: Tried) -> Candidate:
+    """The candidate after those whose effect can be seen, with that said."""
+    num = best.metrics["pairwise_accuracy"]["num"]
+    return one._replace(rank=3, what=f"{one.what}, with a gain that {num:,} held-out pairs may not show")
 
 
 def is_to_mend(verdict: Verdict) -> bool:
@@ -204,7 +215,7 @@ def candidates(best: Tried) -> Iterator[Candidate]:
             what = (
                 f"a {'higher' if times > 1 else 'lower'} learning rate than {lr:g}: a try, with no sign that it helps"
             )
-            yield Candidate(what, _rate(lr * times), room, seconds, 3 + place)
+            yield Candidate(what, _rate(lr * times), room, seconds, 4 + place)
 
 
 def _peaked_early(run: Tried) -> bool:
@@ -227,7 +238,8 @@ def _of_data(best: Tried, room: float) -> Iterator[Candidate]:
         changes = {"data.pairs_per_prompt": cap}
         longer = _steps(changed(best.config, changes), num * times) / _steps(best.config, num)
         what = f"more of the pairs at hand: {best.num_unused:,} were left unused"
-        yield Candidate(what, changes, room * (1 - times**-0.5), training["wall_seconds"] * longer)
+        most, seconds = room * (1 - times**-0.5), training["wall_seconds"] * longer
+        yield Candidate(what, changes, most, seconds, uses_more=True)
     cut, limit = training["truncation"]["test"], best.config.model.max_seq_len
     share = cut["num_cut_sides"] / max(1, 2 * cut["num_pairs"])
     most = min(2 * limit, training["max_positions"] or 2 * limit)
@@ -329,9 +341,6 @@ def _more_labels(run: Tried, runs: Sequence[Tried], width: float) -> NextRung:
     """More labelled pairs, and how many."""
     over, data = run.metrics.get(OVER_BASELINE, {}), run.config.data
     told = [f"more labelled pairs: nothing else is left whose effect {over.get('num', 0):,} held-out pairs could show"]
-    if run.num_unused and data.pairs_per_prompt is not None:
-        free = f"{run.num_unused:,} pairs at hand were left unused, whose effect would be too small to be seen, too"
-        told.append(f"{free}: read them with the new ones (--set data.pairs_per_prompt=null)")
     told.append(_pairs_to_learn(run, runs, width))
     if (wanted := pairs_to_decide(over)) is not None:
         told.append(f"about {wanted:,} held-out ones would decide whether it beats length, if it stays as good")

@@ -215,14 +215,17 @@ def rates_around(run):
 
 
 def test_a_change_that_the_held_out_pairs_cannot_show_gives_way_to_labels_with_their_number():
-    seen = tried(unused=100, data={"pairs_per_prompt": 1}, half=0.02)
-    assert step_of(seen, *rates_around(seen)) == {"data.pairs_per_prompt": "null"}
-    few = tried(unused=100, data={"pairs_per_prompt": 1}, half=0.1)
-    others = [run._replace(over_first=share(-0.05, 0.1)) for run in rates_around(few)]
-    more = next_step([few, *others])
+    few = tried(cut=0.05, half=0.1)
+    more = next_step([few, *(run._replace(over_first=share(-0.05, 0.1)) for run in rates_around(few))])
     assert changes(more) == {"data.source": "MORE_PAIRS"}
     assert re.search(r"about [\d,]+ held-out ones", more["evidence"])
-    assert "100 pairs at hand" in more["evidence"]
+
+
+def test_pairs_at_hand_come_before_a_try_without_a_sign_also_where_their_effect_cannot_be_seen():
+    """And after a change whose effect can be: longer texts here."""
+    free = {"unused": 990, "num": 510, "half": 0.15, "data": {"pairs_per_prompt": 1}}
+    assert step_of(tried(**free)) == {"data.pairs_per_prompt": "null"}
+    assert step_of(tried(**free, cut=0.7)) == {"model.max_seq_len": "256"}
 
 
 def test_the_number_of_labels_follows_the_chains_own_learning_curve():
