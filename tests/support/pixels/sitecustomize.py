@@ -17,6 +17,10 @@ def save_pixel(figure, out, **options):
     out.write(PIXEL) if hasattr(out, "write") else Path(out).write_bytes(PIXEL)
 
 
+def exchange(module):
+    module.Figure.true_savefig, module.Figure.savefig = module.Figure.savefig, save_pixel
+
+
 class Finder(PathFinder):
     """Finds `matplotlib.figure` and exchanges what saves a figure once it is loaded."""
 
@@ -29,10 +33,13 @@ class Finder(PathFinder):
 
         def exec_module(module):
             load(module)
-            module.Figure.true_savefig, module.Figure.savefig = module.Figure.savefig, save_pixel
+            exchange(module)
 
         spec.loader.exec_module = exec_module
         return spec
 
 
-sys.meta_path.insert(0, Finder)
+if "matplotlib.figure" in sys.modules:  # a process that runs mutants is forked from one that has loaded it
+    exchange(sys.modules["matplotlib.figure"])
+else:
+    sys.meta_path.insert(0, Finder)
