@@ -197,7 +197,7 @@ def print_plan(config: PipelineConfig) -> None:
     for line in _judge_calls(config, {stage.name for stage in due}, plan.refs):
         print(f"judge       {line}")
     if (power := plan_power(config)) is not None:
-        print(f"verdict     {power}")
+        print(f"judged      {power}")
     known = [stage.seconds for stage in due if stage.seconds is not None]
     num_unknown = sum(_expected(stage) == UNKNOWN for stage in due)
     if not due:

@@ -246,20 +246,18 @@ def _flow_run() -> Iterator[None]:
 
 
 def _go_to_users_folder() -> None:
-    """Read paths as where the worker was started: Prefect starts its runs in the folder that holds the packages.
-
-    Raises:
-        ConfigError: that folder is gone.
-    """
+    """Read paths as where the worker was started: Prefect starts its runs in the folder that holds the packages."""
     if FOLDER_VARIABLE not in os.environ:
         return
     try:
         os.chdir(os.environ[FOLDER_VARIABLE])
     except OSError as error:
-        raise ConfigError(
-            f"paths of a form are relative to the folder where the worker was started, which cannot be opened ({error})"
-            ". Run `rm-opt down`, then `rm-opt up` in the folder of your data."
-        ) from error
+        get_run_logger().warning(
+            "Relative paths are read in %s: the folder where the worker was started cannot be opened (%s). Start the "
+            "services (rm-opt up) or the worker (rm-opt worker) again in the folder of your data.",
+            os.getcwd(),
+            error,
+        )
 
 
 def description(body: Callable[..., Any], picture: str) -> str:

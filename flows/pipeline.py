@@ -91,8 +91,8 @@ def run_name_of(config: PipelineConfig, kind: str = "") -> str:
 
 
 def file_words(path: str) -> str:
-    """Give the end of a file's path, with its folder, without its suffix, as a part of a run's name."""
-    return re.sub(r"[^\w.-]+", "_", str(Path(path).with_suffix("")))[-40:].strip("_")
+    """Give a file's name without its suffix, and its folder's, as a part of a run's name."""
+    return re.sub(r"[^\w.-]+", "_", "_".join(Path(path).with_suffix("").parts[-2:]))[-40:].strip("_")
 
 
 def run_pipeline(

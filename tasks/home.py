@@ -168,12 +168,13 @@ def configure_environment() -> None:
         DIGESTS_VARIABLE: str(digests_file()),
         "PREFECT_HOME": str(directory / "prefect"),
         "TORCHINDUCTOR_CACHE_DIR": str(compiled_folder()),
-        # Micro-batches differ in size, and what is free between segments of fixed size would be lost to them.
-        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
         "MLFLOW_TRACKING_URI": running.get(MLFLOW_SERVER) or default_tracking_uri(directory),
     }
     if prefect_api:
         settings["PREFECT_API_URL"] = prefect_api
+    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # its other name, which torch reads last
+        # Micro-batches differ in size, and what is free between segments of fixed size would be lost to them.
+        settings["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     keep_direct(str(url.hostname) for url in map(urlsplit, filter(None, running.values())))
     for name, value in settings.items():
         os.environ.setdefault(name, value)

@@ -75,8 +75,8 @@ class TrainConfig(Settings):
     keep_top_k: int = Field(default=1, ge=1, le=10_000)
     """How many of the best evaluated steps to keep: `best/` alone, or the next ones too as `step_*/`."""
     resume_every_seconds: Annotated[float, RUN_ONLY] = Field(default=300.0, ge=0)
-    """Seconds between resumable states, of which the newest two are kept: what a kill costs at most. They are rarer
-    where they would hold up the training for more than 2 % of its time, or are still being written."""
+    """Least seconds between resumable states, of which the newest two are kept: what a kill costs, or more where
+    steps would wait for them for more than 2 % of the time, or while one is still being written."""
     gradient_checkpointing: bool | None = None
     """Recompute activations in the backward pass: less memory, about a third more time. Left out: in as few
     layers as the memory of the device demands."""

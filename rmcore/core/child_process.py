@@ -35,6 +35,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+from rmcore.core.errors import ConfigError
 from rmcore.core.processes import die_with_parent
 from rmcore.core.progress import PROGRESS_VARIABLE
 
@@ -94,6 +95,10 @@ class ForkedProcess:
     def __init__(
         self, module: str, spec: Path, log: IO[str], environment: Mapping[str, str], progress: Sequence[int] = ()
     ) -> None:
+        try:
+            folder = os.getcwd()
+        except FileNotFoundError as error:
+            raise ConfigError("The current folder was deleted: start the command again in one that exists.") from error
         self._life, theirs = socket.socketpair()
         request, ours = os.pipe()
         descriptors = [theirs.fileno(), request, log.fileno(), *progress]
@@ -103,7 +108,7 @@ class ForkedProcess:
             theirs.close()
             os.close(request)
         with contextlib.suppress(BrokenPipeError), os.fdopen(ours, "w") as pipe:
-            asked = {"module": module, "spec": str(spec), "environment": dict(environment), "folder": os.getcwd()}
+            asked = {"module": module, "spec": str(spec), "environment": dict(environment), "folder": folder}
             json.dump(asked, pipe)
         self._heard = b""
         self._pid = self._number(0)

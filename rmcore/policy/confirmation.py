@@ -140,7 +140,10 @@ class ServedGain:
 
     @property
     def decision(self) -> Decision:
-        """Whether the true reward is shown to have risen or fallen; checked at `LOOKS` and at the end."""
+        """Whether the true reward is shown to have risen or fallen; checked at `LOOKS` and at the end.
+
+        A rise of fewer than `ENOUGH_TO_RISE` clipped differences holds if no prompt is a disaster that none has shown.
+        """
         return "unclear" if self.doubt is not None else _side(self.interval)
 
     @property

@@ -48,7 +48,7 @@ class StateSaver:
         self._thread = ThreadPoolExecutor(1, "state")
         self._writing: Future[None] | None = None
         self._copy: dict[str, Tensor] = {}  # kept from state to state: fresh memory costs more than the copying
-        self._is_left = self._has_told = False
+        self._is_left = self._has_told = self._is_rarer = False
 
     def __enter__(self) -> Self:
         return self
@@ -60,9 +60,7 @@ class StateSaver:
         try:
             if not self._is_left:
                 self.wait()
-        except StoreError as error:
-            if kind is None:
-                raise
+        except StoreError as error:  # no step follows that would need it, and no other error is to be hidden by it
             print(f"warning: {error}", file=sys.stderr)
 
     def is_due(self) -> bool:
@@ -104,14 +102,21 @@ class StateSaver:
             last: whether to return when the state is on disk, as no further step follows.
 
         Raises:
-            StoreError: this state, or the one before it, could not be written. Earlier states are untouched.
+            StoreError: this state, or the one before it, could not be written; of the last one only this. Earlier
+                states are untouched.
         """
-        started = time.monotonic()
-        self.wait()
+        is_copied = not last and self.ranks.world == 1 and self._has_room(tensors)
+        started = time.monotonic()  # room is made once, which says nothing of the next state
+        try:
+            self.wait()
+        except StoreError as error:
+            if not last:
+                raise
+            print(f"warning: {error}", file=sys.stderr)
         if self.ranks.world > 1 and not self.ranks.is_main:
             write_parts(tensors, self.folder, None, self.ranks)
         else:
-            copy = None if last or self.ranks.world > 1 else self._copied(tensors)
+            copy = self._copied(tensors) if is_copied else None
             with ExitStack() as stack:
                 place, digests = stack.enter_context(resume.new_state(self.folder, step, record, checkpoints))
                 if self.ranks.world > 1:
@@ -122,7 +127,15 @@ class StateSaver:
                     self._writing = self._thread.submit(self._write, copy, place, digests, stack.pop_all())
         self.ranks.wait()
         now = time.monotonic()
-        self._due = now + max(self.every_seconds, COSTS * (now - started))
+        pause = COSTS * (now - started)
+        if pause > self.every_seconds > 0 and self.ranks.is_main and not last and not self._is_rarer:
+            self._is_rarer = True
+            print(
+                f"note: resumable states are saved every {pause / 60:.0f} min in place of {self.every_seconds / 60:g}: "
+                f"steps waited {now - started:.1f} s for the last one.",
+                file=sys.stderr,
+            )
+        self._due = now + max(self.every_seconds, pause)
 
     def _write(self, tensors: Mapping[str, Tensor], place: Path, digests: dict[str, str], state: ExitStack) -> None:
         with state:
@@ -131,25 +144,41 @@ class StateSaver:
                 if self._is_left:
                     raise StoreError("the training was ended before its state was written.")
 
-    def _copied(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        """Copy tensors into host memory, pinned for those on a GPU; None where there is no room for it."""
+    def _has_room(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Make room for a copy in host memory, pinned for tensors on a GPU; False where there is none for it."""
         if not self._copy:
-            needed = sum(tensor.nbytes for tensor in tensors.values())
+            needed = sum(map(_host_bytes, tensors.values()))
             regrown = peak_memory_bytes(CPU) - psutil.Process().memory_info().rss  # what a step takes, and gives back
             if needed > COPY_SHARE * (free_bytes(CPU) - max(0, regrown)):
-                if not self._has_told:
-                    print(
-                        f"note: steps wait while a resumable state is written: free memory has no room for a copy of "
-                        f"it ({needed / 2**30:.1f} GiB).",
-                        file=sys.stderr,
-                    )
-                self._has_told = True
-                return None
+                return self._no_room(needed)
+        try:
+            for name, tensor in tensors.items():
+                room = self._copy.get(name)
+                if room is None or room.shape != tensor.shape:
+                    self._copy[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        except RuntimeError:  # of torch, where memory cannot be pinned
+            self._copy = {}
+            return self._no_room(sum(map(_host_bytes, tensors.values())))
+        return True
+
+    def _no_room(self, needed: int) -> bool:
+        if not self._has_told:
+            print(
+                f"note: steps wait while a resumable state is written: free memory has no room for a copy of "
+                f"it ({needed / 2**30:.1f} GiB).",
+                file=sys.stderr,
+            )
+        self._has_told = True
+        return False
+
+    def _copied(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         for name, tensor in tensors.items():
-            room = self._copy.get(name)
-            if room is None or room.shape != tensor.shape:
-                room = self._copy[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            room.copy_(tensor, non_blocking=True)
+            self._copy[name].copy_(tensor, non_blocking=True)
         for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
         return {name: self._copy[name] for name in tensors}
+
+
+def _host_bytes(tensor: Tensor) -> int:
+    """Host memory of a copy: torch rounds each pinned block up to a power of two (CachingHostAllocator)."""
+    return 1 << (tensor.nbytes - 1).bit_length() if tensor.is_cuda and tensor.nbytes else tensor.nbytes

@@ -305,7 +305,7 @@ def test_the_plan_says_what_a_judge_behind_an_endpoint_is_asked_and_costs(probed
     config = PipelineConfig(policy={"name": "world", "max_new_tokens": 100, **judge, "judging": judging})
     cli_runs.print_plan(config)
     told = capsys.readouterr().out.splitlines()
-    assert f"verdict     {plan_power(config)}" in told
+    assert f"judged      {plan_power(config)}" in told
     [line] = [one for one in told if one.startswith("judge ")]
     read = 3 * 20 * 17 * (150 + 2 * 100)  # three comparisons a response, each of two
     assert f"some-model in samples: at most {3 * 20 * 17:,} calls, about {read:,} tokens read" in line

@@ -299,14 +299,15 @@ def plan_power(config: PipelineConfig) -> str | None:
         return None
     each = policy.samples_per_prompt
     n = min(each, samples_needed(config.readiness.planned_kl))
-    shown = f"{policy.num_prompts} prompts × {each} judged samples {_power(policy.num_prompts, n, each)}"
-    return f"{shown}; {GAIN_TO_SHOW:g} sd takes {prompts_to_detect(GAIN_TO_SHOW, n, each)} prompts"
+    shown = f"{policy.num_prompts} held-out prompts × {each} samples {_power(policy.num_prompts, n, each)}"
+    return f"{shown}; {GAIN_TO_SHOW:g} sd takes {prompts_to_detect(GAIN_TO_SHOW, n, each)} prompts of {each} samples"
 
 
 def _power(num_prompts: int, n: int, size: int) -> str:
     gain = detectable_gain(num_prompts, n, size)
-    what = "no gain" if gain > perfect_gain(n) else f"a gain of {gain:.2f} sd or more"
-    return f"show {what} in 4 of 5 evaluations"
+    if gain > perfect_gain(n):
+        return "are too few to show any gain"
+    return f"show a gain of {gain:.2f} sd or more in 4 of 5 evaluations"
 
 
 def _can_be_served(config: PipelineConfig) -> bool:

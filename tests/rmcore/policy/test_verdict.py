@@ -250,8 +250,8 @@ def test_the_next_step_asks_for_as_many_judgements_of_a_prompt_as_the_plan_needs
     planned = policy.model_copy(update={"num_prompts": wanted, "samples_per_prompt": each})
     said = plan_power(config.model_copy(update={"policy": planned}))
     shown = re.search(r"show a gain of [\d.]+ sd or more in 4 of 5 evaluations", more["evidence"])[0]
-    assert said.startswith(f"{wanted} prompts × {each} judged samples {shown}; 0.2 sd takes ")
+    assert said.startswith(f"{wanted} held-out prompts × {each} samples {shown}; 0.2 sd takes ")
     assert float(shown.split()[4]) <= GAIN_TO_SHOW + 0.005
     few = plan_power(config.model_copy(update={"policy": PolicyConfig(num_prompts=4, samples_per_prompt=drawn)}))
-    assert few.startswith(f"4 prompts × {drawn} judged samples show no gain")
+    assert few.startswith(f"4 held-out prompts × {drawn} samples are too few")
     assert plan_power(config.model_copy(update={"policy": PolicyConfig(samples="judged.csv")})) is None

@@ -102,6 +102,23 @@ def test_another_error_is_not_hidden_by_a_state_that_cannot_be_written(tmp_path,
     assert "warning: the state of step 1 could not be written" in capsys.readouterr().err
 
 
+def test_a_state_that_failed_ends_no_training_that_has_ended_and_keeps_no_last_one_from_the_disk(tmp_path, capsys):
+    steps = Steps(tmp_path, {"model.weight": torch.zeros(2**16)})
+    with steps.saver:
+        with largest_file(2**15):
+            steps.save(1)
+            while is_writing(tmp_path):
+                time.sleep(0.01)
+        steps.save(2, last=True)
+        assert find_resume_point(tmp_path).step == 2
+        with largest_file(2**15):
+            steps.save(3)
+            while is_writing(tmp_path):
+                time.sleep(0.01)
+    said = capsys.readouterr().err
+    assert all(f"warning: the state of step {step} could not be written" in said for step in (1, 3))
+
+
 def test_a_training_that_ends_waits_for_its_state_and_one_that_is_left_at_once_does_not(tmp_path, monkeypatch):
     monkeypatch.setattr("rmcore.training.state.FILE_BYTES", 1)  # a file for each tensor
     first, second = (
@@ -129,6 +146,8 @@ def test_fifty_times_what_the_last_one_took_passes_before_the_next_and_never_les
 ):
     ticks = itertools.count()  # the clock moves by a second as it is read, so a state takes one
     monkeypatch.setattr(saving, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    # Room for the copy is made once, and takes ten seconds.
+    monkeypatch.setattr(saving, "free_bytes", lambda device: [next(ticks) for _ in range(10)] and 2**40)
     steps = Steps(tmp_path, {"model.weight": torch.zeros(3)}, every)
     with steps.saver:
         waited = []
