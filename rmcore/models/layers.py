@@ -6,7 +6,10 @@ from typing import Any
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rmcore.models.packing.forward import without_adapters
+
+def without_adapters(model: Any) -> Any:
+    """The Hugging Face model inside PEFT's wrapper, whose layers carry the adapters."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def transformer_layers(model: nn.Module) -> list[nn.Module]:

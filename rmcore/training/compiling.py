@@ -50,13 +50,17 @@ class CompiledLayers:
         has not. Parameters and their names are the same.
         """
         compiled = list(self._compiled)
+        before = [vars(layer).get("forward") for layer, _ in compiled]  # the last layer of packed rows has its own
         for layer, forward in compiled:
             layer.forward = forward
         try:
             yield
         finally:
-            for layer, _ in compiled:
-                del layer.forward
+            for (layer, _), forward in zip(compiled, before, strict=True):
+                if forward is None:
+                    del layer.forward
+                else:
+                    layer.forward = forward
 
     def give_up(self, error: Exception) -> None:
         """Go on without compilation after `error`, and say so."""

@@ -1,6 +1,7 @@
 """Before the first step: the form of the rows, the token budget, what all steps share, taking up a saved state."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -73,7 +74,11 @@ def _own_packing(rm: BradleyTerryRM, config: TrainConfig) -> Packing | None:
         reason = "the kernel that packs on a GPU has no dropout (train.dropout=false)"
     if reason:
         print(f"note: pairs are padded, not packed: {reason}.", file=sys.stderr)
-    return None if reason else found
+        return None
+    if config.compile and found.reads_last:
+        print("note: the last layer is computed for all tokens: its two parts are not compiled.", file=sys.stderr)
+        return replace(found, reads_last=False)
+    return found
 
 
 def narrows_base(config: TrainConfig, ranks: Ranks) -> bool:

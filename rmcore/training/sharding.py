@@ -26,9 +26,9 @@ from torch.distributed.tensor import DTensor
 
 from rmcore.core.errors import ConfigError, LostProcessError, ModelError
 from rmcore.models.deferred import Place
-from rmcore.models.layers import transformer_layers
+from rmcore.models.layers import transformer_layers, without_adapters
 from rmcore.models.loading import check_finite
-from rmcore.models.packing.forward import FORWARD_METHOD, TRIAL_METHOD, packed_outputs, packed_trial, without_adapters
+from rmcore.models.packing.forward import FORWARD_METHOD, TRIAL_METHOD, packed_outputs, packed_trial
 from rmcore.models.packing.layout import Packing
 from rmcore.models.precision import Precision, reward_heads
 from rmcore.models.reward_model import BradleyTerryRM
@@ -193,8 +193,8 @@ def shard_blocks(model: nn.Module, precision: Precision = "fp32") -> None:
         fully_shard(model.get_submodule(LIKELIHOOD), mp_policy=MASTER)
     fully_shard(model, mp_policy=policy)
 
-    def trial(model: nn.Module, packing: Packing, asked: str, pad_id: int) -> None:
-        packed_trial(model, packing, "bf16" if precision == "bf16" else asked, pad_id)
+    def trial(model: nn.Module, packing: Packing, asked: str, pad_id: int) -> Packing:
+        return packed_trial(model, packing, "bf16" if precision == "bf16" else asked, pad_id)
 
     sharded: Any = model
     for name, method in ((FORWARD_METHOD, packed_outputs), (TRIAL_METHOD, trial)):

@@ -30,6 +30,10 @@ UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 """Terms of some models' attention that no kernel used here computes."""
 
 
+class KeysKeptError(Exception):
+    """Ends a layer's forward pass where no more than its keys and values was wanted."""
+
+
 def packed_attention(
     module: nn.Module,
     query: Tensor,
@@ -38,6 +42,7 @@ def packed_attention(
     attention_mask: Tensor | None,
     *,
     packing: AttentionPlan | None = None,
+    kept: list[Tensor] | None = None,
     dropout: float = 0.0,
     scaling: float | None = None,
     **options: Any,
@@ -51,6 +56,8 @@ def packed_attention(
         value: (1, key heads, T, D).
         attention_mask: meant for rows that are not packed.
         packing: which tokens see which.
+        kept: of a last layer that computes no more than what is read (`rmcore.models.packing.last_layer`): empty, and
+            keys and values are put there; or they, and `query` is (1, heads, U, D), of the tokens of `packing.reading`.
         dropout: probability for attention weights.
         scaling: factor of the scores; 1 / sqrt(D) if left out.
         **options: what else the layer says, passed on where rows are not packed.
@@ -60,6 +67,7 @@ def packed_attention(
 
     Raises:
         ModelError: the layer asks for a term that is not computed here.
+        KeysKeptError: keys and values were put into `kept`; there is no output.
     """
     if packing is None:
         return sdpa_attention_forward(
@@ -68,9 +76,14 @@ def packed_attention(
     asked = [name for name in UNSUPPORTED if options.get(name) is not None]
     if asked:
         raise ModelError(f"its attention uses {', '.join(asked)}, which packed attention does not compute")
+    if packing.varlen is not None and dropout:
+        raise ModelError("its attention uses dropout, which the varlen kernel does not compute")
+    if kept is not None:
+        if not kept:
+            kept += [key, value]
+            raise KeysKeptError
+        return _where_read((query, kept[0], kept[1]), packing, dropout, scaling), None
     if packing.varlen is not None:
-        if dropout:
-            raise ModelError("its attention uses dropout, which the varlen kernel does not compute")
         return _all_at_once((query, key, value), packing.varlen, packing.causal, scaling), None
     return _along_plan(query, key, value, packing, dropout, scaling), None
 
@@ -161,6 +174,57 @@ def _mask(plan: AttentionPlan, length: int, prefix: int, like: Tensor) -> Tensor
         plan.made[name] = unseen.triu(prefix + 1)
     mask: Tensor = plan.made[name]
     return mask
+
+
+def _where_read(
+    rows: tuple[Tensor, Tensor, Tensor], plan: AttentionPlan, dropout: float, scaling: float | None
+) -> Tensor:
+    """Attention of the tokens of `plan.reading`, query (1, heads, U, D), to keys and values of the row.
+
+    The queries of a group see its tokens, which are neighbours in the row, through a mask; no key is copied.
+
+    Returns:
+        (1, U, heads, D).
+    """
+    if plan.reading is None:
+        raise ModelError("its rows do not say where rewards are read")
+    if plan.reading.varlen is not None:
+        return _all_at_once(rows, plan.reading.varlen, plan.causal, scaling)
+    query, key, value = rows
+    kind = query.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
+    name = ("reading", dtype)
+    if name not in plan.made:
+        plan.made[name] = _seen_where_read(plan, plan.reading.spans, query.new_empty((), dtype=dtype))
+    masks: list[Tensor] = plan.made[name]
+    key_heads, width = key.shape[1], query.shape[-1]
+    scale = width**-0.5 if scaling is None else scaling
+    own = (query[0] * scale).to(dtype).unflatten(0, (key_heads, -1))  # (key heads, R, U, D)
+    queries = own.split([len(mask) for mask in masks], dim=2)
+    keys, values = (tensor[0].to(dtype).split([mask.shape[1] for mask in masks], dim=1) for tensor in (key, value))
+    outputs = []
+    with torch.autocast(kind, enabled=False):
+        for one, own_key, own_value, mask in zip(queries, keys, values, masks, strict=True):
+            scores = (one.flatten(1, 2) @ own_key.transpose(1, 2)).unflatten(1, (-1, len(mask))) + mask
+            weights = torch.nn.functional.dropout(scores.softmax(-1), dropout)  # (key heads, R, m, n)
+            outputs.append((weights.flatten(1, 2) @ own_value).unflatten(1, (-1, len(mask))))
+    return torch.cat(outputs, dim=2).flatten(0, 1).transpose(0, 1)[None]
+
+
+def _seen_where_read(plan: AttentionPlan, spans: Sequence[Span], like: Tensor) -> list[Tensor]:
+    """Of each group with n tokens, m of which are read: what is added to their scores, (m, n)."""
+    masks, start, left = [], 0, list(spans)
+    for group in plan.groups:
+        end = start + sum(group)
+        own = [span for span in left if span.start < end]
+        del left[: len(own)]
+        mask = like.new_full((len(own), end - start), -torch.inf)
+        for seen, span in zip(mask, own, strict=True):
+            seen[: span.prefix] = 0.0
+            seen[span.start - start : span.start - start + span.length] = 0.0
+        masks.append(mask)
+        start = end
+    return masks
 
 
 def _all_at_once(

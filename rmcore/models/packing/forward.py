@@ -2,7 +2,8 @@
 
 Three steps replace a Hugging Face classifier's own forward: its backbone runs over the packed row with attention that
 follows the plan (`packed_attention`), the states at the reading places are taken, and its own head turns them into
-rewards. Nothing of the model is copied or rewritten.
+rewards. Nothing of the model is copied or rewritten. Where the trial allows it the last layer computes no more than
+these states (`rmcore.models.packing.last_layer`).
 
 Whether a model can be packed is not looked up in a list of names: `find_packing` computes a few random sides both ways
 on the model itself and compares. A model with positions or attention that a packed row cannot express gives other
@@ -20,7 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from rmcore.core.errors import ModelError
+from rmcore.models.layers import without_adapters
 from rmcore.models.packing.attention import ATTENTION, kernel_groups_heads
+from rmcore.models.packing.last_layer import compute_where_read
 from rmcore.models.packing.layout import PackedRow, Packing, pack_sides, reading_place
 from rmcore.models.packing.rows import PaddedRows, Rows, pad_rows
 from rmcore.models.precision import InFloat32, precision_context
@@ -64,14 +67,12 @@ def _outputs_of_states(plain: Any, states: Tensor) -> Tensor:
     return plain.classifier(firsts if pooler is None else plain.dropout(pooler(firsts)))
 
 
-def without_adapters(model: Any) -> Any:
-    """The Hugging Face model inside PEFT's wrapper, whose layers carry the adapters."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
 def _packed_states(plain: Any, row: PackedRow) -> Tensor:
     """Last hidden states at the reading places: (S, H)."""
     options = {"use_cache": False} if row.plan.causal else {}
+    reading = row.plan.reading
+    if reading is not None:
+        compute_where_read(plain)
     output = plain.base_model(
         input_ids=row.input_ids,
         position_ids=row.position_ids,
@@ -81,7 +82,12 @@ def _packed_states(plain: Any, row: PackedRow) -> Tensor:
         packing=row.plan,
         **options,
     )
-    return output.last_hidden_state[0, row.read_at]  # (1, L, H) -> (S, H)
+    states = output.last_hidden_state[0]  # (L, H), or (U, H)
+    if reading is None:
+        return states[row.read_at]
+    if len(states) != len(reading.at):
+        raise ModelError(f"{len(states)} states come out of the model where {len(reading.at)} are read")
+    return states[reading.of_side]
 
 
 def find_packing(model: nn.Module, *, longest_side: int, precision: str, pad_id: int) -> Packing:
@@ -101,7 +107,11 @@ def find_packing(model: nn.Module, *, longest_side: int, precision: str, pad_id:
     plain = without_adapters(model)
     device, config, before = plain.device, plain.config.get_text_config(), plain.config._attn_implementation
     packing = Packing(
-        causal=hasattr(plain, "score"), kernel="sdpa", first_position=_first_position(plain), pad_id=config.pad_token_id
+        causal=hasattr(plain, "score"),
+        kernel="sdpa",
+        first_position=_first_position(plain),
+        pad_id=config.pad_token_id,
+        reads_last=True,
     )
     _refuse_windows(config, longest_side, causal=packing.causal)
     _refuse_recurrence(plain, config)
@@ -113,22 +123,21 @@ def find_packing(model: nn.Module, *, longest_side: int, precision: str, pad_id:
     if before not in ("sdpa", ATTENTION):
         raise ModelError(f"its attention is {before}, not sdpa")
     plain.set_attn_implementation(ATTENTION)
-    compare = getattr(model, TRIAL_METHOD, partial(packed_trial, model))
+    trial = getattr(model, TRIAL_METHOD, partial(packed_trial, model))
     accepted = False
     try:
         with torch.no_grad(), evaluation_mode(model):
             # First sdpa in fp32, where agreement can be required to a few bits, then the kernel that training uses.
             with InFloat32() if plain.dtype == torch.bfloat16 else nullcontext():
-                compare(packing, "fp32", pad_id)
+                packing = trial(packing, "fp32", pad_id)
             if device.type == "cuda":
                 packing = replace(packing, kernel="varlen", grouped=_shares_key_heads(config, device))
-                compare(packing, precision, pad_id)
+                packing = trial(packing, precision, pad_id)
         accepted = True
     except (ModelError, torch.OutOfMemoryError):
         raise
     except FOREIGN_ERRORS as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ModelError(f"a packed row does not pass through {type(plain).__name__} ({reason})") from error
+        raise ModelError(f"a packed row does not pass through {type(plain).__name__} ({_reason(error)})") from error
     finally:
         if not accepted:  # a refused model is padded from now on, and must compute as if nothing had been tried
             plain.set_attn_implementation(before)
@@ -212,47 +221,68 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def packed_trial(model: nn.Module, packing: Packing, precision: str, pad_id: int) -> None:
+def packed_trial(model: nn.Module, packing: Packing, precision: str, pad_id: int) -> Packing:
     """Compute a few random sides packed, padded and alone; refuse unless all three agree.
 
     Rewards, and the states that they are read from in case the head makes nothing of them, may differ by rounding: by
     twenty times what padding changes, or a little more than one unit in the last place.
+
+    Returns:
+        `packing`, with a last layer that is computed for all tokens where less of it does not agree, which is said.
     """
     plain = without_adapters(model)
     sides, groups = _trial_sides(plain.config.get_text_config().vocab_size, pad_id)
     device = plain.device
-    row = pack_sides(sides, groups, packing).to(device)
     together = pad_rows(sides, pad_id=pad_id).to(device)
     singles = [pad_rows([side], pad_id=pad_id).to(device) for side in sides]
     places = torch.tensor([reading_place(side, packing) for side in sides], device=device)
+    epsilon = torch.finfo(torch.bfloat16 if precision == "bf16" else plain.dtype).eps
 
     def states(rows: PaddedRows, at: Tensor) -> Tensor:
         found = plain.base_model(input_ids=rows.input_ids, attention_mask=rows.attention_mask).last_hidden_state
         return found[torch.arange(len(at), device=device), at]
 
     with precision_context(precision, device):
-        packed_states = _packed_states(plain, row)
-        rewards = (
-            _outputs_of_states(plain, packed_states)[:, 0],
-            rewards_of(model, together),
-            [rewards_of(model, one) for one in singles],
-        )
-        read = (
-            packed_states,
-            states(together, places),
-            [states(one, place[None]) for one, place in zip(singles, places, strict=True)],
-        )
-    epsilon = torch.finfo(torch.bfloat16 if precision == "bf16" else plain.dtype).eps
-    for name, (packed, padded, parts) in {"rewards": rewards, "states": read}.items():
-        alone = torch.cat(parts).double()  # (S,) or (S, H)
-        scale = alone.abs().max()
-        rounding = min(20 * (padded.double() - alone).abs().max(), max(16 * epsilon, 1e-3) * scale)
-        difference = (packed.double() - alone).abs().max()
-        if packed.shape != alone.shape or not difference <= rounding + max(4 * epsilon, 1e-5) * scale:
-            raise ModelError(
-                f"{name} of a packed trial differ by {difference:.2g} of {scale:.2g} from those one by one, so its "
-                "positions or its attention depend on more than what a packed row can say"
+        padded = {"rewards": rewards_of(model, together), "states": states(together, places)}
+        alone = {
+            "rewards": torch.cat([rewards_of(model, one) for one in singles]),
+            "states": torch.cat([states(one, at[None]) for one, at in zip(singles, places, strict=True)]),
+        }
+
+    def compare(form: Packing) -> None:
+        with precision_context(precision, device):
+            packed_states = _packed_states(plain, pack_sides(sides, groups, form).to(device))
+            packed = {"rewards": _outputs_of_states(plain, packed_states)[:, 0], "states": packed_states}
+        for name, found in packed.items():
+            expected = alone[name].double()  # (S,) or (S, H)
+            scale = expected.abs().max()
+            rounding = min(20 * (padded[name].double() - expected).abs().max(), max(16 * epsilon, 1e-3) * scale)
+            if found.shape != expected.shape:
+                raise ModelError(f"{name} of a packed trial are {tuple(found.shape)}, not {tuple(expected.shape)}")
+            difference = (found.double() - expected).abs().max()
+            if not difference <= rounding + max(4 * epsilon, 1e-5) * scale:
+                raise ModelError(
+                    f"{name} of a packed trial differ by {difference:.2g} of {scale:.2g} from those one by one, so its "
+                    "positions or its attention depend on more than what a packed row can say"
+                )
+
+    compare(replace(packing, reads_last=False))
+    if packing.reads_last:
+        try:
+            compare(packing)
+        except torch.OutOfMemoryError:
+            raise
+        except (ModelError, *FOREIGN_ERRORS) as error:
+            print(
+                f"note: the last layer is computed for all tokens, not only where rewards are read: {_reason(error)}.",
+                file=sys.stderr,
             )
+            return replace(packing, reads_last=False)
+    return packing
+
+
+def _reason(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _trial_sides(vocabulary: int, pad_id: int) -> tuple[list[list[int]], list[list[int]]]:

@@ -48,6 +48,9 @@ class Packing:
     """Position of a side's first token: RoBERTa and its kin begin behind the pad token's id."""
     pad_id: int | None = None
     """Token that the model takes for padding even where it occurs in a text: see `reading_place` and `_positions`."""
+    reads_last: bool = False
+    """Whether the last layer computes keys and values for all tokens, and the rest only where rewards are read: see
+    `rmcore.models.packing.last_layer`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,32 @@ class VarlenIndex:
     grouped: bool
     """See `Packing.grouped`."""
 
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "VarlenIndex":
+        """The same with `change` applied to its tensors."""
+        return replace(
+            self,
+            query_ends=change(self.query_ends),
+            key_ends=change(self.key_ends),
+            key_at=None if self.key_at is None else change(self.key_at),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The U tokens of a row whose last states become rewards, which are the only queries of the last layer."""
+
+    at: Tensor  # (U,) long, their places, each once, in the order of the row
+    of_side: Tensor  # (S,) long, which of them each side is read at
+    spans: tuple[Span, ...]
+    """The keys of each: the prefix, and of its own sequence what it sees."""
+    varlen: VarlenIndex | None
+    """U query sequences of one token."""
+
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "Reading":
+        """The same with `change` applied to its tensors."""
+        varlen = None if self.varlen is None else self.varlen.map_tensors(change)
+        return replace(self, at=change(self.at), of_side=change(self.of_side), varlen=varlen)
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
@@ -90,21 +119,15 @@ class AttentionPlan:
     groups: tuple[tuple[int, ...], ...]
     causal: bool
     varlen: VarlenIndex | None = None
+    reading: Reading | None = None
+    """Of a row whose last layer computes no more than what is read; None: all of it."""
     made: dict[tuple[Any, ...], Any] = field(default_factory=dict, compare=False)
     """Masks and batches that the first layer builds from the plan for all layers, by what they depend on besides."""
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "AttentionPlan":
         """The same with `change` applied to its tensors, if it has any."""
-        index = self.varlen
-        if index is None:
-            return self
-        moved = replace(
-            index,
-            query_ends=change(index.query_ends),
-            key_ends=change(index.key_ends),
-            key_at=None if index.key_at is None else change(index.key_at),
-        )
-        return replace(self, varlen=moved)
+        varlen, reading = (None if part is None else part.map_tensors(change) for part in (self.varlen, self.reading))
+        return replace(self, varlen=varlen, reading=reading)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +209,12 @@ def pack_sides(sides: Sequence[Sequence[int]], groups: Sequence[Sequence[int]], 
             end += len(ids[-1])
     for index, first in first_of.items():
         read_at[index] = read_at[first]
-    plan = AttentionPlan(tuple(lengths), packing.causal)
+    plan = _plan(tuple(lengths), read_at, packing)
     return PackedRow(
         input_ids=torch.from_numpy(np.concatenate(ids))[None],
         position_ids=torch.from_numpy(np.concatenate(positions))[None],
         read_at=torch.from_numpy(read_at),
-        plan=replace(plan, varlen=_varlen_index(plan.groups, packing)) if packing.kernel == "varlen" else plan,
+        plan=plan,
         num_real_tokens=sum(len(side) for side in sides),
     )
 
@@ -249,14 +272,32 @@ def group_tokens(sides: Sequence[Sequence[int]], packing: Packing) -> int:
     return sum(len(side) for side in sides) - saved
 
 
-def _varlen_index(groups: Sequence[tuple[int, ...]], packing: Packing) -> VarlenIndex:
+def _plan(groups: tuple[tuple[int, ...], ...], read_at: np.ndarray, packing: Packing) -> AttentionPlan:
+    """Make the plan of a row of these groups, whose sides are read at `read_at`, (S,)."""
     spans = spans_of(groups)
+    by_kernel = packing.kernel == "varlen"
+    reading = None
+    if packing.reads_last:
+        at, of_side = np.unique(read_at, return_inverse=True)
+        owners = [spans[place - 1] for place in np.searchsorted([span.start for span in spans], at, side="right")]
+        seen = tuple(
+            replace(span, length=place - span.start + 1) if packing.causal else span
+            for place, span in zip(at.tolist(), owners, strict=True)
+        )
+        index = _varlen_index([1] * len(seen), seen, packing) if by_kernel else None
+        reading = Reading(torch.from_numpy(at), torch.from_numpy(of_side), seen, index)
+    varlen = _varlen_index([span.length for span in spans], spans, packing) if by_kernel else None
+    return AttentionPlan(groups, packing.causal, varlen, reading)
+
+
+def _varlen_index(queries: Sequence[int], spans: Sequence[Span], packing: Packing) -> VarlenIndex:
+    """Make the index of sequences of so many queries, with the keys of `spans`."""
     key_at = [
         np.arange(start, start + length)
         for span in spans
         for start, length in ((span.prefix_start, span.prefix), (span.start, span.length))
     ]
-    queries, keys = [span.length for span in spans], [span.num_keys for span in spans]
+    keys = [span.num_keys for span in spans]
     return VarlenIndex(
         query_ends=torch.from_numpy(np.cumsum([0, *queries], dtype=np.int32)),
         key_ends=torch.from_numpy(np.cumsum([0, *keys], dtype=np.int32)),

@@ -21,10 +21,14 @@ SIDE = st.lists(st.integers(0, 1), min_size=1, max_size=6)
 GROUPS = st.lists(st.lists(SIDE, min_size=1, max_size=4), min_size=1, max_size=4)
 
 
-def plan_of(groups, *, causal, kernel="varlen", grouped=True):
+def row_of(groups, packing):
     sides = [side for group in groups for side in group]
     places = iter(range(len(sides)))
-    return pack_sides(sides, [[next(places) for _ in group] for group in groups], Packing(causal, kernel, grouped)).plan
+    return pack_sides(sides, [[next(places) for _ in group] for group in groups], packing)
+
+
+def plan_of(groups, *, causal, kernel="varlen", grouped=True):
+    return row_of(groups, Packing(causal, kernel, grouped)).plan
 
 
 def visible(plan):
@@ -74,6 +78,25 @@ def test_attention_by_sequence_or_kernel_is_attention_under_the_dense_mask(
     expected = results(lambda *t: dense(*t, sees, scaling), tensors)
     found = results(lambda *t: packed_attention(SimpleNamespace(), *t, None, packing=plan, scaling=scaling)[0], tensors)
     for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kernel", "grouped"), [("sdpa", True), ("varlen", True), ("varlen", False)])
+@settings(max_examples=50)
+@given(GROUPS, st.booleans(), st.sampled_from([(2, 2), (4, 2), (4, 1)]), st.sampled_from([None, 0.7]))
+def test_attention_where_rewards_are_read_is_that_of_these_tokens(kernel, grouped, groups, causal, heads, scaling):
+    row = row_of(groups, Packing(causal, kernel, grouped, pad_id=0, reads_last=True))
+    at = row.plan.reading.at
+    assert torch.equal(at[row.plan.reading.of_side], row.read_at)
+    query, key, value = draw(row.num_tokens, *heads)
+    expected = results(lambda *t: dense(*t, visible(row.plan), scaling)[:, at], (query, key, value))
+
+    def where_read(query, key, value):
+        options = {"packing": row.plan, "scaling": scaling, "kept": [key, value]}
+        return packed_attention(SimpleNamespace(), query[:, :, at], key[:, :, :0], value, None, **options)[0]
+
+    for one, other in zip(results(where_read, (query, key, value)), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
 
 

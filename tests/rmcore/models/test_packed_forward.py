@@ -4,6 +4,8 @@ Weights are drawn far larger than any initialisation, so that attention and posi
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +23,7 @@ from rmcore.models.packing.forward import find_packing, packed_outputs, rewards_
 from rmcore.models.packing.layout import pack_sides
 from rmcore.models.packing.rows import pad_rows
 from rmcore.models.precision import precision_context
+from tests.support.exact_models import NoFloat32
 
 PAD, VOCABULARY, LONGEST = 1, 50, 32
 WIDTH = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
@@ -152,6 +155,44 @@ def test_rewards_loss_and_gradients_are_those_of_each_side_alone(name, adapted):
         found = packed(model, packing)
         assert_equal(found, expected, tolerance)
         assert_equal(alone(model), expected, 0)  # the padded path is as it was before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapted", [False, True], ids=["plain", "lora+checkpointing"])
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "gpt2"])
+def test_a_last_layer_that_is_computed_where_it_is_read_changes_no_reward_and_no_gradient(name, adapted):
+    model = build(name, lora=adapted, checkpointing=adapted, dtype=torch.float64)
+    is_exact = not adapted or name in ("gpt_neox", "bert", "roberta")  # what is recomputed does not see the mode
+    with nullcontext() if adapted else NoFloat32():
+        packing = find(model)
+        assert packing.reads_last
+        found, whole = packed(model, packing), packed(model, replace(packing, reads_last=False))
+        assert_equal(found, whole, 1e-12 if is_exact else 1e-6)
+
+
+def test_of_a_last_layer_only_keys_and_values_are_trained_on_all_tokens():
+    model = build("qwen2", checkpointing=True)
+    packing = find(model)
+    batch = collate(PAIRS, range(len(PAIRS)), pad_id=PAD, packing=packing)
+    seen: dict[str, set[int]] = {}
+    for name, module in model.model.layers[-1].named_modules():
+        if isinstance(module, nn.Linear):
+            module.register_full_backward_hook(
+                lambda *found, name=name: seen.setdefault(name, set()).add(found[2][0].shape[1])
+            )
+    rewards_of(model, batch.rows).sum().backward()
+    read, every = {len(set(batch.rows.read_at.tolist()))}, {batch.rows.num_tokens}
+    assert seen.pop("self_attn.k_proj") == seen.pop("self_attn.v_proj") == every
+    assert len(seen) == 5
+    assert all(tokens == read for tokens in seen.values()), seen
+
+
+def test_a_model_that_wants_all_tokens_of_its_last_layer_gets_them_and_that_is_said(capsys):
+    model = build("gpt2", dtype=torch.float64)
+    expected, packing = alone(model), find(model)
+    assert not packing.reads_last
+    assert capsys.readouterr().err.count("note: the last layer is computed for all tokens") == 1
+    assert_equal(packed(model, packing), expected, 1e-12)
 
 
 @pytest.mark.slow
