@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import MethodType
 
 import torch
 from torch import nn
@@ -29,7 +30,12 @@ class CompiledLayers:
     def __init__(self, model: nn.Module) -> None:
         """Prepare the layers of `model`, which must be in its training form already: sharded, if it will be."""
         layers = transformer_layers(model)
-        self._compiled = [(one, torch.compile(one.forward, dynamic=True, fullgraph=True)) for one in layers]
+        # Of the class: the last layer may have a forward of its own, which rows of other plans use.
+        forwards = [MethodType(type(layer).forward, layer) for layer in layers]
+        self._compiled = [
+            (layer, torch.compile(forward, dynamic=True, fullgraph=True))
+            for layer, forward in zip(layers, forwards, strict=True)
+        ]
         if not layers:
             print(
                 f"note: train.compile compiles layer by layer, and {type(model).__name__} has no layers of a class "

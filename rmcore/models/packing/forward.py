@@ -257,10 +257,8 @@ def packed_trial(model: nn.Module, packing: Packing, precision: str, pad_id: int
             expected = alone[name].double()  # (S,) or (S, H)
             scale = expected.abs().max()
             rounding = min(20 * (padded[name].double() - expected).abs().max(), max(16 * epsilon, 1e-3) * scale)
-            if found.shape != expected.shape:
-                raise ModelError(f"{name} of a packed trial are {tuple(found.shape)}, not {tuple(expected.shape)}")
             difference = (found.double() - expected).abs().max()
-            if not difference <= rounding + max(4 * epsilon, 1e-5) * scale:
+            if found.shape != expected.shape or not difference <= rounding + max(4 * epsilon, 1e-5) * scale:
                 raise ModelError(
                     f"{name} of a packed trial differ by {difference:.2g} of {scale:.2g} from those one by one, so its "
                     "positions or its attention depend on more than what a packed row can say"

@@ -67,6 +67,12 @@ def test_what_is_counted_is_what_is_measured(tmp_path, start, changes):
     assert expected == pytest.approx(measured, rel=0.15)
 
 
+@pytest.fixture
+def rm():
+    """Four layers: the last keeps little, so that of two it is the first alone that could be recomputed."""
+    return BradleyTerryRM.new(ModelConfig(name="tiny-deep", max_seq_len=128), seed=0, device=CPU)
+
+
 @pytest.fixture(scope="module")
 def counted_before():
     """What was counted of `rm`, by share of recomputed layers and processes: it takes seconds, and is the same."""
@@ -116,7 +122,7 @@ def test_activations_are_recomputed_where_keeping_them_leaves_too_few_tokens(rm,
 
 @pytest.mark.slow
 def test_layers_that_keep_their_activations_change_no_number(tmp_path, start):
-    outcomes, model = [], {"name": "tiny"}  # of two layers
+    outcomes, model = [], {"name": "tiny-deep"}  # of four layers, the last of which keeps little
     for share in (0.0, 0.5, 1.0):
         training = start(tmp_path / str(share), held_out=[], steps=2, gradient_checkpointing=share > 0, model=model)
         training.rm.recomputed_share = share
@@ -204,8 +210,9 @@ def test_a_training_after_one_that_recomputed_does_not():
 
 @pytest.mark.slow
 def test_the_dry_run_tells_the_memory_that_the_training_then_takes(tmp_path, gold_pairs):
-    train = {"steps": 4, "pairs_per_step": 8, "lr": 1e-3, "token_budget": 1024, "precision": "fp32"}
-    config = PipelineConfig.model_validate({"model": {"name": "tiny", "max_seq_len": 96}, "train": train})
+    # Large enough for two decimals of a GiB.
+    train = {"steps": 2, "pairs_per_step": 32, "lr": 1e-3, "token_budget": 4096, "precision": "fp32"}
+    config = PipelineConfig.model_validate({"model": {"name": "tiny-deep", "max_seq_len": 96}, "train": train})
     lines = plan(config, gold_pairs[:32], [])
     told = float(re.match(r"[\d.]+", lines["memory"]).group()) * 2**30
     with progress_bar("train") as report:
