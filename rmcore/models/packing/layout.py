@@ -126,7 +126,8 @@ class AttentionPlan:
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "AttentionPlan":
         """The same with `change` applied to its tensors, if it has any."""
-        varlen, reading = (None if part is None else part.map_tensors(change) for part in (self.varlen, self.reading))
+        varlen = None if self.varlen is None else self.varlen.map_tensors(change)
+        reading = None if self.reading is None else self.reading.map_tensors(change)
         return replace(self, varlen=varlen, reading=reading)
 
 
