@@ -62,11 +62,11 @@ class CompiledLayers:
         try:
             yield
         finally:
-            for (layer, _), forward in zip(compiled, before, strict=True):
-                if forward is None:
+            for (layer, _), own in zip(compiled, before, strict=True):
+                if own is None:
                     del layer.forward
                 else:
-                    layer.forward = forward
+                    layer.forward = own
 
     def give_up(self, error: Exception) -> None:
         """Go on without compilation after `error`, and say so."""
