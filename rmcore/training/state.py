@@ -104,7 +104,7 @@ def write_alone(tensors: Mapping[str, Tensor], folder: Path) -> Iterator[tuple[s
             header = stream.read(int.from_bytes(size, "little"))
         hashed, places = hashlib.sha256(size + header), json.loads(header)
         for name in sorted(held, key=lambda name: places[name]["data_offsets"]):
-            hashed.update(held[name].view(-1).view(torch.uint8).numpy())
+            hashed.update(held[name].view(-1).view(torch.uint8).numpy().data)
         yield file.name, hashed.hexdigest()
 
 
