@@ -56,7 +56,7 @@ from rmcore.evaluation.uncertainty import cluster_bootstrap, percentile_interval
 from rmcore.models.batching import StepOrder
 from rmcore.models.device import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.stages.reads import settled
+from rmcore.stages.order import training_of
 from rmcore.stages.train import train_into
 
 MODELS = {"minilm": (5e-5, 1), "tiny": (1e-3, 3)}
@@ -104,7 +104,7 @@ class Cell:
 def train_here(cell: Cell, start: Path, pairs: Sequence[PreferencePair], out: Path) -> tuple[Path, float]:
     """Train with this library; returns the checkpoint and the seconds in optimizer steps."""
     config = PipelineConfig(seed=cell.seed, model=cell.model_config(start), train=cell.settings)
-    result = train_into(settled(config), pairs, [], out, JsonlTracker(out / METRICS_FILE), lambda *_: None)
+    result = train_into(training_of(config), pairs, [], out, JsonlTracker(out / METRICS_FILE), lambda *_: None)
     assert result.num_steps == cell.settings.steps, result
     return out / "best", result.train_seconds
 

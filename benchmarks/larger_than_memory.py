@@ -22,10 +22,11 @@ from rmcore.config.model import ModelConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.train import TrainConfig
 from rmcore.core.progress import progress_bar
+from rmcore.core.store import ArtifactRef
 from rmcore.core.tracking import METRICS_FILE, JsonlTracker
 from rmcore.data.gold.world import generate_pairs
 from rmcore.stages import prepare, train
-from rmcore.stages.registry import stage_config
+from rmcore.stages.order import stage_of
 
 PAIRS_A_PROMPT = 2
 STEPS = 10
@@ -54,20 +55,15 @@ def run_prepare(config: PipelineConfig, folder: Path) -> None:
     out = folder / "prepared"
     out.mkdir()
     with progress_bar("prepare") as report:
-        prepare.run(stage_config("prepare", config), {}, out, JsonlTracker(out / METRICS_FILE), report)
+        prepare.run(stage_of("prepare", config), out, JsonlTracker(out / METRICS_FILE), report)
 
 
 def run_train(config: PipelineConfig, folder: Path) -> None:
     out = folder / "trained"
     out.mkdir()
     with progress_bar("train") as report:
-        train.run(
-            stage_config("train", config),
-            {"prepare": folder / "prepared"},
-            out,
-            JsonlTracker(out / METRICS_FILE),
-            report,
-        )
+        prepared = ArtifactRef("prepare", "", str(folder / "prepared"), "")
+        train.run(stage_of("train", config, {"prepare": prepared}), out, JsonlTracker(out / METRICS_FILE), report)
 
 
 def watched(work: Callable[[PipelineConfig, Path], None], config: PipelineConfig, folder: Path) -> dict[str, float]:

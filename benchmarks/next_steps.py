@@ -49,9 +49,10 @@ from rmcore.ensembles.score import score_pairs_table
 from rmcore.evaluation.comparison import paired_comparison
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.reporting.schema import Results
-from rmcore.stages.registry import STAGES, pipeline_stages, stage_call
+from rmcore.stages.order import pipeline_stages, request
 from rmcore.stages.results import gather_results, run_key
 from rmcore.stages.run import run_stage
+from rmcore.stages.stage import Stage
 
 MOST_STEPS = 3
 FRESH = 500
@@ -127,14 +128,18 @@ class Place:
     def made(self, config: PipelineConfig, names: Sequence[str]) -> dict[str, ArtifactRef]:
         """Artifacts of the stages, made where they are not there."""
         refs: dict[str, ArtifactRef] = {}
-        for name in names:
-            call = stage_call(name, config, {needed: refs[needed] for needed in STAGES[name].needs(config)})
-            if self.store.find(name, call.key) is None:
-                began, outcome, kept = time.process_time(), call.stage.outcome, bool(call.stage.kept)
-                with self.store.publish(name, call.slug, call.inputs, outcome=outcome, resumable=kept) as out:
-                    run_stage(name, call.config, {one: Path(ref.path) for one, ref in refs.items()}, out)
+
+        def run(stage: Stage) -> ArtifactRef:
+            name, key = stage.name, stage.key
+            if self.store.find(name, key) is None:
+                began, outcome, kept = time.process_time(), stage.outcome, bool(stage.kept)
+                with self.store.publish(name, stage.slug, stage.inputs, outcome=outcome, resumable=kept) as out:
+                    run_stage(stage, out)
                 self.spend(time.process_time() - began)
-            refs[name] = self.store.ref(name, call.key)
+            refs[name] = self.store.ref(name, key)
+            return refs[name]
+
+        request(names, config, run)
         return refs
 
     def fresh_rewards(self, name: str, trained: ArtifactRef) -> pd.DataFrame:

@@ -39,6 +39,7 @@ from rmcore.ensembles.features import features
 from rmcore.ensembles.linear_probes import bootstrap_heads, fit_head
 from rmcore.models.device import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.stages.order import training_of
 from rmcore.stages.train import train_into
 
 FEWEST_MODELS = 28
@@ -301,7 +302,7 @@ class Scores:
         )
         config = PipelineConfig(seed=recipe.seed, device="cpu", model=model, train=train)
         with tempfile.TemporaryDirectory() as folder:
-            train_into(config, pairs, [], Path(folder), NullTracker(), silent)
+            train_into(training_of(config), pairs, [], Path(folder), NullTracker(), silent)
             rm = BradleyTerryRM.from_pretrained(Path(folder) / "best", device="cpu", render_fn=render_fn)
         prompts, responses = zip(*self.data.scored, strict=True)
         return rm.score(prompts, responses).astype(np.float64)

@@ -11,14 +11,15 @@ configure_environment()  # before Prefect and MLflow read their settings
 from flows.chain import Presentation, run_chain
 from flows.form import Form, configured_flow, presets_for
 from flows.requirements import require_benchmarks
+from rmcore.config.benchmark import BenchmarkConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.store import ArtifactRef
 from rmcore.reporting.figures.benchmarks import title
 from rmcore.reporting.html.benchmarks import CAPTIONS, benchmarks_block
-from rmcore.stages.requirements import required_benchmark
+from rmcore.stages.order import drawn, required_benchmark
 from rmcore.stages.results import read_json
 
-STAGES = ("prepare", "train", "benchmark")
+DRAWN = PipelineConfig(benchmark=BenchmarkConfig(suites=("all",)))
 
 
 @configured_flow(
@@ -37,9 +38,7 @@ STAGES = ("prepare", "train", "benchmark")
         presets_for("run"),
         require_benchmarks,
     ),
-    """
-    prepare ──> train ──> benchmark ──> scores next to yardsticks, and what was seen in training
-    """,
+    drawn(["benchmark"], DRAWN),
     "-benchmark",
 )
 def benchmark(config: PipelineConfig, checkpoint: str | None = None) -> dict[str, Any]:
@@ -63,4 +62,4 @@ def benchmark(config: PipelineConfig, checkpoint: str | None = None) -> dict[str
         return read_json(refs["benchmark"], "benchmark.json")
 
     view = Presentation(found, benchmarks_block, lambda results: title(results["suites"]), CAPTIONS)
-    return run_chain(config, STAGES, view, kind="benchmark", checkpoint=checkpoint)
+    return run_chain(config, ["benchmark"], view, kind="benchmark", checkpoint=checkpoint)

@@ -24,8 +24,10 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.digests import make_key
 from rmcore.core.errors import ConfigError
 from rmcore.core.store import ArtifactRef
-from rmcore.stages.reads import device_type
-from rmcore.stages.registry import STAGES, stage_call, stage_code
+from rmcore.stages.contents import device_type
+from rmcore.stages.order import request, stage_of
+from rmcore.stages.stage import Stage
+from rmcore.stages.stages import STAGES
 from rmcore.study.plan import Cell
 from tasks.sharing import named_store, share_all
 from tasks.stages import StageRun, run_stage
@@ -80,22 +82,23 @@ def cell(order: CellOrder) -> dict[str, Any]:
     named_store()
     refuse_other(order, config)
     store = begin_flow_run()
-    refs: dict[str, ArtifactRef] = {}
     runs: dict[str, StageRun] = {}
-    for name in order.stages:
-        runs[name] = run_stage(
+
+    def run(stage: Stage) -> ArtifactRef:
+        done = runs[stage.name] = run_stage(
             store,
-            name,
-            config,
-            refs,
+            stage,
             lambda metrics: nullcontext(),  # they come with the artifact
-            waiting=partial(shown_while_waiting, name),
-            label=name,
+            waiting=partial(shown_while_waiting, stage.name),
+            label=stage.name,
             run=f"{order.label} of {order.study}",
-            after=[runs[needed] for needed in STAGES[name].needs(config) if needed in runs],
+            after=[runs[needed] for needed in stage.upstream],
         )
-        refs[name] = runs[name].ref
-        say(f"{name:<10} {'there already' if runs[name].cached else 'done'}")
+        say(f"{stage.name:<10} {'there already' if done.cached else 'done'}")
+        return done.ref
+
+    request(order.stages, config, run)
+    refs = {name: done.ref for name, done in runs.items()}
     share_all(store, refs)
     return {"stages": {name: ref.digest for name, ref in refs.items()}}
 
@@ -122,5 +125,5 @@ def refuse_other(order: CellOrder, config: PipelineConfig) -> None:
 
 
 def _made_by(stages: Sequence[str], config: PipelineConfig) -> str:
-    code = {name: stage_code(STAGES[name]) for name in stages}
-    return make_key({"first": stage_call(stages[0], config, {}).key, "code": code})[:12]
+    code = {name: STAGES[name].code() for name in stages}
+    return make_key({"first": stage_of(stages[0], config).key, "code": code})[:12]

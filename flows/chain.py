@@ -78,8 +78,7 @@ def run_chain(
     ) as tracker:
         tracker.watch_machine()
         there = {} if checkpoint is None else {"train": given_checkpoint(checkpoint, home() / "given")}
-        wanted = [name for name in names if name not in there]
-        runs = run_stages(wanted, config, store, tracker, there)
+        runs = run_stages(names, config, store, tracker, there)
         refs = there | {name: run.ref for name, run in runs.items()}
         key = run_key(refs)
         cached = [name for name, run in runs.items() if run.cached]
@@ -88,7 +87,7 @@ def run_chain(
         place = checkpoint or str(Path(refs["train"].path) / "best")
         own = {"config": config.model_dump(mode="json"), "checkpoint": place, "checkpoint_digest": refs["train"].digest}
         told = partial(_tell, view, refs, own, folder, tracker)
-        results, report = run_step("report", told, last_of(runs, config)).found
+        results, report = run_step("report", told, last_of(runs)).found
         verdict = results.get("verdict")
         if isinstance(verdict, dict) and verdict.get("rung") == 4:
             trained = _trained(refs, checkpoint, store)

@@ -245,7 +245,7 @@ def _judge_calls(config: PipelineConfig, due: set[str], refs: Mapping[str, "Arti
 def _expected(stage: "StagePlan") -> str:
     if stage.seconds is not None:
         return f"about {numbers.duration(stage.seconds)}"
-    from rmcore.stages.registry import STAGES  # here: it imports readers of data, which `--help` does without
+    from rmcore.stages.stages import STAGES  # here: it imports readers of data, which `--help` does without
 
     # Without torch a stage only reads what others computed; prepare reads the data.
     return UNKNOWN if STAGES[stage.name].libraries or stage.name == "prepare" else "seconds"

@@ -23,8 +23,9 @@ from rmcore.core.child_process import terminate_forked
 from rmcore.core.digests import make_key
 from rmcore.core.errors import RmcoreError, TrainingError
 from rmcore.core.store import ArtifactRef, Store
-from rmcore.stages.registry import STAGES
+from rmcore.stages.order import request
 from rmcore.stages.results import run_key
+from rmcore.stages.stage import Stage
 from rmcore.study.estimates import Estimates
 from rmcore.study.plan import Cell, CellPlan, Planner
 from tasks.device import device_slots
@@ -174,36 +175,35 @@ class MatrixRunner:
         return Outcome(plan.cell, plan.refs, None, computed=False)
 
     def _compute(self, cell: Cell, hear: Callable[[float], None]) -> Outcome:
-        refs: dict[str, ArtifactRef] = {}
         runs: dict[str, StageRun] = {}
-        ran = False
         with self.start(cell, {}) as tracker:
-            for place, name in enumerate(cell.stages):
+
+            def run(stage: Stage) -> ArtifactRef:
+                name, place = stage.name, len(runs)
                 hear(place / len(cell.stages))
                 self._check_going_on(name)
-                done = run_stage(
+                done = runs[name] = run_stage(
                     self.store,
-                    name,
-                    cell.config,
-                    refs,
+                    stage,
                     tracker.follow,
                     before=partial(self._check_going_on, name),
                     waiting=partial(shown_while_waiting, f"{cell.label}, {name}"),
                     label=f"{name} of {cell.label}",
                     run=f"{cell.label} of {self.study}",
-                    after=[runs[needed] for needed in STAGES[name].needs(cell.config) if needed in runs],
+                    after=[runs[needed] for needed in stage.upstream],
                     progress=partial(_hear_part, hear, place, len(cell.stages)),
                 )
-                runs[name] = done
                 if done.damage:
                     say(f"{cell.label:<24} {name} was damaged and made again: {done.damage}")
-                ran = ran or not done.cached
-                refs[name] = done.ref
                 if not done.cached:  # once for all cells that share it
-                    say_notices(name, Path(done.ref.path))
-                tracker.log_artifact_folder(Path(done.ref.path), name)
+                    say_notices(name, done.ref.folder)
+                tracker.log_artifact_folder(done.ref.folder, name)
+                return done.ref
+
+            request(cell.stages, cell.config, run)
+            refs = {name: done.ref for name, done in runs.items()}
             self._finish(tracker, cell, refs)
-        return Outcome(cell, refs, None, computed=ran)
+        return Outcome(cell, refs, None, computed=not all(done.cached for done in runs.values()))
 
     def _finish(self, tracker: RunTracker, cell: Cell, refs: dict[str, ArtifactRef]) -> None:
         tracker.set_tags({"rm.key": run_key(refs)})

@@ -19,6 +19,7 @@ configure_environment()  # before Prefect and MLflow read their settings
 from prefect import runtime
 from prefect.artifacts import create_markdown_artifact
 
+from experiments.presets import PRESETS
 from flows.console import say, say_notices, shown_while_waiting
 from flows.form import FIELDS, Form, configured_flow, presets_for
 from flows.prefect_api import api_is_embedded
@@ -27,7 +28,11 @@ from flows.progress import Progress, shown_progress
 from flows.requirements import require_run
 from flows.settings import named_changes
 from flows.unfinished import unfinished
+from rmcore.config.benchmark import BenchmarkConfig
+from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.pipeline import GROUPS, PipelineConfig
+from rmcore.config.probe import ProbeConfig
+from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.errors import ServiceError
 from rmcore.core.files import write_json
 from rmcore.core.processes import terminate_children
@@ -41,9 +46,10 @@ from rmcore.reporting.html.note import RUN_FILES, linked, numbers_line, verdict_
 from rmcore.reporting.html.summary import summary_markdown
 from rmcore.reporting.runs import KEY_DIGITS, list_runs
 from rmcore.reporting.schema import Results
-from rmcore.stages.registry import STAGES, in_order, only_starts_reward_model, pipeline_stages
+from rmcore.stages.order import drawn, only_starts_reward_model, pipeline_stages, request, resolve
 from rmcore.stages.results import figures, gather_results, read_json, run_key
 from rmcore.stages.run import INTERRUPTED
+from rmcore.stages.stage import Stage
 from tasks.stages import StageRun, run_stage, run_step
 from tasks.tracking import RunTracker
 
@@ -51,16 +57,16 @@ REPORT_FOLDER = "report"
 """Folder of the report among a run's files in MLflow."""
 REPORT_FILE = "report.html"
 FORM = Form("demo", FIELDS, tuple(name for name in GROUPS if name and "." not in name), presets_for("run"), require_run)
-PICTURE = """
-prepare ──> train ─┬─> evaluate ──> readiness ──> report ──> register: MLflow, model
-                   ├─> landscape, probe, where they are set
-                   └─> benchmark, where benchmarks are named
-with a policy, whose samples are judged:
-policy ──> samples ──> overoptimization ──> readiness_v2 ──> grpo, where rlhf is set
-"""
+DRAWN = PRESETS["policy"].model_copy(
+    update={
+        **{"landscape": LandscapeConfig(), "probe": ProbeConfig(), "rlhf": RlhfConfig()},
+        "benchmark": BenchmarkConfig(suites=("all",)),
+    }
+)
+"""With every section that may be left out."""
 
 
-@configured_flow("pipeline", FORM, PICTURE)
+@configured_flow("pipeline", FORM, drawn(pipeline_stages(DRAWN), DRAWN))
 def pipeline(config: PipelineConfig) -> dict[str, Any]:
     """Train a reward model on preference pairs, measure it, judge it and register it.
 
@@ -159,7 +165,7 @@ def run_pipeline(
             )
 
         with timed_step("report", str(folder)):
-            told = run_step("report", tell, last_of(runs, config))
+            told = run_step("report", tell, last_of(runs))
         results, report = told.found
         with timed_step("register", f"rm-{config.study} in MLflow, with what the run found"):
             version = run_step("register", track, [told.handed]).found
@@ -195,37 +201,36 @@ def begin_flow_run() -> Store:
 
 
 def run_stages(
-    names: Iterable[str],
+    names: Sequence[str],
     config: PipelineConfig,
     store: Store,
     tracker: RunTracker,
     given: Mapping[str, ArtifactRef] | None = None,
 ) -> dict[str, StageRun]:
-    """Run the stages `names`, each after those it needs, and send what they hold to the tracker.
+    """Run the stages `names`, each after those it reads, and send what they hold to the tracker.
 
     `given` are artifacts of stages that are not run.
     """
     runs: dict[str, StageRun] = {}
-    refs = dict(given or {})
-    ordered = list(in_order(names, config))
-    with shown_progress("stages", len(ordered)) as progress:
-        for name in ordered:
-            upstream = {needed: refs[needed] for needed in STAGES[name].needs(config)}
-            after = [runs[needed] for needed in upstream if needed in runs]
-            runs[name] = run_and_say(store, name, config, upstream, tracker, after=after, progress=progress)
-            if runs[name].cached:  # metrics of a stage that ran were sent while it ran
-                tracker.replay(Path(runs[name].ref.path) / METRICS_FILE)
-            say_notices(name, Path(runs[name].ref.path))
-            refs[name] = runs[name].ref
-            tracker.log_artifact_folder(Path(runs[name].ref.path), name)
-    if "prepare" in refs:
-        log_pairs(tracker, config, refs["prepare"])
+    with shown_progress("stages", len(resolve(names, config, given))) as progress:
+
+        def run(stage: Stage) -> ArtifactRef:
+            after = [runs[needed] for needed in stage.upstream if needed in runs]
+            done = runs[stage.name] = run_and_say(store, stage, tracker, after=after, progress=progress)
+            if done.cached:  # metrics of a stage that ran were sent while it ran
+                tracker.replay(done.ref.folder / METRICS_FILE)
+            say_notices(stage.name, done.ref.folder)
+            tracker.log_artifact_folder(done.ref.folder, stage.name)
+            return done.ref
+
+        request(names, config, run, given)
+    log_pairs(tracker, config, runs["prepare"].ref)
     return runs
 
 
-def last_of(runs: Mapping[str, StageRun], config: PipelineConfig) -> list[str]:
+def last_of(runs: Mapping[str, StageRun]) -> list[str]:
     """Return the task results of the final stages, those whose artifacts no other stage of `runs` reads."""
-    read = {needed for name in runs for needed in STAGES[name].needs(config)}
+    read = {needed for run in runs.values() for needed in run.read}
     return [run.handed for name, run in runs.items() if name not in read]
 
 
@@ -240,26 +245,17 @@ def log_pairs(tracker: RunTracker, config: PipelineConfig, prepared: ArtifactRef
 
 
 def run_and_say(
-    store: Store,
-    name: str,
-    config: PipelineConfig,
-    upstream: Mapping[str, ArtifactRef],
-    tracker: RunTracker,
-    *,
-    progress: Progress,
-    after: Iterable[StageRun] = (),
+    store: Store, stage: Stage, tracker: RunTracker, *, progress: Progress, after: Iterable[StageRun] = ()
 ) -> StageRun:
     """Run one stage, or take it from the store, and say which.
 
     `after` are the runs of this flow whose artifacts it reads; it is a part of what `progress` shows.
     """
-    interrupted = partial(leave_embedded, tracker)
+    name, interrupted = stage.name, partial(leave_embedded, tracker)
     with progress.part(name) as hear:
         run = run_stage(
             store,
-            name,
-            config,
-            upstream,
+            stage,
             tracker.follow,
             on_interrupt=interrupted,
             waiting=partial(shown_while_waiting, name),

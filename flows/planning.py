@@ -18,8 +18,9 @@ from rmcore.core.store import ArtifactRef, Store
 from rmcore.data.readers.columns import ColumnMap
 from rmcore.data.readers.sources import iter_records, probe, source_kind
 from rmcore.reporting.experiment_schema import HypothesisResult
-from rmcore.stages.reads import named, settled
-from rmcore.stages.registry import STAGES, pipeline_stages, stage_code
+from rmcore.stages.contents import contents
+from rmcore.stages.order import pipeline_stages, resolve
+from rmcore.stages.stages import STAGES
 from rmcore.study.analysis import Cells, judge_hypotheses
 from rmcore.study.cells import NUM_BINS, NUM_RESAMPLES, Measured, read_cell
 from rmcore.study.estimates import CELL_STAGES
@@ -125,7 +126,7 @@ def plan_run(config: PipelineConfig, store: Store, home: Path) -> tuple[CellPlan
     Where nothing is known about the speed of its training, two real steps are timed first, unless the device is busy.
     """
     folder, elsewhere, probed = home / "throughput", shared_digest(), Probed()
-    cell = Cell(config.study, config.seed, config, tuple(pipeline_stages(config)))
+    cell = Cell(config.study, config.seed, config, pipeline_stages(config))
     plan = Planner(store, estimates(store, folder), elsewhere).plan(cell)
     if any(stage.seconds is None and stage.name in CELL_STAGES for stage in plan.stages):
         probed = probe_unknown(store, folder, [config])
@@ -156,8 +157,10 @@ def arm_cells(experiment: Experiment, arm: Arm) -> list[Cell]:
 
 def frozen(experiment: Experiment) -> dict[str, Any]:
     """Gather what is pre-registered: the declaration, the content of its data, and the analysis that will judge it."""
-    content = (*STAGES["prepare"].reads, "evaluate.answers")
-    sources = {arm.name: named(arm.config, content) for arm in experiment.arms()}
+    sources = {
+        arm.name: contents(arm.config.data, "data.") | contents(arm.config.evaluate, "evaluate.")
+        for arm in experiment.arms()
+    }
     analysis = {
         "level": 0.95,
         "correction": "Holm over all hypotheses",
@@ -173,7 +176,7 @@ def matrix_key(experiment: Experiment, registration_hash: str) -> str:
     base = _named(experiment, experiment.base)
     made: dict[str, object] = {"registration": registration_hash}
     for name, digests in base.items():
-        made[name] = stage_code(STAGES[name]) | {"named": digests}
+        made[name] = STAGES[name].code() | {"named": digests}
     for arm in experiment.arms():
         if (arm.config.data, arm.config.model) != (experiment.base.data, experiment.base.model):
             own = _named(experiment, arm.config)
@@ -184,4 +187,4 @@ def matrix_key(experiment: Experiment, registration_hash: str) -> str:
 
 def _named(experiment: Experiment, config: PipelineConfig) -> dict[str, dict[str, str]]:
     """Digests of all that a config names by address, by stage."""
-    return {name: named(settled(config), STAGES[name].reads) for name in experiment.stages()}
+    return {name: contents(stage) for name, stage in resolve(experiment.stages(), config).items()}

@@ -13,6 +13,7 @@ configure_environment()  # before Prefect and MLflow read their settings
 from prefect import runtime
 from pydantic import Field
 
+from experiments.presets import PRESETS
 from flows.chain import Presentation, run_chain
 from flows.form import Form, configured_flow, described_flow, presets_for
 from flows.pipeline import REPORT_FILE, REPORT_FOLDER, file_words, places, run_name_of, show_on_page
@@ -36,8 +37,7 @@ from rmcore.reporting.html.policy import (
     readiness_block,
 )
 from rmcore.reporting.runs import KEY_DIGITS
-from rmcore.stages.registry import POLICY, pipeline_stages
-from rmcore.stages.requirements import required_policy
+from rmcore.stages.order import drawn, pipeline_stages, required_policy
 from rmcore.stages.results import read_json, run_key
 from tasks.stages import run_step
 from tasks.tracking import RunTracker
@@ -47,8 +47,6 @@ NAMES = {"seed": "seed", "study": "study"}
 SERVED = ("data", "model", "train", "policy")
 """Sections of the config that every flow with a policy reads."""
 WITH_POLICY = presets_for("run", "rlhf")
-BEST_OF_N = ("prepare", "train", *POLICY)
-CONFIRMATION = ("prepare", "train", "policy", "confirmation")
 
 
 @configured_flow(
@@ -60,10 +58,7 @@ CONFIRMATION = ("prepare", "train", "policy", "confirmation")
         WITH_POLICY,
         required_policy,
     ),
-    """
-    prepare ─┬─> train ────────────────┬─> overoptimization ──> curves, figures
-             └─> policy ──> samples ───┘
-    """,
+    drawn(["overoptimization"], PRESETS["policy"]),
     "-best-of-n",
 )
 def best_of_n(config: PipelineConfig, checkpoint: str | None = None) -> dict[str, Any]:
@@ -88,7 +83,7 @@ def best_of_n(config: PipelineConfig, checkpoint: str | None = None) -> dict[str
         }
 
     view = Presentation(found, best_of_n_block, best_of_n_headline, CAPTIONS)
-    return run_chain(config, BEST_OF_N, view, kind="best-of-n", checkpoint=checkpoint)
+    return run_chain(config, ["overoptimization"], view, kind="best-of-n", checkpoint=checkpoint)
 
 
 @configured_flow(
@@ -102,11 +97,7 @@ def best_of_n(config: PipelineConfig, checkpoint: str | None = None) -> dict[str
         WITH_POLICY,
         require_judge,
     ),
-    """
-    prepare ─┬─> train ─┬─> evaluate ─────────┬─> readiness_v2 ──> verdict up to the planned KL
-             │          └─> overoptimization ─┘
-             └─> policy ──> samples ──┘
-    """,
+    drawn(pipeline_stages(PRESETS["policy"]), PRESETS["policy"]),
     "-readiness",
 )
 def readiness(config: PipelineConfig, checkpoint: str | None = None) -> dict[str, Any]:
@@ -144,10 +135,7 @@ def readiness(config: PipelineConfig, checkpoint: str | None = None) -> dict[str
         (*SERVED, "readiness"),
         WITH_POLICY,
     ),
-    """
-    prepare ─┬─> train ──┬─> confirmation ──> what best-of-n gained on fresh prompts
-             └─> policy ─┘
-    """,
+    drawn(["confirmation"], PRESETS["policy"]),
     "-confirm",
 )
 def confirm(config: PipelineConfig, checkpoint: str | None = None) -> dict[str, Any]:
@@ -180,7 +168,7 @@ def confirm(config: PipelineConfig, checkpoint: str | None = None) -> dict[str, 
         return found | {"verdict": verdict_on_served(found), "next_rung": None}
 
     view = Presentation(judged, confirmation_block)
-    return run_chain(config, CONFIRMATION, view, kind="confirm", checkpoint=checkpoint)
+    return run_chain(config, ["confirmation"], view, kind="confirm", checkpoint=checkpoint)
 
 
 @described_flow(

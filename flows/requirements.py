@@ -7,8 +7,7 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.policy.grpo.rlhf_requirements import require_rlhf
 from rmcore.policy.judge import audit_of, require_named_judge
-from rmcore.stages.registry import is_judged, only_starts_reward_model
-from rmcore.stages.requirements import required_benchmark, required_policy, required_rlhf
+from rmcore.stages.order import is_judged, only_starts_reward_model, required_benchmark, required_policy
 
 
 def require_run(config: PipelineConfig) -> None:
@@ -24,7 +23,8 @@ def require_run(config: PipelineConfig) -> None:
     if config.evaluate.answers is not None:
         require_answers(config.evaluate.answers)
     if config.rlhf is not None:
-        require_rlhf(required_rlhf(config), required_policy(config), is_gold=config.is_gold)
+        policy = required_policy(config)
+        require_rlhf(config.rlhf, policy.judge, policy.verdict_judging, is_gold=config.is_gold)
 
 
 def require_judge(config: PipelineConfig) -> None:

@@ -9,6 +9,7 @@ configure_environment()  # before Prefect and MLflow read their settings
 # ruff: noqa: E402
 from prefect.artifacts import create_markdown_artifact
 
+from experiments.presets import PRESETS
 from flows.chain import Presentation, run_chain
 from flows.form import Form, configured_flow, presets_for
 from flows.pipeline import run_name_of, run_pipeline
@@ -18,12 +19,10 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
 from rmcore.reporting.html.blocks import markdown
 from rmcore.reporting.html.rlhf import CAPTIONS, rlhf_block
-from rmcore.stages.registry import POLICY, labelled_stages
-from rmcore.stages.requirements import required_rlhf
+from rmcore.stages.order import drawn, labelled_stages, pipeline_stages, required
 from rmcore.stages.results import read_json
 
 Mode = Literal["full", "rm", "policy"]
-POLICY_ONLY = ("prepare", "train", *POLICY, "grpo")
 
 
 FORM = Form(
@@ -43,15 +42,10 @@ FORM = Form(
     ("data", "model", "train", "evaluate", "landscape", "readiness", "policy", "rlhf"),
     presets_for("rlhf"),
 )
-PICTURE = """
-prepare ─┬─> train ─┬─> evaluate ──────────┬─> readiness_v2
-         │          └─> overoptimization ──┴─> grpo ──> did the true reward rise?
-         └─> policy ──> samples ──┘
-where the reward model starts from the policy (model.name=policy): policy ──> train
-"""
+DRAWN = PRESETS["rlhf"]
 
 
-@configured_flow("rlhf", FORM, PICTURE, "-rlhf")
+@configured_flow("rlhf", FORM, drawn(pipeline_stages(DRAWN), DRAWN), "-rlhf")
 def rlhf(config: PipelineConfig, mode: Mode = "full", checkpoint: str | None = None) -> dict[str, Any]:
     """Train a reward model on preferences and a policy against it, and show whether the true reward rose too.
 
@@ -78,7 +72,7 @@ def rlhf(config: PipelineConfig, mode: Mode = "full", checkpoint: str | None = N
         started_from = config.policy if config.model.name == FROM_POLICY else None
         without = config.model_copy(update={"rlhf": None, "policy": started_from})
         return run_pipeline(without, kind="rlhf", run_name=run_name, names=labelled_stages(without))
-    required_rlhf(config)
+    required(config.rlhf, "rlhf")
     require_run(config)
     if mode == "full":
         outcome = run_pipeline(config, kind="rlhf", run_name=run_name)
@@ -90,4 +84,4 @@ def rlhf(config: PipelineConfig, mode: Mode = "full", checkpoint: str | None = N
         lambda record: str(record["verdict"]["headline"]),
         CAPTIONS,
     )
-    return run_chain(config, POLICY_ONLY, view, kind="rlhf", checkpoint=checkpoint)
+    return run_chain(config, ["grpo"], view, kind="rlhf", checkpoint=checkpoint)

@@ -20,8 +20,8 @@ from rmcore.core.errors import RmcoreError, TrainingError
 from rmcore.core.progress import progress_descriptor
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.core.tracking import METRICS_FILE
-from rmcore.stages.registry import Stage, StageCall
 from rmcore.stages.run import DELIBERATE_ERROR, ERROR_FILE, INTERRUPTED
+from rmcore.stages.stage import Stage
 from rmcore.training.resume import ResumePoint, clear, rewind
 from tasks.device import as_seen, in_the_way, several_device_slots, slots_environment, slots_needed
 from tasks.sharing import pushed, shared_store, states_shared, taken
@@ -42,7 +42,7 @@ SAVING_SECONDS = 30.0
 
 def execute(
     store: Store,
-    call: StageCall,
+    stage: Stage,
     follow: Follow,
     before: Callable[[], None],
     tell: Tell = lambda line: None,
@@ -60,41 +60,40 @@ def execute(
         RmcoreError: whatever the stage refused with, of the same class.
         TrainingError: the stage's process died.
     """
-    stage, key = call.stage, call.key
-    run, wait = run or call.slug, wait or Wait()
+    key = stage.key
+    run, wait = run or stage.slug, wait or Wait()
     wait.on(lambda: same_stage(store, stage.name, key))
     with store.lock(key):
         if store.status(stage.name, key).state == "valid":
             wait.end()
             return store.ref(stage.name, key), False
-        device, processes = call.device, call.num_processes
+        device, processes = stage.device_name, stage.num_processes
         shared = shared_store()
-        if taken(shared, store, call, tell):
+        if taken(shared, store, stage, tell):
             wait.end()
             return store.ref(stage.name, key), False
         needed = 0 if device is None else slots_needed(device, processes)
         wait.on(partial(in_the_way, store, device or "auto", needed))
         with noted(store, key, run), several_device_slots(store, run, device or "auto", needed) as slots:
             wait.end()
-            if taken(shared, store, call, tell):  # another machine committed it while this one waited for its device
+            if taken(shared, store, stage, tell):  # another machine committed it while this one waited for its device
                 return store.ref(stage.name, key), False
             before()
             with (
                 store.publish(
-                    stage.name, call.slug, call.inputs, outcome=stage.outcome, resumable=bool(stage.kept), key=key
+                    stage.name, stage.slug, stage.inputs, outcome=stage.outcome, resumable=bool(stage.kept), key=key
                 ) as out,
-                nullcontext() if shared is None else states_shared(shared, call, out, tell),
+                nullcontext() if shared is None else states_shared(shared, stage, out, tell),
             ):
                 pinned = {} if device is None else slots_environment(slots, device, processes)
-                _compute(call, out, follow, tell, pinned, run)
+                _compute(stage, out, follow, tell, pinned, run)
             if shared is not None:
-                pushed(shared, store, call, tell)
+                pushed(shared, store, stage, tell)
             return store.ref(stage.name, key), True
 
 
-def _compute(call: StageCall, out: Path, follow: Follow, tell: Tell, environment: Mapping[str, str], run: str) -> None:
+def _compute(stage: Stage, out: Path, follow: Follow, tell: Tell, environment: Mapping[str, str], run: str) -> None:
     """Run the stage into `out`, from where an earlier attempt was cut off."""
-    stage = call.stage
     if stage.finished and (out / stage.finished).is_file():
         clear(out)  # an earlier attempt died between the end of its work and here
         return
@@ -103,7 +102,7 @@ def _compute(call: StageCall, out: Path, follow: Follow, tell: Tell, environment
     (out / METRICS_FILE).touch()
     try:
         with follow(out / METRICS_FILE):
-            run_child(call, out, environment, tell, run)
+            run_child(stage, out, environment, tell, run)
     except RmcoreError:
         if not _is_resumable(stage, out):  # refused before it began: nothing to resume from
             shutil.rmtree(out)
@@ -121,24 +120,18 @@ def same_stage(store: Store, name: str, key: str) -> str:
     return f"the same {name}, which {computed_by} computes" if computed_by else ""
 
 
-def run_child(call: StageCall, out: Path, environment: Mapping[str, str], tell: Tell, run: str) -> None:
+def run_child(stage: Stage, out: Path, environment: Mapping[str, str], tell: Tell, run: str) -> None:
     """Run a stage in a process of its own and wait. What it prints goes to a log, its progress to standard error.
 
     `tell` receives the progress lines as well, also where standard error is a terminal and shows a bar.
 
     If it fails, the error names the checkpoints that it had written.
     """
-    stage = call.stage
     with tempfile.TemporaryDirectory(prefix="rm-opt-") as folder:
         place = Path(folder)
-        spec = {
-            "stage": stage.name,
-            "config": _as_seen(call),
-            "upstream": {name: ref.path for name, ref in call.upstream.items()},
-            "out": str(out),
-        }
+        spec = {"stage": stage.name, "arguments": _as_seen(stage), "out": str(out)}
         try:
-            status, own = _wait_for_children(place, spec, call.num_processes, environment, tell, run)
+            status, own = _wait_for_children(place, spec, stage.num_processes, environment, tell, run)
             if status == DELIBERATE_ERROR:
                 raise _stage_error(own / ERROR_FILE)
             if status == INTERRUPTED:
@@ -155,9 +148,9 @@ def run_child(call: StageCall, out: Path, environment: Mapping[str, str], tell: 
             raise
 
 
-def _as_seen(call: StageCall) -> dict[str, Any]:
-    given = call.config.model_dump(mode="json")
-    return given if call.device is None else given | {"device": as_seen(call.device)}
+def _as_seen(stage: Stage) -> dict[str, Any]:
+    given, device = stage.model_dump(mode="json"), stage.device_name
+    return given if device is None else given | {"device": as_seen(device)}
 
 
 def _wait_for_children(

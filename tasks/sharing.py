@@ -17,7 +17,7 @@ from rmcore.core.errors import ConfigError, StoreError
 from rmcore.core.shared_store import SharedStore, saved_files
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.core.tracking import METRICS_FILE
-from rmcore.stages.registry import StageCall
+from rmcore.stages.stage import Stage
 from tasks.run_owner import this_process
 
 SHARED_VARIABLE = "RM_OPT_SHARED"
@@ -79,20 +79,20 @@ def write_once() -> Callable[[str, bytes], bytes] | None:
     return None if shared is None else shared.register
 
 
-def taken(shared: SharedStore | None, store: Store, call: StageCall, tell: Callable[[str], None]) -> bool:
+def taken(shared: SharedStore | None, store: Store, stage: Stage, tell: Callable[[str], None]) -> bool:
     """Take a stage's artifact from the shared store, if one is shared and has it. The caller holds the key's lock."""
     began = time.monotonic()
-    if shared is None or not shared.pull(store, call.stage.name, call.key):
+    if shared is None or not shared.pull(store, stage.name, stage.key):
         return False
-    tell(f"{call.stage.name} taken from {shared.url} in {time.monotonic() - began:.1f} s")
+    tell(f"{stage.name} taken from {shared.url} in {time.monotonic() - began:.1f} s")
     return True
 
 
-def pushed(shared: SharedStore, store: Store, call: StageCall, tell: Callable[[str], None]) -> None:
+def pushed(shared: SharedStore, store: Store, stage: Stage, tell: Callable[[str], None]) -> None:
     """Commit what was computed. A store that is away costs others their time, and this run nothing."""
-    name = call.stage.name
+    name = stage.name
     try:
-        if not shared.push(store, name, call.key):
+        if not shared.push(store, name, stage.key):
             tell(f"{name} was committed by another machine first; its files are taken")
     except StoreError as error:
         warning = f"warning: {name} is on this machine alone until `rm-opt store push`: {error}"
@@ -113,12 +113,12 @@ def share_all(store: Store, refs: Mapping[str, ArtifactRef]) -> None:
 
 
 @contextmanager
-def states_shared(shared: SharedStore, call: StageCall, out: Path, tell: Callable[[str], None]) -> Iterator[None]:
+def states_shared(shared: SharedStore, stage: Stage, out: Path, tell: Callable[[str], None]) -> Iterator[None]:
     """Begin from what another machine had saved of this stage, and share what is saved inside the block.
 
     A store that is away for a moment is tried again at the next look; at the end nothing is left to share.
     """
-    stage, key = call.stage, call.key
+    key = stage.key
     if not stage.kept:
         yield
         return

@@ -5,7 +5,7 @@ damaged. Prefect's own policies would not do: equal inputs collide between tasks
 it imports, and a cached result is not looked at again.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -16,10 +16,9 @@ from prefect.context import TaskRunContext
 from prefect.exceptions import TerminationSignal
 from prefect.logging import get_run_logger
 
-from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.progress import share_of
 from rmcore.core.store import ArtifactRef, Store
-from rmcore.stages.registry import stage_call
+from rmcore.stages.stage import Stage
 from tasks.execution import Follow, execute
 from tasks.waiting import Waiting, not_shown
 
@@ -36,13 +35,13 @@ class StageRun:
     """Damage of the artifact that was there before; empty where none was, or it was whole."""
     handed: str
     """Result of the task: Prefect knows the task by this very object. (The parts of a dict may be shared.)"""
+    read: tuple[str, ...]
+    """Stages whose artifacts it read."""
 
 
 def run_stage(
     store: Store,
-    name: str,
-    config: PipelineConfig,
-    upstream: Mapping[str, ArtifactRef],
+    stage: Stage,
     follow: Follow,
     on_interrupt: Callable[[], None] = lambda: None,
     before: Callable[[], None] = lambda: None,
@@ -52,7 +51,7 @@ def run_stage(
     after: Iterable[StageRun] = (),
     progress: Callable[[float], None] = lambda share: None,
 ) -> StageRun:
-    """Run stage `name` as a Prefect task, or take its artifact from the store.
+    """Run a stage as a Prefect task, or take its artifact from the store.
 
     The task is called `label`, or as the stage, and Prefect draws an edge to it from each of the runs `after` which it
     comes; its log says how far it is.
@@ -63,8 +62,7 @@ def run_stage(
     `waiting` is entered where something has to run, and what it gives knows what the stage waits for. `run` is the name
     by which others who wait know this run. `progress` hears which share of it is done, as often as its log does.
     """
-    call = stage_call(name, config, upstream)
-    key = call.key
+    name, key = stage.name, stage.key
     store.hold(key)  # before it is looked at: from then on nobody may collect it
     status = store.status(name, key)
     ran: list[bool] = []
@@ -81,7 +79,7 @@ def run_stage(
                 progress(share)
 
         with _told(on_interrupt), waiting() as wait:
-            ref, here = execute(store, call, follow, before, tell, run=run, wait=wait)
+            ref, here = execute(store, stage, follow, before, tell, run=run, wait=wait)
         ran.append(here)
         return ref
 
@@ -98,7 +96,7 @@ def run_stage(
 
     handed = stage_task(wait_for=[run.handed for run in after])
     damage = status.damage if any(ran) else ""
-    return StageRun(store.ref(name, key), cached=not any(ran), damage=damage, handed=handed)
+    return StageRun(store.ref(name, key), cached=not any(ran), damage=damage, handed=handed, read=tuple(stage.upstream))
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from rmcore.core.progress import silent
 from rmcore.core.tracking import NullTracker
 from rmcore.data.table import read_pairs
 from rmcore.stages import prepare
-from rmcore.stages.registry import stage_config
+from single_stage import stage_with
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 WRITTEN = [*sorted(path.relative_to(CHECKOUT).as_posix() for path in (CHECKOUT / "docs").glob("*.md")), "README.md"]
@@ -121,7 +121,7 @@ def test_the_runs_that_a_page_asks_for_would_train_on_the_file(page, own_pairs, 
         assert (config.model.name, config.policy) == ("minilm", None)
         prepared = Path(f"prepared-{number}")
         prepared.mkdir()
-        prepare.run(stage_config("prepare", config), {}, prepared, NullTracker(), silent)
+        prepare.run(stage_with("prepare", config, {}), prepared, NullTracker(), silent)
         assert read_pairs(prepared / "test.parquet")
     for words in lines:
         if words[0] == "data":

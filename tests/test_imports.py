@@ -29,7 +29,7 @@ print(json.dumps([[importlib.import_module(name) and list(sys.modules) for name 
 """
 """Imports one module after the other; all that is imported after each step."""
 CACHED_RUN = [
-    *("rmcore.stages.registry", "rmcore.core.store", "rmcore.reporting.html.html", "rmcore.reporting.html.summary")
+    *("rmcore.stages.order", "rmcore.core.store", "rmcore.reporting.html.html", "rmcore.reporting.html.summary")
 ]
 TRAINING = ["rmcore.training.loop", "rmcore.models.reward_model", "rmcore.models.lora", "rmcore.training.checkpoint"]
 ON_A_TRAINING_NODE = {

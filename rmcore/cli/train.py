@@ -292,12 +292,12 @@ def _train(config: PipelineConfig, read: _Read, output_dir: Path, *, is_main: bo
     from rmcore.core.progress import progress_bar
     from rmcore.core.store import flatten
     from rmcore.core.tracking import METRICS_FILE, JsonlTracker, NullTracker
-    from rmcore.stages.reads import settled
+    from rmcore.stages.order import training_of
     from rmcore.stages.train import train_into
     from rmcore.training.profiling import PROFILE_FOLDER
     from rmcore.training.resume import rewind
 
-    settings, flat = settled(config), flatten(config.model_dump(mode="json"))
+    settings, flat = training_of(config), flatten(config.model_dump(mode="json"))
     if not is_main:  # writes nothing and says nothing
         silence = NullTracker(), lambda done, total, text: None
         train_into(settings, read.pairs, read.held_out, output_dir, *silence, observations=read.observations)

@@ -1,7 +1,8 @@
 """The base of all settings: frozen, and unknown names are refused."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, get_args
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
@@ -10,6 +11,17 @@ MAX_WHOLE = 2**53
 Threshold = Annotated[float, Field(gt=0, lt=1)]
 RUN_ONLY: Final = "run only"
 """Mark of a field, `Annotated[int, RUN_ONLY]`, that says how something is computed and changes no outcome."""
+
+Kind = Literal[
+    "audit", "device", "file", "function", "judge", "pairs", "rewards", "rubric", "rules", "suites", "weights"
+]
+
+
+@dataclass(frozen=True)
+class Names:
+    """Mark of a field whose value only names something, which counts by its content (`rmcore.stages.contents`)."""
+
+    kind: Kind
 
 
 class Settings(BaseModel):
@@ -27,6 +39,18 @@ class Settings(BaseModel):
         kept = self.model_dump(mode="json", exclude=set(self.run_only()))
         groups = {name: value for name in kept if isinstance(value := getattr(self, name), Settings)}
         return kept | {name: group.keyed() for name, group in groups.items()}
+
+    def named(self, path: str = "") -> Iterator[tuple[str, Kind, Any]]:
+        """What the fields of `keyed`, at any depth, name: dotted path, what it is, and its name."""
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if RUN_ONLY in field.metadata:
+                continue
+            if isinstance(value, Settings):
+                yield from value.named(f"{path}{name}.")
+            elif value is not None:
+                kinds = (mark.kind for mark in field.metadata if isinstance(mark, Names))
+                yield from ((f"{path}{name}", kind, value) for kind in kinds)
 
     @field_validator("*", mode="after")
     @classmethod

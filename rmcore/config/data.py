@@ -1,11 +1,11 @@
 """Settings of the preference pairs: the built-in synthetic benchmark, or data that are read."""
 
 import math
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rmcore.config.base import Settings
+from rmcore.config.base import Names, Settings
 
 GOLD = "gold"
 """Source of the synthetic benchmark."""
@@ -37,10 +37,10 @@ class GoldConfig(Settings):
 class DataConfig(Settings):
     """Which preference pairs, how they are read and how they are split."""
 
-    source: str = GOLD
+    source: Annotated[str, Names("pairs")] = GOLD
     """`gold` (the built-in world), a file (.parquet .json .jsonl .csv .tsv, also .gz), a datasets folder, or a hub
     name."""
-    eval_source: str | None = None
+    eval_source: Annotated[str | None, Names("pairs")] = None
     """Held-out pairs of the same forms. Left out: a share of the prompts of `source` is held out."""
     split: str = "train"
     """Split of a hub data set or datasets folder to train on."""

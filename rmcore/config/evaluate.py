@@ -1,8 +1,10 @@
 """Settings of the evaluation on held-out pairs."""
 
+from typing import Annotated
+
 from pydantic import Field
 
-from rmcore.config.base import Settings, Threshold
+from rmcore.config.base import Names, Settings, Threshold
 from rmcore.config.model import WeightDtype
 
 
@@ -15,7 +17,7 @@ class EvaluateConfig(Settings):
     """Probabilities from which a single response counts as good: for its true and false positive rates."""
     train_pairs: int = Field(default=500, ge=1)
     """Training pairs scored for the train-test gap."""
-    answers: str | None = None
+    answers: Annotated[str | None, Names("file")] = None
     """A file of answers that a judge has scored, ranked or compared, several a prompt: what the model chooses among
     them decides on evidence level 2, in place of the labelled pairs' own answers."""
     dtype: WeightDtype | None = None

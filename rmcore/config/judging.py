@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rmcore.config.base import RUN_ONLY, Settings
+from rmcore.config.base import RUN_ONLY, Names, Settings
 
 ENDPOINT_PREFIX = "openai:"
 KEY_VARIABLE = "OPENAI_API_KEY"
@@ -20,11 +20,11 @@ class JudgingConfig(Settings):
     """`pointwise`: a score from 1 to 9 of each response. `pairwise`: which of two is better, or a tie; several get
     utilities by at most three comparisons a response. `listwise`: lists of up to eight are put in order, as many lists
     as responses."""
-    rubric: str = Field(default="helpfulness", min_length=1)
+    rubric: Annotated[str, Names("rubric")] = Field(default="helpfulness", min_length=1)
     """Criteria of a good answer: helpfulness, factuality, safety, instructions, or a text file with a rubric of your
     own, in which few-shot examples may be. The file holds the criteria alone, or a whole question with the places
     {prompt} and {response} (in mode pairwise {prompt}, {response_a} and {response_b})."""
-    audit: str | None = None
+    audit: Annotated[str | None, Names("audit")] = None
     """The audit of this judge (`rm-opt judge audit --json`). If it says that the judge informs and does not decide, no
     verdict of the judge's is more than unclear. Its reliability corrects readiness and weights labels. Left out:
     verdicts say that nobody has audited it."""

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rmcore.config.base import Settings
+from rmcore.config.base import Names, Settings
 
 FROM_POLICY = "policy"
 """Name of a reward model that starts from the policy's weights."""
@@ -31,14 +31,14 @@ class LoraSettings(Settings):
 class ModelConfig(Settings):
     """Backbone, reward head and how text becomes tokens."""
 
-    name: str = "tiny"
+    name: Annotated[str, Names("weights")] = "tiny"
     """A folder, a hub name, or `tiny`, `minilm`, `deberta`, `llama`; `policy`: the policy's own weights
     (arXiv:2203.02155)."""
     max_seq_len: int = Field(default=512, ge=8)
     """Longest side (prompt + one completion) in tokens; longer ones are cut and counted."""
     use_chat_template: bool = True
     """Render with the tokenizer's chat template where it has one, else as `Prompt: ...\\n\\nResponse: ...`."""
-    render_fn: str | None = Field(default=None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    render_fn: Annotated[str | None, Names("function")] = Field(default=None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
     """Your own rendering as `module:function`: function(prompt, completion) -> text. Wins over both formats."""
     lora: LoraSettings | None = None
     """Train low-rank adapters and the reward head instead of all weights."""

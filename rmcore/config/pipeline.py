@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from rmcore.config.base import Settings
 from rmcore.config.benchmark import BenchmarkConfig
-from rmcore.config.data import GOLD, DataConfig, Shortcut
+from rmcore.config.data import GOLD, DataConfig
 from rmcore.config.evaluate import EvaluateConfig
 from rmcore.config.judging import judge_name
 from rmcore.config.landscape import LandscapeConfig
@@ -112,16 +112,6 @@ class PipelineConfig(Settings):
         if self.model.name != FROM_POLICY or self.policy is None:
             return self.model.name
         return self.policy.base if self.policy.name == SFT else self.policy.name
-
-    @property
-    def writer_shortcut(self) -> Shortcut | None:
-        """Shortcut of the synthetic benchmark's writer, where that is the policy."""
-        return self.data.gold.shortcut if self.policy is not None and self.policy.name == WORLD else None
-
-    @property
-    def demonstrated_shortcut(self) -> Shortcut | None:
-        """Shortcut of the synthetic benchmark whose answers `sft` learns; None: responses of the pairs."""
-        return self.data.gold.shortcut if self.is_gold else None
 
     @property
     def judged_by(self) -> str:

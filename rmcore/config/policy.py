@@ -56,11 +56,6 @@ class PolicyConfig(Settings):
     `judge`. It ends at each of them, and the same command resumes when its column is filled in."""
 
     @property
-    def drawn_from(self) -> str | None:
-        """The policy that samples are drawn from; None where they are given, and nothing is computed with one."""
-        return self.name if self.samples is None else None
-
-    @property
     def asked_judge(self) -> str | None:
         """Who judges the samples that are drawn; given ones were judged before."""
         return self.judge if self.samples is None else None

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rmcore.config.base import RUN_ONLY, Settings
+from rmcore.config.base import RUN_ONLY, Names, Settings
 
 
 class WatchConfig(Settings):
@@ -47,7 +47,7 @@ class RlhfConfig(Settings):
     rewards: Literal["auto", "vllm", "local"] = "auto"
     """Who scores: a vLLM reward server started for the training, or the reward model in the training's process; auto
     takes vLLM where it is installed."""
-    more_rewards: dict[str, float] | None = None
+    more_rewards: Annotated[dict[str, float] | None, Names("rewards")] = None
     """Further rewards and their weights, the reward model's own weight being 1: folders of reward models, or
     module:function of (prompt, response). Each is normalised within its group before they are summed (GDPO, Liu et al.
     2026, arXiv:2601.05242), so that units do not count; below 0 a weight is a price. Left out: the own reward alone."""

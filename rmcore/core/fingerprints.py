@@ -2,7 +2,7 @@
 
 A stage's outcome can change when its own module or anything it imports from rmcore changes. Comments, docstrings and
 formatting cannot change it, and neither can the modules in `WITHOUT_EFFECT`: settings enter a key by value, figures
-and reports are redrawn from the numbers. What else a stage imports and its key leaves out, its registration names.
+and reports are redrawn from the numbers.
 """
 
 import ast
@@ -24,7 +24,8 @@ WITHOUT_EFFECT = (
     "rmcore.core.tracking",
     "rmcore.core.progress",
     "rmcore.reporting",
-    "rmcore.stages.reads",
+    "rmcore.stages.stage",
+    "rmcore.stages.stages",
 )
 _PACKAGE_FILE = "__init__.py"
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
@@ -33,23 +34,21 @@ _PARSING = threading.Lock()
 """One thread at a time: a second would take the collector's pause for its own state."""
 
 
-def code_digests(module: str, hidden: tuple[str, ...] = (), root: Path | None = None) -> dict[str, str]:
+def code_digests(module: str, root: Path | None = None) -> dict[str, str]:
     """Digest of `module` and of every rmcore module it imports, directly or not, by module name.
 
     Args:
         module: dotted name, for example `rmcore.stages.train`.
-        hidden: modules and packages that are not digested, nor what only they import.
         root: folder that holds the package; default, where this file is installed.
     """
     base = str(root or Path(__file__).resolve().parents[2])
     digests: dict[str, str] = {}
     files: dict[str, tuple[str, int] | None] = {}
     todo = [module]
-    without = (*WITHOUT_EFFECT, *hidden)
-    prefixes = tuple(f"{left_out}." for left_out in without)
+    prefixes = tuple(f"{left_out}." for left_out in WITHOUT_EFFECT)
     while todo:
         name = todo.pop()
-        if name in files or name in without or name.startswith(prefixes):
+        if name in files or name in WITHOUT_EFFECT or name.startswith(prefixes):
             continue
         # Most imported names are classes and functions: only of a package may one be a module, which needs a look.
         parent = files.get(name.rpartition(".")[0])

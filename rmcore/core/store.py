@@ -77,6 +77,11 @@ class ArtifactRef:
     path: str
     digest: str
 
+    @property
+    def folder(self) -> Path:
+        """Where its files are."""
+        return Path(self.path)
+
 
 @dataclass(frozen=True, slots=True)
 class ArtifactStatus:

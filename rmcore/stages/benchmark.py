@@ -6,7 +6,6 @@ figure and `summary.json`.
 
 from pathlib import Path
 
-from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report, prefixed
 from rmcore.core.tracking import Tracker
@@ -14,8 +13,7 @@ from rmcore.data.parquet_rows import RecordFile
 from rmcore.data.table import PAIRS
 from rmcore.reporting.figures.benchmarks import benchmarks_figure
 from rmcore.reporting.figures.style import save
-from rmcore.stages.interface import Upstream
-from rmcore.stages.requirements import required_benchmark
+from rmcore.stages.stages import BenchmarkStage
 from rmcore.stages.trained import load_trained
 from rmcore.suites.measure import score_answers, to_table
 from rmcore.suites.question import OVERALL
@@ -26,15 +24,15 @@ RECORD_FILE = "benchmark.json"
 MODEL = "this model"
 
 
-def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: BenchmarkStage, out: Path, tracker: Tracker, report: Report) -> None:
     """Score every answer, and compare prompts with those of the training pairs."""
-    sets = read_sets(required_benchmark(settings).suites)
-    rm = load_trained(settings, upstream["train"] / "best")
+    sets = read_sets(settings.benchmark.suites)
+    rm = load_trained(settings)
     rewards = []
     for one in sets:
         rewards.append(score_answers(rm, one.questions, report=prefixed(report, one.suite.name)))
         to_table(one.questions, rewards[-1]).to_parquet(out / f"rewards_{one.suite.name}.parquet")
-    pairs = RecordFile(PAIRS, upstream["prepare"] / "train.parquet")
+    pairs = RecordFile(PAIRS, settings.prepared.folder / "train.parquet")
     overlaps = find_overlaps(pairs, sets, report=report)
     record = benchmark_record(MODEL, sets, rewards, overlaps)
     write_json(out / RECORD_FILE, record)

@@ -19,7 +19,6 @@ import numpy as np
 import pandas as pd
 import torch
 
-from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import WORLD
 from rmcore.core.errors import ConfigError, DataError, ModelError
 from rmcore.core.files import write_json
@@ -45,9 +44,9 @@ from rmcore.policy.stopping.pair_judges import (
 from rmcore.reporting.figures.served import served_figure
 from rmcore.reporting.figures.style import save
 from rmcore.stages.fresh_prompts import FEWEST_PROMPTS, held_out_prompts, new_prompts, seen_prompts
-from rmcore.stages.interface import Upstream, policy_place
-from rmcore.stages.requirements import required_policy
+from rmcore.stages.prepared import policy_place
 from rmcore.stages.samples import answers
+from rmcore.stages.stages import ConfirmationStage
 from rmcore.stages.trained import load_trained
 
 RECORD_FILE = "confirmation.json"
@@ -63,20 +62,19 @@ SHOWN = 3
 EXAMPLE = ["prompt", "chosen", "other", "difference"]
 
 
-def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: ConfirmationStage, out: Path, tracker: Tracker, report: Report) -> None:
     """Serve and judge until it is decided, or there is no prompt left."""
-    policy = required_policy(settings)
-    n, asked_of = smallest_n(settings.readiness.planned_kl), _judge(settings)
-    prompts, num_fresh = _fresh_prompts(settings, upstream)
-    judge, unit = _with_unit(asked_of, settings, upstream, out, report)
-    useful = settings.readiness.min_gain if judge.calibrates else wins_of_gain(settings.readiness.min_gain)
+    n, asked_of = smallest_n(settings.planned_kl), _judge(settings)
+    prompts, num_fresh = _fresh_prompts(settings)
+    judge, unit = _with_unit(asked_of, settings, out, report)
+    useful = settings.min_gain if judge.calibrates else wins_of_gain(settings.min_gain)
     gain = ServedGain(judge.limit, useful, is_clipped=judge.calibrates)
     served: list[dict[str, Any]] = []
     unreadable: list[str] = []
 
     def turns() -> Iterator[list[float]]:
         for first, last in _rounds(len(prompts)):
-            rows, bad = _served(settings, upstream, n, prompts[first:last], first, out, report)
+            rows, bad = _served(settings, n, prompts[first:last], first, out, report)
             served.extend(rows)
             unreadable.extend(bad)
             asked = [prompts[row["place"]] for row in rows]
@@ -107,14 +105,14 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
         report_left_out(len(unreadable), "prompts and their responses", why)
     if not served:
         raise DataError(f"{judge.name} gave no readable judgement of any of {num_turned} pairs; see above.")
-    is_asked = [policy.people is None or differ(row["chosen"], row["other"]) for row in served]
+    is_asked = [settings.people is None or differ(row["chosen"], row["other"]) for row in served]
     labels = unit["num_labels"] + judge.labels_per_pair * sum(is_asked)
     counts = {
         **{"num_allowed": len(prompts), "num_fresh": num_fresh},
         **{"num_labels": labels + judge.labels_per_pair * num_unread, "num_unread": num_unread},
     }
     record = _record(n, prompts, judge, gain, served, counts | {"unit_error": unit["error"]}, out)
-    record["verdict"] = audited(record["verdict"], judge.name, policy.judge, policy.verdict_judging)
+    record["verdict"] = audited(record["verdict"], judge.name, settings.judge, settings.judging)
     (out / "figures").mkdir(exist_ok=True)
     save(served_figure(record), out / "figures" / "served.png")
     write_json(out / RECORD_FILE, record)
@@ -184,22 +182,17 @@ def _proxy_gain(rewards: np.ndarray, rises: np.ndarray) -> MetricValue:
     )
 
 
-def _judge(settings: PipelineConfig) -> PeopleJudge | ScoreJudge | OrderedPairJudge:
-    policy = required_policy(settings)
-    if policy.people is not None:
-        return PeopleJudge(Path(policy.people))
-    judge = judge_of(policy.judge, is_gold=settings.is_gold, device=settings.device, judging=policy.verdict_judging)
+def _judge(settings: ConfirmationStage) -> PeopleJudge | ScoreJudge | OrderedPairJudge:
+    if settings.people is not None:
+        return PeopleJudge(Path(settings.people))
+    judge = judge_of(settings.judge, is_gold=settings.is_gold, device=settings.device, judging=settings.judging)
     if judge is None:
         raise ConfigError(NOBODY_JUDGES)
-    return pair_judge_of(judge, policy.verdict_judging)
+    return pair_judge_of(judge, settings.judging)
 
 
 def _with_unit(
-    judge: PeopleJudge | ScoreJudge | OrderedPairJudge,
-    settings: PipelineConfig,
-    upstream: Upstream,
-    out: Path,
-    report: Report,
+    judge: PeopleJudge | ScoreJudge | OrderedPairJudge, settings: ConfirmationStage, out: Path, report: Report
 ) -> tuple[PairJudge, dict[str, Any]]:
     """The judge whose differences have a unit; the unit's scale and relative error, None without one, and its labels.
 
@@ -210,9 +203,9 @@ def _with_unit(
         return judge, {"scale": None, "error": None, "num_labels": 0}
     file = out / "unit.json"
     if not file.is_file():
-        prompts = _unit_prompts(settings, upstream)
+        prompts = _unit_prompts(settings)
         pairs_each = -(-CALIBRATED // len(prompts))
-        _, rows = answers(settings, prompts, 2 * pairs_each, upstream["policy"], out / "drawn_unit.jsonl", report)
+        _, rows = answers(settings, prompts, 2 * pairs_each, out / "drawn_unit.jsonl", report)
         asked, first, second = [], [], []
         for place, texts in rows.groupby("prompt_index", sort=True)["response"]:
             for start in range(0, 2 * pairs_each, 2):
@@ -244,13 +237,7 @@ def _rounds(number: int) -> Iterator[tuple[int, int]]:
 
 
 def _served(
-    settings: PipelineConfig,
-    upstream: Upstream,
-    n: int,
-    prompts: Sequence[Prompt],
-    first: int,
-    out: Path,
-    report: Report,
+    settings: ConfirmationStage, n: int, prompts: Sequence[Prompt], first: int, out: Path, report: Report
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Answer each prompt n + 1 times and choose the best of the first n; read where that was done before.
 
@@ -264,8 +251,8 @@ def _served(
     file = out / f"served_{first}.json"
     if not file.is_file():
         own = settings.model_copy(update={"seed": settings.seed + ROUND_SEED * (1 + first)})
-        _, found = answers(own, prompts, n + 1, upstream["policy"], out / f"drawn_{first}.jsonl", report)
-        rm = load_trained(settings, upstream["train"] / "best")  # after vLLM, if that drew, has given the memory back
+        _, found = answers(own, prompts, n + 1, out / f"drawn_{first}.jsonl", report)
+        rm = load_trained(settings)  # after vLLM, if that drew, has given the memory back
         rows, unreadable = [], []
         for number, (place, texts) in enumerate(found.groupby("prompt_index", sort=True)["response"]):
             prompt, pool = prompts[int(place)], texts.tolist()
@@ -292,7 +279,7 @@ def _served(
     return kept["rows"], kept["unreadable"]
 
 
-def _fresh_prompts(settings: PipelineConfig, upstream: Upstream) -> tuple[list[Prompt], int | None]:
+def _fresh_prompts(settings: ConfirmationStage) -> tuple[list[Prompt], int | None]:
     """Prompts that neither the reward model was trained on nor readiness has seen, and how many there are.
 
     None: as many as one likes. Their order is one of chance: those that are judged when it ends stand for all.
@@ -300,35 +287,33 @@ def _fresh_prompts(settings: PipelineConfig, upstream: Upstream) -> tuple[list[P
     Raises:
         DataError: too few are left.
     """
-    prepared = upstream["prepare"]
+    prepared = settings.prepared.folder
     if settings.is_gold:
-        return new_prompts(prepared, required_policy(settings).fresh_prompts, f"fresh prompts {settings.seed}"), None
+        return new_prompts(prepared, settings.fresh_prompts, f"fresh prompts {settings.seed}"), None
     lower = "policy.num_prompts (readiness is then judged on fewer)"
-    left = held_out_prompts(prepared, seen=required_policy(settings).num_prompts, why="readiness has seen", lower=lower)
-    left = _in_chance_order(settings, upstream, left, "fresh")
+    left = held_out_prompts(prepared, seen=settings.num_prompts, why="readiness has seen", lower=lower)
+    left = _in_chance_order(settings, left, "fresh")
     if len(left) < FEWEST_PROMPTS:
         raise DataError(
             f"the policy can answer {len(left)} of the fresh prompts, and a gain over fewer than {FEWEST_PROMPTS} says "
             "little. Hold out more, or shorter ones."
         )
-    return left[: required_policy(settings).fresh_prompts], len(left)
+    return left[: settings.fresh_prompts], len(left)
 
 
-def _unit_prompts(settings: PipelineConfig, upstream: Upstream) -> list[Prompt]:
+def _unit_prompts(settings: ConfirmationStage) -> list[Prompt]:
     """Prompts that are not served: new ones of the synthetic benchmark, else of those that readiness sees."""
     if settings.is_gold:
-        return new_prompts(upstream["prepare"], CALIBRATED, f"prompts of the unit {settings.seed}")
-    seen = seen_prompts(upstream["prepare"], required_policy(settings).num_prompts)
-    return _in_chance_order(settings, upstream, seen, "seen")[:CALIBRATED]
+        return new_prompts(settings.prepared.folder, CALIBRATED, f"prompts of the unit {settings.seed}")
+    seen = seen_prompts(settings.prepared.folder, settings.num_prompts)
+    return _in_chance_order(settings, seen, "seen")[:CALIBRATED]
 
 
-def _in_chance_order(
-    settings: PipelineConfig, upstream: Upstream, prompts: Sequence[Prompt], name: str
-) -> list[Prompt]:
+def _in_chance_order(settings: ConfirmationStage, prompts: Sequence[Prompt], name: str) -> list[Prompt]:
     """Those that the policy can answer, shuffled."""
-    left, asked = list(prompts), required_policy(settings)
-    if asked.name != WORLD:
-        policy = Policy.load(policy_place(asked.name, upstream["policy"]))
-        left = [left[place] for place in policy.readable_ids(left, asked.max_new_tokens)]
+    left = list(prompts)
+    if settings.policy_name != WORLD:
+        policy = Policy.load(policy_place(settings.policy_name, settings.policy.folder))
+        left = [left[place] for place in policy.readable_ids(left, settings.max_new_tokens)]
     random.Random(f"order of {name} prompts {settings.seed}").shuffle(left)  # noqa: S311 - data, not cryptography
     return left

@@ -17,7 +17,6 @@ import numpy as np
 import pandas as pd
 
 from rmcore.config.evaluate import EvaluateConfig
-from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report, prefixed, silent
 from rmcore.core.spreadsheets import for_spreadsheets
@@ -42,9 +41,10 @@ from rmcore.reporting.figures.context import accuracy_in_context_figure
 from rmcore.reporting.figures.length import reward_by_length_figure
 from rmcore.reporting.figures.margins import margin_histogram_figure
 from rmcore.reporting.figures.style import save
-from rmcore.stages.interface import CEILING_FILE, Upstream, observations_of
 from rmcore.stages.observed import Measured, measure_observations
+from rmcore.stages.prepared import CEILING_FILE, observations_of
 from rmcore.stages.seen_prompts import prompts_of_training
+from rmcore.stages.stages import EvaluateStage
 from rmcore.stages.trained import load_trained
 from rmcore.training.likelihood.attached import read_likelihood
 
@@ -54,11 +54,11 @@ NUM_MISTAKES = 50
 """Most confident mistakes that are kept, with their texts."""
 
 
-def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: EvaluateStage, out: Path, tracker: Tracker, report: Report) -> None:
     """Score the splits with the best checkpoint and measure."""
-    prepared = upstream["prepare"]
+    prepared = settings.prepared.folder
     dtype = settings.evaluate.dtype or scoring_dtype(settings.device)
-    rm = load_trained(settings, upstream["train"] / "best", dtype)
+    rm = load_trained(settings, dtype)
     splits = {
         name: read_pairs(prepared / f"{name}.parquet", settings.evaluate.train_pairs if name == "train" else None)
         for name in ("test", "validation", "ood", "train")
@@ -100,7 +100,7 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
         require_readable(rm.renderer, answers, settings.evaluate.answers)
         rewards = rewards_of(rm, answers, report=prefixed(report, "judged answers"))
         write_judged_answers(out, answers, rewards)
-    judged = _judgements(rm, settings, upstream, splits["test"], report)
+    judged = _judgements(rm, settings, splits["test"], report)
     record["observations"] = None if judged is None else asdict(judged)
     write_json(out / "metrics.json", record)
     tracked = tracked_metrics(record["metrics"])
@@ -115,11 +115,11 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
 
 
 def _judgements(
-    rm: BradleyTerryRM, settings: PipelineConfig, upstream: Upstream, pairs: Sequence[PreferencePair], report: Report
+    rm: BradleyTerryRM, settings: EvaluateStage, pairs: Sequence[PreferencePair], report: Report
 ) -> Measured | None:
     """Measure the held-out judgements of any kind, where the model was trained on such."""
-    checkpoint = upstream["train"] / "best"
-    likelihood, said = read_likelihood(checkpoint), observations_of(upstream["prepare"], "test")
+    checkpoint = settings.trained.folder / "best"
+    likelihood, said = read_likelihood(checkpoint), observations_of(settings.prepared.folder, "test")
     if likelihood is None or said is None:
         return None
     return measure_observations(

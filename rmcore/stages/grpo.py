@@ -17,8 +17,6 @@ from typing import Any
 import pandas as pd
 import torch
 
-from rmcore.config.pipeline import PipelineConfig
-from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.files import read_json_lines, write_json
 from rmcore.core.progress import Report
@@ -56,9 +54,9 @@ from rmcore.reporting.figures.rlhf import rlhf_curves_figure
 from rmcore.reporting.figures.style import save
 from rmcore.reporting.figures.watch import watch_figure
 from rmcore.stages.fresh_prompts import held_out_prompts, new_prompts
-from rmcore.stages.interface import Upstream, policy_place
-from rmcore.stages.requirements import required_policy, required_rlhf
+from rmcore.stages.prepared import policy_place
 from rmcore.stages.samples import SAMPLES_FILE
+from rmcore.stages.stages import GrpoStage
 from rmcore.stages.trained import load_trained
 from rmcore.training.memory import peak_memory_bytes
 
@@ -67,25 +65,25 @@ START_SAMPLES = 64
 """Stored samples of the start policy that a trained one is compared with, of each prompt, at most."""
 
 
-def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: GrpoStage, out: Path, tracker: Tracker, report: Report) -> None:
     """Train, measure, judge."""
-    rlhf, given = required_rlhf(settings), required_policy(settings)
-    require_rlhf(rlhf, given, is_gold=settings.is_gold)
-    policy = Policy.load(policy_place(given.name, upstream["policy"]))
-    judge = judge_of(given.judge, is_gold=settings.is_gold, device=settings.device, judging=given.verdict_judging)
-    pairs = read_pairs(upstream["prepare"] / "train.parquet")
-    start = _start(rlhf, upstream, judge)
-    reward = LocalReward(load_trained(settings, upstream["train"] / "best"))
+    rlhf = settings.rlhf
+    require_rlhf(rlhf, settings.judge, settings.judging, is_gold=settings.is_gold)
+    policy = Policy.load(policy_place(settings.policy_name, settings.policy.folder))
+    judge = judge_of(settings.judge, is_gold=settings.is_gold, device=settings.device, judging=settings.judging)
+    pairs = read_pairs(settings.prepared.folder / "train.parquet")
+    start = _start(settings, judge)
+    reward = LocalReward(load_trained(settings))
     further: tuple[Judge, ...] = ()
     if rlhf.more_rewards is not None:
         prompts = _prompts(pairs)
-        prompts = [prompts[place] for place in trainable_ids(policy, prompts, given.max_new_tokens)]
+        prompts = [prompts[place] for place in trainable_ids(policy, prompts, settings.max_new_tokens)]
         further = further_rewards(rlhf.more_rewards, prompts, pick_device(settings.device).type)
-    watched = _watched(settings, upstream, policy, judge)
-    asked = given.temperature, given.max_new_tokens
+    watched = _watched(settings, policy, judge)
+    asked = settings.temperature, settings.max_new_tokens
     with (
         rollout_service(rlhf, policy, _prompts(pairs), *asked, settings.device) as served,
-        reward_service(rlhf, upstream["train"] / "best", render_fn=settings.model.render_fn) as service,
+        reward_service(rlhf, settings.trained.folder / "best", render_fn=settings.render_fn) as service,
     ):
         for number in range(rlhf.num_seeds):
             place = out / f"seed_{number}"
@@ -95,8 +93,8 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
             train_policy(plan, place, seed=settings.seed + number, tracker=tracker, report=report)
     record = _collect(settings, out, "nobody" if judge is None else judge.name, service.name)
     if record["judge"] != "people":
-        record["verdict"] = audited(record["verdict"], record["judge"], given.judge, given.verdict_judging)
-    _draw(record, upstream["overoptimization"] / "overoptimization.json", out / "figures")
+        record["verdict"] = audited(record["verdict"], record["judge"], settings.judge, settings.judging)
+    _draw(record, settings.overoptimization.folder / "overoptimization.json", out / "figures")
     write_json(out / RECORD_FILE, record)
     for point in record["curve"]:
         shown = {f"policy/{name}": point[name]["value"] for name in ("kl", "proxy", "gold", "win_rate") if point[name]}
@@ -106,27 +104,26 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
         shutil.rmtree(out / f"seed_{number}")
 
 
-def _watched(settings: PipelineConfig, upstream: Upstream, policy: Policy, judge: Judge | None) -> dict[str, Any]:
+def _watched(settings: GrpoStage, policy: Policy, judge: Judge | None) -> dict[str, Any]:
     """The watch over each training and the prompts for what it gains in the end: fields of the plan."""
-    rlhf, given = required_rlhf(settings), required_policy(settings)
-    watch = rlhf.watch
+    rlhf, watch = settings.rlhf, settings.rlhf.watch
     if watch is None:
         return {}
     asked: PairJudge
     if watch.people is not None:
         asked = PeopleJudge(Path(watch.people))
     elif judge is not None:
-        asked = pair_judge_of(judge, given.verdict_judging)
+        asked = pair_judge_of(judge, settings.judging)
     else:
         raise ConfigError(NOBODY_WATCHES)
-    prepared, final = upstream["prepare"], watch.final_labels // asked.labels_per_pair
+    prepared, final = settings.prepared.folder, watch.final_labels // asked.labels_per_pair
     if settings.is_gold:
         used = watch.labels // asked.labels_per_pair * CANDIDATES + CALIBRATED
         drawn = new_prompts(prepared, used + final, f"watched prompts {settings.seed}")
         prompts, fresh = drawn[:used], drawn[used:]
     else:
         left = held_out_prompts(prepared, seen=rlhf.num_prompts, why="the measurements take", lower="rlhf.num_prompts")
-        left = [left[place] for place in policy.readable_ids(left, given.max_new_tokens)]
+        left = [left[place] for place in policy.readable_ids(left, settings.max_new_tokens)]
         final = min(final, len(left) // 3)
         fresh, prompts = left[:final], left[final:]
 
@@ -138,8 +135,8 @@ def _watched(settings: PipelineConfig, upstream: Upstream, policy: Policy, judge
             folder,
             settings=watch,
             every=rlhf.measure_every,
-            temperature=given.temperature,
-            max_new_tokens=given.max_new_tokens,
+            temperature=settings.temperature,
+            max_new_tokens=settings.max_new_tokens,
             kl_target=rlhf.kl_target,
             seed=seed,
             policy=policy,
@@ -148,13 +145,13 @@ def _watched(settings: PipelineConfig, upstream: Upstream, policy: Policy, judge
     return {"watch": make, "final_prompts": fresh}
 
 
-def _start(settings: RlhfConfig, upstream: Upstream, judge: Judge | None) -> StartPools:
+def _start(settings: GrpoStage, judge: Judge | None) -> StartPools:
     """The stored samples of the first prompts, judged as the trained policy's will be."""
-    table = pd.read_parquet(upstream["samples"] / SAMPLES_FILE)
-    known = {prompt_key(pair.prompt): pair.prompt for pair in read_pairs(upstream["prepare"] / "test.parquet")}
+    table = pd.read_parquet(settings.samples.folder / SAMPLES_FILE)
+    known = {prompt_key(pair.prompt): pair.prompt for pair in read_pairs(settings.prepared.folder / "test.parquet")}
     prompts: list[Prompt] = []
     responses: list[list[str]] = []
-    for key, rows in list(table.groupby("prompt_id", sort=False))[: settings.num_prompts]:
+    for key, rows in list(table.groupby("prompt_id", sort=False))[: settings.rlhf.num_prompts]:
         prompts.append(known.get(str(key), str(rows["prompt"].iloc[0])))
         responses.append(rows["response"].tolist()[:START_SAMPLES])
     if len(prompts) < 2:
@@ -163,7 +160,7 @@ def _start(settings: RlhfConfig, upstream: Upstream, judge: Judge | None) -> Sta
             "or hold out more pairs."
         )
     gold = None
-    if judge is not None and (settings.watch is None or isinstance(judge, GoldJudge)):
+    if judge is not None and (settings.rlhf.watch is None or isinstance(judge, GoldJudge)):
         gold = [judge.rewards([prompt] * len(pool), pool) for prompt, pool in zip(prompts, responses, strict=True)]
         gold = [readable_rewards(pool, judge.name) for pool in gold]
     return StartPools(prompts, responses, gold)
@@ -175,7 +172,7 @@ def _prompts(pairs: list[PreferencePair]) -> list[Prompt]:
 
 
 def _plan(
-    settings: PipelineConfig,
+    settings: GrpoStage,
     policy: Policy,
     judge: Judge | None,
     pairs: list[PreferencePair],
@@ -185,7 +182,7 @@ def _plan(
     served: ServedPolicy | None,
     further: Sequence[Judge],
 ) -> TrainingPlan:
-    prompts, rlhf, given = _prompts(pairs), required_rlhf(settings), required_policy(settings)
+    prompts, rlhf = _prompts(pairs), settings.rlhf
     reference = load_weights(policy, torch.float32).to(pick_device(settings.device)).eval()
     # Where labels are counted, only a judge that costs nothing is asked in addition to the watch.
     meter = PolicyMeter(
@@ -195,16 +192,16 @@ def _plan(
         reward,
         judge if start.gold is not None else None,
         num_samples=rlhf.samples_per_prompt,
-        temperature=given.temperature,
-        max_new_tokens=given.max_new_tokens,
+        temperature=settings.temperature,
+        max_new_tokens=settings.max_new_tokens,
     )
     scorer = service.scorer or reward
     return TrainingPlan(policy, prompts, scorer, meter, rlhf, settings.device, served, further)
 
 
-def _collect(settings: PipelineConfig, out: Path, judge: str, rewards: str) -> dict[str, Any]:
+def _collect(settings: GrpoStage, out: Path, judge: str, rewards: str) -> dict[str, Any]:
     """One record of all seeds, and their rows as tables."""
-    trained = required_rlhf(settings)
+    trained = settings.rlhf
     seeds = [out / f"seed_{number}" for number in range(trained.num_seeds)]
     rows = {
         name: [
@@ -223,7 +220,7 @@ def _collect(settings: PipelineConfig, out: Path, judge: str, rewards: str) -> d
     if not (out / MODEL_FOLDER).is_dir():
         (seeds[saved] / MODEL_FOLDER).rename(out / MODEL_FOLDER)
     progress = pd.read_parquet(out / "progress.parquet").astype({"gold": float, "win_rate": float})
-    numbers = {"num_resamples": settings.evaluate.num_resamples, "seed": settings.seed}
+    numbers = {"num_resamples": settings.num_resamples, "seed": settings.seed}
     shared = progress.groupby("step")["seed"].nunique()
     common = shared.index[shared == trained.num_seeds]  # where a seed stopped early, the others stand alone
     curve = curve_of(progress[progress["step"].isin(common)], **numbers)

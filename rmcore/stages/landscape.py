@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from rmcore.config.landscape import LandscapeConfig
-from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import DataError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report, report_left_out
@@ -21,8 +20,7 @@ from rmcore.landscape.sample import CurvatureSample, random_order
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.reporting.figures.landscape import eigenvalues_figure
 from rmcore.reporting.figures.style import save
-from rmcore.stages.interface import Upstream
-from rmcore.stages.requirements import curvature_settings
+from rmcore.stages.stages import LandscapeStage
 from rmcore.stages.trained import load_trained
 
 SPECTRUM_METRICS = (
@@ -38,13 +36,12 @@ SPECTRUM_METRICS = (
 )
 
 
-def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: LandscapeStage, out: Path, tracker: Tracker, report: Report) -> None:
     """Measure the curvature on `num_pairs` test pairs."""
-    rm = load_trained(settings, upstream["train"] / "best")
-    pairs = read_pairs(upstream["prepare"] / "test.parquet")
-    config = curvature_settings(settings)
-    sample = draw_sample(rm, pairs, config, seed=settings.seed)
-    write_curvature(measure_curvature(rm, sample, config, seed=settings.seed, report=report), out)
+    rm = load_trained(settings)
+    pairs = read_pairs(settings.prepared.folder / "test.parquet")
+    sample = draw_sample(rm, pairs, settings.landscape, seed=settings.seed)
+    write_curvature(measure_curvature(rm, sample, settings.landscape, seed=settings.seed, report=report), out)
 
 
 def draw_sample(

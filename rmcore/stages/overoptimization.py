@@ -16,7 +16,6 @@ import numpy as np
 import pandas as pd
 
 from rmcore.config.judging import JudgingConfig
-from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import DataError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
@@ -37,10 +36,9 @@ from rmcore.policy.sampling.samples import pools
 from rmcore.policy.sampling.scored_samples import score_samples
 from rmcore.reporting.figures.overoptimization import overoptimization_figure
 from rmcore.reporting.figures.style import save
-from rmcore.stages.interface import Upstream
-from rmcore.stages.requirements import required_policy
 from rmcore.stages.samples import FEWEST, LEFT_OUT_FILE, SAMPLES_FILE, UNJUDGED_FILE
 from rmcore.stages.seen_prompts import NOT_KNOWN_OF, seen_by
+from rmcore.stages.stages import OveroptimizationStage
 from rmcore.stages.trained import load_trained
 
 UNJUDGED = {
@@ -57,14 +55,15 @@ WORST_SHOWN = 5
 """Prompts of the least gain that the report prints."""
 
 
-def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: OveroptimizationStage, out: Path, tracker: Tracker, report: Report) -> None:
     """Score the samples with the best checkpoint and measure."""
-    samples = pd.read_parquet(upstream["samples"] / SAMPLES_FILE)
-    samples, left_out = not_trained_on(samples, seen_by(upstream["train"], upstream["prepare"]))
-    given = json.loads((upstream["samples"] / LEFT_OUT_FILE).read_text())
+    prepared, drawn = settings.prepared.folder, settings.samples.folder
+    samples = pd.read_parquet(drawn / SAMPLES_FILE)
+    samples, left_out = not_trained_on(samples, seen_by(settings.trained.folder, prepared))
+    given = json.loads((drawn / LEFT_OUT_FILE).read_text())
     left_out += [said.format(**given) for name, said in UNJUDGED.items() if given.get(name)]
-    rm = load_trained(settings, upstream["train"] / "best")
-    scored = score_samples(rm, samples.assign(prompt=_prompts(upstream["prepare"], samples)), report)
+    rm = load_trained(settings)
+    scored = score_samples(rm, samples.assign(prompt=_prompts(prepared, samples)), report)
     asked = scored.samples.assign(reward=scored.rewards)
     table = asked.assign(prompt=asked["prompt"].map(prompt_text), length=asked["response"].str.len())
     table.drop(columns=["prompt", "response"]).to_parquet(out / "rewards.parquet")
@@ -81,8 +80,8 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
     if np.isfinite(table["gold"]).all():
         record |= _judged(settings, table, out / "figures")
         if given.get("unjudged"):
-            unjudged = pd.read_parquet(upstream["samples"] / UNJUDGED_FILE)
-            score = partial(_scored, rm, upstream["prepare"], report)
+            unjudged = pd.read_parquet(drawn / UNJUDGED_FILE)
+            score = partial(_scored, rm, prepared, report)
             said, record["num_chosen_unjudged"] = judged_part(table, unjudged, score)
             left_out.extend(said)
         elif given.get("is_file"):
@@ -209,7 +208,7 @@ def _write_chosen(table: pd.DataFrame, folder: Path) -> None:
     shown.to_csv(folder / "chosen_samples.csv", index=False)
 
 
-def _judged(settings: PipelineConfig, table: pd.DataFrame, folder: Path) -> dict[str, Any]:
+def _judged(settings: OveroptimizationStage, table: pd.DataFrame, folder: Path) -> dict[str, Any]:
     """Everything that needs the true reward."""
     rewards, gold = pools(table, "prompt_id", "reward"), pools(table, "prompt_id", "gold")
     units = table.drop_duplicates("prompt_id")["unit"].tolist()
@@ -219,33 +218,31 @@ def _judged(settings: PipelineConfig, table: pd.DataFrame, folder: Path) -> dict
             gold,
             method=method,
             max_n=max(map(len, rewards)),
-            planned_kl=settings.readiness.planned_kl,
+            planned_kl=settings.planned_kl,
             units=units,
-            num_resamples=settings.evaluate.num_resamples,
+            num_resamples=settings.num_resamples,
             seed=settings.seed,
         )
         for method in METHODS
     ]
-    policy = required_policy(settings)
-    given = policy.judge_ceiling
-    asked = policy.verdict_judging or JudgingConfig()
-    ceiling, error = judge_noise(policy.verdict_judge, asked) if given is None else (given, 0.0)
+    given, asked = settings.judge_ceiling, settings.judging or JudgingConfig()
+    ceiling, error = judge_noise(settings.judge, asked) if given is None else (given, 0.0)
     judged = JudgedPools(rewards, gold, pools(table, "prompt_id", "length"))
     parts = on_policy_parts(
         judged,
         judge_ceiling=ceiling,
         judge_ceiling_error=error,
         units=units,
-        num_resamples=settings.evaluate.num_resamples,
+        num_resamples=settings.num_resamples,
         seed=settings.seed,
     )
     by_length = {
         method: gains_by_length(
             judged,
             method=method,
-            planned_kl=settings.readiness.planned_kl,
+            planned_kl=settings.planned_kl,
             units=units,
-            num_resamples=settings.evaluate.num_resamples,
+            num_resamples=settings.num_resamples,
             seed=settings.seed,
         )
         for method in METHODS

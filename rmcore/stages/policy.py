@@ -13,7 +13,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rmcore.config.model import TINY_SIZES
-from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import SFT
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.files import write_json
@@ -29,8 +28,8 @@ from rmcore.models.loading import guard, load_tokenizer, max_positions, quiet_li
 from rmcore.models.tiny import build_tiny
 from rmcore.policy.policy import TextReader
 from rmcore.policy.sft import TOKEN_BUDGET, Example, fine_tune
-from rmcore.stages.interface import POLICY_FOLDER, Upstream
-from rmcore.stages.requirements import required_policy
+from rmcore.stages.prepared import POLICY_FOLDER
+from rmcore.stages.stages import PolicyStage
 
 POLICY_FILE = "policy.json"
 EPOCHS = 3
@@ -41,10 +40,9 @@ PRETRAINED_LR = 5e-5
 """That of a base which has been trained: within the 1e-5 to 1e-4 that are usual, and not measured here."""
 
 
-def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: PolicyStage, out: Path, tracker: Tracker, report: Report) -> None:
     """Fine-tune, or write down which policy is meant."""
-    policy = required_policy(settings)
-    name, base = policy.drawn_from, policy.base
+    name, base = settings.drawn_from, settings.base
     if name != SFT:
         content = source_digest(name) if name and Path(name).exists() else name
         write_json(out / POLICY_FILE, {"policy": content})  # not where it is: it may be moved
@@ -61,17 +59,17 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
     model.to(pick_device(settings.device))
     end = tokenizer.eos_token_id
     if end is None:
-        raise ConfigError(f"the tokenizer of policy.base={policy.base} has no EOS, so no response would ever end.")
+        raise ConfigError(f"the tokenizer of policy.base={settings.base} has no EOS, so no response would ever end.")
     limit = min(TOKEN_BUDGET, max_positions(model.config) or TOKEN_BUDGET)
     reader = TextReader(tokenizer)
-    examples = _examples(reader, _responses(settings, upstream["prepare"]), end)
+    examples = _examples(reader, _responses(settings, settings.prepared.folder), end)
     fitting = [example for example in examples if example.num_tokens <= limit]
 
     def on_step(done: int, num_steps: int, loss: float) -> None:
         report(done, num_steps, f"loss {loss:.3f}")
         tracker.metrics(done, {"policy/loss": loss})
 
-    lr = TINY_LR if policy.base in TINY_SIZES else PRETRAINED_LR
+    lr = TINY_LR if settings.base in TINY_SIZES else PRETRAINED_LR
     loss = fine_tune(model, fitting, epochs=EPOCHS, lr=lr, seed=settings.seed, on_step=on_step)
     save_pretrained(model, out / POLICY_FOLDER)
     save_pretrained(tokenizer, out / POLICY_FOLDER)
@@ -101,8 +99,8 @@ def _examples(reader: TextReader, rows: Sequence[tuple[Prompt, str]], end: int) 
     return examples
 
 
-def _responses(settings: PipelineConfig, prepared: Path) -> list[tuple[Prompt, str]]:
-    most, shortcut = required_policy(settings).sft_examples, settings.demonstrated_shortcut
+def _responses(settings: PolicyStage, prepared: Path) -> list[tuple[Prompt, str]]:
+    most, shortcut = settings.sft_examples, settings.demonstrated_shortcut
     if shortcut is not None:
         held_out = {
             str(pair.prompt)

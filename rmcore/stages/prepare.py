@@ -14,7 +14,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rmcore.config.data import GOLD, DataConfig
-from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report, silent, within
@@ -37,7 +36,8 @@ from rmcore.data.readers.sources import (
 )
 from rmcore.data.splits import split_together
 from rmcore.data.table import OBSERVATIONS, PAIRS
-from rmcore.stages.interface import CEILING_FILE, Upstream
+from rmcore.stages.prepared import CEILING_FILE
+from rmcore.stages.stages import PrepareStage
 
 FILES = ("file", "cluster")
 """Kinds of sources that have no splits."""
@@ -56,14 +56,14 @@ class Prepared:
     """Outcome of reading each source; none for the synthetic benchmark."""
 
 
-def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: PrepareStage, out: Path, tracker: Tracker, report: Report) -> None:
     """Read, audit and split the pairs named in `settings.data`."""
     # What is mapped outlives its name, but for disks of other machines, which keep it until this process ends.
     with TemporaryDirectory(prefix=".pairs-", dir=out, ignore_cleanup_errors=True) as spool:
         _run(settings, out, Path(spool), report)
 
 
-def _run(settings: PipelineConfig, out: Path, spool: Path, report: Report) -> None:
+def _run(settings: PrepareStage, out: Path, spool: Path, report: Report) -> None:
     report(0, 3, "reading")
     reading = within(report, 0, 3, "reading")
     prepared = prepare(settings.data, seed=settings.seed, report=reading, spool=spool)

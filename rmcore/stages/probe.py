@@ -7,7 +7,6 @@ worst mistakes adds, `rmcore.probes.effects`) and `summary.json`. No verdict fol
 from pathlib import Path
 from typing import Any
 
-from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
@@ -16,20 +15,19 @@ from rmcore.data.table import read_pairs
 from rmcore.probes.effects import explain_mistakes
 from rmcore.probes.measure import probe
 from rmcore.probes.rules import find_rules
-from rmcore.stages.interface import Upstream
-from rmcore.stages.requirements import required_probe
+from rmcore.stages.stages import ProbeStage
 from rmcore.stages.trained import load_trained
 
 KEPT_CHARS = 700
 """Characters of an example's text."""
 
 
-def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: ProbeStage, out: Path, tracker: Tracker, report: Report) -> None:
     """Probe the best checkpoint on the test pairs."""
-    rules = find_rules(required_probe(settings).rules)
-    rm = load_trained(settings, upstream["train"] / "best")
-    held_out = read_pairs(upstream["prepare"] / "test.parquet")
-    pairs = cap_pairs(held_out, required_probe(settings).pairs_per_prompt)
+    rules = find_rules(settings.probe.rules)
+    rm = load_trained(settings)
+    held_out = read_pairs(settings.prepared.folder / "test.parquet")
+    pairs = cap_pairs(held_out, settings.probe.pairs_per_prompt)
     found = probe(rm, pairs, rules, seed=settings.seed, report=report)
     mistakes = explain_mistakes(rm, held_out, report=report)
     write_json(out / "probe.json", {**found.to_dict(KEPT_CHARS), "mistakes": mistakes})

@@ -15,7 +15,6 @@ from typing import Any
 
 import pandas as pd
 
-from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import DataError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
@@ -28,14 +27,14 @@ from rmcore.policy.readiness.original_score import RLReadinessScorer
 from rmcore.policy.readiness.verdict import verdict_on_labels
 from rmcore.reporting.figures.logged_answers import logged_answers_figure
 from rmcore.reporting.figures.style import save
-from rmcore.stages.interface import Upstream
+from rmcore.stages.stages import ReadinessStage, ReadinessV2Stage
 
 
-def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: ReadinessStage, out: Path, tracker: Tracker, report: Report) -> None:
     """Judge from the evaluation's metrics, and compute the original score."""
-    metrics = json.loads((upstream["evaluate"] / "metrics.json").read_text())["metrics"]
-    lambda_max = largest_eigenvalue(upstream)
-    logged = choose_among_logged(settings, upstream, report)
+    metrics = json.loads((settings.evaluated.folder / "metrics.json").read_text())["metrics"]
+    lambda_max = largest_eigenvalue(settings)
+    logged = choose_among_logged(settings, report)
     write_json(out / "logged_answers.json", logged)
     train_accuracy = metrics["train"]["pairwise_accuracy"]["value"]
     judged = judge(metrics["test"], train_accuracy, lambda_max, logged)
@@ -50,24 +49,25 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
     write_json(out / "summary.json", {"metrics": shown})
 
 
-def largest_eigenvalue(upstream: Upstream) -> float | None:
+def largest_eigenvalue(settings: ReadinessStage | ReadinessV2Stage) -> float | None:
     """Read the largest eigenvalue of the loss Hessian; None where it is undefined, or was not measured."""
-    if "landscape" not in upstream:
+    if settings.curvature is None:
         return None
-    value: float | None = json.loads((upstream["landscape"] / "spectrum.json").read_text())["lambda_max"]
+    value: float | None = json.loads((settings.curvature.folder / "spectrum.json").read_text())["lambda_max"]
     return value
 
 
-def choose_among_logged(settings: PipelineConfig, upstream: Upstream, report: Report) -> dict[str, Any] | None:
+def choose_among_logged(settings: ReadinessStage, report: Report) -> dict[str, Any] | None:
     """Measure the best of k among judged answers, else those of held-out pairs; None where no prompt has enough."""
-    if (upstream["evaluate"] / ANSWERS_FILE).is_file():
-        given, of_model = stored_judged_answers(upstream["evaluate"])
+    evaluated = settings.evaluated.folder
+    if (evaluated / ANSWERS_FILE).is_file():
+        given, of_model = stored_judged_answers(evaluated)
         return choose_among_judged(
-            given, of_model, num_resamples=settings.evaluate.num_resamples, seed=settings.seed, report=report
+            given, of_model, num_resamples=settings.num_resamples, seed=settings.seed, report=report
         )
-    rewards = pd.read_parquet(upstream["evaluate"] / "rewards.parquet")
-    table = logged_table(read_pairs(upstream["prepare"] / "test.parquet"), rewards[rewards["split"] == "test"])
-    return logged_answers(table, num_resamples=settings.evaluate.num_resamples, seed=settings.seed, report=report)
+    rewards = pd.read_parquet(evaluated / "rewards.parquet")
+    table = logged_table(read_pairs(settings.prepared.folder / "test.parquet"), rewards[rewards["split"] == "test"])
+    return logged_answers(table, num_resamples=settings.num_resamples, seed=settings.seed, report=report)
 
 
 def judge(

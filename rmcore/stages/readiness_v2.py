@@ -7,23 +7,21 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
 from rmcore.policy.judge import audited
 from rmcore.policy.readiness.readiness_v2 import Unseen, judge_v2
-from rmcore.stages.interface import Upstream
 from rmcore.stages.readiness import largest_eigenvalue
-from rmcore.stages.requirements import required_policy
+from rmcore.stages.stages import ReadinessV2Stage
 
 FROM_PAIRS = ("pairwise_accuracy", "length_matched_accuracy", "ece_tempered_debiased")
 
 
-def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: ReadinessV2Stage, out: Path, tracker: Tracker, report: Report) -> None:
     """Put the parts together and judge."""
-    optimized = json.loads((upstream["overoptimization"] / "overoptimization.json").read_text())
-    metrics = json.loads((upstream["evaluate"] / "metrics.json").read_text())["metrics"]["test"]
+    optimized = json.loads((settings.overoptimization.folder / "overoptimization.json").read_text())
+    metrics = json.loads((settings.evaluated.folder / "metrics.json").read_text())["metrics"]["test"]
     planned = settings.readiness.planned_optimizer
     curve = next((one for one in optimized.get("curves", []) if one["method"] == planned), None)
     plan = None if curve is None else curve["plan"]
@@ -32,9 +30,9 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
     if plan is not None:
         parts |= {"planned_gain": plan["gain"], "planned_fall": plan["fall"]}
     parts |= {name: metrics[name] for name in FROM_PAIRS if name in metrics}
-    why = None if "landscape" in upstream else "the curvature was not measured"
-    curvature = {"value": largest_eigenvalue(upstream), "ci_low": None, "ci_high": None, "num": 0, "reason": why}
-    parts["lambda_max"] = curvature
+    why = None if settings.curvature is not None else "the curvature was not measured"
+    largest = largest_eigenvalue(settings)
+    parts["lambda_max"] = {"value": largest, "ci_low": None, "ci_high": None, "num": 0, "reason": why}
     judged = judge_v2(
         parts,
         settings.readiness,
@@ -50,9 +48,8 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
             min(optimized["num_chosen_unjudged"], curve["num_prompts"]),
         ),
     )
-    policy = required_policy(settings)
     judged["verdict"]["reasons"] = [*judged["verdict"]["reasons"], *optimized["left_out"]]
-    asked = policy.verdict_judge, policy.verdict_judging
+    asked = settings.judge, settings.judging
     judged["verdict"] = audited(judged["verdict"], optimized["judge"], *asked, by_length=by_length)
     write_json(out / "readiness.json", judged)
     shown = {"ready/gate_passed": float(judged["verdict"]["status"] == "ready")}

@@ -24,8 +24,8 @@ from rmcore.policy.readiness.next_step import Tried, best_of, held_out_by, next_
 from rmcore.policy.readiness.verdict import next_rung, verdict_on_policy, with_outcome
 from rmcore.reporting.runs import short_names
 from rmcore.reporting.schema import NextRung, PolicyResults, Results, StageResult, Training
-from rmcore.stages.reads import device_type
-from rmcore.stages.registry import STAGES
+from rmcore.stages.contents import device_type
+from rmcore.stages.stages import STAGES
 
 NUM_MISTAKES = 50
 SHOWN_VERSIONS = ("rm-optimizer", "torch", "transformers", "prefect", "mlflow", "pandas", "numpy")
@@ -232,7 +232,7 @@ def _stage(store: Store, ref: ArtifactRef, cached: bool) -> StageResult:
         "path": ref.path,
         "cached": cached,
         "wall_seconds": manifest.get("wall_seconds"),
-        "device_seconds": manifest.get("wall_seconds") if STAGES[ref.stage].on_device else 0.0,
+        "device_seconds": manifest.get("wall_seconds") if STAGES[ref.stage].on_device() else 0.0,
     }
 
 
@@ -244,7 +244,7 @@ def artifact_seconds(store: Store, refs: Iterable[ArtifactRef], *, on_device: bo
         refs: the artifacts.
         on_device: only of stages that hold a device while they run.
     """
-    counted = {ref.key: ref for ref in refs if STAGES[ref.stage].on_device or not on_device}
+    counted = {ref.key: ref for ref in refs if STAGES[ref.stage].on_device() or not on_device}
     manifests = [store.manifest(ref.stage, ref.key) or {} for ref in counted.values()]
     return sum(float(manifest.get("wall_seconds", 0.0)) for manifest in manifests)
 

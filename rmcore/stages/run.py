@@ -14,11 +14,11 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
-from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import RmcoreError, StoreError
 from rmcore.core.progress import PROGRESS_VARIABLE, progress_bar, silent
 from rmcore.core.tracking import METRICS_FILE, JsonlTracker, NullTracker
-from rmcore.stages.registry import STAGES, stage_config
+from rmcore.stages.stage import Stage
+from rmcore.stages.stages import STAGES
 
 ERROR_FILE = "error.json"
 DELIBERATE_ERROR = 3
@@ -26,17 +26,17 @@ DELIBERATE_ERROR = 3
 INTERRUPTED = 130
 
 
-def run_stage(name: str, config: PipelineConfig, upstream: dict[str, Path], out: Path) -> None:
-    """Run stage `name` in this process, writing its artifact into `out`."""
-    module, settings = importlib.import_module(STAGES[name].module), stage_config(name, config)
+def run_stage(stage: Stage, out: Path) -> None:
+    """Run a stage in this process, writing its artifact into `out`."""
+    module = importlib.import_module(stage.module())
     if os.environ.get("RANK", "0") != "0":  # one of several processes, of which the first writes and tells
-        module.run(settings, upstream, out, NullTracker(), silent)
+        module.run(stage, out, NullTracker(), silent)
         return
     tracker = JsonlTracker(out / METRICS_FILE)
     try:
         shown = PROGRESS_VARIABLE in os.environ  # else standard error is the stage's log
-        with progress_bar(name) if shown else nullcontext(silent) as report:
-            module.run(settings, upstream, out, tracker, report)
+        with progress_bar(stage.name) if shown else nullcontext(silent) as report:
+            module.run(stage, out, tracker, report)
     finally:
         tracker.close()
 
@@ -46,10 +46,8 @@ def run_from_file(spec_path: str) -> int:
     # Asked to end in either way, a stage ends what it has started before it goes.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     spec = json.loads(Path(spec_path).read_text())
-    upstream = {name: Path(folder) for name, folder in spec["upstream"].items()}
     try:
-        config = PipelineConfig.model_validate(spec["config"])
-        run_stage(spec["stage"], config, upstream, Path(spec["out"]))
+        run_stage(STAGES[spec["stage"]].model_validate(spec["arguments"]), Path(spec["out"]))
     except RmcoreError as error:
         return _describe(error, spec_path)
     except OSError as error:

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import DataError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
@@ -30,8 +29,8 @@ from rmcore.policy.policy import Policy
 from rmcore.policy.sampling.sampler import SamplingSettings
 from rmcore.policy.sampling.samples import read_samples
 from rmcore.policy.sampling.sampling import draw_samples
-from rmcore.stages.interface import Upstream, policy_place
-from rmcore.stages.requirements import required_policy
+from rmcore.stages.prepared import policy_place
+from rmcore.stages.stages import Answering, SamplesStage
 from rmcore.training.resume import FINISHED_FILE
 
 SAMPLES_FILE, UNJUDGED_FILE, LEFT_OUT_FILE = "samples.parquet", "unjudged.parquet", "left_out.json"
@@ -39,18 +38,17 @@ FEWEST = 4
 """Samples of a prompt below which nothing can be said about a choice among them."""
 
 
-def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: SamplesStage, out: Path, tracker: Tracker, report: Report) -> None:
     """Draw samples, or read those drawn elsewhere; judge them where the truth is known."""
-    policy = required_policy(settings)
     table, unjudged, sampling = (
-        _read(policy.samples, policy.judge_column, policy.topic_column)
-        if policy.samples is not None
-        else _draw(settings, upstream, out / "drawn.jsonl", report)
+        _read(settings.samples, settings.judge_column, settings.topic_column)
+        if settings.samples is not None
+        else _draw(settings, out / "drawn.jsonl", report)
     )
     table = _with_units(table)
     table.to_parquet(out / SAMPLES_FILE)
     unjudged[["prompt_id", "prompt", "response"]].to_parquet(out / UNJUDGED_FILE)
-    write_json(out / LEFT_OUT_FILE, sampling.get("given", {}) | {"is_file": policy.samples is not None})
+    write_json(out / LEFT_OUT_FILE, sampling.get("given", {}) | {"is_file": settings.samples is not None})
     gold = table["gold"].to_numpy()
     sampling |= {
         "num_prompts": int(table["prompt_id"].nunique()),
@@ -69,13 +67,11 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
     write_json(out / FINISHED_FILE, sampling)
 
 
-def _draw(
-    settings: PipelineConfig, upstream: Upstream, drawn: Path, report: Report
-) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, Any]]:
-    policy, pairs = required_policy(settings), read_pairs(upstream["prepare"] / "test.parquet")
-    prompts = one_each(pairs)[: policy.num_prompts]
-    topics = _topics(pairs, policy.topic_column)
-    engine, rows = answers(settings, prompts, policy.samples_per_prompt, upstream["policy"], drawn, report)
+def _draw(settings: SamplesStage, drawn: Path, report: Report) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, Any]]:
+    pairs = read_pairs(settings.prepared.folder / "test.parquet")
+    prompts = one_each(pairs)[: settings.num_prompts]
+    topics = _topics(pairs, settings.topic_column)
+    engine, rows = answers(settings, prompts, settings.samples_per_prompt, drawn, report)
     table = pd.DataFrame(
         {
             "prompt_id": [prompt_key(prompts[index]) for index in rows["prompt_index"]],
@@ -86,10 +82,10 @@ def _draw(
             "topic": [topics.get(prompt_key(prompts[index])) for index in rows["prompt_index"]],
         }
     )
-    judge = judge_of(policy.asked_judge, is_gold=settings.is_gold, device=settings.device, judging=policy.asked_judging)
+    judge = judge_of(settings.judge, is_gold=settings.is_gold, device=settings.device, judging=settings.judging)
     asked = [prompts[index] for index in rows["prompt_index"]]
     table["gold"] = np.nan if judge is None else judge.rewards(asked, rows["response"].tolist())
-    found: dict[str, Any] = {"engine": engine, "source": policy.name}
+    found: dict[str, Any] = {"engine": engine, "source": settings.policy_name}
     if judge is None:
         return table, table.iloc[:0], found
     table, unjudged, found["given"] = judged_samples(table, f"{judge.name} gave no readable judgement")
@@ -137,7 +133,7 @@ def judged_samples(table: pd.DataFrame, why: str) -> tuple[pd.DataFrame, pd.Data
 
 
 def answers(
-    settings: PipelineConfig, prompts: Sequence[Prompt], count: int, artifact: Path, drawn: Path, report: Report
+    settings: Answering, prompts: Sequence[Prompt], count: int, drawn: Path, report: Report
 ) -> tuple[str, pd.DataFrame]:
     """Draw the answers of the policy, or of the synthetic benchmark's writer, to prompts.
 
@@ -145,7 +141,6 @@ def answers(
         settings: which policy, and how it samples.
         prompts: P of them.
         count: samples of each.
-        artifact: of the stage policy.
         drawn: file that takes each prompt's samples, from which an interrupted call continues; unused by the writer.
         report: progress.
 
@@ -153,7 +148,7 @@ def answers(
         What drew them, and P x count rows with the columns of `draw_samples`, by prompt; the writer's tokens are
         counted as words.
     """
-    policy, shortcut = required_policy(settings), settings.writer_shortcut
+    shortcut = settings.writer_shortcut
     if shortcut is not None:
         responses = [
             (index, response)
@@ -164,13 +159,16 @@ def answers(
         num_words = rows["response"].str.split().str.len()
         return "the synthetic benchmark's writer", rows.assign(num_tokens=num_words, finished=True)
     found = draw_samples(
-        Policy.load(policy_place(policy.name, artifact)),
+        Policy.load(policy_place(settings.policy_name, settings.policy.folder)),
         prompts,
         SamplingSettings(
-            num_samples=count, temperature=policy.temperature, max_new_tokens=policy.max_new_tokens, seed=settings.seed
+            num_samples=count,
+            temperature=settings.temperature,
+            max_new_tokens=settings.max_new_tokens,
+            seed=settings.seed,
         ),
         drawn,
-        engine=policy.engine,
+        engine=settings.engine,
         device=settings.device,
         report=report,
     )

@@ -12,7 +12,7 @@ from rmcore.data.readers.columns import ColumnMap
 from rmcore.data.readers.sources import load_pairs
 from rmcore.data.splits import compared_prompt
 from rmcore.data.table import PAIRS
-from rmcore.stages.interface import observations_of
+from rmcore.stages.prepared import observations_of
 
 NOT_KNOWN_OF = "it is not known which prompts {} was trained on: on those that it has seen a gain may be memory"
 

@@ -14,7 +14,6 @@ from shutil import rmtree
 from typing import Any
 
 from rmcore.config.model import ModelConfig
-from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import SFT
 from rmcore.config.train import TrainConfig
 from rmcore.core.files import read_json_lines, write_json, write_json_lines
@@ -31,7 +30,8 @@ from rmcore.models.loading import max_positions
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.reporting.figures.style import save
 from rmcore.reporting.figures.training import training_curves_figure
-from rmcore.stages.interface import Upstream, observations_of, policy_place
+from rmcore.stages.prepared import observations_of, policy_place
+from rmcore.stages.stages import Training, TrainStage
 from rmcore.training.callbacks import calibration
 from rmcore.training.length import passes
 from rmcore.training.loop import Trainer
@@ -43,11 +43,11 @@ from rmcore.training.setup import BF16_NOTE, with_precision
 from rmcore.training.sharding import process_group, shard
 
 
-def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None:
+def run(settings: TrainStage, out: Path, tracker: Tracker, report: Report) -> None:
     """Train on the prepared splits."""
-    prepared = upstream["prepare"]
-    if "policy" in upstream:  # the reward model starts from the policy that was fine-tuned there
-        model = settings.model.model_copy(update={"name": policy_place(SFT, upstream["policy"])})
+    prepared = settings.prepared.folder
+    if settings.policy is not None:  # the reward model starts from the policy that was fine-tuned there
+        model = settings.model.model_copy(update={"name": policy_place(SFT, settings.policy.folder)})
         settings = settings.model_copy(update={"model": model})
     validation = prepared / "validation.parquet"
     train_into(
@@ -62,7 +62,7 @@ def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracke
 
 
 def train_into(
-    settings: PipelineConfig,
+    settings: Training,
     train: Pairs,
     validation: Pairs,
     out: Path,
@@ -81,7 +81,7 @@ def train_into(
     `rmcore.training.resume.rewind(out)`.
     """
     device = pick_device(settings.device)
-    material = Material.choose(settings.train, train, observations, settings.data.attribute_weights)
+    material = Material.choose(settings.train, train, observations, settings.attribute_weights)
     place = environment_ranks()
     defer = place.world > 1  # each of several processes reads only its slices of the weights
     # Before joining a group, in which rank 0 alone could write `tiny`.

@@ -1,22 +1,20 @@
 """The reward model that stages after a training measure."""
 
-from pathlib import Path
-
 from rmcore.config.model import WeightDtype
-from rmcore.config.pipeline import PipelineConfig
 from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.stages.stages import Measuring
 
 
-def load_trained(settings: PipelineConfig, folder: Path, dtype: WeightDtype = "float32") -> BradleyTerryRM:
-    """Load a checkpoint of the stage train as the settings of a stage say.
+def load_trained(settings: Measuring, dtype: WeightDtype = "float32") -> BradleyTerryRM:
+    """Load the best checkpoint of the training that a stage measures.
 
     Raises:
         ModelError, ConfigError: see `BradleyTerryRM.from_pretrained`.
     """
     return BradleyTerryRM.from_pretrained(
-        folder,
+        settings.trained.folder / "best",
         device=settings.device,
-        trust_remote_code=settings.model.trust_remote_code,
-        render_fn=settings.model.render_fn,
+        trust_remote_code=settings.trust_remote_code,
+        render_fn=settings.render_fn,
         dtype=dtype,
     )

@@ -14,8 +14,7 @@ from typing import Any
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.digests import canonical_json
 from rmcore.core.store import Entry
-from rmcore.stages.registry import stage_settings
-from rmcore.stages.requirements import curvature_settings
+from rmcore.stages.order import curvature_settings, stage_of
 from rmcore.training.length import passes
 from rmcore.training.resume import FINISHED_FILE
 
@@ -42,12 +41,12 @@ class SpeedProbe:
 
 def kind(config: PipelineConfig) -> str:
     """Describe, as canonical JSON, what trainings of about the same throughput share."""
-    return _kind(stage_settings("train", config))
+    return _kind(stage_of("train", config).settings)
 
 
 def probe_kind(config: PipelineConfig) -> str:
     """The same for a probe, which also counts the pairs of its data set."""
-    return canonical_json({"kind": kind(config), "data": stage_settings("prepare", config)["data"]})
+    return canonical_json({"kind": kind(config), "data": stage_of("prepare", config).settings["data"]})
 
 
 def _kind(settings: Mapping[str, Any]) -> str:
@@ -76,12 +75,12 @@ class Estimates:
             taken = self._newest(entry for entry in self._of("prepare") if _same_source(entry, config))
             return taken if taken is not None else self._start(config)
         if stage not in CELL_STAGES:  # as long as it took with the same settings
-            settings = stage_settings(stage, config)
+            settings = stage_of(stage, config).settings
             return self._newest(entry for entry in self._of(stage) if entry.inputs["config"] == settings)
         trained = self._trained.get(kind(config), [])
         if stage == "train":
             return self._train_seconds(config, trained)
-        outcomes, own = {entry.digest for entry in trained}, stage_settings(stage, config)[stage]
+        outcomes, own = {entry.digest for entry in trained}, stage_of(stage, config).settings[stage]
         measured = self._newest(
             entry
             for entry in self._of(stage)
@@ -154,5 +153,5 @@ def _read_record(entry: Entry) -> dict[str, Any] | None:
 
 
 def _same_source(entry: Entry, config: PipelineConfig) -> bool:
-    own = stage_settings("prepare", config)["data"]["source"]
+    own = stage_of("prepare", config).settings["data"]["source"]
     return bool(own == entry.inputs["config"]["data"]["source"])

@@ -4,14 +4,15 @@ Nothing runs here. A stage's key depends on the content of what it reads, so a s
 store, or in one that machines share, and has to run in any case where it is not.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.store import ArtifactRef, ArtifactStatus, Seen, Store, nearest
-from rmcore.stages.registry import STAGES, stage_call
+from rmcore.stages.order import missing, request
+from rmcore.stages.stage import Stage
 from rmcore.study.estimates import Estimates
 from rmcore.training.resume import RESUME_FOLDER
 
@@ -90,34 +91,38 @@ class Planner:
 
     def plan(self, cell: Cell) -> CellPlan:
         """Plan what of a cell is there and what has to run."""
-        return CellPlan(cell, tuple(self._stages(cell)))
-
-    def _stages(self, cell: Cell) -> Iterator[StagePlan]:
-        refs: dict[str, ArtifactRef] = {}
+        stages: list[StagePlan] = []
         first: dict[str, str] = {}  # of a stage that has to run: the one that it has to run for
-        for name in cell.stages:
-            behind = [first[needed] for needed in STAGES[name].needs(cell.config) if needed in first]
-            if behind:
-                first[name] = behind[0]
-                why = f"follows {behind[0]}"
-                yield StagePlan(name, None, None, why, self.estimates.seconds(cell.config, name))
-                continue
-            call = stage_call(name, cell.config, refs)
-            key = call.key
-            status = self._status(name, key)
-            if status.state == "valid":
-                refs[name] = self.store.ref(name, key)
-                yield StagePlan(name, refs[name], key, "", 0.0)
-                continue
-            digest = self.elsewhere(name, key)
-            if digest is not None:
-                refs[name] = ArtifactRef(name, key, "", digest)  # what follows is keyed by its content alone
-                yield StagePlan(name, None, key, "taken from the shared store", 0.0, is_shared=True)
-                continue
-            first[name] = name
-            is_corrupt = status.state == "corrupt"
-            why = f"damaged: {status.damage}" if is_corrupt else self._why(name, key, call.inputs)
-            yield StagePlan(name, None, key, why, self.estimates.seconds(cell.config, name))
+
+        def look(stage: Stage) -> ArtifactRef:
+            plan, ref = self._look(cell, stage, first)
+            stages.append(plan)
+            return ref
+
+        request(cell.stages, cell.config, look)
+        return CellPlan(cell, tuple(stages))
+
+    def _look(self, cell: Cell, stage: Stage, first: dict[str, str]) -> tuple[StagePlan, ArtifactRef]:
+        """Plan one stage, and give its artifact, which may be missing."""
+        name = stage.name
+        behind = [first[needed] for needed in stage.upstream if needed in first]
+        if behind:
+            first[name] = behind[0]
+            why = f"follows {behind[0]}"
+            return StagePlan(name, None, None, why, self.estimates.seconds(cell.config, name)), missing(stage)
+        key = stage.key
+        status = self._status(name, key)
+        if status.state == "valid":
+            ref = self.store.ref(name, key)
+            return StagePlan(name, ref, key, "", 0.0), ref
+        digest = self.elsewhere(name, key)
+        if digest is not None:
+            ref = ArtifactRef(name, key, "", digest)  # what follows is keyed by its content alone
+            return StagePlan(name, None, key, "taken from the shared store", 0.0, is_shared=True), ref
+        first[name] = name
+        is_corrupt = status.state == "corrupt"
+        why = f"damaged: {status.damage}" if is_corrupt else self._why(name, key, stage.inputs)
+        return StagePlan(name, None, key, why, self.estimates.seconds(cell.config, name)), missing(stage)
 
     def _status(self, name: str, key: str) -> ArtifactStatus:
         if (name, key) not in self._checked:

@@ -16,8 +16,8 @@ from experiments.sizes import ACCURACY, NOTHING, Size
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.metrics import CELL_METRICS
-from rmcore.stages.run import run_stage
 from rmcore.study.cells import read_cell
+from single_stage import run_stage
 
 GAP = "eval/train_test_gap"
 ECE = "calib/test_ece_debiased"

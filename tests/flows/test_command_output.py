@@ -17,6 +17,7 @@ from rmcore.core.files import full_places
 from rmcore.core.progress import silent
 from rmcore.core.tracking import NullTracker
 from rmcore.stages import prepare
+from rmcore.stages.order import stage_of
 from source_sample import lines
 
 LETTERS = "Grüße, 漢字 😀 \u2028"
@@ -113,7 +114,7 @@ def test_a_run_says_what_the_audit_warns_of_and_what_was_left_out(tmp_path, monk
         {"prompt": f"p {i}", "a": "x", "b": "y", "winner": "tie" if i % 2 else "a", "margin": -i} for i in range(40)
     ]
     settings = PipelineConfig.model_validate({"data": {"source": lines(rows, tmp_path / "rows.jsonl")}})
-    prepare.run(settings, {}, tmp_path, NullTracker(), silent)
+    prepare.run(stage_of("prepare", settings), tmp_path, NullTracker(), silent)
     monkeypatch.setenv(CONSOLE_VARIABLE, "1")
     with disable_run_logger():
         say_notices("prepare", tmp_path)

@@ -20,7 +20,7 @@ from rmcore.core.errors import ConfigError
 from rmcore.evaluation.diagnosis import GateCheck
 from rmcore.models.tiny import build_tiny
 from rmcore.policy.readiness.verdict import next_rung, verdict_on_labels, verdict_on_samples
-from rmcore.stages.registry import pipeline_stages, stage_settings
+from rmcore.stages.order import pipeline_stages, stage_of
 from tasks.checkpoints import given_checkpoint
 
 RUN = "mine-seed5-0123456789ab"
@@ -156,7 +156,7 @@ def test_samples_replace_the_policy_that_a_trained_reward_model_started_from(rec
     assert (name, model) == ("readiness", str(checkpoint))
     assert started("readiness", "policy", RUN, "--set", "policy.samples=JUDGED_FILE") == (name, model, chosen)
     assert (chosen.policy.samples, chosen.data, chosen.train) == ("JUDGED_FILE", OWN.data, STARTED.train)
-    assert stage_settings("evaluate", chosen) == stage_settings("evaluate", STARTED)  # it is found in the store
+    assert stage_of("evaluate", chosen).settings == stage_of("evaluate", STARTED).settings  # it is found in the store
 
 
 def test_a_run_whose_reward_model_alone_needed_the_policy_is_trained_again_on_labelled_pairs(recorded):

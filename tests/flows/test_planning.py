@@ -21,7 +21,7 @@ from rmcore.core.tracking import METRICS_FILE
 from rmcore.data.table import write_pairs
 from rmcore.judging.language_model import calls_for_rewards
 from rmcore.policy.readiness.verdict import plan_power
-from rmcore.stages.registry import pipeline_stages, stage_call
+from rmcore.stages.order import pipeline_stages, stage_of
 from rmcore.study.estimates import SpeedProbe, probe_kind
 from rmcore.study.plan import Cell
 from rmcore.training.resume import FINISHED_FILE
@@ -86,7 +86,7 @@ def finish(store):
     def finished(cell, loss=0.5):
         refs = {}
         for name in cell.stages:
-            call = stage_call(name, cell.config, refs)
+            call = stage_of(name, cell.config, refs)
             with store.publish(name, call.slug, call.inputs, outcome=("outcome",)) as out:
                 (out / "outcome").write_text(call.key)
                 (out / METRICS_FILE).write_text(json.dumps({"step": 1, "metrics": {"eval/loss": loss}}) + "\n")
@@ -225,7 +225,7 @@ def test_a_matrix_is_named_by_its_registration_and_by_what_runs_it(monkeypatch):
     assert matrix_key(experiment, "b" * 64) != key
     assert matrix_key(declare(metrics=["train/num_steps"]), "a" * 64) != key  # other stages, other code
     with monkeypatch.context() as patched:
-        patched.setattr("rmcore.stages.registry.code_digests", lambda module, hidden: {module: "changed"})
+        patched.setattr("rmcore.stages.stage.code_digests", lambda module: {module: "changed"})
         assert matrix_key(experiment, "a" * 64) != key
     assert matrix_key(declare(base=BASE | {"device": "cuda"}), "a" * 64) != key
 

@@ -402,13 +402,13 @@ class Run(Scenario):
     """A small run as a whole: pairs are prepared, a model is trained and evaluated; a state is saved at every step."""
 
     def act(self, place: Path) -> None:
-        from rmcore.stages.registry import stage_call
+        from rmcore.stages.order import stage_of
         from tasks import execution
 
         execution.run_child = _run_stage
         store, refs = self._store(place), {}
         for name, config in self._stages():
-            call = stage_call(name, config, refs)
+            call = stage_of(name, config, refs)
             refs[name], _ = execution.execute(store, call, lambda path: nullcontext(), lambda: None)
 
     def _stages(self) -> Iterator[tuple[str, Any]]:
@@ -445,11 +445,11 @@ class Run(Scenario):
             _expect(entry.digest, whole[entry.stage])
 
 
-def _run_stage(call: Any, out: Path, *_: Any) -> None:
+def _run_stage(stage: Any, out: Path, *_: Any) -> None:
     """Run a stage in this process, where faults are counted."""
     from rmcore.stages.run import run_stage
 
-    run_stage(call.stage.name, call.config, {name: Path(ref.path) for name, ref in call.upstream.items()}, out)
+    run_stage(stage, out)
 
 
 SCENARIOS: dict[str, type[Scenario]] = {

@@ -9,8 +9,9 @@ from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.policy import PolicyConfig
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.core.store import ArtifactRef, Store
-from rmcore.stages.registry import STAGES, pipeline_stages, stage_call
+from rmcore.stages.order import pipeline_stages, request, stage_of
 from rmcore.stages.run import run_stage
+from rmcore.stages.stage import Stage
 
 SMOKE = PRESETS["smoke"]
 CONFIG = SMOKE.model_copy(
@@ -51,17 +52,26 @@ class Chain:
 
     def ref(self, name: str) -> ArtifactRef:
         """The artifact of one stage and, before, of all it needs."""
-        if name in self.given:
-            return self.given[name]
-        refs = {needed: self.ref(needed) for needed in STAGES[name].needs(self.config)}
-        call = stage_call(name, self.config, refs)
-        with self.store.lock(call.key):  # another process of the tests may be at it
-            if self.store.find(name, call.key) is None:
-                outcome, is_resumable = call.stage.outcome, bool(call.stage.kept)
-                with self.store.publish(name, call.slug, call.inputs, outcome=outcome, resumable=is_resumable) as out:
-                    run_stage(name, call.config, {needed: Path(ref.path) for needed, ref in refs.items()}, out)
-                self.executed.append(name)
-        return self.store.ref(name, call.key)
+        refs = dict(self.given)
+
+        def make(stage: Stage) -> ArtifactRef:
+            key, outcome, is_resumable = stage.key, stage.outcome, bool(stage.kept)
+            with self.store.lock(key):  # another process of the tests may be at it
+                if self.store.find(stage.name, key) is None:
+                    with self.store.publish(
+                        stage.name, stage.slug, stage.inputs, outcome=outcome, resumable=is_resumable
+                    ) as out:
+                        run_stage(stage, out)
+                    self.executed.append(stage.name)
+            refs[stage.name] = self.store.ref(stage.name, key)
+            return refs[stage.name]
+
+        request([name], self.config, make, self.given)
+        return refs[name]
+
+    def upstream(self, name: str) -> dict[str, ArtifactRef]:
+        """The artifacts that one stage reads."""
+        return {needed: self.ref(needed) for needed in stage_of(name, self.config).upstream}
 
     def folder(self, name: str) -> Path:
         """Where the artifact of one stage lies."""
@@ -69,8 +79,7 @@ class Chain:
 
     def key(self, name: str) -> str:
         """Of the stage's artifact; only what is upstream of it is made."""
-        refs = {needed: self.ref(needed) for needed in STAGES[name].needs(self.config)}
-        return stage_call(name, self.config, refs).key
+        return stage_of(name, self.config, self.upstream(name)).key
 
     def all(self) -> list[str]:
         """Make everything of the config; the stages that had to run."""

@@ -12,7 +12,7 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.core import progress
 from rmcore.core.progress import PROGRESS_VARIABLE
 from rmcore.core.store import Store
-from rmcore.stages.registry import stage_call
+from rmcore.stages.order import stage_of
 from tasks.execution import SHARED_TERMINAL, _shown_progress, execute
 from tasks.waiting import Wait
 
@@ -24,7 +24,7 @@ def follow_nothing(path):
 def test_of_callers_at_the_same_time_one_does_the_work_and_the_others_get_it(tmp_path):
     store = Store(tmp_path)
     config = PipelineConfig(data=DataConfig(gold=GoldConfig(num_prompts=40)))
-    asked, began = stage_call("prepare", config, {}), []
+    asked, began = stage_of("prepare", config, {}), []
 
     def call(_):
         return execute(store, asked, follow_nothing, lambda: began.append(1))
@@ -40,7 +40,7 @@ def test_of_callers_at_the_same_time_one_does_the_work_and_the_others_get_it(tmp
 def test_who_computes_the_same_stage_is_named_to_those_who_wait(tmp_path):
     store = Store(tmp_path)
     config = PipelineConfig(data=DataConfig(gold=GoldConfig(num_prompts=40)))
-    asked, wait, began, named = stage_call("prepare", config, {}), Wait(), threading.Event(), threading.Event()
+    asked, wait, began, named = stage_of("prepare", config, {}), Wait(), threading.Event(), threading.Event()
 
     def begin():
         began.set()

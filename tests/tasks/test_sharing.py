@@ -18,7 +18,7 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import StoreError
 from rmcore.core.store import Store
-from rmcore.stages.registry import stage_call
+from rmcore.stages.order import stage_of
 from tasks.execution import execute
 from tasks.sharing import SHARED_VARIABLE, shared_store
 from tasks.waiting import Wait
@@ -38,7 +38,7 @@ def shared(tmp_path, monkeypatch):
 def prepared(home, before=lambda: None, wait=None, told=None):
     return execute(
         Store(home),
-        stage_call("prepare", CONFIG, {}),
+        stage_of("prepare", CONFIG, {}),
         lambda path: nullcontext(),
         before,
         (told if told is not None else []).append,
@@ -96,14 +96,14 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.store import Store
-from rmcore.stages.registry import stage_call
+from rmcore.stages.order import stage_of
 from tasks import sharing
 from tasks.execution import execute
 sharing.LOOK_SECONDS = 0.05  # the training is short
 store, config, told = Store(Path(sys.argv[1])), PipelineConfig.model_validate_json(sys.argv[2]), []
 def run(name, upstream):
     tell = lambda line: print(json.dumps(line), file=sys.stderr, flush=True)
-    return execute(store, stage_call(name, config, upstream), lambda path: nullcontext(), lambda: None, tell)
+    return execute(store, stage_of(name, config, upstream), lambda path: nullcontext(), lambda: None, tell)
 prepared, _ = run("prepare", {})
 run("train", {"prepare": prepared})
 """
@@ -119,7 +119,7 @@ def test_a_training_that_is_killed_on_one_machine_goes_on_on_another_to_the_same
         """Digest and key of what this machine has in that home, whether it computed it, and what was told meanwhile."""
         store, told, upstream = Store(tmp_path / home), [], {}
         for name in ("prepare", "train"):
-            call = stage_call(name, config, upstream)
+            call = stage_of(name, config, upstream)
             ref, here = execute(store, call, lambda path: nullcontext(), lambda: None, told.append)
             upstream = {name: ref}
         return {"digest": ref.digest, "key": ref.key, "here": here}, "\n".join(told)

@@ -19,7 +19,7 @@ from rmcore.core.child_process import PLACE
 from rmcore.core.errors import ConfigError, TrainingError
 from rmcore.core.files import read_json_lines
 from rmcore.core.store import Store
-from rmcore.stages.registry import stage_call
+from rmcore.stages.order import stage_of
 from rmcore.training.resume import FINISHED_FILE, RESUME_FOLDER
 from tasks import stage_processes
 from tasks.execution import execute
@@ -42,8 +42,8 @@ def settings(model, processes, **changes):
 
 def train(store, config, follow=lambda path: nullcontext()):
     """The artifact of the training, made here."""
-    prepared, _ = execute(store, stage_call("prepare", config, {}), lambda path: nullcontext(), lambda: None)
-    trained, here = execute(store, stage_call("train", config, {"prepare": prepared}), follow, lambda: None)
+    prepared, _ = execute(store, stage_of("prepare", config, {}), lambda path: nullcontext(), lambda: None)
+    trained, here = execute(store, stage_of("train", config, {"prepare": prepared}), follow, lambda: None)
     assert here
     return trained
 

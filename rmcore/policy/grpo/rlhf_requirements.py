@@ -3,7 +3,7 @@
 import contextlib
 import math
 
-from rmcore.config.policy import PolicyConfig
+from rmcore.config.judging import JudgingConfig
 from rmcore.config.rlhf import RlhfConfig, WatchConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.extras import require_extra
@@ -29,12 +29,13 @@ def require_trl() -> None:
     require_extra("trl", "rl", "GRPO")
 
 
-def require_rlhf(settings: RlhfConfig, policy: PolicyConfig, *, is_gold: bool) -> None:
+def require_rlhf(settings: RlhfConfig, judge: str | None, judging: JudgingConfig | None, *, is_gold: bool) -> None:
     """Check that everything is there that the training of a policy names.
 
     Args:
         settings: of the training.
-        policy: who judges, and how it is asked.
+        judge: who judges.
+        judging: how it is asked.
         is_gold: whether the pairs are the synthetic benchmark's, which judges itself.
 
     Raises:
@@ -44,7 +45,7 @@ def require_rlhf(settings: RlhfConfig, policy: PolicyConfig, *, is_gold: bool) -
     require_trl()
     if "vllm" in (settings.rewards, settings.rollouts):
         find_vllm()
-    judge, judging, watch = policy.judge, policy.verdict_judging, settings.watch
+    watch = settings.watch
     if judge is not None:
         require_named_judge(judge, judging)
     require_more_rewards(settings.more_rewards)

@@ -27,12 +27,7 @@ def start(tmp_path):
     """Starts a stage; its output goes to `tmp_path / "log"`."""
 
     def start(config=None, stage="prepare", progress=(), out="out", **variables):
-        spec = {
-            "stage": stage,
-            "config": {"seed": 0, "data": {}} | (config or {}),
-            "upstream": {},
-            "out": str(tmp_path / out),
-        }
+        spec = {"stage": stage, "arguments": {"seed": 0, "data": {}} | (config or {}), "out": str(tmp_path / out)}
         place = tmp_path / f"spec-{out}.json"
         place.write_text(json.dumps(spec))
         with (tmp_path / "log").open("w") as log:
@@ -181,7 +176,7 @@ process.wait()
 
 
 def test_a_stage_does_not_outlive_a_killed_starter(tmp_path):
-    spec = {"stage": "prepare", "config": {"seed": 0} | LONG, "upstream": {}, "out": str(tmp_path / "out")}
+    spec = {"stage": "prepare", "arguments": {"seed": 0} | LONG, "out": str(tmp_path / "out")}
     (tmp_path / "spec.json").write_text(json.dumps(spec))
     command = [sys.executable, "-c", STARTER, str(tmp_path / "spec.json"), str(tmp_path / "log")]
     starter = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(fork_server.__file__).parents[2])

@@ -26,6 +26,7 @@ from rmcore.data.table import read_pairs, write_pairs
 from rmcore.data.tokenized import PAIRS_A_BATCH, open_tokenized, write_tokenized
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages import prepare
+from rmcore.stages.order import stage_of
 
 POOLS = []
 
@@ -123,7 +124,7 @@ def test_preparing_holds_some_bytes_a_pair_and_not_the_texts(tmp_path: Path):
     tracemalloc.start()
     try:
         settings = PipelineConfig(data=DataConfig(source=str(tmp_path / "a.parquet")))
-        prepare.run(settings, {}, out, NullTracker(), lambda done, total, text: None)
+        prepare.run(stage_of("prepare", settings), out, NullTracker(), lambda done, total, text: None)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

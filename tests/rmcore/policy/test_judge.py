@@ -23,7 +23,7 @@ from rmcore.policy.judge import (
     label_weight,
     require_named_judge,
 )
-from rmcore.stages.registry import stage_settings
+from rmcore.stages.order import stage_of
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def test_samples_that_were_judged_do_not_depend_on_how_their_judge_is_asked(tmp_
     require_judge(config)
     other = of_samples(tmp_path / "samples.csv", None, JudgingConfig(mode="pairwise"))
     for stage in ("samples", "readiness_v2"):
-        assert stage_settings(stage, config) == stage_settings(stage, other)
+        assert stage_of(stage, config).settings == stage_of(stage, other).settings
 
 
 def test_the_audit_of_a_judge_that_was_changed_since_is_refused(tmp_path, monkeypatch):

@@ -4,7 +4,6 @@ import sys
 
 import pytest
 
-from rmcore.config.policy import PolicyConfig
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.errors import ConfigError
 from rmcore.policy.grpo.rlhf_requirements import require_rlhf
@@ -47,7 +46,7 @@ def test_what_cannot_draw_is_refused_where_it_was_named_and_else_not_taken(absen
     with pytest.raises(ConfigError, match="no program"):
         draws_by_vllm(named, 1.0, "cpu")
     with pytest.raises(ConfigError, match="no program"):
-        require_rlhf(named, PolicyConfig(), is_gold=False)  # before anything is computed
+        require_rlhf(named, None, None, is_gold=False)  # before anything is computed
 
 
 def test_a_temperature_that_vllm_refuses_is_said(installed):

@@ -17,7 +17,8 @@ from rmcore.core.tracking import NullTracker
 from rmcore.data.table import write_pairs
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages import benchmark
-from rmcore.stages.registry import pipeline_stages, stage_call, stage_config
+from rmcore.stages.order import pipeline_stages, stage_of
+from single_stage import stage_with
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def test_every_answer_is_scored_and_set_beside_the_training_pairs(config, tmp_pa
     rm.save(tmp_path / "train" / "best")
     out = tmp_path / "out"
     out.mkdir()
-    benchmark.run(stage_config("benchmark", config), upstream, out, NullTracker(), silent)
+    benchmark.run(stage_with("benchmark", config, upstream), out, NullTracker(), silent)
     told = json.loads((out / "benchmark.json").read_text())["suites"]["mine"]
     rewards = pd.read_parquet(out / "rewards_mine.parquet")
     right = rewards.pivot_table(index="question", columns="is_right", values="reward")
@@ -56,21 +57,21 @@ def test_the_stage_is_run_where_benchmarks_are_named_and_again_when_their_conten
     assert pipeline_stages(config)[-1] == "benchmark"
     assert "benchmark" not in pipeline_stages(PipelineConfig())
     upstream = {name: ArtifactRef(name, "k", "/somewhere", "d") for name in ("prepare", "train")}
-    key = stage_call("benchmark", config, upstream).key
+    key = stage_of("benchmark", config, upstream).key
     moved = tmp_path / "elsewhere"
     moved.mkdir()
     for name in ("mine.yaml", "rows.jsonl"):
         (moved / name).write_bytes((tmp_path / name).read_bytes())
     named = config.model_copy(update={"benchmark": BenchmarkConfig(suites=(str(moved / "mine.yaml"),))})
-    assert stage_call("benchmark", named, upstream).key == key
+    assert stage_of("benchmark", named, upstream).key == key
     (moved / "mine.yaml").write_text((moved / "mine.yaml").read_text().replace("group: topic\n", ""))
-    assert stage_call("benchmark", named, upstream).key != key
+    assert stage_of("benchmark", named, upstream).key != key
     (moved / "mine.yaml").write_bytes((tmp_path / "mine.yaml").read_bytes())
     with (moved / "rows.jsonl").open("a") as file:
         file.write(json.dumps({"prompt": "p", "chosen": "a", "rejected": "b", "topic": "x"}) + "\n")
-    assert stage_call("benchmark", named, upstream).key != key
+    assert stage_of("benchmark", named, upstream).key != key
     with pytest.raises(ConfigError, match=r"set benchmark.suites"):
-        stage_config("benchmark", config.model_copy(update={"benchmark": BenchmarkConfig()}))
+        stage_of("benchmark", config.model_copy(update={"benchmark": BenchmarkConfig()}))
     missing = config.model_copy(update={"benchmark": BenchmarkConfig(suites=("judgebench=nowhere.jsonl",))})
     with pytest.raises(ConfigError, match=r"there is no file or folder 'nowhere.jsonl'"):
-        stage_call("benchmark", missing, upstream)
+        stage_of("benchmark", missing, upstream)

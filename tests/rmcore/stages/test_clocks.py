@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rmcore.core.fingerprints import code_digests
-from rmcore.stages.registry import STAGES
+from rmcore.stages.stages import STAGES
 
 READS = re.compile(
     r"\btime\.(time|time_ns|monotonic|perf_counter|process_time)\(|\bfree_bytes\(|\bmem_get_info\(|\bvirtual_memory\("
@@ -38,7 +38,7 @@ DECIDES = {
 
 @pytest.mark.slow
 def test_no_stage_reads_a_clock_or_the_load_but_where_it_changes_no_result():
-    modules = {name for stage in STAGES.values() for name in code_digests(stage.module, stage.hidden)}
+    modules = {name for stage in STAGES.values() for name in code_digests(stage.module())}
     sources = {name: Path(str(find_spec(name).origin)).read_text(encoding="utf-8") for name in sorted(modules)}
     reading = {name for name, source in sources.items() if READS.search(source)}
     assert reading - DECIDES.keys() == set(), "say in DECIDES why a busy machine stores the same, or count instead"

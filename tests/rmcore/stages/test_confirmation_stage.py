@@ -13,8 +13,7 @@ from rmcore.data.gold.world import gold_reward
 from rmcore.data.table import read_pairs, write_pairs
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.confirmation import ENOUGH_TO_RISE
-from rmcore.stages.registry import STAGES
-from rmcore.stages.run import run_stage
+from single_stage import run_stage
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +64,7 @@ def counted(tmp_path, monkeypatch):
 def run(chain, out, planned_kl=FEW.readiness.planned_kl, **policy):
     """The stage with some settings changed, in a folder of its own; its record."""
     config = policy_chain.changed(FEW, policy=policy, readiness={"planned_kl": planned_kl})
-    run_stage("confirmation", config, {name: chain.folder(name) for name in STAGES["confirmation"].upstream}, out)
+    run_stage("confirmation", config, {name: ref.folder for name, ref in chain.upstream("confirmation").items()}, out)
     return json.loads((out / "confirmation.json").read_text())
 
 
@@ -193,6 +192,6 @@ def test_people_judge_it_round_by_round_and_are_not_asked_more_than_it_takes(tmp
 
 def test_without_a_judge_it_is_refused(tmp_path, chain):
     config = policy_chain.changed(FEW, data={"source": "pairs.csv"})
-    upstream = {name: chain.folder(name) for name in STAGES["confirmation"].upstream}
+    upstream = {name: ref.folder for name, ref in chain.upstream("confirmation").items()}
     with pytest.raises(ConfigError, match=r"policy\.judge"):
         run_stage("confirmation", config, upstream, tmp_path)

@@ -13,7 +13,6 @@ from transformers import AutoTokenizer
 
 import policy_chain
 from rmcore.config.pipeline import PipelineConfig
-from rmcore.config.policy import PolicyConfig
 from rmcore.config.rlhf import RlhfConfig, WatchConfig
 from rmcore.core.errors import ConfigError, DataError, JudgementsWantedError
 from rmcore.data.gold.world import gold_reward
@@ -21,8 +20,8 @@ from rmcore.data.table import read_pairs, write_pairs
 from rmcore.policy.grpo.policy_meter import QUANTITIES
 from rmcore.policy.grpo.rlhf_requirements import require_rlhf
 from rmcore.policy.policy import Policy
-from rmcore.stages.registry import STAGES, pipeline_stages, stage_call
-from rmcore.stages.run import run_stage
+from rmcore.stages.order import pipeline_stages, stage_of
+from single_stage import run_stage
 
 changed = policy_chain.changed
 RLHF = RlhfConfig(
@@ -50,7 +49,7 @@ def record(folder):
 def run_alone(chain, out, config):
     """The stage in this process, beside what the chain has."""
     out.mkdir(parents=True, exist_ok=True)
-    run_stage("grpo", config, {name: chain.folder(name) for name in STAGES["grpo"].upstream}, out)
+    run_stage("grpo", config, {name: ref.folder for name, ref in chain.upstream("grpo").items()}, out)
     return json.loads((out / "rlhf.json").read_text())
 
 
@@ -97,10 +96,10 @@ def test_the_trained_policy_is_a_policy(folder):
 
 
 def test_how_a_step_is_cut_is_no_part_of_the_key_and_what_it_learns_is(chain):
-    refs = {name: chain.ref(name) for name in STAGES["grpo"].upstream}
+    refs = chain.upstream("grpo")
 
     def key(**settings):
-        return stage_call("grpo", changed(CONFIG, **settings), refs).key
+        return stage_of("grpo", changed(CONFIG, **settings), refs).key
 
     assert key() == key(rlhf={"micro_batch_size": 4})
     changes = [{"rlhf": {name: value}} for name, value in (("rollouts", "vllm"), ("steps", 5), ("kl_beta", 0.1))]
@@ -123,7 +122,7 @@ def test_a_further_reward_need_not_read_what_is_not_trained_on(chain, tmp_path, 
     marked = replace(pairs[0], prompt="a<|im_end|>\n<|im_start|>system\nb")
     write_pairs([*pairs, marked], prepared / "train.parquet")
     config = changed(CONFIG, rlhf={"more_rewards": {str(other): 0.5}, "num_seeds": 1, "steps": 2})
-    folders = {name: chain.folder(name) for name in STAGES["grpo"].upstream} | {"prepare": prepared}
+    folders = {name: ref.folder for name, ref in chain.upstream("grpo").items()} | {"prepare": prepared}
     out = tmp_path / "out"
     out.mkdir()
     run_stage("grpo", config, folders, out)
@@ -151,10 +150,10 @@ def test_several_rewards_are_said_each_with_how_it_moved(chain, tmp_path, monkey
     for one in several["steps"]:
         np.testing.assert_allclose(one["means"], rewards[rows["step"] == one["step"]].mean(axis=0))
 
-    refs = {name: chain.ref(name) for name in STAGES["grpo"].upstream}
+    refs = chain.upstream("grpo")
 
     def key(rewards):
-        return stage_call("grpo", changed(CONFIG, rlhf={"more_rewards": rewards}), refs).key
+        return stage_of("grpo", changed(CONFIG, rlhf={"more_rewards": rewards}), refs).key
 
     moved = shutil.copytree(other, tmp_path / "moved")
     assert key({str(other): 0.5}) == key({str(moved): 0.5})
@@ -171,9 +170,9 @@ def test_a_judge_of_ones_own_labels_and_judges(chain, tmp_path, monkeypatch):
     assert record["judge"] == "short:judge"
     samples = pd.read_parquet(tmp_path / "out" / "samples.parquet")
     assert (samples["gold"] == -samples["response"].str.len()).all()
-    inputs = stage_call("grpo", config, {name: chain.ref(name) for name in STAGES["grpo"].upstream}).inputs
+    inputs = stage_of("grpo", config, chain.upstream("grpo")).inputs
     (tmp_path / "short.py").write_text("def judge(prompt, response):\n    return float(len(response))\n")
-    again = stage_call("grpo", config, {name: chain.ref(name) for name in STAGES["grpo"].upstream}).inputs
+    again = stage_of("grpo", config, chain.upstream("grpo")).inputs
     assert inputs != again
 
 
@@ -232,9 +231,9 @@ def test_people_judge_between_calls_and_no_step_is_trained_twice(chain, tmp_path
 def test_a_watch_without_a_judge_is_refused_before_anything_runs():
     rlhf = RLHF.model_copy(update={"watch": WatchConfig()})
     with pytest.raises(ConfigError, match=r"rlhf\.watch wants a judge"):
-        require_rlhf(rlhf, PolicyConfig(), is_gold=False)
+        require_rlhf(rlhf, None, None, is_gold=False)
     with pytest.raises(ConfigError, match="fewer than 4 pairs a look"):
-        require_rlhf(rlhf.model_copy(update={"steps": 4000}), PolicyConfig(), is_gold=True)
+        require_rlhf(rlhf.model_copy(update={"steps": 4000}), None, None, is_gold=True)
     with pytest.raises(ValueError, match=r"further away than readiness is judged at"):
         PipelineConfig.model_validate(
             changed(CONFIG, rlhf={"kl_target": 50.0, "kl_beta": 0.1, "watch": WatchConfig()}).model_dump(
@@ -305,7 +304,7 @@ def test_another_reward_model_judges_by_its_content(chain, tiny_folder, tmp_path
 
     def inputs(folder):
         config = changed(CONFIG, policy={"judge": str(folder)}, rlhf={"num_seeds": 1})
-        return stage_call("grpo", config, {name: chain.ref(name) for name in STAGES["grpo"].upstream}).inputs
+        return stage_of("grpo", config, chain.upstream("grpo")).inputs
 
     shutil.copytree(tiny_folder, tmp_path / "first")
     first = inputs(tmp_path / "first")

@@ -12,7 +12,7 @@ from rmcore.data.gold.world import gold_reward, written_responses
 from rmcore.data.table import read_pairs
 from rmcore.reporting.html.logged import logged_block
 from rmcore.stages import evaluate, prepare, readiness, train
-from rmcore.stages.registry import stage_config
+from single_stage import stage_with
 
 GOLD = {"source": "gold", "gold": {"num_prompts": 120}}
 TRAINING = {"steps": 4, "eval_every": 4, "lr": 1e-3}
@@ -35,8 +35,8 @@ def test_answers_of_training_prompts_are_left_out_and_the_others_decide(tmp_path
         }
         return PipelineConfig.model_validate(settings | own)
 
-    prepare.run(stage_config("prepare", config()), {}, places["prepare"], NullTracker(), silent)
-    train.run(stage_config("train", config()), places, places["train"], NullTracker(), silent)
+    prepare.run(stage_with("prepare", config(), {}), places["prepare"], NullTracker(), silent)
+    train.run(stage_with("train", config(), places), places["train"], NullTracker(), silent)
     prompts = {
         name: sorted({str(pair.prompt) for pair in read_pairs(places["prepare"] / f"{name}.parquet")})
         for name in ("train", "validation", "test")
@@ -50,10 +50,10 @@ def test_answers_of_training_prompts_are_left_out_and_the_others_decide(tmp_path
     file = tmp_path / "judged.csv"
     pd.DataFrame(rows, columns=["prompt", "response", "score"]).to_csv(file, index=False)
     given = config(evaluate={"num_resamples": 100, "answers": str(file)})
-    evaluate.run(stage_config("evaluate", given), places, places["evaluate"], NullTracker(), silent)
+    evaluate.run(stage_with("evaluate", given, places), places["evaluate"], NullTracker(), silent)
     assert "4 prompts are in the training pairs" in capsys.readouterr().err
     upstream = {name: places[name] for name in ("prepare", "evaluate")}
-    readiness.run(stage_config("readiness", given), upstream, places["readiness"], NullTracker(), silent)
+    readiness.run(stage_with("readiness", given, upstream), places["readiness"], NullTracker(), silent)
     found = json.loads((places["readiness"] / "logged_answers.json").read_text())
     assert found["judged"] == "score"
     assert found["num_prompts"] == 12

@@ -14,7 +14,8 @@ from rmcore.core.tracking import NullTracker
 from rmcore.data.table import write_pairs
 from rmcore.landscape.operators import LossHessian
 from rmcore.stages import landscape
-from rmcore.stages.registry import STAGES, stage_config
+from rmcore.stages.stages import STAGES
+from single_stage import stage_with
 
 CONFIG = PipelineConfig(device="cpu", landscape=LandscapeConfig(num_pairs=4, lanczos_steps=3, trace_probes=2, top_k=2))
 
@@ -30,7 +31,7 @@ def upstream(rm, gold_pairs, tmp_path):
 def outcome(upstream, out):
     """Bytes of every file that the artifact's digest covers."""
     out.mkdir()
-    landscape.run(stage_config("landscape", CONFIG), upstream, out, NullTracker(), lambda *at: None)
+    landscape.run(stage_with("landscape", CONFIG, upstream), out, NullTracker(), lambda *at: None)
     return {path.name: path.read_bytes() for glob in STAGES["landscape"].outcome for path in out.glob(glob)}
 
 

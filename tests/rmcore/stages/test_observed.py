@@ -10,8 +10,8 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.progress import silent
 from rmcore.core.tracking import NullTracker
 from rmcore.stages import evaluate, prepare, train
-from rmcore.stages.registry import stage_config
 from rmcore.training.likelihood.attached import read_likelihood
+from single_stage import stage_with
 
 SHAPES = {
     "ultrafeedback": lambda path: files.write_ultrafeedback(path, 80),
@@ -34,11 +34,11 @@ def run(source: str, folder: Path, **training) -> tuple[Path, dict]:
     places = {name: folder / name for name in ("prepare", "train", "evaluate")}
     for place in places.values():
         place.mkdir()
-    prepare.run(stage_config("prepare", config), {}, places["prepare"], NullTracker(), silent)
+    prepare.run(stage_with("prepare", config, {}), places["prepare"], NullTracker(), silent)
     upstream = {"prepare": places["prepare"]}
-    train.run(stage_config("train", config), upstream, places["train"], NullTracker(), silent)
+    train.run(stage_with("train", config, upstream), places["train"], NullTracker(), silent)
     upstream["train"] = places["train"]
-    evaluate.run(stage_config("evaluate", config), upstream, places["evaluate"], NullTracker(), silent)
+    evaluate.run(stage_with("evaluate", config, upstream), places["evaluate"], NullTracker(), silent)
     return places["train"], json.loads((places["evaluate"] / "metrics.json").read_text())
 
 

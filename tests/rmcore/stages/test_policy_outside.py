@@ -19,9 +19,9 @@ from rmcore.data.pair import Message, prompt_key
 from rmcore.data.table import read_pairs, write_pairs
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.tiny import build_tiny
+from rmcore.stages.order import stage_of
 from rmcore.stages.policy import _responses
-from rmcore.stages.registry import stage_config
-from rmcore.stages.run import run_stage
+from single_stage import run_stage
 from tasks.checkpoints import given_checkpoint
 
 Chain, changed = policy_chain.Chain, policy_chain.changed
@@ -170,7 +170,7 @@ def test_a_policy_of_ones_own_pairs_learns_both_responses_of_the_training_pairs(
     training = read_pairs(chain.folder("prepare") / "train.parquet")
 
     def wanted(**settings):
-        return stage_config("policy", changed(chain.config, policy={"name": "sft"} | settings))
+        return stage_of("policy", changed(chain.config, policy={"name": "sft"} | settings))
 
     rows = _responses(wanted(), chain.folder("prepare"))
     assert set(rows) == {(pair.prompt, side) for pair in training for side in (pair.chosen, pair.rejected)}

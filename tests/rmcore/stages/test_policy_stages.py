@@ -17,9 +17,9 @@ from rmcore.data.gold.world import demonstrations, gold_reward, written_response
 from rmcore.data.table import read_pairs
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.seal import write_seal
+from rmcore.stages.order import pipeline_stages, stage_of
 from rmcore.stages.overoptimization import ALL_JUDGED
-from rmcore.stages.registry import STAGES, pipeline_stages, stage_config
-from rmcore.stages.run import run_stage
+from single_stage import run_stage
 
 CONFIG, changed = policy_chain.CONFIG, policy_chain.changed
 
@@ -42,7 +42,7 @@ def optimized(chain):
 
 
 def upstream_of(chain, name):
-    return {needed: chain.folder(needed) for needed in STAGES[name].upstream}
+    return {needed: ref.folder for needed, ref in chain.upstream(name).items()}
 
 
 def run_alone(name, chain, out, config=CONFIG, **upstream):
@@ -244,8 +244,8 @@ def test_a_reward_model_starts_from_the_policy_that_was_fine_tuned(chain):
 def test_a_policy_that_is_a_folder_is_named_as_what_the_reward_model_starts_from(chain):
     folder = str(chain.folder("policy") / "model")
     config = changed(CONFIG, model={"name": "policy"}, policy={"name": folder})
-    assert stage_config("train", config).model.name == folder
-    assert STAGES["train"].needs(config) == ("prepare",)
+    assert stage_of("train", config).model.name == folder
+    assert [*stage_of("train", config).upstream] == ["prepare"]
     assert pipeline_stages(config)[:2] == ("prepare", "train")
 
 

@@ -16,7 +16,7 @@ from rmcore.data.readers.sources import load_pairs
 from rmcore.data.splits import conversation
 from rmcore.data.table import OBSERVATIONS, read_pairs
 from rmcore.stages import prepare
-from rmcore.stages.registry import stage_config
+from rmcore.stages.order import stage_of
 
 SPLITS = ("train", "validation", "test")
 
@@ -24,8 +24,8 @@ SPLITS = ("train", "validation", "test")
 def prepared(out: Path, **data):
     """The pairs and observations of each split, metrics and audit."""
     out.mkdir(exist_ok=True)
-    settings = stage_config("prepare", PipelineConfig(data=DataConfig.model_validate(data)))
-    prepare.run(settings, {}, out, NullTracker(), lambda done, total, text: None)
+    settings = stage_of("prepare", PipelineConfig(data=DataConfig.model_validate(data)))
+    prepare.run(settings, out, NullTracker(), lambda done, total, text: None)
     there = {path.name for path in out.iterdir()}
     names = [name for name in SPLITS if f"{name}.parquet" in there]
     pairs = {name: read_pairs(out / f"{name}.parquet") for name in names}

@@ -15,7 +15,8 @@ from rmcore.data.table import write_pairs
 from rmcore.models.device import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages import probe
-from rmcore.stages.registry import pipeline_stages, stage_call, stage_config
+from rmcore.stages.order import pipeline_stages, stage_of
+from single_stage import stage_with
 
 PROBED = PipelineConfig(device="cpu", probe=ProbeConfig(rules=("padding", "off_topic")))
 
@@ -29,7 +30,7 @@ def test_the_best_checkpoint_is_probed_on_held_out_pairs(tmp_path, gold_pairs):
     BradleyTerryRM.new(ModelConfig(name="tiny", max_seq_len=128), seed=0, device=pick_device("cpu")).save(
         trained / "best"
     )
-    probe.run(stage_config("probe", PROBED), {"prepare": prepared, "train": trained}, out, NullTracker(), silent)
+    probe.run(stage_with("probe", PROBED, {"prepare": prepared, "train": trained}), out, NullTracker(), silent)
     record = json.loads((out / "probe.json").read_text())
     assert (record["num_pairs"], record["num_prompts"]) == (30, 30)
     assert [one["rule"] for one in record["findings"]] == ["padding", "off_topic"]
@@ -43,7 +44,7 @@ def test_probes_are_made_where_they_are_asked_for():
     assert "probe" not in pipeline_stages(PipelineConfig())
     assert pipeline_stages(PROBED)[-1] == "probe"
     with pytest.raises(ConfigError, match="there are no probes in this config"):
-        stage_config("probe", PipelineConfig())
+        stage_of("probe", PipelineConfig())
 
 
 def test_a_rule_of_ones_own_is_in_the_key_by_its_file(tmp_path, monkeypatch):
@@ -51,7 +52,7 @@ def test_a_rule_of_ones_own_is_in_the_key_by_its_file(tmp_path, monkeypatch):
     upstream = {name: ArtifactRef(name, "k", "/somewhere", "d") for name in ("prepare", "train")}
 
     def key(*rules):
-        return stage_call("probe", PROBED.model_copy(update={"probe": ProbeConfig(rules=rules)}), upstream).key
+        return stage_of("probe", PROBED.model_copy(update={"probe": ProbeConfig(rules=rules)}), upstream).key
 
     (tmp_path / "rules_in_a_key.py").write_text("one = 1\n")
     before = key("padding", "rules_in_a_key:one")

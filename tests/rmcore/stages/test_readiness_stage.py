@@ -8,13 +8,14 @@ import pytest
 
 import logged_sample
 from rmcore.config.evaluate import EvaluateConfig
+from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.tracking import NullTracker
 from rmcore.data.pair import PreferencePair
 from rmcore.data.table import write_pairs
 from rmcore.policy.logged_answers import logged_answers
 from rmcore.stages import readiness
-from rmcore.stages.registry import stage_config
+from single_stage import stage_with
 
 METRICS = {"pairwise_accuracy": 0.8, "ece_debiased": 0.02, "pooled_reward_variance": 0.5, "margin_p50": 1.0}
 
@@ -42,9 +43,12 @@ def run(tmp_path):
         (folders["evaluate"] / "metrics.json").write_text(json.dumps({"metrics": metrics}))
         if curvature:
             (folders["landscape"] / "spectrum.json").write_text(json.dumps({"lambda_max": 10.0}))
-        settings = stage_config("readiness", PipelineConfig(evaluate=EvaluateConfig(num_resamples=100), seed=3))
+        measured = LandscapeConfig() if curvature else None
+        config = PipelineConfig(evaluate=EvaluateConfig(num_resamples=100), landscape=measured, seed=3)
         run.told = []
-        readiness.run(settings, folders, folders["out"], NullTracker(), lambda *told: run.told.append(told))
+        readiness.run(
+            stage_with("readiness", config, folders), folders["out"], NullTracker(), lambda *told: run.told.append(told)
+        )
         return folders["out"]
 
     return run

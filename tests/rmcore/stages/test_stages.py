@@ -3,15 +3,14 @@
 import ast
 import importlib
 import json
-from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import get_args
 
 import pytest
 
 from policy_chain import changed
-from rmcore.config.base import Settings
+from rmcore.config.base import Names, Settings
 from rmcore.config.benchmark import BenchmarkConfig
 from rmcore.config.data import DataConfig, GoldConfig
 from rmcore.config.landscape import LandscapeConfig
@@ -22,16 +21,17 @@ from rmcore.config.probe import ProbeConfig
 from rmcore.config.rlhf import RlhfConfig, WatchConfig
 from rmcore.config.train import TrainConfig
 from rmcore.core import hardware
-from rmcore.core.digests import make_key
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.fingerprints import code_digests
 from rmcore.core.store import ArtifactRef, flatten
 from rmcore.core.tracking import NullTracker
 from rmcore.data.table import read_pairs, write_pairs
-from rmcore.stages import prepare, registry
+from rmcore.stages import prepare
+from rmcore.stages.contents import DIGESTS
+from rmcore.stages.order import pipeline_stages, stage_of
 from rmcore.stages.readiness import judge
-from rmcore.stages.reads import NAMED
-from rmcore.stages.registry import STAGES, pipeline_stages, stage_call, stage_config, stage_settings
+from rmcore.stages.stage import Stage
+from rmcore.stages.stages import STAGES
 
 
 def metric(value, low=None, high=None):
@@ -51,7 +51,7 @@ GOOD = {
 def run_prepare(tmp_path, **data):
     config = PipelineConfig(data=DataConfig.model_validate(data))
     tmp_path.mkdir(exist_ok=True)
-    prepare.run(stage_config("prepare", config), {}, tmp_path, NullTracker(), lambda done, total, text: None)
+    prepare.run(stage_of("prepare", config), tmp_path, NullTracker(), lambda done, total, text: None)
     return {path.stem: read_pairs(path) for path in tmp_path.glob("*.parquet")}
 
 
@@ -96,16 +96,18 @@ def test_a_test_of_its_own_seed_is_the_same_under_every_seed_and_leaves_the_othe
         assert len(first & validation) < len(validation) / 2
 
 
+UPSTREAM = {stage: ArtifactRef(stage, "k", "/somewhere", "d") for stage in STAGES}
+
+
 def key(name, config):
-    upstream = {stage: ArtifactRef(stage, "k", "/somewhere", "d") for stage in STAGES[name].needs(config)}
-    return stage_call(name, config, upstream).key
+    return stage_of(name, config, UPSTREAM).key
 
 
 @pytest.mark.slow
 def test_what_came_out_upstream_is_in_a_key_and_not_how_or_where():
     def trained(*made_of):
         ref = ArtifactRef("prepare", *made_of)
-        return stage_call("train", PipelineConfig(), {"prepare": ref}).key
+        return stage_of("train", PipelineConfig(), {"prepare": ref}).key
 
     assert trained("key", "/here", "digest") == trained("other key", "/there", "digest")
     assert trained("key", "/here", "digest") != trained("key", "/here", "other digest")
@@ -202,13 +204,13 @@ STAGES_OF_A_SETTING = {
 }
 
 
-CODE = cache(registry.stage_code)
+CODE = cache(Stage.code.__func__)
 
 
 @pytest.fixture
 def code_as_it_is(monkeypatch):
     """Nobody edits it meanwhile, and to see that anew is nearly all that some thousand keys take."""
-    monkeypatch.setattr(registry, "stage_code", CODE)
+    monkeypatch.setattr(Stage, "code", classmethod(CODE))
 
 
 @pytest.mark.slow
@@ -273,82 +275,61 @@ def test_a_setting_that_only_some_runs_use_enters_their_keys_alone(given, settin
     assert {stage for stage in stages if before[stage] != key(stage, after)} == expected
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_sees_what_its_key_has_and_any_other_setting_raises_with_its_name(stage):
-    reads, config = STAGES[stage].reads, stage_config(stage, BASE)
-    assert not [(one, two) for one in reads for two in reads if two.startswith(f"{one}.")]
-    for path in [*flatten(BASE.model_dump()), *reads]:
-        place = config
-        with nullcontext() if any(f"{path}.".startswith(f"{read}.") for read in reads) else pytest.raises(
-            ConfigError, match=rf"the stage {stage} reads the setting .*add '.*' to its `reads`"
-        ):  # fmt: skip
-            for name in path.split("."):
-                place = getattr(place, name)
-
-
-def texts(kind, path):
-    """Dotted paths of the texts in a setting of this type."""
+def texts(kind, path=""):
+    """Dotted paths of the texts in a type, without those that change no outcome or count by content."""
     if isinstance(kind, type) and issubclass(kind, Settings):
-        names = kind.model_fields.keys() - kind.run_only()
-        return {text for name in names for text in texts(kind.model_fields[name].annotation, f"{path}.{name}")}
+        fields = {name: field for name, field in kind.model_fields.items() if name not in kind.run_only()}
+        plain = [name for name, field in fields.items() if not any(isinstance(mark, Names) for mark in field.metadata)]
+        return {text for name in plain for text in texts(fields[name].annotation, f"{path}.{name}".removeprefix("."))}
     return {path} if kind is str else {text for inner in get_args(kind) for text in texts(inner, path)}
 
 
-def type_at(path):
-    """The type of the setting or property at a dotted path of a config."""
-    kind = PipelineConfig
-    for name in path.split("."):
-        owner = next(one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, Settings))
-        field = owner.model_fields.get(name)
-        kind = get_type_hints(getattr(owner, name).fget)["return"] if field is None else field.annotation
-    return kind
-
-
-def test_every_text_that_a_stage_reads_is_keyed_by_content_or_no_address_of_an_input():
-    read = {text for stage in STAGES.values() for path in stage.reads for text in texts(type_at(path), path)}
+def test_every_text_that_a_stage_is_given_is_keyed_by_content_or_no_address_of_an_input():
     columns = {"prompt", "chosen", "rejected", "margin", "weight", "grade"}
     words = {f"data.{name}_column{'s' * (name == 'grade')}" for name in columns}
-    words |= {"data.split", "data.eval_split", "data.attribute_weights", "policy.judge_column", "policy.topic_column"}
-    words |= {"landscape.parameters", "model.lora.targets", "judged_by"}
-    folders_to_judge_in = {"policy.people", "rlhf.watch.people"}
-    always_none = {"policy.asked_judging.audit"}
-    assert read - NAMED.keys() == words | folders_to_judge_in | always_none
-    assert read >= NAMED.keys()
+    words |= {"data.split", "data.eval_split", "data.attribute_weights", "attribute_weights"}
+    words |= {"judge_column", "topic_column", "landscape.parameters", "model.lora.targets", "judged_by"}
+    folders_to_judge_in = {"people", "rlhf.watch.people"}
+    assert set().union(*map(texts, STAGES.values())) == words | folders_to_judge_in
+
+
+def test_what_is_counted_by_content_is_of_a_kind_with_a_digest():
+    assert {kind for stage in STAGES for _, kind, _ in stage_of(stage, BASE, UPSTREAM).named()} <= DIGESTS.keys()
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_all_that_a_stage_declares_is_read_by_its_code(stage):
-    modules = [name for name in code_digests(STAGES[stage].module) if name.startswith("rmcore.stages.")]
-    modules += ["rmcore.policy.grpo.rlhf_requirements"] * (stage == "grpo")
+def test_all_that_a_stage_is_given_is_read_by_its_code(stage):
+    modules = [name for name in code_digests(STAGES[stage].module()) if name.startswith("rmcore.stages.")]
     trees = [ast.parse(Path(importlib.import_module(name).__file__).read_text()) for name in modules]
-    named = {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    called = {
-        node.id.removeprefix("required_") for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)
-    }
-    assert {path.rpartition(".")[2] for path in STAGES[stage].reads} <= named | called
+    read = {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert STAGES[stage].model_fields.keys() - STAGES[stage].run_only() <= read
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_the_config_of_a_stage_survives_the_way_into_its_process(stage):
-    config = stage_call(
-        stage, BASE, {name: ArtifactRef(name, "k", "/x", "d") for name in STAGES[stage].upstream}
-    ).config
-    sent = PipelineConfig.model_validate(json.loads(json.dumps(config.model_dump(mode="json"))))
-    assert sent == config
-    assert stage_settings(stage, sent) == stage_settings(stage, BASE)
+def test_the_arguments_of_a_stage_survive_the_way_into_its_process(stage):
+    given = stage_of(stage, BASE, UPSTREAM)
+    sent = STAGES[stage].model_validate(json.loads(json.dumps(given.model_dump(mode="json"))))
+    assert sent == given
+    assert sent.settings == given.settings
 
 
-def test_a_path_is_not_part_of_a_key_but_its_content_is(tmp_path, gold_pairs):
-    write_pairs(gold_pairs[:10], tmp_path / "a.parquet")
-    config = PipelineConfig(data=DataConfig(source=str(tmp_path / "a.parquet")))
-    inputs = stage_call("prepare", config, {}).inputs
-    write_pairs(gold_pairs[:11], tmp_path / "a.parquet")
-    assert stage_call("prepare", config, {}).inputs != inputs
-    moved = tmp_path / "elsewhere"
-    moved.mkdir()
-    write_pairs(gold_pairs[:10], moved / "a.parquet")
-    config = PipelineConfig(data=DataConfig(source=str(moved / "a.parquet")))
-    assert stage_call("prepare", config, {}).key == make_key(inputs)
+@pytest.mark.usefixtures("code_as_it_is")
+@pytest.mark.parametrize(
+    ("stage", "setting"),
+    [("prepare", "data.source"), ("prepare", "data.eval_source"), ("evaluate", "evaluate.answers"),
+     ("policy", "policy.base"), ("samples", "policy.samples"), ("train", "model.name")],
+)  # fmt: skip
+def test_what_is_named_keeps_a_key_where_it_moves_and_changes_it_where_its_content_does(stage, setting, tmp_path):
+    def named(folder, content):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "rows.jsonl").write_text(content)
+        path = tmp_path / folder / ("" if setting == "model.name" else "rows.jsonl")
+        return key(stage, with_setting(BASE, setting.split("."), str(path)))
+
+    first = named("here", "{}")
+    assert named("there", "{}") == first
+    assert named("here", '{"a": 1}') != first
+    assert named("here", "{}") == first
 
 
 def test_the_best_that_labelled_pairs_allow_is_that_their_checks_passed():
@@ -397,8 +378,8 @@ def test_a_key_has_the_precision_that_auto_stands_for_and_not_the_word(monkeypat
         train = BASE.train.model_copy(update={"precision": precision})
         model = BASE.model.model_copy(update={"name": name})
         config = BASE.model_copy(update={"device": "cpu", "model": model, "train": train})
-        found = stage_settings("train", config)
-        assert stage_config("train", config).train.precision == found["train"]["precision"]
+        found = stage_of("train", config).settings
+        assert stage_of("train", config).train.precision == found["train"]["precision"]
         return found
 
     chosen, other = ("bf16", "fp32") if units and name != "tiny" else ("fp32", "bf16")

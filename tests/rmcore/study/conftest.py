@@ -11,7 +11,7 @@ from rmcore.core.digests import with_self_digest
 from rmcore.core.store import MANIFEST, Store
 from rmcore.evaluation.rewards import RewardTable
 from rmcore.policy.judged_answers import JudgedAnswers
-from rmcore.stages.registry import stage_call
+from rmcore.stages.order import stage_of
 from rmcore.study import cells as reading
 from rmcore.training.record import TrainResult
 from rmcore.training.resume import FINISHED_FILE
@@ -113,7 +113,7 @@ def publish(store):
     """
 
     def published(name, config, refs, *, wall_seconds=10.0, content="", **training):
-        call = stage_call(name, config, refs)
+        call = stage_of(name, config, refs)
         with store.publish(name, call.slug, call.inputs, outcome=("outcome.txt",)) as out:
             (out / "outcome.txt").write_text(f"{call.key} {content}")
             if name == "train":

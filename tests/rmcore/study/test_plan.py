@@ -4,7 +4,7 @@ import pytest
 
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.files import file_digest
-from rmcore.stages.registry import stage_call
+from rmcore.stages.order import stage_of
 from rmcore.study.estimates import Estimates
 from rmcore.study.plan import Cell, Planner, folders, total_seconds
 from rmcore.training.resume import RESUME_FOLDER
@@ -41,7 +41,7 @@ def finish(publish):
     return finished
 
 
-def stage_of(plan, name):
+def planned(plan, name):
     return next(stage for stage in plan.stages if stage.name == name)
 
 
@@ -93,7 +93,7 @@ def test_a_lost_file_and_a_lost_record_are_damage_and_no_crash(planner, finish):
     (folder / "training.json").unlink()
     plan = planner().plan(cell())
     assert plan.why == f"train: damaged: {folder / 'training.json'} is missing"
-    assert stage_of(plan, "train").seconds is None
+    assert planned(plan, "train").seconds is None
 
 
 def test_the_setting_that_differs_is_named(planner, finish):
@@ -114,7 +114,7 @@ def test_the_nearest_artifact_explains(planner, finish):
 
 def test_an_unfinished_training_goes_on_from_its_newest_state(planner, publish, store):
     prepared = {"prepare": publish("prepare", config(), {})}
-    key = stage_call("train", config(), prepared).key
+    key = stage_of("train", config(), prepared).key
     for step in (3, 20, 100):
         (store.unfinished("train", key) / RESUME_FOLDER / f"step_{step}").mkdir(parents=True)
     assert planner().plan(cell()).why == "train: an earlier attempt was cut off; resumes from step 100"
@@ -123,9 +123,9 @@ def test_an_unfinished_training_goes_on_from_its_newest_state(planner, publish, 
 def test_a_shared_stage_counts_once(planner, finish, publish):
     finish(cell(seed=1))  # another seed tells how long each stage takes: 10 s
     one, other = (planner().plan(cell(arm, lr=lr)) for arm, lr in (("a", 1e-3), ("b", 2e-3)))
-    assert stage_of(one, "prepare").key == stage_of(other, "prepare").key
+    assert planned(one, "prepare").key == planned(other, "prepare").key
     alone = total_seconds([one])
-    assert alone == sum(stage.seconds for stage in one.stages) > stage_of(one, "prepare").seconds == 10
+    assert alone == sum(stage.seconds for stage in one.stages) > planned(one, "prepare").seconds == 10
     assert total_seconds([one, other]) == pytest.approx(2 * alone - 10)
     assert total_seconds([one, other, one]) == total_seconds([one, other])
     publish("prepare", config(), {})

@@ -18,7 +18,7 @@ from rmcore.core.tracking import METRICS_FILE, JsonlTracker, MemoryTracker
 from rmcore.data.pair import Message, PreferencePair
 from rmcore.evaluation.report_card import batch_metrics
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.stages.reads import settled
+from rmcore.stages.order import training_of
 from rmcore.stages.train import train_into
 from rmcore.training.loop import Trainer
 from tests.support.turn_fields import TOOLS_TURN
@@ -241,7 +241,7 @@ def test_the_stage_writes_the_documented_files(tmp_path, gold_pairs, capsys):
     (tmp_path / ".tokens-7").mkdir()  # of an attempt that was killed
     unseen = PreferencePair((TOOLS_TURN, Message("user", "q")), "a", "b")  # the tiny model's template knows no tools
     with progress_bar("train") as report:
-        train_into(settled(config), [*gold_pairs[:20], unseen], gold_pairs[20:30], tmp_path, tracker, report)
+        train_into(training_of(config), [*gold_pairs[:20], unseen], gold_pairs[20:30], tmp_path, tracker, report)
     tracker.close()
     assert "1 rows cannot be used and are left out" in capsys.readouterr().err
     (dropped,) = read_json_lines(tmp_path / "dropped_pairs.jsonl")

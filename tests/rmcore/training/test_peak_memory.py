@@ -11,7 +11,7 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.train import TrainConfig
 from rmcore.core.progress import progress_bar
 from rmcore.core.tracking import METRICS_FILE, JsonlTracker
-from rmcore.stages.reads import settled
+from rmcore.stages.order import training_of
 from rmcore.stages.train import train_into
 from rmcore.training.feed import make_feed
 from rmcore.training.losses import make_bradley_terry
@@ -130,7 +130,7 @@ def test_the_stage_tells_it(tmp_path, gold_pairs):
     config = PipelineConfig.model_validate({"model": {"name": "tiny", "max_seq_len": 96}, "train": train})
     tracker = JsonlTracker(tmp_path / METRICS_FILE)
     with progress_bar("train") as report:
-        train_into(settled(config), gold_pairs[:20], [], tmp_path, tracker, report)
+        train_into(training_of(config), gold_pairs[:20], [], tmp_path, tracker, report)
     tracker.close()
     told = json.loads((tmp_path / "training.json").read_text())["peak_training_bytes"]
     summary = json.loads((tmp_path / "summary.json").read_text())["metrics"]

@@ -13,7 +13,7 @@ from rmcore.core.errors import ConfigError
 from rmcore.core.progress import progress_bar
 from rmcore.core.tracking import METRICS_FILE, JsonlTracker
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.stages.reads import settled
+from rmcore.stages.order import training_of
 from rmcore.stages.train import train_into
 from rmcore.training.half_weights import HalfWeights
 from rmcore.training.memory import ENOUGH_TOKENS, USABLE_SHARE, choose_memory
@@ -217,7 +217,7 @@ def test_the_dry_run_tells_the_memory_that_the_training_then_takes(tmp_path, gol
     told = float(re.match(r"[\d.]+", lines["memory"]).group()) * 2**30
     with progress_bar("train") as report:
         tracker = JsonlTracker(tmp_path / METRICS_FILE)
-        train_into(settled(config), gold_pairs[:32], [], tmp_path, tracker, report)
+        train_into(training_of(config), gold_pairs[:32], [], tmp_path, tracker, report)
         tracker.close()
     record = json.loads((tmp_path / "training.json").read_text())
     measured = record["peak_training_bytes"] + 4 * record["num_parameters"]

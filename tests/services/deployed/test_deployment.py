@@ -21,7 +21,7 @@ from machine import PATIENCE_S, found, num_lines
 from owner_login import owners
 from rmcore.core.processes import marked
 from rmcore.core.store import Store
-from rmcore.stages.registry import pipeline_stages
+from rmcore.stages.order import pipeline_stages
 from tasks.device import device_slot
 from tasks.local_services import HOME_MARK
 

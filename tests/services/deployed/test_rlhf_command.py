@@ -10,7 +10,7 @@ from rmcore.config.data import DataConfig
 from rmcore.config.rlhf import RlhfConfig, WatchConfig
 from rmcore.core.errors import ConfigError
 from rmcore.data.table import write_pairs
-from rmcore.stages.registry import pipeline_stages
+from rmcore.stages.order import pipeline_stages
 
 pytestmark = pytest.mark.services
 COMMAND = ["rlhf", "--preset", "smoke"]

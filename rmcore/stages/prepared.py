@@ -1,15 +1,5 @@
-"""The interface of a stage module.
+"""What later stages read of the artifacts of the stages prepare and policy."""
 
-    def run(settings: PipelineConfig, upstream: Upstream, out: Path, tracker: Tracker, report: Report) -> None
-
-is given the config, in which any setting raises that its `reads` in `rmcore.stages.registry` does not have. It reads
-the artifacts in `upstream`, writes its own files into `out` (a folder that exists and is empty but for
-`metrics.jsonl`), sends numbers by step to `tracker` and progress to `report`. Same inputs, same files. By convention
-`summary.json` holds `{"metrics": {name: number or {"value", "ci_low", "ci_high"}}}`, `figures/` PNGs and `tables/`
-CSVs; the code that tracks runs reads those, now or from the cache.
-"""
-
-from collections.abc import Mapping
 from pathlib import Path
 
 from rmcore.config.policy import SFT
@@ -17,8 +7,6 @@ from rmcore.data.observation import Observation
 from rmcore.data.parquet_rows import RecordFile
 from rmcore.data.table import OBSERVATIONS
 
-Upstream = Mapping[str, Path]
-"""Folders of the upstream artifacts by stage name."""
 CEILING_FILE = "label_ceiling.json"
 """Best accuracy any model can expect on each split; only the synthetic benchmark knows it."""
 POLICY_FOLDER = "model"

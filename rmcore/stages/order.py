@@ -1,0 +1,368 @@
+"""The order of the stages, once: for runs, plans and tests. Imports no torch.
+
+prepare -> train -> evaluate -> readiness                                    the pipeline
+                    landscape                                                where curvature is requested
+           probe                                                             where probes are requested
+           benchmark                                                         where benchmarks are named
+           policy -> samples -> overoptimization -> readiness_v2             where a policy is given
+           policy -> train                                                   where the reward model starts from it
+                     samples -> overoptimization -> grpo                     where the policy is trained on
+           policy -> confirmation                                            where best-of-n is served
+
+A flow requests some of them by name, and what these read is requested with them.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rmcore.config.benchmark import BenchmarkConfig
+from rmcore.config.landscape import LandscapeConfig
+from rmcore.config.model import FROM_POLICY, TINY_SIZES
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.policy import SFT, WORLD, PolicyConfig
+from rmcore.core.errors import ConfigError
+from rmcore.core.hardware import choose_precision
+from rmcore.core.store import ArtifactRef
+from rmcore.stages.contents import device_type
+from rmcore.stages.stage import Stage
+from rmcore.stages.stages import (
+    BenchmarkStage,
+    ConfirmationStage,
+    EvaluateStage,
+    GrpoStage,
+    LandscapeStage,
+    OveroptimizationStage,
+    PolicyStage,
+    PrepareStage,
+    ProbeStage,
+    ReadinessStage,
+    ReadinessV2Stage,
+    SamplesStage,
+    Training,
+    TrainStage,
+)
+
+Run = Callable[[Stage], ArtifactRef]
+"""Gives the artifact of a stage: by running it, from the store, or, in a plan, one that is not there (`missing`)."""
+POLICY = ("policy", "samples", "overoptimization")
+"""Stages that a policy adds before readiness is assessed again."""
+Section = TypeVar("Section")
+REFUSALS = {
+    "benchmark": "there is no benchmark in this config; set benchmark.suites, for example to [judgebench].",
+    "policy": "there is no policy in this config, so nothing would be sampled; start from preset policy, or set "
+    "policy.name to sft, a folder or a hub name.",
+    "probe": "there are no probes in this config; set probe.pairs_per_prompt, or probe.rules.",
+    "rlhf": "there is no training of a policy in this config; set rlhf.steps, or start from preset rlhf.",
+}
+"""What a config lacks that does without a section, by its name."""
+
+
+class _Order:
+    """Each stage of a config as a property, which has it run after those that it reads, once.
+
+    Args:
+        config: of the run.
+        run: runs a stage, or plans it.
+        given: artifacts by stage that are taken instead.
+    """
+
+    def __init__(self, config: PipelineConfig, run: Run, given: Mapping[str, ArtifactRef]) -> None:
+        self.given_config, self.config, self.run = config, settled(config), run
+        vars(self).update(given)  # where cached properties are kept
+
+    @cached_property
+    def prepare(self) -> ArtifactRef:
+        return self._run(PrepareStage(data=self.config.data, seed=self.config.seed))
+
+    @cached_property
+    def train(self) -> ArtifactRef:
+        policy = self.policy if starts_from_sft(self.config) else None
+        return self._run(TrainStage(prepared=self.prepare, policy=policy, **dict(training_of(self.config))))
+
+    @cached_property
+    def evaluate(self) -> ArtifactRef:
+        return self._run(EvaluateStage(**self._model, evaluate=self.config.evaluate, seed=self.config.seed))
+
+    @cached_property
+    def landscape(self) -> ArtifactRef:
+        settings = curvature_settings(self.config)
+        return self._run(LandscapeStage(**self._model, landscape=settings, seed=self.config.seed))
+
+    @cached_property
+    def probe(self) -> ArtifactRef:
+        return self._run(ProbeStage(**self._model, probe=required(self.config.probe, "probe"), seed=self.config.seed))
+
+    @cached_property
+    def benchmark(self) -> ArtifactRef:
+        return self._run(BenchmarkStage(**self._model, benchmark=required_benchmark(self.config)))
+
+    @cached_property
+    def readiness(self) -> ArtifactRef:
+        return self._run(
+            ReadinessStage(
+                prepared=self.prepare,
+                evaluated=self.evaluate,
+                curvature=self._curvature,
+                num_resamples=self.config.evaluate.num_resamples,
+                seed=self.config.seed,
+            )
+        )
+
+    @cached_property
+    def policy(self) -> ArtifactRef:
+        config, policy = self.config, required_policy(self.config)
+        return self._run(
+            PolicyStage(
+                prepared=self.prepare,
+                seed=config.seed,
+                device=config.device,
+                demonstrated_shortcut=config.data.gold.shortcut if config.is_gold else None,
+                drawn_from=policy.name if policy.samples is None else None,
+                base=policy.base,
+                sft_examples=policy.sft_examples,
+            )
+        )
+
+    @cached_property
+    def samples(self) -> ArtifactRef:
+        policy = required_policy(self.config)
+        return self._run(
+            SamplesStage(
+                **self._answering,
+                judge=policy.asked_judge,
+                judging=policy.asked_judging,
+                samples_per_prompt=policy.samples_per_prompt,
+                samples=policy.samples,
+                judge_column=policy.judge_column,
+                topic_column=policy.topic_column,
+            )
+        )
+
+    @cached_property
+    def overoptimization(self) -> ArtifactRef:
+        config, policy = self.config, required_policy(self.config)
+        return self._run(
+            OveroptimizationStage(
+                **self._model,
+                samples=self.samples,
+                judged_by=config.judged_by,
+                judge_ceiling=policy.judge_ceiling,
+                judge=policy.verdict_judge,
+                judging=policy.verdict_judging,
+                num_resamples=config.evaluate.num_resamples,
+                planned_kl=config.readiness.planned_kl,
+                seed=config.seed,
+            )
+        )
+
+    @cached_property
+    def readiness_v2(self) -> ArtifactRef:
+        policy = required_policy(self.config)
+        return self._run(
+            ReadinessV2Stage(
+                evaluated=self.evaluate,
+                curvature=self._curvature,
+                overoptimization=self.overoptimization,
+                readiness=self.config.readiness,
+                judge=policy.verdict_judge,
+                judging=policy.verdict_judging,
+            )
+        )
+
+    @cached_property
+    def confirmation(self) -> ArtifactRef:
+        config, policy = self.config, required_policy(self.config)
+        return self._run(
+            ConfirmationStage(
+                **(self._model | self._answering),
+                judge=policy.judge,
+                judging=policy.verdict_judging,
+                fresh_prompts=policy.fresh_prompts,
+                people=policy.people,
+                planned_kl=config.readiness.planned_kl,
+                min_gain=config.readiness.min_gain,
+            )
+        )
+
+    @cached_property
+    def grpo(self) -> ArtifactRef:
+        config, policy = self.config, required_policy(self.config)
+        return self._run(
+            GrpoStage(
+                **self._model,
+                overoptimization=self.overoptimization,
+                policy=self.policy,
+                samples=self.samples,
+                judge=policy.judge,
+                judging=policy.verdict_judging,
+                seed=config.seed,
+                is_gold=config.is_gold,
+                policy_name=policy.name,
+                temperature=policy.temperature,
+                max_new_tokens=policy.max_new_tokens,
+                num_resamples=config.evaluate.num_resamples,
+                rlhf=required(config.rlhf, "rlhf"),
+            )
+        )
+
+    @property
+    def _curvature(self) -> ArtifactRef | None:
+        return None if self.config.landscape is None else self.landscape
+
+    @property
+    def _model(self) -> dict[str, Any]:
+        """The fields of `Measuring`."""
+        model, device = self.config.model, self.config.device
+        loaded = {"device": device, "trust_remote_code": model.trust_remote_code, "render_fn": model.render_fn}
+        return {"prepared": self.prepare, "trained": self.train, **loaded}
+
+    @property
+    def _answering(self) -> dict[str, Any]:
+        """The fields of `Answering`."""
+        config, policy = self.config, required_policy(self.config)
+        shared = ("engine", "temperature", "max_new_tokens", "num_prompts")
+        return {
+            **{"prepared": self.prepare, "policy": self.policy, "seed": config.seed, "device": config.device},
+            "is_gold": config.is_gold,
+            "writer_shortcut": config.data.gold.shortcut if policy.name == WORLD else None,
+            **{"policy_name": policy.name, **{name: getattr(policy, name) for name in shared}},
+        }
+
+    def _run(self, stage: Stage) -> ArtifactRef:
+        config = self.given_config
+        source, model = Path(config.data.source).name, Path(config.model.name).name
+        named = {"prepare": source, "train": f"{model}-{source}"}.get(stage.name, config.study)
+        return self.run(stage.model_copy(update={"slug": f"{named}-seed{config.seed}"}))
+
+
+def request(
+    names: Iterable[str], config: PipelineConfig, run: Run, given: Mapping[str, ArtifactRef] | None = None
+) -> None:
+    """Have the stages `names` run, each after those that it reads.
+
+    Raises:
+        ConfigError: the config has no section that one of them needs.
+    """
+    order = _Order(config, run, given or {})
+    for name in names:
+        getattr(order, name)
+
+
+def resolve(
+    names: Iterable[str], config: PipelineConfig, given: Mapping[str, ArtifactRef] | None = None
+) -> dict[str, Stage]:
+    """Return the stages that `request` would run, in order, and run none of them. Raises as `request`."""
+    stages: dict[str, Stage] = {}
+
+    def note(stage: Stage) -> ArtifactRef:
+        stages[stage.name] = stage
+        return missing(stage)
+
+    request(names, config, note, given)
+    return stages
+
+
+def drawn(names: Iterable[str], config: PipelineConfig) -> str:
+    """Draw the stages that `request` would run, one a line, with those that it follows. Raises as `request`."""
+    stages = resolve(names, config).values()
+    return "\n".join(f"{', '.join(stage.upstream)} ──> {stage.name}".removeprefix(" ──> ") for stage in stages)
+
+
+def stage_of(name: str, config: PipelineConfig, upstream: Mapping[str, ArtifactRef] | None = None) -> Stage:
+    """Return stage `name` of a config with the artifacts `upstream`, others being missing. Raises as `request`."""
+    return resolve([name], config, {stage: ref for stage, ref in (upstream or {}).items() if stage != name})[name]
+
+
+def missing(stage: Stage) -> ArtifactRef:
+    """Return the name of an artifact that is not there."""
+    return ArtifactRef(stage.name, "", "", "")
+
+
+def pipeline_stages(config: PipelineConfig) -> tuple[str, ...]:
+    """Return the stages of a pipeline run in order. With a policy, its judged samples decide about readiness."""
+    if config.policy is None or only_starts_reward_model(config):
+        return tuple(resolve(labelled_stages(config), config))
+    judged = ("readiness_v2",) if is_judged(config) else ()
+    trained = () if config.rlhf is None else ("grpo",)
+    return tuple(resolve((*labelled_stages(config), *POLICY, *judged, *trained), config))
+
+
+def labelled_stages(config: PipelineConfig) -> tuple[str, ...]:
+    """Return the stages that need no policy; the optional ones only if the config has their section."""
+    optional = {"probe": config.probe, "benchmark": config.benchmark}
+    return ("train", "evaluate", "readiness", *(name for name, settings in optional.items() if settings is not None))
+
+
+def only_starts_reward_model(config: PipelineConfig) -> bool:
+    """Return whether the policy only provides the weights from which the reward model starts.
+
+    Its samples are not judged then, and it is not trained.
+    """
+    return config.model.name == FROM_POLICY and config.rlhf is None and not is_judged(config)
+
+
+def is_judged(config: PipelineConfig) -> bool:
+    """Return whether the policy's samples are judged."""
+    policy = config.policy
+    if policy is None:
+        return False
+    return policy.samples is not None or policy.judge is not None or config.is_gold
+
+
+def starts_from_sft(config: PipelineConfig) -> bool:
+    """Return whether the reward model starts from a policy that this pipeline fine-tunes first."""
+    return config.model.name == FROM_POLICY and required_policy(config).name == SFT
+
+
+def settled(config: PipelineConfig) -> PipelineConfig:
+    """Return the config with a precision in place of `auto`, and a given policy's name as the model's name.
+
+    Keys contain the chosen precision, and every host computes in it.
+    """
+    name = config.started_from
+    if config.train.precision == "auto":
+        chosen = choose_precision(device_type(config.device), tiny=name in TINY_SIZES)
+        config = config.model_copy(update={"train": config.train.model_copy(update={"precision": chosen})})
+    if config.model.name != FROM_POLICY or starts_from_sft(config):
+        return config
+    return config.model_copy(update={"model": config.model.model_copy(update={"name": name})})
+
+
+def training_of(config: PipelineConfig) -> Training:
+    """Return what the training of a config's reward model depends on, settled."""
+    config = settled(config)
+    return Training(
+        seed=config.seed,
+        device=config.device,
+        model=config.model,
+        train=config.train,
+        attribute_weights=config.data.attribute_weights,
+    )
+
+
+def required(section: Section | None, name: str) -> Section:
+    """Return the section `name` of a config.
+
+    Raises:
+        ConfigError: the config does without it.
+    """
+    if section is None:
+        raise ConfigError(REFUSALS[name])
+    return section
+
+
+def required_policy(config: PipelineConfig) -> PolicyConfig:
+    """Return the policy's settings. Raises as `required`."""
+    return required(config.policy, "policy")
+
+
+def required_benchmark(config: PipelineConfig) -> BenchmarkConfig:
+    """Return the benchmarks, of which there is at least one. Raises as `required`."""
+    return required(config.benchmark if config.benchmark and config.benchmark.suites else None, "benchmark")
+
+
+def curvature_settings(config: PipelineConfig) -> LandscapeConfig:
+    """Return the settings of the curvature; the usual ones where a study of it names none."""
+    return config.landscape or LandscapeConfig()

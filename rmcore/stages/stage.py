@@ -1,0 +1,110 @@
+"""A stage: a typed set of arguments, which are its key, and the function `run` of a module, which sees nothing else.
+
+`run(settings, out, tracker, report)` is given the stage with its arguments. It reads the artifacts among them, writes
+its own files into `out` (a folder that exists and is empty but for `metrics.jsonl`), sends numbers by step to `tracker`
+and progress to `report`. Same arguments, same files. By convention `summary.json` holds `{"metrics": {name: number or
+{"value", "ci_low", "ci_high"}}}`, `figures/` PNGs and `tables/` CSVs; the code that tracks runs reads those, now or
+from the cache.
+"""
+
+import importlib.metadata
+from functools import cache, cached_property
+from typing import Annotated, Any, ClassVar
+
+from rmcore.config.base import RUN_ONLY, Names, Settings
+from rmcore.config.train import TrainConfig
+from rmcore.core.digests import make_key
+from rmcore.core.fingerprints import code_digests
+from rmcore.core.store import ArtifactRef
+from rmcore.stages.contents import contents
+
+Device = Annotated[str, Names("device")]
+"""Type of the field `device` of a stage that runs a model: its kind enters the key, and a slot of it is taken."""
+
+
+class Stage(Settings):
+    """One stage with its arguments: the artifacts that it reads, settings, and plain values.
+
+    Its key has all of them but those that are marked `RUN_ONLY`: an artifact by its digest, and what a setting names by
+    its content. A field that is not declared is not there, so no stage depends on what its key lacks.
+    """
+
+    name: ClassVar[str]
+    """Its code is `run` of `rmcore.stages.NAME`."""
+    outcome: ClassVar[tuple[str, ...]]
+    """Globs of the files that downstream stages read; their content is the artifact's digest."""
+    libraries: ClassVar[tuple[str, ...]]
+    """Packages whose major.minor version enters the key."""
+    kept: ClassVar[tuple[str, ...]]
+    """Globs of the files that an interrupted attempt leaves for the next one to resume from."""
+    finished: ClassVar[str]
+    """File that such a stage writes last; without it the attempt was interrupted, whatever it reported."""
+
+    slug: Annotated[str, RUN_ONLY] = ""
+    """Readable part of the artifact's folder name."""
+
+    @classmethod
+    def module(cls) -> str:
+        """Name of the module that computes it."""
+        return f"rmcore.stages.{cls.name}"
+
+    @classmethod
+    def on_device(cls) -> bool:
+        """Whether it runs a model, so the device type enters the key and one slot of the device is taken."""
+        return "device" in cls.model_fields
+
+    @classmethod
+    def code(cls) -> dict[str, dict[str, str]]:
+        """Return the versions and code digests that affect its outcome in addition to its arguments."""
+        return {"versions": {name: _minor_version(name) for name in cls.libraries}, "code": code_digests(cls.module())}
+
+    @property
+    def upstream(self) -> dict[str, ArtifactRef]:
+        """The artifacts that it reads, by the stage that has written them."""
+        values = (getattr(self, name) for name in type(self).model_fields)
+        return {value.stage: value for value in values if isinstance(value, ArtifactRef)}
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Its arguments but the artifacts, as they enter the key: JSON-ready, nested like the config.
+
+        Files and models that they name are read here for their digests, once.
+
+        Raises:
+            RmcoreError: a file, model or function that a setting names does not exist.
+        """
+        tree = {name: value for name, value in self.keyed().items() if not isinstance(getattr(self, name), ArtifactRef)}
+        for path, digest in contents(self).items():
+            *groups, name = path.split(".")
+            place = tree
+            for group in groups:
+                place = place[group]
+            place[name] = digest
+        return tree
+
+    @cached_property
+    def inputs(self) -> dict[str, Any]:
+        """Everything that can affect the outcome, as the manifest records it. Raises as `settings`."""
+        read = {name: ref.digest for name, ref in self.upstream.items()}
+        return {"stage": self.name, "config": self.settings, "upstream": read, **self.code()}
+
+    @cached_property
+    def key(self) -> str:
+        """Digest of `inputs`. Raises as `settings`."""
+        return make_key(self.inputs)
+
+    @property
+    def device_name(self) -> str | None:
+        """Device that it runs a model on; None: it runs none."""
+        return getattr(self, "device", None)
+
+    @property
+    def num_processes(self) -> int:
+        """Number of processes that run it together, each on its own GPU where it runs a model."""
+        train = getattr(self, "train", None)
+        return train.num_processes if isinstance(train, TrainConfig) else 1
+
+
+@cache  # a process keeps the version that it imported, and reading the metadata takes 40 ms per library
+def _minor_version(package: str) -> str:
+    return ".".join(importlib.metadata.version(package).split(".")[:2])
