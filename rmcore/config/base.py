@@ -41,7 +41,7 @@ class Settings(BaseModel):
         return kept | {name: group.keyed() for name, group in groups.items()}
 
     def named(self, path: str = "") -> Iterator[tuple[str, Kind, Any]]:
-        """What the fields of `keyed`, at any depth, name: dotted path, what it is, and its name."""
+        """Yield each name in the fields of `keyed`, at any depth: dotted path, kind of what it names, and the name."""
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
             if RUN_ONLY in field.metadata:

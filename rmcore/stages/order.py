@@ -25,24 +25,9 @@ from rmcore.config.policy import SFT, WORLD, PolicyConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.hardware import choose_precision
 from rmcore.core.store import ArtifactRef
+from rmcore.stages import stages
 from rmcore.stages.contents import device_type
 from rmcore.stages.stage import Stage
-from rmcore.stages.stages import (
-    BenchmarkStage,
-    ConfirmationStage,
-    EvaluateStage,
-    GrpoStage,
-    LandscapeStage,
-    OveroptimizationStage,
-    PolicyStage,
-    PrepareStage,
-    ProbeStage,
-    ReadinessStage,
-    ReadinessV2Stage,
-    SamplesStage,
-    Training,
-    TrainStage,
-)
 
 Run = Callable[[Stage], ArtifactRef]
 """Gives the artifact of a stage: by running it, from the store, or, in a plan, one that is not there (`missing`)."""
@@ -56,7 +41,7 @@ REFUSALS = {
     "probe": "there are no probes in this config; set probe.pairs_per_prompt, or probe.rules.",
     "rlhf": "there is no training of a policy in this config; set rlhf.steps, or start from preset rlhf.",
 }
-"""What a config lacks that does without a section, by its name."""
+"""Messages about a config that lacks a section, by the section's name."""
 
 
 class _Order:
@@ -74,34 +59,36 @@ class _Order:
 
     @cached_property
     def prepare(self) -> ArtifactRef:
-        return self._run(PrepareStage(data=self.config.data, seed=self.config.seed))
+        return self._run(stages.PrepareStage(data=self.config.data, seed=self.config.seed))
 
     @cached_property
     def train(self) -> ArtifactRef:
         policy = self.policy if starts_from_sft(self.config) else None
-        return self._run(TrainStage(prepared=self.prepare, policy=policy, **dict(training_of(self.config))))
+        return self._run(stages.TrainStage(prepared=self.prepare, policy=policy, **dict(training_of(self.config))))
 
     @cached_property
     def evaluate(self) -> ArtifactRef:
-        return self._run(EvaluateStage(**self._model, evaluate=self.config.evaluate, seed=self.config.seed))
+        return self._run(stages.EvaluateStage(**self._model, evaluate=self.config.evaluate, seed=self.config.seed))
 
     @cached_property
     def landscape(self) -> ArtifactRef:
         settings = curvature_settings(self.config)
-        return self._run(LandscapeStage(**self._model, landscape=settings, seed=self.config.seed))
+        return self._run(stages.LandscapeStage(**self._model, landscape=settings, seed=self.config.seed))
 
     @cached_property
     def probe(self) -> ArtifactRef:
-        return self._run(ProbeStage(**self._model, probe=required(self.config.probe, "probe"), seed=self.config.seed))
+        return self._run(
+            stages.ProbeStage(**self._model, probe=required(self.config.probe, "probe"), seed=self.config.seed)
+        )
 
     @cached_property
     def benchmark(self) -> ArtifactRef:
-        return self._run(BenchmarkStage(**self._model, benchmark=required_benchmark(self.config)))
+        return self._run(stages.BenchmarkStage(**self._model, benchmark=required_benchmark(self.config)))
 
     @cached_property
     def readiness(self) -> ArtifactRef:
         return self._run(
-            ReadinessStage(
+            stages.ReadinessStage(
                 prepared=self.prepare,
                 evaluated=self.evaluate,
                 curvature=self._curvature,
@@ -114,7 +101,7 @@ class _Order:
     def policy(self) -> ArtifactRef:
         config, policy = self.config, required_policy(self.config)
         return self._run(
-            PolicyStage(
+            stages.PolicyStage(
                 prepared=self.prepare,
                 seed=config.seed,
                 device=config.device,
@@ -129,7 +116,7 @@ class _Order:
     def samples(self) -> ArtifactRef:
         policy = required_policy(self.config)
         return self._run(
-            SamplesStage(
+            stages.SamplesStage(
                 **self._answering,
                 judge=policy.asked_judge,
                 judging=policy.asked_judging,
@@ -144,7 +131,7 @@ class _Order:
     def overoptimization(self) -> ArtifactRef:
         config, policy = self.config, required_policy(self.config)
         return self._run(
-            OveroptimizationStage(
+            stages.OveroptimizationStage(
                 **self._model,
                 samples=self.samples,
                 judged_by=config.judged_by,
@@ -161,7 +148,7 @@ class _Order:
     def readiness_v2(self) -> ArtifactRef:
         policy = required_policy(self.config)
         return self._run(
-            ReadinessV2Stage(
+            stages.ReadinessV2Stage(
                 evaluated=self.evaluate,
                 curvature=self._curvature,
                 overoptimization=self.overoptimization,
@@ -175,7 +162,7 @@ class _Order:
     def confirmation(self) -> ArtifactRef:
         config, policy = self.config, required_policy(self.config)
         return self._run(
-            ConfirmationStage(
+            stages.ConfirmationStage(
                 **(self._model | self._answering),
                 judge=policy.judge,
                 judging=policy.verdict_judging,
@@ -190,7 +177,7 @@ class _Order:
     def grpo(self) -> ArtifactRef:
         config, policy = self.config, required_policy(self.config)
         return self._run(
-            GrpoStage(
+            stages.GrpoStage(
                 **self._model,
                 overoptimization=self.overoptimization,
                 policy=self.policy,
@@ -254,20 +241,20 @@ def resolve(
     names: Iterable[str], config: PipelineConfig, given: Mapping[str, ArtifactRef] | None = None
 ) -> dict[str, Stage]:
     """Return the stages that `request` would run, in order, and run none of them. Raises as `request`."""
-    stages: dict[str, Stage] = {}
+    planned: dict[str, Stage] = {}
 
     def note(stage: Stage) -> ArtifactRef:
-        stages[stage.name] = stage
+        planned[stage.name] = stage
         return missing(stage)
 
     request(names, config, note, given)
-    return stages
+    return planned
 
 
 def drawn(names: Iterable[str], config: PipelineConfig) -> str:
     """Draw the stages that `request` would run, one a line, with those that it follows. Raises as `request`."""
-    stages = resolve(names, config).values()
-    return "\n".join(f"{', '.join(stage.upstream)} ──> {stage.name}".removeprefix(" ──> ") for stage in stages)
+    planned = resolve(names, config).values()
+    return "\n".join(f"{', '.join(stage.upstream)} ──> {stage.name}".removeprefix(" ──> ") for stage in planned)
 
 
 def stage_of(name: str, config: PipelineConfig, upstream: Mapping[str, ArtifactRef] | None = None) -> Stage:
@@ -291,8 +278,8 @@ def pipeline_stages(config: PipelineConfig) -> tuple[str, ...]:
 
 def labelled_stages(config: PipelineConfig) -> tuple[str, ...]:
     """Return the stages that need no policy; the optional ones only if the config has their section."""
-    optional = {"probe": config.probe, "benchmark": config.benchmark}
-    return ("train", "evaluate", "readiness", *(name for name, settings in optional.items() if settings is not None))
+    optional = ("probe", "benchmark")
+    return ("train", "evaluate", "readiness", *(name for name in optional if getattr(config, name) is not None))
 
 
 def only_starts_reward_model(config: PipelineConfig) -> bool:
@@ -330,10 +317,10 @@ def settled(config: PipelineConfig) -> PipelineConfig:
     return config.model_copy(update={"model": config.model.model_copy(update={"name": name})})
 
 
-def training_of(config: PipelineConfig) -> Training:
+def training_of(config: PipelineConfig) -> stages.Training:
     """Return what the training of a config's reward model depends on, settled."""
     config = settled(config)
-    return Training(
+    return stages.Training(
         seed=config.seed,
         device=config.device,
         model=config.model,

@@ -1,4 +1,4 @@
-"""What later stages read of the artifacts of the stages prepare and policy."""
+"""Readers of the artifacts of the stages prepare and policy, for later stages."""
 
 from pathlib import Path
 

@@ -58,7 +58,7 @@ class Training(Settings):
 
 
 class Measuring(Stage):
-    """What a stage is given that loads the trained reward model."""
+    """Arguments of a stage that loads the trained reward model."""
 
     prepared: ArtifactRef
     trained: ArtifactRef
@@ -68,7 +68,7 @@ class Measuring(Stage):
 
 
 class Answering(Stage):
-    """What a stage is given in which the policy, or the synthetic benchmark's writer, answers prompts."""
+    """Arguments of a stage in which the policy, or the synthetic benchmark's writer, answers prompts."""
 
     prepared: ArtifactRef
     policy: ArtifactRef
@@ -86,7 +86,7 @@ class Answering(Stage):
 
 
 class Judged(Stage):
-    """What a stage is given that requests judgements, or weighs existing ones by the audit of their judge."""
+    """Arguments of a stage that requests judgements, or weighs existing ones by the audit of their judge."""
 
     judge: Annotated[str | None, Names("judge")]
     judging: JudgingConfig | None
@@ -127,7 +127,7 @@ class LandscapeStage(Measuring):
 
 @stage("probe", outcome=("probe.json",))
 class ProbeStage(Measuring):
-    """What edits of answers do to the rewards."""
+    """The effects of edits of answers on the rewards."""
 
     probe: ProbeConfig
     seed: int
@@ -142,7 +142,7 @@ class BenchmarkStage(Measuring):
 
 @stage("readiness", outcome=("readiness.json",))
 class ReadinessStage(Stage):
-    """What labelled data tell of a reward model."""
+    """The verdict on a reward model from labelled data."""
 
     prepared: ArtifactRef
     evaluated: ArtifactRef
@@ -168,7 +168,7 @@ class PolicyStage(Stage):
 
 @stage("samples", outcome=("samples.parquet", "unjudged.parquet", "left_out.json"), kept=("drawn.jsonl",))
 class SamplesStage(Answering, Judged):
-    """What the policy answers to held-out prompts, and what the judge says of that."""
+    """Answers of the policy to held-out prompts, with the scores of a judge."""
 
     samples_per_prompt: int
     samples: Annotated[str | None, Names("file")]
@@ -178,7 +178,7 @@ class SamplesStage(Answering, Judged):
 
 @stage("overoptimization", outcome=("rewards.parquet", "overoptimization.json"))
 class OveroptimizationStage(Measuring, Judged):
-    """What choosing among the samples by the reward model does to the true reward."""
+    """The effect on the true reward of choosing among the samples by the reward model."""
 
     samples: ArtifactRef
     judged_by: str

@@ -31,7 +31,7 @@ DECIDES = {
     "rmcore.serving.protocols.vllm": "nothing: the time that an answer says it was made at",
     "rmcore.serving.served": "which left-over folders are removed",
     "rmcore.training.interruption": "whether a second signal is the first one again",
-    "rmcore.training.loop": "when a state to resume from is saved",
+    "rmcore.training.saving": "when a state to resume from is saved",
     "rmcore.training.stepper": "nothing: seconds in the log",
 }
 
