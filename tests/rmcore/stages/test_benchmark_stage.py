@@ -74,4 +74,4 @@ def test_the_stage_is_run_where_benchmarks_are_named_and_again_when_their_conten
         stage_of("benchmark", config.model_copy(update={"benchmark": BenchmarkConfig()}))
     missing = config.model_copy(update={"benchmark": BenchmarkConfig(suites=("judgebench=nowhere.jsonl",))})
     with pytest.raises(ConfigError, match=r"there is no file or folder 'nowhere.jsonl'"):
-        stage_of("benchmark", missing, upstream).settings
+        _ = stage_of("benchmark", missing, upstream).settings
