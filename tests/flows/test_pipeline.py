@@ -342,7 +342,7 @@ def test_services_that_do_not_answer_do_not_stop_a_run_and_how_often_is_resample
     query = "SELECT state_type FROM flow_run UNION SELECT state_type FROM task_run"
     assert "RUNNING" not in selected(place, "prefect/prefect.db", query)
     why = place.rm_opt("store", "why", summary["results"]["stages"][-1]["key"][:12]).stdout
-    assert "config.evaluate.num_resamples: 100 -> 170" in why
+    assert "config.num_resamples: 100 -> 170" in why
     assert "rm-opt store sync" in done.stderr
     assert "the embedded API is used" in done.stderr
     refused = place.rm_opt("store", "sync", check=False)
