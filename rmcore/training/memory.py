@@ -13,7 +13,7 @@ from rmcore.core.errors import ConfigError, ModelError
 from rmcore.models.device import total_bytes
 from rmcore.models.layers import can_recompute
 from rmcore.models.packing.layout import Packing
-from rmcore.training.step_memory import StepMemory, count_memory
+from rmcore.training.step_memory import StepCounter, StepMemory
 
 MAX_TOKEN_BUDGET = {"cpu": 8192, "cuda": 65536}
 """Beyond this a micro-batch no longer gets faster on the device, it only takes memory. A default, not a finding."""
@@ -84,11 +84,10 @@ def choose_memory(
     total = total_bytes(device) if total is None else total
     least, most, usable = 2 * max_seq_len, MAX_TOKEN_BUDGET[device.type], USABLE_SHARE[device.type]
     enough = max(ENOUGH_TOKENS, least) if named is None else named
+    counter = StepCounter(model, config, device, world)
 
     def count(share: float) -> StepMemory:
-        return count_memory(
-            model, config, packing, max_seq_len=max_seq_len, recomputed=share, device=device, world=world
-        )
+        return counter.memory(packing, max_seq_len=max_seq_len, recomputed=share)
 
     try:
         share = 1.0 if recomputes else 0.0

@@ -112,19 +112,26 @@ class OptimizerSet:
         for part in self._parts:
             part.zero_grad()
 
-    def step(self, *, skip: Tensor | None = None) -> None:
+    def step(self, *, skip: Tensor | None = None, divisor: Tensor | None = None) -> None:
         """Update the weights from their gradients.
 
         Args:
             skip: 0-d float32 on the weights' device, 0 or 1; only where `can_skip`. If it is 1, weights, moments and
                 step counts stay as they are (the moments of a very first step are then without meaning). The host
                 does not look at it.
+            divisor: 0-d float32 on the weights' device, by which gradients are divided first; only where `can_skip`.
         """
-        if skip is not None and not self.can_skip:
+        if (skip is not None or divisor is not None) and not self.can_skip:
             raise TrainingError("this optimizer cannot skip an update on the device; read the step before its update.")
         for part in self._parts:
-            vars(part).update(found_inf=skip, grad_scale=None)  # as torch.amp.GradScaler hands them to fused kernels
+            vars(part).update(found_inf=skip, grad_scale=divisor)  # as torch.amp.GradScaler hands them to fused kernels
             part.step()
+
+    def keep_costliest_gradients(self) -> None:
+        """Drop the gradients whose update takes no more memory at a time than that of one that is left."""
+        for part in self._parts:
+            if isinstance(part, SplitAdamW):
+                part.keep_costliest_gradients()
 
     @torch.no_grad()
     def ascend(self) -> None:
@@ -262,8 +269,10 @@ def _split_parts(trained: Mapping[str, nn.Parameter], config: TrainConfig) -> li
     kept = {name: p for name, p in trained.items() if is_reward_head(name) or name.startswith(LIKELIHOOD_PREFIX)}
     backbone = [p for name, p in trained.items() if name not in kept]
     betas = (ADAM_BETA1, config.adam_beta2)
+    # Not compiled, an update moves some 1,000 bytes a weight: seconds a step at 8 B.
+    compiled = config.compile or any(parameter.is_cuda for parameter in backbone)
     return [
-        SplitAdamW(decay_groups(backbone, config.weight_decay), config.lr, betas, compiled=config.compile),
+        SplitAdamW(decay_groups(backbone, config.weight_decay), config.lr, betas, compiled=compiled),
         AdamW(parameter_groups(kept, config), lr=config.lr, betas=betas, fused=True),
     ]
 

@@ -86,6 +86,11 @@ class TensorPeak(TorchDispatchMode):
         self._alive: dict[weakref.ref[torch.UntypedStorage], int] = {}
         self._now = 0
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Whether torch compiles inside the block as it does outside; it else skips compiling under a mode."""
+        return True
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -23,7 +23,7 @@ from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training.feed import ObservationFeed
 from rmcore.training.loop import Trainer
 from rmcore.training.material import Material, tokens_of
-from rmcore.training.step_memory import count_step
+from rmcore.training.step_memory import StepCounter
 
 WARM_STEPS, TIMED_STEPS = 1, 2
 Trained = Sequence[TokenizedPair] | Sequence[TokenizedObservation]
@@ -99,16 +99,11 @@ def _memory(trainer: Trainer, fullest: int) -> str:
     rm, config = trainer.rm, trainer.config
     free = f"{free_bytes(rm.device) / 2**30:.2f} GiB are free"
     batches = sorted(trainer.feed[fullest][1], key=lambda batch: -batch.rows.num_tokens)[:2]
+    counter = StepCounter(rm.model, config, rm.device)
+    recomputed_share = rm.recomputed_share if config.gradient_checkpointing else 0.0
     try:
         counted = [
-            count_step(
-                rm.model,
-                config,
-                batch.rows,
-                recomputed=rm.recomputed_share if config.gradient_checkpointing else 0.0,
-                accumulates=place > 0,
-                device=rm.device,
-            )
+            counter.step(batch.rows, recomputed=recomputed_share, accumulates=place > 0)
             for place, batch in enumerate(batches)
         ]
     except ModelError as reason:

@@ -10,12 +10,12 @@ import torch
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError, ModelError
 from rmcore.core.hardware import choose_precision
+from rmcore.models.compiling import CompiledLayers
 from rmcore.models.device import total_bytes
 from rmcore.models.layers import recompute_layers
 from rmcore.models.packing.layout import Packing
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training import state as states
-from rmcore.training.compiling import CompiledLayers
 from rmcore.training.half_weights import HalfWeights, find_half_weights, uses_half_weights
 from rmcore.training.likelihood.attached import make_observation_forward
 from rmcore.training.losses import make_bradley_terry

@@ -15,7 +15,7 @@ arXiv:2110.02861. torchao's 8-bit AdamW holds whole weights, and its state is no
 """
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rmcore.core.errors import ModelError
-from rmcore.training.compiling import COMPILE_ERRORS
+from rmcore.models.compiling import COMPILE_ERRORS
 
 BLOCK = 256
 """Weights that share a scale."""
@@ -32,7 +32,7 @@ STEP = 0.1875
 MEAN_CODES, SQUARE_CODES = 127, 255
 """Largest codes. They reach down to 2 ** -24 and 2 ** -48 of the largest moment of a block; smaller ones are 0."""
 CHUNK = 2**24
-"""Weights that are updated at a time, a multiple of BLOCK: the arithmetic takes about 40 bytes for each."""
+"""Weights that are updated at a time, a multiple of BLOCK. Not compiled, the arithmetic takes 40 bytes for each."""
 EPSILON = 1e-8
 STATE = ("remainder", "mean", "mean_scale", "square", "square_scale", "step")
 
@@ -65,17 +65,19 @@ class SplitAdamW(Optimizer):
         groups: as `torch.optim.AdamW` takes them.
         lr: learning rate.
         betas: decays of the mean of the gradient and of its square.
-        compiled: whether the arithmetic is compiled into one kernel; where that fails, it continues without and says
-        so.
+        compiled: whether the arithmetic is compiled, into one kernel on a GPU, which reads 8 bytes a weight and writes
+            6; where that fails, it continues without and says so.
     """
 
     def __init__(
         self, groups: Iterable[dict[str, Any]], lr: float, betas: tuple[float, float], *, compiled: bool
     ) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "weight_decay": 0.0})
-        self._update: Callable[..., tuple[Tensor, ...]] = torch.compile(updated, dynamic=True) if compiled else updated
+        self._update: Callable[..., None] = torch.compile(update_, dynamic=True) if compiled else update_
         self.found_inf: Tensor | None = None
         """0-d float32: 1 where this update is to be skipped. Set before each step, as it is for fused kernels."""
+        self.grad_scale: Tensor | None = None
+        """0-d float32, by which gradients are divided; set likewise."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 self.state[parameter] = _fresh_state(parameter)
@@ -89,28 +91,51 @@ class SplitAdamW(Optimizer):
                     self._step(parameter, group)
 
     def _step(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
-        state, device = self.state[parameter], parameter.device
-        gradient: Any = parameter.grad
-        applied = 1.0 if self.found_inf is None else 1.0 - self.found_inf
-        state["step"] += applied
-        numbers = [torch.full((), number, device=device) for number in (group["lr"], group["weight_decay"])]
+        state, device, gradient = self.state[parameter], parameter.device, parameter.grad
+        assert gradient is not None  # noqa: S101 - `step` has looked
+        skipped = torch.zeros((), device=device) if self.found_inf is None else self.found_inf
+        divisor = torch.ones((), device=device) if self.grad_scale is None else self.grad_scale
+        state["step"] += 1.0 - skipped
+        lr, decay = (torch.full((), group[name], device=device) for name in ("lr", "weight_decay"))
+        numbers = (state["step"].to(device), lr, decay, skipped, divisor, group["betas"])
         flat = [one.view(-1) for one in (parameter.detach(), state["remainder"], state["mean"], state["square"])]
-        for start in range(0, parameter.numel(), CHUNK):
-            weights = [one[start : start + CHUNK] for one in (*flat, gradient.view(-1))]
-            blocks = [state[name][start // BLOCK : (start + CHUNK) // BLOCK] for name in ("mean_scale", "square_scale")]
-            new = self._updated(*weights, *blocks, state["step"].to(device), *numbers, group["betas"], start)
-            for old, value in zip((*weights[:4], *blocks), new, strict=True):
-                old.copy_(value if self.found_inf is None else torch.where(self.found_inf > 0, old, value))
+        flat.append(gradient.reshape(-1))
+        count = parameter.numel()
+        whole = count - count % BLOCK
+        for start in range(0, count, CHUNK):
+            end = min(start + CHUNK, whole)
+            if end > start:
+                self._update_blocks([one[start:end] for one in flat], state, start, numbers)
+        if whole < count:  # the last block is a part of one
+            rest = [one[whole:] for one in flat]
+            padded = [nn.functional.pad(one, (0, BLOCK - count % BLOCK)) for one in rest]
+            self._update_blocks(padded, state, whole, numbers)
+            for one, new in zip(rest[:4], padded, strict=False):
+                one.copy_(new[: len(one)])
 
-    def _updated(self, *given: Any) -> tuple[Tensor, ...]:
+    def _update_blocks(
+        self, weights: Sequence[Tensor], state: dict[str, Tensor], start: int, numbers: tuple[Any, ...]
+    ) -> None:
+        blocks = [one.view(-1, BLOCK) for one in weights]
+        scales = [state[name][start // BLOCK :][: len(blocks[0])] for name in ("mean_scale", "square_scale")]
+        # A tensor, as is the step: code is compiled for a Python number.
+        place = torch.full((), start, device=blocks[0].device)
         try:
-            return self._update(*given)
+            self._update(*blocks, *scales, place, *numbers)
         except COMPILE_ERRORS as error:
-            if self._update is updated:
+            if self._update is update_:
                 raise
             print(f"warning: the update cannot be compiled ({type(error).__name__}); it is slower.", file=sys.stderr)
-            self._update = updated
-            return updated(*given)
+            self._update = update_
+            update_(*blocks, *scales, place, *numbers)
+
+    def keep_costliest_gradients(self) -> None:
+        """Drop all gradients but that of the largest parameter; compiled, no update takes memory: drop that, too."""
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        largest = max(parameters, key=lambda parameter: parameter.numel(), default=None)
+        for parameter in parameters:
+            if parameter is not largest or self._update is not update_:
+                parameter.grad = None
 
     def joined(self, parameter: Tensor) -> Tensor:
         """The float32 weights that a parameter is the upper half of."""
@@ -137,7 +162,7 @@ def _fresh_state(parameter: nn.Parameter) -> dict[str, Tensor]:
     return dict(zip(STATE, (remainder, mean, scales[0], square, scales[1], step), strict=True))
 
 
-def updated(
+def update_(
     narrow: Tensor,
     remainder: Tensor,
     mean_code: Tensor,
@@ -145,40 +170,47 @@ def updated(
     gradient: Tensor,
     mean_scale: Tensor,
     square_scale: Tensor,
+    place: Tensor,
     step: Tensor,
     lr: Tensor,
     weight_decay: Tensor,
+    skipped: Tensor,
+    divisor: Tensor,
     betas: tuple[float, float],
-    place: int,
-) -> tuple[Tensor, ...]:
-    """Give what the first four and the two scales become in update number `step`, counted from 1; all flat.
+) -> None:
+    """Write what the first four, (B, BLOCK), and the scales, (B,), become in update number `step`, counted from 1.
 
-    `place` of the first weight within its parameter, and `step`, are what chance depends on.
+    All of it in one pass over B blocks of weights, so that compiled it is one kernel. `place` of the first weight
+    within its parameter, and `step`, are what chance depends on. Where `skipped` is 1, what is written is what was
+    there; `gradient` is divided by `divisor`. Tensors without dimensions are numbers.
     """
     beta1, beta2 = betas
-    gradient = gradient.float()
+    gradient = gradient.float() / divisor
     mean = torch.lerp(decoded(mean_code, mean_scale, MEAN_CODES), gradient, 1 - beta1)
     square = torch.lerp(decoded(square_code, square_scale, SQUARE_CODES), gradient.square(), 1 - beta2)
     root = (square / (1 - beta2**step)).sqrt() + EPSILON
     wide = join(narrow, remainder) * (1 - lr * weight_decay) - lr * (mean / (1 - beta1**step)) / root
-    chance = _chance(len(gradient), place, step)
+    chance = _chance(gradient.numel(), place, step).view_as(gradient)
     new_mean, new_mean_scale = encoded(mean, chance, MEAN_CODES)
     # The same number from its other end: mean and square are not rounded alike.
     new_square, new_square_scale = encoded(square, 1 - chance, SQUARE_CODES)
-    return *split(wide), new_mean.to(torch.int8), new_square.to(torch.uint8), new_mean_scale, new_square_scale
+    new = (*split(wide), new_mean.to(torch.int8), new_square.to(torch.uint8), new_mean_scale, new_square_scale)
+    for old, value in zip((narrow, remainder, mean_code, square_code, mean_scale, square_scale), new, strict=True):
+        old.copy_(torch.where(skipped > 0, old, value))
 
 
 def encoded(values: Tensor, chance: Tensor, codes: int) -> tuple[Tensor, Tensor]:
-    """Give the codes of (N,) values, signed, as float32, and the scales of their blocks.
+    """Give the codes of (B, BLOCK) values, signed, as float32, and the scales of their blocks, (B,).
 
     Args:
-        values: (N,) float32.
-        chance: (N,) in [0, 1): a code is the upper one of two where it is less than the value's share between them.
+        values: (B, BLOCK) float32.
+        chance: the same shape, in [0, 1): a code is the upper one of two where it is less than the value's share
+            between them.
         codes: the largest code.
     """
-    sizes = nn.functional.pad(values.abs(), (0, -len(values) % BLOCK)).view(-1, BLOCK)
-    scales = sizes.amax(dim=1)  # (blocks,)
-    shares = (sizes / scales.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).view(-1)[: len(values)]
+    sizes = values.abs()
+    scales = sizes.amax(dim=1)  # (B,)
+    shares = sizes / scales.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
     at = (shares.log2() / STEP + codes).clamp(min=-1e4)  # log2(0) = -inf
     lower = at.floor()
     between = (torch.exp2(STEP * (at - lower)) - 1) / (2**STEP - 1)
@@ -188,15 +220,14 @@ def encoded(values: Tensor, chance: Tensor, codes: int) -> tuple[Tensor, Tensor]
 
 
 def decoded(code: Tensor, scales: Tensor, codes: int) -> Tensor:
-    """Give the (N,) float32 values of codes and the scales of their blocks."""
+    """Give the float32 values of (B, BLOCK) codes and the scales of their blocks, (B,)."""
     code = code.float()
-    sizes = torch.exp2(STEP * (code.abs() - codes)) * code.sign()
-    return sizes * scales.repeat_interleave(BLOCK, output_size=len(scales) * BLOCK)[: len(code)]
+    return torch.exp2(STEP * (code.abs() - codes)) * code.sign() * scales[:, None]
 
 
-def _chance(count: int, place: int, step: Tensor) -> Tensor:
+def _chance(count: int, place: Tensor, step: Tensor) -> Tensor:
     """(N,) numbers in [0, 1) that look random: a hash of places and step (Wellons 2018, lowbias32, in 63 bits)."""
-    number = torch.arange(place, place + count, device=step.device) + step.long() * 0x9E3779B1
+    number = torch.arange(count, device=step.device) + place + step.long() * 0x9E3779B1
     number = number.bitwise_and(0xFFFFFFFF)
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         number = number.bitwise_xor(number.bitwise_right_shift(shift)).mul(factor).bitwise_and(0xFFFFFFFF)

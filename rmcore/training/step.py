@@ -21,11 +21,11 @@ from torch.distributed.tensor import DTensor
 
 from rmcore.core.errors import TrainingError
 from rmcore.models.batching import MicroBatch
+from rmcore.models.compiling import CompiledLayers
 from rmcore.models.observation_batching import ObservationBatch
 from rmcore.models.packing.forward import rewards_of
 from rmcore.models.packing.rows import Rows
 from rmcore.models.precision import precision_context
-from rmcore.training.compiling import CompiledLayers
 from rmcore.training.half_weights import HalfWeights
 from rmcore.training.losses import PairLoss, split_rewards
 from rmcore.training.optimizers import OptimizerSet
@@ -221,7 +221,9 @@ def train_step(
     tokens = sums.new_full((1,), sum(batch.rows.num_tokens for batch in batches))
     real_tokens = sums.new_full((1,), sum(batch.rows.num_real_tokens for batch in batches if not batch.idle))
     totals = context.ranks.sum(torch.cat([sums, tokens, real_tokens]))  # (6,): one all-reduce for all
-    numbers = torch.cat([totals, _gradient_norm(context).double()[None]])
+    norm = _gradient_norm(context, clips=context.failed is None)
+    numbers = torch.cat([totals, norm.double()[None]])
+    divisor = None
     if context.failed is None:
         pending = PendingStepMetrics(step, pair_ids, terms, numbers.cpu())
         pending.result(pending.numbers.tolist())  # raises before the update
@@ -230,8 +232,10 @@ def train_step(
     else:
         pending = PendingStepMetrics(step, pair_ids, terms, numbers)
         context.failed.logical_or_(pending.not_finite())
+        # Clips as `clip_grads_with_norm_` does, in the pass of the update over the gradients and not in one of its own.
+        divisor = ((norm.float() + 1e-6) / context.clip).clamp(min=1.0)
     try:
-        optimizer.step(skip=context.failed)
+        optimizer.step(skip=context.failed, divisor=divisor)
     except torch.OutOfMemoryError as error:
         raise PartialUpdateError(
             f"step {step}: out of memory in the update ({error}). The optimizer's state does not fit next to the model "
@@ -260,20 +264,21 @@ def _sharpness_aware_gradient(context: StepContext, batches: Sequence[Batch], *,
         accumulate_gradient(context, batches, num_terms=num_terms)
     finally:
         optimizer.descend()
-    if not _gradient_norm(context).isfinite():
+    if not _gradient_norm(context, clips=True).isfinite():
         raise TrainingError(
             f"step {step}: the gradient at the perturbed weights is not finite. The update was not applied. Lower "
             "the learning rate."
         )
 
 
-def _gradient_norm(context: StepContext) -> Tensor:
-    """Clip the gradient, and return its norm before clipping, over all ranks: 0-d on the device."""
+def _gradient_norm(context: StepContext, *, clips: bool) -> Tensor:
+    """Return the norm of the gradient, over all ranks, 0-d on the device; then clip the gradient if `clips`."""
     with_gradient = {p: p.grad for p in context.model.parameters() if p.grad is not None}
     if any(gradient.dtype == torch.bfloat16 for gradient in with_gradient.values()):  # torch would round their norms
         norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in with_gradient.values()]
-        exact: Tensor = torch.stack(norms).norm()
-        torch.nn.utils.clip_grads_with_norm_(with_gradient, context.clip, exact)
-        return exact
-    norm: Tensor = torch.nn.utils.clip_grad_norm_(context.model.parameters(), context.clip)
+        norm: Tensor = torch.stack(norms).norm()
+    else:
+        norm = torch.nn.utils.get_total_norm(with_gradient.values())
+    if clips:
+        torch.nn.utils.clip_grads_with_norm_(with_gradient, context.clip, norm)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -3,16 +3,18 @@
 A twin of the model, whose tensors have shapes and no memory (torch's `FakeTensorMode`), computes a micro-batch forwards
 and backwards and is updated, while `TensorPeak` counts the bytes that would be alive. So what is counted is what the
 code does: its own attention, precision, adapters, recomputation and optimizer. On a CPU it is what `PeakMeter` measures
-of the real step. Compiled layers keep less, and are counted as if they were not.
+of the real step. Compiled layers are partitioned as the compiler does it, so what they keep for the backward pass is
+counted; inside a layer all of its operations are counted, of which fused ones take less.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -22,9 +24,10 @@ from torch._subclasses.fake_tensor import (
 
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ModelError, RmcoreError
+from rmcore.models.compiling import COMPILE_ERRORS, CompiledLayers
 from rmcore.models.layers import recompute_layers
 from rmcore.models.lora import hollow_model
-from rmcore.models.packing.forward import outputs_of
+from rmcore.models.packing.forward import FOREIGN_ERRORS, outputs_of
 from rmcore.models.packing.layout import Packing, pack_sides
 from rmcore.models.packing.rows import Rows, pad_rows
 from rmcore.models.precision import float32_head, precision_context
@@ -33,8 +36,9 @@ from rmcore.training.optimizers import make_optimizer
 from rmcore.training.peak_memory import TensorPeak
 from rmcore.training.train_mode import switch_off_dropout
 
-COUNTED_TOKENS = (512, 1536)
-"""Sizes of two micro-batches between which, and beyond which, bytes grow by the token."""
+COUNTED_TOKENS = {"cpu": (1024, 4096), "cuda": (8192, 32768)}
+"""Sizes of two micro-batches between which, and beyond which, bytes grow by the token, by device. They are of the size
+of those that are chosen: in far smaller ones weights and gradients have the peak, and a token costs next to nothing."""
 LOOKS_AT_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 """Errors of a model whose shapes depend on numbers, as a router's of experts do."""
 
@@ -89,30 +93,137 @@ class StepMemory:
         return max(0, int(self.larger.num_tokens + (room - self.larger.micro_batch) / self.per_token))
 
 
-def count_memory(
-    model: nn.Module,
-    config: TrainConfig,
-    packing: Packing | None,
-    *,
-    max_seq_len: int,
-    recomputed: float,
-    device: torch.device,
-    world: int = 1,
-) -> StepMemory:
-    """Count steps of two micro-batches each, of pairs whose sides have `max_seq_len` tokens and share no prompt.
+class StepCounter:
+    """Counts steps of one model with one set of settings. Its twin is made, and its update counted, once.
 
-    Raises:
-        ModelError: the forward pass looks at numbers, which the twin does not have.
+    Args:
+        model: the reward model's, whole or sharded, or on torch's meta device; it is only looked at.
+        config: precision, optimizer, dropout, compilation.
+        device: where it would be trained.
+        world: processes over which weights and moments are sharded.
     """
-    counted = []
-    num_pairs = 0
-    for tokens in COUNTED_TOKENS:
-        num_pairs = max(num_pairs + 1, tokens // (2 * max_seq_len))
-        rows = longest_pairs(num_pairs, max_seq_len, packing)
-        counted.append(
-            count_step(model, config, rows, recomputed=recomputed, accumulates=True, device=device, world=world)
+
+    def __init__(self, model: nn.Module, config: TrainConfig, device: torch.device, world: int = 1) -> None:
+        self._model, self._config, self._device, self._world = model, config, device, world
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._twin: Any = None
+        self._compiled: CompiledLayers | None = None
+        self._update = 0
+
+    def memory(self, packing: Packing | None, *, max_seq_len: int, recomputed: float) -> StepMemory:
+        """Count steps of two micro-batches each, of pairs whose sides have `max_seq_len` tokens and share no prompt.
+
+        Raises:
+            ModelError: see `step`.
+        """
+        counted = []
+        num_pairs = 0
+        for tokens in COUNTED_TOKENS[self._device.type]:
+            num_pairs = max(num_pairs + 1, tokens // (2 * max_seq_len))
+            rows = longest_pairs(num_pairs, max_seq_len, packing)
+            counted.append(self.step(rows, recomputed=recomputed, accumulates=True))
+        return StepMemory(*counted)
+
+    def step(self, rows: Rows, *, recomputed: float, accumulates: bool) -> StepBytes:
+        """Count one step.
+
+        Args:
+            rows: of one micro-batch; they are of no use afterwards.
+            recomputed: share of the layers that recompute their activations.
+            accumulates: whether gradients of an earlier micro-batch are there.
+
+        Raises:
+            ModelError: the forward pass looks at numbers, which the twin does not have, or does not run on it.
+        """
+        name = type(self._model).__name__
+        try:
+            with self._mode:
+                if self._twin is None:
+                    self._make_twin()
+                return self._count(rows, recomputed, accumulates)
+        except LOOKS_AT_NUMBERS as error:
+            raise ModelError(f"the forward pass of {name} looks at numbers ({_reason(error)})") from error
+        except (torch.OutOfMemoryError, RmcoreError):
+            raise
+        except (RuntimeError, TypeError, ValueError) as error:  # of code that is not ours, such as a tensor's address
+            raise ModelError(f"{name} does not run on tensors without memory ({_reason(error)})") from error
+
+    def _make_twin(self) -> None:
+        config = self._config
+        twin = _twin_of(self._model, config, self._device)
+        self._optimizer = make_optimizer(twin, config)  # which may split the weights
+        self._trained = [parameter for parameter in twin.parameters() if parameter.requires_grad]
+        self._weights = _num_bytes([*twin.parameters(), *twin.buffers()])
+        self._halves = self._finds_half_weights(twin)
+        self._twin = twin
+
+    def _count(self, rows: Rows, recomputed: float, accumulates: bool) -> StepBytes:
+        recompute_layers(self._twin, recomputed)
+        if self._config.compile and self._compiled is None:
+            self._compile(rows)
+        self._optimizer.zero_grad()
+        half = self._half_weights()  # whose copies are to be made, and counted, in the step
+        with TensorPeak() as computed:
+            for parameter in self._trained if accumulates else []:
+                parameter.grad = torch.empty_like(parameter)
+            self._compute(rows, half)
+        gradients = _num_bytes([parameter.grad for parameter in self._trained if parameter.grad is not None])
+        self._update = self._update or self._count_update()
+        copies = 0 if half is None else half.num_bytes  # which stay from step to step
+        unperturbed = _num_bytes(self._trained) // self._world if self._optimizer.sharpness_aware else 0
+        return StepBytes(
+            num_tokens=rows.num_tokens,
+            weights=self._weights // self._world,
+            moments=self._optimizer.state_bytes // self._world,
+            micro_batch=computed.num_bytes + unperturbed,
+            update=(self._update + gradients) // self._world + copies,
         )
-    return StepMemory(*counted)
+
+    def _compile(self, rows: Rows) -> None:
+        """Compile the layers, which is not to be counted, in a first pass; plain ones, which take more, if it fails."""
+        self._compiled = CompiledLayers(self._twin, backend=_as_partitioned)
+        try:
+            self._compute(rows, self._half_weights())
+        except (*COMPILE_ERRORS, *FOREIGN_ERRORS) as error:
+            print(
+                f"note: the memory of compiled layers cannot be counted ({_reason(error)}); that of plain ones is, "
+                "which take more.",
+                file=sys.stderr,
+            )
+            self._compiled, self._config = None, self._config.model_copy(update={"compile": False})
+
+    def _half_weights(self) -> HalfWeights | None:
+        return HalfWeights(self._twin) if self._halves else None
+
+    def _compute(self, rows: Rows, half: HalfWeights | None) -> None:
+        with ExitStack() as stack:
+            for part in (half, self._compiled):
+                if part is not None:
+                    stack.enter_context(part.active())
+            if half is None:
+                stack.enter_context(precision_context(self._config.chosen_precision, self._device))
+            if self._config.chosen_precision == "bf16":
+                stack.enter_context(float32_head(self._twin))
+            outputs = outputs_of(self._twin, rows.to(self._device))
+        outputs.float().sum().backward()
+
+    def _count_update(self) -> int:
+        """Most bytes of temporaries."""
+        before = self._optimizer.state_bytes  # split weights have theirs already
+        with TensorPeak() as updated:
+            torch.nn.utils.clip_grad_norm_(self._trained, self._config.clip)
+            self._optimizer.keep_costliest_gradients()
+            self._optimizer.step()
+        return max(0, updated.num_bytes - (self._optimizer.state_bytes - before))
+
+    def _finds_half_weights(self, twin: nn.Module) -> bool:
+        if self._world > 1 or not uses_half_weights(self._config, self._device):
+            return False
+        try:
+            find_half_weights(twin, self._device)
+        except ModelError:  # of which the training tells
+            return False
+        return True
 
 
 def longest_pairs(num_pairs: int, max_seq_len: int, packing: Packing | None) -> Rows:
@@ -123,82 +234,19 @@ def longest_pairs(num_pairs: int, max_seq_len: int, packing: Packing | None) -> 
     return pack_sides(sides, [[2 * pair, 2 * pair + 1] for pair in range(num_pairs)], packing)
 
 
-def count_step(
-    model: nn.Module,
-    config: TrainConfig,
-    rows: Rows,
-    *,
-    recomputed: float,
-    accumulates: bool,
-    device: torch.device,
-    world: int = 1,
-) -> StepBytes:
-    """Count one step over `rows`.
-
-    Args:
-        model: the reward model's, whole or sharded, or on torch's meta device; it is only looked at.
-        config: precision, optimizer, dropout.
-        rows: of one micro-batch; they are of no use afterwards.
-        recomputed: share of the layers that recompute their activations.
-        accumulates: whether gradients of an earlier micro-batch are there.
-        device: where it would be trained.
-        world: processes over which weights and moments are sharded.
-
-    Raises:
-        ModelError: the forward pass looks at numbers, which the twin does not have, or does not run on it.
-    """
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-            twin = stack.enter_context(_twin(model, config, device, recomputed=recomputed))
-            trained = [parameter for parameter in twin.parameters() if parameter.requires_grad]
-            optimizer = make_optimizer(twin, config)  # which may split the weights
-            split = optimizer.state_bytes
-            half = _half_weights(twin, config, device) if world == 1 else None
-            with TensorPeak() as computed:
-                for parameter in trained if accumulates else []:
-                    parameter.grad = torch.empty_like(parameter)
-                with nullcontext() if half is None else half.active():
-                    with precision_context(config.chosen_precision, device) if half is None else nullcontext():
-                        outputs = outputs_of(twin, rows.to(device))
-                    outputs.float().sum().backward()
-            with TensorPeak() as updated:
-                torch.nn.utils.clip_grad_norm_(trained, config.clip)
-                optimizer.step()
-            moments = optimizer.state_bytes
-            gradients = _num_bytes([parameter.grad for parameter in trained if parameter.grad is not None])
-            copies = 0 if half is None else half.num_bytes  # which stay from step to step
-            unperturbed = _num_bytes(trained) // world if optimizer.sharpness_aware else 0
-            weights = _num_bytes([*twin.parameters(), *twin.buffers()])
-    except LOOKS_AT_NUMBERS as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ModelError(f"the forward pass of {type(model).__name__} looks at numbers ({reason})") from error
-    except (torch.OutOfMemoryError, RmcoreError):
-        raise
-    except (RuntimeError, TypeError, ValueError) as error:  # of code that is not ours, such as a tensor's address
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ModelError(f"{type(model).__name__} does not run on tensors without memory ({reason})") from error
-    return StepBytes(
-        num_tokens=rows.num_tokens,
-        weights=weights // world,
-        moments=moments // world,
-        micro_batch=computed.num_bytes + unperturbed,
-        update=(max(0, updated.num_bytes - (moments - split)) + gradients) // world + copies,
-    )
+def _reason(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
-def _half_weights(twin: nn.Module, config: TrainConfig, device: torch.device) -> HalfWeights | None:
-    if not uses_half_weights(config, device):
-        return None
-    try:
-        find_half_weights(twin, device)
-    except ModelError:  # of which the training tells
-        return None
-    return HalfWeights(twin)  # whose copies are to be made, and counted, in the step
+def _as_partitioned(graph: fx.GraphModule, inputs: list[Tensor]) -> Any:
+    """Compile as training does, up to what is kept for the backward pass; operations are called one by one."""
+    from functorch.compile import make_boxed_func  # both take a second
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(graph, inputs, inner_compile=lambda inner, *_, **__: make_boxed_func(inner.forward))
 
 
-@contextmanager
-def _twin(model: nn.Module, config: TrainConfig, device: torch.device, *, recomputed: float) -> Iterator[Any]:
+def _twin_of(model: nn.Module, config: TrainConfig, device: torch.device) -> Any:
     """A model like `model`, in its training form, with tensors of the mode that is active."""
     twin: Any = hollow_model(model)
     held = dict(model.named_parameters(remove_duplicate=False))
@@ -215,13 +263,7 @@ def _twin(model: nn.Module, config: TrainConfig, device: torch.device, *, recomp
                     tensors[leaf] = made[tensor]
     if not config.dropout:
         switch_off_dropout(twin)
-    if recomputed:
-        recompute_layers(twin, recomputed)
-    twin.train()
-    with ExitStack() as stack:
-        if config.chosen_precision == "bf16":
-            stack.enter_context(float32_head(twin))
-        yield twin
+    return twin.train()
 
 
 def _num_bytes(tensors: Sequence[Tensor]) -> int:

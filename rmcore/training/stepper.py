@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from rmcore.core.errors import TrainingError
-from rmcore.training.compiling import COMPILE_ERRORS
+from rmcore.models.compiling import COMPILE_ERRORS
 from rmcore.training.feed import StepFeed
 from rmcore.training.state import random_state, set_random_state
 from rmcore.training.step import Batch, PendingStepMetrics, StepContext, StepResult, read_steps, train_step

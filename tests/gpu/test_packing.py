@@ -10,8 +10,8 @@ from rmcore.config.model import ModelConfig
 from rmcore.config.train import TrainConfig
 from rmcore.core.hub import MINILM_PACKAGE
 from rmcore.models.batching import micro_batches
+from rmcore.models.compiling import CompiledLayers
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.training.compiling import CompiledLayers
 from rmcore.training.losses import make_bradley_terry
 from rmcore.training.step import StepContext, accumulate_gradient, make_forward
 

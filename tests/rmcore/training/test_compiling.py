@@ -9,12 +9,12 @@ import torch._inductor.config as inductor
 from transformers import AutoModelForSequenceClassification
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from rmcore.models.compiling import COMPILE_ERRORS, CompiledLayers
 from rmcore.models.layers import recompute_layers
 from rmcore.models.packing.attention import ATTENTION
 from rmcore.models.packing.forward import packed_outputs
 from rmcore.models.packing.layout import Packing, pack_sides
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.training.compiling import COMPILE_ERRORS, CompiledLayers
 from tests.support import varlen_kernel  # noqa: F401  (packed rows in one operation, as on a GPU)
 from tests.support.exact_models import VOCABULARY, config_of
 

@@ -109,6 +109,25 @@ def test_a_bad_step_leaves_everything_as_the_step_before_it_did(one_by_one, bad,
     torch.testing.assert_close(state, expected_state, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("optimizer", SKIPPING)
+@pytest.mark.parametrize("clip", [1e-3, 1e3])
+def test_clipping_within_the_update_comes_to_the_same(rm, gold_pairs, optimizer, clip):
+    """Gradients are divided by what they were multiplied by the inverse of: one rounding more or less."""
+    pairs, outcomes = rm.renderer.tokenize_pairs(gold_pairs[:16]), []
+    for failed in (None, torch.zeros(())):
+        stepper = make_stepper(copy.deepcopy(rm), pairs, optimizer)
+        stepper.context = replace(stepper.context, failed=failed, clip=clip)
+        stepper.run(1, *stepper.feed[0])
+        [(result, _)] = stepper.results()
+        outcomes.append((result.grad_norm, *snapshot(stepper)))
+    (norm, _, plain), (same, _, folded) = outcomes
+    assert same == norm
+    for name, state in plain.items():
+        for key, value in state.items():
+            largest = float(value.abs().max())  # decay that is added may cancel nearly all of a gradient
+            torch.testing.assert_close(folded[name][key], value, rtol=1e-6, atol=1e-6 * largest)
+
+
 def test_the_common_time_of_steps_is_shared_out(rm, gold_pairs):
     stepper = make_stepper(rm, rm.renderer.tokenize_pairs(gold_pairs[:16]), "adamw")
     stepper.context = replace(stepper.context, failed=torch.zeros(()))

@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from transformers import AutoModelForSequenceClassification, Qwen2Config
 
 from rmcore.config.model import ModelConfig
 from rmcore.config.pipeline import PipelineConfig
@@ -12,15 +13,17 @@ from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.progress import progress_bar
 from rmcore.core.tracking import METRICS_FILE, JsonlTracker
+from rmcore.models.packing.attention import ATTENTION
+from rmcore.models.packing.layout import Packing
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages.order import training_of
 from rmcore.stages.train import train_into
 from rmcore.training.half_weights import HalfWeights
-from rmcore.training.memory import ENOUGH_TOKENS, USABLE_SHARE, choose_memory
+from rmcore.training.memory import ENOUGH_TOKENS, MAX_TOKEN_BUDGET, USABLE_SHARE, choose_memory
 from rmcore.training.plan import plan
 from rmcore.training.ranks import ALONE
 from rmcore.training.setup import make_context
-from rmcore.training.step_memory import count_memory, count_step, longest_pairs
+from rmcore.training.step_memory import COUNTED_TOKENS, StepCounter, longest_pairs
 
 CPU = torch.device("cpu")
 
@@ -30,13 +33,8 @@ def counted(training, step):
     trainer = training.trainer
     _, batches = trainer.feed[step]
     largest = max(batches, key=lambda batch: batch.rows.num_tokens)
-    found = count_step(
-        training.rm.model,
-        trainer.config,
-        largest.rows,
-        recomputed=float(bool(trainer.config.gradient_checkpointing)),
-        accumulates=len(batches) > 1,
-        device=CPU,
+    found = StepCounter(training.rm.model, trainer.config, CPU).step(
+        largest.rows, recomputed=float(bool(trainer.config.gradient_checkpointing)), accumulates=len(batches) > 1
     )
     return found.peak - found.weights
 
@@ -73,6 +71,11 @@ def rm():
     return BradleyTerryRM.new(ModelConfig(name="tiny-deep", max_seq_len=128), seed=0, device=CPU)
 
 
+def counted_memory(rm, *, recomputed=0.0, world=1, precision="fp32"):
+    counter = StepCounter(rm.model, TrainConfig(precision=precision), CPU, world)
+    return counter.memory(rm.packing("fp32"), max_seq_len=48, recomputed=recomputed)
+
+
 @pytest.fixture(scope="module")
 def counted_before():
     """What was counted of `rm`, by share of recomputed layers and processes: it takes seconds, and is the same."""
@@ -83,17 +86,16 @@ def counted_before():
 def counts(rm, counted_before, monkeypatch):
     """Steps of 48 tokens a side, activations kept and recomputed; what is counted from here on is counted once."""
 
-    def once(model, config, packing, *, recomputed, world=1, **given):
-        key = recomputed, world
-        if key not in counted_before:
-            counted_before[key] = count_memory(model, config, packing, recomputed=recomputed, world=world, **given)
-        return counted_before[key]
+    class Once(StepCounter):
+        def memory(self, packing, *, max_seq_len, recomputed):
+            key = recomputed, self._world
+            if key not in counted_before:
+                counted_before[key] = super().memory(packing, max_seq_len=max_seq_len, recomputed=recomputed)
+            return counted_before[key]
 
-    monkeypatch.setattr("rmcore.training.memory.count_memory", once)
-    config = TrainConfig(precision="fp32")
-    return [
-        once(rm.model, config, rm.packing("fp32"), max_seq_len=48, recomputed=share, device=CPU) for share in (0.0, 1.0)
-    ]
+    monkeypatch.setattr("rmcore.training.memory.StepCounter", Once)
+    counter = Once(rm.model, TrainConfig(precision="fp32"), CPU)
+    return [counter.memory(rm.packing("fp32"), max_seq_len=48, recomputed=share) for share in (0.0, 1.0)]
 
 
 def chosen(rm, total, world=1, **changes):
@@ -140,9 +142,49 @@ def test_a_budget_takes_up_the_room_that_it_was_chosen_for(rm, counts):
     share, total = USABLE_SHARE["cpu"], 2 * 10**8
     num_pairs = kept.tokens(total, share) // 96
     rows = longest_pairs(num_pairs, 48, rm.packing("fp32"))
-    config = TrainConfig(precision="fp32")
-    found = count_step(rm.model, config, rows, recomputed=0.0, accumulates=True, device=CPU)
+    found = StepCounter(rm.model, TrainConfig(precision="fp32"), CPU).step(rows, recomputed=0.0, accumulates=True)
     assert found.micro_batch == pytest.approx(share * (total - found.kept), rel=0.02)
+
+
+SHAPES = {"0.5 B": (151936, 896, 4864, 4, 14, 2), "8 B": (16384, 4096, 14336, 4, 32, 8)}
+"""Vocabulary, width, width inside the MLP, layers, heads and key heads: four layers of Qwen2.5 and of Llama's width."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("size", SHAPES)
+@pytest.mark.parametrize(
+    ("recomputed", "changes"),
+    [(0.0, {}), (1.0, {}), (0.0, {"compile": True}), (1.0, {"compile": True, "optimizer": "adamw8bit"})],
+    ids=["eager", "recomputed", "compiled", "compiled and recomputed"],
+)
+def test_what_a_large_micro_batch_takes_is_predicted_to_a_twentieth(size, recomputed, changes, monkeypatch):
+    """As on a GPU, whose kernel and sizes these are, from the two counted ones to all that may be chosen."""
+    monkeypatch.setattr("rmcore.training.half_weights.HALF_BY_DEFAULT", {"cpu": True})
+    monkeypatch.setitem(COUNTED_TOKENS, "cpu", COUNTED_TOKENS["cuda"])
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    shape = dict(zip((*names, "num_key_value_heads"), SHAPES[size], strict=True))
+    config = Qwen2Config(**shape, pad_token_id=0, num_labels=1)
+    with torch.device("meta"):
+        model = AutoModelForSequenceClassification.from_config(config, attn_implementation=ATTENTION)
+    packing = Packing(causal=True, kernel="varlen", grouped=True)
+    counter = StepCounter(model, TrainConfig(precision="bf16", **changes), CPU)
+    predicted = counter.memory(packing, max_seq_len=512, recomputed=recomputed)
+    for tokens in (16384, 49152, MAX_TOKEN_BUDGET["cuda"]):
+        rows = longest_pairs(tokens // 1024, 512, packing)
+        found = counter.step(rows, recomputed=recomputed, accumulates=True)
+        assert predicted.bytes_at(tokens) == pytest.approx(found.micro_batch, rel=0.05)
+    if recomputed or changes:
+        kept = StepCounter(model, TrainConfig(precision="bf16"), CPU).memory(packing, max_seq_len=512, recomputed=0.0)
+        assert predicted.per_token < 0.8 * kept.per_token
+
+
+def test_no_memory_is_counted_where_a_budget_is_given(rm, monkeypatch):
+    monkeypatch.setattr("rmcore.training.memory.StepCounter", None)
+    given = {"token_budget": 512, "gradient_checkpointing": False}
+    config = TrainConfig(precision="fp32", **given)
+    cuda = torch.device("cuda")
+    assert choose_memory(rm.model, config, rm.packing("fp32"), max_seq_len=48, device=cuda) == (512, 0.0)
 
 
 @pytest.mark.slow
@@ -155,21 +197,16 @@ def test_a_device_without_room_for_a_pair_is_refused_but_among_processes_that_sh
 
 @pytest.mark.slow
 def test_each_process_updates_its_share(rm):
-    config, packing = TrainConfig(precision="fp32"), rm.packing("fp32")
-    alone, shared = (
-        count_memory(rm.model, config, packing, max_seq_len=48, recomputed=0.0, device=CPU, world=world).larger
-        for world in (1, 4)
-    )
+    alone, shared = (counted_memory(rm, world=world).larger for world in (1, 4))
     assert shared.update == pytest.approx(alone.update / 4, rel=0.01)
 
 
 @pytest.mark.slow
 def test_bfloat16_copies_are_there_in_the_update(rm, monkeypatch):
-    config, packing = TrainConfig(precision="bf16"), rm.packing("fp32")
     found = []
     for by_default in (False, True):
         monkeypatch.setattr("rmcore.training.half_weights.HALF_BY_DEFAULT", {"cpu": by_default})
-        found.append(count_memory(rm.model, config, packing, max_seq_len=48, recomputed=0.0, device=CPU).larger.update)
+        found.append(counted_memory(rm, precision="bf16").larger.update)
     half = HalfWeights(rm.model)
     with half.active():
         pass

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import MethodType
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,13 +28,16 @@ class CompiledLayers:
     recomputation in the backward pass inside.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        """Prepare the layers of `model`, which must be in its training form already: sharded, if it will be."""
+    def __init__(self, model: nn.Module, **how: Any) -> None:
+        """Prepare the layers of `model`, which must be in its training form already: sharded, if it will be.
+
+        `how` are further arguments of `torch.compile`.
+        """
         layers = transformer_layers(model)
         # Of the class: the last layer may have a forward of its own, which rows of other plans use.
         forwards = [MethodType(type(layer).forward, layer) for layer in layers]
         self._compiled = [
-            (layer, torch.compile(forward, dynamic=True, fullgraph=True))
+            (layer, torch.compile(forward, dynamic=True, fullgraph=True, **how))
             for layer, forward in zip(layers, forwards, strict=True)
         ]
         if not layers:
@@ -69,10 +73,10 @@ class CompiledLayers:
                     layer.forward = own
 
     def give_up(self, error: Exception) -> None:
-        """Go on without compilation after `error`, and say so."""
+        """Continue without compilation after `error`, and say so."""
         reason = next(iter(str(error).strip().splitlines()), "no message")
         print(
-            f"warning: torch.compile failed ({type(error).__name__}: {reason}); training continues without it: slower, "
+            f"warning: torch.compile failed ({type(error).__name__}: {reason}); it continues without: slower, "
             "same result. Leave compile off, or repair the compiler (C++ on a CPU, Triton on a GPU).",
             file=sys.stderr,
         )
