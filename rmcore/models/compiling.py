@@ -1,13 +1,13 @@
 """torch.compile of each transformer layer, and what happens when one cannot be compiled."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import MethodType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch._inductor.exc import CppCompileError
 
@@ -71,6 +71,20 @@ class CompiledLayers:
                     del layer.forward
                 else:
                     layer.forward = own
+
+    def run(self, compute: Callable[[], Tensor]) -> Tensor:
+        """Return what `compute` gives with compiled layers; with plain ones, from now on, where compiling them fails.
+
+        For a forward pass; a training repeats the whole step.
+        """
+        try:
+            with self.active():
+                return compute()
+        except COMPILE_ERRORS as error:
+            if not self.works:
+                raise
+            self.give_up(error)
+        return compute()
 
     def give_up(self, error: Exception) -> None:
         """Continue without compilation after `error`, and say so."""

@@ -30,7 +30,7 @@ from rmcore.models.checks import refuse_not_finite
 from rmcore.models.deferred import Deferred
 from rmcore.models.device import pick_device
 from rmcore.models.head import is_reward_head
-from rmcore.models.layers import recompute_layers
+from rmcore.models.layers import recompute_layers, transformer_layers
 from rmcore.models.loading import Origin, check_positions, load_backbone, quiet_libraries
 from rmcore.models.lora_targets import make_lora_config
 from rmcore.models.packing.forward import find_packing, outputs_of
@@ -53,8 +53,14 @@ from rmcore.models.training_parts import SplitWeights, TrainingOnlyModule
 if TYPE_CHECKING:
     from peft import LoraConfig
 
+    from rmcore.models.compiling import CompiledLayers
+
 SCORING_TOKEN_BUDGET = {"cpu": 8192, "cuda": 65536}
 """Computed tokens per batch when scoring without gradients, by device type."""
+COMPILED_WORK = 1e12
+"""Tokens times layers times hidden units from which scoring on a GPU compiles the layers first. Compiling saves the
+memory traffic of element-wise operations, an estimated 0.14 ms for a side of 200 tokens at 0.5 B
+(benchmarks/results/gpu.md), and takes an assumed 30 s: level at 9e11."""
 
 
 class BradleyTerryRM:
@@ -132,6 +138,8 @@ class BradleyTerryRM:
         self.deferred: Deferred | None = None
         """Weights that are read when the model is sharded (`rmcore.training.sharding.shard`), before which it computes
         nothing; None: it has all."""
+        self.compiled: CompiledLayers | None = None
+        """Compiled layers that scoring uses: those of the training, during it; on a GPU, made for `COMPILED_WORK`."""
         self._packing: dict[tuple[Precision, str], Packing | None] = {}
         self._narrowed: list[torch.nn.Linear] = []
         self.split: SplitWeights | None = None
@@ -243,6 +251,7 @@ class BradleyTerryRM:
                 "this model was made in memory, so nothing could say what its adapter belongs to; save it and load it "
                 "with BradleyTerryRM.from_pretrained first."
             )
+        self.compiled = None
         self._adapter_base = lora.AdapterBase.of(self.model, self._origin, self.deferred)
         self.model = lora.attach(self.model, config, seed=seed, origin=self._origin)
 
@@ -253,7 +262,7 @@ class BradleyTerryRM:
         """
         if self._adapter_base is not None:
             self.model = self.model.merge_and_unload(safe_merge=True).requires_grad_(True)
-            self._adapter_base = None
+            self._adapter_base = self.compiled = None
             self._packing.clear()
 
     def freeze_backbone(self) -> None:
@@ -462,6 +471,8 @@ class BradleyTerryRM:
         budget = token_budget or SCORING_TOKEN_BUDGET[self.device.type]
         chunks = self.scoring_chunks(different, token_budget=budget, precision=precision)
         packing = self.packing(precision)
+        if on_gpu and packing is not None:
+            self._compile_for(sum(len(side.ids) for side in different))
 
         def make_rows(chunk: Sequence[Sequence[int]]) -> Rows:
             rows = self._rows_of(different, chunk, packing)
@@ -512,14 +523,28 @@ class BradleyTerryRM:
         places = iter(range(len(ids)))  # `ids` are in the order of the groups, so places count up through them
         return pack_sides(ids, [[next(places) for _ in group] for group in chunk], packing)
 
+    def _compile_for(self, num_tokens: int) -> None:
+        """Have the layers compiled if so many tokens are worth it."""
+        work = num_tokens * len(transformer_layers(self.model)) * self.model.config.get_text_config().hidden_size
+        if self.compiled is None and work >= COMPILED_WORK:
+            from rmcore.models.compiling import CompiledLayers  # whose import takes a second
+
+            self.compiled = CompiledLayers(self.model)
+
     def _compute(self, rows: Rows, precision: Precision) -> Tensor:
         """All that the head says of rows, on the model's device."""
-        with (
-            self._in_float32(precision),
-            precision_context(precision, self.device),
-            float32_head(self.model) if precision == "bf16" else nullcontext(),
-        ):
-            return outputs_of(self.model, rows.to(self.device)).float()
+        in_float32 = self._in_float32(precision)
+        compiled = self.compiled if isinstance(in_float32, nullcontext) else None  # which intercepts each operation
+
+        def outputs() -> Tensor:
+            with (
+                in_float32,
+                precision_context(precision, self.device),
+                float32_head(self.model) if precision == "bf16" else nullcontext(),
+            ):
+                return outputs_of(self.model, rows.to(self.device)).float()
+
+        return outputs() if compiled is None else compiled.run(outputs)
 
     def save(self, folder: Path, *, state: Mapping[str, Tensor] | None = None) -> None:
         """Write a plain Hugging Face folder (safetensors, tokenizer) plus the records of rendering and beta.

@@ -32,6 +32,9 @@ WHOLE_SHARE = 0.25
 """Share of the memory besides a rank's slices that gathered weights and gradients may take: activations have half."""
 TINY_PARAMETERS = 5_000_000
 """Parameters below which a model counts as tiny where its name is not known; `tiny-wide`, the largest, has 3.3 M."""
+SCORES_COMPILED = {"cuda": True, "cpu": False}
+"""Whether the evaluations of a training that compiles its layers use them, too; compiling again, without gradients,
+takes longer on a CPU than it saves."""
 
 
 def with_precision(config: TrainConfig, rm: BradleyTerryRM, device: torch.device) -> TrainConfig:
@@ -119,6 +122,9 @@ def make_context(rm: BradleyTerryRM, config: TrainConfig, ranks: Ranks, *, half:
         forward = make_forward(rm.model, make_bradley_terry(config), precision, device)
     else:
         forward = make_observation_forward(rm, precision, device)
+    compiled = CompiledLayers(rm.model) if config.compile else None
+    # One of several ranks that failed to compile would compute again alone, and the others would wait for ever.
+    rm.compiled = compiled if SCORES_COMPILED[device.type] and ranks.world == 1 else None
     return StepContext(
         model=rm.model,
         forward=forward,
@@ -127,7 +133,7 @@ def make_context(rm: BradleyTerryRM, config: TrainConfig, ranks: Ranks, *, half:
         device=device,
         ranks=ranks,
         failed=torch.zeros((), device=device) if can_defer(optimizer, device) else None,
-        compiled=CompiledLayers(rm.model) if config.compile else None,
+        compiled=compiled,
         half=weights,
         holds_whole=_holds_whole(rm, config, ranks),
     )

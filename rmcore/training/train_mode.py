@@ -15,6 +15,7 @@ from rmcore.models.reward_model import BradleyTerryRM
 def training_form(rm: BradleyTerryRM, config: TrainConfig) -> Iterator[None]:
     """Give the model and the process what `config` asks for inside the block; afterwards both are as before."""
     with ExitStack() as stack:
+        stack.callback(setattr, rm, "compiled", None)  # which are those of this training
         if not config.dropout:
             stack.enter_context(without_dropout(rm.model))
         if config.chosen_precision == "bf16":

@@ -3,12 +3,15 @@
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch._inductor.config as inductor
+from torch._dynamo.exc import FailOnRecompileLimitHit
 from transformers import AutoModelForSequenceClassification
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from rmcore.config.model import ModelConfig
 from rmcore.models.compiling import COMPILE_ERRORS, CompiledLayers
 from rmcore.models.layers import recompute_layers
 from rmcore.models.packing.attention import ATTENTION
@@ -95,6 +98,52 @@ def assert_second_derivatives(model, row):
     (first,) = torch.autograd.grad(loss, weight, create_graph=True)
     (second,) = torch.autograd.grad(first.square().sum(), weight)
     assert second.abs().max() > 0
+
+
+@pytest.mark.slow
+def test_scoring_with_compiled_layers_gives_the_same_bits_by_one_graph(graphs, gold_pairs):
+    rm = BradleyTerryRM.new(ModelConfig(name="tiny", max_seq_len=96), seed=0, device=torch.device("cpu"))
+    assert rm.packing("fp32") is not None
+    rm._packing["fp32", "cpu"] = Packing(causal=True, kernel="varlen", grouped=True, pad_id=rm.pad_id)
+    sides = [side for pair in rm.renderer.tokenize_pairs(gold_pairs[:12]) for side in (pair.chosen, pair.rejected)]
+    plain = rm.score_sides(sides, token_budget=400)
+    rm.compiled = CompiledLayers(rm.model)
+    compiled = rm.score_sides(sides, token_budget=400)
+    assert rm.compiled.works
+    assert graphs() == 1
+    np.testing.assert_array_equal(compiled, plain)
+
+
+@pytest.mark.slow
+def test_scoring_that_cannot_be_compiled_goes_on_without(gold_pairs, capsys, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **_: _raising)
+    rm = BradleyTerryRM.new(ModelConfig(name="tiny", max_seq_len=96), seed=0, device=torch.device("cpu"))
+    plain = rm.score_pairs(gold_pairs[:4])
+    rm.compiled = CompiledLayers(rm.model)
+    np.testing.assert_array_equal(rm.score_pairs(gold_pairs[:4]), plain)
+    assert not rm.compiled.works
+    assert capsys.readouterr().err.count("warning: torch.compile failed") == 1
+
+
+def _raising(*_, **__):
+    raise FailOnRecompileLimitHit("too many")
+
+
+@pytest.mark.slow
+def test_evaluations_of_a_compiled_training_use_its_layers(tmp_path, start, small_folder, graphs, monkeypatch):
+    monkeypatch.setattr("rmcore.training.setup.SCORES_COMPILED", {"cpu": True})
+    used = []
+
+    def look(evaluation):
+        used.append(evaluation.rm.compiled.works)
+        return {}
+
+    changes = {"model": {"name": small_folder}, "steps": 2, "eval_every": 1, "packing": False}
+    plain = start(tmp_path / "plain", **changes).run()
+    compiled = start(tmp_path / "compiled", compile=True, callbacks=[look], **changes).run()
+    assert used == [True, True]
+    assert compiled.rm.compiled is None
+    np.testing.assert_allclose(compiled.trainer.best_rewards, plain.trainer.best_rewards, rtol=0, atol=1e-5)
 
 
 class NumberedLayer(GradientCheckpointingLayer):
