@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from gpu_plan import Work
-from gpu_training import HALF, LARGE, cell_of, trained
+from gpu_training import HALF, LADDER, cell_of, trained
 from throughput_sides import model_config, steps_of
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, schedule
@@ -26,6 +26,8 @@ WARM_UP, PROFILED = 3, 3
 LARGEST_TRACE = 15 * 2**20
 """Bytes."""
 CLASSES = (
+    ("element-wise", r"^triton_poi"),  # their names say what was fused, copies among it
+    ("norms and other reductions", r"^triton_(red|per)"),
     ("attention", r"flash|fmha|attention|varlen|mha_"),
     ("matrix products", r"gemm|cutlass|nvjet|xmma|cublas|splitk|::mm$|::addmm$|::bmm$|::linear$|::matmul$"),
     ("optimizer and clipping", r"multi_tensor|fused_adam|_foreach|lpnorm|clip"),
@@ -40,14 +42,14 @@ IDEAL = ("matrix products", "attention")
 
 
 def profile(work: Work) -> None:
-    """0.5 B with its trace, then 1.5 B without."""
-    for size in ("smoke",) if work.smoke else (HALF, LARGE):
-        work.measure(size, lambda size=size: profiled(work, size, keep_trace=size != LARGE))
+    """0.5 B in its compiled form, with the trace, and in its eager one."""
+    for form in ("compiled", "bf16 copies of the weights"):
+        work.measure(form, lambda form=form: profiled(work, form))
 
 
-def profiled(work: Work, size: str, *, keep_trace: bool) -> dict[str, Any]:
+def profiled(work: Work, form: str) -> dict[str, Any]:
     """Train some steps as a user would, and look at three of them."""
-    cell = cell_of(size, smoke=work.smoke, steps=WARM_UP + PROFILED + 1)
+    cell = cell_of(HALF, smoke=work.smoke, steps=WARM_UP + PROFILED + 1)
     cell = replace(cell, steps=WARM_UP + PROFILED + 1)
     on_gpu = torch.cuda.is_available()
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_gpu else [])
@@ -61,7 +63,7 @@ def profiled(work: Work, size: str, *, keep_trace: bool) -> dict[str, Any]:
         profiler.step()
 
     profiler.start()
-    seen = trained(work, cell, after_step=after_step)
+    seen = trained(work, cell, after_step=after_step, **LADDER[form])
     profiler.stop()
     pairs = [pair for step in steps_of(pairs_for(cell), cell)[WARM_UP:-1] for pair in step]
     ideal_us = needed_work(pairs, causal=True).flops(model_config(cell.model)) / (PEAK_TFLOPS * 1e6)
@@ -69,7 +71,7 @@ def profiled(work: Work, size: str, *, keep_trace: bool) -> dict[str, Any]:
     return (
         found
         | {"token_budget": seen["token_budget"]}
-        | ({"trace": save_trace(profiler, work.records.file.parent)} if keep_trace else {})
+        | ({"trace": save_trace(profiler, work.records.file.parent)} if form == "compiled" else {})
     )
 
 

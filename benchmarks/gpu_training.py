@@ -5,6 +5,9 @@ together, a pairs of a query and a key that it attends to, p pairs a second, pea
 bf16, NVIDIA's data sheet). t and a are of the packed form, whoever trains, and recomputation is not counted. Aimed at
 are 35 % at 0.5 B, 47 % at 1.5 B and 50 % at the width of 8 B. Lengths are those of HH-RLHF, as train_throughput.py
 draws them; a step's time is from CUDA events between steps, and the first step, which compiles, is timed alone.
+Token budgets are fixed: choosing them, for which the memory of a step is counted, would be timed 17 times.
+
+On a CPU graphs are run as they are, which shows that they are made.
 """
 
 import json
@@ -13,9 +16,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -29,6 +33,7 @@ from train_throughput import DEFAULTS, PEAK_TFLOPS, needed_work, pairs_for
 from transformers.models.qwen2 import modeling_qwen2
 
 from rmcore.core.tracking import MemoryTracker
+from rmcore.models.compiling import CompiledLayers
 from rmcore.models.packing import forward
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training import half_weights
@@ -38,6 +43,10 @@ HALF, LARGE, WIDE = "qwen2.5-0.5b", "qwen2.5-1.5b", "8b-width"
 SHAPES = {name: QWEN_SHAPES[name] for name in (HALF, LARGE, WIDE, "smoke")}
 STEPS, PAIRS_PER_STEP, TRL_BATCH = 10, 64, 32
 CACHE_FILE = "compile_cache.bin"
+LARGE_CARD = 100 * 2**30
+"""Bytes: more than an H100 has, less than an H200."""
+BUDGETS = {HALF: (32768, 32768), LARGE: (12288, 32768), WIDE: (16384, 32768), "smoke": (1024, 1024)}
+"""Tokens of a micro-batch on a card of less memory than LARGE_CARD, and of more."""
 
 LADDER: dict[str, dict[str, Any]] = {
     "autocast, keys and values repeated": {"half": False, "repeated": True},
@@ -66,7 +75,14 @@ def cell_of(size: str, *, smoke: bool, pairs_per_step: int = PAIRS_PER_STEP, ste
         gradient_checkpointing=False,
         threads=torch.get_num_threads(),
         pairs_per_step=4 if smoke else pairs_per_step,
+        token_budget=budget_of("smoke" if smoke else size),
     )
+
+
+def budget_of(size: str) -> int:
+    """Tokens of a micro-batch on this machine."""
+    found = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0
+    return BUDGETS[size][found > LARGE_CARD]
 
 
 def device() -> torch.device:
@@ -75,12 +91,29 @@ def device() -> torch.device:
 
 
 def built(work: Work, cell: Cell) -> BradleyTerryRM:
-    """The model of a cell, drawn once a worker."""
+    """The model of a cell, drawn once a worker; how its rows are packed is decided each time."""
     if cell.model not in work.built:
         work.built.clear()  # the sizes come one after the other, and a card need not hold two
         work.built[cell.model] = make_rm(cell, device())
     rm: BradleyTerryRM = work.built[cell.model]
-    return rm
+    return BradleyTerryRM.of(rm.model, rm.tokenizer, rm.renderer.rendering)
+
+
+@contextmanager
+def compiling() -> Iterator[list[str]]:
+    """Compile inside the block, on a CPU by the backend that runs graphs as they are; gives why it was given up."""
+    reasons: list[str] = []
+    give_up = CompiledLayers.give_up
+
+    def noted(self: CompiledLayers, error: Exception) -> None:
+        reasons.append(f"{type(error).__name__}: {error}"[:300])
+        give_up(self, error)
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(CompiledLayers, "give_up", noted))
+        if not torch.cuda.is_available():
+            stack.enter_context(patch.object(torch, "compile", partial(torch.compile, backend="aot_eager")))
+        yield reasons
 
 
 def trained(
@@ -90,15 +123,15 @@ def trained(
 
     Raises:
         NotHereError: what is changed cannot be had on this machine.
+        RuntimeError: what was to be compiled was not.
     """
     own = {name: changes.pop(name) for name in ("half", "liger", "repeated", "fp8") if name in changes}
     config = cell.settings.model_copy(update=changes)
-    if changes.get("compile") and not torch.cuda.is_available():
-        raise NotHereError("no CUDA: on a CPU the tests compile")
-    if own.keys() - {"half"} or changes:
-        work.built.clear()  # what is changed of a model stays
     rm = built(work, cell)
     with ExitStack() as stack:
+        given_up = stack.enter_context(compiling())
+        if own.keys() & {"liger", "fp8"}:
+            stack.callback(work.built.clear)  # exchanged layers stay
         if (half := own.pop("half", None)) is not None:
             stack.enter_context(patch.dict(half_weights.HALF_BY_DEFAULT, {"cuda": half, "cpu": half}))
         if own.pop("repeated", False):
@@ -117,7 +150,10 @@ def trained(
             # A product in float8 needs sizes that are multiples of 16, and a row has any number of tokens.
             padded = Float8LinearConfig(pad_inner_dim=True)
             convert_to_float8_training(rm.model.model, config=padded, module_filter_fn=lambda _, name: "layers" in name)
-        return _timed(rm, cell, config, after_step)
+        found = _timed(rm, cell, config, after_step)
+    if given_up:
+        raise RuntimeError(f"not compiled, so these are the numbers of plain layers: {given_up[0]}; {found}")
+    return found
 
 
 def _timed(rm: BradleyTerryRM, cell: Cell, config: Any, after_step: Callable[[int], None]) -> dict[str, Any]:
@@ -179,19 +215,23 @@ def compile(work: Work) -> None:
     file = work.records.file.parent / CACHE_FILE
 
     def compiled() -> dict[str, Any]:
+        is_carried = file.is_file()
+        if is_carried:  # by --resume
+            torch.compiler.load_cache_artifacts(file.read_bytes())
         found = trained(work, cell_of(HALF, smoke=work.smoke), **LADDER["compiled"])
         saved = torch.compiler.save_cache_artifacts()
         if saved is not None:
             file.write_bytes(saved[0])
         graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-        return found | {"graphs": graphs, "cache_mib": len(saved[0]) / 2**20 if saved else 0.0}
+        return found | {"graphs": graphs, "warm": is_carried, "cache_mib": len(saved[0]) / 2**20 if saved else 0.0}
 
     def from_cache() -> dict[str, Any]:
         if not file.is_file():
             raise NotHereError("nothing was compiled")
         with tempfile.TemporaryDirectory() as empty:
             environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": empty, "TRITON_CACHE_DIR": empty}
-            command = [sys.executable, "-c", "import gpu_training; gpu_training.print_from_cache()", str(file)]
+            how = "import gpu_training; gpu_training.print_from_cache()"
+            command = [sys.executable, "-c", how, str(file), "smoke" if work.smoke else ""]
             done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return found
@@ -205,8 +245,9 @@ def compile(work: Work) -> None:
 def print_from_cache() -> None:
     """Compile in a process and with folders of its own, from a saved cache alone: what a second training waits for."""
     torch.compiler.load_cache_artifacts(Path(sys.argv[1]).read_bytes())
-    work = Work(smoke=False, records=None)  # type: ignore[arg-type] - nothing is recorded here
-    print(json.dumps(trained(work, cell_of(HALF, smoke=False, steps=4), **LADDER["compiled"])))
+    smoke = sys.argv[2] == "smoke"
+    work = Work(smoke=smoke, records=None)  # type: ignore[arg-type] - nothing is recorded here
+    print(json.dumps(trained(work, cell_of(HALF, smoke=smoke, steps=4), **LADDER["compiled"])))
 
 
 def winner(work: Work) -> dict[str, Any]:
@@ -227,15 +268,22 @@ WIDE_FORMS: dict[str, dict[str, Any]] = {
     "kept": {},
     "8-bit moments, split weights": {"optimizer": "adamw8bit"},
     "recomputed": {"gradient_checkpointing": True},
-    "fp8": {"fp8": True},
 }
 
 
 def wide(work: Work) -> None:
-    """Four layers of the width of 8 B: activations kept, 8 bytes a weight, activations recomputed, products in fp8."""
-    cell = cell_of(WIDE, smoke=work.smoke)
+    """Four layers of the width of 8 B: activations kept, 8 bytes a weight, activations recomputed."""
     for name, changes in WIDE_FORMS.items():
-        work.measure(name, lambda changes=changes: trained(work, cell, **winner(work) | changes))
+        work.measure(name, lambda changes=changes: _wide(work, changes))
+
+
+def fp8(work: Work) -> None:
+    """The same with products in fp8."""
+    work.measure("kept, fp8", lambda: _wide(work, {"fp8": True}))
+
+
+def _wide(work: Work, changes: dict[str, Any]) -> dict[str, Any]:
+    return trained(work, cell_of(WIDE, smoke=work.smoke), **winner(work) | changes)
 
 
 def trl(work: Work) -> None:

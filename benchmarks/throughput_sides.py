@@ -64,6 +64,8 @@ class Cell:
     pairs_per_step: int = PAIRS_PER_STEP
     compile: bool = False
     """torch.compile on this library's sides; TRL as it comes."""
+    token_budget: int | None = None
+    """Of this library's micro-batches; None: chosen by it from the memory of the device."""
 
     def file(self, out: Path) -> Path:
         """Where what was measured is kept."""
@@ -92,6 +94,7 @@ class Cell:
             gradient_checkpointing=self.gradient_checkpointing,
             packing=self.side == "packed",
             compile=self.compile,
+            token_budget=self.token_budget,
             early_stopping_patience=None,
             resume_every_seconds=86_400,  # TRL saves nothing on the way either
         )

@@ -57,6 +57,53 @@ def test_the_whole_plan_runs_on_a_cpu_and_a_second_call_repeats_nothing(tmp_path
     assert call("--out", second, "--resume", first).count(": done before\n") == len(parts)
     assert records_of(second) == records_of(first)
     assert sum(part.seconds for part in gpu_plan.PLAN) <= gpu_plan.SECONDS
+    done = {(one["part"], one["unit"]): one for one in records_of(first) if one["status"] == "done" and "unit" in one}
+    assert done["compile", "compiled"]["graphs"] > 0
+    assert {"compiled", "bf16 copies of the weights"} == {unit for part, unit in done if part == "profile"}
+    assert ("scoring", "packed, bf16 weights, compiled") in done
+
+
+@pytest.mark.slow
+def test_each_form_decides_anew_how_rows_are_packed_and_counts_no_memory(tmp_path, monkeypatch, gpu_plan):
+    import gpu_training
+
+    from rmcore.models import reward_model
+
+    asked = []
+    decide = reward_model.find_packing
+    monkeypatch.setattr(reward_model, "find_packing", lambda *args, **how: asked.append(1) or decide(*args, **how))
+    monkeypatch.setattr("rmcore.training.memory.StepCounter", None)
+    work = gpu_plan.Work(smoke=True, records=gpu_plan.Records(tmp_path / "gpu.jsonl", "cpu"))
+    cell = gpu_training.cell_of(gpu_training.HALF, smoke=True)
+    for form in ("autocast, keys and values repeated", "autocast"):
+        before = len(asked)
+        gpu_training.trained(work, cell, **gpu_training.LADDER[form])
+        assert len(asked) > before
+    assert len(work.built) == 1  # its weights are drawn once all the same
+
+
+@pytest.mark.slow
+def test_plain_layers_do_not_pass_for_compiled_ones(tmp_path, monkeypatch, gpu_plan):
+    import gpu_training
+    import torch
+    from torch._dynamo.exc import FailOnRecompileLimitHit
+
+    def failing(*_, **__):
+        raise FailOnRecompileLimitHit("too many")
+
+    monkeypatch.setattr(torch, "compile", lambda function, **_: failing)
+    work = gpu_plan.Work(smoke=True, records=gpu_plan.Records(tmp_path / "gpu.jsonl", "cpu"))
+    cell = gpu_training.cell_of(gpu_training.HALF, smoke=True)
+    with pytest.raises(RuntimeError, match=r"not compiled, .*FailOnRecompileLimitHit: too many"):
+        gpu_training.trained(work, cell, **gpu_training.LADDER["compiled"])
+
+
+def test_what_the_compiler_fused_is_no_copy_by_its_name(gpu_plan):
+    import gpu_profile
+
+    assert gpu_profile.class_of("triton_poi_fused__to_copy_add_mul_3") == "element-wise"
+    assert gpu_profile.class_of("triton_per_fused__to_copy_mean_rsqrt_1") == "norms and other reductions"
+    assert gpu_profile.class_of("aten::_to_copy") == "copies and fills"
 
 
 def run_part(gpu_plan, folder, text, seconds=60.0):
