@@ -9,7 +9,7 @@ counted; inside a layer all of its operations are counted, of which fused ones t
 
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -200,12 +200,11 @@ class StepCounter:
             for part in (half, self._compiled):
                 if part is not None:
                     stack.enter_context(part.active())
-            if half is None:
-                stack.enter_context(precision_context(self._config.chosen_precision, self._device))
             if self._config.chosen_precision == "bf16":
                 stack.enter_context(float32_head(self._twin))
-            outputs = outputs_of(self._twin, rows.to(self._device))
-        outputs.float().sum().backward()
+            with precision_context(self._config.chosen_precision, self._device) if half is None else nullcontext():
+                outputs = outputs_of(self._twin, rows.to(self._device))
+            outputs.float().sum().backward()  # in here: recomputed layers are run again, with the same weights
 
     def _count_update(self) -> int:
         """Most bytes of temporaries."""
@@ -240,10 +239,11 @@ def _reason(error: Exception) -> str:
 
 def _as_partitioned(graph: fx.GraphModule, inputs: list[Tensor]) -> Any:
     """Compile as training does, up to what is kept for the backward pass; operations are called one by one."""
-    from functorch.compile import make_boxed_func  # both take a second
+    from torch._dynamo.backends.debugging import boxed_nop  # both take a second
     from torch._inductor.compile_fx import compile_fx
 
-    return compile_fx(graph, inputs, inner_compile=lambda inner, *_, **__: make_boxed_func(inner.forward))
+    # "Boxed": what is kept for the backward pass is freed after its last use there, as in compiled code.
+    return compile_fx(graph, inputs, inner_compile=lambda inner, given, **_: boxed_nop(inner, given))
 
 
 def _twin_of(model: nn.Module, config: TrainConfig, device: torch.device) -> Any:

@@ -1,7 +1,7 @@
 """AdamW over split weights: the two halves are the float32 weight, whatever was done to them."""
 
 import json
-import shutil
+import math
 import signal
 from functools import partial
 
@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from safetensors.torch import load_file
-from torch._inductor import config as inductor
-from torch._inductor import metrics
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.backends.debugging import boxed_nop
 from transformers import AutoModelForSequenceClassification
 
 from rmcore.config.train import TrainConfig
@@ -169,17 +169,24 @@ def fresh_compiler():
     torch._dynamo.reset()
 
 
-SIZES = (3, BLOCK, BLOCK + 3, 4 * BLOCK, 7 * BLOCK + 1)
+SHAPES = ((3,), (BLOCK,), (BLOCK + 3,), (16, 16), (2, BLOCK), (4, BLOCK), (7, 1, BLOCK), (7 * BLOCK + 1,))
 
 
 @pytest.mark.slow
 def test_compiled_it_writes_the_same_bits_in_place_by_two_graphs(monkeypatch, fresh_compiler):
-    """One for a single block, whose size is constant, and one for all numbers of blocks, places and steps."""
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    """One for a single block, whose size is constant, and one for all numbers of blocks, shapes, places and steps."""
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph.graph)
+        return boxed_nop(graph, inputs)
+
+    backend = aot_autograd(fw_compiler=keep, keep_inference_input_mutations=True)  # as inductor has it
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     monkeypatch.setattr(split_adamw, "CHUNK", 2 * BLOCK)
     outcomes = []
     for compiled in (False, True):
-        parameters = [torch.nn.Parameter(torch.linspace(-1, 1, size)) for size in SIZES]
+        parameters = [torch.nn.Parameter(torch.linspace(-1, 1, math.prod(shape)).view(shape)) for shape in SHAPES]
         optimizer = SplitAdamW([{"params": parameters, "weight_decay": 0.1}], 1e-2, BETAS, compiled=compiled)
         kept = [list(optimizer.state[parameter].values()) for parameter in parameters]
         for step in range(3):
@@ -189,24 +196,18 @@ def test_compiled_it_writes_the_same_bits_in_place_by_two_graphs(monkeypatch, fr
             optimizer.step()
         outcomes += [[optimizer.joined(parameter) for parameter in parameters] + [v for state in kept for v in state]]
     torch.testing.assert_close(*outcomes, rtol=0, atol=0)
-    assert 1 <= torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
+    assert len(graphs) == 2
+    assert [bytes_of_a_weight(graph) for graph in graphs] == [(8, 6, 0)] * 2
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
-def test_compiled_it_moves_little_more_than_what_it_reads_and_writes(fresh_compiler):
-    """8 bytes are read and 6 written for a weight. On a CPU moments are decoded twice, as scales come first: 4 more."""
-    parameter = torch.nn.Parameter(torch.linspace(-1, 1, 64 * BLOCK))
-    optimizer = SplitAdamW([{"params": [parameter]}], 1e-2, BETAS, compiled=True)
-    parameter.grad = random_gradients(parameter.shape, 1)[0]
-    metrics.reset()
-    torch._logging.set_logs(inductor_metrics=True)
-    try:
-        with inductor.patch(force_disable_caches=True):
-            optimizer.step()
-    finally:
-        torch._logging.set_logs()
-    assert 14 <= metrics.num_bytes_accessed / parameter.numel() <= 14 + 4 + 1  # 1: scales, and numbers for all
+def bytes_of_a_weight(graph):
+    """What a graph reads of its inputs, writes to them, and returns next to them, scales left out."""
+    read = list(graph.find_nodes(op="placeholder"))
+    written = [node.args[0] for node in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)]
+    assert set(written) <= set(read)
+    returned = [node for node in graph.output_node().args[0] if node is not None and node not in written]
+    values = [[node.meta["val"] for node in nodes] for nodes in (read, written, returned)]
+    return tuple(sum(one.element_size() for one in group if one.dim() == 2) for group in values)
 
 
 @pytest.mark.slow

@@ -146,8 +146,33 @@ def test_a_budget_takes_up_the_room_that_it_was_chosen_for(rm, counts):
     assert found.micro_batch == pytest.approx(share * (total - found.kept), rel=0.02)
 
 
-SHAPES = {"0.5 B": (151936, 896, 4864, 4, 14, 2), "8 B": (16384, 4096, 14336, 4, 32, 8)}
-"""Vocabulary, width, width inside the MLP, layers, heads and key heads: four layers of Qwen2.5 and of Llama's width."""
+SHAPES = {"0.5 B": (151936, 896, 4864, 14, 2), "8 B": (16384, 4096, 14336, 32, 8)}
+"""Vocabulary, width, width inside the MLP, heads and key heads, of Qwen2.5 and of Llama's width."""
+
+
+@pytest.fixture
+def counts_as_on_a_gpu(monkeypatch):
+    """Make the memory, by micro-batch, of a model of a number of layers with the kernel and the sizes of a GPU."""
+    monkeypatch.setattr("rmcore.training.half_weights.HALF_BY_DEFAULT", {"cpu": True})
+    monkeypatch.setitem(COUNTED_TOKENS, "cpu", COUNTED_TOKENS["cuda"])
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    packing = Packing(causal=True, kernel="varlen", grouped=True)
+
+    def count(size, num_layers, *, recomputed=0.0, **changes):
+        shape = dict(zip(names, SHAPES[size], strict=True))
+        config = Qwen2Config(**shape, num_hidden_layers=num_layers, pad_token_id=0, num_labels=1)
+        with torch.device("meta"):
+            model = AutoModelForSequenceClassification.from_config(config, attn_implementation=ATTENTION)
+        counter = StepCounter(model, TrainConfig(precision="bf16", **changes), CPU)
+        predicted = counter.memory(packing, max_seq_len=512, recomputed=recomputed)
+
+        def counted(tokens):
+            rows = longest_pairs(tokens // 1024, 512, packing)
+            return counter.step(rows, recomputed=recomputed, accumulates=True).micro_batch
+
+        return predicted, counted
+
+    return count
 
 
 @pytest.mark.slow
@@ -158,25 +183,27 @@ SHAPES = {"0.5 B": (151936, 896, 4864, 4, 14, 2), "8 B": (16384, 4096, 14336, 4,
     [(0.0, {}), (1.0, {}), (0.0, {"compile": True}), (1.0, {"compile": True, "optimizer": "adamw8bit"})],
     ids=["eager", "recomputed", "compiled", "compiled and recomputed"],
 )
-def test_what_a_large_micro_batch_takes_is_predicted_to_a_twentieth(size, recomputed, changes, monkeypatch):
-    """As on a GPU, whose kernel and sizes these are, from the two counted ones to all that may be chosen."""
-    monkeypatch.setattr("rmcore.training.half_weights.HALF_BY_DEFAULT", {"cpu": True})
-    monkeypatch.setitem(COUNTED_TOKENS, "cpu", COUNTED_TOKENS["cuda"])
-    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    shape = dict(zip((*names, "num_key_value_heads"), SHAPES[size], strict=True))
-    config = Qwen2Config(**shape, pad_token_id=0, num_labels=1)
-    with torch.device("meta"):
-        model = AutoModelForSequenceClassification.from_config(config, attn_implementation=ATTENTION)
-    packing = Packing(causal=True, kernel="varlen", grouped=True)
-    counter = StepCounter(model, TrainConfig(precision="bf16", **changes), CPU)
-    predicted = counter.memory(packing, max_seq_len=512, recomputed=recomputed)
+def test_what_a_large_micro_batch_takes_is_predicted_to_a_twentieth(size, recomputed, changes, counts_as_on_a_gpu):
+    """From the two counted ones to all that may be chosen."""
+    predicted, counted = counts_as_on_a_gpu(size, 4, recomputed=recomputed, **changes)
     for tokens in (16384, 49152, MAX_TOKEN_BUDGET["cuda"]):
-        rows = longest_pairs(tokens // 1024, 512, packing)
-        found = counter.step(rows, recomputed=recomputed, accumulates=True)
-        assert predicted.bytes_at(tokens) == pytest.approx(found.micro_batch, rel=0.05)
-    if recomputed or changes:
-        kept = StepCounter(model, TrainConfig(precision="bf16"), CPU).memory(packing, max_seq_len=512, recomputed=0.0)
-        assert predicted.per_token < 0.8 * kept.per_token
+        assert predicted.bytes_at(tokens) == pytest.approx(counted(tokens), rel=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("size", SHAPES)
+def test_a_compiled_or_recomputed_layer_keeps_less_for_the_backward_pass(size, counts_as_on_a_gpu, capsys):
+    """By what two layers more take, which leaves out what is alive within one layer only."""
+
+    def of_a_layer(**how):
+        fewer, more = (counts_as_on_a_gpu(size, layers, **how)[0].per_token for layers in (2, 4))
+        return (more - fewer) / 2
+
+    eager = of_a_layer()
+    assert of_a_layer(compile=True) < 0.8 * eager
+    assert of_a_layer(recomputed=1.0) < 0.8 * eager
+    assert "cannot be counted" not in capsys.readouterr().err
 
 
 def test_no_memory_is_counted_where_a_budget_is_given(rm, monkeypatch):
