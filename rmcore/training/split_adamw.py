@@ -118,16 +118,18 @@ class SplitAdamW(Optimizer):
     ) -> None:
         blocks = [one.view(-1, BLOCK) for one in weights]
         scales = [state[name][start // BLOCK :][: len(blocks[0])] for name in ("mean_scale", "square_scale")]
+        # `data` is no view: code is compiled for the shape of what a view is one of, so anew for each parameter's.
+        tensors = [one.data for one in (*blocks, *scales)]
         # A tensor, as is the step: code is compiled for a Python number.
         place = torch.full((), start, device=blocks[0].device)
         try:
-            self._update(*blocks, *scales, place, *numbers)
+            self._update(*tensors, place, *numbers)
         except COMPILE_ERRORS as error:
             if self._update is update_:
                 raise
             print(f"warning: the update cannot be compiled ({type(error).__name__}); it is slower.", file=sys.stderr)
             self._update = update_
-            update_(*blocks, *scales, place, *numbers)
+            update_(*tensors, place, *numbers)
 
     def keep_costliest_gradients(self) -> None:
         """Drop all gradients but that of the largest parameter; compiled, no update takes memory: drop that, too."""

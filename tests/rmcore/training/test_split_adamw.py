@@ -207,7 +207,8 @@ def bytes_of_a_weight(graph):
     assert set(written) <= set(read)
     returned = [node for node in graph.output_node().args[0] if node is not None and node not in written]
     values = [[node.meta["val"] for node in nodes] for nodes in (read, written, returned)]
-    return tuple(sum(one.element_size() for one in group if one.dim() == 2) for group in values)
+    blocks = [[one for one in group if isinstance(one, torch.Tensor) and one.dim() == 2] for group in values]
+    return tuple(sum(one.element_size() for one in group) for group in blocks)
 
 
 @pytest.mark.slow
