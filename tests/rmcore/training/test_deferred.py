@@ -72,6 +72,7 @@ def one_by_one(request, tiny_folder, gold_pairs):
     rm = BradleyTerryRM.from_pretrained(tiny_folder, device="cpu", max_seq_len=128)
     pairs = rm.renderer.tokenize_pairs(gold_pairs[:16])
     stepper = make_stepper(copy.deepcopy(rm), pairs, request.param)
+    stepper.context = replace(stepper.context, failed=torch.zeros(()))  # clips within the update
     after = []
     for step in range(STEPS):
         stepper.run(step + 1, *stepper.feed[step])
@@ -250,7 +251,8 @@ def assert_same(one, other):
 
 @pytest.mark.slow
 def test_reading_later_changes_nothing(tmp_path, start, request):
-    changes = {"steps": 5, "log_every": 4, "eval_every": 3, "save_every": 2}
+    # Not clipped: within the update that may round differently (`test_clipping_within_the_update_comes_to_the_same`).
+    changes = {"steps": 5, "log_every": 4, "eval_every": 3, "save_every": 2, "clip": 1e3}
     plain = start(tmp_path / "plain", **changes).run()
     request.getfixturevalue("deferred")
     later = start(tmp_path / "later", **changes).run()
