@@ -91,12 +91,15 @@ def with_float32_head(model: nn.Module) -> None:
 def round_backbone(model: nn.Module) -> None:
     """Round all parameters but the reward head's to bfloat16, in place and one at a time; the head stays float32.
 
+    Gradients are dropped: torch compiles nothing whose gradient has another format.
+
     Raises:
         ModelError: see `reward_heads`.
     """
     with_float32_head(model)
     for name, parameter in model.named_parameters():
         if not is_reward_head(name):
+            parameter.grad = None
             parameter.data = parameter.data.to(torch.bfloat16)
 
 
