@@ -129,7 +129,7 @@ class SplitAdamW(Optimizer):
                 raise
             print(f"warning: the update cannot be compiled ({type(error).__name__}); it is slower.", file=sys.stderr)
             self._update = update_
-            update_(*tensors, place, *numbers)
+            self._update(*tensors, place, *numbers)
 
     def keep_costliest_gradients(self) -> None:
         """Drop all gradients but that of the largest parameter; compiled, no update takes memory: drop that, too."""

@@ -243,7 +243,8 @@ def _as_partitioned(graph: fx.GraphModule, inputs: list[Tensor]) -> Any:
     from torch._inductor.compile_fx import compile_fx
 
     # "Boxed": what is kept for the backward pass is freed after its last use there, as in compiled code.
-    return compile_fx(graph, inputs, inner_compile=lambda inner, given, **_: boxed_nop(inner, given))
+    compiled: Any = lambda inner, given, **_: boxed_nop(inner, given)  # noqa: E731 - of no type that inductor names
+    return compile_fx(graph, inputs, inner_compile=compiled)
 
 
 def _twin_of(model: nn.Module, config: TrainConfig, device: torch.device) -> Any:
