@@ -128,8 +128,9 @@ class SplitAdamW(Optimizer):
             if self._update is update_:
                 raise
             print(f"warning: the update cannot be compiled ({type(error).__name__}); it is slower.", file=sys.stderr)
-            self._update = update_
-            self._update(*tensors, place, *numbers)
+            eager: Any = update_  # of the type that the compiled one has
+            self._update = eager
+            eager(*tensors, place, *numbers)
 
     def keep_costliest_gradients(self) -> None:
         """Drop all gradients but that of the largest parameter; compiled, no update takes memory: drop that, too."""
