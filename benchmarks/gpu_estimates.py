@@ -27,7 +27,6 @@ counts that 79 GiB hold (of 4,096 tokens at 8 B, whose float32 state they do not
   added to, in float32 (4, and 12 where there is another one before it).
 - n kernels, those of a layer counted in the same way, fused 40; u, what the end of each leaves the card idle, is
   assumed to be 3 microseconds.
-- "The last layer where rewards are read" has keys and values of all tokens, and all else of two places a pair.
 """
 
 import math
@@ -171,8 +170,8 @@ class Form:
     """Weights are bf16 copies."""
     fused: bool = False
     """Element-wise operations are fused."""
-    short: bool = False
-    """The last layer only where rewards are read, and clipping within the update."""
+    clips_within: bool = False
+    """Gradients are clipped within the update."""
 
 
 FORMS = {
@@ -180,7 +179,7 @@ FORMS = {
     "key heads as they are": Form(bf16_stream=False),
     "and a bf16 stream": Form(),
     "and fused": Form(fused=True),
-    "and the last layer where rewards are read, clipping in the update": Form(fused=True, short=True),
+    "and clipping in the update": Form(fused=True, clips_within=True),
 }
 
 
@@ -217,7 +216,7 @@ def tiled(pairs: Sequence[TokenizedPair]) -> int:
 def step(size: str, work: Work, tiles: int, form: Form, *, scale: float = 1.0) -> dict[str, float]:
     """Milliseconds of one step by what they go into; `scale`: bandwidth over an H100's."""
     config = whole_config(size)
-    _, width, inner, _, heads, key_heads = QWEN_SHAPES[size]
+    _, width, inner, _, _, _ = QWEN_SHAPES[size]
     layers, weights = config.num_hidden_layers, num_matrix_weights(config)
     embedding = VOCABULARY.get(size, config.vocab_size) * width
     moved, kernels = of_a_layer(size, grouped=form.grouped, bf16_stream=form.bf16_stream)
@@ -226,13 +225,11 @@ def step(size: str, work: Work, tiles: int, form: Form, *, scale: float = 1.0) -
     micro_batches = math.ceil(work.tokens / token_budget(size, form))
     casts = 6 + 10 * micro_batches if form.bf16_stream else 18 * micro_batches
     memory = MEMORY * scale / 1000
-    keys = 2 * width * key_heads * width // heads  # weights for keys and values
-    left = 1 - (1 - keys * layers / weights) * (1 - 2 * PAIRS_PER_STEP / work.tokens) / layers if form.short else 1
     return {
-        "matrix products": left * 6000 * weights * work.tokens / RATES[size],
-        "attention": 1000 * (layers - form.short) * _attention(width, tiles) * 3.5 / ATTENTION_RATE,
-        "element-wise": left * work.tokens * layers * moved / memory,
-        "AdamW and clipping": (36 if form.short else 40) * (weights + embedding) / memory,
+        "matrix products": 6000 * weights * work.tokens / RATES[size],
+        "attention": 1000 * layers * _attention(width, tiles) * 3.5 / ATTENTION_RATE,
+        "element-wise": work.tokens * layers * moved / memory,
+        "AdamW and clipping": (36 if form.clips_within else 40) * (weights + embedding) / memory,
         "casts and gradients": (casts * weights + (16 * micro_batches - 12) * embedding) / memory,
         "kernel ends": 1000 * micro_batches * layers * kernels * KERNEL_END,
     }

@@ -177,7 +177,7 @@ class Experiment(Declared):
         ]
 
     def stages(self) -> list[str]:
-        """The stages that a cell runs, in order: no more than the metrics need."""
+        """The stages that the metrics need, in order; a cell runs those that they need, too."""
         needed = {CELL_METRICS[metric].stage for metric in self.metrics}
         return ["prepare", "train", *(name for name in ("evaluate", "landscape") if name in needed)]
 

@@ -151,7 +151,7 @@ def judged(declared: Experiment, cells: Cells) -> list[HypothesisResult]:
 
 def arm_cells(experiment: Experiment, arm: Arm) -> list[Cell]:
     """The cells of an arm, one a seed."""
-    stages = tuple(experiment.stages())
+    stages = tuple(resolve(experiment.stages(), arm.config))
     return [Cell(arm.name, seed, change_config(arm.config, {"seed": seed}), stages) for seed in experiment.seeds]
 
 

@@ -56,8 +56,8 @@ class CompiledLayers:
     def active(self) -> Iterator[None]:
         """Let the layers run compiled inside the block, backward pass included.
 
-        Outside they are the plain ones: they are evaluated without, and have second derivatives, which compiled code
-        has not. Parameters and their names are the same.
+        Outside they are the plain ones, which have second derivatives; compiled code has none. Parameters and their
+        names are the same.
         """
         compiled = list(self._compiled)
         before = [vars(layer).get("forward") for layer, _ in compiled]  # the last layer of packed rows has its own
@@ -91,7 +91,8 @@ class CompiledLayers:
         reason = next(iter(str(error).strip().splitlines()), "no message")
         print(
             f"warning: torch.compile failed ({type(error).__name__}: {reason}); it continues without: slower, "
-            "same result. Leave compile off, or repair the compiler (C++ on a CPU, Triton on a GPU).",
+            "same result. Repair the compiler (C++ on a CPU, Triton on a GPU); a training leaves it out with "
+            "train.compile=false.",
             file=sys.stderr,
         )
         self._compiled = []

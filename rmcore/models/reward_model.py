@@ -7,6 +7,7 @@ Hugging Face folders, so `AutoModelForSequenceClassification.from_pretrained` gi
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -520,6 +521,8 @@ class BradleyTerryRM:
         ids = [sides[index].ids for group in chunk for index in group]
         if packing is None:
             return pad_rows(ids, pad_id=self.pad_id)
+        if packing.reads_last and self.compiled is not None and self.compiled.works:
+            packing = replace(packing, reads_last=False)  # compiled layers compute all tokens
         places = iter(range(len(ids)))  # `ids` are in the order of the groups, so places count up through them
         return pack_sides(ids, [[next(places) for _ in group] for group in chunk], packing)
 

@@ -77,13 +77,13 @@ class _Order:
 
     @cached_property
     def probe(self) -> ArtifactRef:
-        return self._run(
-            stages.ProbeStage(**self._model, probe=required(self.config.probe, "probe"), seed=self.config.seed)
-        )
+        settings = required(self.config.probe, "probe")  # before what it reads is made
+        return self._run(stages.ProbeStage(**self._model, probe=settings, seed=self.config.seed))
 
     @cached_property
     def benchmark(self) -> ArtifactRef:
-        return self._run(stages.BenchmarkStage(**self._model, benchmark=required_benchmark(self.config)))
+        settings = required_benchmark(self.config)
+        return self._run(stages.BenchmarkStage(**self._model, benchmark=settings))
 
     @cached_property
     def readiness(self) -> ArtifactRef:
@@ -175,7 +175,7 @@ class _Order:
 
     @cached_property
     def grpo(self) -> ArtifactRef:
-        config, policy = self.config, required_policy(self.config)
+        config, policy, rlhf = self.config, required_policy(self.config), required(self.config.rlhf, "rlhf")
         return self._run(
             stages.GrpoStage(
                 **self._model,
@@ -190,7 +190,7 @@ class _Order:
                 temperature=policy.temperature,
                 max_new_tokens=policy.max_new_tokens,
                 num_resamples=config.evaluate.num_resamples,
-                rlhf=required(config.rlhf, "rlhf"),
+                rlhf=rlhf,
             )
         )
 

@@ -8,8 +8,9 @@ from the cache.
 """
 
 import importlib.metadata
+from collections.abc import Mapping
 from functools import cache, cached_property
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 from rmcore.config.base import RUN_ONLY, Names, Settings
 from rmcore.config.train import TrainConfig
@@ -57,6 +58,13 @@ class Stage(Settings):
     def code(cls) -> dict[str, dict[str, str]]:
         """Return the versions and code digests that affect its outcome in addition to its arguments."""
         return {"versions": {name: _minor_version(name) for name in cls.libraries}, "code": code_digests(cls.module())}
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Copy it with other arguments, and so with another key."""
+        copy = super().model_copy(update=update, deep=deep)
+        for name in ("settings", "inputs", "key"):
+            vars(copy).pop(name, None)
+        return copy
 
     @property
     def upstream(self) -> dict[str, ArtifactRef]:

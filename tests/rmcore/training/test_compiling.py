@@ -114,13 +114,22 @@ def test_scoring_with_compiled_layers_gives_the_same_bits_by_one_graph(graphs, g
     np.testing.assert_array_equal(compiled, plain)
 
 
+def test_scoring_with_compiled_layers_computes_all_of_the_last_one(gold_pairs, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    rm = BradleyTerryRM.new(ModelConfig(name="tiny", max_seq_len=96), seed=0, device=torch.device("cpu"))
+    assert rm.packing("fp32").reads_last
+    plain = rm.score_pairs(gold_pairs[:4])
+    rm.compiled = CompiledLayers(rm.model)
+    np.testing.assert_allclose(rm.score_pairs(gold_pairs[:4]), plain, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.slow
 def test_scoring_that_cannot_be_compiled_goes_on_without(gold_pairs, capsys, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **_: _raising)
     rm = BradleyTerryRM.new(ModelConfig(name="tiny", max_seq_len=96), seed=0, device=torch.device("cpu"))
     plain = rm.score_pairs(gold_pairs[:4])
     rm.compiled = CompiledLayers(rm.model)
-    np.testing.assert_array_equal(rm.score_pairs(gold_pairs[:4]), plain)
+    np.testing.assert_allclose(rm.score_pairs(gold_pairs[:4]), plain, rtol=1e-5, atol=1e-6)
     assert not rm.compiled.works
     assert capsys.readouterr().err.count("warning: torch.compile failed") == 1
 
