@@ -13,9 +13,8 @@ A flow requests some of them by name, and what these read is requested with them
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rmcore.config.benchmark import BenchmarkConfig
 from rmcore.config.landscape import LandscapeConfig
@@ -44,6 +43,21 @@ REFUSALS = {
 """Messages about a config that lacks a section, by the section's name."""
 
 
+class _once(Generic[Section]):
+    """A property that is computed once an instance.
+
+    `functools.cached_property` of Python 3.11 holds one lock for all instances: cells would run one after the
+    other, and wait for one another for ever where the run of a stage plans another one.
+    """
+
+    def __init__(self, compute: Callable[[Any], Section]) -> None:
+        self._compute = compute
+
+    def __get__(self, instance: Any, owner: type) -> Section:
+        value = vars(instance)[self._compute.__name__] = self._compute(instance)
+        return value
+
+
 class _Order:
     """Each stage of a config as a property, which has it run after those that it reads, once.
 
@@ -55,37 +69,37 @@ class _Order:
 
     def __init__(self, config: PipelineConfig, run: Run, given: Mapping[str, ArtifactRef]) -> None:
         self.given_config, self.config, self.run = config, settled(config), run
-        vars(self).update(given)  # where cached properties are kept
+        vars(self).update(given)  # where `_once` keeps its values
 
-    @cached_property
+    @_once
     def prepare(self) -> ArtifactRef:
         return self._run(stages.PrepareStage(data=self.config.data, seed=self.config.seed))
 
-    @cached_property
+    @_once
     def train(self) -> ArtifactRef:
         policy = self.policy if starts_from_sft(self.config) else None
         return self._run(stages.TrainStage(prepared=self.prepare, policy=policy, **dict(training_of(self.config))))
 
-    @cached_property
+    @_once
     def evaluate(self) -> ArtifactRef:
         return self._run(stages.EvaluateStage(**self._model, evaluate=self.config.evaluate, seed=self.config.seed))
 
-    @cached_property
+    @_once
     def landscape(self) -> ArtifactRef:
         settings = curvature_settings(self.config)
         return self._run(stages.LandscapeStage(**self._model, landscape=settings, seed=self.config.seed))
 
-    @cached_property
+    @_once
     def probe(self) -> ArtifactRef:
         settings = required(self.config.probe, "probe")  # before what it reads is made
         return self._run(stages.ProbeStage(**self._model, probe=settings, seed=self.config.seed))
 
-    @cached_property
+    @_once
     def benchmark(self) -> ArtifactRef:
         settings = required_benchmark(self.config)
         return self._run(stages.BenchmarkStage(**self._model, benchmark=settings))
 
-    @cached_property
+    @_once
     def readiness(self) -> ArtifactRef:
         return self._run(
             stages.ReadinessStage(
@@ -97,7 +111,7 @@ class _Order:
             )
         )
 
-    @cached_property
+    @_once
     def policy(self) -> ArtifactRef:
         config, policy = self.config, required_policy(self.config)
         return self._run(
@@ -112,7 +126,7 @@ class _Order:
             )
         )
 
-    @cached_property
+    @_once
     def samples(self) -> ArtifactRef:
         policy = required_policy(self.config)
         return self._run(
@@ -127,7 +141,7 @@ class _Order:
             )
         )
 
-    @cached_property
+    @_once
     def overoptimization(self) -> ArtifactRef:
         config, policy = self.config, required_policy(self.config)
         return self._run(
@@ -144,7 +158,7 @@ class _Order:
             )
         )
 
-    @cached_property
+    @_once
     def readiness_v2(self) -> ArtifactRef:
         policy = required_policy(self.config)
         return self._run(
@@ -158,7 +172,7 @@ class _Order:
             )
         )
 
-    @cached_property
+    @_once
     def confirmation(self) -> ArtifactRef:
         config, policy = self.config, required_policy(self.config)
         return self._run(
@@ -173,7 +187,7 @@ class _Order:
             )
         )
 
-    @cached_property
+    @_once
     def grpo(self) -> ArtifactRef:
         config, policy, rlhf = self.config, required_policy(self.config), required(self.config.rlhf, "rlhf")
         return self._run(

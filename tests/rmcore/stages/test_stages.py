@@ -3,6 +3,8 @@
 import ast
 import importlib
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import get_args
@@ -28,7 +30,7 @@ from rmcore.core.tracking import NullTracker
 from rmcore.data.table import read_pairs, write_pairs
 from rmcore.stages import prepare
 from rmcore.stages.contents import DIGESTS
-from rmcore.stages.order import pipeline_stages, stage_of
+from rmcore.stages.order import missing, pipeline_stages, request, stage_of
 from rmcore.stages.readiness import judge
 from rmcore.stages.stage import Stage
 from rmcore.stages.stages import STAGES
@@ -291,6 +293,18 @@ def test_every_text_that_a_stage_is_given_is_keyed_by_content_or_no_address_of_a
     words |= {"judge_column", "topic_column", "landscape.parameters", "model.lora.targets", "judged_by"}
     folders_to_judge_in = {"people", "rlhf.watch.people"}
     assert set().union(*map(texts, STAGES.values())) == words | folders_to_judge_in
+
+
+def test_two_cells_run_the_same_stage_at_the_same_time():
+    both = threading.Barrier(2, timeout=30)
+
+    def run(stage):
+        both.wait()  # neither would end if one waited for the other
+        return missing(stage)
+
+    with ThreadPoolExecutor(2) as pool:
+        cells = [PipelineConfig(seed=seed, data=DataConfig(source="gold")) for seed in (0, 1)]
+        list(pool.map(lambda config: request(["prepare"], config, run), cells))
 
 
 def test_each_kind_of_name_has_a_digest():
