@@ -212,7 +212,7 @@ def _where_read(
 
 
 def _seen_where_read(plan: AttentionPlan, spans: Sequence[Span], like: Tensor) -> list[Tensor]:
-    """Of each group with n tokens, m of which are read: what is added to their scores, (m, n)."""
+    """Give what is added to the scores of each group with n tokens, m of which are read: (m, n)."""
     masks, start, left = [], 0, list(spans)
     for group in plan.groups:
         end = start + sum(group)

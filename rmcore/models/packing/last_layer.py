@@ -52,7 +52,7 @@ def _forward_where_read(layer: nn.Module, states: Tensor, *arguments: Any, **opt
 
 
 def _where_read(value: Any, *, at: Tensor, num_tokens: int) -> Any:
-    """Of what a layer gets for each token, such as rotary positions, that of the tokens `at`; all else as it is."""
+    """Take the tokens `at` of what a layer gets for each token, such as rotary positions; all else as it is."""
     if isinstance(value, tuple):
         return tuple(_where_read(one, at=at, num_tokens=num_tokens) for one in value)
     is_by_token = isinstance(value, Tensor) and value.shape[:2] == (1, num_tokens)

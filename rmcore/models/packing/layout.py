@@ -120,7 +120,7 @@ class AttentionPlan:
     causal: bool
     varlen: VarlenIndex | None = None
     reading: Reading | None = None
-    """Of a row whose last layer computes no more than what is read; None: all of it."""
+    """The tokens that are read of a row whose last layer computes no more; None: it computes all."""
     made: dict[tuple[Any, ...], Any] = field(default_factory=dict, compare=False)
     """Masks and batches that the first layer builds from the plan for all layers, by what they depend on besides."""
 
