@@ -172,9 +172,6 @@ def configure_environment() -> None:
     }
     if prefect_api:
         settings["PREFECT_API_URL"] = prefect_api
-    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # its other name, which torch reads last
-        # Micro-batches differ in size, and what is free between segments of fixed size would be lost to them.
-        settings["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     keep_direct(str(url.hostname) for url in map(urlsplit, filter(None, running.values())))
     for name, value in settings.items():
         os.environ.setdefault(name, value)

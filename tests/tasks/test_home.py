@@ -97,15 +97,6 @@ def test_databases_lie_in_the_home_whatever_it_is_called(tmp_path, name):
     assert found == [f"{name}/mlflow/mlflow.db", f"{name}/mlflow/mlflow.db.lock"]
 
 
-@pytest.mark.parametrize("given", [None, "max_split_size_mb:64"])
-def test_segments_of_gpu_memory_grow_unless_the_user_says_otherwise(tmp_path, given):
-    code = "import os, tasks.home as h; h.configure_environment(); print(os.environ['PYTORCH_ALLOC_CONF'])"
-    environment = {name: value for name, value in os.environ.items() if name != "PYTORCH_ALLOC_CONF"}
-    environment |= {"RM_OPT_HOME": str(tmp_path)} | ({"PYTORCH_ALLOC_CONF": given} if given else {})
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [given or "expandable_segments:True"]
-
-
 CLIENTS = """
 import sys, urllib.request
 from tasks.home import configure_environment
