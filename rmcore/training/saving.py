@@ -146,8 +146,8 @@ class StateSaver:
 
     def _has_room(self, tensors: Mapping[str, Tensor]) -> bool:
         """Make room for a copy in host memory, pinned for tensors on a GPU; False where there is none for it."""
+        needed = sum(map(_host_bytes, tensors.values()))
         if not self._copy:
-            needed = sum(map(_host_bytes, tensors.values()))
             regrown = peak_memory_bytes(CPU) - psutil.Process().memory_info().rss  # what a step takes, and gives back
             if needed > COPY_SHARE * (free_bytes(CPU) - max(0, regrown)):
                 return self._no_room(needed)
@@ -158,7 +158,7 @@ class StateSaver:
                     self._copy[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
         except RuntimeError:  # of torch, where memory cannot be pinned
             self._copy = {}
-            return self._no_room(sum(map(_host_bytes, tensors.values())))
+            return self._no_room(needed)
         return True
 
     def _no_room(self, needed: int) -> bool:

@@ -118,7 +118,7 @@ class SplitAdamW(Optimizer):
     ) -> None:
         blocks = [one.view(-1, BLOCK) for one in weights]
         scales = [state[name][start // BLOCK :][: len(blocks[0])] for name in ("mean_scale", "square_scale")]
-        # `data` is no view: code is compiled for the shape of what a view is one of, so anew for each parameter's.
+        # `data` is no view: code is compiled for the shape of the tensor behind a view, so again for each parameter.
         tensors = [one.data for one in (*blocks, *scales)]
         # A tensor, as is the step: code is compiled for a Python number.
         place = torch.full((), start, device=blocks[0].device)

@@ -244,7 +244,7 @@ def test_too_little_left_to_train_on_is_refused():
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
-def test_a_cap_on_a_rows_pairs_draws_the_same_wherever_the_row_stands(tmp_path: Path, order):
+def test_a_cap_on_a_rows_pairs_draws_the_same_at_any_place_of_the_row(tmp_path: Path, order):
     rows = [{"prompt": f"p{i}", "answers": list("abcdefgh"), "ranks": [*range(8)]} for i in range(3)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(rows[place]) + "\n" for place in order))
     loaded = load_pairs(str(tmp_path / "a.jsonl"), pairs_per_row=5)

@@ -30,7 +30,7 @@ async def drive(seed: int, cancel: bool) -> list[tuple[int, int]]:
             task.cancel()
     await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), timeout=PATIENCE_S)
     assert inside == {"shared": 0, "alone": 0}
-    async with asyncio.timeout(PATIENCE_S), gate.alone():  # nobody was left inside
+    async with asyncio.timeout(PATIENCE_S), gate.alone():  # no reader was left inside
         pass
     return seen
 
