@@ -153,7 +153,7 @@ def main() -> int:
         if given.resume and (given.resume / name).is_file() and not (given.out / name).exists():
             shutil.copyfile(given.resume / name, given.out / name)
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
-    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # micro-batches differ in size
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # as stages do
     os.chdir(ROOT)
     with tempfile.TemporaryDirectory(prefix="gpu-site-") as site:
         if lacking := gpu_wheels.install(gpu_wheels.missing(), given.wheels, Path(site)):

@@ -35,10 +35,10 @@ SESSION_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=10
 UNWANTED = (
     *("RM_OPT_TOKEN", "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING", "MLFLOW_TRACKING_PASSWORD"),
     *("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"),
-    "OMP_WAIT_POLICY",
+    *("OMP_WAIT_POLICY", "PYTORCH_ALLOC_CONF"),
 )
-"""Environment that must not reach vLLM: secrets, the paths of another environment, and how our threads wait: its own
-are bound to cores."""
+"""Environment that must not reach vLLM: secrets, the paths of another environment, how our threads wait (its own are
+bound to cores), and how a stage takes a GPU's memory."""
 
 
 @dataclass(frozen=True)

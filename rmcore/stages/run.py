@@ -45,6 +45,9 @@ def run_from_file(spec_path: str) -> int:
     """Read the request, run the stage; 0, `INTERRUPTED`, or `DELIBERATE_ERROR` with the error next to it."""
     # Asked to end in either way, a stage ends what it has started before it goes.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Micro-batches differ in size, and segments that cannot grow leave gaps. Here, and not in the environment of all:
+    # processes share the server that forks them only where their variables are the same.
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     spec = json.loads(Path(spec_path).read_text())
     try:
         run_stage(STAGES[spec["stage"]].model_validate(spec["arguments"]), Path(spec["out"]))

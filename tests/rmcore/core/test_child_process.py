@@ -185,3 +185,20 @@ def test_a_stage_does_not_outlive_a_killed_starter(tmp_path):
     starter.kill()
     starter.communicate()
     wait_for(lambda: not runs(stage) and not runs(server))
+
+
+@pytest.mark.parametrize("given", [None, "max_split_size_mb:64"])
+def test_a_stage_takes_a_gpus_memory_in_segments_that_grow_unless_the_user_says_how(tmp_path, given):
+    """As torch reads it, at its first request for memory: after the import, which the server has done."""
+    (tmp_path / "spec.json").write_text(
+        json.dumps({"stage": "prepare", "arguments": {"seed": 0, "data": {}}, "out": str(tmp_path / "out")})
+    )
+    code = (
+        "import sys, torch\nfrom rmcore.stages.run import run_from_file\n"
+        "assert run_from_file(sys.argv[1]) == 0\nprint(torch._C._accelerator_getAllocatorSettings())"
+    )
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTORCH_ALLOC_CONF"}
+    environment = inherited if given is None else inherited | {"PYTORCH_ALLOC_CONF": given}
+    command = [sys.executable, "-c", code, str(tmp_path / "spec.json")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert done.stdout.split()[-1] == (given or "expandable_segments:True")
