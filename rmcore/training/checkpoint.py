@@ -14,8 +14,8 @@ from rmcore.core.errors import StoreError
 from rmcore.core.files import atomic_folder, link_tree, remove_abandoned
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training.ranks import ALONE, Ranks
+from rmcore.training.record import Selection
 from rmcore.training.resume import CHECKPOINTS, ResumePoint
-from rmcore.training.selection import Selection
 from rmcore.training.sharding import whole_state_dict
 
 

@@ -18,13 +18,18 @@ from rmcore.core.files import full_places
 from rmcore.data.rendering import TokenizedPair
 from rmcore.data.tokenized import token_lengths
 from rmcore.data.tokenized_observations import TokenizedObservation, side_lengths
-from rmcore.models.batching import StepOrder, micro_batches, pair_tokens
-from rmcore.models.observation_batching import observation_micro_batches, observation_tokens, padded_tokens
+from rmcore.models.batching import MicroBatch, StepOrder, micro_batches, pair_tokens
+from rmcore.models.observation_batching import (
+    ObservationBatch,
+    observation_micro_batches,
+    observation_tokens,
+    padded_tokens,
+)
 from rmcore.models.packing.layout import Packing
 from rmcore.models.plain_batching import plain_micro_batches
 from rmcore.training.ranks import Ranks
-from rmcore.training.step import Batch
 
+Batch = MicroBatch | ObservationBatch
 WORKERS_ON_GPU = 2
 """Workers keep a GPU from waiting for packing and padding. On a CPU they would take time from the training."""
 

@@ -37,10 +37,9 @@ from rmcore.training.optimizers import set_learning_rate
 from rmcore.training.peak_memory import PeakMeter
 from rmcore.training.profiling import step_profiler
 from rmcore.training.ranks import ALONE, Ranks
-from rmcore.training.record import MetricsTable, Progress, TrainResult, Window, reward_distribution
+from rmcore.training.record import LAST, MetricsTable, Progress, Selection, TrainResult, Window, reward_distribution
 from rmcore.training.saving import StateSaver
 from rmcore.training.scoring import score_tokenized
-from rmcore.training.selection import LAST, Selection
 from rmcore.training.setup import (
     choose_packing,
     make_context,
@@ -49,8 +48,7 @@ from rmcore.training.setup import (
     share_memory,
     with_precision,
 )
-from rmcore.training.step import PartialUpdateError, StepContext
-from rmcore.training.stepper import Stepper
+from rmcore.training.step import PartialUpdateError, StepContext, Stepper
 from rmcore.training.train_mode import training_form
 
 DISTRIBUTION_PAIRS = 100

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.metrics import BANDS, CELL_METRICS, CURVES, METRICS, band, bands, metric_order, metric_spec
-from rmcore.training.selection import HIGHER_IS_BETTER
+from rmcore.training.record import HIGHER_IS_BETTER
 
 
 def test_unknown_metrics_keep_their_name():

@@ -32,7 +32,7 @@ DECIDES = {
     "rmcore.serving.served": "which left-over folders are removed",
     "rmcore.training.interruption": "whether a second signal is the first one again",
     "rmcore.training.saving": "when a state to resume from is saved",
-    "rmcore.training.stepper": "nothing: seconds in the log",
+    "rmcore.training.step": "nothing: seconds in the log",
 }
 
 

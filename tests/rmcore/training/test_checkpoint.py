@@ -13,7 +13,7 @@ from rmcore.config.train import TrainConfig
 from rmcore.core.errors import StoreError
 from rmcore.training.checkpoint import CheckpointWriter, copy_checkpoint, repair_interrupted, save_checkpoint
 from rmcore.training.ranks import ALONE
-from rmcore.training.selection import Selection
+from rmcore.training.record import Selection
 
 
 def mark(rm, value):

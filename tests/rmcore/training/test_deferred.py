@@ -25,8 +25,7 @@ from rmcore.training.feed import make_feed
 from rmcore.training.losses import make_bradley_terry
 from rmcore.training.optimizers import make_optimizer
 from rmcore.training.ranks import ALONE
-from rmcore.training.step import StepContext, make_forward
-from rmcore.training.stepper import Stepper
+from rmcore.training.step import StepContext, Stepper, make_forward
 
 CPU = torch.device("cpu")
 STEPS = 5

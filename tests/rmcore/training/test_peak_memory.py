@@ -18,10 +18,8 @@ from rmcore.training.losses import make_bradley_terry
 from rmcore.training.optimizers import make_optimizer
 from rmcore.training.peak_memory import PeakMeter, TensorPeak
 from rmcore.training.ranks import ALONE, Ranks
-from rmcore.training.record import Progress
-from rmcore.training.selection import Selection
-from rmcore.training.step import StepContext, make_forward
-from rmcore.training.stepper import Stepper
+from rmcore.training.record import Progress, Selection
+from rmcore.training.step import StepContext, Stepper, make_forward
 
 CPU = torch.device("cpu")
 

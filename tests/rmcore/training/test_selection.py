@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from rmcore.config.train import TrainConfig
-from rmcore.training.selection import HIGHER_IS_BETTER, Selection
+from rmcore.training.record import HIGHER_IS_BETTER, Selection
 
 # Few different values, so that ties occur.
 values = st.lists(

@@ -12,8 +12,7 @@ from rmcore.training.feed import make_feed
 from rmcore.training.losses import make_bradley_terry
 from rmcore.training.optimizers import make_optimizer
 from rmcore.training.ranks import ALONE, Ranks
-from rmcore.training.step import PartialUpdateError, StepContext, make_forward
-from rmcore.training.stepper import Stepper
+from rmcore.training.step import PartialUpdateError, StepContext, Stepper, make_forward
 from rmcore.training.train_mode import without_dropout
 
 CPU = torch.device("cpu")
