@@ -43,6 +43,8 @@ DELETED = f"The flow run was deleted in Prefect, which ends it. {KEPT}"
 LOOK_SECONDS = 5.0
 LOOKS = 2
 """How often in a row a server says that there is no such flow run until it counts as deleted."""
+KIND_OF_BLOCK = "secret"
+"""Each database of Prefect has this kind, which nobody can delete."""
 PREFECT_FAILED = (ServiceError, PrefectException, ValidationError, httpx.HTTPError)
 
 
@@ -54,6 +56,8 @@ class _Page:
         """MESSAGE or DELETED."""
         self.told: RmcoreError | None = None
         """The refusal that the run's log has already."""
+        self._database: UUID | None = None
+        """The random id that this server's database gave to `KIND_OF_BLOCK`."""
         self._over = threading.Event()
         self._ending = threading.Lock()
 
@@ -61,6 +65,8 @@ class _Page:
     def watched(self, run: FlowRun) -> Iterator[None]:
         """Look at the page of a flow run from a thread, inside the block; an embedded server shows none."""
         if not api_is_embedded():
+            with suppress(*PREFECT_FAILED), prefect_at(os.environ["PREFECT_API_URL"]) as client:
+                self._database = client.read_block_type_by_slug(KIND_OF_BLOCK).id
             threading.Thread(target=self._watch, args=(run, is_of_worker()), name="flow-run-page", daemon=True).start()
         try:
             yield
@@ -72,7 +78,7 @@ class _Page:
         num_missing = 0
         while not self._over.wait(LOOK_SECONDS) and get_intent() is None:
             try:
-                now = _on_server(run)
+                now = self._look(run)
             except PREFECT_FAILED:
                 num_missing = 0  # the server is away or busy, of which `end_without_server` judges, or another one
                 continue
@@ -85,6 +91,28 @@ class _Page:
                 self._end(MESSAGE)
                 return
 
+    def is_deleted(self, run: FlowRun) -> bool:
+        """Whether the server says right now that it had the flow run, and has it no more."""
+        try:
+            return not api_is_embedded() and self._look(run) is None
+        except PREFECT_FAILED:
+            return False
+
+    def _look(self, run: FlowRun) -> FlowRun | None:
+        """Read a flow run; None where it was deleted, alone or with its flow.
+
+        Raises:
+            One of `PREFECT_FAILED`: Prefect does not answer, or what does is a server with another database, or another
+                program that answers 404.
+        """
+        with prefect_at(os.environ["PREFECT_API_URL"]) as client:
+            try:
+                return client.read_flow_run(run.id)
+            except ObjectNotFound:
+                if client.read_block_type_by_slug(KIND_OF_BLOCK).id != self._database:
+                    raise
+                return None
+
     def _end(self, asked: str) -> None:
         with self._ending:
             if not self._over.is_set():
@@ -93,29 +121,6 @@ class _Page:
 
 
 _page = _Page()
-
-
-def _on_server(run: FlowRun) -> FlowRun | None:
-    """Read a flow run; None where it was deleted.
-
-    A server with another database, or another program that answers 404, does not have its flow either.
-
-    Raises:
-        One of `PREFECT_FAILED`: Prefect does not answer, or has neither the run nor its flow.
-    """
-    with prefect_at(os.environ["PREFECT_API_URL"]) as client:
-        try:
-            return client.read_flow_run(run.id)
-        except ObjectNotFound:
-            client.read_flow(run.flow_id)
-            return None
-
-
-def _is_deleted(run: FlowRun) -> bool:
-    try:
-        return not api_is_embedded() and _on_server(run) is None
-    except PREFECT_FAILED:
-        return False
 
 
 @contextmanager
@@ -138,7 +143,7 @@ def ended_on_its_page(run: FlowRun) -> Iterator[None]:
             yield
     except (TerminationSignal, *PREFECT_FAILED) as error:
         # It may meet the answer that there is no such run before its page was looked at.
-        if not isinstance(error, TerminationSignal) and _page.asked is None and _is_deleted(run):
+        if not isinstance(error, TerminationSignal) and _page.asked is None and _page.is_deleted(run):
             _page.asked = DELETED
         if _is_cancelled():
             get_run_logger().info(MESSAGE)

@@ -1,4 +1,4 @@
-"""Questions to Prefect's API besides running flows: the worker's pool, and runs that died."""
+"""Questions to Prefect's API besides running flows: workers, and runs that died."""
 
 import os
 import sys
@@ -6,20 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from json import JSONDecodeError
-from pathlib import Path
 from uuid import UUID
 
 import httpx
 from prefect import runtime
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import (
-    ArtifactCreate,
-    ArtifactUpdate,
-    VariableCreate,
-    VariableUpdate,
-    WorkPoolCreate,
-    WorkPoolUpdate,
-)
+from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import Abort, ObjectNotFound
@@ -27,11 +19,7 @@ from prefect.states import AwaitingRetry, Cancelled, Crashed, Running
 from pydantic import ValidationError
 
 from rmcore.core.errors import ServiceError
-from tasks.database import DATABASE_VARIABLE
-from tasks.declared_deployments import FIELDS, JOB_TEMPLATE, read_declared
-from tasks.local_services import CELLS_POOL, CLUSTER, WORK_POOL
 from tasks.run_owner import OWNER_FIELDS, has_died, this_process
-from tasks.sharing import SHARED_VARIABLE
 
 OWNER = "rm-owner"
 """Label that names the process of a flow run: the fields of `OWNER_FIELDS`, with colons between. No page shows labels.
@@ -84,63 +72,6 @@ def _refused(api: str, answer: httpx.Response) -> ServiceError:
         f"Prefect refused {answer.url} with {answer.status_code} ({answer.text[:300]}): this version's API differs "
         "from the tested one. Install the versions of constraints.txt."
     )
-
-
-def ensure_work_pools(api: str) -> None:
-    """Make the workers' pools, or give those that are there our template: Prefect's own lets a run name its command.
-
-    Raises:
-        ServiceError: Prefect does not answer.
-    """
-    with prefect_at(api) as client:
-        for name in (WORK_POOL, CELLS_POOL):
-            try:
-                found = client.read_work_pool(name)
-            except ObjectNotFound:
-                client.create_work_pool(WorkPoolCreate(name=name, type="process", base_job_template=JOB_TEMPLATE))
-                continue
-            if found.base_job_template != JOB_TEMPLATE:
-                client.update_work_pool(name, WorkPoolUpdate(base_job_template=JOB_TEMPLATE))
-
-
-def report_cluster(api: str, environment: Mapping[str, str]) -> None:
-    """Write down as a variable of Prefect's what `rm-opt worker` asks for: where MLflow, the records and artifacts are.
-
-    Args:
-        api: address of Prefect's API.
-        environment: of the services.
-
-    Raises:
-        ServiceError: Prefect does not answer.
-    """
-    value = {
-        "mlflow": environment["MLFLOW_TRACKING_URI"],
-        "database": "postgresql" if DATABASE_VARIABLE in environment else "sqlite",
-        "shared": environment.get(SHARED_VARIABLE) or None,
-    }
-    with prefect_at(api) as client:
-        if client.read_variable_by_name(CLUSTER) is None:
-            client.create_variable(VariableCreate(name=CLUSTER, value=value))
-        else:
-            client.update_variable(VariableUpdate(name=CLUSTER, value=value))
-
-
-def drop_undeclared(api: str, project: Path) -> list[str]:
-    """Delete deployments that the project's prefect.yaml does not declare; gives their names.
-
-    The server takes no other code (tasks/declared_deployments.py), so they are of another checkout, or of an attack.
-
-    Raises:
-        ServiceError: Prefect does not answer.
-    """
-    declared = read_declared(project)
-    dropped = []
-    with prefect_at(api) as client:
-        for one in client.read_deployments():
-            if declared.refusal(one.model_dump(include=set(FIELDS))):
-                client.delete_deployment(one.id)
-                dropped.append(one.name)
-    return dropped
 
 
 def workers_online(pool: str, api: str | None = None) -> list[str]:

@@ -34,12 +34,11 @@ from rmcore.core.proxies import keep_direct
 from tasks.database import DATABASE_VARIABLE, SQLITE, chosen_database, keep_choice, make_schemas, prefect_environment
 from tasks.declared_deployments import FILE
 from tasks.home import (
-    FOLDER_VARIABLE,
     MLFLOW_PORT,
     PREFECT_PORT,
     PROJECT_VARIABLE,
     QUIET_ENVIRONMENT,
-    SAFE_ENVIRONMENT,
+    environment_for,
     home,
     make_home,
     project_root,
@@ -60,7 +59,7 @@ from tasks.local_services import (
     running_services,
     services_folder,
 )
-from tasks.passwords import basic_authorization, identity, mlflow_login, renew
+from tasks.passwords import basic_authorization, identity, renew
 
 HEALTH_PATHS = {PREFECT_SERVER: "/api/health", MLFLOW_SERVER: "/health"}
 PIPELINE = "pipeline/pipeline"
@@ -160,12 +159,12 @@ def up(
             make_schemas(chosen)
         keep_choice(services_folder(home()), chosen)
         with starter:
-            ports = {
-                PREFECT_SERVER: starter.port(PREFECT_SERVER, prefect_port, PREFECT_PORT, "--prefect-port"),
-                MLFLOW_SERVER: starter.port(MLFLOW_SERVER, mlflow_port, MLFLOW_PORT, "--mlflow-port"),
+            urls = {
+                PREFECT_SERVER: starter.place(PREFECT_SERVER, prefect_port, PREFECT_PORT),
+                MLFLOW_SERVER: starter.place(MLFLOW_SERVER, mlflow_port, MLFLOW_PORT),
             }
             try:
-                starter.start_all(ports)
+                starter.start_all(urls)
             except BaseException:  # Ctrl-C too: no half-started set stays behind
                 _end(starter.started)
                 raise
@@ -179,11 +178,7 @@ class _Starter(contextlib.ExitStack):
         self, directory: Path, root: Path, host: str, database: str | None, tell: Callable[[str], None]
     ) -> None:
         super().__init__()
-        self.directory = directory
-        self.root = root
-        self.host = host
-        self.database = database
-        self.tell = tell
+        self.directory, self.root, self.host, self.database, self.tell = directory, root, host, database, tell
         self.began = time.monotonic()
         self.running = running_services(directory)
         self.known = known_addresses(directory)
@@ -204,26 +199,24 @@ class _Starter(contextlib.ExitStack):
                     f"{self.database or SQLITE} is requested: run `rm-opt down` first, or leave --database out."
                 )
 
-    def port(self, name: str, wanted: int | None, default: int, flag: str) -> int:
-        """The port of a service: the one that is in use or was, or the wanted one if it is free.
+    def place(self, name: str, wanted: int | None, default: int) -> str:
+        """The address of a server: where it is or was, or the wanted one if it is free.
 
-        It is ours from then on: bound here, and handed down to the server.
+        The port is ours from then on: bound here, and handed down to the server.
         """
-        known_url = httpx.URL(self.known[name]) if name in self.known else None
-        if known_url is not None and known_url.host != self.host:
-            raise ServiceError(
-                f"{name} of {self.directory} listens on {known_url.host} already, not on {self.host}: what runs would "
-                "look for it there. Run `rm-opt down` first, or give the same --host."
-            )
-        known = None if known_url is None else known_url.port
-        if known is not None and wanted not in (None, known):
-            raise ServiceError(
-                f"{name} of {self.directory} is on port {known} already, {flag} {wanted} asks for another one: what "
-                "runs would look for it at the old one. Run `rm-opt down` first, or leave the flag out."
-            )
-        port = known or wanted or default
+        flag = f"--{name.removesuffix('-server')}-port"
+        at = f"http://{self.host}:{wanted or default}"
+        if known := self.known.get(name):
+            same_host = httpx.URL(known).host == self.host
+            if not same_host or (wanted is not None and known != at):
+                raise ServiceError(
+                    f"{name} of {self.directory} is at {known} already, where what runs looks for it, and {at} is "
+                    f"requested: run `rm-opt down` first, or leave {flag if same_host else '--host'} out."
+                )
+            at = known
         if name in self.running:
-            return port
+            return at
+        port = httpx.URL(at).port or default
         try:
             listener = self.listeners[name] = self.enter_context(claim(self.host, port))
             with socket.socket() as probe:  # a program of our own may share its port
@@ -240,11 +233,10 @@ class _Starter(contextlib.ExitStack):
                 f"no password. Choose another port with {flag}, or stop that program."
             ) from error
         listener.listen()
-        return port
+        return at
 
-    def start_all(self, ports: dict[str, int]) -> None:
+    def start_all(self, urls: dict[str, str]) -> None:
         """Start what does not run, in an order that lets slow starts overlap."""
-        urls = {name: f"http://{self.host}:{port}" for name, port in ports.items()}
         for url in urls.values():
             hold(url)
         environment = self._environment(urls)
@@ -252,72 +244,53 @@ class _Starter(contextlib.ExitStack):
             os.environ[name] = environment[name]  # for our own requests
         for name in SERVERS:
             self._start(name, environment, urls[name])
-        from flows import automations, prefect_client, schedules  # imports Prefect: the servers start meanwhile
+        from flows import deploy, prefect_client  # imports Prefect: the servers start meanwhile
 
         for name in SERVERS:
             self._wait(name, partial(_answers, self.running[name]))
         api = f"{urls[PREFECT_SERVER]}/api"
         prefect_client.reap_dead_runs(api)
-        prefect_client.ensure_work_pools(api)
-        prefect_client.report_cluster(api, environment)
-        for name in prefect_client.drop_undeclared(api, self.root):
+        deploy.ensure_work_pools(api)
+        deploy.report_cluster(api, environment)
+        for name in deploy.drop_undeclared(api, self.root):
             self.tell(f"{'deployment':<15} {name} is removed: it would run other code than prefect.yaml declares")
         self._start(WORKER, environment, None)
         self._deploy(environment)  # which takes as long as the worker does
-        schedules.ship_schedules(api, self.root)
+        deploy.ship_schedules(api, self.root)
         self._wait(WORKER, lambda: bool(prefect_client.workers_online(WORK_POOL, api)))
         if self.database is not None:
-            automations.deploy_watch(api)
+            deploy.deploy_watch(api)
 
     def _environment(self, urls: dict[str, str]) -> dict[str, str]:
         known = identity(self.directory)
-        inherited = {name: value for name, value in os.environ.items() if name != DATABASE_VARIABLE}
-        database = (
-            {} if self.database is None else {DATABASE_VARIABLE: self.database, **prefect_environment(self.database)}
-        )
-        return {
-            **QUIET_ENVIRONMENT,
-            **inherited,
-            **SAFE_ENVIRONMENT,
-            "RM_OPT_HOME": str(self.directory),
-            PROJECT_VARIABLE: str(self.root),
-            FOLDER_VARIABLE: str(Path.cwd()),
-            "PREFECT_HOME": str(self.directory / "prefect"),
-            "PREFECT_API_URL": f"{urls[PREFECT_SERVER]}/api",
-            "PREFECT_API_AUTH_STRING": known.password(PREFECT_SERVER),
+        environment = environment_for(urls[PREFECT_SERVER], urls[MLFLOW_SERVER], known, self.root)
+        environment.pop(DATABASE_VARIABLE, None)
+        if self.database is not None:
+            environment |= {DATABASE_VARIABLE: self.database, **prefect_environment(self.database)}
+        return environment | {
             "PREFECT_SERVER_API_AUTH_STRING": known.password(PREFECT_SERVER),
             "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": urls[PREFECT_SERVER],
-            "PREFECT_LOGGING_LEVEL": "INFO",  # the log of a flow run in the UI
-            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             # In memory, what a run holds of a limit of one's own would stay held after a restart of the server.
             "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
-            **database,
-            "MLFLOW_TRACKING_URI": urls[MLFLOW_SERVER],
-            **mlflow_login(known.password(MLFLOW_SERVER)),
             # Our guard lets in its own address only; MLflow's would let in private ones only.
             "MLFLOW_SERVER_ALLOWED_HOSTS": urls[MLFLOW_SERVER].removeprefix("http://"),
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # one process instead of 10
-            "PYTHONUNBUFFERED": "1",
             HOME_MARK: str(self.directory),
         }
 
     def _start(self, name: str, environment: dict[str, str], url: str | None) -> None:
         if name in self.running:
             return
-        listener = [] if url is None else [self.listeners[name].fileno()]
-        address = [] if url is None else [url.removeprefix("http://"), *map(str, listener)]
+        command, sockets = [sys.executable, *COMMANDS[name]], held()  # while one lives, no other user gets any port
+        if url is not None:
+            sockets.append(self.listeners[name].fileno())
+            command += [url.removeprefix("http://"), str(sockets[-1])]
         self.tell(f"{name:<15} starting")
         with log_file(self.directory, name).open("wb") as output:
             child = subprocess.Popen(
-                [sys.executable, *COMMANDS[name], *address],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                cwd=self.directory,
-                pass_fds=[*listener, *held()],  # each holds all ports: while one lives, no other user gets any
-                start_new_session=True,
-            )
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment,
+                cwd=self.directory, pass_fds=sockets, start_new_session=True,
+            )  # fmt: skip
         self.running[name] = Service(name, psutil.Process(child.pid), url)
         self.started.append(self.running[name])
 
@@ -334,34 +307,27 @@ class _Starter(contextlib.ExitStack):
             self.tell(f"{name:<15} ready after {time.monotonic() - self.began:.0f} s")
 
     def _deploy(self, environment: dict[str, str]) -> None:
-        log = services_folder(self.directory) / "deploy.log"
+        from tasks.sharing import SHARED_VARIABLE  # which imports what all stages read, for seconds
+
+        declared = yaml.safe_load((self.root / FILE).read_text(encoding="utf-8"))["deployments"]
+        # Cells for other machines where something is shared with them, only.
+        is_shared = self.database is not None or bool(environment.get(SHARED_VARIABLE))
+        names = [one["name"] for one in declared if is_shared or one["work_pool"]["name"] != CELLS_POOL]
         command = [sys.executable, "-P", "-m", "prefect", "--no-prompt", "deploy", f"--prefect-file={FILE}"]
-        command += [f"--name={name}" for name in self._deployed(environment)]
-        began = time.monotonic()
+        command += [f"--name={name}" for name in names]
         # Where the code is, each worker says; filled in here, it would be this machine's place.
         unfilled = {name: value for name, value in environment.items() if name != PROJECT_VARIABLE}
+        began = time.monotonic()
         self.tell(f"{'flows':<15} deploying")
+        log = log_file(self.directory, "deploy")
         with log.open("wb") as output:
             done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=unfilled,
-                cwd=self.root,
-                check=False,
-            )
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=unfilled,
+                cwd=self.root, check=False,
+            )  # fmt: skip
         if done.returncode:
             raise ServiceError(f"{self.root / FILE} could not be deployed. {tail(log)}")
         self.tell(f"{'flows':<15} deployed in {time.monotonic() - began:.0f} s")
-
-    def _deployed(self, environment: dict[str, str]) -> list[str]:
-        """List what of prefect.yaml is deployed: cells for other machines where something is shared with them, only."""
-        from tasks.sharing import SHARED_VARIABLE  # which imports what all stages read, for seconds
-
-        found = yaml.safe_load((self.root / FILE).read_text(encoding="utf-8"))["deployments"]
-        is_shared = self.database is not None or bool(environment.get(SHARED_VARIABLE))
-        return [one["name"] for one in found if is_shared or one["work_pool"]["name"] != CELLS_POOL]
 
 
 def stay() -> None:

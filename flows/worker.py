@@ -13,7 +13,6 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -28,22 +27,14 @@ from rmcore.core.processes import terminate
 from rmcore.core.proxies import keep_direct
 from tasks.device import device_slots
 from tasks.execution import SAVING_SECONDS
-from tasks.home import (
-    FOLDER_VARIABLE,
-    PROJECT_VARIABLE,
-    QUIET_ENVIRONMENT,
-    SAFE_ENVIRONMENT,
-    home,
-    make_home,
-    project_root,
-)
-from tasks.local_services import CELLS_POOL, CLUSTER, MLFLOW_SERVER, PREFECT_SERVER
-from tasks.passwords import Identity, ask_for_proof, basic_authorization, mlflow_login
+from tasks.home import environment_for, home, make_home, project_root
+from tasks.local_services import CELLS_POOL, CLUSTER, PREFECT_SERVER
+from tasks.passwords import Identity, ask_for_proof, basic_authorization
 from tasks.run_owner import this_machine
 from tasks.sharing import SHARED_VARIABLE, named_store
 
 HEARTBEAT_SECONDS = 30
-"""Between two signs of life of a run, the least that Prefect allows; `flows.automations` looks for them."""
+"""Between two signs of life of a run, the least that Prefect allows; `flows.deploy` looks for them."""
 MOST_ON_SQLITE = 2
 """Workers that SQLite serves well: with 8 runs at once a step of a run took 90 s there, and 10 s on PostgreSQL."""
 PROOF_SECONDS = 5.0
@@ -230,21 +221,8 @@ def _environment(cluster: Cluster, known: Identity) -> dict[str, str]:
             "Set it to the same address, or unset it here."
         )
     shared = given or cluster.shared
-    environment = {
-        **QUIET_ENVIRONMENT,
-        **os.environ,
-        **SAFE_ENVIRONMENT,
-        "RM_OPT_HOME": str(home()),
-        PROJECT_VARIABLE: str(project_root()),
-        FOLDER_VARIABLE: str(Path.cwd()),
-        "PREFECT_HOME": str(home() / "prefect"),
-        "PREFECT_API_URL": f"{cluster.prefect}/api",
-        "PREFECT_API_AUTH_STRING": known.password(PREFECT_SERVER),
-        "PREFECT_LOGGING_LEVEL": "INFO",
+    environment = environment_for(cluster.prefect, cluster.mlflow, known, project_root()) | {
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
-        "MLFLOW_TRACKING_URI": cluster.mlflow,
-        **mlflow_login(known.password(MLFLOW_SERVER)),
-        "PYTHONUNBUFFERED": "1",
         # As Prefect sets it for each run: stages of runs with another path would not be forked from our stage server.
         "PYTHONPATH": path_of_runs(),
     }

@@ -51,8 +51,9 @@ class EmbeddedPrefect:
             self.api = f"http://{HOST}:{port}/api"
             hold(self.api)
             self._output = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the server
+            given = [f"{HOST}:{port}", str(listener.fileno()), str(os.getpid())]
             self._process = subprocess.Popen(
-                [sys.executable, *GUARDED_SERVER, EMBEDDED_PREFECT, f"{HOST}:{port}", str(listener.fileno())],
+                [sys.executable, *GUARDED_SERVER, EMBEDDED_PREFECT, *given],
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=subprocess.STDOUT,

@@ -1,28 +1,37 @@
 """Prefect's or MLflow's server behind a guard, as `rm-opt up` starts it.
 
-    python -P -m tasks.guarded_server NAME HOST:PORT SOCKET
+    python -P -m tasks.guarded_server NAME HOST:PORT SOCKET [PARENT]
 
-SOCKET is an inherited file descriptor that listens there already: the port never was another program's in between.
+It ends with the process PARENT. SOCKET is an inherited file descriptor that listens there already: the port never was
+another program's in between, as it is with `prefect server start` and `mlflow server`, which open theirs by themselves.
 
 Anyone who may post to Prefect runs code as its user, and a port on loopback is reached by every user of the machine and
-by every web page in a browser on it. So a request must name the server by its own address (no other name that was made
-to point here), must come from no other page, and must carry the password. Prefect checks the password by itself,
-because its UI asks for it; MLflow's own login wants a user database, so the guard asks. Anyone who has the home's key
-may ask the guard to prove that it has it, too, before a password is sent.
+by every web page in a browser on it. So a request must name the server by its own address, come from no other page, and
+carry the password. What the two programs (Prefect 3.8, MLflow 3.17) check by themselves is not enough:
+
+            their own setting                 what it lets through
+password    Prefect: auth string              nothing: it is used
+            MLflow: `--app-name basic-auth`   server-info; not used: a request takes 392 ms in place of 10, as it hashes
+                                              the password, and that of the first start stays in a database of users
+Host        Prefect: none                     every name, web sockets too
+            MLflow: `--allowed-hosts`         /health and /version
+Origin      Prefect: CORS, CSRF               every page, web sockets too; with CSRF those that read
+            MLflow: `--cors-allowed-origins`  reading by every page; changes, and answers that it may read, to each page
+                                              of any port of this machine, where every user may have a server
+
+Anyone who has the home's key may ask the guard to prove that it has it, too, before a password is sent.
 """
 
 import asyncio
 import base64
 import gc
 import hmac
-import json
 import os
 import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qs
 
 from rmcore.core.files import exclusive
 from rmcore.core.processes import die_with_parent
@@ -38,8 +47,8 @@ from tasks.passwords import PROOF_PATH, TOKEN, Identity, identity
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-OPEN_PATH = "/health"
-"""Answers that the server lives, and nothing else; `rm-opt info` and clients ask it before they know more."""
+OPEN_PATHS = ("/health", PROOF_PATH)
+"""That the server lives, and that it is ours; `rm-opt info` and clients ask before they know more."""
 
 
 class Guard:
@@ -60,82 +69,40 @@ class Guard:
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
         """Answer one connection: by `app`, or with a denial."""
-        if scope["type"] == "lifespan" or (denial := self._denial(scope)) is None:
-            if self._known is not None and scope.get("path") == PROOF_PATH:
-                await self._prove(self._known, scope, send)
-                return
-            await self.app(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await receive()
-            await send({"type": "websocket.close", "code": 1008, "reason": denial.reason})
-        else:
-            headers = [(b"content-type", b"text/plain; charset=utf-8")]
-            if denial.status == 401:
-                headers.append((b"www-authenticate", b'Basic realm="rm-opt", charset="UTF-8"'))
-            await send({"type": "http.response.start", "status": denial.status, "headers": headers})
-            await send({"type": "http.response.body", "body": denial.reason.encode()})
+        from starlette.responses import PlainTextResponse
+        from starlette.websockets import WebSocketClose
 
-    async def _prove(self, known: Identity, scope: "Scope", send: "Send") -> None:
-        [question, *_] = [*parse_qs(scope["query_string"].decode("latin-1")).get("question", []), ""]
-        place = self.address.removeprefix("http://")
-        is_one = TOKEN.fullmatch(question) is not None
-        said = (
-            {"era": known.era, "proof": known.proof(place, question)} if is_one else {"detail": "question is no token"}
-        )
-        headers = [(b"content-type", b"application/json")]
-        await send({"type": "http.response.start", "status": 200 if is_one else 400, "headers": headers})
-        await send({"type": "http.response.body", "body": json.dumps(said).encode()})
+        app = self.app
+        if scope["type"] != "lifespan" and (denial := self._denial(scope)) is not None:
+            login = {"www-authenticate": 'Basic realm="rm-opt", charset="UTF-8"'} if denial.status == 401 else {}
+            is_socket = scope["type"] == "websocket"
+            app = WebSocketClose(1008) if is_socket else PlainTextResponse(denial.reason, denial.status, login)
+        elif self._known is not None and scope.get("path") == PROOF_PATH:
+            app = self._proof(self._known, scope)
+        await app(scope, receive, send)
+
+    def _proof(self, known: Identity, scope: "Scope") -> "ASGIApp":
+        from starlette.requests import HTTPConnection
+        from starlette.responses import JSONResponse
+
+        question = HTTPConnection(scope).query_params.get("question", "")
+        if TOKEN.fullmatch(question) is None:
+            return JSONResponse({"detail": "question is no token"}, 400)
+        return JSONResponse({"era": known.era, "proof": known.proof(self.address.removeprefix("http://"), question)})
 
     def _denial(self, scope: "Scope") -> Denial | None:
         headers = scope["headers"]
         denial = misaddressed(headers, self.address.removeprefix("http://").__eq__, self.address)
-        if denial is not None:
+        if denial is not None or self._secret is None or scope["path"] in OPEN_PATHS:
             return denial
-        authorization = values_of(headers, b"authorization")
-        is_open = scope["path"] in (OPEN_PATH, PROOF_PATH)
-        if self._secret is not None and not is_open and not self._is_secret(authorization):
-            return Denial(401, "The password is missing or wrong. `rm-opt info` says where it is.")
-        return None
-
-    def _is_secret(self, authorization: list[str]) -> bool:
-        scheme, _, credentials = "".join(authorization).partition(" ")
+        scheme, _, credentials = "".join(values_of(headers, b"authorization")).partition(" ")
         try:
-            secret = base64.b64decode(credentials, validate=True).rpartition(b":")[2]
+            given = base64.b64decode(credentials, validate=True).rpartition(b":")[2]
         except ValueError:  # no base64, or not even ASCII
-            return False
-        return scheme.lower() == "basic" and hmac.compare_digest(secret, (self._secret or "").encode())
-
-
-class AnyName:
-    """Let the password of Prefect's log-in be given with any user name: its own field suggests `admin:pass`.
-
-    Prefect compares the whole text with the one that it was started with, which is the password alone.
-
-    Args:
-        app: Prefect's.
-        secret: the password.
-    """
-
-    def __init__(self, app: "ASGIApp", secret: str) -> None:
-        self.app = app
-        self._secret = secret.encode()
-
-    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
-        """Hand a connection on, with the log-in as Prefect wants it."""
-        headers = [
-            (name, self._alone(value) if name == b"authorization" else value)
-            for name, value in scope.get("headers", ())
-        ]
-        await self.app({**scope, "headers": headers} if headers else scope, receive, send)
-
-    def _alone(self, value: bytes) -> bytes:
-        scheme, _, credentials = value.partition(b" ")
-        try:
-            _, colon, secret = base64.b64decode(credentials, validate=True).rpartition(b":")
-        except ValueError:
-            return value
-        is_ours = scheme.lower() == b"basic" and colon and hmac.compare_digest(secret, self._secret)
-        return b"Basic " + base64.b64encode(self._secret) if is_ours else value
+            given = b""
+        if scheme.lower() == "basic" and hmac.compare_digest(given, self._secret.encode()):
+            return None
+        return Denial(401, "The password is missing or wrong. `rm-opt info` says where it is.")
 
 
 def migrate_prefect() -> None:
@@ -153,8 +120,7 @@ def migrate_prefect() -> None:
 def prefect_app(address: str) -> Guard:
     """Prefect's server, which runs what prefect.yaml declares only."""
     declared = read_declared(Path(os.environ[PROJECT_VARIABLE]))
-    secret = os.environ["PREFECT_SERVER_API_AUTH_STRING"]
-    return Guard(AnyName(OnlyDeclared(_prefect(), declared), secret), address, known=identity(home()))
+    return Guard(OnlyDeclared(_prefect(), declared), address, known=identity(home()))
 
 
 def embedded_app(address: str) -> Guard:
@@ -204,10 +170,10 @@ APPS: dict[str, Callable[[str], Guard]] = {
 
 def main() -> None:
     """Serve until SIGTERM."""
+    name, address, descriptor, *parent = sys.argv[1:]
+    if parent:
+        die_with_parent(int(parent[0]))
     gc.set_threshold(100_000, 50, 50)  # nothing that imports make is garbage, and looking for it takes a tenth of them
-    name, address, descriptor = sys.argv[1:]
-    if name == EMBEDDED_PREFECT:
-        die_with_parent(os.getppid())
     listener = socket.socket(fileno=int(descriptor))
     import uvicorn
 

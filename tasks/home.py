@@ -15,7 +15,7 @@ from rmcore.core.ports import hold
 from rmcore.core.proxies import keep_direct
 from rmcore.core.store import require_format
 from tasks.local_services import EMBEDDED_PREFECT, HOME_MARK, MLFLOW_SERVER, PREFECT_SERVER, running_services
-from tasks.passwords import identity, mlflow_login
+from tasks.passwords import Identity, identity, mlflow_login
 
 PREFECT_PORT = 4200
 MLFLOW_PORT = 5000
@@ -144,6 +144,25 @@ def digests_file() -> Path:
 def compiled_folder() -> Path:
     """Folder of the kernels that torch compiles; its own is in /tmp, which is emptied."""
     return home() / "compiled"
+
+
+def environment_for(prefect: str, mlflow: str, known: Identity, root: Path) -> dict[str, str]:
+    """Variables of a process that works for the servers at these addresses, with the flows of the folder `root`."""
+    return {
+        **QUIET_ENVIRONMENT,
+        **os.environ,
+        **SAFE_ENVIRONMENT,
+        "RM_OPT_HOME": str(home()),
+        PROJECT_VARIABLE: str(root),
+        FOLDER_VARIABLE: str(Path.cwd()),
+        "PREFECT_HOME": str(home() / "prefect"),
+        "PREFECT_API_URL": f"{prefect}/api",
+        "PREFECT_API_AUTH_STRING": known.password(PREFECT_SERVER),
+        "PREFECT_LOGGING_LEVEL": "INFO",  # the log of a flow run in the UI
+        "MLFLOW_TRACKING_URI": mlflow,
+        **mlflow_login(known.password(MLFLOW_SERVER)),
+        "PYTHONUNBUFFERED": "1",
+    }
 
 
 def configure_environment() -> None:

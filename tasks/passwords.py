@@ -20,7 +20,7 @@ import httpx
 
 from rmcore.core.errors import ConfigError, ServiceError
 from rmcore.core.files import exclusive, write_text
-from tasks.local_services import SERVERS, services_folder
+from tasks.local_services import PREFECT_SERVER, SERVERS, services_folder
 
 KEY_VARIABLE = "RM_OPT_PASSWORD_FILE"
 """Environment variable with the file of the key, where it is not the home's own: a mounted secret, for example."""
@@ -39,8 +39,8 @@ class Identity(NamedTuple):
     era: str
 
     def password(self, name: str) -> str:
-        """The password of the server `name`."""
-        return _made_of(self.key, "password", name, self.era)
+        """The password of the server `name`; Prefect's, which its page takes in one field, begins with a user name."""
+        return ("admin:" if name == PREFECT_SERVER else "") + _made_of(self.key, "password", name, self.era)
 
     def proof(self, place: str, question: str) -> str:
         """The answer of the server at `place` (HOST:PORT), which fits no other server and no other question."""
@@ -77,8 +77,6 @@ def identity(directory: Path) -> Identity:
 def renew(directory: Path) -> Identity:
     """Begin an era, and write each server's password for the owner to read; those of before are no longer valid."""
     (services_folder(directory) / "era").unlink(missing_ok=True)
-    for name in ("password", "start-page.password"):  # of versions that had one for all, or a page of their own
-        (services_folder(directory) / name).unlink(missing_ok=True)
     found = identity(directory)
     for name in SERVERS:
         write_text(password_file(directory, name), found.password(name) + "\n", mode=0o600)

@@ -11,15 +11,16 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from uuid import uuid4
 
 import pytest
-from prefect.client.schemas.objects import Flow, FlowRun
+from prefect.client.schemas.objects import BlockType, FlowRun
 from prefect.states import Running
 
-from flows import cancellation, prefect_client
+from flows import cancellation, deploy, prefect_client
 from flows.prefect_api import EMBEDDED_VARIABLE
-from flows.prefect_client import JOB_TEMPLATE, owner_tag
+from flows.prefect_client import owner_tag
 from machine import wait_for
 from rmcore.cli.guard import INTERRUPTED
 from rmcore.core.errors import ServiceError
+from tasks.declared_deployments import JOB_TEMPLATE
 from tasks.local_services import CELLS_POOL, WORK_POOL
 from tasks.run_owner import PID, this_process
 
@@ -63,14 +64,14 @@ def server():
 
 def test_a_busy_server_is_asked_again(server):
     server.statuses = [503, 503, 200]
-    prefect_client.ensure_work_pools(server.api)
+    deploy.ensure_work_pools(server.api)
     assert server.asked == [*[f"/api/work_pools/{WORK_POOL}"] * 3, f"/api/work_pools/{CELLS_POOL}"]
 
 
 def test_one_that_stays_busy_is_named_as_that_and_not_as_another_version(server):
     server.statuses = [503]
     with pytest.raises(ServiceError, match="too busy to answer"):
-        prefect_client.ensure_work_pools(server.api)
+        deploy.ensure_work_pools(server.api)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_one_that_stays_busy_is_named_as_that_and_not_as_another_version(server)
 def test_a_refusal_is_not_repeated(server, status, words):
     server.statuses = [status, 200]
     with pytest.raises(ServiceError, match=words):
-        prefect_client.ensure_work_pools(server.api)
+        deploy.ensure_work_pools(server.api)
     assert server.statuses == [200]
 
 
@@ -87,14 +88,14 @@ def test_a_refusal_is_not_repeated(server, status, words):
 def test_an_answer_of_something_else_is_named_as_that(server, body):
     server.statuses, server.body = [200], body
     with pytest.raises(ServiceError, match="something else listens there"):
-        prefect_client.ensure_work_pools(server.api)
+        deploy.ensure_work_pools(server.api)
 
 
 def test_a_server_that_is_away_is_named():
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     with pytest.raises(ServiceError, match=f"{port}/api does not answer .*down or busy"):
-        prefect_client.ensure_work_pools(f"http://127.0.0.1:{port}/api")
+        deploy.ensure_work_pools(f"http://127.0.0.1:{port}/api")
 
 
 @pytest.fixture
@@ -113,10 +114,13 @@ MISSING = b'{"detail":"Flow run not found"}'
 RUN = FlowRun(flow_id=uuid4(), tags=[owner_tag(this_process() | {PID: str(2**22 + 1)})], state=Running())
 
 
+KIND = "/api/block_types/slug/secret"
+
+
 @pytest.fixture
-def has_flow(server):
-    """The server has the flow of `RUN`, as the one where the run began does."""
-    server.others[f"/api/flows/{RUN.flow_id}"] = Flow(id=RUN.flow_id, name="pipeline").model_dump_json().encode()
+def began(server):
+    """The server is the one where `RUN` began, by the random id that each database of Prefect has."""
+    server.others[KIND] = BlockType(id=uuid4(), name="Secret", slug="secret").model_dump_json().encode()
 
 
 def test_nothing_is_shown_of_a_run_that_its_server_has_no_more(server, monkeypatch):
@@ -127,7 +131,8 @@ def test_nothing_is_shown_of_a_run_that_its_server_has_no_more(server, monkeypat
     assert prefect_client.show_state("Waiting for the device") is False
 
 
-def test_a_flow_run_that_its_server_has_no_more_ends_its_process_once(server, has_flow, page):
+def test_a_flow_run_that_its_server_has_no_more_ends_its_process_once(server, began, page):
+    """Whether it was deleted alone or with its flow: nothing but the database is known there."""
     server.statuses, server.body = [404], MISSING
     with page.watched(RUN):
         wait_for(lambda: page.signals)
@@ -144,7 +149,7 @@ def test_a_flow_run_that_its_server_has_no_more_ends_its_process_once(server, ha
         ([502], b""),
     ],
 )
-def test_a_server_that_is_away_or_not_well_ends_no_run(server, has_flow, page, statuses, body):
+def test_a_server_that_is_away_or_not_well_ends_no_run(server, began, page, statuses, body):
     server.statuses, server.body = statuses, body
     with page.watched(RUN):
         wait_for(lambda: len(server.asked) > 5)
@@ -152,9 +157,12 @@ def test_a_server_that_is_away_or_not_well_ends_no_run(server, has_flow, page, s
 
 
 @pytest.mark.parametrize("body", [MISSING, b"<title>404 of a proxy</title>"], ids=["database", "program"])
-def test_a_server_that_does_not_have_the_flow_either_is_another_one_and_ends_no_run(server, page, body):
+def test_a_server_that_is_another_one_ends_no_run(server, began, page, body):
     server.statuses, server.body = [404], body
     with page.watched(RUN):
+        known = json.loads(server.others.pop(KIND))
+        if body == MISSING:
+            server.others[KIND] = json.dumps(known | {"id": str(uuid4())}).encode()
         wait_for(lambda: len(server.asked) > 8)
     assert (page.asked, page.signals) == (None, [])
 
@@ -181,7 +189,7 @@ with ended_on_its_page(run):
 """
 
 
-def test_a_stage_that_meets_the_deletion_first_ends_the_run_in_the_same_words(server, has_flow):
+def test_a_stage_that_meets_the_deletion_first_ends_the_run_in_the_same_words(server, began):
     server.statuses, server.body = [404], MISSING
     program = [sys.executable, "-c", DELETED_RUN, RUN.model_dump_json()]
     environment = {name: value for name, value in os.environ.items() if name != EMBEDDED_VARIABLE}

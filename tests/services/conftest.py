@@ -368,7 +368,7 @@ def services(tmp_path_factory, databases):
             started = Services(home)
         yield started
         assert "worker" in started.rm_opt("down")
-        assert started.rm_opt("info").count("not running") == 3
+        assert started.flow_command("info").count("not running") == 3
         started.close()
     finally:
         terminate(marked("RM_OPT_HOME", str(home)))  # what an `up` that failed may have left

@@ -1,8 +1,12 @@
-"""`rm-opt up`, `status` and `down` with real servers: they run flows, and leave nothing behind that is ours."""
+"""`rm-opt up`, `status` and `down` with real servers: they run flows, and leave nothing behind that is ours.
+
+Another user of this machine takes the servers' ports where that works, and never hears a password.
+"""
 
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -20,14 +24,16 @@ import pytest
 from flows import prefect_api, prefect_client, services
 from flows.worker import path_of_runs
 from machine import PATIENCE_S, free_ports, wait_for
+from other_user import AS_ROOT, NOBODY
 from owner_login import Patient, owners
+from rmcore.core import ports as ports_module
 from rmcore.core.errors import ConfigError, ServiceError
 from rmcore.core.ports import listening_uids
 from rmcore.core.processes import marked, runs, start_of, terminate
 from tasks import home as home_module
 from tasks.home import PROJECT_VARIABLE
-from tasks.local_services import HOME_MARK, MLFLOW_SERVER, running_services
-from tasks.passwords import basic_authorization, identity, mlflow_login
+from tasks.local_services import HOME_MARK, MLFLOW_SERVER, PREFECT_SERVER, SERVERS, running_services
+from tasks.passwords import Identity, basic_authorization, identity, mlflow_login
 from tasks.run_owner import HOST, PID, STARTED, this_process
 from tasks.run_record import RunRecord
 from tasks.sync import sync_pending
@@ -41,12 +47,8 @@ pull:
   - prefect.deployments.steps.set_working_directory:
       directory: "{{ $RM_OPT_PROJECT }}"
 deployments:
-  - name: trial
-    entrypoint: trial.py:trial
-    work_pool: {name: rm-opt}
-  - name: waits
-    entrypoint: waits.py:waits
-    work_pool: {name: rm-opt}
+  - {name: trial, entrypoint: "trial.py:trial", work_pool: {name: rm-opt}}
+  - {name: waits, entrypoint: "waits.py:waits", work_pool: {name: rm-opt}}
 """
 TRIAL_FLOW = '''
 import os, subprocess, sys
@@ -71,12 +73,21 @@ def waits(file: str):
     Path(file).write_text(str(os.getpid()))
     time.sleep(600)
 '''
-COMMAND = """
-import sys
+CONFIGURED = """
+import os, sys, time
 from tasks.home import configure_environment
 configure_environment()
+"""
+CHOSEN = (
+    CONFIGURED
+    + """
 from flows.prefect_api import choose_api
 choose_api()
+"""
+)
+COMMAND = (
+    CHOSEN
+    + """
 from flows.cli_common import prefect_in_use
 from flows.console import quiet_prefect
 sys.path.insert(0, sys.argv[1])
@@ -85,6 +96,8 @@ quiet_prefect()
 with prefect_in_use("stages"):
     waits(file=sys.argv[2])
 """
+)
+SHELL = [{"prefect.deployments.steps.run_shell_script": {"script": "id > /tmp/owned"}}]
 
 
 @pytest.fixture
@@ -111,6 +124,10 @@ def project(tmp_path):
 
 def sleeper(**options) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], **options)
+
+
+def program(text: str, **options) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=PATIENCE_S, **options)
 
 
 def children() -> set[psutil.Process]:
@@ -189,22 +206,27 @@ def cancelled_before_it_began(api: str, root: Path) -> dict:
     return ask("GET", f"{api}/flow_runs/{run['id']}")
 
 
-def test_the_services_run_a_deployment_and_end_without_a_trace(home, project, tmp_path, monkeypatch):
-    before = children()
-    prefect_port, mlflow_port = free_ports(2)
-    started = services.up(prefect_port, mlflow_port, root=project)
-    assert [service.healthy for service in started] == [True] * 3
-    assert services.up(root=project) == started  # nothing is started twice
-    with pytest.raises(ServiceError, match="--mlflow-port"):
-        services.up(prefect_port, prefect_port + 1, root=project)
+def brought_code_is_refused(api: str) -> None:
+    """Nothing that a request brings is run, though it has the password."""
+    trial = ask("GET", f"{api}/deployments/name/trial/trial")
+    place = f"{api}/deployments/{trial['id']}"
+    for method, where, body in (
+        ("PATCH", place, {"pull_steps": SHELL}),
+        ("PATCH", place, {"entrypoint": "/tmp/owned.py:flow"}),
+        ("PATCH", place, {"path": "/tmp"}),
+        ("POST", f"{api}/deployments/", {"name": "n", "flow_id": trial["flow_id"], "pull_steps": SHELL}),
+        ("POST", f"{api}/work_pools/", {"name": "p", "type": "process", "base_job_template": {"variables": {}}}),
+        ("PATCH", f"{api}/work_pools/rm-opt", {"base_job_template": {"job_configuration": {"command": "id"}}}),
+    ):
+        with pytest.raises(httpx.HTTPStatusError, match="403") as refused:
+            ask(method, where, body)
+        assert "as flows/prefect.yaml declares it" in refused.value.response.text, (where, body)
+    with pytest.raises(httpx.HTTPStatusError, match="422"):  # Prefect itself, by our template
+        ask("POST", f"{place}/create_flow_run", {"job_variables": {"command": "id"}, "parameters": {"folder": "/"}})
 
-    api, mlflow_url = f"http://127.0.0.1:{prefect_port}/api", f"http://127.0.0.1:{mlflow_port}"
-    assert run_deployment(api, tmp_path)["state_type"] == "COMPLETED"
-    left_behind, *seen = (tmp_path / "seen").read_text().split()
-    assert seen == [mlflow_url, api, "True"]
-    home_module.configure_environment()
-    assert (os.environ["PREFECT_API_URL"], os.environ["MLFLOW_TRACKING_URI"]) == (api, mlflow_url)
 
+def the_dead_are_marked(api: str) -> None:
+    """A run is Crashed whose process has ended, and no other one."""
     ended = sleeper()
     owner = this_process() | {PID: str(ended.pid), STARTED: start_of(ended.pid)}
     ended.kill()
@@ -221,16 +243,72 @@ def test_the_services_run_a_deployment_and_end_without_a_trace(home, project, tm
     states = [ask("GET", f"{api}/flow_runs/{run}")["state_type"] for run in (dead, begun, ours, elsewhere)]
     assert states == ["CRASHED", "RUNNING", "RUNNING", "RUNNING"]
 
+
+def let_go() -> None:
+    """What this process holds, a command that has ended does not."""
+    for one in ports_module._held.values():
+        one.close()
+    ports_module._held.clear()
+
+
+def nothing_is_sent_to(other_user, ports: list[int], root: Path, left_over: dict[str, str], known: Identity) -> None:
+    """When all are dead another user gets the ports: neither a run that is left over nor `up` sends anything there."""
+    let_go()
+    assert other_user.take(*ports, seconds=PATIENCE_S) == set(ports)
+    run = program(CONFIGURED, env=left_over)
+    with pytest.raises(ServiceError) as refused:
+        services.up(*ports, root=root)
+    for said in (run.stderr, str(refused.value)):
+        assert f"uid {NOBODY}" in said
+    assert "is not ours" in run.stderr
+    heard = other_user.end()
+    assert "uthorization" not in heard
+    for name in SERVERS:
+        assert known.password(name) not in heard
+        assert known.password(name) != identity(home_module.home()).password(name)  # from this start on
+
+
+def test_the_services_run_a_deployment_outlive_their_death_and_end_without_a_trace(home, project, tmp_path, request):
+    other_user = request.getfixturevalue("other_user") if os.geteuid() == 0 else None
+    before, told = children(), []
+    prefect_port, mlflow_port = ports = free_ports(2)
+    started = services.up(*ports, root=project)
+    assert [service.healthy for service in started] == [True] * 3
+    assert services.up(root=project) == started  # nothing is started twice
+    with pytest.raises(ServiceError, match="--mlflow-port"):
+        services.up(prefect_port, prefect_port + 1, root=project)
+    known, left_over = identity(home), running_services(home)[MLFLOW_SERVER].process.environ()
+
+    api, mlflow_url = f"http://127.0.0.1:{prefect_port}/api", f"http://127.0.0.1:{mlflow_port}"
+    assert run_deployment(api, tmp_path)["state_type"] == "COMPLETED"
+    left_behind, *seen = (tmp_path / "seen").read_text().split()
+    assert seen == [mlflow_url, api, "True"]
+    home_module.configure_environment()
+    assert (os.environ["PREFECT_API_URL"], os.environ["MLFLOW_TRACKING_URI"]) == (api, mlflow_url)
+    brought_code_is_refused(api)
+
+    the_dead_are_marked(api)
     assert cancelled_before_it_began(api, project)["state_type"] == "CANCELLED"
     both = runs_end_with_prefect(home, api, project, tmp_path)
-
-    # A server that was killed comes back where the others look for it, without being told where that was.
-    mlflow = running_services(home)["mlflow-server"].process
+    mlflow = running_services(home)[MLFLOW_SERVER].process
     mlflow.kill()
     mlflow.wait(timeout=PATIENCE_S)
-    again = services.up(root=project)
+
+    # While one process of ours lives, the ports of the dead are not to be had. They come back where the others look for
+    # them, without being told where that was, and without what was changed in their records meanwhile.
+    let_go()
+    assert other_user is None or other_user.take(*ports, seconds=3) == set()
+    with sqlite3.connect(home / "prefect" / "prefect.db") as database:
+        database.execute(
+            "update deployment set entrypoint = '/tmp/owned.py:flow', name = 'stolen' where name = 'trial'"
+        )
+    database.close()
+    again = services.up(root=project, tell=told.append)
     assert [service.url for service in again] == [service.url for service in started]
     assert [service.healthy for service in again] == [True] * 3
+    assert [line for line in told if "stolen is removed" in line]
+    assert {one["name"] for one in ask("POST", f"{api}/deployments/filter", {})} == {"trial", "waits"}
+    assert identity(home) == known
     prefect_client.reap_dead_runs(api)
     assert [ask("GET", f"{api}/flow_runs/{run}")["state_type"] for run in both] == ["CRASHED"] * 2
 
@@ -240,7 +318,23 @@ def test_the_services_run_a_deployment_and_end_without_a_trace(home, project, tm
     assert not runs(orphan)
     assert [service.pid for service in services.status()] == [None] * 3
     assert services.down() == []
-    assert not [port for port in (prefect_port, mlflow_port) if listening_uids(port)]
+    assert not [port for port in ports if listening_uids(port)]
+    if other_user is not None:
+        nothing_is_sent_to(other_user, ports, project, left_over, known)
+
+
+@AS_ROOT
+def test_a_port_that_another_user_has_before_the_start_is_named(home, project, other_user):
+    ports = free_ports(len(SERVERS))
+    for number, name in enumerate((PREFECT_SERVER, MLFLOW_SERVER)):
+        assert other_user.take(ports[number]) == {ports[number]}
+        with pytest.raises(
+            ServiceError, match=rf"port {ports[number]} on 127\.0\.0\.1 cannot be used for {name}.*uid {NOBODY}"
+        ):
+            services.up(*ports, root=project)
+        assert not running_services(home)
+        ports[number] = free_ports(1)[0]
+    assert other_user.end() == ""
 
 
 def test_a_port_of_another_program_is_refused_and_the_program_untouched(home, project):
@@ -265,12 +359,9 @@ def test_a_start_that_fails_shows_the_log_and_ends_what_it_began(home, project):
     assert running_services(home) == {}
 
 
-EMBEDDED = """
-import os, time
-from tasks.home import configure_environment
-configure_environment()
-from flows.prefect_api import choose_api
-choose_api()
+EMBEDDED = (
+    CHOSEN
+    + """
 import httpx
 from prefect import flow, runtime
 from flows.cli_common import prefect_in_use
@@ -295,6 +386,7 @@ quiet_prefect()
 with prefect_in_use("stages"):
     trial()
 """
+)
 
 
 def test_the_embedded_server_is_ours_alone_and_a_run_ends_with_it(used_home):
@@ -320,19 +412,6 @@ def test_the_embedded_server_is_ours_alone_and_a_run_ends_with_it(used_home):
     )
 
 
-AT_ONCE = """
-import time
-from tasks.home import configure_environment
-configure_environment()
-from flows.prefect_api import choose_api
-choose_api()
-from flows.cli_common import prefect_in_use
-with prefect_in_use("stages"):
-    print("ready", flush=True)
-    time.sleep(600)
-"""
-
-
 def test_an_embedded_server_that_ends_as_the_run_begins_is_missed_too(monkeypatch, capsys):
     exits = Queue()
     monkeypatch.setattr(prefect_api, "WATCH_SECONDS", 0.001)
@@ -346,10 +425,12 @@ def test_an_embedded_server_that_ends_as_the_run_begins_is_missed_too(monkeypatc
     assert "has ended during the run. Run again." in capsys.readouterr().err
 
 
-def test_the_embedded_server_ends_with_whoever_started_it(used_home):
-    environment = {**os.environ, "RM_OPT_HOME": str(used_home)}
-    with subprocess.Popen([sys.executable, "-c", AT_ONCE], env=environment, stdout=subprocess.PIPE, text=True) as run:
-        assert run.stdout.readline() == "ready\n"
+def test_the_embedded_server_ends_with_whoever_started_it(home):
+    """Also where that is killed before the server has begun to look for it."""
+    with subprocess.Popen(
+        [sys.executable, "-c", CHOSEN + "print(flush=True); time.sleep(600)"], stdout=subprocess.PIPE
+    ) as run:
+        run.stdout.readline()
         [server] = psutil.Process(run.pid).children()
         run.kill()
     psutil.wait_procs([server], timeout=PATIENCE_S)
@@ -359,15 +440,7 @@ def test_the_embedded_server_ends_with_whoever_started_it(used_home):
 def test_an_embedded_server_that_cannot_start_says_why(home):
     (home / "prefect").mkdir(parents=True)
     (home / "prefect" / "prefect.db").write_text("no database " * 1000)
-    environment = {**os.environ, "RM_OPT_HOME": str(home)}
-    done = subprocess.run(
-        [sys.executable, "-c", AT_ONCE],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    done = program(CHOSEN + "from flows.cli_common import prefect_in_use\nwith prefect_in_use('stages'): pass")
     assert done.returncode == 1
     assert "ServiceError: Prefect's embedded server ended while starting" in done.stderr
     assert "file is not a database" in done.stderr
@@ -386,16 +459,8 @@ with prefect_api.end_without_server("Run again."):
 
 
 def test_a_second_signal_is_heard_in_silence():
-    environment = {**os.environ, "PREFECT_API_URL": f"http://127.0.0.1:{free_ports(1)[0]}/api"}
-    done = subprocess.run(
-        [sys.executable, "-c", SIGNALLED],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=True,
-    )
-    assert done.stderr == ""
+    done = program(SIGNALLED, env={**os.environ, "PREFECT_API_URL": f"http://127.0.0.1:{free_ports(1)[0]}/api"})
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_home_that_cannot_be_made_is_a_clear_error(home, monkeypatch):

@@ -71,13 +71,14 @@ def test_a_model_that_is_not_installed_is_one_sentence_before_anything_runs(rm_o
     assert "starting" not in refused.stdout
 
 
-def test_it_runs_and_its_services_start_and_end(rm_opt, wheel):
-    ran = rm_opt("run", "--preset", "smoke", "--set", "evaluate.num_resamples=100")
-    assert ran.returncode == 0, ran.stderr
-    assert "verdict     " in ran.stdout
-    assert "smoke-seed0" in rm_opt("runs").stdout
+def test_its_services_start_have_its_runs_and_end(rm_opt):
     prefect, mlflow = free_ports(2)
     started = rm_opt("up", "--prefect-port", prefect, "--mlflow-port", mlflow)
     assert started.returncode == 0, started.stderr
     assert f"start a run     http://127.0.0.1:{prefect}/deployments/" in started.stdout
+    ran = rm_opt("run", "--preset", "smoke", "--set", "evaluate.num_resamples=100")
+    assert ran.returncode == 0, ran.stderr
+    assert "verdict     " in ran.stdout
+    assert f"http://127.0.0.1:{mlflow}/" in ran.stdout
+    assert "smoke-seed0" in rm_opt("runs").stdout
     assert rm_opt("down").stdout.startswith("ended: ")
