@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rmcore.core.arrays import BoolArray, FloatArray
+from rmcore.core.arrays import FloatArray
 from rmcore.data.control_tokens import known_strings, texts_of
 from rmcore.data.observation import Observation
 from rmcore.data.observation_counts import describe_observations, format_observations
@@ -218,7 +218,7 @@ def _shared(measured: Mapping[str, _Measured], field: str) -> _Shared:
         len(every),
         {name: len(numbers) for name, numbers in different.items()},
         {
-            (first, second): int(_is_in(different[second], different[first]).sum())
+            (first, second): len(np.intersect1d(different[first], different[second], assume_unique=True))
             for first, second in combinations(different, 2)
         },
     )
@@ -231,15 +231,8 @@ def _duplicates(every: Sequence[_Measured]) -> dict[str, int]:
     )
     different = np.unique(same)
     # Both orders of a contradictory couple are in both, so each couple is counted twice.
-    both = _is_in(np.unique(swapped), different).sum()
-    return {"num_exact": len(same) - len(different), "num_contradictory": int(both) // 2}
-
-
-def _is_in(values: Numbers, known: Numbers) -> BoolArray:
-    """(N,) which of the values are among the known ones, which ascend."""
-    if not len(known):
-        return np.zeros(len(values), dtype=bool)
-    return known[np.minimum(np.searchsorted(known, values), len(known) - 1)] == values
+    both = np.intersect1d(np.unique(swapped), different, assume_unique=True)
+    return {"num_exact": len(same) - len(different), "num_contradictory": len(both) // 2}
 
 
 def _doubts(every: Sequence[_Measured]) -> dict[str, int]:

@@ -23,8 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
-from rmcore.core.errors import ModelError
+from rmcore.core.errors import DataError, ModelError
 from rmcore.data import template_process
+from rmcore.data.pair import Message, Prompt, dialogue_records, plain_prompt, tools_of
+from rmcore.data.shown import Turns
 from rmcore.data.template_process import LIMIT_BYTES
 
 if TYPE_CHECKING:
@@ -75,6 +77,59 @@ def render_chats(tokenizer: "PreTrainedTokenizerBase", dialogues: Iterable[Dialo
             MemoryError: f"has taken more than {LIMIT_BYTES:,} bytes of memory to render one dialogue",
         }.get(type(error), f"could not be rendered in a process of its own ({error})")
         raise ModelError(f"the chat template of {tokenizer.name_or_path} {what}. {ADVICE}") from None
+
+
+def chat_text(
+    tokenizer: "PreTrainedTokenizerBase", prompt: Prompt, answer: Message | None, by: str = "the chat template"
+) -> str:
+    """Write a dialogue by the chat template, with its tools and all fields of its messages.
+
+    Args:
+        tokenizer: with a template.
+        prompt: the turns before the answer.
+        answer: the assistant's turn; None ends the text where the answer is to begin.
+        by: how an error names the template.
+
+    Raises:
+        DataError: the template refuses the dialogue, or its tools are no list.
+        ModelError: the template did not end; see `render_chat`.
+    """
+    [text] = _chat_texts(tokenizer, [(prompt, answer)], by)
+    if isinstance(text, DataError):
+        raise text
+    return text
+
+
+def chat_texts(tokenizer: "PreTrainedTokenizerBase", dialogues: Iterable[Turns]) -> list[str | DataError]:
+    """Write dialogues that end with the answer as `chat_text` does, with the error in the place of a refused one."""
+    given = [(plain_prompt(turns[:-1]), turns[-1]) for turns in dialogues]
+    return _chat_texts(tokenizer, given, "the chat template")
+
+
+def _chat_texts(
+    tokenizer: "PreTrainedTokenizerBase", dialogues: Sequence[tuple[Prompt, Message | None]], by: str
+) -> list[str | DataError]:
+    found: dict[int, str | DataError] = {}
+    asked: dict[int, Dialogue] = {}
+    for place, (prompt, answer) in enumerate(dialogues):
+        try:
+            messages, tools = dialogue_records(prompt), tools_of(prompt)
+        except DataError as error:
+            found[place] = error
+            continue
+        turns = messages if answer is None else [*messages, answer.record()]
+        asked[place] = turns, {"tools": tools, "add_generation_prompt": answer is None}
+    for place, text in zip(asked, render_chats(tokenizer, asked.values()), strict=True):
+        if isinstance(text, str):
+            found[place] = text
+            continue
+        rendered, options = asked[place]
+        ends_open = options["add_generation_prompt"]
+        remedy = "drop such prompts" if ends_open else "train with use_chat_template=false, or drop such dialogues"
+        roles = [message["role"] for message in rendered][: len(rendered) - (not ends_open)]
+        named = f"{roles}{' and tools' if options['tools'] else ''}"
+        found[place] = DataError(f"{by} refuses a dialogue with the roles {named} ({text}); {remedy}.")
+    return [found[place] for place in range(len(dialogues))]
 
 
 def _program(tokenizer: Any, messages: list[Mapping[str, Any]], options: dict[str, Any]) -> Any:

@@ -11,7 +11,7 @@ or a configuration names it, never because a checkpoint does.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rmcore.core.errors import DataError
+from rmcore.core.errors import DataError, ModelError
 from rmcore.core.named_function import call_named, load_function, source_file_digest
 from rmcore.data.pair import Prompt
 
@@ -57,3 +57,24 @@ def render_fn_digest(name: str) -> str:
         ConfigError: there is no such module, or it has no file.
     """
     return source_file_digest(SETTING, name)
+
+
+def check_function(recorded: str | None, form: str, given: RenderFn | None) -> None:
+    """Refuse another function than the one that a checkpoint of this format records, or one where it records none.
+
+    Raises:
+        ModelError: says what to pass.
+    """
+    name = None if given is None else given.name
+    if name == recorded:
+        return
+    if recorded is None:
+        raise ModelError(
+            f"render_fn {name} was passed to a model of the {form} format, whose rewards it would change; leave "
+            "render_fn out, or train with it."
+        )
+    raise ModelError(
+        f"this checkpoint was trained on text rendered by {recorded}, and "
+        + (f"{name} was passed" if name else "a function is not imported merely because a checkpoint names it")
+        + f"; if you trust it, pass render_fn={recorded!r} (--render-fn {recorded})."
+    )

@@ -20,7 +20,7 @@ tokenizer only: in prompts and completions their strings are text (`rmcore.data.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -29,24 +29,21 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rmcore.core.errors import DataError, ModelError
 from rmcore.core.progress import Report, silent
-from rmcore.data.chat_template import Dialogue, render_chats
+from rmcore.data.chat_template import chat_text, chat_texts
 from rmcore.data.control_tokens import ControlTokens, texts_of
 from rmcore.data.pair import (
     TOOLS,
     Answer,
-    Message,
     PreferencePair,
     Prompt,
     answer_turn,
     as_answer,
-    dialogue_records,
     plain_prompt,
     prompt_messages,
     prompt_text,
-    tools_of,
 )
 from rmcore.data.readers.turns import exchange
-from rmcore.data.render_fn import RenderFn
+from rmcore.data.render_fn import RenderFn, check_function
 from rmcore.data.rendered import RenderedSide, cut, locate, locate_turn
 from rmcore.data.shown import Shown, Turns
 
@@ -162,8 +159,9 @@ class DroppedPair:
     truncation: dict[str, int]
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready record, with the numbers under `meta["truncation"]`."""
-        return {"pair_id": self.pair_id, "reason": self.reason, "meta": {"truncation": self.truncation}}
+        """A JSON-ready record, with the numbers, where there are some, under `meta["truncation"]`."""
+        meta = {"meta": {"truncation": self.truncation}} if self.truncation else {}
+        return {"pair_id": self.pair_id, "reason": self.reason, **meta}
 
 
 class Readable(NamedTuple):
@@ -179,15 +177,6 @@ class Readable(NamedTuple):
 
 
 _Spans = Callable[[], Sequence[tuple[int, int]]]
-
-
-class _Ends(NamedTuple):
-    """The special tokens that are put around a side here."""
-
-    bos: int | None
-    closing: list[int]
-    """Tokens appended where a side does not end so already: EOS, or SEP for encoders, or nothing."""
-    closed_by: tuple[int | None, ...]
 
 
 class Renderer:
@@ -210,7 +199,7 @@ class Renderer:
                 "this checkpoint was trained with a chat template and its tokenizer has none; "
                 "restore chat_template.jinja in the checkpoint folder."
             )
-        _check_function(rendering, render_fn)
+        check_function(rendering.render_fn, rendering.format, render_fn)
         self.tokenizer = tokenizer
         self.rendering = rendering
         self._render_fn = render_fn
@@ -446,19 +435,16 @@ class Renderer:
         return TokenizedSide(kept, len(own) + len(closing) - len(kept))
 
     def _framed(self, ids: list[int]) -> tuple[int, list[int]]:
-        """Where the tokens of a side begin that stay, which leaves a second BOS out, and what is appended to them."""
-        ends = self._ends()
-        doubled = ends.bos is not None and ids[:2] == [ends.bos, ends.bos]  # the text itself began with one
-        closed = len(ids) > doubled and ids[-1] in ends.closed_by
-        return int(doubled), [] if closed else ends.closing
+        """Where the tokens of a side begin that stay, which leaves a second BOS out, and what is appended to them.
 
-    def _ends(self) -> _Ends:
-        """Find the special tokens; the chat template is the authority on how a side ends."""
+        The chat template is the authority on how a side ends; any other ends in EOS, or SEP for encoders.
+        """
         bos, eos, sep = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id, self.tokenizer.sep_token_id
         end = sep if eos is None else eos
-        if self.rendering.format == "chat" or end is None or end == self.tokenizer.pad_token_id:
-            return _Ends(bos, [], ())
-        return _Ends(bos, [end], (end, sep))
+        doubled = bos is not None and ids[:2] == [bos, bos]  # the text itself began with one
+        closed = len(ids) > doubled and ids[-1] in (end, sep)
+        is_open = self.rendering.format == "chat" or end is None or end == self.tokenizer.pad_token_id
+        return int(doubled), [] if is_open or closed else [end]
 
     def _spans(self, encoded: "BatchEncoding", index: int) -> list[tuple[int, int]]:
         """Which characters of a text its tokens stand for."""
@@ -468,59 +454,6 @@ class Renderer:
                 "which does not say where the prompt ends; use its fast version or raise max_seq_len."
             )
         return encoded[index].offsets
-
-
-def chat_text(
-    tokenizer: "PreTrainedTokenizerBase", prompt: Prompt, answer: Message | None, by: str = "the chat template"
-) -> str:
-    """Write a dialogue by the chat template, with its tools and all fields of its messages.
-
-    Args:
-        tokenizer: with a template.
-        prompt: the turns before the answer.
-        answer: the assistant's turn; None ends the text where the answer is to begin.
-        by: how an error names the template.
-
-    Raises:
-        DataError: the template refuses the dialogue, or its tools are no list.
-        ModelError: the template did not end; see `render_chat`.
-    """
-    [text] = _chat_texts(tokenizer, [(prompt, answer)], by)
-    if isinstance(text, DataError):
-        raise text
-    return text
-
-
-def chat_texts(tokenizer: "PreTrainedTokenizerBase", dialogues: Iterable[Turns]) -> list[str | DataError]:
-    """Write dialogues that end with the answer as `chat_text` does, with the error in the place of a refused one."""
-    given = [(plain_prompt(turns[:-1]), turns[-1]) for turns in dialogues]
-    return _chat_texts(tokenizer, given, "the chat template")
-
-
-def _chat_texts(
-    tokenizer: "PreTrainedTokenizerBase", dialogues: Sequence[tuple[Prompt, Message | None]], by: str
-) -> list[str | DataError]:
-    found: dict[int, str | DataError] = {}
-    asked: dict[int, Dialogue] = {}
-    for place, (prompt, answer) in enumerate(dialogues):
-        try:
-            messages, tools = dialogue_records(prompt), tools_of(prompt)
-        except DataError as error:
-            found[place] = error
-            continue
-        turns = messages if answer is None else [*messages, answer.record()]
-        asked[place] = turns, {"tools": tools, "add_generation_prompt": answer is None}
-    for place, text in zip(asked, render_chats(tokenizer, asked.values()), strict=True):
-        if isinstance(text, str):
-            found[place] = text
-            continue
-        rendered, options = asked[place]
-        ends_open = options["add_generation_prompt"]
-        remedy = "drop such prompts" if ends_open else "train with use_chat_template=false, or drop such dialogues"
-        roles = [message["role"] for message in rendered][: len(rendered) - (not ends_open)]
-        named = f"{roles}{' and tools' if options['tools'] else ''}"
-        found[place] = DataError(f"{by} refuses a dialogue with the roles {named} ({text}); {remedy}.")
-    return [found[place] for place in range(len(dialogues))]
 
 
 def _sides(pairs: Sequence[PreferencePair]) -> list[tuple[Prompt, str]]:
@@ -539,22 +472,6 @@ def _or_raise(sides: Sequence[TokenizedSide | DataError]) -> list[TokenizedSide]
             raise DataError(f"{many} of {len(sides)} sides cannot be read; side {place}, from 0: {side}") from side
         result.append(side)
     return result
-
-
-def _check_function(rendering: Rendering, render_fn: RenderFn | None) -> None:
-    given = None if render_fn is None else render_fn.name
-    if given == rendering.render_fn:
-        return
-    if rendering.render_fn is None:
-        raise ModelError(
-            f"render_fn {given} was passed to a model of the {rendering.format} format, whose rewards it would change; "
-            "leave render_fn out, or train with it."
-        )
-    raise ModelError(
-        f"this checkpoint was trained on text rendered by {rendering.render_fn}, and "
-        + (f"{given} was passed" if given else "a function is not imported merely because a checkpoint names it")
-        + f"; if you trust it, pass render_fn={rendering.render_fn!r} (--render-fn {rendering.render_fn})."
-    )
 
 
 def choose_rendering(

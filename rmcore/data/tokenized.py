@@ -8,7 +8,7 @@ import hashlib
 import json
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import merge
@@ -33,6 +33,7 @@ PAIRS_A_BATCH = 1024
 UNREADABLE = "cannot be read"
 Item = TypeVar("Item")
 Held = TypeVar("Held")
+Record_co = TypeVar("Record_co", covariant=True)
 _SCHEMA = pa.schema(
     [
         pa.field("pair_id", pa.string(), nullable=False),
@@ -45,11 +46,14 @@ _SCHEMA = pa.schema(
 )
 
 
-class Pairs(Protocol):
-    """Pairs that can be gone through, more than once: a list, or `rmcore.data.pairs_on_disk`."""
+class Records(Protocol[Record_co]):
+    """Records that can be gone through, more than once: a list, or `rmcore.data.pairs_on_disk`."""
 
     def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[PreferencePair]: ...
+    def __iter__(self) -> Iterator[Record_co]: ...
+
+
+Pairs = Records[PreferencePair]
 
 
 class _Side(NamedTuple):
@@ -177,6 +181,10 @@ class Tokenized:
         return merge(*map(json_lines, self.records), key=itemgetter("row"))
 
 
+Sorted = tuple[list[dict[str, Any] | DroppedPair], Mapping[str, int]]
+"""A row for each record of a batch, or why it is left out; and counts as those of `rendering.count_cut`."""
+
+
 def write_tokenized(
     renderer: Renderer,
     pairs: Pairs,
@@ -196,27 +204,59 @@ def write_tokenized(
         share: number of this process, from 0, and number of processes of this host.
         report: told of the pairs that this process has passed.
     """
+
+    def tokenize(batch: list[PreferencePair], first: int) -> tuple[list[dict[str, Any] | DroppedPair], dict[str, int]]:
+        found = renderer.try_pairs(batch, report=partial(_report_of, report, first, len(pairs)))
+        return [_row(one, over_length) for one in found], count_cut(
+            [one for one in found if isinstance(one, TokenizedPair)]
+        )
+
+    write_share(
+        folder, _SCHEMA, pairs, PAIRS_A_BATCH, share, tokenize, lambda why: why if why in REASONS else UNREADABLE
+    )
+
+
+def write_share(
+    folder: Path,
+    schema: pa.Schema,
+    records: Records[Item],
+    size: int,
+    share: tuple[int, int],
+    tokenize: Callable[[list[Item], int], Sorted],
+    counted: Callable[[str], str] = str,
+) -> None:
+    """Write this process's share of tokenized records, and what is known of them, for `read_counts`.
+
+    Args:
+        folder: of this host alone; it gets NUMBER.arrow with the rows, NUMBER.jsonl with a line for each record that is
+            left out, and NUMBER.json with the counts.
+        schema: of the rows.
+        records: all of them; the same ones in every process.
+        size: records of a batch; batches are dealt out in turn.
+        share: number of this process, from 0, and number of processes of this host.
+        tokenize: given a batch and the place of its first record.
+        counted: reason -> the name under which it is counted.
+    """
     number, of = share
     folder.mkdir(parents=True, exist_ok=True)
     cut, reasons = Counter(count_cut([])), Counter[str]()
     with (
-        pa.ipc.new_file(str(folder / f"{number}.arrow"), _SCHEMA) as writer,
-        (folder / f"{number}.jsonl").open("w", encoding="utf-8") as records,
+        pa.ipc.new_file(str(folder / f"{number}.arrow"), schema) as writer,
+        (folder / f"{number}.jsonl").open("w", encoding="utf-8") as left_out,
     ):
-        rows = iter(pairs)
-        for first in range(0, len(pairs), PAIRS_A_BATCH):
-            batch = list(islice(rows, PAIRS_A_BATCH))
-            if first // PAIRS_A_BATCH % of != number:
+        each = iter(records)
+        for first in range(0, len(records), size):
+            batch = list(islice(each, size))
+            if first // size % of != number:
                 continue
-            found = renderer.try_pairs(batch, report=partial(_report_of, report, first, len(pairs)))
-            cut.update(count_cut([one for one in found if isinstance(one, TokenizedPair)]))
-            sorted_out = [_sort_out(one, over_length) for one in found]
-            kept = [_row(one) for one in sorted_out if isinstance(one, TokenizedPair)]
-            writer.write_batch(pa.RecordBatch.from_pylist(kept, schema=_SCHEMA))
-            for row, one in enumerate(sorted_out, first):
+            found, cut_here = tokenize(batch, first)
+            cut.update(cut_here)
+            kept = [one for one in found if not isinstance(one, DroppedPair)]
+            writer.write_batch(pa.RecordBatch.from_pylist(kept, schema=schema))
+            for row, one in enumerate(found, first):
                 if isinstance(one, DroppedPair):
-                    records.write(json.dumps({"row": row, **one.to_dict()}) + "\n")
-                    reasons[one.reason if one.reason in REASONS else UNREADABLE] += 1
+                    left_out.write(json.dumps({"row": row, **one.to_dict()}) + "\n")
+                    reasons[counted(one.reason)] += 1
     write_json(folder / f"{number}.json", {"cut": cut, "reasons": reasons})
 
 
@@ -250,16 +290,12 @@ def read_counts(folder: Path, parts: int) -> tuple[dict[str, int], Counter[str],
     return cut, reasons, [folder / f"{number}.jsonl" for number in range(parts)]
 
 
-def _sort_out(
-    one: TokenizedPair | DroppedPair, over_length: Literal["cut", "drop"] | None
-) -> TokenizedPair | DroppedPair:
-    if isinstance(one, DroppedPair) or over_length is None:
-        return one
-    reason = reason_left_out(one, over_length)
-    return one if reason is None else DroppedPair(one.pair_id, reason, one.truncation)
-
-
-def _row(pair: TokenizedPair) -> dict[str, Any]:
+def _row(pair: TokenizedPair | DroppedPair, over_length: Literal["cut", "drop"] | None) -> dict[str, Any] | DroppedPair:
+    if isinstance(pair, DroppedPair):
+        return pair
+    reason = None if over_length is None else reason_left_out(pair, over_length)
+    if reason is not None:
+        return DroppedPair(pair.pair_id, reason, pair.truncation)
     return {
         "pair_id": pair.pair_id,
         "chosen": pair.chosen.ids,

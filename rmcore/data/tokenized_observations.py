@@ -12,18 +12,17 @@ from heapq import merge
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from rmcore.core.errors import DataError
-from rmcore.core.files import write_json
 from rmcore.core.progress import Report, silent
 from rmcore.data.observation import Observation
-from rmcore.data.rendering import Renderer, TokenizedPair, TokenizedSide, count_cut
+from rmcore.data.rendering import DroppedPair, Renderer, TokenizedPair, TokenizedSide
 from rmcore.data.survey import LARGEST_TIE, Scale
-from rmcore.data.tokenized import TokenizedOnDisk, json_lines, read_counts
+from rmcore.data.tokenized import Records, Sorted, TokenizedOnDisk, json_lines, read_counts, write_share
 
 OBSERVATIONS_A_BATCH = 256
 """Observations that are tokenized, and lie in the file, together."""
@@ -34,11 +33,7 @@ TOO_MANY_TIED = f"more than {LARGEST_TIE} answers are called equal"
 NOTHING_LEFT = "no grade that training has"
 
 
-class Observations(Protocol):
-    """Observations that can be gone through, more than once."""
-
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[Observation]: ...
+Observations = Records[Observation]
 
 
 class CodedGrade(NamedTuple):
@@ -209,32 +204,22 @@ def write_observations_tokenized(
         share: number of this process, from 0, and number of processes of this host.
         report: told of the observations that this process has passed.
     """
-    number, of = share
-    folder.mkdir(parents=True, exist_ok=True)
-    reasons, cut = Counter[str](), Counter(count_cut([]))
-    with (
-        pa.ipc.new_file(str(folder / f"{number}.arrow"), _SCHEMA) as writer,
-        (folder / f"{number}.jsonl").open("w", encoding="utf-8") as records,
-    ):
-        rows = iter(observations)
-        for first in range(0, len(observations), OBSERVATIONS_A_BATCH):
-            batch = list(islice(rows, OBSERVATIONS_A_BATCH))
-            if first // OBSERVATIONS_A_BATCH % of != number:
-                continue
-            kept = []
-            for row, (one, found) in enumerate(zip(batch, _tokenize(renderer, batch), strict=True), first):
-                coded = found if isinstance(found, str) else _coded(one, found, coding, over_length)
-                if isinstance(coded, str):
-                    record = {"row": row, "pair_id": one.observation_id, "reason": coded}
-                    records.write(json.dumps(record) + "\n")
-                    reasons[coded] += 1
-                else:
-                    kept.append(_row(coded))
-                    lost = [side.num_cut for side in coded.sides if side.num_cut]
-                    cut.update(num_pairs=1, num_cut_pairs=bool(lost), num_cut_sides=len(lost), num_cut_tokens=sum(lost))
-            writer.write_batch(pa.RecordBatch.from_pylist(kept, schema=_SCHEMA))
-            report(first + len(batch), len(observations), "observations tokenized")
-    write_json(folder / f"{number}.json", {"cut": cut, "reasons": reasons})
+
+    def tokenize(batch: list[Observation], first: int) -> Sorted:
+        sides = iter(renderer.try_sides([(one.prompt, answer) for one in batch for answer in one.answers]))
+        cut, rows = Counter[str](), list[dict[str, Any] | DroppedPair]()
+        for one in batch:
+            coded = _coded(one, list(islice(sides, len(one.answers))), coding, over_length)
+            if isinstance(coded, str):
+                rows.append(DroppedPair(one.observation_id, coded, {}))
+            else:
+                rows.append(_row(coded))
+                lost = [side.num_cut for side in coded.sides if side.num_cut]
+                cut.update(num_pairs=1, num_cut_pairs=bool(lost), num_cut_sides=len(lost), num_cut_tokens=sum(lost))
+        report(first + len(batch), len(observations), "observations tokenized")
+        return rows, cut
+
+    write_share(folder, _SCHEMA, observations, OBSERVATIONS_A_BATCH, share, tokenize)
 
 
 def open_observations_tokenized(folder: Path, num_observations: int, *, parts: int = 1) -> ReadObservations:
@@ -254,27 +239,13 @@ def open_observations_tokenized(folder: Path, num_observations: int, *, parts: i
     return ReadObservations(read, cut, reasons.total(), records)
 
 
-def _tokenize(renderer: Renderer, batch: Sequence[Observation]) -> list[list[TokenizedSide] | str]:
-    """Give the sides of each observation, or why it cannot be read; one that cannot costs its batch nothing."""
-    asked = [(one.prompt, answer) for one in batch for answer in one.answers]
-    try:
-        sides = iter(renderer.tokenize_sides(asked))
-    except DataError:
-        return [_alone(renderer, one) for one in batch]
-    return [[next(sides) for _ in one.answers] for one in batch]
-
-
-def _alone(renderer: Renderer, observation: Observation) -> list[TokenizedSide] | str:
-    try:
-        return renderer.tokenize_sides([(observation.prompt, answer) for answer in observation.answers])
-    except DataError as error:
-        return str(error)
-
-
 def _coded(
-    one: Observation, sides: Sequence[TokenizedSide], coding: Coding, over_length: Literal["cut", "drop"]
+    one: Observation, found: Sequence[TokenizedSide | DataError], coding: Coding, over_length: Literal["cut", "drop"]
 ) -> TokenizedObservation | str:
     """The observation as it is trained on, or why it is left out."""
+    sides = [side for side in found if isinstance(side, TokenizedSide)]
+    if len(sides) < len(found):
+        return str(next(side for side in found if isinstance(side, DataError)))
     if over_length == "drop" and any(side.num_cut for side in sides):
         return CUT
     times = Counter(tuple(side.ids) for side in sides)

@@ -16,10 +16,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from rmcore.config.model import TINY_SIZES
 from rmcore.core.errors import DataError, ModelError
 from rmcore.core.progress import report_left_out
+from rmcore.data.chat_template import chat_text
 from rmcore.data.control_tokens import ControlTokens, texts_of
 from rmcore.data.pair import TOOLS, Prompt, as_prompts, plain_prompt, prompt_messages, prompt_text
 from rmcore.data.readers.turns import exchange
-from rmcore.data.rendering import chat_text
 from rmcore.data.shown import Shown, Turns
 from rmcore.models.loading import (
     fetch_snapshot,

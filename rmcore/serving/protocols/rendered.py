@@ -13,8 +13,9 @@ from itertools import takewhile
 from typing import Any
 
 from rmcore.core.errors import DataError
+from rmcore.data.chat_template import chat_text
 from rmcore.data.control_tokens import KNOWN_FORMS
-from rmcore.data.rendering import Renderer, chat_text
+from rmcore.data.rendering import Renderer
 
 QUESTION, ANSWER = "question-5d71", "answer-5d71"
 """A dialogue without meaning, whose rendering shows what is put around it."""
