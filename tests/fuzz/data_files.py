@@ -40,7 +40,7 @@ def one(draw: random.Random, place: Path) -> str:
 
     pairs = _pairs(draw)
     layout, kind = draw.choice(sorted(_LAYOUTS)), draw.choice(("jsonl", "json", "csv", "tsv", "parquet"))
-    if layout == "dialogue" and kind in ("csv", "tsv"):
+    if layout in ("dialogue", "ranked") and kind in ("csv", "tsv"):
         kind = "jsonl"
     damaged, gzipped = draw.random() < 0.6, kind != "parquet" and draw.random() < 0.2
     content = _encode(_LAYOUTS[layout](pairs, draw), kind, draw, plain=damaged)
@@ -56,7 +56,7 @@ def one(draw: random.Random, place: Path) -> str:
         if not damaged:
             raise SilentDifference(f"{file.name} is whole and refused: {error}") from error
         return refused(str(error))
-    found = [(_text(pair.prompt), pair.chosen, pair.rejected) for pair in loaded.pairs]
+    found = [(_text(pair.prompt), str(pair.chosen), str(pair.rejected)) for pair in loaded.pairs]
     if not damaged and found != pairs:
         raise SilentDifference(f"{file.name} is whole, and gives {len(found)} pairs that are not its {len(pairs)}")
     unknown = [pair for pair in found if pair not in pairs]
@@ -88,6 +88,18 @@ def _two_answers(pairs: list, draw: random.Random) -> list[dict]:
     return rows
 
 
+def _one_row_a_side(pairs: list, draw: random.Random) -> list[dict]:
+    """The two rows of a pair anywhere, but for the first ones, which are in the order of the pairs."""
+    first, second = [], []
+    for number, (prompt, yes, no) in enumerate(pairs):
+        sides = [("chosen", yes), ("rejected", no)][:: draw.choice((1, -1))]
+        rows = [{"pair_id": f"x{number}", "role": role, "prompt": prompt, "response": text} for role, text in sides]
+        first.append(rows[0])
+        second.append(rows[1])
+    draw.shuffle(second)
+    return first + second
+
+
 _LAYOUTS = {
     "strict": lambda pairs, draw: [dict(zip(("prompt", "chosen", "rejected"), pair, strict=True)) for pair in pairs],
     "dialogue": _dialogue,
@@ -96,6 +108,11 @@ _LAYOUTS = {
         {"prompt": prompt, "completion": answer, "label": label}
         for prompt, yes, no in pairs
         for answer, label in ((yes, True), (no, False))
+    ],
+    "one_row_a_side": _one_row_a_side,
+    "ranked": lambda pairs, draw: [
+        {"prompt": prompt, "responses": [yes, no][::way], "ranks": [1, 2][::way]}
+        for (prompt, yes, no), way in zip(pairs, draw.choices((1, -1), k=len(pairs)), strict=True)
     ],
 }
 

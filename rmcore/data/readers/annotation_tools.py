@@ -6,13 +6,14 @@ Several people may have labelled a row; it is unfolded into one for each label.
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import islice, zip_longest
 from typing import Any
 
 from rmcore.core.errors import DataError
 from rmcore.data.observation import ANNOTATOR, annotator_of
 from rmcore.data.readers.columns import Row, respelled, spelling, word
 from rmcore.data.readers.fields import Reason, RowRejected
-from rmcore.data.readers.two_answers import SIDES, TIES, Translate, only, preferred, prompt_column, two_answers
+from rmcore.data.readers.two_answers import SIDES, TIES, Translate, only, preferred, prompt_column, two_answers, without
 
 _NO_ANSWERS = ("draft", "discarded")
 _BETTER = frozenset(
@@ -36,17 +37,15 @@ _BESIDES = frozenset(
 
 
 def label_studio(sample: Row) -> Translate | None:
-    """A translation of Label Studio's tasks, where the columns are theirs."""
+    """Label Studio's tasks: data, and annotations with a pairwise result."""
     is_export = isinstance(sample.get("annotations"), list) and isinstance(sample.get("data"), dict)
     return _translate_label_studio if is_export else None
 
 
 def unfold_label_studio(row: Row) -> list[Row]:
     """One row for each annotation of a task."""
-    annotations = row.get("annotations")
-    if not isinstance(annotations, list) or not annotations:
-        return [row]
-    return [{**row, "annotations": [annotation]} for annotation in annotations]
+    found = row.get("annotations")
+    return [{**row, "annotations": [one]} for one in found] if isinstance(found, list) and found else [row]
 
 
 def _translate_label_studio(row: Row) -> dict[str, Any]:
@@ -58,8 +57,8 @@ def _translate_label_studio(row: Row) -> dict[str, Any]:
     if not isinstance(annotation, dict) or annotation.get("was_cancelled"):
         raise RowRejected(Reason.NOT_LABELLED)
     found = annotation.get("result")
-    entries = [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
-    results = [entry for entry in entries if entry.get("type") == "pairwise"]
+    entries = found if isinstance(found, list) else []
+    results = [entry for entry in entries if isinstance(entry, dict) and entry.get("type") == "pairwise"]
     if not results:
         raise RowRejected(Reason.NOT_LABELLED)
     _require_better(str(results[0].get("from_name") or "preferred"))
@@ -84,7 +83,7 @@ def _translate_label_studio(row: Row) -> dict[str, Any]:
 
 
 def argilla(sample: Row) -> Translate | None:
-    """A translation of Argilla's records, where the columns are theirs."""
+    """Argilla's records: fields, and responses that rank, choose or rate them."""
     nested = isinstance(sample.get("fields"), dict) and isinstance(sample.get("responses"), dict)
     flat = any(name.endswith(".responses") for name in sample)
     return _translate_argilla if nested or flat else None
@@ -99,14 +98,13 @@ def unfold_argilla(row: Row) -> list[Row]:
     by_user: dict[str | None, dict[str, Any]] = {}
     for question, entries in responses.items():
         for entry in entries if isinstance(entries, list) else ():
-            if not isinstance(entry, dict):
-                continue
-            user = entry.get("user_id")
-            said = by_user.setdefault(None if user is None else str(user), {})
-            if entry.get("status") not in _NO_ANSWERS:
-                said[question] = entry.get("value")
-    labels = list(by_user.items()) or [(None, {})]
-    return [{"fields": fields, "metadata": metadata, "said": said, "user": user} for user, said in labels]
+            if isinstance(entry, dict):
+                user = entry.get("user_id")
+                said = by_user.setdefault(None if user is None else str(user), {})
+                if entry.get("status") not in _NO_ANSWERS:
+                    said[question] = entry.get("value")
+    labels = by_user or {None: {}}
+    return [{"fields": fields, "metadata": metadata, "said": said, "user": user} for user, said in labels.items()]
 
 
 def _flat_responses(row: Row) -> dict[str, list[dict[str, Any]]]:
@@ -114,10 +112,10 @@ def _flat_responses(row: Row) -> dict[str, list[dict[str, Any]]]:
     responses = {}
     for name in [name for name in row if name.endswith(".responses")]:
         columns = [row.get(name), row.get(f"{name}.users"), row.get(f"{name}.status")]
-        values, users, statuses = (column if isinstance(column, list) else [] for column in columns)
+        lists = [column if isinstance(column, list) else [] for column in columns]
         responses[name.removesuffix(".responses")] = [
-            {"value": value, "user_id": dict(enumerate(users)).get(i), "status": dict(enumerate(statuses)).get(i)}
-            for i, value in enumerate(values)
+            dict(zip(("value", "user_id", "status"), entry, strict=True))
+            for entry in islice(zip_longest(*lists), len(lists[0]))
         ]
     return responses
 
@@ -135,13 +133,14 @@ def _translate_argilla(row: Row) -> dict[str, Any]:
         if ranked := _argilla_ranks(value, answers):
             verdicts[question] = ("ranks", ranked)
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            rated = [name for name in answers if _is_named(name, question)]
+            rated = [name for name in answers if _named(name).search(word(question))]
             if len(rated) == 1 and rated[0] in ratings:
                 raise DataError(f"two questions rate {rated[0]}: drop one of them from the Argilla export.")
             if len(rated) == 1:
                 ratings[rated[0]], raters[rated[0]] = value, question
         if isinstance(value, str) and word(value) in TIES:
-            tied = _argilla_tie(answers)
+            two = two_answers(answers) or ([(answers[0], answers[1])] if len(answers) == 2 else [])
+            tied = dict.fromkeys(two[0], 1) if len(two) == 1 else {}  # else it is not clear which they are
     if len(ratings) > 1:
         verdicts["the ratings"] = ("scores", ratings)
     if not verdicts and tied:
@@ -155,11 +154,11 @@ def _translate_argilla(row: Row) -> dict[str, Any]:
             _require_better(question, _GRADED, of=name)
     elif verdict in said:
         _require_better(verdict, _RANKED if isinstance(said[verdict], list) else frozenset())
-    unused = {name: value for name, value in fields.items() if name not in {prompt, "pair_id", *numbers}}
     metadata = row["metadata"] if isinstance(row["metadata"], dict) else {}
+    unused = without({**without(fields, prompt, "pair_id", *numbers), **metadata}, "chosen", "rejected")
     responses = [fields[name] for name in numbers]
     asked = None if prompt is None else fields[prompt]
-    translated = {**unused, **metadata, "prompt": asked, "responses": responses, kind: list(numbers.values())}
+    translated = {**unused, "prompt": asked, "responses": responses, kind: list(numbers.values())}
     return translated if row["user"] is None or annotator_of(translated) else translated | {ANNOTATOR: row["user"]}
 
 
@@ -192,18 +191,8 @@ def _require_better(question: str, also: frozenset[str] = frozenset(), *, of: st
     )
 
 
-def _argilla_tie(answers: Sequence[str]) -> dict[str, Any]:
-    """Field -> rank 1 for the two answers; empty where it is not clear which they are."""
-    found = two_answers(answers) or ([(answers[0], answers[1])] if len(answers) == 2 else [])
-    return dict.fromkeys(found[0], 1) if len(found) == 1 else {}
-
-
-def _is_named(field: str, question: str) -> bool:
-    """Whether a question's name holds that of a field as a whole: response_1 in "rating of response_1"."""
-    return _named(field).search(word(question)) is not None
-
-
 def _named(field: str) -> re.Pattern[str]:
+    """What finds the name of a field as a whole in that of a question: response_1 in "rating of response_1"."""
     return re.compile(rf"(?<![^_])({re.escape(word(field))}|{re.escape(spelling(field))})(?![^_])")
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from rmcore.data.readers.fields import UnreadText
-from rmcore.data.readers.json_stream import RepeatedKeyError, parse_json
+from rmcore.data.readers.fields import json_or_unread
+from rmcore.data.readers.json_stream import RepeatedKeyError
 
 Plain = Callable[[Any], Any]
 """A value as pyarrow gives it in, the value as JSON has it out."""
@@ -23,7 +23,7 @@ def plain_columns(schema: pa.Schema) -> dict[str, Plain]:
 
 def _plain(kind: pa.DataType) -> Plain | None:
     if getattr(kind, "extension_name", None) == _JSON:
-        return _from_json
+        return lambda text: None if text is None else json_or_unread(text)
     if pa.types.is_map(kind):
         return _of_map(_plain(kind.item_type))
     if pa.types.is_struct(kind):
@@ -33,16 +33,6 @@ def _plain(kind: pa.DataType) -> Plain | None:
         item = _plain(kind.value_type)
         return None if item is None else lambda value: value and [item(one) for one in value]
     return None
-
-
-def _from_json(text: Any) -> Any:
-    """The value of a JSON text; one that is no JSON is an `UnreadText`, which no layout takes for an answer."""
-    try:
-        return None if text is None else parse_json(text)
-    except RepeatedKeyError:
-        raise
-    except (ValueError, RecursionError):
-        return UnreadText(text)
 
 
 def _of_map(item: Plain | None) -> Plain:
@@ -58,8 +48,4 @@ def _of_map(item: Plain | None) -> Plain:
 
 
 def _of_struct(fields: dict[str, Plain]) -> Plain:
-    return lambda value: value and {name: fields.get(name, _same)(one) for name, one in value.items()}
-
-
-def _same(value: Any) -> Any:
-    return value
+    return lambda value: value and {name: fields[name](one) if name in fields else one for name, one in value.items()}

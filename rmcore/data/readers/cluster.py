@@ -40,7 +40,7 @@ def read_cluster(source: str) -> Iterator[RawRecord]:
         ServiceError: no cluster answers.
         StoreError: the object store refuses.
     """
-    address, names = _place(source), list(_files(source))
+    (address, _), names = _place(source), list(_files(source))
     with ExitStack() as stack:
         ray = _connected(stack, source)
         logging.getLogger("ray.data").setLevel(logging.ERROR)  # it tells of its plans on a user's terminal
@@ -85,7 +85,7 @@ def cluster_digest(source: str) -> str:
     Raises:
         DataError, StoreError: as `read_cluster`.
     """
-    folder = Path(_place(source)).expanduser()
+    folder = Path(_place(source)[0]).expanduser()
     versions = _files(source)
     here = [name for name, said in versions.items() if said is None]
     versions |= zip(here, known_digests(folder / name for name in here), strict=True)
@@ -109,11 +109,12 @@ def _connected(stack: ExitStack, source: str) -> Any:
     return ray
 
 
-def _place(source: str) -> str:
-    """Address or folder of the files."""
+def _place(source: str) -> tuple[str, str]:
+    """Address or folder of the files, and the pattern of their names."""
     path = source.removeprefix(SCHEME)
     head, _, last = path.rpartition("/")
-    return head if is_file_name(last) or any(sign in last for sign in _PATTERN) else path.rstrip("/")
+    names_files = is_file_name(last) or any(sign in last for sign in _PATTERN)
+    return (head, last) if names_files else (path.rstrip("/"), "*")
 
 
 def _files(source: str) -> dict[str, str | None]:
@@ -125,15 +126,17 @@ def _files(source: str) -> dict[str, str | None]:
         DataError: there is none.
         StoreError: the object store refuses.
     """
-    path, address = source.removeprefix(SCHEME), _place(source)
-    pattern = "*" if address == path.rstrip("/") else path.rpartition("/")[2]
+    address, pattern = _place(source)
     found: dict[str, str | None]
     if "://" in address:
         found = {name: said for name, said in _objects(address).versions().items() if "/" not in name}
     else:
         found = {one.name: None for one in Path(address).expanduser().glob("*") if one.is_file()}
-    fits = (name for name in found if is_file_name(name) and (name == pattern or fnmatch(name, pattern)))
-    fitting = {name: found[name] for name in sorted(fits)}
+    fitting = {
+        name: found[name]
+        for name in sorted(found)
+        if is_file_name(name) and (name == pattern or fnmatch(name, pattern))
+    }
     if not fitting:
         raise DataError(
             f"{source} names no file that can be read: none of {len(found)} at {address} fits {pattern}. Check the "

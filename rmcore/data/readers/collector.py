@@ -9,12 +9,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from types import TracebackType
 
 from rmcore.data.observation import Observation
 from rmcore.data.pair import PreferencePair
 from rmcore.data.pairs_on_disk import RowWriter
-from rmcore.data.readers.files import RawRecord
 from rmcore.data.readers.row_pairs import RowPairs
 from rmcore.data.table import OBSERVATIONS, PAIRS
 
@@ -30,7 +28,7 @@ class Collected:
     num_contradicting: int = 0
 
 
-class Collector:
+class Collector(ExitStack):
     """Takes the rows of a source one after the other: `add` them inside a `with` block, then ask for `collected`.
 
     Args:
@@ -39,40 +37,26 @@ class Collector:
     """
 
     def __init__(self, spool: Path | None) -> None:
-        self._pairs: list[PreferencePair] | RowWriter[PreferencePair]
-        self._pairs = [] if spool is None else RowWriter(spool, PAIRS)
+        super().__init__()
+        self.pairs: list[PreferencePair] | RowWriter[PreferencePair]
+        """Those so far."""
+        self.pairs = [] if spool is None else self.enter_context(RowWriter(spool, PAIRS))
         self._later: list[Observation] | RowWriter[Observation] | None = None
         self._num_before = 0
         """Rows before the first one that says more: each is one pair."""
         self._num_over_row_cap = self._num_ties = self._num_contradicting = 0
         self._has_more = False
-        self._files = ExitStack()
 
-    def __enter__(self) -> "Collector":
-        if isinstance(self._pairs, RowWriter):
-            self._files.enter_context(self._pairs)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._files.__exit__(kind, error, trace)
-
-    @property
-    def num_pairs(self) -> int:
-        """How many pairs there are so far."""
-        return len(self._pairs)
-
-    def add(self, record: RawRecord, row: RowPairs) -> None:
+    def add(self, row: RowPairs) -> None:
         """Take what the next row says."""
         self._has_more |= row.observation is not None
         if self._later is None and (row.observation is not None or row.contradicts):
-            self._num_before = len(self._pairs)
+            self._num_before = len(self.pairs)
             self._later = []
-            if isinstance(self._pairs, RowWriter):
-                place = _sibling(self._pairs.path, "later")
-                self._later = self._files.enter_context(RowWriter(place, OBSERVATIONS))
-        self._pairs.extend(row.pairs)
+            if isinstance(self.pairs, RowWriter):
+                place = _sibling(self.pairs.path, "later")
+                self._later = self.enter_context(RowWriter(place, OBSERVATIONS))
+        self.pairs.extend(row.pairs)
         self._num_over_row_cap += row.num_over_cap
         self._num_contradicting += row.contradicts
         if self._later is not None and not row.contradicts:
@@ -82,7 +66,7 @@ class Collector:
 
     def collected(self) -> Collected:
         """Everything, once the block has ended."""
-        pairs = self._pairs.rows() if isinstance(self._pairs, RowWriter) else self._pairs
+        pairs = self.pairs.rows() if isinstance(self.pairs, RowWriter) else self.pairs
         return Collected(
             pairs, self._observations(pairs), self._num_over_row_cap, self._num_ties, self._num_contradicting
         )

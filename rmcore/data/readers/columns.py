@@ -93,13 +93,14 @@ def known_names(
     found: dict[str, str] = {}
     for column in columns:
         name = known.get(spelling(column), column)
-        if name == column or name in columns or name in taken:
+        if name in columns or name in taken:
             continue
-        if name in found.values():
-            other = next(one for one in found if found[one] == name)
-            raise DataError(f"the columns {other!r} and {column!r} may both be {name}: rename or drop one of them.")
-        found[column] = name
-    return found
+        if name in found:
+            raise DataError(
+                f"the columns {found[name]!r} and {column!r} may both be {name}: rename or drop one of them."
+            )
+        found[name] = column
+    return {column: name for name, column in found.items()}
 
 
 def respelled(row: Row) -> dict[str, Any]:

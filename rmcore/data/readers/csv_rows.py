@@ -33,42 +33,6 @@ _DOUBLED = re.compile(rb'[\w\x80-\xff]""|""[\w\x80-\xff]')
 """A doubled quote next to a letter: a writer that escapes quotes with backslashes never produces one."""
 
 
-class _Lines:
-    """The lines of a text; those of the record that is being read are kept, and bounded."""
-
-    def __init__(self, text: TextIO, path: Path) -> None:
-        self._text, self._path = text, path
-        self._lines: list[str] = []
-        self._size = 0
-        self.first = 1
-        """The line that the record begins in."""
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        line = self._text.readline(MAX_ROW_BYTES + 1)
-        if not line:
-            raise StopIteration
-        self._lines.append(line)
-        self._size += len(line)
-        if self._size > MAX_ROW_BYTES:
-            raise DataError(
-                f"{self._path}: the record that begins in line {self.first} is longer than {MAX_ROW_BYTES // 2**20} "
-                "MiB: a quoted cell is not closed, or this is no CSV. Correct the quotes."
-            )
-        return line
-
-    def record(self) -> str:
-        """The text of the record that was read last."""
-        return "".join(self._lines)
-
-    def next_record(self) -> None:
-        """Begin the next record."""
-        self.first += len(self._lines)
-        self._lines, self._size = [], 0
-
-
 def csv_rows(
     text: TextIO, path: Path, delimiter: str | None, chunks: Callable[[], Iterator[bytes]]
 ) -> Iterator[list[str]]:
@@ -84,37 +48,51 @@ def csv_rows(
         DataError: a record's extent is uncertain, see above, or it is too long.
     """
     csv.field_size_limit(MAX_ROW_BYTES)  # process-wide in Python; the default of 128 KiB refuses long completions
-    lines = _Lines(text, path)
-    header = _first_line(lines, path)
+    kept: list[str] = []
+    lines = _lines(text, path, kept)
+    header = next(filter(str.strip, lines), "")
     if delimiter is None and (said := _SEPARATOR_LINE.fullmatch(header)):
         delimiter = said[1]
-        lines.next_record()
-        header = _first_line(lines, path)
-    delimiter = delimiter or _delimiter(header)
-    rows = csv.reader(chain([header] if header else [], lines), delimiter=delimiter, strict=True)
-    quoting, escapes_are_doubled = _quoting(delimiter), False
-    num_blank = 0
-    while True:
+        header = next(filter(str.strip, lines), "")
+    delimiter, num_before = delimiter or _delimiter(header), len(kept) - 1
+    del kept[:-1]
+    rows = csv.reader(chain([header] * bool(header), lines), delimiter=delimiter, strict=True)
+    quoting, escapes_are_doubled, seen = _quoting(delimiter), False, ""
+    while not seen:
         try:
-            cells = next(rows)
-        except StopIteration:
-            return
+            cells = next(rows, None)
         except csv.Error as error:
-            raise _damaged(path, lines, delimiter, str(error)) from error
-        record = lines.record()
-        num_blank = 0 if cells else num_blank + 1
-        refuse_blank_lines(path, num_blank)
+            cells, seen = [], str(error)
+        if cells is None:
+            return
+        record = "".join(kept)
         if "\0" in record:
-            raise _damaged(path, lines, delimiter, "NUL bytes")
-        if '"' in record and not quoting.fullmatch(record):
-            raise _damaged(path, lines, delimiter, "a space before a quote, or a quote without its second one")
-        if '\\"' in record and not escapes_are_doubled:
+            seen = seen or "NUL bytes"
+        elif '"' in record and not seen and not quoting.fullmatch(record):
+            seen = "a space before a quote, or a quote without its second one"
+        elif '\\"' in record and not seen and not escapes_are_doubled:
             escapes_are_doubled = _doubles_quotes(chunks())
-            if not escapes_are_doubled:
-                raise _damaged(path, lines, delimiter, "a quote after a backslash")
-        lines.next_record()
-        if cells:
+            seen = "" if escapes_are_doubled else "a quote after a backslash"
+        if not seen:
+            kept.clear()
+        if cells and not seen:
             yield cells
+    raise _damaged(path, num_before + rows.line_num - len(kept) + 1, record, delimiter, seen)
+
+
+def _lines(text: TextIO, path: Path, kept: list[str]) -> Iterator[str]:
+    """The lines of a text, which are put into `kept`, too; it is emptied after each record."""
+    num_blank = 0
+    for line in iter(lambda: text.readline(MAX_ROW_BYTES + 1), ""):
+        num_blank = 0 if line.strip() else num_blank + 1
+        refuse_blank_lines(path, num_blank)
+        if len(line) > MAX_ROW_BYTES:
+            raise DataError(
+                f"{path} has a line longer than {MAX_ROW_BYTES // 2**20} MiB: a quoted cell is not closed, or this is "
+                "no CSV. Correct the quotes."
+            )
+        kept.append(line)
+        yield line
 
 
 def refuse_blank_lines(path: Path, number: int) -> None:
@@ -128,16 +106,6 @@ def refuse_blank_lines(path: Path, number: int) -> None:
             f"{path} has more than {MAX_BLANK_LINES:,} blank lines in a row: it was not written whole, or is no data. "
             "Write it again without them."
         )
-
-
-def _first_line(lines: _Lines, path: Path) -> str:
-    """The first line that is not blank; empty at the end."""
-    for number, line in enumerate(lines):
-        if line.strip():
-            return line
-        refuse_blank_lines(path, number + 1)
-        lines.next_record()
-    return ""
 
 
 def _quoting(delimiter: str) -> re.Pattern[str]:
@@ -166,13 +134,13 @@ def _delimiter(header: str) -> str:
     return others[0] if len(others) == 1 and "," not in unquoted else ","
 
 
-def _damaged(path: Path, lines: _Lines, delimiter: str, seen: str) -> DataError:
+def _damaged(path: Path, line: int, record: str, delimiter: str, seen: str) -> DataError:
     said = (
-        f"{path} is not valid CSV in the record that begins in line {lines.first} ({seen}): which of the following "
+        f"{path} is not valid CSV in the record that begins in line {line} ({seen}): which of the following "
         "lines are rows and which are the inside of a quoted cell is uncertain, so nothing of the file is used. "
         "Put such cells in double quotes, with each quote inside doubled, or write JSON Lines."
     )
-    if '\\"' not in lines.record():
+    if '\\"' not in record:
         return DataError(said)
     source, target = json.dumps(str(path)), json.dumps(str(path.with_name(path.name.split(".")[0] + ".jsonl")))
     read = f'pandas.read_csv({source}, sep={json.dumps(delimiter)}, escapechar="\\\\", doublequote=False)'

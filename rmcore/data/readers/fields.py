@@ -11,7 +11,7 @@ from typing import Any
 
 from rmcore.core.errors import DataError
 from rmcore.data.pair import is_blank
-from rmcore.data.readers.json_stream import parse_json
+from rmcore.data.readers.json_stream import RepeatedKeyError, parse_json
 
 _MAX_METADATA_DEPTH = 20
 
@@ -93,7 +93,7 @@ def text_value(value: Any, empty: Reason | None) -> str:
     """A text; blank ones are refused with `empty`, where that is given."""
     if isinstance(value, str) and value.isascii() and (empty is None or not is_blank(value)):
         return value  # nearly every text
-    if value is None or (isinstance(value, float) and math.isnan(value)):  # pandas writes a missing text as NaN
+    if not isinstance(value, str) and is_missing(value):
         raise RowRejected(Reason.MISSING_VALUE if empty is None else _MISSING.get(empty, Reason.MISSING_VALUE))
     if not isinstance(value, str | bytes):
         raise RowRejected(Reason.NOT_JSON if isinstance(value, UnreadText) else Reason.WRONG_TYPE)
@@ -111,6 +111,11 @@ def text_value(value: Any, empty: Reason | None) -> str:
     return text
 
 
+def is_missing(value: Any) -> bool:
+    """Whether there is no value: null, an empty cell, or the NaN that pandas writes for a missing text."""
+    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+
+
 def pair_id_value(value: Any) -> str:
     """The id of a pair as text; empty where there is none."""
     if value is None or isinstance(value, bool) or not isinstance(value, str | int):
@@ -120,7 +125,7 @@ def pair_id_value(value: Any) -> str:
 
 def number(value: Any, wrong: Reason) -> float | None:
     """A finite number, None where there is none; text is converted because CSV has nothing else."""
-    if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
+    if is_missing(value):
         return None
     if isinstance(value, bool) and wrong is Reason.BAD_MARGIN:
         raise RowRejected(wrong)
@@ -171,6 +176,20 @@ def json_or_text(text: str) -> Any:
         return parse_json(text)
     except (ValueError, RecursionError):
         return text
+
+
+def json_or_unread(text: str) -> Any:
+    """The JSON value that a text holds; an `UnreadText` where it holds none.
+
+    Raises:
+        RepeatedKeyError: an object in it names a key twice.
+    """
+    try:
+        return parse_json(text)
+    except RepeatedKeyError:
+        raise
+    except (ValueError, RecursionError):
+        return UnreadText(text)
 
 
 def is_empty(value: Any) -> bool:

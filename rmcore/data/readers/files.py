@@ -17,11 +17,11 @@ import shutil
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -34,7 +34,7 @@ from rmcore.data.readers.columns import spelling
 from rmcore.data.readers.csv_rows import MAX_ROW_BYTES, csv_rows, refuse_blank_lines
 from rmcore.data.readers.excel_rows import ErrorCell, excel_rows, is_cut
 from rmcore.data.readers.fields import WORDS_FOR_NOTHING, Reason, RowRejected, text_value
-from rmcore.data.readers.json_stream import JsonText, RepeatedKey, RepeatedKeyError, array_values, parse_json
+from rmcore.data.readers.json_stream import RepeatedKeyError, json_values, parse_json
 from rmcore.data.readers.structure import structured
 from rmcore.data.readers.unpacking import ROW_BYTES, Growth, Unpacked, rows_a_batch
 
@@ -83,9 +83,9 @@ def file_kind(path: Path) -> tuple[str, bool]:
     Raises:
         DataError: the extension is not one that is read.
     """
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    compressed = suffixes[-1:] == [".gz"]
-    kind = "".join(suffixes[:-1][-1:] if compressed else suffixes[-1:])
+    name = path.name.lower()
+    compressed = name.endswith(".gz")
+    kind = Path(name.removesuffix(".gz")).suffix
     if kind not in _READERS:
         raise DataError(
             f"{path} has the extension {kind or '(none)'!r}, so its format is unknown. "
@@ -108,11 +108,9 @@ def is_text_file(source: str) -> bool:
 
 def is_utf8(path: Path) -> bool:
     """Whether all bytes of a text file are UTF-8."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
     try:
-        for chunk in _chunks(path):
-            decoder.decode(chunk)
-        decoder.decode(b"", final=True)
+        for _ in codecs.iterdecode(_chunks(path), "utf-8"):
+            pass
     except UnicodeDecodeError:
         return False
     return True
@@ -127,11 +125,10 @@ def _chunks(path: Path) -> Iterator[bytes]:
 
 def conversion_to_utf8(path: Path, encoding: str = "CP1252") -> str:
     """Say how to convert a text file of another encoding: a command to paste, and what to look at afterwards."""
-    name = path.name.removesuffix(".gz")
-    target = shlex.quote(str(path.with_name(f"{Path(name).stem}.utf8{Path(name).suffix}")))
-    source = shlex.quote(str(path))
-    command = f"gzip -dc {source} | iconv -f" if name != path.name else "iconv -f"
-    command += f" {encoding} -t UTF-8 {'' if name != path.name else source + ' '}> {target}"
+    name = Path(path.name.removesuffix(".gz"))
+    source, target = (shlex.quote(str(one)) for one in (path, path.with_name(f"{name.stem}.utf8{name.suffix}")))
+    unpack, read = (f"gzip -dc {source} | ", "") if path.name.endswith(".gz") else ("", f"{source} ")
+    command = f"{unpack}iconv -f {encoding} -t UTF-8 {read}> {target}"
     if encoding != "CP1252":
         return f"Convert it:\n    {command}"
     return (
@@ -158,24 +155,19 @@ def record_of(row: int, fields: Mapping[str, Any], plain: Mapping[str, Plain] | 
 
 def arrow_records(batch: pa.RecordBatch | pa.Table, first_row: int) -> Iterator[RawRecord]:
     """The rows of an Arrow batch; a row with invalid text or an unrepresentable value is set aside alone."""
-    plain = plain_columns(batch.schema)
     try:
         rows = batch.to_pylist()
-    except (ValueError, OverflowError):  # UnicodeDecodeError is a ValueError
+    except (ValueError, OverflowError) as error:  # UnicodeDecodeError is a ValueError
+        if batch.num_rows == 1:
+            reason = Reason.INVALID_UTF8 if isinstance(error, UnicodeDecodeError) else Reason.WRONG_TYPE
+            yield RawRecord(first_row, None, reason, str(error))
+            return
         for offset in range(batch.num_rows):
-            yield _arrow_record(batch.slice(offset, 1), first_row + offset, plain)
+            yield from arrow_records(batch.slice(offset, 1), first_row + offset)
         return
+    plain = plain_columns(batch.schema)
     for row, fields in enumerate(rows, start=first_row):
         yield record_of(row, fields, plain)
-
-
-def _arrow_record(row_batch: pa.RecordBatch | pa.Table, row: int, plain: Mapping[str, Plain]) -> RawRecord:
-    try:
-        return record_of(row, row_batch.to_pylist()[0], plain)
-    except UnicodeDecodeError as error:
-        return RawRecord(row, None, Reason.INVALID_UTF8, str(error))
-    except (ValueError, OverflowError) as error:
-        return RawRecord(row, None, Reason.WRONG_TYPE, str(error))
 
 
 def _check_start(path: Path, compressed: bool) -> None:
@@ -225,24 +217,25 @@ def _text(binary: BinaryIO, newline: str | None = None) -> TextIO:
     return io.TextIOWrapper(binary, encoding="utf-8-sig", errors="surrogateescape", newline=newline)
 
 
-def _seekable(binary: BinaryIO, path: Path, stack: ExitStack) -> BinaryIO:
+@contextmanager
+def _seekable(binary: BinaryIO, path: Path) -> Iterator[BinaryIO]:
     """A binary file that is read from its end, or in any order: unpacked to disk where it is gzipped, not to memory."""
     if not file_kind(path)[1]:
-        return binary
-    unpacked: BinaryIO = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - the caller's stack closes it
-    shutil.copyfileobj(binary, unpacked, _COPY_BYTES)
-    unpacked.seek(0)
-    return unpacked
+        yield binary
+        return
+    with tempfile.TemporaryFile() as unpacked:
+        shutil.copyfileobj(binary, unpacked, _COPY_BYTES)
+        unpacked.seek(0)
+        yield unpacked
 
 
-def _read_parquet(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
-    with ExitStack() as stack:
-        binary = _seekable(binary, path, stack)
+def _read_parquet(packed: BinaryIO, path: Path) -> Iterator[RawRecord]:
+    with _seekable(packed, path) as binary:
         # Buffered and not pre-read: otherwise a whole row group, in practice often the whole file, sits in memory.
         file = pq.ParquetFile(binary, buffer_size=_COPY_BYTES, pre_buffer=False, page_checksum_verification=True)
         _check_columns(file.schema_arrow.names, path)
-        packed = sum(file.metadata.row_group(number).total_byte_size for number in range(file.num_row_groups))
-        Growth(path).add(packed + ROW_BYTES * file.metadata.num_rows)
+        size = sum(file.metadata.row_group(number).total_byte_size for number in range(file.num_row_groups))
+        Growth(path).add(size + ROW_BYTES * file.metadata.num_rows)
         row, growth = 1, Growth(path)
         for batch in file.iter_batches(batch_size=rows_a_batch(file, binary, BATCH_ROWS), use_threads=False):
             growth.add(batch.nbytes)
@@ -250,10 +243,9 @@ def _read_parquet(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
             row += batch.num_rows
 
 
-def _read_arrow(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
+def _read_arrow(packed: BinaryIO, path: Path) -> Iterator[RawRecord]:
     """Batches of Arrow, as a stream (what `datasets` keeps) or as a file (Feather)."""
-    with ExitStack() as stack:
-        binary = _seekable(binary, path, stack)
+    with _seekable(packed, path) as binary, ExitStack() as stack:
         is_file = binary.read(len(_ARROW_FILE)) == _ARROW_FILE
         if not is_file:  # a stream that was cut between two batches reads like a whole one, but for its last bytes
             binary.seek(-len(_ARROW_END), io.SEEK_END)
@@ -297,26 +289,6 @@ def _arrow_batches(opened: Any, path: Path, *, is_file: bool) -> Iterator[pa.Rec
         ) from error
 
 
-def _read_xlsx(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
-    with ExitStack() as stack:
-        rows = excel_rows(_seekable(binary, path, stack), path)
-        for row, header, cells in _below_headers(rows, path, first=2):
-            if cells is None:
-                yield _header_again(row, header)
-                continue
-            if all(cell is None for cell in cells):
-                continue
-            named = zip(header, cells, strict=False)
-            wrong = next(((name, cell) for name, cell in named if isinstance(cell, ErrorCell) or is_cut(cell)), None)
-            if wrong is not None:
-                reason = Reason.EXCEL_ERROR if isinstance(wrong[1], ErrorCell) else Reason.CUT_CELL
-                yield RawRecord(row, None, reason, f"{wrong[0]}: {wrong[1][:80]}")
-            elif any(cell is not None for cell in cells[len(header) :]):
-                yield RawRecord(row, None, Reason.NOT_A_TABLE, f"a cell to the right of {len(header)} columns")
-            else:
-                yield _cells_record(row, header, (*cells, *[None] * len(header)))
-
-
 def _read_jsonl(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
     row = num_blank = 0
     while line := binary.readline(MAX_ROW_BYTES + 1):
@@ -341,7 +313,7 @@ def _read_jsonl(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
         try:
             yield _json_record(row, parse_json(text))
         except RepeatedKeyError as error:
-            yield _json_record(row, RepeatedKey(str(error)))
+            yield _json_record(row, error)
         except (ValueError, RecursionError):  # ValueError also for numbers of more digits than Python converts
             yield RawRecord(row, None, Reason.NOT_JSON, _excerpt(text))
 
@@ -349,23 +321,17 @@ def _read_jsonl(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
 def _json_record(row: int, value: Any) -> RawRecord:
     if isinstance(value, dict):
         return record_of(row, value)
-    if isinstance(value, RepeatedKey):
-        return RawRecord(row, None, Reason.REPEATED_KEY, f"the key {value.key!r}")
+    if isinstance(value, RepeatedKeyError):
+        return RawRecord(row, None, Reason.REPEATED_KEY, f"the key {str(value)!r}")
     return RawRecord(row, None, Reason.WRONG_TYPE, _excerpt(repr(value)))
 
 
 def _read_json(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
     """An array of objects, or objects one after the other (JSON Lines, also pretty-printed)."""
-    text = JsonText(_text(binary))
     row = 0
     try:
-        if text.peek() == "{":
-            while text.peek():
-                row += 1
-                yield _json_record(row, text.value())
-        elif text.peek():
-            for row, value in enumerate(array_values(text), start=1):
-                yield _json_record(row, value)
+        for row, value in enumerate(json_values(_text(binary)), start=1):
+            yield _json_record(row, value)
     except ValueError as error:
         if isinstance(error, DataError):
             raise
@@ -376,23 +342,38 @@ def _read_json(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
 
 
 def _read_csv(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
-    rows = csv_rows(
-        _text(binary, newline=""), path, "\t" if file_kind(path)[0] == ".tsv" else None, partial(_chunks, path)
-    )
-    for row, header, cells in _below_headers(rows, path):
-        if cells is None:
-            yield _header_again(row, header)
-        elif len(cells) < len(header) or any(cell.strip() for cell in cells[len(header) :]):
-            found = f"{len(cells)} cells for {len(header)} columns: {cells[0][:80]}"
-            yield RawRecord(row, None, Reason.NOT_CSV, found)
-        else:
-            yield _cells_record(row, header, cells)
+    delimiter = "\t" if file_kind(path)[0] == ".tsv" else None
+    rows = csv_rows(_text(binary, newline=""), path, delimiter, partial(_chunks, path))
+    yield from _table(rows, path, _wrong_line)
 
 
-def _below_headers(
-    rows: Iterator[Sequence[Any]], path: Path, first: int = 1
-) -> Iterator[tuple[int, list[str], Sequence[Any] | None]]:
-    """(number, header, cells) of the rows of a table, from number `first` on; no cells where it is the header again.
+def _read_xlsx(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
+    with _seekable(binary, path) as unpacked:
+        yield from _table(excel_rows(unpacked, path), path, _wrong_cells, first=2)
+
+
+Wrong = tuple[Reason, str] | None
+"""What is wrong with a row of a table, and where."""
+
+
+def _wrong_line(header: Sequence[str], cells: Sequence[Any]) -> Wrong:
+    if len(cells) >= len(header) and not any(cell.strip() for cell in cells[len(header) :]):
+        return None
+    return Reason.NOT_CSV, f"{len(cells)} cells for {len(header)} columns: {cells[0][:80]}"
+
+
+def _wrong_cells(header: Sequence[str], cells: Sequence[Any]) -> Wrong:
+    for name, cell in zip(header, cells, strict=False):
+        if isinstance(cell, ErrorCell) or is_cut(cell):
+            return Reason.EXCEL_ERROR if isinstance(cell, ErrorCell) else Reason.CUT_CELL, f"{name}: {cell[:80]}"
+    is_beyond = any(cell is not None for cell in cells[len(header) :])
+    return (Reason.NOT_A_TABLE, f"a cell to the right of {len(header)} columns") if is_beyond else None
+
+
+def _table(
+    rows: Iterator[Sequence[Any]], path: Path, wrong: Callable[[Sequence[str], Sequence[Any]], Wrong], first: int = 1
+) -> Iterator[RawRecord]:
+    """The rows of a table below its header, from number `first` on; a cell that is a word for nothing is empty.
 
     Files that were joined have the header of the second one as a row, and its order of columns holds from there on. A
     survey tool (Qualtrics) writes the questions and its own ids below the header: two more lines of it, and no rows.
@@ -407,28 +388,30 @@ def _below_headers(
     is_survey = len(head) == 2 and _is_of_survey(head[1])
     for row, cells in enumerate(rows if is_survey else chain(head, rows), start=first + 2 * is_survey):
         found = {spelling(cell) for cell in cells if isinstance(cell, str) and len(cell) <= _LONGEST_NAME}
-        if len(found & names.keys()) < 2:
-            yield row, header, cells
-        elif found | {""} == names.keys() | {""}:
+        num_names = sum(len(name) > 1 for name in found & names.keys())
+        if len(found & names.keys()) > 1 and found | {""} == names.keys() | {""}:
             again = _header(cells, path)
             header = again if {*again} == {*header} else [names[spelling(name)] for name in again]
-            yield row, header, None
-        elif 2 * sum(len(name) > 1 for name in found & names.keys()) > sum(cell not in (None, "") for cell in cells):
+            yield RawRecord(row, None, Reason.HEADER_AGAIN, ", ".join(header))
+        elif len(found & names.keys()) > 1 and 2 * num_names > sum(cell not in (None, "") for cell in cells):
             raise DataError(
                 f"{path}: row {row} is a header again, with other columns than the first ({', '.join(map(str, cells))})"
                 ": two files were joined. Write each to a file of its own."
             )
-        else:
-            yield row, header, cells
+        elif problem := wrong(header, cells):
+            yield RawRecord(row, None, *problem)
+        elif any(cell is not None for cell in cells):
+            named = zip(header, chain(cells, repeat(None)), strict=False)
+            yield record_of(row, {name: None if _is_nothing(cell) else cell for name, cell in named})
+
+
+def _is_nothing(cell: Any) -> bool:
+    return isinstance(cell, str) and len(cell) <= _LONGEST_NAME and cell.strip() in WORDS_FOR_NOTHING
 
 
 def _is_of_survey(cells: Sequence[Any]) -> bool:
     filled = [cell for cell in cells if cell]
     return bool(filled) and all(isinstance(cell, str) and cell.startswith(_SURVEY_ID) for cell in filled)
-
-
-def _header_again(row: int, header: Sequence[str]) -> RawRecord:
-    return RawRecord(row, None, Reason.HEADER_AGAIN, ", ".join(header))
 
 
 def _header(cells: Sequence[Any], path: Path) -> list[str]:
@@ -446,16 +429,6 @@ def _check_columns(names: list[str], path: Path) -> None:
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
         raise DataError(f"{path} has the column {repeated[0]!r} twice: which one is meant is unknown. Rename one.")
-
-
-def _cells_record(row: int, header: Sequence[str], cells: Iterable[Any]) -> RawRecord:
-    """The record of a table's cells; one that holds a word for nothing alone is empty."""
-    return record_of(row, {name: _held(cell) for name, cell in zip(header, cells, strict=False)})
-
-
-def _held(cell: Any) -> Any:
-    is_word = isinstance(cell, str) and len(cell) <= _LONGEST_NAME and cell.strip() in WORDS_FOR_NOTHING
-    return None if is_word else cell
 
 
 def _excerpt(text: str) -> str:

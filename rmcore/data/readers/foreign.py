@@ -1,26 +1,23 @@
-"""Rows as other programs and public data sets write them, translated into the rows that `layouts` reads.
+"""Layouts of other programs and public data sets: columns in, a translation of their rows (or None) out.
 
-A translation gives `prompt`, `chosen`, `rejected` (, `target_margin`) of two answers, and `prompt`, `responses`,
-`ranks` or `scores` of more, or of two that are a tie. It is made from the columns of the source once, and then holds
-for all its rows. What may mean two things is refused for the whole file (a DataError), what one row lacks costs that
-row (`RowRejected`).
+A translation is made from the columns of the source once, and then holds for all its rows. What may mean two things is
+refused for the whole file (a DataError), what one row lacks costs that row (`RowRejected`). Each gives one of the forms
+of `row_pairs`: `prompt`, `chosen`, `rejected` (, `target_margin`) of two answers, and `prompt`, `responses`, `ranks` or
+`scores` of more, or of two that are a tie.
 
 docs/data.md shows the columns of each layout, and which answer is the better one.
 
 Where two answers become chosen and rejected, `model_a` and `model_b` become `chosen_model` and `rejected_model`.
 """
 
-import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from rmcore.core.errors import DataError
 from rmcore.data.observation import ANNOTATOR
 from rmcore.data.pair import CHOSEN_PROBABILITY
-from rmcore.data.readers.annotation_tools import argilla, label_studio, unfold_argilla, unfold_label_studio
 from rmcore.data.readers.columns import (
     ANSWER_COLUMNS,
     ARENA_WINNERS,
@@ -32,17 +29,26 @@ from rmcore.data.readers.columns import (
     Row,
     word,
 )
-from rmcore.data.readers.fields import Reason, RowRejected, json_object, json_or_text, list_value, number, number_list
+from rmcore.data.readers.fields import (
+    Reason,
+    RowRejected,
+    is_missing,
+    json_object,
+    json_or_text,
+    list_value,
+    number,
+    number_list,
+)
 from rmcore.data.readers.two_answers import (
     SIDES,
     TIES,
     Translate,
+    asked_twice,
     only,
     preferred,
     prompt_column,
-    prompt_of_two,
-    tied,
     two_answers,
+    without,
 )
 
 _SIDE = re.compile(
@@ -56,57 +62,35 @@ _NO_STRENGTH = -100
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
 
 
-def whole(row: Row) -> list[Row]:
-    """A row that holds one label."""
-    return [row]
-
-
-@dataclass(frozen=True, slots=True)
-class Foreign:
-    """One foreign layout.
-
-    `translation` is given every column of the source with a typical value, and gives None where they are not of this
-    layout. `unfold` splits a row into its labels where several people may have labelled it.
-    """
-
-    name: str
-    columns: str
-    translation: Callable[[Row], Translate | None]
-    unfold: Callable[[Row], list[Row]] = whole
-
-
-def _winner(sample: Row) -> Translate | None:
+def winner(sample: Row) -> Translate | None:
     """A column that names the better of two answers: by its column, its letter, its side, or its model."""
-    verdicts, found = [name for name in WINNERS if name in sample], two_answers(sample)
-    if not verdicts or not found:
+    verdicts, found = [name for name in WINNERS if name in sample], asked_twice(sample)
+    if not verdicts or found is None:
         return None
-    column, answers = only(verdicts, "the column that says which answer is better"), only(found, "the two answers")
-    has_prompt, prompt = prompt_of_two(sample, answers[0])
-    if not has_prompt:
-        return None
-
-    def translate(row: Row) -> dict[str, Any]:
-        models = (row.get("model_a"), row.get("model_b"))
-        better = _better(row.get(column), column, answers, models)
-        if better is None:
-            return tied(row, answers, prompt, (column,))
-        return preferred(row, answers, better, prompt, (column,))
-
-    return translate
+    column, (answers, prompt) = only(verdicts, "the column that says which answer is better"), found
+    return lambda row: preferred(row, answers, _better(row, column, answers), prompt, (column,))
 
 
-def _better(value: Any, column: str, answers: tuple[str, str], models: tuple[Any, Any]) -> int | None:
+def _better(row: Row, column: str, answers: tuple[str, str]) -> int | None:
     """0 where the first answer is better, 1 where the second is, None where neither is.
 
     A bare 1 or 2 names an answer where the answers are numbered. Next to lettered ones 1 may be the first of 1 and 2,
     the second of 0 and 1, or "yes, A", and any other number is a probability or a grade: the file is refused.
     """
-    if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
+    value = row.get(column)
+    if is_missing(value):
         raise RowRejected(Reason.NOT_LABELLED)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise RowRejected(Reason.UNKNOWN_WINNER)
     if not isinstance(value, str) or _NUMBER.fullmatch(value.strip()):
-        return _numbered(value, column, answers)
+        place = float(value) if isinstance(value, str) else value
+        if place not in (1, 2) or answers[0].endswith("a"):
+            raise DataError(
+                f"{column} is {value!r:.40}, and which of {answers[0]} and {answers[1]} that is cannot be known: a "
+                "probability, a grade, or a number that counts from 0 or from 1. Write "
+                f"{answers[0]}, {answers[1]} or tie in that column."
+            )
+        return int(place) - 1
     said = word(value)
     if said in TIES:
         return None
@@ -114,50 +98,31 @@ def _better(value: Any, column: str, answers: tuple[str, str], models: tuple[Any
         return SIDES[said]
     if _SIDE.fullmatch(said):
         return "ab12".index(said[-1]) % 2
-    by_name = [place for place, model in enumerate(models) if model is not None and model == value]
+    by_name = [place for place, name in enumerate(("model_a", "model_b")) if row.get(name) == value]
     if len(by_name) != 1:
         raise RowRejected(Reason.UNKNOWN_WINNER)
     return by_name[0]
 
 
-def _numbered(value: Any, column: str, answers: tuple[str, str]) -> int:
-    place = float(value) if isinstance(value, str) else value
-    if place not in (1, 2) or answers[0].endswith("a"):
-        raise DataError(
-            f"{column} is {value!r:.40}, and which of {answers[0]} and {answers[1]} that is cannot be known: a "
-            "probability, a grade, or a number that counts from 0 or from 1. Write "
-            f"{answers[0]}, {answers[1]} or tie in that column."
-        )
-    return int(place) - 1
-
-
-def _arena(sample: Row) -> Translate | None:
+def arena(sample: Row) -> Translate | None:
     """LMArena's 55k battles: one of three columns is 1. Prompt and answers are JSON lists, a text for each turn."""
-    found = two_answers(sample)
-    if not found or any(name not in sample for name in ARENA_WINNERS[:2]):
+    found = asked_twice(sample) if all(name in sample for name in ARENA_WINNERS[:2]) else None
+    if found is None:
         return None
-    answers = only(found, "the two answers")
-    has_prompt, prompt = prompt_of_two(sample, answers[0])
-    if not has_prompt:
-        return None
+    answers, prompt = found
 
-    def translate(row: Row) -> dict[str, Any]:
+    def translate(row: Row) -> Row:
         flags = [number(row.get(name), Reason.UNKNOWN_WINNER) for name in ARENA_WINNERS]
         if flags == [None] * 3:
             raise RowRejected(Reason.NOT_LABELLED)
         if sorted(flag or 0.0 for flag in flags) != [0, 0, 1]:
             raise RowRejected(Reason.UNKNOWN_WINNER)
-        if flags[2]:
-            translated = tied(row, answers, prompt, ARENA_WINNERS)
-        else:
-            translated = preferred(row, answers, flags.index(1), prompt, ARENA_WINNERS)
-        questions = _listed(translated.get("prompt"))
+        better = (0, 1, None)[flags.index(1)]
+        questions = None if prompt is None else _listed(row.get(prompt))
         if not isinstance(questions, list):
-            return translated
-        del translated["prompt"]
-        if flags[2]:
-            return translated | {"responses": [_turns(questions, _listed(said)) for said in translated["responses"]]}
-        return translated | {side: _turns(questions, _listed(translated[side])) for side in ("chosen", "rejected")}
+            return preferred(row, answers, better, prompt, ARENA_WINNERS)
+        dialogues = {name: _turns(questions, _listed(row.get(name))) for name in answers}
+        return preferred({**row, **dialogues}, answers, better, None, (*ARENA_WINNERS, prompt))
 
     return translate
 
@@ -179,7 +144,7 @@ def _turns(questions: list[Any], answers: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _strength(sample: Row) -> Translate | None:
+def strength(sample: Row) -> Translate | None:
     """HelpSteer2 and 3: from -3 (the first is much better) to 3 (the second is); its size is the margin.
 
     A share between 0 and 1 is none: all of them would prefer the second.
@@ -191,7 +156,7 @@ def _strength(sample: Row) -> Translate | None:
         return None
     column, answers = only(columns, "the strength of the preference"), only(found, "the two answers")
 
-    def translate(row: Row) -> dict[str, Any]:
+    def translate(row: Row) -> Row:
         value = number(row.get(column), Reason.BAD_MARGIN)
         if value is None or value == _NO_STRENGTH:
             raise RowRejected(Reason.NOT_LABELLED)
@@ -201,27 +166,26 @@ def _strength(sample: Row) -> Translate | None:
                 f"better. Take 0.5 from all of them if it is the probability of {answers[1]}, or write winner = "
                 f"{answers[0]}, {answers[1]} or tie."
             )
-        if value == 0:
-            return tied(row, answers, prompt, (column,))
-        return preferred(row, answers, int(value > 0), prompt, (column,)) | {"target_margin": abs(value)}
+        margin = {"target_margin": abs(value)} if value else {}
+        return preferred(row, answers, int(value > 0) if value else None, prompt, (column,)) | margin
 
     return translate
 
 
-def _auto_j(sample: Row) -> Translate | None:
+def auto_j(sample: Row) -> Translate | None:
     """The pairs that Auto-J is tested on (Li et al. 2023, arXiv:2310.05470), each with one label of people's."""
     if not {"scenario", "prompt", *_NUMBERED_ANSWERS, "label"} <= sample.keys():
         return None
     return partial(_coded, column="label", codes={0: 0, 1: 1, 2: None}, prompt="prompt")
 
 
-def _panda_lm(sample: Row) -> Translate | None:
+def panda_lm(sample: Row) -> Translate | None:
     """The pairs that PandaLM is tested on (Wang et al. 2023, arXiv:2306.05087), with the labels of three people."""
     prompt = prompt_column(sample) if {*_NUMBERED_ANSWERS, *_PANDA_LM} <= sample.keys() else None
     if prompt is None:
         return None
 
-    def translate(row: Row) -> dict[str, Any]:
+    def translate(row: Row) -> Row:
         who = next((name for name in _PANDA_LM if row.get(name) is not None), None)
         if who is None:
             raise RowRejected(Reason.NOT_LABELLED)
@@ -230,61 +194,56 @@ def _panda_lm(sample: Row) -> Translate | None:
     return translate
 
 
-def _unfold_panda_lm(row: Row) -> list[Row]:
+def unfold_panda_lm(row: Row) -> list[Row]:
     """One row a label, with the share of the others that say the same: people's own agreement."""
     votes = {name: row[name] for name in _PANDA_LM if row.get(name) is not None}
-    rest = {name: value for name, value in row.items() if name not in _PANDA_LM}
     found: list[Row] = []
     for who, vote in votes.items():
         others = [1.0 if other == vote else 0.5 * (other == 0) for name, other in votes.items() if name != who]
-        found.append({**rest, who: vote} | ({CHOSEN_PROBABILITY: sum(others) / len(others)} if others else {}))
+        share = {CHOSEN_PROBABILITY: sum(others) / len(others)} if others else {}
+        found.append(without(row, *_PANDA_LM) | {who: vote} | share)
     return found or [row]
 
 
-def _coded(row: Row, column: str, codes: dict[float, int | None], prompt: str) -> dict[str, Any]:
+def _coded(row: Row, column: str, codes: dict[float, int | None], prompt: str) -> Row:
     """A label that is a number, by what its numbers stand for: the place of the better answer, None for a tie."""
     value = number(row.get(column), Reason.UNKNOWN_WINNER)
-    if value is None:
-        raise RowRejected(Reason.NOT_LABELLED)
     if value not in codes:
-        raise RowRejected(Reason.UNKNOWN_WINNER)
-    better = codes[value]
-    if better is None:
-        return tied(row, _NUMBERED_ANSWERS, prompt, (column, CHOSEN_PROBABILITY))
-    return preferred(row, _NUMBERED_ANSWERS, better, prompt, (column,))
+        raise RowRejected(Reason.NOT_LABELLED if value is None else Reason.UNKNOWN_WINNER)
+    of_tie = (CHOSEN_PROBABILITY,) if codes[value] is None else ()
+    return preferred(row, _NUMBERED_ANSWERS, codes[value], prompt, (column, *of_tie))
 
 
-def _openai(sample: Row) -> Translate | None:
-    return _translate_openai if all(name in sample for name in OPENAI_COLUMNS) else None
+def openai(sample: Row) -> Translate | None:
+    """OpenAI's format of preference tuning: messages, tools and the like in `input`."""
+
+    def translate(row: Row) -> Row:
+        asked = json_object(row.get("input"))
+        if asked is None:
+            raise RowRejected(Reason.MISSING_VALUE if row.get("input") is None else Reason.WRONG_TYPE)
+        said = {name: value for name, value in asked.items() if name != "messages" and value not in (None, [])}
+        sides = {"chosen": row.get("preferred_output"), "rejected": row.get("non_preferred_output")}
+        return {**without(row, *OPENAI_COLUMNS), **said, "prompt": asked.get("messages"), **sides}
+
+    return translate if all(name in sample for name in OPENAI_COLUMNS) else None
 
 
-def _translate_openai(row: Row) -> dict[str, Any]:
-    conversation = json_object(row.get("input"))
-    if conversation is None:
-        raise RowRejected(Reason.MISSING_VALUE if row.get("input") is None else Reason.WRONG_TYPE)
-    extras = {name: value for name, value in row.items() if name not in OPENAI_COLUMNS}
-    extras |= {name: value for name, value in conversation.items() if name != "messages" and value not in (None, [])}
-    sides = {"chosen": row.get("preferred_output"), "rejected": row.get("non_preferred_output")}
-    return {**extras, "prompt": conversation.get("messages"), **sides}
-
-
-def _swift(sample: Row) -> Translate | None:
+def swift(sample: Row) -> Translate | None:
     """ms-swift: whole dialogues, of which the rejected one may be written as its answer alone."""
-    return _translate_swift if "messages" in sample and any(name in sample for name in SWIFT_COLUMNS) else None
+
+    def translate(row: Row) -> Row:
+        answer, dialogue = (row.get(name) for name in SWIFT_COLUMNS)
+        turns = list_value(row.get("messages"))
+        if answer is not None and dialogue is not None:
+            raise RowRejected(Reason.ONE_SIDE_TWICE)
+        if dialogue is None:
+            dialogue = [*turns[:-1], {"role": "assistant", "content": answer}]
+        return {**without(row, "messages", *SWIFT_COLUMNS), "chosen": turns, "rejected": dialogue}
+
+    return translate if "messages" in sample and any(name in sample for name in SWIFT_COLUMNS) else None
 
 
-def _translate_swift(row: Row) -> dict[str, Any]:
-    answer, dialogue = (row.get(name) for name in SWIFT_COLUMNS)
-    turns = list_value(row.get("messages"))
-    if answer is not None and dialogue is not None:
-        raise RowRejected(Reason.ONE_SIDE_TWICE)
-    if dialogue is None:
-        dialogue = [*turns[:-1], {"role": "assistant", "content": answer}]
-    extras = {name: value for name, value in row.items() if name not in ("messages", *SWIFT_COLUMNS)}
-    return {**extras, "chosen": turns, "rejected": dialogue}
-
-
-def _ranking(sample: Row) -> Translate | None:
+def ranking(sample: Row) -> Translate | None:
     """Answers with a `ranking`, which is taken where it can mean one thing only, or an `order`.
 
     A ranking of texts is the answers, best first. One of numbers is the rank of each answer, 1 is best, or the numbers
@@ -294,21 +253,17 @@ def _ranking(sample: Row) -> Translate | None:
     """
     columns = [name for name in ORDERS if name in sample]
     column = next((name for name in ANSWER_COLUMNS if name in sample), None)
-    if not columns or column is None:
-        return None
-    prompt = prompt_column(sample)
-    if prompt is None:
+    if not columns or column is None or (prompt := prompt_column(sample)) is None:
         return None
     order = only(columns, "how the answers are ranked")
 
-    def translate(row: Row) -> dict[str, Any]:
+    def translate(row: Row) -> Row:
         answers, places = list_value(row.get(column)), row.get(order)
-        extras = {name: value for name, value in row.items() if name not in (prompt, column, order)}
         if isinstance(places, list) and places and all(isinstance(place, str) for place in places):
             ranks = _ranks_of_texts(answers, places)
         else:
             ranks = _ranks_of_numbers(number_list(places, len(answers)), is_order=order == "order")
-        return {**extras, "prompt": row.get(prompt), "responses": answers, "ranks": ranks}
+        return {**without(row, column, order), "prompt": row.get(prompt), "responses": answers, "ranks": ranks}
 
     return translate
 
@@ -329,7 +284,7 @@ def _ranks_of_numbers(places: list[float] | None, *, is_order: bool) -> list[flo
         if is_order:
             raise RowRejected(Reason.UNKNOWN_WINNER)
         return places
-    ranks = [places.index(answer) + lowest for answer in range(lowest, lowest + len(places))]
+    ranks = [float(places.index(answer) + lowest) for answer in range(lowest, lowest + len(places))]
     if not is_order and ranks != places:
         shown = [int(place) for place in places]
         raise DataError(
@@ -338,42 +293,41 @@ def _ranks_of_numbers(places: list[float] | None, *, is_order: bool) -> list[flo
             "    sed '1s/ranking/ranks/' OLD.csv > NEW.csv\n"
             '    sed \'s/"ranking":/"ranks":/\' OLD.jsonl > NEW.jsonl'
         )
-    return [float(rank) for rank in ranks]
+    return ranks
 
 
-def _ultrafeedback(sample: Row) -> Translate | None:
+def ultrafeedback(sample: Row) -> Translate | None:
     """Completions with their annotations: the mean of the aspects' ratings, or the overall score where none are there.
 
     Early copies hold overall scores of 10 that should be 1 (corrected by its authors in December 2023), ratings do not.
     """
-    first = _first_object(sample.get("completions"))
-    prompt = prompt_column(sample) if "response" in first else None
-    if prompt is None:
-        return None
-    is_rated = isinstance(first.get("annotations"), dict)
-
-    def translate(row: Row) -> dict[str, Any]:
-        items = _objects(row.get("completions"))
-        scores = _mean_ratings(items) if is_rated else [item.get("overall_score") for item in items]
-        extras = {name: value for name, value in row.items() if name not in (prompt, "completions")}
-        responses = [item.get("response") for item in items]
-        return {**extras, "prompt": row.get(prompt), "responses": responses, "scores": scores}
-
-    return translate
+    is_rated = isinstance(_first_object(sample.get("completions")).get("annotations"), dict)
+    return _items(sample, "completions", ("response",), "scores", _mean_ratings if is_rated else _each("overall_score"))
 
 
-def _nectar(sample: Row) -> Translate | None:
+def nectar(sample: Row) -> Translate | None:
     r"""Nectar (Zhu et al. 2023): answers that each carry their rank, and a prompt `\n\nHuman: …\n\nAssistant: `."""
-    first = _first_object(sample.get("answers"))
-    prompt = prompt_column(sample) if {"answer", "rank"} <= first.keys() else None
+    return _items(sample, "answers", ("answer", "rank"), "ranks", _each("rank"))
+
+
+def _each(key: str) -> Callable[[list[dict[str, Any]]], list[Any]]:
+    return lambda items: [item.get(key) for item in items]
+
+
+def _items(
+    sample: Row, column: str, keys: tuple[str, ...], kind: str, numbers: Callable[[list[dict[str, Any]]], list[Any]]
+) -> Translate | None:
+    """A column with a list of objects, one for each answer, which is under the first of `keys`."""
+    prompt = prompt_column(sample) if {*keys} <= _first_object(sample.get(column)).keys() else None
     if prompt is None:
         return None
 
-    def translate(row: Row) -> dict[str, Any]:
-        items = _objects(row.get("answers"))
-        extras = {name: value for name, value in row.items() if name not in (prompt, "answers")}
-        responses, ranks = ([item.get(name) for item in items] for name in ("answer", "rank"))
-        return {**extras, "prompt": row.get(prompt), "responses": responses, "ranks": ranks}
+    def translate(row: Row) -> Row:
+        items = list_value(row.get(column))
+        if not all(isinstance(item, dict) for item in items):
+            raise RowRejected(Reason.WRONG_TYPE)
+        said = {"prompt": row.get(prompt), "responses": _each(keys[0])(items), kind: numbers(items)}
+        return without(row, prompt, column) | said
 
     return translate
 
@@ -384,15 +338,7 @@ def _first_object(value: Any) -> dict[str, Any]:
     return first if isinstance(first, dict) else {}
 
 
-def _objects(value: Any) -> list[dict[str, Any]]:
-    """A list of objects and nothing else."""
-    items = list_value(value)
-    if not all(isinstance(item, dict) for item in items):
-        raise RowRejected(Reason.WRONG_TYPE)
-    return items
-
-
-def _stack_exchange(sample: Row) -> Translate | None:
+def stack_exchange(sample: Row) -> Translate | None:
     """Pairs of answers to a question; `response_j` has more votes (Beeching et al. 2023, StackLLaMA)."""
     if not {"question", *_VOTED} <= sample.keys():
         return None
@@ -418,29 +364,3 @@ def _ratings(annotations: Any) -> dict[str, float]:
         if rating is not None:
             found[aspect] = rating
     return found
-
-
-FOREIGN = (
-    Foreign("two answers and a winner", "prompt, response_a, response_b, winner (a, b or tie)", _winner),
-    Foreign("LMArena", "prompt, response_a, response_b, winner_model_a, winner_model_b, winner_tie", _arena),
-    Foreign("HelpSteer preferences", "prompt, response_1, response_2, preference_strength", _strength),
-    Foreign("Auto-J", "scenario, prompt, response 1, response 2, label (0, 1, or 2 for a tie)", _auto_j),
-    Foreign(
-        "PandaLM", "instruction, input, response1, response2, annotator1 to annotator3", _panda_lm, _unfold_panda_lm
-    ),
-    Foreign("OpenAI preferences", "input with messages, preferred_output, non_preferred_output", _openai),
-    Foreign("ms-swift", "messages, rejected_response or rejected_messages", _swift),
-    Foreign("answers and a ranking", "prompt, answers, ranking or order", _ranking),
-    Foreign("raw UltraFeedback", "instruction, completions with response and annotations", _ultrafeedback),
-    Foreign("Nectar", "prompt, answers with answer and rank", _nectar),
-    Foreign("Stack Exchange pairs", "question, response_j, response_k", _stack_exchange),
-    Foreign(
-        "Label Studio",
-        "annotations with a pairwise result, data with prompt and two answers (answer1, answer2)",
-        label_studio,
-        unfold_label_studio,
-    ),
-    Foreign(
-        "Argilla", "fields with prompt and answers, responses that rank, choose or rate them", argilla, unfold_argilla
-    ),
-)

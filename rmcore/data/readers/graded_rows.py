@@ -9,7 +9,7 @@ anywhere, and what a grade is worth depends on all of them.
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rmcore.config.data import DataConfig
@@ -17,10 +17,8 @@ from rmcore.core.errors import DataError
 from rmcore.data.observation import Grades, Observation
 from rmcore.data.pair import PreferencePair, Prompt
 from rmcore.data.readers.collector import Collected
-from rmcore.data.readers.fields import Reason
-from rmcore.data.readers.files import RawRecord
-from rmcore.data.readers.rejected import RejectedRow, reject
-from rmcore.data.readers.row_pairs import RowPairs
+from rmcore.data.readers.fields import Reason, RowRejected
+from rmcore.data.readers.row_pairs import RowPairs, of_sides
 from rmcore.data.readers.strict_pairs import strict_pairs
 from rmcore.data.survey import Scale, better_weights
 
@@ -46,11 +44,8 @@ class Grading:
 USUAL_GRADING = Grading()
 
 
-@dataclass(slots=True)
-class _Prompt:
-    """The rows of one prompt, by who graded and how often it counts; each is an observation of one answer."""
-
-    rows: dict[tuple[str | None, float], list[Observation]] = field(default_factory=dict)
+_OfPrompt = dict[tuple[str | None, float], list[Observation]]
+"""The rows of one prompt, by who graded and how often it counts; each is an observation of one answer."""
 
 
 class GradedRows:
@@ -64,25 +59,27 @@ class GradedRows:
 
     def __init__(self, source: str, grading: Grading, most: int) -> None:
         self._source, self._grading, self._most = source, grading, most
-        self._prompts: dict[Prompt, _Prompt] = {}
+        self._prompts: dict[Prompt, _OfPrompt] = {}
         self._values: dict[str, Counter[float]] = {}
 
-    def add(self, record: RawRecord, said: RowPairs) -> RejectedRow | None:
-        """Take what the next row says; gives the row set aside where it is no possible grade."""
+    def add(self, said: RowPairs) -> None:
+        """Take what the next row says.
+
+        Raises:
+            RowRejected: a grade is none of those that are possible.
+        """
         row = said.observation
         if row is None:
-            return None
+            return
         given = [(name, value) for name, (value,) in row.grades.items() if value is not None]
         levels = self._grading.levels
         if levels is not None and any(value not in levels for _, value in given):
-            return reject(record, Reason.NOT_A_LEVEL)
+            raise RowRejected(Reason.NOT_A_LEVEL)
         for name in row.grades:  # in the order of the columns, whichever row comes first
             self._values.setdefault(name, Counter())
         for name, value in given:
             self._values[name][value] += 1
-        by_annotator = self._prompts.setdefault(row.prompt, _Prompt()).rows
-        by_annotator.setdefault((row.annotator, row.weight), []).append(row)
-        return None
+        self._prompts.setdefault(row.prompt, {}).setdefault((row.annotator, row.weight), []).append(row)
 
     def collected(self, limit: int | None) -> tuple[Collected, list[str]]:
         """Gather the observations and pairs, and sentences on what was left out.
@@ -113,8 +110,8 @@ class GradedRows:
         pairs: list[PreferencePair] = []
         observations: list[Observation] = []
         num_over_cap = 0
-        for prompt, one in self._prompts.items():
-            groups = [sorted(one.rows[who], key=_place) for who in sorted(one.rows, key=repr)]
+        for prompt, rows in self._prompts.items():
+            groups = [sorted(rows[who], key=_place) for who in sorted(rows, key=repr)]
             observations += [said for group in groups for said in _joined(group, names)]
             found, over = better.pairs(prompt, [row for group in groups for row in group], self._most)
             pairs += found
@@ -125,10 +122,8 @@ class GradedRows:
 
     def why_no_pair(self) -> DataError:
         """Say why the grades imply no pair, where they do not."""
-        alone = all(
-            len({text for rows in one.rows.values() for row in rows for text in row.answers}) < 2
-            for one in self._prompts.values()
-        )
+        texts = [{row.answers for rows in by_who.values() for row in rows} for by_who in self._prompts.values()]
+        alone = all(len(found) < 2 for found in texts)
         what = (
             "every prompt has one graded answer" if alone else "no prompt has two answers that differ in their grades"
         )
@@ -208,7 +203,7 @@ class _Better:
             margin = abs(means[chosen][name] - means[rejected][name])
         else:
             margin = self._strength(means[chosen]) - self._strength(means[rejected])
-        metadata = _of_sides(carried[chosen], carried[rejected])
+        metadata = of_sides(carried[chosen], carried[rejected])
         for side, text in (("chosen", chosen), ("rejected", rejected)):
             metadata |= {f"{side}_{name}": value for name, value in means[text].items()}
         return PreferencePair(prompt, chosen, rejected, margin, metadata)
@@ -229,15 +224,13 @@ def _place(row: Observation) -> tuple[tuple[str, ...], str, str]:
 def _joined(rows: Sequence[Observation], names: Sequence[str]) -> list[Observation]:
     """Join what one annotator says of the answers to a prompt; rows with none of the attributes are left out."""
     layers: list[list[Observation]] = []
-    times: Counter[str] = Counter()
+    times: Counter[tuple[str, ...]] = Counter()
     for row in rows:
-        if all(row.grades.get(name, (None,))[0] is None for name in names):
-            continue
-        (text,) = row.answers
-        if times[text] == len(layers):
-            layers.append([])
-        layers[times[text]].append(row)
-        times[text] += 1
+        if any(row.grades.get(name, (None,))[0] is not None for name in names):
+            if times[row.answers] == len(layers):
+                layers.append([])
+            layers[times[row.answers]].append(row)
+            times[row.answers] += 1
     return [_of_answers(layer, names) for layer in layers]
 
 
@@ -257,15 +250,3 @@ def _of_all(carried: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     names = {name: None for one in carried for name in one}
     values = {name: [one.get(name) for one in carried] for name in names}
     return {name: found[0] if all(value == found[0] for value in found) else found for name, found in values.items()}
-
-
-def _of_sides(chosen: Mapping[str, Any], rejected: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep what both sides carry alike as it is; what differs as chosen_NAME and rejected_NAME."""
-    found: dict[str, Any] = {}
-    for name in {**chosen, **rejected}:
-        if chosen.get(name) == rejected.get(name):
-            found[name] = chosen.get(name)
-        else:
-            sides = {f"chosen_{name}": chosen.get(name), f"rejected_{name}": rejected.get(name)}
-            found |= {side: value for side, value in sides.items() if value is not None}
-    return found

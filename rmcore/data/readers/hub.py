@@ -26,11 +26,9 @@ _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(?:-[0-9a-f]+)?\.")
 _NUMBERED = re.compile(r"(?P<before>\D*?)(?P<number>\d+)(?P<behind>(?:-of-(?P<total>\d+))?(?:\D.*)?)")
 """Names of the shards that other tools write: part-0, 0001, shard_1-of-3, and Spark's part-00000-3f2a-c000."""
 _NO_SHARDS = frozenset(
-    (
-        *("train", "test", "validation", "valid", "val", "dev", "eval", "heldout", "holdout", "split"),
-        *("v", "version", "fold", "seed", "epoch", "step", "round", "run"),
-    )
-)
+    ("train", "test", "validation", "valid", "val", "dev", "eval", "heldout", "holdout", "split", "v", "version",
+     "fold", "seed", "epoch", "step", "round", "run")
+)  # fmt: skip
 """Words in the names of files that are numbered and not parts of one data set."""
 _SHOWN_FILES = 5
 _LOCAL_FORMS = (
@@ -46,11 +44,11 @@ def read_folder(folder: Path, split: str) -> Iterator[RawRecord]:
         DataError: it is no such folder, is damaged, or has no such split.
     """
     if not any((folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
-        row = last = 0
+        last = 0
         for file in _split_files(folder, split):
-            row = last
+            first = last
             for record in read_file(file):
-                last = row + record.row
+                last = first + record.row
                 yield replace(record, row=last)
         return
     import datasets
@@ -81,13 +79,13 @@ def _split_files(folder: Path, split: str) -> list[Path]:
     visible = [
         one for place in within for one in sorted(place.glob("[!.]*")) if is_file_name(one.name) and one.is_file()
     ]
-    found: dict[tuple[Path, int | None], dict[int, Path]] = {}
+    found: _Shards = {}
     for file in visible:
         stem, shard = file.name.split(".")[0], _SHARD.match(file.name)
         if shard and shard[1] == split:
             found.setdefault((file.parent, int(shard[3])), {})[int(shard[2])] = file
         elif stem == split:
-            found.setdefault((file, 1), {})[0] = file
+            found[file, 1] = {0: file}
         elif file.parent.name == split and stem.isdecimal():
             found.setdefault((file.parent, None), {})[int(stem)] = file
     if not found and split == "train":
@@ -112,22 +110,25 @@ def _split_files(folder: Path, split: str) -> list[Path]:
     return [files[number] for number in sorted(files)]
 
 
-def _numbered(files: list[Path]) -> dict[tuple[Path, int | None], dict[int, Path]]:
-    """Shards without a split in their name, as `_split_files` has them; {} where they are not of one data set."""
-    found = {file: match for file in files if (match := _NUMBERED.fullmatch(file.name))}
-    alike = {(match["before"], match["behind"]) for match in found.values()}
-    numbers = [int(match["number"]) for match in found.values()]
-    if len(found) < len(files) or len(alike) != 1 or len(set(numbers)) < len(numbers):
+_Shards = dict[tuple[Path, int | None], dict[int, Path]]
+"""(where it is, how many files it has if they say so) -> number -> file."""
+
+
+def _numbered(files: list[Path]) -> _Shards:
+    """Shards without a split in their name; {} where they are not of one data set."""
+    found = [match for file in files if (match := _NUMBERED.fullmatch(file.name))]
+    alike = {(match["before"], match["behind"]) for match in found}
+    numbers = [int(match["number"]) for match in found]
+    if len(found) < len(files) or len(alike) != 1 or len({*numbers}) < len(numbers):
         return {}
     [(before, behind)] = alike
-    words = {word for word in re.split(r"[\W\d_]+", f"{before.lower()} {behind.lower()}") if word}
+    words = {*re.split(r"[\W\d_]+", f"{before.lower()} {behind.lower()}")}
     is_apart = not before or before[-1] in "-_. " or before.lower() in ("part", "shard", "chunk")
     if not is_apart or words & _NO_SHARDS or (len(files) == 1 and numbers[0] > 1):
         return {}
-    first = min(1, *numbers)  # numbered from 0 or from 1
-    total = next(iter(found.values()))["total"]
+    first, total = min(1, *numbers), found[0]["total"]  # numbered from 0 or from 1
     place = (files[0].parent, None if total is None else int(total))
-    return {place: {number - first: file for number, file in zip(numbers, found, strict=True)}}
+    return {place: {number - first: file for number, file in zip(numbers, files, strict=True)}}
 
 
 def read_hub(name: str, split: str) -> Iterator[RawRecord]:
@@ -189,15 +190,10 @@ def _cached_revision(name: str) -> str | None:
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        repositories = scan_cache_dir().repos
+        found = [one for one in scan_cache_dir().repos if one.repo_type == "dataset" and one.repo_id == name]
     except CacheNotFound:
         return None
-    revisions = [
-        revision
-        for repository in repositories
-        if repository.repo_type == "dataset" and repository.repo_id == name
-        for revision in repository.revisions
-    ]
+    revisions = [revision for repository in found for revision in repository.revisions]
     return max(revisions, key=lambda revision: revision.last_modified).commit_hash if revisions else None
 
 

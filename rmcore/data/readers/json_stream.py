@@ -8,24 +8,16 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, TextIO
 
 MAX_VALUE_CHARACTERS = 64 * 2**20
 """Largest single value. A longer one is a file of another kind, and would have to fit into memory."""
 _READ_CHARACTERS = 2**20
-_WHITESPACE = re.compile(r"[ \t\n\r]*")
-
-
-@dataclass(frozen=True, slots=True)
-class RepeatedKey:
-    """Stands for a JSON value in which an object names a key twice: which of the two is meant is unknown."""
-
-    key: str
+_NO_SPACE = re.compile(r"[^ \t\n\r]")
 
 
 class RepeatedKeyError(ValueError):
-    """A JSON object names a key twice."""
+    """A JSON object names a key twice: which of the two is meant is unknown."""
 
 
 def _unique(items: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -48,69 +40,75 @@ def parse_json(text: str) -> Any:
     return _DECODER.decode(text)
 
 
-class JsonText:
-    """A JSON text parsed one value at a time from a stream, so that an array larger than memory can be read."""
+def json_values(stream: TextIO) -> Iterator[Any]:
+    """The objects of a text that follow one another, or the elements of its one array, as they are read.
+
+    A `RepeatedKeyError` stands for one in which an object names a key twice.
+
+    Raises:
+        ValueError: the text is cut off, damaged, or neither of both.
+    """
+    text = _Text(stream)
+    first = text.peek()
+    while first == "{" and text.peek():
+        yield text.value()
+    if first in ("{", ""):
+        return
+    if first != "[":
+        raise ValueError(f"it starts with {first!r} and not with an array or object")
+    text.place += 1
+    if text.peek() != "]":
+        yield text.value()
+        while text.peek() == ",":
+            text.place += 1
+            text.peek()  # over the white space, which raw_decode does not skip
+            yield text.value()
+    if text.peek() != "]":
+        raise ValueError("the array is not closed")
+    text.place += 1
+    if text.peek():
+        raise ValueError(f"{text.peek()!r} comes after the end of the array")
+
+
+class _Text:
+    """The text from `place` on, of which as much is read as the value that starts there needs."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._buffer = ""
-        self._position = 0
+        self._stream, self._buffer, self.place = stream, "", 0
 
     def peek(self) -> str:
         """The next character that is not white space; empty at the end."""
         while True:
-            match = _WHITESPACE.match(self._buffer, self._position)
-            self._position = match.end() if match else self._position
-            if self._position < len(self._buffer):
-                return self._buffer[self._position]
+            if match := _NO_SPACE.search(self._buffer, self.place):
+                self.place = match.start()
+                return match[0]
+            self.place = len(self._buffer)
             if not self._read_more():
                 return ""
 
-    def skip(self) -> None:
-        """Step over one character."""
-        self._position += 1
-
     def value(self) -> Any:
-        """The value that starts here, or a `RepeatedKey`. Raises ValueError where there is none."""
+        """The value that starts here. Raises ValueError where there is none."""
         while True:
             try:
                 value, end = self._decoded()
             except (ValueError, RecursionError) as error:
-                if len(self._buffer) - self._position > MAX_VALUE_CHARACTERS or not self._read_more():
+                if len(self._buffer) - self.place > MAX_VALUE_CHARACTERS or not self._read_more():
                     raise ValueError(str(error)) from error
                 continue
             if end == len(self._buffer) and self._read_more():
                 continue  # `12` at the end of what was read may continue as `123`
-            self._position = end
+            self.place = end
             return value
 
     def _decoded(self) -> tuple[Any, int]:
         """The value that starts here and the place behind it."""
         try:
-            return _DECODER.raw_decode(self._buffer, self._position)
+            return _DECODER.raw_decode(self._buffer, self.place)
         except RepeatedKeyError as error:
-            return RepeatedKey(str(error)), _ANY_DECODER.raw_decode(self._buffer, self._position)[1]
+            return error, _ANY_DECODER.raw_decode(self._buffer, self.place)[1]
 
     def _read_more(self) -> bool:
-        rest = self._buffer[self._position :]
+        rest = self._buffer[self.place :]
         chunk = self._stream.read(max(_READ_CHARACTERS, len(rest)))  # doubling: parsing again stays linear in all
-        self._buffer, self._position = rest + chunk, 0
+        self._buffer, self.place = rest + chunk, 0
         return bool(chunk)
-
-
-def array_values(text: JsonText) -> Iterator[Any]:
-    """The elements of the array that starts here. Raises ValueError where it is not a whole, closed array."""
-    if text.peek() != "[":
-        raise ValueError(f"it starts with {text.peek()!r} and not with an array or object")
-    text.skip()
-    if text.peek() != "]":
-        yield text.value()
-        while text.peek() == ",":
-            text.skip()
-            text.peek()  # over the white space, which raw_decode does not skip
-            yield text.value()
-    if text.peek() != "]":
-        raise ValueError("the array is not closed")
-    text.skip()
-    if text.peek():
-        raise ValueError(f"{text.peek()!r} comes after the end of the array")

@@ -1,27 +1,15 @@
 r"""The layout of a source: every way in which public preference data is laid out, recognised by its columns.
 
 A layout is recognised from the column names once for a source, and then holds for all its rows, so that a row that
-lacks a value is a row with a missing value and not one of another layout. `row_pairs` then reads the rows.
-
-| layout | columns | known from |
-| --- | --- | --- |
-| plain strings | prompt, chosen, rejected | most CSV files, our own records |
-| message lists | (prompt,) chosen, rejected as lists of {role, content} | UltraFeedback, TRL conversational |
-| dialogues | chosen, rejected as `\n\nHuman: ...\n\nAssistant: ...` | HH-RLHF (Bai et al. 2022, arXiv:2204.05862) |
-| SHP | history, human_ref_A, human_ref_B, labels (, score_ratio) | SHP (Ethayarajh et al. 2022, arXiv:2110.08420) |
-| ranked answers | prompt, responses, ranks or scores | InstructGPT-style K-wise rankings (arXiv:2203.02155) |
-| one chosen and several rejected | prompt, chosen, rejected as a list of answers | best-of-n labels |
-| best of K | prompt, responses, best_index (from 0) or the best one's text | best-of-n labels |
-| graded answers | prompt, response, a number for each attribute | HelpSteer (arXiv:2311.09528), KTO (2402.01306) |
-| side rows | pair_id, role (chosen, rejected) or label (1, 0), prompt, response | trainers that batch by pair_id |
-
-Layouts of other programs are in `foreign`, and are translated into these.
+lacks a value is a row with a missing value and not one of another layout. Each is one function: the columns of a source
+in, a translation of its rows into the forms of `row_pairs` out, or None where they are not of that layout.
 
 All take a prompt of several turns, SHP's `history` as a transcript only, and one in the columns instruction and input
 (Alpaca). In all of them a prompt that is one transcript, `\n\nHuman: ...\n\nAssistant:`, is read as its turns, a
 column `system` is a system turn, and `tools` are what the answer may call (`turns`).
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,6 +17,7 @@ from typing import Any
 
 from rmcore.core.errors import DataError
 from rmcore.data.observation import OVERALL
+from rmcore.data.readers import annotation_tools, foreign
 from rmcore.data.readers.columns import (
     ANSWER_COLUMNS,
     BEST_COLUMNS,
@@ -42,22 +31,19 @@ from rmcore.data.readers.columns import (
     likely_prompt,
     mapping_to_paste,
 )
-from rmcore.data.readers.fields import Reason, RowRejected, grade, json_object
-from rmcore.data.readers.foreign import FOREIGN, whole
-from rmcore.data.readers.row_pairs import (
-    RowPairs,
-    as_row_pairs,
-    parse_best,
-    parse_dialogue,
-    parse_graded,
-    parse_implicit,
-    parse_one_of,
-    parse_prompt_pair,
-    parse_ranked,
-    parse_shp,
-    parse_translated,
+from rmcore.data.readers.fields import (
+    Reason,
+    RowRejected,
+    grade,
+    is_missing,
+    json_object,
+    list_value,
+    number,
+    text_value,
 )
-from rmcore.data.readers.two_answers import only, prompt_column
+from rmcore.data.readers.row_pairs import SIDES, RowPairs, annotated_margin, read_graded, read_row
+from rmcore.data.readers.turns import dialogue_turns
+from rmcore.data.readers.two_answers import Translate, only, prompt_column, without
 from rmcore.data.survey import OVERALL_GRADES
 
 SIDE_ROWS = "side rows"
@@ -65,9 +51,13 @@ GRADED_ROWS = "graded answers"
 PAIRS_PER_ROW = 36
 """Most pairs of one row of ranked answers: all pairs of 9, the most that InstructGPT's labellers ranked (Ouyang et al.
 2022, arXiv:2203.02155)."""
-BEST_ROWS = "best of K"
 _OF_PRODIGY = "answer"
 _NOT_ACCEPTED = ("ignore", "reject")
+
+
+def whole(row: Row) -> list[Row]:
+    """A row that holds one label."""
+    return [row]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +70,208 @@ class Layout:
     unfold: Callable[[Row], list[Row]] = whole
     needs: str = ""
     """The columns, in words, of a layout that is not our own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A layout that is known: `translation` is given every column of the source with a typical value.
+
+    `needs` says its columns, where they are another program's; with `top_only` only the best of its answers is named;
+    `unfold` splits a row into its labels where several people may have labelled it.
+    """
+
+    name: str
+    translation: Callable[[Row], Translate | None]
+    needs: str = ""
+    top_only: bool = False
+    unfold: Callable[[Row], list[Row]] = whole
+
+
+def _is_text(row: Row) -> bool:
+    return isinstance(row["chosen"], str | bytes)
+
+
+def _has_several(row: Row) -> bool:
+    worse = row["rejected"]
+    return isinstance(worse, list) and bool(worse) and isinstance(worse[0], str | list)
+
+
+def _strings(sample: Row) -> Translate | None:
+    return _asked if "prompt" in sample and _is_text(sample) and not _has_several(sample) else None
+
+
+def _asked(row: Row) -> Row:
+    return {"prompt": None, "chosen": None, "rejected": None, **row}
+
+
+def _messages(sample: Row) -> Translate | None:
+    """Lists of {role, content} (UltraFeedback, TRL), which begin with the prompt where it is no column of its own."""
+    if _is_text(sample) or _has_several(sample):
+        return None
+    return _asked if "prompt" in sample else lambda row: without(_asked(row), "prompt")
+
+
+def _dialogues(sample: Row) -> Translate | None:
+    r"""HH-RLHF (Bai et al. 2022, arXiv:2204.05862): both sides are `\n\nHuman: ...\n\nAssistant: ...`."""
+    if "prompt" in sample or not _is_text(sample) or _has_several(sample):
+        return None
+    is_answer = isinstance(sample["chosen"], str) and not sample["chosen"].lstrip().startswith(("Human:", "Assistant:"))
+    if is_answer and likely_prompt(sample):  # they are answers, and what they answer has another name
+        return None
+
+    def translate(row: Row) -> Row:
+        turns = {side: dialogue_turns(text_value(row.get(side), empty)) for side, empty in SIDES}
+        if turns["chosen"][:-1] != turns["rejected"][:-1]:
+            raise RowRejected(Reason.PROMPTS_DIFFER)
+        return without(row, "prompt", "chosen_fields", "rejected_fields") | turns
+
+    return translate
+
+
+def _one_of(sample: Row) -> Translate | None:
+    """The chosen answer is better than each of a list of rejected ones, of which nothing is said."""
+    if not _has_several(sample):
+        return None
+
+    def translate(row: Row) -> Row:
+        worse = row.get("rejected")
+        answers = [row.get("chosen"), *(worse if isinstance(worse, list) else [worse])]
+        asked = {"prompt": row.get("prompt")} if "prompt" in sample else {}
+        return without(row, "chosen", "rejected", "prompt") | asked | _best_of(answers, answers[0])
+
+    return translate
+
+
+def _best_of(answers: list[Any], best: Any) -> dict[str, Any]:
+    return {"responses": answers, "ranks": [1 if answer == best else 2 for answer in answers], "scores": None}
+
+
+def _best(sample: Row) -> Translate | None:
+    """The best one of K answers is better than each of the others, of which nothing is said."""
+    prompt, best = prompt_column(sample), [name for name in BEST_COLUMNS if name in sample]
+    if prompt is None or not best or not any(name in sample for name in ANSWER_COLUMNS):
+        return None
+    which = only(best, "the best answer")
+
+    def translate(row: Row) -> Row:
+        column = _answers(row)
+        answers = list_value(row.get(column))
+        place = _best_place(row.get(which), which, answers)
+        return without(row, prompt, column, which) | {"prompt": row.get(prompt)} | _best_of(answers, answers[place])
+
+    return translate
+
+
+def _answers(row: Row) -> str:
+    return next((name for name in ANSWER_COLUMNS if name in row), ANSWER_COLUMNS[0])
+
+
+def _best_place(value: Any, column: str, answers: list[Any]) -> int:
+    """Which answer is best, counted from 0.
+
+    Raises:
+        DataError: it is counted from 1, as the number of answers shows; then all other rows are, too.
+        RowRejected: it is none of them.
+    """
+    if isinstance(value, str) and value in answers:
+        return answers.index(value)
+    if is_missing(value):
+        raise RowRejected(Reason.NOT_LABELLED)
+    place = None if isinstance(value, bool) else number(value, Reason.BAD_BEST)
+    if place is not None and place == len(answers):
+        raise DataError(
+            f"{column} is {value!r} of {len(answers)} answers: it counts from 0 here, and from 1 in this file, or "
+            "there is no such answer. Subtract 1 everywhere, or write the answer itself in that column."
+        )
+    if place is None or not place.is_integer() or not 0 <= place < len(answers):
+        raise RowRejected(Reason.BAD_BEST)
+    return int(place)
+
+
+def _ranked(sample: Row) -> Translate | None:
+    """InstructGPT-style K-wise rankings (arXiv:2203.02155)."""
+    is_ranked = "prompt" in sample and ("ranks" in sample or "scores" in sample)
+    if not is_ranked or not any(name in sample for name in ANSWER_COLUMNS):
+        return None
+
+    def translate(row: Row) -> Row:
+        column = _answers(row)
+        return {"prompt": None, **without(row, column, "chosen", "rejected"), "responses": row.get(column)}
+
+    return translate
+
+
+def _shp(sample: Row) -> Translate | None:
+    """SHP (Ethayarajh et al. 2022, arXiv:2110.08420): `labels` is 1 where A is preferred.
+
+    The strength of the preference is the log ratio of the two scores.
+    """
+
+    def translate(row: Row) -> Row:
+        asked = text_value(row.get("history"), Reason.EMPTY_PROMPT)
+        label = number(row.get("labels"), Reason.WRONG_TYPE)
+        if label not in (0.0, 1.0):
+            raise RowRejected(Reason.MISSING_VALUE if label is None else Reason.WRONG_TYPE)
+        columns = ("human_ref_A", "human_ref_B") if label else ("human_ref_B", "human_ref_A")
+        sides = {side: text_value(row.get(name), empty) for name, (side, empty) in zip(columns, SIDES, strict=True)}
+        ratio = number(row.get("score_ratio"), Reason.BAD_MARGIN)
+        if ratio is not None and ratio <= 0:
+            raise RowRejected(Reason.BAD_MARGIN)
+        margin = {} if ratio is None or annotated_margin(row) is not None else {"target_margin": math.log(ratio)}
+        return {**without(row, *SHP_COLUMNS), "prompt": asked, **sides, **margin}
+
+    return translate if all(name in sample for name in SHP_COLUMNS) else None
+
+
+def _sides(sample: Row) -> Translate | None:
+    """Rows of one side each, as trainers that batch by pair_id have them; `unpaired_rows` joins the two of a pair."""
+    row = side_fields(sample)
+    has_role = "role" in row or "label" in row
+    is_side = "pair_id" in row and "prompt" in row and has_role and any(name in row for name in SIDE_COLUMNS)
+    return dict if is_side else None
+
+
+OF_PAIRS = (
+    Known("one chosen and several rejected", _one_of, top_only=True),
+    Known("plain strings", _strings),
+    Known("message lists", _messages),
+    Known("dialogues", _dialogues),
+)
+"""Where there are chosen and rejected; each excludes the others."""
+FOREIGN = (
+    Known("two answers and a winner", foreign.winner, "prompt, response_a, response_b, winner (a, b or tie)"),
+    Known("LMArena", foreign.arena, "prompt, response_a, response_b, winner_model_a, winner_model_b, winner_tie"),
+    Known("HelpSteer preferences", foreign.strength, "prompt, response_1, response_2, preference_strength"),
+    Known("Auto-J", foreign.auto_j, "scenario, prompt, response 1, response 2, label (0, 1, or 2 for a tie)"),
+    Known(
+        "PandaLM",
+        foreign.panda_lm,
+        "instruction, input, response1, response2, annotator1 to annotator3",
+        unfold=foreign.unfold_panda_lm,
+    ),
+    Known("OpenAI preferences", foreign.openai, "input with messages, preferred_output, non_preferred_output"),
+    Known("ms-swift", foreign.swift, "messages, rejected_response or rejected_messages"),
+    Known("answers and a ranking", foreign.ranking, "prompt, answers, ranking or order"),
+    Known("raw UltraFeedback", foreign.ultrafeedback, "instruction, completions with response and annotations"),
+    Known("Nectar", foreign.nectar, "prompt, answers with answer and rank"),
+    Known("Stack Exchange pairs", foreign.stack_exchange, "question, response_j, response_k"),
+    Known(
+        "Label Studio",
+        annotation_tools.label_studio,
+        "annotations with a pairwise result, data with prompt and two answers (answer1, answer2)",
+        unfold=annotation_tools.unfold_label_studio,
+    ),
+    Known(
+        "Argilla",
+        annotation_tools.argilla,
+        "fields with prompt and answers, responses that rank, choose or rate them",
+        unfold=annotation_tools.unfold_argilla,
+    ),
+)
+OF_OTHERS = (Known("SHP", _shp), Known("ranked answers", _ranked), Known(SIDE_ROWS, _sides), *FOREIGN)
+"""Exactly one has to fit."""
+LAST = (Known("best of K", _best, top_only=True),)
+"""Rows of which no part is a pair, tried where none of the others fits; so are grades, `_graded`."""
 
 
 def recognise(sample: Row, columns: ColumnMap = USUAL_COLUMNS, *, most: int = PAIRS_PER_ROW) -> Layout:
@@ -99,22 +291,47 @@ def recognise(sample: Row, columns: ColumnMap = USUAL_COLUMNS, *, most: int = PA
     absent = [name for name in columns.usual_names if name not in sample]
     if absent:
         raise _unrecognised(f"no column {absent[0]!r}", sample)
-    columns = columns.with_prompt(sample)
-    layout = _fitting(columns.rename(sample), columns, most)
-    if layout is None:
-        spelled = columns.for_source(sample).with_prompt(sample)
-        layout = _fitting(spelled.rename(sample), spelled, most) if spelled.spelled else None
-    if layout is None:
-        layout = _fitting_more(columns.rename(sample), columns, most)
-    if layout is None:
-        spelled = columns.for_source(sample, graded=True).with_prompt(sample)
-        layout = _fitting_more(spelled.rename(sample), spelled, most) if spelled.spelled else None
-    if layout is None:
-        absent = [name for name in columns.grades if name not in sample]
-        raise _unrecognised(f"no column {absent[0]!r}" if absent else "no layout fits the columns", sample)
-    if sample.get(_OF_PRODIGY) in ("accept", *_NOT_ACCEPTED):
-        return replace(layout, parse=partial(_accepted, parse=layout.parse))
-    return layout
+    usual = columns.with_prompt(sample)
+    for is_last in (False, True):
+        for is_spelled in (False, True):
+            names = usual.for_source(sample, graded=is_last).with_prompt(sample) if is_spelled else usual
+            if is_spelled and not names.spelled:
+                continue
+            layouts = _fitting(names.rename(sample), names, most, is_last=is_last)
+            if len(layouts) > 1:
+                raise DataError(
+                    f"the columns {', '.join(map(repr, sample))} fit two layouts, {layouts[0].name!r} and "
+                    f"{layouts[1].name!r}, which may give other pairs. Drop the columns of one, or, where a column "
+                    f"holds the better and one the worse text, name them:\n    {mapping_to_paste(sample)}"
+                )
+            if layouts and sample.get(_OF_PRODIGY) in ("accept", *_NOT_ACCEPTED):
+                return replace(layouts[0], parse=partial(_accepted, parse=layouts[0].parse))
+            if layouts:
+                return layouts[0]
+    absent = [name for name in columns.grades if name not in sample]
+    raise _unrecognised(f"no column {absent[0]!r}" if absent else "no layout fits the columns", sample)
+
+
+def _fitting(row: Row, columns: ColumnMap, most: int, *, is_last: bool) -> list[Layout]:
+    """The layouts that fit; where the user says that it is graded, it is, whatever else it may be."""
+    are_pairs = "chosen" in row and "rejected" in row
+    if are_pairs and is_last:
+        return []
+    grades = None if are_pairs or not (columns.grades or is_last) else _graded(row, columns.grades)
+    graded = [] if grades is None else [Layout(GRADED_ROWS, grades, columns)]
+    if graded and columns.grades:
+        return graded
+    fitting = []
+    for known in LAST if is_last else OF_PAIRS if are_pairs else OF_OTHERS:
+        translate = known.translation(row)
+        if translate is not None:
+            parse = partial(_read, translate=translate, most=most, top_only=known.top_only)
+            fitting.append(Layout(known.name, parse, columns, known.unfold, known.needs))
+    return fitting + graded
+
+
+def _read(row: Row, translate: Translate, most: int, *, top_only: bool) -> RowPairs:
+    return read_row(translate(row), most=most, top_only=top_only)
 
 
 def _accepted(row: Row, parse: Callable[[Row], RowPairs]) -> RowPairs:
@@ -124,32 +341,18 @@ def _accepted(row: Row, parse: Callable[[Row], RowPairs]) -> RowPairs:
     return parse(row)
 
 
-def _fitting_more(row: Row, columns: ColumnMap, most: int) -> Layout | None:
-    """The layout of rows of which no part is a pair: one best of several answers, or the grades of one answer."""
-    if "chosen" in row and "rejected" in row:
-        return None
-    prompt = prompt_column(row)
-    fitting = []
-    best = [name for name in BEST_COLUMNS if name in row]
-    if prompt is not None and best and any(name in row for name in ANSWER_COLUMNS):
-        column = only(best, "the best answer")
-        fitting.append(Layout(BEST_ROWS, partial(parse_best, prompt=prompt, best=column, most=most), columns))
-    graded = _graded_layout(row, columns, prompt)
-    if graded is not None:
-        fitting.append(graded)
-    return _only_layout(fitting, row)
+def _graded(row: Row, named: tuple[str, ...]) -> Callable[[Row], RowPairs] | None:
+    """Grades of one answer, a number for each attribute: HelpSteer (arXiv:2311.09528), KTO (2402.01306).
 
-
-def _graded_layout(row: Row, columns: ColumnMap, prompt: str | None) -> Layout | None:
-    """Grades count where the user named them, else where they have a name that is known and are numbers."""
-    answer = next((name for name in SIDE_COLUMNS if name in row), None)
-    found = columns.grades or tuple(name for name in GRADES if name in row and _is_grade(name, row[name]))
+    They count where the user named them, else where they have a name that is known and are numbers.
+    """
+    prompt, answer = prompt_column(row), next((name for name in SIDE_COLUMNS if name in row), None)
+    found = named or tuple(name for name in GRADES if name in row and _is_grade(name, row[name]))
     if prompt is None or answer is None or not found or not all(name in row for name in found):
         return None
     is_overall = len(found) == 1 and found[0] in {*OVERALL_GRADES, *BINARY_GRADES} - {"helpfulness"}
     attributes = {found[0]: OVERALL} if is_overall else {name: name for name in found}
-    parse = partial(parse_graded, prompt=prompt, answer=answer, attributes=attributes)
-    return Layout(GRADED_ROWS, parse, columns)
+    return partial(read_graded, prompt=prompt, answer=answer, attributes=attributes)
 
 
 def _is_grade(name: str, value: Any) -> bool:
@@ -161,36 +364,11 @@ def _is_grade(name: str, value: Any) -> bool:
     return typical in (0.0, 1.0) if name in BINARY_GRADES else typical is not None or isinstance(value, float)
 
 
-def _fitting(row: Row, columns: ColumnMap, most: int) -> Layout | None:
-    if "chosen" in row and "rejected" in row:
-        return _pair_layout(row, columns, most)
-    if columns.grades:  # the user says so, whatever else it may be
-        graded = _graded_layout(row, columns, prompt_column(row))
-        if graded is not None:
-            return graded
-    fitting = []
-    if all(name in row for name in SHP_COLUMNS):
-        fitting.append(Layout("SHP", as_row_pairs(parse_shp), columns))
-    if "prompt" in row and any(name in row for name in ANSWER_COLUMNS) and ("ranks" in row or "scores" in row):
-        fitting.append(Layout("ranked answers", partial(parse_ranked, most=most), columns))
-    if _is_one_side(side_fields(row)):
-        fitting.append(Layout(SIDE_ROWS, as_row_pairs(parse_prompt_pair), columns))
-    for foreign in FOREIGN:
-        translate = foreign.translation(row)
-        if translate is not None:
-            parse = partial(parse_translated, translate=translate, most=most)
-            fitting.append(Layout(foreign.name, parse, columns, foreign.unfold, foreign.columns))
-    return _only_layout(fitting, row)
-
-
-def _only_layout(fitting: list[Layout], row: Row) -> Layout | None:
-    if len(fitting) > 1:
-        raise DataError(
-            f"the columns {', '.join(map(repr, row))} fit two layouts, {fitting[0].name!r} and {fitting[1].name!r}, "
-            "which may give other pairs. Drop the columns of one, or, where a column holds the better and one the "
-            f"worse text, name them:\n    {mapping_to_paste(row)}"
-        )
-    return fitting[0] if fitting else None
+def side_fields(row: Row) -> dict[str, Any]:
+    """The columns of a row that is one side; the keys of a `metadata` or `meta` object count as columns."""
+    objects = {name: json_object(row.get(name)) for name in ("metadata", "meta")}
+    columns = {name: value for name, value in row.items() if objects.get(name) is None}
+    return {**(objects["metadata"] or {}), **(objects["meta"] or {}), **columns}
 
 
 def _unrecognised(seen: str, sample: Row) -> DataError:
@@ -203,31 +381,5 @@ def _unrecognised(seen: str, sample: Row) -> DataError:
         "dialogues or message lists); history, human_ref_A, human_ref_B, labels; prompt, responses with ranks or "
         "scores; prompt, responses, best_index; one row a side, pair_id, role (or label), prompt, response; prompt, "
         f"response and grades ({', '.join(GRADES)}; others by data.grade_columns); and, as docs/data.md shows them, "
-        f"{', '.join(foreign.name for foreign in FOREIGN)}."
+        f"{', '.join(known.name for known in FOREIGN)}."
     )
-
-
-def side_fields(row: Row) -> dict[str, Any]:
-    """The columns of a row that is one side; the keys of a `metadata` or `meta` object count as columns."""
-    objects = {name: json_object(row.get(name)) for name in ("metadata", "meta")}
-    columns = {name: value for name, value in row.items() if objects.get(name) is None}
-    return {**(objects["metadata"] or {}), **(objects["meta"] or {}), **columns}
-
-
-def _is_one_side(row: Row) -> bool:
-    has_role = "role" in row or "label" in row
-    return "pair_id" in row and "prompt" in row and has_role and any(name in row for name in SIDE_COLUMNS)
-
-
-def _pair_layout(row: Row, columns: ColumnMap, most: int) -> Layout | None:
-    """The layout of chosen and rejected; None where they are answers, and what they answer has another name."""
-    is_text = isinstance(row["chosen"], str | bytes)
-    if isinstance(row["rejected"], list) and row["rejected"] and isinstance(row["rejected"][0], str | list):
-        parse = partial(parse_one_of, is_implicit="prompt" not in row, most=most)
-        return Layout("one chosen and several rejected", parse, columns)
-    if "prompt" in row:
-        return Layout("plain strings" if is_text else "message lists", as_row_pairs(parse_prompt_pair), columns)
-    if not is_text:
-        return Layout("message lists", as_row_pairs(parse_implicit), columns)
-    is_answer = isinstance(row["chosen"], str) and not row["chosen"].lstrip().startswith(("Human:", "Assistant:"))
-    return None if is_answer and likely_prompt(row) else Layout("dialogues", as_row_pairs(parse_dialogue), columns)

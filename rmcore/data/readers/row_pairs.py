@@ -1,20 +1,24 @@
-"""The pairs and the judgement that a row of each layout holds; `layouts` says which layout a row has.
+"""The pairs and the judgement of a row in one of two forms, into which `layouts` puts the rows of every layout.
 
-What cannot become a pair is refused with one of a small fixed set of reasons; nothing is guessed or repaired. Each
-`parse_…` raises RowRejected with that reason.
+| form | columns |
+| --- | --- |
+| a pair | chosen, rejected (, target_margin) |
+| several answers | responses, ranks or scores |
+
+Both have a `prompt`, or begin each answer with it. What cannot become a pair is refused with one of a small fixed set
+of reasons; nothing is guessed or repaired.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from rmcore.core.errors import DataError
 from rmcore.data.observation import WEIGHT, Observation, annotator_of
 from rmcore.data.pair import TOOLS, Message, PreferencePair, Prompt, as_answer, is_blank, plain_prompt
-from rmcore.data.readers.columns import ANSWER_COLUMNS, BINARY_GRADES, MARGIN_COLUMNS, SHP_COLUMNS, Row
+from rmcore.data.readers.columns import BINARY_GRADES, MARGIN_COLUMNS, Row
 from rmcore.data.readers.fields import (
     Reason,
     RowRejected,
@@ -28,21 +32,18 @@ from rmcore.data.readers.fields import (
     text_value,
 )
 from rmcore.data.readers.strict_pairs import strict_pairs
-from rmcore.data.readers.turns import (
-    SYSTEM,
-    answer_of,
-    asked_turns,
-    continued,
-    dialogue_turns,
-    framed,
-    message_list,
-    turn_list,
-)
-from rmcore.data.readers.two_answers import Translate
+from rmcore.data.readers.turns import SYSTEM, answer_of, asked_turns, continued, framed, message_list, turn_list
 
-_OF_PAIRS = frozenset(("prompt", "chosen", "rejected", *MARGIN_COLUMNS))
+_ALWAYS = frozenset((SYSTEM, TOOLS, "chosen_fields", "rejected_fields"))
+_OF_PAIRS = _ALWAYS | {"prompt", "chosen", "rejected", *MARGIN_COLUMNS}
 """Columns that a pair itself takes; its metadata hold the others."""
-_SIDE_REASONS = (("chosen", Reason.EMPTY_CHOSEN), ("rejected", Reason.EMPTY_REJECTED))
+_OF_ANSWERS = _OF_PAIRS | {
+    "responses",
+    "ranks",
+    "scores",
+    "pair_id",
+}  # the id of a row is not that of each of its pairs
+SIDES = (("chosen", Reason.EMPTY_CHOSEN), ("rejected", Reason.EMPTY_REJECTED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,156 +58,63 @@ class RowPairs:
     """A text has two ranks: the row has its pairs, which go both ways, and no observation."""
 
 
-def as_row_pairs(parse: Callable[[Row], PreferencePair]) -> Callable[[Row], RowPairs]:
-    """Return a parser of rows that give one pair each, whose judgement is that pair's own."""
+def read_row(row: Row, *, most: int, top_only: bool = False) -> RowPairs:
+    """Return what a row of one of the two forms says.
 
-    def parse_row(row: Row) -> RowPairs:
-        pair = parse(row)
-        return RowPairs([pair], observation=None if _weight(pair.metadata) == 1 else Observation.of_pair(pair))
+    Args:
+        row: with chosen and rejected, or several answers.
+        most: pairs that a row of several answers may give, each as likely as any other; see `strict_pairs`.
+        top_only: of the ranks of three or more answers only 1 means something.
 
-    return parse_row
-
-
-def _weight(carried: Mapping[str, Any]) -> float:
-    weight = number(carried.get(WEIGHT), Reason.BAD_WEIGHT)
-    if weight is not None and weight <= 0:
-        raise RowRejected(Reason.BAD_WEIGHT)
-    return 1.0 if weight is None else weight
-
-
-def parse_translated(row: Row, *, translate: Translate, most: int) -> RowPairs:
-    """Return what a row of another program's layout says, once it is translated into one of ours."""
-    translated = translate(row)
-    if "responses" in translated:
-        return parse_ranked(translated, most=most, is_implicit="prompt" not in translated)
-    return as_row_pairs(parse_prompt_pair if "prompt" in translated else parse_implicit)(translated)
-
-
-def parse_prompt_pair(row: Row) -> PreferencePair:
-    """Return the pair of a row with a prompt of its own."""
-    context, chosen, rejected = _sides(row)
-    prompt, (chosen, rejected) = _whole_prompt(row, context, (chosen, rejected))
-    return _pair(prompt, chosen, rejected, row, margin=_annotated_margin(row))
-
-
-def parse_implicit(row: Row) -> PreferencePair:
-    """Return the pair of a row whose two message lists begin with the prompt."""
-    context, chosen, rejected = _sides(row)
-    return _pair(framed(context, row), chosen, rejected, row, margin=_annotated_margin(row))
-
-
-def parse_dialogue(row: Row) -> PreferencePair:
-    """Return the pair of a row whose two transcripts begin with the prompt."""
-    turns = {name: dialogue_turns(text_value(row.get(name), empty)) for name, empty in _SIDE_REASONS}
-    if turns["chosen"][:-1] != turns["rejected"][:-1]:
-        raise RowRejected(Reason.PROMPTS_DIFFER)
-    chosen, rejected = (text_value(turns[name][-1].content, empty) for name, empty in _SIDE_REASONS)
-    return _pair(framed(turns["chosen"][:-1], row), chosen, rejected, row, margin=_annotated_margin(row))
-
-
-def parse_shp(row: Row) -> PreferencePair:
-    """`labels` is 1 where A is preferred; the strength of the preference is the log ratio of the two scores."""
-    asked = (Message("user", text_value(row.get("history"), Reason.EMPTY_PROMPT)),)
-    label = number(row.get("labels"), Reason.WRONG_TYPE)
-    if label not in (0.0, 1.0):
-        raise RowRejected(Reason.MISSING_VALUE if label is None else Reason.WRONG_TYPE)
-    chosen_column, rejected_column = ("human_ref_A", "human_ref_B") if label else ("human_ref_B", "human_ref_A")
-    chosen = text_value(row.get(chosen_column), Reason.EMPTY_CHOSEN)
-    rejected = text_value(row.get(rejected_column), Reason.EMPTY_REJECTED)
-    ratio = number(row.get("score_ratio"), Reason.BAD_MARGIN)
-    if ratio is not None and ratio <= 0:
-        raise RowRejected(Reason.BAD_MARGIN)
-    margin = _annotated_margin(row)
-    if margin is None and ratio is not None:
-        margin = math.log(ratio)
-    chosen, rejected = (continued(asked, text) for text in (chosen, rejected))
-    return _pair(framed(asked_turns(asked), row), chosen, rejected, row, margin=margin, used=SHP_COLUMNS)
-
-
-def parse_ranked(row: Row, *, most: int, is_implicit: bool = False) -> RowPairs:
-    """The ranking of K answers, and its strictly ordered pairs, or `most` of them, each as likely as any other.
-
-    With scores, the target margin is the difference of the two. Which pairs are kept: see `strict_pairs`.
+    Raises:
+        RowRejected: says why it gives no pair.
     """
-    column = next((name for name in ANSWER_COLUMNS if name in row), ANSWER_COLUMNS[0])
-    answers = [_completion(answer, Reason.EMPTY_ANSWER) for answer in list_value(row.get(column))]
+    if not ("chosen" in row and "rejected" in row):
+        return _read_answers(row, most, top_only=top_only)
+    sides = [_completion(row[side], empty, row.get(f"{side}_fields")) for side, empty in SIDES]
+    prompt, (chosen, rejected) = _prompt_and_answers(row, sides)
+    pair = _pair(prompt, chosen, rejected, row, annotated_margin(row), _OF_PAIRS)
+    return RowPairs([pair], observation=None if _weight(pair.metadata) == 1 else Observation.of_pair(pair))
+
+
+def _read_answers(row: Row, most: int, *, top_only: bool) -> RowPairs:
+    """The ranking of K answers and its pairs; with scores, the target margin is the difference of the two."""
+    answers = [_completion(answer, Reason.EMPTY_ANSWER) for answer in list_value(row.get("responses"))]
     ranks, scores = (number_list(row.get(name), len(answers)) for name in ("ranks", "scores"))
     if len(answers) < 2:
         raise RowRejected(Reason.FEWER_THAN_TWO_ANSWERS)
     strength = scores if ranks is None else [-rank for rank in ranks]
     if strength is None:
         raise RowRejected(Reason.MISSING_VALUE)
-    contexts = {context for context, _ in answers}
-    if len(contexts) > 1:
-        raise RowRejected(Reason.PROMPTS_DIFFER)
-    context = contexts.pop()
-    texts = [text for _, text in answers]
-    if is_implicit:
-        prompt = framed(context, row)
-    else:
-        prompt, texts = _whole_prompt(row, context, texts)
+    prompt, texts = _prompt_and_answers(row, answers)
     if scores is not None and _contradict(strength, scores):
         raise RowRejected(Reason.RANKS_CONTRADICT_SCORES)
-    if len(set(texts)) < 2:
+    by_text = dict(zip(texts, strength, strict=True))
+    if len(by_text) < 2:
         raise RowRejected(Reason.IDENTICAL_SIDES)
-    used = (column, "ranks", "scores", "pair_id")  # an id of the row is not an id of each of its pairs
     places, num_over_cap = strict_pairs(prompt, texts, strength, most)
     pairs = [
-        _pair(prompt, texts[i], texts[j], row, margin=None if scores is None else scores[i] - scores[j], used=used)
+        _pair(prompt, texts[i], texts[j], row, None if scores is None else scores[i] - scores[j], _OF_ANSWERS)
         for i, j in places
     ]
-    return _observed(RowPairs(pairs, num_over_cap), prompt, texts, strength, row, used)
-
-
-def parse_best(row: Row, *, prompt: str, best: str, most: int) -> RowPairs:
-    """The best one of K answers is better than each of the others, of which nothing is said."""
-    column = next((name for name in ANSWER_COLUMNS if name in row), ANSWER_COLUMNS[0])
-    answers = list_value(row.get(column))
-    place = _best_place(row.get(best), best, answers)
-    extras = {name: value for name, value in row.items() if name not in (prompt, column, best)}
-    return _one_better({**extras, "prompt": row.get(prompt)}, answers[place], answers, most=most)
-
-
-def parse_one_of(row: Row, *, is_implicit: bool, most: int) -> RowPairs:
-    """The chosen answer is better than each of the rejected ones, of which nothing is said."""
-    worse = row.get("rejected")
-    answers = [row.get("chosen"), *(worse if isinstance(worse, list) else [worse])]
-    extras = {name: value for name, value in row.items() if name not in ("chosen", "rejected")}
-    return _one_better(extras, answers[0], answers, is_implicit=is_implicit, most=most)
-
-
-def _one_better(extras: Row, best: Any, answers: list[Any], *, most: int, is_implicit: bool = False) -> RowPairs:
-    ranks = [1 if answer == best else 2 for answer in answers]
-    row = {name: value for name, value in extras.items() if name != "scores"}
-    ranked = parse_ranked({**row, "responses": answers, "ranks": ranks}, most=most, is_implicit=is_implicit)
-    said = ranked.observation
-    if said is None or said.ranks is None or len(said.answers) < 3:
-        return ranked
-    return replace(ranked, observation=replace(said, top_only=True, observation_id=""))
-
-
-def _best_place(value: Any, column: str, answers: list[Any]) -> int:
-    """Which answer is best, counted from 0.
-
-    Raises:
-        DataError: it is counted from 1, as the number of answers shows; then all other rows are, too.
-        RowRejected: it is none of them.
-    """
-    if isinstance(value, str) and value in answers:
-        return answers.index(value)
-    if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
-        raise RowRejected(Reason.NOT_LABELLED)
-    if isinstance(value, bool):
-        raise RowRejected(Reason.BAD_BEST)
-    place = number(value, Reason.BAD_BEST)
-    if place is not None and place == len(answers):
-        raise DataError(
-            f"{column} is {value!r} of {len(answers)} answers: it counts from 0 here, and from 1 in this file, or "
-            "there is no such answer. Subtract 1 everywhere, or write the answer itself in that column."
-        )
-    if place is None or not place.is_integer() or not 0 <= place < len(answers):
-        raise RowRejected(Reason.BAD_BEST)
-    return int(place)
+    if any(by_text[text] != value for text, value in zip(texts, strength, strict=True)):
+        return RowPairs(pairs, num_over_cap, contradicts=True)
+    weight = _weight(row)
+    if len(texts) == 2 and pairs and weight == 1:
+        return RowPairs(pairs, num_over_cap)
+    if _asks_nothing(prompt):
+        raise RowRejected(Reason.EMPTY_PROMPT)
+    rank_of = {value: rank for rank, value in enumerate(sorted(set(strength), reverse=True), start=1)}
+    observation = Observation(
+        plain_prompt(prompt),
+        tuple(by_text),  # of answers that are the same text one is kept
+        ranks=tuple(rank_of[value] for value in by_text.values()),
+        top_only=top_only and len(by_text) > 2,
+        annotator=annotator_of(row),
+        weight=weight,
+        metadata=_metadata(row, _OF_ANSWERS),
+    )
+    return RowPairs(pairs, num_over_cap, observation)
 
 
 def asked_and_answered(row: Row, prompt: str = "prompt", answer: str = "response") -> tuple[Prompt, str]:
@@ -215,14 +123,14 @@ def asked_and_answered(row: Row, prompt: str = "prompt", answer: str = "response
     Raises:
         RowRejected: one of them is missing, blank, or none.
     """
-    context, text = _completion(row.get(answer), Reason.EMPTY_ANSWER)
-    turns, (text,) = _whole_prompt({**row, "prompt": row.get(prompt)}, context, (text,))
+    completion = _completion(row.get(answer), Reason.EMPTY_ANSWER)
+    turns, (text,) = _prompt_and_answers({**row, "prompt": row.get(prompt)}, [completion])
     if _asks_nothing(turns):
         raise RowRejected(Reason.EMPTY_PROMPT)
     return plain_prompt(turns), text
 
 
-def parse_graded(row: Row, *, prompt: str, answer: str, attributes: Mapping[str, str]) -> RowPairs:
+def read_graded(row: Row, *, prompt: str, answer: str, attributes: Mapping[str, str]) -> RowPairs:
     """The grades of one answer; `graded_rows` puts those of one prompt together and makes pairs of them."""
     asked, text = asked_and_answered(row, prompt, answer)
     given = {attribute: (grade(row.get(column)),) for column, attribute in attributes.items()}
@@ -236,33 +144,22 @@ def parse_graded(row: Row, *, prompt: str, answer: str, attributes: Mapping[str,
         grades=given,
         annotator=annotator_of(row),
         weight=_weight(row),
-        metadata=_metadata(row, frozenset((prompt, "prompt", answer, *attributes))),
+        metadata=_metadata(row, _ALWAYS | {prompt, "prompt", answer, *attributes}),
     )
     return RowPairs([], observation=observation)
 
 
-def _observed(
-    found: RowPairs, prompt: tuple[Message, ...], texts: list[str], strength: list[float], row: Row, used: Iterable[str]
-) -> RowPairs:
-    """Add what the row says of its answers; of those that are the same text and have the same rank one is kept."""
-    by_text = dict(zip(texts, strength, strict=True))
-    if any(by_text[text] != value for text, value in zip(texts, strength, strict=True)):
-        return replace(found, contradicts=True)
-    weight = _weight(row)
-    if len(texts) == 2 and found.pairs and weight == 1:
-        return found
-    if _asks_nothing(prompt):
-        raise RowRejected(Reason.EMPTY_PROMPT)
-    rank_of = {value: rank for rank, value in enumerate(sorted(set(strength), reverse=True), start=1)}
-    observation = Observation(
-        plain_prompt(prompt),
-        tuple(by_text),
-        ranks=tuple(rank_of[value] for value in by_text.values()),
-        annotator=annotator_of(row),
-        weight=weight,
-        metadata=_metadata(row, _OF_PAIRS.union(used)),
-    )
-    return replace(found, observation=observation)
+def annotated_margin(row: Row) -> float | None:
+    """The margin that a row itself names."""
+    found = (number(row.get(name), Reason.BAD_MARGIN) for name in MARGIN_COLUMNS)
+    return next((value for value in found if value is not None), None)
+
+
+def _weight(carried: Mapping[str, Any]) -> float:
+    weight = number(carried.get(WEIGHT), Reason.BAD_WEIGHT)
+    if weight is not None and weight <= 0:
+        raise RowRejected(Reason.BAD_WEIGHT)
+    return 1.0 if weight is None else weight
 
 
 def _contradict(strength: list[float], scores: list[float]) -> bool:
@@ -277,7 +174,7 @@ def _contradict(strength: list[float], scores: list[float]) -> bool:
 
 
 def _pair(
-    prompt: tuple[Message, ...], chosen: str, rejected: str, row: Row, *, margin: float | None, used: Iterable[str] = ()
+    prompt: tuple[Message, ...], chosen: str, rejected: str, row: Row, margin: float | None, used: frozenset[str]
 ) -> PreferencePair:
     if _asks_nothing(prompt):
         raise RowRejected(Reason.EMPTY_PROMPT)
@@ -286,60 +183,59 @@ def _pair(
     if margin is not None and not math.isfinite(margin):  # the difference of two huge scores
         raise RowRejected(Reason.BAD_MARGIN)
     pair_id = "" if "pair_id" in used else pair_id_value(row.get("pair_id"))
-    used = _OF_PAIRS.union(used, ("pair_id",) if pair_id else ())
-    return PreferencePair(plain_prompt(prompt), chosen, rejected, margin, _metadata(row, used), pair_id)
+    metadata = _metadata(row, used | {"pair_id"} if pair_id else used)
+    return PreferencePair(plain_prompt(prompt), chosen, rejected, margin, metadata, pair_id)
 
 
 def _asks_nothing(prompt: tuple[Message, ...]) -> bool:
     return all(turn.role == TOOLS or is_blank(turn.text) for turn in prompt)
 
 
-def _sides(row: Row) -> tuple[tuple[Message, ...], str, str]:
-    """(shared earlier turns, chosen, rejected)."""
-    chosen_context, chosen = _completion(row.get("chosen"), Reason.EMPTY_CHOSEN, row.get("chosen_fields"))
-    rejected_context, rejected = _completion(row.get("rejected"), Reason.EMPTY_REJECTED, row.get("rejected_fields"))
-    if chosen_context != rejected_context:
-        raise RowRejected(Reason.PROMPTS_DIFFER)
-    return chosen_context, chosen, rejected
+Completion = tuple[tuple[Message, ...], str]
+"""Earlier turns, and the text that answers them."""
 
 
-def _completion(value: Any, empty: Reason, fields: Any = None) -> tuple[tuple[Message, ...], str]:
-    """(earlier turns, completion) of one side: a text, or a message list that ends with the assistant's turn.
+def _completion(value: Any, empty: Reason, fields: Any = None) -> Completion:
+    """One side: a text, or messages of which the last one is the assistant's.
 
     Args:
-        value: of the side's column.
+        value: of the side's column; a tuple holds turns that are read already.
         empty: why it is refused where nothing is in it.
         fields: what the completion has besides its text, in a column of its own: so our own tables have it.
     """
-    if not isinstance(value, list | dict):
+    if not isinstance(value, list | dict | tuple):
         return (), answer_of(text_value(value, None if fields else empty), fields)
-    value = turn_list(value)
-    last = value[-1] if isinstance(value, list) and value else None
-    if isinstance(last, dict) and all(part is None for name, part in last.items() if name != "role"):
-        raise RowRejected(empty)  # a turn with nothing in it is no completion
-    messages = message_list(value)
-    if not messages:
+    if not isinstance(value, tuple):
+        value = turn_list(value)
+        last = value[-1] if isinstance(value, list) and value else None
+        if isinstance(last, dict) and all(part is None for name, part in last.items() if name != "role"):
+            raise RowRejected(empty)  # a turn with nothing in it is no completion
+        value = message_list(value)
+    if not value:
         raise RowRejected(empty)
-    if messages[-1].role != "assistant":
+    if value[-1].role != "assistant":
         raise RowRejected(Reason.NO_FINAL_ASSISTANT_TURN)
-    if is_blank(messages[-1].text):
+    if is_blank(value[-1].text):
         raise RowRejected(empty)
-    return asked_turns(messages[:-1]), as_answer(messages[-1])
+    return asked_turns(value[:-1]), as_answer(value[-1])
 
 
-def _whole_prompt(
-    row: Row, context: tuple[Message, ...], answers: Sequence[str]
-) -> tuple[tuple[Message, ...], list[str]]:
+def _prompt_and_answers(row: Row, completions: Sequence[Completion]) -> tuple[tuple[Message, ...], list[str]]:
     """The prompt that a row's columns and the turns before its completions make up, and the completions.
 
     The sides usually repeat the prompt (UltraFeedback); a prompt of turns may also continue in them (TRL).
     """
-    raw = row.get("prompt")
+    context, answers = completions[0][0], [text for _, text in completions]
+    if any(other != context for other, _ in completions):
+        raise RowRejected(Reason.PROMPTS_DIFFER)
+    if "prompt" not in row:
+        return framed(context, row), answers
+    raw = row["prompt"]
     if isinstance(raw, list | dict):
         asked = message_list(raw)
     else:
         asked = (Message("user", text_value(raw, Reason.EMPTY_PROMPT)),)
-    turns, answers = asked_turns(asked), list(answers)
+    turns = asked_turns(asked)
     if turns is not asked:
         answers = [continued(asked, answer) for answer in answers]
     if not context or isinstance(raw, list | dict) or len(turns) > 1:
@@ -366,19 +262,11 @@ def _joined(prompt: tuple[Message, ...], context: tuple[Message, ...]) -> tuple[
     return prompt + context[repeated:]
 
 
-def _annotated_margin(row: Row) -> float | None:
-    for name in MARGIN_COLUMNS:
-        if (value := number(row.get(name), Reason.BAD_MARGIN)) is not None:
-            return value
-    return None
-
-
 def _metadata(row: Row, used: frozenset[str]) -> dict[str, Any]:
     """Whatever else the record carried, JSON-ready; a `metadata` object is taken as it is, null columns are left out.
 
     In our own tables `prompt_id` and `subset` are copies of what the pair holds anyway, for readers of the table.
     """
-    used = used | {SYSTEM, TOOLS, "chosen_fields", "rejected_fields"}
     if row.keys() <= used:
         return {}
     carried = json_object(row.get("metadata"))
@@ -386,3 +274,12 @@ def _metadata(row: Row, used: frozenset[str]) -> dict[str, Any]:
         used = used | {"metadata"} | ({"prompt_id", "subset"} if "pair_id" in row else set())
     extras = {name: value for name, value in row.items() if name not in used and value is not None}
     return {str(name): json_ready(value) for name, value in (*(carried or {}).items(), *extras.items())}
+
+
+def of_sides(chosen: Mapping[str, Any], rejected: Mapping[str, Any]) -> dict[str, Any]:
+    """What both sides carry alike as it is; what differs as chosen_NAME and rejected_NAME; nothing that is None."""
+    found: dict[str, Any] = {}
+    for name in {**chosen, **rejected}:
+        values = {f"chosen_{name}": chosen.get(name), f"rejected_{name}": rejected.get(name)}
+        found |= {name: chosen.get(name)} if chosen.get(name) == rejected.get(name) else values
+    return {name: value for name, value in found.items() if value is not None}

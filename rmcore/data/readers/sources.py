@@ -7,7 +7,6 @@ says more than strict pairs, all that it says is there as observations, too.
 
 import hashlib
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
@@ -22,17 +21,17 @@ from rmcore.core.errors import DataError
 from rmcore.core.files import known_digest, known_digests, write_json_lines
 from rmcore.core.progress import Report, silent
 from rmcore.data.observation import Observation
-from rmcore.data.pair import PreferencePair, prompt_text, text_number
+from rmcore.data.pair import PreferencePair, Prompt, prompt_text, text_number
 from rmcore.data.pairs_on_disk import prompts_of, select
 from rmcore.data.readers.cluster import SCHEME, cluster_digest, read_cluster
-from rmcore.data.readers.collector import Collected, Collector
+from rmcore.data.readers.collector import Collector
 from rmcore.data.readers.columns import USUAL_COLUMNS, ColumnMap
 from rmcore.data.readers.fields import Reason, RowRejected
 from rmcore.data.readers.files import RawRecord, conversion_to_utf8, is_file_name, is_text_file, is_utf8, read_file
 from rmcore.data.readers.graded_rows import USUAL_GRADING, GradedRows, Grading
 from rmcore.data.readers.hub import hub_revision, read_folder, read_hub
 from rmcore.data.readers.layouts import GRADED_ROWS, PAIRS_PER_ROW, SIDE_ROWS, Layout, recognise
-from rmcore.data.readers.rejected import INCOMPLETE, INCOMPLETE_SIDES, RejectedRow, refuse_incomplete, reject
+from rmcore.data.readers.rejected import INCOMPLETE, INCOMPLETE_SIDES, RejectedRow, counted, refuse_incomplete, reject
 from rmcore.data.readers.row_pairs import RowPairs
 from rmcore.data.readers.unpaired_rows import read_unpaired_rows
 from rmcore.data.readers.unread import unread_parts
@@ -140,8 +139,8 @@ def load_pairs(
         source: a file, a `datasets` folder, or a hub name.
         split: which split of a folder or hub data set; a file has none.
         columns: names of the columns, where they are not the usual ones.
-        limit: stop reading after this many pairs; one row a side, as soon as the first so many are whole. Observations
-            are those of the rows read. Of graded answers all rows are read, and the first prompts are kept.
+        limit: stop reading after this many pairs. Observations are those of the rows read. Of rows that are one side,
+            or grade one answer, all are read, and the first pairs, or prompts, are kept.
         require_complete_pairs: make it an error where, in the rows read, a pair lacks a completion (missing, empty, or
             a dialogue that ends before it) or, with one row a side, is not exactly one chosen and one rejected row of
             the same prompt. Rows of which only something else is wrong (equal sides, a bad margin, a line that is not
@@ -156,31 +155,36 @@ def load_pairs(
     Raises:
         DataError: the source cannot be read, its columns fit no layout, no row gives a pair, or see above.
     """
-    read = _counted(iter_records(source, split=split), source, report)
-    records, layout = probe(read, source, columns, pairs_per_row)
-    sided = layout.name == SIDE_ROWS
+    records, layout = probe(_counted(iter_records(source, split=split), source, report), source, columns, pairs_per_row)
     sentences: list[str] = []
-    if sided:
-        sides, rejected, num_rows = read_unpaired_rows(records, layout, limit)
-        found = Collected(list(sides.pairs()[:limit]), sides.observations(limit))
-    elif layout.name == GRADED_ROWS:
+    if layout.name == GRADED_ROWS:
         graded = GradedRows(source, grading, pairs_per_row)
-        rejected, num_rows = _read_rows(records, source, layout, graded.add, lambda: False)
+        rejected, num_rows = _read_rows(records, source, layout, graded.add)
         found, sentences = graded.collected(limit)
         if found.observations and not found.pairs and require_pairs:
             raise graded.why_no_pair()
     else:
         with Collector(spool) as collector:
-            rejected, num_rows = _read_rows(
-                records, source, layout, collector.add, lambda: limit is not None and collector.num_pairs >= limit
-            )
+            if layout.name == SIDE_ROWS:
+                rows, rejected, num_rows = read_unpaired_rows(records, layout)
+                for row in rows[:limit]:
+                    collector.add(row)
+            else:
+                rejected, num_rows = _read_rows(
+                    records, source, layout, collector.add, lambda: limit is not None and len(collector.pairs) >= limit
+                )
         found = collector.collected()
-    _check_encoding(source, rejected, num_rows, len(found.pairs))
-    _check_cells(source, rejected, num_rows)
-    if require_complete_pairs:
-        refuse_incomplete(source, rejected, INCOMPLETE_SIDES if sided else INCOMPLETE)
-    if layout.name != GRADED_ROWS or not found.observations:
-        check_usable(source, rejected, num_rows, len(found.pairs), layout, num_ties=found.num_ties)
+    num_usable = len(found.pairs) or len(found.observations) * (layout.name == GRADED_ROWS)
+    incomplete = INCOMPLETE_SIDES if layout.name == SIDE_ROWS else INCOMPLETE
+    check_usable(
+        source,
+        rejected,
+        num_rows,
+        num_usable,
+        layout,
+        num_ties=found.num_ties,
+        errors=incomplete if require_complete_pairs else frozenset(),
+    )
     return LoadedPairs(
         found.pairs[:limit],
         rejected,
@@ -223,24 +227,16 @@ Said = Sequence[PreferencePair] | Sequence[Observation]
 
 
 def _first_of_each_prompt(said: Said, most: int, spared: Said) -> IntArray:
-    prompts = _prompt_numbers(said)
-    return np.flatnonzero((_earlier_equals(prompts) < most) | np.isin(prompts, _prompt_numbers(spared)))
+    prompts = _numbers(said, prompt_text)  # not `prompt_id`, which names the whole conversation
+    order = np.argsort(prompts, kind="stable")
+    _, starts, counts = np.unique(prompts[order], return_index=True, return_counts=True)
+    earlier = np.empty(len(prompts), dtype=np.int64)
+    earlier[order] = np.arange(len(prompts)) - np.repeat(starts, counts)
+    return np.flatnonzero((earlier < most) | np.isin(prompts, _numbers(spared, prompt_text)))
 
 
-def _prompt_numbers(said: Said) -> npt.NDArray[np.uint64]:
-    # Not by `prompt_id`, which names the whole conversation.
-    return np.fromiter((text_number(prompt_text(one)) for one in prompts_of(said)), np.uint64)
-
-
-def _earlier_equals(values: npt.NDArray[np.uint64]) -> IntArray:
-    """(N,) how many of the values before each one are equal to it."""
-    order = np.argsort(values, kind="stable")
-    same = values[order]
-    starts = np.flatnonzero(np.append(True, same[1:] != same[:-1])) if len(same) else np.zeros(0, dtype=np.int64)
-    before = np.arange(len(values)) - np.repeat(starts, np.diff(np.append(starts, len(values))))
-    result = np.empty(len(values), dtype=np.int64)
-    result[order] = before
-    return result
+def _numbers(said: Said, text: Callable[[Prompt], str]) -> npt.NDArray[np.uint64]:
+    return np.fromiter((text_number(text(prompt)) for prompt in prompts_of(said)), np.uint64)
 
 
 def exclude_held_out_conversations(loaded: LoadedPairs, held_out: LoadedPairs) -> LoadedPairs:
@@ -251,8 +247,8 @@ def exclude_held_out_conversations(loaded: LoadedPairs, held_out: LoadedPairs) -
     Raises:
         DataError: that leaves too little to train on.
     """
-    tested = np.union1d(_conversations(held_out.pairs), _conversations(held_out.observations))
-    pairs, said = _conversations(loaded.pairs), _conversations(loaded.observations)
+    tested = np.union1d(_numbers(held_out.pairs, conversation), _numbers(held_out.observations, conversation))
+    pairs, said = _numbers(loaded.pairs, conversation), _numbers(loaded.observations, conversation)
     kept, kept_said = (np.flatnonzero(~np.isin(numbers, tested)) for numbers in (pairs, said))
     num_taken = len(pairs) - len(kept)
     num_left = len(np.union1d(pairs[kept], said[kept_said]))
@@ -271,26 +267,26 @@ def exclude_held_out_conversations(loaded: LoadedPairs, held_out: LoadedPairs) -
     )
 
 
-def _conversations(said: Sequence[PreferencePair] | Sequence[Observation]) -> npt.NDArray[np.uint64]:
-    return np.fromiter((text_number(conversation(one)) for one in prompts_of(said)), np.uint64)
-
-
 def _read_rows(
     records: Iterable[RawRecord],
     source: str,
     layout: Layout,
-    take: Callable[[RawRecord, RowPairs], RejectedRow | None],
-    is_enough: Callable[[], bool],
+    take: Callable[[RowPairs], None],
+    is_enough: Callable[[], bool] = lambda: False,
 ) -> tuple[list[RejectedRow], int]:
-    """Hand the rows that can be read to `take`, which may set one aside; all that are, and the number of rows."""
+    """Hand the rows that can be read to `take`, which may refuse one; all set aside, and the number of rows."""
     rejected: list[RejectedRow] = []
     num_rows = 0
     for record in records:
         for outcome in outcomes(record, source, layout):
             num_rows += 1
-            refused = outcome if isinstance(outcome, RejectedRow) else take(record, outcome)
-            if refused is not None:
-                rejected.append(refused)
+            try:
+                if isinstance(outcome, RejectedRow):
+                    rejected.append(outcome)
+                else:
+                    take(outcome)
+            except RowRejected as rejection:
+                rejected.append(reject(record, rejection.reason))
         if is_enough():
             break
     return rejected, num_rows
@@ -376,9 +372,7 @@ def probe(
     if not head:
         raise DataError(f"{source} has no rows: there is nothing to train or measure on. Check how it was written.")
     if not sample:
-        rejected = [reject(record, record.problem or Reason.MISSING_VALUE) for record in head]
-        _check_encoding(source, rejected, len(head), 0)
-        raise _nothing_usable(source, rejected)
+        check_usable(source, [reject(record, record.problem or Reason.MISSING_VALUE) for record in head], len(head), 0)
     try:
         return chain(head, records), recognise(sample, columns, most=pairs_per_row)
     except DataError as error:
@@ -401,16 +395,40 @@ def outcomes(record: RawRecord, source: str, layout: Layout) -> Iterator[RowPair
 
 
 def check_usable(
-    source: str, rejected: list[RejectedRow], num_rows: int, num_pairs: int, layout: Layout, *, num_ties: int = 0
+    source: str,
+    rejected: list[RejectedRow],
+    num_rows: int,
+    num_usable: int,
+    layout: Layout | None = None,
+    *,
+    num_ties: int = 0,
+    errors: frozenset[Reason] = frozenset(),
 ) -> None:
-    """Refuse a source that was read to its end and is not UTF-8, or gave no pair.
+    """Refuse a source that was read to its end where its rows were understood by chance, or none of them can be used.
+
+    What is left of a text file that is not UTF-8, without the rows that hold an accent, is another data set; which
+    encoding it has is not guessed, as each of them reads without an error. Where many rows of CSV have too few or too
+    many cells, others are parts of rows. A few bad rows are damage, and cost those rows.
 
     Raises:
-        DataError: says why, and what to do.
+        DataError: says why, and what to do; also where a row is set aside for one of the reasons `errors`.
     """
-    _check_encoding(source, rejected, num_rows, num_pairs)
-    _check_cells(source, rejected, num_rows)
-    if num_pairs:
+    bad = [row for row in rejected if row.reason == Reason.INVALID_UTF8]
+    if bad and not (_are_few(bad, num_rows) and num_usable) and _may_be_of_another_encoding(source):
+        raise DataError(
+            f"{source} is not UTF-8: {len(bad):,} of {num_rows:,} rows hold other bytes, row {bad[0].row} first. "
+            f"{_conversion(source)}"
+        )
+    bad = [row for row in rejected if row.reason == Reason.NOT_CSV]
+    if not _are_few(bad, num_rows):
+        raise DataError(
+            f"{source}: {len(bad):,} of {num_rows:,} rows have another number of cells than the header, row "
+            f"{bad[0].row} first ({bad[0].excerpt}): its cells hold delimiters or line breaks without quotes, so what "
+            "looks like a row may be a part of one. Write the file again with such cells in double quotes, or as JSON "
+            "Lines."
+        )
+    refuse_incomplete(source, rejected, errors)
+    if num_usable:
         return
     if num_ties:
         raise DataError(
@@ -418,62 +436,28 @@ def check_usable(
             "no pair, and nothing to learn but how wide a tie is. Add judgements that prefer an answer, or check what "
             "the column of the winner, the ranks or the scores means."
         )
-    raise _nothing_usable(source, rejected, layout)
-
-
-def _check_encoding(source: str, rejected: list[RejectedRow], num_rows: int, num_pairs: int) -> None:
-    """Refuse a text file that is not UTF-8: what is left without the rows that hold an accent is another data set.
-
-    A single bad row is damage, and costs that row.
-
-    Raises:
-        DataError: says how to convert the file. Which encoding it has is not guessed: every one reads without an error.
-    """
-    num_bad = sum(row.reason == Reason.INVALID_UTF8 for row in rejected)
-    few = num_bad < 2 or num_bad <= FEW_BAD_ROWS * num_rows
-    if not num_bad or (few and num_pairs):
-        return
-    here = is_text_file(source)
-    if (here and is_utf8(Path(source).expanduser())) or not (here or source_kind(source) == "cluster"):
-        return
-    first = next(row for row in rejected if row.reason == Reason.INVALID_UTF8)
+    read_as = f"They were read as {layout.name}: {layout.needs}. " if layout is not None and layout.needs else ""
     raise DataError(
-        f"{source} is not UTF-8: {num_bad:,} of {num_rows:,} rows hold other bytes, row {first.row} first. "
-        f"{_conversion(source)}"
+        f"{source} has {len(rejected)} rows and none gives a preference pair ({counted(rejected)}). "
+        f"The first is row {rejected[0].row}: {rejected[0].excerpt[:120]} ... {read_as}Correct the file, or name its "
+        "columns with --prompt-column, --chosen-column, --rejected-column."
     )
 
 
-def _check_cells(source: str, rejected: list[RejectedRow], num_rows: int) -> None:
-    """Refuse a CSV file many of whose rows have too few or too many cells: then others are parts of rows by chance.
+def _are_few(bad: Sequence[RejectedRow], num_rows: int) -> bool:
+    return len(bad) < 2 or len(bad) <= FEW_BAD_ROWS * num_rows
 
-    Raises:
-        DataError: says what is wrong with such a file.
-    """
-    bad = [row for row in rejected if row.reason == Reason.NOT_CSV]
-    if len(bad) < 2 or len(bad) <= FEW_BAD_ROWS * num_rows:
-        return
-    raise DataError(
-        f"{source}: {len(bad):,} of {num_rows:,} rows have another number of cells than the header, row {bad[0].row} "
-        f"first ({bad[0].excerpt}): its cells hold delimiters or line breaks without quotes, so what looks like a row "
-        "may be a part of one. Write the file again with such cells in double quotes, or as JSON Lines."
-    )
+
+def _may_be_of_another_encoding(source: str) -> bool:
+    if is_text_file(source):
+        return not is_utf8(Path(source).expanduser())
+    return source_kind(source) == "cluster"
 
 
 def _conversion(source: str) -> str:
     if is_text_file(source):
         return conversion_to_utf8(Path(source).expanduser())
     return "Convert the files, with iconv for example."
-
-
-def _nothing_usable(source: str, rejected: list[RejectedRow], layout: Layout | None = None) -> DataError:
-    counts = Counter(row.reason for row in rejected)
-    reasons = ", ".join(f"{reason}: {count}" for reason, count in counts.most_common())
-    read_as = f"They were read as {layout.name}: {layout.needs}. " if layout is not None and layout.needs else ""
-    return DataError(
-        f"{source} has {len(rejected)} rows and none gives a preference pair ({reasons}). "
-        f"The first is row {rejected[0].row}: {rejected[0].excerpt[:120]} ... {read_as}Correct the file, or name its "
-        "columns with --prompt-column, --chosen-column, --rejected-column."
-    )
 
 
 def _folder_digest(folder: Path) -> str:

@@ -6,13 +6,11 @@
 - NaN is no value of a column that a row may lack: pandas has it for a missing text, and JSON of its rows keeps it.
 """
 
-import math
 import re
 from typing import Any
 
 from rmcore.data.readers.columns import ALPACA_COLUMNS, LIST_COLUMNS, spelling
-from rmcore.data.readers.fields import UnreadText
-from rmcore.data.readers.json_stream import RepeatedKeyError, parse_json
+from rmcore.data.readers.fields import UnreadText, is_missing, json_or_unread
 from rmcore.data.readers.turns import OF_THE_PROMPT
 
 _MAY_LACK = frozenset((*OF_THE_PROMPT, *ALPACA_COLUMNS))
@@ -37,11 +35,11 @@ def structured(name: str, value: Any) -> Any:
     Raises:
         RepeatedKeyError: an object in the text names a key twice.
     """
-    if name in _MAY_LACK and isinstance(value, float) and math.isnan(value):
+    if name in _MAY_LACK and isinstance(value, float) and is_missing(value):
         return None
     if spelling(name) in _LIST_SPELLINGS:
         if isinstance(value, str) and _LIST.match(value):
-            value = _parsed(value)
+            value = json_or_unread(value)
         return [_turns(_messages(item)) for item in value] if isinstance(value, list) else value
     if isinstance(value, str) and not _MESSAGES.match(value):
         return value
@@ -53,22 +51,13 @@ def _messages(value: Any) -> Any:
         return value
     if not _SPEAKS.search(value) or not (_SAYS.search(value) or _KNOWN_SPEAKS.search(value)):
         return value
-    parsed = _parsed(value)
+    parsed = json_or_unread(value)
     if isinstance(parsed, UnreadText):
         return parsed
     if isinstance(parsed, dict):  # an object that has a role among other things is as likely an answer
         return parsed if set(parsed) in ({"role", "content"}, {"from", "value"}) else value
     is_turn = [isinstance(turn, dict) and ("role" in turn or {"from", "value"} <= turn.keys()) for turn in parsed]
     return parsed if all(is_turn) else value
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return parse_json(text)
-    except RepeatedKeyError:
-        raise
-    except (ValueError, RecursionError):
-        return UnreadText(text)
 
 
 def _turns(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Rows with two answers in columns of their own: which these are, where the prompt is, the row as a pair or a tie."""
+"""Parts of layouts: which columns are the two answers and the prompt, and a row in one of the forms of `row_pairs`."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 from rmcore.core.errors import DataError
 from rmcore.data.readers.columns import PROMPTS, TWO_ANSWERS, Row
 
-Translate = Callable[[Row], dict[str, Any]]
-"""A row in, one that `rmcore.data.readers.layouts` reads out."""
+Translate = Callable[[Row], Row]
+"""A row in, one that `row_pairs.read_row` reads out."""
 SIDES = {"left": 0, "right": 1, "first": 0, "second": 1}
 TIES = frozenset(
     ("tie", "ties", "tied", "tie_bothbad", "tie_both_bad", "both_bad", "bothbad", "both_good", "both", "neither",
@@ -34,9 +34,7 @@ def prompt_column(columns: Collection[str]) -> str | None:
         DataError: two may be it.
     """
     found = [name for name in PROMPTS if name in columns]
-    if found[:1] == ["prompt"] or not found:
-        return found[0] if found else None
-    return str(only(found, "the prompt"))
+    return str(found[0] if found[0] == "prompt" else only(found, "the prompt")) if found else None
 
 
 def two_answers(columns: Collection[str]) -> list[tuple[str, str]]:
@@ -49,30 +47,36 @@ def two_answers(columns: Collection[str]) -> list[tuple[str, str]]:
     ]
 
 
-def prompt_of_two(sample: Row, first: str) -> tuple[bool, str | None]:
-    """(whether a prompt is to be had, its column): whole conversations carry theirs."""
-    prompt = prompt_column(sample)
-    return prompt is not None or isinstance(sample[first], list), prompt
+def asked_twice(sample: Row) -> tuple[tuple[str, str], str | None] | None:
+    """The columns of two answers and of their prompt, None for whole conversations, which carry theirs."""
+    found = two_answers(sample)
+    if not found:
+        return None
+    answers, prompt = only(found, "the two answers"), prompt_column(sample)
+    return None if prompt is None and not isinstance(sample[answers[0]], list) else (answers, prompt)
+
+
+def without(row: Row, *used: str | None) -> dict[str, Any]:
+    """The row without the columns that a layout uses itself."""
+    return {name: value for name, value in row.items() if name not in used}
 
 
 def preferred(
-    row: Row, answers: tuple[str, str], better: int, prompt: str | None, used: Iterable[str] = ()
+    row: Row, answers: tuple[str, str], better: int | None, prompt: str | None, used: Iterable[str | None] = ()
 ) -> dict[str, Any]:
-    """The row with its answers as chosen and rejected; other columns of the two sides follow them."""
+    """The row with its answers as chosen and rejected, or as equally good where neither is better.
+
+    Other columns of the two sides follow those that are chosen and rejected; in a tie they keep their names.
+    """
+    asked = {} if prompt is None else {"prompt": row.get(prompt)}
+    unused = without(row, *answers, prompt, *used)
+    if better is None:
+        return without(unused, "scores") | {"responses": [row.get(name) for name in answers], "ranks": [1, 1]} | asked
     chosen, rejected = answers[better], answers[1 - better]
     sides = {f"_{chosen[-1]}": "chosen_", f"_{rejected[-1]}": "rejected_"}
-    unused = {name: value for name, value in row.items() if name not in {*answers, prompt, *used}}
     translated: dict[str, Any] = {}
     for name, value in unused.items():
         stem, ending = name[:-2], name[-2:]
         sided = ending in sides and all(stem + other in unused for other in sides)
         translated[sides[ending] + stem if sided else name] = value
-    translated |= {"chosen": row.get(chosen), "rejected": row.get(rejected)}
-    return translated if prompt is None else translated | {"prompt": row.get(prompt)}
-
-
-def tied(row: Row, answers: tuple[str, str], prompt: str | None, used: Iterable[str] = ()) -> dict[str, Any]:
-    """The row with its answers as equally good; other columns of the two sides keep their names."""
-    translated = {name: value for name, value in row.items() if name not in {*answers, prompt, *used, "scores"}}
-    translated |= {"responses": [row.get(name) for name in answers], "ranks": [1, 1]}
-    return translated if prompt is None else translated | {"prompt": row.get(prompt)}
+    return translated | {"chosen": row.get(chosen), "rejected": row.get(rejected)} | asked

@@ -1,16 +1,18 @@
 """Damage to a row costs that row, and messages and lists that a file holds as text are read alike in every format."""
 
 import json
+import random
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import source_sample as sample
 from rmcore.data.pair import is_blank
 from rmcore.data.readers.sources import load_pairs, write_rejected
+from tests.fuzz.data_files import one
 
 write = sample.write
 
@@ -30,6 +32,14 @@ def test_bad_rows_are_set_aside_with_number_and_reason(tmp_path, form):
     assert [pair.prompt for pair in loaded.pairs] == ["p", "q"]
     assert reasons(loaded) == [(2, "empty prompt"), (3, "identical sides"), (4, "empty rejected")]
     assert loaded.num_rows == 5
+
+
+@pytest.mark.slow
+@settings(max_examples=150)
+@given(st.integers(0, 2**32))
+def test_what_is_written_is_read_and_what_is_damaged_gives_no_other_pairs(tmp_path_factory, seed):
+    """Each layout, in each format, as some program writes it; or with some bytes of it lost, added or changed."""
+    assert one(random.Random(seed), tmp_path_factory.mktemp("file")) in ("same", "subset", "refused")  # noqa: S311
 
 
 GOOD_LINE = json.dumps(plain()).encode()
@@ -156,24 +166,20 @@ def other(turns, text):
     return [*turns[:-1], {**turns[-1], "content": text}]
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_messages(tmp_path, form):
-    rows = [{"chosen": TURNS, "rejected": other(TURNS, f"No {i}.")} for i in range(3)]
-    loaded = read(tmp_path, form, *rows)
-    assert loaded.layout == "message lists"
-    assert [(pair.prompt, pair.chosen, pair.rejected) for pair in loaded.pairs] == [
-        ('Is it "a"?', "Yes, [1, 2].", f"No {i}.") for i in range(3)
-    ]
+MESSAGES = {
+    "message lists": ({"chosen": TURNS, "rejected": other(TURNS, "No.")}, ('Is it "a"?', "Yes, [1, 2].", "No.")),
+    "one message": ({"prompt": "q", "chosen": {"role": "assistant", "content": "a"}, "rejected": TURNS[1:]},
+                    ("q", "a", "Yes, [1, 2].")),
+    "answers": ({"prompt": "q", "responses": [json.dumps(TURNS[1:]), json.dumps(other(TURNS[1:], "no"))],
+                 "ranks": [2, 1]}, ("q", "no", "Yes, [1, 2].")),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_one_message_and_answers_that_are_messages(tmp_path, form):
-    row = {"prompt": "q", "chosen": {"role": "assistant", "content": "a"}, "rejected": TURNS[1:]}
-    (pair,) = read(tmp_path, form, row).pairs
-    assert (pair.prompt, pair.chosen, pair.rejected) == ("q", "a", "Yes, [1, 2].")
-    row = {"prompt": "q", "responses": [json.dumps(TURNS[1:]), json.dumps(other(TURNS[1:], "no"))], "ranks": [2, 1]}
-    (pair,) = read(tmp_path, form, row).pairs
-    assert (pair.chosen, pair.rejected) == ("no", "Yes, [1, 2].")
+@pytest.mark.parametrize(("row", "texts"), MESSAGES.values(), ids=MESSAGES)
+def test_messages_as_text(tmp_path, form, row, texts):
+    found = read(tmp_path, form, row, row).pairs
+    assert [(pair.prompt, pair.chosen, pair.rejected) for pair in found] == [texts] * 2
 
 
 @pytest.mark.parametrize("form", FORMATS)

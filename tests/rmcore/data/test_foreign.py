@@ -202,6 +202,15 @@ def test_a_mapping_wins_over_recognition():
     assert (pair.prompt, pair.chosen) == ("p", "y")
 
 
+@pytest.mark.parametrize("name", ["lmarena_winner.jsonl", "helpsteer2.jsonl", "swift.jsonl", "stack_exchange.jsonl"])
+def test_a_further_column_is_metadata_whatever_it_is_called(name):
+    row = next(read_file(FIXTURES / name)).fields
+    further = {"responses": ["x", "y"]}
+    (plain,), (pair,) = (recognise(one).parse(one).pairs for one in (row, row | further))
+    assert (pair.prompt, pair.chosen, pair.rejected) == (plain.prompt, plain.chosen, plain.rejected)
+    assert pair.metadata == plain.metadata | further
+
+
 @pytest.mark.parametrize("winner", [True, "A > B", "response_c", "(1)", {"a": 1}])
 def test_a_winner_that_means_nothing_costs_its_row(winner):
     row = {"prompt": "p", "answer_1": "a", "answer_2": "b", "winner": winner}

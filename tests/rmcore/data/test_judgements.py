@@ -22,59 +22,44 @@ FIXTURES = Path(__file__).with_name("fixtures")
 FRUIT, TOOL, BIRD = "Name a fruit.", "Name a tool.", "Name a bird."
 APPLE, HAMMER = ("An apple.", "A chair."), ("A hammer.", "A cloud.")
 
+ROBIN = ("A robin.", "A wren.")
+TWO_PAIRS_AND_A_TIE = [(FRUIT, APPLE, (1, 2)), (TOOL, HAMMER, (1, 2)), (BIRD, ROBIN, (1, 1))]
 RANKED = {
     "ultrafeedback.jsonl": [
-        (Kind.RANKING, FRUIT, ("A chair.", "An apple.", "A pear."), (2, 1, 1), None, 1),
-        (Kind.TIE, TOOL, ("A hammer.", "A saw."), (1, 1), None, 1),
+        (FRUIT, ("A chair.", "An apple.", "A pear."), (2, 1, 1)), (TOOL, ("A hammer.", "A saw."), (1, 1))
     ],
     "ultrafeedback_scores.json": [],
-    "lmarena_winner.jsonl": [
-        (Kind.PAIR, FRUIT, APPLE, (1, 2), None, 1),
-        (Kind.PAIR, TOOL, HAMMER, (1, 2), None, 1),
-        (Kind.TIE, BIRD, ("A robin.", "A wren."), (1, 1), None, 1),
-    ],
-    "helpsteer2.jsonl": [
-        (Kind.PAIR, FRUIT, APPLE, (1, 2), None, 1),
-        (Kind.PAIR, TOOL, HAMMER, (1, 2), None, 1),
-        (Kind.TIE, BIRD, ("A robin.", "A wren."), (1, 1), None, 1),
-    ],
-    "argilla_choice.json": [
-        (Kind.PAIR, FRUIT, APPLE, (1, 2), "u1", 1),
-        (Kind.TIE, FRUIT, ("A chair.", "An apple."), (1, 1), "u2", 1),
-    ],
+    "lmarena_winner.jsonl": TWO_PAIRS_AND_A_TIE,
+    "helpsteer2.jsonl": TWO_PAIRS_AND_A_TIE,
+    "argilla_choice.json": [(FRUIT, APPLE, (1, 2), "u1"), (FRUIT, ("A chair.", "An apple."), (1, 1), "u2")],
     "label_studio.json": [],
     "ranking.jsonl": [
-        (Kind.PAIR, FRUIT, APPLE, (1, 2), None, 1),
-        (Kind.RANKING, TOOL, ("A hammer.", "A cloud.", "A saw."), (1, 2, 1), None, 1),
-        (Kind.PAIR, BIRD, ("A robin.", "A stone."), (1, 2), None, 1),
+        (FRUIT, APPLE, (1, 2)), (TOOL, ("A hammer.", "A cloud.", "A saw."), (1, 2, 1)),
+        (BIRD, ("A robin.", "A stone."), (1, 2)),
     ],
     "best_of_k.jsonl": [
-        (Kind.BEST, FRUIT, ("A chair.", "An apple.", "A road."), (2, 1, 2), "u1", 1),
-        (Kind.PAIR, TOOL, HAMMER, (1, 2), None, 1),
+        (FRUIT, ("A chair.", "An apple.", "A road."), (2, 1, 2), "u1", 1, Kind.BEST), (TOOL, HAMMER, (1, 2))
     ],
     "annotators.csv": [
-        (Kind.PAIR, TOOL, HAMMER, (1, 2), "u1", 1),
-        (Kind.PAIR, FRUIT, APPLE, (1, 2), "u1", 2),
-        (Kind.TIE, FRUIT, APPLE, (1, 1), "u2", 0.5),
+        (TOOL, HAMMER, (1, 2), "u1"), (FRUIT, APPLE, (1, 2), "u1", 2), (FRUIT, APPLE, (1, 1), "u2", 0.5)
     ],
     "capitals.csv": [],
-}
-"""Files of ranks and of strict pairs alone, which need no observations."""
+}  # fmt: skip
+"""Files of ranks and of strict pairs alone, which need no observations: prompt, answers, ranks, who, weight, kind."""
 GRADED = {
     "helpsteer2_grades.jsonl": [
-        (
-            FRUIT,
-            ("A chair.", "An apple."),
-            {"helpfulness": (0, 4), "correctness": (0, 4), "coherence": (3, 4), "verbosity": (2, 1)},
-        ),
-        (
-            TOOL,
-            ("A cloud.", "A hammer."),
-            {"helpfulness": (1, 3), "correctness": (None, 4), "coherence": (2, 2), "verbosity": (0, None)},
-        ),
+        (FRUIT, ("A chair.", "An apple."),
+         {"helpfulness": (0, 4), "correctness": (0, 4), "coherence": (3, 4), "verbosity": (2, 1)}),
+        (TOOL, ("A cloud.", "A hammer."),
+         {"helpfulness": (1, 3), "correctness": (None, 4), "coherence": (2, 2), "verbosity": (0, None)}),
     ],
     "kto.jsonl": [(FRUIT, ("A chair.", "An apple."), {"overall": (0, 1)}), (TOOL, ("A hammer.",), {"overall": (1,)})],
-}
+}  # fmt: skip
+
+
+def said(prompt, answers, ranks, who=None, weight=1, kind=None):
+    kind = kind or (Kind.RANKING if len(ranks) > 2 else Kind.TIE if set(ranks) == {1} else Kind.PAIR)
+    return kind, prompt, answers, ranks, who, weight
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
@@ -85,8 +70,8 @@ def test_a_file_of_ranks_gives_its_observations(tmp_path, name, on_disk):
     loaded = load_pairs(str(FIXTURES / name), columns=columns, spool=spool)
     assert [
         (one.kind, one.prompt, one.answers, one.ranks, one.annotator, one.weight) for one in loaded.observations
-    ] == RANKED[name]
-    assert loaded.num_ties == sum(set(ranks) == {1} for *_, ranks, _, _ in RANKED[name])
+    ] == [said(*one) for one in RANKED[name]]
+    assert loaded.num_ties == sum(set(one[2]) == {1} for one in RANKED[name])
 
 
 @pytest.mark.parametrize("name", GRADED)

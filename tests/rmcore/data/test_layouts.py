@@ -39,99 +39,62 @@ def side(*context, text):
     return turns(*context, Message("assistant", text))
 
 
-EQUAL_MEANING = {
-    "plain strings": {"prompt": "Hello", "chosen": "a", "rejected": "b"},
-    "UltraFeedback": {"prompt": "Hello", "chosen": side(HELLO, text="a"), "rejected": side(HELLO, text="b")},
-    "TRL conversational": {"prompt": turns(HELLO), "chosen": side(text="a"), "rejected": side(text="b")},
-    "implicit prompt": {"chosen": side(HELLO, text="a"), "rejected": side(HELLO, text="b")},
-    "struct of lists": {
-        "chosen": {"role": ["user", "assistant"], "content": ["Hello", "a"]},
-        "rejected": {"role": ["user", "assistant"], "content": ["Hello", "b"]},
-    },
-    "HH-RLHF": {"chosen": "\n\nHuman: Hello\n\nAssistant: a", "rejected": "\n\nHuman: Hello\n\nAssistant: b"},
-    "SHP, A preferred": {"history": "Hello", "human_ref_A": "a", "human_ref_B": "b", "labels": 1},
-    "SHP, B preferred": {"history": "Hello", "human_ref_A": "b", "human_ref_B": "a", "labels": "0"},
-    "ranks": {"prompt": "Hello", "responses": ["b", "a"], "ranks": [2, 1]},
-    "bytes": {"prompt": b"Hello", "chosen": b"a", "rejected": b"b"},
-}
+def both(*context, **prompt):
+    """Sides that are lists of messages."""
+    return {**prompt, "chosen": side(*context, text="a"), "rejected": side(*context, text="b")}
 
 
-@pytest.mark.parametrize("record", EQUAL_MEANING.values(), ids=EQUAL_MEANING.keys())
-def test_the_same_pair_in_every_layout(record):
-    assert parse_record(record) == [PreferencePair("Hello", "a", "b")]
+def shp(history, label=1):
+    return {"history": history, "human_ref_A": "ba"[int(label)], "human_ref_B": "ab"[int(label)], "labels": label}
 
 
-MULTI_TURN = {
-    "HH-RLHF": {
-        "chosen": "\n\nHuman: Hello\n\nAssistant: Hi!\n\nHuman: Why?\n\nAssistant: a",
-        "rejected": "\n\nHuman: Hello\n\nAssistant: Hi!\n\nHuman: Why?\n\nAssistant: b",
-    },
-    "implicit prompt": {"chosen": side(HELLO, HI, ASK, text="a"), "rejected": side(HELLO, HI, ASK, text="b")},
-    "prompt column is the first turn": {
-        "prompt": "Hello",
-        "chosen": side(HELLO, HI, ASK, text="a"),
-        "rejected": side(HELLO, HI, ASK, text="b"),
-    },
-    "prompt list repeated by the sides": {
-        "prompt": turns(HELLO, HI, ASK),
-        "chosen": side(HELLO, HI, ASK, text="a"),
-        "rejected": side(HELLO, HI, ASK, text="b"),
-    },
-    "prompt list that continues in the sides": {
-        "prompt": turns(HELLO),
-        "chosen": side(HI, ASK, text="a"),
-        "rejected": side(HI, ASK, text="b"),
-    },
-    "prompt list with plain completions": {"prompt": turns(HELLO, HI, ASK), "chosen": "a", "rejected": "b"},
-    "prompt is a transcript": {"prompt": TRANSCRIPT, "chosen": "a", "rejected": "b"},
-    "prompt is a transcript as bytes": {"prompt": TRANSCRIPT.encode(), "chosen": "a", "rejected": "b"},
-    "prompt list of a transcript": {"prompt": turns(Message("user", TRANSCRIPT)), "chosen": "a", "rejected": "b"},
-    "the sides repeat a transcript": {
-        "prompt": TRANSCRIPT,
-        "chosen": side(HELLO, HI, ASK, text="a"),
-        "rejected": side(HELLO, HI, ASK, text="b"),
-    },
-    "the sides' prompt is a transcript": {
-        "chosen": side(Message("user", TRANSCRIPT), text="a"),
-        "rejected": side(Message("user", TRANSCRIPT), text="b"),
-    },
-    "ranked answers to a transcript": {"prompt": TRANSCRIPT, "responses": ["b", "a"], "ranks": [2, 1]},
-    "best answer to a transcript": {"prompt": TRANSCRIPT, "responses": ["b", "a"], "best_index": 1},
-    "winner's transcript": {"prompt": TRANSCRIPT, "response_a": "b", "response_b": "a", "winner": "b"},
-    "SHP": {"history": TRANSCRIPT, "human_ref_A": "a", "human_ref_B": "b", "labels": 1},
-}
+AB = {"chosen": "a", "rejected": "b"}
+TALK, TOLD = (HELLO, HI, ASK), Message("user", TRANSCRIPT)
+SAME = {
+    "plain strings": ("Hello", {"prompt": "Hello", **AB}),
+    "UltraFeedback": ("Hello", both(HELLO, prompt="Hello")),
+    "TRL conversational": ("Hello", both(prompt=turns(HELLO))),
+    "implicit prompt": ("Hello", both(HELLO)),
+    "struct of lists": ("Hello", {name: {"role": ["user", "assistant"], "content": ["Hello", text]}
+                                  for name, text in AB.items()}),
+    "HH-RLHF": ("Hello", {name: f"\n\nHuman: Hello\n\nAssistant: {text}" for name, text in AB.items()}),
+    "SHP, A preferred": ("Hello", shp("Hello")),
+    "SHP, B preferred": ("Hello", shp("Hello", "0")),
+    "ranks": ("Hello", {"prompt": "Hello", "responses": ["b", "a"], "ranks": [2, 1]}),
+    "bytes": ("Hello", {"prompt": b"Hello", "chosen": b"a", "rejected": b"b"}),
+    "HH-RLHF of turns": (TALK, {name: f"{TRANSCRIPT} {text}" for name, text in AB.items()}),
+    "implicit prompt of turns": (TALK, both(*TALK)),
+    "the prompt column is the first turn": (TALK, both(*TALK, prompt="Hello")),
+    "a prompt list that the sides repeat": (TALK, both(*TALK, prompt=turns(*TALK))),
+    "a prompt list that continues in the sides": (TALK, both(HI, ASK, prompt=turns(HELLO))),
+    "a prompt list with plain completions": (TALK, {"prompt": turns(*TALK), **AB}),
+    "a transcript": (TALK, {"prompt": TRANSCRIPT, **AB}),
+    "a transcript as bytes": (TALK, {"prompt": TRANSCRIPT.encode(), **AB}),
+    "a prompt list of a transcript": (TALK, {"prompt": turns(TOLD), **AB}),
+    "the sides repeat a transcript": (TALK, both(*TALK, prompt=TRANSCRIPT)),
+    "the sides' prompt is a transcript": (TALK, both(TOLD)),
+    "ranked answers to a transcript": (TALK, {"prompt": TRANSCRIPT, "responses": ["b", "a"], "ranks": [2, 1]}),
+    "best answer to a transcript": (TALK, {"prompt": TRANSCRIPT, "responses": ["b", "a"], "best_index": 1}),
+    "winner's transcript": (TALK, {"prompt": TRANSCRIPT, "response_a": "b", "response_b": "a", "winner": "b"}),
+    "SHP's transcript": (TALK, shp(TRANSCRIPT)),
+    "the sides repeat the last turn": ((SYSTEM, HELLO), both(HELLO, prompt=turns(SYSTEM, HELLO))),
+    "the sides repeat the last turns": (TALK, both(HI, ASK, prompt=turns(*TALK))),
+    "the sides repeat the last turn and go on": ((SYSTEM, *TALK), both(*TALK, prompt=turns(SYSTEM, HELLO))),
+    "a system turn before": ((SYSTEM, HELLO), both(SYSTEM, HELLO, prompt=turns(HELLO))),
+    "a system turn before, and on": ((SYSTEM, *TALK), both(SYSTEM, *TALK, prompt=turns(HELLO))),
+    "a transcript's last turn": (TALK, both(ASK, prompt=TRANSCRIPT)),
+    "the sides go on behind a system turn": ((SYSTEM, HELLO), both(HELLO, prompt=turns(SYSTEM))),
+    "the sides go on behind the assistant": (TALK, both(ASK, prompt=turns(HELLO, HI))),
+    "the end of the sides' dialogue": (TALK, both(*TALK, prompt=turns(ASK))),
+    "a transcript behind a system turn": ((SYSTEM, *TALK), both(prompt=turns(SYSTEM, TOLD))),
+    "a transcript that the sides have, too": ((SYSTEM, *TALK), both(SYSTEM, TOLD, prompt=TRANSCRIPT)),
+    "two users' turns in one prompt": ((HELLO, ASK), both(prompt=turns(HELLO, ASK))),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("record", MULTI_TURN.values(), ids=MULTI_TURN.keys())
-def test_the_same_dialogue_in_every_layout(record):
-    assert parse_record(record) == [PreferencePair((HELLO, HI, ASK), "a", "b")]
-
-
-JOINED = {
-    "the sides repeat the last turn": ([SYSTEM, HELLO], [HELLO], (SYSTEM, HELLO)),
-    "the sides repeat the last turns": ([HELLO, HI, ASK], [HI, ASK], (HELLO, HI, ASK)),
-    "the sides repeat the last turn and go on": ([SYSTEM, HELLO], [HELLO, HI, ASK], (SYSTEM, HELLO, HI, ASK)),
-    "the sides put a system turn before": ([HELLO], [SYSTEM, HELLO], (SYSTEM, HELLO)),
-    "the sides put a system turn before and go on": ([HELLO], [SYSTEM, HELLO, HI, ASK], (SYSTEM, HELLO, HI, ASK)),
-    "a transcript's last turn": (TRANSCRIPT, [ASK], (HELLO, HI, ASK)),
-    "the sides go on behind a system turn": ([SYSTEM], [HELLO], (SYSTEM, HELLO)),
-    "the sides go on behind the assistant": ([HELLO, HI], [ASK], (HELLO, HI, ASK)),
-    "the end of the sides' dialogue": ([ASK], [HELLO, HI, ASK], (HELLO, HI, ASK)),
-    "a transcript behind a system turn": ([SYSTEM, Message("user", TRANSCRIPT)], [], (SYSTEM, HELLO, HI, ASK)),
-    "a transcript that the sides have behind a system turn": (
-        TRANSCRIPT,
-        [SYSTEM, Message("user", TRANSCRIPT)],
-        (SYSTEM, HELLO, HI, ASK),
-    ),
-    "two users' turns in one prompt": ([HELLO, ASK], [], (HELLO, ASK)),
-}
-
-
-@pytest.mark.parametrize(("prompt", "context", "expected"), JOINED.values(), ids=JOINED.keys())
-def test_turns_of_the_prompt_that_the_sides_repeat_stand_once(prompt, context, expected):
-    prompt = prompt if isinstance(prompt, str) else turns(*prompt)
-    record = {"prompt": prompt, "chosen": side(*context, text="a"), "rejected": side(*context, text="b")}
-    assert parse_record(record) == [PreferencePair(expected, "a", "b")]
+@pytest.mark.parametrize(("prompt", "record"), SAME.values(), ids=SAME)
+def test_the_same_pair_in_every_layout_with_each_turn_once(prompt, record):
+    assert parse_record(record) == [PreferencePair(prompt, "a", "b")]
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=6), st.integers(0, 6), st.integers(0, 6))
@@ -140,8 +103,7 @@ def test_a_dialogue_in_two_overlapping_parts_is_whole_again(contents, first, sec
     whole = tuple(Message("user" if i % 2 == 0 else "assistant", f"{i}{text}") for i, text in enumerate(contents))
     whole = whole if len(whole) % 2 else (*whole, ASK)
     prompt, context = whole[: max(1, first)], whole[min(second, max(1, first)) :]
-    record = {"prompt": turns(*prompt), "chosen": side(*context, text="a"), "rejected": side(*context, text="b")}
-    assert parse_record(record) == [PreferencePair(plain_prompt(whole), "a", "b")]
+    assert parse_record(both(*context, prompt=turns(*prompt))) == [PreferencePair(plain_prompt(whole), "a", "b")]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +131,7 @@ BAD = [
     ({"prompt": [], "chosen": "a", "rejected": "b"}, Reason.EMPTY_PROMPT),
     ({"prompt": "\n\nHuman: \n\nAssistant:", "chosen": "a", "rejected": "b"}, Reason.EMPTY_PROMPT),
     ({"prompt": turns(Message("user", "")), "chosen": "a", "rejected": "b"}, Reason.EMPTY_PROMPT),
-    ({"chosen": side(text="a"), "rejected": side(text="b")}, Reason.EMPTY_PROMPT),
+    (both(), Reason.EMPTY_PROMPT),
     ({"prompt": "p", "chosen": "\n", "rejected": "b"}, Reason.EMPTY_CHOSEN),
     ({"prompt": "p", "chosen": [], "rejected": "b"}, Reason.EMPTY_CHOSEN),
     ({"prompt": "p", "chosen": "a", "rejected": ""}, Reason.EMPTY_REJECTED),
@@ -187,13 +149,10 @@ BAD = [
     ({"prompt": "p", "chosen": "a", "rejected": "b", "margin": "strong"}, Reason.BAD_MARGIN),
     ({"prompt": "p", "chosen": "a", "rejected": "b", "margin": math.inf}, Reason.BAD_MARGIN),
     ({"prompt": "p", "chosen": "a", "rejected": "b", "margin": 10**400}, Reason.BAD_MARGIN),
-    ({"prompt": "p", "chosen": side(ASK, text="a"), "rejected": side(ASK, text="b")}, Reason.PROMPTS_DIFFER),
+    (both(ASK, prompt="p"), Reason.PROMPTS_DIFFER),
     ({"chosen": side(HELLO, text="a"), "rejected": side(ASK, text="b")}, Reason.PROMPTS_DIFFER),
-    ({"prompt": turns(HELLO), "chosen": side(ASK, text="a"), "rejected": side(ASK, text="b")}, Reason.PROMPTS_DIFFER),
-    (
-        {"prompt": turns(HELLO), "chosen": side(SYSTEM, ASK, text="a"), "rejected": side(SYSTEM, ASK, text="b")},
-        Reason.PROMPTS_DIFFER,
-    ),
+    (both(ASK, prompt=turns(HELLO)), Reason.PROMPTS_DIFFER),
+    (both(SYSTEM, ASK, prompt=turns(HELLO)), Reason.PROMPTS_DIFFER),
     ({"chosen": turns(HELLO), "rejected": turns(HELLO)}, Reason.NO_FINAL_ASSISTANT_TURN),
     ({"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: c\n\nAssistant: d"}, Reason.PROMPTS_DIFFER),
     ({"chosen": "\n\nHuman: a", "rejected": "\n\nHuman: a"}, Reason.NO_FINAL_ASSISTANT_TURN),
@@ -300,16 +259,7 @@ def test_thousands_of_ranked_answers_cost_no_more_than_they_give():
 
 
 def test_what_else_a_record_carries_is_metadata_and_json_ready():
-    record = {
-        "prompt": "p",
-        "chosen": "a",
-        "rejected": "b",
-        "margin": "2.5",
-        "subset": "math",
-        "x": (1, math.nan),
-        "n": None,
-    }
-    (pair,) = parse_record(record)
+    (pair,) = parse_record({"prompt": "p", **AB, "margin": "2.5", "subset": "math", "x": (1, math.nan), "n": None})
     assert pair.target_margin == 2.5
     assert pair.metadata == {"subset": "math", "x": [1, None]}
     assert pair.to_dict()["metadata"] == pair.metadata

@@ -19,6 +19,7 @@ from rmcore.core.errors import DataError
 from rmcore.data.audit import audit, format_audit
 from rmcore.data.pair import Message, PreferencePair
 from rmcore.data.parts import SourceInParts
+from rmcore.data.readers.json_stream import json_values
 from rmcore.data.readers.sources import iter_records, load_pairs, source_digest, source_kind
 from rmcore.data.table import write_pairs
 from source_sample import lines
@@ -96,15 +97,11 @@ def test_bad_datasets_folders(dataset_folders, tmp_path):
     st.integers(1, 7),
 )
 def test_the_json_stream_reads_what_the_whole_parser_reads_at_any_chunk_size(values, chunk):
-    import io
-
-    from rmcore.data.readers.json_stream import JsonText, array_values
-
     class Slow(io.StringIO):
         def read(self, size=-1):
             return super().read(min(size, chunk))
 
-    assert list(array_values(JsonText(Slow(json.dumps(values, indent=1))))) == values
+    assert list(json_values(Slow(json.dumps(values, indent=1)))) == values
 
 
 def test_what_a_source_is(tmp_path, monkeypatch):
@@ -160,69 +157,53 @@ def put(path, *prompts):
     path.write_text("".join(json.dumps({"prompt": one, "chosen": "a", "rejected": "b"}) + "\n" for one in prompts))
 
 
-NAMES = {
-    "shards": ("data/train-00000-of-00002.jsonl", "data/train-00001-of-00002.jsonl", "data/test-00000-of-00001.jsonl"),
-    "with a digest": ("train-00000-of-00002-ab12.jsonl", "train-00001-of-00002-ab12.jsonl", "test.jsonl"),
-    "numbers": ("data/train/0000.jsonl", "data/train/0001.jsonl", "data/test/0000.jsonl"),
+SPARK = "part-0000{}-3f2a-c000.jsonl"
+FOLDERS = {
+    "shards": "data/train-00000-of-00002.jsonl data/train-00001-of-00002.jsonl data/test-00000-of-00001.jsonl",
+    "with a digest": "train-00000-of-00002-ab12.jsonl train-00001-of-00002-ab12.jsonl test.jsonl",
+    "numbers": "data/train/0000.jsonl data/train/0001.jsonl data/test/0000.jsonl",
+    "any name, from 1": "pairs_01.jsonl pairs_02.jsonl",
+    "numbers alone": "0000.jsonl 0001.jsonl",
+    "Spark": f"{SPARK.format(0)} {SPARK.format(1)}",
 }
 
 
-@pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
-def test_the_files_of_a_split(tmp_path, names):
-    for name, prompts in zip(names, ("pq", "rs", "t"), strict=True):
-        put(tmp_path / name, *prompts, "")
-    (tmp_path / "README.md").write_text("x")
-    (tmp_path / "dataset_infos.json").write_text("{}")
+@pytest.mark.parametrize("names", FOLDERS.values(), ids=FOLDERS)
+def test_the_files_of_a_split_are_one_data_set_in_the_order_of_their_numbers(tmp_path, names):
+    first, second, *tests = (tmp_path / name for name in names.split())
+    for path, prompts in zip((first, second, *tests), ("pq", "rs", "t"), strict=False):
+        put(path, *prompts, "")
+    for name in ("README.md", "dataset_infos.json", "_SUCCESS"):
+        (tmp_path / name).write_text("{}")
+    if not tests:
+        (tmp_path / "dataset_infos.json").unlink()
     loaded = load_pairs(str(tmp_path))
     assert [pair.prompt for pair in loaded.pairs] == [*"pqrs"]
     assert [row.row for row in loaded.rejected] == [3, 6]
-    assert [pair.prompt for pair in load_pairs(str(tmp_path), split="test").pairs] == ["t"]
-    with pytest.raises(DataError, match="no file in it is named as the split 'dev'"):
-        load_pairs(str(tmp_path), split="dev")
-    if names[1] != "test.jsonl":
-        (tmp_path / names[0]).unlink()
-        with pytest.raises(DataError, match="lacks file 0 of the split 'train'"):
-            load_pairs(str(tmp_path))
+    for split in ("test", "dev")[: 2 if tests else 1]:
+        if tests and split == "test":
+            assert [pair.prompt for pair in load_pairs(str(tmp_path), split=split).pairs] == ["t"]
+        else:
+            with pytest.raises(DataError, match=f"no file in it is named as the split '{split}'"):
+                load_pairs(str(tmp_path), split=split)
+    number, next_but_one = ("_02", "_04") if "_02" in second.name else ("1", "3")
+    second.rename(second.with_name(second.name.replace(number, next_but_one, 1)))
+    with pytest.raises(DataError, match="lacks file 1 of the split 'train'"):
+        load_pairs(str(tmp_path))
 
 
-SHARDS = {
-    "from 0": ("part-0.jsonl", "part-1.jsonl", "part-10.jsonl"),
-    "from 1": ("pairs_01.jsonl", "pairs_02.jsonl", "pairs_03.jsonl"),
-    "numbers alone": ("0000.jsonl", "0001.jsonl", "0002.jsonl"),
-    "Spark": ("part-00000-3f2a-c000.jsonl", "part-00001-3f2a-c000.jsonl", "part-00002-3f2a-c000.jsonl"),
-}
+NO_DATA_SET = """
+a-0.jsonl b-1.jsonl | test-0.jsonl test-1.jsonl | x-0.jsonl y.jsonl | x_1.jsonl x_01.jsonl | llama3.jsonl
+part-1.train.jsonl part-2.test.jsonl | hh_test_1.jsonl hh_test_2.jsonl | pairs_v1.jsonl pairs_v2.jsonl
+fold-1.jsonl fold-2.jsonl | train.jsonl data/train-00000-of-00001.jsonl
+"""
 
 
-@pytest.mark.parametrize("names", SHARDS.values(), ids=SHARDS)
-def test_numbered_files_of_any_name_are_one_data_set_in_the_order_of_their_numbers(tmp_path, names):
-    for name, prompt in zip(names, "pqr", strict=True):
-        put(tmp_path / name, prompt)
-    (tmp_path / "_SUCCESS").write_text("")
-    if names[2] == "part-10.jsonl":
-        with pytest.raises(DataError, match="lacks file 2"):
-            load_pairs(str(tmp_path))
-        (tmp_path / names[2]).rename(tmp_path / "part-2.jsonl")
-    assert [pair.prompt for pair in load_pairs(str(tmp_path)).pairs] == [*"pqr"]
-    with pytest.raises(DataError, match="no file in it is named as the split 'test'"):
-        load_pairs(str(tmp_path), split="test")
-
-
-@pytest.mark.parametrize(
-    "names",
-    [
-        *(("a-0.jsonl", "b-1.jsonl"), ("test-0.jsonl", "test-1.jsonl"), ("x-0.jsonl", "y.jsonl")),
-        *(("x_1.jsonl", "x_01.jsonl"), ("part-1.train.jsonl", "part-2.test.jsonl"), ("llama3.jsonl",)),
-        *(
-            ("hh_test_1.jsonl", "hh_test_2.jsonl"),
-            ("pairs_v1.jsonl", "pairs_v2.jsonl"),
-            ("fold-1.jsonl", "fold-2.jsonl"),
-        ),
-    ],
-)
+@pytest.mark.parametrize("names", NO_DATA_SET.strip().replace("\n", "|").split("|"))
 def test_files_that_need_not_be_one_data_set_are_refused(tmp_path, names):
-    for name in names:
+    for name in names.split():
         put(tmp_path / name, "p")
-    with pytest.raises(DataError, match="no file in it is named as the split"):
+    with pytest.raises(DataError, match=r"no file in it is named as the split|which one is meant is unknown"):
         load_pairs(str(tmp_path))
 
 
@@ -261,13 +242,6 @@ def test_arrow_files_are_read_and_cut_ones_are_refused(tmp_path, form, packed):
         path.write_bytes(gzip.compress(whole[:end]) if packed else whole[:end])
         with pytest.raises(DataError, match=r"cut off|damaged"):
             load_pairs(str(path))
-
-
-def test_two_data_sets_in_one_folder(tmp_path):
-    put(tmp_path / "train.jsonl", "p")
-    put(tmp_path / "data/train-00000-of-00001.jsonl", "p")
-    with pytest.raises(DataError, match="which one is meant is unknown"):
-        load_pairs(str(tmp_path))
 
 
 RESPONSES = [{"prompt": f"p{number}", "response": None if number % 5 == 3 else f"r{number}"} for number in range(23)]
