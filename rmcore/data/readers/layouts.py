@@ -51,6 +51,7 @@ GRADED_ROWS = "graded answers"
 PAIRS_PER_ROW = 36
 """Most pairs of one row of ranked answers: all pairs of 9, the most that InstructGPT's labellers ranked (Ouyang et al.
 2022, arXiv:2203.02155)."""
+_ASKED: Row = dict.fromkeys(("prompt", "chosen", "rejected"))
 _OF_PRODIGY = "answer"
 _NOT_ACCEPTED = ("ignore", "reject")
 
@@ -101,7 +102,7 @@ def _strings(sample: Row) -> Translate | None:
 
 
 def _asked(row: Row) -> Row:
-    return {"prompt": None, "chosen": None, "rejected": None, **row}
+    return row if _ASKED.keys() <= row.keys() else {**_ASKED, **row}
 
 
 def _messages(sample: Row) -> Translate | None:
