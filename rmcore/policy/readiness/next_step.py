@@ -356,15 +356,20 @@ def _pairs_to_learn(run: Tried, runs: Sequence[Tried], width: float) -> str:
     """Say how many training pairs would give a gain that can be seen.
 
     By the learning curve, where runs of the chain differ in the number of their pairs alone: accuracy rises by as much
-    with each doubling as it did between the smallest and the largest of them.
+    with each doubling as it did between the smallest and the largest of them. A curve of the best run's recipe counts
+    first.
     """
 
-    def rest(one: Tried) -> PipelineConfig:
+    def recipe(one: Tried) -> PipelineConfig:
         return changed(one.config, {"data.pairs_per_prompt": None})
 
     num = run.training["num_distinct"]
-    alike = sorted((one.training["num_distinct"], one.accuracy) for one in runs if rest(one) == rest(run))
-    if len(alike) < 2 or alike[0][0] == alike[-1][0]:
+    curves = [
+        sorted((one.training["num_distinct"], one.accuracy) for one in runs if recipe(one) == recipe(like))
+        for like in (run, *runs)
+    ]
+    alike = next((curve for curve in curves if curve[0][0] < curve[-1][0]), None)
+    if alike is None:
         return f"{num:,} more to train on would be as many again, a guess, as no two runs differ in their pairs alone"
     (few, before), (many, after) = alike[0], alike[-1]
     doubling = (after - before) / math.log2(many / few)

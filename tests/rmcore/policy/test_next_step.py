@@ -237,6 +237,12 @@ def test_the_number_of_labels_follows_the_chains_own_learning_curve():
     worse = many._replace(metrics={**many.metrics, "pairwise_accuracy": share(0.69, 0.02)})
     assert "label other prompts" in next_step([few, worse, *rates])["evidence"]
     assert "a guess" in next_step([few, *rates_around(few)])["evidence"]
+    # The best run may be the only one of its recipe: others that differ in their pairs alone show the curve.
+    best, beyond = (
+        tried(f"lr-{lr}", num=800, half=0.02, over_first=gain, data={"pairs_per_prompt": 2}, lr=lr)
+        for lr, gain in ((1e-4, 0.05), (2e-4, 0.01))
+    )
+    assert "400 to 800 pairs brought" in next_step([few, many, best, beyond])["evidence"]
 
 
 def test_what_can_be_seen_is_told_by_the_chains_own_intervals_once_there_are_some():
