@@ -26,13 +26,10 @@ from flows.prefect_api import api_is_embedded
 from flows.prefect_client import reap_dead_runs
 from flows.progress import Progress, shown_progress
 from flows.requirements import require_run
-from flows.settings import named_changes
+from flows.settings import OPTIONAL_GROUPS, named_changes
 from flows.unfinished import unfinished
 from rmcore.config.benchmark import BenchmarkConfig
-from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.pipeline import GROUPS, PipelineConfig
-from rmcore.config.probe import ProbeConfig
-from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.errors import ServiceError
 from rmcore.core.files import write_json
 from rmcore.core.processes import terminate_children
@@ -59,7 +56,7 @@ REPORT_FILE = "report.html"
 FORM = Form("demo", FIELDS, tuple(name for name in GROUPS if name and "." not in name), presets_for("run"), require_run)
 DRAWN = PRESETS["policy"].model_copy(
     update={
-        **{"landscape": LandscapeConfig(), "probe": ProbeConfig(), "rlhf": RlhfConfig()},
+        **{name: group() for name, group in OPTIONAL_GROUPS.items() if name != "policy" and "." not in name},
         "benchmark": BenchmarkConfig(suites=("all",)),
     }
 )

@@ -1,5 +1,6 @@
 import json
 import pkgutil
+import re
 import subprocess
 import sys
 import tomllib
@@ -12,6 +13,7 @@ from packaging.requirements import Requirement
 import flows
 import rmcore
 from machine import PATIENCE_S
+from rmcore.core.capabilities import NAMES
 from rmcore.core.errors import ConfigError
 from rmcore.policy.grpo.rlhf_requirements import require_trl
 
@@ -58,6 +60,13 @@ def test_front_door_cached_run_and_training_import_what_they_need_and_no_module_
     assert {"torch", "transformers", "pydantic"} <= imported
     assert imported & {Requirement(one).name for one in hard_dependencies()} <= ON_A_TRAINING_NODE
     assert not {"prefect", "mlflow", "vllm", "flows", "tasks", "experiments"} & every
+
+
+def test_each_package_is_in_a_layer_or_is_a_capability():
+    contracts = tomllib.loads(Path("pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = (one["layers"] for one in contracts if one.get("containers") == ["rmcore"])
+    named = {name.strip() for layer in layers for name in re.split("[|:]", layer)}
+    assert {module.name for module in pkgutil.iter_modules(rmcore.__path__)} == named | {*NAMES}
 
 
 def test_the_front_door_has_what_it_lists():

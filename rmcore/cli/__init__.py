@@ -1,6 +1,7 @@
 """The commands that need no orchestrator; `rm-opt` mounts them besides its own."""
 
 from rmcore.cli.lazy import Listed, lazy_app
+from rmcore.core.capabilities import commands
 
 TRAINING = {
     "data": Listed("rmcore.cli.data:app", "Look at preference data, convert it, and choose what to label next."),
@@ -12,9 +13,7 @@ TRAINING = {
     "benchmark": Listed(
         "rmcore.cli.benchmark:benchmark", "Score a reward model on public benchmarks, each by its own rule."
     ),
-    "probe": Listed(
-        "rmcore.cli.probe:probe", "Edit answers in ways that must not pay, or must cost, and see what the rewards do."
-    ),
+    **{name: Listed(*one) for name, one in commands("Train and measure").items()},
     "score": Listed(
         "rmcore.cli.score:score", "Write rewards of preference pairs, or of prompt/response rows, to a file."
     ),
@@ -35,6 +34,7 @@ POLICIES = {
         "rmcore.cli.measure:readiness_app", "Judge whether a policy may be optimised against a reward model."
     ),
     "judge": Listed("rmcore.cli.judge:app", "Compare a judge with people before its judgements are used."),
+    **{name: Listed(*one) for name, one in commands("Policies").items()},
 }
 SERVICES = {
     "serve": Listed(

@@ -1,6 +1,7 @@
 """The base of all settings: frozen, and unknown names are refused."""
 
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, get_args
 
@@ -12,22 +13,29 @@ Threshold = Annotated[float, Field(gt=0, lt=1)]
 RUN_ONLY: Final = "run only"
 """Mark of a field, `Annotated[int, RUN_ONLY]`, that says how something is computed and changes no outcome."""
 
-Kind = Literal[
-    "audit", "device", "file", "function", "judge", "pairs", "rewards", "rubric", "rules", "suites", "weights"
-]
+Kind = Literal["audit", "device", "file", "function", "judge", "pairs", "rewards", "rubric", "suites", "weights"]
 
 
 @dataclass(frozen=True)
 class Names:
-    """Mark of a field whose value only names something, which counts by its content (`rmcore.stages.contents`)."""
+    """Mark of a field whose value only names something, which counts by its content."""
 
-    kind: Kind
+    kind: Kind | Callable[[Any], Any]
+    """Gives the digest of the content, or is the name of what does (`rmcore.stages.contents`)."""
 
 
 class Settings(BaseModel):
     """Base of all settings: immutable, no unknown keys, field help from the docstring under each field."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **given: Any) -> None:
+        """Give a section without help of its own the docstring of its settings."""
+        for field in cls.model_fields.values():
+            for kind in (field.annotation, *get_args(field.annotation)):
+                if field.description is None and isinstance(kind, type) and issubclass(kind, Settings):
+                    field.description = inspect.getdoc(kind)
 
     @classmethod
     def run_only(cls) -> frozenset[str]:
@@ -40,7 +48,7 @@ class Settings(BaseModel):
         groups = {name: value for name in kept if isinstance(value := getattr(self, name), Settings)}
         return kept | {name: group.keyed() for name, group in groups.items()}
 
-    def named(self, path: str = "") -> Iterator[tuple[str, Kind, Any]]:
+    def named(self, path: str = "") -> Iterator[tuple[str, Kind | Callable[[Any], Any], Any]]:
         """Yield each name in the fields of `keyed`, at any depth: dotted path, kind of what it names, and the name."""
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)

@@ -17,11 +17,11 @@ from rmcore.config.judging import judge_name
 from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.model import FROM_POLICY, ModelConfig
 from rmcore.config.policy import SFT, WORLD, PolicyConfig
-from rmcore.config.probe import ProbeConfig
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.config.train import TrainConfig
 from rmcore.core.loggers import LoggerName
+from rmcore.probes.settings import ProbeConfig
 
 DEVICES = r"^(auto|cpu|cuda(:\d{1,3})?)$"
 """Names of devices that are allowed."""
@@ -53,8 +53,6 @@ class PipelineConfig(Settings):
     benchmark: BenchmarkConfig | None = None
     """Public benchmarks, and sets of your own, that the model is measured on."""
     probe: ProbeConfig | None = None
-    """Probes: edits of answers that must not pay. Left out: none is made. They decide nothing. With
-    them the report says what each sentence of the worst mistakes adds."""
     policy: PolicyConfig | None = None
     """The policy to be optimised. Without it, and without its judged samples, no verdict says "ready"."""
     rlhf: RlhfConfig | None = None

@@ -1,8 +1,8 @@
 """Digest of the code that a stage runs: computed from the import graph, not declared.
 
 A stage's outcome can change when its own module or anything it imports from rmcore changes. Comments, docstrings and
-formatting cannot change it, and neither can the modules in `WITHOUT_EFFECT`: settings enter a key by value, figures
-and reports are redrawn from the numbers.
+formatting cannot change it, and neither can the modules in `WITHOUT_EFFECT` and files called as in
+`FILES_WITHOUT_EFFECT`: settings enter a key by value, figures and reports are redrawn from the numbers.
 """
 
 import ast
@@ -20,6 +20,7 @@ from rmcore.core.files import digests_memory, remember, remembered
 PACKAGE = "rmcore"
 WITHOUT_EFFECT = (
     "rmcore.config",
+    "rmcore.core.capabilities",
     "rmcore.core.errors",
     "rmcore.core.tracking",
     "rmcore.core.progress",
@@ -27,6 +28,8 @@ WITHOUT_EFFECT = (
     "rmcore.stages.stage",
     "rmcore.stages.stages",
 )
+FILES_WITHOUT_EFFECT = (".settings", ".blocks", ".command")
+"""The same by the names of files, in any folder."""
 _PACKAGE_FILE = "__init__.py"
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 """Fields of statements that hold statements."""
@@ -48,7 +51,7 @@ def code_digests(module: str, root: Path | None = None) -> dict[str, str]:
     prefixes = tuple(f"{left_out}." for left_out in WITHOUT_EFFECT)
     while todo:
         name = todo.pop()
-        if name in files or name in WITHOUT_EFFECT or name.startswith(prefixes):
+        if name in files or name in WITHOUT_EFFECT or name.startswith(prefixes) or name.endswith(FILES_WITHOUT_EFFECT):
             continue
         # Most imported names are classes and functions: only of a package may one be a module, which needs a look.
         parent = files.get(name.rpartition(".")[0])

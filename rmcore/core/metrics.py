@@ -8,59 +8,11 @@ without either. No stage imports it, so that a reworded label has no artifact co
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
+from rmcore.core.capabilities import capabilities
 from rmcore.core.errors import ConfigError
-
-Unit = Literal["share", "points", "seconds", "pairs/s", "MiB", "steps", "nats", "logits", "logits²", "sd", "count", ""]
-"""How values are printed. share: a fraction, in percent; "": a plain number; the others are appended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bands:
-    """Words for a value's band."""
-
-    about: str
-    """The number that the words are about: eval accuracy."""
-    words: tuple[tuple[float, float, str], ...]
-    """Both ends of each band; the first one that holds a value counts, so an end belongs to the band named first."""
-
-
-@dataclass(frozen=True, slots=True)
-class MetricSpec:
-    """One metric. The fields from `cell_name` on are empty for what no cell of an experiment reports."""
-
-    name: str
-    """As it is computed: pairwise_accuracy."""
-    label: str
-    """Where one model is described."""
-    unit: Unit
-    definition: str = ""
-    """One clause for the reader of a report; empty where the label says it all."""
-    better: Literal["higher", "lower"] | None = None
-    """None: neither, or it is never compared."""
-    cell_name: str = ""
-    """As a cell and MLflow report it: eval/test_pairwise_accuracy."""
-    cell_label: str = ""
-    """Where arms are compared; empty: `label` there, too."""
-    stage: Literal["train", "evaluate", "landscape"] | None = None
-    """Which one a cell has it from; what `evaluate` scores on held-out pairs has an error over prompts."""
-    within_unit: bool = False
-    """Its true value cannot lie outside of [0, 1]. A difference of two shares can."""
-    floor: float | None = None
-    """Its true value cannot lie below, though an estimate can: such a one is noise. People are shown the floor and the
-    upper end of the interval (`floored`); records and trackers keep the estimate."""
-    needs_target: bool = False
-    """Defined only where the experiment declares a `target_accuracy`."""
-    bands: Bands | None = None
-    """The validation plan's."""
-
-    @property
-    def higher_is_better(self) -> bool | None:
-        """None: neither."""
-        return None if self.better is None else self.better == "higher"
-
+from rmcore.core.metric_spec import Bands, MetricSpec
 
 _OF_PAIRS = (
     MetricSpec(
@@ -412,8 +364,11 @@ _OF_CURVATURE = (
     MetricSpec("flatness_index", "flatness 1 / λmax", "", "grows merely because margins grow: never read it alone"),
 )
 
+_OF_CAPABILITIES = tuple(spec for one in capabilities().values() for spec in one.metrics)
+
 METRICS: dict[str, MetricSpec] = {
-    spec.name: spec for spec in (*_OF_PAIRS, *_OF_ANSWERS, *_OF_POLICIES, *_OF_TRAINING, *_OF_CURVATURE)
+    spec.name: spec
+    for spec in (*_OF_PAIRS, *_OF_ANSWERS, *_OF_POLICIES, *_OF_TRAINING, *_OF_CURVATURE, *_OF_CAPABILITIES)
 }
 """By name, in the order of a report's table."""
 

@@ -7,7 +7,7 @@ Shares are fractions (0.712), not percentages; undefined numbers are None, never
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from rmcore.core.metrics import Unit
+from rmcore.core.metric_spec import Unit
 from rmcore.reporting.schema import Check, Interval, Metric, Symptom
 
 

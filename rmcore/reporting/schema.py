@@ -117,8 +117,6 @@ class Mistake(TypedDict):
     chosen: str
     rejected: str
     margin: float
-    effects: NotRequired[Mapping[str, Any]]
-    """By side, its sentences and what it loses without each (`rmcore.probes.effects`); where probes were made."""
 
 
 class Symptom(TypedDict):
@@ -142,7 +140,7 @@ class StageResult(TypedDict):
 
 
 class Results(TypedDict):
-    """All that a run found."""
+    """All that a run found; under the name of each capability's stage also its record, None where it did not run."""
 
     study: str
     seed: int
@@ -169,8 +167,6 @@ class Results(TypedDict):
     """Choosing among logged answers (`rmcore.policy.logged_answers`), where held-out prompts have enough of them."""
     observations: Mapping[str, Any] | None
     """Held-out judgements of any kind (`rmcore.stages.observed.Measured`); None where all are strict pairs."""
-    probe: Mapping[str, Any] | None
-    """Edits of answers that must not pay (`rmcore.probes.measure.Probed`); None where none was tried."""
     policy: PolicyResults | None
     """Measurements on judged samples of a policy."""
     rlhf: Mapping[str, Any] | None

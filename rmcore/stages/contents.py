@@ -34,7 +34,8 @@ def contents(settings: Settings, path: str = "") -> dict[str, Any]:
     Raises:
         RmcoreError: one of these does not exist.
     """
-    digests = {path: DIGESTS[kind](name) for path, kind, name in settings.named(path)}
+    named = settings.named(path)
+    digests = {path: (kind if callable(kind) else DIGESTS[kind])(name) for path, kind, name in named}
     return {path: digest for path, digest in digests.items() if digest is not None}
 
 
@@ -69,10 +70,6 @@ def _suites(names: tuple[str, ...]) -> str:
     return make_key(source_digests(names))
 
 
-def _rules(names: tuple[str, ...]) -> list[str]:
-    return [f"{name} {source_file_digest('probe.rules', name)}" if ":" in name else name for name in names]
-
-
 def _judge(name: str) -> str:
     """Return a judge's content digest; of an endpoint the name of its model, without its address."""
     return f"{ENDPOINT_PREFIX}{Address.parse(name).model}" if is_endpoint(name) else _reward("policy.judge", name)
@@ -100,7 +97,6 @@ DIGESTS: Mapping[Kind, Callable[[Any], Any]] = {
     "file": _file,
     "rewards": _rewards,
     "rubric": lambda name: make_key({"rubric": rubric_text(name)}),
-    "rules": _rules,
     "suites": _suites,
     "weights": _weights,
 }

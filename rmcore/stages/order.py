@@ -2,7 +2,7 @@
 
 prepare -> train -> evaluate -> readiness                                    the pipeline
                     landscape                                                where curvature is requested
-           probe                                                             where probes are requested
+           probe                                                             and each other capability's stage
            benchmark                                                         where benchmarks are named
            policy -> samples -> overoptimization -> readiness_v2             where a policy is given
            policy -> train                                                   where the reward model starts from it
@@ -26,7 +26,8 @@ from rmcore.core.hardware import choose_precision
 from rmcore.core.store import ArtifactRef
 from rmcore.stages import stages
 from rmcore.stages.contents import device_type
-from rmcore.stages.stage import Stage
+from rmcore.stages.stage import Measuring, Stage
+from rmcore.stages.stages import OPTIONAL, STAGES
 
 Run = Callable[[Stage], ArtifactRef]
 """Gives the artifact of a stage: by running it, from the store, or, in a plan, one that is not there (`missing`)."""
@@ -37,7 +38,6 @@ REFUSALS = {
     "benchmark": "there is no benchmark in this config; set benchmark.suites, for example to [judgebench].",
     "policy": "there is no policy in this config, so nothing would be sampled; start from preset policy, or set "
     "policy.name to sft, a folder or a hub name.",
-    "probe": "there are no probes in this config; set probe.pairs_per_prompt, or probe.rules.",
     "rlhf": "there is no training of a policy in this config; set rlhf.steps, or start from preset rlhf.",
 }
 """Messages about a config that lacks a section, by the section's name."""
@@ -88,11 +88,6 @@ class _Order:
     def landscape(self) -> ArtifactRef:
         settings = curvature_settings(self.config)
         return self._run(stages.LandscapeStage(**self._model, landscape=settings, seed=self.config.seed))
-
-    @_once
-    def probe(self) -> ArtifactRef:
-        settings = required(self.config.probe, "probe")  # before what it reads is made
-        return self._run(stages.ProbeStage(**self._model, probe=settings, seed=self.config.seed))
 
     @_once
     def benchmark(self) -> ArtifactRef:
@@ -208,6 +203,17 @@ class _Order:
             )
         )
 
+    def run_stage(self, name: str) -> ArtifactRef:
+        """Return the artifact of a stage by its name; that of a capability is given settings by the names of fields."""
+        if name in OPTIONAL and name not in vars(self):
+            stage, config = STAGES[name], self.config
+            if stage.lacking and getattr(config, name) is None:  # before what it reads is made
+                raise ConfigError(stage.lacking)
+            own = {field: getattr(config, field) for field in stage.model_fields.keys() - Measuring.model_fields.keys()}
+            vars(self)[name] = self._run(stage(**self._model, **own))
+        found: ArtifactRef = getattr(self, name)
+        return found
+
     @property
     def _curvature(self) -> ArtifactRef | None:
         return None if self.config.landscape is None else self.landscape
@@ -248,7 +254,7 @@ def request(
     """
     order = _Order(config, run, given or {})
     for name in names:
-        getattr(order, name)
+        order.run_stage(name)
 
 
 def resolve(
@@ -292,7 +298,7 @@ def pipeline_stages(config: PipelineConfig) -> tuple[str, ...]:
 
 def labelled_stages(config: PipelineConfig) -> tuple[str, ...]:
     """Return the stages that need no policy; the optional ones only if the config has their section."""
-    optional = ("probe", "benchmark")
+    optional = (*OPTIONAL, "benchmark")
     return ("train", "evaluate", "readiness", *(name for name in optional if getattr(config, name) is not None))
 
 

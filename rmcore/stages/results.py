@@ -7,7 +7,7 @@ import platform
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 from pydantic import ValidationError
@@ -25,7 +25,7 @@ from rmcore.policy.readiness.verdict import next_rung, verdict_on_policy, with_o
 from rmcore.reporting.runs import short_names
 from rmcore.reporting.schema import NextRung, PolicyResults, Results, StageResult, Training
 from rmcore.stages.contents import device_type
-from rmcore.stages.stages import STAGES
+from rmcore.stages.stages import OPTIONAL, STAGES
 
 NUM_MISTAKES = 50
 SHOWN_VERSIONS = ("rm-optimizer", "torch", "transformers", "prefect", "mlflow", "pandas", "numpy")
@@ -89,7 +89,6 @@ def gather_results(
         "benchmarks": _read(folder["benchmark"] / "benchmark.json") if "benchmark" in folder else None,
         "logged": _read(folder["readiness"] / "logged_answers.json"),
         "observations": evaluation["observations"],
-        "probe": _read(folder["probe"] / "probe.json") if "probe" in folder else None,
         "policy": policy,
         "rlhf": trained,
         "metrics": evaluation["metrics"]["test"],
@@ -98,13 +97,14 @@ def gather_results(
         "spectrum": _read(folder["landscape"] / "spectrum.json") if "landscape" in folder else None,
         "training": training,
         "audit": _read(folder["prepare"] / "audit.json"),
-        "mistakes": _mistakes(folder),
+        "mistakes": _mistakes(folder["evaluate"]),
         "diagnoses": [{"symptom": one.symptom, "diagnosis": one.diagnosis, "advice": one.advice} for one in found],
         "stages": [_stage(store, ref, cached[name]) for name, ref in refs.items()],
         "config": config.model_dump(mode="json"),
         "environment": environment(config.device),
     }
-    return {**results, "next_rung": planned_step(folder_name, results, earlier)}
+    measured = {name: _read(folder[name] / STAGES[name].outcome[0]) if name in folder else None for name in OPTIONAL}
+    return cast(Results, {**results, **measured, "next_rung": planned_step(folder_name, results, earlier)})
 
 
 def planned_step(name: str, results: Results, earlier: Mapping[str, Mapping[str, Any]]) -> NextRung | None:
@@ -190,13 +190,9 @@ def environment(device: str) -> dict[str, str]:
     }
 
 
-def _mistakes(folder: Mapping[str, Path]) -> Any:
-    """The most confident mistakes and, where probes were made, what each sentence of the first of them adds."""
-    table = read_mistakes(folder["evaluate"] / "tables" / "most_confident_mistakes.csv").head(NUM_MISTAKES)
-    told = _read(folder["probe"] / "probe.json")["mistakes"] if "probe" in folder else ()
-    effects = {one["pair_id"]: {"effects": one["effects"]} for one in told}
-    rows = table[["pair_id", "prompt", "chosen", "rejected", "margin"]].to_dict("records")
-    return [row | effects.get(row["pair_id"], {}) for row in rows]
+def _mistakes(evaluated: Path) -> Any:
+    table = read_mistakes(evaluated / "tables" / "most_confident_mistakes.csv").head(NUM_MISTAKES)
+    return table[["pair_id", "prompt", "chosen", "rejected", "margin"]].to_dict("records")
 
 
 def read_mistakes(path: Path) -> pd.DataFrame:

@@ -8,9 +8,9 @@ from the cache.
 """
 
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, cached_property
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from rmcore.config.base import RUN_ONLY, Names, Settings
 from rmcore.config.train import TrainConfig
@@ -19,6 +19,10 @@ from rmcore.core.fingerprints import code_digests
 from rmcore.core.store import ArtifactRef
 from rmcore.stages.contents import contents
 
+TORCH = ("torch", "transformers")
+STAGES: dict[str, "type[Stage]"] = {}
+"""All stages by name, once `rmcore.stages.stages` is imported."""
+Declared = TypeVar("Declared", bound="Stage")
 Device = Annotated[str, Names("device")]
 """Type of the field `device` of a stage that runs a model: its kind enters the key, and a slot of it is taken."""
 
@@ -31,15 +35,18 @@ class Stage(Settings):
     """
 
     name: ClassVar[str]
-    """Its code is `run` of `rmcore.stages.NAME`."""
+    """Its code is `run` of `rmcore.stages.NAME`, or of the module of its class."""
     outcome: ClassVar[tuple[str, ...]]
-    """Globs of the files that downstream stages read; their content is the artifact's digest."""
+    """Globs of the files that downstream stages read; their content is the artifact's digest. The first one of a
+    capability's stage is the record that reports show."""
     libraries: ClassVar[tuple[str, ...]]
     """Packages whose major.minor version enters the key."""
     kept: ClassVar[tuple[str, ...]]
     """Globs of the files that an interrupted attempt leaves for the next one to resume from."""
     finished: ClassVar[str]
     """File that such a stage writes last; without it the attempt was interrupted, whatever it reported."""
+    lacking: ClassVar[str]
+    """Refuses a config without the section of its name; empty: the usual settings are taken."""
 
     slug: Annotated[str, RUN_ONLY] = ""
     """Readable part of the artifact's folder name."""
@@ -47,7 +54,7 @@ class Stage(Settings):
     @classmethod
     def module(cls) -> str:
         """Name of the module that computes it."""
-        return f"rmcore.stages.{cls.name}"
+        return f"rmcore.stages.{cls.name}" if cls.__module__ == "rmcore.stages.stages" else cls.__module__
 
     @classmethod
     def on_device(cls) -> bool:
@@ -111,6 +118,36 @@ class Stage(Settings):
         """Number of processes that run it together, each on its own GPU where it runs a model."""
         train = getattr(self, "train", None)
         return train.num_processes if isinstance(train, TrainConfig) else 1
+
+
+class Measuring(Stage):
+    """Arguments of a stage that loads the trained reward model."""
+
+    prepared: ArtifactRef
+    trained: ArtifactRef
+    device: Device
+    trust_remote_code: bool
+    render_fn: Annotated[str | None, Names("function")]
+
+
+def stage(
+    name: str,
+    *,
+    outcome: tuple[str, ...],
+    libraries: tuple[str, ...] = (),
+    kept: tuple[str, ...] = (),
+    finished: str = "",
+    lacking: str = "",
+) -> Callable[[type[Declared]], type[Declared]]:
+    """Enter a class in `STAGES`; see `Stage` for what is declared. One that runs a model also uses `TORCH`."""
+
+    def declare(cls: type[Declared]) -> type[Declared]:
+        cls.name, cls.outcome, cls.kept, cls.finished, cls.lacking = name, outcome, kept, finished, lacking
+        cls.libraries = (*TORCH, *libraries) if cls.on_device() else libraries
+        STAGES[name] = cls
+        return cls
+
+    return declare
 
 
 @cache  # a process keeps the version that it imported, and reading the metadata takes 40 ms per library

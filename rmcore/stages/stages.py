@@ -4,8 +4,7 @@ How they follow one another is in `rmcore.stages.order`; the code of each is `ru
 (Registration in MLflow follows. It is not a stage, because its outcome is stored in MLflow.)
 """
 
-from collections.abc import Callable
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 from rmcore.config.base import Names, Settings
 from rmcore.config.benchmark import BenchmarkConfig
@@ -14,37 +13,13 @@ from rmcore.config.evaluate import EvaluateConfig
 from rmcore.config.judging import JudgingConfig
 from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.model import ModelConfig
-from rmcore.config.probe import ProbeConfig
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.config.train import TrainConfig
+from rmcore.core.capabilities import modules
 from rmcore.core.store import ArtifactRef
-from rmcore.stages.stage import Device, Stage
+from rmcore.stages.stage import STAGES, Device, Measuring, Stage, stage
 from rmcore.training.resume import FINISHED_FILE
-
-TORCH = ("torch", "transformers")
-STAGES: dict[str, type[Stage]] = {}
-"""All stages by name."""
-Declared = TypeVar("Declared", bound=Stage)
-
-
-def stage(
-    name: str,
-    *,
-    outcome: tuple[str, ...],
-    libraries: tuple[str, ...] = (),
-    kept: tuple[str, ...] = (),
-    finished: str = "",
-) -> Callable[[type[Declared]], type[Declared]]:
-    """Enter a class in `STAGES`; see `Stage` for what is declared. One that runs a model also uses `TORCH`."""
-
-    def declare(cls: type[Declared]) -> type[Declared]:
-        cls.name, cls.outcome, cls.kept, cls.finished = name, outcome, kept, finished
-        cls.libraries = (*TORCH, *libraries) if cls.on_device() else libraries
-        STAGES[name] = cls
-        return cls
-
-    return declare
 
 
 class Training(Settings):
@@ -55,16 +30,6 @@ class Training(Settings):
     model: ModelConfig
     train: TrainConfig
     attribute_weights: dict[str, float] | None
-
-
-class Measuring(Stage):
-    """Arguments of a stage that loads the trained reward model."""
-
-    prepared: ArtifactRef
-    trained: ArtifactRef
-    device: Device
-    trust_remote_code: bool
-    render_fn: Annotated[str | None, Names("function")]
 
 
 class Answering(Stage):
@@ -122,14 +87,6 @@ class LandscapeStage(Measuring):
     """Curvature of the loss on held-out pairs."""
 
     landscape: LandscapeConfig
-    seed: int
-
-
-@stage("probe", outcome=("probe.json",))
-class ProbeStage(Measuring):
-    """The effects of edits of answers on the rewards."""
-
-    probe: ProbeConfig
     seed: int
 
 
@@ -226,3 +183,7 @@ class GrpoStage(Measuring, Judged):
     max_new_tokens: int
     num_resamples: int
     rlhf: RlhfConfig
+
+
+OPTIONAL = tuple(one.name for file in modules("stage") for one in STAGES.values() if one.__module__ == file.__name__)
+"""Stages of capabilities, each of which runs where a config has the section of its name."""

@@ -2,7 +2,7 @@
 
 from rmcore.config.model import WeightDtype
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.stages.stages import Measuring
+from rmcore.stages.stage import Measuring
 
 
 def load_trained(settings: Measuring, dtype: WeightDtype = "float32") -> BradleyTerryRM:

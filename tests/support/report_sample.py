@@ -8,15 +8,9 @@ import curvature_sample
 import judgement_sample
 import logged_sample
 import policy_sample
-import probe_sample
 import rlhf_sample
+from capability_samples import RECORDS
 from rmcore.evaluation.diagnosis import GateCheck
-
-EFFECTS = {
-    "chosen": [{"text": "Of course!", "effect": -0.41}, {"text": "The answer is <42> & nothing else.", "effect": 1.37}],
-    "rejected": [{"text": "I am delighted.", "effect": 0.83}, {"text": "It is beyond the limit.", "effect": None}],
-}
-"""What each sentence of both answers of a mistake adds."""
 
 
 def metric(
@@ -165,7 +159,6 @@ def results() -> dict[str, Any]:
         "benchmarks": benchmark_sample.record(),
         "logged": logged_sample.record(length=1.0),
         "observations": judgement_sample.record(),
-        "probe": probe_sample.record(),
         "policy": policy_sample.policy(),
         "rlhf": rlhf_sample.record(watched=True),
         "readiness": {
@@ -204,7 +197,6 @@ def results() -> dict[str, Any]:
                 "chosen": "Of course! The answer is 42 & nothing else.",
                 "rejected": "I am delighted to be asked such a wonderful question. " * 30,
                 "margin": -3.1 + number / 20,
-                **({} if number else {"effects": EFFECTS}),
             }
             for number in range(50)
         ],
@@ -233,5 +225,6 @@ def results() -> dict[str, Any]:
             "model": {"name": "tiny", "max_seq_len": 512},
             "train": {"lr": 0.001, "steps": 500, "early_stopping_patience": None},
         },
+        **{stage: record() for stage, record in RECORDS.items()},
         "environment": {"rm-optimizer": "0.1.0", "torch": "2.13.0+cpu", "python": "3.11.7", "device": "cpu"},
     }

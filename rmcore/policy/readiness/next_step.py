@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from rmcore.config.data import DataConfig
 from rmcore.config.model import TINY_SIZES
 from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.capabilities import capabilities
 from rmcore.evaluation.diagnosis import MANY_CUT, OVER_BASELINE, OVERFITTING, REVERSED, STUCK, UNDER_TRAINED, WILD
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.schema import NextRung, Training, Verdict
@@ -414,8 +415,9 @@ def step_of_checkpoint(
     if not is_to_mend(verdict):
         return None
     more, words, last = data, ["readiness", "pairs"], ["--train-data", trained_on or "PAIRS_IT_WAS_TRAINED_ON"]
-    if verdict["status"] == "fails":
-        what, words, cost, last = "what it gets wrong, and why", ["probe"], "minutes", ["--explain"]
+    explaining = next((one.explains for one in capabilities().values() if one.explains), ())
+    if verdict["status"] == "fails" and explaining:
+        what, words, cost, last = "what it gets wrong, and why", list(explaining[:1]), "minutes", list(explaining[1:])
     elif trained_on is None and not any(check["unclear"] for check in gate):
         what, cost = "the pairs that it was trained on, which a check needs that was not measured", "no new label"
     else:

@@ -5,14 +5,14 @@ A file is a JSON object, and its kind is the key that only this kind has (`KINDS
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rmcore.core.errors import DataError
 from rmcore.core.hub import is_hub_name
 from rmcore.reporting.html.benchmarks import benchmarks_block, num_seen
-from rmcore.reporting.html.blocks import Block
+from rmcore.reporting.html.blocks import Block, Card, capabilities_shown
 from rmcore.reporting.html.cards import checks_table, metrics_table
-from rmcore.reporting.html.probe import probe_block
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
@@ -81,7 +81,8 @@ def read_evidence(record: Record, source: str) -> list[Found]:
     if not kinds:
         raise DataError(
             f"{source} holds none of {', '.join(KINDS)}, so it is no result that a card can tell. Name what `rm-opt "
-            "evaluate`, `readiness pairs`, `benchmark` or `probe` wrote with --json, or the summary.json of a run."
+            f"evaluate`, `readiness pairs`, `benchmark`{''.join(f' or `{stage}`' for stage, _, _ in ON_CARDS)} wrote "
+            "with --json, or the summary.json of a run."
         )
     try:
         return [read(record, source) for read in kinds]
@@ -149,11 +150,6 @@ def _benchmarks(record: Record, source: str) -> Found:
     return Found((block._replace(findings=(*block.findings, *rounded)),), tuple(results))
 
 
-def _probes(record: Record, source: str) -> Found:
-    """Edits of answers that must not pay: of `rm-opt probe`, or of a run's stage; no text of the data is shown."""
-    return Found((probe_block(record)._replace(tables=()),))
-
-
 def _judged(record: Record, source: str) -> Found:
     """A verdict: of a run, of `rm-opt readiness`, or of a policy that was optimised; with its checks."""
     verdict, more = record["verdict"], record.get("next_rung")
@@ -195,12 +191,18 @@ def public_name(source: object) -> str:
     return source if is_hub_name(source) else source.partition("?")[0].rstrip("/").rpartition("/")[2]
 
 
+def _measured(card: Card, stage: str | None, record: Record, source: str) -> Found:
+    """Findings of a capability: of its command, or of the stage of a run."""
+    return Found(*card(record if stage is None else record[stage]))
+
+
+ON_CARDS = [(one.stage, one.key_of_command, one.card) for one in capabilities_shown() if one.card is not None]
 KINDS: Mapping[str, Callable[[Record, str], Found]] = {
     "metrics": _evaluation,
     "suites": _benchmarks,
     "benchmarks": lambda record, source: _benchmarks(record["benchmarks"], source),  # of a run's stage
-    "tolerated": _probes,
-    "probe": lambda record, source: _probes(record["probe"], source),
+    **{key: partial(_measured, card, None) for _, key, card in ON_CARDS},
+    **{stage: partial(_measured, card, stage) for stage, _, card in ON_CARDS},
     "verdict": _judged,
 }
 """How a file is read, by the key that says of which kind it is; sections of the card have this order."""

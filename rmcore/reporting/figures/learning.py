@@ -7,7 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rmcore.core.arrays import FloatArray
-from rmcore.core.metrics import CURVES, MetricSpec
+from rmcore.core.metric_spec import MetricSpec
+from rmcore.core.metrics import CURVES
 from rmcore.reporting.experiment_schema import ArmResult, CurveData
 from rmcore.reporting.figures import numbers, style
 from rmcore.reporting.figures.arms import ArmStyle, looks, name_arms, shown

@@ -7,7 +7,12 @@ for a terminal. So one more section of a report is one function that returns a `
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rmcore.core.capabilities import modules
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|#~])")
 
@@ -62,6 +67,37 @@ class Section(NamedTuple):
     anchor: str
     name: str
     block: Block
+
+
+Card = Callable[[Mapping[str, Any]], tuple[tuple[Block, ...], tuple["EvalResult", ...]]]
+"""Makes a model card's sections of a record, and its results in the hub's form."""
+
+
+class Shown(NamedTuple):
+    """How reports and cards show the record of a capability's stage: `SHOWN` of its `blocks.py`."""
+
+    stage: str
+    """The stage's name, which is also the record's in a run's results, and the section's anchor."""
+    name: str
+    """Among the links at the top of a report."""
+    after: str
+    """Anchor of the section that it follows."""
+    block: Callable[[Mapping[str, Any]], Block]
+    """Makes the section of the record."""
+    is_folded: Callable[[Mapping[str, Any]], bool] = lambda record: True
+    card: Card | None = None
+    """None: it is no evidence for a card."""
+    key_of_command: str = ""
+    """A key that only this record has, also where the command of the stage's name wrote it with --json."""
+    captions: Mapping[str, str] = {}
+    """Of its figures, by their names."""
+    tables_of_pairs: Callable[[Mapping[str, Any]], Mapping[str, Sequence[Table]]] = lambda record: {}
+    """Tables, by pair, that the section of mistakes shows below the pair."""
+
+
+def capabilities_shown() -> list[Shown]:
+    """Return how the records of capabilities are shown, in the order of these."""
+    return [file.SHOWN for file in modules("blocks")]
 
 
 def folded(block: Block, is_folded: bool = True) -> Block:

@@ -10,8 +10,8 @@ from rmcore.config.data import GOLD
 from rmcore.core.cost import money_text, price_per_hour
 from rmcore.core.metrics import metric_spec
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.html import benchmarks, curvature, glossary, judgements, logged, policy, probe, rlhf
-from rmcore.reporting.html.blocks import Block, Named, Section, Table, facts, folded, words
+from rmcore.reporting.html import benchmarks, curvature, glossary, judgements, logged, policy, rlhf
+from rmcore.reporting.html.blocks import Block, Named, Section, Table, capabilities_shown, facts, folded, words
 from rmcore.reporting.html.cards import (
     checks_table,
     headline_cards,
@@ -41,6 +41,7 @@ CAPTIONS = {
     **logged.CAPTIONS,
     **policy.CAPTIONS,
     **rlhf.CAPTIONS,
+    **{name: caption for one in capabilities_shown() for name, caption in one.captions.items()},
 }
 
 
@@ -79,7 +80,9 @@ def sections(results: Results, more_figures: Sequence[str] = ()) -> list[Section
     margins = Block(
         "Margins, and reward against length", figures=("margin_histogram", "reward_by_length"), is_folded=True
     )
-    probed, trained = results["probe"], results["rlhf"]
+    records: Mapping[str, Any] = results
+    measured = [(one, records[one.stage]) for one in capabilities_shown() if records.get(one.stage) is not None]
+    tables_of_pairs = {pair: tables for one, record in measured for pair, tables in one.tables_of_pairs(record).items()}
 
     def told(record: Any, block: Callable[[Any], Block], is_folded: bool = True) -> Block | None:
         return None if record is None else folded(block(record), is_folded)
@@ -94,9 +97,8 @@ def sections(results: Results, more_figures: Sequence[str] = ()) -> list[Section
         ("judgements", "Judgements", told(results["observations"], judgements.judgements_block)),
         ("benchmarks", "Benchmarks", told(results["benchmarks"], benchmarks.benchmarks_block)),
         ("logged", "Logged answers", told(results["logged"], logged.logged_block, rung != 2)),
-        ("probe", "Probes", told(probed, probe.probe_block, not (probed or {}).get("violated"))),
         ("policy", "Policy", told(results["policy"], policy.policy_block, rung != 3)),
-        ("rlhf", "Trained policy", told(trained, policy_in_training, rung != 4)),
+        ("rlhf", "Trained policy", told(results["rlhf"], policy_in_training, rung != 4)),
         ("training", "Training", _training(results)),
         ("calibration", "Calibration", calibration),
         ("margins", "Margins and length", margins),
@@ -104,11 +106,14 @@ def sections(results: Results, more_figures: Sequence[str] = ()) -> list[Section
         ("readiness", "Original score", _original_score(results["readiness"])),
         ("metrics", "All metrics", _metrics(results)),
         ("data", "Data", _audit(results["audit"])),
-        ("mistakes", "Mistakes", mistakes_block(results["mistakes"])),
+        ("mistakes", "Mistakes", mistakes_block(results["mistakes"], tables_of_pairs)),
         ("more", "More figures", Block("More figures", figures=more_figures) if more_figures else None),
         ("provenance", "Provenance", _provenance(results)),
         ("glossary", "Glossary", words(glossary.WORDS)),
     ]
+    for one, record in measured:
+        place = next(place for place, (anchor, _, _) in enumerate(found) if anchor == one.after)
+        found.insert(place + 1, (one.stage, one.name, told(record, one.block, one.is_folded(record))))
     return [Section(anchor, name, block) for anchor, name, block in found if block is not None]
 
 

@@ -3,12 +3,15 @@
 import numpy as np
 import pytest
 
-from probe_sample import drawn_answers, edits_of
+from capability_samples import sample_of
 from rmcore.core.errors import DataError
 from rmcore.data.pair import Message, PreferencePair
 from rmcore.probes.measure import LEVEL, MAX_VIOLATIONS, SHIFT_TOLERANCE, judge, probe, shortened
 from rmcore.probes.rules import RULES
 from rmcore.probes.scoring import Answers, other_answers, score_answers, score_edits
+
+sample = sample_of("probes")
+drawn_answers, edits_of = sample.drawn_answers, sample.edits_of
 
 
 def test_every_quantity_is_its_formula():

@@ -19,7 +19,6 @@ from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.model import LoraSettings
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import PolicyConfig
-from rmcore.config.probe import ProbeConfig
 from rmcore.config.rlhf import RlhfConfig, WatchConfig
 from rmcore.config.train import TrainConfig
 from rmcore.core import hardware
@@ -33,7 +32,7 @@ from rmcore.stages.contents import DIGESTS
 from rmcore.stages.order import missing, pipeline_stages, request, stage_of
 from rmcore.stages.readiness import judge
 from rmcore.stages.stage import Stage
-from rmcore.stages.stages import STAGES
+from rmcore.stages.stages import OPTIONAL, STAGES
 
 
 def metric(value, low=None, high=None):
@@ -118,7 +117,7 @@ def test_what_came_out_upstream_is_in_a_key_and_not_how_or_where():
 BASE = PipelineConfig(
     train=TrainConfig(precision="fp32", token_budget=8192),  # auto depends on device, model and machine
     benchmark=BenchmarkConfig(suites=(f"judgebench={__file__}",)),
-    probe=ProbeConfig(),
+    **{name: STAGES[name].model_fields[name].annotation() for name in OPTIONAL},
     landscape=LandscapeConfig(),
     policy=PolicyConfig(),
     rlhf=RlhfConfig(kl_beta=0.1, watch=WatchConfig()),
@@ -154,10 +153,9 @@ OTHER_VALUES = {
     "landscape.parameters": "head",
     "readiness.planned_optimizer": "kl_optimum", "policy.name": "a/policy", "policy.engine": "generate",
     "rlhf.loss": "grpo", "rlhf.rewards": "local", 
-    "probe.rules": ("padding",),
 }  # fmt: skip
 """Where the value cannot be told from its type."""
-CHECKPOINT_STAGES = {"evaluate", "benchmark", "landscape", "probe", "overoptimization", "confirmation", "grpo"}
+CHECKPOINT_STAGES = {"evaluate", "benchmark", "landscape", "overoptimization", "confirmation", "grpo", *OPTIONAL}
 ON_DEVICE = CHECKPOINT_STAGES | {"train", "policy", "samples"}
 STAGES_OF_A_SECTION = {
     "study": set(),
@@ -171,7 +169,7 @@ STAGES_OF_A_SECTION = {
     "benchmark": {"benchmark"},
     "landscape": {"landscape"},
     "readiness": {"readiness_v2"},
-    "probe": {"probe"},
+    **{name: {name} for name in OPTIONAL},
     "rlhf": {"grpo"},
     "policy.judging": set(),  # only where an endpoint judges: tests/rmcore/judging/test_judge_in_stages.py
 }
@@ -227,6 +225,8 @@ def test_each_setting_enters_the_keys_of_the_stages_it_affects(setting):
         other = not value
     elif isinstance(value, str):
         other = value + "x"
+    elif isinstance(value, tuple) and setting.partition(".")[0] in OPTIONAL:
+        other = (*value, "x")
     elif value is None and setting.endswith(("_column", "_split")):
         other = "x"
     else:
@@ -313,7 +313,8 @@ def test_each_kind_of_name_has_a_digest():
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_all_that_a_stage_is_given_is_read_by_its_code(stage):
-    modules = [name for name in code_digests(STAGES[stage].module()) if name.startswith("rmcore.stages.")]
+    own = STAGES[stage].module()
+    modules = [name for name in code_digests(own) if name.startswith("rmcore.stages.") or name == own]
     trees = [ast.parse(Path(importlib.import_module(name).__file__).read_text()) for name in modules]
     read = {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     assert STAGES[stage].model_fields.keys() - STAGES[stage].run_only() <= read

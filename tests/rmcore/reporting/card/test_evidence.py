@@ -2,7 +2,6 @@
 
 import pytest
 
-import probe_sample
 import report_sample
 from rmcore.core.errors import DataError
 from rmcore.reporting.card.evidence import KINDS, highest, public_name, read_evidence
@@ -70,17 +69,6 @@ def test_a_run_tells_metrics_and_verdict():
     (checks,) = [one for part in found for one in part.sections if one.title.startswith("Checks of evidence level")]
     assert len(checks.tables[0].rows) == len(results["gate"])
     assert "RM-Bench" in "".join(map(shown, found))
-
-
-def test_probes_tell_which_edits_pay():
-    record = probe_sample.record()
-    (found,) = read_evidence(record, "probe.json")
-    (section,) = found.sections
-    assert shown(found).count("✗ violated |") == len(record["violated"]) > 0
-    assert "60 prompts" in section.text[0]
-    assert not section.tables  # which have texts of the data
-    told = read_evidence(report_sample.results(), "run demo")
-    assert any(one.title == section.title for part in told for one in part.sections)
 
 
 def verdict(rung, status="passes", **more):

@@ -6,8 +6,8 @@ import pytest
 
 import judgement_sample
 import logged_sample
-import probe_sample
 import report_sample as sample
+from capability_samples import RECORDS as CAPABILITIES
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.logged_answers import finding
 from rmcore.reporting.figures.rlhf import rlhf_curves_figure
@@ -39,7 +39,7 @@ RECORDS = {
     "judgements": ("judgements", lambda: {"observations": judgement_sample.record()}),
     "logged": ("logged", lambda: {"logged": logged_sample.record(length=1.0)}),
     "policy": ("policy", lambda: policy_sample.judged(sample.results())),
-    "probe": ("probe", lambda: {"probe": probe_sample.record()}),
+    **{name: (name, lambda name=name: {name: CAPABILITIES[name]()}) for name in CAPABILITIES},
 }  # fmt: skip
 
 
@@ -85,13 +85,9 @@ def numbers_of(anchor, record):
             yield from (numbers.with_interval(row[name], "share") for name in ("win_rate", "longest_win_rate"))
             yield from (numbers.with_interval(row["gain"]), numbers.percent(row["perfect_win_rate"]))
         yield finding(record)
-    else:
-        for one in record["findings"]:
-            yield from (f"Edit {one['rule']}.", numbers.with_interval(one["shift"]))
-            yield numbers.with_interval(one["changed"] or one["violations"], "share")
 
 
-@pytest.mark.parametrize("name", [name for name in RECORDS if name not in ("landscape", "policy")])
+@pytest.mark.parametrize("name", [name for name in RECORDS if name not in ("landscape", "policy", *CAPABILITIES)])
 def test_every_number_of_a_record_is_in_its_section(report_with, name):
     anchor, record = RECORDS[name]
     [value] = record().values()
@@ -161,19 +157,6 @@ def test_the_verdict_on_a_policy_names_its_rung_and_follows_from_its_checks(repo
     assert told.startswith(f"# {served['verdict']['headline']}".replace("_", r"\_"))
     assert f"{gain['value']:.3f} ({gain['ci_low']:.3f} to {gain['ci_high']:.3f})" in told
     assert r"| Sort \| these numbers. | 1, 2 \<b\> | (an empty answer) | +0.31 |" in told
-
-
-def test_violated_rules_fail_with_their_worst_example_and_a_model_without_one_passes(report_with):
-    record = probe_sample.record()
-    text = report_with(probe=record).section("probe")
-    assert record["violated"] == ["shorter", "louder", "hidden_fault"]
-    assert "✗ 3 of 5 rules are shown to be violated, on 120 held-out pairs of 60 prompts" in text
-    examples = text.partition("Worst examples")[2]
-    for one in record["findings"]:
-        assert (f"edited by <{one['rule']}>" in examples) == (one["verdict"] == "violated")
-    text = report_with(probe=probe_sample.record(is_good=True)).section("probe")
-    assert "✓ None of 4 rules is shown to be violated" in text
-    assert "Worst examples" not in text
 
 
 @pytest.mark.parametrize("kind", KINDS)

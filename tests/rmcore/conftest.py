@@ -4,9 +4,6 @@ from html.parser import HTMLParser
 
 import pytest
 
-import report_sample
-from rmcore.reporting.html.html import write_report
-
 VOID = {"meta", "img", "br", "hr", "input", "link"}
 APART = {"td", "th", "dt", "dd", "span", "p", "div", "h2", "h3", "li", "summary"}
 """Elements after which the next word is another one."""
@@ -72,6 +69,9 @@ def parse():
 @pytest.fixture
 def report_with(parse, tmp_path):
     """Write the report of a run with some parts of its record exchanged."""
+
+    import report_sample  # here: most tests need none
+    from rmcore.reporting.html.html import write_report
 
     def render(**parts):
         out = write_report(report_sample.results() | parts, {}, tmp_path / "report.html")

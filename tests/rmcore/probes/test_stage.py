@@ -6,7 +6,6 @@ import pytest
 
 from rmcore.config.model import ModelConfig
 from rmcore.config.pipeline import PipelineConfig
-from rmcore.config.probe import ProbeConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.progress import silent
 from rmcore.core.store import ArtifactRef
@@ -14,7 +13,8 @@ from rmcore.core.tracking import NullTracker
 from rmcore.data.table import write_pairs
 from rmcore.models.device import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.stages import probe
+from rmcore.probes import stage
+from rmcore.probes.settings import ProbeConfig
 from rmcore.stages.order import pipeline_stages, stage_of
 from single_stage import stage_with
 
@@ -30,7 +30,7 @@ def test_the_best_checkpoint_is_probed_on_held_out_pairs(tmp_path, gold_pairs):
     BradleyTerryRM.new(ModelConfig(name="tiny", max_seq_len=128), seed=0, device=pick_device("cpu")).save(
         trained / "best"
     )
-    probe.run(stage_with("probe", PROBED, {"prepare": prepared, "train": trained}), out, NullTracker(), silent)
+    stage.run(stage_with("probe", PROBED, {"prepare": prepared, "train": trained}), out, NullTracker(), silent)
     record = json.loads((out / "probe.json").read_text())
     assert (record["num_pairs"], record["num_prompts"]) == (30, 30)
     assert [one["rule"] for one in record["findings"]] == ["padding", "off_topic"]

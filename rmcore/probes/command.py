@@ -61,11 +61,11 @@ def probe(
     from rmcore.core.progress import progress_bar
     from rmcore.data.pair import cap_pairs
     from rmcore.data.table import check_target
+    from rmcore.probes.blocks import probe_block, tables_of_pairs
     from rmcore.probes.effects import explain_mistakes
     from rmcore.probes.measure import probe as measure
     from rmcore.probes.rules import find_rules
     from rmcore.reporting.html.mistakes import mistakes_block
-    from rmcore.reporting.html.probe import probe_block
 
     if (repair is None) != (repair_data is None):
         raise ConfigError(
@@ -86,7 +86,7 @@ def probe(
     print_block(probe_block(found.to_dict(SHOWN_CHARS)), is_whole=True)
     record: dict[str, Any] = {**model.named(checkpoint), "data": data, **found.to_dict(KEPT_CHARS)}
     if mistakes is not None:
-        print_block(mistakes_block(mistakes), is_whole=True)
+        print_block(mistakes_block(mistakes, tables_of_pairs({"mistakes": mistakes})), is_whole=True)
         record["mistakes"] = mistakes
     if repair is not None and repair_data is not None:
         violated = [one for one in rules if one.name in found.violated]

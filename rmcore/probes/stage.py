@@ -10,20 +10,34 @@ from typing import Any
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
-from rmcore.data.pair import cap_pairs
-from rmcore.data.table import read_pairs
-from rmcore.probes.effects import explain_mistakes
-from rmcore.probes.measure import probe
-from rmcore.probes.rules import find_rules
-from rmcore.stages.stages import ProbeStage
-from rmcore.stages.trained import load_trained
+from rmcore.probes.settings import ProbeConfig
+from rmcore.stages.stage import Measuring, stage
 
 KEPT_CHARS = 700
 """Characters of an example's text."""
 
 
+@stage(
+    "probe",
+    outcome=("probe.json",),
+    lacking="there are no probes in this config; set probe.pairs_per_prompt, or probe.rules.",
+)
+class ProbeStage(Measuring):
+    """The effects of edits of answers on the rewards."""
+
+    probe: ProbeConfig
+    seed: int
+
+
 def run(settings: ProbeStage, out: Path, tracker: Tracker, report: Report) -> None:
     """Probe the best checkpoint on the test pairs."""
+    from rmcore.data.pair import cap_pairs
+    from rmcore.data.table import read_pairs
+    from rmcore.probes.effects import explain_mistakes
+    from rmcore.probes.measure import probe
+    from rmcore.probes.rules import find_rules
+    from rmcore.stages.trained import load_trained
+
     rules = find_rules(settings.probe.rules)
     rm = load_trained(settings)
     held_out = read_pairs(settings.prepared.folder / "test.parquet")

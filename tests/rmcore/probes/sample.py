@@ -8,6 +8,12 @@ from rmcore.probes.measure import judge
 from rmcore.probes.rule import Expectation, Rule
 from rmcore.probes.scoring import Answers, Edits
 
+EFFECTS = {
+    "chosen": [{"text": "Of course!", "effect": -0.41}, {"text": "The answer is <42> & nothing else.", "effect": 1.37}],
+    "rejected": [{"text": "I am delighted.", "effect": 0.83}, {"text": "It is beyond the limit.", "effect": None}],
+}
+"""What each sentence of both answers of a mistake adds."""
+
 
 def drawn_answers(rng: np.random.Generator, num_prompts: int = 60, per_prompt: int = 4) -> Answers:
     """Rewards of answers with a standard deviation of 1 within prompts; two pairs of each prompt's four answers."""
@@ -41,4 +47,5 @@ def record(*, is_good: bool = False) -> dict[str, Any]:
     ]
     if not is_good:
         edits.append(edits_of(answers, "lower", np.where(chosen % 3, 1.0, -1.0), chosen, name="hidden_fault"))
-    return judge(answers, edits).to_dict(700)
+    mistakes = [{"pair_id": "pair000000000000", "effects": EFFECTS}]  # the first one of `report_sample`
+    return {**judge(answers, edits).to_dict(700), "mistakes": mistakes}

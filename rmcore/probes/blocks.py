@@ -1,10 +1,12 @@
-"""The section of the report on what edits of answers do to rewards."""
+"""What edits of answers do to rewards, as reports, cards and the terminal show it."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.html.blocks import Block, Named, Table
+from rmcore.reporting.html.blocks import Block, Named, Shown, Table
+from rmcore.reporting.html.mistakes import SIDES
+from rmcore.reporting.html.page import shorten
 
 TITLE = "Probes: edits of answers that must not pay"
 RESULTS = {"violated": "✗ violated", "holds": "✓ holds"}
@@ -109,3 +111,33 @@ def _example(finding: Mapping[str, Any], example: Mapping[str, Any]) -> tuple[st
         Named(str(example["original"]), before),
         Named(str(example["edited"]), after),
     )
+
+
+def tables_of_pairs(found: Mapping[str, Any]) -> dict[str, list[Table]]:
+    """Show below each of the worst mistakes what its sentences add.
+
+    Args:
+        found: `mistakes` has those of `rmcore.probes.effects.explain_mistakes`.
+    """
+    heading = "What the reward loses without each sentence, in logits"
+    tables = {}
+    for one in found["mistakes"]:
+        rows = [
+            (side, shorten(part["text"]), "not read" if part["effect"] is None else numbers.decimal(part["effect"]))
+            for side in SIDES
+            for part in one["effects"][side]
+        ]
+        tables[one["pair_id"]] = [Table(("answer", "sentence", "loses"), rows, left=range(2), title=heading)]
+    return tables
+
+
+SHOWN = Shown(
+    "probe",
+    "Probes",
+    after="logged",
+    block=probe_block,
+    is_folded=lambda found: not found["violated"],
+    card=lambda found: ((probe_block(found)._replace(tables=()),), ()),  # no text of the data
+    key_of_command="tolerated",
+    tables_of_pairs=tables_of_pairs,
+)

@@ -1,0 +1,56 @@
+"""What reports and cards show of probes."""
+
+import pytest
+
+import report_sample
+from capability_samples import sample_of
+from rmcore.reporting.card.evidence import read_evidence
+from rmcore.reporting.figures import numbers
+from rmcore.reporting.html.blocks import markdown
+from rmcore.reporting.html.html import sections
+
+sample = sample_of("probes")
+
+
+@pytest.mark.slow
+def test_violated_rules_fail_with_their_worst_example_and_a_model_without_one_passes(report_with):
+    record = sample.record()
+    text = report_with(probe=record).section("probe")
+    assert record["violated"] == ["shorter", "louder", "hidden_fault"]
+    assert "✗ 3 of 5 rules are shown to be violated, on 120 held-out pairs of 60 prompts" in text
+    examples = text.partition("Worst examples")[2]
+    for one in record["findings"]:
+        assert (f"edited by <{one['rule']}>" in examples) == (one["verdict"] == "violated")
+        share = numbers.with_interval(one["changed"] or one["violations"], "share")
+        assert all(" ".join(shown.split()) in text for shown in (share, numbers.with_interval(one["shift"])))
+        assert f"Edit {one['rule']}." in text
+    text = report_with(probe=sample.record(is_good=True)).section("probe")
+    assert "✓ None of 4 rules is shown to be violated" in text
+    assert "Worst examples" not in text
+
+
+def test_probes_tell_a_card_which_edits_pay():
+    record = sample.record()
+    (found,) = read_evidence(record, "probe.json")
+    (section,) = found.sections
+    told = "\n".join(markdown(one, 2, is_whole=True) for one in found.sections)
+    assert told.count("✗ violated |") == len(record["violated"]) > 0
+    assert "60 prompts" in section.text[0]
+    assert not section.tables  # which have texts of the data
+    told = read_evidence(report_sample.results(), "run demo")
+    assert any(one.title == section.title for part in told for one in part.sections)
+
+
+def test_the_section_is_open_where_rules_are_violated():
+    for is_good in (False, True):
+        results = report_sample.results() | {"probe": sample.record(is_good=is_good)}
+        (shown,) = [one.block for one in sections(results) if one.anchor == "probe"]
+        assert shown.is_folded == is_good
+
+
+@pytest.mark.slow
+def test_each_sentence_of_the_worst_mistakes_is_shown_with_what_it_adds(report_with):
+    text = report_with().text
+    for part in (part for parts in sample.EFFECTS.values() for part in parts):
+        effect = "not read" if part["effect"] is None else numbers.decimal(part["effect"])
+        assert f"{part['text']} {effect}" in text
