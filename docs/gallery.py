@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 from PIL import Image
 
-import benchmark_sample
 import curvature_sample
 import experiment_sample
 import figure_sample
 import logged_sample
 import policy_sample
 import rlhf_sample
+from capability_samples import RECORDS
 from rmcore.reporting.figures.arm_intervals import arm_intervals_figure
 from rmcore.reporting.figures.arms import main_metrics
-from rmcore.reporting.figures.benchmarks import benchmarks_figure
 from rmcore.reporting.figures.calibration import reliability_diagram_figure
 from rmcore.reporting.figures.context import accuracy_in_context_figure
 from rmcore.reporting.figures.forest import forest_plot_figure
@@ -37,6 +36,7 @@ from rmcore.reporting.figures.served import served_figure
 from rmcore.reporting.figures.tradeoff import tradeoff_figure
 from rmcore.reporting.figures.training import training_curves_figure
 from rmcore.reporting.figures.watch import watch_figure
+from rmcore.suites.blocks import benchmarks_figure
 
 DOTS_PER_INCH, COLOURS = 80, 48
 """So that a picture takes 40 kB at most."""
@@ -107,7 +107,7 @@ SHOWN = {
         "Rising means alone are no fault where longer answers are better. Compare with length-matched accuracy.",
     ),
     "benchmarks": Shown(
-        lambda: benchmarks_figure(benchmark_sample.record()["suites"]),
+        lambda: benchmarks_figure(RECORDS["benchmark"]()["suites"]),
         "run",
         "Scores on public benchmarks. A model left of the diamonds does less than counting characters.",
     ),

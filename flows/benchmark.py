@@ -10,14 +10,13 @@ configure_environment()  # before Prefect and MLflow read their settings
 # ruff: noqa: E402
 from flows.chain import Presentation, run_chain
 from flows.form import Form, configured_flow, presets_for
-from flows.requirements import require_benchmarks
-from rmcore.config.benchmark import BenchmarkConfig
+from flows.requirements import require_capabilities
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.store import ArtifactRef
-from rmcore.reporting.figures.benchmarks import title
-from rmcore.reporting.html.benchmarks import CAPTIONS, benchmarks_block
-from rmcore.stages.order import drawn, required_benchmark
+from rmcore.stages.order import drawn
 from rmcore.stages.results import read_json
+from rmcore.suites.blocks import SHOWN, title
+from rmcore.suites.settings import BenchmarkConfig
 
 DRAWN = PipelineConfig(benchmark=BenchmarkConfig(suites=("all",)))
 
@@ -36,7 +35,7 @@ DRAWN = PipelineConfig(benchmark=BenchmarkConfig(suites=("all",)))
         },
         ("data", "model", "train", "benchmark"),
         presets_for("run"),
-        require_benchmarks,
+        require_capabilities,
     ),
     drawn(["benchmark"], DRAWN),
     "-benchmark",
@@ -56,10 +55,9 @@ def benchmark(config: PipelineConfig, checkpoint: str | None = None) -> dict[str
     Raises:
         ConfigError: no benchmark is named, or there is none of that name.
     """
-    required_benchmark(config)
 
     def found(refs: Mapping[str, ArtifactRef]) -> dict[str, Any]:
         return read_json(refs["benchmark"], "benchmark.json")
 
-    view = Presentation(found, benchmarks_block, lambda results: title(results["suites"]), CAPTIONS)
+    view = Presentation(found, SHOWN.block, lambda results: title(results["suites"]), SHOWN.captions)
     return run_chain(config, ["benchmark"], view, kind="benchmark", checkpoint=checkpoint)

@@ -28,7 +28,6 @@ from flows.progress import Progress, shown_progress
 from flows.requirements import require_run
 from flows.settings import OPTIONAL_GROUPS, named_changes
 from flows.unfinished import unfinished
-from rmcore.config.benchmark import BenchmarkConfig
 from rmcore.config.pipeline import GROUPS, PipelineConfig
 from rmcore.core.errors import ServiceError
 from rmcore.core.files import write_json
@@ -47,6 +46,7 @@ from rmcore.stages.order import drawn, only_starts_reward_model, pipeline_stages
 from rmcore.stages.results import figures, gather_results, read_json, run_key
 from rmcore.stages.run import INTERRUPTED
 from rmcore.stages.stage import Stage
+from rmcore.suites.settings import BenchmarkConfig
 from tasks.stages import StageRun, run_stage, run_step
 from tasks.tracking import RunTracker
 

@@ -7,7 +7,9 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.policy.grpo.rlhf_requirements import require_rlhf
 from rmcore.policy.judge import audit_of, require_named_judge
-from rmcore.stages.order import is_judged, only_starts_reward_model, required_benchmark, required_policy
+from rmcore.stages.order import is_judged, only_starts_reward_model, required_policy
+from rmcore.stages.stage import Measuring
+from rmcore.stages.stages import OPTIONAL, STAGES
 
 
 def require_run(config: PipelineConfig) -> None:
@@ -19,7 +21,7 @@ def require_run(config: PipelineConfig) -> None:
     """
     if not only_starts_reward_model(config):
         require_judge(config)
-    require_benchmarks(config)
+    require_capabilities(config)
     if config.evaluate.answers is not None:
         require_answers(config.evaluate.answers)
     if config.rlhf is not None:
@@ -49,17 +51,16 @@ def require_judge(config: PipelineConfig) -> None:
         )
 
 
-def require_benchmarks(config: PipelineConfig) -> None:
-    """Read the benchmarks that are named: a model could not be measured on one that is not there.
+def require_capabilities(config: PipelineConfig) -> None:
+    """Refuse a section of a capability's that could not be measured.
 
     Raises:
-        ConfigError: there is none of that name, or no file of it.
-        DataError: one cannot be read, or is not whole.
+        RmcoreError: something that the section names is not there, or cannot be read.
     """
-    if config.benchmark is not None:
-        from rmcore.suites.sets import read_sets
-
-        read_sets(required_benchmark(config).suites)
+    for name in OPTIONAL:
+        settings, stage = getattr(config, name), STAGES[name]
+        if settings is not None and issubclass(stage, Measuring):
+            stage.require(settings)
 
 
 def require_answers(path: str, metrics: Sequence[str] = ()) -> None:

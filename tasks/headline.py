@@ -108,12 +108,15 @@ def read_numbers(folder: Path, stage: str) -> list[dict[str, Any]]:
 def headline(rows: Iterable[Mapping[str, Any]]) -> tuple[dict[str, float], dict[str, str]]:
     """The rows of `read_numbers` that become metrics in MLflow, and tags that say their intervals.
 
-    A benchmark's numbers are one for each of its sets, and all of them are told.
+    Those of some stages are all told, such as a benchmark's, one for each of its sets.
     """
+    from rmcore.stages.stages import STAGES  # here: it imports readers of data
+
+    whole = {name for name, stage in STAGES.items() if stage.in_mlflow}
     chosen = [
         row
         for row in rows
-        if row["metric"] in HEADLINE or row["metric"].startswith(HEADLINE_FAMILY) or row["stage"] == "benchmark"
+        if row["metric"] in HEADLINE or row["metric"].startswith(HEADLINE_FAMILY) or row["stage"] in whole
     ]
     return {row["metric"]: float(row["value"]) for row in chosen}, interval_tags({row["metric"]: row for row in chosen})
 

@@ -10,9 +10,6 @@ TRAINING = {
         "rmcore.cli.measure:evaluate",
         "Measure a reward model on pairs: accuracy, calibration, margins, with intervals.",
     ),
-    "benchmark": Listed(
-        "rmcore.cli.benchmark:benchmark", "Score a reward model on public benchmarks, each by its own rule."
-    ),
     **{name: Listed(*one) for name, one in commands("Train and measure").items()},
     "score": Listed(
         "rmcore.cli.score:score", "Write rewards of preference pairs, or of prompt/response rows, to a file."

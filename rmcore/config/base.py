@@ -13,7 +13,7 @@ Threshold = Annotated[float, Field(gt=0, lt=1)]
 RUN_ONLY: Final = "run only"
 """Mark of a field, `Annotated[int, RUN_ONLY]`, that says how something is computed and changes no outcome."""
 
-Kind = Literal["audit", "device", "file", "function", "judge", "pairs", "rewards", "rubric", "suites", "weights"]
+Kind = Literal["audit", "device", "file", "function", "judge", "pairs", "rewards", "rubric", "weights"]
 
 
 @dataclass(frozen=True)

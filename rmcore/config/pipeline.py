@@ -10,7 +10,6 @@ from typing import Self, get_args
 from pydantic import Field, model_validator
 
 from rmcore.config.base import Settings
-from rmcore.config.benchmark import BenchmarkConfig
 from rmcore.config.data import GOLD, DataConfig
 from rmcore.config.evaluate import EvaluateConfig
 from rmcore.config.judging import judge_name
@@ -22,6 +21,7 @@ from rmcore.config.rlhf import RlhfConfig
 from rmcore.config.train import TrainConfig
 from rmcore.core.loggers import LoggerName
 from rmcore.probes.settings import ProbeConfig
+from rmcore.suites.settings import BenchmarkConfig
 
 DEVICES = r"^(auto|cpu|cuda(:\d{1,3})?)$"
 """Names of devices that are allowed."""
@@ -51,7 +51,6 @@ class PipelineConfig(Settings):
     readiness: ReadinessConfig = ReadinessConfig()
     """Readiness for reinforcement learning."""
     benchmark: BenchmarkConfig | None = None
-    """Public benchmarks, and sets of your own, that the model is measured on."""
     probe: ProbeConfig | None = None
     policy: PolicyConfig | None = None
     """The policy to be optimised. Without it, and without its judged samples, no verdict says "ready"."""

@@ -161,8 +161,6 @@ class Results(TypedDict):
     context: Sequence[ContextItem]
     readiness: Readiness
     """The original score: no verdict, and no part of one."""
-    benchmarks: Mapping[str, Any] | None
-    """Scores on benchmarks (`rmcore.suites.record.benchmark_record`), where some were named."""
     logged: Mapping[str, Any] | None
     """Choosing among logged answers (`rmcore.policy.logged_answers`), where held-out prompts have enough of them."""
     observations: Mapping[str, Any] | None

@@ -64,12 +64,6 @@ def _file(name: str) -> str | None:
     return source_digest(name) if name not in (SFT, WORLD, *TINY_SIZES) and name and Path(name).exists() else None
 
 
-def _suites(names: tuple[str, ...]) -> str:
-    from rmcore.suites.sets import source_digests  # here: it imports readers of data, and most runs name no benchmark
-
-    return make_key(source_digests(names))
-
-
 def _judge(name: str) -> str:
     """Return a judge's content digest; of an endpoint the name of its model, without its address."""
     return f"{ENDPOINT_PREFIX}{Address.parse(name).model}" if is_endpoint(name) else _reward("policy.judge", name)
@@ -97,7 +91,6 @@ DIGESTS: Mapping[Kind, Callable[[Any], Any]] = {
     "file": _file,
     "rewards": _rewards,
     "rubric": lambda name: make_key({"rubric": rubric_text(name)}),
-    "suites": _suites,
     "weights": _weights,
 }
 """Functions that return the digest of what is named; None: the name enters the key as it is."""

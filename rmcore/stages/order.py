@@ -2,8 +2,7 @@
 
 prepare -> train -> evaluate -> readiness                                    the pipeline
                     landscape                                                where curvature is requested
-           probe                                                             and each other capability's stage
-           benchmark                                                         where benchmarks are named
+           probe, benchmark, …                                               of capabilities that are requested
            policy -> samples -> overoptimization -> readiness_v2             where a policy is given
            policy -> train                                                   where the reward model starts from it
                      samples -> overoptimization -> grpo                     where the policy is trained on
@@ -16,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from rmcore.config.benchmark import BenchmarkConfig
 from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.model import FROM_POLICY, TINY_SIZES
 from rmcore.config.pipeline import PipelineConfig
@@ -35,7 +33,6 @@ POLICY = ("policy", "samples", "overoptimization")
 """Stages that a policy adds before readiness is assessed again."""
 Section = TypeVar("Section")
 REFUSALS = {
-    "benchmark": "there is no benchmark in this config; set benchmark.suites, for example to [judgebench].",
     "policy": "there is no policy in this config, so nothing would be sampled; start from preset policy, or set "
     "policy.name to sft, a folder or a hub name.",
     "rlhf": "there is no training of a policy in this config; set rlhf.steps, or start from preset rlhf.",
@@ -88,11 +85,6 @@ class _Order:
     def landscape(self) -> ArtifactRef:
         settings = curvature_settings(self.config)
         return self._run(stages.LandscapeStage(**self._model, landscape=settings, seed=self.config.seed))
-
-    @_once
-    def benchmark(self) -> ArtifactRef:
-        settings = required_benchmark(self.config)
-        return self._run(stages.BenchmarkStage(**self._model, benchmark=settings))
 
     @_once
     def readiness(self) -> ArtifactRef:
@@ -207,7 +199,7 @@ class _Order:
         """Return the artifact of a stage by its name; that of a capability is given settings by the names of fields."""
         if name in OPTIONAL and name not in vars(self):
             stage, config = STAGES[name], self.config
-            if stage.lacking and getattr(config, name) is None:  # before what it reads is made
+            if stage.lacking and not getattr(config, name):  # before what it reads is made
                 raise ConfigError(stage.lacking)
             own = {field: getattr(config, field) for field in stage.model_fields.keys() - Measuring.model_fields.keys()}
             vars(self)[name] = self._run(stage(**self._model, **own))
@@ -298,8 +290,7 @@ def pipeline_stages(config: PipelineConfig) -> tuple[str, ...]:
 
 def labelled_stages(config: PipelineConfig) -> tuple[str, ...]:
     """Return the stages that need no policy; the optional ones only if the config has their section."""
-    optional = (*OPTIONAL, "benchmark")
-    return ("train", "evaluate", "readiness", *(name for name in optional if getattr(config, name) is not None))
+    return ("train", "evaluate", "readiness", *(name for name in OPTIONAL if getattr(config, name) is not None))
 
 
 def only_starts_reward_model(config: PipelineConfig) -> bool:
@@ -363,11 +354,6 @@ def required(section: Section | None, name: str) -> Section:
 def required_policy(config: PipelineConfig) -> PolicyConfig:
     """Return the policy's settings. Raises as `required`."""
     return required(config.policy, "policy")
-
-
-def required_benchmark(config: PipelineConfig) -> BenchmarkConfig:
-    """Return the benchmarks, of which there is at least one. Raises as `required`."""
-    return required(config.benchmark if config.benchmark and config.benchmark.suites else None, "benchmark")
 
 
 def curvature_settings(config: PipelineConfig) -> LandscapeConfig:

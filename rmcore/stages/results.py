@@ -86,7 +86,6 @@ def gather_results(
         "gate": judged["gate"],
         "label_gate": v1["gate"],
         "readiness": v1["readiness"],
-        "benchmarks": _read(folder["benchmark"] / "benchmark.json") if "benchmark" in folder else None,
         "logged": _read(folder["readiness"] / "logged_answers.json"),
         "observations": evaluation["observations"],
         "policy": policy,

@@ -47,6 +47,8 @@ class Stage(Settings):
     """File that such a stage writes last; without it the attempt was interrupted, whatever it reported."""
     lacking: ClassVar[str]
     """Refuses a config without the section of its name; empty: the usual settings are taken."""
+    in_mlflow: ClassVar[bool]
+    """Whether all its numbers become metrics in MLflow; of other stages, those in `rmcore.core.metrics.HEADLINE`."""
 
     slug: Annotated[str, RUN_ONLY] = ""
     """Readable part of the artifact's folder name."""
@@ -129,6 +131,10 @@ class Measuring(Stage):
     trust_remote_code: bool
     render_fn: Annotated[str | None, Names("function")]
 
+    @classmethod
+    def require(cls, settings: Any) -> None:
+        """Refuse settings of its section with which it could not come to its end, before a run starts."""
+
 
 def stage(
     name: str,
@@ -138,11 +144,13 @@ def stage(
     kept: tuple[str, ...] = (),
     finished: str = "",
     lacking: str = "",
+    in_mlflow: bool = False,
 ) -> Callable[[type[Declared]], type[Declared]]:
     """Enter a class in `STAGES`; see `Stage` for what is declared. One that runs a model also uses `TORCH`."""
 
     def declare(cls: type[Declared]) -> type[Declared]:
-        cls.name, cls.outcome, cls.kept, cls.finished, cls.lacking = name, outcome, kept, finished, lacking
+        cls.name, cls.outcome, cls.kept, cls.finished = name, outcome, kept, finished
+        cls.lacking, cls.in_mlflow = lacking, in_mlflow
         cls.libraries = (*TORCH, *libraries) if cls.on_device() else libraries
         STAGES[name] = cls
         return cls

@@ -7,7 +7,6 @@ How they follow one another is in `rmcore.stages.order`; the code of each is `ru
 from typing import Annotated, Literal
 
 from rmcore.config.base import Names, Settings
-from rmcore.config.benchmark import BenchmarkConfig
 from rmcore.config.data import DataConfig, Shortcut
 from rmcore.config.evaluate import EvaluateConfig
 from rmcore.config.judging import JudgingConfig
@@ -88,13 +87,6 @@ class LandscapeStage(Measuring):
 
     landscape: LandscapeConfig
     seed: int
-
-
-@stage("benchmark", outcome=("benchmark.json", "rewards_*.parquet"))
-class BenchmarkStage(Measuring):
-    """Scores on public benchmarks, next to the training pairs."""
-
-    benchmark: BenchmarkConfig
 
 
 @stage("readiness", outcome=("readiness.json",))

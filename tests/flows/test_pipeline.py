@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmark_sample import write_own_set
+from capability_samples import sample_of
 from machine import PATIENCE_S, family, found, num_lines, wait_for
 from nano_model import make_nano
 from pixels.sitecustomize import FOLDER as PIXELS
@@ -181,12 +181,12 @@ json.dump({"runs": found, "versions": len(versions), "candidate": candidate}, sy
 
 def test_a_benchmark_is_a_stage_of_its_own_and_one_that_is_unknown_is_refused(place, finished, tmp_path):
     rows = [{"prompt": f"p {at}", "chosen": f"right {at}", "rejected": f"wrong {at}"} for at in range(8)]
-    file = write_own_set(tmp_path, rows)
+    file = sample_of("suites").write_own_set(tmp_path, rows)
     _, summary, _ = place.run("--set", f"benchmark.suites=[{file}]")
     assert summary["executed"] == ["benchmark"]
-    told = summary["results"]["benchmarks"]["suites"]["mine"]
+    told = summary["results"]["benchmark"]["suites"]["mine"]
     assert told["num_questions"] == 8
-    assert 'id="benchmarks"' in Path(summary["report"]).read_text()
+    assert 'id="benchmark"' in Path(summary["report"]).read_text()
     words = ["--set", "train.steps=7", "--set", "benchmark.suites=[judgebenhc]"]
     refused = place.rm_opt("run", *SMOKE, *words, check=False)
     assert refused.returncode != 0

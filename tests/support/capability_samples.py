@@ -1,4 +1,4 @@
-"""Records as the stages of capabilities write them: `record` of each `tests/rmcore/NAME/sample.py`."""
+"""What each `tests/rmcore/NAME/sample.py` gives: `SETTINGS` of a capability's section, and `record` of its stage."""
 
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -19,5 +19,8 @@ def sample_of(capability: str) -> ModuleType:
     return module
 
 
-RECORDS = {file.SHOWN.stage: sample_of(file.__name__.split(".")[1]).record for file in modules("blocks")}
+_SAMPLES = {file.SHOWN.stage: sample_of(file.__name__.split(".")[1]) for file in modules("blocks")}
+RECORDS = {stage: sample.record for stage, sample in _SAMPLES.items()}
 """What makes the record of each capability's stage, by the name of the stage."""
+SECTIONS = {stage: sample.SETTINGS for stage, sample in _SAMPLES.items()}
+"""Settings with which each stage has what it needs."""

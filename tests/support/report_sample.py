@@ -3,7 +3,6 @@
 from dataclasses import asdict
 from typing import Any
 
-import benchmark_sample
 import curvature_sample
 import judgement_sample
 import logged_sample
@@ -156,7 +155,6 @@ def results() -> dict[str, Any]:
         "metrics": metrics(),
         "ood_metrics": metrics(-0.13),
         "context": context(),
-        "benchmarks": benchmark_sample.record(),
         "logged": logged_sample.record(length=1.0),
         "observations": judgement_sample.record(),
         "policy": policy_sample.policy(),

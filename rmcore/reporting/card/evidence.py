@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rmcore.core.errors import DataError
 from rmcore.core.hub import is_hub_name
-from rmcore.reporting.html.benchmarks import benchmarks_block, num_seen
+from rmcore.reporting.card.hub_result import ROUNDED, hub_result
 from rmcore.reporting.html.blocks import Block, Card, capabilities_shown
 from rmcore.reporting.html.cards import checks_table, metrics_table
 
@@ -27,7 +27,6 @@ OPTIMIZERS = {"best_of_n": "best-of-n", "kl_optimum": "RL with a KL penalty"}
 RUNG_OF_A_POLICY = 3
 GOLD = "gold"
 """Source of data that is a synthetic world."""
-ROUNDED = "Measured with weights in bfloat16, the reward head in float32; rewards differ a little from the file's."
 POLICIES = {"world": "the synthetic benchmark's own writer", "sft": "the one that was fine-tuned in the same run"}
 """Policies that are no folder and no name of the hub."""
 
@@ -81,7 +80,7 @@ def read_evidence(record: Record, source: str) -> list[Found]:
     if not kinds:
         raise DataError(
             f"{source} holds none of {', '.join(KINDS)}, so it is no result that a card can tell. Name what `rm-opt "
-            f"evaluate`, `readiness pairs`, `benchmark`{''.join(f' or `{stage}`' for stage, _, _ in ON_CARDS)} wrote "
+            f"evaluate`, `readiness pairs`, {' or '.join(f'`{stage}`' for stage, _, _ in ON_CARDS)} wrote "
             "with --json, or the summary.json of a run."
         )
     try:
@@ -113,41 +112,11 @@ def _evaluation(record: Record, source: str) -> Found:
     accuracy = record["metrics"]["pairwise_accuracy"]
     dataset = str(name) if is_hub_name(str(name)) else "preference-pairs", public_name(name)
     result = (
-        () if accuracy["value"] is None else (_result("Preference ranking", dataset, "Pairwise accuracy", accuracy),)
+        () if accuracy["value"] is None else (hub_result("Preference ranking", dataset, "Pairwise accuracy", accuracy),)
     )
     elsewhere = (record.get("ood_metrics") or {}).get("pairwise_accuracy")
     over = record["metrics"].get("accuracy_over_baseline")
     return Found(tuple(sections), result, elsewhere=elsewhere, over_baseline=over)
-
-
-def _result(task: str, dataset: tuple[str, str], metric_name: str, metric: Record) -> "EvalResult":
-    """A number with its interval in the hub's own form; `dataset` is the type that the hub groups by, and the name."""
-    from huggingface_hub import EvalResult
-
-    ends = {end: round(float(metric[end]), 4) for end in ("ci_low", "ci_high") if metric[end] is not None}
-    return EvalResult(
-        task_type="text-classification",
-        task_name=task,
-        dataset_type=dataset[0],
-        dataset_name=dataset[1],
-        metric_type="accuracy",
-        metric_name=metric_name,
-        metric_value=round(float(metric["value"]), 4),
-        metric_args={**ends, **({"level": 0.95} if ends else {}), "n": int(metric["num"])},
-    )
-
-
-def _benchmarks(record: Record, source: str) -> Found:
-    """Public benchmarks; a set of which questions are missing, or were seen in training, is not sent to the hub."""
-    rule = "Score by the benchmark's own rule"
-    results = [
-        _result("Reward model benchmark", (told.get("hub") or name, told["title"]), rule, told["scores"]["overall"])
-        for name, told in record["suites"].items()
-        if not sum(told["missing"].values()) and not num_seen(told) and told["scores"]["overall"]["value"] is not None
-    ]
-    block = benchmarks_block(record)
-    rounded = (ROUNDED,) if record.get("dtype") == "bfloat16" else ()
-    return Found((block._replace(findings=(*block.findings, *rounded)),), tuple(results))
 
 
 def _judged(record: Record, source: str) -> Found:
@@ -199,8 +168,6 @@ def _measured(card: Card, stage: str | None, record: Record, source: str) -> Fou
 ON_CARDS = [(one.stage, one.key_of_command, one.card) for one in capabilities_shown() if one.card is not None]
 KINDS: Mapping[str, Callable[[Record, str], Found]] = {
     "metrics": _evaluation,
-    "suites": _benchmarks,
-    "benchmarks": lambda record, source: _benchmarks(record["benchmarks"], source),  # of a run's stage
     **{key: partial(_measured, card, None) for _, key, card in ON_CARDS},
     **{stage: partial(_measured, card, stage) for stage, _, card in ON_CARDS},
     "verdict": _judged,

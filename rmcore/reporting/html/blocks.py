@@ -85,6 +85,8 @@ class Shown(NamedTuple):
     block: Callable[[Mapping[str, Any]], Block]
     """Makes the section of the record."""
     is_folded: Callable[[Mapping[str, Any]], bool] = lambda record: True
+    in_summary: bool = False
+    """Whether the short summary of a run, for a terminal, has it, too."""
     card: Card | None = None
     """None: it is no evidence for a card."""
     key_of_command: str = ""

@@ -10,7 +10,7 @@ from rmcore.config.data import GOLD
 from rmcore.core.cost import money_text, price_per_hour
 from rmcore.core.metrics import metric_spec
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.html import benchmarks, curvature, glossary, judgements, logged, policy, rlhf
+from rmcore.reporting.html import curvature, glossary, judgements, logged, policy, rlhf
 from rmcore.reporting.html.blocks import Block, Named, Section, Table, capabilities_shown, facts, folded, words
 from rmcore.reporting.html.cards import (
     checks_table,
@@ -36,7 +36,6 @@ CAPTIONS = {
     "the time; below it the model is too sure of itself, above it too modest.",
     "margin_histogram": "How far apart the model puts the two sides. Left of zero it prefers the rejected side.",
     "reward_by_length": "If reward follows length, a policy learns to write long instead of well.",
-    **benchmarks.CAPTIONS,
     **curvature.CAPTIONS,
     **logged.CAPTIONS,
     **policy.CAPTIONS,
@@ -95,7 +94,6 @@ def sections(results: Results, more_figures: Sequence[str] = ()) -> list[Section
         ("gate", "Checks", _checks(results)),
         ("context", "Accuracy in context", context),
         ("judgements", "Judgements", told(results["observations"], judgements.judgements_block)),
-        ("benchmarks", "Benchmarks", told(results["benchmarks"], benchmarks.benchmarks_block)),
         ("logged", "Logged answers", told(results["logged"], logged.logged_block, rung != 2)),
         ("policy", "Policy", told(results["policy"], policy.policy_block, rung != 3)),
         ("rlhf", "Trained policy", told(results["rlhf"], policy_in_training, rung != 4)),

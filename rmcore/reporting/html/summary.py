@@ -1,8 +1,10 @@
 """The result of a run in a few lines of Markdown, for a terminal and for Prefect's artifact view."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.html.benchmarks import benchmarks_block
-from rmcore.reporting.html.blocks import Block, Table, markdown
+from rmcore.reporting.html.blocks import Block, Table, capabilities_shown, markdown
 from rmcore.reporting.html.cards import headline_cards
 from rmcore.reporting.html.logged import logged_block
 from rmcore.reporting.schema import Results
@@ -22,8 +24,9 @@ def summary_markdown(results: Results) -> str:
     if more is not None:
         text = (f"{more['evidence']}. It costs {more['cost']}.", *([more["so_far"]] if "so_far" in more else []))
         parts.append(Block("Next step", text=text, code=more["command"]))
-    if results["benchmarks"] is not None:
-        parts.append(benchmarks_block(results["benchmarks"]))
+    records: Mapping[str, Any] = results
+    told = [one for one in capabilities_shown() if one.in_summary and records.get(one.stage) is not None]
+    parts += [one.block(records[one.stage]) for one in told]
     if results["logged"] is not None:
         parts.append(logged_block(results["logged"]))
     parts.append(Block("Artifacts", tables=(Table(("stage", "took", "where"), stages, left=(0, 2)),)))

@@ -7,7 +7,9 @@ import numpy as np
 from rmcore.probes.measure import judge
 from rmcore.probes.rule import Expectation, Rule
 from rmcore.probes.scoring import Answers, Edits
+from rmcore.probes.settings import ProbeConfig
 
+SETTINGS = ProbeConfig()
 EFFECTS = {
     "chosen": [{"text": "Of course!", "effect": -0.41}, {"text": "The answer is <42> & nothing else.", "effect": 1.37}],
     "rejected": [{"text": "I am delighted.", "effect": 0.83}, {"text": "It is beyond the limit.", "effect": None}],

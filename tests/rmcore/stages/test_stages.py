@@ -11,9 +11,9 @@ from typing import get_args
 
 import pytest
 
+from capability_samples import SECTIONS
 from policy_chain import changed
 from rmcore.config.base import Kind, Names, Settings
-from rmcore.config.benchmark import BenchmarkConfig
 from rmcore.config.data import DataConfig, GoldConfig
 from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.model import LoraSettings
@@ -116,8 +116,7 @@ def test_what_came_out_upstream_is_in_a_key_and_not_how_or_where():
 
 BASE = PipelineConfig(
     train=TrainConfig(precision="fp32", token_budget=8192),  # auto depends on device, model and machine
-    benchmark=BenchmarkConfig(suites=(f"judgebench={__file__}",)),
-    **{name: STAGES[name].model_fields[name].annotation() for name in OPTIONAL},
+    **SECTIONS,
     landscape=LandscapeConfig(),
     policy=PolicyConfig(),
     rlhf=RlhfConfig(kl_beta=0.1, watch=WatchConfig()),
@@ -155,18 +154,17 @@ OTHER_VALUES = {
     "rlhf.loss": "grpo", "rlhf.rewards": "local", 
 }  # fmt: skip
 """Where the value cannot be told from its type."""
-CHECKPOINT_STAGES = {"evaluate", "benchmark", "landscape", "overoptimization", "confirmation", "grpo", *OPTIONAL}
+CHECKPOINT_STAGES = {"evaluate", "landscape", "overoptimization", "confirmation", "grpo", *OPTIONAL}
 ON_DEVICE = CHECKPOINT_STAGES | {"train", "policy", "samples"}
 STAGES_OF_A_SECTION = {
     "study": set(),
     "loggers": set(),
-    "seed": ON_DEVICE - {"benchmark"} | {"prepare", "readiness"},
+    "seed": {name for name in ON_DEVICE if "seed" in STAGES[name].model_fields} | {"prepare", "readiness"},
     "device": ON_DEVICE,
     "data": {"prepare"},
     "model": {"train"},
     "train": {"train"},
     "evaluate": {"evaluate"},
-    "benchmark": {"benchmark"},
     "landscape": {"landscape"},
     "readiness": {"readiness_v2"},
     **{name: {name} for name in OPTIONAL},

@@ -9,12 +9,12 @@ import torch
 from typer.testing import CliRunner
 
 from flows.cli import app
-from rmcore.cli.benchmark import NAMES
 from rmcore.config.model import ModelConfig
 from rmcore.core.errors import ConfigError, DataError, ModelError
 from rmcore.data.pair import Message
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.seal import write_seal
+from rmcore.suites.command import NAMES
 from rmcore.suites.measure import measure, score_answers
 from rmcore.suites.pairwise import JUDGE_BENCH, LLMBAR, REWARD_BENCH
 from rmcore.suites.question import Question, read_questions

@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from benchmark_sample import write_own_set
+from capability_samples import sample_of
 from flows.cli import app
 from rmcore.config.model import ModelConfig
 from rmcore.core.errors import ConfigError, DataError
@@ -23,6 +23,8 @@ from rmcore.suites.overlap import find_overlap
 from rmcore.suites.own import read_own_suite
 from rmcore.suites.question import Question, read_questions
 from rmcore.suites.sets import read_sets
+
+write_own_set = sample_of("suites").write_own_set
 
 
 def question(number, prompt):

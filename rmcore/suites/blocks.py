@@ -1,16 +1,19 @@
-"""Scores on benchmarks as people read them."""
+"""Scores on benchmarks as reports, cards and the terminal show them, next to that of the longer answer."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rmcore.reporting.figures import numbers
-from rmcore.reporting.figures.benchmarks import OVERALL, title
-from rmcore.reporting.html.blocks import Block, Table
+from rmcore.reporting.card.hub_result import ROUNDED, hub_result
+from rmcore.reporting.figures import numbers, style
+from rmcore.reporting.html.blocks import Block, Shown, Table
 
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
+    from matplotlib.figure import Figure
+
+OVERALL = "overall"
 TITLE = "Benchmarks"
-CAPTIONS = {
-    "benchmarks": "The diamond is what the same rule gives to the number of characters: the longer answer wins."
-}
+_ROW = 0.42  # inches
 HEADINGS = ("benchmark", "questions", "score", "above the longer answer")
 
 
@@ -92,3 +95,67 @@ def _parts(told: Mapping[str, Any]) -> list[tuple[str, str]]:
         if name != OVERALL
     ]
     return [*parts, ("the longer answer wins", numbers.percent(told["longer_wins"]))]
+
+
+def benchmarks_figure(suites: Mapping[str, Mapping[str, Any]]) -> "Figure":
+    """Dot plot of overall scores, one row a benchmark, with what the same rule gives to the longer answer.
+
+    Args:
+        suites: records of `rmcore.suites.record.benchmark_record` by name, at least one.
+    """
+    figure = style.new_figure(8.0, max(2.6, 1.9 + _ROW * len(suites)))
+    ax = figure.subplots()
+    for position, told in enumerate(suites.values()):
+        _draw(ax, position, told)
+    style.headline(figure, title(suites))
+    style.dress(ax, title="each by its own rule; lines: 95 % intervals over prompts", x="overall score", y="")
+    style.name_rows(ax, [told["title"] for told in suites.values()])
+    style.percent_ticks(ax.xaxis)
+    style.shared_legend(figure, 4)
+    return figure
+
+
+def title(suites: Mapping[str, Mapping[str, Any]]) -> str:
+    """Say on how many benchmarks the model is above the rule that the longer answer wins."""
+    above = [told for told in suites.values() if (told["over_longer_wins"]["ci_low"] or 0) > 0]
+    return f"Above “the longer answer wins” on {len(above)} of {len(suites)} benchmarks (each at 95 %)"
+
+
+def _draw(ax: Any, position: int, told: Mapping[str, Any]) -> None:
+    if told["longer_wins"] is not None:
+        ax.plot(
+            [told["longer_wins"]], [position], "D", color=style.MUTED, markersize=6, markerfacecolor="white",
+            markeredgewidth=1.5, label=None if position else "the longer answer",
+        )  # fmt: skip
+    found = told["scores"][OVERALL]
+    if found["value"] is None:
+        return
+    style.draw_interval(ax, position, found, style.BLUE)
+    ax.plot([found["value"]], [position], "o", color=style.BLUE, markersize=8, label=None if position else "this model")
+
+
+def card(found: Mapping[str, Any]) -> tuple[tuple[Block], tuple["EvalResult", ...]]:
+    """Show them on a card; a set of which questions are missing, or were seen in training, is not sent to the hub."""
+    rule = "Score by the benchmark's own rule"
+    results = [
+        hub_result("Reward model benchmark", (told.get("hub") or name, told["title"]), rule, told["scores"][OVERALL])
+        for name, told in found["suites"].items()
+        if not sum(told["missing"].values()) and not num_seen(told) and told["scores"][OVERALL]["value"] is not None
+    ]
+    block = benchmarks_block(found)
+    rounded = (ROUNDED,) if found.get("dtype") == "bfloat16" else ()
+    return (block._replace(findings=(*block.findings, *rounded)),), tuple(results)
+
+
+SHOWN = Shown(
+    "benchmark",
+    "Benchmarks",
+    after="judgements",
+    block=benchmarks_block,
+    in_summary=True,
+    card=card,
+    key_of_command="suites",
+    captions={
+        "benchmarks": "The diamond is what the same rule gives to the number of characters: the longer answer wins."
+    },
+)

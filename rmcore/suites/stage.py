@@ -9,23 +9,49 @@ from pathlib import Path
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report, prefixed
 from rmcore.core.tracking import Tracker
-from rmcore.data.parquet_rows import RecordFile
-from rmcore.data.table import PAIRS
-from rmcore.reporting.figures.benchmarks import benchmarks_figure
-from rmcore.reporting.figures.style import save
-from rmcore.stages.stages import BenchmarkStage
-from rmcore.stages.trained import load_trained
-from rmcore.suites.measure import score_answers, to_table
-from rmcore.suites.question import OVERALL
-from rmcore.suites.record import benchmark_record, find_overlaps
-from rmcore.suites.sets import read_sets
+from rmcore.stages.stage import Measuring, stage
+from rmcore.suites.settings import BenchmarkConfig
 
 RECORD_FILE = "benchmark.json"
 MODEL = "this model"
 
 
+@stage(
+    "benchmark",
+    outcome=(RECORD_FILE, "rewards_*.parquet"),
+    lacking="there is no benchmark in this config; set benchmark.suites, for example to [judgebench].",
+    in_mlflow=True,
+)
+class BenchmarkStage(Measuring):
+    """Scores on public benchmarks, next to the training pairs."""
+
+    benchmark: BenchmarkConfig
+
+    @classmethod
+    def require(cls, settings: BenchmarkConfig) -> None:
+        """Read the benchmarks that are named: a model could not be measured on one that is not there.
+
+        Raises:
+            ConfigError: there is none of that name, or no file of it.
+            DataError: one cannot be read, or is not whole.
+        """
+        from rmcore.suites.sets import read_sets
+
+        read_sets(settings.suites)
+
+
 def run(settings: BenchmarkStage, out: Path, tracker: Tracker, report: Report) -> None:
     """Score every answer, and compare prompts with those of the training pairs."""
+    from rmcore.data.parquet_rows import RecordFile
+    from rmcore.data.table import PAIRS
+    from rmcore.reporting.figures.style import save
+    from rmcore.stages.trained import load_trained
+    from rmcore.suites.blocks import benchmarks_figure
+    from rmcore.suites.measure import score_answers, to_table
+    from rmcore.suites.question import OVERALL
+    from rmcore.suites.record import benchmark_record, find_overlaps
+    from rmcore.suites.sets import read_sets
+
     sets = read_sets(settings.benchmark.suites)
     rm = load_trained(settings)
     rewards = []

@@ -6,8 +6,7 @@ import pandas as pd
 import pytest
 import torch
 
-from benchmark_sample import write_own_set
-from rmcore.config.benchmark import BenchmarkConfig
+from capability_samples import sample_of
 from rmcore.config.model import ModelConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
@@ -16,9 +15,12 @@ from rmcore.core.store import ArtifactRef
 from rmcore.core.tracking import NullTracker
 from rmcore.data.table import write_pairs
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.stages import benchmark
 from rmcore.stages.order import pipeline_stages, stage_of
+from rmcore.suites import stage
+from rmcore.suites.settings import BenchmarkConfig
 from single_stage import stage_with
+
+write_own_set = sample_of("suites").write_own_set
 
 
 @pytest.fixture
@@ -40,7 +42,7 @@ def test_every_answer_is_scored_and_set_beside_the_training_pairs(config, tmp_pa
     rm.save(tmp_path / "train" / "best")
     out = tmp_path / "out"
     out.mkdir()
-    benchmark.run(stage_with("benchmark", config, upstream), out, NullTracker(), silent)
+    stage.run(stage_with("benchmark", config, upstream), out, NullTracker(), silent)
     told = json.loads((out / "benchmark.json").read_text())["suites"]["mine"]
     rewards = pd.read_parquet(out / "rewards_mine.parquet")
     right = rewards.pivot_table(index="question", columns="is_right", values="reward")

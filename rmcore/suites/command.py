@@ -54,7 +54,7 @@ def benchmark(
     from rmcore.core.progress import progress_bar
     from rmcore.data.render_fn import render_fn_digest
     from rmcore.data.table import check_target
-    from rmcore.reporting.html.benchmarks import benchmarks_block
+    from rmcore.suites.blocks import benchmarks_block
     from rmcore.suites.record import benchmark_record, find_overlaps
     from rmcore.suites.sets import read_sets
     from rmcore.suites.stored import stored_rewards

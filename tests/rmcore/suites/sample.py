@@ -13,6 +13,9 @@ from rmcore.suites.question import Question
 from rmcore.suites.record import benchmark_record, find_overlaps
 from rmcore.suites.rm_bench import RM_BENCH
 from rmcore.suites.sets import QuestionSet
+from rmcore.suites.settings import BenchmarkConfig
+
+SETTINGS = BenchmarkConfig(suites=(f"judgebench={__file__}",))
 
 
 def write_own_set(folder, rows, **described):
