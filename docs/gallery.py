@@ -12,19 +12,18 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 from PIL import Image
 
-import curvature_sample
 import experiment_sample
 import figure_sample
 import logged_sample
 import policy_sample
 import rlhf_sample
 from capability_samples import RECORDS
+from rmcore.landscape.blocks import eigenvalues_figure
 from rmcore.reporting.figures.arm_intervals import arm_intervals_figure
 from rmcore.reporting.figures.arms import main_metrics
 from rmcore.reporting.figures.calibration import reliability_diagram_figure
 from rmcore.reporting.figures.context import accuracy_in_context_figure
 from rmcore.reporting.figures.forest import forest_plot_figure
-from rmcore.reporting.figures.landscape import eigenvalues_figure
 from rmcore.reporting.figures.learning import learning_curves_figure
 from rmcore.reporting.figures.length import reward_by_length_figure
 from rmcore.reporting.figures.logged_answers import logged_answers_figure
@@ -74,7 +73,7 @@ def _arms() -> Figure:
 
 
 HISTORY, REWARDS = figure_sample.history(), figure_sample.rewards()
-SPECTRUM, EXPERIMENT, POLICY = curvature_sample.spectrum(), experiment_sample.results(), policy_sample.policy()
+SPECTRUM, EXPERIMENT, POLICY = RECORDS["landscape"](), experiment_sample.results(), policy_sample.policy()
 """Forty lines that cross do not fit into a small picture."""
 SHOWN = {
     "training_curves": Shown(

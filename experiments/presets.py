@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from rmcore.config.data import NO_PAIRS, DataConfig, GoldConfig
 from rmcore.config.evaluate import EvaluateConfig
-from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.model import FROM_POLICY, LoraSettings, ModelConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import PolicyConfig
@@ -18,6 +17,7 @@ from rmcore.config.readiness import ReadinessConfig
 from rmcore.config.rlhf import RlhfConfig, WatchConfig
 from rmcore.config.train import TrainConfig
 from rmcore.core.hardware import HARDWARE, hopper_pairs
+from rmcore.landscape.settings import LandscapeConfig
 
 OWN = DataConfig(source=NO_PAIRS)
 # A reward model of the gold world that is worth optimising against: more pairs and steps than the demo has.

@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 from rmcore.config.data import DataConfig, GoldConfig
 from rmcore.config.evaluate import EvaluateConfig
-from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.model import ModelConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError
+from rmcore.landscape.settings import LandscapeConfig
 
 Size = Literal["smoke", "gold", "small", "paper"]
 THREE, EIGHT = tuple(range(3)), tuple(range(8))

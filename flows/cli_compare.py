@@ -22,7 +22,7 @@ from rmcore.reporting.html.cards import headline_cards, metric_texts
 from rmcore.reporting.runs import Run, find_run, short_names
 from tasks.home import home
 
-PARTS = {"config", "metrics", "spectrum", "policy", "stages"}
+PARTS = {"config", "metrics", "policy", "stages"}
 """Parts of a record that can be compared: it is one of the pipeline."""
 ACCURACY = "pairwise_accuracy"
 BASELINE = "longer_wins_accuracy"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rmcore.data.splits import split_by_prompt
     from rmcore.ensembles.ensemble import RewardModelEnsemble
     from rmcore.frontdoor import evaluate, load_pairs, score, train, verdict
-    from rmcore.landscape import HessianAnalyzer
+    from rmcore.landscape.analyzer import HessianAnalyzer
     from rmcore.models.reward_model import BradleyTerryRM
     from rmcore.policy.readiness.original_score import RLReadinessScorer
     from rmcore.tutorial import create_dataloader, train_reward_model
@@ -32,7 +32,7 @@ _PLACES = {
     "split_by_prompt": "rmcore.data.splits",
     "BradleyTerryRM": "rmcore.models.reward_model",
     "RewardModelEnsemble": "rmcore.ensembles.ensemble",
-    "HessianAnalyzer": "rmcore.landscape",
+    "HessianAnalyzer": "rmcore.landscape.analyzer",
     "RLReadinessScorer": "rmcore.policy.readiness.original_score",
     "ActiveLearner": "rmcore.active.learner",
     "create_dataloader": "rmcore.tutorial",

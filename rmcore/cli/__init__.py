@@ -17,10 +17,6 @@ TRAINING = {
     "diff": Listed(
         "rmcore.cli.measure:diff", "Compare two reward models on the same pairs: difference, interval, sign-flip test."
     ),
-    "analyze": Listed(
-        "rmcore.cli.analyze:analyze",
-        "Measure the curvature of the loss at a checkpoint: both ends of the spectrum, and the trace.",
-    ),
     "export": Listed(
         "rmcore.cli.export:export",
         "Write a checkpoint as one plain Hugging Face folder with its model card; --push publishes it.",

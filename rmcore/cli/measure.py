@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from rmcore.cli.analyze import measure_model
 from rmcore.cli.common import print_metrics, print_verdict, wide_console, write_report_json
 from rmcore.cli.help import common
 from rmcore.cli.inputs import (
@@ -24,9 +23,10 @@ from rmcore.cli.inputs import (
 from rmcore.cli.options import field_options, given, options
 from rmcore.cli.overoptimize import overoptimize
 from rmcore.config.evaluate import EvaluateConfig
-from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.data.pair import PreferencePair
+from rmcore.landscape.command import measure_model
+from rmcore.landscape.settings import LandscapeConfig
 from rmcore.policy.readiness.next_step import step_of_checkpoint
 from rmcore.policy.readiness.original_score import NOT_MEASURED
 from rmcore.policy.readiness.verdict import next_rung

@@ -13,13 +13,13 @@ from rmcore.config.base import Settings
 from rmcore.config.data import GOLD, DataConfig
 from rmcore.config.evaluate import EvaluateConfig
 from rmcore.config.judging import judge_name
-from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.model import FROM_POLICY, ModelConfig
 from rmcore.config.policy import SFT, WORLD, PolicyConfig
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.config.train import TrainConfig
 from rmcore.core.loggers import LoggerName
+from rmcore.landscape.settings import LandscapeConfig
 from rmcore.probes.settings import ProbeConfig
 from rmcore.suites.settings import BenchmarkConfig
 
@@ -47,7 +47,6 @@ class PipelineConfig(Settings):
     evaluate: EvaluateConfig = EvaluateConfig()
     """Evaluation."""
     landscape: LandscapeConfig | None = None
-    """Curvature of the loss at the trained weights. Left out: it is not measured. It decides nothing."""
     readiness: ReadinessConfig = ReadinessConfig()
     """Readiness for reinforcement learning."""
     benchmark: BenchmarkConfig | None = None

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from rmcore.core.metric_spec import MetricSpec
 
-NAMES = ("suites", "probes")
+NAMES = ("suites", "probes", "landscape")
 """Folders, in the order in which their stages run and their commands are listed."""
 
 

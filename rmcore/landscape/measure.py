@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from rmcore.config.landscape import LandscapeConfig
 from rmcore.core.progress import Report, labelled
 from rmcore.landscape.analyzer import hessian_spectrum
 from rmcore.landscape.eigensolvers import dot
 from rmcore.landscape.operators import LossHessian
 from rmcore.landscape.sample import CurvatureSample
+from rmcore.landscape.settings import LandscapeConfig
 
 MAX_GROUPS = 16
 """Groups of prompts: the standard error of a number from G groups is itself known to 1 / sqrt(2 (G - 1)), here 18 %."""

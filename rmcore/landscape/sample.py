@@ -11,9 +11,13 @@ from functools import cached_property
 import numpy as np
 
 from rmcore.core.errors import DataError
-from rmcore.data.rendering import TokenizedPair
+from rmcore.core.progress import report_left_out
+from rmcore.data.pair import PreferencePair, prompt_text
+from rmcore.data.rendering import DroppedPair, TokenizedPair
+from rmcore.landscape.settings import LandscapeConfig
 from rmcore.models.batching import pack_pairs, pad_pairs
 from rmcore.models.packing.rows import PaddedRows
+from rmcore.models.reward_model import BradleyTerryRM
 
 CURVATURE_TOKEN_BUDGET = 4096
 """Padded tokens of a micro-batch of the Hessian: double backward keeps about twice the activations of training."""
@@ -73,3 +77,34 @@ class CurvatureSample:
             CurvatureSample([self.pairs[i] for i in group], [self.prompts[i] for i in group], self.pad_id)
             for group in group_prompts(self.prompts, max_groups)
         ]
+
+
+def draw_sample(
+    rm: BradleyTerryRM, pairs: Sequence[PreferencePair], config: LandscapeConfig, *, seed: int
+) -> CurvatureSample:
+    """`config.num_pairs` of `pairs`, drawn by `seed` among those that the model can read.
+
+    A drawn pair that it cannot read, which an evaluation leaves out as well, makes way for the next one and is said on
+    stderr.
+
+    Raises:
+        DataError: there are no pairs, or none can be read.
+    """
+    order = random_order(len(pairs), seed)
+    read: dict[int, TokenizedPair] = {}
+    dropped: list[DroppedPair] = []
+    tried = 0
+    while len(read) < config.num_pairs and tried < len(order):
+        some = order[tried : tried + config.num_pairs - len(read)]  # tokenize no more of a large file than is measured
+        tried += len(some)
+        for position, found in zip(some, rm.renderer.try_pairs([pairs[place] for place in some]), strict=True):
+            if isinstance(found, TokenizedPair):
+                read[position] = found
+            else:
+                dropped.append(found)
+    if dropped and not read:
+        raise DataError(f"none of the {len(pairs)} pairs can be read as this model reads text: {dropped[0].reason}")
+    if dropped:
+        report_left_out(len(dropped), "drawn pairs", f"pair {dropped[0].pair_id}: {dropped[0].reason}")
+    kept = sorted(read)
+    return CurvatureSample([read[one] for one in kept], [prompt_text(pairs[one].prompt) for one in kept], rm.pad_id)

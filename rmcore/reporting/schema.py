@@ -169,8 +169,6 @@ class Results(TypedDict):
     """Measurements on judged samples of a policy."""
     rlhf: Mapping[str, Any] | None
     """Record of the stage grpo (`rmcore.stages.grpo`), where a policy was trained."""
-    spectrum: Mapping[str, Any] | None
-    """Record of `rmcore.landscape.measure.measure_curvature`; None where no curvature was measured."""
     training: Training
     audit: Mapping[str, Any]
     """Any nesting of dicts, lists and scalars."""

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.model import FROM_POLICY, TINY_SIZES
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import SFT, WORLD, PolicyConfig
@@ -80,11 +79,6 @@ class _Order:
     @_once
     def evaluate(self) -> ArtifactRef:
         return self._run(stages.EvaluateStage(**self._model, evaluate=self.config.evaluate, seed=self.config.seed))
-
-    @_once
-    def landscape(self) -> ArtifactRef:
-        settings = curvature_settings(self.config)
-        return self._run(stages.LandscapeStage(**self._model, landscape=settings, seed=self.config.seed))
 
     @_once
     def readiness(self) -> ArtifactRef:
@@ -199,16 +193,15 @@ class _Order:
         """Return the artifact of a stage by its name; that of a capability is given settings by the names of fields."""
         if name in OPTIONAL and name not in vars(self):
             stage, config = STAGES[name], self.config
-            if stage.lacking and not getattr(config, name):  # before what it reads is made
-                raise ConfigError(stage.lacking)
+            settings = section(config, name)  # before what it reads is made
             own = {field: getattr(config, field) for field in stage.model_fields.keys() - Measuring.model_fields.keys()}
-            vars(self)[name] = self._run(stage(**self._model, **own))
+            vars(self)[name] = self._run(stage(**self._model, **(own | {name: settings})))
         found: ArtifactRef = getattr(self, name)
         return found
 
     @property
     def _curvature(self) -> ArtifactRef | None:
-        return None if self.config.landscape is None else self.landscape
+        return None if self.config.landscape is None else self.run_stage("landscape")
 
     @property
     def _model(self) -> dict[str, Any]:
@@ -356,6 +349,14 @@ def required_policy(config: PipelineConfig) -> PolicyConfig:
     return required(config.policy, "policy")
 
 
-def curvature_settings(config: PipelineConfig) -> LandscapeConfig:
-    """Return the settings of the curvature; the usual ones where a study of it names none."""
-    return config.landscape or LandscapeConfig()
+def section(config: PipelineConfig, name: str) -> Any:
+    """Return the settings of a capability's stage; the usual ones where a config has none, and none have to be given.
+
+    Raises:
+        ConfigError: the stage cannot do without, and the config does.
+    """
+    stage, settings = STAGES[name], getattr(config, name)
+    if stage.lacking and not settings:
+        raise ConfigError(stage.lacking)
+    usual: Any = stage.model_fields[name].annotation
+    return usual() if settings is None else settings

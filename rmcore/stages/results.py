@@ -93,7 +93,6 @@ def gather_results(
         "metrics": evaluation["metrics"]["test"],
         "ood_metrics": evaluation["metrics"].get("ood"),
         "context": evaluation["context"],
-        "spectrum": _read(folder["landscape"] / "spectrum.json") if "landscape" in folder else None,
         "training": training,
         "audit": _read(folder["prepare"] / "audit.json"),
         "mistakes": _mistakes(folder["evaluate"]),

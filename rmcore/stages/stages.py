@@ -10,7 +10,6 @@ from rmcore.config.base import Names, Settings
 from rmcore.config.data import DataConfig, Shortcut
 from rmcore.config.evaluate import EvaluateConfig
 from rmcore.config.judging import JudgingConfig
-from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.model import ModelConfig
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.config.rlhf import RlhfConfig
@@ -78,14 +77,6 @@ class EvaluateStage(Measuring):
     """How good the rewards are on held-out pairs."""
 
     evaluate: EvaluateConfig
-    seed: int
-
-
-@stage("landscape", outcome=("spectrum.json",))
-class LandscapeStage(Measuring):
-    """Curvature of the loss on held-out pairs."""
-
-    landscape: LandscapeConfig
     seed: int
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.digests import canonical_json
 from rmcore.core.store import Entry
-from rmcore.stages.order import curvature_settings, stage_of
+from rmcore.stages.order import section, stage_of
 from rmcore.training.length import passes
 from rmcore.training.resume import FINISHED_FILE
 
@@ -115,7 +115,7 @@ class Estimates:
         if probe is None:
             return None
         if stage == "landscape":
-            landscape = curvature_settings(config)
+            landscape = section(config, "landscape")
             products = landscape.lanczos_steps + landscape.trace_probes
             products = (2 if landscape.normalized else 1) * products + 1  # and one for the error over prompts
             passes = float(PRODUCT_PASSES * products * landscape.num_pairs)

@@ -13,13 +13,13 @@ from flows import cli_runs, planning
 from flows.planning import make_plan, matrix_key, plan_run
 from rmcore.config.changes import change_config
 from rmcore.config.judging import JudgingConfig
-from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.store import MANIFEST, Store
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.data.table import write_pairs
 from rmcore.judging.language_model import calls_for_rewards
+from rmcore.landscape.settings import LandscapeConfig
 from rmcore.policy.readiness.verdict import plan_power
 from rmcore.stages.order import pipeline_stages, stage_of
 from rmcore.study.estimates import SpeedProbe, probe_kind

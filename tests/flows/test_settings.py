@@ -14,9 +14,9 @@ from rmcore.cli.guard import describe_validation, guard
 from rmcore.config.base import MAX_WHOLE, Settings, _types
 from rmcore.config.data import DataConfig
 from rmcore.config.files import parse_yaml
-from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError, DataError, ModelError
+from rmcore.landscape.settings import LandscapeConfig
 from tasks.headline import compared_settings
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 from experiments.presets import PRESETS
 from rmcore.config.data import DataConfig, GoldConfig
 from rmcore.config.evaluate import EvaluateConfig
-from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.policy import PolicyConfig
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.core.store import ArtifactRef, Store
+from rmcore.landscape.settings import LandscapeConfig
 from rmcore.stages.order import pipeline_stages, request, stage_of
 from rmcore.stages.run import run_stage
 from rmcore.stages.stage import Stage

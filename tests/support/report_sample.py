@@ -3,7 +3,6 @@
 from dataclasses import asdict
 from typing import Any
 
-import curvature_sample
 import judgement_sample
 import logged_sample
 import policy_sample
@@ -169,7 +168,6 @@ def results() -> dict[str, Any]:
             "band": "0.6 to 0.8",
             "recommendations": ["Reward variance 2.1 is above 2.0: normalise rewards before a policy is optimised."],
         },
-        "spectrum": curvature_sample.spectrum(),
         "training": {
             "steps": 500,
             "best_step": 400,

@@ -5,12 +5,6 @@ The names of the metrics themselves are in rmcore.core.metrics.
 
 from rmcore.core.metrics import METRICS
 
-SPECTRUM = (
-    *("lambda_max", "lambda_max_normalized", "lambda_min", "trace_estimate", "negative_mass", "effective_rank"),
-    *("condition_number", "sharpness_score", "flatness_index"),
-)
-"""Quantities of a curvature, in reading order."""
-
 READINESS = {
     "accuracy_score": ("accuracy", "min(1, held-out pairwise accuracy)"),
     "calibration_score": ("calibration", "max(0, 1 − 5 · ECE)"),

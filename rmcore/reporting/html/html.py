@@ -10,7 +10,7 @@ from rmcore.config.data import GOLD
 from rmcore.core.cost import money_text, price_per_hour
 from rmcore.core.metrics import metric_spec
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.html import curvature, glossary, judgements, logged, policy, rlhf
+from rmcore.reporting.html import glossary, judgements, logged, policy, rlhf
 from rmcore.reporting.html.blocks import Block, Named, Section, Table, capabilities_shown, facts, folded, words
 from rmcore.reporting.html.cards import (
     checks_table,
@@ -36,7 +36,6 @@ CAPTIONS = {
     "the time; below it the model is too sure of itself, above it too modest.",
     "margin_histogram": "How far apart the model puts the two sides. Left of zero it prefers the rejected side.",
     "reward_by_length": "If reward follows length, a policy learns to write long instead of well.",
-    **curvature.CAPTIONS,
     **logged.CAPTIONS,
     **policy.CAPTIONS,
     **rlhf.CAPTIONS,
@@ -100,7 +99,6 @@ def sections(results: Results, more_figures: Sequence[str] = ()) -> list[Section
         ("training", "Training", _training(results)),
         ("calibration", "Calibration", calibration),
         ("margins", "Margins and length", margins),
-        ("landscape", "Curvature", told(results["spectrum"], curvature.curvature_block)),
         ("readiness", "Original score", _original_score(results["readiness"])),
         ("metrics", "All metrics", _metrics(results)),
         ("data", "Data", _audit(results["audit"])),

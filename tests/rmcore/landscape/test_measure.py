@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from rmcore.config.landscape import LandscapeConfig
 from rmcore.core.errors import DataError
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
 from rmcore.landscape.analyzer import HessianAnalyzer
 from rmcore.landscape.measure import MAX_GROUPS, error_over_prompts, measure_curvature
 from rmcore.landscape.operators import LossHessian
 from rmcore.landscape.sample import CURVATURE_TOKEN_BUDGET, CurvatureSample, group_prompts, random_order
-from rmcore.stages.landscape import write_curvature
+from rmcore.landscape.settings import LandscapeConfig
+from rmcore.landscape.stage import write_curvature
 
 SMALL = LandscapeConfig(num_pairs=8, lanczos_steps=63, trace_probes=2)
 

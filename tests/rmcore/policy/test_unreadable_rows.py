@@ -6,17 +6,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rmcore.config.landscape import LandscapeConfig
 from rmcore.core.errors import DataError
 from rmcore.core.progress import silent
 from rmcore.data.pair import Message, PreferencePair, prompt_key
 from rmcore.data.rendering import Renderer, Rendering
 from rmcore.ensembles.members import Members
 from rmcore.ensembles.score import readable_pairs
-from rmcore.landscape.sample import random_order
+from rmcore.landscape.sample import draw_sample, random_order
+from rmcore.landscape.settings import LandscapeConfig
 from rmcore.policy.grpo.local_reward import LocalReward
 from rmcore.policy.sampling.scored_samples import score_samples
-from rmcore.stages.landscape import draw_sample
 
 SYSTEM = (Message("system", "be brief"), Message("user", "hi"))
 BAD = PreferencePair(SYSTEM, "c", "d", pair_id="bad")

@@ -8,11 +8,11 @@ import pytest
 
 import logged_sample
 from rmcore.config.evaluate import EvaluateConfig
-from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.tracking import NullTracker
 from rmcore.data.pair import PreferencePair
 from rmcore.data.table import write_pairs
+from rmcore.landscape.settings import LandscapeConfig
 from rmcore.policy.logged_answers import logged_answers
 from rmcore.stages import readiness
 from single_stage import stage_with

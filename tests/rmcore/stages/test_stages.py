@@ -15,7 +15,6 @@ from capability_samples import SECTIONS
 from policy_chain import changed
 from rmcore.config.base import Kind, Names, Settings
 from rmcore.config.data import DataConfig, GoldConfig
-from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.model import LoraSettings
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import PolicyConfig
@@ -117,7 +116,6 @@ def test_what_came_out_upstream_is_in_a_key_and_not_how_or_where():
 BASE = PipelineConfig(
     train=TrainConfig(precision="fp32", token_budget=8192),  # auto depends on device, model and machine
     **SECTIONS,
-    landscape=LandscapeConfig(),
     policy=PolicyConfig(),
     rlhf=RlhfConfig(kl_beta=0.1, watch=WatchConfig()),
 )
@@ -154,7 +152,7 @@ OTHER_VALUES = {
     "rlhf.loss": "grpo", "rlhf.rewards": "local", 
 }  # fmt: skip
 """Where the value cannot be told from its type."""
-CHECKPOINT_STAGES = {"evaluate", "landscape", "overoptimization", "confirmation", "grpo", *OPTIONAL}
+CHECKPOINT_STAGES = {"evaluate", "overoptimization", "confirmation", "grpo", *OPTIONAL}
 ON_DEVICE = CHECKPOINT_STAGES | {"train", "policy", "samples"}
 STAGES_OF_A_SECTION = {
     "study": set(),
@@ -165,7 +163,6 @@ STAGES_OF_A_SECTION = {
     "model": {"train"},
     "train": {"train"},
     "evaluate": {"evaluate"},
-    "landscape": {"landscape"},
     "readiness": {"readiness_v2"},
     **{name: {name} for name in OPTIONAL},
     "rlhf": {"grpo"},

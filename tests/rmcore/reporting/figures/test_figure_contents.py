@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import figure_sample as sample
+from rmcore.landscape.blocks import eigenvalues_figure
 from rmcore.reporting.figures.calibration import reliability_diagram_figure
 from rmcore.reporting.figures.context import accuracy_in_context_figure
-from rmcore.reporting.figures.landscape import eigenvalues_figure
 from rmcore.reporting.figures.length import binned_means, reward_by_length_figure
 from rmcore.reporting.figures.margins import margin_histogram_figure
 from rmcore.reporting.figures.training import series, training_curves_figure

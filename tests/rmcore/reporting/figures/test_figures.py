@@ -8,9 +8,9 @@ from matplotlib.image import imread
 
 import figure_sample as sample
 import logged_sample
+from rmcore.landscape.blocks import eigenvalues_figure
 from rmcore.reporting.figures.calibration import reliability_diagram_figure
 from rmcore.reporting.figures.context import accuracy_in_context_figure
-from rmcore.reporting.figures.landscape import eigenvalues_figure
 from rmcore.reporting.figures.length import reward_by_length_figure
 from rmcore.reporting.figures.logged_answers import logged_answers_figure
 from rmcore.reporting.figures.margins import margin_histogram_figure

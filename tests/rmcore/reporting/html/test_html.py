@@ -165,7 +165,7 @@ def test_missing_parts_are_said_not_hidden(render, tmp_path):
     results = sample.results()
     results.update(ood_metrics=None, diagnoses=[], mistakes=[], gate=[], metrics={}, audit={}, context=[], stages=[])
     results["training"].update(best_metric=None, best_value=None)
-    results["spectrum"].update(eigenvalues=[], residuals=[], lambda_max=None, reasons={"lambda_max": "it broke down"})
+    results["landscape"].update(eigenvalues=[], residuals=[], lambda_max=None, reasons={"lambda_max": "it broke down"})
     page = render(results, {}, tmp_path)
     assert page.text.count("was not drawn in this run") == len(CAPTIONS)
     for text in (
@@ -183,7 +183,7 @@ def test_missing_parts_are_said_not_hidden(render, tmp_path):
 
 def test_a_run_that_measured_no_curvature_says_how_the_original_score_is_formed(render, tmp_path):
     results = sample.results()
-    results.update(spectrum=None, readiness=results["readiness"] | {"landscape_score": None})
+    results.update(landscape=None, readiness=results["readiness"] | {"landscape_score": None})
     page = render(results, {}, tmp_path)
     assert "Curvature of the loss" not in page.text
     assert "not measured" in page.section("readiness")

@@ -14,7 +14,6 @@ from rmcore.reporting.figures.rlhf import rlhf_curves_figure
 from rmcore.reporting.figures.style import save
 from rmcore.reporting.figures.watch import watch_figure
 from rmcore.reporting.html.blocks import markdown
-from rmcore.reporting.html.curvature import curvature_block, rows
 from rmcore.reporting.html.html import sections
 from rmcore.reporting.html.policy import best_of_n_block, confirmation_block, readiness_block
 from rmcore.reporting.html.rlhf import DIGITS
@@ -22,7 +21,7 @@ from rmcore.reporting.html.summary import summary_markdown
 
 pytestmark = pytest.mark.slow
 
-spectrum, policy_sample, make = sample.curvature_sample.spectrum, sample.policy_sample, sample.rlhf_sample.record
+policy_sample, make = sample.policy_sample, sample.rlhf_sample.record
 KINDS = {
     "whole": {},
     "nobody judged": {"judged": False},
@@ -35,7 +34,6 @@ KINDS = {
 }
 RECORDS = {
     **{f"rlhf, {kind}": ("rlhf", lambda kind=kind: {"rlhf": make(**KINDS[kind])}) for kind in KINDS},
-    "landscape": ("landscape", lambda: {"spectrum": spectrum()}),
     "judgements": ("judgements", lambda: {"observations": judgement_sample.record()}),
     "logged": ("logged", lambda: {"logged": logged_sample.record(length=1.0)}),
     "policy": ("policy", lambda: policy_sample.judged(sample.results())),
@@ -87,43 +85,13 @@ def numbers_of(anchor, record):
         yield finding(record)
 
 
-@pytest.mark.parametrize("name", [name for name in RECORDS if name not in ("landscape", "policy", *CAPABILITIES)])
+@pytest.mark.parametrize("name", [name for name in RECORDS if name not in ("policy", *CAPABILITIES)])
 def test_every_number_of_a_record_is_in_its_section(report_with, name):
     anchor, record = RECORDS[name]
     [value] = record().values()
     text = report_with(**record()).section(anchor)
     for shown in numbers_of(anchor, value):
         assert flat(shown) in text
-
-
-def test_every_eigenvalue_is_shown_with_its_errors_and_their_kinds():
-    table = {label: cells for label, *cells in rows(spectrum())}
-    assert table["largest eigenvalue λmax"] == ["12.30", "± 1.900", "± 0.001 residual bound"]
-    assert table["trace"][1:] == ["", "± 3.200 standard error over probes"]  # over prompts it was not measured
-    assert table["λmax at margins of size 1"] == ["21.60", "", "± 0.002 residual bound"]
-    assert "undefined: fewer than two positive" in table["condition number"][0]
-    record = spectrum()
-    del record["normalized"]
-    record["over_prompts"] |= {"standard_error": None, "reasons": {"standard_error": "all pairs have one prompt"}}
-    table = {label: cells for label, *cells in rows(record)}
-    assert "λmax at margins of size 1" not in table
-    assert table["largest eigenvalue λmax"][1] == "undefined: all pairs have one prompt"
-
-
-@pytest.mark.parametrize(
-    ("change", "said", "absent"),
-    [
-        ({}, "after 57 products the extremes are known", "did not converge"),
-        ({"converged": False}, "did not converge", "The computation converged"),
-        ({"method": "full"}, "exact up to rounding", "converge"),
-        ({"parameters": "head"}, "trained parameters (head only)", "all only"),
-    ],
-)
-def test_the_section_of_curvature_says_what_was_measured(change, said, absent):
-    text = " ".join(curvature_block(spectrum() | change).text)
-    assert "mean loss of 64 pairs" in text
-    assert said in text
-    assert absent not in text
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ import psutil
 import pytest
 import torch
 
-from rmcore.config.landscape import LandscapeConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.tracking import NullTracker
 from rmcore.data.table import write_pairs
+from rmcore.landscape import stage
 from rmcore.landscape.operators import LossHessian
-from rmcore.stages import landscape
+from rmcore.landscape.settings import LandscapeConfig
 from rmcore.stages.stages import STAGES
 from single_stage import stage_with
 
@@ -31,7 +31,7 @@ def upstream(rm, gold_pairs, tmp_path):
 def outcome(upstream, out):
     """Bytes of every file that the artifact's digest covers."""
     out.mkdir()
-    landscape.run(stage_with("landscape", CONFIG, upstream), out, NullTracker(), lambda *at: None)
+    stage.run(stage_with("landscape", CONFIG, upstream), out, NullTracker(), lambda *at: None)
     return {path.name: path.read_bytes() for glob in STAGES["landscape"].outcome for path in out.glob(glob)}
 
 

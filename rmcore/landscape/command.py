@@ -9,7 +9,7 @@ from rmcore.cli.common import print_block, write_report_json
 from rmcore.cli.help import common
 from rmcore.cli.inputs import Checkpoint, Data, JsonOut, ModelReading, PairReading, Seed
 from rmcore.cli.options import field_options, given, options
-from rmcore.config.landscape import LandscapeConfig
+from rmcore.landscape.settings import LandscapeConfig
 
 FIELDS = tuple(LandscapeConfig.model_fields)
 
@@ -39,7 +39,7 @@ def analyze(
 
     docs/landscape.md says what each number means and what it must not be read as.
     """
-    from rmcore.reporting.html.curvature import curvature_block
+    from rmcore.landscape.blocks import curvature_block
 
     model = model.in_float32("curvature drowns in their rounding")
     pairs = reading.read(data)
@@ -49,7 +49,7 @@ def analyze(
     print_block(curvature_block(record))
     write_report_json(json_out, record)
     if out is not None:
-        from rmcore.stages.landscape import write_curvature
+        from rmcore.landscape.stage import write_curvature
 
         out.mkdir(parents=True, exist_ok=True)
         write_curvature(record, out)
@@ -60,7 +60,7 @@ def measure_model(rm: Any, pairs: list[Any], config: LandscapeConfig, *, seed: i
     """The curvature record of the reward model `rm` on pairs drawn from `pairs`."""
     from rmcore.core.progress import progress_bar
     from rmcore.landscape.measure import measure_curvature
-    from rmcore.stages.landscape import draw_sample
+    from rmcore.landscape.sample import draw_sample
 
     sample = draw_sample(rm, pairs, config, seed=seed)
     with progress_bar("analyze") as report:

@@ -2,8 +2,12 @@
 
 from typing import Any
 
+from rmcore.landscape.settings import LandscapeConfig
 
-def spectrum() -> dict[str, Any]:
+SETTINGS = LandscapeConfig()
+
+
+def record() -> dict[str, Any]:
     return {
         "eigenvalues": [12.3, 4.1, 2.2, 1.9, 1.1, -0.02, -0.1, -0.2, -0.3, -0.4],
         "residuals": [0.001, 0.01, 0.1, 0.3, 0.4, 0.1, 0.1, 0.05, 0.02, 0.01],
