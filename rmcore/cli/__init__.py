@@ -11,9 +11,6 @@ TRAINING = {
         "Measure a reward model on pairs: accuracy, calibration, margins, with intervals.",
     ),
     **{name: Listed(*one) for name, one in commands("Train and measure").items()},
-    "score": Listed(
-        "rmcore.cli.score:score", "Write rewards of preference pairs, or of prompt/response rows, to a file."
-    ),
     "diff": Listed(
         "rmcore.cli.measure:diff", "Compare two reward models on the same pairs: difference, interval, sign-flip test."
     ),
@@ -26,17 +23,9 @@ POLICIES = {
     "readiness": Listed(
         "rmcore.cli.measure:readiness_app", "Judge whether a policy may be optimised against a reward model."
     ),
-    "judge": Listed("rmcore.cli.judge:app", "Compare a judge with people before its judgements are used."),
     **{name: Listed(*one) for name, one in commands("Policies").items()},
 }
-SERVICES = {
-    "serve": Listed(
-        "rmcore.cli.serve:serve", "Serve a reward model with vLLM: POST /score, /health, /version, /metrics."
-    ),
-    "publish": Listed(
-        "rmcore.cli.serve:publish", "Have a running reward server serve another checkpoint, without stopping it."
-    ),
-}
+SERVICES = {name: Listed(*one) for name, one in commands("Services").items()}
 app = lazy_app({"Train and measure": TRAINING, "Policies": POLICIES, "Services": SERVICES})
 
 

@@ -2,18 +2,17 @@
 
 import shlex
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rmcore.cli.active import ingest, propose
 from rmcore.cli.common import setting, write_report_json
-from rmcore.cli.data_noise import noise
 from rmcore.cli.inputs import JsonOut, PairReading, changed_reading, set_words
-from rmcore.cli.judge import label
 from rmcore.cli.options import options
 from rmcore.config.data import DataConfig
+from rmcore.core.capabilities import capabilities
 from rmcore.core.printing import printable_lines
 
 RejectedRows = Annotated[
@@ -105,7 +104,6 @@ def convert(
     print(printable_lines(f"Written to {out}. Look at it: rm-opt data check {out}"))
 
 
-app.command()(noise)
-app.command()(label)
-app.command()(propose)
-app.command()(ingest)
+for capability, what in capabilities().items():
+    for name in what.data_commands:
+        app.command()(getattr(import_module(f"rmcore.{capability}.command"), name))

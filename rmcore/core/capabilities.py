@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from rmcore.core.metric_spec import MetricSpec
 
-NAMES = ("suites", "probes", "landscape")
+NAMES = ("suites", "probes", "landscape", "ensembles", "noise", "judging", "active", "serving")
 """Folders, in the order in which their stages run and their commands are listed."""
 
 
@@ -23,8 +23,10 @@ class Capability(NamedTuple):
 
     commands: Mapping[str, str] = {}
     """The first paragraph of a command's help by the command's name, which `command.py` has, or a Typer, under it."""
-    panel: Literal["Train and measure", "Policies"] = "Train and measure"
+    panel: Literal["Train and measure", "Policies", "Services"] = "Train and measure"
     """Heading of `rm-opt --help` under which they are listed."""
+    data_commands: tuple[str, ...] = ()
+    """Functions of `command.py` that are commands of `rm-opt data`."""
     explains: tuple[str, ...] = ()
     """Command, with options, that says of pairs why a checkpoint gets them wrong."""
     metrics: tuple[MetricSpec, ...] = ()

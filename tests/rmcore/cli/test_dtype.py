@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 
 from rmcore.cli import app
 from rmcore.cli.inputs import ModelReading, PairReading
-from rmcore.cli.score import _job
 from rmcore.core.errors import ConfigError
 from rmcore.data.parts import SourceInParts
 from rmcore.data.table import write_pairs
 from rmcore.ensembles.bulk import PARTS_SUFFIX
+from rmcore.ensembles.command import _job
 from rmcore.ensembles.features import head_of
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.reporting.card.evidence import ROUNDED, read_evidence

@@ -25,15 +25,15 @@ SHOWN = (
     *("agreement", "kappa", "ceiling", "reliability", "length_matched_agreement", "position_bias", "consistency"),
     *("retest", "length_bias", "injection_gain", "self_preference", "confidence_error", "tie_rate"),
 )
-app = typer.Typer(no_args_is_help=True, help="Compare a judge with people before its judgements are used.")
+judge = typer.Typer(no_args_is_help=True, help="Compare a judge with people before its judgements are used.")
 
 
-@app.callback()
+@judge.callback()
 def group() -> None:
     """Compare a judge with people before its judgements are used."""
 
 
-@app.command()
+@judge.command()
 @options(*field_options(JudgingConfig, ASKING))
 @common("mode", "rubric", "max_calls", "against", "own", "plan", "json_out", "limit")
 def audit(

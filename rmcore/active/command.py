@@ -7,9 +7,9 @@ import typer
 
 from rmcore.cli.help import common
 from rmcore.cli.inputs import Device, PairLayout, RenderFn, Seed, read_pairs, written_as
-from rmcore.cli.judge import LABELLING, labelling_judge
 from rmcore.cli.options import field_options, options
 from rmcore.config.judging import JudgingConfig
+from rmcore.judging.command import LABELLING, labelling_judge
 
 Pool = Annotated[
     str, typer.Option(help="Unlabelled pairs: a file, a folder or a hub name; which side is which is ignored.")
