@@ -31,11 +31,11 @@ class Settings(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **given: Any) -> None:
-        """Give a section without help of its own the docstring of its settings."""
+        """Give a section without help of its own the first paragraph of its settings' docstring."""
         for field in cls.model_fields.values():
             for kind in (field.annotation, *get_args(field.annotation)):
                 if field.description is None and isinstance(kind, type) and issubclass(kind, Settings):
-                    field.description = inspect.getdoc(kind)
+                    field.description = str(inspect.getdoc(kind)).partition("\n\n")[0]
 
     @classmethod
     def run_only(cls) -> frozenset[str]:

@@ -8,10 +8,11 @@ from rmcore.config.base import Settings
 
 
 class LandscapeConfig(Settings):
-    """Curvature of the loss at the trained weights. Left out: it is not measured. It decides nothing."""
+    """Curvature of the loss at the trained weights. Left out: it is not measured. It decides nothing.
 
-    # All is counted in pairs and products, which are the same on every machine. The defaults take about 20 Hessian
-    # products of 8 pairs: seconds for a tiny model, half a minute for a 22 M encoder on two CPU cores.
+    All of it is counted in pairs and products, which are the same on every machine. The defaults take about 20 Hessian
+    products of 8 pairs: seconds for a tiny model, half a minute for a 22 M encoder on two CPU cores.
+    """
 
     method: Literal["lanczos", "power_iteration", "full", "pyhessian"] = "lanczos"
     """lanczos: both signed ends with residuals; power_iteration: less memory; full: dense, very small models only;
