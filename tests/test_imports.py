@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 import flows
 import rmcore
 from machine import PATIENCE_S
-from rmcore.core.capabilities import NAMES
+from rmcore.core.capabilities import NAMES, capabilities
 from rmcore.core.errors import ConfigError
 from rmcore.policy.grpo.rlhf_requirements import require_trl
 
@@ -97,7 +97,8 @@ print(json.dumps(found))
 
 @pytest.mark.slow
 def test_a_command_imports_what_it_needs():
-    light = ("--help", "--version", "train --help", "score --help", "run --help", "probe --help")
+    own = (f"{name} --help" for one in capabilities().values() for name in one.commands)
+    light = ("--help", "--version", "train --help", "run --help", *own)
     found = said_by(CALLED, *light, "info")
     for words, imported in found:
         assert HEAVY & set(imported) == ({"torch"} if words == "info" else set()), words

@@ -14,7 +14,6 @@ from rmcore.data.shown import Shown
 from rmcore.models.packing.layout import shared_prefix
 from rmcore.models.tiny import tiny_tokenizer
 from rmcore.policy.policy import TextReader
-from rmcore.probes.scoring import score_answers
 from tests.support import chat_templates
 
 TOOL = {
@@ -216,7 +215,7 @@ def test_answers_that_are_calls_are_neither_edited_nor_taken_apart(rm, capsys):
     assert with_text_answers([calls, text], "edited") == [text]
     assert "answers of 1 of 2 pairs" in capsys.readouterr().err
     with pytest.raises(DataError, match="all 1 pairs"):
-        score_answers(rm, [calls])
+        with_text_answers([calls], "edited")
     with pytest.raises(DataError, match="more than a text"):
         rm.renderer.place_side(calls.prompt, calls.chosen)
 

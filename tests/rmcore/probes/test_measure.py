@@ -5,7 +5,7 @@ import pytest
 
 from capability_samples import sample_of
 from rmcore.core.errors import DataError
-from rmcore.data.pair import Message, PreferencePair
+from rmcore.data.pair import Message, PreferencePair, as_answer, as_json
 from rmcore.probes.measure import LEVEL, MAX_VIOLATIONS, SHIFT_TOLERANCE, judge, probe, shortened
 from rmcore.probes.rules import RULES
 from rmcore.probes.scoring import Answers, other_answers, score_answers, score_edits
@@ -182,6 +182,9 @@ def test_answers_that_cannot_be_read_take_their_pairs_along(rm, gold_pairs):
     assert (len(answers.chosen), answers.num_unreadable) == (3, 2)
     with pytest.raises(DataError, match="none of the 1 pairs can be read"):
         score_answers(rm, [broken])
+    call = Message("assistant", "", as_json({"tool_calls": [{"function": {"name": "weather", "arguments": {}}}]}))
+    with pytest.raises(DataError, match="all 1 pairs are more than texts"):
+        score_answers(rm, [PreferencePair("Is it warm?", as_answer(call), "Yes.")])
 
 
 def test_an_answer_from_elsewhere_is_a_chosen_one_of_another_prompt():
