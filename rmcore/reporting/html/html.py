@@ -107,9 +107,9 @@ def sections(results: Results, more_figures: Sequence[str] = ()) -> list[Section
         ("provenance", "Provenance", _provenance(results)),
         ("glossary", "Glossary", words(glossary.WORDS)),
     ]
-    for one, record in measured:
+    for one, record in reversed(measured):  # of two after the same section the first one stays first
         place = next(place for place, (anchor, _, _) in enumerate(found) if anchor == one.after)
-        found.insert(place + 1, (one.stage, one.name, told(record, one.block, one.is_folded(record))))
+        found.insert(place + 1, (one.stage, one.name, folded(one.block(record), one.is_folded(record))))
     return [Section(anchor, name, block) for anchor, name, block in found if block is not None]
 
 
