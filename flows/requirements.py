@@ -8,7 +8,6 @@ from rmcore.core.errors import ConfigError, DataError
 from rmcore.policy.grpo.rlhf_requirements import require_rlhf
 from rmcore.policy.judge import audit_of, require_named_judge
 from rmcore.stages.order import is_judged, only_starts_reward_model, required_policy
-from rmcore.stages.stage import Measuring
 from rmcore.stages.stages import OPTIONAL, STAGES
 
 
@@ -58,9 +57,8 @@ def require_capabilities(config: PipelineConfig) -> None:
         RmcoreError: something that the section names is not there, or cannot be read.
     """
     for name in OPTIONAL:
-        settings, stage = getattr(config, name), STAGES[name]
-        if settings is not None and issubclass(stage, Measuring):
-            stage.require(settings)
+        if (settings := getattr(config, name)) is not None:
+            STAGES[name].require(settings)
 
 
 def require_answers(path: str, metrics: Sequence[str] = ()) -> None:

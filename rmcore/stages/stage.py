@@ -64,6 +64,10 @@ class Stage(Settings):
         return "device" in cls.model_fields
 
     @classmethod
+    def require(cls, settings: Any) -> None:
+        """Refuse settings of its section with which it could not come to its end, before a run starts."""
+
+    @classmethod
     def code(cls) -> dict[str, dict[str, str]]:
         """Return the versions and code digests that affect its outcome in addition to its arguments."""
         return {"versions": {name: _minor_version(name) for name in cls.libraries}, "code": code_digests(cls.module())}
@@ -130,10 +134,6 @@ class Measuring(Stage):
     device: Device
     trust_remote_code: bool
     render_fn: Annotated[str | None, Names("function")]
-
-    @classmethod
-    def require(cls, settings: Any) -> None:
-        """Refuse settings of its section with which it could not come to its end, before a run starts."""
 
 
 def stage(
