@@ -211,7 +211,7 @@ def _summaries(folders: Mapping[str, Path], metrics: Sequence[str]) -> Mapping[s
     found = {}
     for name in metrics:
         stage = CELL_METRICS[name].stage
-        if stage != "evaluate" and stage in folders:
+        if stage and stage != "evaluate" and stage in folders:
             value = json.loads((folders[stage] / "summary.json").read_text())["metrics"].get(name)
             if value is not None:
                 found[name] = SeedSample(float(value), None)
