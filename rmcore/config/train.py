@@ -82,8 +82,6 @@ class TrainConfig(Settings):
     layers as the memory of the device demands."""
     num_workers: Annotated[int | None, RUN_ONLY] = Field(default=None, ge=0, le=256)
     """Processes that build micro-batches ahead, into pinned memory on a GPU. Left out: 2 on a GPU, none on a CPU."""
-    fetch_timeout_seconds: Annotated[float, RUN_ONLY] = Field(default=60.0, gt=0)
-    """How long a step waits for such a process before training stops with an error."""
     num_processes: Annotated[int, RUN_ONLY] = Field(default=1, ge=1, le=256)
     """Processes of this machine that train the model together, sharded over them (FSDP2): one a GPU."""
     profile_memory: Annotated[bool, RUN_ONLY] = False

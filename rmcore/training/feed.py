@@ -30,6 +30,8 @@ from rmcore.models.plain_batching import plain_micro_batches
 from rmcore.training.ranks import Ranks
 
 Batch = MicroBatch | ObservationBatch
+FETCH_SECONDS = 300.0
+"""Longest wait for the micro-batches of a step, which take milliseconds: a worker that hangs ends the training."""
 WORKERS_ON_GPU = 2
 """Workers keep a GPU from waiting for packing and padding. On a CPU they would take time from the training."""
 
@@ -176,7 +178,7 @@ def steps_from(
     """Provide the steps from number `start` (the steps already done) on, inside the block.
 
     Raises:
-        LostWorkerError: a worker process delivered nothing for `fetch_timeout_seconds`, or died. It is raised when the
+        LostWorkerError: a worker process delivered nothing for `FETCH_SECONDS`, or died. It is raised when the
             next step is fetched, so that the step before it is completed.
     """
     on_gpu = device.type == "cuda"
@@ -186,7 +188,7 @@ def steps_from(
         batch_size=None,
         sampler=range(start, len(feed)),
         num_workers=workers,
-        timeout=config.fetch_timeout_seconds if workers else 0,
+        timeout=FETCH_SECONDS if workers else 0,
         pin_memory=on_gpu,
         generator=torch.Generator(),  # else the loader draws from the generator that dropout uses
         collate_fn=_unchanged,
@@ -244,7 +246,7 @@ def _fetched(steps: Iterator[Any], workers: int) -> Generator[tuple[list[int], l
         raise LostWorkerError(
             f"the {workers} worker processes did not deliver the next step's micro-batches ({error}): "
             f"{full and f'{full}, and '}a worker was killed, often for lack of memory, or the machine is overloaded. "
-            "Lower num_workers (0 builds them in this process) or raise fetch_timeout_seconds."
+            "Lower num_workers (0 builds them in this process)."
         ) from error
     finally:
         if is_heard:

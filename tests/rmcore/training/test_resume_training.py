@@ -206,7 +206,7 @@ def test_other_pairs_are_refused(tmp_path, start, gold_pairs, which):
 
 def test_fields_that_do_not_change_the_weights_may_differ(tmp_path, start, undisturbed):
     stopped(start, tmp_path / "stopped", 3)
-    more = {"num_workers": 1, "fetch_timeout_seconds": 30, "profile_memory": True, "resume_every_seconds": 0}
+    more = {"num_workers": 1, "profile_memory": True, "resume_every_seconds": 0}
     resumed = start(tmp_path / "stopped", **more).run()
     assert_same(resumed, undisturbed)
     assert "cost/host_mib" in resumed.trainer.progress.rows[4]
