@@ -6,7 +6,6 @@ import pytest
 
 from rmcore.config.model import ModelConfig
 from rmcore.config.pipeline import PipelineConfig
-from rmcore.core.errors import ConfigError
 from rmcore.core.progress import silent
 from rmcore.core.store import ArtifactRef
 from rmcore.core.tracking import NullTracker
@@ -15,7 +14,7 @@ from rmcore.models.device import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.probes import stage
 from rmcore.probes.settings import ProbeConfig
-from rmcore.stages.order import pipeline_stages, stage_of
+from rmcore.stages.order import stage_of
 from single_stage import stage_with
 
 PROBED = PipelineConfig(device="cpu", probe=ProbeConfig(rules=("padding", "off_topic")))
@@ -38,13 +37,6 @@ def test_the_best_checkpoint_is_probed_on_held_out_pairs(tmp_path, gold_pairs):
     assert json.loads((out / "summary.json").read_text())["metrics"] == {
         "eval/test_probes_violated": len(record["violated"])
     }
-
-
-def test_probes_are_made_where_they_are_asked_for():
-    assert "probe" not in pipeline_stages(PipelineConfig())
-    assert pipeline_stages(PROBED)[-1] == "probe"
-    with pytest.raises(ConfigError, match="there are no probes in this config"):
-        stage_of("probe", PipelineConfig())
 
 
 def test_a_rule_of_ones_own_is_in_the_key_by_its_file(tmp_path, monkeypatch):

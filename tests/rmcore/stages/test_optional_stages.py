@@ -1,0 +1,35 @@
+"""What holds of the stage of any capability, whichever there are."""
+
+import json
+
+import pytest
+
+from capability_samples import RECORDS, SECTIONS
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.errors import ConfigError
+from rmcore.stages.order import pipeline_stages, stage_of
+from rmcore.stages.stages import OPTIONAL, STAGES
+from tasks.headline import headline
+
+
+def test_each_has_settings_and_a_record_for_all_tests():
+    assert set(OPTIONAL) == SECTIONS.keys() == RECORDS.keys()
+
+
+@pytest.mark.parametrize("name", OPTIONAL)
+def test_it_is_run_where_its_section_is_there_and_refused_by_its_own_words_without(name):
+    assert name in pipeline_stages(PipelineConfig().model_copy(update={name: SECTIONS[name]}))
+    assert name not in pipeline_stages(PipelineConfig())
+    if STAGES[name].lacking:
+        with pytest.raises(ConfigError) as refused:
+            stage_of(name, PipelineConfig())
+        assert str(refused.value) == STAGES[name].lacking
+    else:
+        assert getattr(stage_of(name, PipelineConfig()), name) == type(SECTIONS[name])()
+
+
+@pytest.mark.parametrize("name", OPTIONAL)
+def test_its_record_is_plain_json_and_its_numbers_are_metrics_in_mlflow_where_it_says_so(name):
+    assert json.loads(json.dumps(RECORDS[name]()))
+    metrics, _ = headline([{"stage": name, "metric": "eval/a_number_of_its_own", "value": 1.0}])
+    assert bool(metrics) == STAGES[name].in_mlflow
