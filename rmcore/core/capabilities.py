@@ -19,7 +19,7 @@ NAMES = ("suites", "probes", "landscape", "ensembles", "noise", "judging", "acti
 
 
 class Capability(NamedTuple):
-    """What the platform lists of a capability before it is used."""
+    """One capability as the platform lists it before it is used."""
 
     commands: Mapping[str, str] = {}
     """The first paragraph of a command's help by the command's name, which `command.py` has, or a Typer, under it."""

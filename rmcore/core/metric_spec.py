@@ -1,4 +1,4 @@
-"""What is told of one metric: its name, label, unit and definition, which way is better and how it is judged."""
+"""The description of one metric: its name, label, unit and definition, which way is better and how it is judged."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,4 +1,4 @@
-"""What edits of answers do to rewards, as reports, cards and the terminal show it."""
+"""The effects of edits of answers on rewards, as reports, cards and the terminal show them."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -92,7 +92,7 @@ class Shown(NamedTuple):
     key_of_command: str = ""
     """A key that only this record has, also where the command of the stage's name wrote it with --json."""
     captions: Mapping[str, str] = {}
-    """Of its figures, by their names."""
+    """Texts below its figures, by their names."""
     tables_of_pairs: Callable[[Mapping[str, Any]], Mapping[str, Sequence[Table]]] = lambda record: {}
     """Tables, by pair, that the section of mistakes shows below the pair."""
 

@@ -34,7 +34,7 @@ GRAPHS = {
     "names alike": ({"a": "import rmcore.configuration, rmcore.config", "configuration": "", "config": ""},
                     ("a", "configuration")),
     "settings, blocks and commands": (
-        {"a": "import rmcore.settings, rmcore.blocks\nfrom rmcore import command, settings_of_all",
+        {"a": "import rmcore.settings, rmcore.blocks, rmcore.command, rmcore.settings_of_all",
          "settings": "", "blocks": "", "command": "", "settings_of_all": ""}, ("a", "settings_of_all")),
     "a circle": ({"a": "import rmcore.b", "b": "import rmcore.a"}, "ab"),
 }  # fmt: skip
