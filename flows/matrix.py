@@ -29,8 +29,8 @@ from rmcore.stages.stage import Stage
 from rmcore.study.estimates import Estimates
 from rmcore.study.plan import Cell, CellPlan, Planner
 from tasks.device import device_slots
-from tasks.execution import SAVING_SECONDS, SHARED_TERMINAL
 from tasks.sharing import shared_store
+from tasks.stage_processes import SAVING_SECONDS, SHARED_TERMINAL
 from tasks.stages import StageRun, run_stage
 from tasks.tracking import RunTracker
 

@@ -29,6 +29,7 @@ from flows.requirements import require_run
 from flows.settings import OPTIONAL_GROUPS, named_changes
 from flows.unfinished import unfinished
 from rmcore.config.pipeline import GROUPS, PipelineConfig
+from rmcore.core.child_process import INTERRUPTED
 from rmcore.core.errors import ServiceError
 from rmcore.core.files import write_json
 from rmcore.core.processes import terminate_children
@@ -44,7 +45,6 @@ from rmcore.reporting.runs import KEY_DIGITS, list_runs
 from rmcore.reporting.schema import Results
 from rmcore.stages.order import drawn, only_starts_reward_model, pipeline_stages, request, resolve
 from rmcore.stages.results import figures, gather_results, read_json, run_key
-from rmcore.stages.run import INTERRUPTED
 from rmcore.stages.stage import Stage
 from rmcore.suites.settings import BenchmarkConfig
 from tasks.stages import StageRun, run_stage, run_step

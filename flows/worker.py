@@ -26,12 +26,12 @@ from rmcore.core.processes import runs as is_running
 from rmcore.core.processes import terminate
 from rmcore.core.proxies import keep_direct
 from tasks.device import device_slots
-from tasks.execution import SAVING_SECONDS
 from tasks.home import environment_for, home, make_home, project_root
 from tasks.local_services import CELLS_POOL, CLUSTER, PREFECT_SERVER
 from tasks.passwords import Identity, ask_for_proof, basic_authorization
 from tasks.run_owner import this_machine
 from tasks.sharing import SHARED_VARIABLE, named_store
+from tasks.stage_processes import SAVING_SECONDS
 
 HEARTBEAT_SECONDS = 30
 """Between two signs of life of a run, the least that Prefect allows; `flows.deploy` looks for them."""

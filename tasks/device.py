@@ -68,14 +68,19 @@ def slots_for(device: str) -> range:
     return range(number % slots, slots, len(gpus))
 
 
-def _number(device: str) -> int | None:
-    number = device.partition(":")[2]
-    return int(number) if number else None
+def slots_needed(device: str, num_processes: int) -> int:
+    """How many slots a stage of so many processes holds: as many GPUs, or on a CPU at most all slots.
 
-
-def slot_environment(slot: int, device: str = "auto") -> dict[str, str]:
-    """Make the environment in which a stage in this slot sees a GPU of its own, the named one if any, or its cores."""
-    return slots_environment([slot], device)
+    Raises:
+        ConfigError: there are GPUs, and not so many for it.
+    """
+    there, gpus, is_named = len(slots_for(device)), len(visible_gpus()), _number(device) is not None
+    if device != "cpu" and 0 < (1 if is_named else gpus) < num_processes:
+        seen = "one GPU is named" if is_named else f"this process sees {gpus} GPUs"
+        raise ConfigError(
+            f"train.num_processes={num_processes}, but {seen} (device={device}): each process needs a GPU of its own."
+        )
+    return min(num_processes, there)
 
 
 def slots_environment(slots: Sequence[int], device: str = "auto", num_processes: int = 1) -> dict[str, str]:
@@ -83,9 +88,8 @@ def slots_environment(slots: Sequence[int], device: str = "auto", num_processes:
 
     The processes of one training on several GPUs all see all of these: LOCAL_RANK tells them apart.
     """
-    gpus = visible_gpus()
+    gpus, number = visible_gpus(), _number(device)
     if gpus and device != "cpu":
-        number = _number(device)
         seen = [gpus[slot % len(gpus) if number is None else number] for slot in slots]
         if len(seen) < num_processes:  # there are fewer slots than GPUs, and all of them are held
             seen = gpus[:num_processes]
@@ -96,45 +100,15 @@ def slots_environment(slots: Sequence[int], device: str = "auto", num_processes:
     return {"OMP_NUM_THREADS": str(max(1, cores * len(slots) // (device_slots() * num_processes)))}
 
 
-def slots_needed(device: str, num_processes: int) -> int:
-    """How many slots a stage of so many processes holds: as many GPUs, or on a CPU at most all slots.
-
-    Raises:
-        ConfigError: there are GPUs, and not so many for it.
-    """
-    there, gpus = len(slots_for(device)), len(visible_gpus())
-    if device != "cpu" and 0 < (1 if _number(device) is not None else gpus) < num_processes:
-        seen = "one GPU is named" if _number(device) is not None else f"this process sees {gpus} GPUs"
-        raise ConfigError(
-            f"train.num_processes={num_processes}, but {seen} (device={device}): each process needs a GPU of its own."
-        )
-    return min(num_processes, there)
-
-
-def _same_gpu(slot: int, others: Sequence[int]) -> bool:
-    """Whether a slot is of a GPU that one of the others is of."""
-    gpus = len(visible_gpus())
-    return gpus > 0 and any(slot % gpus == other % gpus for other in others)
-
-
 @contextmanager
-def device_slot(store: Store, run: str, device: str = "auto") -> Iterator[int]:
-    """Hold one slot of the device inside the block; waits until one is free. Gives its number, from 0.
-
-    `run` is the name by which those who wait know the holder, `device` says which of several GPUs is wanted.
-    """
-    with several_device_slots(store, run, device, 1) as [slot]:
-        yield slot
-
-
-@contextmanager
-def several_device_slots(store: Store, run: str, device: str, number: int) -> Iterator[list[int]]:
+def held_slots(store: Store, run: str, device: str = "auto", number: int = 1) -> Iterator[list[int]]:
     """Hold `number` slots of the device inside the block; waits until so many are free. Gives their numbers, rising.
 
-    All or none: two who want several never wait for one another's. A stage without a device wants none.
+    All or none: two who want several never wait for one another's. `run` is the name by which those who wait know the
+    holder, `device` says which of several GPUs is wanted.
     """
     while True:
-        with _free_slots(store, run, device, number) as held:
+        with free_slots(store, run, device, number) as held:
             if held is not None:
                 yield held
                 return
@@ -142,21 +116,16 @@ def several_device_slots(store: Store, run: str, device: str, number: int) -> It
 
 
 @contextmanager
-def free_device_slot(store: Store, run: str, device: str = "auto") -> Iterator[int | None]:
-    """Hold one slot of the device inside the block if one is free now. Gives its number, or None; never waits."""
-    with _free_slots(store, run, device, 1) as held:
-        yield None if held is None else held[0]
-
-
-@contextmanager
-def _free_slots(store: Store, run: str, device: str, number: int) -> Iterator[list[int] | None]:
+def free_slots(store: Store, run: str, device: str = "auto", number: int = 1) -> Iterator[list[int] | None]:
     """Hold `number` slots inside the block if so many are free now, each of another GPU; else gives None."""
+    num_gpus = len(visible_gpus())
     with ExitStack() as stack:
         held: list[int] = []
         for slot in slots_for(device):
             if len(held) == number:
                 break
-            if not _same_gpu(slot, held) and stack.enter_context(store.try_lock(lock_name(slot))):
+            meets = num_gpus > 0 and slot % num_gpus in {other % num_gpus for other in held}
+            if not meets and stack.enter_context(store.try_lock(lock_name(slot))):
                 held.append(slot)
         if len(held) == number:
             for slot in held:
@@ -187,3 +156,8 @@ def lock_name(slot: int) -> str:
     gpus = visible_gpus()
     named = f"gpu-{gpus[slot]}".replace("/", "-") if gpus and SLOTS_VARIABLE not in os.environ else slot
     return f"device-{this_boot()}-{named}"
+
+
+def _number(device: str) -> int | None:
+    number = device.partition(":")[2]
+    return int(number) if number else None

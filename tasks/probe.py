@@ -16,7 +16,7 @@ from rmcore.core.digests import make_key
 from rmcore.core.files import exclusive, write_json
 from rmcore.core.store import Store
 from rmcore.study.estimates import Estimates, SpeedProbe, probe_kind
-from tasks.device import as_seen, free_device_slot, holders, slot_environment
+from tasks.device import as_seen, free_slots, holders, slots_environment
 
 
 def estimates(store: Store, folder: Path) -> Estimates:
@@ -60,11 +60,11 @@ def probe_unknown(store: Store, folder: Path, configs: Iterable[PipelineConfig])
         for config in _distinct(alike):
             if busy := holders(store):
                 return _held(busy)
-            with free_device_slot(store, f"a probe of {model}'s speed", config.device) as slot:
-                if slot is None:  # taken since it was looked at
+            with free_slots(store, f"a probe of {model}'s speed", config.device) as slots:
+                if slots is None:  # taken since it was looked at
                     return _held(holders(store))
                 print(f"measuring two steps of {model}: nothing like it has run here yet", file=sys.stderr)
-                outcome = _run(config, slot)
+                outcome = _run(config, slots)
             if "probe" in outcome:
                 _remember(folder, name, outcome["probe"])
                 break
@@ -88,7 +88,7 @@ def _remember(folder: Path, name: str, probe: dict) -> None:
         write_json(folder / f"{make_key({'kind': name})[:12]}.json", {"kind": name, "probe": probe})
 
 
-def _run(config: PipelineConfig, slot: int) -> dict:
+def _run(config: PipelineConfig, slots: list[int]) -> dict:
     with tempfile.TemporaryDirectory(prefix="rm-opt-") as scratch:
         out, spec, log = (Path(scratch) / name for name in ("out.json", "spec.json", "log.txt"))
         seen = config.model_copy(update={"device": as_seen(config.device)})
@@ -96,7 +96,7 @@ def _run(config: PipelineConfig, slot: int) -> dict:
         spec.write_text(json.dumps(record | {"started": time.time()}))
         with log.open("w") as output:
             process = ForkedProcess(
-                "rmcore.study.probe", spec, output, os.environ | slot_environment(slot, config.device)
+                "rmcore.study.probe", spec, output, os.environ | slots_environment(slots, config.device)
             )
             try:
                 status = process.wait()

@@ -22,7 +22,7 @@ class Wait:
     """The wait of one stage: each part of it in turn, then its end."""
 
     def __init__(self, on_end: Callable[[], None] = lambda: None) -> None:
-        self._reason: Reason = _nothing
+        self._reason: Reason = str
         self._on_end = on_end
 
     def on(self, reason: Reason) -> None:
@@ -31,17 +31,13 @@ class Wait:
 
     def end(self) -> None:
         """Nothing is left to wait for."""
-        self._reason = _nothing
+        self._reason = str
         self._on_end()
 
     @property
     def reason(self) -> str:
         """Say what it waits for right now; empty for nothing."""
         return self._reason()
-
-
-def _nothing() -> str:
-    return ""
 
 
 Waiting = Callable[[], AbstractContextManager[Wait]]
@@ -74,6 +70,12 @@ def holder(store: Store, lock: str) -> str:
         return f"{held['run']} (pid {held['pid']}, since {clock(datetime.fromisoformat(held['since']))})"
     except (OSError, ValueError, TypeError, KeyError):  # taken this moment
         return UNKNOWN
+
+
+def same_stage(store: Store, name: str, key: str) -> str:
+    """Describe the run that is computing the stage of that key, for messages; empty if there is none."""
+    computed_by = holder(store, key)
+    return f"the same {name}, which {computed_by} computes" if computed_by else ""
 
 
 def clock(moment: datetime) -> str:

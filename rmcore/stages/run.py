@@ -9,8 +9,6 @@ import errno
 import importlib
 import json
 import os
-import signal
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -23,7 +21,6 @@ from rmcore.stages.stages import STAGES
 ERROR_FILE = "error.json"
 DELIBERATE_ERROR = 3
 """Exit status of a stage that refused with an RmcoreError."""
-INTERRUPTED = 130
 
 
 def run_stage(stage: Stage, out: Path) -> None:
@@ -42,9 +39,7 @@ def run_stage(stage: Stage, out: Path) -> None:
 
 
 def run_from_file(spec_path: str) -> int:
-    """Read the request, run the stage; 0, `INTERRUPTED`, or `DELIBERATE_ERROR` with the error next to it."""
-    # Asked to end in either way, a stage ends what it has started before it goes.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Read the request, run the stage; 0, or `DELIBERATE_ERROR` with the error next to it."""
     # Micro-batches differ in size, and segments that cannot grow leave gaps. Here, and not in the environment of all:
     # processes share the server that forks them only where their variables are the same.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
@@ -58,8 +53,6 @@ def run_from_file(spec_path: str) -> int:
             raise
         message = f"{error.strerror} while stage {spec['stage']} wrote {error.filename or 'its files'}; free space."
         return _describe(StoreError(message), spec_path)
-    except KeyboardInterrupt:
-        return INTERRUPTED
     return 0
 
 
@@ -67,7 +60,3 @@ def _describe(error: RmcoreError, spec_path: str) -> int:
     described = {"type": type(error).__name__, "message": str(error)}
     Path(spec_path).with_name(ERROR_FILE).write_text(json.dumps(described))
     return DELIBERATE_ERROR
-
-
-if __name__ == "__main__":
-    sys.exit(run_from_file(sys.argv[1]))

@@ -4,7 +4,6 @@
 """
 
 import json
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -65,7 +64,3 @@ def run_from_file(spec_path: str) -> int:
         outcome = {"error": str(error)}
     write_json(Path(spec["out"]), outcome)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(run_from_file(sys.argv[1]))

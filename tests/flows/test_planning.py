@@ -26,7 +26,7 @@ from rmcore.study.estimates import SpeedProbe, probe_kind
 from rmcore.study.plan import Cell
 from rmcore.training.resume import FINISHED_FILE
 from tasks import probe
-from tasks.device import device_slot
+from tasks.device import held_slots
 from tasks.probe import Probed
 from tasks.sharing import named_store
 
@@ -186,7 +186,7 @@ def test_an_unknown_time_is_refused(plan):
 
 def test_behind_another_run_nothing_is_measured_or_refused(store, tmp_path, monkeypatch):
     monkeypatch.setenv("RM_OPT_DEVICE_SLOTS", "1")
-    with device_slot(Store(store.root), "mine-seed0"):
+    with held_slots(Store(store.root), "mine-seed0"):
         found = make_plan(declare(budget_minutes=0.001), store, tmp_path)
         [problem] = found.probed.problems
         assert f"held by mine-seed0 (pid {os.getpid()}, since " in problem

@@ -247,7 +247,6 @@ class Services:
             {**home_module.QUIET_ENVIRONMENT, **inherited, **home_module.SAFE_ENVIRONMENT}
             | {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONIOENCODING": ":backslashreplace"}
         )
-        self.stages.__enter__()
         self.environment = inherited | self.stages.variable
         self.environment |= {"RM_OPT_HOME": str(home), "RM_OPT_DEVICE_SLOTS": "2"}
         prefect_port, mlflow_port = free_ports(2)
@@ -266,7 +265,7 @@ class Services:
 
     def stage_processes(self):
         """The stages that are computed now."""
-        return psutil.Process(self.stages._process.pid).children()
+        return psutil.Process(self.stages.process.pid).children()
 
     def close(self):
         """End what is not a service; `rm-opt down` ends those."""

@@ -93,7 +93,7 @@ if __name__ == "__main__":
     gc.enable()
     if names == SLOW:
         set_variables()  # as each command does, or it would start another one
-        child_process._server(os.environ)  # one for the stages of all commands
+        child_process.import_ahead(os.environ)  # one for the stages of all commands
     assert threading.enumerate() == [threading.main_thread()], "no fork with threads"
     words = serve()
     if words is not None:

@@ -17,13 +17,11 @@ from rmcore.core.store import Store
 from tasks.device import (
     SLOTS_VARIABLE,
     as_seen,
-    device_slot,
     device_slots,
-    free_device_slot,
+    free_slots,
+    held_slots,
     holders,
     in_the_way,
-    several_device_slots,
-    slot_environment,
     slots_environment,
     slots_for,
     slots_needed,
@@ -38,7 +36,7 @@ def test_no_more_holders_than_slots(tmp_path, monkeypatch, slots):
     full = threading.Barrier(slots, timeout=PATIENCE_S)
 
     def use():
-        with device_slot(store, "a test") as slot:
+        with held_slots(store, "a test") as [slot]:
             with guard:
                 assert slot not in holding
                 holding.add(slot)
@@ -61,8 +59,8 @@ def test_a_slot_of_a_killed_holder_is_free_again(tmp_path, monkeypatch):
     monkeypatch.setenv(SLOTS_VARIABLE, "1")
     code = (
         "import sys; from pathlib import Path; from rmcore.core.store import Store\n"
-        "from tasks.device import device_slot\n"
-        f"with device_slot(Store(Path({str(tmp_path)!r})), 'mine-seed0'):\n"
+        "from tasks.device import held_slots\n"
+        f"with held_slots(Store(Path({str(tmp_path)!r})), 'mine-seed0'):\n"
         "    print('held', flush=True); sys.stdin.read()"
     )
     holder = subprocess.Popen(
@@ -71,11 +69,11 @@ def test_a_slot_of_a_killed_holder_is_free_again(tmp_path, monkeypatch):
     assert holder.stdout.readline() == "held\n"
     [told] = holders(Store(tmp_path))
     assert re.fullmatch(rf"mine-seed0 \(pid {holder.pid}, since \d\d:\d\d\)", told)
-    with free_device_slot(Store(tmp_path), "a test") as slot:
+    with free_slots(Store(tmp_path), "a test") as slot:
         assert slot is None
     holder.send_signal(signal.SIGKILL)
     holder.wait()
-    with device_slot(Store(tmp_path), "a test") as slot:
+    with held_slots(Store(tmp_path), "a test") as [slot]:
         assert slot == 0
     holder.communicate()
     assert holders(Store(tmp_path)) == []
@@ -86,13 +84,13 @@ def test_a_container_on_this_machine_is_held_back_and_takes_nothing_away(tmp_pat
     """It has pids of its own and sees the same home: whoever holds the device there is alive, and keeps it."""
     monkeypatch.setenv(SLOTS_VARIABLE, "1")
     code = (
-        "from pathlib import Path; from rmcore.core.store import Store; from tasks.device import free_device_slot\n"
-        f"with free_device_slot(Store(Path({str(tmp_path)!r})), 'inside') as slot: print(slot)"
+        "from pathlib import Path; from rmcore.core.store import Store; from tasks.device import free_slots\n"
+        f"with free_slots(Store(Path({str(tmp_path)!r})), 'inside') as slot: print(slot)"
     )
-    with device_slot(Store(tmp_path), "outside"):
+    with held_slots(Store(tmp_path), "outside"):
         assert run_inside(code) == "None\n"
         assert len(holders(Store(tmp_path))) == 1
-    assert run_inside(code) == "0\n"
+    assert run_inside(code) == "[0]\n"
 
 
 def test_who_wants_several_slots_gets_all_or_holds_none(tmp_path, monkeypatch):
@@ -101,7 +99,7 @@ def test_who_wants_several_slots_gets_all_or_holds_none(tmp_path, monkeypatch):
 
     def use(number):
         for _ in range(20):
-            with several_device_slots(store, "a test", "auto", number) as slots:
+            with held_slots(store, "a test", "auto", number) as slots:
                 with guard:
                     assert len(set(slots)) == number
                     assert not set(slots) & {slot for others in running for slot in others}
@@ -117,7 +115,7 @@ def test_who_wants_several_slots_gets_all_or_holds_none(tmp_path, monkeypatch):
         user.join(120)
         assert not user.is_alive()
     assert max(most) <= 3
-    with device_slot(store, "one", "auto"):
+    with held_slots(store, "one", "auto"):
         assert in_the_way(store, "auto", 2) == ""
         assert in_the_way(store, "auto", 3).startswith("the device, held by one")
 
@@ -132,7 +130,7 @@ def test_the_processes_of_one_training_see_all_of_its_gpus_or_share_its_cores(tm
             slots_needed(device, 4)
     # Slots that share GPUs: one of each GPU, or where there are fewer, all of them.
     monkeypatch.setenv(SLOTS_VARIABLE, "6")
-    with device_slot(Store(tmp_path), "another"), several_device_slots(Store(tmp_path), "mine", "auto", 3) as slots:
+    with held_slots(Store(tmp_path), "another"), held_slots(Store(tmp_path), "mine", "auto", 3) as slots:
         assert sorted(slot % 3 for slot in slots) == [0, 1, 2]
     monkeypatch.setenv(SLOTS_VARIABLE, "1")
     assert slots_needed("auto", 3) == 1
@@ -157,7 +155,7 @@ def test_each_gpu_is_a_slot_of_its_own(monkeypatch):
     monkeypatch.delenv(SLOTS_VARIABLE, raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
     assert device_slots() == 2
-    assert [slot_environment(slot)["CUDA_VISIBLE_DEVICES"] for slot in range(2)] == ["2", "5"]
+    assert [slots_environment([slot])["CUDA_VISIBLE_DEVICES"] for slot in range(2)] == ["2", "5"]
 
 
 def test_a_named_gpu_has_the_slots_of_its_own_and_no_two_slots_meet_on_it(monkeypatch):
@@ -167,7 +165,7 @@ def test_a_named_gpu_has_the_slots_of_its_own_and_no_two_slots_meet_on_it(monkey
         users = {}
         for device in ("auto", "cuda:0", "cuda:1", "cuda:2"):
             for slot in slots_for(device):
-                gpu = slot_environment(slot, device)["CUDA_VISIBLE_DEVICES"]
+                gpu = slots_environment([slot], device)["CUDA_VISIBLE_DEVICES"]
                 assert device == "auto" or gpu == "257"[int(device[-1])]
                 users.setdefault(gpu, set()).add(slot)
         assert all(len(held) <= -(-int(slots or 3) // 3) for held in users.values()), users
@@ -182,11 +180,11 @@ def test_slots_on_a_cpu_share_the_cores(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv(SLOTS_VARIABLE, "1")
-    assert slot_environment(0) == {}
+    assert slots_environment([0]) == {}
     monkeypatch.setenv(SLOTS_VARIABLE, "1000")
-    assert slot_environment(0) == {"OMP_NUM_THREADS": "1"}
+    assert slots_environment([0]) == {"OMP_NUM_THREADS": "1"}
     monkeypatch.setenv("OMP_NUM_THREADS", "3")  # what the user says stands
-    assert slot_environment(0) == {}
+    assert slots_environment([0]) == {}
 
 
 def test_a_moment_of_another_day_has_its_date():

@@ -13,7 +13,8 @@ from rmcore.core import progress
 from rmcore.core.progress import PROGRESS_VARIABLE
 from rmcore.core.store import Store
 from rmcore.stages.order import stage_of
-from tasks.execution import SHARED_TERMINAL, _shown_progress, execute
+from tasks.execution import execute
+from tasks.stage_processes import SHARED_TERMINAL, _shown_progress
 from tasks.waiting import Wait
 
 

@@ -22,7 +22,7 @@ from owner_login import owners
 from rmcore.core.processes import marked
 from rmcore.core.store import Store
 from rmcore.stages.order import pipeline_stages
-from tasks.device import device_slot
+from tasks.device import held_slots
 from tasks.local_services import HOME_MARK
 
 pytestmark = pytest.mark.services
@@ -308,7 +308,7 @@ def test_an_interrupted_run_ends_as_such_on_its_page_and_so_does_its_stage(servi
         "overrides": {"train.early_stopping_patience": None},
     }
     store = Store(services.home / "store")
-    with device_slot(store, "mine-seed0"), device_slot(store, "ours-seed1"):
+    with held_slots(store, "mine-seed0"), held_slots(store, "ours-seed1"):
         started = services.trigger(parameters).raise_for_status().json()
         place = f"{services.api}/flow_runs/{started['id']}"
 
@@ -350,7 +350,7 @@ def test_an_interrupted_run_ends_as_such_on_its_page_and_so_does_its_stage(servi
         [tracked] = services.mlflow_runs(asked)
         assert tracked["info"]["status"] == state
         assert saved() - saved_before
-        with device_slot(store, "theirs-seed0"), device_slot(store, "theirs-seed1"):
+        with held_slots(store, "theirs-seed0"), held_slots(store, "theirs-seed1"):
             return
     assert services.wait(started["id"])["state_type"] == state
     assert any(re.search(f"train +waiting for the device, {held}", line) for line in services.logs(started["id"]))
@@ -358,7 +358,7 @@ def test_an_interrupted_run_ends_as_such_on_its_page_and_so_does_its_stage(servi
         services.wait_for(lambda: MESSAGE in services.logs(started["id"]))
         assert not any("Crash detected" in line for line in services.logs(started["id"]))
     assert saved() - saved_before
-    with device_slot(store, "theirs-seed0"), device_slot(store, "theirs-seed1"):
+    with held_slots(store, "theirs-seed0"), held_slots(store, "theirs-seed1"):
         pass
     assert tasks() == {"prepare": "COMPLETED", "train": state}
 
