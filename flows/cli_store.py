@@ -11,7 +11,8 @@ from rmcore.reporting.runs import find_run
 from tasks.home import configure_environment, digests_file, home, make_home
 
 if TYPE_CHECKING:
-    from rmcore.core.store import Entry, Store
+    from rmcore.core.manifests import Entry
+    from rmcore.core.store import Store
 
 app = typer.Typer(no_args_is_help=True, help="List, verify, explain and bound artifacts; send what MLflow missed.")
 

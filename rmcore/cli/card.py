@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rmcore.cli.train import SETTINGS_FILE
 from rmcore.core.files import read_object
 from rmcore.core.hub import ALIASES, is_hub_name
-from rmcore.core.store import MANIFEST
+from rmcore.core.manifests import MANIFEST
 from rmcore.reporting.card.evidence import GOLD, Found, Judgement, highest, public_name
 from rmcore.reporting.card.limits import limits
 from rmcore.reporting.card.text import NOT_STATED, Markdown, shown

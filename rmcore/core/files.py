@@ -471,6 +471,6 @@ def read_object(path: Path) -> dict[str, Any] | None:
     """Read the JSON object of a file; None where there is none, or something else is in it."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):  # the last: nested deeper than JSON can be read
         return None
     return found if isinstance(found, dict) else None

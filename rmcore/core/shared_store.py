@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from rmcore.core.errors import StoreError
+from rmcore.core.manifests import DIGEST, Entry, checked_manifest
 from rmcore.core.object_store import CHUNK, ObjectStore, mapping
-from rmcore.core.store import DIGEST, Entry, Store, checked_manifest
+from rmcore.core.store import Store
 
 TRANSFERS = 8
 """Files that are sent or fetched side by side."""

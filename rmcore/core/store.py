@@ -5,9 +5,6 @@ affect the outcome; its `digest` covers the outcome files, and downstream keys c
 temporary folder, synced and renamed, so an incomplete artifact never has a name. A lock is `flock`, which the kernel
 releases when the process that holds it dies.
 
-An artifact is valid if its files have the recorded sizes and times of change (ctime, which no program can set), so that
-a cached run does not read large checkpoints; a file is digested again if one of the two changed, and by `verify`.
-
 Readers protect artifacts from garbage collection: a `Store` writes each key that it returns into its lease, a file that
 it keeps locked until it is collected or its process ends, and `collect_garbage` keeps the artifacts of locked leases.
 """
@@ -23,45 +20,42 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal, NamedTuple
+from typing import IO, Any, Literal
 
-from pydantic import BaseModel, FiniteFloat, NonNegativeInt, StringConstraints
-from pydantic_core import from_json
-
-from rmcore.core.digests import is_whole, make_key, with_self_digest
-from rmcore.core.errors import ConfigError, StoreError
+from rmcore.core.digests import make_key
+from rmcore.core.errors import StoreError
 from rmcore.core.files import (
     TEMPORARY,
     exclusive,
     file_digest,
     fsync_folder,
-    fsync_tree,
     is_free,
     remove_abandoned,
     rename_onto,
     shared,
     try_exclusive,
-    write_json,
     write_text,
 )
+from rmcore.core.manifests import (
+    DIGEST,
+    FORMAT,
+    FORMAT_FILE,
+    MANIFEST,
+    TIMES,
+    Entry,
+    Seen,
+    find_damage,
+    read_manifest,
+    write_manifest,
+)
 
-DIGEST = re.compile("[0-9a-f]{64}")
-_Digest = Annotated[str, StringConstraints(pattern=f"^{DIGEST.pattern}$")]
-MANIFEST = "MANIFEST.json"
-TIMES = ".times.json"
-"""File next to the manifest with the time of change (ctime, ns) at which each file was last digested. If it is lost or
-wrong, files are digested once more than necessary."""
 KEY_LENGTH = 12
 """Digits of a key in folder names, leases and messages; the manifest has the whole key."""
 ATTEMPTS = ".attempts.json"
 """File in the folder of an unfinished artifact: when the last attempt began, and the seconds of all before it."""
-FORMAT = "1"
-"""Version of what artifacts hold and how; it rises with a change after which older ones cannot be read."""
-FORMAT_FILE = ".format"
-"""Has that version, from the first artifact on."""
 UNFINISHED = ".wip"
 LEASES = ".leases"
 LEASE_LOCK = "leases"
@@ -92,49 +86,6 @@ class ArtifactStatus:
     """Description of the damage of a corrupt artifact, with the file."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One stored artifact as `rm-opt store ls` shows it."""
-
-    stage: str
-    key: str
-    path: Path
-    created: float
-    last_used: float
-    num_bytes: int
-    wall_seconds: float
-    """Seconds that its computation took, in all attempts on this machine."""
-    digest: str
-    """Digest of its outcome files."""
-    inputs: Mapping[str, Any]
-    """Inputs that its key digests, as the manifest records them."""
-
-
-class Seen(NamedTuple):
-    """Read the manifest in a folder without checking it: a tenth of the time."""
-
-    folder: Path
-    created: float
-    last_used: float
-    inputs: Mapping[str, Any]
-
-
-def require_format(root: Path) -> None:
-    """Refuse a store that holds artifacts of another version of this package.
-
-    Raises:
-        ConfigError: it does; says what to do.
-    """
-    mark = root / FORMAT_FILE
-    found = mark.read_text(encoding="utf-8", errors="replace").strip() if os.access(mark, os.R_OK) else ""
-    if found != FORMAT and (found or any(root.glob(f"[!.]*/*/{MANIFEST}"))):
-        raise ConfigError(
-            f"{root} was written by another version of rm-opt (format {found[:20] or 'without a number'}, this one "
-            f"reads {FORMAT}): set RM_OPT_HOME to a new folder, or move that home away; a checkpoint of it can be used "
-            "from a copy of its folder elsewhere."
-        )
-
-
 class Store:
     """All artifacts under one folder."""
 
@@ -156,7 +107,7 @@ class Store:
     def manifest(self, stage: str, key: str) -> dict[str, Any] | None:
         """Read the manifest; None if it is missing or unreadable."""
         folder = self.find(stage, key)
-        return None if folder is None else _read_manifest(folder)
+        return None if folder is None else read_manifest(folder)
 
     def status(self, stage: str, key: str) -> ArtifactStatus:
         """Return whether an artifact exists and is unchanged.
@@ -167,10 +118,10 @@ class Store:
         folder = self.find(stage, key)
         if folder is None:
             return ArtifactStatus("missing")
-        manifest = _read_manifest(folder)
+        manifest = read_manifest(folder)
         if manifest is None or manifest["key"] != key:
             return ArtifactStatus("corrupt", f"{folder / MANIFEST} is missing, unreadable or not what was written")
-        damage = _damage(folder, manifest["files"], _read_times(folder))
+        damage = find_damage(folder, manifest["files"])
         return ArtifactStatus("valid") if damage is None else ArtifactStatus("corrupt", damage)
 
     def verify(self) -> Iterator[tuple[Path, str | None]]:
@@ -185,14 +136,14 @@ class Store:
             self.hold(key)
             if not folder.is_dir():
                 continue
-            manifest = _read_manifest(folder)
+            manifest = read_manifest(folder)
             if manifest is None:
                 yield folder, f"{folder / MANIFEST} is missing, unreadable or not what was written"
                 continue
             with self.try_lock(manifest["key"]) as is_idle:
                 if not is_idle:
                     continue
-                damage = _damage(folder, manifest["files"], times={})
+                damage = find_damage(folder, manifest["files"], read_all=True)
                 if damage is not None:
                     (folder / TIMES).unlink(missing_ok=True)
             yield folder, damage
@@ -245,17 +196,13 @@ class Store:
         """Return the file of a lock; that of a key is the same for its first digits, all that a folder's name says."""
         return self.root / ".locks" / f"{name[:KEY_LENGTH] if DIGEST.fullmatch(name) else name}.lock"
 
-    @contextmanager
-    def lock(self, name: str) -> Iterator[None]:
+    def lock(self, name: str) -> AbstractContextManager[None]:
         """Hold an exclusive lock; waits until another process on this machine releases it or dies."""
-        with exclusive(self._lock_path(name)):
-            yield
+        return exclusive(self._lock_path(name))
 
-    @contextmanager
-    def try_lock(self, name: str) -> Iterator[bool]:
+    def try_lock(self, name: str) -> AbstractContextManager[bool]:
         """Hold an exclusive lock if no other process does; yields whether it is held. Never waits."""
-        with try_exclusive(self._lock_path(name)) as held:
-            yield held
+        return try_exclusive(self._lock_path(name))
 
     def is_free(self, name: str) -> bool:
         """Return whether no process on this machine holds that lock at present."""
@@ -305,9 +252,8 @@ class Store:
             yield folder
             (folder / ATTEMPTS).unlink(missing_ok=True)
             places = {str(path.relative_to(folder)): path for path in _written(folder)}
-            stats = {
-                name: path.stat() for name, path in places.items()
-            }  # before the digests, so that a later write is detected
+            # Before the digests, so that a later write is detected.
+            stats = {name: path.stat() for name, path in places.items()}
             files = {name: {"sha256": file_digest(path), "size": stats[name].st_size} for name, path in places.items()}
             matched = {str(path.relative_to(folder)) for glob in outcome for path in folder.glob(glob)} & files.keys()
             if not matched:
@@ -324,9 +270,7 @@ class Store:
                 "inputs": dict(inputs),
                 "files": files,
             }
-            (folder / MANIFEST).write_text(json.dumps(with_self_digest(manifest), indent=1) + "\n")
-            write_json(folder / TIMES, {name: stat.st_ctime_ns for name, stat in stats.items()})
-            fsync_tree(folder)
+            write_manifest(folder, manifest, {name: stat.st_ctime_ns for name, stat in stats.items()})
             self._rename(folder, stage, slug, key)
             finished = True
         finally:
@@ -353,9 +297,7 @@ class Store:
         folder.mkdir(parents=True)
         try:
             yield folder
-            (folder / MANIFEST).write_text(json.dumps(with_self_digest(manifest), indent=1) + "\n")
-            write_json(folder / TIMES, {name: (folder / name).stat().st_ctime_ns for name in manifest["files"]})
-            fsync_tree(folder)
+            write_manifest(folder, manifest, {name: (folder / name).stat().st_ctime_ns for name in manifest["files"]})
             self._rename(folder, stage, name.removesuffix(f"-{key[:KEY_LENGTH]}"), key)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -378,23 +320,17 @@ class Store:
     def entry(self, stage: str, key: str) -> Entry | None:
         """Return one artifact; None if there is none with a readable manifest."""
         folder = self.find(stage, key)
-        return None if folder is None else _entry(folder, _read_manifest(folder))
+        return None if folder is None else Entry.of(folder)
 
     def entries(self) -> list[Entry]:
         """Return every artifact with a readable manifest, the most recently used first."""
-        found = (_entry(folder, _read_manifest(folder)) for folder in self.root.glob("[!.]*/*"))
-        return sorted(filter(None, found), key=lambda entry: entry.last_used, reverse=True)
+        found = filter(None, map(Entry.of, self.root.glob("[!.]*/*")))
+        return sorted(found, key=lambda entry: entry.last_used, reverse=True)
 
     def seen(self, stage: str) -> Iterator[Seen]:
         """Look at the manifests of a stage's artifacts, as they are."""
         with suppress(FileNotFoundError), os.scandir(self.root / stage) as folders:
-            for folder in folders:
-                try:
-                    with open(f"{folder.path}/{MANIFEST}", "rb") as file:
-                        manifest, state = from_json(file.read()), os.fstat(file.fileno())
-                    yield Seen(Path(folder), float(manifest["created"]), state.st_mtime, dict(manifest["inputs"]))
-                except (OSError, ValueError, TypeError, KeyError):  # damaged: it is not what is looked for
-                    continue
+            yield from filter(None, (Seen.of(folder.path) for folder in folders))
 
     def matches(self, prefix: str) -> list[Entry]:
         """Return the artifacts whose key begins with `prefix`, or whose folder has that name."""
@@ -403,8 +339,8 @@ class Store:
             for folder in self.root.glob("[!.]*/*")
             if folder.name == prefix or folder.name.rsplit("-", 1)[-1].startswith(prefix[:KEY_LENGTH])
         )
-        found = (_entry(folder, _read_manifest(folder)) for folder in named)
-        return [one for one in found if one is not None and (one.key.startswith(prefix) or one.path.name == prefix)]
+        found = filter(None, map(Entry.of, named))
+        return [one for one in found if one.key.startswith(prefix) or one.path.name == prefix]
 
     def resolve(self, prefix: str) -> Entry:
         """Find one artifact by the first digits of its key or the name of its folder.
@@ -473,44 +409,7 @@ def _end_lease(lease: IO[str]) -> None:
 
 
 def _is_unusable(folder: Path) -> bool:
-    return folder.is_dir() and _read_manifest(folder) is None
-
-
-def _read_manifest(folder: Path) -> dict[str, Any] | None:
-    """Read the manifest in `folder`; None if it is missing, unreadable or damaged."""
-    try:
-        return checked_manifest(json.loads((folder / MANIFEST).read_text()))
-    except (OSError, ValueError, RecursionError):  # the last: nested deeper than JSON can be read
-        return None
-
-
-class _File(BaseModel, strict=True, extra="forbid"):
-    sha256: _Digest
-    size: NonNegativeInt
-
-
-class _Manifest(BaseModel, strict=True, extra="forbid"):
-    stage: str
-    key: _Digest
-    digest: _Digest
-    outcome: list[str]
-    created: FiniteFloat
-    wall_seconds: FiniteFloat
-    inputs: dict[str, Any]
-    files: dict[str, _File]
-    manifest_sha256: _Digest
-
-
-def checked_manifest(found: Any) -> dict[str, Any] | None:
-    """Return what was read as a manifest if it is one: whole, of that shape, with the digest that its files give."""
-    try:
-        if not is_whole(found):
-            return None
-        manifest = _Manifest.model_validate(found)
-        digest = make_key({name: manifest.files[name].sha256 for name in manifest.outcome})
-    except (ValueError, KeyError, RecursionError):  # pydantic's errors are ValueErrors
-        return None
-    return found if digest == manifest.digest else None
+    return folder.is_dir() and read_manifest(folder) is None
 
 
 def _spent(folder: Path) -> float:
@@ -530,41 +429,6 @@ def _written(folder: Path) -> list[Path]:
         remove_abandoned(place, lambda name: True)
     found = sorted(path for path in folder.rglob("*") if path.is_file())
     return [path for path in found if not any(map(TEMPORARY.fullmatch, path.relative_to(folder).parts))]
-
-
-def _damage(folder: Path, files: Mapping[str, Mapping[str, Any]], times: Mapping[str, int]) -> str | None:
-    """Describe the first damage in the files of an artifact; None if they match the manifest.
-
-    Files whose time of change is that of `times` are not read. If all match, their times are recorded.
-    """
-    found: dict[str, int] = {}
-    for name, entry in files.items():
-        path = folder / name
-        try:
-            stat = path.stat()
-            if stat.st_size != entry["size"]:
-                return f"{path} has {stat.st_size} bytes, its manifest says {entry['size']}"
-            found[name] = stat.st_ctime_ns
-            if times.get(name) != stat.st_ctime_ns:
-                digest = file_digest(path)
-                if digest != entry["sha256"]:
-                    return f"{path} has sha256 {digest[:12]}, its manifest says {entry['sha256'][:12]}"
-        except FileNotFoundError:
-            return f"{path} is missing"
-        except OSError as error:
-            return f"{path} cannot be read: {error.strerror}"
-    if found != times:
-        with suppress(OSError):  # the store is read-only, or another process records the same
-            write_json(folder / TIMES, found)
-    return None
-
-
-def _read_times(folder: Path) -> dict[str, int]:
-    try:
-        times = json.loads((folder / TIMES).read_text())
-    except (OSError, ValueError, RecursionError):  # as in `_read_manifest`
-        return {}
-    return times if isinstance(times, dict) else {}
 
 
 def flatten(tree: Mapping[str, Any], groups: Container[str] | None = None, prefix: str = "") -> dict[str, Any]:
@@ -600,26 +464,10 @@ def nearest(seen: Iterable[Seen], inputs: Mapping[str, Any]) -> tuple[Entry | No
     heapq.heapify(close)
     while close:
         folder = heapq.heappop(close)[-1]
-        entry = _entry(folder, _read_manifest(folder))
+        entry = Entry.of(folder)
         if entry is not None:  # whole: its manifest was only looked at so far
             return entry, _differences(entry.inputs, inputs)
     return None, {}
-
-
-def _entry(folder: Path, manifest: Mapping[str, Any] | None) -> Entry | None:
-    if manifest is None:
-        return None
-    return Entry(
-        stage=manifest["stage"],
-        key=manifest["key"],
-        path=folder,
-        created=manifest["created"],
-        last_used=(folder / MANIFEST).stat().st_mtime,
-        num_bytes=sum(entry["size"] for entry in manifest["files"].values()),
-        wall_seconds=manifest["wall_seconds"],
-        digest=manifest["digest"],
-        inputs=manifest["inputs"],
-    )
 
 
 def _differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> Differences:

@@ -13,7 +13,7 @@ A flow requests some of them by name, and what these read is requested with them
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from rmcore.config.model import FROM_POLICY, TINY_SIZES
 from rmcore.config.pipeline import PipelineConfig
@@ -23,7 +23,7 @@ from rmcore.core.hardware import choose_precision
 from rmcore.core.store import ArtifactRef
 from rmcore.stages import stages
 from rmcore.stages.contents import device_type
-from rmcore.stages.stage import Measuring, Stage
+from rmcore.stages.stage import Measuring, Stage, once
 from rmcore.stages.stages import OPTIONAL, STAGES
 
 Run = Callable[[Stage], ArtifactRef]
@@ -39,21 +39,6 @@ REFUSALS = {
 """Messages about a config that lacks a section, by the section's name."""
 
 
-class _once(Generic[Section]):
-    """A property that is computed once an instance.
-
-    `functools.cached_property` of Python 3.11 holds one lock for all instances: cells would run one after the
-    other, and wait for one another for ever where the run of a stage plans another one.
-    """
-
-    def __init__(self, compute: Callable[[Any], Section]) -> None:
-        self._compute = compute
-
-    def __get__(self, instance: Any, owner: type) -> Section:
-        value = vars(instance)[self._compute.__name__] = self._compute(instance)
-        return value
-
-
 class _Order:
     """Each stage of a config as a property, which has it run after those that it reads, once.
 
@@ -65,22 +50,22 @@ class _Order:
 
     def __init__(self, config: PipelineConfig, run: Run, given: Mapping[str, ArtifactRef]) -> None:
         self.given_config, self.config, self.run = config, settled(config), run
-        vars(self).update(given)  # where `_once` keeps its values
+        vars(self).update(given)  # where `once` keeps its values
 
-    @_once
+    @once
     def prepare(self) -> ArtifactRef:
         return self._run(stages.PrepareStage(data=self.config.data, seed=self.config.seed))
 
-    @_once
+    @once
     def train(self) -> ArtifactRef:
         policy = self.policy if starts_from_sft(self.config) else None
         return self._run(stages.TrainStage(prepared=self.prepare, policy=policy, **dict(training_of(self.config))))
 
-    @_once
+    @once
     def evaluate(self) -> ArtifactRef:
         return self._run(stages.EvaluateStage(**self._model, evaluate=self.config.evaluate, seed=self.config.seed))
 
-    @_once
+    @once
     def readiness(self) -> ArtifactRef:
         return self._run(
             stages.ReadinessStage(
@@ -92,7 +77,7 @@ class _Order:
             )
         )
 
-    @_once
+    @once
     def policy(self) -> ArtifactRef:
         config, policy = self.config, required_policy(self.config)
         return self._run(
@@ -107,7 +92,7 @@ class _Order:
             )
         )
 
-    @_once
+    @once
     def samples(self) -> ArtifactRef:
         policy = required_policy(self.config)
         return self._run(
@@ -122,7 +107,7 @@ class _Order:
             )
         )
 
-    @_once
+    @once
     def overoptimization(self) -> ArtifactRef:
         config, policy = self.config, required_policy(self.config)
         return self._run(
@@ -139,7 +124,7 @@ class _Order:
             )
         )
 
-    @_once
+    @once
     def readiness_v2(self) -> ArtifactRef:
         policy = required_policy(self.config)
         return self._run(
@@ -153,7 +138,7 @@ class _Order:
             )
         )
 
-    @_once
+    @once
     def confirmation(self) -> ArtifactRef:
         config, policy = self.config, required_policy(self.config)
         return self._run(
@@ -168,7 +153,7 @@ class _Order:
             )
         )
 
-    @_once
+    @once
     def grpo(self) -> ArtifactRef:
         config, policy, rlhf = self.config, required_policy(self.config), required(self.config.rlhf, "rlhf")
         return self._run(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rmcore.config.data import DataConfig
 from rmcore.core.files import read_object
-from rmcore.core.store import require_format
+from rmcore.core.manifests import require_format
 from rmcore.data.pair import PreferencePair
 from rmcore.data.parquet_rows import RecordFile
 from rmcore.data.readers.columns import ColumnMap

@@ -9,8 +9,8 @@ from the cache.
 
 import importlib.metadata
 from collections.abc import Callable, Mapping
-from functools import cache, cached_property
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from functools import cache
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 from rmcore.config.base import RUN_ONLY, Names, Settings
 from rmcore.config.train import TrainConfig
@@ -27,7 +27,26 @@ Device = Annotated[str, Names("device")]
 """Type of the field `device` of a stage that runs a model: its kind enters the key, and a slot of it is taken."""
 
 
-class Stage(Settings):
+Value = TypeVar("Value")
+
+
+class once(Generic[Value]):
+    """A property that is computed once an instance.
+
+    `functools.cached_property` of Python 3.11 holds one lock for all instances: cells would run and digest one after
+    the other, and wait for one another for ever where the run of a stage plans another one.
+    """
+
+    def __init__(self, compute: Callable[[Any], Value]) -> None:
+        self._compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __get__(self, instance: Any, owner: type) -> Value:
+        value = vars(instance)[self._compute.__name__] = self._compute(instance)
+        return value
+
+
+class Stage(Settings, ignored_types=(once,)):
     """One stage with its arguments: the artifacts that it reads, settings, and plain values.
 
     Its key has all of them but those that are marked `RUN_ONLY`: an artifact by its digest, and what a setting names by
@@ -85,7 +104,7 @@ class Stage(Settings):
         values = (getattr(self, name) for name in type(self).model_fields)
         return {value.stage: value for value in values if isinstance(value, ArtifactRef)}
 
-    @cached_property
+    @once
     def settings(self) -> dict[str, Any]:
         """Its arguments but the artifacts, as they enter the key: JSON-ready, nested like the config.
 
@@ -103,13 +122,13 @@ class Stage(Settings):
             place[name] = digest
         return tree
 
-    @cached_property
+    @once
     def inputs(self) -> dict[str, Any]:
         """Everything that can affect the outcome, as the manifest records it. Raises as `settings`."""
         read = {name: ref.digest for name, ref in self.upstream.items()}
         return {"stage": self.name, "config": self.settings, "upstream": read, **self.code()}
 
-    @cached_property
+    @once
     def key(self) -> str:
         """Digest of `inputs`. Raises as `settings`."""
         return make_key(self.inputs)

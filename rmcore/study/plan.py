@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rmcore.config.pipeline import PipelineConfig
-from rmcore.core.store import ArtifactRef, ArtifactStatus, Seen, Store, nearest
+from rmcore.core.manifests import Seen
+from rmcore.core.store import ArtifactRef, ArtifactStatus, Store, nearest
 from rmcore.stages.order import missing, request
 from rmcore.stages.stage import Stage
 from rmcore.study.estimates import Estimates

@@ -15,7 +15,8 @@ from rmcore.config.changes import change_config
 from rmcore.config.judging import JudgingConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError, DataError
-from rmcore.core.store import MANIFEST, Store
+from rmcore.core.manifests import MANIFEST
+from rmcore.core.store import Store
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.data.table import write_pairs
 from rmcore.judging.language_model import calls_for_rewards

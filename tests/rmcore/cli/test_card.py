@@ -14,7 +14,7 @@ import report_sample
 from flows.cli import app
 from rmcore.cli.card import OWN_KEY, find_origin
 from rmcore.cli.guard import guard
-from rmcore.core.store import MANIFEST
+from rmcore.core.manifests import MANIFEST
 from rmcore.data.pair import prompt_text
 
 HOSTILE = "a](http:b) <script>$x$ | c.jsonl"

@@ -23,7 +23,7 @@ from machine import PATIENCE_S
 from rmcore.cli.guard import guard
 from rmcore.cli.measure import num_trained_on
 from rmcore.core.errors import JudgementsWantedError
-from rmcore.core.store import FORMAT, FORMAT_FILE
+from rmcore.core.manifests import FORMAT, FORMAT_FILE
 from rmcore.data.splits import compared_prompt
 from rmcore.data.table import read_pairs, write_pairs
 from rmcore.models.preference import PREFERENCE_FILE

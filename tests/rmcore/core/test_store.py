@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from rmcore.core.digests import SEAL, canonical_json, make_key, with_self_digest
 from rmcore.core.errors import StoreError
 from rmcore.core.files import file_digest
-from rmcore.core.store import LEASES, MANIFEST, TIMES, UNFINISHED, ArtifactStatus, Store, explain
+from rmcore.core.manifests import MANIFEST, TIMES
+from rmcore.core.store import LEASES, UNFINISHED, ArtifactStatus, Store, explain
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -90,7 +91,7 @@ def count_digests(monkeypatch):
         digested.append(path.name)
         return file_digest(path)
 
-    monkeypatch.setattr("rmcore.core.store.file_digest", counted)
+    monkeypatch.setattr("rmcore.core.manifests.file_digest", counted)
     return digested
 
 

@@ -12,6 +12,7 @@ from typing import get_args
 import pytest
 
 from capability_samples import SECTIONS
+from machine import PATIENCE_S
 from policy_chain import changed
 from rmcore.config.base import Kind, Names, Settings
 from rmcore.config.data import DataConfig, GoldConfig
@@ -291,7 +292,7 @@ def test_every_text_that_a_stage_is_given_is_keyed_by_content_or_no_address_of_a
 
 
 def test_two_cells_run_the_same_stage_at_the_same_time():
-    both = threading.Barrier(2, timeout=30)
+    both = threading.Barrier(2, timeout=PATIENCE_S)
 
     def run(stage):
         both.wait()  # neither would end if one waited for the other
@@ -300,6 +301,19 @@ def test_two_cells_run_the_same_stage_at_the_same_time():
     with ThreadPoolExecutor(2) as pool:
         cells = [PipelineConfig(seed=seed, data=DataConfig(source="gold")) for seed in (0, 1)]
         list(pool.map(lambda config: request(["prepare"], config, run), cells))
+
+
+def test_two_stages_digest_what_they_are_given_at_the_same_time(monkeypatch):
+    both = threading.Barrier(2, timeout=PATIENCE_S)
+
+    def contents(stage):
+        both.wait()
+        return {}
+
+    monkeypatch.setattr("rmcore.stages.stage.contents", contents)
+    with ThreadPoolExecutor(2) as pool:
+        keys = pool.map(lambda seed: stage_of("prepare", PipelineConfig(seed=seed), {}).key, (0, 1))
+        assert len(set(keys)) == 2
 
 
 def test_each_kind_of_name_has_a_digest():

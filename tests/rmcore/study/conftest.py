@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 
 from rmcore.core.digests import with_self_digest
-from rmcore.core.store import MANIFEST, Store
+from rmcore.core.manifests import MANIFEST
+from rmcore.core.store import Store
 from rmcore.evaluation.rewards import RewardTable
 from rmcore.policy.judged_answers import JudgedAnswers
 from rmcore.stages.order import stage_of

@@ -14,7 +14,7 @@ from capability_samples import sample_of
 from flows.cli import app
 from rmcore.config.model import ModelConfig
 from rmcore.core.errors import ConfigError, DataError
-from rmcore.core.store import FORMAT, FORMAT_FILE
+from rmcore.core.manifests import FORMAT, FORMAT_FILE
 from rmcore.data.pair import Message, PreferencePair
 from rmcore.data.table import read_pairs, write_pairs
 from rmcore.models.reward_model import BradleyTerryRM

@@ -72,10 +72,8 @@ def test_a_matrix_is_whole_and_the_same_though_machines_go_and_the_database_is_a
     three = cluster.worker("three")
     cluster.wait_for(lambda: "resum" in three.said() and found(three.home, "store/.wip/train-*/metrics.jsonl"))
     # Stages of all runs are forked from the one process of the worker that has imported their libraries.
-    below = family(three.process.pid).values()
-    servers = [words for words in below if "rmcore.core.child_process" in words]
-    assert servers
-    assert not [words for words in servers if "listen" not in words]
+    forked = [one for one, words in family(three.process.pid).items() if "rmcore.core.child_process" in words]
+    assert {one.ppid() for one in forked} - {one.pid for one in forked} == {three.process.pid}
     # It continues to compute without the server, and waits for the server when it is done.
     cluster.postgres.stop()
     try:

@@ -1,0 +1,167 @@
+"""Manifests: what an artifact's folder says of itself, and whether its files are still those that were written.
+
+A file whose size and time of change (ctime, which no program can set) are those that were recorded counts as unchanged
+and is not read, so that a cached run does not read large checkpoints.
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, Self
+
+from pydantic import BaseModel, FiniteFloat, NonNegativeInt, StringConstraints
+from pydantic_core import from_json
+
+from rmcore.core.digests import is_whole, make_key, with_self_digest
+from rmcore.core.errors import ConfigError
+from rmcore.core.files import file_digest, fsync_tree, read_object, write_json
+
+DIGEST = re.compile("[0-9a-f]{64}")
+_Digest = Annotated[str, StringConstraints(pattern=f"^{DIGEST.pattern}$")]
+MANIFEST = "MANIFEST.json"
+TIMES = ".times.json"
+"""File next to the manifest with the time of change (ctime, ns) at which each file was last digested. If it is lost or
+wrong, files are digested once more than necessary."""
+FORMAT = "1"
+"""Version of what artifacts hold and how; it rises with a change after which older ones cannot be read."""
+FORMAT_FILE = ".format"
+"""Has that version, from the first artifact on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One stored artifact as `rm-opt store ls` shows it."""
+
+    stage: str
+    key: str
+    path: Path
+    created: float
+    last_used: float
+    num_bytes: int
+    wall_seconds: float
+    """Seconds that its computation took, in all attempts on this machine."""
+    digest: str
+    """Digest of its outcome files."""
+    inputs: Mapping[str, Any]
+    """Inputs that its key digests, as the manifest records them."""
+
+    @classmethod
+    def of(cls, folder: Path) -> Self | None:
+        """Read the entry of a folder; None without a readable manifest."""
+        manifest = read_manifest(folder)
+        if manifest is None:
+            return None
+        return cls(
+            path=folder,
+            last_used=(folder / MANIFEST).stat().st_mtime,
+            num_bytes=sum(entry["size"] for entry in manifest["files"].values()),
+            **{name: manifest[name] for name in ("stage", "key", "created", "wall_seconds", "digest", "inputs")},
+        )
+
+
+class Seen(NamedTuple):
+    """Read the manifest in a folder without checking it: a tenth of the time."""
+
+    folder: Path
+    created: float
+    last_used: float
+    inputs: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, folder: str) -> Self | None:
+        """Look at a folder; None where it has no manifest, or a damaged one."""
+        try:
+            with open(f"{folder}/{MANIFEST}", "rb") as file:
+                manifest, state = from_json(file.read()), os.fstat(file.fileno())
+            return cls(Path(folder), float(manifest["created"]), state.st_mtime, dict(manifest["inputs"]))
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+
+def require_format(root: Path) -> None:
+    """Refuse a store that holds artifacts of another version of this package.
+
+    Raises:
+        ConfigError: it does; says what to do.
+    """
+    mark = root / FORMAT_FILE
+    found = mark.read_text(encoding="utf-8", errors="replace").strip() if os.access(mark, os.R_OK) else ""
+    if found != FORMAT and (found or any(root.glob(f"[!.]*/*/{MANIFEST}"))):
+        raise ConfigError(
+            f"{root} was written by another version of rm-opt (format {found[:20] or 'without a number'}, this one "
+            f"reads {FORMAT}): set RM_OPT_HOME to a new folder, or move that home away; a checkpoint of it can be used "
+            "from a copy of its folder elsewhere."
+        )
+
+
+class _File(BaseModel, strict=True, extra="forbid"):
+    sha256: _Digest
+    size: NonNegativeInt
+
+
+class _Manifest(BaseModel, strict=True, extra="forbid"):
+    stage: str
+    key: _Digest
+    digest: _Digest
+    outcome: list[str]
+    created: FiniteFloat
+    wall_seconds: FiniteFloat
+    inputs: dict[str, Any]
+    files: dict[str, _File]
+    manifest_sha256: _Digest
+
+
+def checked_manifest(found: Any) -> dict[str, Any] | None:
+    """Return what was read as a manifest if it is one: whole, of that shape, with the digest that its files give."""
+    try:
+        if not is_whole(found):
+            return None
+        manifest = _Manifest.model_validate(found)
+        digest = make_key({name: manifest.files[name].sha256 for name in manifest.outcome})
+    except (ValueError, KeyError, RecursionError):  # pydantic's errors are ValueErrors
+        return None
+    return found if digest == manifest.digest else None
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """Read the manifest in `folder`; None if it is missing, unreadable or damaged."""
+    return checked_manifest(read_object(folder / MANIFEST))
+
+
+def write_manifest(folder: Path, manifest: Mapping[str, Any], times: Mapping[str, int]) -> None:
+    """Write the manifest and the times of change of its files, and force all of the folder to disk."""
+    (folder / MANIFEST).write_text(json.dumps(with_self_digest(manifest), indent=1) + "\n")
+    write_json(folder / TIMES, times)
+    fsync_tree(folder)
+
+
+def find_damage(folder: Path, files: Mapping[str, Mapping[str, Any]], *, read_all: bool = False) -> str | None:
+    """Describe the first damage in the files of an artifact; None if they match the manifest.
+
+    Files whose time of change is the recorded one are not read, unless with `read_all`. If all match, their times are
+    recorded.
+    """
+    known, found = {} if read_all else read_object(folder / TIMES) or {}, dict[str, int]()
+    for name, entry in files.items():
+        path = folder / name
+        try:
+            stat = path.stat()
+            if stat.st_size != entry["size"]:
+                return f"{path} has {stat.st_size} bytes, its manifest says {entry['size']}"
+            found[name] = stat.st_ctime_ns
+            if known.get(name) != stat.st_ctime_ns:
+                digest = file_digest(path)
+                if digest != entry["sha256"]:
+                    return f"{path} has sha256 {digest[:12]}, its manifest says {entry['sha256'][:12]}"
+        except FileNotFoundError:
+            return f"{path} is missing"
+        except OSError as error:
+            return f"{path} cannot be read: {error.strerror}"
+    if found != known:
+        with suppress(OSError):  # the store is read-only, or another process records the same
+            write_json(folder / TIMES, found)
+    return None
