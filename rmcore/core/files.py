@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP})
 """Why a file cannot be linked though it can be read: another file system, the kernel's rule about other people's
@@ -406,17 +406,10 @@ def try_exclusive(path: Path) -> Iterator[bool]:
             except BlockingIOError:
                 yield False
                 return
-            if not _is_named(lock, path):
+            if not _is_at(path, lock.fileno()):
                 continue
             yield True
             return
-
-
-def _is_named(opened: IO[str], path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(opened.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def is_free(path: Path) -> bool:
@@ -469,8 +462,15 @@ def full_places(least: int = 2**20) -> str:
 
 def read_object(path: Path) -> dict[str, Any] | None:
     """Read the JSON object of a file; None where there is none, or something else is in it."""
+    with contextlib.suppress(OSError):
+        return parse_object(path.read_bytes())
+    return None
+
+
+def parse_object(content: bytes) -> dict[str, Any] | None:
+    """Parse a JSON object; None for anything else."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):  # the last: nested deeper than JSON can be read
+        found = json.loads(content)
+    except (ValueError, RecursionError):  # the latter: nested deeper than JSON can be read
         return None
     return found if isinstance(found, dict) else None

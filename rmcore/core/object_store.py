@@ -5,9 +5,8 @@ environment, as the cloud's own tools have them. Importing this module does not 
 """
 
 import hashlib
-import json
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -104,7 +103,8 @@ class ObjectStore:
         """Everything that lies there by its place, each with words that change when it does."""
         with self.errors():
             found = [one for part in self._objects.list() for one in part]
-        return {one["path"]: f"{one['size']} {one['last_modified'].isoformat()} {_token(one)}" for one in found}
+        marks = ("size", "last_modified", "e_tag", "version")
+        return {one["path"]: " ".join(str(one.get(mark)) for mark in marks) for one in found}
 
     def now(self) -> datetime:
         """The time by the store's own clock, by which it dates its objects."""
@@ -210,16 +210,3 @@ def _open(url: str, patience: "RetryConfig") -> Any:
 def _folder(url: str) -> Path | None:
     parts = urlsplit(url)
     return Path(parts.path) if parts.scheme == "file" else None
-
-
-def mapping(content: bytes) -> dict[str, Any]:
-    """A JSON object; empty for anything else, which only damage can have left."""
-    try:
-        found = json.loads(content)
-    except (ValueError, RecursionError):  # the latter: nested deeper than JSON can be read
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _token(meta: Mapping[str, Any]) -> str:
-    return json.dumps({name: meta.get(name) for name in ("e_tag", "version") if meta.get(name) is not None})

@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from rmcore.core.errors import StoreError
+from rmcore.core.files import parse_object
 from rmcore.core.manifests import DIGEST, Entry, checked_manifest
-from rmcore.core.object_store import CHUNK, ObjectStore, mapping
+from rmcore.core.object_store import CHUNK, ObjectStore
 from rmcore.core.store import Store
 
 TRANSFERS = 8
@@ -58,7 +59,7 @@ class SharedStore:
         found = self.objects.read(place)
         if found is None:
             return None
-        record = mapping(found)
+        record = parse_object(found) or {}
         manifest, name = checked_manifest(record.get("manifest")), record.get("name")
         if manifest is None or (manifest["stage"], manifest["key"]) != (stage, key) or not isinstance(name, str):
             raise StoreError(f"{self.url}/{place} is not what was written; remove it, and the artifact is made again.")
@@ -100,7 +101,7 @@ class SharedStore:
         is_committed = self.objects.create(f"manifests/{stage}/{key}.json", record)
         if (
             not is_committed
-        ):  # the same outcome, as nearly always: only logs or times differ, and ours is being read perhaps
+        ):  # nearly always the same outcome: only logs or times differ, and ours is being read perhaps
             committed = self.find(stage, key)
             is_committed = committed is not None and committed["manifest"]["digest"] == manifest["digest"]
         if is_committed:
@@ -155,7 +156,7 @@ class SharedStore:
         found = self.objects.read(f"{place}.json")
         if found is None:
             return False
-        state = mapping(found)
+        state = parse_object(found) or {}
         files, own = state.get("files"), {"saved_in": str(folder), "host": self.owner.get("host")}
         if not _are_saved(files, patterns):
             raise StoreError(

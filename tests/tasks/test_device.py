@@ -1,11 +1,11 @@
 """Slots of the device: as many holders as slots, never more, and none left behind by a dead one."""
 
-import os
 import re
 import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 
 import pytest
@@ -45,11 +45,8 @@ def test_no_more_holders_than_slots(tmp_path, monkeypatch, slots):
             with guard:
                 holding.remove(slot)
 
-    users = [threading.Thread(target=use) for _ in range(2 * slots)]
-    for user in users:
-        user.start()
-    for user in users:
-        user.join(PATIENCE_S)
+    with ThreadPoolExecutor(2 * slots) as pool:
+        list(pool.map(lambda _: use(), range(2 * slots)))
     assert max(most) == slots
     assert len(most) == 2 * slots
     assert holders(store) == []
@@ -63,9 +60,7 @@ def test_a_slot_of_a_killed_holder_is_free_again(tmp_path, monkeypatch):
         f"with held_slots(Store(Path({str(tmp_path)!r})), 'mine-seed0'):\n"
         "    print('held', flush=True); sys.stdin.read()"
     )
-    holder = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(os.environ)
-    )
+    holder = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "held\n"
     [told] = holders(Store(tmp_path))
     assert re.fullmatch(rf"mine-seed0 \(pid {holder.pid}, since \d\d:\d\d\)", told)
@@ -108,19 +103,15 @@ def test_who_wants_several_slots_gets_all_or_holds_none(tmp_path, monkeypatch):
                 with guard:
                     running.remove(slots)
 
-    users = [threading.Thread(target=use, args=(number,), daemon=True) for number in (2, 2, 3, 1)]
-    for user in users:
-        user.start()
-    for user in users:
-        user.join(120)
-        assert not user.is_alive()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(use, (2, 2, 3, 1)))
     assert max(most) <= 3
     with held_slots(store, "one", "auto"):
         assert in_the_way(store, "auto", 2) == ""
         assert in_the_way(store, "auto", 3).startswith("the device, held by one")
 
 
-def test_the_processes_of_one_training_see_all_of_its_gpus_or_share_its_cores(tmp_path, monkeypatch):
+def test_the_processes_of_one_training_see_all_of_its_gpus(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,7")
     monkeypatch.delenv(SLOTS_VARIABLE, raising=False)
     assert slots_needed("auto", 2) == 2
@@ -136,12 +127,6 @@ def test_the_processes_of_one_training_see_all_of_its_gpus_or_share_its_cores(tm
     assert slots_needed("auto", 3) == 1
     assert slots_environment([0], "auto", 3) == {"CUDA_VISIBLE_DEVICES": "2,5,7"}
     assert slots_needed("cpu", 8) == 1  # cores it shares, and no GPU
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setenv(SLOTS_VARIABLE, "1")
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr("psutil.cpu_count", lambda logical: 8)
-    assert slots_needed("auto", 4) == 1
-    assert slots_environment([0], "auto", 4) == {"OMP_NUM_THREADS": "2"}
 
 
 @pytest.mark.parametrize("named", ["0", "two", "-1", ""])
@@ -151,17 +136,11 @@ def test_a_number_of_slots_that_is_none_is_refused(monkeypatch, named):
         device_slots()
 
 
-def test_each_gpu_is_a_slot_of_its_own(monkeypatch):
-    monkeypatch.delenv(SLOTS_VARIABLE, raising=False)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-    assert device_slots() == 2
-    assert [slots_environment([slot])["CUDA_VISIBLE_DEVICES"] for slot in range(2)] == ["2", "5"]
-
-
-def test_a_named_gpu_has_the_slots_of_its_own_and_no_two_slots_meet_on_it(monkeypatch):
+def test_each_gpu_is_a_slot_a_named_one_has_its_own_and_no_two_slots_meet_on_it(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,7")
     for slots in (None, "1", "2", "3", "7"):
         monkeypatch.setenv(SLOTS_VARIABLE, slots) if slots else monkeypatch.delenv(SLOTS_VARIABLE, raising=False)
+        assert device_slots() == int(slots or 3)
         users = {}
         for device in ("auto", "cuda:0", "cuda:1", "cuda:2"):
             for slot in slots_for(device):
@@ -176,11 +155,14 @@ def test_a_named_gpu_has_the_slots_of_its_own_and_no_two_slots_meet_on_it(monkey
     assert (list(slots_for("cuda:1")), as_seen("cuda:1")) == (list(range(7)), "cuda:1")  # torch refuses it
 
 
-def test_slots_on_a_cpu_share_the_cores(monkeypatch):
+def test_slots_and_processes_on_a_cpu_share_the_cores(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("psutil.cpu_count", lambda logical: 8)
     monkeypatch.setenv(SLOTS_VARIABLE, "1")
+    assert slots_needed("auto", 4) == 1
     assert slots_environment([0]) == {}
+    assert slots_environment([0], "auto", 4) == {"OMP_NUM_THREADS": "2"}
     monkeypatch.setenv(SLOTS_VARIABLE, "1000")
     assert slots_environment([0]) == {"OMP_NUM_THREADS": "1"}
     monkeypatch.setenv("OMP_NUM_THREADS", "3")  # what the user says stands

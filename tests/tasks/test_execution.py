@@ -6,6 +6,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
+import pytest
+
 from machine import PATIENCE_S
 from rmcore.config.data import DataConfig, GoldConfig
 from rmcore.config.pipeline import PipelineConfig
@@ -60,22 +62,16 @@ def test_who_computes_the_same_stage_is_named_to_those_who_wait(tmp_path):
     assert wait.reason == ""
 
 
-def test_lines_of_progress_are_told_and_are_on_standard_error(capfd, monkeypatch):
-    monkeypatch.delenv(SHARED_TERMINAL, raising=False)
-    told = []
-    with _shown_progress(told.append, "mine-seed0") as [descriptor]:
-        os.write(descriptor, b"train      3 of 60, 15.0 s so far\ntrain      7 of 60\n")
-    assert told == ["train      3 of 60, 15.0 s so far", "train      7 of 60"]
-    assert capfd.readouterr().err.splitlines() == told
-
-
-def test_where_stages_run_side_by_side_each_line_of_progress_says_whose_it_is(capfd, monkeypatch):
-    monkeypatch.setenv(SHARED_TERMINAL, "1")
+@pytest.mark.parametrize("prefix", ["", "full seed 0 of ablation: "])
+def test_lines_of_progress_are_told_and_are_on_standard_error_where_several_share_it_with_a_name(
+    capfd, monkeypatch, prefix
+):
+    monkeypatch.setenv(SHARED_TERMINAL, "1") if prefix else monkeypatch.delenv(SHARED_TERMINAL, raising=False)
     told = []
     with _shown_progress(told.append, "full seed 0 of ablation") as [descriptor]:
-        os.write(descriptor, b"train      3 of 60\n")
-    assert told == ["train      3 of 60"]
-    assert capfd.readouterr().err == "full seed 0 of ablation: train      3 of 60\n"
+        os.write(descriptor, b"train      3 of 60, 15.0 s so far\ntrain      7 of 60\n")
+    assert told == ["train      3 of 60, 15.0 s so far", "train      7 of 60"]
+    assert capfd.readouterr().err.splitlines() == [prefix + line for line in told]
 
 
 def test_on_a_terminal_a_stage_draws_a_bar_and_its_lines_are_told_beside_it(monkeypatch):
