@@ -22,9 +22,7 @@ def store_ls() -> None:
     """List artifacts, the most recently used first."""
     from datetime import datetime
 
-    from rmcore.core.store import Store
-
-    entries = Store(home() / "store").entries()
+    entries = _store().entries()
     for entry in entries:
         used = datetime.fromtimestamp(entry.last_used).astimezone().strftime("%Y-%m-%d %H:%M")
         print(f"{entry.key[:12]}  {entry.stage:<10} {entry.num_bytes / 2**20:8.1f} MiB  used {used}  {entry.path.name}")
@@ -41,11 +39,9 @@ def store_verify() -> None:
     damaged here is made again by the next run that needs it. Models and data of yours that runs read are digested
     again by the next run.
     """
-    from rmcore.core.store import Store
-
     digests_file().unlink(missing_ok=True)
     num_verified = num_damaged = 0
-    for folder, damage in Store(home() / "store").verify():
+    for folder, damage in _store().verify():
         num_verified += 1
         if damage is not None:
             num_damaged += 1
@@ -64,10 +60,8 @@ def store_gc(
     What a running pipeline reads stays, and is named. Folders whose manifest is missing or changed can be used by
     nothing: they go, too, and are named.
     """
-    from rmcore.core.store import Store
-
     make_home(home())  # locks are the first files of a home that was never used
-    removed, in_use, unusable = Store(home() / "store").collect_garbage(keep)
+    removed, in_use, unusable = _store().collect_garbage(keep)
     for folder in unusable:
         print(f"its manifest was missing or not what was written, removed: {folder}")
     for entry in in_use:
@@ -79,11 +73,10 @@ def store_gc(
 @app.command("push")
 def store_push() -> None:
     """Share what was computed while no store was shared, or while it was away (RM_OPT_SHARED)."""
-    from rmcore.core.store import Store
     from tasks.sharing import named_store
 
     shared, number = named_store(), 0
-    for entry, is_committed in shared.push_all(Store(home() / "store")):
+    for entry, is_committed in shared.push_all(_store()):
         number += is_committed
         said = "" if is_committed else ": another machine committed another outcome of the same inputs; both are kept"
         print(f"{entry.stage:<10} {entry.path.name}{said}")
@@ -134,9 +127,7 @@ def store_why(
 
     Of a run, for each of its stages. `rm-opt runs` lists runs, `rm-opt store ls` artifacts.
     """
-    from rmcore.core.store import Store
-
-    store = Store(home() / "store")
+    store = _store()
     if store.matches(name):
         _print_why(store, store.resolve(name))
         return
@@ -151,6 +142,12 @@ def store_why(
             print(f"{stage['name']} {stage['key'][:12]}: no longer in the store; the run would make it again")
         else:
             _print_why(store, entry)
+
+
+def _store() -> "Store":
+    from rmcore.core.store import Store
+
+    return Store(home() / "store")
 
 
 def _print_why(store: "Store", entry: "Entry") -> None:

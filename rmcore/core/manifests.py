@@ -139,14 +139,17 @@ def write_manifest(folder: Path, manifest: Mapping[str, Any], times: Mapping[str
     fsync_tree(folder)
 
 
-def find_damage(folder: Path, files: Mapping[str, Mapping[str, Any]], *, read_all: bool = False) -> str | None:
-    """Describe the first damage in the files of an artifact; None if they match the manifest.
+def find_damage(folder: Path, key: str, *, read_all: bool = False) -> str | None:
+    """Describe the first damage of an artifact, of whose key the first digits are enough; None if it is whole.
 
     Files whose time of change is the recorded one are not read, unless with `read_all`. If all match, their times are
     recorded.
     """
+    manifest = read_manifest(folder)
+    if manifest is None or not manifest["key"].startswith(key):
+        return f"{folder / MANIFEST} is missing, unreadable or not what was written"
     known, found = {} if read_all else read_object(folder / TIMES) or {}, dict[str, int]()
-    for name, entry in files.items():
+    for name, entry in manifest["files"].items():
         path = folder / name
         try:
             stat = path.stat()

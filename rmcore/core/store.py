@@ -118,10 +118,7 @@ class Store:
         folder = self.find(stage, key)
         if folder is None:
             return ArtifactStatus("missing")
-        manifest = read_manifest(folder)
-        if manifest is None or manifest["key"] != key:
-            return ArtifactStatus("corrupt", f"{folder / MANIFEST} is missing, unreadable or not what was written")
-        damage = find_damage(folder, manifest["files"])
+        damage = find_damage(folder, key)
         return ArtifactStatus("valid") if damage is None else ArtifactStatus("corrupt", damage)
 
     def verify(self) -> Iterator[tuple[Path, str | None]]:
@@ -134,16 +131,10 @@ class Store:
         for folder in sorted(self.root.glob("[!.]*/*")):
             key = folder.name.rsplit("-", 1)[-1]
             self.hold(key)
-            if not folder.is_dir():
-                continue
-            manifest = read_manifest(folder)
-            if manifest is None:
-                yield folder, f"{folder / MANIFEST} is missing, unreadable or not what was written"
-                continue
-            with self.try_lock(manifest["key"]) as is_idle:
-                if not is_idle:
+            with self.try_lock(key) as is_idle:
+                if not is_idle or not folder.is_dir():
                     continue
-                damage = find_damage(folder, manifest["files"], read_all=True)
+                damage = find_damage(folder, key, read_all=True)
                 if damage is not None:
                     (folder / TIMES).unlink(missing_ok=True)
             yield folder, damage
