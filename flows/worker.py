@@ -207,12 +207,6 @@ def flow_runs_below(worker: psutil.Process) -> dict[UUID, psutil.Process]:
     return found
 
 
-def path_of_runs() -> str:
-    """PYTHONPATH of a flow run that a worker starts: the checkout before what this process has."""
-    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return os.pathsep.join(dict.fromkeys(filter(None, [str(project_root()), *inherited])))
-
-
 def _environment(cluster: Cluster, known: Identity) -> dict[str, str]:
     given = os.environ.get(SHARED_VARIABLE)
     if given and cluster.shared and given != cluster.shared:
@@ -222,8 +216,6 @@ def _environment(cluster: Cluster, known: Identity) -> dict[str, str]:
         )
     shared = given or cluster.shared
     environment = environment_for(cluster.prefect, cluster.mlflow, known, project_root()) | {
-        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
-        # As Prefect sets it for each run: stages of runs with another path would not be forked from our stage server.
-        "PYTHONPATH": path_of_runs(),
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS)
     }
     return environment if shared is None else environment | {SHARED_VARIABLE: shared}

@@ -12,14 +12,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
+from tasks.home import PYTHON_VARIABLE
+
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 JOB_TEMPLATE = {
-    # Names neither command nor environment nor folder, so those are the worker's; and no run may bring values of its
-    # own: with Prefect's template they are the choice of any user who may create a run.
-    "job_configuration": {"stream_output": True},
-    "variables": {"type": "object", "properties": {}, "additionalProperties": False},
+    # Names neither environment nor folder, so those are the worker's; and no run may bring values of its own: with
+    # Prefect's template they are the choice of any user who may create a run. Where no command is named, Prefect (3.8)
+    # starts a program before its engine, which imports all of Prefect once more.
+    "job_configuration": {"command": f"'{{{{ ${PYTHON_VARIABLE} }}}}' -m prefect.engine", "stream_output": True},
+    # Prefect wants the variable declared, and its worker reads it from its own environment, never from a run's values.
+    "variables": {
+        "type": "object",
+        "properties": {f"${PYTHON_VARIABLE}": {"const": ""}},
+        "additionalProperties": False,
+    },
 }
 FIELDS = ("entrypoint", "pull_steps", "path", "base_job_template", "storage_document_id", "infrastructure_document_id")
 PLACES = ("/api/deployments/", "/api/work_pools/")
@@ -39,7 +47,9 @@ class Declared(NamedTuple):
     def foreign(self, sent: Any) -> list[str]:
         """The fields of a deployment or a work pool that bring other code."""
         expected = {"pull_steps": self.pull_steps, "path": ".", "base_job_template": JOB_TEMPLATE}
-        found = {name: sent[name] for name in FIELDS if sent.get(name)} if isinstance(sent, dict) else {}
+        given = sent if isinstance(sent, dict) else {}
+        # An empty template is no gap: a worker fills it with Prefect's own.
+        found = {name: given[name] for name in FIELDS if given.get(name) not in (None, "", [])}
         if isinstance(entrypoint := found.get("entrypoint"), str) and entrypoint in self.entrypoints:
             del found["entrypoint"]
         return [name for name, value in found.items() if name not in expected or value != expected[name]]

@@ -6,6 +6,7 @@ already (by the user, a worker or `rm-opt up`) is kept.
 """
 
 import os
+import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -23,6 +24,8 @@ PROJECT_VARIABLE = "RM_OPT_PROJECT"
 """Environment variable with `project_root`, in a worker: where the runs that it starts find the flows."""
 FOLDER_VARIABLE = "RM_OPT_FOLDER"
 """Environment variable with the folder that paths in a form are relative to, in a worker: where a user started it."""
+PYTHON_VARIABLE = "RM_OPT_PYTHON"
+"""Environment variable with the Python of a worker, which the runs that it starts have, too."""
 HOME_FOLDERS = (
     *("compiled", "given", "judge", "mlflow", "prefect", "registrations", "reports"),
     *("scores", "services", "store", "unsynced"),
@@ -155,6 +158,7 @@ def environment_for(prefect: str, mlflow: str, known: Identity, root: Path) -> d
         "RM_OPT_HOME": str(home()),
         PROJECT_VARIABLE: str(root),
         FOLDER_VARIABLE: str(Path.cwd()),
+        PYTHON_VARIABLE: sys.executable,
         "PREFECT_HOME": str(home() / "prefect"),
         "PREFECT_API_URL": f"{prefect}/api",
         "PREFECT_API_AUTH_STRING": known.password(PREFECT_SERVER),

@@ -21,7 +21,6 @@ import psutil
 import pytest
 import websockets.sync.client
 
-from flows.worker import path_of_runs
 from forwarder import Forwarder
 from machine import PATIENCE_S, free_ports, wait_for
 from owner_login import OwnerLogin, Patient
@@ -37,16 +36,9 @@ from used_homes import begin, take_as_home
 from warm_commands import WarmCommands
 
 CHROMIUM_FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--remote-debugging-port=0",
-]
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-component-update",
+    "--disable-background-networking", "--disable-sync", "--remote-debugging-port=0",
+]  # fmt: skip
 PASSWORD_FIELD = "document.querySelector('input[type=password]')"
 
 
@@ -241,7 +233,7 @@ class Services:
     def __init__(self, home):
         keep_direct()  # as each command does first: the stage server serves runs with the same variables only
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
-        inherited |= {"PYTHONUNBUFFERED": "1", "PYTHONPATH": path_of_runs()}  # which the worker's runs have
+        inherited["PYTHONUNBUFFERED"] = "1"  # which the worker's runs have
         self.home = home
         self.stages = StageServer(
             {**home_module.QUIET_ENVIRONMENT, **inherited, **home_module.SAFE_ENVIRONMENT}

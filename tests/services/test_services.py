@@ -22,7 +22,6 @@ import psutil
 import pytest
 
 from flows import prefect_api, prefect_client, services
-from flows.worker import path_of_runs
 from machine import PATIENCE_S, free_ports, wait_for
 from other_user import AS_ROOT, NOBODY
 from owner_login import Patient, owners
@@ -200,7 +199,7 @@ def cancelled_before_it_began(api: str, root: Path) -> dict:
     run = ask("POST", f"{api}/flow_runs/", body | {"state": {"type": "PENDING"}})
     ask("POST", f"{api}/flow_runs/{run['id']}/set_state", {"state": {"type": "CANCELLING"}, "force": True})
     command = [sys.executable, "-m", "prefect.engine", run["id"]]
-    environment = {**os.environ, "PREFECT_API_URL": api, PROJECT_VARIABLE: str(root), "PYTHONPATH": path_of_runs()}
+    environment = {**os.environ, "PREFECT_API_URL": api, PROJECT_VARIABLE: str(root)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert (done.returncode, "Traceback" in done.stdout + done.stderr) == (0, False), done.stdout + done.stderr
     return ask("GET", f"{api}/flow_runs/{run['id']}")

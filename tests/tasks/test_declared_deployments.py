@@ -22,7 +22,7 @@ FOREIGN = {
     "entrypoint": ["flows/pipeline.py:other", ["flows/pipeline.py:pipeline"], {"a": 1}],
     "pull_steps": [[SHELL], [*PULL, SHELL], [{**PULL[0], **SHELL}]],
     "path": ["/tmp"],
-    "base_job_template": [{"job_configuration": {"command": "id"}}, JOB_TEMPLATE | {"job_configuration": {"env": {}}}],
+    "base_job_template": [{}, {"job_configuration": {"command": "id"}}, JOB_TEMPLATE | {"job_configuration": {"a": 1}}],
     "storage_document_id": ["00000000-0000-0000-0000-000000000000"],
     "infrastructure_document_id": ["00000000-0000-0000-0000-000000000000"],
 }

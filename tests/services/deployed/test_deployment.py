@@ -14,6 +14,7 @@ import psutil
 import pytest
 import websockets.exceptions
 import websockets.sync.client
+from prefect.utilities.templating import PlaceholderType, find_placeholders
 
 from experiments.presets import PRESETS
 from flows.cancellation import MESSAGE, TO_END
@@ -22,6 +23,7 @@ from owner_login import owners
 from rmcore.core.processes import marked
 from rmcore.core.store import Store
 from rmcore.stages.order import pipeline_stages
+from tasks.declared_deployments import JOB_TEMPLATE
 from tasks.device import held_slots
 from tasks.local_services import HOME_MARK
 
@@ -109,25 +111,29 @@ ELSEWHERE = {"Origin": "http://127.0.0.1:9"}
 ANOTHER_NAME = {"Host": "rebound.example"}
 
 
+ASKED = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+
+
 @pytest.mark.parametrize(
-    ("password", "headers", "status"),
+    ("method", "is_owner", "headers", "status"),
     [
-        (False, {}, 401),
-        (True, ANOTHER_NAME, 421),
-        (True, ELSEWHERE, 403),
-        (False, {"Authorization": "Basic Og=="}, 401),
+        ("POST", False, {}, 401),
+        ("POST", False, {"Authorization": "Basic Og=="}, 401),
+        ("POST", True, ANOTHER_NAME, 421),
+        ("POST", True, ELSEWHERE, 403),
+        ("OPTIONS", False, ELSEWHERE | ASKED, 403),
     ],
-    ids=["no password", "another name", "another page", "empty password"],
+    ids=["no password", "empty password", "another name", "another page", "leave for another page"],
 )
-def test_whoever_is_not_the_owner_starts_and_reads_nothing(services, password, headers, status):
-    owner = services.http.auth if password else None
+def test_whoever_is_not_the_owner_starts_and_reads_nothing(services, method, is_owner, headers, status):
+    owner = services.http.auth if is_owner else None
     creation = f"{services.api}/deployments/{services.deployment()['id']}/create_flow_run"
     tracked = f"{services.mlflow}/api/2.0/mlflow/experiments/search"
     before = len(services.flow_runs())
     for place, body in ((creation, {}), (f"{services.api}/flow_runs/filter", {}), (tracked, {"max_results": 1})):
-        assert httpx.post(place, json=body, headers=headers, auth=owner, timeout=PATIENCE_S).status_code == status, (
-            place
-        )
+        answer = httpx.request(method, place, json=body, headers=headers, auth=owner, timeout=PATIENCE_S)
+        assert answer.status_code == status, place
+        assert not [name for name in answer.headers if name.startswith("access-control-")]
     assert len(services.flow_runs()) == before
 
 
@@ -135,24 +141,13 @@ def test_a_web_socket_opens_to_the_owner_only(services):
     place = f"{services.api}/events/out"
     upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
     upgrade |= {"Sec-WebSocket-Key": "MDEyMzQ1Njc4OWFiY2RlZg=="}
-    spoken = {"Sec-WebSocket-Protocol": "prefect"}  # the password follows in the first message
-    opened = [
-        httpx.get(place, headers=upgrade | spoken | more, timeout=PATIENCE_S).status_code
-        for more in ({}, ELSEWHERE, ANOTHER_NAME)
-    ]
-    assert opened == [101, 403, 403]
+    upgrade |= {"Sec-WebSocket-Protocol": "prefect"}  # the password follows in the first message
+    for more, status in (({}, 101), (ELSEWHERE, 403), (ANOTHER_NAME, 403)):
+        assert httpx.get(place, headers=upgrade | more, timeout=PATIENCE_S).status_code == status
     with websockets.sync.client.connect(place.replace("http", "ws"), subprotocols=["prefect"]) as stranger:
         stranger.send(json.dumps({"type": "auth", "token": "a guess"}))
         with pytest.raises(websockets.exceptions.ConnectionClosed):
             stranger.recv(timeout=PATIENCE_S)
-
-
-def test_a_page_of_another_site_gets_no_leave_to_ask(services):
-    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
-    for place in (f"{services.api}/flow_runs/filter", f"{services.mlflow}/api/2.0/mlflow/runs/search"):
-        answer = httpx.options(place, headers=ELSEWHERE | asked, timeout=PATIENCE_S)
-        assert answer.status_code == 403
-        assert not [name for name in answer.headers if name.startswith("access-control-")]
 
 
 def test_no_run_brings_a_command_an_environment_or_a_folder_of_its_own(services, tmp_path):
@@ -166,8 +161,8 @@ def test_no_run_brings_a_command_an_environment_or_a_folder_of_its_own(services,
         assert (answer.status_code, "Additional properties are not allowed" in answer.text) == (422, True), answer.text
     # What the worker makes of a value that reached it all the same.
     template = services.http.get(f"{services.api}/work_pools/rm-opt").json()["base_job_template"]
-    assert template["job_configuration"] == {"stream_output": True}
-    assert template["variables"]["properties"] == {}
+    assert template == JOB_TEMPLATE
+    assert [one.type for one in find_placeholders(template["job_configuration"])] == [PlaceholderType.ENV_VAR]
 
 
 def test_each_secret_is_in_its_file_and_in_no_command_line_log_or_record(services, finished):
