@@ -93,7 +93,7 @@ SAME = {
 
 
 @pytest.mark.parametrize(("prompt", "record"), SAME.values(), ids=SAME)
-def test_the_same_pair_in_every_layout_with_each_turn_once(prompt, record):
+def test_the_same_pair_in_every_layout(prompt, record):
     assert parse_record(record) == [PreferencePair(prompt, "a", "b")]
 
 
