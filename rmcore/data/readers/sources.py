@@ -113,10 +113,8 @@ class LoadedPairs:
                 "both ways and as rankings they are left out."
             )
         num_bad = sum(row.reason == Reason.INVALID_UTF8 for row in self.rejected)
-        if num_bad and (is_text_file(source) or source_kind(source) == "cluster"):
-            sentences.append(
-                f"{num_bad:,} of {num_rows:,} rows of {source} are not UTF-8 and left out. {_conversion(source)}"
-            )
+        if num_bad and (advice := _conversion(source)):
+            sentences.append(f"{num_bad:,} of {num_rows:,} rows of {source} are not UTF-8 and left out. {advice}")
         return [*sentences, *self.sentences]
 
 
@@ -414,10 +412,11 @@ def check_usable(
         DataError: says why, and what to do; also where a row is set aside for one of the reasons `errors`.
     """
     bad = [row for row in rejected if row.reason == Reason.INVALID_UTF8]
-    if bad and not (_are_few(bad, num_rows) and num_usable) and _may_be_of_another_encoding(source):
+    advice = _conversion(source) if bad and not (_are_few(bad, num_rows) and num_usable) else ""
+    if advice and not (is_text_file(source) and is_utf8(Path(source).expanduser())):
         raise DataError(
             f"{source} is not UTF-8: {len(bad):,} of {num_rows:,} rows hold other bytes, row {bad[0].row} first. "
-            f"{_conversion(source)}"
+            + advice
         )
     bad = [row for row in rejected if row.reason == Reason.NOT_CSV]
     if not _are_few(bad, num_rows):
@@ -448,16 +447,11 @@ def _are_few(bad: Sequence[RejectedRow], num_rows: int) -> bool:
     return len(bad) < 2 or len(bad) <= FEW_BAD_ROWS * num_rows
 
 
-def _may_be_of_another_encoding(source: str) -> bool:
-    if is_text_file(source):
-        return not is_utf8(Path(source).expanduser())
-    return source_kind(source) == "cluster"
-
-
 def _conversion(source: str) -> str:
+    """Say how to convert a source of text; empty where it is none."""
     if is_text_file(source):
         return conversion_to_utf8(Path(source).expanduser())
-    return "Convert the files, with iconv for example."
+    return "Convert the files, with iconv for example." if source_kind(source) == "cluster" else ""
 
 
 def _folder_digest(folder: Path) -> str:
