@@ -151,8 +151,10 @@ def read_graded(row: Row, *, prompt: str, answer: str, attributes: Mapping[str, 
 
 def annotated_margin(row: Row) -> float | None:
     """The margin that a row itself names."""
-    found = (number(row.get(name), Reason.BAD_MARGIN) for name in MARGIN_COLUMNS)
-    return next((value for value in found if value is not None), None)
+    for name in MARGIN_COLUMNS:
+        if (value := number(row.get(name), Reason.BAD_MARGIN)) is not None:
+            return value
+    return None
 
 
 def _weight(carried: Mapping[str, Any]) -> float:
@@ -226,7 +228,7 @@ def _prompt_and_answers(row: Row, completions: Sequence[Completion]) -> tuple[tu
     The sides usually repeat the prompt (UltraFeedback); a prompt of turns may also continue in them (TRL).
     """
     context, answers = completions[0][0], [text for _, text in completions]
-    if any(other != context for other, _ in completions):
+    if any(other != context for other, _ in completions[1:]):
         raise RowRejected(Reason.PROMPTS_DIFFER)
     if "prompt" not in row:
         return framed(context, row), answers
