@@ -20,26 +20,12 @@ from rmcore.data.observation_counts import describe_observations
 from rmcore.data.pair import Message, is_blank
 from rmcore.data.readers.sources import load_pairs
 from rmcore.data.survey import Scale, better_weights, survey
-from rmcore.data.table import write_converted
-from tests.support.turn_fields import PAIRS
 
 FIXTURES = Path(__file__).with_name("fixtures")
 
 
 def rm_opt(*arguments):
     return guard(lambda: app([*map(str, arguments)], standalone_mode=False))
-
-
-@pytest.mark.slow
-@settings(max_examples=60)
-@given(st.lists(PAIRS, min_size=1, max_size=6), st.sampled_from([".parquet", ".jsonl"]))
-def test_any_pairs_read_again_as_they_were(tmp_path_factory, written, form):
-    path = tmp_path_factory.mktemp("convert") / f"pairs{form}"
-    write_converted(written, path)
-    loaded = load_pairs(str(path))
-    assert loaded.pairs == written
-    assert [pair.pair_id for pair in loaded.pairs] == [pair.pair_id for pair in written]
-    assert loaded.rejected == []
 
 
 def test_it_says_what_was_read_written_and_left_out_and_why(tmp_path, capsys):
