@@ -125,7 +125,7 @@ def pair_id_value(value: Any) -> str:
 
 def number(value: Any, wrong: Reason) -> float | None:
     """A finite number, None where there is none; text is converted because CSV has nothing else."""
-    if value is None or is_missing(value):
+    if is_missing(value):
         return None
     if isinstance(value, bool) and wrong is Reason.BAD_MARGIN:
         raise RowRejected(wrong)
