@@ -136,11 +136,11 @@ class BinnedCalibration:
         """The error with its interval: an estimate below 0 says that none was found, and is shown as 0."""
         num_prompts, num_pairs = len(self._count), int(self._count.sum())
         # One row of weights, 1 for each prompt, is the estimate itself; (B, C) rows are a bootstrap's.
-        found = max(0.0, float(self(np.ones((1, num_prompts)))["ece_debiased"][0]))
+        error = max(0.0, float(self(np.ones((1, num_prompts)))["ece_debiased"][0]))
         interval = self.interval()
         if interval is None:
-            return MetricValue(found, None, None, num_pairs, ONE_PROMPT if num_prompts < 2 else UNEVEN)
-        return MetricValue(found, min(interval[0], found), max(interval[1], found), num_pairs)
+            return MetricValue(error, None, None, num_pairs, ONE_PROMPT if num_prompts < 2 else UNEVEN)
+        return MetricValue(error, min(interval[0], error), max(interval[1], error), num_pairs)
 
     def interval(self, level: float = 0.95) -> tuple[float, float] | None:
         """Interval of the true binned error sum_b P(b) |E[correct - confidence | b]|.

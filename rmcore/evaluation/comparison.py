@@ -14,7 +14,7 @@ from rmcore.core.arrays import BoolArray, FloatArray
 from rmcore.core.errors import DataError
 from rmcore.evaluation.ranking import PairMean, correctness, mean_statistic, prompt_sizes
 from rmcore.evaluation.rewards import RewardTable
-from rmcore.evaluation.uncertainty import MetricValue, cluster_bootstrap, metric_value, sign_flip_test
+from rmcore.evaluation.uncertainty import MetricValue, cluster_bootstrap, sign_flip_test
 
 
 def paired_comparison(a: pd.DataFrame, b: pd.DataFrame, *, num_resamples: int = 1000, seed: int = 0) -> dict[str, Any]:
@@ -106,16 +106,15 @@ def _accuracies(
     if not mask.any():
         return dict.fromkeys(resampled.point, MetricValue(None, None, None, 0, "no pair is length-matched"))
     return {
-        name: metric_value(
-            value,
-            resampled.replicates.get(name),
+        name: resampled.value(
+            name,
             num_prompts=len(np.unique(first.prompt[mask])),
             num_pairs=int(mask.sum()),
             is_share=name != "accuracy_difference",
             is_difference=name == "accuracy_difference",
             sizes=prompt_sizes(first.prompt[mask]),
         )
-        for name, value in resampled.point.items()
+        for name in resampled.point
     }
 
 

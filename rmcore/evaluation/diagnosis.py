@@ -225,18 +225,18 @@ def validation_gate(test: Mapping[str, Mapping[str, Any]], train_accuracy: float
     gap = None if train_accuracy is None or accuracy is None else train_accuracy - accuracy
     checks = []
     for name, side, threshold, label in _GATE:
-        found = {"value": gap} if name == "train_test_gap" else test.get(name, {})
-        value = found.get("ci_high" if name == ECE else "value")
+        metric = {"value": gap} if name == "train_test_gap" else test.get(name, {})
+        value = metric.get("ci_high" if name == ECE else "value")
         if value is None or not math.isfinite(value):
             text = f"{label}: not measured; it has to be {side} {threshold:g}"
             checks.append(GateCheck(name, None, threshold, False, text))
             continue
         passed = value > threshold if side == "above" else value < threshold
-        far = found.get("ci_high" if side == "above" else "ci_low")
+        far = metric.get("ci_high" if side == "above" else "ci_low")
         unclear = not passed and far is not None and (far > threshold if side == "above" else far < threshold)
         shown = f"{value:.3f},"
         if name == ECE:
-            point, low = (max(0.0, found.get(part) or 0.0) for part in ("value", "ci_low"))
+            point, low = (max(0.0, metric.get(part) or 0.0) for part in ("value", "ci_low"))
             unclear = not passed and low < threshold  # also where no lower end is known
             shown = f"{point:.3f} (95 %: {low:.3f} to {value:.3f}), upper end"
         text = f"{label}: {shown} {'' if passed else 'not '}{side} {threshold:g}"

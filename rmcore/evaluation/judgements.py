@@ -14,7 +14,7 @@ import numpy as np
 from rmcore.core.arrays import BoolArray, FloatArray, IntArray
 from rmcore.evaluation.calibration import BinnedCalibration
 from rmcore.evaluation.ranking import PairMean, mean_statistic, ratio
-from rmcore.evaluation.uncertainty import Compute, MetricValue, cluster_bootstrap, metric_value
+from rmcore.evaluation.uncertainty import MetricValue, cluster_bootstrap
 
 TIE_BINS = 10
 _NO_VARIANCE = 1e-12  # of the mean square: float32 values that differ by rounding alone are one value
@@ -123,12 +123,12 @@ def measure_choices(choices: Choices, *, num_prompts: int, num_resamples: int, s
     for name, some in {"": kinds != "", **{f"[{kind}]": kinds == kind for kind in sorted(set(choices.kinds))}}.items():
         means.append(PairMean(f"nats{name}", choices.nats, some, False, NOTHING))
         means.append(PairMean(f"nats_gained{name}", choices.chance_nats - choices.nats, some, False, NOTHING))
-    found = _means(means, choices.prompts, num_prompts, num_resamples, seed)
+    measured = _means(means, choices.prompts, num_prompts, num_resamples, seed)
     if two.any():
         carrying, prompt = np.unique(choices.prompts[two], return_inverse=True)
         said, is_tie = choices.tie_probability[two], choices.is_tie[two]
-        found["tie_ece"] = BinnedCalibration.of_events(said, is_tie, prompt, len(carrying), TIE_BINS).value()
-    return found
+        measured["tie_ece"] = BinnedCalibration.of_events(said, is_tie, prompt, len(carrying), TIE_BINS).value()
+    return measured
 
 
 def measure_grades(grades: GradesOf, *, num_prompts: int, num_resamples: int, seed: int) -> dict[str, MetricValue]:
@@ -142,9 +142,9 @@ def measure_grades(grades: GradesOf, *, num_prompts: int, num_resamples: int, se
     """
     common = {"num_prompts": num_prompts, "num_resamples": num_resamples, "seed": seed}
     nats = {"nats": grades.nats, "nats_gained": grades.chance_nats - grades.nats}
-    found = mean_over_prompts(nats, grades.prompts, **common)
+    measured = mean_over_prompts(nats, grades.prompts, **common)
     if not len(grades.nats):
-        return found
+        return measured
     if grades.num_levels == 2:
         computes = {"auc": _auc(grades)}
     elif grades.num_levels:
@@ -152,7 +152,7 @@ def measure_grades(grades: GradesOf, *, num_prompts: int, num_resamples: int, se
     else:
         computes = {"correlation": _correlation(grades, num_prompts)}
     places = dict.fromkeys(computes, grades.prompts)
-    return found | _resampled(computes, places, num_prompts, num_resamples, seed)
+    return measured | _resampled(computes, places, num_prompts, num_resamples, seed)
 
 
 def mean_over_prompts(
@@ -184,24 +184,20 @@ def _resampled(
     shares: Sequence[str] = (),
 ) -> dict[str, MetricValue]:
     def compute(weights: FloatArray) -> dict[str, FloatArray]:
-        return {name: one(weights) for name, one in computes.items()}
+        return {name: statistic(weights) for name, statistic in computes.items()}
 
-    drawn: Compute = compute
-    longest = max((len(one) for one in places.values()), default=1)
-    resampled = cluster_bootstrap(drawn, num_prompts, num_resamples=num_resamples, seed=seed, row_size=longest)
-    found = {}
+    longest = max(map(len, places.values()), default=1)
+    resampled = cluster_bootstrap(compute, num_prompts, num_resamples=num_resamples, seed=seed, row_size=longest)
+    measured = {}
     for name, value in resampled.point.items():
         if math.isnan(value):
-            found[name] = MetricValue(None, None, None, len(places[name]), "undefined: all of one kind")
+            measured[name] = MetricValue(None, None, None, len(places[name]), "undefined: all of one kind")
             continue
-        found[name] = metric_value(
-            value,
-            resampled.replicates.get(name),
-            num_prompts=len(np.unique(places[name])),
-            num_pairs=len(places[name]),
-            is_share=name in shares,
+        num_prompts = len(np.unique(places[name]))
+        measured[name] = resampled.value(
+            name, num_prompts=num_prompts, num_pairs=len(places[name]), is_share=name in shares
         )
-    return found
+    return measured
 
 
 def _auc(grades: GradesOf) -> _Statistic:

@@ -113,9 +113,8 @@ def _mean_value(mean: PairMean, table: RewardTable, resampled: Resampled) -> Met
     num_pairs = int(mean.mask.sum())
     if num_pairs == 0:
         return MetricValue(None, None, None, 0, mean.undefined)
-    return metric_value(
-        resampled.point[mean.name],
-        resampled.replicates.get(mean.name),
+    return resampled.value(
+        mean.name,
         num_prompts=len(np.unique(table.prompt[mean.mask])),
         num_pairs=num_pairs,
         is_share=mean.is_share,
@@ -125,9 +124,8 @@ def _mean_value(mean: PairMean, table: RewardTable, resampled: Resampled) -> Met
 
 def _value(name: str, table: RewardTable, resampled: Resampled) -> MetricValue:
     """Value and interval of a metric over all pairs."""
-    return metric_value(
-        resampled.point[name],
-        resampled.replicates.get(name),
+    return resampled.value(
+        name,
         num_prompts=table.num_prompts,
         num_pairs=table.num_pairs,
         is_share="@" in name or name in (ROC_AUC, BY_PROMPT),
@@ -182,10 +180,8 @@ def _tempered(
         )
     }
     if judge is None:
-        none = MetricValue(
-            None, None, None, 0, "no prompt is left to judge the temperature on; pass a calibration split"
-        )
-        return metrics | {"ece_tempered_debiased": none}
+        why = "no prompt is left to judge the temperature on; pass a calibration split"
+        return metrics | {"ece_tempered_debiased": MetricValue(None, None, None, 0, why)}
     return metrics | {"ece_tempered_debiased": _calibration_error(judge, temperature, num_bins)}
 
 

@@ -44,7 +44,7 @@ RARE_DISASTERS = 0.02
 FEWEST_FOR_GAIN = math.ceil(math.log(0.05) / math.log(1 - RARE_DISASTERS))
 """149: so many prompts include a disaster of that share in 95 % of the evaluations. Of the 8 % of errors of an interval
 that covers 92 %, 3 % remain for all other causes. (`unseen_share` of 149 prompts is `RARE_DISASTERS`.)"""
-_NO_INTERVAL = "too few prompts carry this metric: resamples leave it undefined or without bound"
+NO_INTERVAL = "too few prompts carry this metric: resamples leave it undefined or without bound"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,13 @@ class GainValue(MetricValue):
         )
         return cls(value, None, None, num, reason, low, high)
 
+    @classmethod
+    def of_metric(cls, metric: MetricValue, num_prompts: int) -> MetricValue:
+        """A value that `num_prompts` independent prompts gave, as a gain; as it is where it has no interval."""
+        if metric.value is None or metric.ci_low is None or metric.ci_high is None:
+            return metric
+        return cls.of(metric.value, metric.ci_low, metric.ci_high, num=metric.num, num_prompts=num_prompts)
+
     @property
     def ends(self) -> tuple[float | None, float | None]:
         """Lower and upper end, whatever they are called."""
@@ -127,6 +134,10 @@ class Resampled:
 
     point: Mapping[str, float]
     replicates: Mapping[str, FloatArray]
+
+    def value(self, name: str, **options: Any) -> MetricValue:
+        """One of them with its interval; options of `metric_value`."""
+        return metric_value(self.point[name], self.replicates.get(name), **options)
 
 
 def cluster_bootstrap(
@@ -304,7 +315,7 @@ def metric_value(
     effective = num_prompts if sizes is None else effective_prompts(sizes)
     interval = percentile_interval(replicates, effective)
     if interval is None:
-        return MetricValue(value, None, None, num_pairs, _NO_INTERVAL)
+        return MetricValue(value, None, None, num_pairs, NO_INTERVAL)
     low, high = interval
     few = effective < FEWEST_PROMPTS
     if few:  # Student's t: resamples have (C - 1) / C of the variance of the mean
@@ -312,7 +323,7 @@ def metric_value(
         half = float(-special.stdtrit(effective - 1, 0.025) * spread)
         low, high = min(low, value - half), max(high, value + half)
         if not np.isfinite(half):
-            return MetricValue(value, None, None, num_pairs, _NO_INTERVAL)
+            return MetricValue(value, None, None, num_pairs, NO_INTERVAL)
     if bounded and (few or high - low <= _ROUNDING * max(abs(low), abs(high))):
         # Prompts that were not seen may be all wrong or all right.
         low, _ = with_unseen_prompts(max(low, lowest), effective, lowest)
@@ -407,6 +418,15 @@ def bounded_means(
     return low[tail], high[-1 - tail]
 
 
+def bounded_mean(
+    values: FloatArray, lowest: float, highest: float, *, num_resamples: int, seed: int, level: float = 0.95
+) -> tuple[float, float]:
+    """Ends of the interval of one mean over (C,) values, as `bounded_means` gives those of several."""
+    bounds = np.array([lowest]), np.array([highest])
+    low, high = bounded_means(values[:, None], *bounds, num_resamples=num_resamples, seed=seed, level=level)
+    return float(low[0]), float(high[0])
+
+
 def sign_flip_test(differences_by_prompt: npt.ArrayLike, *, num_permutations: int = 9_999, seed: int = 0) -> float:
     """Two-sided p value that paired differences are symmetric around 0, by flipping the sign of whole prompts.
 
@@ -443,8 +463,8 @@ def sign_flip_test(differences_by_prompt: npt.ArrayLike, *, num_permutations: in
     return (1 + hits) / (1 + num_permutations)
 
 
-def t_interval(values: Sequence[float] | FloatArray, level: float = 0.95) -> MetricValue:
-    """Mean of independent repetitions (seeds) with its Student t interval.
+def t_interval(values: Sequence[float] | FloatArray) -> MetricValue:
+    """Mean of independent repetitions (seeds) with its 95 % Student t interval.
 
     For a handful of seeds a bootstrap undercovers badly; the t interval is right for about normal values.
 
@@ -455,7 +475,7 @@ def t_interval(values: Sequence[float] | FloatArray, level: float = 0.95) -> Met
     mean = float(sample.mean())
     if len(sample) == 1:
         return MetricValue(mean, None, None, 1, "only one value: the spread over repetitions cannot be estimated")
-    half = float(special.stdtrit(len(sample) - 1, 0.5 + level / 2) * sample.std(ddof=1) / np.sqrt(len(sample)))
+    half = float(special.stdtrit(len(sample) - 1, 0.975) * sample.std(ddof=1) / np.sqrt(len(sample)))
     return MetricValue(mean, mean - half, mean + half, len(sample))
 
 

@@ -153,14 +153,14 @@ class AnswersFile:
         """
         if self._claims is None:
             self._claims = self.file.with_suffix(".claims").open("ab")
-        place = int(hashlib.sha256(key.encode()).hexdigest()[:15], 16)  # below 2^60
+        byte = int(hashlib.sha256(key.encode()).hexdigest()[:15], 16)  # below 2^60
         try:
-            fcntl.lockf(self._claims, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+            fcntl.lockf(self._claims, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EAGAIN):
                 raise
             return None
-        return place
+        return byte
 
     def release(self, claim: int) -> None:
         """Let other processes ask what was claimed."""

@@ -37,7 +37,7 @@ from rmcore.data.pair import CHOSEN_PROBABILITY, PreferencePair
 from rmcore.evaluation.calibration import BinnedCalibration
 from rmcore.evaluation.ranking import PairMean, mean_statistic, prompt_sizes
 from rmcore.evaluation.rewards import LENGTH_MATCHED
-from rmcore.evaluation.uncertainty import MetricValue, cluster_bootstrap, metric_value
+from rmcore.evaluation.uncertainty import Compute, MetricValue, Resampled, cluster_bootstrap
 from rmcore.judging.judge import Judge
 from rmcore.judging.language_model import LanguageModelJudge
 
@@ -81,7 +81,7 @@ def audit(
     judge: Judge,
     pairs: Sequence[PreferencePair],
     *,
-    own: str | None = None,
+    own_model: str | None = None,
     num_probed: int = 100,
     num_resamples: int = 1000,
     seed: int = 0,
@@ -92,7 +92,7 @@ def audit(
     Args:
         judge: of single responses, or a language model in mode pairwise.
         pairs: P, the chosen side is the people's.
-        own: name of the judge's own model in the pairs' `chosen_model` and `rejected_model`.
+        own_model: name of the judge's own model in the pairs' `chosen_model` and `rejected_model`.
         num_probed: pairs, at most, that are asked again, and with an injection.
         num_resamples: of the intervals.
         seed: of the resampling, and of which pairs are probed.
@@ -112,25 +112,27 @@ def audit(
             f"{len(pairs)} pairs of {len(prompt_ids)} prompts are too few to audit a judge on; {FEWEST_PROMPTS} "
             "prompts are the least, and 150 or more give useful intervals."
         )
-    found = ask_about(judge, pairs, report=report)
-    read: BoolArray = np.isfinite(found.won[0] + found.won[1])
+    verdicts = ask_about(judge, pairs, report=report)
+    read: BoolArray = np.isfinite(verdicts.won[0] + verdicts.won[1])
     if not read.any():
         raise DataError(f"{judge.name} gave no readable verdict on any of {len(pairs)} pairs.")
-    means = _means(found, read, pairs, own)
     order = np.random.default_rng(seed).permutation(np.flatnonzero(read))[:num_probed]
     probed = [pairs[at] for at in order]
     again = ask_about(judge, probed, ask=1, report=report)
     injected = ask_about(judge, [replace(pair, rejected=pair.rejected + INJECTION) for pair in probed], report=report)
-    first = Verdicts(found.won[:, order], found.sure[:, order], found.num_orders)
-    means += _probes(first, again, injected, order, len(pairs))
-    metrics = _with_intervals(means, prompt, len(prompt_ids), num_resamples, seed)
-    metrics["kappa"] = _kappa(found.won, read, prompt, len(prompt_ids), num_resamples, seed)
-    metrics["reliability"] = _reliability(found, read, pairs, prompt, len(prompt_ids), num_resamples, seed)
-    metrics["confidence_error"] = _confidence_error(found, read, prompt, len(prompt_ids))
-    if found.num_orders == 1:
+    first = Verdicts(verdicts.won[:, order], verdicts.sure[:, order], verdicts.num_orders)
+    prompts, people = _Prompts(prompt, len(prompt_ids), num_resamples, seed), _agreement_of_people(pairs)
+    means = _means(verdicts, read, pairs, own_model)
+    metrics = prompts.means([*means, *_probes(first, again, injected, order, len(pairs))])
+    metrics["kappa"] = _kappa(verdicts, read, prompts)
+    metrics["reliability"] = _reliability(verdicts, read, people, prompts)
+    metrics["confidence_error"] = _confidence_error(verdicts, read, prompts)
+    if verdicts.num_orders == 1:
         why = "the judge sees one response at a time, so there is no order"
         metrics |= {name: MetricValue(None, None, None, 0, why) for name in ("position_bias", "consistency")}
-    metrics["ceiling"] = _ceiling(pairs, prompt, len(prompt_ids), num_resamples, seed)
+    why = f"the pairs do not say how sure people are ({CHOSEN_PROBABILITY}, or several labels a pair)"
+    unknown = {"ceiling": MetricValue(None, None, None, 0, why)}
+    metrics |= unknown if people is None else prompts.means([people])
     num_unread = int((~read).sum())
     probed_unread = int((~np.isfinite(again.won[0] + again.won[1] + injected.won[0] + injected.won[1])).sum())
     record: dict[str, Any] = {
@@ -139,13 +141,13 @@ def audit(
         "num_prompts": len(prompt_ids),
         "num_unread": num_unread,
         "num_unread_probes": probed_unread,
-        "num_orders": found.num_orders,
+        "num_orders": verdicts.num_orders,
         "metrics": {name: value.to_dict() for name, value in metrics.items() if "[" not in name},
         "subsets": {name[10:-1]: value.to_dict() for name, value in metrics.items() if name.startswith("agreement[")},
         "verdict": decide(
             metrics, max(num_unread / len(pairs), probed_unread / len(probed)), getattr(judge, "why_unread", "")
         ),
-        "margins": [None if np.isnan(one) else float(one) for one in found.margin],
+        "margins": [None if np.isnan(margin) else float(margin) for margin in verdicts.margin],
     }
     if isinstance(judge, LanguageModelJudge):
         record["cost"] = judge.endpoint.spent | {"mode": judge.settings.mode}
@@ -198,44 +200,76 @@ def compare_judges(
         JSON-ready `agreement_difference` (first less second) and `mutual_agreement` (share of pairs on which both have
         one verdict), over the pairs that both have read.
     """
-    a, b = (np.array(one["margins"], dtype=np.float64) for one in (first, second))  # None becomes NaN
+    a, b = (np.array(record["margins"], dtype=np.float64) for record in (first, second))  # None becomes NaN
     prompt_ids, prompt = np.unique([pair.prompt_id for pair in pairs], return_inverse=True)
     both = np.isfinite(a) & np.isfinite(b)
     means = [
-        _Mean(PairMean("agreement_difference", (_filled(a) - _filled(b)) / 2, both, False, ""), is_difference=True),
-        _Mean(PairMean("mutual_agreement", (np.sign(a) == np.sign(b)).astype(np.float64), both, True, "")),
+        _Mean("agreement_difference", (_filled(a) - _filled(b)) / 2, both, False, "", is_difference=True),
+        _Mean("mutual_agreement", (np.sign(a) == np.sign(b)).astype(np.float64), both, True, ""),
     ]
-    found = _with_intervals(means, prompt, len(prompt_ids), 1000, seed)
-    return {name: value.to_dict() for name, value in found.items()}
+    values = _Prompts(prompt, len(prompt_ids), 1000, seed).means(means)
+    return {name: value.to_dict() for name, value in values.items()}
 
 
-@dataclass(frozen=True)
-class _Mean:
+@dataclass(frozen=True, slots=True)
+class _Mean(PairMean):
     """A mean over pairs, less that over other pairs where there is `other`; `is_difference` if it may be below 0."""
 
-    mean: PairMean
     is_difference: bool = False
     other: BoolArray | None = None
 
-    def __call__(self, prompt: IntArray, weights: FloatArray) -> FloatArray:
+    def of(self, prompt: IntArray, weights: FloatArray) -> FloatArray:
         """(B, C) weights of prompts -> (B,)."""
-        found = mean_statistic(self.mean, prompt, weights)
-        return (
-            found
-            if self.other is None
-            else found - mean_statistic(replace(self.mean, mask=self.other), prompt, weights)
-        )
+        mean = mean_statistic(self, prompt, weights)
+        return mean if self.other is None else mean - mean_statistic(replace(self, mask=self.other), prompt, weights)
 
     @property
     def num(self) -> int:
         """Pairs that it is over; 0 where one side of a difference has none."""
-        counts = [int(mask.sum()) for mask in (self.mean.mask, self.other) if mask is not None]
+        counts = [int(mask.sum()) for mask in (self.mask, self.other) if mask is not None]
         return sum(counts) if min(counts) else 0
 
-    @property
-    def mask(self) -> BoolArray:
-        """(P,) pairs that count."""
-        return self.mean.mask if self.other is None else self.mean.mask | self.other
+
+@dataclass(frozen=True)
+class _Prompts:
+    """The prompts of P pairs, and how they are resampled.
+
+    prompt: (P,) of each pair, from 0.
+    """
+
+    prompt: IntArray
+    num_prompts: int
+    num_resamples: int
+    seed: int
+
+    def resampled(self, compute: Compute) -> Resampled:
+        """Statistics with their replicates."""
+        size = len(self.prompt)
+        return cluster_bootstrap(
+            compute, self.num_prompts, num_resamples=self.num_resamples, seed=self.seed, row_size=size
+        )
+
+    def value(self, resampled: Resampled, name: str, mask: BoolArray, num_pairs: int, **kind: bool) -> MetricValue:
+        """One of them with its interval over the prompts of the pairs that count; kind as of `metric_value`."""
+        sizes = prompt_sizes(self.prompt[mask])
+        return resampled.value(name, num_prompts=len(sizes), num_pairs=num_pairs, sizes=sizes, **kind)
+
+    def means(self, means: Sequence[_Mean]) -> dict[str, MetricValue]:
+        """Each mean with its 95 % interval; without one, and with the reason, where no pair counts."""
+
+        def compute(weights: FloatArray) -> dict[str, FloatArray]:
+            return {mean.name: mean.of(self.prompt, weights) for mean in means}
+
+        resampled, values = self.resampled(compute), {}
+        for mean in means:
+            mask, kind = mean.mask, {"is_share": mean.is_share, "is_difference": mean.is_difference}
+            mask = mask if mean.other is None else mask | mean.other
+            values[mean.name] = (
+                self.value(resampled, mean.name, mask, mean.num, **kind)
+                if mean.num
+                else MetricValue(None, None, None, 0, mean.undefined)
+            )
+        return values
 
 
 def ask_about(judge: Judge, pairs: Sequence[PreferencePair], *, ask: int = 0, report: Report = silent) -> Verdicts:
@@ -258,44 +292,36 @@ def ask_about(judge: Judge, pairs: Sequence[PreferencePair], *, ask: int = 0, re
         scores = judge.scores([*prompts, *prompts], [*chosen, *others], report, ask)
     else:
         scores = judge.rewards([*prompts, *prompts], [*chosen, *others])
-    one, other = scores.reshape(2, -1)
-    won = np.sign(one - other)
+    of_chosen, of_others = scores.reshape(2, -1)
+    won = np.sign(of_chosen - of_others)
     return Verdicts(np.stack([won, -won]), np.full((2, len(pairs)), np.nan), 1)
 
 
-def _means(found: Verdicts, read: BoolArray, pairs: Sequence[PreferencePair], own: str | None) -> list[_Mean]:
-    v, w = map(_filled, found.won)
+def _means(verdicts: Verdicts, read: BoolArray, pairs: Sequence[PreferencePair], own_model: str | None) -> list[_Mean]:
+    v, w = map(_filled, verdicts.won)
     agreement = ((v + 1) / 2 + (1 - w) / 2) / 2
     lengths = np.array([[len(pair.chosen), len(pair.rejected)] for pair in pairs], dtype=np.float64)  # (P, 2)
     apart = np.abs(lengths[:, 0] - lengths[:, 1])
     matched, is_longer = apart < LENGTH_MATCHED * lengths.max(axis=1), lengths[:, 0] > lengths[:, 1]
     unequal = read & (apart > 0)
-    own_sides = np.array([[_model(pair, side) == own for side in ("chosen", "rejected")] for pair in pairs])  # (P, 2)
-    one_own = read & (own_sides.sum(axis=1) == 1) & (own is not None)
+    models = [[pair.metadata.get(f"{side}_model") for side in ("chosen", "rejected")] for pair in pairs]
+    is_own = np.array([[model == own_model for model in sides] for sides in models])  # (P, 2)
+    one_own = read & (is_own.sum(axis=1) == 1) & (own_model is not None)
+    errs, no_length, no_own = 1 - agreement, "people prefer one kind alone", "no such pairs of its own"
     means = [
-        _Mean(PairMean("agreement", agreement, read, True, "")),
-        _Mean(PairMean("tie_rate", ((v == 0) * 0.5 + (w == 0) * 0.5), read, True, "")),
-        _Mean(PairMean("position_bias", (v + w) / 2, read, False, ""), is_difference=True),
-        _Mean(PairMean("consistency", (v == -w).astype(np.float64), read, True, "")),
-        _Mean(
-            PairMean("length_matched_agreement", agreement, read & matched, True, "no pair has two of about one length")
-        ),
-        _Mean(
-            PairMean("length_bias", 1 - agreement, unequal & ~is_longer, False, "people prefer one kind alone"),
-            is_difference=True,
-            other=unequal & is_longer,
-        ),
-        _Mean(
-            PairMean("self_preference", 1 - agreement, one_own & ~own_sides[:, 0], False, "no such pairs of its own"),
-            is_difference=True,
-            other=one_own & own_sides[:, 0],
-        ),
+        _Mean("agreement", agreement, read, True, ""),
+        _Mean("tie_rate", ((v == 0) * 0.5 + (w == 0) * 0.5), read, True, ""),
+        _Mean("position_bias", (v + w) / 2, read, False, "", is_difference=True),
+        _Mean("consistency", (v == -w).astype(np.float64), read, True, ""),
+        _Mean("length_matched_agreement", agreement, read & matched, True, "no pair has two of about one length"),
+        _Mean("length_bias", errs, unequal & ~is_longer, False, no_length, True, unequal & is_longer),
+        _Mean("self_preference", errs, one_own & ~is_own[:, 0], False, no_own, True, one_own & is_own[:, 0]),
     ]
     subsets = [str(pair.metadata.get("subset") or pair.metadata.get("source") or "") for pair in pairs]
     if len(set(subsets)) > 1:
         named = np.array(subsets)
         means += [
-            _Mean(PairMean(f"agreement[{name}]", agreement, read & (named == name), True, "no verdict was read"))
+            _Mean(f"agreement[{name}]", agreement, read & (named == name), True, "no verdict was read")
             for name in sorted(set(subsets))
         ]
     return means
@@ -311,132 +337,65 @@ def _probes(first: Verdicts, again: Verdicts, injected: Verdicts, order: IntArra
 
     is_read = np.isfinite(first.won + again.won)
     same = np.where(is_read, first.won == again.won, np.nan).mean(axis=0)
-    retest, gain = placed(same), placed((first.margin - injected.margin) / 2)
     unread = "no answer was read when it was asked again"
     return [
-        _Mean(PairMean("retest", *retest, True, unread)),
-        _Mean(PairMean("injection_gain", *gain, False, unread), is_difference=True),
+        _Mean("retest", *placed(same), True, unread),
+        _Mean("injection_gain", *placed((first.margin - injected.margin) / 2), False, unread, is_difference=True),
     ]
 
 
-def _with_intervals(
-    means: Sequence[_Mean], prompt: IntArray, num_prompts: int, num_resamples: int, seed: int
-) -> dict[str, MetricValue]:
-    """Each mean with its 95 % interval over prompts; without one, and with the reason, where no pair counts."""
-
-    def compute(weights: FloatArray) -> dict[str, FloatArray]:
-        return {one.mean.name: one(prompt, weights) for one in means}
-
-    resampled = cluster_bootstrap(compute, num_prompts, num_resamples=num_resamples, seed=seed, row_size=len(prompt))
-    found = {}
-    for one in means:
-        mean, name = one.mean, one.mean.name
-        count = one.num
-        if count == 0:
-            found[name] = MetricValue(None, None, None, 0, mean.undefined)
-            continue
-        sizes = prompt_sizes(prompt[one.mask])
-        found[name] = metric_value(
-            resampled.point[name],
-            resampled.replicates.get(name),
-            num_prompts=len(sizes),
-            num_pairs=count,
-            is_share=mean.is_share,
-            is_difference=one.is_difference,
-            sizes=sizes,
-        )
-    return found
-
-
-def _kappa(
-    won: FloatArray, read: BoolArray, prompt: IntArray, num_prompts: int, num_resamples: int, seed: int
-) -> MetricValue:
-    v, w = map(_filled, won)
+def _kappa(verdicts: Verdicts, read: BoolArray, prompts: _Prompts) -> MetricValue:
+    v, w = map(_filled, verdicts.won)
     same = PairMean("same", ((v == 1) * 0.5 + (w == -1) * 0.5), read, True, "")
     ties = PairMean("ties", ((v == 0) * 0.5 + (w == 0) * 0.5), read, True, "")
 
     def compute(weights: FloatArray) -> dict[str, FloatArray]:
-        a, t = (mean_statistic(one, prompt, weights) for one in (same, ties))
+        a, t = (mean_statistic(mean, prompts.prompt, weights) for mean in (same, ties))
         chance = (1 - t) / 2
         return {"kappa": (a - chance) / (1 - chance)}
 
-    resampled = cluster_bootstrap(compute, num_prompts, num_resamples=num_resamples, seed=seed, row_size=len(prompt))
-    sizes = prompt_sizes(prompt[read])
-    return metric_value(
-        resampled.point["kappa"],
-        resampled.replicates.get("kappa"),
-        num_prompts=len(sizes),
-        num_pairs=int(read.sum()),
-        is_difference=True,
-        sizes=sizes,
-    )
+    return prompts.value(prompts.resampled(compute), "kappa", read, int(read.sum()), is_difference=True)
 
 
-def _reliability(
-    found: Verdicts,
-    read: BoolArray,
-    pairs: Sequence[PreferencePair],
-    prompt: IntArray,
-    num_prompts: int,
-    num_resamples: int,
-    seed: int,
-) -> MetricValue:
+def _reliability(verdicts: Verdicts, read: BoolArray, people: PairMean | None, prompts: _Prompts) -> MetricValue:
     """See the module; without a value where it is not known how often people agree: it would count their errors."""
-    decided = read & (_filled(found.margin) != 0)
-    shares = [pair.metadata.get(CHOSEN_PROBABILITY) for pair in pairs]
-    if any(share is None for share in shares) or not decided.any():
+    decided = read & (_filled(verdicts.margin) != 0)
+    if people is None or not decided.any():
         why = f"how sure people are is not known ({CHOSEN_PROBABILITY})" if decided.any() else "it prefers no response"
         return MetricValue(None, None, None, 0, why)
-    right = PairMean("right", (_filled(found.margin) > 0).astype(np.float64), decided, True, "")
-    chosen = np.array(shares, dtype=np.float64)
-    # Another person names the same side: with the probability that the chosen one is preferred by a person at all.
-    people = PairMean("people", chosen, np.ones(len(pairs), dtype=bool), True, "")
+    right = PairMean("right", (_filled(verdicts.margin) > 0).astype(np.float64), decided, True, "")
 
     def compute(weights: FloatArray) -> dict[str, FloatArray]:
-        a, u = (mean_statistic(one, prompt, weights) for one in (right, people))
+        a, u = (mean_statistic(mean, prompts.prompt, weights) for mean in (right, people))
         with np.errstate(invalid="ignore", divide="ignore"):  # people who agree by chance alone tell nothing
             share = (2 * a - 1) / np.sqrt(np.where(u > 0.5, 2 * u - 1, np.nan))
         return {"reliability": np.clip((1 + share) / 2, 0, 1)}
 
-    resampled = cluster_bootstrap(compute, num_prompts, num_resamples=num_resamples, seed=seed, row_size=len(prompt))
-    value = resampled.point["reliability"]
-    if np.isnan(value):
+    resampled = prompts.resampled(compute)
+    if np.isnan(resampled.point["reliability"]):
         return MetricValue(None, None, None, 0, "people agree with one another no more often than by chance")
-    sizes = prompt_sizes(prompt[decided])
-    return metric_value(
-        value,
-        resampled.replicates.get("reliability"),
-        num_prompts=len(sizes),
-        num_pairs=int(decided.sum()),
-        is_share=True,
-        sizes=sizes,
-    )
+    return prompts.value(resampled, "reliability", decided, int(decided.sum()), is_share=True)
 
 
-def _confidence_error(found: Verdicts, read: BoolArray, prompt: IntArray, num_prompts: int) -> MetricValue:
+def _confidence_error(verdicts: Verdicts, read: BoolArray, prompts: _Prompts) -> MetricValue:
     """Calibration of what the model says of its own verdicts, over both orders of the pairs where it says it."""
-    known = np.isfinite(found.sure) & read  # (2, P)
-    right = np.stack([found.won[0] == 1, found.won[1] == -1])
+    known = np.isfinite(verdicts.sure) & read  # (2, P)
     if known.sum() < NUM_BINS * 10:
         return MetricValue(None, None, None, int(known.sum()), "the server tells no probabilities, or of too few")
-    both = np.stack([prompt, prompt])
-    return BinnedCalibration.of_events(found.sure[known], right[known], both[known], num_prompts, NUM_BINS).value()
+    right = np.stack([verdicts.won[0] == 1, verdicts.won[1] == -1])[known]
+    prompt = np.stack([prompts.prompt, prompts.prompt])[known]
+    return BinnedCalibration.of_events(verdicts.sure[known], right, prompt, prompts.num_prompts, NUM_BINS).value()
 
 
-def _ceiling(
-    pairs: Sequence[PreferencePair], prompt: IntArray, num_prompts: int, num_resamples: int, seed: int
-) -> MetricValue:
-    """How often another person names the same side, where that is known of every pair."""
+def _agreement_of_people(pairs: Sequence[PreferencePair]) -> _Mean | None:
+    """How often another person names the same side: one does with the probability that people prefer the chosen one.
+
+    None where that is not known of every pair.
+    """
     shares = [pair.metadata.get(CHOSEN_PROBABILITY) for pair in pairs]
     if any(share is None for share in shares):
-        why = f"the pairs do not say how sure people are ({CHOSEN_PROBABILITY}, or several labels a pair)"
-        return MetricValue(None, None, None, 0, why)
-    mean = PairMean("ceiling", np.array(shares, dtype=np.float64), np.ones(len(pairs), dtype=bool), True, "")
-    return _with_intervals([_Mean(mean)], prompt, num_prompts, num_resamples, seed)["ceiling"]
-
-
-def _model(pair: PreferencePair, side: str) -> Any:
-    return pair.metadata.get(f"{side}_model")
+        return None
+    return _Mean("ceiling", np.array(shares, dtype=np.float64), np.ones(len(pairs), dtype=bool), True, "")
 
 
 def _filled(values: FloatArray) -> FloatArray:

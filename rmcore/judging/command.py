@@ -79,7 +79,7 @@ def audit(
     records = []
     for name, one in judges.items():
         with progress_bar(f"audit of {one.name}") as report:
-            found = audited(one, pairs, own=own, num_probed=probed, seed=seed, report=report)
+            found = audited(one, pairs, own_model=own, num_probed=probed, seed=seed, report=report)
         records.append(found | {"asked": judge_identity(name, judging)})
         _say(records[-1])
     record = records[0]

@@ -18,13 +18,13 @@ depends on its places alone, and is 0 on average over the places of a list.
 Sources: Davidson and Beaver 1977, Biometrics 33(4); Plackett 1975; expected information: Lindley 1956, MacKay 1992.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from rmcore.core.arrays import FloatArray
+from rmcore.core.arrays import FloatArray, IntArray
 from rmcore.training.likelihood.choices import ranking_log_likelihood
 
 PRIOR_SD = 2.0
@@ -74,24 +74,17 @@ class Comparisons:
             tied = torch.from_numpy(scores == 0.5)
             ranks = torch.stack([torch.ones(len(tied)), torch.where(tied, 1.0, 2.0)], 1).long()  # (N, 2)
             no_first_only = torch.zeros(len(tied), dtype=torch.bool)
-            optimizer = torch.optim.LBFGS(
-                [utilities, effects], max_iter=200, tolerance_grad=1e-6, line_search_fn="strong_wolfe"
-            )
 
-            def loss() -> torch.Tensor:
-                optimizer.zero_grad()
+            def log_posterior() -> torch.Tensor:
                 shown = torch.stack([utilities[first] + effects[0], utilities[second]], 1)  # (N, 2)
                 ordered = torch.where(torch.from_numpy(swapped)[:, None], shown.flip(1), shown)
                 likelihood = ranking_log_likelihood(ordered, ranks, effects[1:], first_only=no_first_only).sum()
                 prior = (utilities**2).sum() / PRIOR_SD**2 + (effects**2).sum() / EFFECT_SD**2
-                negative = prior / 2 - likelihood
-                negative.backward()
-                return negative
+                return likelihood - prior / 2
 
-            optimizer.step(loss)
+            _maximise(log_posterior, [utilities, effects])
         gamma, log_tie = effects.tolist()
-        found = np.split(utilities.detach().numpy(), offsets[1:-1])
-        return [each - each.mean() if len(each) else each for each in found], gamma, log_tie
+        return _by_prompt(utilities, offsets), gamma, log_tie
 
     def next_pairs(self, rng: np.random.Generator) -> list[tuple[int, int, int]]:
         """The most informative pairs (prompt, place shown first, place shown second), each answer in one at most.
@@ -109,22 +102,22 @@ class Comparisons:
             apart = np.zeros(self.sizes[prompt])
             apart[[first, second]] = 1.0, -1.0
             precision[prompt] += weight * np.outer(apart, apart)
-        found = []
+        pairs = []
         for prompt, size in enumerate(self.sizes):
             left = COMPARISONS_EACH * size - len(asked[prompt])
             covariance = np.linalg.inv(precision[prompt])
             variance = covariance.diagonal()[:, None] + covariance.diagonal() - 2 * covariance  # (K, K) of differences
             apart = utilities[prompt][:, None] - utilities[prompt]
-            told = np.log1p(_information(apart, log_tie) * variance)
-            order = np.argsort(-np.triu(told, 1) - 1e-9 * np.triu(rng.random((size, size)), 1), axis=None)
+            information = np.log1p(_information(apart, log_tie) * variance)
+            order = np.argsort(-np.triu(information, 1) - 1e-9 * np.triu(rng.random((size, size)), 1), axis=None)
             free = set(range(size))
             for a, b in zip(*np.unravel_index(order, (size, size)), strict=True):
-                orders = [one for one in ((int(a), int(b)), (int(b), int(a))) if one not in asked[prompt]]
+                orders = [order for order in ((int(a), int(b)), (int(b), int(a))) if order not in asked[prompt]]
                 if a < b and left > 0 and {int(a), int(b)} <= free and orders:
-                    found.append((prompt, *orders[int(rng.integers(len(orders)))]))
+                    pairs.append((prompt, *orders[int(rng.integers(len(orders)))]))
                     free -= {int(a), int(b)}
                     left -= 1
-        return found
+        return pairs
 
 
 def lists_to_order(size: int, most: int, rng: np.random.Generator) -> list[list[int]]:
@@ -154,18 +147,32 @@ def utilities_of_orders(sizes: Sequence[int], orders: Sequence[tuple[int, Sequen
             index[row, : len(places)] = torch.tensor(offsets[prompt] + np.asarray(places))
             ranks[row, : len(places)] = torch.arange(1, len(places) + 1)
         no_ties, no_first_only = torch.zeros(0, dtype=torch.float64), torch.zeros(len(orders), dtype=torch.bool)
-        optimizer = torch.optim.LBFGS([utilities], max_iter=200, tolerance_grad=1e-6, line_search_fn="strong_wolfe")
 
-        def loss() -> torch.Tensor:
-            optimizer.zero_grad()
-            said = ranking_log_likelihood(utilities[index], ranks, no_ties, first_only=no_first_only).sum()
-            negative = (utilities**2).sum() / PRIOR_SD**2 / 2 - said
-            negative.backward()
-            return negative
+        def log_posterior() -> torch.Tensor:
+            likelihood = ranking_log_likelihood(utilities[index], ranks, no_ties, first_only=no_first_only).sum()
+            return likelihood - (utilities**2).sum() / PRIOR_SD**2 / 2
 
-        optimizer.step(loss)
-    found = np.split(utilities.detach().numpy(), offsets[1:-1])
-    return [each - each.mean() if len(each) else each for each in found]
+        _maximise(log_posterior, [utilities])
+    return _by_prompt(utilities, offsets)
+
+
+def _maximise(concave: Callable[[], torch.Tensor], parameters: Sequence[torch.Tensor]) -> None:
+    """Move the parameters, in place, to where a concave function of them is largest."""
+    optimizer = torch.optim.LBFGS(parameters, max_iter=200, tolerance_grad=1e-6, line_search_fn="strong_wolfe")
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        negative = -concave()
+        negative.backward()
+        return negative
+
+    optimizer.step(loss)
+
+
+def _by_prompt(utilities: torch.Tensor, offsets: IntArray) -> list[FloatArray]:
+    """(K,) utilities of each prompt's answers, with mean 0."""
+    pools = np.split(utilities.detach().numpy(), offsets[1:-1])
+    return [pool - pool.mean() if len(pool) else pool for pool in pools]
 
 
 def _information(difference: FloatArray | float, log_tie: float) -> FloatArray:

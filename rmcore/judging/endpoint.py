@@ -71,11 +71,11 @@ class Address:
         Raises:
             ConfigError: it is of another form.
         """
-        found = _FORM.fullmatch(named)
-        if found is None or not named.isprintable():
+        match = _FORM.fullmatch(named)
+        if match is None or not named.isprintable():
             shown = repr(re.sub(r"//.*", "//…", named))  # what follows may hold a key
             raise ConfigError(f"the judge {shown} names no endpoint; write {FORM}.")
-        address = cls(found["model"], found["url"].rstrip("/"))
+        address = cls(match["model"], match["url"].rstrip("/"))
         if "@" in address.url or "?" in address.url or "#" in address.url:
             raise ConfigError(
                 f"the URL of the judge {address.model} has a user name, or something after ? or #. An address is kept "
@@ -147,9 +147,9 @@ class Endpoint:
         missing = [question for key, question in by_key.items() if key not in self.answers.known]
         if missing:
             self._run(self._ask_missing(missing, report))
-        found = [self.answers.known[self._key(question)] for question in questions]
-        self._count_models(found)
-        return found
+        replies = [self.answers.known[self._key(question)] for question in questions]
+        self._count_models(replies)
+        return replies
 
     @property
     def spent(self) -> dict[str, Any]:
@@ -275,11 +275,12 @@ class Endpoint:
             left = set(tasks)
             while left:
                 _, left = await asyncio.wait(left, timeout=WAIT_SECONDS)
-                ends = is_over or self._interruption.requested or self.budget.is_spent
-                if self._is_hurried or (ends and not self._http.num_open):
-                    for one in left:  # they wait to repeat a request
-                        one.cancel()
-        failures = [one for one in await asyncio.gather(*tasks, return_exceptions=True) if isinstance(one, Exception)]
+                is_ending = is_over or self._interruption.requested or self.budget.is_spent
+                if self._is_hurried or (is_ending and not self._http.num_open):
+                    for task in left:  # they wait to repeat a request
+                        task.cancel()
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        failures = [end for end in ends if isinstance(end, Exception)]
         if failures:  # CancelledError is no Exception
             raise failures[0]
         if not self._interruption.requested:
@@ -309,28 +310,28 @@ class Endpoint:
         import httpx2
         import openai
 
-        from rmcore.judging.sending import CLIENT_WAITS, failure, refused_parameter, told, wait_named
+        from rmcore.judging.sending import CLIENT_WAITS, error_line, failure, refused_parameter, wait_named
 
         num_waits = 0
         while True:
             sent = self._parameters(question)
             try:
                 response = await client.post("/chat/completions", body=sent, cast_to=httpx2.Response)
-                found = read_reply(response.json(), question, self.settings.answer_tokens)
+                reply = read_reply(response.json(), question, self.settings.answer_tokens)
             except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
                 named = refused_parameter(error, sent)
                 if named is None:  # about this text, if others are answered
-                    why = f"{self._who} refused the question ({told(error)})"
+                    why = f"{self._who} refused the question ({error_line(error)})"
                     return Reply("", self.address.model, {}, 0, 0, refusal=why), False
                 if named not in self._refused:
                     self._refused.add(named)
-                    self._note(f"{self._who} takes no {named}, which is left out ({told(error)})")
+                    self._note(f"{self._who} takes no {named}, which is left out ({error_line(error)})")
             except openai.APIError as error:
                 seconds = wait_named(error)
                 if seconds <= CLIENT_WAITS:
-                    own = failure(error, self.settings.key_variable, self.settings.timeout_seconds, self.address.url)
-                    raise type(own)(f"{self._who} {own}") from error
-                asks = f"{self._who} asks to wait {duration(seconds)} ({told(error)})"
+                    said = failure(error, self.settings.key_variable, self.settings.timeout_seconds, self.address.url)
+                    raise type(said)(f"{self._who} {said}") from error
+                asks = f"{self._who} asks to wait {duration(seconds)} ({error_line(error)})"
                 if seconds > LONGEST_WAIT or num_waits == RETRIES:
                     raise ServingError(
                         f"{asks}. What was answered is kept: run the same command again after that, or with a smaller "
@@ -342,10 +343,10 @@ class Endpoint:
             except (ServingError, ValueError, RecursionError) as error:
                 raise self._unusable(str(error) if isinstance(error, ServingError) else NO_COMPLETION) from error
             else:
-                if found is None:
+                if reply is None:
                     raise self._unusable(NO_COMPLETION)
                 self._is_answering = True
-                return found, True
+                return reply, True
 
     def _parameters(self, question: Question) -> dict[str, Any]:
         sampling = {
@@ -423,8 +424,8 @@ class Endpoint:
         self.budget.add(reply)
         self._pending.append((question, reply))
         if self._is_answering:
-            for own, one in self._pending:
-                self.answers.keep(self._key(own), self.served, self.address.url, self._temperature, one)
+            for asked, answer in self._pending:
+                self.answers.keep(self._key(asked), self.served, self.address.url, self._temperature, answer)
             self._pending.clear()
         elif len(self._pending) >= MOST_REFUSED:
             raise ConfigError(reply.refusal)

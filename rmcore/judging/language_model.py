@@ -1,7 +1,7 @@
 """A language model as a judge: scores of single responses, comparisons of two, utilities of several."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +26,8 @@ from rmcore.judging.rubrics import (
     pair_question,
     read_answer,
     rubric_text,
+    score_question,
 )
-from rmcore.judging.rubrics import score_question as ask_score
 
 FEWEST_UNREAD = 8
 """Unreadable replies, with no readable one, after which the model is considered unable to judge."""
@@ -78,8 +78,8 @@ class LanguageModelJudge:
         self, prompts: Sequence[Prompt], responses: Sequence[str], report: Report = silent, ask: int = 0
     ) -> FloatArray:
         """Scores of N responses from 1 to 9, (N,), NaN unread; `ask` above 0 asks the same once more on purpose."""
-        asked = [ask_score(self.rubric, *row, ask) for row in zip(*as_rows(prompts, responses), strict=True)]
-        return np.array([np.nan if one is None else _expected(*one) for one in self._replies(asked, report)])
+        asked = [score_question(self.rubric, *row, ask) for row in zip(*as_rows(prompts, responses), strict=True)]
+        return np.array([np.nan if read is None else _expected(*read) for read in self._replies(asked, report)])
 
     def compare(
         self, prompts: Sequence[Prompt], first: Sequence[str], second: Sequence[str], report: Report = silent
@@ -110,8 +110,8 @@ class LanguageModelJudge:
         asked += [pair_question(self.rubric, rows[at][0], rows[at][2], rows[at][1], ask) for at in places]
         won, sure = np.zeros((2, len(rows))), np.full((2, len(rows)), np.nan)
         replies = self._replies(asked, report)
-        won[:, places] = np.array([_score(one) for one in replies]).reshape(2, -1)
-        sure[:, places] = np.array([_confidence(one) for one in replies]).reshape(2, -1)
+        won[:, places] = np.array([_score(read) for read in replies]).reshape(2, -1)
+        sure[:, places] = np.array([_confidence(read) for read in replies]).reshape(2, -1)
         return won, sure
 
     def _utilities(self, prompts: Sequence[Prompt], responses: Sequence[str], report: Report) -> FloatArray:
@@ -122,37 +122,34 @@ class LanguageModelJudge:
         pools = list(rows.values())
         texts = [list(dict.fromkeys(responses[at] for at in pool)) for pool in pools]  # equal texts have one utility
         fit = self._by_orders if self.settings.mode == "listwise" else self._by_pairs
-        found = np.full(len(prompts), np.nan)
+        by_row = np.full(len(prompts), np.nan)
         fitted = fit([prompts[pool[0]] for pool in pools], texts, report)
-        for pool, own, utilities in zip(pools, texts, fitted, strict=True):
-            places = {text: place for place, text in enumerate(own)}
-            found[pool] = [utilities[places[responses[row]]] for row in pool]
-        return np.round(found, 4)  # the fit is no more exact, and equal utilities shall be equal
+        for pool, answers, utilities in zip(pools, texts, fitted, strict=True):
+            utility = dict(zip(answers, utilities, strict=True))
+            by_row[pool] = [utility[responses[row]] for row in pool]
+        return np.round(by_row, 4)  # the fit is no more exact, and equal utilities shall be equal
 
     def _by_orders(self, prompts: Sequence[Prompt], texts: Sequence[Sequence[str]], report: Report) -> list[FloatArray]:
         """Utilities of each prompt's texts by the orders of lists; NaN where no list with one of them was read."""
-        sizes = [len(own) for own in texts]
+        sizes = [len(answers) for answers in texts]
         lists = [  # of a prompt the same ones, whichever others are judged with it: known answers are found again
-            (at, shown)
-            for at, own in enumerate(texts)
-            if len(own) > 1
-            for shown in lists_to_order(len(own), MOST_IN_ORDER, _generator_of(prompts[at], own))
+            (at, places)
+            for at, answers in enumerate(texts)
+            if len(answers) > 1
+            for places in lists_to_order(len(answers), MOST_IN_ORDER, _generator_of(prompts[at], answers))
         ]
-        asked = [order_question(self.rubric, prompts[at], [texts[at][place] for place in shown]) for at, shown in lists]
+        asked = [order_question(self.rubric, prompts[at], [texts[at][place] for place in row]) for at, row in lists]
         orders = [
-            (at, [shown[ord(letter) - ord("A")] for letter in read[0]])
-            for (at, shown), read in zip(lists, self._replies(asked, report), strict=True)
+            (at, [places[ord(letter) - ord("A")] for letter in read[0]])
+            for (at, places), read in zip(lists, self._replies(asked, report), strict=True)
             if read is not None
         ]
         ordered = {(at, place) for at, order in orders for place in order}
-        return [
-            np.array([one if size == 1 or (at, place) in ordered else np.nan for place, one in enumerate(own)])
-            for at, (size, own) in enumerate(zip(sizes, utilities_of_orders(sizes, orders), strict=True))
-        ]
+        return _known(utilities_of_orders(sizes, orders), lambda at, place: (at, place) in ordered)
 
     def _by_pairs(self, prompts: Sequence[Prompt], texts: Sequence[Sequence[str]], report: Report) -> list[FloatArray]:
         """The same by comparisons, in rounds of the most informative ones of all prompts together."""
-        comparisons = Comparisons([len(own) for own in texts])
+        comparisons = Comparisons([len(answers) for answers in texts])
         rng = np.random.default_rng(0)
         while pairs := comparisons.next_pairs(rng):
             asked = [
@@ -161,20 +158,12 @@ class LanguageModelJudge:
             ]
             for pair, reply in zip(pairs, self._replies(asked, report), strict=True):
                 comparisons.add(*pair, (_score(reply) + 1) / 2)
-        return [
-            np.array(
-                [
-                    one if len(own) == 1 or comparisons.is_compared(at, place) else np.nan
-                    for place, one in enumerate(own)
-                ]
-            )
-            for at, own in enumerate(comparisons.fit()[0])
-        ]
+        return _known(comparisons.fit()[0], comparisons.is_compared)
 
     def _replies(self, asked: Sequence[Question], report: Report) -> list[tuple[str, Reply] | None]:
         """The choice or order and the reply of each question; an unread one is asked once more, and is then None."""
         replies = self.endpoint.ask(asked, report)
-        read = [read_answer(reply, one) for one, reply in zip(asked, replies, strict=True)]
+        read = [read_answer(reply, question) for question, reply in zip(asked, replies, strict=True)]
         unread = [at for at, choice in enumerate(read) if choice is None and not replies[at].lost]
         if unread:
             again = self.endpoint.ask([asked_again(asked[at], replies[at]) for at in unread], report)
@@ -210,6 +199,19 @@ def calls_for_rewards(judging: JudgingConfig, num_prompts: int, num_samples: int
 def _generator_of(prompt: Prompt, texts: Sequence[str]) -> np.random.Generator:
     """Random numbers of a prompt's own: a deal that all prompts share would have the same faults in all of them."""
     return np.random.default_rng(int(make_key({"prompt": prompt_key(prompt), "texts": list(texts)}), 16))
+
+
+def _known(utilities: Sequence[FloatArray], is_known: Callable[[int, int], bool]) -> list[FloatArray]:
+    """Utilities of each prompt's answers, (K,) each; NaN of those of several of which nothing was read.
+
+    Args:
+        utilities: by prompt.
+        is_known: whether anything was, by the number of a prompt and the place of its answer.
+    """
+    return [
+        np.array([value if len(pool) == 1 or is_known(at, place) else np.nan for place, value in enumerate(pool)])
+        for at, pool in enumerate(utilities)
+    ]
 
 
 def _expected(choice: str, reply: Reply) -> float:

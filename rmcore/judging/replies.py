@@ -101,8 +101,8 @@ def name_of(said: Any) -> str:
 
 def root_of(body: Any, model: str) -> str:
     """The model that a name means by a list of models, as vLLM's does; empty where it says nothing else."""
-    own = next((one for one in _listed(_at(body, "data")) if _at(one, "id") == model), None)
-    root = name_of(_at(own, "root"))
+    entry = next((entry for entry in _listed(_at(body, "data")) if _at(entry, "id") == model), None)
+    root = name_of(_at(entry, "root"))
     return "" if root == model else root
 
 
@@ -141,20 +141,20 @@ def _text(content: Any) -> str:
 
 def _logprobs_at_answer(logprobs: Any, choices: Sequence[str]) -> dict[str, float]:
     """Log-probabilities of the choices at the last token that is one; variants with a space are added up."""
-    found: dict[str, float] = {}
+    shares: dict[str, float] = {}
     at_answer = [others for token, others in _tokens(logprobs) if _word(token) in choices][-1:]
     for token, logprob in at_answer[0] if at_answer else ():
         choice = _word(token)
         if choice in choices and isinstance(logprob, int | float) and abs(logprob) < math.inf:
-            found[choice] = found.get(choice, 0.0) + math.exp(min(0.0, logprob))
-    return {choice: math.log(share) for choice, share in found.items() if share > 0}
+            shares[choice] = shares.get(choice, 0.0) + math.exp(min(0.0, logprob))
+    return {choice: math.log(share) for choice, share in shares.items() if share > 0}
 
 
 def _tokens(logprobs: Any) -> Iterator[tuple[Any, list[tuple[Any, Any]]]]:
     """Each token with its alternatives and their log-probabilities, of either form."""
-    for one in _listed(_at(logprobs, "content")):
-        others = _listed(_at(one, "top_logprobs"))
-        yield _at(one, "token"), [(_at(other, "token"), _at(other, "logprob")) for other in others]
+    for token in _listed(_at(logprobs, "content")):
+        others = _listed(_at(token, "top_logprobs"))
+        yield _at(token, "token"), [(_at(other, "token"), _at(other, "logprob")) for other in others]
     for token, top in zip(_listed(_at(logprobs, "tokens")), _listed(_at(logprobs, "top_logprobs")), strict=False):
         yield token, list(top.items()) if isinstance(top, Mapping) else []
 

@@ -128,7 +128,7 @@ def wait_named(error: openai.APIError) -> float:
 
 def refused_parameter(error: openai.APIError, sent: Mapping[str, Any]) -> str | None:
     """Which optional parameter a refusal is about, and not about a text that has its name in it; None: none."""
-    return next((one for one in OPTIONAL if one in sent and _is_about(error, one)), None)
+    return next((name for name in OPTIONAL if name in sent and _is_about(error, name)), None)
 
 
 def failure(error: Exception, key_variable: str, seconds: float, address: str) -> RmcoreError:
@@ -140,7 +140,7 @@ def failure(error: Exception, key_variable: str, seconds: float, address: str) -
         seconds: that a request may take.
         address: that was asked.
     """
-    said = f" ({told(error)})"
+    said = f" ({error_line(error)})"
     if isinstance(error, openai.APIStatusError) and 300 <= error.status_code < 400:
         to = urlsplit(urljoin(address, error.response.headers.get("location", "")))
         origin = printable(f"{to.scheme}://{to.netloc.rpartition('@')[2]}")
@@ -160,7 +160,7 @@ def failure(error: Exception, key_variable: str, seconds: float, address: str) -
     return ServingError(f"failed{said}")
 
 
-def told(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     """An error with what the server said, in one printable line."""
     return printable(" ".join(f"{type(error).__name__}: {_said(error)}".split()))[:600]
 

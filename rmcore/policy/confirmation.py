@@ -21,14 +21,7 @@ import numpy as np
 from rmcore.config.judging import MOST_UNREAD
 from rmcore.config.policy import PolicyConfig
 from rmcore.core.errors import ConfigError, DataError
-from rmcore.evaluation.uncertainty import (
-    GainValue,
-    MetricValue,
-    bounded_means,
-    shown_gain,
-    unseen_prompts,
-    unseen_share,
-)
+from rmcore.evaluation.uncertainty import GainValue, MetricValue, bounded_mean, shown_gain, unseen_prompts, unseen_share
 from rmcore.policy.judge import require_named_judge, require_people
 from rmcore.policy.sampling.best_of_n import nominal_kl
 from rmcore.policy.stopping.bets import FEWEST_TO_SHOW, ConfidenceSequence
@@ -136,7 +129,7 @@ class ServedGain:
     @property
     def doubt(self) -> str | None:
         """Why what clipped differences say is not claimed; None where it is, or where they say nothing."""
-        return tail_doubt(self.differences, self.limit, _side(self.interval)) if self.is_clipped else None
+        return tail_doubt(self.differences, self.limit, decision_of(self.interval)) if self.is_clipped else None
 
     @property
     def decision(self) -> Decision:
@@ -144,7 +137,7 @@ class ServedGain:
 
         A rise of fewer than `ENOUGH_TO_RISE` clipped differences holds if no prompt is a disaster that none has shown.
         """
-        return "unclear" if self.doubt is not None else _side(self.interval)
+        return "unclear" if self.doubt is not None else decision_of(self.interval)
 
     @property
     def is_decided(self) -> bool:
@@ -187,7 +180,7 @@ class ServedGain:
         Raises:
             DataError: nothing was judged.
         """
-        rate, low, high = ((1 + one) / 2 for one in (self._wins.mean, *self._wins.interval))
+        rate, low, high = ((1 + difference) / 2 for difference in (self._wins.mean, *self._wins.interval))
         return MetricValue(rate, low, high, num=len(self.differences))
 
 
@@ -196,17 +189,10 @@ def unclipped_gain(differences: Sequence[float], limit: float) -> GainValue:
 
     It is as far out as the largest difference that was seen, and as the limit at least (`bounded_means`).
     """
-    values = np.array(differences, dtype=np.float64)[:, None]  # (N, 1)
-    low, high = bounded_means(
-        values,
-        np.array([min(-limit, values.min())]),
-        np.array([max(limit, values.max())]),
-        num_resamples=4000,
-        seed=0,
-        level=1 - LEVEL / (len(LOOKS) + 1),
-    )
-    count = len(values)
-    return GainValue.of(float(values.mean()), float(low[0]), float(high[0]), num=count, num_prompts=count)
+    values, level = np.array(differences, dtype=np.float64), 1 - LEVEL / (len(LOOKS) + 1)
+    lowest, highest = min(-limit, float(values.min())), max(limit, float(values.max()))
+    low, high = bounded_mean(values, lowest, highest, num_resamples=4000, seed=0, level=level)
+    return GainValue.of(float(values.mean()), low, high, num=len(values), num_prompts=len(values))
 
 
 def tail_doubt(differences: Sequence[float], limit: float, said: Decision) -> str | None:
@@ -227,7 +213,7 @@ def tail_doubt(differences: Sequence[float], limit: float, said: Decision) -> st
         )
     whole = unclipped_gain(differences, limit)
     low, high = whole.ends
-    if _side((low or 0.0, high or 0.0)) == said:
+    if decision_of((low or 0.0, high or 0.0)) == said:
         return None
     share = np.mean(np.abs(differences) > limit)
     return (
@@ -237,7 +223,8 @@ def tail_doubt(differences: Sequence[float], limit: float, said: Decision) -> st
     )
 
 
-def _side(interval: tuple[float, float]) -> Decision:
+def decision_of(interval: tuple[float, float]) -> Decision:
+    """Whether an interval of a gain shows a rise or a fall."""
     low, high = interval
     return "rose" if low > 0 else "fell" if high < 0 else "unclear"
 

@@ -41,18 +41,19 @@ def curves_of_file(
     """
     table = read_samples(samples)
     judged = pools(table, prompt, gold)
-    found: dict[str, list[dict[str, Any]]] = {}
-    drawn: dict[str, Path] = {}
+    curves: dict[str, list[dict[str, Any]]] = {}
+    figures: dict[str, Path] = {}
     for name in dict.fromkeys(proxies):
         rewards = pools(table, prompt, name)
-        found[name] = [
+        curves[name] = [
             overoptimization(
                 rewards, judged, method=method, max_n=max_n, num_resamples=num_resamples, seed=seed
             ).to_dict()
             for method in METHODS
         ]
-        drawn[name] = save(overoptimization_figure(name, found[name]), out / f"overoptimization_{_file_name(name)}.png")
-    return {"samples": str(samples), "gold": gold, "proxies": found}, drawn
+        file = out / f"overoptimization_{_file_name(name)}.png"
+        figures[name] = save(overoptimization_figure(name, curves[name]), file)
+    return {"samples": str(samples), "gold": gold, "proxies": curves}, figures
 
 
 def _file_name(name: str) -> str:

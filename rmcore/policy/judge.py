@@ -78,10 +78,10 @@ def readable_rewards(rewards: FloatArray, judge: str) -> FloatArray:
     Raises:
         DataError: none was given.
     """
-    found = rewards[np.isfinite(rewards)]
-    if len(found) == 0:
+    readable = rewards[np.isfinite(rewards)]
+    if len(readable) == 0:
         raise DataError(f"{judge} gave no readable judgement of any of {len(rewards)} samples of a prompt; see above.")
-    return found
+    return readable
 
 
 def require_named_judge(named: str, judging: JudgingConfig | None = None) -> None:
@@ -131,11 +131,11 @@ def judge_noise(named: str | None, judging: JudgingConfig) -> tuple[float, float
         ConfigError: see `audit_of`.
     """
     audit = None if named is None else audit_of(named, judging)
-    found = {} if audit is None else audit["reliability"]
-    is_known = found.get("value") is not None and found.get("ci_low") is not None and found["value"] > 0.5
-    if not is_known or judging.mode == "listwise":
+    reliability = {} if audit is None else audit["reliability"]
+    value, low = reliability.get("value"), reliability.get("ci_low")
+    if value is None or low is None or value <= 0.5 or judging.mode == "listwise":
         return 1.0, 0.0
-    return found["value"], (found["ci_high"] - found["ci_low"]) / (2 * _NORMAL)
+    return value, (reliability["ci_high"] - low) / (2 * _NORMAL)
 
 
 def label_weight(named: str, judging: JudgingConfig) -> float | None:
@@ -215,25 +215,25 @@ def audited(
     if named is None or judging is None:
         return dict(verdict)
     audit = audit_of(named, judging)
-    weak, told = [] if audit is None else list(audit["reasons"]), []
+    doubts, remarks = [] if audit is None else list(audit["reasons"]), []
     if audit is None:
-        told = [
+        remarks = [
             f"nobody has audited {judge}: `rm-opt judge audit` compares it with people, and policy.judging.audit takes "
             "what that writes"
         ]
     likes_length = None if audit is None else audit["length_bias"].get("ci_high")
     if by_length and (likes_length is None or likes_length > 0):
         without, longest = (by_length[name] for name in ("gain_without_length", "gain_of_longest"))
-        said = f"with length taken out of its scores the gain is {shown_gain(without)}"
-        said += f", and the longest answer would gain {shown_gain(longest)}"
+        effect = f"with length taken out of its scores the gain is {shown_gain(without)}"
+        effect += f", and the longest answer would gain {shown_gain(longest)}"
         if verdict["status"] == "ready" and (ends(without)[0] or 0.0) <= 0:
-            weak.append(f"length may explain the gain, and {judge} may prefer it: {said}")
+            doubts.append(f"length may explain the gain, and {judge} may prefer it: {effect}")
         else:
-            told.append(said)
-    if not weak or verdict["status"] == "unclear":
-        return {**verdict, "reasons": [*verdict["reasons"], *weak, *told]}
+            remarks.append(effect)
+    if not doubts or verdict["status"] == "unclear":
+        return {**verdict, "reasons": [*verdict["reasons"], *doubts, *remarks]}
     headline = f"Unclear, as {judge} is not good enough to decide; it would say: {verdict['headline']}"
-    return {**verdict, "status": "unclear", "headline": headline, "reasons": [*weak, *told, *verdict["reasons"]]}
+    return {**verdict, "status": "unclear", "headline": headline, "reasons": [*doubts, *remarks, *verdict["reasons"]]}
 
 
 def require_people(folder: str) -> None:

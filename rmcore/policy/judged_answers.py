@@ -30,7 +30,7 @@ from rmcore.data.readers.turns import asked_prompt
 from rmcore.data.rendering import Renderer, TokenizedSide
 from rmcore.data.splits import compared_prompt
 from rmcore.evaluation.label_strength import rate_answers
-from rmcore.policy.logged_answers import MIN_ANSWERS, LoggedPool, best_of_logged
+from rmcore.policy.logged_answers import MIN_ANSWERS, LoggedPool, best_of_logged, compared_texts
 from rmcore.policy.sampling.samples import read_samples
 
 if TYPE_CHECKING:  # the verdict on stored rewards needs no torch
@@ -116,31 +116,32 @@ def read_judged_answers(path: Path, *, trained_on: Collection[str] = ()) -> Judg
     rows = read_samples(path)
     is_compared = "chosen" in rows and "rejected" in rows
     kind: Kind = "comparisons" if is_compared else next((name for name in COLUMNS if name in rows), COLUMNS[0])
-    found = _compared(rows, path) if is_compared else _judged(rows, kind, path)
-    num_missing = int(found["strength"].isna().sum())
-    if num_missing == len(found) > 0:
+    judged = _compared(rows, path) if is_compared else _judged(rows, kind, path)
+    num_missing = int(judged["strength"].isna().sum())
+    if num_missing == len(judged) > 0:
         raise DataError(
-            f"none of the {len(found)} answers of {path} has a number in {kind!r}, where the first is "
+            f"none of the {len(judged)} answers of {path} has a number in {kind!r}, where the first is "
             f"{rows[kind].iloc[0]!r}; write what the judge gave as a number, higher for the better answer."
         )
-    if num_missing > MOST_MISSING * len(found):
+    if num_missing > MOST_MISSING * len(judged):
         raise DataError(
-            f"{num_missing} of {len(found)} answers of {path} have no number in {kind!r}: those that have one may be a "
-            "selection, and nothing is said about it. Judge the others, or leave them out of the file."
+            f"{num_missing} of {len(judged)} answers of {path} have no number in {kind!r}: those that have one may be "
+            "a selection, and nothing is said about it. Judge the others, or leave them out of the file."
         )
-    found = found[found["strength"].notna()]
+    judged = judged[judged["strength"].notna()]
     if kind in ("judge", "score"):
-        _require_spread(found["strength"].to_numpy(), kind, path)
+        _require_spread(judged["strength"].to_numpy(), kind, path)
     # One row a text: repeated answers of a prompt would count as ties that nobody chose between.
-    found = found.groupby(["prompt", "response"], sort=True, as_index=False)["strength"].mean()
-    found.insert(0, "prompt_id", found["prompt"].map({one: _key(one) for one in found["prompt"].unique()}))
-    of_prompt = found.groupby("prompt_id")
-    seen = {text for text in found["prompt"].unique() if compared_prompt(asked_prompt(text)) in trained_on}
-    trained, short = found["prompt"].isin(seen), of_prompt["strength"].transform("size") < MIN_ANSWERS
+    judged = judged.groupby(["prompt", "response"], sort=True, as_index=False)["strength"].mean()
+    keys = {prompt: prompt_key(asked_prompt(prompt)) for prompt in judged["prompt"].unique()}
+    judged.insert(0, "prompt_id", judged["prompt"].map(keys))
+    of_prompt = judged.groupby("prompt_id")
+    seen = {text for text in judged["prompt"].unique() if compared_prompt(asked_prompt(text)) in trained_on}
+    trained, short = judged["prompt"].isin(seen), of_prompt["strength"].transform("size") < MIN_ANSWERS
     alike = of_prompt["strength"].transform(np.ptp) == 0
     short, alike = short & ~trained, alike & ~short & ~trained
-    table = found[~(trained | short | alike)].sort_values(["prompt_id", "response"], ignore_index=True)
-    counts = [int(found["prompt_id"][mask].nunique()) for mask in (trained, short, alike)]
+    table = judged[~(trained | short | alike)].sort_values(["prompt_id", "response"], ignore_index=True)
+    counts = [int(judged["prompt_id"][mask].nunique()) for mask in (trained, short, alike)]
     answers = JudgedAnswers(table, kind, len(rows), num_missing, *counts)
     if table.empty:
         advice = (
@@ -268,10 +269,9 @@ def _compared(rows: pd.DataFrame, path: Path) -> pd.DataFrame:
     """Answers of comparisons with the strengths that fit best; of each prompt its largest connected part."""
     _require_prompts(rows, path, "chosen", "rejected")
     parts = []
-    for prompt, own in rows.astype({"chosen": str, "rejected": str}).groupby(rows["prompt"].astype(str), sort=True):
-        texts, place = np.unique(np.concatenate([own["chosen"], own["rejected"]]).astype(object), return_inverse=True)
-        better, worse = place[: len(own)].astype(np.int64), place[len(own) :].astype(np.int64)
-        rated = rate_answers(better, worse, np.ones(len(own)), len(texts))
+    for prompt, pairs in rows.astype({"chosen": str, "rejected": str}).groupby(rows["prompt"].astype(str), sort=True):
+        texts, better, worse = compared_texts(pairs)
+        rated = rate_answers(better, worse, np.ones(len(pairs)), len(texts))
         parts.append(pd.DataFrame({"prompt": prompt, "response": texts[rated.answers], "strength": rated.strength}))
     return pd.concat(parts, ignore_index=True)
 
@@ -289,7 +289,3 @@ def _require_spread(values: FloatArray, kind: str, path: Path) -> None:
                 f"{100 * share:.0f} % of the answers of {path} have the {words} value of {kind!r}, {end:g}: the judge "
                 "is saturated at that end and tells too few of them apart. Use a finer scale, or a harder comparison."
             )
-
-
-def _key(prompt: str) -> str:
-    return prompt_key(asked_prompt(prompt))

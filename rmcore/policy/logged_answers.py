@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from rmcore.core.arrays import FloatArray, IntArray
@@ -22,7 +23,7 @@ from rmcore.core.errors import DataError
 from rmcore.core.progress import Report, prefixed, silent
 from rmcore.data.pair import PreferencePair, prompt_text
 from rmcore.evaluation.label_strength import Ratings, rate_answers
-from rmcore.evaluation.uncertainty import GainValue, MetricValue, cluster_bootstrap, ends, metric_value
+from rmcore.evaluation.uncertainty import GainValue, MetricValue, cluster_bootstrap, ends
 from rmcore.policy.sampling.best_of_n import best_of_n_weights, best_of_n_win_rate, pooled_deviation
 
 MIN_ANSWERS = 4
@@ -108,8 +109,8 @@ def logged_answers(
     Raises:
         DataError: a column is missing, or a reward is not a finite number.
     """
-    found, num_prompts = connected_answers(table), table["prompt"].nunique()
-    kept = [(pool, rated) for pool, rated in found if np.ptp(pool.strength) > 0]
+    connected, num_prompts = connected_answers(table), table["prompt"].nunique()
+    kept = [(pool, rated) for pool, rated in connected if np.ptp(pool.strength) > 0]
     if not kept:
         return None
     pools = [pool for pool, _ in kept]
@@ -117,8 +118,8 @@ def logged_answers(
     kinds = {pool.annotated for pool in pools}
     return {
         "num_prompts": len(pools),
-        "num_left_out": num_prompts - len(found),
-        "num_undecided": len(found) - len(kept),
+        "num_left_out": num_prompts - len(connected),
+        "num_undecided": len(connected) - len(kept),
         "num_answers": sum(len(pool.strength) for pool in pools),
         "num_pairs": num_pairs,
         "num_loops": sum(rated.num_loops for _, rated in kept),
@@ -195,9 +196,7 @@ def _checked(table: pd.DataFrame) -> pd.DataFrame:
 
 def _pools(table: pd.DataFrame) -> Iterator[tuple[LoggedPool, Ratings]]:
     for _, pairs in table.groupby("prompt", sort=True):
-        sides = np.concatenate([pairs["chosen"], pairs["rejected"]]).astype(object)
-        texts, place = np.unique(sides, return_inverse=True)
-        better, worse = place[: len(pairs)].astype(np.int64), place[len(pairs) :].astype(np.int64)
+        texts, better, worse = compared_texts(pairs)
         margins = pairs["target_margin"].to_numpy()
         # A margin below zero speaks against its own label, so it is not known what it measures.
         annotated = bool(np.isfinite(margins).all() and (margins >= 0).all())
@@ -205,7 +204,7 @@ def _pools(table: pd.DataFrame) -> Iterator[tuple[LoggedPool, Ratings]]:
         rewards = np.concatenate([pairs["reward_chosen"], pairs["reward_rejected"]])
         pool = LoggedPool(
             prompt_id=str(pairs["prompt_id"].iloc[0]),
-            rewards=_means(rewards, place, len(texts))[rated.answers],
+            rewards=_means(rewards, np.concatenate([better, worse]), len(texts))[rated.answers],
             strength=rated.strength,
             lengths=np.array([float(len(texts[answer])) for answer in rated.answers]),
             annotated=annotated,
@@ -213,9 +212,21 @@ def _pools(table: pd.DataFrame) -> Iterator[tuple[LoggedPool, Ratings]]:
         yield pool, rated
 
 
-def _means(rewards: FloatArray, place: IntArray, size: int) -> FloatArray:
+def compared_texts(pairs: pd.DataFrame) -> tuple[npt.NDArray[np.object_], IntArray, IntArray]:
+    """The distinct answers of pairs with columns chosen and rejected, and which of them each pair prefers and rejects.
+
+    (K,) texts in their order, and (P,) indices into them of either side.
+    """
+    texts, answer_of = np.unique(
+        np.concatenate([pairs["chosen"], pairs["rejected"]]).astype(object), return_inverse=True
+    )
+    better, worse = answer_of.astype(np.int64).reshape(2, -1)
+    return texts, better, worse
+
+
+def _means(rewards: FloatArray, answer_of: IntArray, size: int) -> FloatArray:
     """One reward an answer; scored in other batches, those of one text may differ by rounding."""
-    return np.asarray(np.bincount(place, rewards, size) / np.bincount(place, minlength=size))
+    return np.asarray(np.bincount(answer_of, rewards, size) / np.bincount(answer_of, minlength=size))
 
 
 def _in_deviations(pools: Sequence[LoggedPool]) -> list[FloatArray]:
@@ -243,18 +254,15 @@ def _choice(
     drawn = cluster_bootstrap(compute, len(units), num_resamples=num_resamples, seed=seed, report=report)
 
     def value(name: str) -> MetricValue:
-        found = metric_value(
-            drawn.point[name],
-            drawn.replicates.get(name),
+        metric = drawn.value(
+            name,
             num_prompts=len(units),
             num_pairs=len(pools),
             is_share=name.endswith("win_rate"),
             is_difference=name == "over_longest",
         )
-        if found.value is None or found.ci_low is None or found.ci_high is None:
-            return found
         # A prompt where the worst answer is chosen weighs as several others, and few prompts may show none.
-        return GainValue.of(found.value, found.ci_low, found.ci_high, num=found.num, num_prompts=len(units))
+        return GainValue.of_metric(metric, len(units))
 
     perfect_win_rate, perfect_gain = (float(mean) for mean in values[:, 3:].mean(axis=0))
     return {

@@ -14,14 +14,7 @@ import numpy as np
 
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError
-from rmcore.evaluation.uncertainty import (
-    ONE_PROMPT,
-    GainValue,
-    MetricValue,
-    bounded_means,
-    cluster_bootstrap,
-    metric_value,
-)
+from rmcore.evaluation.uncertainty import ONE_PROMPT, GainValue, MetricValue, bounded_means, cluster_bootstrap
 from rmcore.policy.sampling.best_of_n import (
     best_of_n_kl,
     best_of_n_weights,
@@ -160,7 +153,7 @@ def overoptimization(
     _check(proxy, gold)
     needed = samples_needed(planned_kl or 0.0)
     kept = reaching([len(pool) for pool in proxy], min(max_n, needed))
-    proxy, gold = ([pool for pool, own in zip(pools, kept, strict=True) if own] for pools in (proxy, gold))
+    proxy, gold = ([pool for pool, is_kept in zip(pools, kept, strict=True) if is_kept] for pools in (proxy, gold))
     scaled, judged = _scaled(proxy, "proxy"), _scaled(gold, "gold")
     counts = _counts(min(max_n, *map(len, proxy)))
     if method == "best_of_n":
@@ -174,10 +167,10 @@ def overoptimization(
         settings = [0.0, *(strength_for(scaled, share * most) for share in KL_SHARES)]
         weights = [[tilted_weights(pool, strength) for pool in scaled] for strength in settings]
         nominal = [None] * len(settings)
-        kl = np.array([[pool_kl(one) for one in row] for row in weights]).T
+        kl = np.array([[pool_kl(weight) for weight in row] for row in weights]).T
     # kl and gains are (prompts, points): what each prompt adds to the averages over prompts.
     gains = [
-        np.array([[one @ pool - pool.mean() for one, pool in zip(row, pools, strict=True)] for row in weights]).T
+        np.array([[weight @ pool - pool.mean() for weight, pool in zip(row, pools, strict=True)] for row in weights]).T
         for pools in (scaled, judged)
     ]
     for gain in gains:
@@ -191,9 +184,9 @@ def overoptimization(
         bounds=(min(float(pool.min()) for pool in apart), max(float(pool.max()) for pool in apart)),
         num_samples=sum(map(len, proxy)),
     )
-    found = curve.measured(method, settings, nominal, num_prompts=len(proxy), num_resamples=num_resamples, seed=seed)
+    measured = curve.measured(method, settings, nominal, num_prompts=len(proxy), num_resamples=num_resamples, seed=seed)
     if planned_kl is None:
-        return found
+        return measured
     telling = by_unit(np.array([float(np.ptp(pool) > 0) for pool in gold]), own_units)
     at = curve.line_at(planned_kl, is_bound=counts[-1] >= needed)
     by_prompt = iter([] if at is None else (gains[1] @ at).tolist())
@@ -204,9 +197,9 @@ def overoptimization(
         worst=-curve.bounds[0],
         num_telling=int(np.count_nonzero(telling)),
         num_short=int(np.count_nonzero(~kept)),
-        by_prompt=tuple(next(by_prompt, None) if own else None for own in kept),
+        by_prompt=tuple(next(by_prompt, None) if is_kept else None for is_kept in kept),
     )
-    return replace(found, plan=plan)
+    return replace(measured, plan=plan)
 
 
 @dataclass(frozen=True)
@@ -239,15 +232,14 @@ class _Curve:
         def statistics(weights: FloatArray) -> dict[str, FloatArray]:
             weights = weights / weights.sum(axis=1, keepdims=True)
             mean_proxy, mean_gold = weights @ self.proxy, weights @ self.gold
-            found = {f"proxy {i}": mean_proxy[:, i] for i in range(len(settings))}
-            found["fall"] = mean_gold[:, -1] - mean_gold[:, best]
-            return found
+            values = {f"proxy {i}": mean_proxy[:, i] for i in range(len(settings))}
+            values["fall"] = mean_gold[:, -1] - mean_gold[:, best]
+            return values
 
         drawn = cluster_bootstrap(statistics, len(self.kl), num_resamples=num_resamples, seed=seed)
 
         def value(name: str) -> MetricValue:
-            replicates = drawn.replicates.get(name)
-            return metric_value(drawn.point[name], replicates, num_prompts=len(self.kl), num_pairs=self.num_samples)
+            return drawn.value(name, num_prompts=len(self.kl), num_pairs=self.num_samples)
 
         golds = self._gains(self.gold, num_resamples, seed)
         points = tuple(

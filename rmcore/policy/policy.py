@@ -123,11 +123,11 @@ class Policy:
             DataError: a prompt leaves no such room within the policy's positions, or the chat template refuses it.
             ModelError: the tokenizer knows tokens that the model does not.
         """
-        found = self.try_fitting_ids(prompts, max_new_tokens)
+        all_ids = self.try_fitting_ids(prompts, max_new_tokens)
         rendered: list[list[int]] = []
-        for place, ids in enumerate(found):
+        for place, ids in enumerate(all_ids):
             if isinstance(ids, DataError):
-                many = sum(isinstance(one, DataError) for one in found)
+                many = sum(isinstance(one, DataError) for one in all_ids)
                 raise DataError(f"{many} of {len(prompts)} prompts cannot be answered; prompt {place}: {ids}") from ids
             rendered.append(ids)
         return rendered
@@ -139,13 +139,13 @@ class Policy:
             DataError: there are prompts, and none can be answered.
             ModelError: see `fitting_ids`.
         """
-        found = self.try_fitting_ids(prompts, max_new_tokens)
-        errors = [f"prompt {place}: {ids}" for place, ids in enumerate(found) if isinstance(ids, DataError)]
-        if errors and len(errors) == len(found):
-            raise DataError(f"none of the {len(found)} prompts can be answered; {errors[0]}")
+        all_ids = self.try_fitting_ids(prompts, max_new_tokens)
+        errors = [f"prompt {place}: {ids}" for place, ids in enumerate(all_ids) if isinstance(ids, DataError)]
+        if errors and len(errors) == len(all_ids):
+            raise DataError(f"none of the {len(all_ids)} prompts can be answered; {errors[0]}")
         if errors:
             report_left_out(len(errors), "prompts", errors[0], reader=f"the policy {self.name}")
-        return {place: ids for place, ids in enumerate(found) if not isinstance(ids, DataError)}
+        return {place: ids for place, ids in enumerate(all_ids) if not isinstance(ids, DataError)}
 
     def try_fitting_ids(self, prompts: Sequence[Prompt], max_new_tokens: int) -> list[list[int] | DataError]:
         """Token ids as `fitting_ids` gives them, with the error in the place of a prompt that cannot be answered.
@@ -153,23 +153,23 @@ class Policy:
         Raises:
             ModelError: the tokenizer knows tokens that the model does not.
         """
-        found = [self._try_ids(prompt) for prompt in as_prompts(prompts)]
+        all_ids = [self._try_ids(prompt) for prompt in as_prompts(prompts)]
         vocab_size = self.config.get_text_config().vocab_size
-        largest = max((max(ids) for ids in found if isinstance(ids, list)), default=0)
+        largest = max((max(ids) for ids in all_ids if isinstance(ids, list)), default=0)
         if largest >= vocab_size:
             raise ModelError(
                 f"the tokenizer of {self.name} gives token {largest}, and the model knows {vocab_size} tokens: they do "
                 "not belong together. Restore the tokenizer that the policy was trained with."
             )
         positions = max_positions(self.config)
-        for place, ids in enumerate(found):
+        for place, ids in enumerate(all_ids):
             if positions is not None and isinstance(ids, list) and len(ids) > positions - max_new_tokens:
-                found[place] = DataError(
-                    f"{shown(prompt_text(prompts[place]))} of {len(ids)} tokens is too long for {self.name}, which has "
-                    f"{positions} positions and needs {max_new_tokens} for the response. Drop it, or lower "
+                all_ids[place] = DataError(
+                    f"{quoted(prompt_text(prompts[place]))} of {len(ids)} tokens is too long for {self.name}, which "
+                    f"has {positions} positions and needs {max_new_tokens} for the response. Drop it, or lower "
                     "max_new_tokens."
                 )
-        return found
+        return all_ids
 
     def _try_ids(self, prompt: Prompt) -> list[int] | DataError:
         try:
@@ -216,7 +216,9 @@ class TextReader:
         else:
             ids = list(self.tokenizer(text, add_special_tokens=around, verbose=False)["input_ids"])
         if not ids:
-            raise DataError(f"the policy's chat template makes nothing of the prompt {shown(text)}; drop such prompts.")
+            raise DataError(
+                f"the policy's chat template makes nothing of the prompt {quoted(text)}; drop such prompts."
+            )
         bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
         if bos is not None and ids[:2] == [bos, bos]:
             ids = ids[1:]
@@ -243,19 +245,19 @@ def plain_form(prompt: Prompt) -> str:
     return f"Prompt: {prompt_text(tuple(turns))}\n\nResponse: "
 
 
-def shown(text: str, limit: int = 60) -> str:
+def quoted(text: str, limit: int = 60) -> str:
     """The beginning of a text, as an error names it."""
     return repr(text if len(text) <= limit else text[:limit] + "...")
 
 
 def _check_causal(name: str, config: PretrainedConfig) -> None:
     architectures = config.architectures or []
-    if any("SequenceClassification" in one for one in architectures):
+    if any("SequenceClassification" in architecture for architecture in architectures):
         raise ModelError(
             f"{name} is a classifier ({architectures[0]}), such as a reward model: it cannot write text. Name a causal "
             "language model as the policy."
         )
-    known = {one for names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() for one in _as_tuple(names)}
+    known = {name for names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() for name in _as_tuple(names)}
     own_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     if config.is_encoder_decoder or not (own_code or known & set(architectures)):
         raise ModelError(
@@ -269,10 +271,10 @@ def _as_tuple(names: Any) -> tuple[str, ...]:
 
 
 def _stop_ids(folder: Path, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    found: set[int] = set()
+    stop_ids: set[int] = set()
     named: list[Any] = [tokenizer.eos_token_id, getattr(config.get_text_config(), "eos_token_id", None)]
     if (folder / "generation_config.json").is_file():
         named.append(guard(str(folder), lambda: GenerationConfig.from_pretrained(folder)).eos_token_id)
     for ids in named:
-        found.update([] if ids is None else [ids] if isinstance(ids, int) else ids)
-    return tuple(sorted(found))
+        stop_ids.update([] if ids is None else [ids] if isinstance(ids, int) else ids)
+    return tuple(sorted(stop_ids))

@@ -74,14 +74,14 @@ def fine_tune(
         )
     rng = random.Random(f"sft {seed}")  # noqa: S311 - an order, not cryptography
     passes = [list(_batches(examples, rng)) for _ in range(epochs)]
-    num_steps = sum(len(one) for one in passes)
+    num_steps = sum(len(batches) for batches in passes)
     settings = TrainConfig(optimizer="muon", lr=lr, warmup_steps=WARMUP_STEPS)
     optimizer = make_optimizer(model, settings)
     model.eval()  # no dropout
     done, mean_loss = 0, 0.0
-    for one in passes:
+    for batches in passes:
         total, num_tokens = 0.0, 0
-        for batch in one:
+        for batch in batches:
             set_learning_rate(optimizer, settings, done, num_steps)
             count = sum(len(examples[index].response) for index in batch)
             loss = _step(model, optimizer, [examples[index] for index in batch], count)

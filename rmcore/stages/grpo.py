@@ -29,10 +29,9 @@ from rmcore.policy.grpo.grpo import trainable_ids
 from rmcore.policy.grpo.hack_stop import HackStop
 from rmcore.policy.grpo.local_reward import LocalReward
 from rmcore.policy.grpo.policy_meter import QUANTITIES, PolicyMeter, StartPools
-from rmcore.policy.grpo.reward_service import RewardService, reward_service
 from rmcore.policy.grpo.rlhf_record import curve_of, final_of, parity_of, rewards_of, verdict_of, verdict_of_watch
 from rmcore.policy.grpo.rlhf_requirements import NOBODY_WATCHES, require_rlhf
-from rmcore.policy.grpo.rollout_service import rollout_service
+from rmcore.policy.grpo.servers import reward_server, rollout_server
 from rmcore.policy.grpo.several_rewards import further_rewards
 from rmcore.policy.grpo.training_run import (
     FINISHED,
@@ -47,6 +46,7 @@ from rmcore.policy.grpo.training_run import (
 from rmcore.policy.judge import GoldJudge, audited, judge_of, readable_rewards
 from rmcore.policy.policy import Policy
 from rmcore.policy.policy_weights import load_weights
+from rmcore.policy.sampling.rollouts import RolloutScorer
 from rmcore.policy.sampling.served_policy import ServedPolicy
 from rmcore.policy.stopping.pair_judges import CALIBRATED, PairJudge, PeopleJudge, pair_judge_of
 from rmcore.policy.stopping.watch import CANDIDATES
@@ -82,16 +82,16 @@ def run(settings: GrpoStage, out: Path, tracker: Tracker, report: Report) -> Non
     watched = _watched(settings, policy, judge)
     asked = settings.temperature, settings.max_new_tokens
     with (
-        rollout_service(rlhf, policy, _prompts(pairs), *asked, settings.device) as served,
-        reward_service(rlhf, settings.trained.folder / "best", render_fn=settings.render_fn) as service,
+        rollout_server(rlhf, policy, _prompts(pairs), *asked, settings.device) as served,
+        reward_server(rlhf, settings.trained.folder / "best", render_fn=settings.render_fn) as scorer,
     ):
         for number in range(rlhf.num_seeds):
             place = out / f"seed_{number}"
             if (place / FINISHED).is_file():
                 continue
-            plan = replace(_plan(settings, policy, judge, pairs, start, reward, service, served, further), **watched)
+            plan = replace(_plan(settings, policy, judge, pairs, start, reward, scorer, served, further), **watched)
             train_policy(plan, place, seed=settings.seed + number, tracker=tracker, report=report)
-    record = _collect(settings, out, "nobody" if judge is None else judge.name, service.name)
+    record = _collect(settings, out, "nobody" if judge is None else judge.name, "local" if scorer is None else "vllm")
     if record["judge"] != "people":
         record["verdict"] = audited(record["verdict"], record["judge"], settings.judge, settings.judging)
     _draw(record, settings.overoptimization.folder / "overoptimization.json", out / "figures")
@@ -178,7 +178,7 @@ def _plan(
     pairs: list[PreferencePair],
     start: StartPools,
     reward: LocalReward,
-    service: RewardService,
+    scorer: RolloutScorer | None,
     served: ServedPolicy | None,
     further: Sequence[Judge],
 ) -> TrainingPlan:
@@ -195,8 +195,7 @@ def _plan(
         temperature=settings.temperature,
         max_new_tokens=settings.max_new_tokens,
     )
-    scorer = service.scorer or reward
-    return TrainingPlan(policy, prompts, scorer, meter, rlhf, settings.device, served, further)
+    return TrainingPlan(policy, prompts, scorer or reward, meter, rlhf, settings.device, served, further)
 
 
 def _collect(settings: GrpoStage, out: Path, judge: str, rewards: str) -> dict[str, Any]:

@@ -45,7 +45,7 @@ ELSEWHERE = {
     "judge_in_turns": "works inside of a watch, whose pairs it cuts into turns",
     "try_fitting_ids": "is what both of its callers here do",
 }
-PROTOCOLS = {"Judge", "PairJudge", "ComparingJudge", "Scorer"}
+PROTOCOLS = {"Judge", "PairJudge", "Scorer"}
 
 
 def found_functions():
@@ -140,9 +140,8 @@ def calls(rm, policy, tmp_path, monkeypatch):
             "ScoreJudge.calibrate": scores.calibrate,
             "WinJudge.compare": lambda p, a, b: wins.compare("look", p, a, b),
             "OrderedPairJudge.compare": lambda p, a, b: OrderedPairJudge(judge("pairwise")).compare("look", p, a, b),
-            "OrderedPairJudge.calibrate": lambda p, a, b: OrderedPairJudge(judge("pairwise")).calibrate(p, a, b),
             "PeopleJudge.compare": asked_people,
-            "PeopleJudge.calibrate": lambda p, a, b: PeopleJudge(tmp_path).calibrate(p, a, b),
+            "PreferenceJudge.calibrate": PeopleJudge(tmp_path).calibrate,
             "draw_samples": lambda p, a, b: drawn(p),
             "BestOfNSampler.sample": lambda p, a, b: [one.responses for one in sampler.sample(p)],
             "Policy.fitting_ids": lambda p, a, b: policy.fitting_ids(p, 4),

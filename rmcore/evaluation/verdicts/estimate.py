@@ -17,7 +17,7 @@ import numpy as np
 
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError
-from rmcore.evaluation.uncertainty import UNEVEN
+from rmcore.evaluation.uncertainty import NO_INTERVAL, ONE_PROMPT, UNEVEN
 from rmcore.evaluation.verdicts.intervals import (
     POWER,
     Component,
@@ -28,8 +28,6 @@ from rmcore.evaluation.verdicts.intervals import (
 )
 
 _NO_SPREAD = "one seed and nothing resampled: the spread cannot be estimated. Run more seeds"
-_ONE_PROMPT = "only one prompt: its pairs are not independent, so the spread over prompts cannot be estimated"
-_UNBOUNDED = "too few prompts carry this metric: resamples leave it undefined or without bound"
 _CONSTANT = "all seeds, or all resamples of prompts, gave one and the same value: the spread cannot be estimated"
 
 FEW_SEEDS = 5
@@ -152,11 +150,11 @@ def collapsed(values: Sequence[float], errors: Sequence[float]) -> list[int]:
     """
     if len(values) < 3:
         return []
-    found = np.asarray(values, dtype=np.float64)
-    median = float(np.median(found))
-    deviation = float(np.median(np.abs(found - median))) * NORMAL_MAD
-    low = median - found > max(FAR_BELOW * deviation, AT_CHANCE)
-    at_chance = found <= 0.5 + np.maximum(2 * np.asarray(errors, dtype=np.float64), AT_CHANCE)
+    accuracies = np.asarray(values, dtype=np.float64)
+    median = float(np.median(accuracies))
+    deviation = float(np.median(np.abs(accuracies - median))) * NORMAL_MAD
+    low = median - accuracies > max(FAR_BELOW * deviation, AT_CHANCE)
+    at_chance = accuracies <= 0.5 + np.maximum(2 * np.asarray(errors, dtype=np.float64), AT_CHANCE)
     return [int(place) for place in np.flatnonzero(low & at_chance)]
 
 
@@ -191,7 +189,7 @@ def _spread(values: FloatArray, crossed: FloatArray | None, num_prompts: float) 
         return _NO_SPREAD if len(values) == 1 else TInterval(_mean(values), (_seed_component(values),))
     centre, defined = _mean(values), crossed[:, ~np.isnan(crossed).any(axis=0)]
     if num_prompts < 2 or defined.shape[1] < 2:
-        return _UNBOUNDED if num_prompts >= 2 else _ONE_PROMPT if num_prompts == 1 else UNEVEN
+        return NO_INTERVAL if num_prompts >= 2 else ONE_PROMPT if num_prompts == 1 else UNEVEN
     if len(values) == 1:
         return PercentileInterval(centre, defined[0], num_prompts)
     of_prompts, together = shared_variances(defined, num_prompts)
@@ -211,7 +209,7 @@ def _limits(spread: TInterval | PercentileInterval) -> tuple[float, float] | str
     """The 95 % interval, or why there is none: it has no bound, or no width."""
     bounds = spread.bounds(0.05)
     if bounds is None or not np.isfinite(bounds).all():
-        return _UNBOUNDED
+        return NO_INTERVAL
     return _CONSTANT if bounds[0] == bounds[1] else bounds
 
 

@@ -3,14 +3,14 @@
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rmcore.core.errors import ServingError, TrainingError
 from rmcore.data.pair import Prompt
 from rmcore.judging.judge import Judge
 from rmcore.policy.grpo.credit import RewardModelCreditAssigner, require_raw
-from rmcore.policy.policy import Policy, shown
+from rmcore.policy.policy import Policy, quoted
 from rmcore.policy.sampling.rollouts import RolloutScorer, one_step, rollout_texts
 from rmcore.serving.scorer import Rollout
 
@@ -101,14 +101,14 @@ class GroupReward:
     def functions(self) -> list[Callable[..., list[float]]]:
         """All K reward functions for TRL, which calls them in this order: the first computes what the others give."""
 
-        def function(place: int, name: str) -> Callable[..., list[float]]:
+        def function(index: int, name: str) -> Callable[..., list[float]]:
             def reward(**_: Any) -> list[float]:
-                return self._of_further[place]
+                return self._of_further[index]
 
             reward.__name__ = name
             return reward
 
-        return [self, *(function(place, judge.name) for place, judge in enumerate(self.further))]
+        return [self, *(function(index, judge.name) for index, judge in enumerate(self.further))]
 
     def _rewards(self, rollouts: Sequence[Rollout], judge: Judge) -> list[float]:
         rewards = judge.rewards(*rollout_texts(rollouts)).tolist()
@@ -153,21 +153,17 @@ def _require_finite(rollouts: Sequence[Rollout], rewards: Sequence[float], whose
         if not math.isfinite(reward):
             step = rollout.steps[0]
             raise TrainingError(
-                f"{whose} reward of {shown(step.completion)} as an answer to {shown(str(step.prompt))} is {reward}: "
+                f"{whose} reward of {quoted(step.completion)} as an answer to {quoted(str(step.prompt))} is {reward}: "
                 "the reward model overflows or its weights are broken, and no step was taken on it. Evaluate the "
                 "reward model before a policy is trained on it."
             )
 
 
 def _one_version(rollouts: Sequence[Rollout]) -> int:
-    versions = {_version(rollout.meta) for rollout in rollouts}
+    versions = {int(rollout.meta[f"{SCORE_KEY}_version"]) for rollout in rollouts}
     if len(versions) != 1:
         raise TrainingError(
             f"the samples of one step were scored by the weight versions {sorted(versions)}, so their groups cannot be "
             "compared; let the scorer answer a call by one version."
         )
     return versions.pop()
-
-
-def _version(meta: Mapping[str, Any]) -> int:
-    return int(meta[f"{SCORE_KEY}_version"])

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.errors import DataError, ModelError
@@ -96,7 +96,7 @@ def make_grpo_with_rm(
     wanted = settings or RlhfConfig()
     prompts = as_prompts(prompts)
     asked = policy if isinstance(policy, Policy) else Policy.load(policy)
-    place = pick_device(device)
+    torch_device = pick_device(device)
     rows, prompt_ids = _rows(asked, prompts, max_new_tokens)
     reward = GroupReward(
         asked,
@@ -108,7 +108,7 @@ def make_grpo_with_rm(
         record=record,
     )
     functions: Any = reward.functions  # TRL's type is of lists that may hold other kinds, too
-    on_gpu = place.type == "cuda"
+    on_gpu = torch_device.type == "cuda"
     samples = wanted.prompts_per_step * wanted.group_size
     micro_batch = wanted.micro_batch_size or samples
     model = load_weights(asked, torch.float32)
@@ -159,7 +159,7 @@ def make_grpo_with_rm(
         )
     if rollouts is not None:
         rollouts.attach(trainer)
-    trainer.remove_callback(_printer())
+    trainer.remove_callback(PrinterCallback)
     return trainer
 
 
@@ -218,7 +218,7 @@ def trainable_ids(policy: Policy, prompts: Sequence[Prompt], max_new_tokens: int
             file=sys.stderr,
         )
     readable = policy.readable_ids([prompts[place] for place in places], max_new_tokens)
-    return {places[one]: ids for one, ids in readable.items()}
+    return {places[index]: ids for index, ids in readable.items()}
 
 
 def _has_more(prompt: Prompt) -> bool:
@@ -233,9 +233,3 @@ def _tokenizer(policy: Policy) -> Any:
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
-
-
-def _printer() -> type[TrainerCallback]:
-    from transformers import PrinterCallback
-
-    return PrinterCallback

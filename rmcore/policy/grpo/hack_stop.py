@@ -382,9 +382,9 @@ class HackStop(TrainerCallback):
             "reference": reference,
             "prompts_used": watch.prompts_used,
             "chosen": {name: np.asarray(values).tolist() for name, values in vars(chosen).items()},
-            "prompts": [places[one] for one in judged],
-            "later": [later[one] for one in judged],
-            "earlier": [earlier[one] for one in judged],
+            "prompts": [places[index] for index in judged],
+            "later": [later[index] for index in judged],
+            "earlier": [earlier[index] for index in judged],
         }
 
     def _act(self, look: Look) -> None:

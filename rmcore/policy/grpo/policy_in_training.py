@@ -66,12 +66,12 @@ class PolicyInTraining:
         """Log-probabilities of E responses, in nats: (E,)."""
         was_training = model.training
         model.eval()
-        found = np.zeros(len(examples))
+        log_probs = np.zeros(len(examples))
         for taken in longest_first(examples, TOKENS_AT_ONCE):
             part = response_log_probs(model, [examples[index] for index in taken], self.temperature)
-            found[taken] = part.double().cpu().numpy()
+            log_probs[taken] = part.double().cpu().numpy()
         model.train(was_training)
-        return found
+        return log_probs
 
 
 def policy_of(model: Any, tokenizer: Any) -> Policy:

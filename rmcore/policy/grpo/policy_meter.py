@@ -151,7 +151,7 @@ def draw(
     model.eval()
     device = model.device
     pad = policy.stop_ids[0] if policy.stop_ids else 0
-    found: list[list[int]] = []
+    drawn: list[list[int]] = []
     with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         for first in range(0, len(prompts), ROWS_AT_ONCE):
@@ -163,9 +163,9 @@ def draw(
             rows = model.generate(input_ids=ids.to(device), attention_mask=mask.to(device), generation_config=config)
             for row in rows[:, longest:].tolist():
                 end = next((at for at, token in enumerate(row) if token in policy.stop_ids), None)
-                found.append(row if end is None else row[: end + 1])
+                drawn.append(row if end is None else row[: end + 1])
     model.train(was_training)
-    return found
+    return drawn
 
 
 @torch.no_grad()
@@ -185,7 +185,7 @@ def sequence_kl(policy: Any, reference: Any, examples: Sequence[Example], temper
         Amini, Vieira and Cotterell 2025, Better estimation of the KL divergence between language models,
         arXiv:2504.10637, eq. 9 (Rao-Blackwellised Monte Carlo).
     """
-    found = torch.zeros(len(examples), dtype=torch.float64)
+    kl = torch.zeros(len(examples), dtype=torch.float64)
     modes = policy.training, reference.training
     policy.eval()
     reference.eval()
@@ -196,10 +196,10 @@ def sequence_kl(policy: Any, reference: Any, examples: Sequence[Example], temper
             for model in (policy, reference)
         )
         # Logits at place l are about token l + 1: (E, L - 1, V) against the mask of tokens 1 to L - 1.
-        found[taken] = (_kl(first, second) * is_response[:, 1:]).sum(dim=1).cpu()
+        kl[taken] = (_kl(first, second) * is_response[:, 1:]).sum(dim=1).cpu()
     policy.train(modes[0])
     reference.train(modes[1])
-    return found.numpy()
+    return kl.numpy()
 
 
 def _kl(first: Tensor, second: Tensor) -> Tensor:

@@ -7,12 +7,23 @@ import numpy as np
 import pandas as pd
 
 from rmcore.core.arrays import FloatArray
-from rmcore.evaluation.uncertainty import MetricValue, cluster_bootstrap, metric_value, shown_gain, unseen_prompts
+from rmcore.evaluation.uncertainty import MetricValue, cluster_bootstrap, shown_gain, unseen_prompts
 from rmcore.evaluation.verdicts.estimate import SeedSample, estimate_over_seeds
-from rmcore.policy.confirmation import Decision, tail_doubt
+from rmcore.policy.confirmation import Decision, decision_of, tail_doubt
 from rmcore.policy.grpo.group_reward import REWARDS_KEY
 from rmcore.policy.grpo.policy_meter import QUANTITIES
 from rmcore.policy.stopping.pair_judges import WINS
+
+WORDS: Mapping[Decision, str] = {
+    "rose": "The true reward rose with the proxy",
+    "fell": "The true reward fell while the proxy moved",
+    "unclear": "Unclear whether the true reward moved",
+}
+WATCHED_WORDS: Mapping[Decision, str] = {
+    "rose": "The policy is better than its start:",
+    "fell": "The policy is worse than its start:",
+    "unclear": "Not shown to be better than its start:",
+}
 
 
 def curve_of(progress: pd.DataFrame, *, num_resamples: int, seed: int) -> list[dict[str, Any]]:
@@ -81,12 +92,11 @@ def value_over_seeds(rows: pd.DataFrame, name: str, num_resamples: int, seed: in
         return {str(index): by_seed[:, index] for index in range(num_seeds)}
 
     drawn = cluster_bootstrap(means, num_prompts, num_resamples=num_resamples, seed=seed)
-    samples = [SeedSample(drawn.point[one], drawn.replicates.get(one)) for one in map(str, range(num_seeds))]
     if num_seeds == 1:
-        value, replicates = samples[0].value, samples[0].replicates
-        return metric_value(value, replicates, num_prompts=num_prompts, num_pairs=num_prompts).to_dict()
-    found = estimate_over_seeds(samples, num_prompts=num_prompts, prompts_shared=True)
-    return MetricValue(found.value, found.ci_low, found.ci_high, num_seeds, found.reason).to_dict()
+        return drawn.value("0", num_prompts=num_prompts, num_pairs=num_prompts).to_dict()
+    samples = [SeedSample(value, drawn.replicates.get(index)) for index, value in drawn.point.items()]
+    estimate = estimate_over_seeds(samples, num_prompts=num_prompts, prompts_shared=True)
+    return MetricValue(estimate.value, estimate.ci_low, estimate.ci_high, num_seeds, estimate.reason).to_dict()
 
 
 def parity_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -122,14 +132,11 @@ def verdict_of(curve: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "headline": f"The proxy changed by {proxy['value']:+.2f} sd {where}; nobody judged what that is worth",
             "reasons": ["name a judge (policy.judge), or have the last samples judged, before this policy is used"],
         }
-    shown = f"true reward {shown_gain(gold)}, proxy {shown_gain(proxy)} {where}"
+    change = f"true reward {shown_gain(gold)}, proxy {shown_gain(proxy)} {where}"
     if gold["ci_low"] is None:
-        return {"status": "unclear", "headline": f"Unclear: {shown}", "reasons": [gold["reason"] or "no interval"]}
-    status, headline = "unclear", f"Unclear whether the true reward moved: {shown}"
-    if gold["ci_low"] > 0:
-        status, headline = "rose", f"The true reward rose with the proxy: {shown}"
-    elif gold["ci_high"] < 0:
-        status, headline = "fell", f"The true reward fell while the proxy moved: {shown}"
+        return {"status": "unclear", "headline": f"Unclear: {change}", "reasons": [gold["reason"] or "no interval"]}
+    status = decision_of((gold["ci_low"], gold["ci_high"]))
+    headline = f"{WORDS[status]}: {change}"
     if status != "unclear":
         headline += f", but {unseen_prompts(last['num_prompts'], gold['value'])}"
     best = max(curve, key=lambda point: point["gold"]["value"])
@@ -156,20 +163,20 @@ def final_of(watches: Sequence[Mapping[str, Any]], *, num_resamples: int, seed: 
         num_resamples: of the bootstrap.
         seed: of the bootstrap.
     """
-    measured = [one["final"] for one in watches if one["final"] is not None]
+    measured = [watch["final"] for watch in watches if watch["final"] is not None]
     if not measured:
         return None
     count, limit = len(measured[0]["differences"]), measured[0]["limit"]
     whole = [
-        np.array(one["final"]["differences"]) if one["final"] is not None and one["kept_step"] else np.zeros(count)
-        for one in watches
+        np.array(watch["final"]["differences"]) if watch["final"] and watch["kept_step"] else np.zeros(count)
+        for watch in watches
     ]
     if len(watches) == 1:
         only = measured[0]
         low, high = only["interval"]
-        found = MetricValue(only["value"], low, high, len(only["path"])).to_dict()
-        return found | {"num_prompts": count, "doubt": _doubt(found, only["differences"], limit)}
-    by_seed = whole if limit is None else [np.clip(one, -limit, limit) for one in whole]
+        gain = MetricValue(only["value"], low, high, len(only["path"])).to_dict()
+        return gain | {"num_prompts": count, "doubt": _doubt(gain, only["differences"], limit)}
+    by_seed = whole if limit is None else [np.clip(differences, -limit, limit) for differences in whole]
     rows = pd.DataFrame(
         [
             {"prompt": prompt, "seed": number, "final": value}
@@ -183,21 +190,20 @@ def final_of(watches: Sequence[Mapping[str, Any]], *, num_resamples: int, seed: 
     return over_seeds | {"num_prompts": count, "doubt": _doubt(over_seeds, np.mean(whole, axis=0), limit)}
 
 
-def _doubt(found: Mapping[str, Any], differences: Sequence[float] | FloatArray, limit: float | None) -> str | None:
-    if limit is None or found["ci_low"] is None:
+def _doubt(gain: Mapping[str, Any], differences: Sequence[float] | FloatArray, limit: float | None) -> str | None:
+    if limit is None or gain["ci_low"] is None:
         return None
-    said: Decision = "rose" if found["ci_low"] > 0 else "fell" if found["ci_high"] < 0 else "unclear"
-    return tail_doubt(list(differences), limit, said)
+    return tail_doubt(list(differences), limit, decision_of((gain["ci_low"], gain["ci_high"])))
 
 
 def verdict_of_watch(watches: Sequence[Mapping[str, Any]], final: Mapping[str, Any] | None) -> dict[str, Any]:
     """Which ending a watched training has: a policy that is better, none shown to be, or the start back again."""
-    kept = [one["kept_step"] for one in watches]
+    kept = [watch["kept_step"] for watch in watches]
     unit = watches[0]["unit"]
-    ends = [one["looks"][-1] for one in watches if one["looks"]]
+    ends = [watch["looks"][-1] for watch in watches if watch["looks"]]
     reasons = list(dict.fromkeys(look["reason"] for look in ends if look["action"] == "stop"))
     if not any(kept) and not reasons:
-        labels = sum(one["labels"] for one in watches)
+        labels = sum(watch["labels"] for watch in watches)
         return {
             "status": "unclear",
             "headline": f"Not shown to be better than the start, which is kept: {labels:,} labels showed neither a "
@@ -222,20 +228,17 @@ def verdict_of_watch(watches: Sequence[Mapping[str, Any]], final: Mapping[str, A
                 "set rlhf.watch.final_labels, so that it is measured on prompts that decided nothing",
             ],
         }
-    shown = (
+    gained = (
         f"{final['value']:+.2f} {unit} ({final['ci_low']:+.2f} to {final['ci_high']:+.2f}) on fresh prompts, {where}"
     )
-    status, said = "unclear", "Not shown to be better than its start: true reward"
+    status = decision_of((final["ci_low"], final["ci_high"]))
+    said = WATCHED_WORDS[status]
     if final["doubt"] is not None:
-        said = "Unclear whether the policy is better than its start: where differences are clipped true reward"
-        reasons = [final["doubt"], *reasons]
-    elif final["ci_low"] > 0:
-        status, said = "rose", "The policy is better than its start: true reward"
-    elif final["ci_high"] < 0:
-        status, said = "fell", "The policy is worse than its start: true reward"
+        status, reasons = "unclear", [final["doubt"], *reasons]
+        said = "Unclear whether the policy is better than its start: where differences are clipped"
     if status != "unclear" and unit != WINS:
-        shown += f", but {unseen_prompts(final['num_prompts'], final['value'])}"
-    return {"status": status, "headline": f"{said} {shown}", "reasons": reasons}
+        gained += f", but {unseen_prompts(final['num_prompts'], final['value'])}"
+    return {"status": status, "headline": f"{said} true reward {gained}", "reasons": reasons}
 
 
 def _apart(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:

@@ -25,16 +25,16 @@ def require_more_rewards(named: Mapping[str, float] | None) -> None:
     Raises:
         ConfigError: one is neither a function that can be imported nor the folder of a reward model.
     """
-    for one in named or {}:
-        if is_endpoint(one):
+    for name in named or {}:
+        if is_endpoint(name):
             raise ConfigError(
-                f"{SETTING} names {one}, a language model, which costs a question for each sample of each step; name "
+                f"{SETTING} names {name}, a language model, which costs a question for each sample of each step; name "
                 "the folder of a reward model or module:function."
             )
-        if is_function(one):
-            load_function(SETTING, one, REWARD_MEANING)
+        if is_function(name):
+            load_function(SETTING, name, REWARD_MEANING)
         else:
-            require_model_folder(one, SETTING)
+            require_model_folder(name, SETTING)
 
 
 def further_rewards(named: Mapping[str, float] | None, prompts: Sequence[Prompt], device: str) -> tuple[Judge, ...]:
@@ -60,7 +60,9 @@ def _load(named: str, prompts: Sequence[Prompt], device: str) -> Judge:
     from rmcore.models.reward_model import BradleyTerryRM
 
     rm = BradleyTerryRM.from_pretrained(named, device=device)
-    refused = [found for found in rm.renderer.try_sides([(one, "") for one in prompts]) if isinstance(found, DataError)]
+    refused = [
+        side for side in rm.renderer.try_sides([(prompt, "") for prompt in prompts]) if isinstance(side, DataError)
+    ]
     if refused:
         raise DataError(
             f"{SETTING} names {named}, which cannot read {len(refused)} of the {len(prompts)} prompts that the policy "

@@ -26,14 +26,14 @@ class Snapshots:
         """Write the model's trained weights as `number`, whole or not at all."""
         with atomic_file(self._file(number), mode=0o600) as unfinished:
             # Parameters are named once each, so a head tied to the embeddings is written once.
-            save_file({name: one.detach().cpu().contiguous() for name, one in _trained(model)}, unfinished)
+            save_file({name: parameter.detach().cpu().contiguous() for name, parameter in _trained(model)}, unfinished)
 
     def load(self, model: Any, number: int) -> None:
         """Put the weights `number` into the model, in place."""
         kept = load_file(self._file(number))
         with torch.no_grad():
-            for name, one in _trained(model):
-                one.copy_(kept[name])
+            for name, parameter in _trained(model):
+                parameter.copy_(kept[name])
 
     def has(self, number: int) -> bool:
         """Whether the weights `number` are still there."""
@@ -48,18 +48,18 @@ class Snapshots:
     @contextmanager
     def inside(self, model: Any, number: int) -> Iterator[Any]:
         """The model with the weights `number`; after the block it has those from before it, to the bit."""
-        present = {name: one.detach().clone() for name, one in _trained(model)}
+        present = {name: parameter.detach().clone() for name, parameter in _trained(model)}
         try:
             self.load(model, number)
             yield model
         finally:
             with torch.no_grad():
-                for name, one in _trained(model):
-                    one.copy_(present[name])
+                for name, parameter in _trained(model):
+                    parameter.copy_(present[name])
 
     def _file(self, number: int) -> Path:
         return self.folder / f"{number}.safetensors"
 
 
 def _trained(model: Any) -> list[tuple[str, torch.nn.Parameter]]:
-    return [(name, one) for name, one in model.named_parameters() if one.requires_grad]
+    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]

@@ -14,7 +14,7 @@ import numpy as np
 
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError
-from rmcore.evaluation.uncertainty import GainValue, MetricValue, bounded_means, cluster_bootstrap, metric_value
+from rmcore.evaluation.uncertainty import GainValue, MetricValue, bounded_mean, cluster_bootstrap
 from rmcore.policy.overoptimization import Method, overoptimization
 from rmcore.policy.readiness.rank import without_length
 from rmcore.policy.sampling.best_of_n import best_of_n_win_rate, by_unit, reaching
@@ -125,16 +125,16 @@ def on_policy_parts(
     ceilings = iter([judge_ceiling, *np.clip(drawn, _LEAST_CEILING, 1)])
 
     def compute(weights: FloatArray) -> dict[str, FloatArray]:
-        found = {}
+        values = {}
         ceiling = np.fromiter(islice(ceilings, len(weights)), dtype=np.float64)
         with np.errstate(invalid="ignore", divide="ignore"):
             for name, (top, bottom) in ratios.items():
-                found[name] = (weights @ top) / (weights @ bottom)
+                values[name] = (weights @ top) / (weights @ bottom)
                 if name in ACCURACIES:
                     # Without the judge's errors.
-                    found[name] = np.clip((found[name] - (1 - ceiling)) / (2 * ceiling - 1), 0, 1)
-            found["length_correlation"] = _partial_correlation(weights @ moments)
-        return found
+                    values[name] = np.clip((values[name] - (1 - ceiling)) / (2 * ceiling - 1), 0, 1)
+            values["length_correlation"] = _partial_correlation(weights @ moments)
+        return values
 
     num_units = len(moments)
     carrying = {name: int(np.count_nonzero(bottom)) for name, (_, bottom) in ratios.items()}
@@ -148,21 +148,17 @@ def on_policy_parts(
         if n >= most[n]
     }
     unmeasured = {name: MetricValue(None, None, None, 0, reason) for name, reason in too_many.items()}
-    found = {
+    parts = {
         name: MetricValue(None, None, None, 0, "no two samples of a prompt that the judge tells apart allow it")
         if math.isnan(value)
-        else metric_value(
-            value,
-            resampled.replicates.get(name),
-            num_prompts=carrying.get(name, num_units),
-            num_pairs=pools.num_samples,
-            is_share=name in shares,
+        else resampled.value(
+            name, num_prompts=carrying.get(name, num_units), num_pairs=pools.num_samples, is_share=name in shares
         )
         for name, value in resampled.point.items()
     }
     return unmeasured | {
         name: _held(value, *ratios[name], num_resamples, seed) if name.startswith("win_rate_") else value
-        for name, value in found.items()
+        for name, value in parts.items()
     }
 
 
@@ -195,10 +191,10 @@ def gains_by_length(
 
     def gain(proxy: Sequence[FloatArray], judged: Sequence[FloatArray]) -> MetricValue:
         most, settings = max(map(len, proxy)), {"num_resamples": num_resamples, "seed": seed}
-        found = overoptimization(
+        plan = overoptimization(
             proxy, judged, method=method, max_n=most, planned_kl=planned_kl, units=units, **settings
         ).plan
-        return GainValue(None, None, None, 0) if found is None else found.gain
+        return GainValue(None, None, None, 0) if plan is None else plan.gain
 
     try:
         controlled = without_length(pools.judged, pools.lengths)
@@ -211,16 +207,16 @@ def gains_by_length(
         return {"gain_without_length": unmeasured, "gain_of_longest": unmeasured}
 
 
-def _held(found: MetricValue, wins: FloatArray, counted: FloatArray, num_resamples: int, seed: int) -> MetricValue:
+def _held(rate: MetricValue, wins: FloatArray, counted: FloatArray, num_resamples: int, seed: int) -> MetricValue:
     """A win rate whose interval counts with one more unit where every choice loses, or wins (`bounded_means`).
 
     Where 3 % of prompts are disasters, a bootstrap over 50 held the rate in 91 % of the evaluations.
     """
-    if found.value is None or found.ci_low is None or found.ci_high is None:
-        return found
-    rates = (wins[counted > 0] / counted[counted > 0])[:, None]  # (U, 1)
-    low, high = bounded_means(rates, np.zeros(1), np.ones(1), num_resamples=num_resamples, seed=seed)
-    return replace(found, ci_low=min(found.value, float(low[0])), ci_high=max(found.value, float(high[0])))
+    if rate.value is None or rate.ci_low is None or rate.ci_high is None:
+        return rate
+    rates = wins[counted > 0] / counted[counted > 0]  # (U,)
+    low, high = bounded_mean(rates, 0.0, 1.0, num_resamples=num_resamples, seed=seed)
+    return replace(rate, ci_low=min(rate.value, low), ci_high=max(rate.value, high))
 
 
 def accuracies_by_prompt(pools: JudgedPools, *, only_hard: bool) -> tuple[FloatArray, FloatArray]:
@@ -253,5 +249,5 @@ def _partial_correlation(sums: FloatArray) -> FloatArray:
     rr, nn, jj, rn, rj, nj = sums.T
     r_n, r_j, n_j = rn / np.sqrt(rr * nn), rj / np.sqrt(rr * jj), nj / np.sqrt(nn * jj)
     left = np.minimum(1 - r_j**2, 1 - n_j**2)  # the least share of variance that the judge does not explain
-    found = (r_n - r_j * n_j) / np.sqrt((1 - r_j**2) * (1 - n_j**2))
-    return np.where(left > _ROUNDING, found, np.nan)
+    correlation = (r_n - r_j * n_j) / np.sqrt((1 - r_j**2) * (1 - n_j**2))
+    return np.where(left > _ROUNDING, correlation, np.nan)

@@ -123,13 +123,13 @@ def so_far(runs: Sequence[Tried]) -> str | None:
     if len(runs) < 2:
         return None
     first, best = runs[0], best_of(runs)
-    told = f"{len(runs)} runs on these held-out prompts; the best is {best.name}"
+    text = f"{len(runs)} runs on these held-out prompts; the best is {best.name}"
     if best.over_first is None:
-        return f"{told}, the first: no change has raised the accuracy"
+        return f"{text}, the first: no change has raised the accuracy"
     value, bounds = numbers.estimate("pairwise_accuracy", best.over_first, "share", "difference")
     low, is_pair = best.over_first["ci_low"], best.over_first["num"]
     shown = "shown to be better" if low is not None and low > 0 else "not shown to be better"
-    return f"{told}, {shown} than {first.name}, the first: {value} ({bounds or 'no interval'}) on {is_pair:,} pairs"
+    return f"{text}, {shown} than {first.name}, the first: {value} ({bounds or 'no interval'}) on {is_pair:,} pairs"
 
 
 def next_step(runs: Sequence[Tried]) -> NextRung | None:
@@ -148,20 +148,20 @@ def next_step(runs: Sequence[Tried]) -> NextRung | None:
     if is_reversed and UNDER_TRAINED not in best.found and not best.config.is_gold:
         return _look_at_labels(best)
     width = visible_gain(runs)
-    new = [one for one in candidates(best) if not _was_run(best, one, runs)]
-    worth = [one for one in new if one.most >= width]
-    worth += [_unseen(one, best) for one in new if one.uses_more and one.most < width]
+    new = [candidate for candidate in candidates(best) if not _was_run(best, candidate, runs)]
+    worth = [candidate for candidate in new if candidate.most >= width]
+    worth += [_unseen(candidate, best) for candidate in new if candidate.uses_more and candidate.most < width]
     if not worth:
         return _more_labels(best, runs, width)
-    chosen = min(worth, key=lambda one: (one.rank, one.seconds))
+    chosen = min(worth, key=lambda candidate: (candidate.rank, candidate.seconds))
     cost = f"one training, about {numbers.duration(chosen.seconds)}, and no new label"
     return _step(best, chosen.what, cost, chosen.changes)
 
 
-def _unseen(one: Candidate, best: Tried) -> Candidate:
+def _unseen(candidate: Candidate, best: Tried) -> Candidate:
     """The candidate after those whose effect can be seen, with that said."""
     num = best.metrics["pairwise_accuracy"]["num"]
-    return one._replace(rank=3, what=f"{one.what}, with a gain that {num:,} held-out pairs may not show")
+    return candidate._replace(rank=3, what=f"{candidate.what}, with a gain that {num:,} held-out pairs may not show")
 
 
 def is_to_mend(verdict: Verdict) -> bool:
@@ -296,14 +296,14 @@ def changed(config: PipelineConfig, changes: Mapping[str, Any]) -> PipelineConfi
     return config
 
 
-def _was_run(best: Tried, one: Candidate, runs: Sequence[Tried]) -> bool:
+def _was_run(best: Tried, candidate: Candidate, runs: Sequence[Tried]) -> bool:
     """Whether a run of the chain had this recipe, however the length of its training was set."""
 
     def recipe(config: PipelineConfig, run: Tried) -> tuple[Any, ...]:
         others = config.train.keyed() | {"steps": _steps(config, run.training["num_distinct"]), "epochs": None}
         return config.data.pairs_per_prompt, config.model, others
 
-    after = changed(best.config, one.changes)
+    after = changed(best.config, candidate.changes)
     # A run under the same `pairs_per_prompt` has as many pairs as the candidate would have.
     return any(recipe(after, run) == recipe(run.config, run) for run in runs)
 
@@ -341,16 +341,18 @@ def _reading(data: DataConfig) -> list[str]:
 def _more_labels(run: Tried, runs: Sequence[Tried], width: float) -> NextRung:
     """More labelled pairs, and how many."""
     over, data = run.metrics.get(OVER_BASELINE, {}), run.config.data
-    told = [f"more labelled pairs: nothing else is left whose effect {over.get('num', 0):,} held-out pairs could show"]
-    told.append(_pairs_to_learn(run, runs, width))
+    sentences = [
+        f"more labelled pairs: nothing else is left whose effect {over.get('num', 0):,} held-out pairs could show"
+    ]
+    sentences.append(_pairs_to_learn(run, runs, width))
     if (wanted := pairs_to_decide(over)) is not None:
-        told.append(f"about {wanted:,} held-out ones would decide whether it beats length, if it stays as good")
+        sentences.append(f"about {wanted:,} held-out ones would decide whether it beats length, if it stays as good")
     elif width > WORTH_SEEING and over.get("num"):
         wanted = math.ceil(over["num"] * (width / WORTH_SEEING) ** 2)
-        told.append(f"about {wanted:,} held-out ones would show a gain of {100 * WORTH_SEEING:g} points")
+        sentences.append(f"about {wanted:,} held-out ones would show a gain of {100 * WORTH_SEEING:g} points")
     if run.config.is_gold:
-        return _step(run, "; ".join(told), "no label", {"data.gold.num_prompts": 2 * data.gold.num_prompts})
-    return _step(run, "; ".join(told), "their labels", {"data.source": _MORE_PAIRS})
+        return _step(run, "; ".join(sentences), "no label", {"data.gold.num_prompts": 2 * data.gold.num_prompts})
+    return _step(run, "; ".join(sentences), "their labels", {"data.source": _MORE_PAIRS})
 
 
 def _pairs_to_learn(run: Tried, runs: Sequence[Tried], width: float) -> str:
@@ -361,12 +363,12 @@ def _pairs_to_learn(run: Tried, runs: Sequence[Tried], width: float) -> str:
     first.
     """
 
-    def recipe(one: Tried) -> PipelineConfig:
-        return changed(one.config, {"data.pairs_per_prompt": None})
+    def recipe(tried: Tried) -> PipelineConfig:
+        return changed(tried.config, {"data.pairs_per_prompt": None})
 
     num = run.training["num_distinct"]
     curves = [
-        sorted((one.training["num_distinct"], one.accuracy) for one in runs if recipe(one) == recipe(like))
+        sorted((tried.training["num_distinct"], tried.accuracy) for tried in runs if recipe(tried) == recipe(like))
         for like in (run, *runs)
     ]
     alike = next((curve for curve in curves if curve[0][0] < curve[-1][0]), None)

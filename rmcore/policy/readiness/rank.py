@@ -69,26 +69,26 @@ def gains(rewards: Sequence[FloatArray], judged: Sequence[FloatArray], n: int | 
         n: answers that the best is chosen from; None: all of a prompt's.
     """
     known = np.array([n is None or len(pool) >= n for pool in rewards])
-    found = [
+    values = [
         float(best_of_n_weights(pool, n or len(pool)) @ scores - scores.mean()) if own else 0.0
         for pool, scores, own in zip(rewards, judged, known, strict=True)
     ]
-    return np.array(found), known.astype(np.float64)
+    return np.array(values), known.astype(np.float64)
 
 
 def win_rates(rewards: Sequence[FloatArray], judged: Sequence[FloatArray], n: int) -> tuple[FloatArray, FloatArray]:
     """Compute by prompt how often the best of n beats one more answer, and whether the prompt has n + 1 answers."""
     known = np.array([len(pool) > n for pool in rewards])
-    found = [
+    values = [
         best_of_n_win_rate(pool, scores, n) if own else 0.0
         for pool, scores, own in zip(rewards, judged, known, strict=True)
     ]
-    return np.array(found), known.astype(np.float64)
+    return np.array(values), known.astype(np.float64)
 
 
-def stacked(found: Sequence[Mapping[str, tuple[FloatArray, FloatArray]]]) -> dict[str, ByPrompt]:
+def stacked(by_model: Sequence[Mapping[str, tuple[FloatArray, FloatArray]]]) -> dict[str, ByPrompt]:
     """Measures of M models, one mapping each, as (M, P) arrays by name."""
-    return {name: ByPrompt(*(np.stack([one[name][side] for one in found]) for side in (0, 1))) for name in found[0]}
+    return {name: ByPrompt(*map(np.stack, zip(*(one[name] for one in by_model), strict=True))) for name in by_model[0]}
 
 
 def largest_choice(sizes: Sequence[int], n: int | None = None) -> int:
@@ -138,7 +138,7 @@ def rank_models(
     """
     scaled, controlled = in_deviations(judged), without_length(judged, lengths)
     every = [*rewards, lengths]
-    found = [
+    by_model = [
         {
             "gain": gains(pools, scaled, n),
             "gain_without_length": gains(pools, controlled, n),
@@ -146,7 +146,7 @@ def rank_models(
         }
         for pools in every
     ]
-    measures = stacked(found)  # the last row is of the longest answer
+    measures = stacked(by_model)  # the last row is of the longest answer
     size = len(judged)
     weights = np.random.default_rng(seed).multinomial(size, np.full(size, 1 / size), size=num_resamples)
     drawn = {name: measures[name].value(weights.astype(np.float64)) for name in SHOWN}  # (M + 1, B)
@@ -154,22 +154,20 @@ def rank_models(
     for values in (drawn, points):
         values["over_longest"] = values["gain"] - values["gain"][-1]
 
-    def value(name: str, place: int) -> MetricValue:
-        num_prompts = int((measures["gain" if name == "over_longest" else name].bottom[place] > 0).sum())
-        found = metric_value(
-            float(points[name][place]),
-            drawn[name][place],
+    def value(name: str, model: int) -> MetricValue:
+        num_prompts = int((measures["gain" if name == "over_longest" else name].bottom[model] > 0).sum())
+        metric = metric_value(
+            float(points[name][model]),
+            drawn[name][model],
             num_prompts=num_prompts,
             num_pairs=sum(map(len, judged)),
             is_share=name == "win_rate",
         )
-        if name == "win_rate" or found.value is None or found.ci_low is None or found.ci_high is None:
-            return found
         # A prompt where the worst answer is chosen weighs as several others, and few prompts may show none.
-        return GainValue.of(found.value, found.ci_low, found.ci_high, num=found.num, num_prompts=num_prompts)
+        return metric if name == "win_rate" else GainValue.of_metric(metric, num_prompts)
 
-    def shown(place: int, names: Sequence[str] = SHOWN) -> dict[str, Any]:
-        return {name: value(name, place).to_dict() for name in names}
+    def record(model: int, names: Sequence[str] = SHOWN) -> dict[str, Any]:
+        return {name: value(name, model).to_dict() for name in names}
 
     order = np.argsort(-points["gain"][:-1], kind="stable")
     group = _groups(measures["gain"], order)
@@ -178,9 +176,9 @@ def rank_models(
         "num_prompts": size,
         "num_answers": sum(map(len, judged)),
         "models": [
-            {"name": names[place], "group": group[place], **shown(place, (*SHOWN, "over_longest"))} for place in order
+            {"name": names[model], "group": group[model], **record(model, (*SHOWN, "over_longest"))} for model in order
         ],
-        "longest": shown(len(names)),
+        "longest": record(len(names)),
         "perfect_gain": float(gains(judged, scaled, n)[0].mean()),
     }
 
@@ -194,13 +192,13 @@ def _groups(gain: ByPrompt, order: IntArray) -> dict[int, int]:
     known = gain.bottom[0] > 0  # the same of all models, as they are of the same answers
     differences = [gain.top[a, known] - gain.top[b, known] for a, b in pairs]
     # Models that choose alike everywhere have no spread, and are not told apart.
-    p = [float(ttest_1samp(one, 0.0).pvalue) if np.ptp(one) > 0 else 1.0 for one in differences]
+    p = [float(ttest_1samp(by_prompt, 0.0).pvalue) if np.ptp(by_prompt) > 0 else 1.0 for by_prompt in differences]
     p = holm(p) if pairs else []
     apart = {pair for pair, corrected in zip(pairs, p, strict=True) if corrected <= ALPHA}
-    found: dict[int, int] = {}
+    groups: dict[int, int] = {}
     first = order[0]
-    for one in order:
-        if (first, one) in apart:
-            first = one
-        found[int(one)] = found[int(first)] if one != first else max(found.values(), default=0) + 1
-    return found
+    for model in order:
+        if (first, model) in apart:
+            first = model
+        groups[int(model)] = groups[int(first)] if model != first else max(groups.values(), default=0) + 1
+    return groups

@@ -105,7 +105,7 @@ def judge_v2(
         rmcore.policy.readiness.verdict}; JSON-ready.
     """
     asked = conditions(config, _choice(parts))
-    checks = [_enough(num_telling), *(_check(one, parts.get(one.part), num_telling) for one in asked)]
+    checks = [_enough(num_telling), *(_check(condition, parts.get(condition.part), num_telling) for condition in asked)]
     if unseen is not None and unseen.num + unseen.num_chosen:
         checks.append(_with_unseen(parts["planned_gain"], unseen))
     plan = f"a KL of {config.planned_kl:g} nats by {OPTIMIZERS[config.planned_optimizer]}"
@@ -141,14 +141,14 @@ def _with_unseen(gain: Mapping[str, Any], unseen: Unseen) -> GateCheck:
     low, share = ends(gain)[0], (unseen.num + unseen.num_chosen) / (unseen.num + unseen.num_judged)
     bound = None if low is None else (1 - share) * low - share * unseen.worst
     passed = bound is not None and bound > 0
-    shown = "no interval" if bound is None else f"lower end {bound:.3g}"
+    end = "no interval" if bound is None else f"lower end {bound:.3g}"
     kinds = (
         (unseen.num, "prompts with too few judged samples"),
         (unseen.num_chosen, "prompts on which a sample without a judgement is preferred"),
     )
     text = (
         f"gain if each of the {' and '.join(f'{number} {kind}' for number, kind in kinds if number)}, {share:.0%} of "
-        f"all, loses as much as the worst judged sample, {unseen.worst:.1f} sd: {shown}, wanted above 0; judge these "
+        f"all, loses as much as the worst judged sample, {unseen.worst:.1f} sd: {end}, wanted above 0; judge these "
         "too, or leave samples out by chance alone"
     )
     return GateCheck("unseen_prompts", bound, 0.0, passed, text, unclear=not passed)

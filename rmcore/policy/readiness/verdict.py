@@ -31,6 +31,8 @@ UNTRIED = "Not tested on a policy."
 PASSED = ("ready", "gained")
 """Favourable statuses; the registry's alias `ready` requires one of them at `LOWEST_READY_RUNG` or above."""
 LOWEST_READY_RUNG = 3
+OnLabels = Literal["passes", "fails", "unclear"]
+"""Statuses of the first two levels."""
 STATUS_OF_TRAINED: Mapping[str, Literal["gained", "lost", "unclear", "not_ready"]] = {
     "rose": "gained",
     "fell": "lost",
@@ -73,64 +75,70 @@ def verdict_on_labels(
             holds if all checks that do not pass are undecided. A check that was not measured does not fail.
     """
     not_passed = [check for check in checks if not check.passed]
+    status, labels = _on_pairs(checks, not_passed, over_baseline)
+    reasons = [check.text for check in not_passed]
+    if logged is not None and logged["outcome"] != "too_few":
+        status, headline, against = _on_logged(logged, status, labels)
+        return {
+            "rung": 2,
+            "evidence": f"logged answers to {logged['num_prompts']} prompts",
+            "status": status,
+            "headline": headline,
+            "reasons": [*against, *reasons],
+        }
+    is_inconclusive = status == "unclear" and any(check.unclear for check in not_passed)
+    headline = f"{'Inconclusive: ' if is_inconclusive else ''}{labels[:1].upper()}{labels[1:]}. {UNTRIED}"
+    return {"rung": 1, "evidence": "labelled pairs", "status": status, "headline": headline, "reasons": reasons}
+
+
+def _on_pairs(
+    checks: Sequence[GateCheck], not_passed: Sequence[GateCheck], over_baseline: Mapping[str, Any]
+) -> tuple[OnLabels, str]:
+    """Return the status that checks on labelled pairs give, and what became of them, in words."""
+    if not not_passed:
+        return "passes", f"all {len(checks)} checks on labelled pairs passed"
     undecided = [check.name for check in not_passed if check.unclear]
     missing = sum(check.value is None and not check.unclear for check in not_passed)
     failed = len(not_passed) - len(undecided) - missing
-    others = ((len(undecided), "undecided"), (missing, "not measured"))
-    labels = f"{failed} of {len(checks)} checks on labelled pairs failed"
-    labels += "".join(f", {count} {what}" for count, what in others if count)
-    status: Literal["passes", "fails", "unclear"] = "fails" if failed else "unclear"
-    if not not_passed:
-        status, labels = "passes", f"all {len(checks)} checks on labelled pairs passed"
-    elif OVER_BASELINE in undecided or (undecided and not failed):
-        asked = [f"whether it {ASKED[name]}" for name in ASKED if name in undecided]
-        asked = asked or [f"{len(undecided)} of {len(checks)} checks"]
-        status, labels = "unclear", f"{over_baseline['num']} test pairs leave open {', and '.join(asked)}"
-        if failed:
-            labels += f"; of the {len(checks) - len(undecided)} other checks {failed} failed"
-    shown, against = f"{'Inconclusive: ' if undecided and status == 'unclear' else ''}{_capital(labels)}. {UNTRIED}", []
-    if logged is not None and logged["outcome"] == "too_few":
-        logged = None
-    if logged is not None and logged["outcome"] == "refuted":
+    if OVER_BASELINE in undecided or (undecided and not failed):
+        claims = [f"whether it {ASKED[name]}" for name in ASKED if name in undecided]
+        claims = claims or [f"{len(undecided)} of {len(checks)} checks"]
+        others = f"; of the {len(checks) - len(undecided)} other checks {failed} failed" if failed else ""
+        return "unclear", f"{over_baseline['num']} test pairs leave open {', and '.join(claims)}{others}"
+    counts = ((len(undecided), "undecided"), (missing, "not measured"))
+    others = "".join(f", {count} {what}" for count, what in counts if count)
+    return "fails" if failed else "unclear", f"{failed} of {len(checks)} checks on labelled pairs failed{others}"
+
+
+def _on_logged(logged: Mapping[str, Any], status: OnLabels, labels: str) -> tuple[OnLabels, str, list[str]]:
+    """Return status, headline and reasons that logged answers give, next to what labelled pairs say."""
+    if logged["outcome"] == "refuted":
         first = logged["choices"][0]
-        status, shown = "fails", f"Picks worse answers among logged ones than a blind choice; {labels}"
-        against = [f"win rate of the best of {first['k']} among logged answers: {_interval(first['win_rate'])}"]
-    elif logged is not None and logged["outcome"] == "open":
-        status, shown = (
-            "fails" if status == "fails" else "unclear",
-            f"Not shown to pick better answers among logged ones; {labels}",
-        )
-        against = [logged["stopped"]]
-    elif logged is not None:
-        best = logged["best_k"]
-        found = next(choice for choice in logged["choices"] if choice["k"] == best)
-        over_longest, but = found["over_longest"], ""
-        low = ends(over_longest)[0]
-        if low is None or low <= 0:
-            but = ", not shown to be better than picking the longest"
-            against = [f"win rate of the best of {best} minus that of the longest answer: {_interval(over_longest)}"]
-        shown = (
-            f"Picks better answers among logged ones up to k = {best}, winning {_interval(found['win_rate'])} there"
-            f"{but}; {labels}. {UNTRIED}"
-        )
-    return {
-        "rung": 1 if logged is None else 2,
-        "evidence": "labelled pairs" if logged is None else f"logged answers to {logged['num_prompts']} prompts",
-        "status": status,
-        "headline": shown,
-        "reasons": [*against, *(check.text for check in not_passed)],
-    }
+        against = f"win rate of the best of {first['k']} among logged answers: {_interval(first['win_rate'])}"
+        return "fails", f"Picks worse answers among logged ones than a blind choice; {labels}", [against]
+    if logged["outcome"] == "open":
+        status = "fails" if status == "fails" else "unclear"
+        return status, f"Not shown to pick better answers among logged ones; {labels}", [logged["stopped"]]
+    best = logged["best_k"]
+    choice = next(choice for choice in logged["choices"] if choice["k"] == best)
+    low, but, against_it = ends(choice["over_longest"])[0], "", []
+    if low is None or low <= 0:
+        but, over_longest = ", not shown to be better than picking the longest", _interval(choice["over_longest"])
+        against_it = [f"win rate of the best of {best} minus that of the longest answer: {over_longest}"]
+    wins = f"winning {_interval(choice['win_rate'])} there{but}"
+    headline = f"Picks better answers among logged ones up to k = {best}, {wins}; {labels}. {UNTRIED}"
+    return status, headline, against_it
 
 
-def with_outcome(verdict: Verdict, found: Sequence[Diagnosis]) -> Verdict:
+def with_outcome(verdict: Verdict, diagnoses: Sequence[Diagnosis]) -> Verdict:
     """Return a verdict that first names the reasons not to trust the outcome.
 
     Args:
-        verdict: of any level. A check that says the same as `found` of chance and length is left out.
-        found: result of `diagnose_outcome`: under-training, losing to length, too few pairs, truncated texts.
+        verdict: of any level. A check that says the same as `diagnoses` of chance and length is left out.
+        diagnoses: result of `diagnose_outcome`: under-training, losing to length, too few pairs, truncated texts.
     """
-    named = [f"{one.diagnosis}: {one.symptom}; {one.advice}" for one in found]
-    is_told = any(one.symptom.startswith(BASELINE_LABEL) for one in found)
+    named = [f"{diagnosis.diagnosis}: {diagnosis.symptom}; {diagnosis.advice}" for diagnosis in diagnoses]
+    is_told = any(diagnosis.symptom.startswith(BASELINE_LABEL) for diagnosis in diagnoses)
     reasons = (reason for reason in verdict["reasons"] if not (is_told and reason.startswith(BASELINE_LABEL)))
     return {**verdict, "reasons": [*named, *reasons]}
 
@@ -158,19 +166,19 @@ def verdict_on_samples(
     if gain is not None and ends(gain)[0] is not None:
         few = f"{gain['value']:+.2f} sd, of too few prompts for an interval,"
         there = f"the true reward gains {shown_gain(gain) if num_telling >= ENOUGH_PROMPTS else few} there, and "
-    told, hard, less = list[str](), parts.get("hard_accuracy"), ""
+    warnings, hard, less = list[str](), parts.get("hard_accuracy"), ""
     highest_fall = None if fall is None else ends(fall)[1]
     if fall is not None and highest_fall is not None and highest_fall < 0:
         less = "; the true reward gains more at a smaller KL"
-        told.append(
+        warnings.append(
             f"the true reward was higher on the way: {shown_gain(fall)} since then; a plan that stops there gains more"
         )
     if hard is not None and hard["ci_high"] is not None and hard["ci_high"] < 0.5:
-        told.append(
+        warnings.append(
             f"worse than a coin where the shorter sample is better ({_interval(hard)}): RL finds that first, so this "
             "says nothing of RL"
         )
-    shown = None if gain is None else gain["value"]
+    value = None if gain is None else gain["value"]
     status: Literal["ready", "not_ready", "unclear"] = "not_ready" if refused else "unclear" if failed else "ready"
     headline = {
         "not_ready": f"Not ready for {plan}: {len(refused)} of {len(checks)} checks on samples of the policy failed",
@@ -184,8 +192,8 @@ def verdict_on_samples(
         "status": status,
         "headline": headline,
         "reasons": [
-            *([check.text for check in (*refused, *(check for check in failed if check.unclear))] or told),
-            *([unseen_prompts(num_telling, shown if shown and shown > 0 else None)] if num_telling else []),
+            *([check.text for check in (*refused, *(check for check in failed if check.unclear))] or warnings),
+            *([unseen_prompts(num_telling, value if value and value > 0 else None)] if num_telling else []),
         ],
     }
 
@@ -211,13 +219,13 @@ def verdict_on_served(served: Mapping[str, Any]) -> Verdict:
     return _optimised(f"best-of-{served['n']} served on {prompts}, judged by {served['judge']}", served["verdict"])
 
 
-def _optimised(evidence: str, found: Mapping[str, Any]) -> Verdict:
+def _optimised(evidence: str, outcome: Mapping[str, Any]) -> Verdict:
     return {
         "rung": 4,
         "evidence": evidence,
-        "status": STATUS_OF_TRAINED[found["status"]],
-        "headline": found["headline"],
-        "reasons": list(found["reasons"]),
+        "status": STATUS_OF_TRAINED[outcome["status"]],
+        "headline": outcome["headline"],
+        "reasons": list(outcome["reasons"]),
     }
 
 
@@ -248,7 +256,9 @@ def next_rung(verdict: Verdict, config: PipelineConfig, model: Sequence[str]) ->
             if is_gold
             else f"{samples} and a judgement of each; then {judged} --samples JUDGED_FILE",
         }
-    if verdict["rung"] == 3 and verdict["status"] == "unclear":
+    if verdict["rung"] > 3:
+        return None
+    if verdict["status"] == "unclear":
         wanted = max(2 * ENOUGH_PROMPTS, prompts_to_detect(GAIN_TO_SHOW, needed, each))
         wanted = wanted if wanted > policy.num_prompts else 2 * policy.num_prompts
         size = f"{wanted} prompts × {each} samples"
@@ -259,14 +269,15 @@ def next_rung(verdict: Verdict, config: PipelineConfig, model: Sequence[str]) ->
             "command": f"{judged} {larger if policy.samples is None else '--samples JUDGED_FILE'}",
             "cost": f"{size} and a judgement of each",
         }
-    if verdict["rung"] == 3 and verdict["status"] == "not_ready":  # it must not be optimised against
+    if verdict["status"] == "not_ready":  # it must not be optimised against
         return {
             "rung": 3,
             "evidence": "a plan that stops earlier, or a reward model trained on more labels, judged again",
             "command": f"{judged} --kl {config.readiness.planned_kl / 2:g}",
             "cost": "no new sample and no new label for the plan: the stored samples are scored again",
         }
-    if verdict["rung"] == 3 and _can_be_served(config):
+    plan = config.readiness
+    if plan.planned_optimizer == "best_of_n" and plan.planned_kl <= FURTHEST_KL:
         people = policy.people
         if people is None and not is_gold and policy.judge is None:
             people = "to_judge"
@@ -277,19 +288,17 @@ def next_rung(verdict: Verdict, config: PipelineConfig, model: Sequence[str]) ->
             "evidence": "best-of-n served on fresh prompts, judged",
             "command": shlex.join(["rm-opt", "readiness", "confirm", *model, *words])
             + ("" if policy.samples is None else " --policy YOUR_POLICY"),
-            "cost": f"at most {policy.fresh_prompts} fresh prompts, {smallest_n(config.readiness.planned_kl) + 1} "
+            "cost": f"at most {policy.fresh_prompts} fresh prompts, {smallest_n(plan.planned_kl) + 1} "
             f"samples and {judged_by}; fewer prompts if the result is clear sooner",
         }
-    if verdict["rung"] == 3:
-        needs_one = policy.samples is not None or policy.name == WORLD
-        return {
-            "rung": 4,
-            "evidence": "a policy optimised against it, judged on held-out prompts",
-            "command": shlex.join(["rm-opt", "rlhf", "--from", *model, "--seeds", "3"])
-            + (" --policy-model YOUR_POLICY" if needs_one else ""),
-            "cost": "three trainings of the policy by GRPO, judged on held-out prompts on the way",
-        }
-    return None
+    needs_one = policy.samples is not None or policy.name == WORLD
+    return {
+        "rung": 4,
+        "evidence": "a policy optimised against it, judged on held-out prompts",
+        "command": shlex.join(["rm-opt", "rlhf", "--from", *model, "--seeds", "3"])
+        + (" --policy-model YOUR_POLICY" if needs_one else ""),
+        "cost": "three trainings of the policy by GRPO, judged on held-out prompts on the way",
+    }
 
 
 def plan_power(config: PipelineConfig) -> str | None:
@@ -299,8 +308,8 @@ def plan_power(config: PipelineConfig) -> str | None:
         return None
     each = policy.samples_per_prompt
     n = min(each, samples_needed(config.readiness.planned_kl))
-    shown = f"{policy.num_prompts} held-out prompts × {each} samples {_power(policy.num_prompts, n, each)}"
-    return f"{shown}; {GAIN_TO_SHOW:g} sd takes {prompts_to_detect(GAIN_TO_SHOW, n, each)} prompts of {each} samples"
+    drawn = f"{policy.num_prompts} held-out prompts × {each} samples {_power(policy.num_prompts, n, each)}"
+    return f"{drawn}; {GAIN_TO_SHOW:g} sd takes {prompts_to_detect(GAIN_TO_SHOW, n, each)} prompts of {each} samples"
 
 
 def _power(num_prompts: int, n: int, size: int) -> str:
@@ -308,12 +317,6 @@ def _power(num_prompts: int, n: int, size: int) -> str:
     if gain > perfect_gain(n):
         return "are too few to show any gain"
     return f"show a gain of {gain:.2f} sd or more in 4 of 5 evaluations"
-
-
-def _can_be_served(config: PipelineConfig) -> bool:
-    """Return whether the plan can be served by best-of-n."""
-    plan = config.readiness
-    return plan.planned_optimizer == "best_of_n" and plan.planned_kl <= FURTHEST_KL
 
 
 def verdict_tags(verdict: Verdict, more: NextRung | None) -> dict[str, str]:
@@ -336,7 +339,3 @@ def _interval(value: Mapping[str, Any]) -> str:
         return f"{value['value']:.2f} (no interval)"
     condition = " if no prompt is a disaster" if value["ci_low"] is None else ""
     return f"{value['value']:.2f} ({low:.2f} to {high:.2f}{condition})"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

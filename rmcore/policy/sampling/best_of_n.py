@@ -43,10 +43,10 @@ def reaching(sizes: Sequence[int], wanted: int) -> npt.NDArray[np.bool_]:
         sizes: samples of each of C prompts.
         wanted: samples.
     """
-    found = np.asarray(sizes)
-    if np.count_nonzero(found >= wanted) < min(ENOUGH_PROMPTS, len(found) / 2):
-        wanted = int(np.sort(found)[len(found) // 2])
-    return np.asarray(found >= wanted)
+    counts = np.asarray(sizes)
+    if np.count_nonzero(counts >= wanted) < min(ENOUGH_PROMPTS, len(counts) / 2):
+        wanted = int(np.sort(counts)[len(counts) // 2])
+    return np.asarray(counts >= wanted)
 
 
 def by_unit(values: FloatArray, units: npt.ArrayLike | None) -> FloatArray:
@@ -59,10 +59,10 @@ def by_unit(values: FloatArray, units: npt.ArrayLike | None) -> FloatArray:
     """
     if units is None:
         return values
-    _, place = np.unique(np.asarray(units), return_inverse=True)
-    sums = np.zeros((place.max() + 1, *values.shape[1:]))
-    np.add.at(sums, place, values)
-    return np.asarray(sums / np.bincount(place).reshape(-1, *[1] * (values.ndim - 1)))
+    _, unit = np.unique(np.asarray(units), return_inverse=True)
+    sums = np.zeros((unit.max() + 1, *values.shape[1:]))
+    np.add.at(sums, unit, values)
+    return np.asarray(sums / np.bincount(unit).reshape(-1, *[1] * (values.ndim - 1)))
 
 
 def best_of_n_weights(rewards: FloatArray, n: int) -> FloatArray:

@@ -10,7 +10,7 @@ from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ModelError
 from rmcore.data.pair import Prompt, as_prompts, prompt_text
 from rmcore.models.device import pick_device
-from rmcore.policy.policy import Policy, shown
+from rmcore.policy.policy import Policy, quoted
 from rmcore.policy.sampling.best_of_n import best_of_n_kl
 from rmcore.policy.sampling.sampler import Sample, SamplingSettings
 from rmcore.policy.sampling.sampling import EngineName, choose_sampler
@@ -121,8 +121,8 @@ class BestOfNSampler:
         if len(broken):
             prompt, response = sides[broken[0]]
             raise ModelError(
-                f"the reward model gave {rewards[broken[0]]} for the response {shown(response)} to the prompt "
-                f"{shown(prompt_text(prompt))}, and {len(broken)} such rewards in all: no best one can be named. "
+                f"the reward model gave {rewards[broken[0]]} for the response {quoted(response)} to the prompt "
+                f"{quoted(prompt_text(prompt))}, and {len(broken)} such rewards in all: no best one can be named. "
                 "Train it again or restore its folder."
             )
         return rewards.reshape(len(prompts), self.settings.num_samples)

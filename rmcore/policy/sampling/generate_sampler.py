@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from rmcore.core.errors import ModelError
 from rmcore.policy.policy import Policy
 from rmcore.policy.policy_weights import load_weights
-from rmcore.policy.sampling.sampler import Keep, Sample, SamplingSettings, as_sample, prompt_seed
+from rmcore.policy.sampling.sampler import Keep, Sample, SamplingSettings, as_sample, broken_weights, prompt_seed
 
 TOKENS_AT_ONCE = 65_536
 """Prompt and response tokens of the samples drawn together: 8 GiB of keys and values at 8 B parameters (Llama 3)."""
@@ -68,7 +67,7 @@ def _draw_prompt(
                 settings.max_new_tokens,
                 num_return_sequences=min(at_once, settings.num_samples - len(samples)),
             ),
-            logits_processor=LogitsProcessorList([_RefuseBroken(policy.name)]),
+            logits_processor=LogitsProcessorList([_RefuseBroken(policy)]),
         )
         for row in drawn[:, len(ids) :].tolist():
             samples.append(as_sample(policy, index, len(samples), row))
@@ -92,16 +91,13 @@ def whole_distribution(policy: Policy, temperature: float, max_new_tokens: int, 
 class _RefuseBroken(LogitsProcessor):
     """Stops where no probabilities can be made of the logits: CUDA would lose the process, other places say little."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Pass (rows, vocabulary) logits on."""
         if not torch.isfinite(scores.amax(dim=-1)).all():  # NaN anywhere, or infinity; -inf only rules a token out
-            raise ModelError(
-                f"the policy {self.name} gave logits that are NaN or infinite: its weights are broken. Train it again "
-                "or restore the folder."
-            )
+            raise broken_weights(self.policy)
         return scores
 
 

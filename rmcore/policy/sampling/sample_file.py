@@ -85,13 +85,13 @@ def _write_line(file: BinaryIO, record: Mapping[str, Any]) -> None:
 
 def _check_header(path: Path, content: bytes, determined_by: Mapping[str, Any]) -> None:
     try:
-        found = dict(json.loads(content.split(b"\n", 1)[0])[HEADER])
+        stored = dict(json.loads(content.split(b"\n", 1)[0])[HEADER])
     except (ValueError, KeyError, TypeError):
         raise DataError(f"{path} is there and holds no samples; nothing was written. Name another file.") from None
-    names = sorted({*found, *determined_by})
-    differing = [name for name in names if found.get(name) != determined_by.get(name)]
+    names = sorted({*stored, *determined_by})
+    differing = [name for name in names if stored.get(name) != determined_by.get(name)]
     if differing:
-        changes = ", ".join(f"{name} {found.get(name)!r} there, {determined_by.get(name)!r} now" for name in differing)
+        changes = ", ".join(f"{name} {stored.get(name)!r} there, {determined_by.get(name)!r} now" for name in differing)
         raise DataError(
             f"{path} holds samples of something else ({changes}), which must not be mixed. Delete the file to draw "
             "again, or name another."

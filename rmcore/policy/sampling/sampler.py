@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rmcore.core.errors import ConfigError
+from rmcore.core.errors import ConfigError, ModelError
 from rmcore.policy.policy import Policy
 
 LOWEST_TEMPERATURE = 0.01
@@ -76,6 +76,14 @@ class Sampler(Protocol):
             ModelError: the policy cannot be loaded, or its weights give no probabilities.
             ServingError: vLLM did not start, or died too often.
         """
+
+
+def broken_weights(policy: Policy) -> ModelError:
+    """The error where no probabilities can be made of a policy's logits."""
+    return ModelError(
+        f"the policy {policy.name} gave logits that are NaN or infinite: its weights are broken. Train it again or "
+        "restore the folder."
+    )
 
 
 def prompt_seed(settings: SamplingSettings, prompt_index: int) -> int:

@@ -80,15 +80,15 @@ def draw_samples(
     prompts = as_prompts(prompts)
     if not prompts:
         raise DataError("draw_samples got no prompts: there is nothing to answer. Pass at least one.")
-    place = pick_device(device)
-    sampler = choose_sampler(engine, place)
+    torch_device = pick_device(device)
+    sampler = choose_sampler(engine, torch_device)
     prompt_ids = policy.readable_ids(prompts, settings.max_new_tokens)
     determined_by = {
         "policy": policy.digest(),
         "prompts": _prompts_digest(prompts),
         "num_prompts": len(prompts),
         "engine": sampler.name,
-        "device": place.type,
+        "device": torch_device.type,
         **asdict(settings),
     }
     with open_samples(out, determined_by, num_samples=settings.num_samples) as file:

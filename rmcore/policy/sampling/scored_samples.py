@@ -62,19 +62,19 @@ def _readable(
     rm: BradleyTerryRM, samples: pd.DataFrame, report: Report
 ) -> tuple[pd.DataFrame, list[TokenizedSide], int]:
     """The samples of prompts whose samples can all be read, their tokens, and how many samples cannot be read."""
-    found = rm.renderer.try_sides(list(zip(samples["prompt"], samples["response"], strict=True)), report=report)
-    errors = [(place, side) for place, side in enumerate(found) if isinstance(side, DataError)]
+    sides = rm.renderer.try_sides(list(zip(samples["prompt"], samples["response"], strict=True)), report=report)
+    errors = [(place, side) for place, side in enumerate(sides) if isinstance(side, DataError)]
     if not errors:
-        return samples, [side for side in found if isinstance(side, TokenizedSide)], 0
+        return samples, [side for side in sides if isinstance(side, TokenizedSide)], 0
     bad = samples["prompt_id"].isin(samples["prompt_id"].iloc[[place for place, _ in errors]]).to_numpy()
     place, reason = errors[0]
     first = f"that {prompt_text(samples['prompt'].iloc[place])[:60]!r} is answered with: {reason}"
     if bad.all():
         raise DataError(
-            f"{len(errors)} of {len(found)} samples cannot be read as the reward model reads text, at least one of "
+            f"{len(errors)} of {len(sides)} samples cannot be read as the reward model reads text, at least one of "
             f"each prompt; the first is {first}"
         )
     prompts = samples["prompt_id"][bad].nunique()
     report_left_out(len(errors), f"samples, with all others of their {prompts} prompts,", f"the first is {first}")
-    kept = [side for side, left in zip(found, bad, strict=True) if isinstance(side, TokenizedSide) and not left]
+    kept = [side for side, left in zip(sides, bad, strict=True) if isinstance(side, TokenizedSide) and not left]
     return samples[~bad].reset_index(drop=True), kept, len(errors)

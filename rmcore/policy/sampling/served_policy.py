@@ -266,11 +266,11 @@ def _log_probs(model: Any, ids: Sequence[int]) -> Tensor:
     with torch.no_grad():
         row = torch.tensor([list(ids)], device=model.device)
         logits = model(input_ids=row).logits[0, :-1].float()
-        found = torch.log_softmax(logits, dim=-1).gather(1, row[0, 1:, None])[:, 0].cpu()
+        log_probs = torch.log_softmax(logits, dim=-1).gather(1, row[0, 1:, None])[:, 0].cpu()
     model.train(was_training)
-    if not bool(torch.isfinite(found).all()):
+    if not bool(torch.isfinite(log_probs).all()):
         raise ModelError("the policy in training gives probabilities that are not finite: it has diverged; see its KL.")
-    return found
+    return log_probs
 
 
 def _probe_ids(policy: Policy, max_seq_len: int) -> list[int]:

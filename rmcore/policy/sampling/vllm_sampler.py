@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from rmcore.core.errors import ConfigError, ModelError, NotReadyError, RequestError, ServingError
+from rmcore.core.errors import ConfigError, NotReadyError, RequestError, ServingError
 from rmcore.core.processes import tail
 from rmcore.policy.policy import Policy
-from rmcore.policy.sampling.sampler import Keep, Sample, SamplingSettings, as_sample, prompt_seed
+from rmcore.policy.sampling.sampler import Keep, Sample, SamplingSettings, as_sample, broken_weights, prompt_seed
 from rmcore.serving.vllm_process import EngineFailure, EngineSettings, VllmProcess, check, message
 
 # The folder's own generation config would bring its top-k, top-p and penalties.
@@ -185,10 +185,7 @@ class VllmGenerator(VllmProcess):
         """Ask for completions of token ids and give the choices of the answer; errors as of `complete`."""
         answer = await self._post("/v1/completions", json=body)
         if answer.status_code == 400 and NOT_FINITE in answer.text:
-            raise ModelError(
-                f"the policy {policy.name} gave logits that are NaN or infinite: its weights are broken. Train "
-                "it again or restore the folder."
-            )
+            raise broken_weights(policy)
         if answer.status_code in (400, 422):
             raise RequestError(f"vLLM refuses the prompt: {message(answer)}")
         try:

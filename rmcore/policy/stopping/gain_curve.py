@@ -55,13 +55,13 @@ class GainCurve:
         if not self._seen:
             covariance[1:, 1:] = prior
             return mean, covariance
-        later, earlier, found, noise = (np.array(column) for column in zip(*self._seen, strict=True))
+        later, earlier, difference, noise = (np.array(column) for column in zip(*self._seen, strict=True))
         contrast = np.zeros((len(self._seen), len(self)))
         contrast[np.arange(len(self._seen)), later] += 1
         contrast[np.arange(len(self._seen)), earlier] -= 1
         contrast = contrast[:, 1:]
         gain = prior @ contrast.T @ np.linalg.inv(contrast @ prior @ contrast.T + np.diag(noise))  # (K - 1, looks)
-        mean[1:] = gain @ found
+        mean[1:] = gain @ difference
         covariance[1:, 1:] = prior - gain @ contrast @ prior
         return mean, covariance
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from rmcore.core.files import append_json_lines, read_json_lines, write_json_lin
 from rmcore.data.pair import PreferencePair, Prompt, as_prompts, as_rows, is_blank
 from rmcore.judging.judge import Judge
 from rmcore.policy.sampling.best_of_n import pooled_deviation
+
+if TYPE_CHECKING:
+    from rmcore.judging.language_model import LanguageModelJudge
 
 CLIP = 3.0
 """Standard deviations at which who bets on the difference of two scores clips it: a bet needs a bound, and beyond it
@@ -94,33 +97,22 @@ def judge_in_turns(
     known = [row["difference"] for row in read_json_lines(kept)]
     if judge.at_once is None and len(known) < len(prompts):
         known = []  # who is asked about all together has the answers still
-    write_json_lines(kept, [{"difference": one} for one in known])  # without a line that a kill has cut
+    write_json_lines(kept, [{"difference": difference} for difference in known])  # without a line that a kill has cut
     size = judge.at_once or max(len(prompts), 1)
     for first in range(0, len(prompts), size):
         part, start = known[first : first + size], max(first, len(known))
         turn = slice(start, first + size)
         if start < min(first + size, len(prompts)):
-            found = judge.compare(asked, prompts[turn], later[turn], earlier[turn]).tolist()
-            append_json_lines(kept, [{"difference": one} for one in found])
-            part = [*part, *found]
+            judged = judge.compare(asked, prompts[turn], later[turn], earlier[turn]).tolist()
+            append_json_lines(kept, [{"difference": difference} for difference in judged])
+            part = [*part, *judged]
         yield part
-
-
-class ComparingJudge(Protocol):
-    """A judge of pairs (`rmcore.judging.language_model.LanguageModelJudge`)."""
-
-    @property
-    def name(self) -> str:
-        """As people read it."""
-
-    def compare(self, prompts: Sequence[Prompt], first: Sequence[str], second: Sequence[str]) -> FloatArray:
-        """By how much the first of two responses wins, (N,), from 1 to -1; NaN unread."""
 
 
 def pair_judge_of(judge: Judge, judging: JudgingConfig | None) -> "ScoreJudge | OrderedPairJudge":
     """The judge of pairs that a judge is: by its scores, or as a language model in mode pairwise compares."""
     if judging is not None and judging.mode != "pointwise":
-        return OrderedPairJudge(cast(ComparingJudge, judge))
+        return OrderedPairJudge(cast("LanguageModelJudge", judge))
     return ScoreJudge(judge)
 
 
@@ -139,13 +131,13 @@ class ScoreJudge:
 
     def calibrate(self, prompts: Sequence[Prompt], first: Sequence[str], second: Sequence[str]) -> None:
         """See `PairJudge`."""
-        found = self.unit_of(prompts, first, second, share=0)
-        if found is None:
+        unit = self.unit_of(prompts, first, second, share=0)
+        if unit is None:
             raise DataError(
                 f"{self.name} finds both answers of the start policy equally good on all of {len(prompts)} prompts, so "
                 "no difference has a unit. Sample at a higher temperature, or take a judge who tells answers apart."
             )
-        self.scale = found[0]
+        self.scale = unit[0]
 
     def unit_of(
         self, prompts: Sequence[Prompt], first: Sequence[str], second: Sequence[str], *, share: float = 0.5
@@ -194,25 +186,30 @@ class WinJudge(ScoreJudge):
         return np.sign(scores[0] - scores[1])
 
 
-class OrderedPairJudge:
+class PreferenceJudge:
+    """A judge who says which one is better and not by how much, so that no unit is measured."""
+
+    unit = WINS
+    limit = 1.0
+    calibrates = False
+    scale: float | None = None
+
+    def calibrate(self, prompts: Sequence[Prompt], first: Sequence[str], second: Sequence[str]) -> None:
+        """See `PairJudge`: there is nothing to measure."""
+
+
+class OrderedPairJudge(PreferenceJudge):
     """A language model in mode pairwise, which is shown each pair in both orders: 1, 1/2, 0, -1/2 or -1; NaN unread.
 
     Args:
         judge: whom to ask.
     """
 
-    unit = WINS
-    limit = 1.0
     labels_per_pair = 2
     at_once: int | None = 8
-    calibrates = False
-    scale: float | None = None
 
-    def __init__(self, judge: ComparingJudge) -> None:
+    def __init__(self, judge: "LanguageModelJudge") -> None:
         self.name, self.judge = judge.name, judge
-
-    def calibrate(self, prompts: Sequence[Prompt], first: Sequence[str], second: Sequence[str]) -> None:
-        """Do nothing: a preference has its unit."""
 
     def compare(
         self, asked: str, prompts: Sequence[Prompt], later: Sequence[str], earlier: Sequence[str]
@@ -221,7 +218,7 @@ class OrderedPairJudge:
         return self.judge.compare(prompts, later, earlier)
 
 
-class PeopleJudge:
+class PeopleJudge(PreferenceJudge):
     """People who fill in a column: 1 where the later response is preferred, -1 where the earlier one is, 0 for a tie.
 
     The files are those of `rm-opt data propose`, and do not say which response is whose.
@@ -231,18 +228,11 @@ class PeopleJudge:
     """
 
     name = "people"
-    unit = WINS
-    limit = 1.0
     labels_per_pair = 1
     at_once: int | None = None
-    calibrates = False
-    scale: float | None = None
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-
-    def calibrate(self, prompts: Sequence[Prompt], first: Sequence[str], second: Sequence[str]) -> None:
-        """Do nothing: a preference has its unit."""
 
     def compare(
         self, asked: str, prompts: Sequence[Prompt], later: Sequence[str], earlier: Sequence[str]
@@ -251,9 +241,9 @@ class PeopleJudge:
         later, earlier, prompts = as_rows(prompts, later)[1], as_rows(prompts, earlier)[1], as_prompts(prompts)
         differing = [place for place, (new, old) in enumerate(zip(later, earlier, strict=True)) if differ(new, old)]
         later, earlier = ([EMPTY if is_blank(text) else text for text in texts] for texts in (later, earlier))
-        found = np.zeros(len(prompts))
+        differences = np.zeros(len(prompts))
         if not differing:
-            return found
+            return differences
         pairs = {
             f"{asked}-{place + 1}": PreferencePair(
                 prompt=prompts[place], chosen=later[place], rejected=earlier[place], pair_id=f"{asked}-{place + 1}"
@@ -293,5 +283,5 @@ class PeopleJudge:
             row = answers[name]
             if row["preferred"] != "tie":
                 preferred = row["response_a" if row["preferred"] == "a" else "response_b"]
-                found[place] = 1.0 if plain(preferred) == plain(pair.chosen) else -1.0
-        return found
+                differences[place] = 1.0 if plain(preferred) == plain(pair.chosen) else -1.0
+        return differences

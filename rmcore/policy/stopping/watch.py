@@ -21,8 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rmcore.core.arrays import FloatArray
-from rmcore.evaluation.uncertainty import bounded_means, unseen_share
+from rmcore.evaluation.uncertainty import bounded_mean, unseen_share
 from rmcore.policy.stopping.bets import FEWEST_TO_SHOW, Bet
 from rmcore.policy.stopping.chosen_pairs import Chosen, PairChooser
 from rmcore.policy.stopping.gain_curve import GainCurve
@@ -115,16 +114,11 @@ class Staked:
             return True
         count -= count % max(1, self.fewest // 4)
         if count not in self._agreed:
-            self._agreed[count] = self._beyond(bet, np.array(self.values[:count])[:, None])
+            values = np.array(self.values[:count])
+            lowest, highest = min(-self.limit, float(values.min())), max(self.limit, float(values.max()))
+            low, high = bounded_mean(values, lowest, highest, num_resamples=2000, seed=0, level=AGREES)
+            self._agreed[count] = low > bet.null if bet.side == "above" else high < bet.null
         return self._agreed[count]
-
-    def _beyond(self, bet: Bet, values: FloatArray) -> bool:
-        """Whether the interval of the mean of (N, 1) values is beyond the bet's null."""
-        lowest, highest = min(-self.limit, float(values.min())), max(self.limit, float(values.max()))
-        low, high = bounded_means(
-            values, np.array([lowest]), np.array([highest]), num_resamples=2000, seed=0, level=AGREES
-        )
-        return bool(low[0] > bet.null if bet.side == "above" else high[0] < bet.null)
 
     def doubt(self, what: str) -> str:
         """Say why it is unclear whether the true reward did `what`."""
@@ -252,14 +246,14 @@ class Watch:
 
     def end(self) -> Look:
         """Close the look; what follows."""
-        newest, found = len(self.curve) - 1, np.array(self._values)
+        newest, values = len(self.curve) - 1, np.array(self._values)
         self.kept.append(newest)
-        if len(found):
-            if len(found) > 1:
-                apart = float(((found - found.mean()) ** 2).sum())
-                self._spread = (self._spread * self._weight + apart) / (self._weight + len(found) - 1)
-                self._weight += len(found) - 1
-            self.curve.compare(newest, self._reference, float(found.mean()), self._spread / len(found))
+        if len(values):
+            if len(values) > 1:
+                apart = float(((values - values.mean()) ** 2).sum())
+                self._spread = (self._spread * self._weight + apart) / (self._weight + len(values) - 1)
+                self._weight += len(values) - 1
+            self.curve.compare(newest, self._reference, float(values.mean()), self._spread / len(values))
         best = self.curve.best(self.kept, CAUTIOUS)
         before = self._gained, self._stopped, self._turned  # what follows may begin them again
         action, reason = self._decide(best)
@@ -269,9 +263,9 @@ class Watch:
             step=self.steps[-1],
             kl=self.kls[-1],
             reference=self._reference,
-            num_pairs=len(found),
-            difference=float(found.mean()) if len(found) else float("nan"),
-            error=(self._spread / len(found)) ** 0.5 if len(found) else float("nan"),
+            num_pairs=len(values),
+            difference=float(values.mean()) if len(values) else float("nan"),
+            error=(self._spread / len(values)) ** 0.5 if len(values) else float("nan"),
             gained=before[0].log_wealth,
             stopped=before[1].log_wealth,
             turned=before[2].log_wealth,
@@ -279,7 +273,7 @@ class Watch:
             needed_to_stop=before[1].needed,
             best=best,
             gains=[
-                (float(one), float(max(var, 0.0) ** 0.5)) for one, var in zip(mean, np.diag(covariance), strict=True)
+                (float(gain), float(max(var, 0.0) ** 0.5)) for gain, var in zip(mean, np.diag(covariance), strict=True)
             ],
             action=action,
             reason=reason,
@@ -293,9 +287,9 @@ class Watch:
         mean, covariance = self.curve.posterior()
         hope = mean + np.sqrt(np.maximum(np.diag(covariance), 0.0))
         safe = {0, self.kept[-1], self.curve.best(self.kept, CAUTIOUS)}
-        gone = sorted((one for one in self.kept if one not in safe), key=lambda one: float(hope[one]))
+        gone = sorted((number for number in self.kept if number not in safe), key=lambda number: float(hope[number]))
         gone = gone[: max(0, len(self.kept) - most)]
-        self.kept = [one for one in self.kept if one not in gone]
+        self.kept = [number for number in self.kept if number not in gone]
 
     def _none_staked(self) -> Staked:
         return Staked(self.chooser.bound, self._fewest)
@@ -309,12 +303,12 @@ class Watch:
         if self._won("turned", self._turned):
             return "stop", f"the true reward has turned: the policy is worse than at an earlier step; back to {at_best}"
         if self._won("stopped", self._stopped):
-            shown = f"it gains less than {self.useful_gain:g} {self.unit} since half of its distance"
+            less = f"it gains less than {self.useful_gain:g} {self.unit} since half of its distance"
             if self.can_lower_kl and not self._lowered:
                 self._lowered = True
                 self._stopped, self._staked["stopped"] = self._stopping(), self._none_staked()
-                return "lower_kl", f"the true reward has stopped gaining: {shown}; held at the distance of {at_best}"
-            return "stop", f"the true reward has stopped gaining: {shown}; back to {at_best}"
+                return "lower_kl", f"the true reward has stopped gaining: {less}; held at the distance of {at_best}"
+            return "stop", f"the true reward has stopped gaining: {less}; back to {at_best}"
         for name, what, bet in (("turned", "turned", self._turned), ("stopped", "stopped gaining", self._stopped)):
             if bet.won:
                 return "go_on", self._staked[name].doubt(what)

@@ -85,7 +85,7 @@ class Simulated(LanguageModelJudge):
 
 
 def metrics_of(judge, pairs, **options):
-    return audit(judge, pairs, own=OWN, num_resamples=200, **options)["metrics"]
+    return audit(judge, pairs, own_model=OWN, num_resamples=200, **options)["metrics"]
 
 
 PLANTED = {

@@ -7,7 +7,7 @@ import pytest
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.errors import ConfigError
 from rmcore.policy.grpo.rlhf_requirements import require_rlhf
-from rmcore.policy.grpo.rollout_service import draws_by_vllm
+from rmcore.policy.grpo.servers import draws_by_vllm
 
 SETTINGS = RlhfConfig()
 

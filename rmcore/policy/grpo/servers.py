@@ -1,16 +1,22 @@
-"""The vLLM that draws a training's samples: whether there is one, and its start and end."""
+"""The vLLM servers of a training: one draws its samples, one scores them; which there are, their start and end."""
 
 import contextlib
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.data.pair import Prompt
 from rmcore.models.device import pick_device
+from rmcore.policy.grpo.rlhf_requirements import is_served
 from rmcore.policy.policy import Policy
 from rmcore.policy.sampling.served_policy import ServedPolicy
 from rmcore.policy.sampling.vllm_sampler import HIGHEST_TEMPERATURE
+from rmcore.serving.process import RewardServer
+from rmcore.serving.scorer import RewardModelScorer
+from rmcore.serving.server import ServeSettings
 from rmcore.serving.vllm_process import find_vllm
 
 
@@ -40,7 +46,7 @@ def draws_by_vllm(settings: RlhfConfig, temperature: float, device_type: str) ->
 
 
 @contextmanager
-def rollout_service(
+def rollout_server(
     settings: RlhfConfig,
     policy: Policy,
     prompts: Sequence[Prompt],
@@ -57,13 +63,33 @@ def rollout_service(
         ConfigError: vLLM is requested and not there.
         ServingError: it did not start.
     """
-    place = pick_device(device)
-    if not draws_by_vllm(settings, temperature, place.type):
+    torch_device = pick_device(device)
+    if not draws_by_vllm(settings, temperature, torch_device.type):
         yield None
         return
     read = policy.try_fitting_ids(prompts, max_new_tokens)
     longest = max((len(ids) for ids in read if not isinstance(ids, DataError)), default=0)
-    with ServedPolicy(policy, find_vllm(), place, longest + max_new_tokens) as served:
-        if place.type == "cuda":
+    with ServedPolicy(policy, find_vllm(), torch_device, longest + max_new_tokens) as served:
+        if torch_device.type == "cuda":
             served.wait_started()
         yield served
+
+
+@contextmanager
+def reward_server(
+    settings: RlhfConfig, checkpoint: Path, *, render_fn: str | None
+) -> Iterator[RewardModelScorer | None]:
+    """Start a vLLM of the reward model where the settings ask for one, and give what asks it; nothing is left after.
+
+    Raises:
+        ConfigError: vLLM is requested and not there.
+        ServingError: it did not start, or its rewards are not those of PyTorch.
+    """
+    if not is_served(settings):
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="rm-opt-rewards-") as name:
+        folder = Path(name)
+        served = ServeSettings(str(checkpoint), port=0, render_fn=render_fn, weights_folder=folder / "weights")
+        with RewardServer(served, log=folder / "server.log") as server, server.client() as client:
+            yield RewardModelScorer(client, over_length="cut")
