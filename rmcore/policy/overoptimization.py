@@ -183,8 +183,10 @@ def overoptimization(
         gold=by_unit(gains[1], own_units),
         bounds=(min(float(pool.min()) for pool in apart), max(float(pool.max()) for pool in apart)),
         num_samples=sum(map(len, proxy)),
+        num_resamples=num_resamples,
+        seed=seed,
     )
-    measured = curve.measured(method, settings, nominal, num_prompts=len(proxy), num_resamples=num_resamples, seed=seed)
+    measured = curve.measured(method, settings, nominal, num_prompts=len(proxy))
     if planned_kl is None:
         return measured
     telling = by_unit(np.array([float(np.ptp(pool) > 0) for pool in gold]), own_units)
@@ -193,7 +195,7 @@ def overoptimization(
     plan = OptimizationPlan(
         kl=planned_kl,
         reached=None if at is None else min(planned_kl, float(curve.kl.mean(axis=0)[-1])),
-        **curve.planned(planned_kl, at, num_resamples=num_resamples, seed=seed),
+        **curve.planned(planned_kl, at),
         worst=-curve.bounds[0],
         num_telling=int(np.count_nonzero(telling)),
         num_short=int(np.count_nonzero(~kept)),
@@ -208,6 +210,7 @@ class _Curve:
 
     bounds: deviations of the worst and the best judged sample from the mean of their prompts: what a unit's gain is
         between.
+    num_resamples, seed: of its intervals.
     """
 
     kl: FloatArray
@@ -215,16 +218,11 @@ class _Curve:
     gold: FloatArray
     bounds: tuple[float, float]
     num_samples: int
+    num_resamples: int
+    seed: int
 
     def measured(
-        self,
-        method: Method,
-        settings: Sequence[float],
-        nominal: Sequence[float | None],
-        *,
-        num_prompts: int,
-        num_resamples: int,
-        seed: int,
+        self, method: Method, settings: Sequence[float], nominal: Sequence[float | None], num_prompts: int
     ) -> Overoptimization:
         """The curve without a plan."""
         best = int(np.argmax(self.gold.mean(axis=0)))
@@ -236,12 +234,12 @@ class _Curve:
             values["fall"] = mean_gold[:, -1] - mean_gold[:, best]
             return values
 
-        drawn = cluster_bootstrap(statistics, len(self.kl), num_resamples=num_resamples, seed=seed)
+        drawn = cluster_bootstrap(statistics, len(self.kl), num_resamples=self.num_resamples, seed=self.seed)
 
         def value(name: str) -> MetricValue:
             return drawn.value(name, num_prompts=len(self.kl), num_pairs=self.num_samples)
 
-        golds = self._gains(self.gold, num_resamples, seed)
+        golds = self._gains(self.gold)
         points = tuple(
             CurvePoint(setting, float(self.kl[:, i].mean()), nominal[i], value(f"proxy {i}"), golds[i])
             for i, setting in enumerate(settings)
@@ -259,20 +257,11 @@ class _Curve:
         distance, planned = np.sqrt(self.kl.mean(axis=0)), math.sqrt(planned_kl)
         if planned >= 1.01 * distance[-1] and not is_bound:  # rounding of the plan is let pass
             return None
-        place = np.interp(planned, distance, np.arange(len(distance)))
-        return np.maximum(0.0, 1 - np.abs(np.arange(len(distance)) - place))
+        position = np.interp(planned, distance, np.arange(len(distance)))
+        return np.maximum(0.0, 1 - np.abs(np.arange(len(distance)) - position))
 
-    def planned(
-        self, planned_kl: float, at: FloatArray | None, *, num_resamples: int, seed: int
-    ) -> dict[str, GainValue]:
-        """Gain and fall of a plan.
-
-        Args:
-            planned_kl: nats.
-            at: of `line_at`.
-            num_resamples: of the intervals.
-            seed: of the intervals.
-        """
+    def planned(self, planned_kl: float, at: FloatArray | None) -> dict[str, GainValue]:
+        """Gain and fall of a plan of so many nats; `at` is of `line_at`."""
         mean_kl, mean_gold = self.kl.mean(axis=0), self.gold.mean(axis=0)
         if at is None:
             short = f"the samples reach {float(mean_kl[-1]):.3g} nats, {planned_kl:g} are planned; draw more of each"
@@ -281,14 +270,14 @@ class _Curve:
         before = mean_kl < planned_kl
         highest = int(np.argmax(np.where(before, mean_gold, -np.inf)))  # the policy itself is always before it
         there = self.gold @ at
-        gain, fall = self._gains(np.column_stack([there, there - self.gold[:, highest]]), num_resamples, seed)
+        gain, fall = self._gains(np.column_stack([there, there - self.gold[:, highest]]))
         return {"gain": gain, "fall": fall.at_most(0.0)}
 
-    def _gains(self, gains: FloatArray, num_resamples: int, seed: int) -> list[GainValue]:
+    def _gains(self, gains: FloatArray) -> list[GainValue]:
         """Means of gains (U, Q) with their intervals; of a gain that is none by definition it has no width."""
         is_none = ~gains.any(axis=0)
         lowest, highest = (np.where(is_none, 0.0, bound) for bound in self.bounds)
-        low, high = bounded_means(gains, lowest, highest, num_resamples=num_resamples, seed=seed)
+        low, high = bounded_means(gains, lowest, highest, num_resamples=self.num_resamples, seed=self.seed)
         return [
             GainValue(value, None, None, self.num_samples, ONE_PROMPT)
             if len(gains) < 2

@@ -27,10 +27,10 @@ from rmcore.judging.judge import Judge
 from rmcore.models.device import pick_device
 from rmcore.policy.grpo.grpo import trainable_ids
 from rmcore.policy.grpo.hack_stop import HackStop
-from rmcore.policy.grpo.local_reward import LocalReward
 from rmcore.policy.grpo.policy_meter import QUANTITIES, PolicyMeter, StartPools
 from rmcore.policy.grpo.rlhf_record import curve_of, final_of, parity_of, rewards_of, verdict_of, verdict_of_watch
 from rmcore.policy.grpo.rlhf_requirements import NOBODY_WATCHES, require_rlhf
+from rmcore.policy.grpo.rollouts import LocalReward, RolloutScorer
 from rmcore.policy.grpo.servers import reward_server, rollout_server
 from rmcore.policy.grpo.several_rewards import further_rewards
 from rmcore.policy.grpo.training_run import (
@@ -46,7 +46,6 @@ from rmcore.policy.grpo.training_run import (
 from rmcore.policy.judge import GoldJudge, audited, judge_of, readable_rewards
 from rmcore.policy.policy import Policy
 from rmcore.policy.policy_weights import load_weights
-from rmcore.policy.sampling.rollouts import RolloutScorer
 from rmcore.policy.sampling.served_policy import ServedPolicy
 from rmcore.policy.stopping.pair_judges import CALIBRATED, PairJudge, PeopleJudge, pair_judge_of
 from rmcore.policy.stopping.watch import CANDIDATES

@@ -10,8 +10,8 @@ from rmcore.core.errors import ServingError, TrainingError
 from rmcore.data.pair import Prompt
 from rmcore.judging.judge import Judge
 from rmcore.policy.grpo.credit import RewardModelCreditAssigner, require_raw
+from rmcore.policy.grpo.rollouts import RolloutScorer, one_step, rollout_texts
 from rmcore.policy.policy import Policy, quoted
-from rmcore.policy.sampling.rollouts import RolloutScorer, one_step, rollout_texts
 from rmcore.serving.scorer import Rollout
 
 SCORE_KEY = "rm_score"

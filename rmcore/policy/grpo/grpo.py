@@ -28,10 +28,10 @@ from rmcore.models.device import pick_device
 from rmcore.policy.grpo.credit import RewardModelCreditAssigner
 from rmcore.policy.grpo.group_reward import WAIT_SECONDS, GroupReward, Record
 from rmcore.policy.grpo.rlhf_requirements import require_trl
+from rmcore.policy.grpo.rollouts import RolloutScorer
 from rmcore.policy.grpo.vllm_rollouts import HIGHEST_WEIGHT, Parity, VllmRollouts, prompt_key
 from rmcore.policy.policy import Policy, plain_form
 from rmcore.policy.policy_weights import load_weights
-from rmcore.policy.sampling.rollouts import RolloutScorer
 from rmcore.policy.sampling.served_policy import ServedPolicy
 from rmcore.training.train_mode import switch_off_dropout
 

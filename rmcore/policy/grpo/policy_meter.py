@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 from rmcore.core.arrays import FloatArray
 from rmcore.data.pair import Prompt
 from rmcore.judging.judge import Judge
-from rmcore.policy.grpo.local_reward import LocalReward
+from rmcore.policy.grpo.rollouts import LocalReward
 from rmcore.policy.judge import readable_rewards
 from rmcore.policy.policy import Policy
 from rmcore.policy.sampling.best_of_n import pooled_deviation

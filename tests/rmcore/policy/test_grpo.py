@@ -22,8 +22,8 @@ from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.grpo.credit import LengthCredit, RewardModelCreditAssigner
 from rmcore.policy.grpo.grpo import make_grpo_with_rm
 from rmcore.policy.grpo.hack_stop import HackStop
-from rmcore.policy.grpo.local_reward import LocalReward
 from rmcore.policy.grpo.policy_meter import QUANTITIES, PolicyMeter, StartPools
+from rmcore.policy.grpo.rollouts import LocalReward
 from rmcore.policy.grpo.training_run import FINISHED, PROGRESS, ROLLOUTS, TrainingPlan, train_policy
 from rmcore.policy.judge import GoldJudge
 from rmcore.policy.policy import Policy

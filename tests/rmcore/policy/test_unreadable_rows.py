@@ -14,7 +14,7 @@ from rmcore.ensembles.members import Members
 from rmcore.ensembles.score import readable_pairs
 from rmcore.landscape.sample import draw_sample, random_order
 from rmcore.landscape.settings import LandscapeConfig
-from rmcore.policy.grpo.local_reward import LocalReward
+from rmcore.policy.grpo.rollouts import LocalReward
 from rmcore.policy.sampling.scored_samples import score_samples
 
 SYSTEM = (Message("system", "be brief"), Message("user", "hi"))
