@@ -243,7 +243,7 @@ def verdict_of_confirmation(record: Mapping[str, Any]) -> dict[str, Any]:
     ends = gain["ci_low"], gain["ci_high"]
     is_few = record["unit"] != WINS and record["num_prompts"] < ENOUGH_TO_RISE
     named = dict(zip(("low_if_no_disaster", "high_if_no_disaster"), ends, strict=True)) | {"ci_low": None}
-    shown = shown_gain(gain | named if is_few and ends[0] > 0 else gain, record["unit"])
+    gained = shown_gain(gain | named if is_few and ends[0] > 0 else gain, record["unit"])
     where = f"best-of-{record['n']} on {record['num_prompts']} fresh prompts"
     # Of wins and losses the interval knows the bounds, and allows for what no prompt has shown.
     limit = "" if record["unit"] == WINS else f", but {unseen_prompts(record['num_prompts'], gain['value'])}"
@@ -251,18 +251,18 @@ def verdict_of_confirmation(record: Mapping[str, Any]) -> dict[str, Any]:
     status: Decision = "unclear"
     reasons = []
     if record["doubt"] is not None:
-        headline = f"Unclear whether it gains, {shown} where differences are clipped, by {where}"
+        headline = f"Unclear whether it gains, {gained} where differences are clipped, by {where}"
         reasons.append(record["doubt"])
     elif gain["ci_low"] > 0:
-        status, headline = "rose", f"Gained {shown} by {where}{limit}"
+        status, headline = "rose", f"Gained {gained} by {where}{limit}"
         if gain["ci_high"] < record["useful_gain"]:
             reasons.append(f"{asked}, and it is less")
         elif gain["ci_low"] < record["useful_gain"]:
             reasons.append(f"{asked}, and is not shown")
     elif gain["ci_high"] < 0:
-        status, headline = "fell", f"Lost {shown} by {where}{limit}"
+        status, headline = "fell", f"Lost {gained} by {where}{limit}"
     else:
-        headline = f"Unclear whether it gains, {shown}, by {where}"
+        headline = f"Unclear whether it gains, {gained}, by {where}"
         reasons.append(
             "more fresh prompts narrow the interval: a higher policy.fresh_prompts judges all of them again"
             if record["num_fresh"] is None or record["num_fresh"] > record["num_allowed"]

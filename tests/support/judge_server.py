@@ -162,6 +162,18 @@ def judge_server(behaviour: Behaviour, root: str | None = None, port: int = 0, n
         server.server_close()
 
 
+ASK_ALL = """
+import signal, sys
+from pathlib import Path
+from rmcore.config.judging import JudgingConfig
+from rmcore.judging.endpoint import Address, Endpoint, Question
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
+asked = Endpoint(Address.parse(sys.argv[1]), JudgingConfig(concurrency=int(sys.argv[3])), Path(sys.argv[2]))
+print([one.text for one in asked.ask([Question((("user", f"question {at}"),), ("1", "2")) for at in range(40)])])
+"""
+"""A program that asks forty questions: of an address, with a folder for the answers, so many at a time."""
+
+
 def questions(number, choices=("1", "2")):
     return [Question((("user", f"question {at}"),), choices) for at in range(number)]
 

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from scipy.stats import chisquare
@@ -35,6 +36,43 @@ def change_weights(folder: Path, change) -> Path:
     change(tensors)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+class TextScorer:
+    """Rewards rollouts by their response's text, as one version of a served reward model."""
+
+    def __init__(self, reward, versions=lambda index: 1):
+        self.reward, self.versions, self.calls, self.waits = reward, versions, 0, 0
+
+    def score(self, rollouts):
+        self.calls += 1
+        rewards = [float(self.reward(rollout.steps[0].completion)) for rollout in rollouts]
+        for index, (rollout, reward) in enumerate(zip(rollouts, rewards, strict=True)):
+            rollout.meta.update(rm_score=reward, rm_score_version=self.versions(index))
+        return rewards
+
+    def wait_ready(self, timeout_s):
+        self.waits += 1
+
+
+class Prefers:
+    """People who always prefer the later answer (1), or always the earlier one (-1)."""
+
+    name, unit, limit, labels_per_pair, at_once, calibrates, scale = "them", "wins", 1.0, 1, None, False, None
+
+    def __init__(self, preferred):
+        self.preferred = preferred
+
+    def compare(self, asked, prompts, later, earlier):
+        return np.full(len(prompts), float(self.preferred))
+
+
+def weights(model):
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def same(first, second):
+    return all(torch.equal(first[name], second[name]) for name in second)
 
 
 def break_weights(tensors) -> None:

@@ -107,20 +107,20 @@ class PolicyMeter:
         gold = self.start.gold
         gold_scale = pooled_deviation(gold) if gold is not None else 1.0
         rows = []
-        for index, group in samples.groupby("prompt", sort=True):
-            place = int(index)
+        for key, group in samples.groupby("prompt", sort=True):
+            prompt = int(key)
             row = {
-                "prompt": place,
+                "prompt": prompt,
                 "kl": group["kl"].mean(),
-                "proxy": (group["reward"].mean() - proxy[place].mean()) / scale,
+                "proxy": (group["reward"].mean() - proxy[prompt].mean()) / scale,
                 "gold": np.nan,
                 "win_rate": np.nan,
                 "num_tokens": group["num_tokens"].mean(),
             }
             if gold is not None:
                 judged = readable_rewards(group["gold"].to_numpy(), "the judge")
-                row["gold"] = (judged.mean() - gold[place].mean()) / gold_scale
-                row["win_rate"] = win_rate(judged, gold[place])
+                row["gold"] = (judged.mean() - gold[prompt].mean()) / gold_scale
+                row["win_rate"] = win_rate(judged, gold[prompt])
             rows.append(row)
         return pd.DataFrame(rows)
 

@@ -45,7 +45,7 @@ class Tried(NamedTuple):
     name: str
     config: PipelineConfig
     verdict: Verdict
-    found: frozenset[str]
+    diagnoses: frozenset[str]
     """Diagnoses of its training and its outcome."""
     metrics: Mapping[str, Mapping[str, Any]]
     """Held-out metrics as records."""
@@ -94,7 +94,7 @@ def record_of(record: Mapping[str, Any], name: str, over_first: Mapping[str, Any
         name,
         PipelineConfig.model_validate(record["config"]),
         record["verdict"],
-        frozenset(one["diagnosis"] for one in record["diagnoses"]),
+        frozenset(diagnosis["diagnosis"] for diagnosis in record["diagnoses"]),
         record["metrics"],
         gap,
         record["training"],
@@ -144,8 +144,8 @@ def next_step(runs: Sequence[Tried]) -> NextRung | None:
     best = best_of(runs)
     if not is_to_mend(best.verdict):
         return None
-    is_reversed = REVERSED in best.found and best.accuracy < 0.5
-    if is_reversed and UNDER_TRAINED not in best.found and not best.config.is_gold:
+    is_reversed = REVERSED in best.diagnoses and best.accuracy < 0.5
+    if is_reversed and UNDER_TRAINED not in best.diagnoses and not best.config.is_gold:
         return _look_at_labels(best)
     width = visible_gain(runs)
     new = [candidate for candidate in candidates(best) if not _was_run(best, candidate, runs)]
@@ -197,12 +197,12 @@ def candidates(best: Tried) -> Iterator[Candidate]:
     lr, seconds = config.train.lr, training["wall_seconds"]
     usual = USUAL_LR.get(config.model.name) if config.train.optimizer in ("adamw", "adam") else None
     usual = None if config.model.lora or config.model.head_only else usual
-    if WILD in best.found:
+    if WILD in best.diagnoses:
         yield Candidate("a training that does not explode", _rate(lr / 4), room, seconds, 0)
     if usual is not None and not usual / 2 <= lr <= 2 * usual:
         what = f"the learning rate that suits {config.model.name}"
         yield Candidate(what, {"train.lr": usual}, room, seconds, 0)
-    has_learned = not best.found & {UNDER_TRAINED, STUCK}
+    has_learned = not best.diagnoses & {UNDER_TRAINED, STUCK}
     if not has_learned:
         what = "the training loss ended near that of guessing"
         if training["steps"] < MANY_STEPS:
@@ -212,17 +212,17 @@ def candidates(best: Tried) -> Iterator[Candidate]:
     yield from _of_data(best, room)
     yield from _of_length(best, room)
     if has_learned:
-        for place, times in enumerate((0.5, 2) if OVERFITTING in best.found else (2, 0.5)):
+        for number, times in enumerate((0.5, 2) if OVERFITTING in best.diagnoses else (2, 0.5)):
             what = (
                 f"a {'higher' if times > 1 else 'lower'} learning rate than {lr:g}: a try, with no sign that it helps"
             )
-            yield Candidate(what, _rate(lr * times), room, seconds, 4 + place)
+            yield Candidate(what, _rate(lr * times), room, seconds, 4 + number)
 
 
 def _peaked_early(run: Tried) -> bool:
     """Whether training continued after validation pairs gained by it, and pairs were learned by heart."""
     is_early = run.training["best_step"] <= run.training["steps"] / 2
-    return OVERFITTING in run.found or (run.gap is not None and run.gap > BY_HEART and is_early)
+    return OVERFITTING in run.diagnoses or (run.gap is not None and run.gap > BY_HEART and is_early)
 
 
 def _of_data(best: Tried, room: float) -> Iterator[Candidate]:

@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 
-from judge_server import KEY, Raw, completion, endpoint, judge_server, questions
+from judge_server import ASK_ALL, KEY, Raw, completion, endpoint, judge_server, questions
 from rmcore.config.judging import JudgingConfig
 from rmcore.core.errors import ConfigError, JudgementsWantedError, ServingError
 from rmcore.judging.answers import Question
@@ -22,14 +22,13 @@ PRICES = {"price_read": 10, "price_written": 50}
 
 
 BAD_ADDRESSES = (
+    *("openai:model", "openai:m@http://x:99999/v1", "openai:m@http://[::1/v1", "openai:m@ftp://x"),
     *(
-        "openai:model",
-        "openai:m@http://x:99999/v1",
-        "openai:m@http://[::1/v1",
         "openai:@http://x/v1",
-        "openai:m@ftp://x",
+        "model@http://x/v1",
+        "openai:m@http://me:hidden@x/v1",
+        "openai:m@https://x/v1?api_key=hidden",
     ),
-    *("model@http://x/v1", "openai:m@http://me:hidden@x/v1", "openai:m@https://x/v1?api_key=hidden"),
     *("openai:m@https://x/v1?hidden", "openai:m@https://x/v1#hidden", "openai:m@https://hidden@x/v1"),
     *("openai:m@https://:hidden@x/v1", "openai:m@ftp://me:hidden@x/v1", "openai:m@https://x:hidden@y:99999/v1"),
 )
@@ -371,16 +370,6 @@ def test_answers_are_known_by_the_temperature_that_was_sent_from_when_it_is_refu
         assert "refused the parameter temperature before" in capsys.readouterr().err
 
 
-ASK_ALL = """
-import sys
-from pathlib import Path
-from rmcore.config.judging import JudgingConfig
-from rmcore.judging.endpoint import Address, Endpoint, Question
-asked = Endpoint(Address.parse(sys.argv[1]), JudgingConfig(concurrency=1), Path(sys.argv[2]))
-print([one.text for one in asked.ask([Question((("user", f"question {at}"),), ("1", "2")) for at in range(40)])])
-"""
-
-
 @pytest.mark.slow
 def test_processes_that_ask_at_the_same_time_ask_each_question_once_and_lose_nothing(tmp_path):
     both = threading.Barrier(2)
@@ -391,7 +380,7 @@ def test_processes_that_ask_at_the_same_time_ask_each_question_once_and_lose_not
         return one.body["messages"][0]["content"][-1]
 
     with judge_server(behaviour) as server:
-        command = [sys.executable, "-c", ASK_ALL, server.named, str(tmp_path)]
+        command = [sys.executable, "-c", ASK_ALL, server.named, str(tmp_path), "1"]
         asking = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
         said = [one.communicate()[0].strip() for one in asking]
         assert said == [str([str(at)[-1] for at in range(40)])] * 2
@@ -411,7 +400,7 @@ def test_a_process_that_is_killed_loses_the_answer_under_way_alone_and_holds_no_
         return one.body["messages"][0]["content"][-1]
 
     with judge_server(behaviour) as server:
-        killed.append(subprocess.Popen([sys.executable, "-c", ASK_ALL, server.named, str(tmp_path)]))
+        killed.append(subprocess.Popen([sys.executable, "-c", ASK_ALL, server.named, str(tmp_path), "1"]))
         killed[0].wait()
         assert [one.text for one in endpoint(server, tmp_path).ask(questions(40))] == [str(at)[-1] for at in range(40)]
         assert len(server.asked) == 41

@@ -14,7 +14,7 @@ from itertools import repeat
 import numpy as np
 import pytest
 
-from judge_server import FORMS, KEY, Raw, completion, endpoint, judge_server, questions
+from judge_server import ASK_ALL, FORMS, KEY, Raw, completion, endpoint, judge_server, questions
 from machine import PATIENCE_S
 from rmcore.config.judging import JudgingConfig
 from rmcore.core.errors import ConfigError, JudgementsWantedError, RmcoreError, ServingError
@@ -284,17 +284,6 @@ def test_an_answer_that_cannot_be_read_costs_none_that_is_under_way(tmp_path):
         assert len(server.asked) == 5
 
 
-ASK_ALL = """
-import signal, sys
-from pathlib import Path
-from rmcore.config.judging import JudgingConfig
-from rmcore.judging.endpoint import Address, Endpoint, Question
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
-asked = Endpoint(Address.parse(sys.argv[1]), JudgingConfig(concurrency=5), Path(sys.argv[2]))
-asked.ask([Question((("user", f"question {at}"),), ("1", "2")) for at in range(40)])
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_process_that_is_asked_to_end_keeps_what_is_under_way_and_asks_no_more(number, tmp_path):
@@ -307,7 +296,7 @@ def test_a_process_that_is_asked_to_end_keeps_what_is_under_way_and_asks_no_more
         return "1"
 
     with judge_server(behaviour) as server:
-        command = [sys.executable, "-c", ASK_ALL, server.named, str(tmp_path)]
+        command = [sys.executable, "-c", ASK_ALL, server.named, str(tmp_path), "5"]
         asking.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
         said = asking[0].communicate()[1]
         assert asking[0].returncode != 0

@@ -38,35 +38,25 @@ def reply(text, **fields):
     return Reply(**{"text": text, "model": "m", "logprobs": {}, "tokens_read": 0, "tokens_written": 0} | fields)
 
 
-READ = [
-    *(("7", "7"), (" 7\n", "7"), ("**7**", "7"), ('"7".', "7"), ('{"score": 7}', "7"), ('{"score": "7"}', "7")),
-    *(("<think>8 or 9?</think>\n7", "7"), ("<thinking>8</thinking>7", "7"), ("[[7]]", "7"), ("(7)", "7")),
-    *(("<think>surely 8", None), ("7/9", None), ("Score: 7", None), ("10", None), ('{"score": 7.0}', "7"), ("0", None)),
-    *(
-        ('{"score": 7, "best": 9}', None),
-        ('{"score": [7]}', None),
-        ("7 8", None),
-        ("7.5", None),
-        ("{7}", None),
-        ("", None),
-    ),
-]
-ORDERS = [
-    *(
-        ("BCA", "BCA"),
-        ("B > C > A.", "BCA"),
-        ("**B, C, A**", "BCA"),
-        ("<think>ABC</think>C\nB\nA", "CBA"),
-        ("BC", None),
-    ),
-    *(("BC", None), ("BCAA", None), ("ABD", None), ("B is best: BCA", None), ("", None), ("<think>BCA", None)),
-]
+SEVEN = (
+    *("7", " 7\n", "**7**", '"7".', '{"score": 7}', '{"score": "7"}', '{"score": 7.0}', "[[7]]", "(7)"),
+    *("<think>8 or 9?</think>\n7", "<thinking>8</thinking>7"),
+)
+NO_SCORE = (
+    *("<think>surely 8", "7/9", "Score: 7", "10", "0", "7 8", "7.5", "{7}", ""),
+    *('{"score": 7, "best": 9}', '{"score": [7]}'),
+)
+READ = {**dict.fromkeys(SEVEN, "7"), **dict.fromkeys(NO_SCORE)}
+ORDERS = {
+    **{"BCA": "BCA", "B > C > A.": "BCA", "**B, C, A**": "BCA", "<think>ABC</think>C\nB\nA": "CBA"},
+    **dict.fromkeys(("BC", "BCAA", "ABD", "B is best: BCA", "", "<think>BCA")),
+}
 
 
 def test_an_answer_is_read_whole_or_not_at_all():
-    for text, read in READ:
+    for text, read in READ.items():
         assert read_choice(reply(text), SCORES) == read, text
-    for text, read in ORDERS:
+    for text, read in ORDERS.items():
         assert read_answer(reply(text), order_question("c", "p", ["x", "y", "z"])) == read, text
 
 

@@ -12,7 +12,7 @@ from scipy.stats import binom
 
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.evaluation.uncertainty import MetricValue
-from rmcore.policy.readiness.components import JudgedPools, _held, on_policy_parts
+from rmcore.policy.readiness.components import JudgedPools, _with_unseen_unit, on_policy_parts
 
 seeds = st.integers(0, 10_000)
 
@@ -244,7 +244,9 @@ def test_a_win_rate_is_held_where_every_choice_of_a_few_prompts_loses(num_prompt
     rng, trials, held = np.random.default_rng(0), 600, 0
     for trial in range(trials):
         rates = np.where(rng.random(num_prompts) < share, 0.0, np.clip(rng.normal(0.75, 0.1, num_prompts), 0, 1))
-        found = _held(MetricValue(float(rates.mean()), 0.5, 0.5, 9), rates, np.ones(num_prompts), 400, trial)
+        found = _with_unseen_unit(
+            MetricValue(float(rates.mean()), 0.5, 0.5, 9), rates, np.ones(num_prompts), 400, trial
+        )
         held += found.ci_low <= 0.75 * (1 - share) <= found.ci_high
     assert held >= 0.92 * trials
 

@@ -184,22 +184,27 @@ def test_a_plan_beyond_best_of_n_is_refused():
         smallest_n(9.0)
 
 
+def confirmed(low, high, num_prompts=50, **changes):
+    """The verdict on best-of-16, of which a gain of 0.3 was required, by the interval of its gain."""
+    gain = {"value": (low + high) / 2, "ci_low": low, "ci_high": high}
+    record = {"n": 16, "num_prompts": num_prompts, "useful_gain": 0.3, "unit": "sd", "gold": {"gain": gain}}
+    return verdict_of_confirmation(record | {"num_allowed": 50, "num_fresh": None, "doubt": None} | changes)
+
+
 @pytest.mark.parametrize(
-    ("low", "high", "status", "reason"),
+    ("low", "high", "num_fresh", "status", "reason"),
     [
-        (0.35, 0.6, "rose", None),
-        (0.1, 0.6, "rose", "0.3 sd was required, and is not shown"),
-        (0.1, 0.2, "rose", "0.3 sd was required, and it is less"),
-        (-0.1, 0.2, "unclear", "a higher policy.fresh_prompts judges all of them again"),
-        (-0.4, -0.1, "fell", None),
+        (0.35, 0.6, None, "rose", None),
+        (0.1, 0.6, None, "rose", "0.3 sd was required, and is not shown"),
+        (0.1, 0.2, None, "rose", "0.3 sd was required, and it is less"),
+        (-0.1, 0.2, None, "unclear", "a higher policy.fresh_prompts judges all of them again"),
+        (-0.1, 0.3, 51, "unclear", "judges all of them again"),
+        (-0.1, 0.3, 50, "unclear", "no more fresh prompts are held out"),
+        (-0.4, -0.1, None, "fell", None),
     ],
 )
-def test_the_interval_decides(low, high, status, reason):
-    gain = {"value": (low + high) / 2, "ci_low": low, "ci_high": high}
-    found = verdict_of_confirmation(
-        {"n": 16, "num_prompts": 50, "useful_gain": 0.3, "unit": "sd", "gold": {"gain": gain}}
-        | {"num_allowed": 50, "num_fresh": None, "doubt": None}
-    )
+def test_the_interval_decides_and_what_would_narrow_it_is_what_there_is(low, high, num_fresh, status, reason):
+    found = confirmed(low, high, num_fresh=num_fresh)
     assert found["status"] == status
     assert "best-of-16 on 50 fresh prompts" in found["headline"]
     assert [reason in one for one in found["reasons"]] == ([] if reason is None else [True])
@@ -207,21 +212,9 @@ def test_the_interval_decides(low, high, status, reason):
 
 @pytest.mark.parametrize(("unread", "status"), [(0, "rose"), (2, "rose"), (3, "unclear")])
 def test_a_gain_on_the_pairs_that_could_be_read_is_unclear_if_too_many_could_not(unread, status):
-    gain = {"value": 0.5, "ci_low": 0.4, "ci_high": 0.6}
-    record = {"n": 16, "num_prompts": 50, "useful_gain": 0.3, "unit": "sd", "doubt": None, "gold": {"gain": gain}}
-    found = verdict_of_confirmation(record | {"num_allowed": 53, "num_fresh": None, "num_unread": unread})
+    found = confirmed(0.4, 0.6, num_allowed=53, num_unread=unread)
     assert found["status"] == status
     assert any(f"{unread} of {50 + unread} pairs" in one for one in found["reasons"]) == (unread > 0)
-
-
-@pytest.mark.parametrize(
-    ("fresh", "said"), [(50, "no more fresh prompts are held out"), (51, "judges all of them again")]
-)
-def test_what_would_narrow_it_is_what_there_is(fresh, said):
-    gain = {"value": 0.1, "ci_low": -0.1, "ci_high": 0.3}
-    record = {"n": 16, "num_prompts": 50, "useful_gain": 0.3, "unit": "sd", "doubt": None, "gold": {"gain": gain}}
-    (reason,) = verdict_of_confirmation(record | {"num_allowed": 50, "num_fresh": fresh})["reasons"]
-    assert said in reason
 
 
 @pytest.mark.parametrize(
@@ -257,8 +250,6 @@ def test_the_loop_of_the_docs_runs_as_it_stands():
 
 @pytest.mark.parametrize("count", [LOOKS[0], ENOUGH_TO_RISE - 1, ENOUGH_TO_RISE])
 def test_a_gain_of_few_prompts_is_said_with_its_condition_and_what_share_they_may_not_show(count):
-    gain = {"value": 0.5, "ci_low": 0.4, "ci_high": 0.6}
-    record = {"n": 16, "num_prompts": count, "useful_gain": 0.3, "unit": "sd", "doubt": None, "gold": {"gain": gain}}
-    found = verdict_of_confirmation(record | {"num_allowed": 400, "num_fresh": 400})
+    found = confirmed(0.4, 0.6, count, num_allowed=400, num_fresh=400)
     assert ("(+0.40 to +0.60 if no prompt is a disaster)" in found["headline"]) == (count < ENOUGH_TO_RISE)
     assert f"up to {100 * unseen_share(count):.2g} % of all prompts may be disasters" in found["headline"]

@@ -19,7 +19,7 @@ from rmcore.core.files import read_json_lines
 from rmcore.core.tracking import MemoryTracker
 from rmcore.data.pair import Message
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.policy.grpo.credit import LengthCredit, RewardModelCreditAssigner
+from rmcore.policy.grpo.credit import RewardModelCreditAssigner
 from rmcore.policy.grpo.grpo import make_grpo_with_rm
 from rmcore.policy.grpo.hack_stop import HackStop
 from rmcore.policy.grpo.policy_meter import QUANTITIES, PolicyMeter, StartPools
@@ -28,29 +28,14 @@ from rmcore.policy.grpo.training_run import FINISHED, PROGRESS, ROLLOUTS, Traini
 from rmcore.policy.judge import GoldJudge
 from rmcore.policy.policy import Policy
 from rmcore.policy.policy_weights import load_weights
+from small_policies import TextScorer as Scorer
+from small_policies import same, weights
 from tests.support.turn_fields import TOOLS_TURN
 
 pytestmark = pytest.mark.slow
 
 PROMPTS = ["What is 2 + 2?", "What is 2 + 3?", (Message("user", "Hi"), Message("assistant", "?"), Message("user", "A"))]
 SMALL = RlhfConfig(steps=2, prompts_per_step=2, group_size=4, measure_every=1, learning_rate=1e-3)
-
-
-class Scorer:
-    """A reward of the response's text, by one version."""
-
-    def __init__(self, reward, versions=lambda index: 1):
-        self.reward, self.versions, self.calls, self.waits = reward, versions, 0, 0
-
-    def score(self, rollouts):
-        self.calls += 1
-        rewards = [float(self.reward(rollout.steps[0].completion)) for rollout in rollouts]
-        for index, (rollout, reward) in enumerate(zip(rollouts, rewards, strict=True)):
-            rollout.meta.update(rm_score=reward, rm_score_version=self.versions(index))
-        return rewards
-
-    def wait_ready(self, timeout_s):
-        self.waits += 1
 
 
 class Away(Scorer):
@@ -88,14 +73,6 @@ def policy(folder):
 def trainer(policy, scorer, out, settings=SMALL, **options):
     options = {"max_new_tokens": 12, "device": "cpu"} | options
     return make_grpo_with_rm(policy, PROMPTS, scorer, out=out, settings=settings, **options)
-
-
-def weights(model):
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def same(first, second):
-    return all(torch.equal(value, second[name]) for name, value in first.items())
 
 
 def test_the_policy_learns_what_is_rewarded(policy, tmp_path):
@@ -205,17 +182,6 @@ def test_rollouts_are_draws_of_the_policy_and_carry_what_credit_needs(policy, tm
     finished = [rollout for rollout in seen if rollout.meta["finished"]]
     assert 0 < len(finished) < len(seen)
     assert {rollout.steps[0].completion for rollout in finished} == {""}
-
-
-def test_a_price_of_length_is_taken_off(policy, tmp_path):
-    credit, seen = RewardModelCreditAssigner(LengthCredit(0.5), mode="add"), []
-
-    def record(step, rollouts, credits):
-        seen.extend(zip(rollouts, credits, strict=True))
-
-    trainer(policy, Scorer(lambda text: 3), tmp_path, credit=credit, record=record).train()
-    assert all(value == pytest.approx(3 - 0.5 * rollout.meta["num_tokens"]) for rollout, value in seen)
-    assert len({value for _, value in seen}) > 1
 
 
 def test_credit_that_is_normalised_already_is_refused(policy, tmp_path):
@@ -382,22 +348,13 @@ def test_an_end_that_could_not_be_written_is_not_trained_past(plan, whole, tmp_p
     assert not list(tmp_path.glob("checkpoint-*"))
 
 
-class FindsEachLaterOneWorse:
-    """People who prefer the earlier response always."""
-
-    name, unit, limit, labels_per_pair, at_once, calibrates, scale = "them", "wins", 1.0, 1, None, False, None
-
-    def compare(self, asked, prompts, later, earlier):
-        return -np.ones(len(prompts))
-
-
 def test_a_watched_training_that_was_cut_off_looks_and_ends_as_one_that_was_not(plan, tmp_path):
     settings = WatchConfig(labels=40)
     prompts = [f"What is {number} + 2?" for number in range(300)]
 
     def watch(folder, seed, *rest):
         return HackStop(
-            prompts, FindsEachLaterOneWorse(), plan.scorer, folder, settings=settings, every=2, max_new_tokens=10,
+            prompts, policies.Prefers(-1), plan.scorer, folder, settings=settings, every=2, max_new_tokens=10,
             seed=seed, policy=plan.policy,
         )  # fmt: skip
 

@@ -16,6 +16,7 @@ from rmcore.policy.grpo.snapshots import Snapshots
 from rmcore.policy.judge import HookJudge
 from rmcore.policy.policy import Policy
 from rmcore.policy.stopping.pair_judges import PeopleJudge, ScoreJudge
+from small_policies import TextScorer, same, weights
 
 pytestmark = pytest.mark.slow
 
@@ -23,19 +24,6 @@ PROMPTS = [f"What is {number} + 2?" for number in range(1300)]
 TRAINED = ["What is 2 + 2?", "What is 2 + 3?", "Say a"]
 SETTINGS = RlhfConfig(steps=8, prompts_per_step=3, group_size=8, measure_every=2, learning_rate=2e-3, kl_beta=0.01)
 WATCH = WatchConfig(labels=160, final_labels=60)
-
-
-class LikesA:
-    """The reward model of these trainings: the more a the better."""
-
-    def score(self, rollouts):
-        rewards = [float(rollout.steps[0].completion.count("a")) for rollout in rollouts]
-        for rollout, reward in zip(rollouts, rewards, strict=True):
-            rollout.meta.update(rm_score=reward, rm_score_version=1)
-        return rewards
-
-    def wait_ready(self, timeout_s):
-        pass
 
 
 class CutError(Exception):
@@ -68,7 +56,14 @@ def policy(tmp_path_factory):
 
 def trainer_of(policy, out, settings, *callbacks):
     return make_grpo_with_rm(
-        policy, TRAINED, LikesA(), out=out, settings=settings, max_new_tokens=12, device="cpu", callbacks=callbacks
+        policy,
+        TRAINED,
+        TextScorer(lambda text: text.count("a")),
+        out=out,
+        settings=settings,
+        max_new_tokens=12,
+        device="cpu",
+        callbacks=callbacks,
     )
 
 
@@ -81,14 +76,6 @@ def train(policy, out, judge, settings=SETTINGS, watch=WATCH, resume=None, **giv
     stop.attach(trainer)
     trainer.train(resume_from_checkpoint=resume)
     return stop, trainer
-
-
-def weights(model):
-    return {name: value.detach().clone() for name, value in model.named_parameters()}
-
-
-def same(first, second):
-    return all(torch.equal(first[name], second[name]) for name in second)
 
 
 def test_a_reward_that_the_judge_hates_ends_early_and_leaves_the_start(policy, tmp_path):
@@ -146,20 +133,18 @@ def test_it_leaves_the_training_as_it_was(policy, tmp_path):
 def test_a_look_that_was_cut_off_asks_for_the_rest_alone(policy, tmp_path):
     """Where the state of its own step is there, as after every error of ours, nothing is sampled or asked twice."""
     judge = Judge(lambda text: float(len(text)), limit=48 + 60)
-    stop = HackStop(
-        PROMPTS, judge.of_pairs, counts_a, tmp_path / "watch", settings=WATCH, every=2,
-        max_new_tokens=12,
-    )  # fmt: skip
-    trainer = trainer_of(policy, tmp_path, SETTINGS, stop)
+
+    def watch():
+        folder = tmp_path / "watch"
+        return HackStop(PROMPTS, judge.of_pairs, counts_a, folder, settings=WATCH, every=2, max_new_tokens=12)
+
+    trainer = trainer_of(policy, tmp_path, SETTINGS, watch())
     with pytest.raises(DataError, match="CutError"):
         trainer.train()
     trainer._save_checkpoint(trainer.model, trial=None)
     asked = json.loads((tmp_path / "watch" / "look_4" / "asked.json").read_text())
     judge.limit = 10**9
-    again = HackStop(
-        PROMPTS, judge.of_pairs, counts_a, tmp_path / "watch", settings=WATCH, every=2,
-        max_new_tokens=12,
-    )  # fmt: skip
+    again = watch()
     trainer_of(policy, tmp_path, SETTINGS, again).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert json.loads((tmp_path / "watch" / "look_4" / "asked.json").read_text()) == asked
     assert [look.step for look in again.looks] == [2, 4, 6, 8]

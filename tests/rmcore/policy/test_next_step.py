@@ -177,33 +177,47 @@ def test_the_next_step_starts_from_the_best_run():
     assert so_far(runs[:1]) is None
 
 
-def test_what_is_free_comes_before_labels():
-    assert step_of(tried(unused=300, data={"pairs_per_prompt": 1})) == {"data.pairs_per_prompt": "null"}
-    assert step_of(tried(unused=9000, data={"pairs_per_prompt": 2})) == {"data.pairs_per_prompt": "8"}
-    assert step_of(tried(cut=0.69)) == {"model.max_seq_len": "256"}
+ONE = {"data": {"pairs_per_prompt": 1}}
+BY_HEART = {"gap": 0.4, "epochs": 4.0}
+FREE = {"unused": 300, "cut": 0.7, **ONE}
+UNSEEN = {"unused": 990, "num": 510, "half": 0.15, **ONE}
+STEPS = {
+    "pairs at hand come before labels": [
+        ({"unused": 300, **ONE}, {"data.pairs_per_prompt": "null"}),
+        ({"unused": 9000, "data": {"pairs_per_prompt": 2}}, {"data.pairs_per_prompt": "8"}),
+    ],
+    "so do the ends of texts": [
+        ({"cut": 0.69}, {"model.max_seq_len": "256"}),
+        ({"cut": 0.69, "token_budget": 300}, {"model.max_seq_len": "256", "train.token_budget": "512"}),
+    ],
+    "pairs learned by heart are met with more pairs before a shorter training": [
+        (BY_HEART, {"train.epochs": "2"}),
+        (BY_HEART | {"unused": 1012, "num": 80, "half": 0.1, **ONE}, {"data.pairs_per_prompt": "4"}),
+    ],
+    "a training that did not work is mended before anything else": [
+        (FREE | {"found": [WILD], "lr": 4e-5}, {"train.lr": "1e-05"}),
+        (FREE | {"found": [UNDER_TRAINED], "lr": 5e-6}, {"train.lr": "5e-05"}),
+        (FREE | {"found": [UNDER_TRAINED], "lr": 1e-4, "steps": 20}, {"train.steps": "60"}),
+    ],
+    "the cheaper of two changes with evidence comes first": [
+        ({"unused": 9000, "cut": 0.2, "epochs": 1.0, **ONE}, {"model.max_seq_len": "256"}),
+        ({"gap": 0.02, "epochs": 1.0, "cut": 0.2}, {"model.max_seq_len": "256"}),
+    ],
+    "pairs whose effect cannot be seen come before a try without a sign and after what can be seen": [
+        (UNSEEN, {"data.pairs_per_prompt": "null"}),
+        (UNSEEN | {"cut": 0.7}, {"model.max_seq_len": "256"}),
+    ],
+}
+
+
+@pytest.mark.parametrize("rule", STEPS)
+def test_the_order_of_steps(rule):
+    for run, change in STEPS[rule]:
+        assert step_of(tried(**run)) == change
+
+
+def test_texts_are_read_no_longer_than_the_model_has_positions():
     assert "model.max_seq_len" not in step_of(tried(cut=0.69, model=ModelConfig(name="minilm", max_seq_len=512)))
-    assert step_of(tried(cut=0.69, token_budget=300)) == {"model.max_seq_len": "256", "train.token_budget": "512"}
-
-
-def test_pairs_learned_by_heart_are_met_with_more_pairs_before_a_shorter_training():
-    by_heart = {"gap": 0.4, "epochs": 4.0}
-    assert step_of(tried(**by_heart)) == {"train.epochs": "2"}
-    free = tried(**by_heart, unused=1012, num=80, half=0.1, data={"pairs_per_prompt": 1})
-    assert step_of(free) == {"data.pairs_per_prompt": "4"}
-
-
-def test_a_training_that_did_not_work_is_mended_before_anything_else():
-    free = {"unused": 300, "data": {"pairs_per_prompt": 1}, "cut": 0.7}
-    assert step_of(tried(found=[WILD], lr=4e-5, **free)) == {"train.lr": "1e-05"}
-    assert step_of(tried(found=[UNDER_TRAINED], lr=5e-6, **free)) == {"train.lr": "5e-05"}
-    assert step_of(tried(found=[UNDER_TRAINED], lr=1e-4, steps=20, **free)) == {"train.steps": "60"}
-
-
-def test_the_cheaper_of_two_changes_with_evidence_comes_first():
-    assert step_of(tried(unused=9000, cut=0.2, epochs=1.0, data={"pairs_per_prompt": 1})) == {
-        "model.max_seq_len": "256"
-    }
-    assert step_of(tried(gap=0.02, epochs=1.0, cut=0.2)) == {"model.max_seq_len": "256"}
 
 
 def rates_around(run):
@@ -219,13 +233,6 @@ def test_a_change_that_the_held_out_pairs_cannot_show_gives_way_to_labels_with_t
     more = next_step([few, *(run._replace(over_first=share(-0.05, 0.1)) for run in rates_around(few))])
     assert changes(more) == {"data.source": "MORE_PAIRS"}
     assert re.search(r"about [\d,]+ held-out ones", more["evidence"])
-
-
-def test_pairs_at_hand_come_before_a_try_without_a_sign_also_where_their_effect_cannot_be_seen():
-    """And after a change whose effect can be: longer texts here."""
-    free = {"unused": 990, "num": 510, "half": 0.15, "data": {"pairs_per_prompt": 1}}
-    assert step_of(tried(**free)) == {"data.pairs_per_prompt": "null"}
-    assert step_of(tried(**free, cut=0.7)) == {"model.max_seq_len": "256"}
 
 
 def test_the_number_of_labels_follows_the_chains_own_learning_curve():

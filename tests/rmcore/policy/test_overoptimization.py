@@ -89,37 +89,27 @@ def test_pools_may_differ_in_size():
     assert curve.num_samples == 19 * 64 + 20
 
 
-def spoil_nan(proxy, gold):
-    gold[0][3] = math.nan
-
-
-def spoil_lengths(proxy, gold):
-    gold[0] = gold[0][:-1]
-
-
-def spoil_few(proxy, gold):
-    proxy[0], gold[0] = proxy[0][:3], gold[0][:3]
-
-
-def spoil_constant(proxy, gold):
-    proxy[:] = [np.ones_like(pool) for pool in proxy]
+def with_first(pools, change):
+    return [change(pools[0]), *pools[1:]]
 
 
 @pytest.mark.parametrize(
-    ("spoil", "error", "words"),
+    ("spoiled", "error", "words"),
     [
-        (spoil_nan, DataError, "1 of the gold rewards are not finite"),
-        (spoil_lengths, DataError, "every sample needs"),
-        (spoil_few, DataError, "at least 4"),
-        (spoil_constant, ConfigError, "one and the same reward"),
-        (lambda proxy, gold: (proxy.clear(), gold.clear()), DataError, "there must be some"),
+        (lambda p, g: (p, with_first(g, lambda pool: pool * [math.nan, *[1] * 7])), DataError, "1 of the gold rewards"),
+        (lambda p, g: (p, with_first(g, lambda pool: pool[:-1])), DataError, "every sample needs"),
+        (
+            lambda p, g: (with_first(p, lambda pool: pool[:3]), with_first(g, lambda pool: pool[:3])),
+            DataError,
+            "at least 4",
+        ),
+        (lambda p, g: ([np.ones_like(pool) for pool in p], g), ConfigError, "one and the same reward"),
+        (lambda p, g: ([], []), DataError, "there must be some"),
     ],
 )
-def test_what_cannot_be_judged_is_refused(spoil, error, words):
-    proxy, gold = world(1, 0.2, num_prompts=5, size=8)
-    spoil(proxy, gold)
+def test_what_cannot_be_judged_is_refused(spoiled, error, words):
     with pytest.raises(error, match=words):
-        overoptimization(proxy, gold)
+        overoptimization(*spoiled(*world(1, 0.2, num_prompts=5, size=8)))
 
 
 @pytest.mark.slow

@@ -142,21 +142,23 @@ def test_what_is_not_there_is_said(name):
         Policy.load(name)
 
 
-def test_an_encoder_is_no_policy(copied):
-    BertConfig(architectures=["BertForMaskedLM"]).save_pretrained(copied)
-    with pytest.raises(ModelError, match="no causal language model: its architecture is BertForMaskedLM"):
-        Policy.load(copied)
+UNUSABLE = {
+    "an encoder": (
+        lambda folder: BertConfig(architectures=["BertForMaskedLM"]).save_pretrained(folder),
+        "no causal language model: its architecture is BertForMaskedLM",
+    ),
+    "adapters": (lambda folder: (folder / "adapter_config.json").write_text("{}"), "merge_and_unload"),
+    "a larger model's tokenizer": (
+        lambda folder: change_json(folder / "config.json", vocab_size=300), "the model knows 300 tokens"
+    ),
+}  # fmt: skip
 
 
-def test_adapters_beside_the_weights_are_refused(copied):
-    (copied / "adapter_config.json").write_text("{}")
-    with pytest.raises(ModelError, match="merge_and_unload"):
-        Policy.load(copied)
-
-
-def test_a_tokenizer_of_a_larger_model_is_refused(copied):
-    change_json(copied / "config.json", vocab_size=300)
-    with pytest.raises(ModelError, match=r"the model knows 300 tokens"):
+@pytest.mark.parametrize("kind", UNUSABLE)
+def test_a_folder_that_holds_something_else_is_refused(kind, copied):
+    change, words = UNUSABLE[kind]
+    change(copied)
+    with pytest.raises(ModelError, match=words):
         Policy.load(copied).fitting_ids(["What is 2 + 2?"], 8)
 
 

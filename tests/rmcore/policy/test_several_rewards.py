@@ -26,19 +26,6 @@ PROMPTS = ["What is 2 + 2?", "What is 2 + 3?", "What is 7 + 3?"]
 SMALL = RlhfConfig(steps=2, prompts_per_step=3, group_size=4, measure_every=1, learning_rate=1e-3)
 
 
-class Lengths:
-    """The own reward: the response's length."""
-
-    def score(self, rollouts):
-        rewards = [float(len(rollout.steps[0].completion)) for rollout in rollouts]
-        for rollout, reward in zip(rollouts, rewards, strict=True):
-            rollout.meta.update(rm_score=reward, rm_score_version=1)
-        return rewards
-
-    def wait_ready(self, timeout_s):
-        """Always there."""
-
-
 def function(of_response):
     return HookJudge("mine:one", lambda prompt, response: float(of_response(response)))
 
@@ -53,10 +40,8 @@ def trained(policy, out, judge, weight=0.5, **options):
     advantages, seen = [], []
     options |= {"record": lambda step, rollouts, credits: seen.append(rollouts)}
     settings = SMALL.model_copy(update={"more_rewards": {judge.name: weight}})
-    one = make_grpo_with_rm(
-        policy, PROMPTS, Lengths(), out=out, settings=settings, further=(judge,), max_new_tokens=12, device="cpu",
-        **options,
-    )  # fmt: skip
+    options |= {"settings": settings, "further": (judge,), "max_new_tokens": 12, "device": "cpu"}
+    one = make_grpo_with_rm(policy, PROMPTS, policies.TextScorer(len), out=out, **options)
     whole = one._generate_and_score_completions
 
     def watched(inputs):

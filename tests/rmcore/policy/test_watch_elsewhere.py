@@ -5,7 +5,6 @@ import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -57,18 +56,6 @@ STUBS = {
 }
 
 
-class Judge:
-    """People who always prefer the later answer, or always the earlier one."""
-
-    name, unit, limit, labels_per_pair, at_once, calibrates, scale = "them", "wins", 1.0, 1, None, False, None
-
-    def __init__(self, preferred):
-        self.preferred = preferred
-
-    def compare(self, asked, prompts, later, earlier):
-        return np.full(len(prompts), self.preferred)
-
-
 def update(actor):
     """A step of training: other weights."""
     with torch.no_grad():
@@ -92,7 +79,7 @@ def test_a_watch_ends_their_loop_where_gold_turns_and_not_where_it_gains(tool, p
     known = {
         "AutoModelForCausalLM": AutoModelForCausalLM, "AutoTokenizer": AutoTokenizer, "Path": Path, "start": start,
         "SimpleNamespace": SimpleNamespace, "STEPS": STEPS, "EVERY": EVERY, "update": update,
-        "held_out_prompts": [f"What is {number} + 2?" for number in range(300)], "judge": Judge(preferred),
+        "held_out_prompts": [f"What is {number} + 2?" for number in range(300)], "judge": policies.Prefers(preferred),
         "reward": lambda prompts, texts: [float(len(one)) for one in texts],
         "save_every": EVERY, "max_steps": STEPS,
         "HackStop": lambda prompts, judge, reward, folder, every: HackStop(
