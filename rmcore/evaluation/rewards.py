@@ -4,7 +4,7 @@ A NaN reward would silently turn every mean into NaN or, worse, drop out of a co
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -123,17 +123,10 @@ class RewardTable:
     def take(self, mask: BoolArray) -> "RewardTable":
         """The pairs where `mask` (P,) is true, with prompts renumbered."""
         ids, prompt = np.unique(self.prompt[mask], return_inverse=True)
-        return RewardTable(
-            chosen=self.chosen[mask],
-            rejected=self.rejected[mask],
-            prompt=prompt.astype(np.int64),
-            num_prompts=len(ids),
-            chosen_chars=self.chosen_chars[mask],
-            rejected_chars=self.rejected_chars[mask],
-            subset=self.subset[mask],
-            beta=self.beta,
-            chosen_probability=None if self.chosen_probability is None else self.chosen_probability[mask],
-        )
+        by_pair = ("chosen", "rejected", "chosen_chars", "rejected_chars", "subset")
+        taken = {name: getattr(self, name)[mask] for name in by_pair}
+        known = None if self.chosen_probability is None else self.chosen_probability[mask]
+        return replace(self, **taken, prompt=prompt.astype(np.int64), num_prompts=len(ids), chosen_probability=known)
 
 
 def _chosen_probability(frame: pd.DataFrame, name: str) -> FloatArray | None:

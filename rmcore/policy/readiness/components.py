@@ -16,8 +16,8 @@ from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.evaluation.uncertainty import GainValue, MetricValue, bounded_mean, cluster_bootstrap
 from rmcore.policy.overoptimization import Method, overoptimization
-from rmcore.policy.readiness.rank import without_length
-from rmcore.policy.sampling.best_of_n import best_of_n_win_rate, by_unit, reaching
+from rmcore.policy.readiness.rank import win_rates, without_length
+from rmcore.policy.sampling.best_of_n import by_unit, reaching
 
 WIN_COUNTS = (4, 16, 64)
 """n of the best-of-n win rates."""
@@ -108,16 +108,8 @@ def on_policy_parts(
     sizes = [len(pool) for pool in pools.rewards]
     most = {n: min(size for size, kept in zip(sizes, reaching(sizes, n + 1), strict=True) if kept) for n in WIN_COUNTS}
     for n in sorted({n for n in WIN_COUNTS if n < most[n]} | {min(DECIDING, most[DECIDING] - 1)}):
-        kept = reaching(sizes, n + 1)
-        wins = np.array(
-            [
-                best_of_n_win_rate(r, j, n) if own else 0.0
-                for r, j, own in zip(pools.rewards, pools.judged, kept, strict=True)
-            ]
-        )
-        ratios[f"win_rate_{n}"] = (wins, kept.astype(np.float64))
-    moments = np.array([_moments(*one) for one in zip(pools.rewards, pools.lengths, pools.judged, strict=True)])
-    moments = by_unit(moments, units)
+        ratios[f"win_rate_{n}"] = win_rates(pools.rewards, pools.judged, n)
+    moments = by_unit(np.array([*map(_moments, pools.rewards, pools.lengths, pools.judged)]), units)
     ratios = {name: (by_unit(top, units), by_unit(bottom, units)) for name, (top, bottom) in ratios.items()}
 
     # The ceiling of the point estimate, then one a resample: it was estimated from other pairs, so independently.

@@ -64,16 +64,11 @@ def conditions(config: ReadinessConfig, choice: int = DECIDING) -> tuple[Conditi
     """
     gain = f"gain of the true reward at the planned {config.planned_kl:g} nats"
     asked, fall = f"{gain}, at best", f"{gain} minus the highest gain at a lower KL"
+    choose, beats = f"win_rate_{choice}", f"how often the best of {choice} beats another sample"
     for_rl = Condition("hard_accuracy", "hard_accuracy", 0.5, "accuracy where the shorter sample is better", "high")
     return (
         Condition("planned_gain", "planned_gain", 0.0, gain, "low"),
-        Condition(
-            f"win_rate_{choice}",
-            f"win_rate_{choice}",
-            0.5,
-            f"how often the best of {choice} beats another sample",
-            "low",
-        ),
+        Condition(choose, choose, 0.5, beats, "low"),
         Condition("worthwhile_gain", "planned_gain", config.min_gain, asked, "high"),
         Condition("fall", "planned_fall", -config.min_gain, fall, "high"),
         *(() if config.planned_optimizer == "best_of_n" else (for_rl,)),
