@@ -287,12 +287,7 @@ class Endpoint:
             self._require_answers(missing)
 
     def _require_answers(self, missing: Sequence[Question]) -> None:
-        """Refuse where questions are left.
-
-        Raises:
-            ConfigError: all were refused.
-            JudgementsWantedError: the budget is spent.
-        """
+        """Refuse where questions are left, as all were refused, or the budget is spent."""
         if self._pending:
             raise ConfigError(self._pending[0][1].refusal)
         num_left = sum(self._key(question) not in self.answers.known for question in missing)
@@ -416,11 +411,7 @@ class Endpoint:
         return ServingError(f"{self._who} {why}. {advice}")
 
     def _take(self, question: Question, reply: Reply, is_answer: bool) -> None:
-        """Count and keep a reply; a refusal is kept once any question is answered.
-
-        Raises:
-            ConfigError: the first questions are all refused, or a budget limits nothing.
-        """
+        """Count and keep a reply; a refusal is kept once any question is answered, and the first may not all be one."""
         self.budget.add(reply)
         self._pending.append((question, reply))
         if self._is_answering:
@@ -433,11 +424,7 @@ class Endpoint:
             self._require_usage()
 
     def _require_usage(self) -> None:
-        """Refuse a budget that limits nothing.
-
-        Raises:
-            ConfigError: there is one in money, and the server counts no tokens.
-        """
+        """Refuse a budget in money, which limits nothing where the server counts no tokens."""
         said = f"{self._who} does not say how many tokens an answer took, or gives numbers that cannot be right"
         if self.settings.max_cost is not None:
             raise ConfigError(

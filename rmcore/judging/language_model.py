@@ -202,12 +202,7 @@ def _generator_of(prompt: Prompt, texts: Sequence[str]) -> np.random.Generator:
 
 
 def _known(utilities: Sequence[FloatArray], is_known: Callable[[int, int], bool]) -> list[FloatArray]:
-    """Utilities of each prompt's answers, (K,) each; NaN of those of several of which nothing was read.
-
-    Args:
-        utilities: by prompt.
-        is_known: whether anything was, by the number of a prompt and the place of its answer.
-    """
+    """Utilities of each prompt's answers, (K,) each; NaN of one of several of which nothing was read."""
     return [
         np.array([value if len(pool) == 1 or is_known(at, place) else np.nan for place, value in enumerate(pool)])
         for at, pool in enumerate(utilities)

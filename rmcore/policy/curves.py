@@ -51,10 +51,7 @@ def curves_of_file(
             ).to_dict()
             for method in METHODS
         ]
-        file = out / f"overoptimization_{_file_name(name)}.png"
+        letters = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)
+        file = out / f"overoptimization_{letters}.png"
         figures[name] = save(overoptimization_figure(name, curves[name]), file)
     return {"samples": str(samples), "gold": gold, "proxies": curves}, figures
-
-
-def _file_name(name: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)

@@ -201,10 +201,12 @@ def _pools(table: pd.DataFrame) -> Iterator[tuple[LoggedPool, Ratings]]:
         # A margin below zero speaks against its own label, so it is not known what it measures.
         annotated = bool(np.isfinite(margins).all() and (margins >= 0).all())
         rated = rate_answers(better, worse, margins if annotated else np.ones(len(pairs)), len(texts))
-        rewards = np.concatenate([pairs["reward_chosen"], pairs["reward_rejected"]])
+        # One reward an answer: scored in other batches, those of one text may differ by rounding.
+        rewards, answer_of = (np.concatenate(sides) for sides in ([pairs[name] for name in _REWARDS], (better, worse)))
+        mean_rewards = np.bincount(answer_of, rewards) / np.bincount(answer_of)
         pool = LoggedPool(
             prompt_id=str(pairs["prompt_id"].iloc[0]),
-            rewards=_means(rewards, np.concatenate([better, worse]), len(texts))[rated.answers],
+            rewards=mean_rewards[rated.answers],
             strength=rated.strength,
             lengths=np.array([float(len(texts[answer])) for answer in rated.answers]),
             annotated=annotated,
@@ -222,11 +224,6 @@ def compared_texts(pairs: pd.DataFrame) -> tuple[npt.NDArray[np.object_], IntArr
     )
     better, worse = answer_of.astype(np.int64).reshape(2, -1)
     return texts, better, worse
-
-
-def _means(rewards: FloatArray, answer_of: IntArray, size: int) -> FloatArray:
-    """One reward an answer; scored in other batches, those of one text may differ by rounding."""
-    return np.asarray(np.bincount(answer_of, rewards, size) / np.bincount(answer_of, minlength=size))
 
 
 def _in_deviations(pools: Sequence[LoggedPool]) -> list[FloatArray]:

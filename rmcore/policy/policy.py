@@ -257,17 +257,17 @@ def _check_causal(name: str, config: PretrainedConfig) -> None:
             f"{name} is a classifier ({architectures[0]}), such as a reward model: it cannot write text. Name a causal "
             "language model as the policy."
         )
-    known = {name for names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() for name in _as_tuple(names)}
+    known = {
+        name
+        for names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+        for name in ([names] if isinstance(names, str) else names)
+    }
     own_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     if config.is_encoder_decoder or not (own_code or known & set(architectures)):
         raise ModelError(
             f"{name} is no causal language model: its architecture is {', '.join(architectures) or 'not named'}. Name "
             "one whose config.json says ...ForCausalLM."
         )
-
-
-def _as_tuple(names: Any) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _stop_ids(folder: Path, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

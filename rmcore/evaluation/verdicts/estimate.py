@@ -123,7 +123,8 @@ def estimate_over_seeds(samples: Sequence[SeedSample], *, num_prompts: float | N
         prompts). Miller 2024, Adding error bars to evals, arXiv:2411.00640 (prompts as clusters, paired differences).
     """
     _check(samples, num_prompts, prompts_shared)
-    ordered = sorted(samples, key=_order)  # seeds have no order, to the last digit
+    # Seeds have no order, to the last digit.
+    ordered = sorted(samples, key=lambda one: (one.value, 0.0 if one.replicates is None else one.replicates.sum()))
     values = np.array([sample.value for sample in ordered])
     replicates = [sample.replicates for sample in ordered if sample.replicates is not None]
     # Own prompts need no replicates: their error is in the spread over seeds, except where there is one seed only.
@@ -178,13 +179,7 @@ def shared_variances(crossed: FloatArray, num_prompts: float) -> tuple[float, fl
 
 
 def _spread(values: FloatArray, crossed: FloatArray | None, num_prompts: float) -> TInterval | PercentileInterval | str:
-    """Compute what the interval is made of, or say why there is none.
-
-    Args:
-        values: (S,) of the seeds.
-        crossed: (S, B) replicates with common prompt weights; None where the spread over seeds says everything.
-        num_prompts: C behind `crossed`.
-    """
+    """What the interval is made of, of (S,) values and their (S, B) replicates of C prompts, or why there is none."""
     if crossed is None:
         return _NO_SPREAD if len(values) == 1 else TInterval(_mean(values), (_seed_component(values),))
     centre, defined = _mean(values), crossed[:, ~np.isnan(crossed).any(axis=0)]
@@ -215,10 +210,6 @@ def _limits(spread: TInterval | PercentileInterval) -> tuple[float, float] | str
 
 def _mean(values: FloatArray) -> float:
     return float(values.mean()) if np.ptp(values) else float(values[0])  # equal values keep their last digit
-
-
-def _order(sample: SeedSample) -> tuple[float, float]:
-    return sample.value, 0.0 if sample.replicates is None else float(sample.replicates.sum())
 
 
 def _check(samples: Sequence[SeedSample], num_prompts: float | None, prompts_shared: bool) -> None:

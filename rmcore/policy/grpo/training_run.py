@@ -91,7 +91,7 @@ def train_policy(plan: TrainingPlan, folder: Path, *, seed: int, tracker: Tracke
         return
     folder.mkdir(parents=True, exist_ok=True)
     state = _rewind(folder)
-    run = _Run(plan, folder, seed, tracker, report)
+    run, price = _Run(plan, folder, seed, tracker, report), plan.settings.length_penalty
     watch = None if plan.watch is None else plan.watch(folder / "watch", seed, plan.meter.reward)
     trainer = make_grpo_with_rm(
         plan.policy,
@@ -99,7 +99,7 @@ def train_policy(plan: TrainingPlan, folder: Path, *, seed: int, tracker: Tracke
         plan.scorer,
         out=folder,
         settings=plan.settings,
-        credit=_credit(plan.settings),
+        credit=RewardModelCreditAssigner(LengthCredit(price), mode="add") if price else None,
         further=plan.further,
         temperature=plan.meter.temperature,
         max_new_tokens=plan.meter.max_new_tokens,
@@ -258,12 +258,6 @@ class _Run(TrainerCallback):
 
     def _track(self, step: int, values: Mapping[str, float]) -> None:
         self.tracker.metrics(step, {f"policy/{name}_seed{self.seed}": value for name, value in values.items()})
-
-
-def _credit(settings: RlhfConfig) -> RewardModelCreditAssigner:
-    if settings.length_penalty == 0:
-        return RewardModelCreditAssigner()
-    return RewardModelCreditAssigner(LengthCredit(settings.length_penalty), mode="add")
 
 
 def _rewind(folder: Path) -> Path | None:

@@ -3,10 +3,10 @@
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pandas as pd
 import torch
@@ -17,7 +17,7 @@ from rmcore.data.pair import Prompt, as_prompts, prompt_messages
 from rmcore.models.device import pick_device
 from rmcore.policy.policy import Policy
 from rmcore.policy.sampling.generate_sampler import GenerateSampler
-from rmcore.policy.sampling.sample_file import SampleFile, open_samples
+from rmcore.policy.sampling.sample_file import open_samples
 from rmcore.policy.sampling.sampler import Sample, Sampler, SamplingSettings
 from rmcore.policy.sampling.vllm_sampler import VllmSampler
 from rmcore.serving.vllm_process import find_vllm
@@ -107,7 +107,8 @@ def draw_samples(
                     f"{error}\nThe samples of {len(file.stored)} of {len(prompt_ids)} prompts are stored in {out}; the "
                     "same call continues with the others."
                 ) from error
-        return SampleSet(_frame(file, prompt_ids), sampler.name)
+        rows = [asdict(sample) for index in prompt_ids for sample in file.stored[index]]
+        return SampleSet(pd.DataFrame(rows), sampler.name)
 
 
 def choose_sampler(engine: EngineName, device: torch.device) -> Sampler:
@@ -132,8 +133,3 @@ def _prompts_digest(prompts: Sequence[Prompt]) -> str:
         for prompt in prompts
     ]
     return hashlib.sha256(json.dumps(dialogues).encode()).hexdigest()
-
-
-def _frame(file: SampleFile, prompts: Iterable[int]) -> pd.DataFrame:
-    rows: list[dict[str, Any]] = [asdict(sample) for index in prompts for sample in file.stored[index]]
-    return pd.DataFrame(rows)
