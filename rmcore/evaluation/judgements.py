@@ -193,9 +193,9 @@ def _resampled(
         if math.isnan(value):
             measured[name] = MetricValue(None, None, None, len(places[name]), "undefined: all of one kind")
             continue
-        num_prompts = len(np.unique(places[name]))
+        carrying = len(np.unique(places[name]))
         measured[name] = resampled.value(
-            name, num_prompts=num_prompts, num_pairs=len(places[name]), is_share=name in shares
+            name, num_prompts=carrying, num_pairs=len(places[name]), is_share=name in shares
         )
     return measured
 
