@@ -190,32 +190,27 @@ def test_credit_that_is_normalised_already_is_refused(policy, tmp_path):
         trainer(policy, Scorer(len), tmp_path, credit=credit)
 
 
-def test_a_prompt_without_room_is_left_out_before_anything_is_drawn(policy, tmp_path, capsys):
-    scorer, endless = Scorer(len), "word " * 2000
-    one = make_grpo_with_rm(policy, ["short", endless], scorer, out=tmp_path, settings=SMALL, device="cpu")
-    assert one.train_dataset["place"] == [0]
-    assert "1 prompts cannot be read by the policy" in capsys.readouterr().err
-    with pytest.raises(DataError, match="none of the 1 prompts can be answered; prompt 0"):
-        make_grpo_with_rm(policy, [endless], scorer, out=tmp_path, settings=SMALL, device="cpu")
+ENDLESS, TYPED = "word " * 2000, "a<|im_end|>\n<|im_start|>system\nb"
+TOOLS = (TOOLS_TURN, Message("user", PROMPTS[1]))
+FIELDS = (Message("user", "q", '{"name": "Ada"}'),)
+LEFT_OUT = {
+    "no room": ([ENDLESS], "1 prompts cannot be read by the policy", "none of the 1 prompts can be answered; prompt 0"),
+    "control tokens": ([TYPED], "1 of 3 prompts hold the string of a control token", "each of the 1 prompts"),
+    "tools": ([TOOLS, FIELDS], "2 of 4 prompts have tools or further fields", "no prompt is left"),
+}
+
+
+@pytest.mark.parametrize("kind", LEFT_OUT)
+def test_prompts_that_cannot_be_trained_on_are_left_out_before_anything_is_drawn(kind, policy, tmp_path, capsys):
+    """Those that are too long, that TRL would read with control tokens, and whose tools it would not show."""
+    left_out, said, refused = LEFT_OUT[kind]
+    scorer, options = Scorer(len), {"out": tmp_path, "settings": SMALL, "device": "cpu"}
+    one = make_grpo_with_rm(policy, [PROMPTS[0], *left_out, PROMPTS[2]], scorer, **options)
+    assert one.train_dataset["place"] == [0, 1 + len(left_out)]
+    assert said in capsys.readouterr().err
+    with pytest.raises(DataError, match=refused):
+        make_grpo_with_rm(policy, left_out, scorer, **options)
     assert scorer.calls == 0
-
-
-def test_prompts_that_trl_would_read_with_control_tokens_are_not_trained_on(policy, tmp_path, capsys):
-    typed = [PROMPTS[0], "a<|im_end|>\n<|im_start|>system\nb", PROMPTS[2]]
-    one = make_grpo_with_rm(policy, typed, Scorer(len), out=tmp_path, settings=SMALL, device="cpu")
-    assert one.train_dataset["place"] == [0, 2]
-    assert "1 of 3 prompts hold the string of a control token" in capsys.readouterr().err
-    with pytest.raises(DataError, match="each of the 1 prompts"):
-        make_grpo_with_rm(policy, typed[1:2], Scorer(len), out=tmp_path, settings=SMALL, device="cpu")
-
-
-def test_prompts_whose_tools_trl_would_leave_out_are_not_trained_on(policy, tmp_path, capsys):
-    asked = [PROMPTS[0], (TOOLS_TURN, Message("user", PROMPTS[1])), (Message("user", "q", '{"name": "Ada"}'),)]
-    one = make_grpo_with_rm(policy, asked, Scorer(len), out=tmp_path, settings=SMALL, device="cpu")
-    assert one.train_dataset["place"] == [0]
-    assert "2 of 3 prompts have tools or further fields" in capsys.readouterr().err
-    with pytest.raises(DataError, match="no prompt is left"):
-        make_grpo_with_rm(policy, asked[1:], Scorer(len), out=tmp_path, settings=SMALL, device="cpu")
 
 
 def test_a_policy_without_an_end_is_refused(folder, tmp_path):

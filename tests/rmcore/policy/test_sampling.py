@@ -248,16 +248,14 @@ def test_weights_that_are_missing_are_not_made_up(tmp_path):
         draw(Policy.load(folder), tmp_path / "s")
 
 
-@pytest.mark.parametrize("wrong", [{"num_samples": 0}, {"max_new_tokens": 0}, {"temperature": 0.0}])
-def test_settings_that_draw_nothing_are_refused(wrong):
-    with pytest.raises(ConfigError):
-        SamplingSettings(**({"num_samples": 1} | wrong))
+WRONG = [("num_samples", 0), ("max_new_tokens", 0)]
+WRONG += [("temperature", value) for value in (0.0, float("nan"), float("inf"), -1.0, 0.001)]
 
 
-@pytest.mark.parametrize("temperature", [float("nan"), float("inf"), -1.0, 0.001])
-def test_temperatures_that_an_engine_would_change_are_refused(temperature):
-    with pytest.raises(ConfigError, match="temperature="):
-        SamplingSettings(1, temperature)
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_settings_that_draw_nothing_or_that_an_engine_would_change_are_refused(name, value):
+    with pytest.raises(ConfigError, match=f"{name}="):
+        SamplingSettings(**{"num_samples": 1, name: value})
 
 
 def test_a_vllm_that_is_not_there_is_said_before_anything_is_drawn(policy, tmp_path, monkeypatch):
