@@ -7,13 +7,14 @@ prompt. Axes: B resamples, C prompts, P pairs.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import logit
 
 from rmcore.core.arrays import BoolArray, FloatArray, IntArray
 from rmcore.evaluation.rewards import RewardTable
+from rmcore.evaluation.uncertainty import MetricValue, Resampled
 
 PERCENTILES = (5, 25, 50, 75, 95)
 SIDE_THRESHOLDS = (0.3, 0.5, 0.7)
@@ -28,7 +29,7 @@ ALIKE = (BY_PROMPT, "within_prompt_reward_variance")
 
 @dataclass(frozen=True, slots=True)
 class PairMean:
-    """A metric that is the mean of a per-pair value over some of the pairs."""
+    """A metric that is the mean of a per-pair value over some of the pairs, less that over others where there are."""
 
     name: str
     values: FloatArray
@@ -39,6 +40,10 @@ class PairMean:
     """Whether the values lie between 0 and 1, wrong and right."""
     undefined: str
     """Why there is no value, should no pair count."""
+    is_difference: bool = False
+    """Whether it may be below 0, down to -1."""
+    other: BoolArray | None = None
+    """(P,) pairs whose mean is taken off; None: nothing is."""
 
 
 def pair_means(table: RewardTable) -> list[PairMean]:
@@ -94,7 +99,21 @@ def mean_statistic(mean: PairMean, prompt: IntArray, weights: FloatArray) -> Flo
     sums = np.bincount(index, mean.values[mean.mask], minlength=len(involved))
     counts = np.bincount(index, minlength=len(involved)).astype(np.float64)
     used = weights if len(involved) == weights.shape[1] else weights[:, involved]
-    return ratio(used @ sums, used @ counts)
+    values = ratio(used @ sums, used @ counts)
+    if mean.other is None:
+        return values
+    return values - mean_statistic(replace(mean, mask=mean.other, other=None), prompt, weights)
+
+
+def mean_value(mean: PairMean, prompt: IntArray, resampled: Resampled) -> MetricValue:
+    """A `PairMean` of (P,) prompts with its interval; without a value, and with the reason, where no pair counts."""
+    masks = [mask for mask in (mean.mask, mean.other) if mask is not None]
+    if not all(mask.any() for mask in masks):
+        return MetricValue(None, None, None, 0, mean.undefined)
+    sizes = prompt_sizes(prompt[np.any(masks, axis=0)])
+    num_pairs = sum(int(mask.sum()) for mask in masks)
+    kind = {"is_share": mean.is_share, "is_difference": mean.is_difference}
+    return resampled.value(mean.name, num_prompts=len(sizes), num_pairs=num_pairs, sizes=sizes, **kind)
 
 
 def prompt_sizes(prompt: IntArray) -> FloatArray:

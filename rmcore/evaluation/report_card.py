@@ -22,12 +22,12 @@ from rmcore.evaluation.ranking import (
     SIDE_THRESHOLDS,
     MarginPercentiles,
     OverBaseline,
-    PairMean,
     PooledSides,
     PromptMean,
     Spread,
     correctness,
     mean_statistic,
+    mean_value,
     pair_means,
     prompt_sizes,
     softplus,
@@ -100,26 +100,12 @@ def evaluate_pairs(
         compute, table.num_prompts, num_resamples=num_resamples, seed=seed, row_size=table.num_pairs, report=report
     )
     metrics = {
-        name: _mean_value(by_name[name], table, resampled) if name in by_name else _value(name, table, resampled)
+        name: mean_value(by_name[name], table.prompt, resampled) if name in by_name else _value(name, table, resampled)
         for name in resampled.point
     }
     metrics["ece_debiased"] = _calibration_error(table, 1.0, num_bins)
     fit, judge = _temperature_split(rewards, calibration, beta)
     return metrics | _tempered(fit, judge, num_resamples, num_bins, seed, prefixed(report, "temperature"))
-
-
-def _mean_value(mean: PairMean, table: RewardTable, resampled: Resampled) -> MetricValue:
-    """Value and interval of a mean over the pairs of its mask."""
-    num_pairs = int(mean.mask.sum())
-    if num_pairs == 0:
-        return MetricValue(None, None, None, 0, mean.undefined)
-    return resampled.value(
-        mean.name,
-        num_prompts=len(np.unique(table.prompt[mean.mask])),
-        num_pairs=num_pairs,
-        is_share=mean.is_share,
-        sizes=prompt_sizes(table.prompt[mean.mask]),
-    )
 
 
 def _value(name: str, table: RewardTable, resampled: Resampled) -> MetricValue:

@@ -35,7 +35,7 @@ from rmcore.core.errors import DataError
 from rmcore.core.progress import Report, silent
 from rmcore.data.pair import CHOSEN_PROBABILITY, PreferencePair
 from rmcore.evaluation.calibration import BinnedCalibration
-from rmcore.evaluation.ranking import PairMean, mean_statistic, prompt_sizes
+from rmcore.evaluation.ranking import PairMean, mean_statistic, mean_value, prompt_sizes
 from rmcore.evaluation.rewards import LENGTH_MATCHED
 from rmcore.evaluation.uncertainty import Compute, MetricValue, Resampled, cluster_bootstrap
 from rmcore.judging.judge import Judge
@@ -204,30 +204,11 @@ def compare_judges(
     prompt_ids, prompt = np.unique([pair.prompt_id for pair in pairs], return_inverse=True)
     both = np.isfinite(a) & np.isfinite(b)
     means = [
-        _Mean("agreement_difference", (_filled(a) - _filled(b)) / 2, both, False, "", is_difference=True),
-        _Mean("mutual_agreement", (np.sign(a) == np.sign(b)).astype(np.float64), both, True, ""),
+        PairMean("agreement_difference", (_filled(a) - _filled(b)) / 2, both, False, "", is_difference=True),
+        PairMean("mutual_agreement", (np.sign(a) == np.sign(b)).astype(np.float64), both, True, ""),
     ]
     values = _Prompts(prompt, len(prompt_ids), 1000, seed).means(means)
     return {name: value.to_dict() for name, value in values.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class _Mean(PairMean):
-    """A mean over pairs, less that over other pairs where there is `other`; `is_difference` if it may be below 0."""
-
-    is_difference: bool = False
-    other: BoolArray | None = None
-
-    def of(self, prompt: IntArray, weights: FloatArray) -> FloatArray:
-        """(B, C) weights of prompts -> (B,)."""
-        mean = mean_statistic(self, prompt, weights)
-        return mean if self.other is None else mean - mean_statistic(replace(self, mask=self.other), prompt, weights)
-
-    @property
-    def num(self) -> int:
-        """Pairs that it is over; 0 where one side of a difference has none."""
-        counts = [int(mask.sum()) for mask in (self.mask, self.other) if mask is not None]
-        return sum(counts) if min(counts) else 0
 
 
 @dataclass(frozen=True)
@@ -249,27 +230,19 @@ class _Prompts:
             compute, self.num_prompts, num_resamples=self.num_resamples, seed=self.seed, row_size=size
         )
 
-    def value(self, resampled: Resampled, name: str, mask: BoolArray, num_pairs: int, **kind: bool) -> MetricValue:
+    def value(self, resampled: Resampled, name: str, mask: BoolArray, **kind: bool) -> MetricValue:
         """One of them with its interval over the prompts of the pairs that count; kind as of `metric_value`."""
         sizes = prompt_sizes(self.prompt[mask])
-        return resampled.value(name, num_prompts=len(sizes), num_pairs=num_pairs, sizes=sizes, **kind)
+        return resampled.value(name, num_prompts=len(sizes), num_pairs=int(mask.sum()), sizes=sizes, **kind)
 
-    def means(self, means: Sequence[_Mean]) -> dict[str, MetricValue]:
+    def means(self, means: Sequence[PairMean]) -> dict[str, MetricValue]:
         """Each mean with its 95 % interval; without one, and with the reason, where no pair counts."""
 
         def compute(weights: FloatArray) -> dict[str, FloatArray]:
-            return {mean.name: mean.of(self.prompt, weights) for mean in means}
+            return {mean.name: mean_statistic(mean, self.prompt, weights) for mean in means}
 
-        resampled, values = self.resampled(compute), {}
-        for mean in means:
-            mask, kind = mean.mask, {"is_share": mean.is_share, "is_difference": mean.is_difference}
-            mask = mask if mean.other is None else mask | mean.other
-            values[mean.name] = (
-                self.value(resampled, mean.name, mask, mean.num, **kind)
-                if mean.num
-                else MetricValue(None, None, None, 0, mean.undefined)
-            )
-        return values
+        resampled = self.resampled(compute)
+        return {mean.name: mean_value(mean, self.prompt, resampled) for mean in means}
 
 
 def ask_about(judge: Judge, pairs: Sequence[PreferencePair], *, ask: int = 0, report: Report = silent) -> Verdicts:
@@ -297,7 +270,9 @@ def ask_about(judge: Judge, pairs: Sequence[PreferencePair], *, ask: int = 0, re
     return Verdicts(np.stack([won, -won]), np.full((2, len(pairs)), np.nan), 1)
 
 
-def _means(verdicts: Verdicts, read: BoolArray, pairs: Sequence[PreferencePair], own_model: str | None) -> list[_Mean]:
+def _means(
+    verdicts: Verdicts, read: BoolArray, pairs: Sequence[PreferencePair], own_model: str | None
+) -> list[PairMean]:
     v, w = map(_filled, verdicts.won)
     agreement = ((v + 1) / 2 + (1 - w) / 2) / 2
     lengths = np.array([[len(pair.chosen), len(pair.rejected)] for pair in pairs], dtype=np.float64)  # (P, 2)
@@ -309,25 +284,25 @@ def _means(verdicts: Verdicts, read: BoolArray, pairs: Sequence[PreferencePair],
     one_own = read & (is_own.sum(axis=1) == 1) & (own_model is not None)
     errs, no_length, no_own = 1 - agreement, "people prefer one kind alone", "no such pairs of its own"
     means = [
-        _Mean("agreement", agreement, read, True, ""),
-        _Mean("tie_rate", ((v == 0) * 0.5 + (w == 0) * 0.5), read, True, ""),
-        _Mean("position_bias", (v + w) / 2, read, False, "", is_difference=True),
-        _Mean("consistency", (v == -w).astype(np.float64), read, True, ""),
-        _Mean("length_matched_agreement", agreement, read & matched, True, "no pair has two of about one length"),
-        _Mean("length_bias", errs, unequal & ~is_longer, False, no_length, True, unequal & is_longer),
-        _Mean("self_preference", errs, one_own & ~is_own[:, 0], False, no_own, True, one_own & is_own[:, 0]),
+        PairMean("agreement", agreement, read, True, ""),
+        PairMean("tie_rate", ((v == 0) * 0.5 + (w == 0) * 0.5), read, True, ""),
+        PairMean("position_bias", (v + w) / 2, read, False, "", is_difference=True),
+        PairMean("consistency", (v == -w).astype(np.float64), read, True, ""),
+        PairMean("length_matched_agreement", agreement, read & matched, True, "no pair has two of about one length"),
+        PairMean("length_bias", errs, unequal & ~is_longer, False, no_length, True, unequal & is_longer),
+        PairMean("self_preference", errs, one_own & ~is_own[:, 0], False, no_own, True, one_own & is_own[:, 0]),
     ]
     subsets = [str(pair.metadata.get("subset") or pair.metadata.get("source") or "") for pair in pairs]
     if len(set(subsets)) > 1:
         named = np.array(subsets)
         means += [
-            _Mean(f"agreement[{name}]", agreement, read & (named == name), True, "no verdict was read")
+            PairMean(f"agreement[{name}]", agreement, read & (named == name), True, "no verdict was read")
             for name in sorted(set(subsets))
         ]
     return means
 
 
-def _probes(first: Verdicts, again: Verdicts, injected: Verdicts, order: IntArray, num_pairs: int) -> list[_Mean]:
+def _probes(first: Verdicts, again: Verdicts, injected: Verdicts, order: IntArray, num_pairs: int) -> list[PairMean]:
     """Test-retest and injections, over the pairs that were probed."""
 
     def placed(values: FloatArray) -> tuple[FloatArray, BoolArray]:
@@ -339,8 +314,8 @@ def _probes(first: Verdicts, again: Verdicts, injected: Verdicts, order: IntArra
     same = np.where(is_read, first.won == again.won, np.nan).mean(axis=0)
     unread = "no answer was read when it was asked again"
     return [
-        _Mean("retest", *placed(same), True, unread),
-        _Mean("injection_gain", *placed((first.margin - injected.margin) / 2), False, unread, is_difference=True),
+        PairMean("retest", *placed(same), True, unread),
+        PairMean("injection_gain", *placed((first.margin - injected.margin) / 2), False, unread, is_difference=True),
     ]
 
 
@@ -354,7 +329,7 @@ def _kappa(verdicts: Verdicts, read: BoolArray, prompts: _Prompts) -> MetricValu
         chance = (1 - t) / 2
         return {"kappa": (a - chance) / (1 - chance)}
 
-    return prompts.value(prompts.resampled(compute), "kappa", read, int(read.sum()), is_difference=True)
+    return prompts.value(prompts.resampled(compute), "kappa", read, is_difference=True)
 
 
 def _reliability(verdicts: Verdicts, read: BoolArray, people: PairMean | None, prompts: _Prompts) -> MetricValue:
@@ -374,7 +349,7 @@ def _reliability(verdicts: Verdicts, read: BoolArray, people: PairMean | None, p
     resampled = prompts.resampled(compute)
     if np.isnan(resampled.point["reliability"]):
         return MetricValue(None, None, None, 0, "people agree with one another no more often than by chance")
-    return prompts.value(resampled, "reliability", decided, int(decided.sum()), is_share=True)
+    return prompts.value(resampled, "reliability", decided, is_share=True)
 
 
 def _confidence_error(verdicts: Verdicts, read: BoolArray, prompts: _Prompts) -> MetricValue:
@@ -387,7 +362,7 @@ def _confidence_error(verdicts: Verdicts, read: BoolArray, prompts: _Prompts) ->
     return BinnedCalibration.of_events(verdicts.sure[known], right, prompt, prompts.num_prompts, NUM_BINS).value()
 
 
-def _agreement_of_people(pairs: Sequence[PreferencePair]) -> _Mean | None:
+def _agreement_of_people(pairs: Sequence[PreferencePair]) -> PairMean | None:
     """How often another person names the same side: one does with the probability that people prefer the chosen one.
 
     None where that is not known of every pair.
@@ -395,7 +370,7 @@ def _agreement_of_people(pairs: Sequence[PreferencePair]) -> _Mean | None:
     shares = [pair.metadata.get(CHOSEN_PROBABILITY) for pair in pairs]
     if any(share is None for share in shares):
         return None
-    return _Mean("ceiling", np.array(shares, dtype=np.float64), np.ones(len(pairs), dtype=bool), True, "")
+    return PairMean("ceiling", np.array(shares, dtype=np.float64), np.ones(len(pairs), dtype=bool), True, "")
 
 
 def _filled(values: FloatArray) -> FloatArray:
