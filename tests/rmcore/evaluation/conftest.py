@@ -6,6 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from reward_table import reward_table
+
 MakeRewards = Callable[..., pd.DataFrame]
 
 
@@ -23,16 +25,7 @@ def make_rewards() -> MakeRewards:
         chosen, rejected = offset + margin / 2, offset - margin / 2
         if decimals is not None:
             chosen, rejected = chosen.round(decimals), rejected.round(decimals)
-        return pd.DataFrame(
-            {
-                "pair_id": [f"pair-{i:05d}" for i in range(num_pairs)],
-                "prompt_id": [f"prompt-{i}" for i in prompt],
-                "reward_chosen": chosen,
-                "reward_rejected": rejected,
-                "chosen_chars": rng.integers(20, 400, num_pairs),
-                "rejected_chars": rng.integers(20, 400, num_pairs),
-                "subset": [("easy", "hard", None)[i % 3] for i in range(num_pairs)],
-            }
-        )
+        chars = {f"{side}_chars": rng.integers(20, 400, num_pairs) for side in ("chosen", "rejected")}
+        return reward_table(chosen, rejected, prompt, **chars, subset=np.resize(["easy", "hard", None], num_pairs))
 
     return make

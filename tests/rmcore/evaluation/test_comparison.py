@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reward_table import reward_table
 from rmcore.core.errors import DataError
 from rmcore.evaluation.comparison import paired_comparison
 from rmcore.evaluation.report_card import evaluate_pairs
@@ -53,9 +54,7 @@ def test_the_paired_interval_is_narrower_than_the_two_apart(make_rewards):
 
 @pytest.mark.parametrize("num_prompts", [3, 4, 5, 6, 8])
 def test_where_every_prompt_says_the_same_the_interval_agrees_with_the_exact_test(num_prompts):
-    prompts = [str(number) for number in range(num_prompts)]
-    frame = pd.DataFrame({"pair_id": prompts, "prompt_id": prompts, "reward_chosen": 1.0, "reward_rejected": 0.0})
-    frame = frame.assign(chosen_chars=9, rejected_chars=9, subset=None)
+    frame = reward_table(np.ones(num_prompts), 0.0)
     result = paired_comparison(frame, frame.assign(reward_chosen=-1.0), num_resamples=100)
     difference = result["accuracy_difference"]
     assert (difference["value"], difference["ci_high"]) == (1.0, 1.0)
@@ -80,13 +79,8 @@ def test_equal_models_do_not_differ_and_constant_margins_have_the_accuracy_of_a_
 @settings(max_examples=60)
 def test_the_difference_is_the_sum_that_is_tested_whatever_ties(margins):
     """Otherwise a model that ties where it would be wrong could lead in one number and trail in the other."""
-    prompts = [f"prompt {index % 4}" for index in range(len(margins))]
-    frames = [
-        pd.DataFrame(
-            {"pair_id": range(len(margins)), "prompt_id": prompts, "reward_chosen": own, "reward_rejected": 0.0}
-        ).assign(chosen_chars=9, rejected_chars=9, subset=None)
-        for own in np.array(margins, dtype=float).T
-    ]
+    prompts = np.arange(len(margins)) % 4
+    frames = [reward_table(chosen, 0.0, prompts) for chosen in np.array(margins, dtype=float).T]
     result = paired_comparison(*frames, num_resamples=10)
     scores = np.sign(margins).sum(axis=0) / 2
     for prefix in ("", "length_matched_"):

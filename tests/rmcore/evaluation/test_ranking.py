@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit
 
+from reward_table import reward_table
 from rmcore.core.errors import DataError
 from rmcore.evaluation.ranking import (
     PERCENTILES,
@@ -23,7 +24,7 @@ from rmcore.evaluation.ranking import (
 )
 from rmcore.evaluation.report_card import evaluate_pairs
 from rmcore.evaluation.rewards import RewardTable
-from rmcore.evaluation.uncertainty import MetricValue, cluster_bootstrap, metric_value
+from rmcore.evaluation.uncertainty import MetricValue, cluster_bootstrap
 
 
 def statistics(frame: pd.DataFrame, weights: np.ndarray | None = None) -> dict[str, float]:
@@ -91,10 +92,7 @@ def test_definitions_match_plain_pandas(make_rewards):
 @settings(max_examples=60)
 def test_auc_is_the_quadratic_count_with_ties_half(pairs):
     chosen, rejected = np.array(pairs, dtype=float).T
-    frame = pd.DataFrame({"reward_chosen": chosen, "reward_rejected": rejected, "subset": None})
-    frame = frame.assign(
-        pair_id="x", prompt_id=[str(i % 4) for i in range(len(pairs))], chosen_chars=9, rejected_chars=9
-    )
+    frame = reward_table(chosen, rejected, np.arange(len(pairs)) % 4)
     wins = (chosen[:, None] > rejected).sum() + (chosen[:, None] == rejected).sum() / 2
     assert statistics(frame)["roc_auc"] == pytest.approx(wins / len(pairs) ** 2)
 
@@ -105,19 +103,11 @@ def test_auc_is_the_quadratic_count_with_ties_half(pairs):
 def test_weights_equal_explicit_copies_of_prompts(weights, seed):
     rng = np.random.default_rng(seed)
     prompt = np.concatenate([np.arange(6), rng.integers(6, size=24)])
-    frame = pd.DataFrame(
-        {
-            "pair_id": [str(i) for i in range(30)],
-            "prompt_id": [f"q{i}" for i in prompt],
-            "reward_chosen": rng.normal(0.3, 1, 30).round(2),
-            "reward_rejected": rng.normal(0, 1, 30).round(2),
-            "chosen_chars": rng.integers(50, 60, 30),
-            "rejected_chars": rng.integers(50, 65, 30),
-            "subset": ["a", "b", None] * 10,
-        }
-    )
+    rewards = rng.normal(0.3, 1, 30).round(2), rng.normal(0, 1, 30).round(2)
+    chars = {"chosen_chars": rng.integers(50, 60, 30), "rejected_chars": rng.integers(50, 65, 30)}
+    frame = reward_table(*rewards, prompt, **chars, subset=["a", "b", None] * 10)
     copies = [
-        frame[prompt == index].assign(prompt_id=f"q{index}-{copy}")
+        frame[prompt == index].assign(prompt_id=f"prompt-{index}-{copy}")
         for index, weight in enumerate(weights)
         for copy in range(weight)
     ]
@@ -172,18 +162,8 @@ def test_a_model_of_length_alone_is_seldom_shown_to_know_more(chosen_longer):
         num = 150
         longer = rng.random(num) < chosen_longer
         likes = longer if chosen_longer >= 0.5 else ~longer
-        reward = np.where(likes, 1.0, -1.0)
-        frame = pd.DataFrame(
-            {
-                "pair_id": [f"pair {i}" for i in range(num)],
-                "prompt_id": [f"prompt {i // 3}" for i in range(num)],
-                "reward_chosen": reward,
-                "reward_rejected": np.zeros(num),
-                "chosen_chars": np.where(longer, 20, 10),
-                "rejected_chars": np.where(longer, 10, 20),
-                "subset": None,
-            }
-        )
+        chars = {"chosen_chars": np.where(longer, 20, 10), "rejected_chars": np.where(longer, 10, 20)}
+        frame = reward_table(np.where(likes, 1.0, -1.0), np.zeros(num), np.arange(num) // 3, **chars)
         found = evaluate_pairs(frame, num_resamples=200, thresholds=None)["accuracy_over_baseline"]
         claimed += found.ci_low > 0
     assert claimed / repeats <= 0.05  # nominal 2.5 %, 200 repeats
@@ -196,18 +176,9 @@ def drawn_world(rng: np.random.Generator, num_prompts: int) -> pd.DataFrame:
     first_probability = expit(rng.normal(0, 1.5, len(prompt)))
     margin = skill * np.sign(first_probability - 0.5) + rng.normal(0, 1, len(prompt))  # of first over second
     first_wins = rng.random(len(prompt)) < first_probability
-    return pd.DataFrame(
-        {
-            "pair_id": np.arange(len(prompt)),
-            "prompt_id": prompt,
-            "subset": None,
-            "reward_chosen": np.where(first_wins, margin, 0),
-            "reward_rejected": np.where(first_wins, 0, margin),
-            "chosen_chars": 10,
-            "rejected_chars": 10,
-            "chosen_probability": np.where(first_wins, first_probability, 1 - first_probability),
-        }
-    )
+    probability = np.where(first_wins, first_probability, 1 - first_probability)
+    rewards = np.where(first_wins, margin, 0), np.where(first_wins, 0, margin)
+    return reward_table(*rewards, prompt, chosen_probability=probability)
 
 
 def accuracies(frame: pd.DataFrame) -> dict[str, MetricValue]:
@@ -220,7 +191,7 @@ def accuracies(frame: pd.DataFrame) -> dict[str, MetricValue]:
         seed=0,
     )
     counts = {"num_prompts": table.num_prompts, "num_pairs": table.num_pairs}
-    return {name: metric_value(value, resampled.replicates[name], **counts) for name, value in resampled.point.items()}
+    return {name: resampled.value(name, **counts) for name in resampled.point}
 
 
 @pytest.mark.slow

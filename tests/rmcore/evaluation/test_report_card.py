@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from reward_table import reward_table
 from rmcore.core.errors import DataError
 from rmcore.evaluation.calibration import fitting_half
 from rmcore.evaluation.report_card import batch_metrics, evaluate_pairs, most_confident_mistakes
@@ -66,13 +67,9 @@ def test_a_perfect_score_has_no_zero_width_interval(make_rewards):
 )
 def test_what_is_alike_in_every_prompt_is_shown_as_far_as_their_number_goes(right, longer, shown):
     """40 prompts: a perfect model whose chosen sides are all longer is equal to length, and loses to nothing."""
-    index = np.repeat(np.arange(40), 2).astype(str)
     is_longer = np.resize([True, False], 80) if longer == "half" else np.full(80, longer)
-    frame = pd.DataFrame({"pair_id": range(80), "prompt_id": index, "reward_rejected": 0.0, "subset": None}).assign(
-        reward_chosen=1.0 if right else -1.0,
-        chosen_chars=np.where(is_longer, 20, 10),
-        rejected_chars=np.where(is_longer, 10, 20),
-    )
+    chars = {"chosen_chars": np.where(is_longer, 20, 10), "rejected_chars": np.where(is_longer, 10, 20)}
+    frame = reward_table(np.full(80, 1.0 if right else -1.0), 0.0, np.arange(80) // 2, **chars)
     over = evaluate_pairs(frame, num_resamples=100)["accuracy_over_baseline"]
     assert over.ci_low < over.ci_high
     assert {None: over.ci_low < 0 < over.ci_high, True: over.ci_low > 0, False: over.ci_high < 0}[shown]

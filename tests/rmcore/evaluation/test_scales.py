@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from scipy.special import expit
 
 from logged_sample import connected_pairs
+from reward_table import reward_table
 from rmcore.core.errors import ConfigError
 from rmcore.evaluation.calibration import reliability_bins
 from rmcore.evaluation.label_strength import rate_answers
@@ -98,19 +99,9 @@ SPREAD = 1.8
 
 def table(margin, *, offset=0.0, scale=1.0):
     """Pairs with these margins, two a prompt; `scale` is of all rewards."""
-    margin, offset = np.asarray(margin), np.broadcast_to(offset, len(margin))
-    every = np.arange(len(margin))
-    return pd.DataFrame(
-        {
-            "pair_id": [f"pair {index:05d}" for index in every],
-            "prompt_id": [f"prompt {index // 2}" for index in every],
-            "reward_chosen": scale * (offset + margin / 2),
-            "reward_rejected": scale * (offset - margin / 2),
-            "chosen_chars": every % 7 + 10,
-            "rejected_chars": every % 5 + 10,
-            "subset": None,
-        }
-    )
+    margin, every = np.asarray(margin), np.arange(len(margin))
+    rewards = scale * (offset + margin / 2), scale * (offset - margin / 2)
+    return reward_table(*rewards, every // 2, chosen_chars=every % 7 + 10, rejected_chars=every % 5 + 10)
 
 
 def drawn(num, beta, seed=0):

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from scipy import stats
 
+from reward_table import reward_table
 from rmcore.evaluation.report_card import evaluate_pairs
 from rmcore.evaluation.rewards import RewardTable
 from rmcore.evaluation.uncertainty import UNEVEN, metric_value
@@ -102,17 +102,7 @@ def sides_of(rng, uniform, index, slope):
 
 def table_of(rng, uniform, index, slope):
     prompt, chosen, rejected = sides_of(rng, uniform, index, slope)
-    return pd.DataFrame(
-        {
-            "pair_id": np.arange(len(prompt)).astype(str),
-            "prompt_id": prompt.astype(str),
-            "reward_chosen": chosen,
-            "reward_rejected": rejected,
-            "chosen_chars": 10,
-            "rejected_chars": 10,
-            "subset": None,
-        }
-    )
+    return reward_table(chosen, rejected, prompt)
 
 
 @pytest.mark.slow
