@@ -34,6 +34,7 @@ from rmcore.reporting.html.note import run_note, verdict_note
 from rmcore.reporting.html.page import write_block_report
 from rmcore.stages.results import figures, run_key
 from tasks.checkpoints import given_checkpoint, trained_key
+from tasks.model_versions import confirmation_tags
 from tasks.stages import run_step
 from tasks.tracking import RunTracker
 
@@ -76,13 +77,13 @@ def run_chain(
         params=config,
         loggers=config.loggers,
     ) as tracker:
-        tracker.watch_machine()
+        tracker.tell(is_watched=True)
         there = {} if checkpoint is None else {"train": given_checkpoint(checkpoint, home() / "given")}
         runs = run_stages(names, config, store, tracker, there)
         refs = there | {name: run.ref for name, run in runs.items()}
         key = run_key(refs)
         cached = [name for name, run in runs.items() if run.cached]
-        tracker.set_tags({"rm.key": key, "rm.cache": ",".join(cached) or "none"})
+        tracker.tell(tags={"rm.key": key, "rm.cache": ",".join(cached) or "none"})
         folder = home() / "reports" / f"{run_name}-{key[:12]}"
         place = checkpoint or str(Path(refs["train"].path) / "best")
         own = {"config": config.model_dump(mode="json"), "checkpoint": place, "checkpoint_digest": refs["train"].digest}
@@ -92,7 +93,7 @@ def run_chain(
         if isinstance(verdict, dict) and verdict.get("rung") == 4:
             trained = _trained(refs, checkpoint, store)
             if trained is not None:
-                tracker.confirm_model(trained, results["verdict"])
+                tracker.tell(confirmation={"key": trained, "tags": confirmation_tags(results["verdict"])})
     show_on_page(markdown(view.block(results)), report, tracker.url)
     return {
         "results": results,
@@ -116,12 +117,12 @@ def _tell(
     shown = figures(last_first)
     report = write_block_report(folder.name, view.block(results), shown, folder / REPORT_FILE, view.captions)
     write_index(folder.parent)
-    tracker.log_file(report, REPORT_FOLDER)
+    tracker.tell(files={str(report): REPORT_FOLDER})
     if view.headline is None:
-        tracker.set_tags(verdict_tags(results["verdict"], results["next_rung"]))
-        tracker.describe(verdict_note(results["verdict"], results["next_rung"], *places(report)))
+        verdict, more = results["verdict"], results["next_rung"]
+        tracker.tell(tags=verdict_tags(verdict, more), note=verdict_note(verdict, more, *places(report)))
     else:
-        tracker.describe(run_note(view.headline(results), *places(report)))
+        tracker.tell(note=run_note(view.headline(results), *places(report)))
     return results, report
 
 

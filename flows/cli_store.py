@@ -107,7 +107,7 @@ def store_sync(
 ) -> None:
     """Send runs to MLflow that could not be sent when they ran."""
     configure_environment()
-    from tasks.sync import sync_pending
+    from tasks.projection import sync_pending
 
     sent = sync_pending(home(), to)
     print(f"sent: {', '.join(sent)}" if sent else "nothing waits to be sent")

@@ -52,10 +52,12 @@ from rmcore.stages.results import artifact_seconds, read_json
 from rmcore.study.cells import TEST_METRICS
 from rmcore.study.plan import Cell
 from rmcore.study.registration import register
-from tasks.comparison_view import cells_view
+from tasks.comparison_view import cells_view, view_tags
 from tasks.device import device_slots
 from tasks.headline import interval_tags
 from tasks.model_training import RUN_COLOUR
+from tasks.projection import NOTE_TAG
+from tasks.run_record import plain_table
 from tasks.sharing import write_once
 from tasks.stages import run_step
 from tasks.tracking import RunTracker
@@ -169,7 +171,7 @@ class Matrix(MatrixState):
         ) as tracker:
             say_pages(tracker)
             self._say_plan(plan)
-            tracker.log_file(Path(self.registration["path"]), "registration")
+            tracker.tell(files={self.registration["path"]: "registration"})
             try:
                 outcomes, handed = self._run_cells(plan)
             except (KeyboardInterrupt, TerminationSignal):
@@ -202,22 +204,23 @@ class Matrix(MatrixState):
 
     def _finish_tracker(self, tracker: RunTracker, cell: Cell, refs: dict[str, ArtifactRef]) -> None:
         part = f"{cell.label}: a cell of {self.study}, {self.declared.title}"
-        tracker.describe(run_note(part, *places(None), numbers_line(_card(refs)) if "evaluate" in refs else ""))
+        note = run_note(part, *places(None), numbers_line(_card(refs)) if "evaluate" in refs else "")
         found = measured_cell(self.declared, cell, refs)
         self.measured[cell.label] = found
         declared = {name: one.value for name, one in found.samples.items() if name not in HEADLINE}
         shown = {name: _card(refs)[TEST_METRICS[name]] for name in declared if name in TEST_METRICS}
-        tracker.set_tags(interval_tags(shown))
         spent = artifact_seconds(self.store, refs.values(), on_device=True)
         cost = {"cost/device_hours": spent / 3600, "cost/money": money(spent, price_per_hour())}
-        tracker.log_metrics(declared | {name: value for name, value in cost.items() if value is not None})
+        numbers = declared | {name: value for name, value in cost.items() if value is not None}
+        tracker.tell(note=note, tags=interval_tags(shown), numbers=numbers)
 
     def _report(self, tracker: RunTracker, results: ExperimentResults, outcomes: Mapping[str, Outcome]) -> Path:
         """Figures, report, MLflow's tables and links, and the summary on the flow run's page."""
         claimed = {one.metric for one in self.declared.hypotheses}
         with_interval = [name for name in self.declared.metrics if name in claimed and has_interval(name)]
         metrics = list(self.declared.metrics)
-        tracker.publish_view(cells_view(tracker.record.run_name, self.key, metrics, with_interval, self._varied()))
+        view = cells_view(tracker.record.run_name, self.key, metrics, with_interval, self._varied())
+        tracker.tell(experiment_tags=view_tags(view), view_key=view.key)
         results["mlflow_url"] = tracker.comparison()
         folder = home() / "reports" / f"{self.study}-{self.key}"
         figures = draw_experiment(results, folder / "figures")
@@ -241,14 +244,16 @@ class Matrix(MatrixState):
         report: Path,
     ) -> None:
         """Send what belongs to the whole matrix, and describe it and its experiment."""
-        for figure in figures.values():
-            tracker.log_file(figure, "figures")
-        tracker.log_file(report, REPORT_FOLDER)
-        tracker.log_table([_arm_row(arm) for arm in results["arms"]], "arms")
-        if results["hypotheses"]:
-            tracker.log_table([dict(one) for one in results["hypotheses"]], "hypotheses")
-        tracker.log_metrics(summary_metrics(results, self.declared.metrics[0]))
-        tracker.set_tags({f"rm.verdict.{one['name']}": verdict_words(one) for one in results["hypotheses"]})
+        rows = {
+            "arms": [_arm_row(arm) for arm in results["arms"]],
+            "hypotheses": [dict(one) for one in results["hypotheses"]],
+        }
+        tracker.tell(
+            files={**{str(figure): "figures" for figure in figures.values()}, str(report): REPORT_FOLDER},
+            tables={name: plain_table(found) for name, found in rows.items() if found},
+            numbers=summary_metrics(results, self.declared.metrics[0]),
+            tags={f"rm.verdict.{one['name']}": verdict_words(one) for one in results["hypotheses"]},
+        )
         prepared = {
             outcome.refs["prepare"].digest: outcome for outcome in outcomes.values() if "prepare" in outcome.refs
         }
@@ -258,8 +263,8 @@ class Matrix(MatrixState):
         views = {"Cells side by side": tracker.comparison(), "Charts of the cells": tracker.comparison(charts=True)}
         shown = {name: address for name, address in views.items() if address is not None}
         headline = f"{tally(results['hypotheses'])}. {results['question']}"
-        tracker.describe(run_note(headline, links | shown, others))
-        tracker.describe_experiment(experiment_note(f"{results['title']}: {tally(results['hypotheses'])}", shown))
+        about = experiment_note(f"{results['title']}: {tally(results['hypotheses'])}", shown)
+        tracker.tell(note=run_note(headline, links | shown, others), experiment_tags={NOTE_TAG: about})
 
     def _varied(self) -> list[str]:
         """Settings in which the arms differ, as MLflow names them."""

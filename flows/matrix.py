@@ -63,7 +63,7 @@ def cell_tracker(
         parent_uid=matrix,
     )
     if not refs:  # it is computed, now
-        tracker.watch_machine()
+        tracker.tell(is_watched=True)
     return tracker
 
 
@@ -206,7 +206,7 @@ class MatrixRunner:
         return Outcome(cell, refs, None, computed=not all(done.cached for done in runs.values()))
 
     def _finish(self, tracker: RunTracker, cell: Cell, refs: dict[str, ArtifactRef]) -> None:
-        tracker.set_tags({"rm.key": run_key(refs)})
+        tracker.tell(tags={"rm.key": run_key(refs)})
         log_pairs(tracker, cell.config, refs["prepare"])
         self.finish(tracker, cell, refs)
 

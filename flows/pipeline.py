@@ -120,9 +120,8 @@ def run_pipeline(
             say(f"{' and '.join(config.loggers)}: the curves are in {shown_path(str(tracker.logger_folder))}, too")
         # Three runs of one study with one name cannot be told apart in MLflow's lists and legends.
         changes = named_changes(config.model_dump(mode="json"))
-        tracker.rename(changes)
+        tracker.tell(run_name=changes, is_watched=True)
         say_pages(tracker)
-        tracker.watch_machine()
         runs = run_stages(pipeline_stages(config) if names is None else names, config, store, tracker)
         refs = {name: run.ref for name, run in runs.items()}
         cached = {name: run.cached for name, run in runs.items()}
@@ -143,13 +142,15 @@ def run_pipeline(
         def track() -> str | None:
             """Log what belongs to the whole run; return the model's registry version, or None while MLflow is away."""
             verdict, more = results["verdict"], results["next_rung"]
-            tracker.log_file(report, REPORT_FOLDER)
             note = verdict_note(verdict, more, *places(report), numbers_line(results["metrics"]))
-            tracker.describe(note)
-            tracker.rename(f"{changes} · {run_key(refs)[:KEY_DIGITS]}")
             hits = ",".join(name for name, hit in cached.items() if hit) or "none"
-            tracker.set_tags({"rm.key": run_key(refs), "rm.cache": hits} | verdict_tags(verdict, more))
-            tracker.describe_study(kind, study_text(config.study))
+            tracker.tell(
+                run_name=f"{changes} · {run_key(refs)[:KEY_DIGITS]}",
+                tags={"rm.key": run_key(refs), "rm.cache": hits} | verdict_tags(verdict, more),
+                files={str(report): REPORT_FOLDER},
+                note=note,
+                study_text=[kind, study_text(config.study)],
+            )
             return tracker.register_model(
                 checkpoint,
                 name=f"rm-{config.study}",
@@ -233,12 +234,9 @@ def last_of(runs: Mapping[str, StageRun]) -> list[str]:
 
 def log_pairs(tracker: RunTracker, config: PipelineConfig, prepared: ArtifactRef) -> None:
     """Log the pairs of a run as its data set in MLflow, with the digest of the prepared artifact."""
-    tracker.log_dataset(
-        name=Path(config.data.source).name,
-        fingerprint=prepared.digest,
-        source=config.data.source,
-        num_rows=read_json(prepared, "audit.json")["num_pairs"],
-    )
+    num_rows = read_json(prepared, "audit.json")["num_pairs"]
+    pairs = {"name": Path(config.data.source).name, "source": config.data.source, "num_rows": num_rows}
+    tracker.tell(datasets={prepared.digest: pairs})
 
 
 def run_and_say(

@@ -222,15 +222,15 @@ def overoptimize(
         found, drawn = computed.found
 
         def tell() -> Path:
-            for file in drawn.values():
-                tracker.log_file(file, "figures")
             write_json(folder / "overoptimization.json", found)
-            tracker.log_file(folder / "overoptimization.json", "")
             written = write_block_report(
                 f"overoptimize-{file_words(samples)}", curves_block(found), drawn, folder / REPORT_FILE
             )
-            tracker.log_file(written, REPORT_FOLDER)
-            tracker.describe(run_note(f"Proxy and true reward of {Path(samples).name} against KL", *places(written)))
+            places_in_run = {str(folder / "overoptimization.json"): "", str(written): REPORT_FOLDER}
+            tracker.tell(
+                files={str(file): "figures" for file in drawn.values()} | places_in_run,
+                note=run_note(f"Proxy and true reward of {Path(samples).name} against KL", *places(written)),
+            )
             return written
 
         report = run_step("report", tell, [computed.handed]).found

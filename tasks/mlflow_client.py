@@ -3,12 +3,12 @@
 MLflow is imported by the first use: its import takes 2 s, its first connection to a new database 5 s.
 """
 
-import functools
 import logging
 import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import urlsplit, urlunsplit
@@ -57,17 +57,13 @@ class _PersistentClient:
     """An MlflowClient, each call of which is `persistent`."""
 
     def __init__(self, client: "MlflowClient") -> None:
-        self._client = client
-        self._seconds = RETRY_SECONDS
+        self._client, self._seconds = client, RETRY_SECONDS
 
     def __getattr__(self, name: str) -> Any:
-        call = getattr(self._client, name)
-
-        @functools.wraps(call)
         def repeated(*given: Any, **named: Any) -> Any:
             began = time.monotonic()
             try:
-                return persistent(lambda: call(*given, **named), self._seconds)
+                return persistent(partial(getattr(self._client, name), *given, **named), self._seconds)
             except Exception:
                 if time.monotonic() - began > self._seconds:
                     self._seconds = IMPATIENT_SECONDS

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import rmcore
 from rmcore.policy.readiness.verdict import LOWEST_READY_RUNG, PASSED, verdict_tags
@@ -34,16 +34,6 @@ CONFIRMATION_TAG = "rm.confirmation"
 CONFIRMATION_HEADLINE_TAG = "rm.confirmation_headline"
 _CONFIRMED_BY: Mapping[str, dict[str, bool]] = {"gained": {CONFIRMED: True}, "lost": {CONFIRMED: False, READY: False}}
 """How a status of the fourth level moves aliases; an unclear one moves none."""
-
-
-class VersionJudgement(NamedTuple):
-    """Tags, aliases and description that a judged model version gets."""
-
-    tags: Mapping[str, str]
-    moves: Mapping[str, bool]
-    """Whether the version earned each alias that its evidence speaks about."""
-    note: str
-    """Description in Markdown."""
 
 
 def judgement_tags(
@@ -78,33 +68,43 @@ def confirmation_tags(verdict: Verdict) -> dict[str, str]:
 
 
 def register_checkpoint(
-    client: "MlflowClient", run: "Run", checkpoint: Path, name: str, key: str, judgement: VersionJudgement
-) -> "ModelVersion":
+    client: "MlflowClient",
+    run: "Run",
+    *,
+    checkpoint: str,
+    name: str,
+    key: str,
+    tags: Mapping[str, str],
+    moves: Mapping[str, bool],
+    note: str,
+) -> str:
     """The version of `checkpoint` in the registered model `name`, made where its `key` has none; judged again.
 
-    Its tags, description and aliases are set. The alias `candidate` is the newest version's. A version that lost on
-    the fourth level is not ready for what a lower one says, until it gains there.
+    Its tags, aliases and description in Markdown are set: `moves` says whether it earned each alias that its evidence
+    speaks about, and the alias `candidate` is the newest version's. A version that lost on the fourth level is not
+    ready for what a lower one says, until it gains there.
 
     `run` names it as its outcome. The caller holds a lock: two callers at once would make two versions of one key.
     """
     from mlflow.entities import LoggedModelOutput
 
-    version = _version_of(client, name, key) or _new_version(client, run, checkpoint, name, key)
-    known = dict(version.tags) | dict(judgement.tags)
-    moves = dict(judgement.moves)
+    found = client.search_model_versions(f"name = '{name}' and tags.`rm.key` = '{key}'", max_results=1)
+    version = found[0] if found else _new_version(client, run, Path(checkpoint), name, key)
+    known = dict(version.tags) | dict(tags)
     if known.get(CONFIRMATION_TAG) == "lost":
-        moves[READY] = False
+        moves = {**moves, READY: False}
     # Each call takes some hundredths of a second, and most runs judge a version as it was judged before.
-    for tag in [tag for tag, text in judgement.tags.items() if version.tags.get(tag) != text]:
+    for tag in [tag for tag, text in tags.items() if version.tags.get(tag) != text]:
         client.set_model_version_tag(name, version.version, tag, known[tag])
-    if version.description != (description := _description(judgement.note, known)):
+    if version.description != (description := _description(note, known)):
         client.update_model_version(name, version.version, description)
     newest = max(int(one.version) for one in client.search_model_versions(f"name = '{name}'"))
-    _move_aliases(client, name, version.version, moves | ({CANDIDATE: True} if int(version.version) == newest else {}))
+    is_newest = {CANDIDATE: True} if int(version.version) == newest else {}
+    _move_aliases(client, name, version.version, {**moves, **is_newest})
     model_id, outputs = version.tags["rm.model_id"], client.get_run(run.info.run_id).outputs
     if model_id not in {output.model_id for output in (outputs.model_outputs if outputs else [])}:
         client.log_outputs(run.info.run_id, [LoggedModelOutput(model_id, step=0)])
-    return version
+    return str(version.version)
 
 
 def confirm_versions(client: "MlflowClient", key: str, tags: Mapping[str, str]) -> list[str]:
@@ -147,11 +147,6 @@ def _move_aliases(client: "MlflowClient", name: str, number: str, moves: Mapping
             client.set_registered_model_alias(name, alias, number)
         elif not earned and alias in has:
             client.delete_registered_model_alias(name, alias)
-
-
-def _version_of(client: "MlflowClient", name: str, key: str) -> "ModelVersion | None":
-    found = client.search_model_versions(f"name = '{name}' and tags.`rm.key` = '{key}'", max_results=1)
-    return found[0] if found else None
 
 
 def _new_version(client: "MlflowClient", run: "Run", checkpoint: Path, name: str, key: str) -> "ModelVersion":

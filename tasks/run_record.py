@@ -1,7 +1,7 @@
-"""The record of what a run told its tracker, as plain data. No MLflow in here.
+"""What one run is to be in MLflow, as plain data: settings, tags, and the artifact folders and files that it names.
 
-A tracker writes down everything it is told, as a list of events that name files rather than hold them. Sent once, it
-is the live MLflow run; kept in `unsynced/` while MLflow does not answer, it is all that `rm-opt store sync` needs.
+`tasks/projection.py` makes MLflow equal to it, and may do so as often as it is asked to. While a run is not complete in
+MLflow its record is in `$RM_OPT_HOME/unsynced/`. No MLflow in here.
 
 An artifact folder holds `metrics.jsonl` (metrics by step), `summary.json` (final numbers), `figures/` and `tables/`.
 """
@@ -15,30 +15,25 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from rmcore.core.errors import DataError
 from rmcore.core.files import write_text
 
-Event = dict[str, Any]
+Status = Literal["FINISHED", "FAILED", "KILLED"]
 KEY_TAG = "rm.key"
 """Names the outcome that a run shows: the digest of its artifacts' keys."""
 MAX_VALUE_CHARS = 5000
 """MLflow refuses tags over 8,000 and version tags over 5,000 characters."""
-SYNC_LOCK = "unsynced.lock"
-"""Held in the home while records are sent."""
 SHOWN_CHARS = 300
 """Longest text of what is wrong with a record."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class RunRecord:
-    """One run from its name to its end. `uid` finds it again in MLflow; `events` are in the order they happened.
-
-    `parent_uid` is the uid of the run that this one is a child of; None for a run of its own.
-    """
+    """One run. `uid` finds it again in MLflow, `start` names one start of it: equal runs may begin in a millisecond."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -49,30 +44,53 @@ class RunRecord:
     tracking_uri: str
     uid: str = field(default_factory=lambda: uuid.uuid4().hex)
     parent_uid: str | None = None
-    started_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
-    events: list[Event] = field(default_factory=list)
+    """The uid of the run that this one is a child of."""
     start: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
-    """Names this start of the run: equal runs may begin in one millisecond."""
+    started_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
     owner: dict[str, str] = field(default_factory=dict)
-    """The process that writes it, by `run_owner.this_process`; empty: none does any more."""
-
-    @property
-    def key(self) -> str | None:
-        """The tag `rm.key` that the run has, as far as it was told."""
-        told = [event["tags"].get(KEY_TAG) for event in self.events if event["kind"] == "set_tags"]
-        return next((key for key in reversed(told) if key is not None), self.tags.get(KEY_TAG))
+    """The process that computes it, by `run_owner.this_process`; empty: none does any more."""
+    settings: dict[str, Any] | None = None
+    """All settings, where there are more than the parameters."""
+    curves: list[str] = field(default_factory=list)
+    """The `metrics.jsonl` of each stage that has begun; it has usually moved into its artifact folder."""
+    folders: dict[str, str] = field(default_factory=dict)
+    """Artifact folders, with the stage of each."""
+    numbers: dict[str, float] = field(default_factory=dict)
+    """Of the run as a whole; those that are not finite are left out. A name without a group is in `summary/`."""
+    files: dict[str, str] = field(default_factory=dict)
+    """Other files, with the folder of each among the run's artifacts ("" for the top)."""
+    tables: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
+    """By name, as `plain_table` gives them; each is the artifact `<name>.json`, in the form of `mlflow.log_table`."""
+    datasets: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Its inputs by fingerprint: name, source, num_rows."""
+    note: str | None = None
+    """Its description: Markdown by `rmcore.reporting.html.note`, with links to files of the run."""
+    experiment_tags: dict[str, str] = field(default_factory=dict)
+    study_text: list[str] | None = None
+    """A value of the tag `rm.kind`, and what is said of such runs: views of them are saved, and the experiment is
+    described with links to these."""
+    view_key: str | None = None
+    """Names the view of the experiment, among its tags, that compares the run's children."""
+    is_watched: bool = False
+    """Whether to send how busy this machine is, every 10 seconds from the run's first number to its end."""
+    model: dict[str, Any] | None = None
+    """Registered checkpoint, by the arguments of `model_versions.register_checkpoint`."""
+    confirmation: dict[str, Any] | None = None
+    """The key of a training, and the tags that say what serving its model has shown."""
+    status: Status | None = None
+    """None: it has not ended."""
+    ended_ms: int | None = None
 
     def path(self, directory: Path) -> Path:
         """Where the record waits for MLflow, under the home `directory`; each start of a run has a file of its own."""
         uid = hashlib.sha256(self.uid.encode()).hexdigest()
-        name = f"{self.run_name[:80]}-{uid[:8]}-{self.start}"
+        name = f"{self.study[:80]}-{uid[:8]}-{self.start}"
         return unsynced_folder(directory) / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}.json"
 
     def save(self, directory: Path) -> Path:
         """Write the record below the home `directory`, whole or not at all, and return its path."""
         path = self.path(directory)
-        # Not durable: while MLflow is away it is written after every number.
-        write_text(path, json.dumps(asdict(self), indent=1), durable=False)
+        write_text(path, json.dumps(asdict(self), indent=1), durable=False)  # it is written after each change
         return path
 
 
@@ -93,7 +111,7 @@ def read_record(path: Path) -> RunRecord:
 
 
 def unsynced_folder(directory: Path) -> Path:
-    """Runs of the home `directory` that MLflow has not got yet."""
+    """Runs of the home `directory` that are not complete in MLflow."""
     return directory / "unsynced"
 
 
@@ -121,29 +139,3 @@ def plain_table(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     values = [[row.get(name) for name in columns] for row in rows]
     finite = [[None if isinstance(one, float) and not math.isfinite(one) else one for one in row] for row in values]
     return {"columns": columns, "data": finite}
-
-
-class GrowingFile:
-    """Complete lines that a growing file has gained since the last look.
-
-    The file stays open between looks: when its folder is renamed into the store, the last lines are still seen.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file: Any = None
-        self._partial = b""
-
-    def new_lines(self) -> list[bytes]:
-        """Lines completed since the last call; a last line without its newline waits for the rest."""
-        if self._file is None:
-            if not self.path.is_file():
-                return []
-            self._file = self.path.open("rb")
-        *lines, self._partial = (self._partial + self._file.read()).split(b"\n")
-        return [line for line in lines if line]
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()

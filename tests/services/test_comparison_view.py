@@ -13,12 +13,13 @@ from rmcore.core.files import write_json
 from rmcore.core.metrics import CELL_METRICS
 from rmcore.reporting.html.note import RUN_FILES, experiment_note, verdict_note
 from rmcore.reporting.runs import KEY_DIGITS
-from tasks.comparison_view import VIEW_TAG, cells_view, charts_state, saved_view, table_state
+from tasks.comparison_view import VIEW_TAG, cells_view, charts_state, saved_view, table_state, view_tags
 from tasks.headline import interval_tags
 from tasks.local_services import MLFLOW_SERVER
 from tasks.mlflow_client import connect
 from tasks.model_training import EXPERIMENT_TAGS, RUN_COLOUR
 from tasks.passwords import basic_authorization, identity
+from tasks.projection import NOTE_TAG
 from tasks.tracking import RunTracker
 
 pytestmark = pytest.mark.services
@@ -30,14 +31,18 @@ COLOURS = {"muon": "#0072b2", "lion": "#d55e00", "another": "#000000"}
 PARAMS = ["train.optimizer", "train.lr"]
 
 
+def publish(tracker, metrics):
+    view = cells_view("optimizers", MATRIX, metrics, METRICS[:1], PARAMS)
+    tracker.tell(experiment_tags=view_tags(view), view_key=view.key)
+
+
 def send_cell(matrix_key, arm, seed, accuracy):
     tags = {"rm.kind": "cell", "rm.matrix": matrix_key, "rm.arm": arm, "rm.seed": str(seed), RUN_COLOUR: COLOURS[arm]}
     params = {"train.optimizer": arm, "train.lr": 0.02, "data.source": "not-shown.jsonl"}
     with RunTracker.start("demo", f"{arm} seed {seed}", tags, params, parent_uid=matrix_key) as cell:
         ends = {"ci_low": accuracy - 0.25, "ci_high": accuracy + 0.25}
-        cell.set_tags(interval_tags({METRICS[0]: ends}))
-        cell.log_metrics({METRICS[0]: accuracy, METRICS[1]: 0.0625, METRICS[2]: 32.5, "calib/noise": 0.1234567})
-        cell.log_metrics({"train/loss": 0.6875}, step=1)
+        numbers = {METRICS[0]: accuracy, METRICS[1]: 0.0625, METRICS[2]: 32.5, "calib/noise": 0.1234567}
+        cell.tell(numbers=numbers | {"train/loss": 0.6875}, tags=interval_tags({METRICS[0]: ends}))
 
 
 @pytest.fixture
@@ -45,8 +50,9 @@ def matrix(server):
     """A matrix with three cells, and a cell of another one beside it."""
     with RunTracker.start("demo", "optimizers", {"rm.kind": "matrix"}, {}, uid=MATRIX) as tracker:
         assert tracker.comparison() is None
-        tracker.publish_view(cells_view("optimizers", MATRIX, METRICS, METRICS[:1], PARAMS))
-        tracker.describe_experiment(experiment_note("Optimizers", {"Side by side": str(tracker.comparison())}))
+        publish(tracker, METRICS)
+        about = experiment_note("Optimizers", {"Side by side": str(tracker.comparison())})
+        tracker.tell(experiment_tags={NOTE_TAG: about})
         for arm, seed, accuracy in (("muon", 0, 0.71875), ("muon", 2, 0.734375), ("lion", 0, 0.703125)):
             send_cell(MATRIX, arm, seed, accuracy)
         send_cell("ba9876543210", "another", 7, 0.5)
@@ -96,7 +102,7 @@ def test_the_links_show_the_cells_with_their_columns_and_charts(browse, matrix):
 
 def test_a_view_published_again_replaces_the_old_one(matrix, server):
     with RunTracker.start("demo", "optimizers", {"rm.kind": "matrix"}, {}, uid=MATRIX) as again:
-        again.publish_view(cells_view("optimizers", MATRIX, METRICS[:1], (), PARAMS))
+        publish(again, METRICS[:1])
         assert again.comparison() == matrix.comparison()
     client = connect(server.url)
     tags = client.get_experiment_by_name("rm/demo").tags
@@ -109,7 +115,7 @@ def test_a_view_published_again_replaces_the_old_one(matrix, server):
 def test_without_mlflow_there_is_no_link(home, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     with RunTracker.start("demo", "optimizers", {}, {}, uid=MATRIX) as tracker:
-        tracker.publish_view(cells_view("optimizers", MATRIX, METRICS, METRICS, PARAMS))
+        publish(tracker, METRICS)
         assert (tracker.comparison(), tracker.comparison(charts=True)) == (None, None)
 
 
@@ -135,8 +141,8 @@ def test_the_runs_of_a_study_have_a_view_with_what_differs_and_what_matters(brow
         )
         with RunTracker.start("demo", f"run {number}", {"rm.kind": "pipeline"}, config) as run:
             run.log_artifact_folder(tmp_path, "evaluate")
-            run.set_tags({"rm.verdict": "unclear", "rm.key": str(number) * 64})
-            run.describe_study("pipeline", "Three runs.")  # which names all that there are
+            run.tell(tags={"rm.verdict": "unclear", "rm.key": str(number) * 64})
+            run.tell(study_text=["pipeline", "Three runs."])  # which names all that there are
     client = connect(server.url)
     experiment = client.get_experiment_by_name("rm/demo")
     link, charts = re.findall(r"\((#/[^)]+)\)", experiment.tags["mlflow.note.content"])
@@ -169,7 +175,7 @@ def test_mlflows_start_page_leads_to_the_runs_and_a_run_says_its_verdict(browse,
     }
     more = {"rung": 3, "evidence": "samples", "command": "rm-opt <b>x</b> *y*", "cost": "hours"}
     with RunTracker.start("demo", "seed 0", {}, {}) as tracker:
-        tracker.describe(verdict_note(verdict, more, {"Report": f"{RUN_FILES}report/r.html"}, ["/a/place"]))
+        tracker.tell(note=verdict_note(verdict, more, {"Report": f"{RUN_FILES}report/r.html"}, ["/a/place"]))
     browse.tell("Network.enable")
     browse.tell(
         "Network.setExtraHTTPHeaders", headers=basic_authorization(f"any:{identity(home).password(MLFLOW_SERVER)}")

@@ -7,25 +7,25 @@ import sys
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from mlflow.entities import ViewType
 
 from machine import PATIENCE_S
 from rmcore.core.errors import DataError
-from rmcore.core.processes import start_of
 from rmcore.core.tracking import METRICS_FILE
-from tasks import mlflow_client, sync, tracking
+from tasks import mlflow_client, projection
 from tasks.mlflow_client import connect
-from tasks.mlflow_run import MISSING_TAG, PARENT_TAG, MlflowRun, reap_dead_runs, set_parent
-from tasks.run_owner import HOST, PID, STARTED, this_process
-from tasks.run_record import unsynced_folder
-from tasks.sync import sync_pending
+from tasks.projection import MISSING_TAG, PARENT_TAG, MlflowRun, set_tags, sync_pending
+from tasks.run_owner import HOST, this_process
+from tasks.run_record import RunRecord, plain_table, read_record, unsynced_folder
 from tasks.tracking import RunTracker
 
 pytestmark = pytest.mark.services
 
 DEAD = "http://127.0.0.1:9"
+PAIRS = {"name": "train", "source": "gold", "num_rows": 9}
 
 
 def cell(name="muon seed 2", key="k1", uid="m-muon-2", **params):
@@ -39,8 +39,7 @@ def matrix(key="all"):
 
 def tell(tracker, artifact):
     tracker.log_artifact_folder(artifact, "evaluate")
-    tracker.log_metrics({"eval/gap": 0.1})
-    tracker.log_table([{"arm": "muon", "accuracy": 0.7}], "arms")
+    tracker.tell(numbers={"eval/gap": 0.1}, tables={"arms": plain_table([{"arm": "muon", "accuracy": 0.7}])})
 
 
 def client():
@@ -106,8 +105,7 @@ def test_a_finished_run_started_again_gets_tags_and_nothing_else(home, artifact)
     first = runs()["muon seed 2"]
     with cell() as tracker:
         tell(tracker, artifact)
-        tracker.log_metrics({"eval/gap": 0.9, "eval/new": 1.0})
-        tracker.set_tags({"rm.cache": "train"})
+        tracker.tell(numbers={"eval/gap": 0.9, "eval/new": 1.0}, tags={"rm.cache": "train"})
         assert tracker.run_id == first.info.run_id
     (again,) = runs().values()
     assert complete(again)
@@ -116,29 +114,74 @@ def test_a_finished_run_started_again_gets_tags_and_nothing_else(home, artifact)
     assert again.data.tags["rm.cache"] == "train"
 
 
-def test_a_run_whose_process_was_killed_half_way_is_replaced_by_a_whole_one(home, artifact):
-    code = f"""
+KILLED = """
 import os, pathlib, signal
 from tasks.home import configure_environment
 configure_environment()
 from tasks.tracking import RunTracker
 tags, params = {{"rm.kind": "cell", "rm.key": "k1"}}, {{"train.lr": 0.02}}
 tracker = RunTracker.start("demo", "muon seed 2", tags, params, uid="m-muon-2")
-tracker.log_artifact_folder(pathlib.Path({str(artifact)!r}), "evaluate")
-tracker._results[-1].result()
+with tracker.follow(pathlib.Path({curves!r})):
+    pass
+tracker.log_artifact_folder(pathlib.Path({artifact!r}), "evaluate")
+tracker._update().result()
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert killed.returncode < 0, killed.stderr
-    half = runs()["muon seed 2"]
+
+
+def killed(artifact):
+    """Let a process that feeds a run be killed half way."""
+    code = KILLED.format(curves=str(artifact / METRICS_FILE), artifact=str(artifact))
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode < 0, ended.stderr
+
+
+def test_a_run_whose_process_was_killed_is_ended_by_the_next_start_and_replaced_by_a_whole_one(home, artifact):
+    """And no run of another machine's process with the same numbers, nor of a living one."""
+    killed(artifact)
+    half = only()
     assert half.info.status == "RUNNING"
     assert half.data.metrics["train/loss"] == pytest.approx(1 / 3)
-    files = {file.path for file in client().list_artifacts(half.info.run_id)}
-    assert files == {"evaluate", "numbers.json"}
+    [left] = unsynced_folder(home).iterdir()
+    dead = read_record(left)
+    for study, owner in (("elsewhere", dead.owner | {HOST: "elsewhere"}), ("alive", this_process())):
+        other = replace(dead, study=study, owner=owner)
+        MlflowRun(other, home)
+        other.save(home)
+    with matrix():
+        pass
+    assert runs()["muon seed 2"].info.status == "KILLED"
+    assert points(runs()["muon seed 2"]) == points(half)  # each number once
+    known = client()
+    for study in ("elsewhere", "alive"):
+        [run] = known.search_runs([known.get_experiment_by_name(f"rm/{study}").experiment_id])
+        assert run.info.status == "RUNNING"
     with cell() as tracker:
         tell(tracker, artifact)
-    assert complete(only())
-    assert steps_and_values(deleted()["muon seed 2"]) == steps_and_values(half)
+    assert complete(runs()["muon seed 2"])
+    assert points(deleted()["muon seed 2"]) == points(half)
+
+
+def test_a_process_killed_during_an_outage_has_its_run_completed_by_the_sync(home, monkeypatch, artifact):
+    database = os.environ["MLFLOW_TRACKING_URI"]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", DEAD)
+    killed(artifact)
+    assert sync_pending(home, database) == ["muon seed 2"]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
+    assert only().info.status == "KILLED"
+    assert steps_and_values(only())["train/loss"] == [(step, 1.0 / (step + 1)) for step in range(3)]
+
+
+def test_a_process_that_ends_well_while_another_one_looks_for_dead_ones_is_not_taken_for_killed(home, monkeypatch):
+    record = RunRecord("demo", "muon seed 2", {}, {}, os.environ["MLFLOW_TRACKING_URI"], owner=this_process())
+    waiting = record.save(home)
+
+    def ended_well(owner):
+        waiting.unlink()
+        return True
+
+    monkeypatch.setattr(projection, "has_died", ended_well)
+    assert sync_pending(home) == []
 
 
 def test_a_finished_run_is_kept_until_another_one_of_its_uid_has_finished(home, artifact):
@@ -146,30 +189,16 @@ def test_a_finished_run_is_kept_until_another_one_of_its_uid_has_finished(home, 
         tell(tracker, artifact)
     first = tracker.run_id
     with pytest.raises(ZeroDivisionError), cell(key=None) as tracker:
-        tracker.log_metrics({"eval/gap": 1 / 0})
-    assert statuses() == {first: "FINISHED", tracker.run_id: "FAILED"}
+        tracker.tell(numbers={"eval/gap": 1 / 0})
+    failed = tracker.run_id
+    assert statuses() == {first: "FINISHED", failed: "FAILED"}
     with cell(key=None) as tracker:
         assert tracker.run_id  # waits for it
-        assert statuses() == {first: "FINISHED", tracker.run_id: "RUNNING"}
+        assert statuses() == {first: "FINISHED", failed: "FAILED", tracker.run_id: "RUNNING"}
         tell(tracker, artifact)
-        tracker.set_tags({"rm.key": "k2"})
+        tracker.tell(tags={"rm.key": "k2"})
     assert statuses() == {tracker.run_id: "FINISHED"}
     assert complete(only())
-
-
-def test_a_finished_matrix_that_is_run_again_stays_finished_until_the_new_one_is(home):
-    def again(gap):
-        with RunTracker.start("demo", "matrix", {"rm.kind": "matrix"}, {}, uid="m") as tracker:
-            tracker.log_metrics({"eval/gap": 1 / gap})
-        return tracker.run_id
-
-    first = again(2)
-    with pytest.raises(ZeroDivisionError):
-        again(0)
-    assert statuses()[first] == "FINISHED"
-    assert steps_and_values(client().get_run(first)) == {"eval/gap": [(0, 0.5)]}
-    last = again(4)
-    assert statuses() == {last: "FINISHED"}
 
 
 def test_a_run_that_a_living_process_feeds_is_left_to_it_and_the_last_to_finish_remains(home, artifact):
@@ -192,13 +221,13 @@ def test_a_run_that_another_machine_left_open_is_deleted_once_another_one_has_fi
     with cell(key=None) as other:
         client().set_tag(other.run_id, f"rm.{HOST}", "elsewhere")
         with pytest.raises(ZeroDivisionError), cell(key=None) as tracker:
-            tracker.log_metrics({"eval/gap": 1 / 0})
+            tracker.tell(numbers={"eval/gap": 1 / 0})
         assert statuses() == {other.run_id: "RUNNING", tracker.run_id: "FAILED"}
         with cell() as tracker:
             tell(tracker, artifact)
         assert statuses() == {tracker.run_id: "FINISHED"}
         tell(other, artifact)
-        other.set_tags({"rm.key": "k1"})
+        other.tell(tags={"rm.key": "k1"})
     assert not other.pending
     assert complete(only())
 
@@ -223,7 +252,7 @@ def test_another_outcome_never_mixes_with_the_old_one(home, artifact, other):
         tell(tracker, artifact)
     before = points(runs()["muon seed 2"])
     with cell(**{"seed": 2, **other}) as tracker:
-        tracker.log_metrics({"eval/gap": 0.5})
+        tracker.tell(numbers={"eval/gap": 0.5})
     assert steps_and_values(only()) == {"eval/gap": [(0, 0.5)]}
     assert points(deleted()["muon seed 2"]) == before
 
@@ -231,9 +260,9 @@ def test_another_outcome_never_mixes_with_the_old_one(home, artifact, other):
 def test_summary_numbers_told_again_replace_the_old_ones(home):
     for gap in (0.1, 0.2, 0.1):
         with RunTracker.start("demo", "matrix", {}, {}, uid="m") as tracker:
-            tracker.log_metrics({"eval/gap": gap, "eval/gap_ci_low": 0.05, "eval/unknown": float("nan")})
-            tracker.log_table([{"arm": "muon", "gap": gap}, {"arm": "lion", "note": "failed"}], "arms")
-            tracker.log_table([{"claim": "H1"}], "claims")
+            tracker.tell(numbers={"eval/gap": gap, "eval/gap_ci_low": 0.05, "eval/unknown": float("nan")})
+            arms = plain_table([{"arm": "muon", "gap": gap}, {"arm": "lion", "note": "failed"}])
+            tracker.tell(tables={"arms": arms, "claims": plain_table([{"claim": "H1"}])})
     run = runs()["matrix"]
     assert run.data.metrics == {"eval/gap": 0.1, "eval/gap_ci_low": 0.05}
     known = client()
@@ -244,19 +273,22 @@ def test_summary_numbers_told_again_replace_the_old_ones(home):
     assert run.data.tags["mlflow.loggedArtifacts"].count("claims.json") == 1
 
 
-@pytest.mark.parametrize("parent_first", [True, False])
-def test_children_are_below_their_parent_whichever_comes_first(home, artifact, parent_first):
-    if parent_first:
-        with matrix() as parent, cell() as child:
-            tell(child, artifact)
-    else:
+def test_children_are_below_their_parent_whichever_comes_first_and_below_a_new_one(home, artifact):
+    with cell() as child:
+        tell(child, artifact)
+    assert PARENT_TAG not in only().data.tags
+    with matrix("old") as old:
+        pass
+    assert runs()["muon seed 2"].data.tags[PARENT_TAG] == old.run_id
+    with matrix("new") as new:
+        assert new.run_id  # waits for it
         with cell() as child:
             tell(child, artifact)
-        assert PARENT_TAG not in runs()["muon seed 2"].data.tags
-        with matrix() as parent:
-            pass
+        assert client().get_run(child.run_id).data.tags[PARENT_TAG] == new.run_id
     found = runs()
-    assert found["muon seed 2"].data.tags[PARENT_TAG] == parent.run_id
+    assert set(found) == {"matrix", "muon seed 2"}
+    assert set(deleted()) == {"matrix"}
+    assert old.run_id != new.run_id == found["muon seed 2"].data.tags[PARENT_TAG]
     assert complete(found["muon seed 2"])
 
 
@@ -271,7 +303,7 @@ def test_two_that_set_a_childs_parent_at_the_same_moment_both_go_on(home):
             def join(made=made, meet=meet):
                 known = client()
                 meet.wait()
-                set_parent(known, made, parent_run)
+                set_tags(known, made.info.run_id, {PARENT_TAG: parent.run_id})
 
             with ThreadPoolExecutor(2) as pool:
                 for future in [pool.submit(join), pool.submit(join)]:
@@ -279,51 +311,34 @@ def test_two_that_set_a_childs_parent_at_the_same_moment_both_go_on(home):
             assert client().get_run(made.info.run_id).data.tags[PARENT_TAG] == parent.run_id, number
 
 
-def test_a_new_parent_takes_the_children_that_are_still_valid(home, artifact):
-    with matrix("old") as old, cell() as child:
-        tell(child, artifact)
-    with matrix("new") as new, cell() as child:
-        tell(child, artifact)
-    found = runs()
-    assert set(found) == {"matrix", "muon seed 2"}
-    assert set(deleted()) == {"matrix"}
-    assert old.run_id != new.run_id == found["muon seed 2"].data.tags[PARENT_TAG]
-
-
-def test_after_an_outage_parents_are_sent_first(home, monkeypatch, artifact):
+def test_after_an_outage_parents_are_sent_first_and_one_that_comes_later_finds_its_children(
+    home, monkeypatch, artifact
+):
     database = os.environ["MLFLOW_TRACKING_URI"]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", DEAD)
     with cell("muon seed 1", uid="m-muon-1") as child:
         tell(child, artifact)
     with matrix() as parent, cell() as child:
         tell(child, artifact)
-        parent.log_metrics({"eval/muon": 0.7})
-        parent.log_table([{"arm": "muon"}], "arms")
-    assert sync_pending(home, database) == ["matrix", "muon seed 1", "muon seed 2"]
+        parent.tell(numbers={"eval/muon": 0.7})
+        parent.tell(tables={"arms": plain_table([{"arm": "muon"}])})
+    late = parent.record.path(home)
+    record = late.read_text()
+    late.unlink()
+    assert sync_pending(home, database) == ["muon seed 1", "muon seed 2"]
+    with monkeypatch.context() as back:
+        back.setenv("MLFLOW_TRACKING_URI", database)
+        assert not any(PARENT_TAG in run.data.tags for run in runs().values())
+    with cell("muon seed 3", uid="m-muon-3") as child:
+        tell(child, artifact)
+    late.write_text(record)
+    assert sync_pending(home, database) == ["matrix", "muon seed 3"]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
     found = runs()
     assert found["matrix"].data.metrics == {"eval/muon": 0.7}
-    for name in ("muon seed 1", "muon seed 2"):
+    for name in ("muon seed 1", "muon seed 2", "muon seed 3"):
         assert found[name].data.tags[PARENT_TAG] == found["matrix"].info.run_id
         assert complete(found[name])
-
-
-def test_a_child_without_a_parent_is_sent_alone_and_found_by_the_parent_later(home, monkeypatch, artifact):
-    database = os.environ["MLFLOW_TRACKING_URI"]
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", DEAD)
-    with matrix(), cell() as child:
-        tell(child, artifact)
-    (parents_record,) = unsynced_folder(home).glob("matrix*")
-    late = parents_record.read_text()
-    parents_record.unlink()
-    assert sync_pending(home, database) == ["muon seed 2"]
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
-    alone = runs()["muon seed 2"]
-    assert PARENT_TAG not in alone.data.tags
-    parents_record.write_text(late)
-    assert sync_pending(home, database) == ["matrix"]
-    found = runs()
-    assert found["muon seed 2"].data.tags[PARENT_TAG] == found["matrix"].info.run_id
 
 
 def test_a_file_that_was_gone_at_the_sync_is_sent_by_the_next_start(home, monkeypatch, artifact, tmp_path):
@@ -342,7 +357,7 @@ def test_a_file_that_was_gone_at_the_sync_is_sent_by_the_next_start(home, monkey
     assert complete(run)
     first = points(run)
     with cell() as tracker:
-        tracker.log_metrics({"eval/gap": 0.9})
+        tracker.tell(numbers={"eval/gap": 0.9})
     assert points(runs()["muon seed 2"]) == first
 
 
@@ -352,14 +367,14 @@ def test_a_second_start_during_an_outage_does_not_cost_what_the_first_one_wrote(
     with cell() as tracker:
         tell(tracker, artifact)
     interrupted = cell()
-    interrupted.log_metrics({"eval/gap": 0.1})
+    interrupted.tell(numbers={"eval/gap": 0.1})
     interrupted._thread.shutdown()  # as if its process had been killed here: no end is written
     assert len(list(unsynced_folder(home).glob("*.json"))) == 2
-    monkeypatch.setattr(sync, "has_died", lambda owner: True)
-    sync_pending(home, database)
+    assert sync_pending(home, database) == ["muon seed 2"]  # the other one is running
+    monkeypatch.setattr(projection, "has_died", lambda owner: True)
+    assert sync_pending(home, database) == ["muon seed 2"]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
-    run = only()
-    assert complete(run)
+    assert complete(only())
 
 
 def test_a_record_left_by_an_outage_adds_nothing_to_a_run_completed_meanwhile(home, server, artifact, caplog):
@@ -370,7 +385,7 @@ def test_a_record_left_by_an_outage_adds_nothing_to_a_run_completed_meanwhile(ho
     server.away()
     with caplog.at_level(logging.WARNING):
         tell(tracker, artifact)
-        tracker.set_tags({"rm.key": "k1"})
+        tracker.tell(tags={"rm.key": "k1"})
         tracker.end()
     assert tracker.pending
     server.back()
@@ -381,33 +396,6 @@ def test_a_record_left_by_an_outage_adds_nothing_to_a_run_completed_meanwhile(ho
     run = only()
     assert complete(run)
     assert points(run) == first
-
-
-def killed_process():
-    """A process that was killed, as its runs name it."""
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    owner = this_process() | {PID: str(process.pid), STARTED: start_of(process.pid)}
-    process.kill()
-    process.wait()
-    return owner
-
-
-def test_whoever_starts_next_ends_the_runs_of_killed_processes_and_no_others(home, monkeypatch):
-    """The run of a killed process, of another machine's process with the same numbers, and of a living one."""
-    owners = {"dead": killed_process()}
-    owners["elsewhere"] = owners["dead"] | {HOST: "elsewhere"}
-    owners["alive"] = this_process()
-    known = client()
-    experiment = known.create_experiment("rm/other")
-    for name, owner in owners.items():
-        known.create_run(experiment, run_name=name, tags={f"rm.{field}": value for field, value in owner.items()})
-    known.create_run(experiment, run_name="nobody's")
-    monkeypatch.setattr(tracking, "_REAPED", set())  # as in a process that has just begun
-    with cell():
-        pass
-    found = {run.info.run_name: run.info.status for run in known.search_runs([experiment])}
-    assert found == {"dead": "KILLED", "elsewhere": "RUNNING", "alive": "RUNNING", "nobody's": "RUNNING"}
-    assert runs()["muon seed 2"].info.status == "FINISHED"
 
 
 @pytest.mark.parametrize("error", [KeyError("alembic"), ImportError("mlflow")])
@@ -462,7 +450,7 @@ def test_what_the_database_refuses_for_a_moment_is_told_again_and_is_no_outage(
     with monkeypatch.context() as broken:
         refuse(broken, code, times=2)
         with cell() as tracker:
-            tracker.log_dataset("train", "f" * 64, "gold", 9)
+            tracker.tell(datasets={"f" * 64: PAIRS})
             tell(tracker, artifact)
     assert not tracker.pending
     assert "its record is" not in caplog.text
@@ -477,13 +465,13 @@ def test_runs_that_name_one_data_set_at_once_all_have_it(home):
     trackers = [RunTracker.start("demo", name, {}, {}) for name in names]
     assert all(tracker.run_id for tracker in trackers)
     for number in range(6):
-        for tracker in trackers:
-            tracker.log_dataset("train", f"{number}" * 64, "gold", 9)
+        for own, tracker in enumerate(trackers):
+            tracker.tell(datasets={f"{number}" * 64: PAIRS}, numbers={"eval/own": own})
     for tracker in trackers:
         tracker.end()
     assert not any(tracker.pending for tracker in trackers)
-    assert {run.info.status for run in runs().values()} == {"FINISHED"}
-    assert {len(run.inputs.dataset_inputs) for run in runs().values()} == {6}
+    found = {name: (run.info.status, run.data.metrics, len(run.inputs.dataset_inputs)) for name, run in runs().items()}
+    assert found == {name: ("FINISHED", {"eval/own": own}, 6) for own, name in enumerate(names)}  # and do not mix
 
 
 def test_what_mlflow_never_takes_costs_the_run_that_alone(home, artifact, monkeypatch, caplog):
@@ -492,7 +480,7 @@ def test_what_mlflow_never_takes_costs_the_run_that_alone(home, artifact, monkey
         broken.setattr(mlflow_client, "RETRY_SECONDS", 0.1)
         refuse(broken, "BAD_REQUEST", times=10**6, only="log_inputs")
         with cell() as tracker:
-            tracker.log_dataset("train", "f" * 64, "gold", 9)
+            tracker.tell(datasets={"f" * 64: PAIRS})
             tell(tracker, artifact)
     assert not tracker.pending
     assert caplog.text.count("its record is") == 1
@@ -500,7 +488,7 @@ def test_what_mlflow_never_takes_costs_the_run_that_alone(home, artifact, monkey
     assert complete(run)
     assert "IntegrityError" in run.data.tags[MISSING_TAG]
     with cell() as tracker:
-        tracker.log_dataset("train", "f" * 64, "gold", 9)
+        tracker.tell(datasets={"f" * 64: PAIRS})
         tell(tracker, artifact)
     run = only()
     assert complete(run)
@@ -508,12 +496,19 @@ def test_what_mlflow_never_takes_costs_the_run_that_alone(home, artifact, monkey
     assert len(run.inputs.dataset_inputs) == 1
 
 
-def test_an_outage_that_is_over_when_the_run_ends_leaves_nothing_to_do(home, server, artifact):
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_an_outage_that_is_over_when_the_run_ends_leaves_nothing_to_do(home, server, artifact, is_deleted):
+    """The run that had begun is completed, or made again where a person has deleted it."""
     tracker = cell()
-    assert tracker.run_id
+    begun = tracker.run_id
+    with tracker.follow(artifact / METRICS_FILE):
+        pass
+    tracker._update().result()
+    if is_deleted:
+        client().delete_run(begun)
     server.away()
-    tracker.log_metrics({"eval/before": 1.0})
-    tracker._results[-1].result()
+    tracker.tell(numbers={"eval/before": 1.0})
+    tracker._update().result()
     assert tracker.pending
     server.back()
     tell(tracker, artifact)
@@ -521,42 +516,6 @@ def test_an_outage_that_is_over_when_the_run_ends_leaves_nothing_to_do(home, ser
     assert not tracker.pending
     run = only()
     assert complete(run)
+    assert (run.info.run_id == begun) is not is_deleted
     assert run.data.metrics["eval/before"] == 1.0
     assert not list(unsynced_folder(home).glob("*.json"))
-
-
-def test_a_record_is_left_to_its_run_while_that_is_running_and_its_end_is_not_lost(home, monkeypatch, artifact):
-    database = os.environ["MLFLOW_TRACKING_URI"]
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", DEAD)
-    tracker = cell()
-    tracker.log_metrics({"eval/before": 1.0})
-    tracker._results[-1].result()
-    assert sync_pending(home, database) == []
-    tell(tracker, artifact)
-    tracker.end()
-    sync_pending(home, database)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
-    run = only()
-    assert complete(run)
-
-
-def test_a_run_that_ends_while_another_one_looks_for_dead_ones_stays_finished(home):
-    """Its process ends, too: it was listed as running, and is dead when it is looked for."""
-    with cell() as tracker:
-        pass
-    known, owner = client(), killed_process()
-    for name, value in owner.items():
-        known.set_tag(tracker.run_id, f"rm.{name}", value)
-    known.update_run(tracker.run_id, "RUNNING")
-
-    class EndsMeanwhile:
-        def __getattr__(self, name):
-            return getattr(known, name)
-
-        def search_runs(self, *given, **named):
-            found = known.search_runs(*given, **named)
-            known.set_terminated(tracker.run_id, "FINISHED")
-            return found
-
-    assert reap_dead_runs(EndsMeanwhile()) == []
-    assert runs()["muon seed 2"].info.status == "FINISHED"

@@ -33,9 +33,9 @@ from tasks import home as home_module
 from tasks.home import PROJECT_VARIABLE
 from tasks.local_services import HOME_MARK, MLFLOW_SERVER, PREFECT_SERVER, SERVERS, running_services
 from tasks.passwords import Identity, basic_authorization, identity, mlflow_login
+from tasks.projection import sync_pending
 from tasks.run_owner import HOST, PID, STARTED, this_process
 from tasks.run_record import RunRecord
-from tasks.sync import sync_pending
 from used_homes import begin, take_as_home
 
 pytestmark = pytest.mark.services

@@ -19,9 +19,10 @@ from rmcore.core.tracking import METRICS_FILE, JsonlTracker
 from tasks import home as home_module
 from tasks.headline import metric_name
 from tasks.mlflow_client import connect
-from tasks.run_record import GrowingFile, unsynced_folder
-from tasks.sync import sync_pending
-from tasks.tracking import RunTracker
+from tasks.model_versions import confirmation_tags
+from tasks.projection import sync_pending
+from tasks.run_record import read_record, unsynced_folder
+from tasks.tracking import RunTracker, new_lines
 
 pytestmark = pytest.mark.services
 
@@ -90,9 +91,9 @@ def assert_complete(client, artifact: Path, num_steps: int = 3) -> None:
 
 
 def tell_everything(tracker: RunTracker, artifact: Path) -> None:
-    tracker.log_dataset("train", "f" * 64, "gold", 9)
+    tracker.tell(datasets={"f" * 64: {"name": "train", "source": "gold", "num_rows": 9}})
     tracker.log_artifact_folder(artifact, "evaluate")
-    tracker.set_tags({"rm.verdict": "ready"})
+    tracker.tell(tags={"rm.verdict": "ready"})
 
 
 def test_a_run_in_the_database_file_is_complete(home, artifact):
@@ -115,18 +116,15 @@ def test_followed_lines_are_sent_once_though_the_folder_moves(home, artifact, tm
     assert_complete(connect(os.environ["MLFLOW_TRACKING_URI"]), artifact)
 
 
-def test_a_growing_file_gives_complete_lines_only_and_survives_a_rename(tmp_path):
+def test_a_growing_file_gives_complete_lines_only(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    growing = GrowingFile(path)
-    assert growing.new_lines() == []
+    assert new_lines(path, 0) == []
     with path.open("ab", buffering=0) as file:
         file.write(b'{"a": 1}\n{"b"')
-        assert growing.new_lines() == [b'{"a": 1}']
-        path.rename(tmp_path / "moved.jsonl")
+        assert new_lines(path, 0) == [b'{"a": 1}\n']
         file.write(b": 2}\n")
-    assert growing.new_lines() == [b'{"b": 2}']
-    assert growing.new_lines() == []
-    growing.close()
+    assert new_lines(path, 9) == [b'{"b": 2}\n']
+    assert new_lines(path, 18) == []
 
 
 @pytest.mark.parametrize(
@@ -152,7 +150,7 @@ def test_a_server_that_goes_away_loses_nothing_and_is_told_once(home, server, ar
         with tracker.follow(artifact / METRICS_FILE):
             pass  # its lines are sent on leaving
         assert tracker.run_id
-        tracker._results[-1].result()
+        tracker._update().result()
         server.away()
         began = time.monotonic()
         tell_everything(tracker, artifact)
@@ -198,7 +196,7 @@ def test_a_file_gone_before_the_sync_is_named_and_the_rest_sent(home, monkeypatc
     report.write_text("<p>")
     with start() as tracker:
         tell_everything(tracker, artifact)
-        tracker.log_file(report, "")
+        tracker.tell(files={str(report): ""})
     report.unlink()
     (whole,) = unsynced_folder(home).iterdir()
     for name, content in (
@@ -217,8 +215,8 @@ def test_a_file_gone_before_the_sync_is_named_and_the_rest_sent(home, monkeypatc
 def test_a_record_that_the_disk_has_no_room_for_ends_no_run(home, monkeypatch, caplog):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     with largest_file(64), start() as tracker:
-        tracker.log_metrics({"eval/a": 0.5})
-        tracker.set_tags({"rm.kind": "cell"})
+        tracker.tell(numbers={"eval/a": 0.5})
+        tracker.tell(tags={"rm.kind": "cell"})
     assert tracker.pending
     said = [record.getMessage() for record in caplog.records if "cannot be written" in record.getMessage()]
     assert len(said) == 1
@@ -285,10 +283,11 @@ def test_a_version_that_is_judged_as_before_is_not_written_again(home, monkeypat
         monkeypatch.setattr(
             MlflowClient, name, lambda *given, method=method, name=name: written.append(name) or method(*given)
         )
-    assert tracker.register_model(checkpoint, name="rm", key="k1", **GATE_PASSED) == "1"
-    assert written == []
-    assert tracker.register_model(checkpoint, name="rm", key="k1", **GATE_FAILED) == "1"
-    assert written == ["set_model_version_tag"] * 3  # the verdict and the checks that did not pass
+    with start() as again:
+        assert again.register_model(checkpoint, name="rm", key="k1", **GATE_PASSED) == "1"
+        assert written == ["update_model_version"]  # its description leads to the report of this run
+        assert again.register_model(checkpoint, name="rm", key="k1", **GATE_FAILED) == "1"
+        assert written[1:] == ["set_model_version_tag"] * 3  # the verdict and the checks that did not pass
     tracker.end()
 
 
@@ -304,18 +303,20 @@ def test_what_serving_has_shown_moves_the_aliases_of_the_version_and_outlives_a_
     with start() as tracker:
         tracker.register_model(checkpoint, name="rm", key="k1", **GATE_PASSED)
 
-    def confirm(status, key="k1"):
-        with start() as serving:
-            serving.confirm_model(key, served(status))
-        assert not serving.pending
+    def found(tracker):
+        assert not tracker.pending
         version = client.get_model_version("rm", "1")
         return sorted(version.aliases), version.description.count("level 4 of 4"), version.tags.get("rm.confirmation")
+
+    def confirm(status, key="k1"):
+        with start() as tracker:
+            tracker.tell(confirmation={"key": key, "tags": confirmation_tags(served(status))})
+        return found(tracker)
 
     def judge_again(judged):
         with start() as tracker:
             tracker.register_model(checkpoint, name="rm", key="k1", **judged)
-        version = client.get_model_version("rm", "1")
-        return sorted(version.aliases), version.description.count("level 4 of 4"), version.tags.get("rm.confirmation")
+        return found(tracker)
 
     assert confirm("lost", key="of another training") == (["candidate", "ready"], 0, None)
     assert confirm("unclear") == (["candidate", "ready"], 1, "unclear")
@@ -332,7 +333,7 @@ def test_what_serving_has_shown_moves_the_aliases_of_the_version_and_outlives_a_
 
 def test_a_run_is_described_and_its_links_lead_to_its_own_files(home):
     with start() as tracker:
-        tracker.describe("[Report](run:report/report.html) and [another](https://example.org)\n")
+        tracker.tell(note="[Report](run:report/report.html) and [another](https://example.org)\n")
         tracker.register_model(home / "mlflow", name="rm", key="k1", **GATE_PASSED)
     client = connect(os.environ["MLFLOW_TRACKING_URI"])
     run = only_run(client)
@@ -352,23 +353,23 @@ def test_the_machine_is_watched_until_the_end_and_an_outage_is_told_once(home, s
         wait_for(lambda: "system/cpu_utilization_percentage" in client.get_run(tracker.run_id).data.metrics)
 
     with start() as tracker:
-        tracker.watch_machine()
-        tracker.log_metrics({"train/loss": 0.5})
+        tracker.tell(is_watched=True)
+        tracker.tell(numbers={"train/loss": 0.5})
         wait_for_load(tracker)
     assert only_run(client).info.status == "FINISHED"
     assert [thread.name for thread in threading.enumerate() if thread.name == "SystemMetricsMonitor"] == []
 
     with caplog.at_level(logging.WARNING):
         second = start("seed 1")
-        second.log_metrics({"train/loss": 0.5})
-        second.watch_machine()
+        second.tell(numbers={"train/loss": 0.5})
+        second.tell(is_watched=True)
         wait_for_load(second)
         server.away()
-        second.set_tags({"rm.verdict": "ready"})
+        second.tell(tags={"rm.verdict": "ready"})
         second.end()
     assert second.pending
     assert [record.name for record in caplog.records if record.levelno >= logging.WARNING] == ["tasks.tracking"]
-    assert "watch" not in second.record.path(home).read_text()
+    assert read_record(second.record.path(home)).tags["rm.verdict"] == "ready"
 
 
 def test_the_registered_model_gives_the_checkpoints_rewards_by_its_own_code(home, tmp_path):
@@ -397,20 +398,6 @@ print(json.dumps([rmcore.__file__, rewards]))
     origin, rewards = json.loads(done.stdout)
     assert "mlflow/artifacts" in origin
     assert rewards == pytest.approx(model.score(rows["prompt"], rows["response"]).tolist(), abs=1e-5)
-
-
-def test_two_trackers_in_one_process_do_not_mix(home, artifact, tmp_path):
-    other = tmp_path / "other"
-    other.mkdir()
-    write_steps(other / METRICS_FILE, [7])
-    first, second = start("a"), start("b")
-    first.log_artifact_folder(artifact, "train")
-    second.log_artifact_folder(other, "train")
-    first.end()
-    second.end()
-    client = connect(os.environ["MLFLOW_TRACKING_URI"])
-    assert [step for step, _ in history(client, first.run_id, "train/loss")] == [0, 1, 2]
-    assert [step for step, _ in history(client, second.run_id, "train/loss")] == [7]
 
 
 def test_starting_a_run_imports_no_torch_and_prints_nothing(home, tmp_path, checkpoint):
