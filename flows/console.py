@@ -55,7 +55,7 @@ def shown_while_waiting(name: str) -> Iterator[Wait]:
     def tell() -> None:
         seconds, shown = PATIENCE_SECONDS, False
         while not over.wait(seconds):
-            if reason := wait.reason:
+            if reason := wait.reason():
                 say(f"{name:<10} waiting for {reason}")
                 if not shown:
                     what = "the device" if reason.startswith(DEVICE) else "another run"

@@ -41,7 +41,7 @@ def execute(
         RmcoreError: as `run_child`.
     """
     name, key, run, wait = stage.name, stage.key, run or stage.slug, wait or Wait()
-    wait.on(partial(same_stage, store, name, key))
+    wait.reason = partial(same_stage, store, name, key)
     with store.lock(key):
         shared = shared_store()
         if store.status(name, key).state == "valid" or taken(shared, store, stage, tell):
@@ -49,7 +49,7 @@ def execute(
             return store.ref(name, key), False
         device, processes = stage.device_name or "auto", stage.num_processes
         needed = 0 if stage.device_name is None else slots_needed(device, processes)
-        wait.on(partial(in_the_way, store, device, needed))
+        wait.reason = partial(in_the_way, store, device, needed)
         with noted(store, key, run), held_slots(store, run, device, needed) as slots:
             wait.end()
             if taken(shared, store, stage, tell):  # another machine committed it while this one waited for its device

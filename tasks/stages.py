@@ -6,7 +6,7 @@ it imports, and a cached result is not looked at again.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -20,7 +20,7 @@ from rmcore.core.progress import share_of
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.stages.stage import Stage
 from tasks.execution import Follow, execute
-from tasks.waiting import Waiting, not_shown
+from tasks.waiting import Wait, Waiting
 
 Found = TypeVar("Found")
 
@@ -45,7 +45,7 @@ def run_stage(
     follow: Follow,
     on_interrupt: Callable[[], None] = lambda: None,
     before: Callable[[], None] = lambda: None,
-    waiting: Waiting = not_shown,
+    waiting: Waiting = lambda: nullcontext(Wait()),
     label: str = "",
     run: str | None = None,
     after: Iterable[StageRun] = (),

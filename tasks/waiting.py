@@ -6,7 +6,8 @@ Who holds a lock of the store tells it in a note next to the lock, which is vali
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -18,35 +19,21 @@ Reason = Callable[[], str]
 UNKNOWN = "another run"
 
 
+@dataclass
 class Wait:
-    """The wait of one stage: each part of it in turn, then its end."""
+    """The wait of one stage: what it waits for, in turn, until `end`."""
 
-    def __init__(self, on_end: Callable[[], None] = lambda: None) -> None:
-        self._reason: Reason = str
-        self._on_end = on_end
-
-    def on(self, reason: Reason) -> None:
-        """From now on it waits for what `reason` gives."""
-        self._reason = reason
+    on_end: Callable[[], None] = lambda: None
+    reason: Reason = str
 
     def end(self) -> None:
         """Nothing is left to wait for."""
-        self._reason = str
-        self._on_end()
-
-    @property
-    def reason(self) -> str:
-        """Say what it waits for right now; empty for nothing."""
-        return self._reason()
+        self.reason = str
+        self.on_end()
 
 
 Waiting = Callable[[], AbstractContextManager[Wait]]
 """Tells people what a stage waits for while the block runs."""
-
-
-def not_shown() -> AbstractContextManager[Wait]:
-    """Tell nobody."""
-    return nullcontext(Wait())
 
 
 @contextmanager

@@ -53,13 +53,12 @@ def test_who_computes_the_same_stage_is_named_to_those_who_wait(tmp_path):
         first = pool.submit(execute, store, asked, follow_nothing, begin, run="mine-seed0")
         assert began.wait(PATIENCE_S)
         second = pool.submit(execute, store, asked, follow_nothing, lambda: None, wait=wait)
-        while not wait.reason:
+        while not (reason := wait.reason()):
             assert not second.done()
-        reason = wait.reason
         named.set()
     assert reason.startswith(f"the same prepare, which mine-seed0 (pid {os.getpid()}, since ")
     assert (first.result()[1], second.result()[1]) == (True, False)
-    assert wait.reason == ""
+    assert wait.reason() == ""
 
 
 @pytest.mark.parametrize("prefix", ["", "full seed 0 of ablation: "])
