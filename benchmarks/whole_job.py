@@ -81,12 +81,12 @@ def train_here(clock: Clock, words: list[str]) -> None:
         from flows.cli import main
         from rmcore.cli import train as command
         from rmcore.stages import train as stage
-        from rmcore.training import loop, material
+        from rmcore.training import loop, material, step
     clock.watch(command, "_load", "reading")
     clock.watch(material, "write_tokenized", "tokenization")
     clock.watch(stage.BradleyTerryRM, "new", "model")
     clock.watch(loop, "choose_packing", "trial of packing")
-    clock.watch(loop.Trainer, "_step", "steps")
+    clock.watch(step.Stepper, "run", "steps")
     clock.watch(loop.Trainer, "_score", "rewards of training pairs")
     clock.watch(loop.CheckpointWriter, "finished", "writing the model")
     clock.watch(stage, "_write_outcome", "curves and tables")

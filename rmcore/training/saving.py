@@ -27,7 +27,8 @@ from rmcore.training.state_transfer import write_parts
 COSTS = 50
 """Least time between two states, in times for which the steps waited for the last one: 2 % of the training at most."""
 COPY_SHARE = 0.5
-"""Share of the free memory that a copy may take; the rest is for the cache of what is written, and for all others."""
+"""Share of the free memory that a copy may take; the rest is for the cache of what is written, and for all others.
+Trainings in other slots of the device that make their first copy in the same moment count the same memory as free."""
 CPU = torch.device("cpu")
 
 
