@@ -1,4 +1,4 @@
-"""What `rm-opt up` makes in Prefect besides the deployments: pools, a variable, shipped schedules, an automation."""
+"""Objects of Prefect that `rm-opt up` makes next to deployments: pools, a variable, schedules, an automation."""
 
 from collections.abc import Mapping
 from datetime import timedelta

@@ -69,10 +69,10 @@ class MlflowRun:
         self.client, self.directory, self.tracking_uri = connect(record.tracking_uri), directory, record.tracking_uri
         self.experiment_id = self._experiment(record)
         self.version: str | None = None
-        """Of the registered model."""
+        """Version of the registered model."""
         self.missing: list[str] = []
         self._tags: dict[str, str] = {}
-        """Those that follow from other runs and from artifacts."""
+        """Tags that follow from other runs and from artifacts."""
         self._numbers: list[dict[str, Any]] = []
         self._next_step = 0
         self._unsent: list[tuple[str, float, int]] = []
@@ -147,7 +147,7 @@ class MlflowRun:
             for path, stage in record.folders.items():
                 yield path, stage, partial(self._send_folder, Path(path))
             for path in filter(os.path.isfile, record.curves if is_last else ()):
-                yield path, True, lambda _, path=path: self._add_curves(Path(path))
+                yield path, Path(path), self._add_curves
             for path, folder in record.files.items():
                 yield path, folder, partial(self._send_file, Path(path))
             for name, table in self._tables(record).items():

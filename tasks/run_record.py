@@ -1,4 +1,4 @@
-"""What one run is to be in MLflow, as plain data: settings, tags, and the artifact folders and files that it names.
+"""A run as it is to be in MLflow, in plain data: settings, tags, and the artifact folders and files that it names.
 
 `tasks/projection.py` makes MLflow equal to it, and may do so as often as it is asked to. While a run is not complete in
 MLflow its record is in `$RM_OPT_HOME/unsynced/`. No MLflow in here.
@@ -56,7 +56,7 @@ class RunRecord:
     folders: dict[str, str] = field(default_factory=dict)
     """Artifact folders, with the stage of each."""
     numbers: dict[str, float] = field(default_factory=dict)
-    """Of the run as a whole; those that are not finite are left out. A name without a group is in `summary/`."""
+    """Numbers of the run as a whole; without those that are not finite. A name without a group is in `summary/`."""
     files: dict[str, str] = field(default_factory=dict)
     """Other files, with the folder of each among the run's artifacts ("" for the top)."""
     tables: dict[str, dict[str, list[Any]]] = field(default_factory=dict)

@@ -50,7 +50,7 @@ class RunTracker:
         self._offline = threading.Event()
         self._saved: RunRecord | None = None
         self._lines: list[bytes] = []
-        """Of followed files, not sent yet."""
+        """Lines of followed files that are not sent yet."""
         self._run: MlflowRun | None = None
         self._loggers = ExitStack()
         self._logger: Tracker = NullTracker()

@@ -231,7 +231,7 @@ def serve(listener: socket.socket, life: int) -> None:
         gc.enable()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel collects children
     try:
-        while life not in select.select([listener, life], [], [])[0]:
+        while life not in select.select([listener.fileno(), life], [], [])[0]:
             connection, _ = listener.accept()
             if os.fork() == 0:
                 listener.close()

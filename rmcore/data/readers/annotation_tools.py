@@ -192,7 +192,7 @@ def _require_better(question: str, also: frozenset[str] = frozenset(), *, of: st
 
 
 def _named(field: str) -> re.Pattern[str]:
-    """What finds the name of a field as a whole in that of a question: response_1 in "rating of response_1"."""
+    """Match the name of a field as a whole in that of a question: response_1 in "rating of response_1"."""
     return re.compile(rf"(?<![^_])({re.escape(word(field))}|{re.escape(spelling(field))})(?![^_])")
 
 

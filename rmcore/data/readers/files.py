@@ -353,7 +353,7 @@ def _read_xlsx(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
 
 
 Wrong = tuple[Reason, str] | None
-"""What is wrong with a row of a table, and where."""
+"""The reason for which a row of a table is wrong, and the place in it."""
 
 
 def _wrong_line(header: Sequence[str], cells: Sequence[Any]) -> Wrong:

@@ -279,7 +279,7 @@ def _metadata(row: Row, used: frozenset[str]) -> dict[str, Any]:
 
 
 def of_sides(chosen: Mapping[str, Any], rejected: Mapping[str, Any]) -> dict[str, Any]:
-    """What both sides carry alike as it is; what differs as chosen_NAME and rejected_NAME; nothing that is None."""
+    """Metadata of a pair: fields that both sides share as they are, others as chosen_NAME and rejected_NAME."""
     found: dict[str, Any] = {}
     for name in {**chosen, **rejected}:
         values = {f"chosen_{name}": chosen.get(name), f"rejected_{name}": rejected.get(name)}

@@ -179,7 +179,7 @@ def shared_variances(crossed: FloatArray, num_prompts: float) -> tuple[float, fl
 
 
 def _spread(values: FloatArray, crossed: FloatArray | None, num_prompts: float) -> TInterval | PercentileInterval | str:
-    """What the interval is made of, of (S,) values and their (S, B) replicates of C prompts, or why there is none."""
+    """Return what the interval is made of, of (S,) values and their (S, B) replicates of C prompts, or why none is."""
     if crossed is None:
         return _NO_SPREAD if len(values) == 1 else TInterval(_mean(values), (_seed_component(values),))
     centre, defined = _mean(values), crossed[:, ~np.isnan(crossed).any(axis=0)]
