@@ -12,7 +12,6 @@ from rmcore.core.errors import ConfigError, ModelError
 from rmcore.core.hardware import choose_precision
 from rmcore.models.compiling import CompiledLayers
 from rmcore.models.device import total_bytes
-from rmcore.models.fewer_passes import FewerPasses
 from rmcore.models.layers import recompute_layers
 from rmcore.models.packing.layout import Packing
 from rmcore.models.reward_model import BradleyTerryRM
@@ -136,7 +135,6 @@ def make_context(rm: BradleyTerryRM, config: TrainConfig, ranks: Ranks, *, half:
         failed=torch.zeros((), device=device) if can_defer(optimizer, device) else None,
         compiled=compiled,
         half=weights,
-        fewer=FewerPasses(rm.model) if device.type == "cpu" else None,
         holds_whole=_holds_whole(rm, config, ranks),
     )
 

@@ -26,7 +26,6 @@ from torch.distributed.tensor import DTensor
 
 from rmcore.core.errors import TrainingError
 from rmcore.models.compiling import COMPILE_ERRORS, CompiledLayers
-from rmcore.models.fewer_passes import FewerPasses
 from rmcore.models.packing.forward import rewards_of
 from rmcore.models.packing.rows import Rows
 from rmcore.models.precision import precision_context
@@ -83,8 +82,6 @@ class StepContext:
     half: HalfWeights | None = None
     """bfloat16 copies of the weights that gradients are computed with, in place of autocast; None: the float32
     weights themselves."""
-    fewer: FewerPasses | None = None
-    """Parts of the model that compute in fewer passes over memory unless layers are compiled; None: there are none."""
     holds_whole: bool = True
     """Whether each of several ranks has memory for all gathered weights and gradients between the micro-batches of a
     step; see `between_micro_batches`."""
@@ -96,10 +93,9 @@ class StepContext:
 
     @contextmanager
     def compute_context(self) -> Iterator[None]:
-        """Compute with compiled layers, bfloat16 copies of the weights, fewer passes inside the block, where in use."""
-        compiles = self.compiled is not None and self.compiled.works
+        """Compute with compiled layers and bfloat16 copies of the weights inside the block, where they are in use."""
         with ExitStack() as stack:
-            for part in (self.compiled, self.half, None if compiles else self.fewer):
+            for part in (self.compiled, self.half):
                 if part is not None:
                     stack.enter_context(part.active())
             yield

@@ -25,7 +25,6 @@ from torch._subclasses.fake_tensor import (
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ModelError, RmcoreError
 from rmcore.models.compiling import COMPILE_ERRORS, CompiledLayers
-from rmcore.models.fewer_passes import FewerPasses
 from rmcore.models.layers import recompute_layers
 from rmcore.models.lora import hollow_model
 from rmcore.models.packing.forward import FOREIGN_ERRORS, outputs_of
@@ -110,8 +109,6 @@ class StepCounter:
         self._twin: Any = None
         self._compiled: CompiledLayers | None = None
         self._update = 0
-        # Its trials of classes are kept, and need numbers.
-        self._fewer = FewerPasses(model) if device.type == "cpu" else None
 
     def memory(self, packing: Packing | None, *, max_seq_len: int, recomputed: float) -> StepMemory:
         """Count steps of two micro-batches each, of pairs whose sides have `max_seq_len` tokens and share no prompt.
@@ -158,7 +155,6 @@ class StepCounter:
         self._trained = [parameter for parameter in twin.parameters() if parameter.requires_grad]
         self._weights = _num_bytes([*twin.parameters(), *twin.buffers()])
         self._halves = self._finds_half_weights(twin)
-        self._fewer = self._fewer and FewerPasses(twin)
         self._twin = twin
 
     def _count(self, rows: Rows, recomputed: float, accumulates: bool) -> StepBytes:
@@ -201,7 +197,7 @@ class StepCounter:
 
     def _compute(self, rows: Rows, half: HalfWeights | None) -> None:
         with ExitStack() as stack:
-            for part in (half, self._compiled or self._fewer):
+            for part in (half, self._compiled):
                 if part is not None:
                     stack.enter_context(part.active())
             if self._config.chosen_precision == "bf16":
