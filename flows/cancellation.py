@@ -107,7 +107,10 @@ class _Page:
         """
         with prefect_at(os.environ["PREFECT_API_URL"]) as client:
             try:
-                return client.read_flow_run(run.id)
+                found = client.read_flow_run(run.id)
+                if self._database is None:  # a server that has the run is the right one
+                    self._database = client.read_block_type_by_slug(KIND_OF_BLOCK).id
+                return found
             except ObjectNotFound:
                 if client.read_block_type_by_slug(KIND_OF_BLOCK).id != self._database:
                     raise

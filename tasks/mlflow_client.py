@@ -5,6 +5,7 @@ MLflow is imported by the first use: its import takes 2 s, its first connection 
 
 import logging
 import random
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -131,7 +132,8 @@ def tolerating(error_code: str) -> Iterator[None]:
 
 def in_one_line(error: Exception) -> str:
     """Kind and first line of an error, short enough for a message."""
-    return f"{type(error).__name__}: {str(error).splitlines()[0][:200]}" if str(error) else type(error).__name__
+    first = re.sub(r"//[^/\s@]*@", "//", next(iter(str(error).splitlines()), ""))  # an address may hold a password
+    return f"{type(error).__name__}: {first[:200]}" if first else type(error).__name__
 
 
 def without_login(address: str) -> str:

@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rmcore.core.errors import DataError, ServiceError, StoreError
-from rmcore.core.files import exclusive
+from rmcore.core.files import exclusive, try_exclusive
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.reporting.html.note import experiment_note, in_run
 from rmcore.reporting.runs import KEY_DIGITS
 from tasks.comparison_view import comparison_url, study_view, told_apart, view_tags
 from tasks.headline import MetricRow, headline, metric_name, parse_metric_lines, read_numbers
 from tasks.local_services import MLFLOW_SERVER, running_services
-from tasks.mlflow_client import connect, in_one_line, is_outage, tolerating
+from tasks.mlflow_client import connect, in_one_line, is_outage, tolerating, without_login
 from tasks.model_training import EXPERIMENT_TAGS
 from tasks.model_versions import confirm_versions, register_checkpoint
 from tasks.passwords import identity, mlflow_login
@@ -57,6 +57,8 @@ OWNER_PREFIX = "rm."
 """Prefix of the tags that name the process which feeds a run."""
 EXPERIMENT_PREFIX = "rm/"
 """Prefix of the names of all our experiments."""
+SYNC_LOCK = Path("mlflow", "sync.lock")
+"""Below a home: held while waiting records are sent."""
 SETTINGS_FILE = "settings.yaml"
 """All settings, which `rm-opt run --config` takes."""
 
@@ -361,7 +363,8 @@ def sync_pending(directory: Path, tracking_uri: str | None = None) -> list[str]:
         ServiceError: MLflow still fails; the runs not sent yet stay.
         DataError: records are damaged; they are named and stay, all others were sent.
     """
-    sent, failures, damaged = _send_waiting(directory, tracking_uri, _is_over)
+    with exclusive(directory / SYNC_LOCK):
+        sent, failures, damaged = _send_waiting(directory, tracking_uri, _is_over)
     if failures:
         raise ServiceError(
             f"MLflow still fails for {len(failures)} of {len(failures) + len(sent)} waiting runs "
@@ -377,9 +380,12 @@ def sync_pending(directory: Path, tracking_uri: str | None = None) -> list[str]:
 @functools.cache
 def end_dead_runs(directory: Path, tracking_uri: str) -> None:
     """Complete the runs at this address whose process was killed on this machine, as KILLED; once in a process."""
-    sent, *failed = _send_waiting(
-        directory, None, lambda record: _is_cut_off(record) and record.tracking_uri == tracking_uri
-    )
+    with try_exclusive(directory / SYNC_LOCK) as is_free:
+        if not is_free:  # another process sends them, which may take long: this one has a run of its own to feed
+            return
+        sent, *failed = _send_waiting(
+            directory, None, lambda record: _is_cut_off(record) and record.tracking_uri == tracking_uri
+        )
     if sent or any(failed):
         logger.info("Runs whose process had died are set to KILLED in MLflow: %s; not sent: %s", sent, failed)
 
@@ -399,28 +405,30 @@ def _is_cut_off(record: RunRecord) -> bool:
 def _send_waiting(
     directory: Path, tracking_uri: str | None, is_chosen: Callable[[RunRecord], bool]
 ) -> tuple[list[str], list[str], list[str]]:
-    """Send the waiting records that are chosen, parents first: names of those sent, failures, damaged records."""
+    """Send the waiting records that are chosen, parents first: names of those sent, failures, damaged records.
+
+    The caller holds `SYNC_LOCK`.
+    """
     sent, failures, damaged, chosen = list[str](), list[str](), list[str](), dict[Path, RunRecord]()
-    with exclusive(directory / "mlflow" / "sync.lock"):
-        for path in unsynced_folder(directory).glob("*.json"):
-            try:
-                record = read_record(path)
-            except DataError as error:
-                damaged += [str(error)] if path.exists() else []  # else its run has just sent it
-                continue
-            if is_chosen(record) and path.exists():  # as above: a process that ended well left no record
-                chosen[path] = record if record.status else replace(record, status="KILLED")
-        order = sorted(chosen.items(), key=lambda one: (one[1].parent_uid is not None, one[1].started_ms, one[1].uid))
-        for path, record in order:
-            target = tracking_uri or record.tracking_uri
-            try:
-                with _login_for(target, directory):
-                    MlflowRun(replace(record, tracking_uri=target), directory).send(record, is_last=True)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the others are sent and this one stays
-                failures.append(f"{record.run_name} to {target}: {in_one_line(error)}")
-                continue
-            path.unlink(missing_ok=True)
-            sent.append(record.run_name)
+    for path in unsynced_folder(directory).glob("*.json"):
+        try:
+            record = read_record(path)
+        except DataError as error:
+            damaged += [str(error)] if path.exists() else []  # else its run has just sent it
+            continue
+        if is_chosen(record) and path.exists():  # as above: a process that ended well left no record
+            chosen[path] = record if record.status else replace(record, status="KILLED")
+    order = sorted(chosen.items(), key=lambda one: (one[1].parent_uid is not None, one[1].started_ms, one[1].uid))
+    for path, record in order:
+        target = tracking_uri or record.tracking_uri
+        try:
+            with _login_for(target, directory):
+                MlflowRun(replace(record, tracking_uri=target), directory).send(record, is_last=True)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the others are sent and this one stays
+            failures.append(f"{record.run_name} to {without_login(target)}: {in_one_line(error)}")
+            continue
+        path.unlink(missing_ok=True)
+        sent.append(record.run_name)
     return sent, failures, sorted(damaged)
 
 

@@ -59,9 +59,13 @@ INTERRUPTED = 130
 MOST_DESCRIPTORS = 4
 """Descriptors of one request: the log, and those to show progress on."""
 PID_BYTES = 8
+ENDING_SECONDS = 10.0
+"""How long a process that has said its status may take to end: a GPU's memory is freed meanwhile."""
 WARM = sys.platform == "linux"
 """Elsewhere a process that has loaded such libraries must not continue after a fork: each child imports them again."""
 
+# -P: a file of the user's current folder must not be imported in place of a library.
+_COMMAND = (sys.executable, "-P", "-m", "rmcore.core.child_process")
 _servers: dict[str, "StageServer"] = {}
 _starting = threading.Lock()
 _running: "weakref.WeakSet[ForkedProcess]" = weakref.WeakSet()
@@ -115,6 +119,9 @@ class ForkedProcess:
                 said = b""
             self._status = said[0] if said else -signal.SIGKILL
             self._connection.close()
+            if self.process is not None:  # the memory of its device is free once it has gone
+                with contextlib.suppress(psutil.Error):
+                    self.process.wait(ENDING_SECONDS)
         return self._status
 
     def terminate(self) -> None:
@@ -160,10 +167,9 @@ class StageServer:
         with socket.socket(socket.AF_UNIX) as listener, os.fdopen(life):
             listener.bind(f"{self.folder}/{_digest(environment)}")
             listener.listen()
-            # -P: a file of the user's current folder must not be imported in place of a library. A child that needs one
-            # which cannot be imported says so in its log.
+            # A child that needs a library which cannot be imported says so in its log.
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "rmcore.core.child_process", str(listener.fileno()), str(life)],
+                [*_COMMAND, str(listener.fileno()), str(life)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -233,7 +239,10 @@ def serve(listener: socket.socket, life: int) -> None:
     try:
         while life not in select.select([listener.fileno(), life], [], [])[0]:
             connection, _ = listener.accept()
-            if os.fork() == 0:
+            if not WARM:
+                number = connection.fileno()
+                subprocess.Popen([*_COMMAND, str(number)], pass_fds=[number])
+            elif os.fork() == 0:
                 listener.close()
                 os.close(life)
                 _become_child(connection, interrupted)
@@ -275,7 +284,7 @@ def _become_child(connection: socket.socket, interrupted: Any) -> NoReturn:
     except BaseException:  # noqa: BLE001 - it is shown, and this process ends
         traceback.print_exc()
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # its parent hears the status, and closes its end
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))  # its parent hears the status
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()
@@ -292,5 +301,8 @@ def _end_with_parent(connection: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    with socket.socket(fileno=int(sys.argv[1])) as _listener:
-        serve(_listener, int(sys.argv[2]))
+    with socket.socket(fileno=int(sys.argv[1])) as _socket:
+        if len(sys.argv) > 2:
+            serve(_socket, int(sys.argv[2]))
+        else:
+            _become_child(_socket, signal.default_int_handler)

@@ -140,6 +140,16 @@ def test_a_flow_run_that_its_server_has_no_more_ends_its_process_once(server, be
     assert (page.asked, page.signals) == (cancellation.DELETED, [signal.SIGTERM])
 
 
+def test_a_server_that_was_busy_at_the_start_is_known_by_the_run_that_it_has(server, began, page):
+    known = server.others.pop(KIND)
+    server.statuses, server.body = [503], b""
+    with page.watched(RUN):
+        server.body, server.others[KIND] = RUN.model_dump_json().encode(), known
+        server.statuses = [200, 200, 404]
+        wait_for(lambda: page.signals)
+    assert page.asked == cancellation.DELETED
+
+
 @pytest.mark.parametrize(
     ("statuses", "body"),
     [

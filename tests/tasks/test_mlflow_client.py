@@ -1,10 +1,10 @@
-"""How long a run waits for MLflow's answers."""
+"""How long a run waits for MLflow's answers, and what is said of them."""
 
 import pytest
 from mlflow.exceptions import MlflowException
 
 from tasks import mlflow_client
-from tasks.mlflow_client import IMPATIENT_SECONDS, RETRY_SECONDS, _PersistentClient
+from tasks.mlflow_client import IMPATIENT_SECONDS, RETRY_SECONDS, _PersistentClient, in_one_line
 
 
 class Clock:
@@ -27,6 +27,12 @@ class Refusing:
         if row == "good":
             return row
         raise MlflowException("refused", error_code=1)  # BAD_REQUEST
+
+
+def test_an_error_is_told_without_the_login_of_an_address():
+    error = MlflowException("API request to https://me:secret@host/api failed with HTTPSConnectionPool\nmore")
+    assert in_one_line(error) == "MlflowException: API request to https://host/api failed with HTTPSConnectionPool"
+    assert in_one_line(ValueError("\n")) == "ValueError"
 
 
 @pytest.mark.slow

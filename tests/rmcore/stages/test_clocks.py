@@ -21,7 +21,6 @@ DECIDES = {
     "rmcore.core.files": "whether a digest that is known by size and time of change is believed, or computed again",
     "rmcore.core.processes": "when a process that was told to end is killed",
     "rmcore.judging.sending": "how long a refused request waits before it is sent again",
-    "rmcore.core.store": "nothing: the time since an attempt began, in its record",
     "rmcore.models.device": "the token budget, from the memory that a device has; what is free only refuses",
     "rmcore.landscape.analyzer": "whether a basis that does not fit is refused, which stores nothing",
     "rmcore.policy.grpo.group_reward": "when a scorer that stays away ends the training, which stores nothing",
