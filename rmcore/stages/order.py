@@ -180,7 +180,8 @@ class _Order:
             stage, config = STAGES[name], self.config
             settings = section(config, name)  # before what it reads is made
             own = {field: getattr(config, field) for field in stage.model_fields.keys() - Measuring.model_fields.keys()}
-            vars(self)[name] = self._run(stage(**self._model, **(own | {name: settings})))
+            given = self._model if issubclass(stage, Measuring) else {"prepared": self.prepare}
+            vars(self)[name] = self._run(stage(**(given | own | {name: settings})))
         found: ArtifactRef = getattr(self, name)
         return found
 

@@ -3,11 +3,14 @@
 import json
 
 import pytest
+from pydantic import create_model
 
 from capability_samples import RECORDS, SECTIONS
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
+from rmcore.core.store import ArtifactRef
 from rmcore.stages.order import pipeline_stages, stage_of
+from rmcore.stages.stage import Stage, stage
 from rmcore.stages.stages import OPTIONAL, STAGES
 from tasks.headline import headline
 
@@ -33,3 +36,13 @@ def test_its_record_is_plain_json_and_its_numbers_are_metrics_in_mlflow_where_it
     assert json.loads(json.dumps(RECORDS[name]()))
     metrics, _ = headline([{"stage": name, "metric": "eval/a_number_of_its_own", "value": 1.0}])
     assert bool(metrics) == STAGES[name].in_mlflow
+
+
+def test_one_that_runs_no_model_is_given_the_prepared_pairs_and_waits_for_no_training(monkeypatch):
+    name = OPTIONAL[0]
+    monkeypatch.setitem(STAGES, name, STAGES[name])  # what is declared here is forgotten after it
+    fields = {"prepared": (ArtifactRef, ...), name: (type(SECTIONS[name]), ...)}
+    stage(name, outcome=("record.json",))(create_model("Plain", __base__=Stage, **fields))
+    plain = stage_of(name, PipelineConfig().model_copy(update={name: SECTIONS[name]}))
+    assert plain.upstream.keys() == {"prepare"}
+    assert plain.device_name is None
