@@ -28,8 +28,7 @@ from pydantic import ValidationError
 
 from flows.prefect_api import api_is_embedded
 from flows.prefect_client import is_of_worker, prefect_at
-from rmcore.cli.guard import INTERRUPTED
-from rmcore.core.errors import RmcoreError, ServiceError
+from rmcore.core.errors import INTERRUPTED, RmcoreError, ServiceError
 from rmcore.core.processes import terminate_children
 from rmcore.core.progress import below_the_echo
 
@@ -44,7 +43,7 @@ LOOK_SECONDS = 5.0
 LOOKS = 2
 """How often in a row a server says that there is no such flow run until it counts as deleted."""
 KIND_OF_BLOCK = "secret"
-"""Each database of Prefect has this kind, which nobody can delete."""
+"""Each database of Prefect has this kind, which cannot be deleted."""
 PREFECT_FAILED = (ServiceError, PrefectException, ValidationError, httpx.HTTPError)
 
 

@@ -101,7 +101,7 @@ def ship_schedules(api: str, project: Path) -> None:
 def deploy_watch(api: str) -> None:
     """Make or renew the automation that marks a run as Crashed whose worker has not been heard of for `SILENCE`.
 
-    For records in PostgreSQL, where other machines may work for this one: nobody else may know that one is gone.
+    For records in PostgreSQL, where other machines may work for this one: no other one may know that it is gone.
     Prefect's page of automations has a switch for it.
     """
     trigger = EventTrigger(

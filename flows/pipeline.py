@@ -29,8 +29,7 @@ from flows.requirements import require_run
 from flows.settings import OPTIONAL_GROUPS, named_changes
 from flows.unfinished import unfinished
 from rmcore.config.pipeline import GROUPS, PipelineConfig
-from rmcore.core.child_process import INTERRUPTED
-from rmcore.core.errors import ServiceError
+from rmcore.core.errors import INTERRUPTED, ServiceError
 from rmcore.core.files import write_json
 from rmcore.core.processes import terminate_children
 from rmcore.core.progress import below_the_echo, progress_bar

@@ -21,8 +21,8 @@ from typing import Any
 from prefect.exceptions import TerminationSignal
 
 from rmcore.core import errors
-from rmcore.core.child_process import INTERRUPTED, PLACE, ForkedProcess
-from rmcore.core.errors import RmcoreError, TrainingError
+from rmcore.core.child_process import PLACE, ForkedProcess
+from rmcore.core.errors import INTERRUPTED, RmcoreError, TrainingError
 from rmcore.core.processes import TAIL_LINES
 from rmcore.core.progress import progress_descriptor
 from rmcore.stages.run import DELIBERATE_ERROR, ERROR_FILE

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from pydantic_core import ValidationError  # pydantic's own, without the import of pydantic
 
-from rmcore.core.errors import ConfigError, JudgementsWantedError, RmcoreError
+from rmcore.core.errors import INTERRUPTED, ConfigError, JudgementsWantedError, RmcoreError
 from rmcore.core.files import full_places
 from rmcore.core.printing import printable_lines
 from rmcore.core.progress import below_the_echo
@@ -17,7 +17,6 @@ from rmcore.core.progress import below_the_echo
 USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """Exception of a wrong call: click's own class, or since typer 0.29 the one of its copy of click."""
 FAILED, WAITING = 2, 3
-INTERRUPTED = 130
 SHOWN_CHARS = 200
 """Characters of a refused value that a message shows."""
 

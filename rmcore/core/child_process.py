@@ -37,7 +37,7 @@ from typing import IO, Any, NoReturn
 
 import psutil
 
-from rmcore.core.errors import ConfigError
+from rmcore.core.errors import INTERRUPTED, ConfigError
 from rmcore.core.progress import PROGRESS_VARIABLE
 
 LIBRARIES = (
@@ -54,8 +54,6 @@ LATE = (
 """How variables begin that no library reads while it is imported: children that differ in them share a server."""
 SERVER_VARIABLE = "RM_OPT_STAGE_SERVER"
 """Environment variable with the folder of a `StageServer`, for programs that would start a server of their own."""
-INTERRUPTED = 130
-"""Exit status of a child that was asked to end."""
 MOST_DESCRIPTORS = 4
 """Descriptors of one request: the log, and those to show progress on."""
 PID_BYTES = 8
@@ -252,7 +250,7 @@ def serve(listener: socket.socket, life: int) -> None:
 
 
 def _become_child(connection: socket.socket, interrupted: Any) -> NoReturn:
-    """Be the forked process: read the request, run it, write the exit status, end."""
+    """Be a child: read the request, run it, write the exit status, end."""
     status = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -4,6 +4,9 @@ Each is also a built-in `ValueError` or `RuntimeError`, so library users need no
 A message says what was seen, what it means and what to do; the command line prints it alone, without a traceback.
 """
 
+INTERRUPTED = 130
+"""Exit status of a program, and of a stage's process, that was asked to end."""
+
 
 class RmcoreError(Exception):
     """Base of every deliberate error of the platform."""

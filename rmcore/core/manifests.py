@@ -64,7 +64,7 @@ class Entry:
 
 
 class Seen(NamedTuple):
-    """Read the manifest in a folder without checking it: a tenth of the time."""
+    """An artifact by its manifest as it is, without a check of it: a tenth of the time."""
 
     folder: Path
     created: float

@@ -18,8 +18,7 @@ from flows import cancellation, deploy, prefect_client
 from flows.prefect_api import EMBEDDED_VARIABLE
 from flows.prefect_client import owner_tag
 from machine import wait_for
-from rmcore.cli.guard import INTERRUPTED
-from rmcore.core.errors import ServiceError
+from rmcore.core.errors import INTERRUPTED, ServiceError
 from tasks.declared_deployments import JOB_TEMPLATE
 from tasks.local_services import CELLS_POOL, WORK_POOL
 from tasks.run_owner import PID, this_process

@@ -43,7 +43,7 @@ def parse_json(text: str) -> Any:
 def json_values(stream: TextIO) -> Iterator[Any]:
     """The objects of a text that follow one another, or the elements of its one array, as they are read.
 
-    A `RepeatedKeyError` stands for one in which an object names a key twice.
+    In place of one in which an object names a key twice a `RepeatedKeyError` is given.
 
     Raises:
         ValueError: the text is cut off, damaged, or neither of both.

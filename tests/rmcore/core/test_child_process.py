@@ -15,7 +15,8 @@ import pytest
 
 from machine import PATIENCE_S, wait_for
 from rmcore.core import child_process
-from rmcore.core.child_process import INTERRUPTED, ForkedProcess, StageServer, import_ahead, terminate_forked
+from rmcore.core.child_process import ForkedProcess, StageServer, import_ahead, terminate_forked
+from rmcore.core.errors import INTERRUPTED
 from rmcore.core.processes import runs
 from rmcore.stages.run import DELIBERATE_ERROR, ERROR_FILE
 
