@@ -32,10 +32,10 @@ from rmcore.core.arrays import FloatArray
 from rmcore.data.splits import compared_prompt
 from rmcore.policy.confirmation import Decision, ServedGain
 from rmcore.policy.overoptimization import overoptimization
-from rmcore.policy.readiness.components import JudgedPools, on_policy_parts
-from rmcore.policy.readiness.readiness_v2 import Unseen, judge_v2
 from rmcore.policy.sampling.best_of_n import best_of_n_weights
 from rmcore.policy.sampling.samples import pools
+from rmcore.readiness.components import JudgedPools, on_policy_parts
+from rmcore.readiness.readiness_v2 import Unseen, judge_v2
 from rmcore.stages.overoptimization import judged_part, not_trained_on
 from rmcore.stages.samples import judged_samples
 

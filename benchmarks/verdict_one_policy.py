@@ -33,10 +33,10 @@ from rmcore.core.files import write_json
 from rmcore.evaluation.uncertainty import ends, interval_p, metric_value
 from rmcore.evaluation.verdicts.judgement import holm
 from rmcore.policy.overoptimization import overoptimization
-from rmcore.policy.readiness.components import JudgedPools, accuracies_by_prompt, on_policy_parts
-from rmcore.policy.readiness.rank import ByPrompt, gains, in_deviations, stacked, win_rates, without_length
-from rmcore.policy.readiness.readiness_v2 import judge_v2
 from rmcore.policy.sampling.best_of_n import best_of_n_weights, nominal_kl
+from rmcore.readiness.components import JudgedPools, accuracies_by_prompt, on_policy_parts
+from rmcore.readiness.rank import ByPrompt, gains, in_deviations, stacked, win_rates, without_length
+from rmcore.readiness.readiness_v2 import judge_v2
 from rmcore.reporting.figures.style import BLUE, GREEN, INK, MUTED, ORANGE, PINK, dress, headline, new_figure, save
 from rmcore.study.registration import register
 

@@ -2,7 +2,7 @@
 
     python benchmarks/verdict_power.py [--trials 400] [--out FOLDER]      # FOLDER: scores of one_policy.py
 
-For each number of prompts and judged samples, a reward model gains exactly what `rmcore.policy.readiness.power` claims
+For each number of prompts and judged samples, a reward model gains exactly what `rmcore.readiness.power` claims
 to be shown in 80 % of the evaluations. Shown: in how many the lower end of `bounded_means` is above 0; and in how many
 it is with two thirds of the prompts, which is below 80 % where the claim asks for less than 1.5 times the prompts it
 takes. In simulated worlds prompts differ in their spread (log-normal) and in how well the reward model sees them, and
@@ -22,9 +22,9 @@ import numpy as np
 
 from rmcore.core.arrays import FloatArray
 from rmcore.evaluation.uncertainty import bounded_means
-from rmcore.policy.readiness.power import detectable_gain, usual_worst
-from rmcore.policy.readiness.rank import gains
 from rmcore.policy.sampling.best_of_n import best_of_n_weights
+from rmcore.readiness.power import detectable_gain, usual_worst
+from rmcore.readiness.rank import gains
 
 NUM_PROMPTS, CHOICES = (50, 100, 200, 350), ((4, 4), (4, 8), (8, 8), (11, 11))
 """Prompts; n of best-of-n with the judged samples of a prompt."""

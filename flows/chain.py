@@ -27,7 +27,7 @@ from flows.pipeline import (
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.files import write_json
 from rmcore.core.store import ArtifactRef, Store
-from rmcore.policy.readiness.verdict import verdict_tags
+from rmcore.readiness.verdict import verdict_tags
 from rmcore.reporting.html.blocks import Block, markdown
 from rmcore.reporting.html.index import write_index
 from rmcore.reporting.html.note import run_note, verdict_note

@@ -178,7 +178,7 @@ def print_plan(config: PipelineConfig) -> None:
 
         import_ahead(os.environ)
     from flows.planning import plan_run, require_start  # here: pandas and scipy, which the list of runs needs not
-    from rmcore.policy.readiness.verdict import plan_power
+    from rmcore.readiness.verdict import plan_power
 
     require_start(config)
     plan, probed = plan_run(config, Store(home() / "store"), home())
@@ -312,7 +312,7 @@ def verdict(
 
     Example: rm-opt verdict my-run --require ready && ./deploy.sh
     """
-    from rmcore.policy.readiness.verdict import meets  # here: scipy, which the list of runs needs not
+    from rmcore.readiness.verdict import meets  # here: scipy, which the list of runs needs not
 
     one = _newest() if run is None else find_run(named_runs(), run)
     judged = one.record.get("verdict")

@@ -35,7 +35,7 @@ from rmcore.core.processes import terminate_children
 from rmcore.core.progress import below_the_echo, progress_bar
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.core.tracking import METRICS_FILE
-from rmcore.policy.readiness.verdict import verdict_tags
+from rmcore.readiness.verdict import verdict_tags
 from rmcore.reporting.html.html import write_report
 from rmcore.reporting.html.index import write_index
 from rmcore.reporting.html.note import RUN_FILES, linked, numbers_line, verdict_note

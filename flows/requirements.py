@@ -71,8 +71,8 @@ def require_answers(path: str, metrics: Sequence[str] = ()) -> None:
     Raises:
         DataError: it tells nothing, see `read_judged_answers`, or too few prompts have the answers of a metric.
     """
-    from rmcore.policy.judged_answers import read_judged_answers  # here: pandas and scipy, which most runs need not yet
-    from rmcore.policy.logged_answers import MIN_PROMPTS
+    from rmcore.readiness.judged_answers import read_judged_answers  # pandas and scipy, which most runs need not yet
+    from rmcore.readiness.logged_answers import MIN_PROMPTS
     from rmcore.study.cells import ANSWER_METRICS
 
     sizes = read_judged_answers(Path(path)).table.groupby("prompt_id").size()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rmcore.frontdoor import evaluate, load_pairs, score, train, verdict
     from rmcore.landscape.analyzer import HessianAnalyzer
     from rmcore.models.reward_model import BradleyTerryRM
-    from rmcore.policy.readiness.original_score import RLReadinessScorer
+    from rmcore.readiness.original_score import RLReadinessScorer
     from rmcore.tutorial import create_dataloader, train_reward_model
 
 _PLACES = {
@@ -33,7 +33,7 @@ _PLACES = {
     "BradleyTerryRM": "rmcore.models.reward_model",
     "RewardModelEnsemble": "rmcore.ensembles.ensemble",
     "HessianAnalyzer": "rmcore.landscape.analyzer",
-    "RLReadinessScorer": "rmcore.policy.readiness.original_score",
+    "RLReadinessScorer": "rmcore.readiness.original_score",
     "ActiveLearner": "rmcore.active.learner",
     "create_dataloader": "rmcore.tutorial",
     "train_reward_model": "rmcore.tutorial",

@@ -21,7 +21,7 @@ from rmcore.evaluation.diagnosis import OVER_BASELINE, baseline_check, validatio
 from rmcore.evaluation.report_card import evaluate_pairs
 from rmcore.evaluation.uncertainty import MetricValue
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.policy.readiness.verdict import verdict_on_labels
+from rmcore.readiness.verdict import verdict_on_labels
 from rmcore.reporting.schema import Verdict
 from rmcore.training.loop import Trainer
 

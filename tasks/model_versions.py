@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rmcore
-from rmcore.policy.readiness.verdict import LOWEST_READY_RUNG, PASSED, verdict_tags
+from rmcore.readiness.verdict import LOWEST_READY_RUNG, PASSED, verdict_tags
 from rmcore.reporting.html.note import plain
 from rmcore.reporting.schema import NextRung, Verdict
 from rmcore.reporting.verdict_style import check_result

@@ -27,9 +27,9 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.data.pair import PreferencePair
 from rmcore.landscape.command import measure_model
 from rmcore.landscape.settings import LandscapeConfig
-from rmcore.policy.readiness.next_step import step_of_checkpoint
-from rmcore.policy.readiness.original_score import NOT_MEASURED
-from rmcore.policy.readiness.verdict import next_rung
+from rmcore.readiness.next_step import step_of_checkpoint
+from rmcore.readiness.original_score import NOT_MEASURED
+from rmcore.readiness.verdict import next_rung
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.verdict_style import check_result
 from rmcore.stages.seen_prompts import NOT_KNOWN_OF, pairs_of_training, seen_by_checkpoint
@@ -113,7 +113,7 @@ def readiness(
 
     Example: rm-opt readiness pairs --checkpoint out/best --data test.parquet --train-data train.parquet
     """
-    from rmcore.policy.logged_answers import logged_answers, logged_table
+    from rmcore.readiness.logged_answers import logged_answers, logged_table
     from rmcore.stages.readiness import judge
 
     if num_pairs is not None:
@@ -174,8 +174,13 @@ def rank(
 
     Example: rm-opt readiness rank out/a/best out/b/best out/c/best --answers judged.parquet
     """
-    from rmcore.policy.judged_answers import read_judged_answers, report_left_out_answers, require_readable, rewards_of
-    from rmcore.policy.readiness.rank import largest_choice, rank_models
+    from rmcore.readiness.judged_answers import (
+        read_judged_answers,
+        report_left_out_answers,
+        require_readable,
+        rewards_of,
+    )
+    from rmcore.readiness.rank import largest_choice, rank_models
 
     seen = {checkpoint: seen_by_checkpoint(checkpoint) for checkpoint in checkpoints}
     unknown = [checkpoint for checkpoint, prompts in seen.items() if prompts is None]

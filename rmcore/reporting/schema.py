@@ -8,7 +8,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 
 class Verdict(TypedDict):
-    """A judgement of a reward model with its evidence level; see rmcore.policy.readiness.verdict."""
+    """A judgement of a reward model with its evidence level; see rmcore.readiness.verdict."""
 
     rung: Literal[1, 2, 3, 4]
     """Evidence level: labelled pairs, logged answers, samples of the policy, an optimised policy."""
@@ -162,7 +162,7 @@ class Results(TypedDict):
     readiness: Readiness
     """The original score: no verdict, and no part of one."""
     logged: Mapping[str, Any] | None
-    """Choosing among logged answers (`rmcore.policy.logged_answers`), where held-out prompts have enough of them."""
+    """Choosing among logged answers (`rmcore.readiness.logged_answers`), where held-out prompts have enough of them."""
     observations: Mapping[str, Any] | None
     """Held-out judgements of any kind (`rmcore.stages.observed.Measured`); None where all are strict pairs."""
     policy: PolicyResults | None

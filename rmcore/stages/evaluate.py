@@ -29,7 +29,7 @@ from rmcore.evaluation.report_card import evaluate_pairs, most_confident_mistake
 from rmcore.evaluation.uncertainty import MetricValue, effective_prompts
 from rmcore.models.device import scoring_dtype
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.policy.judged_answers import (
+from rmcore.readiness.judged_answers import (
     read_judged_answers,
     report_left_out_answers,
     require_readable,

@@ -28,12 +28,12 @@ from rmcore.data.table import read_pairs
 from rmcore.evaluation.uncertainty import MetricValue, t_interval
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.judge import judge_noise
-from rmcore.policy.judged_answers import TRAINED_ON
 from rmcore.policy.overoptimization import METHODS, OptimizationPlan, overoptimization
-from rmcore.policy.readiness.components import JudgedPools, gains_by_length, on_policy_parts
 from rmcore.policy.sampling.best_of_n import best_of_n_kl, best_of_n_weights, by_unit, nominal_kl
 from rmcore.policy.sampling.samples import pools
 from rmcore.policy.sampling.scored_samples import score_samples
+from rmcore.readiness.components import JudgedPools, gains_by_length, on_policy_parts
+from rmcore.readiness.judged_answers import TRAINED_ON
 from rmcore.reporting.figures.overoptimization import overoptimization_figure
 from rmcore.reporting.figures.style import save
 from rmcore.stages.samples import FEWEST, LEFT_OUT_FILE, SAMPLES_FILE, UNJUDGED_FILE

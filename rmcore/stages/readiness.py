@@ -1,8 +1,8 @@
 """Stage readiness: what labelled data tell of a reward model, before any policy is tried on it. Rungs 1 and 2.
 
-The checks on labelled pairs decide, and what the model chooses among logged answers (`rmcore.policy.logged_answers`)
+The checks on labelled pairs decide, and what the model chooses among logged answers (`rmcore.readiness.logged_answers`)
 where held-out prompts have enough of them. The original score is computed next to them and decides nothing (see
-rmcore.policy.readiness.original_score).
+rmcore.readiness.original_score).
 
 Writes `readiness.json`, `logged_answers.json` (null where there are none), with them a figure, and `summary.json`.
 """
@@ -21,10 +21,10 @@ from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
 from rmcore.data.table import read_pairs
 from rmcore.evaluation.diagnosis import OVER_BASELINE, baseline_check, validation_gate
-from rmcore.policy.judged_answers import ANSWERS_FILE, choose_among_judged, stored_judged_answers
-from rmcore.policy.logged_answers import logged_answers, logged_table
-from rmcore.policy.readiness.original_score import RLReadinessScorer
-from rmcore.policy.readiness.verdict import verdict_on_labels
+from rmcore.readiness.judged_answers import ANSWERS_FILE, choose_among_judged, stored_judged_answers
+from rmcore.readiness.logged_answers import logged_answers, logged_table
+from rmcore.readiness.original_score import RLReadinessScorer
+from rmcore.readiness.verdict import verdict_on_labels
 from rmcore.reporting.figures.logged_answers import logged_answers_figure
 from rmcore.reporting.figures.style import save
 from rmcore.stages.stages import ReadinessStage, ReadinessV2Stage
@@ -82,11 +82,11 @@ def judge(
         test: held-out metrics by name with their intervals, as records of `evaluate_pairs`.
         train_accuracy: pairwise accuracy on training pairs, for the gap; None leaves that check unmeasured.
         lambda_max: largest eigenvalue of the loss Hessian; None: not measured, and the original score does without.
-        logged: record of `rmcore.policy.logged_answers`, where there is one.
+        logged: record of `rmcore.readiness.logged_answers`, where there is one.
 
     Returns:
         {"readiness": record of the original score, "gate": checks, "verdict": see
-        rmcore.policy.readiness.verdict}.
+        rmcore.readiness.verdict}.
 
     Raises:
         DataError: a quantity that the original score needs is undefined.

@@ -11,7 +11,7 @@ from rmcore.core.files import write_json
 from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
 from rmcore.policy.judge import audited
-from rmcore.policy.readiness.readiness_v2 import Unseen, judge_v2
+from rmcore.readiness.readiness_v2 import Unseen, judge_v2
 from rmcore.stages.readiness import largest_eigenvalue
 from rmcore.stages.stages import ReadinessV2Stage
 

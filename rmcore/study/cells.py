@@ -26,9 +26,9 @@ from rmcore.evaluation.ranking import PairMean, mean_statistic, pair_means, prom
 from rmcore.evaluation.rewards import RewardTable
 from rmcore.evaluation.uncertainty import cluster_bootstrap, effective_prompts, heaviest_tail
 from rmcore.evaluation.verdicts.estimate import SeedSample
-from rmcore.policy.judged_answers import stored_judged_answers
-from rmcore.policy.logged_answers import MIN_PROMPTS
-from rmcore.policy.readiness.rank import gains, in_deviations, win_rates
+from rmcore.readiness.judged_answers import stored_judged_answers
+from rmcore.readiness.logged_answers import MIN_PROMPTS
+from rmcore.readiness.rank import gains, in_deviations, win_rates
 
 NUM_RESAMPLES = 1000
 NUM_BINS = 10

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from rmcore.policy.readiness.power import detectable_gain, prompts_to_detect
+from rmcore.readiness.power import detectable_gain, prompts_to_detect
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 power = importlib.import_module("verdict_power")

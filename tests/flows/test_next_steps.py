@@ -19,7 +19,7 @@ from rmcore.config.readiness import ReadinessConfig
 from rmcore.core.errors import ConfigError
 from rmcore.evaluation.diagnosis import GateCheck
 from rmcore.models.tiny import build_tiny
-from rmcore.policy.readiness.verdict import next_rung, verdict_on_labels, verdict_on_samples
+from rmcore.readiness.verdict import next_rung, verdict_on_labels, verdict_on_samples
 from rmcore.stages.order import pipeline_stages, stage_of
 from tasks.checkpoints import given_checkpoint
 

@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pandas as pd
 
-from rmcore.policy.logged_answers import logged_answers
+from rmcore.readiness.logged_answers import logged_answers
 
 
 def pairs_of(strength, rewards, lengths, pairs, *, prompt="p", margins=True):

@@ -8,8 +8,8 @@ import numpy as np
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.policy.confirmation import ServedGain, verdict_of_confirmation
 from rmcore.policy.overoptimization import METHODS, overoptimization
-from rmcore.policy.readiness.components import JudgedPools, on_policy_parts
-from rmcore.policy.readiness.readiness_v2 import judge_v2
+from rmcore.readiness.components import JudgedPools, on_policy_parts
+from rmcore.readiness.readiness_v2 import judge_v2
 
 
 def policy(quality=1.0):

@@ -15,7 +15,7 @@ def logged_answers_figure(found: Mapping[str, Any]) -> "Figure":
     """Win rate against k with 95 % intervals over prompts, the labels' own choice and the longest answer.
 
     Args:
-        found: record of `rmcore.policy.logged_answers.logged_answers`.
+        found: record of `rmcore.readiness.logged_answers.logged_answers`.
     """
     from matplotlib.ticker import MaxNLocator
 

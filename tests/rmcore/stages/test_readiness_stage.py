@@ -13,7 +13,7 @@ from rmcore.core.tracking import NullTracker
 from rmcore.data.pair import PreferencePair
 from rmcore.data.table import write_pairs
 from rmcore.landscape.settings import LandscapeConfig
-from rmcore.policy.logged_answers import logged_answers
+from rmcore.readiness.logged_answers import logged_answers
 from rmcore.stages import readiness
 from single_stage import stage_with
 

@@ -11,7 +11,7 @@ from rmcore.core.digests import with_self_digest
 from rmcore.core.manifests import MANIFEST
 from rmcore.core.store import Store
 from rmcore.evaluation.rewards import RewardTable
-from rmcore.policy.judged_answers import JudgedAnswers
+from rmcore.readiness.judged_answers import JudgedAnswers
 from rmcore.stages.order import stage_of
 from rmcore.study import cells as reading
 from rmcore.training.record import TrainResult

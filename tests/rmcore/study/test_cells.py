@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from rmcore.evaluation.report_card import evaluate_pairs
-from rmcore.policy.judged_answers import write_judged_answers
-from rmcore.policy.readiness.rank import rank_models
+from rmcore.readiness.judged_answers import write_judged_answers
+from rmcore.readiness.rank import rank_models
 from rmcore.study import cells as reading
 from rmcore.study.cells import (
     ANSWER_METRICS,

@@ -16,8 +16,8 @@ from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.evaluation.uncertainty import GainValue, MetricValue, bounded_mean, cluster_bootstrap
 from rmcore.policy.overoptimization import Method, overoptimization
-from rmcore.policy.readiness.rank import win_rates, without_length
 from rmcore.policy.sampling.best_of_n import by_unit, reaching
+from rmcore.readiness.rank import win_rates, without_length
 
 WIN_COUNTS = (4, 16, 64)
 """n of the best-of-n win rates."""

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.evaluation.uncertainty import GainValue
-from rmcore.policy.logged_answers import MIN_PROMPTS
-from rmcore.policy.readiness.readiness_v2 import Unseen, conditions, judge_v2
 from rmcore.policy.sampling.best_of_n import ENOUGH_PROMPTS
+from rmcore.readiness.logged_answers import MIN_PROMPTS
+from rmcore.readiness.readiness_v2 import Unseen, conditions, judge_v2
 
 CONFIG = ReadinessConfig(planned_optimizer="kl_optimum")  # which has all conditions
 GATES = {gate.name: gate for gate in conditions(CONFIG)}

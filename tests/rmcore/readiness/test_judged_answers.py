@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from rmcore.core.errors import DataError
 from rmcore.data.splits import compared_prompt
 from rmcore.evaluation.uncertainty import ends
-from rmcore.policy.judged_answers import (
+from rmcore.readiness.judged_answers import (
     choose_among_judged,
     read_judged_answers,
     require_readable,
@@ -20,7 +20,7 @@ from rmcore.policy.judged_answers import (
     stored_judged_answers,
     write_judged_answers,
 )
-from rmcore.policy.readiness.rank import largest_choice, rank_models
+from rmcore.readiness.rank import largest_choice, rank_models
 
 
 def rows(num_prompts=12, sizes=(5, 8), seed=0):

@@ -1,7 +1,7 @@
 """The original readiness score (v1): one number from four held-out measurements, exactly as first specified.
 
 Kept for comparison with earlier runs. It is no verdict and nothing is decided by it: see the flaws listed at
-`RLReadinessScorer`, and `rmcore.policy.readiness.verdict` for what decides. Plain Python, no torch.
+`RLReadinessScorer`, and `rmcore.readiness.verdict` for what decides. Plain Python, no torch.
 """
 
 import math

@@ -15,8 +15,8 @@ from rmcore.core.arrays import FloatArray, IntArray
 from rmcore.core.errors import DataError
 from rmcore.evaluation.uncertainty import GainValue, MetricValue, metric_value
 from rmcore.evaluation.verdicts.judgement import holm
-from rmcore.policy.logged_answers import MIN_PROMPTS
 from rmcore.policy.sampling.best_of_n import best_of_n_weights, best_of_n_win_rate, pooled_deviation
+from rmcore.readiness.logged_answers import MIN_PROMPTS
 
 ALPHA = 0.05
 SHOWN = ("gain", "gain_without_length", "win_rate")

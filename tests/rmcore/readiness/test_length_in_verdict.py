@@ -15,8 +15,8 @@ from rmcore.data.pair import PreferencePair
 from rmcore.judging.audit import audit
 from rmcore.policy.judge import HookJudge, audited, judge_identity
 from rmcore.policy.overoptimization import overoptimization
-from rmcore.policy.readiness.components import JudgedPools, gains_by_length, on_policy_parts
-from rmcore.policy.readiness.readiness_v2 import judge_v2
+from rmcore.readiness.components import JudgedPools, gains_by_length, on_policy_parts
+from rmcore.readiness.readiness_v2 import judge_v2
 
 NUM_RESAMPLES, KL, SAMPLES = 200, 1.5, 17
 

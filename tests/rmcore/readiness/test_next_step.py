@@ -17,7 +17,7 @@ from rmcore.config.model import ModelConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.train import TrainConfig
 from rmcore.evaluation.diagnosis import OVERFITTING, REVERSED, STUCK, UNDER_TRAINED, WILD, GateCheck
-from rmcore.policy.readiness.next_step import (
+from rmcore.readiness.next_step import (
     MANY_STEPS,
     Tried,
     best_of,
@@ -28,7 +28,7 @@ from rmcore.policy.readiness.next_step import (
     step_of_checkpoint,
     visible_gain,
 )
-from rmcore.policy.readiness.verdict import verdict_on_labels
+from rmcore.readiness.verdict import verdict_on_labels
 from rmcore.training.length import planned_steps
 
 MINILM = ModelConfig(name="minilm", max_seq_len=128)

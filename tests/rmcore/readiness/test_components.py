@@ -12,7 +12,7 @@ from scipy.stats import binom
 
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.evaluation.uncertainty import MetricValue
-from rmcore.policy.readiness.components import JudgedPools, _with_unseen_unit, on_policy_parts
+from rmcore.readiness.components import JudgedPools, _with_unseen_unit, on_policy_parts
 
 seeds = st.integers(0, 10_000)
 

@@ -15,10 +15,10 @@ from typing import Any, Literal, NamedTuple
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.evaluation.diagnosis import GateCheck
 from rmcore.evaluation.uncertainty import ends
-from rmcore.policy.logged_answers import MIN_PROMPTS
-from rmcore.policy.readiness.components import DECIDING
-from rmcore.policy.readiness.verdict import verdict_on_samples
 from rmcore.policy.sampling.best_of_n import ENOUGH_PROMPTS
+from rmcore.readiness.components import DECIDING
+from rmcore.readiness.logged_answers import MIN_PROMPTS
+from rmcore.readiness.verdict import verdict_on_samples
 
 OPTIMIZERS = {"best_of_n": "best-of-n", "kl_optimum": "RL with a KL penalty"}
 
@@ -97,7 +97,7 @@ def judge_v2(
 
     Returns:
         {"readiness": {"version", "parts", "plan", "judge"}, "gate": checks, "verdict": see
-        rmcore.policy.readiness.verdict}; JSON-ready.
+        rmcore.readiness.verdict}; JSON-ready.
     """
     asked = conditions(config, _choice(parts))
     checks = [_enough(num_telling), *(_check(condition, parts.get(condition.part), num_telling) for condition in asked)]

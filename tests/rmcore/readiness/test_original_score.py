@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmcore.core.errors import ConfigError
-from rmcore.policy.readiness.original_score import DEFAULT_WEIGHTS, RLReadinessScorer
+from rmcore.readiness.original_score import DEFAULT_WEIGHTS, RLReadinessScorer
 
 measurements = st.tuples(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1e6), st.floats(-1e3, 1e6))
 uniform = dict.fromkeys(DEFAULT_WEIGHTS, 0.25)

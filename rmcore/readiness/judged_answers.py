@@ -30,8 +30,8 @@ from rmcore.data.readers.turns import asked_prompt
 from rmcore.data.rendering import Renderer, TokenizedSide
 from rmcore.data.splits import compared_prompt
 from rmcore.evaluation.label_strength import rate_answers
-from rmcore.policy.logged_answers import MIN_ANSWERS, LoggedPool, best_of_logged, compared_texts
 from rmcore.policy.sampling.samples import read_samples
+from rmcore.readiness.logged_answers import MIN_ANSWERS, LoggedPool, best_of_logged, compared_texts
 
 if TYPE_CHECKING:  # the verdict on stored rewards needs no torch
     from rmcore.ensembles.score import SideScorer
@@ -224,7 +224,7 @@ def choose_among_judged(
         report: of the bootstrap of each k.
 
     Returns:
-        The record of `rmcore.policy.logged_answers.logged_answers`, with `judged` (what the file says of an answer) and
+        The record of `logged_answers.logged_answers`, with `judged` (what the file says of an answer) and
         `left_out` in place of what is said of pairs.
     """
     lengths = answers.table["response"].str.len().to_numpy(dtype=np.float64)

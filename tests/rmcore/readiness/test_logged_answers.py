@@ -11,7 +11,7 @@ from logged_sample import pairs_of, record, table
 from rmcore.core.errors import DataError
 from rmcore.data.pair import PreferencePair
 from rmcore.evaluation.uncertainty import ends
-from rmcore.policy.logged_answers import MIN_PROMPTS, LoggedPool, best_of_logged, logged_answers, logged_table
+from rmcore.readiness.logged_answers import MIN_PROMPTS, LoggedPool, best_of_logged, logged_answers, logged_table
 
 NUMBERS = ("win_rate", "gain", "longest_win_rate", "over_longest")
 

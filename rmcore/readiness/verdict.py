@@ -20,9 +20,9 @@ from rmcore.config.policy import WORLD, PolicyConfig
 from rmcore.evaluation.diagnosis import BASELINE_LABEL, ECE, OVER_BASELINE, Diagnosis, GateCheck
 from rmcore.evaluation.uncertainty import ends, shown_gain, unseen_prompts
 from rmcore.policy.confirmation import FURTHEST_KL, smallest_n
-from rmcore.policy.readiness.components import DECIDING
-from rmcore.policy.readiness.power import GAIN_TO_SHOW, detectable_gain, perfect_gain, prompts_to_detect
 from rmcore.policy.sampling.best_of_n import ENOUGH_PROMPTS, samples_needed
+from rmcore.readiness.components import DECIDING
+from rmcore.readiness.power import GAIN_TO_SHOW, detectable_gain, perfect_gain, prompts_to_detect
 from rmcore.reporting.schema import NextRung, Verdict
 
 ASKED = {OVER_BASELINE: "beats chance and “pick the longer answer”", ECE: "is calibrated"}
@@ -67,7 +67,7 @@ def verdict_on_labels(
 
     Args:
         checks: checks on labelled pairs, at least one.
-        logged: record of `rmcore.policy.logged_answers`; None if no prompt has enough answers. It is ignored if there
+        logged: record of `logged_answers`; None if no prompt has enough answers. It is ignored if there
             are too few such prompts for any claim. If it decides nothing and no check on labels fails, the verdict is
             unclear.
         over_baseline: the metric of that name; the verdict reports its number of pairs. If its check is undecided, the

@@ -13,9 +13,10 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import PolicyConfig
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.evaluation.diagnosis import ECE, GateCheck, baseline_check, diagnose_outcome
-from rmcore.policy.readiness.components import DECIDING
-from rmcore.policy.readiness.power import GAIN_TO_SHOW, prompts_to_detect
-from rmcore.policy.readiness.verdict import (
+from rmcore.policy.sampling.best_of_n import samples_needed
+from rmcore.readiness.components import DECIDING
+from rmcore.readiness.power import GAIN_TO_SHOW, prompts_to_detect
+from rmcore.readiness.verdict import (
     LOWEST_READY_RUNG,
     PASSED,
     next_rung,
@@ -25,7 +26,6 @@ from rmcore.policy.readiness.verdict import (
     verdict_on_samples,
     with_outcome,
 )
-from rmcore.policy.sampling.best_of_n import samples_needed
 from rmcore.reporting.verdict_style import check_result, verdict_style
 
 PASS = GateCheck("a", 0.7, 0.6, True, "a: 0.7, above 0.6")
