@@ -1,8 +1,15 @@
-"""An S3 server on loopback (moto), for tests of what machines share."""
+"""An S3 server on loopback (moto), for tests of what machines share.
+
+    python s3_server.py PORT
+
+S3 decides which of two conditional writes is first. Moto looks for the object and writes it in two steps, between which
+another of its threads may write: so it is given one request at a time.
+"""
 
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,7 +23,7 @@ from machine import PATIENCE_S, free_ports
 def s3_server() -> Iterator[str]:
     """Run a server for the block; gives its address. Its buckets are gone afterwards."""
     [port] = free_ports(1)
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    command = [sys.executable, __file__, str(port)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
     try:
@@ -51,3 +58,22 @@ def make_bucket(url: str, name: str) -> None:
 
     login = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
     boto3.client("s3", endpoint_url=url, **login).create_bucket(Bucket=name)
+
+
+def serve(port: int) -> None:
+    """Answer on a port until the process is ended, one request at a time."""
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+    from werkzeug.serving import run_simple
+
+    answer, turn = DomainDispatcherApplication(create_backend_app), threading.Lock()
+
+    def in_turn(environ, start_response):
+        with turn:
+            return answer(environ, start_response)
+
+    # A thread for each connection: clients keep theirs open.
+    run_simple("127.0.0.1", port, in_turn, threaded=True, request_handler=MotoRequestHandler)
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))
