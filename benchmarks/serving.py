@@ -28,8 +28,7 @@ import psutil
 
 from rmcore.data.readers.sources import load_pairs
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.serving.process import RewardServer
-from rmcore.serving.server import ServeSettings
+from rmcore.serving.server import RewardServer, ServeSettings
 from rmcore.serving.weight_sync import create_rm_publisher
 
 Rows = Sequence[Sequence[int]]

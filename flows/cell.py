@@ -21,8 +21,8 @@ from flows.console import say, shown_while_waiting
 from flows.form import described_flow
 from flows.pipeline import begin_flow_run
 from rmcore.config.pipeline import PipelineConfig
-from rmcore.core.digests import make_key
 from rmcore.core.errors import ConfigError
+from rmcore.core.manifests import make_key
 from rmcore.core.store import ArtifactRef
 from rmcore.stages.contents import device_type
 from rmcore.stages.order import request, stage_of

@@ -1,6 +1,6 @@
 """`rm-opt`: the whole command line. Commands that need no orchestrator come from rmcore.cli.
 
-Nothing of a command is imported here: its line is listed with its place (`rmcore.cli.lazy`).
+Nothing of a command is imported here: its line is listed with its place (`rmcore.cli.help`).
 """
 
 import atexit
@@ -12,9 +12,8 @@ from typing import Annotated
 import typer
 
 from rmcore import cli as alone
-from rmcore.cli.guard import guard
-from rmcore.cli.lazy import Listed, lazy_app
-from rmcore.cli.output import outlive_readers
+from rmcore.cli.guard import guard, outlive_readers
+from rmcore.cli.help import Listed, lazy_app
 
 START = {
     "run": Listed("flows.cli_run:run", "Run the whole pipeline on preference pairs, to a verdict and a report."),

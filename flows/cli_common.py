@@ -18,7 +18,7 @@ from rmcore.cli.common import print_verdict
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ServiceError
 from rmcore.core.files import write_text
-from rmcore.core.loggers import require_loggers
+from rmcore.core.tracking import require_loggers
 from rmcore.reporting.html.cards import tested_on, trained_on
 from tasks.home import configure_environment
 from tasks.run_owner import this_process

@@ -20,8 +20,8 @@ from flows.settings import named_changes
 from flows.unfinished import judged_run, read_unfinished
 from rmcore.cli.common import wide_console
 from rmcore.config.pipeline import PipelineConfig
-from rmcore.core.cost import money, price_per_hour
 from rmcore.core.errors import ConfigError
+from rmcore.core.hardware import money, price_per_hour
 from rmcore.core.store import Store
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.runs import INDEX, RECORD, Run, find_run, list_runs, read_runs, short_names

@@ -35,9 +35,9 @@ from flows.planning import MatrixPlan, Runner, frozen, make_plan, matrix_key, me
 from flows.pool import PoolRunner
 from flows.results import MatrixState, command, gather
 from rmcore.config.pipeline import GROUPS
-from rmcore.core.cost import money, price_per_hour
 from rmcore.core.errors import TrainingError
 from rmcore.core.files import write_json, write_text
+from rmcore.core.hardware import money, price_per_hour
 from rmcore.core.metrics import HEADLINE
 from rmcore.core.store import ArtifactRef, flatten
 from rmcore.reporting.experiment_schema import ArmResult, ExperimentResults

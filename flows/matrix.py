@@ -20,8 +20,8 @@ from flows.console import say, say_notices, shown_while_waiting
 from flows.pipeline import log_pairs
 from flows.progress import Progress, shown_progress
 from rmcore.core.child_process import terminate_forked
-from rmcore.core.digests import make_key
 from rmcore.core.errors import RmcoreError, TrainingError
+from rmcore.core.manifests import make_key
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.stages.order import request
 from rmcore.stages.results import run_key

@@ -11,9 +11,9 @@ from flows.requirements import require_answers, require_run
 from rmcore.config.changes import change_config
 from rmcore.config.data import GOLD
 from rmcore.config.pipeline import PipelineConfig
-from rmcore.core.digests import make_key
 from rmcore.core.errors import ConfigError
 from rmcore.core.fingerprints import code_digests
+from rmcore.core.manifests import make_key
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.data.readers.columns import ColumnMap
 from rmcore.data.readers.sources import iter_records, probe, source_kind

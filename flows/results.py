@@ -11,7 +11,7 @@ from experiments.library import SHIPPED, Chosen
 from experiments.schema import Experiment
 from flows.matrix import Outcome
 from flows.planning import judged
-from rmcore.core.cost import price_per_hour
+from rmcore.core.hardware import price_per_hour
 from rmcore.core.metrics import CELL_METRICS, CURVES
 from rmcore.core.store import Store
 from rmcore.reporting.experiment_schema import (

@@ -30,7 +30,7 @@ from rmcore.core.errors import ConfigError, ServiceError
 from rmcore.core.files import exclusive
 from rmcore.core.ports import claim, held, hold, owner_of
 from rmcore.core.processes import marked, runs, tail, terminate
-from rmcore.core.proxies import keep_direct
+from rmcore.core.web import keep_direct
 from tasks.database import DATABASE_VARIABLE, SQLITE, chosen_database, keep_choice, make_schemas, prefect_environment
 from tasks.declared_deployments import FILE
 from tasks.home import (

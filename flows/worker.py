@@ -24,7 +24,7 @@ from rmcore.core.errors import ConfigError, ServiceError
 from rmcore.core.ports import held, hold
 from rmcore.core.processes import runs as is_running
 from rmcore.core.processes import terminate
-from rmcore.core.proxies import keep_direct
+from rmcore.core.web import keep_direct
 from tasks.device import device_slots
 from tasks.home import environment_for, home, make_home, project_root
 from tasks.local_services import CELLS_POOL, CLUSTER, PREFECT_SERVER

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from rmcore.core.digests import make_key
 from rmcore.core.errors import ModelError
+from rmcore.core.manifests import make_key
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.data.readers.sources import source_digest
 

@@ -14,7 +14,7 @@ from rmcore.core.errors import ConfigError
 from rmcore.core.files import DIGESTS_VARIABLE
 from rmcore.core.manifests import require_format
 from rmcore.core.ports import hold
-from rmcore.core.proxies import keep_direct
+from rmcore.core.web import keep_direct
 from tasks.local_services import EMBEDDED_PREFECT, HOME_MARK, MLFLOW_SERVER, PREFECT_SERVER, running_services
 from tasks.passwords import Identity, identity, mlflow_login
 

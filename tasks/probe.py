@@ -12,8 +12,8 @@ from pathlib import Path
 from rmcore.config.model import FROM_POLICY
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.child_process import ForkedProcess
-from rmcore.core.digests import make_key
 from rmcore.core.files import exclusive, write_json
+from rmcore.core.manifests import make_key
 from rmcore.core.store import Store
 from rmcore.study.estimates import Estimates, SpeedProbe, probe_kind
 from tasks.device import as_seen, free_slots, holders, slots_environment

@@ -20,9 +20,8 @@ from typing import Any, Self
 
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import RmcoreError, StoreError
-from rmcore.core.loggers import give_lines, open_loggers, require_loggers
 from rmcore.core.store import flatten
-from rmcore.core.tracking import NullTracker, Tracker
+from rmcore.core.tracking import NullTracker, Tracker, give_lines, open_loggers, require_loggers
 from tasks.comparison_view import comparison_url
 from tasks.headline import compared_settings, read_numbers
 from tasks.home import MLFLOW_PORT, home, tracking_address
@@ -87,7 +86,7 @@ class RunTracker:
             also: names of settings that become parameters, too.
             uid: any text without quotes that names the run for ever; None: a new run each time.
             parent_uid: uid of the run that this one becomes a child of, started before or after it.
-            loggers: names of `rmcore.core.loggers` that get the curves, too; their files are below `$RM_OPT_HOME`.
+            loggers: names of `rmcore.core.tracking` that get the curves, too; their files are below `$RM_OPT_HOME`.
 
         Raises:
             ConfigError: a logger cannot be used.

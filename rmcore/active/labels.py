@@ -18,7 +18,7 @@ from typing import Any
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError
 from rmcore.core.files import atomic_file, exclusive, write_text
-from rmcore.core.spreadsheets import for_spreadsheets, from_spreadsheets
+from rmcore.core.printing import for_spreadsheets, from_spreadsheets
 from rmcore.data.pair import PreferencePair, answer_turn, dialogue_records, prompt_text, tools_of
 
 COLUMNS = ("pair_id", "prompt", "response_a", "response_b", "preferred")

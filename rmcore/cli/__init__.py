@@ -1,6 +1,6 @@
 """The commands that need no orchestrator; `rm-opt` mounts them besides its own."""
 
-from rmcore.cli.lazy import Listed, lazy_app
+from rmcore.cli.help import Listed, lazy_app
 from rmcore.core.capabilities import commands
 
 TRAINING = {

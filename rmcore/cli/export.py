@@ -85,7 +85,7 @@ def export(
     if push is None and (public or although_not_ready):
         raise ConfigError("--public and --although-not-ready are about a push: give --push OWNER/NAME.")
     from rmcore.cli.card import OWN_KEY, find_origin, make_card
-    from rmcore.core.hub_upload import open_repository, upload
+    from rmcore.core.hub import open_repository, upload
     from rmcore.models.lora import ADAPTER_FOLDER
     from rmcore.models.reward_model import BradleyTerryRM
     from rmcore.models.seal import checkpoint_digest

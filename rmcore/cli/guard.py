@@ -1,7 +1,9 @@
-"""One way to fail: every expected failure of a command is one clear message."""
+"""How a command ends: every expected failure is one clear message, and a reader that goes away ends nothing."""
 
 import errno
 import io
+import os
+import stat
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -94,3 +96,36 @@ def _fail(message: str, status: int = FAILED) -> int:
     said = f"{'waiting' if status == WAITING else 'error'}: {message}"
     print(printable_lines(said), file=sys.stderr)  # it may quote data, names of files, or what a server has said
     return status
+
+
+def outlive_readers() -> None:
+    """Let this process write on where the reader of a pipe has gone, from now on: its work is worth more than the text.
+
+    What is written then is lost, which is said once on standard error.
+    """
+    for name in ("stdout", "stderr"):
+        stream: Any = getattr(sys, name)
+        try:
+            descriptor = stream.fileno()
+            mode = os.fstat(descriptor).st_mode
+        except (AttributeError, OSError):  # there is none, or it is no file
+            continue
+        if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+            stream.flush()
+            buffer = io.BufferedWriter(_Outliving(descriptor, "wb", closefd=False))
+            kept = {"encoding": stream.encoding, "errors": stream.errors, "line_buffering": stream.line_buffering}
+            setattr(sys, name, io.TextIOWrapper(buffer, **kept))
+
+
+class _Outliving(io.FileIO):
+    """A pipe that becomes the null device when its reader has gone, for the processes that are started later, too."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), self.fileno())
+            if self.fileno() == 1:
+                print("note: standard output is not read any more; the command continues without it.", file=sys.stderr)
+            return len(data)

@@ -22,8 +22,8 @@ from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import is_free, try_exclusive, write_json
 from rmcore.core.hardware import BY_MODEL_SIZE, HARDWARE, hopper_pairs
-from rmcore.core.loggers import ManyTrackers, open_loggers, require_loggers
 from rmcore.core.processes import die_with_parent
+from rmcore.core.tracking import ManyTrackers, open_loggers, require_loggers
 from rmcore.data.observation import Observation
 from rmcore.data.pair import PreferencePair
 

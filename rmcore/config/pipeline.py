@@ -18,7 +18,7 @@ from rmcore.config.policy import SFT, WORLD, PolicyConfig
 from rmcore.config.readiness import ReadinessConfig
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.config.train import TrainConfig
-from rmcore.core.loggers import LoggerName
+from rmcore.core.tracking import LoggerName
 from rmcore.landscape.settings import LandscapeConfig
 from rmcore.probes.settings import ProbeConfig
 from rmcore.suites.settings import BenchmarkConfig

@@ -1,9 +1,11 @@
-"""Manifests: what an artifact's folder says of itself, and whether its files are still those that were written.
+"""Keys of inputs, and manifests: what an artifact's folder says of itself, and whether its files are unchanged.
 
-A file whose size and time of change (ctime, which no program can set) are those that were recorded counts as unchanged
-and is not read, so that a cached run does not read large checkpoints.
+A manifest holds the digest of all the rest of itself. A file whose size and time of change (ctime, which no program can
+set) are those that were recorded counts as unchanged and is not read, so that a cached run does not read large
+checkpoints.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -11,14 +13,38 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self, TypeGuard
 
 from pydantic import BaseModel, FiniteFloat, NonNegativeInt, StringConstraints
 from pydantic_core import from_json
 
-from rmcore.core.digests import is_whole, make_key, with_self_digest
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import file_digest, fsync_tree, read_object, write_json
+
+SEAL = "manifest_sha256"
+"""Field of a manifest that holds the digest of all the rest of it."""
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys and no spaces: equal values give equal text. Raises ValueError on NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def make_key(inputs: Mapping[str, Any]) -> str:
+    """Digest a stage's inputs: 64 hex digits."""
+    return hashlib.sha256(canonical_json(inputs).encode()).hexdigest()
+
+
+def with_self_digest(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """A manifest with its own digest in it, by which a change of any of it is seen."""
+    content = {name: value for name, value in manifest.items() if name != SEAL}
+    return {**content, SEAL: make_key(content)}
+
+
+def is_whole(manifest: Any) -> TypeGuard[dict[str, Any]]:
+    """Whether a manifest is what was written."""
+    return isinstance(manifest, dict) and manifest == with_self_digest(manifest)
+
 
 DIGEST = re.compile("[0-9a-f]{64}")
 _Digest = Annotated[str, StringConstraints(pattern=f"^{DIGEST.pattern}$")]

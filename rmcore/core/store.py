@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from rmcore.core.digests import make_key
 from rmcore.core.errors import StoreError
 from rmcore.core.files import (
     TEMPORARY,
@@ -48,6 +47,7 @@ from rmcore.core.manifests import (
     Entry,
     Seen,
     find_damage,
+    make_key,
     read_manifest,
     write_manifest,
 )

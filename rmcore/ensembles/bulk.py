@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.files import atomic_file, remove_abandoned, remove_folder, try_exclusive, write_json
+from rmcore.core.printing import for_spreadsheets
 from rmcore.core.progress import Report, report_left_out, silent
-from rmcore.core.spreadsheets import for_spreadsheets
 from rmcore.data.pair import CHOSEN_PROBABILITY, PreferencePair, prompt_text
 from rmcore.data.parts import Part, SourceInParts
 from rmcore.ensembles.score import SideScorer, score_readable_pairs, score_readable_responses

@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from rmcore.core.digests import make_key
 from rmcore.core.files import append_json_lines, exclusive
+from rmcore.core.manifests import make_key
 
 THOUGHTS = re.compile(
     r"^.*(?:</think(?:ing)?>|\[/THINK\]|<\|channel\|>final[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>)"

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from rmcore.config.judging import JudgingConfig
-from rmcore.core.digests import make_key
 from rmcore.core.errors import ConfigError, JudgementsWantedError, NotReadyError, ServingError
 from rmcore.core.extras import require_extra
+from rmcore.core.manifests import make_key
 from rmcore.core.progress import Report, duration, silent
-from rmcore.core.proxies import LOOPBACK
+from rmcore.core.web import LOOPBACK
 from rmcore.judging.answers import AnswersFile, Question, Reply, answers_folder
 from rmcore.judging.budget import Budget, NotSentError
 from rmcore.judging.replies import TOP_LOGPROBS, most_bytes, read_reply, root_of

@@ -8,8 +8,8 @@ import numpy as np
 
 from rmcore.config.judging import JudgingConfig
 from rmcore.core.arrays import FloatArray
-from rmcore.core.digests import make_key
 from rmcore.core.errors import DataError
+from rmcore.core.manifests import make_key
 from rmcore.core.progress import Report, silent
 from rmcore.data.pair import Prompt, as_rows, prompt_key
 from rmcore.judging.answers import Question, Reply

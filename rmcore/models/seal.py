@@ -13,9 +13,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rmcore.core.digests import is_whole, with_self_digest
 from rmcore.core.errors import ModelError
 from rmcore.core.files import file_digest, known_digests, write_text
+from rmcore.core.manifests import is_whole, with_self_digest
 from rmcore.models.preference import PREFERENCE_FILE
 
 SEAL_FILE = "rm_seal.json"

@@ -30,8 +30,8 @@ from rmcore.models.loading import (
     read_config,
     resolve_model,
 )
-from rmcore.serving.model_files import folder_digest
 from rmcore.serving.vllm_process import EngineDtype
+from rmcore.serving.weight_files import folder_digest
 
 _TEMPLATE = "the policy's chat template"
 TEXT_PATTERNS = ["*.json", "*.jinja", "*.txt", "*.model", "*.py"]

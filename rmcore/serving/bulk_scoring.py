@@ -5,8 +5,9 @@ answer this process only: on loopback, on ports of their own, with a token that 
 """
 
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -22,8 +23,7 @@ from rmcore.data.rendering import Renderer, TokenizedSide
 from rmcore.ensembles.bulk import ScoredPart, score_part
 from rmcore.models.trained import load_renderer
 from rmcore.serving.client import RewardClient
-from rmcore.serving.process import RewardServer
-from rmcore.serving.server import ServeSettings
+from rmcore.serving.server import RewardServer, ServeSettings
 from rmcore.serving.vllm_process import EngineDtype
 
 REQUEST_TIMEOUT_S = 600.0
@@ -103,22 +103,20 @@ class VllmScorer:
         self._open.close()
 
     def scored(self, parts: Iterable[Part]) -> Iterator[ScoredPart]:
-        """See `rmcore.ensembles.bulk.Scorer.scored`; each server has one part, and the next one waits.
+        """See `rmcore.ensembles.bulk.Scorer.scored`; each server has one part, and the next one waits. In their order.
 
         Raises:
             ServingError, NotReadyError, RequestError: as `RewardClient.score`; what was scored is kept.
         """
         pool = ThreadPoolExecutor(self._number)
-        running: set[Future[ScoredPart]] = set()
+        running: deque[Future[ScoredPart]] = deque()
         try:
             for part in parts:
-                running.add(pool.submit(self._score, part))
+                running.append(pool.submit(self._score, part))
                 if len(running) > self._number:
-                    done, running = wait(running, return_when=FIRST_COMPLETED)
-                    yield from _whole(done, running)
+                    yield running.popleft().result()
             while running:
-                done, running = wait(running, return_when=FIRST_COMPLETED)
-                yield from _whole(done, running)
+                yield running.popleft().result()
         finally:  # on Ctrl-C nobody waits for parts of many minutes: the servers end, and with them the requests
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -132,16 +130,6 @@ class VllmScorer:
     def _place(self, place: int) -> Mapping[str, str]:
         """Give each server a GPU of its own, where there are some."""
         return {"CUDA_VISIBLE_DEVICES": self._gpus[place]} if self._gpus else {}
-
-
-def _whole(done: set[Future[ScoredPart]], running: set[Future[ScoredPart]]) -> Iterator[ScoredPart]:
-    """The parts that are done; before an error those that came through, also of those that still run."""
-    failed = next((one for one in done if one.exception() is not None), None)
-    if failed is not None:
-        done = done | wait(running).done
-    yield from (one.result() for one in done if one.exception() is None)
-    if failed is not None:
-        failed.result()
 
 
 def _visible_gpus() -> list[str]:

@@ -40,7 +40,7 @@ def serve(
         str | None, typer.Option(help="Python of an environment with vLLM, or its vllm. Default: .venv-vllm.")
     ] = None,
     protocols: Annotated[
-        str, typer.Option(help="Other trainers' protocols that are answered, too: any of vllm,openrlhf,slime.")
+        str, typer.Option(help="Other trainers' protocols that are answered, too: any of openrlhf,slime.")
     ] = "",
     gpu_memory_share: Annotated[
         float, typer.Option(min=0.01, max=1.0, help="Share of a GPU's memory that vLLM may take.")

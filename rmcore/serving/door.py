@@ -1,27 +1,24 @@
-"""The door of a reward server: who may ask, and for how long, before anything of a request is understood.
+"""The door of a reward server: who may ask, before anything of a request is understood.
 
-files     connections take a third of those that the process may open; for one more, the oldest that has not logged in
-          is closed (`BoundedProtocol`, `file_limits`)
 headers   whole within HEADER_SECONDS, or the connection is closed (`BoundedProtocol`)
-login     an answer to a request without one ends its connection (`Door`)
 Host      an address of this server by a name that it has; Origin: none, or that same address (`Door`)
-body      read by the routes, within their limits; a refused one is read no further (`Door`)
+login     before a byte of the body is read (`rmcore.serving.http_app`)
+
+What a refused client still sends is thrown away by uvicorn, so that the client reads why.
 """
 
 import asyncio
 import contextlib
 import ipaddress
-import resource
-from collections.abc import Collection, Mapping
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Collection
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
-from starlette.types import Message as Event
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rmcore.core.errors import RmcoreError
-from rmcore.core.web import misaddressed, values_of
+from rmcore.core.web import misaddressed
 from rmcore.serving.types import Refusal
 
 JSON = "application/json"
@@ -33,7 +30,6 @@ STATUSES = {
     "slow": 408,
     "too_large": 413,
     "busy": 429,
-    "overloaded": 503,
     "not_ready": 503,
     "conflict": 409,
     "failed": 500,
@@ -41,33 +37,6 @@ STATUSES = {
 RETRY_SECONDS = "1"
 HEADER_SECONDS = 10.0
 """From the first byte of a request, or from the connection, to the end of its headers."""
-LINGER_SECONDS = 2.0
-"""How long what a refused client still sends is thrown away: closed at once, it would lose the answer unread."""
-LOGGED_IN = "logged_in"
-"""Set in the state of a request whose token is right."""
-MOST_FILES = 10_240
-"""Open files that a server allows itself where it may choose; macOS accepts no larger limit."""
-CLOSED_SECONDS = 60.0
-"""At most so often the log says that connections are closed to make room."""
-
-
-class FileLimits(NamedTuple):
-    """How the files that a process may have open are shared out."""
-
-    connections: int
-    """Each may have a request under way, which has a connection to vLLM, too."""
-    backlog: int
-    """Connections that are accepted at once, before the first of them can be closed."""
-
-
-def file_limits() -> FileLimits:
-    """Raise the process's limit of open files as far as it may itself (to MOST_FILES), and share it out."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    few, most = (MOST_FILES if one == resource.RLIM_INFINITY else one for one in (soft, hard))
-    limit = max(few, min(most, MOST_FILES))
-    if limit > few:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    return FileLimits(connections=limit // 3, backlog=min(2048, limit // 8))
 
 
 class Refused(RmcoreError):
@@ -80,7 +49,7 @@ class Refused(RmcoreError):
 
 def refusal_response(refusal: Refusal) -> Response:
     """The HTTP answer that a refusal is."""
-    headers = {"Retry-After": RETRY_SECONDS} if refusal.error in ("busy", "overloaded", "not_ready") else {}
+    headers = {"Retry-After": RETRY_SECONDS} if refusal.error in ("busy", "not_ready") else {}
     if refusal.error == "unauthorized":
         headers["WWW-Authenticate"] = "Bearer"
     return Response(refusal.model_dump_json(), STATUSES[refusal.error], headers, media_type=JSON)
@@ -103,29 +72,12 @@ class Door:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] != "http":  # websockets are switched off
+        denial = misaddressed(scope["headers"], self._is_ours, self._shown) if scope["type"] == "http" else None
+        if denial is None:
             await self.app(scope, receive, send)
             return
-        exchange = _Exchange(scope, receive, send)
-        refusal = self._refusal(scope)
-        if refusal is not None:
-            exchange.ends()
-        app = self.app if refusal is None else refusal_response(refusal)
-        await app(scope, exchange.receive, exchange.send)
-
-    def _refusal(self, scope: Scope) -> Refusal | None:
-        headers = scope["headers"]
-        denial = misaddressed(headers, self._is_ours, self._shown)
-        if denial is not None:
-            kind, advice = _DENIALS[denial.status]
-            return Refusal(error=kind, message=f"{denial.reason} {advice}")
-        if values_of(headers, b"content-length") and values_of(headers, b"transfer-encoding"):
-            return Refusal(
-                error="invalid",
-                message="the request says in two ways how long its body is, and a proxy may read the other one: send "
-                "Content-Length or Transfer-Encoding.",
-            )
-        return None
+        kind, advice = _DENIALS[denial.status]
+        await refusal_response(Refusal(error=kind, message=f"{denial.reason} {advice}"))(scope, receive, send)
 
     def _is_ours(self, authority: str) -> bool:
         """Whether the host of a `Host` is this server's. Its port is the client's matter: it may be forwarded."""
@@ -151,74 +103,15 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     return None
 
 
-class _Exchange:
-    """One request and its answer: the connection ends with an answer before the body's end, or without login."""
-
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._scope = scope
-        self._receive = receive
-        self._send = send
-        headers = scope["headers"]
-        lengths = values_of(headers, b"content-length")
-        self._is_read = not values_of(headers, b"transfer-encoding") and lengths in ([], ["0"])
-
-    def ends(self) -> None:
-        """Have the connection end with the answer."""
-        self._is_read = False
-
-    async def receive(self) -> Event:
-        """Take the next event from the client."""
-        event = await self._receive()
-        self._is_read = self._is_read or not event.get("more_body", False)  # the last one, or that it left
-        return event
-
-    async def send(self, event: Event) -> None:
-        """Hand one event of the answer on."""
-        is_start = event["type"] == "http.response.start"
-        if is_start and not (self._is_read and _is_logged_in(self._scope)):
-            await self._send({**event, "headers": [*event["headers"], (b"connection", b"close")]})
-        elif self._is_read or is_start or event.get("more_body", False):
-            await self._send(event)
-        else:
-            await self._send({**event, "more_body": True})
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LINGER_SECONDS):
-                    while not self._is_read:
-                        await self.receive()
-            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def _is_logged_in(scope: Mapping[str, Any]) -> bool:
-    return LOGGED_IN in scope.get("state", {})
-
-
 class BoundedProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1 with an end to the wait for headers, and silent about clients that break their own request.
-
-    There are at most `limit_concurrency` connections: for one more, the oldest without login makes room. uvicorn itself
-    would answer 503 to all from there on, those with login, too.
-    """
+    """uvicorn's HTTP/1.1 with an end to the wait for headers, and silent about clients that break their own request."""
 
     _deadline: asyncio.TimerHandle | None = None
-    _has_logged_in = False
-    _next_warning: ClassVar[float] = 0.0
-
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
-        self._most, self.limit_concurrency = self.limit_concurrency, None
 
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for the first request."""
         super().connection_made(transport)
-        self._since = self.loop.time()
         self._wait()
-        if self._most is not None and len(self.connections) > self._most:
-            self._make_room()
-
-    def on_response_complete(self) -> None:
-        """Remember a login; the next request replaces this one."""
-        self._has_logged_in = self._is_known()
-        super().on_response_complete()
 
     def data_received(self, data: bytes) -> None:
         """Take bytes in; those of a new request's headers have to be whole in time."""
@@ -244,22 +137,6 @@ class BoundedProtocol(H11Protocol):
             self.transport.close()
         else:
             super().send_400_response(msg)
-
-    def _is_known(self) -> bool:
-        return self._has_logged_in or (self.cycle is not None and _is_logged_in(self.cycle.scope))
-
-    def _make_room(self) -> None:
-        strangers = [one for one in self.connections if isinstance(one, BoundedProtocol) and not one._is_known()]
-        oldest = min(strangers, key=lambda one: one._since)  # this one at least has not logged in
-        self.connections.discard(oldest)  # not only when asyncio says that it is lost
-        oldest.transport.abort()  # its file is free at once, whatever it does not read
-        if self.loop.time() >= BoundedProtocol._next_warning:
-            BoundedProtocol._next_warning = self.loop.time() + CLOSED_SECONDS
-            self.logger.warning(
-                "%d connections are open, as many as the limit of open files allows: for each new one the oldest that "
-                "has not logged in is closed. Raise the limit (ulimit -n), or let fewer clients reach this address.",
-                len(self.connections),
-            )
 
     def _wait(self) -> None:
         if self._deadline is None:

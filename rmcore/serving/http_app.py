@@ -13,8 +13,6 @@ import base64
 import hmac
 import math
 import secrets
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -27,15 +25,13 @@ from rmcore.core.errors import ConfigError, DataError, NotReadyError, RequestErr
 from rmcore.data.control_tokens import texts_of
 from rmcore.data.pair import Message, Prompt, as_answer, plain_prompt
 from rmcore.data.readers.fields import RowRejected
-from rmcore.data.readers.json_stream import RepeatedKeyError, parse_json
 from rmcore.data.readers.turns import framed
 from rmcore.data.rendering import Renderer, TokenizedSide
-from rmcore.serving.door import JSON, LOGGED_IN, Door, Refused, refusal_response
-from rmcore.serving.messages import checked_token, first_error
+from rmcore.serving.door import JSON, Door, Refused, refusal_response
 from rmcore.serving.metrics import Counting, ServerMetrics
-from rmcore.serving.protocols import PROTOCOLS
-from rmcore.serving.protocols.desk import Desk
+from rmcore.serving.protocols import PROTOCOLS, OtherTrainers
 from rmcore.serving.served import ServedModel
+from rmcore.serving.token_file import checked_token
 from rmcore.serving.types import (
     ChatMessage,
     Dialogue,
@@ -48,14 +44,13 @@ from rmcore.serving.types import (
     ScoringResponse,
     VersionInfo,
     WeightUpdate,
+    first_error,
 )
 
 CHARACTERS_PER_TOKEN = 128
 """The longest token of the large vocabularies (spaces, in those of GPT-4, Llama 3 and Qwen). Text has four or five."""
 SHORTEST_BOUND = 2**16
 """Characters that an input may always have: a tenth of a second of a tokenizer."""
-SLICE_CHARACTERS = 2**18
-"""Characters that are tokenized of one request before the others have their turn."""
 Body = TypeVar("Body", bound=BaseModel)
 
 
@@ -66,9 +61,7 @@ class HttpSettings:
     token: every route wants it as `Authorization: Bearer`; made up where none is given.
     names: hosts that requests may name besides localhost and addresses of the server (`rmcore.serving.door`).
     max_body_bytes: of one request.
-    max_pending_bytes: of all bodies that are being read or answered; beyond it requests are refused as overloaded.
     max_pending_rows: rows under way or waiting; beyond it requests are refused as busy.
-    max_input_characters: of one input that is text; None: CHARACTERS_PER_TOKEN for each token that the model reads.
     body_seconds: from the end of a request's headers to the end of its body.
     protocols: other trainers' protocols that are answered, too, by their names in `PROTOCOLS`. With one, the token may
         also come as the password of `Authorization: Basic`, because their clients send what their address has.
@@ -77,15 +70,13 @@ class HttpSettings:
     token: str = field(default_factory=secrets.token_urlsafe, repr=False)
     names: tuple[str, ...] = ()
     max_body_bytes: int = 8 * 2**20
-    max_pending_bytes: int = 64 * 2**20
     max_pending_rows: int = 8192
-    max_input_characters: int | None = None
     body_seconds: float = 60.0
     protocols: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         checked_token(self.token)
-        if unknown := set(self.protocols) - PROTOCOLS.keys():
+        if unknown := set(self.protocols) - set(PROTOCOLS):
             raise ConfigError(
                 f"protocols={','.join(self.protocols)}: the server does not speak {', '.join(sorted(unknown))}; take "
                 f"any of {', '.join(PROTOCOLS)}, with commas between."
@@ -112,7 +103,7 @@ class RewardApp:
         self.vocab_size = vocab_size
         self.settings = settings
         self.metrics = ServerMetrics(served)
-        self._pending_rows = self._pending_bytes = 0
+        self._pending_rows = 0
         # One at a time: a tokenizer's padding and truncation state is shared, and it uses all cores by itself.
         self._tokenizing = anyio.CapacityLimiter(1)
 
@@ -131,9 +122,9 @@ class RewardApp:
         app.add_api_route("/metrics", self._metrics, methods=["GET"])
         app.add_api_route("/weights", self._update, methods=["POST"])
         if self.settings.protocols:
-            desk = Desk(self)
-            for method, path, answer in (one for name in self.settings.protocols for one in PROTOCOLS[name](desk)):
-                app.add_api_route(path, answer, methods=[method], response_model=None)
+            others = OtherTrainers(self.renderer, self._read, self.score)
+            for path, answer in map(others.route, self.settings.protocols):
+                app.add_api_route(path, answer, methods=["POST"], response_model=None)
         app.add_exception_handler(RmcoreError, _refuse)
         app.add_exception_handler(ClientDisconnect, lambda *_: Response(status_code=499))  # nobody is there to read it
         app.add_middleware(Counting, metrics=self.metrics)
@@ -153,11 +144,9 @@ class RewardApp:
                 "given in RM_OPT_TOKEN, as `Authorization: Bearer ...`.",
                 "authorization",
             )
-        setattr(request.state, LOGGED_IN, True)
 
     async def _score(self, request: Request) -> ScoringResponse:
-        async with self.read(request, ScoringRequest) as asked:
-            return await self.score(asked)
+        return await self.score(await self._read(request, ScoringRequest))
 
     async def score(self, asked: ScoringRequest) -> ScoringResponse:
         """Rewards of one request, all of them by one version of the weights.
@@ -165,7 +154,6 @@ class RewardApp:
         Raises:
             RmcoreError: an input is refused, too much is under way, or no weights are served.
         """
-        self._check_characters(asked)
         num_rows = len(asked.inputs)
         if self._pending_rows + num_rows > self.settings.max_pending_rows:
             raise Refused(
@@ -175,9 +163,7 @@ class RewardApp:
             )
         self._pending_rows += num_rows
         try:
-            sides: list[TokenizedSide] = []
-            for rows in _slices(asked):
-                sides += await anyio.to_thread.run_sync(self._tokenize, asked, rows, limiter=self._tokenizing)
+            sides = await anyio.to_thread.run_sync(self._tokenize, asked, limiter=self._tokenizing)
             rewards, weights = await self.served.score([side.ids for side in sides])
         finally:
             self._pending_rows -= num_rows
@@ -212,86 +198,72 @@ class RewardApp:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def _update(self, request: Request) -> VersionInfo:
-        async with self.read(request, WeightUpdate) as update:
-            return await self.served.update(update)
+        return await self.served.update(await self._read(request, WeightUpdate))
 
-    @asynccontextmanager
-    async def read(self, request: Request, kind: type[Body]) -> AsyncIterator[Body]:
+    async def _read(self, request: Request, kind: type[Body]) -> Body:
         """The body as JSON of the given kind. Only JSON: a page in a browser can send any other type unasked.
 
-        As a parameter of the routes FastAPI would read it whole before it looks at the token. Its bytes count as
-        pending until the block ends.
+        As a parameter of the routes FastAPI would read it whole before it looks at the token.
         """
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
             raise Refused("invalid", f"send the body as {JSON}.", "content-type")
-        body = bytearray()
-        try:
-            await self._receive(request, body)
-            yield _parsed(bytes(body), kind)
-        finally:
-            self._pending_bytes -= len(body)
-
-    async def _receive(self, request: Request, body: bytearray) -> None:
-        seconds = self.settings.body_seconds
+        body, most, seconds = bytearray(), self.settings.max_body_bytes, self.settings.body_seconds
         try:
             async with asyncio.timeout(seconds):
                 async for part in request.stream():
                     body += part
-                    self._pending_bytes += len(part)
-                    self._check_bytes(len(body))
+                    if len(body) > most:
+                        raise Refused(
+                            "too_large",
+                            f"the body has more than {most:,} bytes, the most that this server reads; send fewer "
+                            "inputs at a time.",
+                        )
         except TimeoutError:
             why = f"the body did not arrive within {seconds:g} s; send it again, in smaller parts."
             raise Refused("slow", why) from None
+        try:
+            return kind.model_validate_json(bytes(body))
+        except ValidationError as error:
+            named, why = first_error(error)
+            raise Refused("invalid", f"{named}: {why}.", named) from None
 
-    def _check_bytes(self, num_bytes: int) -> None:
-        settings = self.settings
-        if num_bytes > settings.max_body_bytes:
-            raise Refused(
-                "too_large",
-                f"the body has more than {settings.max_body_bytes:,} bytes, the most that this server reads; send "
-                "fewer inputs at a time.",
-            )
-        if self._pending_bytes > settings.max_pending_bytes:
-            raise Refused(
-                "overloaded",
-                f"requests of more than {settings.max_pending_bytes:,} bytes are under way; ask again later, or with "
-                "fewer requests at a time.",
-            )
-
-    def _check_characters(self, asked: ScoringRequest) -> None:
-        """Before anything is tokenized, which takes a minute for 8 MB of text."""
-        reads = self.renderer.rendering.max_seq_len
-        limit = self.settings.max_input_characters or max(SHORTEST_BOUND, CHARACTERS_PER_TOKEN * reads)
-        for index, given in enumerate(asked.inputs):
-            if (found := _num_characters(index, given)) > limit:
-                raise Refused(
-                    "too_large",
-                    f"inputs.{index}: {found:,} characters are more than the {limit:,} that this server tokenizes for "
-                    f"the {reads:,} tokens that its model reads. Shorten it.",
-                    f"inputs.{index}",
-                )
-
-    def _tokenize(self, asked: ScoringRequest, rows: range) -> list[TokenizedSide]:
-        """Token ids of some inputs; runs in a thread.
+    def _tokenize(self, asked: ScoringRequest) -> list[TokenizedSide]:
+        """Token ids of the inputs; runs in a thread.
 
         Raises:
-            RequestError: an input is too long, cannot be rendered, or has an id that the model does not know.
+            RmcoreError: an input is too long, cannot be rendered, or has an id that the model does not know.
         """
-        inputs = {index: asked.inputs[index] for index in rows}
-        pairs = {index: _prompt_and_response(index, given) for index, given in inputs.items()}
+        pairs = {index: _prompt_and_response(index, given) for index, given in enumerate(asked.inputs)}
         rendered = {index: pair for index, pair in pairs.items() if pair is not None}
-        texts = {index: given for index, given in inputs.items() if isinstance(given, str)}
+        texts = {index: given for index, given in enumerate(asked.inputs) if isinstance(given, str)}
+        for index, length in [
+            *((index, len(text)) for index, text in texts.items()),
+            *((index, sum(map(len, texts_of(*pair)))) for index, pair in rendered.items()),
+        ]:
+            self._check_characters(index, length)
         sides: dict[int, TokenizedSide] = {}
         for index, found in zip(rendered, self.renderer.try_sides(list(rendered.values())), strict=True):
             if isinstance(found, DataError):
                 raise RequestError(f"inputs.{index}: {found}", field=f"inputs.{index}") from found
             sides[index] = found
         sides |= zip(texts, self.renderer.tokenize_texts(list(texts.values())), strict=True)
-        for index, given in inputs.items():
+        for index, given in enumerate(asked.inputs):
             if index not in sides:
                 sides[index] = self._given_ids(index, [token for token in given if isinstance(token, int)])
         self._check_length(asked, sides)
-        return [sides[index] for index in rows]
+        return [sides[index] for index in range(len(asked.inputs))]
+
+    def _check_characters(self, index: int, found: int) -> None:
+        """Before anything is tokenized, which takes a minute for 8 MB of text."""
+        reads = self.renderer.rendering.max_seq_len
+        limit = max(SHORTEST_BOUND, CHARACTERS_PER_TOKEN * reads)
+        if found > limit:
+            raise Refused(
+                "too_large",
+                f"inputs.{index}: {found:,} characters are more than the {limit:,} that this server tokenizes for the "
+                f"{reads:,} tokens that its model reads. Shorten it.",
+                f"inputs.{index}",
+            )
 
     def _given_ids(self, index: int, ids: list[int]) -> TokenizedSide:
         if max(ids) >= self.vocab_size:
@@ -342,49 +314,12 @@ def _prompt_and_response(index: int, given: ScoringInput) -> tuple[Prompt, str] 
         raise RequestError(f"inputs.{index}: {error.reason}.", field=f"inputs.{index}") from error
 
 
-def _num_characters(index: int, given: ScoringInput) -> int:
-    """Characters that an input has tokenized; token ids have none."""
-    if isinstance(given, str):
-        return len(given)
-    side = _prompt_and_response(index, given)
-    return 0 if side is None else sum(map(len, texts_of(*side)))
-
-
-def _slices(asked: ScoringRequest) -> Iterator[range]:
-    """The rows of a request in parts of about SLICE_CHARACTERS; one row is one part at least."""
-    start = num_characters = 0
-    for index, given in enumerate(asked.inputs):
-        num_characters += _num_characters(index, given)
-        if num_characters >= SLICE_CHARACTERS:
-            yield range(start, index + 1)
-            start, num_characters = index + 1, 0
-    if start < len(asked.inputs):
-        yield range(start, len(asked.inputs))
-
-
 def _password(given: str) -> str:
     """The password of `Authorization: Basic`; empty where it is none."""
     try:
         return base64.b64decode(given.encode(), validate=True).decode().partition(":")[2]
     except ValueError:
         return ""
-
-
-def _parsed(body: bytes, kind: type[Body]) -> Body:
-    """A body that is valid and says each thing once: of a key that is repeated the last one would count."""
-    try:
-        parsed = kind.model_validate_json(body)
-        parse_json(body.decode())
-    except ValidationError as error:
-        named, why = first_error(error)
-        raise Refused("invalid", f"{named}: {why}.", named) from None
-    except RepeatedKeyError as error:
-        raise Refused(
-            "invalid",
-            f"body: it names the key {str(error)[:40]!r} twice in one object; which counts is unknown.",
-            "body",
-        ) from None
-    return parsed
 
 
 def _sigmoid(log_odds: float) -> float:

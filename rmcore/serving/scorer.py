@@ -16,8 +16,7 @@ from pydantic import Field, field_validator
 
 from rmcore.core.errors import RequestError
 from rmcore.data.pair import Message, plain_prompt, prompt_text
-from rmcore.serving.async_client import OverLength
-from rmcore.serving.client import RewardClient
+from rmcore.serving.client import OverLength, RewardClient
 from rmcore.serving.types import ChatMessage, PromptResponse, Wire
 
 
@@ -106,7 +105,7 @@ class RewardModelScorer:
         Raises:
             RequestError: a rollout has no steps, or its rendering is no text, or the server refused it. The N of
                 `inputs.N` in the message is the rollout's place in the list, from 0.
-            NotReadyError, ServingError: as in `AsyncRewardClient.score`.
+            NotReadyError, ServingError: as in `RewardClient.score`.
         """
         if not rollouts:
             return []
@@ -122,7 +121,7 @@ class RewardModelScorer:
         return list(answer.rewards)
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Wait until the server answers again; see `AsyncRewardClient.wait_ready`.
+        """Wait until the server answers again; see `RewardClient.wait_ready`.
 
         Raises:
             ServingError: it was not ready in time.

@@ -7,28 +7,22 @@ answered.
 """
 
 import asyncio
-import math
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from rmcore.core.errors import NotReadyError, RequestError, RmcoreError, ServingError
+from rmcore.core.files import remove_folder
 from rmcore.models.preference import read_beta
-from rmcore.serving.engine import VllmEngine
-from rmcore.serving.folders import drop_stale
-from rmcore.serving.model_files import folder_digest
 from rmcore.serving.parity import check_probe
-from rmcore.serving.staging import stage_update
 from rmcore.serving.types import RewardModelTrainingMode, RewardProbe, ServerState, VersionInfo, WeightUpdate
-from rmcore.serving.update_check import check_update
-from rmcore.serving.vllm_process import EngineFailure
-from rmcore.serving.weight_files import WeightLayout
+from rmcore.serving.updates import check_update
+from rmcore.serving.vllm_process import EngineFailure, VllmEngine
+from rmcore.serving.weight_files import folder_digest
 
-WAITING_SECONDS = 3600.0
-"""An update that is older has been given up by its publisher."""
 MAX_RESTARTS = 3
 """vLLM may fail to come back this often in a row before the server gives up."""
 
@@ -68,7 +62,6 @@ class ServedModel:
         self._watch: asyncio.Task[None] | None = None
         self._exchanges = set[asyncio.Task[VersionInfo]]()
         self._ending: asyncio.Task[None] | None = None
-        self._numbers = first.version
 
     @property
     def weights(self) -> Weights:
@@ -116,8 +109,8 @@ class ServedModel:
 
         Raises:
             NotReadyError: no trusted weights are served now, or vLLM ended meanwhile.
-            RequestError: a row's reward is not finite, or vLLM refuses the rows.
-            ServingError: vLLM did not answer in time.
+            RequestError: vLLM refuses the rows.
+            ServingError: vLLM did not answer in time, or failed, as where a reward is not finite.
         """
         async with self._weights_lock.shared():
             if self.state != "ready":
@@ -126,18 +119,10 @@ class ServedModel:
             try:
                 rewards = await self.engine.scores(token_ids)
             except (NotReadyError, EngineFailure) as error:
-                if not await self.engine.is_healthy():
-                    self._lose()
-                    raise NotReadyError("vLLM ended while it scored; it is started again. Ask again.") from error
-                if isinstance(error, NotReadyError):
+                if await self.engine.is_healthy():
                     raise
-                # JSON has no NaN, so one bad row fails the call: find which.
-                rewards = [await self._score_alone(row) for row in token_ids]
-        for row, reward in enumerate(rewards):
-            if not math.isfinite(reward):
-                raise RequestError(
-                    f"inputs.{row}: its reward is not a finite number under these weights.", field=f"inputs.{row}"
-                )
+                self._lose()
+                raise NotReadyError("vLLM ended while it scored; it is started again. Ask again.") from error
         return rewards, weights
 
     def _lose(self) -> None:
@@ -145,12 +130,6 @@ class ServedModel:
         if self.state == "ready":
             self._become("restarting", "vLLM ended while it scored.")
             self._ending = asyncio.create_task(self.engine.kill())
-
-    async def _score_alone(self, row: Sequence[int]) -> float:
-        try:
-            return (await self.engine.scores([row]))[0]
-        except EngineFailure:
-            return math.nan
 
     async def update(self, update: WeightUpdate) -> VersionInfo:
         """Serve other weights, verified before anyone is answered by them.
@@ -170,16 +149,17 @@ class ServedModel:
 
     async def _update(self, update: WeightUpdate) -> VersionInfo:
         async with self._changing:  # until its own end and not its caller's
-            if self.state != "ready":
-                raise NotReadyError(f"the reward server is {self.state}: {self.reason}")
+            old = self._weights
             try:
-                await self._exchange_for(update, self._weights)
-            finally:  # taken or not, nobody asks for it again
-                await asyncio.to_thread(_drop_old, self._weights.folder, update.folder)
+                await self._exchange_for(update, old)
+            finally:  # of both, nobody asks again for the one that is not served now
+                await asyncio.to_thread(_drop_old, self._weights.folder, {update.folder, old.folder.name})
             return self.version()
 
     async def _exchange_for(self, update: WeightUpdate, old: Weights) -> None:
         """Load other weights, which answer when this ends; where it fails, the old ones do or will."""
+        if self.state != "ready":
+            raise NotReadyError(f"the reward server is {self.state}: {self.reason}")
         try:
             new = await asyncio.to_thread(self._stage, update, old)
         except RmcoreError:
@@ -203,7 +183,7 @@ class ServedModel:
             self._become("ready")
 
     def _stage(self, update: WeightUpdate, old: Weights) -> Weights:
-        """Check the files of an update and lay them out as a whole folder. Nothing that serves is touched."""
+        """Check an update. Nothing that serves is touched."""
         limit, longest = self.engine.settings.max_seq_len, max(map(len, update.probe.token_ids))
         if longest > limit:
             raise RequestError(
@@ -211,13 +191,9 @@ class ServedModel:
                 f"be verified here and was not loaded. Start the server with --max-seq-len {longest}, or publish a "
                 "model that reads no more than the server."
             )
-        place = old.folder.parent
-        checked = check_update(place, update.folder, update.digest, update.mode, WeightLayout.read(old.folder))
-        self._numbers += 1  # a number is never used again, so a folder of a failed exchange is in nobody's way
-        folder = place / f"served-{self._numbers:06d}"
-        stage_update(old.folder, checked, folder)
-        beta = read_beta(folder)
-        return Weights(old.version + 1, folder, folder_digest(folder), update.mode, update.probe, beta)
+        folder = check_update(old.folder, update.folder, update.digest)
+        digest, beta = folder_digest(folder), read_beta(folder)
+        return Weights(old.version + 1, folder, digest, update.mode, update.probe, beta)
 
     async def _verify(self, weights: Weights) -> None:
         check_probe(weights.probe, await self.engine.scores(weights.probe.token_ids))
@@ -271,21 +247,15 @@ def _words(error: BaseException) -> str:
     return str(error) if isinstance(error, RmcoreError) else f"{type(error).__name__}: {error}"
 
 
-def _drop_old(served: Path, taken: str) -> None:
-    """Delete what is neither served nor on its way: another publisher may be about to submit one."""
+def _drop_old(served: Path, others: Collection[str]) -> None:
+    """Delete what was served before, or an update that was refused. Others may be about to be submitted."""
     place = served.parent
     try:
-        waiting = [path.name for path in place.glob("update-*") if path.name != taken and _is_young(path)]
-        drop_stale(place, keep=[served.name, *waiting])
+        for folder in [*place.glob("served-*"), *place.glob("update-*")]:
+            if folder != served and folder.name in others:
+                remove_folder(folder)
     except OSError as error:  # the new weights serve all the same
         print(f"warning: old weights in {place} could not be deleted ({error}); delete them by hand", file=sys.stderr)
-
-
-def _is_young(path: Path) -> bool:
-    """Whether a publisher may still submit an update; one that withdraws it just now does not."""
-    with suppress(FileNotFoundError):
-        return time.time() - path.stat().st_mtime < WAITING_SECONDS
-    return False
 
 
 class ReadWriteLock:

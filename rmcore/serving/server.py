@@ -1,40 +1,56 @@
-"""A reward server from a checkpoint folder to an address: what `rm-opt serve` runs.
+"""A reward server from a checkpoint folder to an address: what `rm-opt serve` runs, and `RewardServer` for programs.
 
 What serves is a copy of links in the weights folder, so the owner of the checkpoint may replace or delete it.
 PyTorch first scores the sample that vLLM must then reproduce.
+
+A `RewardServer` runs in a process of its own. The settings, a token among them, go down its standard input, where no
+list of processes shows them. That pipe stays open for as long as the parent lives: its end tells it to stop, however
+the parent ended.
 """
 
 import asyncio
 import contextlib
+import json
+import os
+import resource
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TextIO
 
 import torch
 import uvicorn
+from pydantic import TypeAdapter
 
-from rmcore.core.errors import ServingError
+from rmcore.core import errors
+from rmcore.core.errors import RmcoreError, ServingError
 from rmcore.core.files import try_exclusive
+from rmcore.core.processes import tail
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.serving.door import BoundedProtocol, file_limits
-from rmcore.serving.engine import VllmEngine
-from rmcore.serving.folders import drop_stale
+from rmcore.serving.client import RewardClient
+from rmcore.serving.door import BoundedProtocol
 from rmcore.serving.http_app import HttpSettings, RewardApp
-from rmcore.serving.model_files import folder_digest
 from rmcore.serving.parity import make_probe
 from rmcore.serving.served import ServedModel, Weights
-from rmcore.serving.staging import stage_checkpoint
 from rmcore.serving.types import PoolingType, RewardModelTrainingMode
-from rmcore.serving.vllm_process import EngineDtype, EngineSettings, find_vllm
+from rmcore.serving.updates import drop_stale, stage_checkpoint
+from rmcore.serving.vllm_process import EngineDtype, EngineSettings, VllmEngine, find_vllm
+from rmcore.serving.weight_files import folder_digest
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 LOG_FILE = "vllm.log"
 SERVER_LOCK = ".server"
 """Held in the weights folder by the one server that it belongs to. The kernel frees it when that dies."""
+MOST_FILES = 10_240
+"""Open files that a server allows itself where it may choose; macOS accepts no larger limit."""
+STOPPING_SECONDS = 60.0
 MERGED = ".merged"
 """Where adapters are merged for a moment, before the result is staged."""
 
@@ -64,6 +80,9 @@ class ServeSettings:
     gpu_memory_share: float = 0.5
     start_timeout_s: float = 600.0
     http: HttpSettings = field(default_factory=HttpSettings)
+
+
+SETTINGS: TypeAdapter[ServeSettings] = TypeAdapter(ServeSettings)
 
 
 async def serve(
@@ -96,15 +115,8 @@ async def serve(
 
 
 async def _serve(
-    settings: ServeSettings, program: Path, folder: Path, listening: socket.socket, announce: Callable[[str], None]
+    settings: ServeSettings, program: Path, place: Path, listening: socket.socket, announce: Callable[[str], None]
 ) -> None:
-    async with _open(settings, program, folder) as app:
-        await _answer(app, listening, announce)
-
-
-@contextlib.asynccontextmanager
-async def _open(settings: ServeSettings, program: Path, place: Path) -> AsyncIterator[RewardApp]:
-    """The HTTP app of a model that answers; inside the block it may die and come back."""
     rm = await asyncio.to_thread(
         BradleyTerryRM.from_pretrained,
         settings.checkpoint,
@@ -130,31 +142,26 @@ async def _open(settings: ServeSettings, program: Path, place: Path) -> AsyncIte
     weights = Weights(1, first, digest, RewardModelTrainingMode.FULL, probe, rm.beta)
     served = ServedModel(engine, weights, checkpoint=settings.checkpoint)
     http = replace(settings.http, names=(*settings.http.names, *_names(settings.host)))
-    app = _http_app(served, rm, http)
-    del rm
+    plain = rm.model.get_base_model() if rm.has_adapters else rm.model
+    pooling = PoolingType.LAST if hasattr(plain, "score") else PoolingType.CLS
+    app = RewardApp(served, rm.renderer, pooling=pooling, vocab_size=plain.config.vocab_size, settings=http)
+    del rm, plain
     try:
         await served.start()
-        yield app
+        await _answer(app, listening, announce)
     finally:
         await served.stop()
 
 
 def _stage_first(rm: BradleyTerryRM, checkpoint: str, folder: Path) -> None:
     """The folder to begin with: links to a plain checkpoint, or what an adapter or another trainer's head becomes."""
-    if rm.has_adapters or rm.is_rewritten or not Path(checkpoint).is_dir():
-        merged = folder.with_name(MERGED)
-        rm.save(merged)
-        stage_checkpoint(merged, folder)
-        shutil.rmtree(merged)
+    if not (rm.has_adapters or rm.is_rewritten) and Path(checkpoint).is_dir():
+        stage_checkpoint(Path(checkpoint), folder)
         return
-    stage_checkpoint(Path(checkpoint), folder)
-
-
-def _http_app(served: ServedModel, rm: BradleyTerryRM, settings: HttpSettings) -> RewardApp:
-    plain = rm.model.get_base_model() if rm.has_adapters else rm.model
-    pooling = PoolingType.LAST if hasattr(plain, "score") else PoolingType.CLS
-    size = plain.config.vocab_size
-    return RewardApp(served, rm.renderer, pooling=pooling, vocab_size=size, settings=settings)
+    merged = folder.with_name(MERGED)
+    rm.save(merged)
+    stage_checkpoint(merged, folder)
+    shutil.rmtree(merged)
 
 
 def _names(host: str) -> tuple[str, ...]:
@@ -172,18 +179,19 @@ class _Server(uvicorn.Server):
 
 async def _answer(app: RewardApp, listening: socket.socket, announce: Callable[[str], None]) -> None:
     """Answer until cancelled, then let what is under way finish for some seconds."""
-    limits = file_limits()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # a request has a connection here, and one to vLLM
+    if 0 <= soft < MOST_FILES:
+        most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     server = _Server(
         uvicorn.Config(
             app.app(),
             http=BoundedProtocol,
-            limit_concurrency=limits.connections,
-            backlog=limits.backlog,
             ws="none",
             log_level="warning",
             access_log=False,
             lifespan="off",
-            timeout_keep_alive=75,  # longer than clients keep an idle connection; without login none is kept
+            timeout_keep_alive=75,  # longer than clients keep an idle connection
             timeout_graceful_shutdown=5,
         )
     )
@@ -226,9 +234,140 @@ def _weights_folder(settings: ServeSettings) -> Iterator[Path]:
                     f"another reward server publishes through {place} and would lose the weights that it serves: give "
                     "this one another folder with --weights-dir, or end that one."
                 )
-            drop_stale(place, keep=[])
-            shutil.rmtree(place / MERGED, ignore_errors=True)
+            drop_stale(place)
             yield place
         return
     with tempfile.TemporaryDirectory(prefix="rm-opt-weights-") as folder:
         yield Path(folder)
+
+
+class RewardServer:
+    """A reward server as a context: it answers inside the block, and nothing of it is left after.
+
+    Example:
+        >>> with RewardServer(ServeSettings("checkpoints/best", port=0)) as server:  # doctest: +SKIP
+        ...     server.client().score([{"prompt": "2 + 2?", "response": "4"}]).rewards
+
+    Args:
+        settings: what is served and where.
+        log: file that the server's own messages, and what a rendering function prints, are appended to; None shows them
+            on standard error.
+        environment: variables that it has in addition to this process's own.
+    """
+
+    def __init__(
+        self, settings: ServeSettings, log: Path | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.settings = settings
+        self.log = log
+        self._environment = dict(environment or {})
+        self.address = ""
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        """Start it and wait until the first request may come.
+
+        Raises:
+            RmcoreError: as `serve`; a ServingError too where its process ended.
+        """
+        output = None if self.log is None else self.log.open("ab")
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "rmcore.serving.server"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                env={**os.environ, **self._environment},
+                start_new_session=True,  # Ctrl-C is for the parent, which then closes the pipe
+            )
+        finally:
+            if output is not None:
+                output.close()
+        try:
+            self.address = self._begin(self._process)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _begin(self, process: subprocess.Popen[bytes]) -> str:
+        assert process.stdin is not None  # noqa: S101 - requested above
+        assert process.stdout is not None  # noqa: S101 - requested above
+        process.stdin.write(SETTINGS.dump_json(self.settings) + b"\n")
+        process.stdin.flush()
+        line = process.stdout.readline()
+        if not line:
+            shown = "" if self.log is None else f" {tail(self.log)}"
+            raise ServingError(f"the reward server ended before it was ready.{shown}")
+        said: dict[str, Any] = json.loads(line)
+        if "error" in said:
+            raise getattr(errors, said["error"], ServingError)(said["message"])
+        return str(said["address"])
+
+    def client(self, **settings: Any) -> RewardClient:
+        """A client with this server's address and token; see RewardClient for the settings."""
+        return RewardClient(self.address, token=self.token, **settings)
+
+    @property
+    def token(self) -> str:
+        """The bearer token of its clients."""
+        return self.settings.http.token
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the HTTP app; vLLM runs below it. None where it does not run."""
+        return None if self._process is None else self._process.pid
+
+    def stop(self) -> None:
+        """End it; nothing where it does not run."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None  # noqa: S101 - requested above
+        process.stdin.close()
+        try:
+            process.wait(STOPPING_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()  # its supervisor ends vLLM
+            process.wait()
+        assert process.stdout is not None  # noqa: S101 - requested above
+        process.stdout.close()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def _take_channel() -> TextIO:
+    """Give the one way to the parent, by a number that nobody else knows; whatever is printed from now on is logged."""
+    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # for what is printed by C code
+    sys.stdout = sys.stderr  # at once, and not when a block of it is full
+    return channel
+
+
+async def _until_parent_ends() -> None:
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    await reader.read()
+
+
+def main() -> int:
+    """Serve with the settings from standard input until that is closed."""
+    channel = _take_channel()  # a rendering function may print
+
+    def say(**words: str) -> None:
+        print(json.dumps(words), file=channel, flush=True)
+
+    settings = SETTINGS.validate_json(sys.stdin.buffer.readline())
+    try:
+        asyncio.run(serve(settings, lambda address: say(address=address), until=_until_parent_ends))
+    except RmcoreError as error:
+        say(error=type(error).__name__, message=str(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -6,23 +6,20 @@ takes it for that very address only: `localhost` may be two addresses, and anoth
 
 import contextlib
 import os
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rmcore.core.errors import ServingError
+from rmcore.core.errors import ConfigError
 from rmcore.core.files import write_text
 
 TOKEN_VARIABLE = "RM_OPT_TOKEN"  # noqa: S105 - the name of a variable
 
 
 def find_token(address: str) -> str | None:
-    """The token for a server at `address`; None where neither the variable nor a file of this user has one.
-
-    Raises:
-        ServingError: the file is there and cannot be read.
-    """
+    """The token for a server at `address`; None where neither the variable nor a file of this user has one."""
     named = os.environ.get(TOKEN_VARIABLE)
     return _read(token_file(address)) if named is None else named
 
@@ -35,20 +32,10 @@ def token_file(address: str) -> Path:
 
 @contextlib.contextmanager
 def kept_token(address: str, token: str) -> Iterator[Path]:
-    """Keep the token where this user's clients find it, inside the block.
-
-    Raises:
-        ServingError: it cannot be written.
-    """
+    """Keep the token where this user's clients find it, inside the block."""
     path = token_file(address)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_text(path, token + "\n", mode=0o600, durable=False)
-    except OSError as error:
-        raise ServingError(
-            f"the token cannot be kept in {path} ({error.strerror}), where clients look for it: set a token of your "
-            f"own in {TOKEN_VARIABLE}, for the server and its clients."
-        ) from error
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_text(path, token + "\n", mode=0o600, durable=False)
     try:
         yield path
     finally:
@@ -57,9 +44,20 @@ def kept_token(address: str, token: str) -> Iterator[Path]:
 
 
 def _read(path: Path) -> str | None:
-    try:
+    with contextlib.suppress(FileNotFoundError):
         return path.read_text().strip()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise ServingError(f"{path} cannot be read ({error.strerror}): set {TOKEN_VARIABLE}.") from error
+    return None
+
+
+def checked_token(token: str) -> str:
+    """The token, which is never shown.
+
+    Raises:
+        ConfigError: no HTTP header can carry it.
+    """
+    if not re.fullmatch(r"[!-~]+", token):
+        raise ConfigError(
+            "the token is empty or holds a space, a line end or a letter that is not ASCII, which no HTTP header can "
+            "carry; read it again (a file often ends in a line end), or leave it out for a server without one."
+        )
+    return token

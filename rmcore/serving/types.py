@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from rmcore.data.pair import Message
@@ -230,3 +230,19 @@ class Refusal(Wire):
     error: str = Field(description="Kind: invalid, unauthorized, too_large, busy, not_ready, conflict, failed.")
     message: str = Field(description="What was seen, what it means, what to do.")
     field: str | None = Field(default=None, description="The offending field, such as inputs.3.response.")
+
+
+def first_error(error: ValidationError) -> tuple[str, str]:
+    """The first field that is wrong, such as inputs.3.response (`body` for the whole), and why."""
+    details = error.errors(include_url=False, include_context=False, include_input=False)
+    same_input = [detail for detail in details if detail["loc"][:2] == details[0]["loc"][:2]]
+    deepest = max(same_input, key=lambda detail: len(detail["loc"]))  # of all forms, the one that was meant
+    place = deepest["loc"]
+    if place[:1] == ("inputs",):
+        place = place[:2] + place[3:]  # the third is the form's name and no field
+    names = [str(part) for part in place if part not in ("str", "ChatMessage") and not str(part).startswith("tuple[")]
+    return ".".join(
+        names
+    ) or "body", "it is none of a text, messages, token ids, or a prompt with a response" if deepest[
+        "type"
+    ] == "union_tag_not_found" else deepest["msg"]

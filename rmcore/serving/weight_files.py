@@ -1,22 +1,26 @@
-"""Contents of a model's safetensors files, known from their headers alone: 100 GB are described in milliseconds."""
+"""Which files of a plain Hugging Face folder make the model, their digest, and their tensors, known from headers alone.
 
+Weights are what both readers agree on: vLLM takes every tensor of every file that the index names, transformers takes
+`model.safetensors` first and the index only where there is none. A folder that they would read differently is refused.
+"""
+
+import hashlib
 import json
-import struct
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from rmcore.core.errors import ModelError
+from rmcore.core.files import file_digest
+from rmcore.models.seal import TEXT_FILES
 from rmcore.models.weight_index import INDEX_FILE, read_index
-from rmcore.serving.model_files import weight_files
 
-CHUNK_BYTES = 16 << 20
-"""Held in memory while tensors are copied from file to file."""
+WHOLE_FILE = "model.safetensors"
 CHUNK_VALUES = 4 << 20
 """Looked at together when values are checked, so that no mask of a whole embedding is made."""
 
@@ -57,17 +61,6 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class WeightHeader:
-    """The header of one safetensors file."""
-
-    tensors: Mapping[str, TensorSpec]
-    """By name, in the order of their bytes."""
-    ranges: Mapping[str, tuple[int, int]]
-    """Where each begins and ends in the file, in bytes."""
-    metadata: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
 class WeightLayout:
     """Every tensor of a served folder: name, shape, type and file. An update must fit it exactly."""
 
@@ -84,7 +77,7 @@ class WeightLayout:
         listed = read_index(folder)
         tensors: dict[str, TensorSpec] = {}
         for file in weight_files(folder):
-            for name, spec in read_header(folder / file).tensors.items():
+            for name, spec in read_tensors(folder / file).items():
                 if name in tensors:
                     raise ModelError(
                         f"{folder} holds {name} twice, in {tensors[name].file} and in {file}, so which one is served "
@@ -111,78 +104,100 @@ class WeightLayout:
         return {name for name, spec in self.tensors.items() if spec.file == file}
 
 
-def read_header(path: Path) -> WeightHeader:
-    """Read what a safetensors file holds, without its values.
+def weight_files(folder: Path) -> list[str]:
+    """Names of the safetensors files in `folder` that make the model, sorted.
+
+    Raises:
+        ModelError: there are none, the index is damaged or names files outside the folder, or transformers and vLLM
+            would read other ones.
+    """
+    listed, whole = read_index(folder), (folder / WHOLE_FILE).is_file()
+    if listed is not None:
+        files = sorted(set(listed.values()))
+        if whole and files != [WHOLE_FILE]:
+            raise ModelError(
+                f"{folder} has both {WHOLE_FILE} and an index of other files: transformers would load the one and vLLM "
+                "the other. Delete what belongs to an older model."
+            )
+        return files
+    if whole:
+        return [WHOLE_FILE]
+    bins = ", only .bin files, which can run code when they are read" if any(folder.glob("*.bin")) else ""
+    raise ModelError(
+        f"{folder} has neither {WHOLE_FILE} nor {INDEX_FILE}{bins}: name the folder of a saved model, or load the "
+        "model once and save it with save_pretrained, which writes safetensors."
+    )
+
+
+def text_files(folder: Path) -> list[str]:
+    """Names of the files in `folder` that make the model, next to its weights, sorted.
+
+    Raises:
+        ModelError: config.json is not among them.
+    """
+    # Python files are the model's own code, of architectures that transformers does not have.
+    found = sorted(
+        path.name for path in folder.iterdir() if (path.name in TEXT_FILES or path.suffix == ".py") and path.is_file()
+    )
+    if "config.json" not in found:
+        raise ModelError(f"{folder} has no config.json, so it is no Hugging Face model; name a saved model's folder.")
+    return found
+
+
+def folder_digest(folder: Path) -> str:
+    """sha256 in 64 hex digits over the sorted (name, sha256) of the files that make the model.
+
+    Every byte of the weights is read. Other files of the folder (logs, optimizer states, a README) do not count.
+
+    Raises:
+        ModelError: see `text_files` and `weight_files`.
+    """
+    weights = weight_files(folder)
+    index = [] if weights == [WHOLE_FILE] else [INDEX_FILE]
+    pairs = [[name, file_digest(folder / name)] for name in sorted([*text_files(folder), *weights, *index])]
+    return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
+
+
+def read_tensors(path: Path) -> dict[str, TensorSpec]:
+    """Read what a safetensors file holds, without its values: 100 GB are described in milliseconds.
 
     Raises:
         ModelError: it is absent, cut short or damaged, or has a type that is not in `DTYPES`.
     """
     try:
-        # The library is the judge: ranges that fit the shapes, and a file exactly as long as its header says. Not as
-        # "pt": torch would map the file so that the kernel sets memory aside for all of it.
-        with safe_open(path, framework="np"), path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header: dict[str, Any] = json.loads(file.read(length))
+        # Not as "pt": torch would map the file so that the kernel sets memory aside for all of it.
+        with safe_open(path, framework="np") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            found = {
+                name: TensorSpec(tuple(one.get_shape()), str(one.get_dtype()), path.name)
+                for name, one in slices.items()
+            }
     except (SafetensorError, OSError) as error:
         raise ModelError(
             f"{path} cannot be read as safetensors ({error}): it is absent, cut short or damaged; copy or save it "
             "again."
         ) from error
-    metadata = header.pop("__metadata__", {})
-    entries = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
-    odd = sorted({entry["dtype"] for entry in header.values()} - DTYPES.keys())
-    if odd:
+    if odd := sorted({spec.dtype for spec in found.values()} - DTYPES.keys()):
         raise ModelError(
             f"{path} holds tensors of type {', '.join(odd)}; types that can be served: {', '.join(DTYPES)}."
         )
-    return WeightHeader(
-        {name: TensorSpec(tuple(entry["shape"]), entry["dtype"], path.name) for name, entry in entries},
-        {
-            name: (8 + length + entry["data_offsets"][0], 8 + length + entry["data_offsets"][1])
-            for name, entry in entries
-        },
-        metadata,
-    )
+    return found
 
 
 def copy_without(source: Path, target: Path, names: Collection[str]) -> None:
-    """Write `source` to `target` without some tensors, holding `CHUNK_BYTES` at a time.
+    """Write `source` to `target` without some tensors, whose values are mapped and not held in memory.
 
     Raises:
-        ModelError: `source` cannot be read.
-        OSError: `target` cannot be written.
+        SafetensorError, OSError: `source` cannot be read, or `target` not written.
     """
-    header = read_header(source)
-    kept = [name for name in header.tensors if name not in names]
-    entries: dict[str, Any] = {"__metadata__": dict(header.metadata)} if header.metadata else {}
-    position = 0
-    for name in kept:
-        spec, (start, end) = header.tensors[name], header.ranges[name]
-        offsets = [position, position + end - start]
-        entries[name] = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": offsets}
-        position = offsets[1]
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the values begin at a multiple of eight bytes
-    with source.open("rb") as reader, target.open("wb") as writer:
-        writer.write(struct.pack("<Q", len(text)) + text)
-        for name in kept:
-            _copy_range(reader, writer, *header.ranges[name])
-
-
-def _copy_range(reader: BinaryIO, writer: BinaryIO, start: int, end: int) -> None:
-    reader.seek(start)
-    while start < end:
-        chunk = reader.read(min(CHUNK_BYTES, end - start))
-        if not chunk:
-            raise ModelError(
-                f"{reader.name} became shorter while it was read; nobody may write to it. Restore the file."
-            )
-        start += writer.write(chunk)
+    with safe_open(source, framework="pt") as file:
+        kept = {name: file.get_tensor(name) for name in file.keys() if name not in names}  # noqa: SIM118
+        save_file(kept, target, file.metadata())
 
 
 def write_index(folder: Path, files: Iterable[str]) -> None:
     """Write the index of a folder's safetensors files, as save_pretrained does."""
-    specs = {name: spec for file in files for name, spec in read_header(folder / file).tensors.items()}
+    specs = {name: spec for file in files for name, spec in read_tensors(folder / file).items()}
     index = {
         "metadata": {"total_size": sum(spec.num_bytes for spec in specs.values())},
         "weight_map": {name: specs[name].file for name in sorted(specs)},

@@ -12,9 +12,8 @@ is the signal that the new version serves. What fails on the way leaves the old 
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from torch import Tensor
 
@@ -25,65 +24,26 @@ from rmcore.serving.client import RewardClient
 from rmcore.serving.parity import make_probe
 from rmcore.serving.types import RewardModelTrainingMode, VersionInfo, WeightUpdate
 from rmcore.serving.updates import write_update
-from rmcore.serving.weight_files import WeightLayout
 from rmcore.training.callbacks import Evaluation
 
 PUBLISH_SECONDS = 900.0
 
 
-class PublishingBackend(Protocol):
-    """How tensors get from a training to a server."""
-
-    def publish(self, rm: BradleyTerryRM, mode: RewardModelTrainingMode) -> VersionInfo:
-        """Bring the tensors of `mode` to the server, which then serves them as its next version."""
-
-
-@dataclass(frozen=True)
-class CheckpointBackend:
-    """Through safetensors in a folder that both sides see: any device, any number of GPUs, one file system.
-
-    client: of the server.
-    weights_folder: the server's weights folder as this machine sees it; None: under the server's own name for it.
-    """
-
-    client: RewardClient
-    weights_folder: Path | None = None
-
-    def publish(self, rm: BradleyTerryRM, mode: RewardModelTrainingMode) -> VersionInfo:
-        """See PublishingBackend.
-
-        Raises:
-            ConfigError: the server's folder cannot be seen from here.
-            RequestError: the tensors do not fit what is served, or are not finite; the old version serves on.
-            ServingError: the server failed or is away.
-        """
-        served = self.client.version()
-        place = Path(served.weights_folder) if self.weights_folder is None else self.weights_folder
-        layout_folder = place / Path(served.layout_folder).name
-        if not layout_folder.is_dir():
-            raise ConfigError(
-                f"the server publishes through {served.weights_folder}, and {layout_folder} is not to be seen from "
-                "here: give the server a --weights-dir on a file system that both share, and name it as seen from here."
-            )
-        written = write_update(
-            place, travelling_state(rm), mode, WeightLayout.read(layout_folder), changed=adapted_names(rm), beta=rm.beta
-        )
-        probe = make_probe(rm, bf16=served.dtype == "bfloat16")
-        update = WeightUpdate(folder=written.folder_name, digest=written.digest, mode=mode, probe=probe)
-        return self.client.publish(update, timeout_s=PUBLISH_SECONDS)
-
-
 class RMPublisherAdapter:
     """Publishes one reward model's weights, one mode, one server.
 
+    They travel as safetensors in a folder that both sides see: any device, any number of GPUs, one file system.
+
     Args:
-        backend: how they travel.
-        mode: which travel.
+        client: of the server.
+        mode: which tensors travel.
+        weights_folder: the server's weights folder as this machine sees it; None: under the server's own name for it.
     """
 
-    def __init__(self, backend: PublishingBackend, mode: RewardModelTrainingMode) -> None:
-        self.backend = backend
+    def __init__(self, client: RewardClient, mode: RewardModelTrainingMode, weights_folder: Path | None = None) -> None:
+        self.client = client
         self.mode = mode
+        self.weights_folder = weights_folder
         self.version: VersionInfo | None = None
         """Version that the server answered last."""
 
@@ -91,8 +51,8 @@ class RMPublisherAdapter:
         """Have the server serve the present weights of `rm`. The model, its modes and random states stay as they are.
 
         Raises:
-            ConfigError: mode lora without adapters, or the folder cannot be seen.
-            RequestError: the tensors do not fit what is served; the old version serves on.
+            ConfigError: mode lora without adapters, or the server's folder cannot be seen from here.
+            RequestError: the tensors do not fit what is served, or are not finite; the old version serves on.
             ServingError: the server failed or is away; its /health says what it serves.
         """
         if (self.mode == RewardModelTrainingMode.LORA) != rm.has_adapters and self.mode != RewardModelTrainingMode.FULL:
@@ -100,7 +60,18 @@ class RMPublisherAdapter:
                 f"mode={self.mode} does not fit a model {'with' if rm.has_adapters else 'without'} LoRA adapters: it "
                 "would leave out what was trained. Use lora with adapters, head_only or full without."
             )
-        self.version = self.backend.publish(rm, self.mode)
+        served = self.client.version()
+        place = self.weights_folder or Path(served.weights_folder)
+        layout_folder = place / Path(served.layout_folder).name
+        if not layout_folder.is_dir():
+            raise ConfigError(
+                f"the server publishes through {served.weights_folder}, and {layout_folder} is not to be seen from "
+                "here: give the server a --weights-dir on a file system that both share, and name it as seen from here."
+            )
+        written = write_update(layout_folder, travelling_state(rm), self.mode, changed=adapted_names(rm), beta=rm.beta)
+        probe = make_probe(rm, bf16=served.dtype == "bfloat16")
+        update = WeightUpdate(folder=written.folder_name, digest=written.digest, mode=self.mode, probe=probe)
+        self.version = self.client.publish(update, timeout_s=PUBLISH_SECONDS)
         return self.version
 
 
@@ -115,13 +86,12 @@ def create_rm_publisher(
 
     Args:
         address: of the server, such as http://127.0.0.1:8100.
-        token: the server's bearer token; None: as `AsyncRewardClient` finds it.
+        token: the server's bearer token; None: as `RewardClient` finds it.
         mode: which tensors the training changes.
         weights_folder: the server's weights folder under the name that it has on this machine, if another one.
     """
     folder = None if weights_folder is None else Path(weights_folder)
-    backend = CheckpointBackend(RewardClient(address, token=token), folder)
-    return RMPublisherAdapter(backend, RewardModelTrainingMode(mode))
+    return RMPublisherAdapter(RewardClient(address, token=token), RewardModelTrainingMode(mode), folder)
 
 
 class PublishEvery:

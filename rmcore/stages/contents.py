@@ -14,9 +14,9 @@ from rmcore.config.data import GOLD
 from rmcore.config.judging import ENDPOINT_PREFIX, is_endpoint, is_function
 from rmcore.config.model import TINY_SIZES
 from rmcore.config.policy import SFT, WORLD
-from rmcore.core.digests import make_key
 from rmcore.core.files import file_digest
 from rmcore.core.hub import require_model
+from rmcore.core.manifests import make_key
 from rmcore.core.named_function import source_file_digest
 from rmcore.data.readers.sources import source_digest
 from rmcore.data.render_fn import render_fn_digest

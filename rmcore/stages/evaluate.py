@@ -18,8 +18,8 @@ import pandas as pd
 
 from rmcore.config.evaluate import EvaluateConfig
 from rmcore.core.files import write_json
+from rmcore.core.printing import for_spreadsheets
 from rmcore.core.progress import Report, prefixed, silent
-from rmcore.core.spreadsheets import for_spreadsheets
 from rmcore.core.tracking import Tracker
 from rmcore.data.pair import PreferencePair
 from rmcore.data.table import read_pairs

@@ -18,8 +18,8 @@ import pandas as pd
 from rmcore.config.judging import JudgingConfig
 from rmcore.core.errors import DataError
 from rmcore.core.files import write_json
+from rmcore.core.printing import for_spreadsheets
 from rmcore.core.progress import Report
-from rmcore.core.spreadsheets import for_spreadsheets
 from rmcore.core.tracking import Tracker
 from rmcore.data.pair import Prompt, prompt_key, prompt_text
 from rmcore.data.readers.turns import asked_prompt

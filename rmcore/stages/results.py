@@ -13,9 +13,9 @@ import pandas as pd
 from pydantic import ValidationError
 
 from rmcore.config.pipeline import PipelineConfig
-from rmcore.core.digests import make_key
 from rmcore.core.files import read_json_lines
-from rmcore.core.spreadsheets import from_spreadsheets
+from rmcore.core.manifests import make_key
+from rmcore.core.printing import from_spreadsheets
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.evaluation.comparison import on_common_pairs, paired_comparison

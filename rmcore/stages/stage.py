@@ -14,8 +14,8 @@ from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 from rmcore.config.base import RUN_ONLY, Names, Settings
 from rmcore.config.train import TrainConfig
-from rmcore.core.digests import make_key
 from rmcore.core.fingerprints import code_digests
+from rmcore.core.manifests import make_key
 from rmcore.core.store import ArtifactRef
 from rmcore.stages.contents import contents
 

@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 
 from rmcore.core.arrays import FloatArray, IntArray
-from rmcore.core.digests import make_key
 from rmcore.core.files import read_json_lines
+from rmcore.core.manifests import make_key
 from rmcore.core.metrics import CELL_METRICS, METRICS
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.evaluation.calibration import BinnedCalibration

@@ -12,8 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from rmcore.config.pipeline import PipelineConfig
-from rmcore.core.digests import canonical_json
-from rmcore.core.manifests import Entry
+from rmcore.core.manifests import Entry, canonical_json
 from rmcore.stages.order import section, stage_of
 from rmcore.training.length import passes
 from rmcore.training.resume import FINISHED_FILE

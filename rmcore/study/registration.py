@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rmcore.core.digests import canonical_json, make_key
 from rmcore.core.errors import StoreError
 from rmcore.core.files import exclusive, write_json
+from rmcore.core.manifests import canonical_json, make_key
 from rmcore.core.store import flatten
 from rmcore.reporting.experiment_schema import Registration
 

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import Annotated
 
 from rmcore.config.base import Names, Settings
-from rmcore.core.digests import make_key
+from rmcore.core.manifests import make_key
 
 
 def _suites(names: tuple[str, ...]) -> str:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from experiments.schema import Experiment
-from rmcore.core.digests import make_key
+from rmcore.core.manifests import make_key
 
 ACCURACY = "eval/test_pairwise_accuracy"
 LEVEL = {

@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 import report_sample
 from flows import cli
 from rmcore.core import files
-from rmcore.core.digests import make_key
-from rmcore.core.manifests import MANIFEST
+from rmcore.core.manifests import MANIFEST, make_key
 from rmcore.core.store import Store
 from rmcore.data.readers.sources import source_digest
 from rmcore.reporting.runs import RECORD, short_names

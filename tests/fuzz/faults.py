@@ -175,8 +175,8 @@ def _files(content: str) -> Callable[[Path], None]:
 
 def _publish(store: Any, stage: str, write: Callable[[Path], None], *, resumable: bool = False) -> None:
     """As a pipeline makes an artifact: unless it is there and valid."""
-    from rmcore.core.digests import make_key
     from rmcore.core.files import write_json
+    from rmcore.core.manifests import make_key
 
     with store.lock(key := make_key(INPUTS[stage])):
         if store.status(stage, key).state == "valid":
@@ -190,8 +190,8 @@ def _publish(store: Any, stage: str, write: Callable[[Path], None], *, resumable
 
 def _stored(store: Any, stage: str) -> dict[str, str] | None:
     """Digests of the files of an artifact as they are; None where it is not there, or is known to be damaged."""
-    from rmcore.core.digests import make_key
     from rmcore.core.files import file_digest
+    from rmcore.core.manifests import make_key
 
     key = make_key(INPUTS[stage])
     if store.status(stage, key).state != "valid":
@@ -255,7 +255,7 @@ class Finish(Publish):
 
 
 def _key(stage: str) -> str:
-    from rmcore.core.digests import make_key
+    from rmcore.core.manifests import make_key
 
     return make_key(INPUTS[stage])
 

@@ -13,8 +13,7 @@ STAGES = ("prepare", "train", "evaluate")
 
 def one(draw: random.Random, place: Path) -> str:
     """Damage one file of one artifact of a store; "refused" where that is told, "same" where nothing is lost."""
-    from rmcore.core.digests import make_key
-    from rmcore.core.manifests import MANIFEST, TIMES
+    from rmcore.core.manifests import MANIFEST, TIMES, make_key
     from rmcore.core.store import Store
 
     def write(stage: str) -> None:

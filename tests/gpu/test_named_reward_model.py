@@ -10,8 +10,7 @@ import torch
 
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.serving.http_app import HttpSettings
-from rmcore.serving.process import RewardServer
-from rmcore.serving.server import ServeSettings
+from rmcore.serving.server import RewardServer, ServeSettings
 from rmcore.serving.weight_sync import create_rm_publisher
 from rmcore.tutorial import get_reward_model_version
 

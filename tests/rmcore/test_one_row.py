@@ -4,7 +4,6 @@ import importlib
 import inspect
 from types import SimpleNamespace
 
-import httpx
 import numpy as np
 import pytest
 import torch
@@ -25,8 +24,8 @@ from rmcore.policy.sampling.best_of_n_sampler import BestOfNSampler
 from rmcore.policy.sampling.sampler import SamplingSettings
 from rmcore.policy.sampling.sampling import draw_samples
 from rmcore.policy.stopping.pair_judges import OrderedPairJudge, PeopleJudge, ScoreJudge, WinJudge
-from rmcore.serving.async_client import _cut
-from rmcore.serving.reward_functions import openrlhf, trl
+from rmcore.serving.client import _cut
+from rmcore.serving.reward_functions import reward_function
 from rmcore.serving.types import ScoringRequest
 
 PROMPT, ANSWER, OTHER = "Is it so?", "It is so.", "It isn't."  # of one length, which `zip` would take for rows
@@ -34,13 +33,12 @@ MODULES = (
     *("rmcore.frontdoor", "rmcore.models.reward_model", "rmcore.ensembles.ensemble", "rmcore.policy.judge"),
     *("rmcore.judging.language_model", "rmcore.policy.stopping.pair_judges", "rmcore.policy.sampling.sampling"),
     *("rmcore.policy.sampling.best_of_n_sampler", "rmcore.policy.policy", "rmcore.serving.client"),
-    *("rmcore.serving.async_client", "rmcore.serving.types", "rmcore.serving.reward_functions.openrlhf"),
+    "rmcore.serving.types",
 )
 """Where the public functions are that take texts."""
 TEXTS = {"prompts", "responses", "queries", "inputs", "pairs"}
 ELSEWHERE = {
-    "RewardClient.score": "hands its inputs to AsyncRewardClient.score",
-    "AsyncRewardClient.score": "hands its inputs to `_cut`, which is called here",
+    "RewardClient.score": "hands its inputs to `_cut`, which is called here",
     "BradleyTerryRM.score_pairs": "reads the fields of each pair, and a character has none, so a text is an error",
     "judge_in_turns": "works inside of a watch, whose pairs it cuts into turns",
     "try_fitting_ids": "is what both of its callers here do",
@@ -76,17 +74,8 @@ def policy(tmp_path_factory):
 
 
 @pytest.fixture
-def calls(rm, policy, tmp_path, monkeypatch):
+def calls(rm, policy, tmp_path):
     """By function: what it makes of (prompts, first answers, second answers)."""
-    monkeypatch.setattr(openrlhf, "find_token", lambda server: "token")
-    monkeypatch.setattr(
-        httpx,
-        "post",
-        lambda url, json, **_: httpx.Response(
-            200, json={"rewards": [float(len(text)) for text in json["query"]], "warnings": []},
-            request=httpx.Request("POST", url),
-        ),
-    )  # fmt: skip
     members = [rm, BradleyTerryRM.new(ModelConfig(name="tiny", max_seq_len=64), seed=2, device=torch.device("cpu"))]
     ensemble = RewardModelEnsemble(members, uncertainty_threshold=0.5)
     hook = HookJudge("len", lambda prompt, response: len(prompt) + 2 * response.count("s"))
@@ -148,7 +137,6 @@ def calls(rm, policy, tmp_path, monkeypatch):
             "Policy.readable_ids": lambda p, a, b: policy.readable_ids(p, 4),
             "Policy.try_fitting_ids": lambda p, a, b: policy.try_fitting_ids(p, 4),
             "ScoringRequest.from_list": lambda p, a, b: ScoringRequest.from_list(a).inputs,
-            "reward_func": lambda p, a, b: openrlhf.reward_func(a, p, p)["rewards"].numpy(),
         }  # fmt: skip
 
 
@@ -171,7 +159,7 @@ def test_one_text_is_one_row_everywhere(calls):
 REFUSED = {
     "train": lambda text, rm, out: rmcore.train(text, "tiny", output_dir=out),
     "evaluate": lambda text, rm, out: rmcore.evaluate(rm, text),
-    "AsyncRewardClient.score": lambda text, rm, out: _cut(text, 8, {}),
+    "RewardClient.score": lambda text, rm, out: _cut(text, 8, {}),
 }
 
 
@@ -195,5 +183,5 @@ def test_a_trainer_that_hands_over_one_text_gets_one_reward():
         sent.extend(inputs)
         return SimpleNamespace(rewards=(1.0,) * len(sent))
 
-    assert trl.reward_function(SimpleNamespace(score=score))(PROMPT, ANSWER) == [1.0]
+    assert reward_function(SimpleNamespace(score=score))(PROMPT, ANSWER) == [1.0]
     assert sent == [{"prompt": PROMPT, "response": ANSWER}]

@@ -27,8 +27,8 @@ from owner_login import OwnerLogin, Patient
 from pixels.sitecustomize import FOLDER as PIXELS
 from rmcore.core.child_process import StageServer
 from rmcore.core.processes import marked, terminate
-from rmcore.core.proxies import keep_direct
 from rmcore.core.tracking import METRICS_FILE, JsonlTracker
+from rmcore.core.web import keep_direct
 from tasks import home as home_module
 from tasks.local_services import MLFLOW_SERVER, PREFECT_SERVER
 from tasks.mlflow_client import connect

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from flows import pipeline
-from full_disk import largest_file
-from machine import wait_for
+from machine import largest_file, wait_for
 from rmcore.core.errors import DataError, ServiceError, StoreError
 from rmcore.core.tracking import METRICS_FILE, JsonlTracker
 from tasks import home as home_module

@@ -1,13 +1,17 @@
-"""What tests ask of the machine they run on, however busy it is: free ports, processes, and waiting for a condition."""
+"""What tests ask of the machine they run on: free ports, processes, waiting however busy it is, a disk that is full."""
 
 import random
+import resource
 import socket
+import subprocess
+import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from glob import glob
 from pathlib import Path
 
 import psutil
+import pytest
 
 PATIENCE_S = 900.0
 """Limit of each wait for what a working machine does, however busy: it is reached only where something is broken."""
@@ -61,3 +65,27 @@ def num_lines(files):
         with suppress(FileNotFoundError):
             number += file.read_text().count("\n")
     return number
+
+
+@contextmanager
+def largest_file(num_bytes):
+    """No file of this process may grow beyond that: as on a disk that is full, the system refuses to write."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def run_inside(program: str) -> str:
+    """Run Python code in a pid namespace of its own; gives what it printed. Skips where none may be made."""
+    command = ["unshare", "--pid", "--fork", sys.executable, "-c", program]
+    try:
+        inside = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    except FileNotFoundError:
+        pytest.skip("unshare is not installed")
+    if "unshare" in inside.stderr:
+        pytest.skip(f"no pid namespace may be made here: {inside.stderr.strip()}")
+    assert inside.returncode == 0, inside.stderr
+    return inside.stdout

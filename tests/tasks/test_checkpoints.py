@@ -1,6 +1,6 @@
 """A checkpoint folder is known by the training that it is the best one of."""
 
-from rmcore.core.digests import make_key
+from rmcore.core.manifests import make_key
 from rmcore.core.store import Store
 from tasks.checkpoints import trained_key
 

@@ -10,8 +10,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from machine import PATIENCE_S
-from pid_namespace import run_inside
+from machine import PATIENCE_S, run_inside
 from rmcore.core.errors import ConfigError
 from rmcore.core.store import Store
 from tasks.device import (

@@ -16,8 +16,8 @@ from flows.cli import app
 from machine import PATIENCE_S
 from rmcore.core.errors import ConfigError
 from rmcore.core.manifests import FORMAT_FILE
-from rmcore.core.proxies import keep_direct
 from rmcore.core.store import Store
+from rmcore.core.web import keep_direct
 from tasks.home import HOME_FOLDERS, default_tracking_uri, home, make_home
 from tasks.mlflow_client import alone_with
 

@@ -8,7 +8,7 @@ import sys
 import psutil
 import pytest
 
-from pid_namespace import run_inside
+from machine import run_inside
 from rmcore.core.processes import start_of
 from tasks.run_owner import BOOT, HOST, MACHINE, PID, STARTED, has_died, this_machine, this_process
 

@@ -14,9 +14,8 @@ from rmcore.policy.grpo.rlhf_requirements import is_served
 from rmcore.policy.policy import Policy
 from rmcore.policy.sampling.served_policy import ServedPolicy
 from rmcore.policy.sampling.vllm_sampler import HIGHEST_TEMPERATURE
-from rmcore.serving.process import RewardServer
 from rmcore.serving.scorer import RewardModelScorer
-from rmcore.serving.server import ServeSettings
+from rmcore.serving.server import RewardServer, ServeSettings
 from rmcore.serving.vllm_process import find_vllm
 
 

@@ -31,9 +31,8 @@ from rmcore.policy.policy import Policy
 from rmcore.policy.policy_weights import load_weights
 from rmcore.policy.sampling.sampler import SamplingSettings, prompt_seed
 from rmcore.policy.sampling.vllm_sampler import MAX_RESTARTS, DrawnTokens, new_generator, report_unless_harmless
-from rmcore.serving.model_files import text_files, weight_files
 from rmcore.serving.vllm_process import EngineFailure, find_vllm
-from rmcore.serving.weight_files import write_index
+from rmcore.serving.weight_files import text_files, weight_files, write_index
 
 GPU_SHARE_BESIDE_TRAINING = 0.3
 """TRL's own default for a vLLM next to its trainer."""

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from rmcore.config.files import setting_text
-from rmcore.core.cost import money, money_text
+from rmcore.core.hardware import money, money_text
 from rmcore.reporting.experiment_schema import ArmResult, CellResult, ExperimentResults, MetricInfo
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import looks, main_metrics

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from rmcore.config.data import GOLD
-from rmcore.core.cost import money_text, price_per_hour
+from rmcore.core.hardware import money_text, price_per_hour
 from rmcore.core.metrics import metric_spec
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.html import glossary, judgements, logged, policy, rlhf

@@ -139,9 +139,3 @@ def test_what_cannot_be_loaded_is_one_clear_error(damage, tiny_folder, tmp_path,
     assert status == 2
     assert str(base if damage == "base gone" else tmp_path / "saved") in errors
     assert not (tmp_path / "out").exists()
-
-
-def test_the_help_has_an_example_and_both_dtypes(capsys):
-    _, said, _ = run(capsys, "--help")
-    assert "rm-opt export --checkpoint" in said
-    assert "bfloat16" in said

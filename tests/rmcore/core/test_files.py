@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from full_disk import largest_file
+from machine import largest_file
 from rmcore.core import files
 from rmcore.core.files import (
     append_json_lines,

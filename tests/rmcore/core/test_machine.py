@@ -7,9 +7,16 @@ import pytest
 from rmcore.core import hardware
 from rmcore.core.errors import ConfigError
 from rmcore.core.hardware import choose_precision, cpu_multiplies_bf16
-from rmcore.core.loggers import ManyTrackers, give_lines, open_loggers, require_loggers
 from rmcore.core.ray_cluster import RayCluster
-from rmcore.core.tracking import METRICS_FILE, JsonlTracker, MemoryTracker
+from rmcore.core.tracking import (
+    METRICS_FILE,
+    JsonlTracker,
+    ManyTrackers,
+    MemoryTracker,
+    give_lines,
+    open_loggers,
+    require_loggers,
+)
 
 CPUS = {
     ("GenuineIntel", "avx512f avx512_bf16"): False,

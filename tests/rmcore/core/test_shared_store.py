@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from machine import PATIENCE_S
-from rmcore.core.digests import make_key, with_self_digest
 from rmcore.core.errors import ConfigError, StoreError
+from rmcore.core.manifests import make_key, with_self_digest
 from rmcore.core.shared_store import SharedStore, saved_files
 from rmcore.core.store import Store
 from s3_server import make_bucket, s3_environment, s3_server

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmcore.core.digests import SEAL, canonical_json, make_key, with_self_digest
 from rmcore.core.errors import StoreError
 from rmcore.core.files import file_digest
-from rmcore.core.manifests import MANIFEST, TIMES
+from rmcore.core.manifests import MANIFEST, SEAL, TIMES, canonical_json, make_key, with_self_digest
 from rmcore.core.store import LEASES, UNFINISHED, ArtifactStatus, Store, explain
 
 JSON = st.recursive(

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from full_disk import largest_file
+from machine import largest_file
 from rmcore.core.errors import DataError
 from rmcore.data.readers import csv_rows, unpacking
 from rmcore.data.readers.files import read_file

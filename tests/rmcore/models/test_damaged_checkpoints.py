@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
-from full_disk import largest_file
+from machine import largest_file
 from rmcore.config.model import LoraSettings, ModelConfig
 from rmcore.core.errors import DataError, ModelError, RmcoreError, StoreError
 from rmcore.models.lora import ADAPTER_CONFIG, ADAPTER_FOLDER, ADAPTER_WEIGHTS, BASE_FILE

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rmcore.serving.async_client import AsyncRewardClient
+from rmcore.serving import client as client_module
 from rmcore.serving.client import RewardClient
 
 HANG, DROP_BEFORE, DROP_AFTER, DROP_HALFWAY = "hang", "drop before", "drop after", "drop halfway"
@@ -200,26 +200,18 @@ def server():
         yield running
 
 
-def _ask_async(address, call, **arguments):
-    async def run():
-        async with AsyncRewardClient(address, **arguments) as client:
-            return await call(client)
-
-    return asyncio.run(run())
-
-
-def _ask_sync(address, call, **arguments):
-    with RewardClient(address, **arguments) as client:
-        return call(client)
-
-
-@pytest.fixture(scope="session", params=[_ask_async, _ask_sync], ids=["async", "sync"])
-def ask(request):
-    """One call of a fresh client, of either kind: what is asserted about it holds for both."""
-    return request.param
-
-
 @pytest.fixture(scope="session")
-def ask_each():
-    """The same as a pair, to compare them."""
-    return _ask_async, _ask_sync
+def ask():
+    """One call of a fresh client."""
+
+    def call_once(address, call, **arguments):
+        with RewardClient(address, **arguments) as client:
+            return call(client)
+
+    return call_once
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    """Between the tries of a client."""
+    monkeypatch.setattr(client_module, "FIRST_PAUSE_S", 0.001)

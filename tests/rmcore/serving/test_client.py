@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from machine import PATIENCE_S
 from rmcore.core.errors import ConfigError, RequestError, ServingError
-from rmcore.serving.async_client import AsyncRewardClient
 from rmcore.serving.client import RewardClient
 
 
@@ -30,17 +29,14 @@ def refusal(status, field=None):
     max_concurrency=st.integers(1, 4),
     delays_ms=st.lists(st.sampled_from([0, 8]), min_size=1, max_size=5),
 )
-def test_rewards_keep_the_order_of_the_inputs_and_both_clients_agree(
-    running_server, ask_each, lengths, batch_size, max_concurrency, delays_ms
-):
+def test_rewards_keep_the_order_of_the_inputs(running_server, ask, lengths, batch_size, max_concurrency, delays_ms):
     inputs = [list(range(index, index + length)) for index, length in enumerate(lengths)]
     with running_server() as server:
         server.behave = lambda seen: delays_ms[seen.number % len(delays_ms)] / 1000
         arguments = {"batch_size": batch_size, "max_concurrency": max_concurrency}
-        answers = [ask(server.address, lambda c: c.score(inputs), **arguments) for ask in ask_each]
-        assert answers[0] == answers[1]
-        assert list(answers[0].rewards) == [server.reward(row) for row in inputs]
-        assert list(answers[0].num_tokens) == lengths
+        answer = ask(server.address, lambda c: c.score(inputs), **arguments)
+        assert list(answer.rewards) == [server.reward(row) for row in inputs]
+        assert list(answer.num_tokens) == lengths
         assert all(len(seen.inputs) <= batch_size for seen in server.seen)
         assert server.peak <= max_concurrency
 
@@ -79,20 +75,10 @@ def test_no_inputs_still_tell_the_served_version(server, ask):
     assert [seen.inputs for seen in server.seen] == [[]]
 
 
-@pytest.mark.parametrize("kind", ["calls of an async client", "threads of a sync client"])
-def test_concurrency_is_reached_and_never_exceeded_over_all(server, kind):
+def test_concurrency_is_reached_and_never_exceeded_over_all_threads(server):
     server.hold_until = 3  # no request is answered before three are open
-    limits = {"batch_size": 1, "max_concurrency": 3}
-
-    async def run():
-        async with AsyncRewardClient(server.address, **limits) as client:
-            return await asyncio.gather(*(client.score(rows(6)) for _ in range(4)))
-
-    if "async" in kind:
-        answers = asyncio.run(run())
-    else:
-        with RewardClient(server.address, **limits) as client, ThreadPoolExecutor(4) as threads:
-            answers = list(threads.map(lambda _: client.score(rows(6)), range(4)))
+    with RewardClient(server.address, batch_size=1, max_concurrency=3) as client, ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(lambda _: client.score(rows(6)), range(4)))
     assert {answer.rewards for answer in answers} == {tuple(map(server.reward, rows(6)))}
     assert server.peak == 3
     assert server.num_connections <= 3
@@ -194,7 +180,7 @@ BAD_ARGUMENTS = [
         {"max_concurrency": 0},
         {"attempts": 0},
     ),
-    *({"timeout_s": 0}, {"timeout_s": float("nan")}, {"backoff_s": -1}),
+    *({"timeout_s": 0}, {"timeout_s": float("nan")}),
     *({"token": one} for one in ("", "secret\n", "a secret", "secrét")),
 ]
 
@@ -208,26 +194,17 @@ def test_arguments_that_cannot_work_are_refused_and_no_secret_is_shown(arguments
 
 def test_a_path_before_the_routes_is_kept_and_loopback_is_not_asked_through_a_proxy(server, ask, monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    assert ask(f"{server.address}/models/a/", lambda c: c.version(), backoff_s=0.001).weight_version == 1
+    assert ask(f"{server.address}/models/a/", lambda c: c.version()).weight_version == 1
     assert server.seen[0].path == "/models/a/version"
 
 
 def test_a_closed_client_says_so_without_its_token(server):
     client = RewardClient(server.address, token="secret")
     assert repr(client) == f"RewardClient('{server.address}')"
-    assert repr(AsyncRewardClient(server.address, token="secret")) == f"AsyncRewardClient('{server.address}')"
     client.close()
     client.close()
     with pytest.raises(ServingError, match=r"RewardClient.* was closed"):
         client.version()
-
-    async def run():
-        async with AsyncRewardClient(server.address) as closed:
-            pass
-        await closed.version()
-
-    with pytest.raises(ServingError, match="was closed"):
-        asyncio.run(run())
 
 
 @pytest.mark.slow

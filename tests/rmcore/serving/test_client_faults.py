@@ -1,14 +1,12 @@
-import asyncio
 import itertools
 import signal
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from machine import PATIENCE_S
 from rmcore.core.errors import NotReadyError, RequestError, ServingError
+from rmcore.serving import client as client_module
 from rmcore.serving.client import RewardClient
 from rmcore.serving.types import RewardProbe, WeightUpdate
 
@@ -39,8 +37,8 @@ STATUSES = {400: RequestError, 401: RequestError, 403: RequestError, 404: Reques
             502: ServingError, 302: ServingError}  # fmt: skip
 GOOD = {"rewards": [1.0, 2.0], "num_tokens": [2, 2], "num_cut": [0, 0], "normalized": False, "weight_version": 1,
         "checkpoint_digest": "d", "policy_version": None}  # fmt: skip
-NO_REWARDS = ({"rewards": [1.0]}, {"rewards": [1.0, float("nan")]}, {"rewards": [1.0, None]}, {"num_cut": []},
-              {"normalized": True}, {"policy_version": 4}, {"weight_version": 0}, {"surprise": 1}, b"no json",
+NO_REWARDS = ({"rewards": [1.0]}, {"rewards": [1.0, float("nan")]}, {"rewards": [1.0, None]},
+              {"normalized": True}, {"weight_version": 0}, {"surprise": 1}, b"no json",
               b"")  # fmt: skip
 FAILS = {
     **{f"{n} tries": (DROPS[0], score, ServingError, rf"POST /score failed in {n} tries .*no server listens", n)
@@ -64,15 +62,16 @@ def test_what_goes_wrong_is_said_and_only_a_connection_that_broke_before_an_answ
     behaviour, call, error, match, num_seen = FAILS[name]
     server.behave = lambda seen: behaviour
     with pytest.raises(error, match=match) as caught:
-        ask(server.address, call, attempts=1 if name == "1 tries" else 3, backoff_s=0.001)
+        ask(server.address, call, attempts=1 if name == "1 tries" else 3)
     assert type(caught.value) is error
     assert len(server.seen) == num_seen
 
 
 @pytest.mark.parametrize("fault", DROPS)
-def test_a_broken_connection_is_tried_again_after_pauses_that_grow_until_it_holds(server, ask, fault):
+def test_a_broken_connection_is_tried_again_after_pauses_that_grow_until_it_holds(server, ask, monkeypatch, fault):
+    monkeypatch.setattr(client_module, "FIRST_PAUSE_S", 0.02)
     server.behave = lambda seen: fault if seen.number < 3 else None
-    answer = ask(server.address, lambda c: c.score(rows(4)), attempts=4, backoff_s=0.04)
+    answer = ask(server.address, lambda c: c.score(rows(4)), attempts=4)
     assert list(answer.rewards) == list(map(server.reward, rows(4)))
     gaps = [after.at_s - before.at_s for before, after in itertools.pairwise(server.seen)]
     assert all(gap >= least for gap, least in zip(gaps, (0.02, 0.04, 0.08), strict=True))
@@ -86,7 +85,7 @@ def test_a_server_that_died_and_is_back_gives_right_answers(server, ask):
         return "hang"
 
     server.behave = die
-    few = {"batch_size": 1, "max_concurrency": 1, "attempts": 50, "backoff_s": 0.01}
+    few = {"batch_size": 1, "max_concurrency": 1, "attempts": 50}
     assert list(ask(server.address, lambda c: c.score(rows(12)), **few).rewards) == list(map(server.reward, rows(12)))
 
 
@@ -119,14 +118,14 @@ def test_a_server_that_does_not_listen_yet_is_tried_again(server, ask, call):
         starter.start()
         return call(client)
 
-    ask(server.address, start_and_call, attempts=100, backoff_s=0.01)
+    ask(server.address, start_and_call, attempts=100)
     assert len(server.done) == 1
 
 
 def test_waiting_ends_as_soon_as_the_server_is_ready(server, ask):
     answers = [refusal(503), (503, server.health("starting", "loads")), "drop before", refusal(500), (200, b"{}")]
     server.behave = lambda seen: answers[seen.number] if seen.number < len(answers) else None
-    assert ask(server.address, lambda c: c.wait_ready(timeout_s=60), backoff_s=0.001).ready
+    assert ask(server.address, lambda c: c.wait_ready(timeout_s=60)).ready
     assert len(server.seen) == len(answers) + 1
     server.behave = lambda seen: answers[1]
     health = ask(server.address, lambda c: c.health())
@@ -136,10 +135,10 @@ def test_waiting_ends_as_soon_as_the_server_is_ready(server, ask):
 def test_waiting_in_vain_tells_the_last_reason_and_does_not_outlast_a_server_that_hangs(server, ask):
     server.behave = lambda seen: (503, server.health("broken", "an update was torn."))
     with pytest.raises(ServingError, match=r"not ready within 1 s; the last reason: broken, an update was torn\. S"):
-        ask(server.address, lambda c: c.wait_ready(timeout_s=1), backoff_s=0.001)
+        ask(server.address, lambda c: c.wait_ready(timeout_s=1))
     server.behave = lambda seen: "hang"
     started = time.monotonic()
-    with pytest.raises(ServingError, match="the last reason: it did not answer"):
+    with pytest.raises(ServingError, match=r"the last reason: GET /health .* had no answer within"):
         ask(server.address, lambda c: c.wait_ready(timeout_s=0.1))
     assert time.monotonic() - started < 30
     server.stop()
@@ -161,48 +160,23 @@ def test_the_token_is_sent_and_is_in_no_message(server, ask, fault):
         with pytest.raises(RequestError, match="401 unauthorized"):
             ask(server.address, lambda c: c.wait_ready(timeout_s=60), token="wrong")
     with pytest.raises((RequestError, ServingError)) as caught:
-        ask(server.address, lambda c: c.score(rows(1)), token="wrong-secret", timeout_s=1, backoff_s=0.001)
+        ask(server.address, lambda c: c.score(rows(1)), token="wrong-secret", timeout_s=1)
     assert server.seen[-1].headers["authorization"] == "Bearer wrong-secret"
     assert "secret" not in "".join(f"{error!r}{error}{vars(error)}" for error in chain(caught.value))
 
 
-def test_closing_ends_a_call_that_another_thread_waits_for(server):
-    arrived = threading.Event()
-    server.behave = lambda seen: arrived.set() or "hang"
-    client = RewardClient(server.address, timeout_s=300)
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(client.score, rows(1))
-        assert arrived.wait(PATIENCE_S)
-        client.close()
-        with pytest.raises(ServingError, match="closed while a call waited"):
-            waiting.result(PATIENCE_S)
-
-
-@pytest.mark.parametrize("moment", ["while it waits", "just after it was handed over"])
-def test_ctrl_c_ends_the_call_and_its_requests(server, monkeypatch, moment):
-    hand_over, asked, main = asyncio.run_coroutine_threadsafe, threading.Event(), threading.get_ident()
+def test_ctrl_c_ends_the_call_and_sends_nothing_more(server):
+    main = threading.get_ident()
     # Ctrl-C is heard: a shell that starts the tests in the background has them ignore it.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    def interrupt(coroutine, loop):
-        hand_over(coroutine, loop)
-        assert asked.wait(PATIENCE_S)
-        raise KeyboardInterrupt
-
-    def hang_once(seen):
-        if seen.number:
-            return None
-        asked.set()
-        if moment == "while it waits":
-            signal.pthread_kill(main, signal.SIGINT)
+    def hang(seen):
+        signal.pthread_kill(main, signal.SIGINT)
         return "hang"
 
-    server.behave = hang_once
-    with RewardClient(server.address, timeout_s=300, max_concurrency=1) as client:
-        with monkeypatch.context() as patched:
-            if moment != "while it waits":
-                patched.setattr(asyncio, "run_coroutine_threadsafe", interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                client.score(rows(1))
-        assert client.score(rows(1)).rewards == (server.reward([0, 7]),)  # the only slot is free again
+    server.behave = hang
+    few = {"max_concurrency": 1, "batch_size": 1}
+    with RewardClient(server.address, timeout_s=300, **few) as client, pytest.raises(KeyboardInterrupt):
+        client.score(rows(9))
+    assert len(server.seen) == 1
     signal.signal(signal.SIGINT, before)

@@ -13,14 +13,12 @@ from rmcore.core.errors import RequestError
 from rmcore.data.pair import Message, as_json
 from rmcore.data.rendering import Renderer, Rendering
 from rmcore.policy.grpo.rollouts import one_step, rollout_texts
-from rmcore.serving import http_app
-from rmcore.serving.engine import VllmEngine
 from rmcore.serving.http_app import HttpSettings, RewardApp
 from rmcore.serving.parity import make_probe
 from rmcore.serving.scorer import as_dialogue
 from rmcore.serving.served import ServedModel, Weights
 from rmcore.serving.types import PoolingType, RewardModelTrainingMode, ScoringRequest
-from rmcore.serving.vllm_process import EngineSettings
+from rmcore.serving.vllm_process import EngineSettings, VllmEngine
 from tests.support.chat_templates import NO_TOOLS, QWEN3
 from tests.support.turn_fields import TOOLS_TURN
 
@@ -75,19 +73,6 @@ def test_a_text_of_megabytes_is_refused_before_it_is_tokenized(door, over_length
         assert time.process_time() - began < 5
 
 
-def test_a_request_is_tokenized_in_parts_that_give_the_same_tokens(door, monkeypatch):
-    """So that a short one comes to its turn between the parts of a long one."""
-    rows = ["a" * 7, [1, 2], {"prompt": "b" * 9, "response": "c"}, "", *["d" * length for length in range(1, 40)]]
-    given = asked(*filter(None, rows))
-    whole = door._tokenize(given, range(len(given.inputs)))
-    monkeypatch.setattr(http_app, "SLICE_CHARACTERS", 64)
-    parts = list(http_app._slices(given))
-    assert [index for part in parts for index in part] == list(range(len(given.inputs)))
-    assert all(sum(http_app._num_characters(index, given.inputs[index]) for index in part[:-1]) < 64 for part in parts)
-    assert len(parts) > 5
-    assert [side for part in parts for side in door._tokenize(given, part)] == whole
-
-
 ASKS_LAST = b'{"inputs":[[1],[{"role":"assistant","content":"a"},{"role":"user","content":"b"}]]}'
 
 
@@ -121,7 +106,7 @@ def test_typed_control_tokens_are_text_at_the_door_as_in_the_library(door, rm):
     turns = (("user", TYPED), ("assistant", "?"), ("user", "c"))
     messages = [{"role": role, "content": content} for role, content in turns]
     given = [{"prompt": TYPED, "response": TYPED}, [*messages, {"role": "assistant", "content": TYPED}]]
-    sides = door._tokenize(asked(*given), range(2))  # what is between a request and vLLM
+    sides = door._tokenize(asked(*given))  # what is between a request and vLLM
     dialogue = tuple(Message(*turn) for turn in turns)
     assert sides == rm.renderer.tokenize_sides([(TYPED, TYPED), (dialogue, TYPED)])
     end = rm.tokenizer.eos_token_id
@@ -146,7 +131,7 @@ def test_a_normalised_reward_is_the_probability_that_the_checkpoints_beta_gives(
 def test_an_input_that_the_template_refuses_is_named(door, rm, monkeypatch):
     monkeypatch.setattr(rm.tokenizer, "chat_template", "{{ raise_exception('no such role') }}")
     with pytest.raises(RequestError, match=r"inputs\.1: .*no such role") as refusal:
-        door._tokenize(asked([1, 2], {"prompt": "a", "response": "b"}), range(2))
+        door._tokenize(asked([1, 2], {"prompt": "a", "response": "b"}))
     assert refusal.value.field == "inputs.1"
 
 
@@ -168,8 +153,7 @@ def test_tools_calls_and_parts_reach_the_template_by_every_form(door):
             {"prompt": ASKS, "response": AGENT, "tools": TOOLS},
             {"prompt": "warm?", "response": AGENT, "tools": TOOLS},
             {"messages": [*parts, AGENT], "tools": TOOLS},
-        ),
-        range(3),
+        )
     )
     messages = [*ASKS, AGENT | {"content": ""}]
     text = door.renderer.tokenizer.apply_chat_template(messages, tools=TOOLS, tokenize=False)
@@ -184,7 +168,7 @@ def test_what_is_sent_of_a_rollout_is_read_as_it_was(door):
     prompt = (TOOLS_TURN, Message("user", "warm?"), Message("assistant", "", call), Message("tool", "31"))
     sides = [("p", "a"), (prompt, "Yes.")]
     rolled = [as_dialogue(one_step(*side)) for side in sides]
-    assert door._tokenize(asked(*rolled), range(2)) == door.renderer.tokenize_sides(sides)
+    assert door._tokenize(asked(*rolled)) == door.renderer.tokenize_sides(sides)
     assert rollout_texts([one_step(*side) for side in sides]) == (["p", prompt], ["a", "Yes."])
 
 
@@ -193,7 +177,7 @@ def test_a_transcript_is_the_dialogue_that_it_is_of(door):
     turns = [
         {"role": role, "content": text} for role, text in (("user", "hello"), ("assistant", "hi"), ("user", "why?"))
     ]
-    first, second = door._tokenize(asked(transcript, {"prompt": turns, "response": "So."}), range(2))
+    first, second = door._tokenize(asked(transcript, {"prompt": turns, "response": "So."}))
     assert first == second
 
 
@@ -209,5 +193,5 @@ def test_a_transcript_is_the_dialogue_that_it_is_of(door):
 def test_what_the_template_does_not_show_is_refused_by_name(door, given, named):
     door.renderer.tokenizer.chat_template = NO_TOOLS
     with pytest.raises(RequestError, match=rf"inputs\.1: .*{named}") as refusal:
-        door._tokenize(asked([1], given), range(2))
+        door._tokenize(asked([1], given))
     assert refusal.value.field == "inputs.1"

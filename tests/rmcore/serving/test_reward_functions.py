@@ -1,8 +1,6 @@
-"""Reward functions in other trainers: TRL's for real, those of verl and OpenRLHF as their loops call them."""
+"""Reward functions in other trainers: TRL's for real, that of verl as its loop calls it."""
 
 import asyncio
-import importlib.util
-import logging
 import re
 from functools import partial
 from pathlib import Path
@@ -15,10 +13,9 @@ from transformers import AutoModelForCausalLM
 from rmcore.config.rlhf import WatchConfig
 from rmcore.core.errors import DataError
 from rmcore.data.pair import Message
-from rmcore.serving.async_client import AsyncRewardClient
+from rmcore.serving import reward_functions
 from rmcore.serving.client import RewardClient
-from rmcore.serving.reward_functions import openrlhf, verl
-from rmcore.serving.reward_functions.trl import async_reward_function, reward_function
+from rmcore.serving.reward_functions import compute_score, reward_function
 from small_policies import STOPS, new_policy
 from torch_engine import answering_with
 
@@ -28,7 +25,7 @@ PROMPTS = ["What is 2 + 2?", "Name a colour."]
 
 @pytest.fixture
 def server(rm, tmp_path):
-    with answering_with(rm, tmp_path, token=TOKEN, protocols=("openrlhf",)) as app:
+    with answering_with(rm, tmp_path, token=TOKEN) as app:
         app.address = f"http://127.0.0.1:{app.port}"
         yield app
 
@@ -52,11 +49,7 @@ def trained(policy, out, reward, prompts):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sign", [-1, 1])
-def test_the_lines_of_the_page_put_a_server_and_a_watch_around_grpo_of_trl(
-    rm, server, tmp_path, monkeypatch, capsys, sign
-):
-    """With a judge that likes what the reward model likes, and one that hates it."""
+def test_the_lines_of_the_page_put_a_server_and_a_watch_around_grpo_of_trl(rm, server, tmp_path, monkeypatch, capsys):
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
@@ -76,7 +69,7 @@ def test_the_lines_of_the_page_put_a_server_and_a_watch_around_grpo_of_trl(
     known = {
         "GRPOTrainer": partial(GRPOTrainer, args=settings), "WatchConfig": WatchConfig, "Path": Path,
         "prompts": Dataset.from_dict({"prompt": PROMPTS}),
-        "judge": lambda prompt, text: sign * rm.score(prompt, text).item(),
+        "judge": lambda prompt, text: rm.score(prompt, text).item(),
         "held_out_prompts": [f"What is {number} + 2?" for number in range(300)],
         "fresh_prompts": [f"What is {number} + 3?" for number in range(60)],
     }  # fmt: skip
@@ -101,18 +94,13 @@ def test_grpo_of_trl_learns_the_same_from_the_library_and_from_the_server(rm, se
         dialogues = [tuple(Message(**turn) for turn in prompt) for prompt in prompts]
         return rm.score(dialogues, [turns[-1]["content"] for turns in completions]).tolist()
 
-    def make():
-        return AsyncRewardClient(server.address, token=TOKEN)
-
     expected, weights = trained(policy, tmp_path / "0", local, prompts)
     with RewardClient(server.address, token=TOKEN) as client:
-        found = [trained(policy, tmp_path / "1", reward_function(client), prompts)]
-    found.append(trained(policy, tmp_path / "2", async_reward_function(make), prompts))
+        rewards, learned = trained(policy, tmp_path / "1", reward_function(client), prompts)
     assert len(expected) == 2
     assert len(set(expected)) == 2
-    for rewards, learned in found:
-        assert rewards == pytest.approx(expected, abs=1e-5)
-        torch.testing.assert_close(learned, weights, atol=1e-5, rtol=0)
+    assert rewards == pytest.approx(expected, abs=1e-5)
+    torch.testing.assert_close(learned, weights, atol=1e-5, rtol=0)
 
 
 def test_a_completion_of_several_turns_is_scored_after_all_of_them(rm, server):
@@ -131,7 +119,7 @@ def test_verls_reward_manager_gets_the_librarys_rewards(rm, server, monkeypatch)
     async def run_single(extra_info, response):
         return await asyncio.get_running_loop().run_in_executor(
             None,
-            lambda: verl.compute_score(
+            lambda: compute_score(
                 data_source="a/b", solution_str=response, ground_truth="4", extra_info=extra_info, server=server.address
             ),
         )
@@ -145,24 +133,7 @@ def test_verls_reward_manager_gets_the_librarys_rewards(rm, server, monkeypatch)
     try:
         assert asyncio.run(run()) == pytest.approx(rm.score(asked, ["4", "Red."]).tolist(), abs=1e-5)
         with pytest.raises(DataError, match=r"a row of a/b has none of .* in extra_info"):
-            verl.compute_score("a/b", "4", "4", {}, server=server.address)
+            compute_score("a/b", "4", "4", {}, server=server.address)
     finally:
-        verl._client(server.address).close()
-        verl._client.cache_clear()
-
-
-def test_openrlhf_loads_the_file_and_gets_the_librarys_rewards(rm, server, monkeypatch, caplog):
-    """`SingleTurnAgentExecutor` of OpenRLHF 3c3be62: the file is executed by its path, a query a call, in a thread."""
-    monkeypatch.setenv("RM_OPT_TOKEN", TOKEN)
-    monkeypatch.setenv("RM_OPT_SERVER", server.address)
-    spec = importlib.util.spec_from_file_location("reward_func", openrlhf.__file__)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    messages = [{"role": "user", "content": PROMPTS[0]}]
-    prompt = rm.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    with caplog.at_level(logging.WARNING):
-        info = asyncio.run(asyncio.to_thread(module.reward_func, [prompt + "4<|im_end|>"], [prompt], ["4"]))
-        assert not caplog.records
-        module.reward_func([prompt + "4"], [prompt], ["4"])
-    assert torch.tensor([info.get("rewards")]).item() == pytest.approx(rm.score(PROMPTS[:1], ["4"]).item(), abs=1e-5)
-    assert "does not end as answers do" in caplog.text
+        reward_functions._client(server.address).close()
+        reward_functions._client.cache_clear()

@@ -13,7 +13,7 @@ STEPS = st.lists(st.builds(Step, prompt=st.text(max_size=3), completion=st.text(
 
 @pytest.fixture
 def client(server):
-    with RewardClient(server.address, batch_size=2, backoff_s=0.001) as open_client:
+    with RewardClient(server.address, batch_size=2) as open_client:
         yield open_client
 
 
@@ -89,22 +89,6 @@ def test_names_settings_and_cuts_are_written(server, client):
 def test_no_rollouts_give_no_rewards_without_a_call(server, client):
     assert RewardModelScorer(client).score([]) == []
     assert server.seen == []
-
-
-def test_all_rollouts_of_a_call_are_scored_by_one_version(server, client):
-    server.weights = lambda seen: (1, "d") if seen.number == 1 else (2, "e")
-    scored = rollouts(6)
-    rewards = RewardModelScorer(client).score(scored)
-    assert {rollout.meta["rm_score_version"] for rollout in scored} == {2}
-    assert rewards == [server.reward(text_of(rollout.steps), 2) for rollout in scored]
-
-
-def test_scoring_again_replaces_what_was_written(server, client):
-    scored = rollouts(2)
-    RewardModelScorer(client).score(scored)
-    server.weights = lambda seen: (2, "e")
-    RewardModelScorer(client).score(scored)
-    assert [rollout.meta["rm_score_version"] for rollout in scored] == [2, 2]
 
 
 @pytest.mark.parametrize(("status", "error"), [(422, RequestError), (503, NotReadyError)])

@@ -7,8 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rmcore.core.digests import with_self_digest
-from rmcore.core.manifests import MANIFEST
+from rmcore.core.manifests import MANIFEST, with_self_digest
 from rmcore.core.store import Store
 from rmcore.evaluation.rewards import RewardTable
 from rmcore.readiness.judged_answers import JudgedAnswers

@@ -8,8 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from machine import PATIENCE_S
-from rmcore.core.digests import make_key
 from rmcore.core.errors import StoreError
+from rmcore.core.manifests import make_key
 from rmcore.study.registration import describe_changes, read_registration, register
 
 CLAIM = {"name": "H1", "metric": "accuracy", "threshold": 0.03}

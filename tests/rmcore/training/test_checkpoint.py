@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from full_disk import largest_file
+from machine import largest_file
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import StoreError
 from rmcore.training.checkpoint import CheckpointWriter, copy_checkpoint, repair_interrupted, save_checkpoint

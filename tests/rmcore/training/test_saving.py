@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from full_disk import largest_file
+from machine import largest_file
 from rmcore.core.errors import StoreError, TrainingError
 from rmcore.training import loop, saving
 from rmcore.training.ranks import ALONE

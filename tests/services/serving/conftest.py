@@ -8,8 +8,7 @@ import small_policies as policies
 from machine import PATIENCE_S
 from rmcore.policy.sampling.served_policy import create_vllm_policy_publisher
 from rmcore.serving.http_app import HttpSettings
-from rmcore.serving.process import RewardServer
-from rmcore.serving.server import ServeSettings
+from rmcore.serving.server import RewardServer, ServeSettings
 
 
 @pytest.fixture(scope="package")
@@ -22,9 +21,7 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture(scope="package")
 def server(vllm, checkpoint, tmp_path_factory):
     place = tmp_path_factory.mktemp("server")
-    door = HttpSettings(
-        token=world.TOKEN, max_body_bytes=2**20, max_pending_rows=600, protocols=("vllm", "openrlhf", "slime")
-    )
+    door = HttpSettings(token=world.TOKEN, max_body_bytes=2**20, max_pending_rows=600, protocols=("openrlhf", "slime"))
     settings = ServeSettings(str(checkpoint), port=0, vllm=vllm, weights_folder=place / "weights", http=door)
     log = place / "server.log"
     starting = pytest.MonkeyPatch()

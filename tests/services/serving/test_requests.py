@@ -1,8 +1,6 @@
 """What a reward server answers: PyTorch's rewards, or a refusal that names the field."""
 
 import contextlib
-import json
-import math
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -10,7 +8,7 @@ import psutil
 import pytest
 
 import serving_world as world
-from machine import PATIENCE_S, family
+from machine import family
 from rmcore.core.errors import RequestError
 from rmcore.data.rendering import TokenizedSide
 
@@ -37,13 +35,6 @@ def test_every_form_of_an_input_gives_pytorchs_reward(client):
     assert [mixed.rewards[1], mixed.rewards[3]] == world.close([*alone, as_pairs.rewards[0]])
 
 
-def test_normalizing_is_one_sigmoid(client):
-    plain, normal = client.score(world.INPUTS), client.score(world.INPUTS, normalize=True, policy_version=7)
-    assert normal.rewards == pytest.approx([1 / (1 + math.exp(-reward)) for reward in plain.rewards], abs=1e-5)
-    assert (plain.normalized, normal.normalized) == (False, True)
-    assert (plain.policy_version, normal.policy_version) == (None, 7)
-
-
 def test_what_is_too_long_is_cut_by_choice_only(client):
     rm = world.served_model(client)
     long = [("Tell me. " * 60, "No. " * 200), ("Short.", "Yes.")]
@@ -58,68 +49,6 @@ def test_what_is_too_long_is_cut_by_choice_only(client):
     with pytest.raises(RequestError, match=r"inputs\.0"):
         client.score([ids])
     assert client.score([ids], over_length="cut").num_cut == (9,)
-
-
-def test_nothing_to_score_is_no_error(client):
-    answer = client.score([])
-    assert answer.rewards == ()
-    assert answer.weight_version >= 1
-
-
-def post(raw, content, **headers):
-    body = content if isinstance(content, bytes) else json.dumps(content).encode()
-    return raw.post("/score", content=body, headers={"Content-Type": "application/json"} | headers)
-
-
-@pytest.mark.parametrize(
-    ("body", "status", "field"),
-    [
-        ({"inputs": [""]}, 422, "inputs.0"),
-        ({"inputs": ["a", [1, -1]]}, 422, "inputs.1.1"),
-        ({"inputs": ["a", [1, 10**6]]}, 422, "inputs.1"),
-        ({"inputs": [{"prompt": "a"}]}, 422, "inputs.0.response"),
-        ({"inputs": ["a"], "normalise": True}, 422, "normalise"),
-        ({"inputs": ["a"], "over_length": "drop"}, 422, "over_length"),
-        ({}, 422, "inputs"),
-        ([], 422, "body"),
-        (b'{"inputs": ["\xff"]}', 422, "body"),
-        (b'{"inputs": ["a"', 422, "body"),
-        (b'{"inputs": [NaN]}', 422, "inputs.0"),
-        ({"inputs": ["x" * 2**20]}, 413, None),
-        ({"inputs": [[7]] * 601}, 429, None),
-    ],
-)
-def test_bad_input_is_refused_with_its_field_and_the_server_lives(raw, body, status, field):
-    answer = post(raw, body)
-    assert answer.status_code == status, answer.text
-    assert answer.json()["field"] == field
-    assert answer.json()["message"]
-    assert post(raw, {"inputs": ["a"]}).status_code == 200
-
-
-@pytest.mark.parametrize(("path", "form"), [("/classify", "probs"), ("/pooling", "data")])
-@pytest.mark.parametrize("as_ids", [False, True])
-def test_vllms_protocol_is_answered_as_vllm_itself_does(server, raw, client, path, form, as_ids):
-    """The same request, here and at the vLLM behind it, which its own user reaches by a Unix socket."""
-    rm = world.served_model(client)
-    rows = [side.ids for side in rm.renderer.tokenize_sides(world.PAIRS)]
-    given = rows if as_ids else [rm.renderer.render(*pair) for pair in world.PAIRS]
-    words = next(line for line in family(server.pid).values() if "--uds" in line)
-    inner = httpx.HTTPTransport(uds=words[words.index("--uds") + 1])
-    body = {"model": "reward", "input": given, "use_activation": False}
-    with httpx.Client(transport=inner, base_url="http://vllm", timeout=PATIENCE_S) as vllm:
-        theirs = vllm.post(path, json=body).json()
-        [their_model] = vllm.get("/v1/models").json()["data"]
-    ours = raw.post(path, json=body | {"model": None}).json()
-    assert ours.keys() - {"warnings"} == theirs.keys()
-    assert ours["warnings"] == []
-    assert [row.keys() for row in ours["data"]] == [row.keys() for row in theirs["data"]]
-    for one, other in zip(ours["data"], theirs["data"], strict=True):
-        assert one[form] == world.close(other[form])
-    assert ours["usage"]["prompt_tokens"] == theirs["usage"]["prompt_tokens"]
-    [model] = raw.get("/v1/models").json()["data"]
-    assert model.keys() >= their_model.keys() - {"permission"}
-    assert model["max_model_len"] == their_model["max_model_len"]
 
 
 def test_nothing_of_it_but_the_http_app_listens_on_the_network(server):

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.services
 def test_a_server_without_a_given_token_has_one_that_its_users_clients_find(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("RM_OPT_TOKEN", raising=False)
-    words = ["serve", "--checkpoint", str(checkpoint), "--port", "0", "--protocols", "slime,vllm"]
+    words = ["serve", "--checkpoint", str(checkpoint), "--port", "0", "--protocols", "slime,openrlhf"]
     words += ["--vllm", str(small_vllm.make_program(tmp_path))]
     command = [str(Path(sys.executable).with_name("rm-opt")), *words]
     # Started by a shell in the background or by a CI system, a process would have Ctrl-C ignored.
@@ -45,7 +45,7 @@ def test_a_server_without_a_given_token_has_one_that_its_users_clients_find(chec
                 assert (
                     httpx.get(f"{address}/health", headers=bearer | stranger, timeout=PATIENCE_S).status_code == status
                 )
-            assert said["protocols"].startswith("slime, vllm, at ")
+            assert said["protocols"].startswith("slime, openrlhf, at ")
             trainers = said["protocols"].partition(" at ")[2].replace("…", "slime")
             sample = {"prompt": "2 + 2?", "response": "4", "label": None}
             assert isinstance(httpx.post(trainers, json=sample, timeout=PATIENCE_S).json(), float)

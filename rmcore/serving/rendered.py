@@ -7,7 +7,6 @@ without its end, another model's chat template.
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -44,7 +43,7 @@ class Rendered:
     """
 
     def __init__(self, renderer: Renderer) -> None:
-        self._tokenizer = tokenizer = renderer.tokenizer
+        tokenizer = renderer.tokenizer
         self._is_chat = renderer.rendering.format == "chat"
         self._bos, self._eos = tokenizer.bos_token or "", tokenizer.eos_token or ""
         self._adds_bos = bool(self._bos) and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
@@ -55,27 +54,19 @@ class Rendered:
         between = text[question + len(QUESTION) : answer] if is_known else ""
         self._opener = _opener(tokenizer, between).strip() if self._is_chat else between.rstrip()
         self._ending = text[answer + len(ANSWER) :] if is_known else ""
-        self._max_seq_len = renderer.rendering.max_seq_len
-        self._no_bos = f"it does not begin with the BOS that this checkpoint was trained with ({self._bos})"
         self._has_bos = self._is_chat and bool(self._bos) and text.startswith(self._bos)
         own = f"{re.escape(self._opener)}|" if self._opener else ""
         self._prompt_end = re.compile(f"(?:{own}{FOREIGN_OPENERS}){_THOUGHT}")
 
-    def text(self, text: str, *, adds_bos: bool = False) -> Reading:
-        """Read a whole dialogue that is rendered already.
-
-        Args:
-            text: with the answer at its end.
-            adds_bos: the request says that special tokens are to be added, as the tokenizer does by itself.
-        """
+    def text(self, text: str) -> Reading:
+        """Read a whole dialogue that is rendered already, with the answer at its end."""
         warnings = []
         own, num_bos = _without(text, self._bos)
         if num_bos > 1:
             warnings.append(f"it begins with {num_bos} BOS tokens ({self._bos}); one was read")
         if self._has_bos:
-            num_bos = num_bos or int(adds_bos and self._adds_bos)
             if not num_bos:
-                warnings.append(self._no_bos)
+                warnings.append(f"it does not begin with the BOS that this checkpoint was trained with ({self._bos})")
         elif num_bos and (self._is_chat or not self._adds_bos):
             warnings.append(f"it begins with a BOS ({self._bos}), and this checkpoint was trained without one")
         if num_bos and (self._is_chat or not self._adds_bos):
@@ -84,22 +75,6 @@ class Rendered:
             own = own.rstrip().removesuffix(self._eos)  # which is added to every text of these formats
         own, said = self._ended(own)
         return Reading(own, (*warnings, *said, *self._of_another(own)))
-
-    def ids(self, ids: Sequence[int]) -> Reading:
-        """Read token ids, which are taken as they are."""
-        bos, given = self._tokenizer.bos_token_id, list(ids)
-        if not 0 < len(given) <= self._max_seq_len or min(given) < 0 or max(given) >= len(self._tokenizer):
-            return Reading(given)  # it is refused
-        text = str(self._tokenizer.decode(given, skip_special_tokens=False))
-        warnings = []
-        if bos is not None and given[:2] == [bos, bos]:
-            warnings.append(f"it begins with two BOS tokens ({self._bos}), and was read so")
-        if self._has_bos and given[:1] != [bos]:
-            warnings.append(self._no_bos)
-        end = self._ending if self._is_chat else self._eos
-        if end.strip() and not text.endswith(end):
-            warnings.append(self._no_end(end))
-        return Reading(given, (*warnings, *self._of_another(text)))
 
     def pair(self, prompt: Any, response: str) -> Reading:
         """Read a prompt and its response: rendered here, unless the prompt is a text that ends where an answer begins.
@@ -129,13 +104,11 @@ class Rendered:
         if bare.endswith(end.rstrip()):
             note = f"white space at its end was read as this checkpoint was trained ({end!r})"
             return bare.removesuffix(end.rstrip()) + end, [note]
-        return text, [self._no_end(end)]
-
-    def _no_end(self, end: str) -> str:
-        return (
+        no_end = (
             f"it does not end as answers do in this checkpoint's training ({end!r}): the answer was cut off, or its "
             "end token was left out"
         )
+        return text, [no_end]
 
     def _of_another(self, text: str) -> list[str]:
         if not self._opener or self._opener in text:
