@@ -20,7 +20,6 @@ Intervals are 95 %, of the difference in pairwise accuracy on the same test pair
 """
 
 import argparse
-import json
 import os
 import random
 import shutil
@@ -28,11 +27,10 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from itertools import chain, zip_longest
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +38,11 @@ import numpy as np
 import pandas as pd
 import torch
 from scipy import stats
+from throughput_sides import in_turns, rows_for_trl, run_missing, trained_by_trl, trl_settings
 
 from rmcore.config.model import ModelConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.train import TrainConfig
-from rmcore.core.files import write_json
 from rmcore.core.tracking import METRICS_FILE, JsonlTracker
 from rmcore.data.pair import PreferencePair
 from rmcore.data.readers.sources import load_pairs
@@ -79,6 +77,10 @@ class Cell:
     test_pairs: int
     max_seq_len: int
     threads: int
+
+    def file(self, out: Path) -> Path:
+        """Where what was measured is kept."""
+        return out / f"{self.model}-{self.seed}-{self.side}.json"
 
     @property
     def settings(self) -> TrainConfig:
@@ -117,42 +119,19 @@ def train_with_trl(cell: Cell, start: Path, pairs: Sequence[PreferencePair], out
 
     settings = cell.settings
     ours = BradleyTerryRM.new(cell.model_config(start), seed=cell.seed, device=pick_device("cpu"))
-    # Ids and not texts: TRL would drop every pair with a side over the limit, where here such a side is cut.
     order = StepOrder(len(pairs), settings.pairs_per_step, settings.steps or 0, seed=cell.seed)
-    tokenized = ours.renderer.tokenize_pairs([pairs[index] for step in order for index in step])
-    rows = [{"chosen_ids": list(pair.chosen.ids), "rejected_ids": list(pair.rejected.ids)} for pair in tokenized]
     tokenizer = AutoTokenizer.from_pretrained(start)
-    if tokenizer.eos_token is None:
-        tokenizer.eos_token = tokenizer.sep_token  # TRL's RewardTrainer needs one and does not use it on ids
-    arguments = RewardConfig(
-        output_dir=str(out / "trl"),
-        per_device_train_batch_size=settings.pairs_per_step,
-        max_steps=settings.steps,
-        learning_rate=settings.lr,
-        lr_scheduler_type="cosine",
-        warmup_steps=settings.warmup_steps,
-        weight_decay=settings.weight_decay,
-        max_grad_norm=settings.clip,
-        max_length=cell.max_seq_len,
-        bf16=settings.precision == "bf16",
-        gradient_checkpointing=settings.gradient_checkpointing,
-        use_cpu=not torch.cuda.is_available(),
-        seed=cell.seed,
-        train_sampling_strategy="sequential",  # the rows are in the order of our own steps
-        logging_steps=settings.log_every,
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-    )
+    rows = rows_for_trl([ours.renderer.tokenize_pairs([pairs[index] for index in step]) for step in order], tokenizer)
+    own = {"output_dir": str(out / "trl"), "max_length": cell.max_seq_len}
+    own["per_device_train_batch_size"] = settings.pairs_per_step
+    arguments = RewardConfig(**trl_settings(settings, cell.seed, **own))
     model = AutoModelForSequenceClassification.from_pretrained(start)
     trainer = RewardTrainer(
         model=model, args=arguments, processing_class=tokenizer, train_dataset=Dataset.from_list(rows)
     )
-    assert [dict(row) for row in trainer.train_dataset] == rows, "TRL changed the pairs"
     theirs = trainer.model.state_dict()
     assert all(torch.equal(theirs[name].cpu(), weight) for name, weight in ours.model.state_dict().items())
-    result = trainer.train()
-    assert trainer.state.global_step == settings.steps, trainer.state.global_step
+    result = trained_by_trl(trainer, rows, settings)
     checkpoint = out / "best"
     trainer.model.save_pretrained(checkpoint)
     for extra in start.iterdir():  # our tokenizer and rendering, unchanged
@@ -162,10 +141,12 @@ def train_with_trl(cell: Cell, start: Path, pairs: Sequence[PreferencePair], out
     return checkpoint, result.metrics["train_runtime"]
 
 
-def run_cell(cell: Cell, start: Path, train_file: Path, test_file: Path) -> dict:
+def run_cell(out: Path, files: tuple[Path, Path], cell: Cell) -> dict:
     """Train and score one cell, in a process of its own."""
     torch.set_num_threads(cell.threads)
-    pairs, test = read_pairs(train_file), read_pairs(test_file)
+    pairs, test = map(read_pairs, files)
+    start = out / "start" / f"{cell.model}-{cell.seed}"
+    new_model(cell).save(start)
     train = train_here if cell.side == "rm-opt" else train_with_trl
     if cell.side == "TRL":
         import trl.trainer.reward_trainer  # noqa: F401  imports are no part of the time
@@ -179,16 +160,6 @@ def run_cell(cell: Cell, start: Path, train_file: Path, test_file: Path) -> dict
         }
         table, _ = score_pairs_table(BradleyTerryRM.from_pretrained(checkpoint), test)
     return {"cell": asdict(cell), **seconds, "rewards": table.astype(object).where(table.notna(), None).to_dict("list")}
-
-
-def is_finished(cell: Cell, out: Path) -> bool:
-    """Whether the cell has been run with these settings."""
-    file = cell_file(cell, out)
-    return file.is_file() and json.loads(file.read_text())["cell"] == asdict(cell)
-
-
-def cell_file(cell: Cell, out: Path) -> Path:
-    return out / f"{cell.model}-{cell.seed}-{cell.side}.json"
 
 
 def sample_train(pairs: Sequence[PreferencePair], cell: Cell, rm: BradleyTerryRM) -> list[PreferencePair]:
@@ -225,23 +196,9 @@ def new_model(cell: Cell) -> BradleyTerryRM:
 
 def run_model(first: Cell, seeds: int, sources: tuple[Path, Path], out: Path) -> list[dict]:
     """All cells of one model, those that are there already taken from `out`."""
-    cells = [
-        replace(first, side=side, seed=seed)
-        for seed in range(seeds)
-        for side in (SIDES if seed % 2 == 0 else SIDES[::-1])
-    ]
-    missing = [cell for cell in cells if not is_finished(cell, out)]
-    if missing:
-        out.mkdir(parents=True, exist_ok=True)
-        files = prepare(first, sources, out)
-    for cell in missing:
-        start = out / "start" / f"{cell.model}-{cell.seed}"
-        new_model(cell).save(start)
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            record = pool.submit(run_cell, cell, start, *files).result()
-        write_json(cell_file(cell, out), record)
-        print(f"{cell.model} seed {cell.seed} {cell.side}: {record['wall_seconds']:.0f} s", flush=True)
-    return [json.loads(cell_file(cell, out).read_text()) for cell in cells]
+    cells = [replace(first, side=side, seed=seed) for seed, side in in_turns(SIDES, seeds)]
+    out.mkdir(parents=True, exist_ok=True)
+    return run_missing(cells, out, partial(run_cell, out, prepare(first, sources, out)), "wall_seconds")
 
 
 def intervals(tables: dict[str, list[pd.DataFrame]]) -> tuple[list[float], dict[str, Any]]:

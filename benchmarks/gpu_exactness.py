@@ -27,10 +27,9 @@ from rmcore.core.errors import ModelError
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
 from rmcore.models.batching import collate
 from rmcore.models.packing.forward import find_packing, rewards_of
-from rmcore.models.packing.layout import Packing
-from rmcore.models.packing.rows import pad_rows
+from rmcore.models.packing.layout import Packing, pad_rows
 from rmcore.models.precision import Precision, float32_head, precision_context
-from rmcore.training.half_weights import HalfWeights
+from rmcore.training.train_mode import HalfWeights
 
 PAD = 1
 VOCABULARY = 512

@@ -17,7 +17,7 @@ from train_throughput import pairs_for
 from rmcore.core.tracking import MemoryTracker
 from rmcore.data.rendering import TokenizedPair
 from rmcore.models.device import pick_device
-from rmcore.training import half_weights
+from rmcore.training import train_mode
 from rmcore.training.loop import Trainer
 from rmcore.training.sharding import shard_blocks
 
@@ -81,7 +81,7 @@ def losses_of(cell: Any, pairs: list[TokenizedPair], device: torch.device, *, sh
         if sharded:  # one process is not sharded by itself
             shard_blocks(rm.model, cell.precision)
         half = {device.type: not sharded}  # FSDP2 makes bf16 copies itself
-        with suppress(LoopEndedError), patch.dict(half_weights.HALF_BY_DEFAULT, half):
+        with suppress(LoopEndedError), patch.dict(train_mode.HALF_BY_DEFAULT, half):
             trainer.run()
     peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
     return {

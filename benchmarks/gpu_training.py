@@ -36,7 +36,7 @@ from rmcore.core.tracking import MemoryTracker
 from rmcore.models.compiling import CompiledLayers
 from rmcore.models.packing import forward
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.training import half_weights
+from rmcore.training import train_mode
 from rmcore.training.loop import Trainer
 
 HALF, LARGE, WIDE = "qwen2.5-0.5b", "qwen2.5-1.5b", "8b-width"
@@ -133,7 +133,7 @@ def trained(
         if own.keys() & {"liger", "fp8"}:
             stack.callback(work.built.clear)  # exchanged layers stay
         if (half := own.pop("half", None)) is not None:
-            stack.enter_context(patch.dict(half_weights.HALF_BY_DEFAULT, {"cuda": half, "cpu": half}))
+            stack.enter_context(patch.dict(train_mode.HALF_BY_DEFAULT, {"cuda": half, "cpu": half}))
         if own.pop("repeated", False):
             stack.enter_context(patch.object(forward, "_shares_key_heads", lambda *_: False))
         if own and not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""One cell of benchmarks/train_throughput.py: one training by one side, watched while it runs.
+"""What comparisons with TRL share, and one cell of benchmarks/train_throughput.py: one training, watched while it runs.
 
 All sides train the same weights on the same pairs in the same steps with the same loss, optimizer, precision and
 checkpointing. What is their own: how a step is cut into micro-batches, and what is computed in them.
@@ -9,10 +9,12 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from transformers import AutoModelForSequenceClassification, PretrainedConfig, Q
 
 from rmcore.config.model import ModelConfig
 from rmcore.config.train import TrainConfig
+from rmcore.core.files import write_json
 from rmcore.core.tracking import MemoryTracker
 from rmcore.data.rendering import Rendering, TokenizedPair
 from rmcore.models.batching import StepOrder
@@ -74,11 +77,6 @@ class Cell:
         how += f"-{self.pairs_per_step}" if self.pairs_per_step != PAIRS_PER_STEP else ""
         return out / f"{self.data}-{self.model}-{self.precision}{how}-{self.repeat}-{self.side}.json"
 
-    def is_finished(self, out: Path) -> bool:
-        """Whether the cell has been run with these settings."""
-        file = self.file(out)
-        return file.is_file() and json.loads(file.read_text())["cell"] == asdict(self)
-
     @property
     def settings(self) -> TrainConfig:
         """What all sides train with. No smoothing and no penalty: the losses are then the same."""
@@ -98,6 +96,75 @@ class Cell:
             early_stopping_patience=None,
             resume_every_seconds=86_400,  # TRL saves nothing on the way either
         )
+
+
+def run_missing(cells: Sequence[Any], out: Path, run: Callable[[Any], dict], said: str) -> list[dict[str, Any]]:
+    """Records of all cells, of which those that are not in `out` are run one by one, each in a process of its own.
+
+    Args:
+        cells: data classes with a `file(out)`; a cell that was run with other settings is run again.
+        out: the folder of the records.
+        run: measures a cell; its record names the cell.
+        said: what is printed of a record.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    for cell in cells:
+        file = cell.file(out)
+        if file.is_file() and json.loads(file.read_text())["cell"] == asdict(cell):
+            continue
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            record = pool.submit(run, cell).result()
+        write_json(file, record)
+        print(f"{file.stem}: {record[said]:.2f} {said.replace('_', ' ')}", flush=True)
+    return [json.loads(cell.file(out).read_text()) for cell in cells]
+
+
+def in_turns(sides: Sequence[str], repeats: int) -> list[tuple[int, str]]:
+    """Each repeat with each side; the next repeat goes through them backwards."""
+    return [(repeat, side) for repeat in range(repeats) for side in (sides if repeat % 2 == 0 else sides[::-1])]
+
+
+def trained_by_trl(trainer: Any, rows: Sequence[dict], settings: TrainConfig) -> Any:
+    """Train, after and before a look at whether it is what was meant: all pairs, all steps."""
+    assert [dict(row) for row in trainer.train_dataset] == rows, "TRL changed the pairs"
+    result = trainer.train()
+    assert trainer.state.global_step == settings.steps, trainer.state.global_step
+    return result
+
+
+def trl_settings(settings: TrainConfig, seed: int, **own: Any) -> dict[str, Any]:
+    """The arguments of TRL's `RewardConfig` that train what our settings train; `own` are the others."""
+    return {
+        "max_steps": settings.steps,
+        "learning_rate": settings.lr,
+        "warmup_steps": settings.warmup_steps,
+        "lr_scheduler_type": settings.schedule,
+        "weight_decay": settings.weight_decay,
+        "max_grad_norm": settings.clip,
+        "bf16": settings.precision == "bf16",
+        "gradient_checkpointing": settings.gradient_checkpointing,
+        "use_cpu": not torch.cuda.is_available(),
+        "seed": seed,
+        "train_sampling_strategy": "sequential",  # the rows are in the order of our own steps
+        "logging_steps": settings.log_every,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+    } | own
+
+
+def rows_for_trl(steps: Iterable[Sequence[TokenizedPair]], tokenizer: Any) -> list[dict[str, list[int]]]:
+    """Token ids of the pairs of all steps; and an EOS for the tokenizer, which TRL wants and does not use on ids.
+
+    Ids and not texts: TRL would drop every pair with a side over the limit, where here such a side is cut.
+    """
+    if tokenizer.eos_token is None:
+        tokenizer.eos_token = tokenizer.sep_token
+    return [
+        {"chosen_ids": list(pair.chosen.ids), "rejected_ids": list(pair.rejected.ids)}
+        for step in steps
+        for pair in step
+    ]
 
 
 class Watch:
@@ -234,14 +301,7 @@ def measure_trl(cell: Cell, pairs: Sequence[TokenizedPair], device: torch.device
 
     rm, settings = make_rm(cell, device), cell.settings
     assert rm.model.config._attn_implementation == "sdpa"
-    if rm.tokenizer.eos_token is None:
-        rm.tokenizer.eos_token = rm.tokenizer.sep_token  # TRL's RewardTrainer needs one and does not use it on ids
-    # Ids and not texts: TRL would drop every pair with a side over the limit, where here such a side is cut.
-    rows = [
-        {"chosen_ids": list(pair.chosen.ids), "rejected_ids": list(pair.rejected.ids)}
-        for step in steps_of(pairs, cell)
-        for pair in step
-    ]
+    rows = rows_for_trl(steps_of(pairs, cell), rm.tokenizer)
     batches_per_step = cell.pairs_per_step // cell.trl_batch
     first_losses: list[torch.Tensor] = []
     tokens: list[int] = []
@@ -263,27 +323,10 @@ def measure_trl(cell: Cell, pairs: Sequence[TokenizedPair], device: torch.device
             watch.step_ended(state.global_step)
 
     with tempfile.TemporaryDirectory() as folder:
-        arguments = RewardConfig(
-            output_dir=folder,
-            per_device_train_batch_size=cell.trl_batch,
-            gradient_accumulation_steps=batches_per_step,
-            max_steps=cell.steps,
-            learning_rate=settings.lr,
-            lr_scheduler_type="constant",
-            warmup_steps=0,
-            weight_decay=settings.weight_decay,
-            max_grad_norm=settings.clip,
-            max_length=cell.max_seq_len,
-            bf16=cell.precision == "bf16",
-            gradient_checkpointing=cell.gradient_checkpointing or cell.side == "TRL-default",
-            use_cpu=device.type == "cpu",
-            seed=SEED,
-            train_sampling_strategy="sequential",  # the rows are in the order of our own steps
-            logging_steps=settings.log_every,
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-        )
+        own = {"output_dir": folder, "max_length": cell.max_seq_len, "per_device_train_batch_size": cell.trl_batch}
+        if cell.side == "TRL-default":
+            own["gradient_checkpointing"] = True
+        arguments = RewardConfig(**trl_settings(settings, SEED, gradient_accumulation_steps=batches_per_step, **own))
         trainer = Counting(
             model=rm.model,
             args=arguments,
@@ -291,14 +334,12 @@ def measure_trl(cell: Cell, pairs: Sequence[TokenizedPair], device: torch.device
             train_dataset=Dataset.from_list(rows),
             callbacks=[Watching()],
         )
-        assert [dict(row) for row in trainer.train_dataset] == rows, "TRL changed the pairs"
         watch = Watch(cell, cell.steps, device)
-        trainer.train()
-    assert trainer.state.global_step == cell.steps, trainer.state.global_step
+        trained_by_trl(trainer, rows, settings)
     return watch.seen(sum(tokens[batches_per_step:]), float(torch.stack(first_losses).mean()))
 
 
-def run_cell(cell: Cell, pairs: Sequence[TokenizedPair]) -> dict[str, Any]:
+def run_cell(pairs: Sequence[TokenizedPair], cell: Cell) -> dict[str, Any]:
     """Measure one cell; to be called in a process of its own."""
     torch.set_num_threads(cell.threads)
     device = pick_device("auto")

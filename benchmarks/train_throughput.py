@@ -25,25 +25,34 @@ tokens of prompt and 256 of each completion, both with random ids. Weights are r
 """
 
 import argparse
-import json
 import os
 import random
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from itertools import takewhile
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
-from throughput_sides import MODELS, PAIRS_PER_STEP, SEED, SIDES, Cell, make_rm, model_config, run_cell, steps_of
+from throughput_sides import (
+    MODELS,
+    PAIRS_PER_STEP,
+    SEED,
+    SIDES,
+    Cell,
+    in_turns,
+    make_rm,
+    model_config,
+    run_cell,
+    run_missing,
+    steps_of,
+)
 from torch import nn
 from transformers import AutoModel, PretrainedConfig
 
-from rmcore.core.files import write_json
 from rmcore.data.integrity import reason_left_out
 from rmcore.data.readers.sources import load_pairs
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
@@ -172,20 +181,8 @@ def pairs_for(cell: Cell) -> list[TokenizedPair]:
 
 def run_cells(first: Cell, sides: Sequence[str], repeats: int, pairs: list[TokenizedPair], out: Path) -> list[dict]:
     """All cells, those that are there already taken from `out`."""
-    cells = [
-        replace(first, side=side, repeat=repeat)
-        for repeat in range(repeats)
-        for side in (sides if repeat % 2 == 0 else sides[::-1])
-    ]
-    out.mkdir(parents=True, exist_ok=True)
-    for cell in cells:
-        if cell.is_finished(out):
-            continue
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            record = pool.submit(run_cell, cell, pairs).result()
-        write_json(cell.file(out), record)
-        print(f"repeat {cell.repeat} {cell.side}: {record['pairs_per_second']:.2f} pairs/s", flush=True)
-    return [json.loads(cell.file(out).read_text()) for cell in cells]
+    cells = [replace(first, side=side, repeat=repeat) for repeat, side in in_turns(sides, repeats)]
+    return run_missing(cells, out, partial(run_cell, pairs), "pairs_per_second")
 
 
 def report(records: Sequence[dict], pairs: Sequence[TokenizedPair], peak_tflops: float) -> str:

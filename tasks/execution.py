@@ -12,7 +12,7 @@ from rmcore.core.store import ArtifactRef, Store
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.stages.stage import Stage
 from rmcore.training.resume import ResumePoint, clear, rewind
-from tasks.device import held_slots, in_the_way, slots_environment, slots_needed
+from tasks.device import SLOTS_VARIABLE, device_slots, held_slots, in_the_way, slots_environment, slots_needed
 from tasks.sharing import pushed, shared_store, states_shared, taken
 from tasks.stage_processes import Tell, is_resumable, run_child
 from tasks.waiting import Wait, noted, same_stage
@@ -63,6 +63,8 @@ def execute(
                 nullcontext() if shared is None else states_shared(shared, stage, out, tell),
             ):
                 pinned = slots_environment(slots, device, processes) if slots else {}
+                if slots:  # of all, as of the GPUs it sees its own
+                    pinned[SLOTS_VARIABLE] = str(device_slots())
                 _compute(stage, out, follow, tell, pinned, run)
             if shared is not None:
                 pushed(shared, store, stage, tell)

@@ -33,7 +33,7 @@ print(json.dumps([[importlib.import_module(name) and list(sys.modules) for name 
 CACHED_RUN = [
     *("rmcore.stages.order", "rmcore.core.store", "rmcore.reporting.html.html", "rmcore.reporting.html.summary")
 ]
-TRAINING = ["rmcore.training.loop", "rmcore.models.reward_model", "rmcore.models.lora", "rmcore.training.checkpoint"]
+TRAINING = ["rmcore.training.loop", "rmcore.models.reward_model", "rmcore.models.lora", "rmcore.training.saving"]
 ON_A_TRAINING_NODE = {
     *("torch", "transformers", "peft", "pydantic", "safetensors", "huggingface-hub"),
     *("numpy", "pandas", "pyarrow", "scipy", "psutil", "pyyaml", "jinja2"),

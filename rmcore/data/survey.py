@@ -120,7 +120,7 @@ def survey(observations: Iterable[Observation]) -> Survey:
 
 
 def _tie_odds(chosen: Mapping[int, int], left: Mapping[int, int]) -> tuple[float, ...]:
-    """The most likely odds if all answers were equally good: delta_t of `rmcore.training.likelihood.choices`.
+    """The most likely odds if all answers were equally good: delta_t of `rmcore.training.likelihood`.
 
     Of n answers, t are chosen at once with probability delta_t C(n, t) / Z(n). The odds are those whose expected counts
     are the counts, by iterative scaling (Darroch and Ratcliff 1972).

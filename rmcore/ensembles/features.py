@@ -23,7 +23,8 @@ from rmcore.data.rendering import TokenizedSide
 from rmcore.models.batching import distinct_sides
 from rmcore.models.packing.layout import Packing, reading_place
 from rmcore.models.precision import reward_heads
-from rmcore.models.reward_model import SCORING_TOKEN_BUDGET, BradleyTerryRM
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.models.scoring import SCORING_TOKEN_BUDGET
 
 TOLERANCE = 1e-3
 """Relative to the largest reward of a batch; rounding alone is a thousand times smaller."""

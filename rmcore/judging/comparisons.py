@@ -2,7 +2,7 @@
 
 The answers of a prompt have utilities u in logits. An answer that is shown first wins over the second one, ties with
 it, or loses by Davidson's model of ties with an effect of the order (Davidson and Beaver 1977), which is the likelihood
-that rankings are trained with (`rmcore.training.likelihood.choices`): with d = u_first - u_second + gamma,
+that rankings are trained with (`rmcore.training.likelihood`): with d = u_first - u_second + gamma,
 
     P(first) : P(tie) : P(second) = exp(d / 2) : delta : exp(-d / 2)
 
@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from rmcore.core.arrays import FloatArray, IntArray
-from rmcore.training.likelihood.choices import ranking_log_likelihood
+from rmcore.training.likelihood import ranking_log_likelihood
 
 PRIOR_SD = 2.0
 """Logits; answers of one prompt that differ by two of them are told apart in 94 % of comparisons."""

@@ -31,7 +31,7 @@ LOSS_REPEAT_TOLERANCE = 1e-5  # two float32 passes over reordered pairs differ b
 class PairRows(Protocol):
     """The rows of P whole pairs, R = 2P: the P chosen rows first, then the P rejected ones, in the same order.
 
-    `rmcore.models.packing.rows.PaddedRows` is one; a mapping with the two names is what a notebook has at hand.
+    `rmcore.models.packing.layout.PaddedRows` is one; a mapping with the two names is what a notebook has at hand.
     """
 
     @property

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rmcore.core.errors import ConfigError, CurvatureError, ModelError
-from rmcore.models.head import REWARD_HEAD_PATTERNS, is_reward_head
+from rmcore.models.layers import REWARD_HEAD_PATTERNS, is_reward_head
 from rmcore.models.precision import narrow_floats
 
 ParameterSubset = str | tuple[str, ...]

@@ -16,7 +16,7 @@ from rmcore.data.pair import PreferencePair, prompt_text
 from rmcore.data.rendering import DroppedPair, TokenizedPair
 from rmcore.landscape.settings import LandscapeConfig
 from rmcore.models.batching import pack_pairs, pad_pairs
-from rmcore.models.packing.rows import PaddedRows
+from rmcore.models.packing.layout import PaddedRows
 from rmcore.models.reward_model import BradleyTerryRM
 
 CURVATURE_TOKEN_BUDGET = 4096

@@ -8,7 +8,8 @@ Otherwise the pairs are sorted by length and divided into micro-batches, each pa
 smaller micro-batches compute less padding, but each has a fixed overhead. `pack_pairs` finds the division of least
 cost exactly: an optimal grouping of sorted lengths is contiguous, so it is a shortest path.
 
-Losses are sums that are divided once per step, so the division into micro-batches does not change the gradient.
+Losses are sums that are divided once per step, so the division into micro-batches does not change the gradient. That is
+otherwise with `plain_micro_batches`, those of the usual hand-written loop, which it is compared with.
 """
 
 import heapq
@@ -24,11 +25,21 @@ from torch import Tensor
 
 from rmcore.core.errors import ConfigError
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
-from rmcore.models.packing.layout import Packing, cut_into_runs, find_groups, first_equals, group_tokens, pack_sides
-from rmcore.models.packing.rows import PaddedRows, Rows, pad_rows
+from rmcore.models.packing.layout import (
+    Packing,
+    PaddedRows,
+    Rows,
+    cut_into_runs,
+    find_groups,
+    first_equals,
+    group_tokens,
+    pack_sides,
+    pad_rows,
+)
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
 
 Batch = TypeVar("Batch", bound="DataclassInstance")
 MICRO_BATCH_OVERHEAD_TOKENS = 128
@@ -326,3 +337,41 @@ class StepOrder(Sequence[list[int]]):
     def _drawn(self, rng: np.random.Generator) -> np.ndarray:
         """Return the order of the pairs in an epoch: (P,) int."""
         return rng.permutation(self._num_pairs)
+
+
+def plain_groups(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
+    """Fill micro-batches in the given order; a new one begins where the next pair exceeds the token budget.
+
+    Args:
+        lengths: (P,) tokens of the longer side of each pair.
+        token_budget: most padded tokens in one micro-batch, 2 x pairs x longest.
+
+    Returns:
+        Runs of positions in `lengths`, which joined are 0 .. P - 1.
+
+    Raises:
+        ConfigError: one pair alone exceeds the budget.
+    """
+    check_budget(token_budget, 2 * max(lengths, default=0))
+    groups: list[list[int]] = []
+    longest = 0
+    for index, length in enumerate(lengths):
+        longest = max(longest, length)
+        if not groups or 2 * (len(groups[-1]) + 1) * longest > token_budget:
+            groups.append([])
+            longest = length
+        groups[-1].append(index)
+    return groups
+
+
+def plain_micro_batches(pairs: Sequence[TokenizedPair], *, token_budget: int, pad_id: int) -> list[MicroBatch]:
+    """The micro-batches of a step of P pairs, in the order of `pairs`.
+
+    Of B micro-batches one with p pairs weighs P / (B p): the trainer divides its summed loss by P
+    (`rmcore.training.step`), so what it adds to the step's loss is its own mean divided by B.
+    """
+    groups = plain_groups([pair.num_tokens for pair in pairs], token_budget)
+    return [
+        replace(collate(pairs, group, pad_id=pad_id), weight=len(pairs) / (len(groups) * len(group)))
+        for group in groups
+    ]

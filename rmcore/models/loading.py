@@ -33,14 +33,22 @@ from rmcore.config.model import TINY_SIZES, WeightDtype
 from rmcore.core.errors import ConfigError, ModelError, RmcoreError
 from rmcore.core.hub import ALIASES, MINILM_PACKAGE, is_hub_name, require_model
 from rmcore.data.tokenizers import ensure_pad_token
-from rmcore.models.deferred import Deferred, load_deferred
-from rmcore.models.foreign_heads import HEAD_FILES, ForeignHead, find_foreign_head, install, note_normalisation
-from rmcore.models.head import head_rows, is_reward_head
+from rmcore.models.foreign import (
+    HEAD_FILES,
+    NAMES,
+    ForeignHead,
+    find_foreign_head,
+    install,
+    note_normalisation,
+    report_unused_parts,
+    settle,
+    text_part,
+)
+from rmcore.models.layers import head_rows, is_reward_head
 from rmcore.models.precision import with_float32_head
 from rmcore.models.seal import SEAL_FILE, check_seal, sealed_files
-from rmcore.models.text_part import NAMES, report_unused_parts, settle, text_part
 from rmcore.models.tiny import build_tiny
-from rmcore.models.weight_index import Held, read_index, read_tensors
+from rmcore.models.weight_files import Deferred, Held, load_deferred, read_index, read_tensors
 
 KNOWN_TEXT = "What is 2 + 2? The answer is 4."
 """Letters and digits that any tokenizer for text gives back, or calls unknown."""

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from rmcore.data.tokenized_observations import TokenizedObservation
 from rmcore.models.batching import check_budget, even_shares, row_tokens, with_idle_ones
-from rmcore.models.packing.layout import Packing, group_tokens, pack_sides
-from rmcore.models.packing.rows import Rows, pad_rows
+from rmcore.models.packing.layout import Packing, Rows, group_tokens, pack_sides, pad_rows
 
 
 @dataclass(frozen=True, slots=True)

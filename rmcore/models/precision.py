@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from rmcore.core.errors import ModelError
-from rmcore.models.head import REWARD_HEAD_PATTERNS, is_reward_head
+from rmcore.models.layers import REWARD_HEAD_PATTERNS, is_reward_head
 
 Precision = Literal["fp32", "bf16"]
 """fp32: as the weights are. bf16: autocast, with the head in float32."""

@@ -6,10 +6,9 @@ Hugging Face folders, so `AutoModelForSequenceClassification.from_pretrained` gi
 
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -22,49 +21,43 @@ from rmcore.core.progress import Report, silent
 from rmcore.core.saving import save_pretrained
 from rmcore.data.pair import PreferencePair, Prompt, as_rows
 from rmcore.data.render_fn import RenderFn, load_render_fn
-from rmcore.data.rendering import Renderer, Rendering, TokenizedSide, choose_rendering
+from rmcore.data.rendering import Renderer, Rendering, choose_rendering
 from rmcore.data.tokenizers import FIXED_DATE, fix_date
 from rmcore.models import lora
-from rmcore.models.ahead import made_ahead
-from rmcore.models.batching import distinct_sides, scoring_chunks
 from rmcore.models.checks import refuse_not_finite
-from rmcore.models.deferred import Deferred
 from rmcore.models.device import pick_device
-from rmcore.models.head import is_reward_head
-from rmcore.models.layers import recompute_layers, transformer_layers
+from rmcore.models.layers import is_reward_head, recompute_layers
 from rmcore.models.loading import Origin, check_positions, load_backbone, quiet_libraries
-from rmcore.models.lora_targets import make_lora_config
-from rmcore.models.packing.forward import find_packing, outputs_of
-from rmcore.models.packing.layout import Packing, pack_sides
-from rmcore.models.packing.rows import PaddedRows, Rows, pad_rows
-from rmcore.models.precision import (
-    InFloat32,
-    Precision,
-    exact_in_bfloat16,
-    float32_head,
-    narrow_floats,
-    precision_context,
-    reward_heads,
-)
-from rmcore.models.preference import checked_beta, write_beta
-from rmcore.models.seal import write_seal
+from rmcore.models.lora import make_lora_config
+from rmcore.models.packing.forward import outputs_of
+from rmcore.models.packing.layout import PaddedRows, pad_rows
+from rmcore.models.precision import exact_in_bfloat16, narrow_floats, reward_heads
+from rmcore.models.scoring import SideScorer
+from rmcore.models.seal import checked_beta, write_beta, write_seal
 from rmcore.models.trained import load_trained, warn_of_date, warn_of_random_weights
-from rmcore.models.training_parts import SplitWeights, TrainingOnlyModule
+from rmcore.models.weight_files import Deferred
 
 if TYPE_CHECKING:
     from peft import LoraConfig
 
-    from rmcore.models.compiling import CompiledLayers
 
-SCORING_TOKEN_BUDGET = {"cpu": 8192, "cuda": 65536}
-"""Computed tokens per batch when scoring without gradients, by device type."""
-COMPILED_WORK = 1e12
-"""Tokens times layers times hidden units from which scoring on a GPU compiles the layers first. Compiling saves the
-memory traffic of element-wise operations, an estimated 0.14 ms for a side of 200 tokens at 0.5 B
-(benchmarks/results/gpu.md), and takes an assumed 30 s: level at 9e11."""
+class TrainingOnlyModule(Protocol):
+    """A part of `BradleyTerryRM.model` that is trained with it and is no part of the plain model that is saved."""
+
+    def plain_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Give the state of the plain model: the same rewards, the usual names."""
+        ...
+
+    def plain_form(self, model: Any) -> AbstractContextManager[None]:
+        """Inside the block `model` has the modules of the plain model; what is in them means nothing."""
+        ...
+
+    def save(self, state: Mapping[str, Tensor], folder: Path) -> None:
+        """Write what the plain state lacks into the checkpoint's folder."""
+        ...
 
 
-class BradleyTerryRM:
+class BradleyTerryRM(SideScorer):
     """A scalar reward for (prompt, response), trained on preference pairs.
 
     Called with a name it is a new one, whose reward head is not trained yet; `new` makes one of all settings, `of` one
@@ -122,29 +115,19 @@ class BradleyTerryRM:
         return rm
 
     def _set_up(self, model: Any, tokenizer: PreTrainedTokenizerBase, renderer: Renderer, origin: Origin) -> None:
-        self.model = model
-        self.tokenizer = tokenizer
-        self.renderer = renderer
+        super().__init__(model, tokenizer, renderer)
         self._origin = origin
         self._adapter_base: lora.AdapterBase | None = None
         self.beta = 1.0
         """Scale of the margins: P(first preferred) = sigmoid(beta * margin). What the loss was trained with; 1 unless a
         training set it, and for checkpoints without a record."""
-        self.allow_packing = True
-        """Whether rows are packed where the model can be; off: always padded."""
         self.recomputed_share = 1.0
         """Share of the layers that recompute their activations once that is enabled."""
         self.companion: TrainingOnlyModule | None = None
-        """See `Companion`; None: the model is a plain Hugging Face one."""
+        """See `TrainingOnlyModule`; None: the model is a plain Hugging Face one."""
         self.deferred: Deferred | None = None
         """Weights that are read when the model is sharded (`rmcore.training.sharding.shard`), before which it computes
         nothing; None: it has all."""
-        self.compiled: CompiledLayers | None = None
-        """Compiled layers that scoring uses: those of the training, during it; on a GPU, made for `COMPILED_WORK`."""
-        self._packing: dict[tuple[Precision, str], Packing | None] = {}
-        self._narrowed: list[torch.nn.Linear] = []
-        self.split: SplitWeights | None = None
-        """See `SplitWeights`; None: the model itself holds the float32 weights."""
 
     @classmethod
     def new(cls, config: ModelConfig, *, seed: int, device: torch.device, defer: bool = False) -> "BradleyTerryRM":
@@ -294,11 +277,6 @@ class BradleyTerryRM:
         return self._origin.is_rewritten
 
     @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.model.device
-
-    @property
     def num_parameters(self) -> int:
         """Parameters in all."""
         return sum(parameter.numel() for parameter in self.model.parameters())
@@ -307,11 +285,6 @@ class BradleyTerryRM:
     def num_trained_parameters(self) -> int:
         """Parameters that training changes: all, those of the reward head, or those of adapters and head."""
         return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
-
-    @property
-    def pad_id(self) -> int:
-        """Token id of padding."""
-        return int(self.tokenizer.pad_token_id)
 
     def enable_gradient_checkpointing(self) -> None:
         """Recompute activations in the backward pass, of `recomputed_share` of the layers, while in training mode.
@@ -351,12 +324,6 @@ class BradleyTerryRM:
         """The state of `model`, with split weights joined to float32, on the CPU."""
         state = self.model.state_dict()
         return state if self.split is None else {**state, **self.split.whole_weights(self.model)}
-
-    def _in_float32(self, precision: Precision) -> AbstractContextManager[Any]:
-        """Make the block compute in float32 where weights are held in bfloat16 and fp32 is requested."""
-        if precision == "fp32" and self.split is not None:
-            return InFloat32(self.split.exact)
-        return InFloat32() if precision == "fp32" and self._narrowed else nullcontext()
 
     def tokenize(self, prompts: Prompt | Sequence[Prompt], responses: str | Sequence[str]) -> dict[str, Tensor]:
         """Render and tokenize N responses to their prompts: right-padded `input_ids`, `attention_mask`, (N, L) long.
@@ -416,138 +383,6 @@ class BradleyTerryRM:
         rewards = self.score_sides(sides, report=report)
         refuse_not_finite(rewards, lambda place: f"pair {pairs[place // 2].pair_id}")
         return rewards.reshape(-1, 2)
-
-    def packing(self, precision: Precision = "fp32") -> Packing | None:
-        """How rows are packed in this precision; None where they are padded, which is said once with the reason."""
-        if not self.allow_packing:
-            return None
-        place = (precision, self.device.type)
-        if place not in self._packing:
-            try:
-                with self._in_float32(precision):
-                    found = find_packing(
-                        self.model,
-                        longest_side=self.renderer.rendering.max_seq_len,
-                        precision=precision,
-                        pad_id=self.pad_id,
-                    )
-            except ModelError as refusal:
-                print(f"note: sides are padded, not packed: {refusal}.", file=sys.stderr)
-                found = None
-            self._packing[place] = found
-        return self._packing[place]
-
-    @torch.inference_mode()
-    def score_sides(
-        self,
-        sides: Sequence[TokenizedSide],
-        *,
-        token_budget: int | None = None,
-        precision: Precision = "fp32",
-        report: Report = silent,
-    ) -> np.ndarray:
-        """Rewards of N tokenized sides: (N,) float32, in the order of `sides`.
-
-        Inside, sides with a common prefix are computed together where the model allows it, so N answers to one prompt
-        cost one prompt. `token_budget` is per batch; default: `SCORING_TOKEN_BUDGET`. `report` is called with the
-        number of sides done; on a GPU, with the number submitted to it.
-        """
-        return self.score_outputs(sides, token_budget=token_budget, precision=precision, report=report)[:, 0]
-
-    @torch.inference_mode()
-    def score_outputs(
-        self,
-        sides: Sequence[TokenizedSide],
-        *,
-        token_budget: int | None = None,
-        precision: Precision = "fp32",
-        report: Report = silent,
-    ) -> np.ndarray:
-        """All that the head says of N tokenized sides: (N, 1), or (N, 1 + A) with A attributes; the reward first."""
-        different, which = distinct_sides(sides)  # D sides, and (N,) which of them each one is
-        if not different:
-            return np.zeros((0, 1), dtype=np.float32)
-        times = np.bincount(which, minlength=len(different))
-        on_gpu = self.device.type == "cuda"
-        budget = token_budget or SCORING_TOKEN_BUDGET[self.device.type]
-        chunks = self.scoring_chunks(different, token_budget=budget, precision=precision)
-        packing = self.packing(precision)
-        if on_gpu and packing is not None:
-            self._compile_for(sum(len(side.ids) for side in different))
-
-        def make_rows(chunk: Sequence[Sequence[int]]) -> Rows:
-            rows = self._rows_of(different, chunk, packing)
-            return rows.pin_memory() if on_gpu else rows
-
-        was_training = self.model.training
-        self.model.eval()
-        found: list[Tensor] = []
-        done = 0
-        # On a GPU, no result is awaited before all batches are queued.
-        for chunk, rows in zip(chunks, (made_ahead if on_gpu else map)(make_rows, chunks), strict=True):
-            found.append(self._compute(rows, precision))
-            done += int(times[[index for group in chunk for index in group]].sum())
-            report(done, len(sides), "sides")
-        self.model.train(was_training)
-        outputs = np.zeros((len(different), found[0].shape[1]), dtype=np.float32)
-        outputs[[index for chunk in chunks for group in chunk for index in group]] = torch.cat(found).cpu().numpy()
-        return outputs[which]  # (D, 1) -> (N, 1)
-
-    def scoring_chunks(
-        self, sides: Sequence[TokenizedSide], *, token_budget: int, precision: Precision
-    ) -> list[list[list[int]]]:
-        """Positions of N sides as batches of groups; see `rmcore.models.batching.scoring_chunks`."""
-        ids = [side.ids for side in sides]
-        return scoring_chunks(ids, token_budget=token_budget, packing=self.packing(precision))
-
-    @torch.no_grad()  # not inference_mode: sharded weights cannot be inference tensors
-    def score_chunk(
-        self, sides: Sequence[TokenizedSide], chunk: Sequence[Sequence[int]], *, precision: Precision = "fp32"
-    ) -> Tensor:
-        """Rewards of the sides of one batch of groups, in its order: float32 on the model's device.
-
-        The caller sets evaluation mode.
-        """
-        return self.output_chunk(sides, chunk, precision=precision)[:, 0]
-
-    @torch.no_grad()
-    def output_chunk(
-        self, sides: Sequence[TokenizedSide], chunk: Sequence[Sequence[int]], *, precision: Precision = "fp32"
-    ) -> Tensor:
-        """All that the head says of the sides of one batch of groups: (S, 1), with attributes (S, 1 + A); as above."""
-        return self._compute(self._rows_of(sides, chunk, self.packing(precision)), precision)
-
-    def _rows_of(self, sides: Sequence[TokenizedSide], chunk: Sequence[Sequence[int]], packing: Packing | None) -> Rows:
-        ids = [sides[index].ids for group in chunk for index in group]
-        if packing is None:
-            return pad_rows(ids, pad_id=self.pad_id)
-        if packing.reads_last and self.compiled is not None and self.compiled.works:
-            packing = replace(packing, reads_last=False)  # compiled layers compute all tokens
-        places = iter(range(len(ids)))  # `ids` are in the order of the groups, so places count up through them
-        return pack_sides(ids, [[next(places) for _ in group] for group in chunk], packing)
-
-    def _compile_for(self, num_tokens: int) -> None:
-        """Have the layers compiled if so many tokens are worth it."""
-        work = num_tokens * len(transformer_layers(self.model)) * self.model.config.get_text_config().hidden_size
-        if self.compiled is None and work >= COMPILED_WORK:
-            from rmcore.models.compiling import CompiledLayers  # whose import takes a second
-
-            self.compiled = CompiledLayers(self.model)
-
-    def _compute(self, rows: Rows, precision: Precision) -> Tensor:
-        """All that the head says of rows, on the model's device."""
-        in_float32 = self._in_float32(precision)
-        compiled = self.compiled if isinstance(in_float32, nullcontext) else None  # which intercepts each operation
-
-        def outputs() -> Tensor:
-            with (
-                in_float32,
-                precision_context(precision, self.device),
-                float32_head(self.model) if precision == "bf16" else nullcontext(),
-            ):
-                return outputs_of(self.model, rows.to(self.device)).float()
-
-        return outputs() if compiled is None else compiled.run(outputs)
 
     def save(self, folder: Path, *, state: Mapping[str, Tensor] | None = None) -> None:
         """Write a plain Hugging Face folder (safetensors, tokenizer) plus the records of rendering and beta.

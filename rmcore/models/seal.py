@@ -1,23 +1,28 @@
-"""The seal of a checkpoint: the digest of each file that decides its rewards, in one file next to them.
+"""Records of a checkpoint next to its weights: the scale of its margins, and the seal of all that decides its rewards.
 
-A flipped bit, an exchanged tensor or an edited template changes rewards without a trace, so every loader of a reward
-model compares a sealed folder with its seal first. The seal depends on the content of the files alone: folders are
-copied, moved, linked and downloaded. Small files are digested each time. Weights are digested where their size and
-modification time are not those of an earlier digest (`known_digests`), so that 14 GB cost one reading on a machine.
+Rewards alone do not say how sure a model is: one that was trained with beta = 0.25 has margins four times as wide as
+one with beta = 1 that gives the same probabilities, P(first preferred) = sigmoid(beta * margin). So a checkpoint
+records its beta (`rm_preference.json`). One without the record, trained elsewhere, has beta 1.
 
-A folder without a seal, from elsewhere, is loaded as it is.
+The seal is the digest of each file that decides rewards, in one file. A flipped bit, an exchanged tensor or an edited
+template changes rewards without a trace, so every loader of a reward model compares a sealed folder with its seal
+first. It depends on the content of the files alone: folders are copied, moved, linked and downloaded. Small files are
+digested each time. Weights are digested where their size and modification time are not those of an earlier digest
+(`known_digests`), so that 14 GB cost one reading on a machine. A folder without a seal, from elsewhere, is loaded as it
+is.
 """
 
 import hashlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 from rmcore.core.errors import ModelError
 from rmcore.core.files import file_digest, known_digests, write_text
 from rmcore.core.manifests import is_whole, with_self_digest
-from rmcore.models.preference import PREFERENCE_FILE
 
+PREFERENCE_FILE = "rm_preference.json"
 SEAL_FILE = "rm_seal.json"
 TEXT_FILES = frozenset(
     [
@@ -41,6 +46,50 @@ MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".model", ".py")
 OTHER_RECORDS = frozenset(["adapter_config.json", "attributes.json"])
 """Further records that are sealed. `rm_base.json` of an adapter is not: it names a place, which its user may correct,
 and a fingerprint, which the base is compared with."""
+
+
+def checked_beta(value: Any, source: str) -> float:
+    """`value` as a beta.
+
+    Args:
+        value: what was given or read.
+        source: where it is, for the message.
+
+    Raises:
+        ModelError: it is no finite number above 0.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
+        raise ModelError(
+            f"{source} says beta={value!r}, and the scale of a margin is a finite number above 0: without it no reward "
+            "is a probability. Write the train.beta that the model was trained with (1.0 unless it was set)."
+        )
+    return float(value)
+
+
+def read_beta(folder: Path) -> float:
+    """The beta of the checkpoint in `folder`; 1.0 where it has no record.
+
+    Raises:
+        ModelError: the record is damaged, or its beta is no finite number above 0.
+    """
+    path = folder / PREFERENCE_FILE
+    if not path.is_file():
+        return 1.0
+    try:
+        record = json.loads(path.read_text())
+        if not isinstance(record, dict) or record.keys() != {"beta"}:
+            raise ValueError("it holds something else than beta")
+    except (ValueError, RecursionError) as error:
+        raise ModelError(
+            f"{path} is damaged ({error}), so it is not known which probability a margin of this model means; restore "
+            "it from the folder the model was trained into."
+        ) from error
+    return checked_beta(record["beta"], str(path))
+
+
+def write_beta(folder: Path, beta: float) -> None:
+    """Write the record into a checkpoint folder."""
+    (folder / PREFERENCE_FILE).write_text(json.dumps({"beta": beta}) + "\n")
 
 
 def decides(name: str) -> bool:

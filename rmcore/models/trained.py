@@ -14,7 +14,7 @@ from rmcore.data.render_fn import load_render_fn
 from rmcore.data.rendering import Renderer, Rendering, choose_rendering
 from rmcore.data.tokenizers import depends_on_the_day
 from rmcore.models import lora
-from rmcore.models.head import is_reward_head
+from rmcore.models.layers import is_reward_head
 from rmcore.models.loading import (
     DEFAULT_LIMIT,
     Backbone,
@@ -30,8 +30,7 @@ from rmcore.models.loading import (
     read_config,
     resolve_model,
 )
-from rmcore.models.preference import read_beta
-from rmcore.models.seal import check_seal
+from rmcore.models.seal import check_seal, read_beta
 
 RECORD_PATTERNS = ["*.json", "*.jinja", "*.txt", "*.model", lora.ADAPTER_WEIGHTS]
 """Files of a hub model that are read here next to its weights: records, tokenizer, and adapters, which PEFT wants in a

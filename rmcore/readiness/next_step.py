@@ -20,7 +20,7 @@ from rmcore.core.capabilities import capabilities
 from rmcore.evaluation.diagnosis import MANY_CUT, OVER_BASELINE, OVERFITTING, REVERSED, STUCK, UNDER_TRAINED, WILD
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.schema import NextRung, Training, Verdict
-from rmcore.training.length import passes, planned_steps
+from rmcore.training.record import passes, planned_steps
 
 USUAL_LR = {"minilm": 5e-5, **dict.fromkeys(TINY_SIZES, 1e-3)}
 """AdamW's rates that suit these models; a rate that is more than twice as low or high has a candidate in them."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rmcore.core.errors import NotReadyError, RequestError, RmcoreError, ServingError
 from rmcore.core.files import remove_folder
-from rmcore.models.preference import read_beta
+from rmcore.models.seal import read_beta
 from rmcore.serving.parity import check_probe
 from rmcore.serving.types import RewardModelTrainingMode, RewardProbe, ServerState, VersionInfo, WeightUpdate
 from rmcore.serving.updates import check_update

@@ -38,7 +38,7 @@ class RewardModelTrainingMode(StrEnum):
     FULL = "full"
     """All."""
     HEAD_ONLY = "head_only"
-    """The reward head's; see `rmcore.models.head`."""
+    """The reward head's; see `rmcore.models.layers`."""
     LORA = "lora"
     """The adapted layers', with the adapters added in, and the reward head's."""
 

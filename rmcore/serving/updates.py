@@ -29,9 +29,9 @@ from torch import Tensor
 
 from rmcore.core.errors import ModelError, RequestError, StoreError
 from rmcore.core.files import atomic_folder, file_digest, link_or_copy, read_object
-from rmcore.models.head import is_reward_head
-from rmcore.models.preference import PREFERENCE_FILE, read_beta, write_beta
-from rmcore.models.weight_index import INDEX_FILE
+from rmcore.models.layers import is_reward_head
+from rmcore.models.seal import PREFERENCE_FILE, read_beta, write_beta
+from rmcore.models.weight_files import INDEX_FILE
 from rmcore.serving.types import RewardModelTrainingMode
 from rmcore.serving.weight_files import (
     DTYPES,

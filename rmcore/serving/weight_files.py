@@ -18,7 +18,7 @@ from torch import Tensor
 from rmcore.core.errors import ModelError
 from rmcore.core.files import file_digest
 from rmcore.models.seal import TEXT_FILES
-from rmcore.models.weight_index import INDEX_FILE, read_index
+from rmcore.models.weight_files import INDEX_FILE, read_index
 
 WHOLE_FILE = "model.safetensors"
 CHUNK_VALUES = 4 << 20

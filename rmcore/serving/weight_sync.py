@@ -24,7 +24,7 @@ from rmcore.serving.client import RewardClient
 from rmcore.serving.parity import make_probe
 from rmcore.serving.types import RewardModelTrainingMode, VersionInfo, WeightUpdate
 from rmcore.serving.updates import write_update
-from rmcore.training.callbacks import Evaluation
+from rmcore.training.evaluation import Evaluation
 
 PUBLISH_SECONDS = 900.0
 

@@ -46,7 +46,7 @@ from rmcore.stages.prepared import CEILING_FILE, observations_of
 from rmcore.stages.seen_prompts import prompts_of_training
 from rmcore.stages.stages import EvaluateStage
 from rmcore.stages.trained import load_trained
-from rmcore.training.likelihood.attached import read_likelihood
+from rmcore.training.material import read_likelihood
 
 TRAIN_METRICS = ("pairwise_accuracy", "loss", "mean_margin")
 CALIBRATION_METRICS = ("ece", "brier", "temperature")

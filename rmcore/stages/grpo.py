@@ -57,7 +57,7 @@ from rmcore.stages.prepared import policy_place
 from rmcore.stages.samples import SAMPLES_FILE
 from rmcore.stages.stages import GrpoStage
 from rmcore.stages.trained import load_trained
-from rmcore.training.memory import peak_memory_bytes
+from rmcore.training.profiling import peak_memory_bytes
 
 RECORD_FILE = "rlhf.json"
 START_SAMPLES = 64

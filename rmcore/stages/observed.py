@@ -34,9 +34,13 @@ from rmcore.evaluation.uncertainty import MetricValue
 from rmcore.models.attributes import load_attributes
 from rmcore.models.observation_batching import label
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.training.likelihood.choices import ranking_log_likelihood
-from rmcore.training.likelihood.grades import grade_log_likelihood, marginal_log_likelihood, thresholds
-from rmcore.training.likelihood.observed import Likelihood
+from rmcore.training.likelihood import (
+    Likelihood,
+    grade_log_likelihood,
+    marginal_log_likelihood,
+    ranking_log_likelihood,
+    thresholds,
+)
 
 SCORED_TOGETHER = 512
 """Observations whose answers are scored, and held in memory, at a time."""

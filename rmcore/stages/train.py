@@ -32,14 +32,12 @@ from rmcore.reporting.figures.style import save
 from rmcore.reporting.figures.training import training_curves_figure
 from rmcore.stages.prepared import observations_of, policy_place
 from rmcore.stages.stages import Training, TrainStage
-from rmcore.training.callbacks import calibration
-from rmcore.training.length import passes
-from rmcore.training.loop import Trainer
+from rmcore.training.evaluation import calibration
+from rmcore.training.loop import BF16_NOTE, Trainer, with_precision
 from rmcore.training.material import Material, tokens_of
 from rmcore.training.ranks import Ranks, environment_ranks, share_of_host
-from rmcore.training.record import TrainResult
+from rmcore.training.record import TrainResult, passes
 from rmcore.training.resume import FINISHED_FILE, clear
-from rmcore.training.setup import BF16_NOTE, with_precision
 from rmcore.training.sharding import process_group, shard
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.manifests import Entry, canonical_json
 from rmcore.stages.order import section, stage_of
-from rmcore.training.length import passes
+from rmcore.training.record import passes
 from rmcore.training.resume import FINISHED_FILE
 
 KIND_FIELDS = ("precision", "compile", "batching", "packing", "gradient_checkpointing", "pairs_per_step")

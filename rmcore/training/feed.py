@@ -18,7 +18,7 @@ from rmcore.core.files import full_places
 from rmcore.data.rendering import TokenizedPair
 from rmcore.data.tokenized import token_lengths
 from rmcore.data.tokenized_observations import TokenizedObservation, side_lengths
-from rmcore.models.batching import MicroBatch, StepOrder, micro_batches, pair_tokens
+from rmcore.models.batching import MicroBatch, StepOrder, micro_batches, pair_tokens, plain_micro_batches
 from rmcore.models.observation_batching import (
     ObservationBatch,
     observation_micro_batches,
@@ -26,7 +26,6 @@ from rmcore.models.observation_batching import (
     padded_tokens,
 )
 from rmcore.models.packing.layout import Packing
-from rmcore.models.plain_batching import plain_micro_batches
 from rmcore.training.ranks import Ranks
 
 Batch = MicroBatch | ObservationBatch
@@ -52,7 +51,7 @@ class StepFeed(Dataset):
     ranks: Ranks
     packing: Packing | None = None
     plain: bool = False
-    """Whether to build micro-batches as common training loops do; see `rmcore.models.plain_batching`."""
+    """Whether to build micro-batches as common training loops do; see `rmcore.models.batching`."""
 
     def __len__(self) -> int:
         return len(self.order)

@@ -1,7 +1,8 @@
 """The training loop: feed, step, evaluate, save; when to stop, and how to resume.
 
-`Trainer._train` is the loop; the methods below it are in the order in which it calls them. The loop knows pairs, a
-model and a folder; a tracker receives its numbers.
+`Trainer._train` is the loop; the methods below it are in the order in which it calls them, and behind the class is what
+precedes the first step: the form of the rows, the token budget, what all steps share. The loop knows pairs, a model and
+a folder; a tracker receives its numbers.
 
 Resuming is exact. A saved state holds everything that the next step depends on, and the order of the data is a pure
 function of the seed, so on a CPU a training that was killed at any point ends with the same bits as one that was not.
@@ -10,52 +11,61 @@ function of the seed, so on a CPU a training that was killed at any point ends w
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from rmcore.config.train import TrainConfig
-from rmcore.core.errors import ConfigError, TrainingError
+from rmcore.core.errors import ConfigError, ModelError, TrainingError
 from rmcore.core.files import write_json
+from rmcore.core.hardware import choose_precision
 from rmcore.core.progress import Report, silent
 from rmcore.core.tracking import Tracker
 from rmcore.data.rendering import TokenizedPair
 from rmcore.data.tokenized_observations import TokenizedObservation, implied_pairs
 from rmcore.evaluation.report_card import batch_metrics
 from rmcore.models.batching import check_budget
-from rmcore.models.reward_model import SCORING_TOKEN_BUDGET, BradleyTerryRM
+from rmcore.models.compiling import CompiledLayers
+from rmcore.models.device import total_bytes
+from rmcore.models.layers import recompute_layers
+from rmcore.models.packing.layout import Packing
+from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.models.scoring import SCORING_TOKEN_BUDGET
 from rmcore.training import resume
 from rmcore.training import state as states
-from rmcore.training.callbacks import Callback, Evaluation
-from rmcore.training.checkpoint import CheckpointWriter, repair_interrupted
+from rmcore.training.evaluation import Callback, Evaluation, reward_distribution, score_tokenized
 from rmcore.training.feed import LostWorkerError, make_feed, steps_from
 from rmcore.training.interruption import Interruption, deferred_interruption
-from rmcore.training.length import planned_steps
-from rmcore.training.memory import memory_metrics, peak_memory_bytes
-from rmcore.training.optimizers import set_learning_rate
-from rmcore.training.peak_memory import PeakMeter
-from rmcore.training.profiling import step_profiler
+from rmcore.training.losses import make_bradley_terry
+from rmcore.training.material import make_observation_forward
+from rmcore.training.memory import choose_memory
+from rmcore.training.optimizers import OptimizerSet, make_optimizer, set_learning_rate
+from rmcore.training.profiling import PeakMeter, memory_metrics, peak_memory_bytes, step_profiler
 from rmcore.training.ranks import ALONE, Ranks
-from rmcore.training.record import LAST, MetricsTable, Progress, Selection, TrainResult, Window, reward_distribution
-from rmcore.training.saving import StateSaver
-from rmcore.training.scoring import score_tokenized
-from rmcore.training.setup import (
-    choose_packing,
-    make_context,
-    narrows_base,
-    restore_training,
-    share_memory,
-    with_precision,
-)
-from rmcore.training.step import PartialUpdateError, StepContext, Stepper
-from rmcore.training.train_mode import training_form
+from rmcore.training.record import LAST, MetricsTable, Progress, Selection, TrainResult, Window, planned_steps
+from rmcore.training.resume import ResumePoint
+from rmcore.training.saving import CheckpointWriter, StateSaver, repair_interrupted
+from rmcore.training.sharding import reshard, shard
+from rmcore.training.state import state_on_this_host
+from rmcore.training.step import PartialUpdateError, StepContext, Stepper, make_forward
+from rmcore.training.train_mode import HalfWeights, find_half_weights, training_form, uses_half_weights
 
 DISTRIBUTION_PAIRS = 100
 """Number of training pairs whose rewards are described where there are no validation pairs. Scoring a pair costs a
 third of training on it, so a hundred cost as much as two steps of 16, and give the mean to a tenth of a standard
 deviation."""
 ALL_DONE = "all steps done"
+BF16_NOTE = "note: trains in bf16, with weights, reward head and loss in float32; train.precision=fp32 rounds nothing."
+WHOLE_SHARE = 0.25
+"""Share of the memory besides a rank's slices that gathered weights and gradients may take: activations have half."""
+TINY_PARAMETERS = 5_000_000
+"""Parameters below which a model counts as tiny where its name is not known; `tiny-wide`, the largest, has 3.3 M."""
+SCORES_COMPILED = {"cuda": True, "cpu": False}
+"""Whether the evaluations of a training that compiles its layers use them, too; compiling again, without gradients,
+takes longer on a CPU than it saves."""
 
 
 class Trainer:
@@ -70,7 +80,7 @@ class Trainer:
         rm: the model; trained in place, and sharded in place on several ranks. From then on `config.packing` holds for
             its scoring too, and its `beta` is `config.beta`.
         config: settings.
-        train: P tokenized training pairs; or, after `likelihood.attached.attach`, observations of any kind.
+        train: P tokenized training pairs; or, after `rmcore.training.material.attach`, observations of any kind.
         validation: held-out pairs for choosing the best step. May be empty: then best is the last step and nothing
             stops early, as with `best_metric="last"`.
         folder: where checkpoints are written.
@@ -229,10 +239,11 @@ class Trainer:
             return reason
         with steps_from(stepper.feed, self.progress.step, config, self.rm.device) as steps:
             for step, (indices, batches) in enumerate(steps, self.progress.step + 1):
+                # 1. Forward, backward, update.
                 lr = set_learning_rate(context.optimizer, config, step - 1, self.num_steps)
                 try:
                     with self._peak.around(step):
-                        stepper.run(step, indices, batches)  # forward, backward, update
+                        stepper.run(step, indices, batches)
                     if self._profiled is not None:
                         self._profiled()
                 except TrainingError as error:
@@ -241,6 +252,7 @@ class Trainer:
                     raise
                 self.progress.token_budget = stepper.token_budget
 
+                # 2. Log, evaluate, keep checkpoints.
                 logs, evaluates, saves = self._is_due(step)
                 # On a GPU, results are read only when they are needed: reading waits for the device.
                 if logs or evaluates or saves or not context.deferred:
@@ -256,6 +268,7 @@ class Trainer:
                         self.writer.save_step(step)
                 self.report(step, self.num_steps, self._loss)
 
+                # 3. Save a state to resume from; stop where the training ends early or a signal asks for it.
                 reason = self._reason_to_stop(step)
                 interrupted = self.ranks.agree(interruption.requested)
                 due = reason is None and self._saver.is_due()
@@ -395,3 +408,144 @@ class Trainer:
                 stepper.run(step + 1, *stepper.feed[step])
             # Reading the results waits for the device, so the caller's timing includes all of the work.
             return sum(result.num_tokens for result, _ in stepper.results())
+
+
+def with_precision(config: TrainConfig, rm: BradleyTerryRM, device: torch.device) -> TrainConfig:
+    """The same settings, with what `precision=auto` stands for where `rm` trains on `device`, which is said."""
+    if config.precision != "auto":
+        return config
+    chosen = choose_precision(device.type, tiny=rm.num_parameters < TINY_PARAMETERS)
+    if chosen == "bf16":
+        print(BF16_NOTE, file=sys.stderr)
+    return config.model_copy(update={"precision": chosen})
+
+
+def choose_packing(rm: BradleyTerryRM, config: TrainConfig, ranks: Ranks) -> Packing | None:
+    """How rows are packed in training; None: padded. All ranks must ask: weights that are sharded are gathered for it.
+
+    Raises:
+        ConfigError: some ranks can pack and others cannot, so they would cut a step differently and wait for ever.
+    """
+    found = _own_packing(rm, config)
+    by_rank = ranks.gather(found)
+    if any(other != found for other in by_rank):
+        raise ConfigError(
+            f"of {ranks.world} processes some can pack rows and some cannot ({by_rank}): their devices or libraries "
+            "differ. Train with packing=false, or on machines that are alike."
+        )
+    return found
+
+
+def _own_packing(rm: BradleyTerryRM, config: TrainConfig) -> Packing | None:
+    if config.batching == "plain":  # which is padded by definition
+        return None
+    found = rm.packing(config.chosen_precision)
+    reshard(rm.model)
+    if found is None:
+        return None
+    reason = None
+    if config.compile and found.kernel == "sdpa":
+        reason = "torch.compile needs attention as one operation"
+    elif config.dropout and found.kernel == "varlen":
+        reason = "the kernel that packs on a GPU has no dropout (train.dropout=false)"
+    if reason:
+        print(f"note: pairs are padded, not packed: {reason}.", file=sys.stderr)
+        return None
+    if config.compile and found.reads_last:
+        print("note: the last layer is computed for all tokens: its two parts are not compiled.", file=sys.stderr)
+        return replace(found, reads_last=False)
+    return found
+
+
+def narrows_base(config: TrainConfig, ranks: Ranks) -> bool:
+    """Whether `narrow_base` changes no number of the training: autocast rounds the same."""
+    return config.chosen_precision == "bf16" and ranks.world == 1
+
+
+def share_memory(rm: BradleyTerryRM, config: TrainConfig, packing: Packing | None, ranks: Ranks) -> tuple[int, float]:
+    """Tokens of a micro-batch, and the share of recomputed layers: the same on all ranks, which must all ask.
+
+    Raises:
+        ConfigError: see `choose_memory`.
+    """
+    own = choose_memory(
+        rm.model, config, packing, max_seq_len=rm.renderer.rendering.max_seq_len, device=rm.device, world=ranks.world
+    )
+    chosen = ranks.gather(own)  # GPUs may differ, and all must cut a step alike
+    return min(budget for budget, _ in chosen), max(share for _, share in chosen)
+
+
+def make_context(rm: BradleyTerryRM, config: TrainConfig, ranks: Ranks, *, half: bool | None = None) -> StepContext:
+    """Bring the model into its training form, sharded where there are several ranks; what all steps share.
+
+    `half` says whether bf16 computes with bfloat16 copies of the weights rather than by autocast; None: where that was
+    found to be faster.
+    """
+    recompute_layers(rm.model, rm.recomputed_share if config.gradient_checkpointing else 0.0)
+    shard(rm, ranks, config.chosen_precision)
+    device = rm.device
+    optimizer = make_optimizer(rm.model, config)
+    if config.optimizer == "adamw8bit":  # the weights are narrow now
+        rm.split = optimizer
+    wanted = uses_half_weights(config, device) if half is None else half and config.chosen_precision == "bf16"
+    weights = _half_weights(rm, device) if wanted and ranks.world == 1 else None
+    computes_as_it_is = weights is not None or ranks.world > 1  # see `shard`
+    precision = "fp32" if computes_as_it_is else config.chosen_precision
+    if rm.companion is None:
+        forward = make_forward(rm.model, make_bradley_terry(config), precision, device)
+    else:
+        forward = make_observation_forward(rm, precision, device)
+    compiled = CompiledLayers(rm.model) if config.compile else None
+    # One of several ranks that failed to compile would compute again alone, and the others would wait for ever.
+    rm.compiled = compiled if SCORES_COMPILED[device.type] and ranks.world == 1 else None
+    return StepContext(
+        model=rm.model,
+        forward=forward,
+        optimizer=optimizer,
+        clip=config.clip,
+        device=device,
+        ranks=ranks,
+        failed=torch.zeros((), device=device) if can_defer(optimizer, device) else None,
+        compiled=compiled,
+        half=weights,
+        holds_whole=_holds_whole(rm, config, ranks),
+    )
+
+
+def _half_weights(rm: BradleyTerryRM, device: torch.device) -> HalfWeights | None:
+    try:
+        return find_half_weights(rm.model, device)
+    except ModelError as reason:
+        print(f"note: {reason}; it trains by autocast.", file=sys.stderr)
+        return None
+
+
+def _holds_whole(rm: BradleyTerryRM, config: TrainConfig, ranks: Ranks) -> bool:
+    """Whether memory takes the whole model's gathered weights and float32 gradients on each rank, activations aside."""
+    if ranks.world == 1:
+        return True
+    gathered = (2 if config.chosen_precision == "bf16" else 4) + 4
+    state = 16 * rm.num_parameters // ranks.world  # weights, gradients and two moments, in float32
+    room = WHOLE_SHARE * max(0, total_bytes(rm.device) - state)
+    return all(ranks.gather(gathered * rm.num_parameters <= room))
+
+
+def can_defer(optimizer: OptimizerSet, device: torch.device) -> bool:
+    """Whether steps need not be read before their update. On a CPU reading is free, so a bad step ends at once."""
+    return device.type == "cuda" and optimizer.can_skip
+
+
+def restore_training(
+    point: ResumePoint, folder: Path, rm: BradleyTerryRM, context: StepContext, *, num_steps: int
+) -> np.ndarray:
+    """Put weights, optimizer and, for as many ranks as then, random states back; the rewards under the best weights."""
+    ranks = context.ranks
+    with state_on_this_host(point, folder, ranks) as state:
+        randoms, rewards = states.load_state(state, rm.model, context.optimizer)
+    if len(randoms) == ranks.world:
+        states.set_random_state(randoms[ranks.rank], context.device)
+    if ranks.is_main:
+        for note in point.notes:
+            print(f"warning: {note}", file=sys.stderr)
+        print(f"resumed from step {point.step} of {num_steps} ({point.state.parent})", file=sys.stderr)
+    return rewards

@@ -15,15 +15,14 @@ from rmcore.core.tracking import NullTracker
 from rmcore.data.rendering import TokenizedPair
 from rmcore.data.tokenized import Pairs, token_lengths
 from rmcore.data.tokenized_observations import Observations, TokenizedObservation
-from rmcore.models.batching import StepOrder, pack_pairs, pair_tokens, row_tokens
+from rmcore.models.batching import StepOrder, pack_pairs, pair_tokens, plain_groups, row_tokens
 from rmcore.models.device import free_bytes, pick_device
 from rmcore.models.observation_batching import observation_tokens
-from rmcore.models.plain_batching import plain_groups
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training.feed import ObservationFeed
 from rmcore.training.loop import Trainer
 from rmcore.training.material import Material, tokens_of
-from rmcore.training.step_memory import StepCounter
+from rmcore.training.memory import StepCounter
 
 WARM_STEPS, TIMED_STEPS = 1, 2
 Trained = Sequence[TokenizedPair] | Sequence[TokenizedObservation]

@@ -13,6 +13,7 @@ from rmcore.core.errors import ConfigError
 
 LONGEST_WAIT = timedelta(hours=2)
 """Until a process counts as lost that joins, or reads or writes a large file, and others wait for: `Ranks.patient`."""
+TO_BE_ALONE = "Without torchrun or another launcher, unset RANK and WORLD_SIZE: this process then trains alone."
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +72,6 @@ class Ranks:
 
 ALONE = Ranks()
 """One process."""
-
-
-TO_BE_ALONE = "Without torchrun or another launcher, unset RANK and WORLD_SIZE: this process then trains alone."
 
 
 def environment_ranks() -> Ranks:

@@ -1,5 +1,5 @@
-"""Records of a training: which step is best and when there is no more hope, how the training ended, averages between
-logged steps, the table `metrics.csv`.
+"""Records of a training, without torch: how many steps it has, what was measured of each, which one is best, how the
+training ended, and the table `metrics.csv`.
 """
 
 import csv
@@ -9,12 +9,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from pydantic import TypeAdapter
 
 from rmcore.config.train import TrainConfig
 from rmcore.core.files import atomic_file
-from rmcore.training.step import StepResult
 
 LAST = "last"
 """The `best_metric` that chooses no step: no evaluation is noted then."""
@@ -28,6 +26,29 @@ CSV_COLUMNS = {
     "eval_margin": "eval/mean_margin",
     "eval_pairs": "eval/num_pairs",
 }
+ENOUGH_STEPS = 60
+"""Steps that a training is given where nothing was said: one pass over 300 pairs is 20, in which a pretrained encoder
+learns next to nothing (benchmarks/results/few-pairs.md)."""
+MOST_PASSES = 10
+"""More passes over very few pairs learn them by heart."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Measurements of one optimizer step, before its update. Counts and means are over its pairs of all ranks."""
+
+    num_pairs: int
+    """Observations, where these are not pairs."""
+    num_tokens: int
+    """Computed tokens, with padding; a prompt that both sides share counts once where rows are packed."""
+    num_real_tokens: int
+    """Tokens of both sides of each pair."""
+    loss: float
+    """Mean training loss in nats, with label smoothing and penalties."""
+    pairwise_accuracy: float
+    mean_margin: float
+    grad_norm: float
+    """Before clipping."""
 
 
 @dataclass(slots=True)
@@ -97,7 +118,7 @@ class TrainResult:
     """Most memory: allocated on a GPU since training began, else of this process so far."""
     peak_training_bytes: int | None
     """Most bytes of tensors besides the model at once: gradients, activations, temporaries, optimizer state. On a CPU
-    of the second step (the first, if alone); None there for several processes or with compile: see peak_memory.py."""
+    of the second step (the first, if alone); None there for several processes or with compile: see `PeakMeter`."""
     num_processes: int
     resumed_from: list[int]
     """Steps from which earlier attempts were resumed, in order; empty for a training in one piece."""
@@ -252,17 +273,20 @@ class MetricsTable:
         self._file.close()
 
 
-def reward_distribution(rewards: np.ndarray) -> dict[str, dict]:
-    """Describe (P, 2) rewards by side: mean, standard deviation, percentiles and a 20-bin histogram, in logits."""
-    described = {}
-    for column, side in enumerate(("chosen", "rejected")):
-        values = rewards[:, column].astype(np.float64)
-        counts, edges = np.histogram(values, bins=20)
-        described[side] = {
-            "num": len(values),
-            "mean": float(values.mean()),
-            "std": float(values.std()),
-            "percentiles": {str(q): float(np.percentile(values, q)) for q in (1, 5, 25, 50, 75, 95, 99)},
-            "histogram": {"counts": counts.tolist(), "edges": [float(edge) for edge in edges]},
-        }
-    return described
+def passes(config: TrainConfig, num_pairs: int) -> float:
+    """Passes over `num_pairs` training pairs, at least one: `epochs`, else as many as `ENOUGH_STEPS` take.
+
+    >>> passes(TrainConfig(epochs=None), 300), passes(TrainConfig(epochs=None), 5000)
+    (4, 1)
+    """
+    if config.epochs is not None:
+        return config.epochs
+    return min(MOST_PASSES, max(1, math.ceil(ENOUGH_STEPS * config.pairs_per_step / max(1, num_pairs))))
+
+
+def planned_steps(config: TrainConfig, num_pairs: int) -> int:
+    """Optimizer steps of a run over `num_pairs` training pairs: `steps`, else `passes` rounded to whole steps."""
+    if config.steps is not None:
+        return config.steps
+    per_epoch = math.ceil(num_pairs / config.pairs_per_step)
+    return max(1, round(passes(config, num_pairs) * per_epoch))

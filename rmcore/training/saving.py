@@ -1,12 +1,17 @@
-"""When resumable states are saved, and in which thread, so that the steps wait for little of it.
+"""What a training writes: checkpoints (the best one, the next best, one every so many steps, the last), and states to
+resume from.
 
-One process copies the tensors and continues with the next step; a thread writes the copy, digests and syncs it. Several
-processes write together, between two steps.
+A checkpoint is a plain Hugging Face folder that appears whole or not at all. Of a state one process copies the tensors
+and continues with the next step, while a thread writes the copy, digests and syncs it; several processes write
+together, between two steps.
 """
 
+import os
+import re
+import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,22 +19,146 @@ from typing import Any, Self
 
 import psutil
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
+from rmcore.config.train import TrainConfig
 from rmcore.core.errors import StoreError
+from rmcore.core.files import atomic_folder, link_tree, remove_abandoned
 from rmcore.models.device import free_bytes
+from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training import resume
-from rmcore.training.memory import peak_memory_bytes
-from rmcore.training.ranks import Ranks
-from rmcore.training.state import write_alone
-from rmcore.training.state_transfer import write_parts
+from rmcore.training.profiling import peak_memory_bytes
+from rmcore.training.ranks import ALONE, Ranks
+from rmcore.training.record import Selection
+from rmcore.training.resume import CHECKPOINTS, ResumePoint
+from rmcore.training.sharding import whole_state_dict
+from rmcore.training.state import write_alone, write_parts
 
 COSTS = 50
 """Least time between two states, in times for which the steps waited for the last one: 2 % of the training at most."""
 COPY_SHARE = 0.5
-"""Share of the free memory that a copy may take; the rest is for the cache of what is written, and for all others.
-Trainings in other slots of the device that make their first copy in the same moment count the same memory as free."""
+"""Share of the free memory that copies may take; the rest is for the cache of what is written, and for all others."""
+SLOTS_VARIABLE = "RM_OPT_DEVICE_SLOTS"
+"""Number of trainings that may share the machine. Each copy takes at most an equal part of `COPY_SHARE`: trainings that
+begin together count the same memory as free."""
 CPU = torch.device("cpu")
+
+
+def save_checkpoint(rm: BradleyTerryRM, folder: Path, ranks: Ranks = ALONE) -> None:
+    """Write `rm` to `folder` atomically, as one plain model; on several ranks every one must call this.
+
+    Raises:
+        StoreError: the disk is full. What was there before is untouched.
+    """
+    state = whole_state_dict(rm.model, keep=ranks.is_main) if ranks.world > 1 else None
+    if ranks.is_main:
+        _publish(folder, lambda temporary: rm.save(temporary, state=state))
+    ranks.wait()
+
+
+def copy_checkpoint(source: Path, folder: Path) -> None:
+    """Make `folder` the same checkpoint as `source`, atomically, and by hard links where the disk has them."""
+    _publish(folder, lambda place: link_tree(source, place))
+
+
+def repair_interrupted(folder: Path) -> None:
+    """Put right what a kill between two renames left: a checkpoint set aside for a newer one that never came."""
+    for retired in filter(_is_ours, folder.glob(".*.old")):
+        place = folder / retired.name[1 : -len(".old")]
+        if place.exists():
+            shutil.rmtree(retired)
+        else:
+            retired.rename(place)
+    remove_abandoned(folder, lambda name: re.fullmatch(r"best|step_\d+", name) is not None)
+
+
+def _is_ours(path: Path) -> bool:
+    return re.fullmatch(r"\.(best|step_\d+)\.old", path.name) is not None and path.is_dir()
+
+
+def _publish(folder: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a folder that takes the name, and the place of an older one, once it is whole."""
+    with atomic_folder(folder, replace=True) as temporary:
+        try:
+            write(temporary)
+        except (SafetensorError, StoreError) as error:
+            raise StoreError(
+                f"the checkpoint {folder} could not be written ({error}), most often because the disk is full; the one "
+                "before it is untouched. Free space and run again."
+            ) from error
+
+
+class CheckpointWriter:
+    """Writes and removes the checkpoints of one training. Every rank calls it; rank 0 writes."""
+
+    def __init__(
+        self, rm: BradleyTerryRM, config: TrainConfig, folder: Path, selection: Selection, ranks: Ranks
+    ) -> None:
+        self.rm, self.config, self.folder, self.selection, self.ranks = rm, config, folder, selection, ranks
+        self._saved = -1  # step whose folder was written last: one evaluation may ask for it twice
+
+    def chosen(self) -> list[Path]:
+        """List the checkpoints that the selection speaks of and that are there: a kept one may be deleted by hand."""
+        if self.selection.best is None:
+            return []
+        steps = [step for _, step in self.selection.kept] if self.config.keep_top_k > 1 else []
+        return [place for place in (self.folder / "best", *map(self.step_folder, steps)) if place.is_dir()]
+
+    def go_back(self, point: ResumePoint | None) -> None:
+        """Put those of a state back, and remove what is later: steps that were lost, and will be done again.
+
+        Rank 0 alone calls this. `best` of a lost step stays where there was none before; the next one takes its place.
+
+        Args:
+            point: the state; None: the training starts from the beginning.
+        """
+        for place in self.folder.glob("step_*"):
+            if place.name[5:].isdigit() and int(place.name[5:]) > (point.step if point else 0):
+                shutil.rmtree(place)
+        if point is not None:
+            for held in (point.state / CHECKPOINTS).glob("*"):
+                copy_checkpoint(held, self.folder / held.name)
+
+    def step_folder(self, step: int) -> Path:
+        """Place of the checkpoint of a step."""
+        return self.folder / f"step_{step}"
+
+    def evaluated(self, step: int, value: float) -> bool:
+        """Note the value of an evaluation, keep and drop checkpoints by it; True if it is the best so far."""
+        kept, dropped = self.selection.note(value, step)
+        is_best = kept and self.selection.kept[0][1] == step
+        if kept and self.config.keep_top_k > 1:
+            self.save_step(step)
+        if is_best:
+            self._save_best(step)
+        for old in dropped:
+            if not self.is_periodic(old) and self.ranks.is_main:
+                shutil.rmtree(self.step_folder(old), ignore_errors=True)
+        return is_best
+
+    def finished(self, step: int) -> None:
+        """Keep the last step; where nothing was ever evaluated, it is the best one too."""
+        self.save_step(step)
+        if self.selection.best is None:
+            self._save_best(step)
+
+    def save_step(self, step: int) -> None:
+        """Write the checkpoint of the present weights, those of `step`, unless it is there."""
+        if self._saved != step:
+            save_checkpoint(self.rm, self.step_folder(step), self.ranks)
+            self._saved = step
+
+    def _save_best(self, step: int) -> None:
+        best = self.folder / "best"
+        if self._saved != step:
+            save_checkpoint(self.rm, best, self.ranks)
+        elif self.ranks.is_main:
+            copy_checkpoint(self.step_folder(step), best)
+
+    def is_periodic(self, step: int) -> bool:
+        """Return whether `save_every` keeps the checkpoint of this step."""
+        return self.config.save_every is not None and step % self.config.save_every == 0
 
 
 class StateSaver:
@@ -150,7 +279,9 @@ class StateSaver:
         needed = sum(map(_host_bytes, tensors.values()))
         if not self._copy:
             regrown = peak_memory_bytes(CPU) - psutil.Process().memory_info().rss  # what a step takes, and gives back
-            if needed > COPY_SHARE * (free_bytes(CPU) - max(0, regrown)):
+            slots = os.environ.get(SLOTS_VARIABLE, "")
+            share = COPY_SHARE / max(1, int(slots) if slots.isdecimal() else 1)  # what is no number is refused before
+            if needed > share * (free_bytes(CPU) - max(0, regrown)):
                 return self._no_room(needed)
         try:
             for name, tensor in tensors.items():

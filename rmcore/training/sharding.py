@@ -25,13 +25,13 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from rmcore.core.errors import ConfigError, LostProcessError, ModelError
-from rmcore.models.deferred import Place
 from rmcore.models.layers import transformer_layers, without_adapters
 from rmcore.models.loading import check_finite
 from rmcore.models.packing.forward import FORWARD_METHOD, TRIAL_METHOD, packed_outputs, packed_trial
 from rmcore.models.packing.layout import Packing
 from rmcore.models.precision import Precision, reward_heads
 from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.models.weight_files import Place
 from rmcore.training.optimizers import LIKELIHOOD_PREFIX, whole
 from rmcore.training.ranks import LONGEST_WAIT, TO_BE_ALONE, Ranks, environment_ranks
 

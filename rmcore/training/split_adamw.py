@@ -133,11 +133,12 @@ class SplitAdamW(Optimizer):
             eager(*tensors, place, *numbers)
 
     def keep_costliest_gradients(self) -> None:
-        """Drop all gradients but that of the largest parameter; compiled, no update takes memory: drop that, too."""
+        """Drop all gradients but that of the largest parameter, which is updated as where compiling fails."""
+        self._update = update_
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         largest = max(parameters, key=lambda parameter: parameter.numel(), default=None)
         for parameter in parameters:
-            if parameter is not largest or self._update is not update_:
+            if parameter is not largest:
                 parameter.grad = None
 
     def joined(self, parameter: Tensor) -> Tensor:

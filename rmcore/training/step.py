@@ -2,7 +2,7 @@
 
 Every micro-batch adds its *sum* of pair losses divided by the pairs of the whole step, over all processes. Hence any
 cut of a step into micro-batches, any order of its pairs and any number of processes gives the same loss and gradient,
-up to rounding. (Plain batching shows what happens otherwise: see `rmcore.models.plain_batching`.)
+up to rounding. (Plain batching shows what happens otherwise: see `rmcore.models.batching`.)
 
 A step whose loss or gradient is not finite must not change the weights. Either the host reads both before the update,
 which on a GPU forces a host-device synchronisation in every step; or the update is masked by a flag on the device,
@@ -27,15 +27,16 @@ from torch.distributed.tensor import DTensor
 from rmcore.core.errors import TrainingError
 from rmcore.models.compiling import COMPILE_ERRORS, CompiledLayers
 from rmcore.models.packing.forward import rewards_of
-from rmcore.models.packing.rows import Rows
+from rmcore.models.packing.layout import Rows
 from rmcore.models.precision import precision_context
 from rmcore.training.feed import Batch, StepFeed
-from rmcore.training.half_weights import HalfWeights
 from rmcore.training.losses import PairLoss, split_rewards
 from rmcore.training.optimizers import OptimizerSet
 from rmcore.training.ranks import ALONE, Ranks
+from rmcore.training.record import StepResult
 from rmcore.training.sharding import between_micro_batches
 from rmcore.training.state import random_state, set_random_state
+from rmcore.training.train_mode import HalfWeights
 
 Forward = Callable[[Rows, Any], tuple[Tensor, Tensor]]
 """(rows, labels) of a micro-batch -> its summed loss, 0-d, and its (P,) margins, of P compared answers."""
@@ -43,24 +44,6 @@ Forward = Callable[[Rows, Any], tuple[Tensor, Tensor]]
 
 class PartialUpdateError(TrainingError):
     """An update failed after it had changed some of the weights, so they belong to no step."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """Measurements of one optimizer step, before its update. Counts and means are over its pairs of all ranks."""
-
-    num_pairs: int
-    """Observations, where these are not pairs."""
-    num_tokens: int
-    """Computed tokens, with padding; a prompt that both sides share counts once where rows are packed."""
-    num_real_tokens: int
-    """Tokens of both sides of each pair."""
-    loss: float
-    """Mean training loss in nats, with label smoothing and penalties."""
-    pairwise_accuracy: float
-    mean_margin: float
-    grad_norm: float
-    """Before clipping."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,14 +202,17 @@ def train_step(
     """
     optimizer = context.optimizer
     terms = len(pair_ids) if num_terms is None else num_terms
+    # 1. The gradient of this rank's share of the mean loss, micro-batch by micro-batch.
     optimizer.zero_grad()
     sums = accumulate_gradient(context, batches, num_terms=terms)
+    # 2. The step's numbers over all ranks. (Sharded gradients are summed over ranks by now.)
     # new_full fills on the device; a tensor from Python numbers would be copied there and force a synchronisation.
     tokens = sums.new_full((1,), sum(batch.rows.num_tokens for batch in batches))
     real_tokens = sums.new_full((1,), sum(batch.rows.num_real_tokens for batch in batches if not batch.idle))
     totals = context.ranks.sum(torch.cat([sums, tokens, real_tokens]))  # (6,): one all-reduce for all
     norm = _gradient_norm(context, clips=context.failed is None)
     numbers = torch.cat([totals, norm.double()[None]])
+    # 3. A step that is not finite must not change the weights: read now and raised, or masked and read later.
     divisor = None
     if context.failed is None:
         pending = PendingStepMetrics(step, pair_ids, terms, numbers.cpu())
@@ -238,6 +224,7 @@ def train_step(
         context.failed.logical_or_(pending.not_finite())
         # Clips as `clip_grads_with_norm_` does, in the pass of the update over the gradients and not in one of its own.
         divisor = ((norm.float() + 1e-6) / context.clip).clamp(min=1.0)
+    # 4. The update.
     try:
         optimizer.step(skip=context.failed, divisor=divisor)
     except torch.OutOfMemoryError as error:

@@ -320,8 +320,8 @@ class State(Scenario):
     def _save(self, place: Path, step: int) -> None:
         import torch
 
-        from rmcore.training.checkpoint import copy_checkpoint, repair_interrupted
         from rmcore.training.resume import new_state
+        from rmcore.training.saving import copy_checkpoint, repair_interrupted
         from rmcore.training.state import write_alone
 
         repair_interrupted(place)
@@ -333,7 +333,7 @@ class State(Scenario):
         self._save(place, 2)
 
     def kept(self, place: Path) -> None:
-        from rmcore.training.checkpoint import repair_interrupted
+        from rmcore.training.saving import repair_interrupted
 
         repair_interrupted(place)  # as every training begins
         assert self._found(place)[0] in (1, 2)

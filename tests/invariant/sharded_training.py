@@ -26,9 +26,8 @@ from rmcore.data.tokenized_observations import open_observations_tokenized, writ
 from rmcore.models import tiny
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training import saving
-from rmcore.training.likelihood.attached import attach
-from rmcore.training.likelihood.designs import make_design
 from rmcore.training.loop import Trainer
+from rmcore.training.material import attach, make_design
 from rmcore.training.ranks import environment_ranks
 from rmcore.training.sharding import process_group, shard, whole_state_dict
 

@@ -20,7 +20,7 @@ from rmcore.config.train import TrainConfig
 from rmcore.core.tracking import MemoryTracker
 from rmcore.data.gold.world import generate_pairs
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.training.callbacks import calibration
+from rmcore.training.evaluation import calibration
 from rmcore.training.loop import Trainer
 
 PINNED = Path(__file__).with_name("trajectory.json")

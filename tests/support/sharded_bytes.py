@@ -22,7 +22,7 @@ from rmcore.data.gold.world import generate_pairs
 from rmcore.models import tiny
 from rmcore.models.batching import micro_batches
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.training.setup import make_context
+from rmcore.training.loop import make_context
 from rmcore.training.sharding import process_group, shard
 from rmcore.training.step import accumulate_gradient
 from rmcore.training.train_mode import training_form

@@ -56,7 +56,7 @@ def packed_attention(
         value: (1, key heads, T, D).
         attention_mask: meant for rows that are not packed.
         packing: which tokens see which.
-        kept: of a last layer that computes no more than what is read (`rmcore.models.packing.last_layer`): empty, and
+        kept: of a last layer that computes no more than what is read (`rmcore.models.packing.forward`): empty, and
             keys and values are put there; or they, and `query` is (1, heads, U, D), of the tokens of `packing.reading`.
         dropout: probability for attention weights.
         scaling: factor of the scores; 1 / sqrt(D) if left out.

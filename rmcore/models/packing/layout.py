@@ -1,4 +1,4 @@
-"""Rows without padding, in which a prompt that several sides share is computed once.
+"""Rows without padding, in which a prompt that several sides share is computed once; and rows padded to one length.
 
 A causal model reads `prompt + chosen` and `prompt + rejected` with the same states over the prompt, so the prompt needs
 computing once. A packed row is one flat list of tokens:
@@ -50,7 +50,7 @@ class Packing:
     """Token that the model takes for padding even where it occurs in a text: see `reading_place` and `_positions`."""
     reads_last: bool = False
     """Whether the last layer computes keys and values for all tokens, and the rest only where rewards are read: see
-    `rmcore.models.packing.last_layer`."""
+    `rmcore.models.packing.forward`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,3 +367,42 @@ def cut_into_runs(order: list[int], starts: Sequence[int]) -> list[list[int]]:
         runs.append(order[starts[end] : end])
         end = starts[end]
     return runs
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedRows:
+    """R sides as rows of one length L."""
+
+    input_ids: Tensor  # (R, L) long, right-padded
+    attention_mask: Tensor  # (R, L) long, 1 on real tokens
+    num_real_tokens: int
+    """Tokens that are not padding."""
+
+    @property
+    def num_tokens(self) -> int:
+        """R x L: tokens computed."""
+        return self.input_ids.numel()
+
+    def to(self, device: torch.device) -> "PaddedRows":
+        """The same on `device`; from page-locked memory without waiting."""
+        ids, mask = (tensor.to(device, non_blocking=True) for tensor in (self.input_ids, self.attention_mask))
+        return PaddedRows(ids, mask, self.num_real_tokens)
+
+    def pin_memory(self) -> "PaddedRows":
+        """The same in page-locked memory, from where a GPU copies asynchronously."""
+        return PaddedRows(self.input_ids.pin_memory(), self.attention_mask.pin_memory(), self.num_real_tokens)
+
+
+Rows = PaddedRows | PackedRow
+"""The sides that one forward pass computes, in either form."""
+
+
+def pad_rows(sides: Sequence[Sequence[int]], *, pad_id: int) -> PaddedRows:
+    """Right-pad R sides to the longest; the mask alone says what is real."""
+    longest = max(len(side) for side in sides)
+    input_ids = np.full((len(sides), longest), pad_id, dtype=np.int64)
+    attention_mask = np.zeros((len(sides), longest), dtype=np.int64)
+    for position, side in enumerate(sides):
+        input_ids[position, : len(side)] = side
+        attention_mask[position, : len(side)] = 1
+    return PaddedRows(torch.from_numpy(input_ids), torch.from_numpy(attention_mask), sum(len(side) for side in sides))

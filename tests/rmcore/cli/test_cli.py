@@ -26,9 +26,8 @@ from rmcore.core.errors import JudgementsWantedError
 from rmcore.core.manifests import FORMAT, FORMAT_FILE
 from rmcore.data.splits import compared_prompt
 from rmcore.data.table import read_pairs, write_pairs
-from rmcore.models.preference import PREFERENCE_FILE
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.models.seal import write_seal
+from rmcore.models.seal import PREFERENCE_FILE, write_seal
 from rmcore.stages.seen_prompts import seen_by_checkpoint
 
 

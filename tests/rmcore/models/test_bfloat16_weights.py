@@ -18,7 +18,7 @@ from rmcore.ensembles.features import features, head_of
 from rmcore.landscape.operators import LossHessian
 from rmcore.models import lora
 from rmcore.models.batching import pad_pairs
-from rmcore.models.head import is_reward_head
+from rmcore.models.layers import is_reward_head
 from rmcore.models.precision import float32_head, round_backbone
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.seal import write_seal

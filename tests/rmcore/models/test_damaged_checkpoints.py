@@ -16,8 +16,8 @@ from rmcore.models.lora import ADAPTER_CONFIG, ADAPTER_FOLDER, ADAPTER_WEIGHTS, 
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.seal import SEAL_FILE
 from rmcore.models.tiny import tiny_tokenizer
-from rmcore.models.weight_index import INDEX_FILE
-from rmcore.training.checkpoint import save_checkpoint
+from rmcore.models.weight_files import INDEX_FILE
+from rmcore.training.saving import save_checkpoint
 
 PROMPTS, RESPONSES = ["What is 2 + 2?", "Hello"], ["It is 4.", "no"]
 GONE = object()

@@ -5,9 +5,9 @@ import torch
 from transformers import MixtralConfig, MixtralForSequenceClassification, T5Config, T5ForSequenceClassification
 
 from rmcore.core.errors import ModelError
-from rmcore.models.deferred import load_deferred
 from rmcore.models.loading import load_backbone, read_config
 from rmcore.models.tiny import build_tiny
+from rmcore.models.weight_files import load_deferred
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from peft import LoraConfig
 from torch import nn
 
 from rmcore.core.errors import ModelError
-from rmcore.models.head import REWARD_HEAD_PATTERNS, is_reward_head
+from rmcore.models.layers import REWARD_HEAD_PATTERNS, is_reward_head
 from rmcore.models.loading import Origin
 from rmcore.models.lora import attach
 from rmcore.models.precision import float32_head, reward_heads

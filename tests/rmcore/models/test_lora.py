@@ -17,7 +17,7 @@ from torch import nn
 
 from rmcore.config.model import LoraSettings, ModelConfig
 from rmcore.core.errors import ConfigError, ModelError
-from rmcore.models.head import is_reward_head
+from rmcore.models.layers import is_reward_head
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.seal import write_seal
 
@@ -305,7 +305,7 @@ def test_adapters_are_put_on_once(tiny_folder):
 
 
 def test_a_model_without_blocks_has_no_default_targets():
-    from rmcore.models.lora_targets import default_targets
+    from rmcore.models.lora import default_targets
 
     with pytest.raises(ConfigError, match=r"name them \(lora.targets\).*0 \(1\)"):
         default_targets(nn.Sequential(nn.Linear(2, 2)))

@@ -1,4 +1,3 @@
-import json
 import shutil
 from pathlib import Path
 
@@ -85,14 +84,6 @@ def test_a_backbone_gets_a_head_with_one_label(encoder_folder):
 def test_a_backbone_without_head_cannot_score(encoder_folder):
     with pytest.raises(ModelError, match="no reward head, so its rewards would be random"):
         BradleyTerryRM.from_pretrained(encoder_folder)
-
-
-def test_two_labels_are_refused(encoder_folder):
-    config = json.loads((encoder_folder / "config.json").read_text())
-    config |= {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "bad", "1": "good"}}
-    (encoder_folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match="classifier with 2 labels"):
-        BradleyTerryRM.new(ModelConfig(name=str(encoder_folder), max_seq_len=48), seed=0, device=CPU)
 
 
 def test_more_tokens_than_positions_are_refused_with_the_limit(encoder_folder):

@@ -20,8 +20,7 @@ from rmcore.data.rendering import TokenizedPair, TokenizedSide
 from rmcore.models.batching import collate
 from rmcore.models.packing.attention import ATTENTION
 from rmcore.models.packing.forward import find_packing, packed_outputs, rewards_of
-from rmcore.models.packing.layout import pack_sides
-from rmcore.models.packing.rows import pad_rows
+from rmcore.models.packing.layout import pack_sides, pad_rows
 from rmcore.models.precision import precision_context
 from tests.support.exact_models import NoFloat32
 

@@ -17,8 +17,7 @@ from rmcore.core.errors import ModelError
 from rmcore.data.rendering import Rendering, TokenizedSide
 from rmcore.models.packing import forward
 from rmcore.models.packing.forward import find_packing, packed_outputs, rewards_of
-from rmcore.models.packing.layout import pack_sides
-from rmcore.models.packing.rows import pad_rows
+from rmcore.models.packing.layout import pack_sides, pad_rows
 from rmcore.models.precision import InFloat32, round_backbone
 from rmcore.models.reward_model import BradleyTerryRM
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError
-from rmcore.models.batching import MicroBatch, collate, micro_batches
-from rmcore.models.plain_batching import plain_groups, plain_micro_batches
+from rmcore.models.batching import MicroBatch, collate, micro_batches, plain_groups, plain_micro_batches
 from rmcore.training.losses import make_bradley_terry
 from rmcore.training.optimizers import make_optimizer
 from rmcore.training.step import StepContext, accumulate_gradient, make_forward, read_steps, train_step

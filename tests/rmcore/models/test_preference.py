@@ -8,9 +8,8 @@ import torch
 from rmcore.cli.export import Dtype, export
 from rmcore.config.model import LoraSettings, ModelConfig
 from rmcore.core.errors import ModelError
-from rmcore.models.preference import PREFERENCE_FILE, read_beta
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.models.seal import write_seal
+from rmcore.models.seal import PREFERENCE_FILE, read_beta, write_seal
 
 CPU = torch.device("cpu")
 

@@ -20,7 +20,7 @@ from rmcore.models.lora import ADAPTER_FOLDER
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.seal import SEAL_FILE, check_seal, write_seal
 from rmcore.models.trained import load_renderer
-from rmcore.training.checkpoint import copy_checkpoint, save_checkpoint
+from rmcore.training.saving import copy_checkpoint, save_checkpoint
 
 CPU = torch.device("cpu")
 PROMPTS, RESPONSES = ["What is 2 + 2?", "Hello"], ["It is 4.", "no"]

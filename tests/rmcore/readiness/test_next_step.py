@@ -29,7 +29,7 @@ from rmcore.readiness.next_step import (
     visible_gain,
 )
 from rmcore.readiness.verdict import verdict_on_labels
-from rmcore.training.length import planned_steps
+from rmcore.training.record import planned_steps
 
 MINILM = ModelConfig(name="minilm", max_seq_len=128)
 

@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from machine import largest_file
 from rmcore.core.errors import ModelError, StoreError
-from rmcore.models.head import is_reward_head
-from rmcore.models.preference import read_beta
-from rmcore.models.weight_index import INDEX_FILE
+from rmcore.models.layers import is_reward_head
+from rmcore.models.seal import read_beta
+from rmcore.models.weight_files import INDEX_FILE
 from rmcore.serving import updates
 from rmcore.serving.types import RewardModelTrainingMode as Mode
 from rmcore.serving.updates import check_update, drop_stale, stage_checkpoint, write_update

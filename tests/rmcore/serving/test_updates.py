@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from rmcore.core.errors import RequestError
 from rmcore.core.files import file_digest
-from rmcore.models.preference import PREFERENCE_FILE
+from rmcore.models.seal import PREFERENCE_FILE
 from rmcore.serving.types import RewardModelTrainingMode as Mode
 from rmcore.serving.updates import MANIFEST_FILE, UpdateRef, check_update, write_update
 from rmcore.serving.weight_files import WeightLayout, write_index

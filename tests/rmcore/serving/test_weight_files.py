@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from rmcore.core.errors import ModelError
-from rmcore.models.weight_index import INDEX_FILE
+from rmcore.models.weight_files import INDEX_FILE
 from rmcore.serving import weight_files
 from rmcore.serving.weight_files import DTYPES, WHOLE_FILE, WeightLayout, copy_without, folder_digest, is_finite
 

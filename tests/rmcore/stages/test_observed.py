@@ -10,7 +10,7 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.progress import silent
 from rmcore.core.tracking import NullTracker
 from rmcore.stages import evaluate, prepare, train
-from rmcore.training.likelihood.attached import read_likelihood
+from rmcore.training.material import read_likelihood
 from single_stage import stage_with
 
 SHAPES = {

@@ -3,8 +3,10 @@
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 TRAIN = {
     "steps": 6, "eval_every": 2, "log_every": 1, "lr": 1e-3, "pairs_per_step": 4, "warmup_steps": 0,
@@ -71,6 +73,27 @@ class Training:
     def losses(self):
         return [values["train/loss"] for _, values in self.tracker.rows if "train/loss" in values]
 
+    def checkpoints(self):
+        """All weights that it left, by place; the states of an unfinished one are no result."""
+        files = [path for path in sorted(self.folder.rglob("*.safetensors")) if "resume" not in path.parts]
+        return {str(path.relative_to(self.folder)): load_file(path) for path in files}
+
+    def assert_same(self, other):
+        """The same weights, measurements, choices and checkpoints, to the last bit."""
+        assert same_tensors(self.rm.model.state_dict(), other.rm.model.state_dict())
+        assert self.rows() == other.rows()
+        assert self.trainer.progress.selection == other.trainer.progress.selection
+        np.testing.assert_array_equal(self.trainer.best_rewards, other.trainer.best_rewards)
+        for name in ("num_steps", "best_step", "best_value", "kept_steps", "num_pairs", "num_tokens", "stop_reason"):
+            assert getattr(self.result, name) == getattr(other.result, name), name
+        left, expected = self.checkpoints(), other.checkpoints()
+        assert left.keys() == expected.keys()
+        assert all(same_tensors(left[place], weights) for place, weights in expected.items())
+
+
+def same_tensors(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in other)
+
 
 @pytest.fixture(scope="session")
 def start(gold_pairs):
@@ -82,6 +105,21 @@ def start(gold_pairs):
         return Training(folder, some, rest, **more)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def stopped(start):
+    """Run a Training until a step is done, and stop it as by Ctrl-C."""
+
+    def run(folder, step, **changes):
+        def stop(done):
+            if done == step:
+                signal.raise_signal(signal.SIGINT)
+
+        with pytest.raises(KeyboardInterrupt):
+            start(folder, stop=stop, **changes).run()
+
+    return run
 
 
 @pytest.fixture(scope="session")

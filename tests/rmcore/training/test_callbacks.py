@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmcore.training.callbacks import CALIBRATION_BINS, PAIRS_PER_BIN, Evaluation, calibration
+from rmcore.training.evaluation import CALIBRATION_BINS, PAIRS_PER_BIN, Evaluation, calibration
 
 CALIBRATION_PAIRS = PAIRS_PER_BIN * CALIBRATION_BINS
 

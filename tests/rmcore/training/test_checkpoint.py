@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from machine import largest_file
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import StoreError
-from rmcore.training.checkpoint import CheckpointWriter, copy_checkpoint, repair_interrupted, save_checkpoint
 from rmcore.training.ranks import ALONE
 from rmcore.training.record import Selection
+from rmcore.training.saving import CheckpointWriter, copy_checkpoint, repair_interrupted, save_checkpoint
 
 
 def mark(rm, value):
@@ -102,7 +102,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path, rm)
 
 
 def test_mending_leaves_what_is_not_ours(tmp_path):
-    from rmcore.training.checkpoint import repair_interrupted
+    from rmcore.training.saving import repair_interrupted
 
     for name in (".cache.tmp", ".work.old", ".best.tmp", ".step_7.old"):
         (tmp_path / name).mkdir()

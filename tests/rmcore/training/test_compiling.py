@@ -140,7 +140,7 @@ def _raising(*_, **__):
 
 @pytest.mark.slow
 def test_evaluations_of_a_compiled_training_use_its_layers(tmp_path, start, small_folder, graphs, monkeypatch):
-    monkeypatch.setattr("rmcore.training.setup.SCORES_COMPILED", {"cpu": True})
+    monkeypatch.setattr("rmcore.training.loop.SCORES_COMPILED", {"cpu": True})
     used = []
 
     def look(evaluation):
@@ -201,16 +201,6 @@ def test_without_a_compiler_training_goes_on_with_the_same_losses(tmp_path, star
     assert said.count("warning: torch.compile failed") == 1
     assert not compiled.result.compiled
     assert compiled.losses() == plain.losses()
-
-
-@pytest.mark.slow
-def test_a_compiled_training_loses_the_same(tmp_path, start, small_folder, graphs):
-    changes = {"model": {"name": small_folder}, "steps": 2, "packing": False}
-    plain = start(tmp_path / "plain", **changes).run()
-    compiled = start(tmp_path / "compiled", compile=True, **changes).run()
-    assert compiled.result.compiled
-    assert graphs() >= 1
-    assert compiled.losses() == pytest.approx(plain.losses(), rel=1e-5)
 
 
 @pytest.mark.slow

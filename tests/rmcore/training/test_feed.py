@@ -21,8 +21,8 @@ from rmcore.data.rendering import TokenizedPair, TokenizedSide
 from rmcore.models.batching import micro_batches
 from rmcore.training import feed
 from rmcore.training.feed import make_feed, steps_from
-from rmcore.training.length import planned_steps
 from rmcore.training.ranks import ALONE, Ranks, environment_ranks, share_of_host
+from rmcore.training.record import planned_steps
 
 CPU = torch.device("cpu")
 BUDGET = 160
@@ -182,15 +182,6 @@ def test_the_ranks_share_every_step_without_cutting_a_pair(lengths, world):
                 seen[(chosen - 1) // 2] += 1
         assert batch.num_pairs == (0 if batch.idle else half)
     assert seen == Counter(range(len(pairs)))
-
-
-def test_a_feed_of_a_rank_is_its_share():
-    for rank in range(2):
-        indices, batches = feed_of(PAIRS, Ranks(rank, 2))[3]
-        expected = micro_batches([PAIRS[index] for index in indices], token_budget=BUDGET, pad_id=0, rank=rank, world=2)
-        assert [batch.rows.input_ids.tolist() for batch in batches] == [
-            batch.rows.input_ids.tolist() for batch in expected
-        ]
 
 
 def test_a_number_of_processes_that_does_not_divide_a_step_is_refused(tmp_path, start):

@@ -115,18 +115,6 @@ def test_the_builder_passes_every_loss_setting_on():
     assert make_bradley_terry(TrainConfig(**settings)) == dataclasses.replace(EVERYTHING, target_margin_cap=3.0)
 
 
-@given(REWARDS, st.floats(0.1, 3), st.floats(0, 0.9))
-def test_it_is_the_smoothed_cross_entropy_of_the_preference_probability(rewards, beta, smoothing):
-    chosen, rejected = sides(rewards)
-    expected = 0.0
-    for better, worse in rewards:
-        log_p = -math.log1p(math.exp(-beta * (better - worse)))
-        log_q = -math.log1p(math.exp(beta * (better - worse)))
-        expected -= (1 - smoothing / 2) * log_p + smoothing / 2 * log_q
-    loss = bradley_terry_loss_sum(chosen, rejected, beta=beta, label_smoothing=smoothing)
-    assert loss.item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
-
-
 @pytest.mark.parametrize("shape", [(4, 1), (3,)])
 def test_shapes_that_would_broadcast_are_refused(shape):
     with pytest.raises(ValueError, match="both must be"):

@@ -16,15 +16,14 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError, TrainingError
-from rmcore.models.head import is_reward_head
-from rmcore.training.muon import Float32Muon, orthogonalised
 from rmcore.training.optimizers import (
     SAM_RADIUS,
-    decay_groups,
+    Float32Muon,
     effective_warmup,
     hidden_matrices,
     lr_factor,
     make_optimizer,
+    orthogonalised,
     set_learning_rate,
 )
 from rmcore.training.ranks import ALONE
@@ -191,12 +190,6 @@ def test_lion_moves_each_weight_by_the_sign_of_its_momentum():
     torch.testing.assert_close(model.score.bias, bias)
     torch.testing.assert_close(model.up.weight, weight)
     assert signs == (1.0, -1.0)  # the newest gradient outweighs the memory of the first
-
-
-def test_decay_groups_split_matrices_from_vectors():
-    matrices, vectors = decay_groups(nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2)).parameters(), 0.1)
-    assert ([p.ndim for p in matrices["params"]], matrices["weight_decay"]) == ([2], 0.1)
-    assert ([p.ndim for p in vectors["params"]], vectors["weight_decay"]) == ([1, 1, 1], 0.0)
 
 
 def names_of(model, parameters):
@@ -391,9 +384,3 @@ def test_the_learning_rate_reaches_every_group_and_depends_on_the_step_alone():
     assert {group["lr"] for group in optimizer.param_groups} == {rates[-1]}
     assert rates[0] == rates[2] == pytest.approx(config.lr / 3)
     assert 0.1 * config.lr < rates[3] < 0.101 * config.lr
-
-
-def test_the_reward_head_is_known_by_a_whole_part_of_its_name():
-    wrapped = "base_model.model.score.modules_to_save.default.weight"
-    assert all(map(is_reward_head, ("score.weight", "classifier.out_proj.bias", "lm_head", wrapped)))
-    assert not any(map(is_reward_head, ("model.layers.0.score_proj.weight", "bert.pooler.dense.weight")))

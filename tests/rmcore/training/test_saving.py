@@ -140,6 +140,23 @@ def test_a_training_that_ends_waits_for_its_state_and_one_that_is_left_at_once_d
     assert find_resume_point(tmp_path).step == 1
 
 
+@pytest.mark.parametrize("slots", [1, 8])
+def test_trainings_in_all_slots_of_a_device_together_take_half_of_the_memory_that_is_free(
+    tmp_path, monkeypatch, capsys, slots
+):
+    """All of them count the same memory as free, as none has made its copy yet."""
+    tensors = {"model.weight": torch.zeros(2**10)}
+    together = slots * tensors["model.weight"].nbytes
+    monkeypatch.setenv("RM_OPT_DEVICE_SLOTS", str(slots))
+    monkeypatch.setattr(saving, "peak_memory_bytes", lambda device: 0)
+    for free, is_copied in ((2 * together, True), (2 * together - 2 * slots, False)):
+        monkeypatch.setattr(saving, "free_bytes", lambda device, free=free: free)
+        steps = Steps(tmp_path / str(free), tensors)
+        with steps.saver:
+            steps.save(1)
+        assert ("no room for a copy" not in capsys.readouterr().err) == is_copied
+
+
 @pytest.mark.parametrize("every", [10, 80])
 def test_fifty_times_what_the_last_one_took_passes_before_the_next_and_never_less_than_is_set(
     tmp_path, monkeypatch, every

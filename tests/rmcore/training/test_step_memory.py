@@ -18,12 +18,19 @@ from rmcore.models.packing.layout import Packing
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages.order import training_of
 from rmcore.stages.train import train_into
-from rmcore.training.half_weights import HalfWeights
-from rmcore.training.memory import ENOUGH_TOKENS, MAX_TOKEN_BUDGET, USABLE_SHARE, choose_memory
+from rmcore.training.loop import make_context
+from rmcore.training.memory import (
+    COUNTED_TOKENS,
+    ENOUGH_TOKENS,
+    MAX_TOKEN_BUDGET,
+    USABLE_SHARE,
+    StepCounter,
+    choose_memory,
+    longest_pairs,
+)
 from rmcore.training.plan import plan
 from rmcore.training.ranks import ALONE
-from rmcore.training.setup import make_context
-from rmcore.training.step_memory import COUNTED_TOKENS, StepCounter, longest_pairs
+from rmcore.training.train_mode import HalfWeights
 
 CPU = torch.device("cpu")
 
@@ -153,7 +160,7 @@ SHAPES = {"0.5 B": (151936, 896, 4864, 14, 2), "8 B": (16384, 4096, 14336, 32, 8
 @pytest.fixture
 def counts_as_on_a_gpu(monkeypatch):
     """Make the memory, by micro-batch, of a model of a number of layers with the kernel and the sizes of a GPU."""
-    monkeypatch.setattr("rmcore.training.half_weights.HALF_BY_DEFAULT", {"cpu": True})
+    monkeypatch.setattr("rmcore.training.train_mode.HALF_BY_DEFAULT", {"cpu": True})
     monkeypatch.setitem(COUNTED_TOKENS, "cpu", COUNTED_TOKENS["cuda"])
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
     packing = Packing(causal=True, kernel="varlen", grouped=True)
@@ -232,7 +239,7 @@ def test_each_process_updates_its_share(rm):
 def test_bfloat16_copies_are_there_in_the_update(rm, monkeypatch):
     found = []
     for by_default in (False, True):
-        monkeypatch.setattr("rmcore.training.half_weights.HALF_BY_DEFAULT", {"cpu": by_default})
+        monkeypatch.setattr("rmcore.training.train_mode.HALF_BY_DEFAULT", {"cpu": by_default})
         found.append(counted_memory(rm, precision="bf16").larger.update)
     half = HalfWeights(rm.model)
     with half.active():

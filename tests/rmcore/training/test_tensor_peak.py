@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from rmcore.training.peak_memory import TensorPeak
+from rmcore.training.profiling import TensorPeak
 
 KIB = 256  # float32 numbers
 

@@ -20,7 +20,7 @@ from machine import PATIENCE_S
 from rmcore.config.model import LoraSettings, ModelConfig
 from rmcore.core.errors import ConfigError, ModelError, ServingError
 from rmcore.core.processes import runs
-from rmcore.models.lora_targets import make_lora_config
+from rmcore.models.lora import make_lora_config
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.seal import write_seal
 from rmcore.serving.parity import BF16_TOLERANCE

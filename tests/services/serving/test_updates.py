@@ -16,7 +16,7 @@ from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ServingError
 from rmcore.core.tracking import MemoryTracker
 from rmcore.data.gold.world import generate_pairs
-from rmcore.models.lora_targets import make_lora_config
+from rmcore.models.lora import make_lora_config
 from rmcore.serving.weight_sync import PublishEvery
 from rmcore.training.loop import Trainer
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from rmcore.training.likelihood.choices import ranking_log_likelihood
+from rmcore.training.likelihood import ranking_log_likelihood
 
 
 def weak_orders(number: int) -> list[tuple[int, ...]]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
-from rmcore.training.likelihood.grades import free_thresholds, grade_log_likelihood, thresholds
+from rmcore.training.likelihood import free_thresholds, grade_log_likelihood, thresholds
 
 RISING = torch.tensor([-1.3, 0.2, 1.1], dtype=torch.float64)
 NO_SIGMA = torch.zeros(1, dtype=torch.float64)

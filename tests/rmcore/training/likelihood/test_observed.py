@@ -11,9 +11,9 @@ from rmcore.data.observation import Observation
 from rmcore.data.rendering import TokenizedSide
 from rmcore.data.tokenized_observations import TokenizedObservation
 from rmcore.models.observation_batching import label
-from rmcore.training.likelihood.designs import make_design
-from rmcore.training.likelihood.observed import Likelihood, likelihood_from, state_of
+from rmcore.training.likelihood import Likelihood, likelihood_from, state_of
 from rmcore.training.losses import make_bradley_terry
+from rmcore.training.material import make_design
 
 KINDS = ("pair", "tie", "ranking", "best", "attributes")
 EVERYTHING = {

@@ -16,11 +16,8 @@ from rmcore.data.pair import PreferencePair
 from rmcore.data.tokenized_observations import open_observations_tokenized, write_observations_tokenized
 from rmcore.models.attributes import load_attributes, read_attributes
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.training.likelihood.attached import attach, read_likelihood
-from rmcore.training.likelihood.designs import make_design
-from rmcore.training.loop import Trainer
-from rmcore.training.material import Material
-from rmcore.training.setup import make_context
+from rmcore.training.loop import Trainer, make_context
+from rmcore.training.material import Material, attach, make_design, read_likelihood
 from rmcore.training.step import accumulate_gradient
 from rmcore.training.train_mode import training_form
 

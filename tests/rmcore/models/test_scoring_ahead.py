@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from rmcore.models.ahead import AHEAD, made_ahead
+from rmcore.models.scoring import AHEAD, made_ahead
 
 
 def test_all_come_in_their_order():
