@@ -1,9 +1,6 @@
 """A sharded training of one process gives the losses of one that is not: FSDP2, with NCCL on a GPU."""
 
-import tempfile
 import time
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -11,14 +8,12 @@ import torch
 import torch.distributed as dist
 from gpu_plan import Work
 from gpu_training import HALF, cell_of
-from throughput_sides import SEED, LoopEndedError, make_rm
+from throughput_sides import make_rm, train_here
 from train_throughput import pairs_for
 
-from rmcore.core.tracking import MemoryTracker
 from rmcore.data.rendering import TokenizedPair
 from rmcore.models.device import pick_device
 from rmcore.training import train_mode
-from rmcore.training.loop import Trainer
 from rmcore.training.sharding import shard_blocks
 
 STEPS = 6
@@ -61,28 +56,22 @@ def compared(smoke: bool) -> dict[str, Any]:
 
 def losses_of(cell: Any, pairs: list[TokenizedPair], device: torch.device, *, sharded: bool) -> dict[str, Any]:
     """The loss of every step; seconds are of the steps after the first."""
-    tracker, started = MemoryTracker(), [0.0]
+    started = [0.0]
 
-    def after_step(step: int, total: int, _: str) -> None:
+    def begin(_: object) -> None:
+        if sharded:  # one process is not sharded by itself
+            shard_blocks(rm.model, cell.precision)
+
+    def after_step(step: int) -> None:
         if step == 1:
             started[0] = time.perf_counter()
-        if step == total:
-            raise LoopEndedError
 
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    with tempfile.TemporaryDirectory() as folder:
-        rm = make_rm(cell, device)
-        settings = cell.settings.model_copy(update={"log_every": 1})
-        trainer = Trainer(
-            rm, settings, train=pairs, validation=[], folder=Path(folder), tracker=tracker, seed=SEED, report=after_step
-        )
-        if sharded:  # one process is not sharded by itself
-            shard_blocks(rm.model, cell.precision)
-        half = {device.type: not sharded}  # FSDP2 makes bf16 copies itself
-        with suppress(LoopEndedError), patch.dict(train_mode.HALF_BY_DEFAULT, half):
-            trainer.run()
+    rm, settings = make_rm(cell, device), cell.settings.model_copy(update={"log_every": 1})
+    with patch.dict(train_mode.HALF_BY_DEFAULT, {device.type: not sharded}):  # FSDP2 makes bf16 copies itself
+        _, tracker = train_here(rm, settings, pairs, begin=begin, after_step=after_step)
     peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
     return {
         "losses": [values["train/loss"] for _, values in tracker.rows],

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -28,16 +28,14 @@ from unittest.mock import patch
 
 import torch
 from gpu_plan import NotHereError, Work
-from throughput_sides import QWEN_SHAPES, SEED, Cell, LoopEndedError, make_rm, measure_trl, model_config, steps_of
+from throughput_sides import QWEN_SHAPES, Cell, make_rm, measure_trl, model_config, steps_of, train_here
 from train_throughput import DEFAULTS, PEAK_TFLOPS, needed_work, pairs_for
 from transformers.models.qwen2 import modeling_qwen2
 
-from rmcore.core.tracking import MemoryTracker
 from rmcore.models.compiling import CompiledLayers
 from rmcore.models.packing import forward
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training import train_mode
-from rmcore.training.loop import Trainer
 
 HALF, LARGE, WIDE = "qwen2.5-0.5b", "qwen2.5-1.5b", "8b-width"
 SHAPES = {name: QWEN_SHAPES[name] for name in (HALF, LARGE, WIDE, "smoke")}
@@ -157,11 +155,16 @@ def trained(
 
 
 def _timed(rm: BradleyTerryRM, cell: Cell, config: Any, after_step: Callable[[int], None]) -> dict[str, Any]:
-    pairs, tracker, marks = pairs_for(cell), MemoryTracker(), list[Any]()
-    on_gpu = rm.device.type == "cuda"
-    first_step = 0.0
+    pairs, marks, on_gpu = pairs_for(cell), list[Any](), rm.device.type == "cuda"
+    started = first_step = 0.0
 
-    def progress(step: int, num_steps: int, _: str) -> None:
+    def begin(_: object) -> None:
+        nonlocal started
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        started = time.perf_counter()
+
+    def progress(step: int) -> None:
         nonlocal first_step
         if step == 1:
             if on_gpu:
@@ -173,18 +176,8 @@ def _timed(rm: BradleyTerryRM, cell: Cell, config: Any, after_step: Callable[[in
         else:
             marks.append(time.perf_counter())
         after_step(step)
-        if step == num_steps:
-            raise LoopEndedError  # the checkpoint is no part of it
 
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(
-            rm, config, train=pairs, validation=[], folder=Path(folder), tracker=tracker, seed=SEED, report=progress
-        )
-        if on_gpu:
-            torch.cuda.reset_peak_memory_stats()
-        started = time.perf_counter()
-        with suppress(LoopEndedError):
-            trainer.run()
+    trainer, tracker = train_here(rm, config, pairs, begin=begin, after_step=progress)
     if on_gpu:
         torch.cuda.synchronize()
     steps = [a.elapsed_time(b) / 1000 if on_gpu else b - a for a, b in pairwise(marks)]

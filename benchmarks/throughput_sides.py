@@ -253,44 +253,55 @@ class LoopEndedError(Exception):
     """All steps are done and measured; the checkpoint and what comes after are no part of it."""
 
 
-def _train_here(
-    cell: Cell, pairs: Sequence[TokenizedPair], config: TrainConfig, device: torch.device
-) -> tuple[Trainer, Watch, MemoryTracker]:
-    """Train with this library as a user would, up to the end of the last step."""
+def train_here(
+    rm: BradleyTerryRM,
+    config: TrainConfig,
+    pairs: Sequence[TokenizedPair],
+    *,
+    begin: Callable[[Trainer], object],
+    after_step: Callable[[int], object],
+) -> tuple[Trainer, MemoryTracker]:
+    """Train with this library as a user would, up to the end of the last step: the checkpoint is no part of it."""
     tracker = MemoryTracker()
 
-    def progress(step: int, num_steps: int, _: str) -> None:
-        watch.step_ended(step)
+    def report(step: int, num_steps: int, _: str) -> None:
+        after_step(step)
         if step == num_steps:
             raise LoopEndedError
 
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
-            make_rm(cell, device),
-            config,
-            train=pairs,
-            validation=[],
-            folder=Path(folder),
-            tracker=tracker,
-            seed=SEED,
-            report=progress,
+            rm, config, train=pairs, validation=[], folder=Path(folder), tracker=tracker, seed=SEED, report=report
         )
-        watch = Watch(cell, trainer.num_steps, device)
+        begin(trainer)
         try:
             trainer.run()
         except LoopEndedError:
-            return trainer, watch, tracker
-    raise AssertionError(f"{cell}: the training ended before its last step")
+            return trainer, tracker
+    raise AssertionError("the training ended before its last step")
 
 
 def measure_here(cell: Cell, pairs: Sequence[TokenizedPair], device: torch.device) -> dict[str, Any]:
     """Train with this library, packed or padded; then the first step once more, to see it alone."""
-    trainer, watch, _ = _train_here(cell, pairs, cell.settings, device)
-    again = cell.settings.model_copy(update={"steps": 1})
-    short, _, tracker = _train_here(cell, steps_of(pairs, cell)[0], again, device)
+    watches: list[Watch] = []
+
+    def end_step(step: int) -> None:
+        watches[-1].step_ended(step)
+
+    def trained(pairs: Sequence[TokenizedPair], steps: int) -> tuple[Trainer, MemoryTracker]:
+        return train_here(
+            make_rm(cell, device),
+            cell.settings.model_copy(update={"steps": steps}),
+            pairs,
+            begin=lambda trainer: watches.append(Watch(cell, trainer.num_steps, device)),
+            after_step=end_step,
+        )
+
+    trainer, _ = trained(pairs, cell.steps)
+    short, tracker = trained(steps_of(pairs, cell)[0], 1)
     tokens = trainer.progress.totals.num_tokens - short.progress.totals.num_tokens
     packing = trainer.packing.kernel if trainer.packing else None
-    return watch.seen(tokens, tracker.rows[0][1]["train/loss"]) | {"packing": packing}
+    return watches[0].seen(tokens, tracker.rows[0][1]["train/loss"]) | {"packing": packing}
 
 
 def measure_trl(cell: Cell, pairs: Sequence[TokenizedPair], device: torch.device) -> dict[str, Any]:

@@ -35,9 +35,10 @@ def transformer_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def recompute_layers(model: Any, share: float = 1.0) -> None:
-    """Have `share` of the layers of `model` recompute activations, the others not; see `enable_gradient_checkpointing`.
+    """Have `share` of the layers of `model` recompute activations in training, the others not.
 
-    The last ones keep theirs: these are free again before the first layer is recomputed.
+    The non-reentrant kind, which needs no gradient at its input: with adapters the embeddings are frozen. The last ones
+    keep theirs: these are free again before the first layer is recomputed.
     """
     plain = without_adapters(model)
     if share == 0:

@@ -26,7 +26,7 @@ from rmcore.data.tokenizers import FIXED_DATE, fix_date
 from rmcore.models import lora
 from rmcore.models.checks import refuse_not_finite
 from rmcore.models.device import pick_device
-from rmcore.models.layers import is_reward_head, recompute_layers
+from rmcore.models.layers import is_reward_head
 from rmcore.models.loading import Origin, check_positions, load_backbone, quiet_libraries
 from rmcore.models.lora import make_lora_config
 from rmcore.models.packing.forward import outputs_of
@@ -122,7 +122,7 @@ class BradleyTerryRM(SideScorer):
         """Scale of the margins: P(first preferred) = sigmoid(beta * margin). What the loss was trained with; 1 unless a
         training set it, and for checkpoints without a record."""
         self.recomputed_share = 1.0
-        """Share of the layers that recompute their activations once that is enabled."""
+        """Share of the layers that recompute their activations in a training that has them do so."""
         self.companion: TrainingOnlyModule | None = None
         """See `TrainingOnlyModule`; None: the model is a plain Hugging Face one."""
         self.deferred: Deferred | None = None
@@ -285,13 +285,6 @@ class BradleyTerryRM(SideScorer):
     def num_trained_parameters(self) -> int:
         """Parameters that training changes: all, those of the reward head, or those of adapters and head."""
         return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
-
-    def enable_gradient_checkpointing(self) -> None:
-        """Recompute activations in the backward pass, of `recomputed_share` of the layers, while in training mode.
-
-        The non-reentrant kind, which needs no gradient at its input: with adapters the embeddings are frozen.
-        """
-        recompute_layers(self.model, self.recomputed_share)
 
     def narrow_base(self) -> int:
         """Keep the base of adapters in bfloat16 where that rounds nothing; training in bf16 then needs half its memory.

@@ -172,14 +172,7 @@ class SideScorer:
 
         The caller sets evaluation mode.
         """
-        return self.output_chunk(sides, chunk, precision=precision)[:, 0]
-
-    @torch.no_grad()
-    def output_chunk(
-        self, sides: Sequence[TokenizedSide], chunk: Sequence[Sequence[int]], *, precision: Precision = "fp32"
-    ) -> Tensor:
-        """All that the head says of the sides of one batch of groups: (S, 1), with attributes (S, 1 + A); as above."""
-        return self._compute(self._rows_of(sides, chunk, self.packing(precision)), precision)
+        return self._compute(self._rows_of(sides, chunk, self.packing(precision)), precision)[:, 0]
 
     def _rows_of(self, sides: Sequence[TokenizedSide], chunk: Sequence[Sequence[int]], packing: Packing | None) -> Rows:
         ids = [sides[index].ids for group in chunk for index in group]

@@ -2,9 +2,10 @@
 
 import signal
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -74,11 +75,15 @@ class StepFeed(Dataset):
         lengths = token_lengths(self.pairs)  # (P, 2)
         if self.packing is None:
             return 2 * int(lengths.max())
-        most, totals = 0, lengths.sum(axis=1)
+        return self._most_packed(lengths.sum(axis=1), partial(pair_tokens, packing=self.packing))
+
+    def _most_packed(self, totals: np.ndarray, tokens_of: Callable[[Any], int]) -> int:
+        """Most tokens that an item takes in a packed row, of items of so many tokens in all."""
+        most = 0
         for place in map(int, np.argsort(-totals, kind="stable")):  # not a list: there may be ten million
             if totals[place] <= most:  # sorted by total length: the rest cannot be larger
                 break
-            most = max(most, pair_tokens(self.pairs[place], self.packing))
+            most = max(most, tokens_of(self.pairs[place]))
         return most
 
     def cut(self, indices: Sequence[int], token_budget: int) -> list[Batch]:
@@ -117,12 +122,8 @@ class ObservationFeed(StepFeed):
         lengths = side_lengths(self.pairs)
         if self.packing is None:
             return max(map(padded_tokens, lengths))
-        most, totals = 0, np.array([sum(one) for one in lengths])
-        for place in map(int, np.argsort(-totals, kind="stable")):
-            if totals[place] <= most:  # sorted by total length, as for pairs
-                break
-            most = max(most, observation_tokens(self.pairs[place], self.packing))
-        return most
+        totals = np.array([sum(one) for one in lengths])
+        return self._most_packed(totals, partial(observation_tokens, packing=self.packing))
 
     def cut(self, indices: Sequence[int], token_budget: int) -> list[Batch]:
         """Return this rank's micro-batches of the observations at `indices` under the given budget."""

@@ -120,7 +120,7 @@ class Trainer:
         self.report, self.callbacks = report, callbacks
         self.num_steps = planned_steps(config, len(train))
         self.settings = states.training_settings(config, seed, train, validation) | dict(settings or {})
-        if len({states.settings_digest(one) for one in ranks.gather(self.settings)}) > 1:
+        if any(others != self.settings for others in ranks.gather(self.settings)):
             raise ConfigError(
                 "the processes of this training have different settings or pairs, so they would not train one model. "
                 "Start the same command with the same data on all hosts."
@@ -128,7 +128,9 @@ class Trainer:
         rm.allow_packing = rm.allow_packing and config.packing
         rm.beta = config.beta
         self.packing = choose_packing(rm, config, ranks)
-        if narrows_base(config, ranks) and (narrowed := rm.narrow_base()) and ranks.is_main:
+        # Autocast rounds the same, so the base's format changes no number.
+        may_narrow = config.chosen_precision == "bf16" and ranks.world == 1
+        if may_narrow and (narrowed := rm.narrow_base()):
             print(f"note: {narrowed / 1e6:.1f} M frozen weights stay bfloat16, as in their files.", file=sys.stderr)
         try:
             self._choose_micro_batches(config)
@@ -455,11 +457,6 @@ def _own_packing(rm: BradleyTerryRM, config: TrainConfig) -> Packing | None:
         print("note: the last layer is computed for all tokens: its two parts are not compiled.", file=sys.stderr)
         return replace(found, reads_last=False)
     return found
-
-
-def narrows_base(config: TrainConfig, ranks: Ranks) -> bool:
-    """Whether `narrow_base` changes no number of the training: autocast rounds the same."""
-    return config.chosen_precision == "bf16" and ranks.world == 1
 
 
 def share_memory(rm: BradleyTerryRM, config: TrainConfig, packing: Packing | None, ranks: Ranks) -> tuple[int, float]:

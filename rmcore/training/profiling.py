@@ -30,6 +30,7 @@ SHOWN = 30
 class PeakMeter:
     """Measures one training and notes the peak in its progress, from where it is saved, so a kill does not lose it.
 
+    In bytes of tensors, so that recipes can be compared: resident memory says more about allocator and libraries.
     On a GPU the device's own count is read: most bytes allocated since the meter was made, less those of then (the
     weights); evaluations and callbacks are in it. On a CPU one step is measured, by `TensorPeak`, which makes that step
     slower and changes no number. Several processes on a CPU, and compiled code there, are not measured: torch does not

@@ -238,11 +238,6 @@ def training_settings(
     }
 
 
-def settings_digest(settings: Mapping[str, Any]) -> str:
-    """Hex digits of what `training_settings` and its callers list."""
-    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
-
-
 def _digest(pairs: Sequence[TokenizedPair] | Sequence[TokenizedObservation]) -> str:
     if isinstance(pairs, TokenizedObservations):
         hashed = hashlib.sha256()

@@ -67,11 +67,11 @@ def test_the_whole_plan_runs_on_a_cpu_and_a_second_call_repeats_nothing(tmp_path
 def test_each_form_decides_anew_how_rows_are_packed_and_counts_no_memory(tmp_path, monkeypatch, gpu_plan):
     import gpu_training
 
-    from rmcore.models import reward_model
+    from rmcore.models import scoring
 
     asked = []
-    decide = reward_model.find_packing
-    monkeypatch.setattr(reward_model, "find_packing", lambda *args, **how: asked.append(1) or decide(*args, **how))
+    decide = scoring.find_packing
+    monkeypatch.setattr(scoring, "find_packing", lambda *args, **how: asked.append(1) or decide(*args, **how))
     monkeypatch.setattr("rmcore.training.memory.StepCounter", None)
     work = gpu_plan.Work(smoke=True, records=gpu_plan.Records(tmp_path / "gpu.jsonl", "cpu"))
     cell = gpu_training.cell_of(gpu_training.HALF, smoke=True)

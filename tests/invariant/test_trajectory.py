@@ -32,7 +32,6 @@ BASE = {
 EQUIVALENT = {
     "as pinned": {},
     "single pairs": {"token_budget": 130},
-    "middling micro-batches": {"token_budget": 260},
     "checkpointing": {"gradient_checkpointing": True},
     "padded, single pairs": {"packing": False, "token_budget": 130},
     "padded, checkpointing": {"packing": False, "gradient_checkpointing": True},

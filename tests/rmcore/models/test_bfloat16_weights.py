@@ -13,7 +13,6 @@ from rmcore.config.train import TrainConfig
 from rmcore.core.errors import CurvatureError, ModelError
 from rmcore.core.tracking import NullTracker
 from rmcore.data.pair import PreferencePair
-from rmcore.ensembles.ensemble import RewardModelEnsemble
 from rmcore.ensembles.features import features, head_of
 from rmcore.landscape.operators import LossHessian
 from rmcore.models import lora
@@ -163,27 +162,6 @@ def test_an_adapter_is_put_on_its_rounded_base_after_that_was_recognised(saved, 
     record.write_text(record.read_text().replace(str(base), str(other)))
     with pytest.raises(ModelError, match="trained on other weights"):
         BradleyTerryRM.from_pretrained(adapter, device="cpu", dtype="bfloat16")
-
-
-@pytest.mark.slow
-def test_an_ensemble_of_three_is_calibrated_saved_and_loaded_in_bfloat16(saved, tmp_path):
-    places = [tmp_path / f"m{seed}" for seed in range(3)]
-    for seed, place in enumerate(places):
-        rm = BradleyTerryRM.from_pretrained(saved / "qwen2", device="cpu")
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            for parameter in rm.model.parameters():
-                parameter.add_(0.02 * torch.randn_like(parameter))
-        rm.save(place)
-    prompts, responses = zip(*ASKED[:5], strict=True)
-    exact, rounded = (
-        RewardModelEnsemble.from_checkpoints(places, device="cpu", dtype=dtype) for dtype in ("float32", "bfloat16")
-    )
-    expected = exact.predict(prompts, responses).individual_rewards
-    assert near(rounded.predict(prompts, responses).individual_rewards, expected)
-    assert len(rounded.members.backbones) == 3
-    rounded.calibrate(prompts, responses, share=0.5)
-    assert all(one.rm.model.dtype == torch.bfloat16 for one in rounded.members.backbones)
 
 
 def test_it_is_neither_saved_nor_trained_nor_differentiated_twice(saved, tmp_path):

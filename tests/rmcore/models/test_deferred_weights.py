@@ -15,24 +15,6 @@ def folder(tmp_path_factory):
     return build_tiny(tmp_path_factory.mktemp("model"), size="tiny-small")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["folder", "minilm"])
-def test_all_is_as_a_usual_load_has_it(name, folder):
-    """`folder` has its head in the file, `minilm` gets one, drawn; both have buffers that no file holds."""
-    name = str(folder) if name == "folder" else name
-    usual, ours = load_backbone(name, seed=3), load_backbone(name, seed=3, defer=True)
-    assert ours.origin == usual.origin
-    assert ours.model.config.to_dict() == usual.model.config.to_dict()
-    assert not ours.model.training
-    expected = dict(usual.model.named_parameters()) | dict(usual.model.named_buffers())
-    found = dict(ours.model.named_parameters()) | dict(ours.model.named_buffers())
-    assert found.keys() == expected.keys()
-    hollow = [key for key, tensor in found.items() if ours.deferred.values(tensor) is not tensor]
-    assert len(hollow) == len(list(ours.model.base_model.parameters()))  # all but the head
-    for key, tensor in found.items():
-        assert torch.equal(ours.deferred.values(tensor).float(), expected[key].float()), key
-
-
 def test_leaving_out_what_something_copied_is_refused(folder):
     loaded = load_backbone(str(folder), seed=0, defer=True)
     layer = loaded.model.model.layers[0].mlp.up_proj

@@ -62,7 +62,6 @@ BERT_LAYERS = {
     for layer in (0, 1)
     for name in ("attention.output", "intermediate", "output")
 } | {f"bert.encoder.layer.{layer}.attention.self.{name}" for layer in (0, 1) for name in ("query", "key", "value")}
-NEOX_NAMES = ("attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
 GPT2_NAMES = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
 DEBERTA_LAYERS = {
     f"deberta.encoder.layer.{layer}.{name}"
@@ -79,14 +78,9 @@ DEBERTA_LAYERS = {
     ("config", "expected"),
     [
         (hf.BertConfig(**TWO, num_labels=1), BERT_LAYERS),
-        (hf.RobertaConfig(**TWO, num_labels=1), {name.replace("bert.", "roberta.", 1) for name in BERT_LAYERS}),
         (
             hf.DebertaV2Config(**TWO, num_labels=1, relative_attention=True, share_att_key=True, pos_att_type=["p2c"]),
             DEBERTA_LAYERS,
-        ),
-        (
-            hf.GPTNeoXConfig(**TWO, num_labels=1),
-            {f"gpt_neox.layers.{layer}.{name}" for layer in (0, 1) for name in NEOX_NAMES},
         ),
         (
             hf.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=64, num_labels=1),  # Conv1D layers

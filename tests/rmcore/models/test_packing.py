@@ -155,13 +155,6 @@ def test_no_other_cut_of_the_sorted_sides_saves_more(sides, most):
     assert saved_tokens(sides, find_groups(sides, most_tokens=most)) == best
 
 
-@given(st.lists(st.tuples(SIDE, SIDE, SIDE), min_size=1, max_size=8))
-def test_pairs_of_unlike_prompts_save_no_less_than_when_they_are_packed_as_pairs(drawn):
-    sides = [[10 + number, *part, *own] for number, (part, *both) in enumerate(drawn) for own in both]
-    pairs = [[at, at + 1] for at in range(0, len(sides), 2)]
-    assert saved_tokens(sides, find_groups(sides, most_tokens=10**6)) >= saved_tokens(sides, pairs)
-
-
 def test_answers_to_one_prompt_are_one_group_whatever_their_order():
     prompts = [[7, 8, 9, 9, 9], [7, 8, 1, 1, 1, 1]]
     sides = [prompts[number % 2] + [20 + number] for number in range(8)]

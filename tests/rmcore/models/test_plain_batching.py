@@ -12,7 +12,7 @@ from rmcore.core.errors import ConfigError
 from rmcore.models.batching import MicroBatch, collate, micro_batches, plain_groups, plain_micro_batches
 from rmcore.training.losses import make_bradley_terry
 from rmcore.training.optimizers import make_optimizer
-from rmcore.training.step import StepContext, accumulate_gradient, make_forward, read_steps, train_step
+from rmcore.training.step import StepContext, accumulate_gradient, make_forward
 
 CPU = torch.device("cpu")
 NUM_PAIRS = 6
@@ -65,17 +65,6 @@ def uneven_budget(pairs):
     )
 
 
-def test_with_one_micro_batch_the_gradient_is_that_of_pairs(model_and_pairs):
-    model, pairs, pad_id = model_and_pairs
-    [batch] = plain_micro_batches(pairs, token_budget=4096, pad_id=pad_id)
-    sums, grad = gradient(model, [batch])
-    same_order = gradient(model, [collate(pairs, range(NUM_PAIRS), pad_id=pad_id)])
-    assert torch.equal(sums, same_order[0])
-    assert torch.equal(grad, same_order[1])
-    _, by_length = gradient(model, micro_batches(pairs, token_budget=4096, pad_id=pad_id))
-    torch.testing.assert_close(grad, by_length, rtol=1e-4, atol=1e-6)  # float32 inside Qwen2's norms and softmax
-
-
 def test_unequal_micro_batches_count_alike_and_so_their_pairs_do_not(model_and_pairs):
     model, pairs, pad_id = model_and_pairs
     budget = uneven_budget(pairs)
@@ -90,24 +79,3 @@ def test_unequal_micro_batches_count_alike_and_so_their_pairs_do_not(model_and_p
     pair_sums, pair_grad = gradient(model, micro_batches(pairs, token_budget=budget, pad_id=pad_id))
     assert (grad - pair_grad).norm() > 0.01 * pair_grad.norm()
     torch.testing.assert_close(sums, pair_sums, rtol=1e-5, atol=1e-6)  # what is logged
-
-
-def test_logged_numbers_are_means_over_pairs(model_and_pairs):
-    model, pairs, pad_id = model_and_pairs
-    results = []
-    for batches in (
-        plain_micro_batches(pairs, token_budget=uneven_budget(pairs), pad_id=pad_id),
-        [collate(pairs, range(NUM_PAIRS), pad_id=pad_id)],
-    ):
-        with torch.no_grad():
-            before = [parameter.clone() for parameter in model.parameters()]
-        [result] = read_steps([train_step(context(model), batches, step=1, pair_ids=["a"] * NUM_PAIRS)])
-        results.append(result)
-        with torch.no_grad():
-            for parameter, value in zip(model.parameters(), before, strict=True):
-                parameter.copy_(value)
-    plain, whole = results
-    assert plain.num_pairs == whole.num_pairs == NUM_PAIRS
-    assert plain.loss == pytest.approx(whole.loss, rel=1e-5)
-    assert plain.mean_margin == pytest.approx(whole.mean_margin, rel=1e-4, abs=1e-6)
-    assert plain.pairwise_accuracy == whole.pairwise_accuracy

@@ -34,7 +34,7 @@ def model_of(architecture, num_layers, *, checkpointing=False):
 
 
 def rows_of(architecture):
-    """Packed rows of 1 to 4 pairs, with and without a shared prompt, of many lengths."""
+    """Packed rows of 1 to 3 pairs, with and without a shared prompt, of many lengths."""
     packing = Packing(causal=architecture != "bert", kernel="varlen", grouped=True)
     generator = torch.Generator().manual_seed(0)
 
@@ -43,7 +43,7 @@ def rows_of(architecture):
         return torch.randint(1, VOCABULARY, (length,), generator=generator).tolist()
 
     rows = []
-    for num_pairs, shares in ((3, True), (2, False), (1, True), (4, True)):
+    for num_pairs, shares in ((3, True), (2, False), (1, True)):
         prompts = [draw(8) if shares else [] for _ in range(num_pairs)]
         sides = [prompt + draw(8) for prompt in prompts for _ in range(2)]
         rows.append(pack_sides(sides, [[2 * at, 2 * at + 1] for at in range(num_pairs)], packing))
@@ -72,7 +72,7 @@ def graphs(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("architecture", "checkpointing"), [("qwen2", False), ("qwen2", True), ("bert", False)])
+@pytest.mark.parametrize(("architecture", "checkpointing"), [("qwen2", True), ("bert", False)])
 def test_one_graph_serves_all_layers_and_rows_and_gives_the_same_bits(architecture, checkpointing, graphs):
     model, rows = model_of(architecture, 2, checkpointing=checkpointing), rows_of(architecture)
     names, plain = list(model.state_dict()), computed(model, rows)
@@ -83,7 +83,7 @@ def test_one_graph_serves_all_layers_and_rows_and_gives_the_same_bits(architectu
     assert compiled.works
     assert graphs() == 1
     assert all(torch.equal(one, other) for one, other in zip(found, plain, strict=True))
-    if architecture == "qwen2" and not checkpointing:
+    if architecture == "qwen2":
         assert_second_derivatives(model, rows[0])
         assert graphs() == 1
 

@@ -187,10 +187,6 @@ def test_who_can_skip_an_update_does(one_rank, name, sharded):
     assert not any(torch.equal(now, then) for now, then in zip(whole_weights(model), weights, strict=True))
 
 
-def test_muon_cannot_skip(rm):
-    assert not make_optimizer(rm.model, TrainConfig(optimizer="muon")).can_skip
-
-
 ASKED = {"item", "tolist", "numpy", "cpu", "nonzero", "__bool__", "__float__", "__int__", "__index__"}
 INNER = {"_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal"}
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from rmcore.config.train import TrainConfig
+from rmcore.models.layers import recompute_layers
 from rmcore.training.feed import make_feed
 from rmcore.training.losses import make_bradley_terry
 from rmcore.training.optimizers import make_optimizer
@@ -52,7 +53,7 @@ def make_stepper(rm, pairs, config):
         packing=rm.packing(config.precision) if config.packing else None,
     )  # fmt: skip
     if config.gradient_checkpointing:
-        rm.enable_gradient_checkpointing()
+        recompute_layers(rm.model)
     forward = make_forward(rm.model, make_bradley_terry(config), config.precision, CPU)
     return Stepper(StepContext(rm.model, forward, make_optimizer(rm.model, config), config.clip, CPU), feed)
 

@@ -4,12 +4,10 @@ import json
 import math
 from dataclasses import asdict
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from rmcore.config.train import TrainConfig
 from rmcore.training.record import HIGHER_IS_BETTER, Selection
 
 # Few different values, so that ties occur.
@@ -63,9 +61,3 @@ def test_a_selection_read_back_from_json_goes_on_as_itself(before, after, settin
     for step, value in enumerate(after, start=len(before)):
         assert restored.note(value, step) == selection.note(value, step)
     assert restored == selection
-
-
-@pytest.mark.parametrize("metric", sorted(HIGHER_IS_BETTER))
-def test_it_follows_the_settings(metric):
-    made = Selection.of(TrainConfig(best_metric=metric, keep_top_k=3))
-    assert (made.metric, made.keep) == (metric, 3)

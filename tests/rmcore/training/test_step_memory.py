@@ -52,14 +52,11 @@ def counted(training, step):
     [
         {},
         {"precision": "bf16"},
-        {"gradient_checkpointing": True},
         {"gradient_checkpointing": True, "precision": "bf16"},
-        {"packing": False},
-        {"token_budget": 4096},
+        {"packing": False, "token_budget": 4096},
         {"model": {"lora": {}}},
         {"model": {"head_only": True}},
-        {"model": {"name": "minilm"}, "packing": False, "precision": "bf16"},
-        *({"optimizer": name} for name in ("sgd", "lion", "sam")),
+        {"optimizer": "sam"},
     ],
     ids=str,
 )
@@ -187,24 +184,23 @@ def counts_as_on_a_gpu(monkeypatch):
 @pytest.mark.parametrize("size", SHAPES)
 @pytest.mark.parametrize(
     ("recomputed", "changes"),
-    [(0.0, {}), (1.0, {}), (0.0, {"compile": True}), (1.0, {"compile": True, "optimizer": "adamw8bit"})],
-    ids=["eager", "recomputed", "compiled", "compiled and recomputed"],
+    [(0.0, {}), (1.0, {"compile": True, "optimizer": "adamw8bit"})],
+    ids=["eager", "compiled and recomputed"],
 )
 def test_what_a_large_micro_batch_takes_is_predicted_to_a_twentieth(size, recomputed, changes, counts_as_on_a_gpu):
     """From the two counted ones to all that may be chosen."""
     predicted, counted = counts_as_on_a_gpu(size, 4, recomputed=recomputed, **changes)
-    for tokens in (16384, 49152, MAX_TOKEN_BUDGET["cuda"]):
+    for tokens in (16384, MAX_TOKEN_BUDGET["cuda"]):
         assert predicted.bytes_at(tokens) == pytest.approx(counted(tokens), rel=0.05)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("size", SHAPES)
-def test_a_compiled_or_recomputed_layer_keeps_less_for_the_backward_pass(size, counts_as_on_a_gpu, capsys):
+def test_a_compiled_or_recomputed_layer_keeps_less_for_the_backward_pass(counts_as_on_a_gpu, capsys):
     """By what two layers more take, which leaves out what is alive within one layer only."""
 
     def of_a_layer(**how):
-        fewer, more = (counts_as_on_a_gpu(size, layers, **how)[0].per_token for layers in (2, 4))
+        fewer, more = (counts_as_on_a_gpu("0.5 B", layers, **how)[0].per_token for layers in (2, 4))
         return (more - fewer) / 2
 
     eager = of_a_layer()

@@ -28,12 +28,6 @@ def test_it_is_the_cumulative_link() -> None:
         assert float(said.exp()) == pytest.approx(expected, rel=1e-12)
 
 
-def test_two_grades_are_logistic_regression() -> None:
-    eta, cut = torch.tensor([0.4, 0.4], dtype=torch.float64), torch.tensor([0.9], dtype=torch.float64)
-    said = grade_log_likelihood(eta, torch.tensor([0.0, 1.0], dtype=torch.float64), cut, NO_SIGMA, "binary")
-    assert said.exp().tolist() == pytest.approx([stats.logistic.cdf(0.9 - 0.4), stats.logistic.cdf(0.4 - 0.9)])
-
-
 def test_real_grades_are_normal() -> None:
     eta, code = torch.tensor([0.4], dtype=torch.float64), torch.tensor([1.1], dtype=torch.float64)
     cut, log_sigma = torch.tensor([0.3], dtype=torch.float64), torch.tensor([-0.5], dtype=torch.float64)
