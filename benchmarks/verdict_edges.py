@@ -27,7 +27,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from rmcore.config.readiness import ReadinessConfig
+from rmcore.config.evaluate import ReadinessConfig
 from rmcore.core.arrays import FloatArray
 from rmcore.data.splits import compared_prompt
 from rmcore.policy.confirmation import Decision, ServedGain

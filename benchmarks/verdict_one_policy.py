@@ -27,7 +27,7 @@ from one_policy import (
 from scipy.special import ndtr
 from scipy.stats import rankdata
 
-from rmcore.config.readiness import ReadinessConfig
+from rmcore.config.evaluate import ReadinessConfig
 from rmcore.core.arrays import FloatArray, IntArray
 from rmcore.core.files import write_json
 from rmcore.evaluation.uncertainty import ends, interval_p, metric_value

@@ -8,6 +8,7 @@ import io
 from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from matplotlib.figure import Figure
 from PIL import Image
@@ -18,7 +19,6 @@ import logged_sample
 import policy_sample
 import rlhf_sample
 from capability_samples import RECORDS
-from rmcore.landscape.blocks import eigenvalues_figure
 from rmcore.reporting.figures.arm_intervals import arm_intervals_figure
 from rmcore.reporting.figures.arms import main_metrics
 from rmcore.reporting.figures.calibration import reliability_diagram_figure
@@ -35,7 +35,7 @@ from rmcore.reporting.figures.served import served_figure
 from rmcore.reporting.figures.tradeoff import tradeoff_figure
 from rmcore.reporting.figures.training import training_curves_figure
 from rmcore.reporting.figures.watch import watch_figure
-from rmcore.suites.blocks import benchmarks_figure
+from rmcore.reporting.html.blocks import capabilities_shown
 
 DOTS_PER_INCH, COLOURS = 80, 48
 """So that a picture takes 40 kB at most."""
@@ -73,7 +73,7 @@ def _arms() -> Figure:
 
 
 HISTORY, REWARDS = figure_sample.history(), figure_sample.rewards()
-SPECTRUM, EXPERIMENT, POLICY = RECORDS["landscape"](), experiment_sample.results(), policy_sample.policy()
+EXPERIMENT, POLICY = experiment_sample.results(), policy_sample.policy()
 """Forty lines that cross do not fit into a small picture."""
 SHOWN = {
     "training_curves": Shown(
@@ -105,22 +105,11 @@ SHOWN = {
         "run",
         "Rising means alone are no fault where longer answers are better. Compare with length-matched accuracy.",
     ),
-    "benchmarks": Shown(
-        lambda: benchmarks_figure(RECORDS["benchmark"]()["suites"]),
-        "run",
-        "Scores on public benchmarks. A model left of the diamonds does less than counting characters.",
-    ),
     "logged_answers": Shown(
         lambda: logged_answers_figure(logged_sample.record()),
         "run",
         "The model's best of k answers that were logged, between the labels' own choice (above) and the longest "
         "answer. Shown up to the k that prompts have; a policy's own samples are another question.",
-    ),
-    "eigenvalues": Shown(
-        lambda: eigenvalues_figure(SPECTRUM),
-        "analyze",
-        "Both signed ends; whiskers say how far each may be off. A negative end as large as the positive one: no "
-        "minimum. λmax falls merely because margins grow.",
     ),
     "runs": Shown(
         lambda: runs_figure({"adamw-seed0": HISTORY, "muon-seed0": figure_sample.history(50)}),
@@ -173,6 +162,11 @@ SHOWN = {
         "It may be read, and ended, after any pair: the true reward rose where the band leaves zero, and by the "
         "required gain where it leaves the dashed line.",
     ),
+    **{
+        name: Shown(partial(draw, RECORDS[one.stage]()), "run", one.captions[name])
+        for one in capabilities_shown()
+        for name, draw in one.figures.items()
+    },
 }
 """All figures by the name of their file."""
 

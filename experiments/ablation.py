@@ -2,7 +2,7 @@
 
 from experiments.schema import Experiment, Factor, Hypothesis
 from experiments.sizes import ACCURACY, BUDGET_MINUTES, NOTHING, SEEDS, Size, base
-from rmcore.config.changes import Changes
+from rmcore.config.pipeline import Changes
 
 GAP = "eval/train_test_gap"
 ECE = "calib/test_ece_debiased"

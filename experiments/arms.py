@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 
 from pydantic import BaseModel
 
-from rmcore.config.changes import Changes
-from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.pipeline import Changes, PipelineConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from rmcore.config.base import Settings
-from rmcore.config.changes import Changes
+from rmcore.config.pipeline import Changes
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 _.-]{0,60}$")]
 """Part of names in MLflow, which allows no more in a tag or a metric."""

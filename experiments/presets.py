@@ -6,18 +6,16 @@ All but h100 and h200 fix the token budget, which is otherwise chosen from the m
 round alike on every machine.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rmcore.config.data import NO_PAIRS, DataConfig, GoldConfig
-from rmcore.config.evaluate import EvaluateConfig
+from rmcore.config.evaluate import EvaluateConfig, ReadinessConfig
 from rmcore.config.model import FROM_POLICY, LoraSettings, ModelConfig
-from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.pipeline import PipelineConfig, sections
 from rmcore.config.policy import PolicyConfig
-from rmcore.config.readiness import ReadinessConfig
 from rmcore.config.rlhf import RlhfConfig, WatchConfig
 from rmcore.config.train import TrainConfig
 from rmcore.core.hardware import HARDWARE, hopper_pairs
-from rmcore.landscape.settings import LandscapeConfig
 
 OWN = DataConfig(source=NO_PAIRS)
 # A reward model of the gold world that is worth optimising against: more pairs and steps than the demo has.
@@ -70,8 +68,6 @@ class Preset:
     """The command that starts from it, without `rm-opt` and --preset."""
     time: str | None = None
     """How long it takes on two idle cores; None: it is for pairs of your own, whose number decides."""
-    curvature: LandscapeConfig = field(default_factory=LandscapeConfig)
-    """Settings that the curvature begins with where a run asks for it."""
 
 
 DESCRIBED: dict[str, Preset] = {
@@ -119,7 +115,7 @@ DESCRIBED: dict[str, Preset] = {
             data=DataConfig(gold=GoldConfig(num_prompts=60, pairs_per_prompt=2)),
             model=ModelConfig(name="tiny", max_seq_len=256),
             train=TrainConfig(lr=1e-3, steps=6, eval_every=3, log_every=2, token_budget=8192),
-            landscape=LandscapeConfig(num_pairs=4, lanczos_steps=6, trace_probes=2, top_k=3),
+            **sections("smoke"),
         ),
         time="1 min",
     ),
@@ -160,7 +156,6 @@ DESCRIBED: dict[str, Preset] = {
             model=ModelConfig(name="llama", max_seq_len=2048, lora=LoraSettings()),
             train=TrainConfig(lr=1e-4, **HARDWARE["h200"], pairs_per_step=hopper_pairs(8_000_000_000)),
         ),
-        curvature=LandscapeConfig(parameters="head"),  # the adapters' products go back through all 8 B
     ),
 }
 """All presets, with what each is for."""

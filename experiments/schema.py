@@ -14,9 +14,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from experiments.arms import Arm, merge_equal
 from experiments.elements import ArmName, Declared, Factor, Hypothesis
-from rmcore.config.changes import Changes, change_config
-from rmcore.config.pipeline import PipelineConfig
-from rmcore.core.metrics import CELL_METRICS
+from rmcore.config.pipeline import Changes, PipelineConfig, change_config
+from rmcore.core.metrics import CELL_METRICS, CELL_STAGES
 
 MOST_ARMS = 1000
 """Arms of one experiment: more would be listed for minutes before the first of them trains."""
@@ -178,8 +177,8 @@ class Experiment(Declared):
 
     def stages(self) -> list[str]:
         """The stages that the metrics need, in order; a cell runs those that they need, too."""
-        needed = {CELL_METRICS[metric].stage for metric in self.metrics}
-        return ["prepare", "train", *(name for name in ("evaluate", "landscape") if name in needed)]
+        needed = {"prepare", "train", *(CELL_METRICS[metric].stage for metric in self.metrics)}
+        return [name for name in CELL_STAGES if name in needed]
 
     def frozen(self) -> dict[str, Any]:
         """Gather what is pre-registered: all that decides a verdict, and nothing that only says how it is run."""

@@ -2,7 +2,7 @@
 
 from experiments.schema import Experiment, Factor
 from experiments.sizes import ACCURACY, BUDGET_MINUTES, SEEDS, Size, base
-from rmcore.config.changes import Changes
+from rmcore.config.pipeline import Changes
 
 RELATIVE_RATES = {"0.2x": 0.2, "1x": 1.0, "2x": 2.0}
 """1e-6, 5e-6 and 1e-5, usual for models of billions of weights, in units of 5e-6: a small model wants a larger base."""

@@ -13,10 +13,9 @@ from typing import Any, Literal
 from rmcore.config.data import DataConfig, GoldConfig
 from rmcore.config.evaluate import EvaluateConfig
 from rmcore.config.model import ModelConfig
-from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.pipeline import PipelineConfig, sections
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError
-from rmcore.landscape.settings import LandscapeConfig
 
 Size = Literal["smoke", "gold", "small", "paper"]
 THREE, EIGHT = tuple(range(3)), tuple(range(8))
@@ -60,7 +59,7 @@ def _smoke() -> PipelineConfig:
             lr=1e-3, steps=20, warmup_steps=1, pairs_per_step=8, eval_every=4, log_every=4, token_budget=8192
         ),
         evaluate=EvaluateConfig(num_resamples=200, train_pairs=60),
-        landscape=LandscapeConfig(normalized=True, num_pairs=4, lanczos_steps=6, trace_probes=2, top_k=2),
+        **sections("experiment smoke"),
     )
 
 
@@ -79,7 +78,7 @@ def _gold() -> PipelineConfig:
             lr=1e-3, steps=500, warmup_steps=25, pairs_per_step=8, eval_every=50, log_every=50, token_budget=8192
         ),
         evaluate=EvaluateConfig(num_resamples=200, train_pairs=300),
-        landscape=LandscapeConfig(normalized=True, num_pairs=8, lanczos_steps=6, trace_probes=2, top_k=2),
+        **sections("experiment gold"),
     )
 
 
@@ -102,7 +101,7 @@ def _small() -> PipelineConfig:
             lr=1e-4, steps=48, pairs_per_step=8, warmup_steps=4, eval_every=8, log_every=8, token_budget=8192
         ),
         evaluate=EvaluateConfig(num_resamples=200, train_pairs=100),
-        landscape=LandscapeConfig(normalized=True, num_pairs=8, lanczos_steps=6, trace_probes=2, top_k=2),
+        **sections("experiment small"),
     )
 
 
@@ -113,5 +112,5 @@ def _paper() -> PipelineConfig:
         ),
         model=ModelConfig(name="Qwen/Qwen2.5-0.5B", max_seq_len=1024),
         train=TrainConfig(steps=1000, eval_every=100, token_budget=8192, precision="bf16"),
-        landscape=LandscapeConfig(normalized=True, num_pairs=32, lanczos_steps=20, trace_probes=8),
+        **sections("experiment paper"),
     )

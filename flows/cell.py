@@ -22,9 +22,9 @@ from flows.form import described_flow
 from flows.pipeline import begin_flow_run
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
+from rmcore.core.hardware import device_type
 from rmcore.core.manifests import make_key
 from rmcore.core.store import ArtifactRef
-from rmcore.stages.contents import device_type
 from rmcore.stages.order import request, stage_of
 from rmcore.stages.stage import Stage
 from rmcore.stages.stages import STAGES

@@ -219,7 +219,7 @@ def _judge_calls(config: PipelineConfig, due: set[str], refs: Mapping[str, "Arti
     from rmcore.judging.language_model import calls_for_rewards
     from rmcore.policy.stopping.pair_judges import CALIBRATED
     from rmcore.stages.grpo import START_SAMPLES
-    from rmcore.stages.samples import one_each
+    from rmcore.stages.prepared import one_each
 
     prompts = None
     if "prepare" in refs:

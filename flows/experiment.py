@@ -69,7 +69,7 @@ ExperimentChoice = Annotated[str, Field(json_schema_extra={"enum": list(SHIPPED)
     "experiment",
     """
     register the claims ──> cells ──> judge ──> report
-    a cell is one arm under one seed: prepare ──> train ──> evaluate (──> landscape, readiness where a claim needs them)
+    a cell is one arm under one seed: prepare ──> train ──> evaluate (──> what else a claim needs)
     """,
     lambda given: f"{Path(given['experiment']).stem}-{given['size']}",  # or the file of one's own
     task_runner=ThreadPoolTaskRunner(max_workers=device_slots()),

@@ -45,7 +45,6 @@ from rmcore.reporting.schema import Results
 from rmcore.stages.order import drawn, only_starts_reward_model, pipeline_stages, request, resolve
 from rmcore.stages.results import figures, gather_results, read_json, run_key
 from rmcore.stages.stage import Stage
-from rmcore.suites.settings import BenchmarkConfig
 from tasks.stages import StageRun, run_stage, run_step
 from tasks.tracking import RunTracker
 
@@ -54,10 +53,7 @@ REPORT_FOLDER = "report"
 REPORT_FILE = "report.html"
 FORM = Form("demo", FIELDS, tuple(name for name in GROUPS if name and "." not in name), presets_for("run"), require_run)
 DRAWN = PRESETS["policy"].model_copy(
-    update={
-        **{name: group() for name, group in OPTIONAL_GROUPS.items() if name != "policy" and "." not in name},
-        "benchmark": BenchmarkConfig(suites=("all",)),
-    }
+    update={name: group() for name, group in OPTIONAL_GROUPS.items() if name != "policy" and "." not in name}
 )
 """With every section that may be left out."""
 
@@ -82,7 +78,7 @@ def pipeline(config: PipelineConfig) -> dict[str, Any]:
     """
     if only_starts_reward_model(config):
         say("policy     the reward model starts from it; its samples have no judge, so labelled pairs alone decide")
-    return run_pipeline(config, kind="pipeline", run_name=run_name_of(config))
+    return run_pipeline(config, pipeline_stages(config), kind="pipeline", run_name=run_name_of(config))
 
 
 def run_name_of(config: PipelineConfig, kind: str = "") -> str:
@@ -97,12 +93,10 @@ def file_words(path: str) -> str:
     return re.sub(r"[^\w.-]+", "_", "_".join(Path(path).with_suffix("").parts[-2:]))[-40:].strip("_")
 
 
-def run_pipeline(
-    config: PipelineConfig, *, kind: str, run_name: str, names: Sequence[str] | None = None
-) -> dict[str, Any]:
-    """Run the stages of `config`, or those `names`, inside a flow, with tracking, report and registration.
+def run_pipeline(config: PipelineConfig, names: Sequence[str], *, kind: str, run_name: str) -> dict[str, Any]:
+    """Run the stages `names` inside a flow, with tracking, report and registration; returns what `pipeline` returns.
 
-    Returns what `pipeline` returns. `names` must include the stages of a pipeline without a policy.
+    They must include the stages of a pipeline without a policy.
     """
     store = begin_flow_run()
     with (
@@ -121,7 +115,7 @@ def run_pipeline(
         changes = named_changes(config.model_dump(mode="json"))
         tracker.tell(run_name=changes, is_watched=True)
         say_pages(tracker)
-        runs = run_stages(pipeline_stages(config) if names is None else names, config, store, tracker)
+        runs = run_stages(names, config, store, tracker)
         refs = {name: run.ref for name, run in runs.items()}
         cached = {name: run.cached for name, run in runs.items()}
         folder = home() / "reports" / f"{run_name}-{run_key(refs)[:12]}"

@@ -8,12 +8,12 @@ from typing import Any, Literal
 from experiments.arms import Arm
 from experiments.schema import Experiment
 from flows.requirements import require_answers, require_run
-from rmcore.config.changes import change_config
 from rmcore.config.data import GOLD
-from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.pipeline import PipelineConfig, change_config
 from rmcore.core.errors import ConfigError
 from rmcore.core.fingerprints import code_digests
 from rmcore.core.manifests import make_key
+from rmcore.core.metrics import CELL_STAGES
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.data.readers.columns import ColumnMap
 from rmcore.data.readers.sources import iter_records, probe, source_kind
@@ -23,7 +23,6 @@ from rmcore.stages.order import pipeline_stages, resolve
 from rmcore.stages.stages import STAGES
 from rmcore.study.analysis import Cells, judge_hypotheses
 from rmcore.study.cells import NUM_BINS, NUM_RESAMPLES, Measured, read_cell
-from rmcore.study.estimates import CELL_STAGES
 from rmcore.study.plan import Cell, CellPlan, Planner, folders, total_seconds
 from tasks.device import visible_gpus
 from tasks.probe import Probed, estimates, probe_unknown

@@ -39,6 +39,7 @@ from rmcore.reporting.html.policy import (
 from rmcore.reporting.runs import KEY_DIGITS
 from rmcore.stages.order import drawn, pipeline_stages, required_policy
 from rmcore.stages.results import read_json, run_key
+from rmcore.stages.stages import OPTIONAL
 from tasks.stages import run_step
 from tasks.tracking import RunTracker
 
@@ -93,7 +94,7 @@ def best_of_n(config: PipelineConfig, checkpoint: str | None = None) -> dict[str
         OF_THE_MODEL
         | {"samples": "policy.samples", "judge": "policy.judge", "planned_kl": "readiness.planned_kl"}
         | NAMES,
-        (*SERVED, "evaluate", "landscape", "readiness", "rlhf"),
+        (*SERVED, "evaluate", *OPTIONAL, "readiness", "rlhf"),
         WITH_POLICY,
         require_judge,
     ),

@@ -21,6 +21,7 @@ from rmcore.reporting.html.blocks import markdown
 from rmcore.reporting.html.rlhf import CAPTIONS, rlhf_block
 from rmcore.stages.order import drawn, labelled_stages, pipeline_stages, required
 from rmcore.stages.results import read_json
+from rmcore.stages.stages import OPTIONAL
 
 Mode = Literal["full", "rm", "policy"]
 
@@ -39,7 +40,7 @@ FORM = Form(
         "seed": "seed",
         "study": "study",
     },
-    ("data", "model", "train", "evaluate", "landscape", "readiness", "policy", "rlhf"),
+    ("data", "model", "train", "evaluate", *OPTIONAL, "readiness", "policy", "rlhf"),
     presets_for("rlhf"),
 )
 DRAWN = PRESETS["rlhf"]
@@ -71,11 +72,11 @@ def rlhf(config: PipelineConfig, mode: Mode = "full", checkpoint: str | None = N
     if mode == "rm":
         started_from = config.policy if config.model.name == FROM_POLICY else None
         without = config.model_copy(update={"rlhf": None, "policy": started_from})
-        return run_pipeline(without, kind="rlhf", run_name=run_name, names=labelled_stages(without))
+        return run_pipeline(without, labelled_stages(without), kind="rlhf", run_name=run_name)
     required(config.rlhf, "rlhf")
     require_run(config)
     if mode == "full":
-        outcome = run_pipeline(config, kind="rlhf", run_name=run_name)
+        outcome = run_pipeline(config, pipeline_stages(config), kind="rlhf", run_name=run_name)
         create_markdown_artifact(markdown(rlhf_block(outcome["results"]["rlhf"])), "policy", "Policy")
         return outcome
     view = Presentation(

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin
 import yaml
 from pydantic import ValidationError
 
-from experiments.presets import DESCRIBED, PRESETS
+from experiments.presets import PRESETS
 from rmcore.config.base import Settings
 from rmcore.config.data import GOLD, NO_PAIRS
 from rmcore.config.files import lines_of, parse_yaml, read_mapping
@@ -226,7 +226,7 @@ def _nested(name: str, value: Any) -> Tree:
 
 def _groups_of(preset: str) -> dict[str, Settings]:
     """The optional groups as they begin where one setting of them changes a preset that does without."""
-    return {name: group() for name, group in OPTIONAL_GROUPS.items()} | {"landscape": DESCRIBED[preset].curvature}
+    return {name: group(**group.usual.get(preset, {})) for name, group in OPTIONAL_GROUPS.items()}
 
 
 def _merge(

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from experiments.presets import DESCRIBED
 from flows.settings import PRESET
 from rmcore.config.files import setting_text
-from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.pipeline import GROUPS, PipelineConfig
 from rmcore.core.errors import ConfigError
 
 FILE = Path("rm-opt.yaml")
@@ -21,7 +21,8 @@ COMMON = (
     *("model.name", "model.max_seq_len", "model.lora", "model.head_only"),
     *("train.epochs", "train.steps", "train.pairs_per_step", "train.optimizer", "train.lr", "train.warmup_steps"),
     *("train.token_budget", "train.precision", "train.eval_every", "train.early_stopping_patience"),
-    *("train.save_every", "landscape.method"),
+    "train.save_every",
+    *(f"{name}.{field}" for name, group in GROUPS.items() for field in group.common),
     *("policy.name", "policy.samples"),
 )
 """Settings that most runs change, group by group."""

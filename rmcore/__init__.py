@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from rmcore.data.splits import split_by_prompt
     from rmcore.ensembles.ensemble import RewardModelEnsemble
     from rmcore.frontdoor import evaluate, load_pairs, score, train, verdict
-    from rmcore.landscape.analyzer import HessianAnalyzer
     from rmcore.models.reward_model import BradleyTerryRM
     from rmcore.readiness.original_score import RLReadinessScorer
     from rmcore.tutorial import create_dataloader, train_reward_model
@@ -32,7 +31,6 @@ _PLACES = {
     "split_by_prompt": "rmcore.data.splits",
     "BradleyTerryRM": "rmcore.models.reward_model",
     "RewardModelEnsemble": "rmcore.ensembles.ensemble",
-    "HessianAnalyzer": "rmcore.landscape.analyzer",
     "RLReadinessScorer": "rmcore.readiness.original_score",
     "ActiveLearner": "rmcore.active.learner",
     "create_dataloader": "rmcore.tutorial",
@@ -42,7 +40,6 @@ _PLACES = {
 __all__ = [
     "ActiveLearner",
     "BradleyTerryRM",
-    "HessianAnalyzer",
     "PreferencePair",
     "RLReadinessScorer",
     "RewardModelEnsemble",
@@ -57,11 +54,21 @@ __all__ = [
 ]
 
 
+def _of_capabilities() -> dict[str, str]:
+    folders = import_module("rmcore.core.capabilities").capabilities().items()
+    return {name: f"rmcore.{folder}.{file}" for folder, one in folders for name, file in one.public.items()}
+
+
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
-        raise AttributeError(f"module 'rmcore' has no attribute {name!r}; public names: {', '.join(__all__)}")
-    return getattr(import_module(_PLACES[name]), name)
+    place = _PLACES.get(name) or (None if name.startswith("__") else _of_capabilities().get(name))
+    if place is None:
+        raise AttributeError(f"module 'rmcore' has no attribute {name!r}; public names: {', '.join(_public())}")
+    return getattr(import_module(place), name)
+
+
+def _public() -> list[str]:
+    return sorted({*__all__, *_of_capabilities()})
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_public()})

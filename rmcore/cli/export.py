@@ -49,8 +49,8 @@ def export(
     evidence: Annotated[
         list[Path] | None,
         typer.Option(
-            help="For the card: what `evaluate`, `benchmark`, `probe` or `readiness` wrote with --json, or a run's "
-            "summary.json. May be repeated. The run that trained the checkpoint is found by itself."
+            help="For the card: what `evaluate`, `readiness` or another command that measures wrote with --json, or a "
+            "run's summary.json. May be repeated. The run that trained the checkpoint is found by itself."
         ),
     ] = None,
     license_id: Annotated[

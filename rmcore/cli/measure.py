@@ -20,18 +20,18 @@ from rmcore.cli.inputs import (
     read_pairs,
     set_words,
 )
+from rmcore.cli.measurement import measure
 from rmcore.cli.options import field_options, given, options
 from rmcore.config.evaluate import EvaluateConfig
-from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.pipeline import GROUPS, PipelineConfig
+from rmcore.core.errors import ConfigError
 from rmcore.data.pair import PreferencePair
-from rmcore.landscape.command import measure_model
-from rmcore.landscape.settings import LandscapeConfig
 from rmcore.readiness.next_step import step_of_checkpoint
 from rmcore.readiness.original_score import NOT_MEASURED
 from rmcore.readiness.verdict import next_rung
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.verdict_style import check_result
-from rmcore.stages.seen_prompts import NOT_KNOWN_OF, pairs_of_training, seen_by_checkpoint
+from rmcore.stages.prepared import NOT_KNOWN_OF, pairs_of_training, seen_by_checkpoint
 
 Metrics = Mapping[str, Mapping[str, Any]]
 EVALUATE_FIELDS = ("num_resamples", "thresholds")
@@ -114,8 +114,12 @@ def readiness(
     """
     from rmcore.readiness.logged_answers import logged_answers, logged_table
     from rmcore.stages.readiness import judge
+    from rmcore.stages.stages import CURVATURE, stage_of_metric
 
+    curvature = stage_of_metric(CURVATURE) or ""
     if num_pairs is not None:
+        if not curvature:
+            raise ConfigError("--num-pairs: nothing that is installed here measures the curvature; leave it out.")
         model = model.in_float32("rounding drowns the curvature")
     pairs = reading.read(data)
     config = PipelineConfig()
@@ -128,7 +132,7 @@ def readiness(
         train_accuracy = train_metrics["pairwise_accuracy"]["value"]
     lambda_max = None
     if num_pairs is not None:
-        lambda_max = measure_model(rm, pairs, LandscapeConfig(num_pairs=num_pairs), seed=seed)["lambda_max"]
+        lambda_max = measure(curvature, rm, pairs, GROUPS[curvature](num_pairs=num_pairs), seed)[CURVATURE]
     logged = logged_answers(logged_table(pairs, table), num_resamples=config.evaluate.num_resamples, seed=seed)
     judged = judge(metrics, train_accuracy, lambda_max, logged)
     read, named = reading.config(data), ["--checkpoint", checkpoint]

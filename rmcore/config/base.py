@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
@@ -28,6 +28,10 @@ class Settings(BaseModel):
     """Base of all settings: immutable, no unknown keys, field help from the docstring under each field."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    common: ClassVar[tuple[str, ...]] = ()
+    """Fields of a capability's section that `rm-opt init` writes down."""
+    usual: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """What a capability's section begins with in a preset or a size of experiments, by its name; else the defaults."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **given: Any) -> None:

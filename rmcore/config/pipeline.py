@@ -4,18 +4,19 @@ The sentence under a field is its help text on the command line and in the Prefe
 the trainer's defaults in one table. Unknown keys and values are errors.
 """
 
+import copy
+import difflib
 from collections.abc import Iterator
-from typing import Self, get_args
+from typing import Any, Self, get_args
 
 from pydantic import Field, model_validator
 
 from rmcore.config.base import Settings
 from rmcore.config.data import GOLD, DataConfig
-from rmcore.config.evaluate import EvaluateConfig
+from rmcore.config.evaluate import EvaluateConfig, ReadinessConfig
 from rmcore.config.judging import judge_name
 from rmcore.config.model import FROM_POLICY, ModelConfig
 from rmcore.config.policy import SFT, WORLD, PolicyConfig
-from rmcore.config.readiness import ReadinessConfig
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.config.train import TrainConfig
 from rmcore.core.tracking import LoggerName
@@ -134,3 +135,39 @@ def _groups(model: type[Settings], name: str = "") -> Iterator[tuple[str, type[S
 
 GROUPS = dict(_groups(PipelineConfig))
 """Groups of settings by dotted name; "" is the whole."""
+
+
+def sections(name: str) -> dict[str, Any]:
+    """Return the sections of capabilities that a preset, or a size of experiments, has: fields of `PipelineConfig`."""
+    return {field: group(**group.usual[name]) for field, group in GROUPS.items() if name in group.usual}
+
+
+Changes = dict[str, Any]
+"""New values by dotted setting; a whole group may be given as a mapping, an optional group as null."""
+
+
+def change_config(base: PipelineConfig, changes: Changes) -> PipelineConfig:
+    """The base with `changes`, validated again as a whole.
+
+    Raises:
+        ValueError: a name is no setting.
+        pydantic.ValidationError: a value is not allowed, alone or besides the others.
+    """
+    tree = copy.deepcopy(base.model_dump())
+    for setting, value in changes.items():
+        *groups, name = setting.split(".")
+        place: Any = tree
+        for group in groups:
+            place = _step_into(place, group, setting)
+        _step_into(place, name, setting)
+        place[name] = value
+    return PipelineConfig.model_validate(tree)
+
+
+def _step_into(place: Any, name: str, setting: str) -> Any:
+    if not isinstance(place, dict) or name not in place:
+        if not isinstance(place, dict):
+            raise ValueError(f"no setting {setting!r}: before .{name} is a value or null; give the whole group")
+        near = difflib.get_close_matches(name, list(place), n=1)
+        raise ValueError(f"no setting {setting!r}{f'; did you mean {near[0]!r}?' if near else ''}")
+    return place[name]

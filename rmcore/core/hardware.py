@@ -1,5 +1,6 @@
 """What the machine decides: a training's settings where nothing else was said, and what its time costs."""
 
+import importlib.metadata
 import math
 import os
 from pathlib import Path
@@ -106,3 +107,16 @@ def money_text(device_seconds: float | None, price: float | None) -> str:
     """
     cost = money(device_seconds, price)
     return "" if cost is None else f"{cost:.2f} at {price:g} an hour"
+
+
+def device_type(name: str) -> str:
+    """Return cpu or cuda, without a GPU's number and without importing torch.
+
+    `auto` is cuda if torch is a CUDA build and an NVIDIA GPU is visible.
+    """
+    if name != "auto":
+        return name.partition(":")[0]
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    driver = Path("/proc/driver/nvidia/gpus")
+    has_gpu = driver.is_dir() and any(driver.iterdir())
+    return "cuda" if has_gpu and not hidden and "+cpu" not in importlib.metadata.version("torch") else "cpu"

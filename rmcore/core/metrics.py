@@ -323,6 +323,9 @@ METRICS: dict[str, MetricSpec] = {
 CELL_METRICS: dict[str, MetricSpec] = {spec.cell_name: spec for spec in METRICS.values() if spec.cell_name}
 """Metrics that an experiment can report of its cells, by the names that it, MLflow and its report use."""
 
+CELL_STAGES = tuple(dict.fromkeys(("prepare", "train", *(spec.stage for spec in CELL_METRICS.values() if spec.stage))))
+"""Stages that a cell may run, in order."""
+
 BANDS: dict[str, Bands] = {spec.bands.about: spec.bands for spec in CELL_METRICS.values() if spec.bands is not None}
 """By what they are said of."""
 

@@ -57,4 +57,5 @@ METRICS = (
 CAPABILITY = Capability(
     {"analyze": "Measure the curvature of the loss at a checkpoint: both ends of the spectrum, and the trace."},
     metrics=METRICS,
+    public={"HessianAnalyzer": "analyzer"},
 )

@@ -180,9 +180,8 @@ def _basis(spectrum: Mapping[str, Any]) -> str:
 
 
 SHOWN = Shown(
-    "landscape",
-    "Curvature",
+    curvature_block,
     after="margins",
-    block=curvature_block,
+    name="Curvature",
     captions={"eigenvalues": "Curvature of the loss at the trained weights along its extreme directions."},
 )

@@ -13,16 +13,126 @@ With margins m_p = reward_chosen[p] - reward_rejected[p] and a temperature T (th
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import softplus
 
 from rmcore.core.errors import ConfigError, CurvatureError, DataError, ModelError
-from rmcore.landscape.parameters import ParameterSubset, loss_temperature, measuring, reward_module, select_parameters
+from rmcore.models.layers import REWARD_HEAD_PATTERNS, is_reward_head
+from rmcore.models.precision import narrow_floats
 from rmcore.training.losses import split_rewards
+
+NAMED_SUBSETS = ("all", "head", "lora")
+"""`all`: every parameter that is trained. `head`: those of the reward head. `lora`: those of adapters. Otherwise the
+dotted name of a module or of one parameter, as `model.layers.3` or `model.layers.3.self_attn.q_proj.weight`."""
+
+
+def reward_module(model: Any) -> nn.Module:
+    """The torch module to differentiate: `model` itself, or the `.model` of a wrapper such as BradleyTerryRM.
+
+    Raises:
+        ModelError: there is no torch module in it.
+        CurvatureError: it is compiled, or a parameter is narrower than float32 (bf16 puts about 0.7 % of error on H v).
+    """
+    module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
+    if not isinstance(module, nn.Module):
+        raise ModelError(
+            f"got a {type(model).__name__} without a torch module in `.model`: there is nothing to differentiate. "
+            "Pass a Hugging Face sequence-classification model or a BradleyTerryRM."
+        )
+    if any(hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in module.modules()):
+        raise CurvatureError(
+            "the model is compiled, and torch.compile cannot be differentiated twice. Pass the module as it was before "
+            "(`compiled._orig_mod`), or load the checkpoint again."
+        )
+    if narrow := narrow_floats(module):
+        raise CurvatureError(
+            f"the model has {', '.join(narrow)} parameters: second derivatives drown in their rounding. Load it in "
+            "float32."
+        )
+    return module
+
+
+def loss_temperature(model: Any) -> float:
+    """T of the loss softplus(-margin / T) that a model was trained with: 1 / beta; 1 of a module, which has none."""
+    return 1.0 if isinstance(model, nn.Module) else 1 / float(getattr(model, "beta", 1.0))
+
+
+def select_parameters(module: nn.Module, subset: str) -> dict[str, nn.Parameter]:
+    """The trained parameters of `subset` by name, in the module's own order (the order inside every flat vector).
+
+    Raises:
+        ConfigError: nothing has that name.
+        ModelError: what has that name is frozen or made of integers.
+    """
+    named = dict(module.named_parameters())
+    chosen = {name: parameter for name, parameter in named.items() if _belongs(name, subset)}
+    if not chosen and subset not in NAMED_SUBSETS:
+        modules = [name for name, _ in module.named_modules() if name]
+        near = get_close_matches(subset, [*NAMED_SUBSETS, *modules, *named], n=3, cutoff=0.4) or modules[:3]
+        raise ConfigError(
+            f"parameters={subset!r} names nothing in this model. Choose {', '.join(NAMED_SUBSETS)}, or the dotted name "
+            f"of a module or parameter, such as {', '.join(near)}."
+        )
+    trained = {name: parameter for name, parameter in chosen.items() if parameter.requires_grad}
+    if not trained:
+        raise ModelError(
+            f"no trained parameter belongs to parameters={subset!r}: {_why_none(subset, list(chosen.values()))}. "
+            "Unfreeze with requires_grad_(True), or choose other parameters."
+        )
+    return trained
+
+
+def _belongs(name: str, subset: str) -> bool:
+    named = {"all": True, "head": is_reward_head(name), "lora": ".lora_" in name}
+    return named.get(subset, name == subset or name.startswith(f"{subset}."))
+
+
+def _why_none(subset: str, chosen: Sequence[nn.Parameter]) -> str:
+    if any(not parameter.is_floating_point() for parameter in chosen):
+        return "they are integers, as in a quantised model, and have no derivative"
+    if chosen:
+        return f"all {len(chosen)} are frozen"
+    wanted = {"head": ", ".join(REWARD_HEAD_PATTERNS), "lora": "lora_A or lora_B"}
+    return f"no module is named {wanted.get(subset, subset)}"
+
+
+@contextmanager
+def measuring(module: nn.Module, selected: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Evaluation mode, twice differentiable attention, gradients to `selected` only; then as before.
+
+    Full precision whatever autocast the caller is in. With dropout, or kernels without a second derivative, the numbers
+    would mean nothing and look like others.
+
+    Freezing the rest spares its graph: for the head alone the backbone then runs without any. The modes are kept
+    module by module, because a caller may hold part of a model in evaluation mode.
+    """
+    modes = [(part, part.training) for part in module.modules()]
+    keep = {id(parameter) for parameter in selected}
+    frozen = [p for p in module.parameters() if p.requires_grad and id(p) not in keep]
+    device_type = selected[0].device.type
+    module.eval()
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    try:
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.autocast(device_type, enabled=False),
+            sdpa_kernel(SDPBackend.MATH),
+        ):
+            yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        for part, training in modes:
+            part.training = training
+
 
 NO_SECOND_DERIVATIVE = ("double backward", "derivative for", "differentiate twice")  # parts of torch's messages
 LOSS_REPEAT_TOLERANCE = 1e-5  # two float32 passes over reordered pairs differ by rounding only, about 1e-7
@@ -58,11 +168,6 @@ class Rows(NamedTuple):
         """P."""
         return len(self.input_ids) // 2
 
-    def pair_tokens(self) -> list[tuple[list[int], list[int]]]:
-        """The real tokens of both sides of each pair."""
-        sides = [ids[mask.bool()].tolist() for ids, mask in zip(self.input_ids, self.attention_mask, strict=True)]
-        return list(zip(sides[: self.num_pairs], sides[self.num_pairs :], strict=True))
-
 
 class LossHessian:
     """H, a symmetric (N, N) matrix over n pairs, known by its products with vectors.
@@ -75,7 +180,7 @@ class LossHessian:
         model: a torch module whose `model(input_ids=..., attention_mask=...).logits` is (R, 1), or an object with such
             a module as `.model`. Its modes, gradients and `requires_grad` flags are as before after every call.
         micro_batches: what the loss is averaged over; see `MicroBatch`.
-        parameters: the coordinates of theta; see `ParameterSubset`.
+        parameters: the coordinates of theta; see `NAMED_SUBSETS`.
         temperature: T, logits; the root mean square of the margins makes models with margins of any size comparable.
             None: 1 / `model.beta` where the model has one, as BradleyTerryRM does, else 1, which a bare torch module
             always gets: the curvature is then that of the loss it was trained with.
@@ -95,7 +200,7 @@ class LossHessian:
         model: Any,
         micro_batches: Iterable[MicroBatch],
         *,
-        parameters: ParameterSubset = "all",
+        parameters: str = "all",
         temperature: float | None = None,
     ) -> None:
         self.module = reward_module(model)
@@ -118,29 +223,19 @@ class LossHessian:
         self.dtype = torch.float64 if any(p.dtype == torch.float64 for p in self.parameters) else torch.float32
 
     @classmethod
-    def from_loader(cls, model: Any, loader: Iterable[MicroBatch], *, parameters: ParameterSubset = "all") -> Self:
-        """Read `loader` once into memory (token ids only) and check that loss and data repeat.
-
-        A loader that can be read again is read again: one that draws other pairs each time would give curvature of an
-        unknown sample. The loss must also repeat, or the model itself is random. Same idea as the check for
-        determinism in curvlinops.
+    def from_loader(cls, model: Any, loader: Iterable[MicroBatch], *, parameters: str = "all") -> Self:
+        """Read `loader` once into memory (token ids only) and check that the model gives the same loss again.
 
         Raises:
-            CurvatureError: the loss is not finite, or the second pass over the data gives another one.
+            CurvatureError: the loss is not finite, or a second pass gives another one. Same idea as the check for
+                determinism in curvlinops.
         """
-        operator = cls(model, list(loader), parameters=parameters)
-        again = (
-            operator.micro_batches if isinstance(loader, Iterator) else tuple(_checked_rows(rows) for rows in loader)
-        )
-        pairs_again = sum(rows.num_pairs for rows in again)
-        first = operator.loss()
-        second = operator._loss_sum(again) / pairs_again if pairs_again else float("nan")
-        same_pairs = _pair_tokens(again) == _pair_tokens(operator.micro_batches)
-        if not same_pairs or abs(first - second) > LOSS_REPEAT_TOLERANCE * max(abs(first), 1e-3):
+        operator = cls(model, loader, parameters=parameters)
+        first, second = operator.loss(), operator.loss()
+        if abs(first - second) > LOSS_REPEAT_TOLERANCE * max(abs(first), 1e-3):
             raise CurvatureError(
-                f"two passes over the loader gave {operator.num_pairs} pairs with mean loss {first:.8g}, then "
-                f"{pairs_again} pairs with {second:.8g}: the curvature of a loss that changes is not defined. Pass a "
-                "list of micro-batches or a loader that repeats itself, and a model whose randomness is off in eval()."
+                f"two passes over {operator.num_pairs} pairs gave the mean losses {first:.8g} and {second:.8g}: the "
+                "curvature of a loss that changes is not defined. Pass a model whose randomness is off in eval()."
             )
         return operator
 
@@ -152,31 +247,20 @@ class LossHessian:
     def _loss(self, rows: Rows) -> Tensor:
         return softplus(-_margins(self.module, rows, self.device) / self.temperature).sum()
 
-    def _loss_sum(self, micro_batches: Iterable[Rows]) -> float:
-        with self._measuring(), torch.no_grad():
-            return sum(float(self._loss(rows)) for rows in micro_batches)
-
     def loss(self) -> float:
         """Mean loss in nats a pair.
 
         Raises:
             CurvatureError: it is not finite.
         """
-        loss = self._loss_sum(self.micro_batches) / self.num_pairs
+        with self._measuring(), torch.no_grad():
+            loss = sum(float(self._loss(rows)) for rows in self.micro_batches) / self.num_pairs
         if not torch.isfinite(torch.tensor(loss)):
             raise CurvatureError(
                 f"the mean loss over {self.num_pairs} pairs is {loss}: there is no curvature at these weights. "
                 "Evaluate the checkpoint first; if its rewards are not finite, go back to an earlier one."
             )
         return loss
-
-    def gradient(self) -> Tensor:
-        """Gradient of the mean loss, (N,). Its norm says how far these weights are from a stationary point."""
-        with self._measuring():
-            total = torch.zeros(self.num_parameters, dtype=self.dtype, device=self.device)
-            for rows in self.micro_batches:
-                total += self._flat(_gradient_of([self._loss(rows)], self.parameters))
-        return total / self.num_pairs
 
     def product(self, vector: Tensor) -> Tensor:
         """The matrix times v.
@@ -233,11 +317,6 @@ class LossHessian:
 
     def _flat(self, parts: Iterable[Tensor]) -> Tensor:
         return torch.cat([part.detach().reshape(-1).to(self.dtype) for part in parts])
-
-
-def _pair_tokens(micro_batches: Iterable[Rows]) -> list[tuple[list[int], list[int]]]:
-    """The pairs in an order of their own, to compare two passes by."""
-    return sorted(pair for rows in micro_batches for pair in rows.pair_tokens())
 
 
 @contextmanager

@@ -1,10 +1,13 @@
 """Settings of the curvature."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from rmcore.config.base import Settings
+
+SMALL = {"lanczos_steps": 6, "trace_probes": 2}
+COMPARED = {"normalized": True, "num_pairs": 8, "top_k": 2}
 
 
 class LandscapeConfig(Settings):
@@ -14,10 +17,19 @@ class LandscapeConfig(Settings):
     products of 8 pairs: seconds for a tiny model, half a minute for a 22 M encoder on two CPU cores.
     """
 
+    common: ClassVar = ("method",)
+    usual: ClassVar = {
+        "smoke": {**SMALL, "num_pairs": 4, "top_k": 3},
+        "h200": {"parameters": "head"},  # the adapters' products go back through all 8 B
+        "experiment smoke": {**COMPARED, **SMALL, "num_pairs": 4},
+        "experiment gold": {**COMPARED, **SMALL},
+        "experiment small": {**COMPARED, **SMALL},
+        "experiment paper": {"normalized": True, "num_pairs": 32, "lanczos_steps": 20, "trace_probes": 8},
+    }
     method: Literal["lanczos", "power_iteration", "full", "pyhessian"] = "lanczos"
     """lanczos: both signed ends with residuals; power_iteration: less memory; full: dense, very small models only;
     pyhessian: that library, as a cross-check."""
-    num_pairs: int = Field(default=8, ge=1)
+    num_pairs: int = Field(default=8, ge=1, le=1_000_000)
     """Held-out pairs the loss is averaged over, drawn at random."""
     top_k: int = Field(default=5, ge=1, le=1000)
     """Eigenvalues reported at each end."""

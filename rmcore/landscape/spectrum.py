@@ -12,7 +12,6 @@ import numpy as np
 
 from rmcore.landscape.eigensolvers import RELATIVE_TOLERANCE, EigenvalueSet, Floats
 from rmcore.landscape.operators import LossHessian
-from rmcore.landscape.parameters import ParameterSubset
 
 Method = Literal["lanczos", "power_iteration", "full", "pyhessian"]
 
@@ -66,7 +65,7 @@ class HessianSpectrum:
     num_parameters: int
     num_products: int
     method: Method
-    parameters: ParameterSubset
+    parameters: str
     converged: bool
     reasons: dict[str, str] = field(default_factory=dict)
 

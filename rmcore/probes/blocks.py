@@ -132,10 +132,10 @@ def tables_of_pairs(found: Mapping[str, Any]) -> dict[str, list[Table]]:
 
 
 SHOWN = Shown(
-    "probe",
-    "Probes",
+    probe_block,
     after="logged",
-    block=probe_block,
+    stage="probe",
+    name="Probes",
     is_folded=lambda found: not found["violated"],
     card=lambda found: ((probe_block(found)._replace(tables=()),), ()),  # no text of the data
     key_of_command="tolerated",

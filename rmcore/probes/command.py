@@ -99,7 +99,7 @@ def _write_repair(
 ) -> dict[str, Any] | None:
     """Write training pairs with counterfactual ones; nothing where no rule is violated."""
     from rmcore.data.table import write_converted
-    from rmcore.probes.repair import RULE_KEY, repair_pairs
+    from rmcore.probes.rules import RULE_KEY, repair_pairs
 
     if not rules:
         print(f"{out} is not written: no rule is shown to be violated, so there is nothing to repair.")

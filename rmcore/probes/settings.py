@@ -19,5 +19,5 @@ class ProbeConfig(Settings):
 
     rules: Annotated[tuple[str, ...], Names(_rules)] = ()
     """Rules by name, or module:function of your own; all built-in ones where none is named."""
-    pairs_per_prompt: int | None = Field(default=1, ge=1)
+    pairs_per_prompt: int | None = Field(default=1, ge=1, le=1_000_000)
     """Most held-out pairs of one prompt: each rule costs as much as scoring them again. Left out (null): all."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
-from rmcore.config.readiness import ReadinessConfig
+from rmcore.config.evaluate import ReadinessConfig
 from rmcore.evaluation.diagnosis import GateCheck
 from rmcore.evaluation.uncertainty import ends
 from rmcore.policy.sampling.best_of_n import ENOUGH_PROMPTS

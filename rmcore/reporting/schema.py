@@ -164,7 +164,7 @@ class Results(TypedDict):
     logged: Mapping[str, Any] | None
     """Choosing among logged answers (`rmcore.readiness.logged_answers`), where held-out prompts have enough of them."""
     observations: Mapping[str, Any] | None
-    """Held-out judgements of any kind (`rmcore.stages.observed.Measured`); None where all are strict pairs."""
+    """Held-out judgements of any kind (`MeasuredJudgements` of the stage evaluate); None where all are strict pairs."""
     policy: PolicyResults | None
     """Measurements on judged samples of a policy."""
     rlhf: Mapping[str, Any] | None

@@ -43,11 +43,10 @@ from rmcore.policy.stopping.pair_judges import (
 )
 from rmcore.reporting.figures.served import served_figure
 from rmcore.reporting.figures.style import save
-from rmcore.stages.fresh_prompts import FEWEST_PROMPTS, held_out_prompts, new_prompts, seen_prompts
-from rmcore.stages.prepared import policy_place
+from rmcore.stages.measurement import load_trained
+from rmcore.stages.prepared import FEWEST_PROMPTS, held_out_prompts, new_prompts, policy_place, seen_prompts
 from rmcore.stages.samples import answers
 from rmcore.stages.stages import ConfirmationStage
-from rmcore.stages.trained import load_trained
 
 RECORD_FILE = "confirmation.json"
 FIRST_ROUND, LARGEST_ROUND = 24, 96
@@ -250,7 +249,7 @@ def _served(
     """
     file = out / f"served_{first}.json"
     if not file.is_file():
-        own = settings.model_copy(update={"seed": settings.seed + ROUND_SEED * (1 + first)})
+        own = settings.changed(seed=settings.seed + ROUND_SEED * (1 + first))
         _, found = answers(own, prompts, n + 1, out / f"drawn_{first}.jsonl", report)
         rm = load_trained(settings)  # after vLLM, if that drew, has given the memory back
         rows, unreadable = [], []

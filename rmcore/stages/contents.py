@@ -4,7 +4,6 @@ Imports no torch. The code of this module does not enter keys, because its effec
 """
 
 import importlib.metadata
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from rmcore.config.judging import ENDPOINT_PREFIX, is_endpoint, is_function
 from rmcore.config.model import TINY_SIZES
 from rmcore.config.policy import SFT, WORLD
 from rmcore.core.files import file_digest
+from rmcore.core.hardware import device_type
 from rmcore.core.hub import require_model
 from rmcore.core.manifests import make_key
 from rmcore.core.named_function import source_file_digest
@@ -37,19 +37,6 @@ def contents(settings: Settings, path: str = "") -> dict[str, Any]:
     named = settings.named(path)
     digests = {path: (kind if callable(kind) else DIGESTS[kind])(name) for path, kind, name in named}
     return {path: digest for path, digest in digests.items() if digest is not None}
-
-
-def device_type(name: str) -> str:
-    """Return cpu or cuda, without a GPU's number and without importing torch.
-
-    `auto` is cuda if torch is a CUDA build and an NVIDIA GPU is visible.
-    """
-    if name != "auto":
-        return name.partition(":")[0]
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    driver = Path("/proc/driver/nvidia/gpus")
-    has_gpu = driver.is_dir() and any(driver.iterdir())
-    return "cuda" if has_gpu and not hidden and "+cpu" not in importlib.metadata.version("torch") else "cpu"
 
 
 def _weights(name: str) -> str | None:

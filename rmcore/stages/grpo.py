@@ -52,11 +52,10 @@ from rmcore.policy.stopping.watch import CANDIDATES
 from rmcore.reporting.figures.rlhf import rlhf_curves_figure
 from rmcore.reporting.figures.style import save
 from rmcore.reporting.figures.watch import watch_figure
-from rmcore.stages.fresh_prompts import held_out_prompts, new_prompts
-from rmcore.stages.prepared import policy_place
+from rmcore.stages.measurement import load_trained
+from rmcore.stages.prepared import held_out_prompts, new_prompts, policy_place
 from rmcore.stages.samples import SAMPLES_FILE
 from rmcore.stages.stages import GrpoStage
-from rmcore.stages.trained import load_trained
 from rmcore.training.profiling import peak_memory_bytes
 
 RECORD_FILE = "rlhf.json"

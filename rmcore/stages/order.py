@@ -1,8 +1,7 @@
 """The order of the stages, once: for runs, plans and tests. Imports no torch.
 
 prepare -> train -> evaluate -> readiness                                    the pipeline
-                    landscape                                                where curvature is requested
-           probe, benchmark, …                                               of capabilities that are requested
+           those of capabilities that are requested                          before readiness if that takes a number
            policy -> samples -> overoptimization -> readiness_v2             where a policy is given
            policy -> train                                                   where the reward model starts from it
                      samples -> overoptimization -> grpo                     where the policy is trained on
@@ -15,16 +14,16 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rmcore.config.base import Settings
 from rmcore.config.model import FROM_POLICY, TINY_SIZES
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import SFT, WORLD, PolicyConfig
 from rmcore.core.errors import ConfigError
-from rmcore.core.hardware import choose_precision
+from rmcore.core.hardware import choose_precision, device_type
 from rmcore.core.store import ArtifactRef
 from rmcore.stages import stages
-from rmcore.stages.contents import device_type
 from rmcore.stages.stage import Measuring, Stage, once
-from rmcore.stages.stages import OPTIONAL, STAGES
+from rmcore.stages.stages import CURVATURE, OPTIONAL, STAGES, stage_of_metric
 
 Run = Callable[[Stage], ArtifactRef]
 """Gives the artifact of a stage: by running it, from the store, or, in a plan, one that is not there (`missing`)."""
@@ -71,7 +70,7 @@ class _Order:
             stages.ReadinessStage(
                 prepared=self.prepare,
                 evaluated=self.evaluate,
-                curvature=self._curvature,
+                curvature=self._measured(CURVATURE),
                 num_resamples=self.config.evaluate.num_resamples,
                 seed=self.config.seed,
             )
@@ -95,34 +94,16 @@ class _Order:
     @once
     def samples(self) -> ArtifactRef:
         policy = required_policy(self.config)
-        return self._run(
-            stages.SamplesStage(
-                **self._answering,
-                judge=policy.asked_judge,
-                judging=policy.asked_judging,
-                samples_per_prompt=policy.samples_per_prompt,
-                samples=policy.samples,
-                judge_column=policy.judge_column,
-                topic_column=policy.topic_column,
-            )
-        )
+        judged = {"judge": policy.asked_judge, "judging": policy.asked_judging}
+        return self._run(stages.SamplesStage(**(_named(stages.SamplesStage, policy) | self._answering | judged)))
 
     @once
     def overoptimization(self) -> ArtifactRef:
         config, policy = self.config, required_policy(self.config)
-        return self._run(
-            stages.OveroptimizationStage(
-                **self._model,
-                samples=self.samples,
-                judged_by=config.judged_by,
-                judge_ceiling=policy.judge_ceiling,
-                judge=policy.verdict_judge,
-                judging=policy.verdict_judging,
-                num_resamples=config.evaluate.num_resamples,
-                planned_kl=config.readiness.planned_kl,
-                seed=config.seed,
-            )
-        )
+        values = _named(stages.OveroptimizationStage, config, config.evaluate, config.readiness, policy)
+        judged = {"judge": policy.verdict_judge, "judging": policy.verdict_judging, "judged_by": config.judged_by}
+        read = self._model | {"samples": self.samples}
+        return self._run(stages.OveroptimizationStage(**(values | judged | read)))
 
     @once
     def readiness_v2(self) -> ArtifactRef:
@@ -130,7 +111,7 @@ class _Order:
         return self._run(
             stages.ReadinessV2Stage(
                 evaluated=self.evaluate,
-                curvature=self._curvature,
+                curvature=self._measured(CURVATURE),
                 overoptimization=self.overoptimization,
                 readiness=self.config.readiness,
                 judge=policy.verdict_judge,
@@ -140,39 +121,18 @@ class _Order:
 
     @once
     def confirmation(self) -> ArtifactRef:
-        config, policy = self.config, required_policy(self.config)
-        return self._run(
-            stages.ConfirmationStage(
-                **(self._model | self._answering),
-                judge=policy.judge,
-                judging=policy.verdict_judging,
-                fresh_prompts=policy.fresh_prompts,
-                people=policy.people,
-                planned_kl=config.readiness.planned_kl,
-                min_gain=config.readiness.min_gain,
-            )
-        )
+        policy = required_policy(self.config)
+        values = _named(stages.ConfirmationStage, policy, self.config.readiness)
+        judged = {"judging": policy.verdict_judging}
+        return self._run(stages.ConfirmationStage(**(values | judged | self._model | self._answering)))
 
     @once
     def grpo(self) -> ArtifactRef:
-        config, policy, rlhf = self.config, required_policy(self.config), required(self.config.rlhf, "rlhf")
-        return self._run(
-            stages.GrpoStage(
-                **self._model,
-                overoptimization=self.overoptimization,
-                policy=self.policy,
-                samples=self.samples,
-                judge=policy.judge,
-                judging=policy.verdict_judging,
-                seed=config.seed,
-                is_gold=config.is_gold,
-                policy_name=policy.name,
-                temperature=policy.temperature,
-                max_new_tokens=policy.max_new_tokens,
-                num_resamples=config.evaluate.num_resamples,
-                rlhf=rlhf,
-            )
-        )
+        config, policy, _ = self.config, required_policy(self.config), required(self.config.rlhf, "rlhf")
+        values = _named(stages.GrpoStage, config.evaluate, policy, config)
+        own = {"is_gold": config.is_gold, "policy_name": policy.name, "judging": policy.verdict_judging}
+        read = {"overoptimization": self.overoptimization, "policy": self.policy, "samples": self.samples}
+        return self._run(stages.GrpoStage(**(values | own | self._model | read)))
 
     def run_stage(self, name: str) -> ArtifactRef:
         """Return the artifact of a stage by its name; that of a capability is given settings by the names of fields."""
@@ -185,9 +145,10 @@ class _Order:
         found: ArtifactRef = getattr(self, name)
         return found
 
-    @property
-    def _curvature(self) -> ArtifactRef | None:
-        return None if self.config.landscape is None else self.run_stage("landscape")
+    def _measured(self, metric: str) -> ArtifactRef | None:
+        """Return the artifact whose record has a capability's metric; None where the config does without it."""
+        name = stage_of_metric(metric)
+        return None if name is None or getattr(self.config, name) is None else self.run_stage(name)
 
     @property
     def _model(self) -> dict[str, Any]:
@@ -200,19 +161,25 @@ class _Order:
     def _answering(self) -> dict[str, Any]:
         """The fields of `Answering`."""
         config, policy = self.config, required_policy(self.config)
-        shared = ("engine", "temperature", "max_new_tokens", "num_prompts")
         return {
-            **{"prepared": self.prepare, "policy": self.policy, "seed": config.seed, "device": config.device},
+            **_named(stages.Answering, policy, config),
+            **{"prepared": self.prepare, "policy": self.policy, "policy_name": policy.name},
             "is_gold": config.is_gold,
             "writer_shortcut": config.data.gold.shortcut if policy.name == WORLD else None,
-            **{"policy_name": policy.name, **{name: getattr(policy, name) for name in shared}},
         }
 
     def _run(self, stage: Stage) -> ArtifactRef:
         config = self.given_config
         source, model = Path(config.data.source).name, Path(config.model.name).name
         named = {"prepare": source, "train": f"{model}-{source}"}.get(stage.name, config.study)
-        return self.run(stage.model_copy(update={"slug": f"{named}-seed{config.seed}"}))
+        return self.run(stage.changed(slug=f"{named}-seed{config.seed}"))
+
+
+def _named(stage: type[Stage], *sections: Settings) -> dict[str, Any]:
+    """Return the fields of a stage that sections have under the same names; of several the last one counts."""
+    return {
+        name: getattr(one, name) for one in sections for name in stage.model_fields if name in type(one).model_fields
+    }
 
 
 def request(
@@ -336,13 +303,7 @@ def required_policy(config: PipelineConfig) -> PolicyConfig:
 
 
 def section(config: PipelineConfig, name: str) -> Any:
-    """Return the settings of a capability's stage; the usual ones where a config has none, and none have to be given.
-
-    Raises:
-        ConfigError: the stage cannot do without, and the config does.
-    """
-    stage, settings = STAGES[name], getattr(config, name)
-    if stage.lacking and not settings:
-        raise ConfigError(stage.lacking)
-    usual: Any = stage.model_fields[name].annotation
+    """Return the settings of a capability's stage; the usual ones where a config has none."""
+    usual: Any = STAGES[name].model_fields[name].annotation
+    settings = getattr(config, name)
     return usual() if settings is None else settings

@@ -36,10 +36,10 @@ from rmcore.readiness.components import JudgedPools, gains_by_length, on_policy_
 from rmcore.readiness.judged_answers import TRAINED_ON
 from rmcore.reporting.figures.overoptimization import overoptimization_figure
 from rmcore.reporting.figures.style import save
+from rmcore.stages.measurement import load_trained
+from rmcore.stages.prepared import NOT_KNOWN_OF, seen_by
 from rmcore.stages.samples import FEWEST, LEFT_OUT_FILE, SAMPLES_FILE, UNJUDGED_FILE
-from rmcore.stages.seen_prompts import NOT_KNOWN_OF, seen_by
 from rmcore.stages.stages import OveroptimizationStage
-from rmcore.stages.trained import load_trained
 
 UNJUDGED = {
     "unjudged": "{unjudged} of {samples} samples have no judgement; they are left out",

@@ -27,7 +27,7 @@ from rmcore.readiness.original_score import RLReadinessScorer
 from rmcore.readiness.verdict import verdict_on_labels
 from rmcore.reporting.figures.logged_answers import logged_answers_figure
 from rmcore.reporting.figures.style import save
-from rmcore.stages.stages import ReadinessStage, ReadinessV2Stage
+from rmcore.stages.stages import CURVATURE, STAGES, ReadinessStage, ReadinessV2Stage
 
 
 def run(settings: ReadinessStage, out: Path, tracker: Tracker, report: Report) -> None:
@@ -51,9 +51,10 @@ def run(settings: ReadinessStage, out: Path, tracker: Tracker, report: Report) -
 
 def largest_eigenvalue(settings: ReadinessStage | ReadinessV2Stage) -> float | None:
     """Read the largest eigenvalue of the loss Hessian; None where it is undefined, or was not measured."""
-    if settings.curvature is None:
+    measured = settings.curvature
+    if measured is None:
         return None
-    value: float | None = json.loads((settings.curvature.folder / "spectrum.json").read_text())["lambda_max"]
+    value: float | None = json.loads((measured.folder / STAGES[measured.stage].outcome[0]).read_text())[CURVATURE]
     return value
 
 

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.files import read_json_lines
+from rmcore.core.hardware import device_type
 from rmcore.core.manifests import make_key
 from rmcore.core.printing import from_spreadsheets
 from rmcore.core.store import ArtifactRef, Store
@@ -24,7 +25,6 @@ from rmcore.readiness.next_step import Tried, best_of, held_out_by, next_step, r
 from rmcore.readiness.verdict import next_rung, verdict_on_policy, with_outcome
 from rmcore.reporting.runs import short_names
 from rmcore.reporting.schema import NextRung, PolicyResults, Results, StageResult, Training
-from rmcore.stages.contents import device_type
 from rmcore.stages.stages import OPTIONAL, STAGES
 
 NUM_MISTAKES = 50

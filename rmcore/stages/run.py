@@ -6,7 +6,6 @@ request as JSON, for the parent to raise again.
 """
 
 import errno
-import importlib
 import json
 import os
 from contextlib import nullcontext
@@ -25,15 +24,14 @@ DELIBERATE_ERROR = 3
 
 def run_stage(stage: Stage, out: Path) -> None:
     """Run a stage in this process, writing its artifact into `out`."""
-    module = importlib.import_module(stage.module())
     if os.environ.get("RANK", "0") != "0":  # one of several processes, of which the first writes and tells
-        module.run(stage, out, NullTracker(), silent)
+        stage.run(out, NullTracker(), silent)
         return
     tracker = JsonlTracker(out / METRICS_FILE)
     try:
         shown = PROGRESS_VARIABLE in os.environ  # else standard error is the stage's log
         with progress_bar(stage.name) if shown else nullcontext(silent) as report:
-            module.run(stage, out, tracker, report)
+            stage.run(out, tracker, report)
     finally:
         tracker.close()
 

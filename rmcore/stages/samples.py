@@ -29,7 +29,7 @@ from rmcore.policy.policy import Policy
 from rmcore.policy.sampling.sampler import SamplingSettings
 from rmcore.policy.sampling.samples import read_samples
 from rmcore.policy.sampling.sampling import draw_samples
-from rmcore.stages.prepared import policy_place
+from rmcore.stages.prepared import one_each, policy_place
 from rmcore.stages.stages import Answering, SamplesStage
 from rmcore.training.resume import FINISHED_FILE
 
@@ -173,14 +173,6 @@ def answers(
         report=report,
     )
     return found.engine, found.rows
-
-
-def one_each(pairs: Sequence[PreferencePair]) -> list[Prompt]:
-    """The first prompt of each conversation, in order: intervals are drawn over the prompts that are answered."""
-    first: dict[str, Prompt] = {}
-    for pair in pairs:
-        first.setdefault(pair.prompt_id, pair.prompt)
-    return list(first.values())
 
 
 def _topics(pairs: Sequence[PreferencePair], column: str | None) -> dict[str, str]:

@@ -8,15 +8,19 @@ from the cache.
 """
 
 import importlib.metadata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
+from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 from rmcore.config.base import RUN_ONLY, Names, Settings
 from rmcore.config.train import TrainConfig
 from rmcore.core.fingerprints import code_digests
 from rmcore.core.manifests import make_key
+from rmcore.core.progress import Report
 from rmcore.core.store import ArtifactRef
+from rmcore.core.tracking import Tracker
 from rmcore.stages.contents import contents
 
 TORCH = ("torch", "transformers")
@@ -64,8 +68,6 @@ class Stage(Settings, ignored_types=(once,)):
     """Globs of the files that an interrupted attempt leaves for the next one to resume from."""
     finished: ClassVar[str]
     """File that such a stage writes last; without it the attempt was interrupted, whatever it reported."""
-    lacking: ClassVar[str]
-    """Refuses a config without the section of its name; empty: the usual settings are taken."""
     in_mlflow: ClassVar[bool]
     """Whether all its numbers become metrics in MLflow; of other stages, those in `rmcore.core.metrics.HEADLINE`."""
 
@@ -87,13 +89,22 @@ class Stage(Settings, ignored_types=(once,)):
         """Refuse settings of its section with which it could not come to its end, before a run starts."""
 
     @classmethod
+    def training_passes(cls, settings: Any) -> float | None:
+        """Return over how many pairs a training passes in the time that it takes; None: that is known afterwards."""
+        return None
+
+    def run(self, out: Path, tracker: Tracker, report: Report) -> None:
+        """Compute it: `run` of its module."""
+        import_module(self.module()).run(self, out, tracker, report)
+
+    @classmethod
     def code(cls) -> dict[str, dict[str, str]]:
         """Return the versions and code digests that affect its outcome in addition to its arguments."""
         return {"versions": {name: _minor_version(name) for name in cls.libraries}, "code": code_digests(cls.module())}
 
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+    def changed(self, **arguments: Any) -> Self:
         """Copy it with other arguments, and so with another key."""
-        copy = super().model_copy(update=update, deep=deep)
+        copy = self.model_copy(update=arguments)
         for name in ("settings", "inputs", "key"):
             vars(copy).pop(name, None)
         return copy
@@ -162,14 +173,13 @@ def stage(
     libraries: tuple[str, ...] = (),
     kept: tuple[str, ...] = (),
     finished: str = "",
-    lacking: str = "",
     in_mlflow: bool = False,
 ) -> Callable[[type[Declared]], type[Declared]]:
     """Enter a class in `STAGES`; see `Stage` for what is declared. One that runs a model also uses `TORCH`."""
 
     def declare(cls: type[Declared]) -> type[Declared]:
         cls.name, cls.outcome, cls.kept, cls.finished = name, outcome, kept, finished
-        cls.lacking, cls.in_mlflow = lacking, in_mlflow
+        cls.in_mlflow = in_mlflow
         cls.libraries = (*TORCH, *libraries) if cls.on_device() else libraries
         STAGES[name] = cls
         return cls

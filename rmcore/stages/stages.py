@@ -8,16 +8,19 @@ from typing import Annotated, Literal
 
 from rmcore.config.base import Names, Settings
 from rmcore.config.data import DataConfig, Shortcut
-from rmcore.config.evaluate import EvaluateConfig
+from rmcore.config.evaluate import EvaluateConfig, ReadinessConfig
 from rmcore.config.judging import JudgingConfig
 from rmcore.config.model import ModelConfig
-from rmcore.config.readiness import ReadinessConfig
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.config.train import TrainConfig
 from rmcore.core.capabilities import modules
+from rmcore.core.metrics import METRICS
 from rmcore.core.store import ArtifactRef
 from rmcore.stages.stage import STAGES, Device, Measuring, Stage, stage
 from rmcore.training.resume import FINISHED_FILE
+
+CURVATURE = "lambda_max"
+"""Metric of a capability that readiness takes where it was measured."""
 
 
 class Training(Settings):
@@ -166,6 +169,11 @@ class GrpoStage(Measuring, Judged):
     max_new_tokens: int
     num_resamples: int
     rlhf: RlhfConfig
+
+
+def stage_of_metric(metric: str) -> str | None:
+    """Return the capability's stage whose record has a metric; None: nothing here measures it."""
+    return METRICS[metric].stage if metric in METRICS else None
 
 
 OPTIONAL = tuple(one.name for file in modules("stage") for one in STAGES.values() if one.__module__ == file.__name__)

@@ -46,7 +46,7 @@ def run(settings: TrainStage, out: Path, tracker: Tracker, report: Report) -> No
     prepared = settings.prepared.folder
     if settings.policy is not None:  # the reward model starts from the policy that was fine-tuned there
         model = settings.model.model_copy(update={"name": policy_place(SFT, settings.policy.folder)})
-        settings = settings.model_copy(update={"model": model})
+        settings = settings.changed(model=model)
     validation = prepared / "validation.parquet"
     train_into(
         settings,

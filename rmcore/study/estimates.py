@@ -13,7 +13,9 @@ from typing import Any
 
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.manifests import Entry, canonical_json
+from rmcore.core.metrics import CELL_STAGES
 from rmcore.stages.order import section, stage_of
+from rmcore.stages.stages import OPTIONAL, STAGES
 from rmcore.training.record import passes
 from rmcore.training.resume import FINISHED_FILE
 
@@ -21,9 +23,6 @@ KIND_FIELDS = ("precision", "compile", "batching", "packing", "gradient_checkpoi
 """Settings of training that change its throughput; what is left out moves it by some percent."""
 FORWARD_SHARE = 1 / 3
 """Share of a training pass: backward costs two forward passes (Kaplan et al. 2020, arXiv:2001.08361, section 2.1)."""
-CELL_STAGES = ("prepare", "train", "evaluate", "landscape")
-PRODUCT_PASSES = 3
-"""Training passes that a Hessian-vector product costs; about what 24.9 ms to 7.7 ms a gradient come to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +112,11 @@ class Estimates:
         probe = self.probes.get(probe_kind(config))
         if probe is None:
             return None
-        if stage == "landscape":
-            landscape = section(config, "landscape")
-            products = landscape.lanczos_steps + landscape.trace_probes
-            products = (2 if landscape.normalized else 1) * products + 1  # and one for the error over prompts
-            passes = float(PRODUCT_PASSES * products * landscape.num_pairs)
+        if stage in OPTIONAL:
+            passes = STAGES[stage].training_passes(section(config, stage))
         else:
             passes = FORWARD_SHARE * (probe.num_scored + min(config.evaluate.train_pairs, probe.num_train))
-        return probe.start_seconds + passes / probe.pairs_per_second
+        return None if passes is None else probe.start_seconds + passes / probe.pairs_per_second
 
     def _start(self, config: PipelineConfig) -> float | None:
         probe = self.probes.get(probe_kind(config))

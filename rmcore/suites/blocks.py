@@ -97,12 +97,13 @@ def _parts(told: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [*parts, ("the longer answer wins", numbers.percent(told["longer_wins"]))]
 
 
-def benchmarks_figure(suites: Mapping[str, Mapping[str, Any]]) -> "Figure":
+def benchmarks_figure(found: Mapping[str, Any]) -> "Figure":
     """Dot plot of overall scores, one row a benchmark, with what the same rule gives to the longer answer.
 
     Args:
-        suites: records of `rmcore.suites.record.benchmark_record` by name, at least one.
+        found: record of `rmcore.suites.record.benchmark_record`, with at least one benchmark.
     """
+    suites = found["suites"]
     figure = style.new_figure(8.0, max(2.6, 1.9 + _ROW * len(suites)))
     ax = figure.subplots()
     for position, told in enumerate(suites.values()):
@@ -148,10 +149,10 @@ def card(found: Mapping[str, Any]) -> tuple[tuple[Block], tuple["EvalResult", ..
 
 
 SHOWN = Shown(
-    "benchmark",
-    "Benchmarks",
+    benchmarks_block,
     after="judgements",
-    block=benchmarks_block,
+    stage="benchmark",
+    name="Benchmarks",
     in_summary=True,
     card=card,
     key_of_command="suites",

@@ -13,7 +13,7 @@ from rmcore.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from rmcore.data.pair import PreferencePair
-    from rmcore.suites.overlap import Overlap
+    from rmcore.suites.record import Overlap
 
 NAMES = ("rewardbench", "rewardbench2", "rm-bench", "llmbar", "judgebench", "rmb", "ppe-human", "ppe-correctness")
 
@@ -55,9 +55,8 @@ def benchmark(
     from rmcore.data.render_fn import render_fn_digest
     from rmcore.data.table import check_target
     from rmcore.suites.blocks import benchmarks_block
-    from rmcore.suites.record import benchmark_record, find_overlaps
+    from rmcore.suites.record import benchmark_record, find_overlaps, stored_rewards
     from rmcore.suites.sets import read_sets
-    from rmcore.suites.stored import stored_rewards
 
     if decontaminate is not None:
         if train_data is None:

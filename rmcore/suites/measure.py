@@ -17,7 +17,7 @@ from rmcore.ensembles.score import SideScorer
 from rmcore.evaluation.uncertainty import MetricValue, Resampled, cluster_bootstrap, metric_value, with_unseen_prompts
 from rmcore.models.checks import refuse_not_finite, warn_of_equal
 from rmcore.suites.question import OVERALL, Question, Rewards, Suite, clusters, groups_of
-from rmcore.suites.reward_bench_2 import TIES
+from rmcore.suites.several_answers import TIES
 
 RESAMPLES = 2000
 _ALIKE = 1e-9

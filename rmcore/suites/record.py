@@ -1,14 +1,59 @@
 """All that is said of a model on benchmarks, as one JSON-ready record for the terminal, reports and model cards."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
-from rmcore.core.progress import Report, prefixed, silent
+import numpy as np
+import pandas as pd
+
+from rmcore.core.arrays import BoolArray, FloatArray
+from rmcore.core.files import atomic_file, exclusive
+from rmcore.core.progress import Report, prefixed, progress_bar, silent
+from rmcore.data.splits import compared_prompt
 from rmcore.data.tokenized import Pairs
-from rmcore.suites.measure import measure, without
-from rmcore.suites.overlap import Overlap, find_overlap
-from rmcore.suites.question import Rewards
+from rmcore.ensembles.score import SideScorer
+from rmcore.models.seal import checkpoint_digest
+from rmcore.suites.measure import from_table, measure, score_answers, to_table, without
+from rmcore.suites.question import Question, Rewards
 from rmcore.suites.sets import QuestionSet
+
+_BATCH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Questions of a set and training pairs that share a prompt."""
+
+    seen: BoolArray
+    """(Q,) questions whose prompt is that of a training pair."""
+    answers: BoolArray
+    """(Q,) of these, questions of which a training pair with their prompt has an answer, too."""
+    pairs: BoolArray
+    """(P,) training pairs with the prompt of a question."""
+
+
+def find_overlap(pairs: Pairs, questions: Sequence[Question], *, report: Report = silent) -> Overlap:
+    """Compare the prompts of P training pairs with those of a benchmark's Q questions; the pairs are read once.
+
+    As splits compare them, and without the punctuation around words (`compared_prompt`).
+    """
+    asked: dict[str, list[int]] = {}
+    for place, one in enumerate(questions):
+        asked.setdefault(compared_prompt(one.prompt), []).append(place)
+    seen, answered = np.zeros(len(questions), dtype=bool), np.zeros(len(questions), dtype=bool)
+    shared = np.zeros(len(pairs), dtype=bool)
+    for number, pair in enumerate(pairs):
+        for place in asked.get(compared_prompt(pair.prompt), ()):
+            seen[place] = shared[number] = True
+            answered[place] |= not {pair.chosen, pair.rejected}.isdisjoint(questions[place].answers)
+        if number % _BATCH == 0:
+            report(number, len(pairs), "comparing prompts with those of training")
+    report(len(pairs), len(pairs), "comparing prompts with those of training")
+    return Overlap(seen, answered, shared)
 
 
 def find_overlaps(pairs: Pairs, sets: Sequence[QuestionSet], *, report: Report = silent) -> list[Overlap]:
@@ -64,3 +109,44 @@ def _overlap(one: QuestionSet, rewards: Rewards, overlap: Overlap) -> dict[str, 
         "num_training_pairs": int(overlap.pairs.sum()),
         "score_without": without(one.suite, one.questions, rewards, overlap.seen) if overlap.seen.any() else None,
     }
+
+
+def stored_rewards(
+    checkpoint: str,
+    sets: Sequence[QuestionSet],
+    folder: Path,
+    load: Callable[[str], SideScorer],
+    read_as: Mapping[str, Any],
+) -> list[list[FloatArray]]:
+    """Rewards of all sets by a model, which is loaded only where some are not in the folder yet.
+
+    Args:
+        checkpoint: a folder, which is known by its content, or a hub name, known by its name.
+        sets: the benchmarks.
+        folder: where the rewards are kept; one process at a time writes there.
+        load: gives the model of a checkpoint.
+        read_as: what else the rewards depend on, such as the length that texts are cut to; JSON-ready.
+
+    Raises:
+        DataError: none of a set's answers can be read as this model reads text.
+        ModelError: a reward is not finite.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    model = checkpoint_digest(Path(checkpoint)) if Path(checkpoint).is_dir() else checkpoint
+    places = [folder / f"{one.suite.name}-{_key(model, one, read_as)}.parquet" for one in sets]
+    rm = None
+    with exclusive(folder / ".lock"):
+        for one, place in zip(sets, places, strict=True):
+            if place.is_file():
+                continue
+            rm = rm or load(checkpoint)
+            with progress_bar("benchmark") as report:
+                rewards = score_answers(rm, one.questions, report=prefixed(report, one.suite.name))
+            with atomic_file(place) as unfinished:
+                to_table(one.questions, rewards).to_parquet(unfinished)
+    return [from_table(one.questions, pd.read_parquet(place)) for one, place in zip(sets, places, strict=True)]
+
+
+def _key(model: str, one: QuestionSet, read_as: Mapping[str, Any]) -> str:
+    depends = {"checkpoint": model, "questions": one.digest, **read_as}
+    return sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:12]

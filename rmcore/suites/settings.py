@@ -17,6 +17,3 @@ class BenchmarkConfig(Settings):
 
     suites: Annotated[tuple[str, ...], Names(_suites)] = ()
     """Which, as `rm-opt benchmark --suite` names them: judgebench, llmbar=FOLDER, mine.yaml, all."""
-
-    def __bool__(self) -> bool:
-        return bool(self.suites)

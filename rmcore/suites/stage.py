@@ -6,6 +6,7 @@ figure and `summary.json`.
 
 from pathlib import Path
 
+from rmcore.core.errors import ConfigError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report, prefixed
 from rmcore.core.tracking import Tracker
@@ -16,12 +17,7 @@ RECORD_FILE = "benchmark.json"
 MODEL = "this model"
 
 
-@stage(
-    "benchmark",
-    outcome=(RECORD_FILE, "rewards_*.parquet"),
-    lacking="there is no benchmark in this config; set benchmark.suites, for example to [judgebench].",
-    in_mlflow=True,
-)
+@stage("benchmark", outcome=(RECORD_FILE, "rewards_*.parquet"), in_mlflow=True)
 class BenchmarkStage(Measuring):
     """Scores on public benchmarks, next to the training pairs."""
 
@@ -32,11 +28,15 @@ class BenchmarkStage(Measuring):
         """Read the benchmarks that are named: a model could not be measured on one that is not there.
 
         Raises:
-            ConfigError: there is none of that name, or no file of it.
+            ConfigError: none is named, there is none of that name, or no file of it.
             DataError: one cannot be read, or is not whole.
         """
         from rmcore.suites.sets import read_sets
 
+        if not settings.suites:
+            raise ConfigError(
+                "there is no benchmark in this config; set benchmark.suites, for example to [judgebench]."
+            )
         read_sets(settings.suites)
 
 
@@ -45,7 +45,7 @@ def run(settings: BenchmarkStage, out: Path, tracker: Tracker, report: Report) -
     from rmcore.data.parquet_rows import RecordFile
     from rmcore.data.table import PAIRS
     from rmcore.reporting.figures.style import save
-    from rmcore.stages.trained import load_trained
+    from rmcore.stages.measurement import load_trained
     from rmcore.suites.blocks import benchmarks_figure
     from rmcore.suites.measure import score_answers, to_table
     from rmcore.suites.question import OVERALL
@@ -64,4 +64,4 @@ def run(settings: BenchmarkStage, out: Path, tracker: Tracker, report: Report) -
     write_json(out / RECORD_FILE, record)
     scores = {f"eval/{name}": told["scores"][OVERALL] for name, told in record["suites"].items()}
     write_json(out / "summary.json", {"metrics": scores})
-    save(benchmarks_figure(record["suites"]), out / "figures" / "benchmarks.png")
+    save(benchmarks_figure(record), out / "figures" / "benchmarks.png")

@@ -15,7 +15,7 @@ from experiments.library import SHIPPED, load_experiment, restrict
 from experiments.sizes import ACCURACY, NOTHING, Size
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
-from rmcore.core.metrics import CELL_METRICS
+from rmcore.core.metrics import CELL_METRICS, CELL_STAGES
 from rmcore.study.cells import read_cell
 from single_stage import run_stage
 
@@ -266,7 +266,7 @@ def cell(tmp_path_factory):
     smoke["evaluate"]["answers"] = str(place / "judged.parquet")
     config = PipelineConfig.model_validate(smoke)
     folders = {}
-    for stage in ("prepare", "train", "evaluate", "landscape"):
+    for stage in CELL_STAGES:
         out = place / stage
         out.mkdir()
         run_stage(stage, config, dict(folders), out)

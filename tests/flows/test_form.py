@@ -4,15 +4,15 @@ import pytest
 from coolname import generate
 
 from experiments.presets import DESCRIBED, PRESETS
-from flows.benchmark import benchmark
 from flows.experiment import experiment
 from flows.form import is_made_up
+from flows.measure import measure
 from flows.pipeline import pipeline
 from flows.policy import best_of_n, confirm, overoptimize, readiness
 from flows.rlhf import rlhf
 from rmcore.core.errors import ConfigError, ModelError
 
-CONFIGURED = (pipeline, benchmark, best_of_n, readiness, confirm, rlhf)
+CONFIGURED = (pipeline, measure, best_of_n, readiness, confirm, rlhf)
 
 
 @pytest.mark.parametrize("flow", [*CONFIGURED, experiment, overoptimize], ids=lambda flow: flow.name)

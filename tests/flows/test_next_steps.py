@@ -14,8 +14,8 @@ from flows.pipeline import run_name_of
 from flows.settings import load_config
 from flows.unfinished import recorded_config
 from rmcore.config.data import DataConfig
+from rmcore.config.evaluate import ReadinessConfig
 from rmcore.config.policy import PolicyConfig
-from rmcore.config.readiness import ReadinessConfig
 from rmcore.core.errors import ConfigError
 from rmcore.evaluation.diagnosis import GateCheck
 from rmcore.models.tiny import build_tiny

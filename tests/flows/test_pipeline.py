@@ -16,17 +16,18 @@ from pathlib import Path
 
 import pytest
 
-from capability_samples import sample_of
+from experiments.presets import PRESETS
 from machine import PATIENCE_S, family, found, num_lines, wait_for
 from nano_model import make_nano
 from pixels.sitecustomize import FOLDER as PIXELS
 from rmcore.core.processes import marked, terminate
+from rmcore.stages.order import pipeline_stages
 from used_homes import begin
 from warm_commands import WarmCommands
 
 pytestmark = pytest.mark.services
 ROOT = Path(__file__).resolve().parents[2]
-STAGES = ["prepare", "train", "evaluate", "landscape", "readiness"]
+STAGES = [*pipeline_stages(PRESETS["smoke"])]
 PATIENT = {"PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "600"}
 """Many tests may share the cores."""
 SMOKE = ["--preset", "smoke", "--set", "evaluate.num_resamples=100"]
@@ -177,21 +178,6 @@ json.dump({"runs": found, "versions": len(versions), "candidate": candidate}, sy
         assert all(name.count("/") == 1 for name in run["metrics"])
         assert run["params"]["train.steps"] == "6"
         assert "report" in run["artifacts"]
-
-
-def test_a_benchmark_is_a_stage_of_its_own_and_one_that_is_unknown_is_refused(place, finished, tmp_path):
-    rows = [{"prompt": f"p {at}", "chosen": f"right {at}", "rejected": f"wrong {at}"} for at in range(8)]
-    file = sample_of("suites").write_own_set(tmp_path, rows)
-    _, summary, _ = place.run("--set", f"benchmark.suites=[{file}]")
-    assert summary["executed"] == ["benchmark"]
-    told = summary["results"]["benchmark"]["suites"]["mine"]
-    assert told["num_questions"] == 8
-    assert 'id="benchmark"' in Path(summary["report"]).read_text()
-    words = ["--set", "train.steps=7", "--set", "benchmark.suites=[judgebenhc]"]
-    refused = place.rm_opt("run", *SMOKE, *words, check=False)
-    assert refused.returncode != 0
-    assert "there is no benchmark 'judgebenhc'" in refused.stderr
-    assert "train " not in refused.stdout  # nothing was computed before
 
 
 def test_a_damaged_and_a_deleted_artifact_are_made_again_and_nothing_else(place, finished):
@@ -355,4 +341,4 @@ def test_the_store_is_listed_and_bounded(place, finished):
     place.rm_opt("store", "gc", "--keep", 1)
     kept = [path.parent.parent.name for path in place.manifests()]
     assert len(kept) == len({*kept})
-    assert {*kept} - {"benchmark"} == {*STAGES}  # another test may have requested benchmarks
+    assert {*kept} == {*STAGES}

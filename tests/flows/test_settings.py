@@ -16,7 +16,6 @@ from rmcore.config.data import DataConfig
 from rmcore.config.files import parse_yaml
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError, DataError, ModelError
-from rmcore.landscape.settings import LandscapeConfig
 from tasks.headline import compared_settings
 
 
@@ -319,20 +318,6 @@ def test_the_largest_whole_number_is_one_that_json_holds():
     assert DataConfig(limit=MAX_WHOLE).limit == MAX_WHOLE == int(float(MAX_WHOLE))
     with pytest.raises(ValidationError, match="a whole number beyond 9,007,199,254,740,992"):
         DataConfig(limit=MAX_WHOLE + 1)
-
-
-def test_a_preset_of_a_large_model_measures_the_curvature_of_its_head_unless_told_otherwise(tmp_path):
-    file = tmp_path / "mine.yaml"
-    file.write_text("preset: h200\nlandscape: {num_pairs: 8}\n")
-    assert load_config(None, file, []).landscape == LandscapeConfig(num_pairs=8, parameters="head")
-    assert load_config(None, file, ["landscape.parameters=all"]).landscape.parameters == "all"
-    assert load_config("minilm", None, ["landscape.num_pairs=4"]).landscape == LandscapeConfig(num_pairs=4)
-    recorded = load_config("h200", None, ["data.source=pairs.csv", "model.name=mine", "study=mine"])
-    again = load_config(None, None, ["landscape.num_pairs=8"], recorded)
-    assert again.landscape == LandscapeConfig(num_pairs=8, parameters="head")
-    told = load_config("h200", None, ["landscape.parameters=all"])
-    for config in (told, load_config("h200", None, ["landscape.num_pairs=4"])):
-        assert form_config("h200", {}, changes_of("h200", config)) == config
 
 
 @pytest.mark.parametrize(

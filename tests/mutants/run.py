@@ -81,7 +81,8 @@ class Result:
 
 def read_mutants() -> list[Mutant]:
     """Every mutant of the list; SystemExit on a name given twice."""
-    entries = tomllib.loads((HERE / "mutants.toml").read_text())["mutant"]
+    lists = [HERE / "mutants.toml", *sorted(ROOT.glob("tests/rmcore/*/mutants.toml"))]
+    entries = [entry for file in lists for entry in tomllib.loads(file.read_text())["mutant"]]
     mutants = [Mutant(**entry | {"tests": tuple(entry["tests"])}) for entry in entries]
     twice = [name for name, count in Counter(mutant.name for mutant in mutants).items() if count > 1]
     if twice:

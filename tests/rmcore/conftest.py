@@ -1,5 +1,7 @@
-"""A report as its reader sees it."""
+"""A report as its reader sees it, and figures drawn strictly."""
 
+import io
+import warnings
 from html.parser import HTMLParser
 
 import pytest
@@ -78,3 +80,16 @@ def report_with(parse, tmp_path):
         return parse(out.read_text(encoding="utf-8"))
 
     return render
+
+
+@pytest.fixture(scope="session")
+def draw():
+    """Renders small with warnings as errors: a missing glyph, a log of zero or a failed layout is a defect."""
+
+    def drawn(figure):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            figure.savefig(io.BytesIO(), format="png", dpi=40)
+        return figure
+
+    return drawn

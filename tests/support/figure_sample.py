@@ -54,18 +54,6 @@ def bins(num=10):
     )
 
 
-def spectrum(values=(12.3, 4.0, 1.0, -0.2, -0.4), residuals=(0.001, 0.1, None, 0.1, 0.01)):
-    return {
-        "eigenvalues": list(values),
-        "residuals": None if residuals is None else list(residuals),
-        "trace_estimate": 42.1,
-        "trace_standard_error": 3.2,
-        "num_pairs": 64,
-        "method": "lanczos",
-        "reasons": {},
-    }
-
-
 def item(name, value, half=None, kind="subset"):
     low, high = (None, None) if half is None else (value - half, value + half)
     return {"name": name, "value": value, "ci_low": low, "ci_high": high, "kind": kind}

@@ -6,7 +6,7 @@ import numpy as np
 
 from rmcore.data.survey import Scale
 from rmcore.evaluation.judgements import Choices, GradesOf, mean_over_prompts, measure_choices, measure_grades
-from rmcore.stages.observed import Measured
+from rmcore.stages.evaluate import MeasuredJudgements
 
 PROMPTS = 60
 HOW = {"num_prompts": PROMPTS, "num_resamples": 200, "seed": 0}
@@ -56,7 +56,7 @@ def record() -> dict:
         | {key: one.to_dict() for key, one in mean_over_prompts(change, prompts, **HOW).items()}
         for name, weight in (("helpfulness", 1.0), ("safe", 0.0))
     }
-    measured = Measured(
+    measured = MeasuredJudgements(
         metrics,
         {"pair": 20, "tie": 20, "ranking": 20, "grades": 60},
         2,

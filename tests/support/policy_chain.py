@@ -4,11 +4,9 @@ from pathlib import Path
 
 from experiments.presets import PRESETS
 from rmcore.config.data import DataConfig, GoldConfig
-from rmcore.config.evaluate import EvaluateConfig
+from rmcore.config.evaluate import EvaluateConfig, ReadinessConfig
 from rmcore.config.policy import PolicyConfig
-from rmcore.config.readiness import ReadinessConfig
 from rmcore.core.store import ArtifactRef, Store
-from rmcore.landscape.settings import LandscapeConfig
 from rmcore.stages.order import pipeline_stages, request, stage_of
 from rmcore.stages.run import run_stage
 from rmcore.stages.stage import Stage
@@ -19,7 +17,6 @@ CONFIG = SMOKE.model_copy(
         "device": "cpu",
         "data": DataConfig(gold=GoldConfig(num_prompts=60, pairs_per_prompt=1), test_fraction=0.2),
         "evaluate": EvaluateConfig(num_resamples=100, train_pairs=20),
-        "landscape": LandscapeConfig(num_pairs=3, lanczos_steps=4, trace_probes=2, top_k=2),
         "readiness": ReadinessConfig(planned_kl=0.4),
         "policy": PolicyConfig(
             sft_examples=130, num_prompts=8, samples_per_prompt=8, max_new_tokens=24,

@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 
-from rmcore.config.readiness import ReadinessConfig
+from rmcore.config.evaluate import ReadinessConfig
 from rmcore.policy.confirmation import ServedGain, verdict_of_confirmation
 from rmcore.policy.overoptimization import METHODS, overoptimization
 from rmcore.readiness.components import JudgedPools, on_policy_parts

@@ -7,12 +7,14 @@ for a terminal. So one more section of a report is one function that returns a `
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmcore.core.capabilities import modules
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
+    from matplotlib.figure import Figure
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|#~])")
 
@@ -76,14 +78,16 @@ Card = Callable[[Mapping[str, Any]], tuple[tuple[Block, ...], tuple["EvalResult"
 class Shown(NamedTuple):
     """How reports and cards show the record of a capability's stage: `SHOWN` of its `blocks.py`."""
 
-    stage: str
-    """The stage's name, which is also the record's in a run's results, and the section's anchor."""
-    name: str
-    """Among the links at the top of a report."""
-    after: str
-    """Anchor of the section that it follows."""
     block: Callable[[Mapping[str, Any]], Block]
     """Makes the section of the record."""
+    after: str
+    """Anchor of the section that it follows."""
+    stage: str = ""
+    """The stage's name, which is also the record's in a run's results, and the section's anchor; else the folder's."""
+    name: str = ""
+    """Among the links at the top of a report; else the stage's name, capitalised."""
+    figures: Mapping[str, Callable[[Mapping[str, Any]], "Figure"]] = {}
+    """Draw those of the record, by the names of their files: the functions NAME_figure of `blocks.py`."""
     is_folded: Callable[[Mapping[str, Any]], bool] = lambda record: True
     in_summary: bool = False
     """Whether the short summary of a run, for a terminal, has it, too."""
@@ -99,7 +103,14 @@ class Shown(NamedTuple):
 
 def capabilities_shown() -> list[Shown]:
     """Return how the records of capabilities are shown, in the order of these."""
-    return [file.SHOWN for file in modules("blocks")]
+    return [_completed(file.SHOWN, file) for file in modules("blocks")]
+
+
+def _completed(shown: Shown, file: ModuleType) -> Shown:
+    stage = shown.stage or file.__name__.split(".")[1]
+    drawn = {name: one for name, one in vars(file).items() if getattr(one, "__module__", "") == file.__name__}
+    figures = {name.removesuffix("_figure"): one for name, one in drawn.items() if name.endswith("_figure")}
+    return shown._replace(stage=stage, name=shown.name or stage.capitalize(), figures=figures)
 
 
 def folded(block: Block, is_folded: bool = True) -> Block:

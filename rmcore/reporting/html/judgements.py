@@ -39,7 +39,7 @@ def judgements_block(found: Mapping[str, Any]) -> Block:
     """Held-out judgements as the model foresees them, by kind, and each attribute's part in the reward.
 
     Args:
-        found: record of `rmcore.stages.observed.Measured`.
+        found: record of `rmcore.stages.evaluate.MeasuredJudgements`.
     """
     metrics = found["metrics"]
     kinds = [name.removeprefix("nats[").removesuffix("]") for name in metrics if name.startswith("nats[")]

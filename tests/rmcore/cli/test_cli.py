@@ -28,7 +28,8 @@ from rmcore.data.splits import compared_prompt
 from rmcore.data.table import read_pairs, write_pairs
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.seal import PREFERENCE_FILE, write_seal
-from rmcore.stages.seen_prompts import seen_by_checkpoint
+from rmcore.stages.prepared import seen_by_checkpoint
+from rmcore.stages.stages import CURVATURE, stage_of_metric
 
 
 @dataclass
@@ -145,12 +146,9 @@ def test_evaluate_takes_beta_from_the_checkpoint(checkpoint, files, tmp_path):
 
 
 @pytest.mark.slow
-def test_analyze_and_readiness_write_their_records(checkpoint, files):
-    out = files / "spectrum.json"
-    shared = ["--checkpoint", checkpoint, "--data", files / "test.parquet", "--json", out, "--num-pairs", 4]
-    rm_opt("analyze", *shared, "--lanczos-steps", 4, "--trace-probes", 2, "--top-k", 2, "--parameters", "head")
-    spectrum = json.loads(out.read_text())
-    assert len(spectrum["eigenvalues"]) == len(spectrum["residuals"]) == 4
+def test_readiness_writes_its_record(checkpoint, files):
+    out = files / "verdict.json"
+    shared = ["--checkpoint", checkpoint, "--data", files / "test.parquet", "--json", out]
     done = rm_opt("readiness", "pairs", *shared, "--train-data", files / "train.parquet")
     record = json.loads(out.read_text())
     assert record["verdict"]["rung"] == 1
@@ -175,8 +173,9 @@ def test_readiness_of_labelled_pairs_passes_a_model_that_they_speak_for(checkpoi
         write_pairs(pairs, file := tmp_path / f"{name}.parquet")
         pd.read_parquet(file).rename(columns={"prompt": "question"}).to_parquet(file)
     out = tmp_path / "verdict.json"
-    shared = ["--checkpoint", tmp_path / "model", "--data", tmp_path / "test.parquet", "--num-pairs", 4, "--json", out]
+    shared = ["--checkpoint", tmp_path / "model", "--data", tmp_path / "test.parquet", "--json", out]
     shared += ["--prompt-column", "question", "--device", "cpu"]
+    shared += ["--num-pairs", 4] if stage_of_metric(CURVATURE) else []
     for words, status, unmeasured in (
         (["--train-data", tmp_path / "train.parquet"], "passes", set()),
         ([], "unclear", {"train_test_gap"}),
@@ -188,21 +187,6 @@ def test_readiness_of_labelled_pairs_passes_a_model_that_they_speak_for(checkpoi
         again = shlex.split(record["next_rung"]["command"])
         assert {"--device", "cpu"} <= set(again) or 'device="cpu"' in again
         assert "--prompt-column" in again or 'data.prompt_column="question"' in again
-
-
-@pytest.mark.slow
-def test_analyze_prints_and_writes_the_spectrum(checkpoint, files):
-    folder, out = files / "curvature", files / "spectrum.json"
-    sizes = ["--num-pairs", 4, "--lanczos-steps", 3, "--trace-probes", 2, "--top-k", 2, "--parameters", "head"]
-    shared = ["--checkpoint", checkpoint, "-t", "hessian", "--data", files / "test.parquet", "--normalized"]
-    done = rm_opt("analyze", *shared, *sizes, "--method", "power_iteration", "--json", out, "--out", folder)
-    record = json.loads(out.read_text())
-    assert (record["method"], record["parameters"], record["num_pairs"]) == ("power_iteration", "head", 4)
-    assert record["normalized"]["temperature"] > 0
-    assert json.loads((folder / "spectrum.json").read_text()) == record
-    assert (folder / "figures" / "eigenvalues.png").is_file()
-    assert "λmax" in done.stdout
-    assert "Sharpness alone says nothing" in done.stdout
 
 
 def test_score_keeps_order_and_agrees_between_pairs_and_responses(checkpoint, files, gold_pairs):

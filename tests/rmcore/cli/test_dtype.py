@@ -18,6 +18,7 @@ from rmcore.ensembles.command import _job
 from rmcore.ensembles.features import head_of
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.reporting.card.evidence import ROUNDED, read_evidence
+from rmcore.stages.stages import CURVATURE, stage_of_metric
 
 
 @pytest.fixture(scope="module")
@@ -88,30 +89,14 @@ def test_score_goes_on_only_in_the_format_in_which_it_was_begun(home, tmp_path, 
         parts.rmdir()
 
 
-@pytest.mark.slow
-def test_benchmark_keeps_the_rewards_of_both_apart(home, tmp_path):
-    (tmp_path / "set" / "Natural").mkdir(parents=True)
-    rows = [
-        {"input": f"Name a fruit {number}", "output_1": f"Pear {number}", "output_2": "No", "label": 1}
-        for number in range(8)
-    ]
-    (tmp_path / "set" / "Natural" / "dataset.json").write_text(json.dumps(rows))
-    for dtype in ("float32", "bfloat16", "float32"):
-        record, given = tmp_path / f"{dtype}.json", ["--device", "cpu", "--partial", "--out", tmp_path / "kept"]
-        words = ["benchmark", "--checkpoint", home / "m0", "--suite", f"llmbar={tmp_path / 'set'}", *given]
-        done = CliRunner().invoke(app, [*map(str, words), "--dtype", dtype, "--json", str(record)])
-        assert done.exit_code == 0, done.output
-        assert json.loads(record.read_text())["dtype"] == dtype
-    exact, rounded = (pd.read_parquet(path) for path in sorted((tmp_path / "kept").glob("*.parquet")))
-    assert not exact.equals(rounded)
-
-
 @pytest.mark.parametrize(
     ("command", "why"),
     [
         (["analyze", "--checkpoint", "absent"], "curvature"),
         (["readiness", "pairs", "--checkpoint", "absent", "--num-pairs", "4"], "curvature"),
-    ],
+    ]
+    if stage_of_metric(CURVATURE)
+    else [],
 )
 def test_what_is_more_than_rewards_refuses_it_before_anything_is_read(command, why, home):
     with pytest.raises(ConfigError, match=rf"--dtype bfloat16 is for rewards, and .*{why}.*: leave it out"):

@@ -5,13 +5,9 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from rmcore.config.changes import change_config
-from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.pipeline import PipelineConfig, change_config
 
-LIMITS_OF_DATA = {
-    *("data.limit", "data.eval_limit", "data.pairs_per_prompt"),
-    *("evaluate.train_pairs", "landscape.num_pairs", "probe.pairs_per_prompt", "active.max_per_prompt"),
-}
+LIMITS_OF_DATA = {*("data.limit", "data.eval_limit", "data.pairs_per_prompt"), "evaluate.train_pairs"}
 """At most so many of what is there: no larger than the data, whatever is given."""
 LENGTHS = {
     *("model.max_seq_len", "train.steps", "train.token_budget", "train.warmup_steps"),

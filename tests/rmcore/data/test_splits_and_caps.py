@@ -19,7 +19,7 @@ from rmcore.data.readers.sources import LoadedPairs, cap_prompts, exclude_held_o
 from rmcore.data.splits import conversation, normalized_prompt, split_by_prompt
 from rmcore.data.table import write_pairs
 from rmcore.stages.prepare import load_splits
-from rmcore.stages.samples import one_each
+from rmcore.stages.prepared import one_each
 
 FRACTIONS = {"train": 0.75, "validation": 0.1, "test": 0.15}
 

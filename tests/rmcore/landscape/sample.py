@@ -5,6 +5,9 @@ from typing import Any
 from rmcore.landscape.settings import LandscapeConfig
 
 SETTINGS = LandscapeConfig()
+OTHERS = {"landscape.method": "full", "landscape.parameters": "head"}
+TEXTS = {"landscape.parameters": "names of parts of the model"}
+DECIDE = {"rmcore.landscape.analyzer": "whether a basis that does not fit is refused, which stores nothing"}
 
 
 def record() -> dict[str, Any]:

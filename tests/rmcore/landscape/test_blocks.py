@@ -1,9 +1,12 @@
 """What reports and the terminal show of a curvature."""
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from capability_samples import RECORDS
-from rmcore.landscape.blocks import curvature_block, rows
+from rmcore.landscape.blocks import curvature_block, eigenvalues_figure, rows
 
 spectrum = RECORDS["landscape"]
 
@@ -36,3 +39,30 @@ def test_the_section_of_curvature_says_what_was_measured(change, said, absent):
     assert "mean loss of 64 pairs" in text
     assert said in text
     assert absent not in text
+
+
+def test_a_spectrum_without_an_eigenvalue_says_why(report_with):
+    broken = {"eigenvalues": [], "residuals": [], "lambda_max": None, "reasons": {"lambda_max": "it broke down"}}
+    assert "it broke down" in report_with(landscape=spectrum() | broken).section("landscape")
+
+
+def figure_of(values):
+    return eigenvalues_figure(spectrum() | {"eigenvalues": list(values), "residuals": None})
+
+
+@pytest.mark.slow
+@settings(max_examples=30)
+@given(st.lists(st.floats(-1e8, 1e8, allow_subnormal=False), min_size=1, max_size=20))
+def test_all_eigenvalues_are_inside_the_axes_and_sorted(values):
+    ax = figure_of(values).axes[0]
+    points = np.concatenate([line.get_ydata() for line in ax.lines if line.get_marker() == "o"])
+    assert sorted(points) == sorted(values)
+    assert points[: sum(value >= 0 for value in values)].tolist() == sorted((v for v in values if v >= 0), reverse=True)
+    low, high = ax.get_ylim()
+    assert low <= min(values) <= max(values) <= high
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("values", [(), (0.0, 0.0), (2.0,), (1e6, 3.0, 1e-9, -1e-4, -500.0)])
+def test_odd_spectra_are_drawn_without_a_warning(draw, values):
+    assert draw(figure_of(values)).get_suptitle()

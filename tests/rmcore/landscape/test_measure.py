@@ -13,11 +13,17 @@ from torch import nn
 from rmcore.core.errors import DataError
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
 from rmcore.landscape.analyzer import HessianAnalyzer
-from rmcore.landscape.measure import MAX_GROUPS, error_over_prompts, measure_curvature
+from rmcore.landscape.measure import (
+    CURVATURE_TOKEN_BUDGET,
+    MAX_GROUPS,
+    CurvatureSample,
+    error_over_prompts,
+    group_prompts,
+    measure_curvature,
+    random_order,
+)
 from rmcore.landscape.operators import LossHessian
-from rmcore.landscape.sample import CURVATURE_TOKEN_BUDGET, CurvatureSample, group_prompts, random_order
 from rmcore.landscape.settings import LandscapeConfig
-from rmcore.landscape.stage import write_curvature
 
 SMALL = LandscapeConfig(num_pairs=8, lanczos_steps=63, trace_probes=2)
 
@@ -118,18 +124,6 @@ def test_margins_of_zero_have_no_size_and_a_reason(tiny, sample):
     record = measure(tiny, sample, normalized=True)["normalized"]
     assert record["lambda_max"] is None
     assert "margin" in record["reasons"]["lambda_max"]
-
-
-@pytest.mark.slow
-def test_the_artifact_holds_the_record_its_numbers_and_its_figure(tiny, sample, tmp_path):
-    record = measure(tiny, sample, normalized=True)
-    write_curvature(record, tmp_path)
-    assert json.loads((tmp_path / "spectrum.json").read_text()) == json.loads(json.dumps(record))
-    assert {path.name for path in (tmp_path / "figures").iterdir()} == {"eigenvalues.png"}
-    metrics = json.loads((tmp_path / "summary.json").read_text())["metrics"]
-    assert metrics["hessian/test_lambda_max_normalized"] == record["normalized"]["lambda_max"]
-    assert metrics["hessian/test_lambda_max_standard_error"] == record["over_prompts"]["standard_error"]
-    assert all(name.count("/") == 1 for name in metrics)
 
 
 def draw_pairs(lengths):

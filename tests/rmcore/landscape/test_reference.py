@@ -45,7 +45,7 @@ def test_products_are_those_of_the_dense_matrix(architecture, temperature):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_margins_loss_and_gradient_are_those_of_the_function(architecture, world):
+def test_margins_and_loss_are_those_of_the_function(architecture, world):
     function = exact_models.functional(model_of(architecture), ROWS)
     operator = LossHessian(model_of(architecture), world.cut_rows(ROWS, [5, 1, 6]), temperature=0.4)
 
@@ -54,7 +54,6 @@ def test_margins_loss_and_gradient_are_those_of_the_function(architecture, world
 
     assert relative_error(operator.margins(), function.margins(function.flat)) < ROUNDING
     assert operator.loss() == pytest.approx(float(loss(function.flat)), rel=1e-13)
-    assert relative_error(operator.gradient(), torch.func.grad(loss)(function.flat)) < ROUNDING
 
 
 @pytest.mark.slow
@@ -98,14 +97,9 @@ def test_lanczos_finds_both_extremes_and_the_trace_within_its_error(world):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("architecture", "attention"), [("qwen2", "sdpa"), ("llama", "eager"), ("bert", "sdpa"), ("bert", "eager")]
-)
+@pytest.mark.parametrize(("architecture", "attention"), [("qwen2", "sdpa"), ("bert", "eager")])
 def test_the_float32_model_that_is_used_in_practice_has_the_same_extremes(architecture, attention):
     values = torch.linalg.eigvalsh(truth_of(architecture)).numpy()
     model = exact_models.make_model(architecture, attention=attention)
     found = HessianAnalyzer(model).compute_spectrum([ROWS], top_k=1, num_steps=60, trace_probes=2)
     assert np.allclose(found.eigenvalues, values[[-1, 0]], rtol=1e-4, atol=0)
-
-
-# Properties of both matrices.

@@ -8,8 +8,6 @@ import torch
 import transformers as hf
 
 from rmcore.config.model import LoraSettings, ModelConfig
-from rmcore.landscape.operators import LossHessian
-from rmcore.models.batching import pad_pairs
 from rmcore.models.packing.attention import ATTENTION
 from rmcore.models.packing.layout import group_tokens
 from rmcore.models.reward_model import BradleyTerryRM
@@ -94,21 +92,6 @@ def test_a_copy_is_whole_and_independent(reward_model):
             parameter.add_(0.1)
     assert not np.allclose(twin.score_sides(sides), rewards)
     np.testing.assert_array_equal(reward_model.score_sides(sides), rewards)
-
-
-@pytest.mark.slow
-def test_the_hessian_of_a_model_that_was_packed_is_the_same(tiny_folder, gold_pairs):
-    products = []
-    for packed in (False, True):
-        rm = BradleyTerryRM.from_pretrained(tiny_folder, device="cpu", max_seq_len=96)
-        if packed:
-            assert rm.packing() is not None
-        pairs = rm.renderer.tokenize_pairs(gold_pairs[:4])
-        operator = LossHessian(rm, [pad_pairs(pairs, pad_id=rm.pad_id)])
-        vector = torch.randn(operator.num_parameters, generator=torch.Generator().manual_seed(0))
-        products.append(operator.product(vector))
-    assert float(products[0].norm()) > 0
-    torch.testing.assert_close(products[1], products[0], rtol=1e-5, atol=1e-6 * float(products[0].abs().max()))
 
 
 def test_equal_sides_have_equal_rewards_to_the_last_bit_wherever_they_stand(rm, gold_pairs):

@@ -1,7 +1,5 @@
 """A pair or a sample that a reward model cannot read is left out with its reason, and is in the way of no other."""
 
-from collections import Counter
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,8 +10,6 @@ from rmcore.data.pair import Message, PreferencePair, prompt_key
 from rmcore.data.rendering import Renderer, Rendering
 from rmcore.ensembles.members import Members
 from rmcore.ensembles.score import readable_pairs
-from rmcore.landscape.sample import draw_sample, random_order
-from rmcore.landscape.settings import LandscapeConfig
 from rmcore.policy.grpo.rollouts import LocalReward
 from rmcore.policy.sampling.scored_samples import score_samples
 
@@ -30,25 +26,6 @@ def strict(rm):
     )
     rm.renderer = Renderer(rm.tokenizer, Rendering("chat", 128))
     return rm
-
-
-def test_a_curvature_is_drawn_among_the_pairs_that_can_be_read(strict, gold_pairs, capfd):
-    config = LandscapeConfig(num_pairs=3)
-    good, drawn = gold_pairs[:6], Counter()
-    for seed in range(12):
-        sample = draw_sample(strict, [BAD, *good], config, seed=seed)
-        assert len(sample.pairs) == 3
-        drawn.update(pair.pair_id for pair in sample.pairs)
-        if 0 not in random_order(7, seed)[:3]:
-            assert capfd.readouterr().err == ""
-        else:
-            assert "1 drawn pairs cannot be read by this model and are left out; pair bad" in capfd.readouterr().err
-        plain = draw_sample(strict, good, config, seed=seed)
-        assert [pair.pair_id for pair in plain.pairs] == [good[i].pair_id for i in sorted(random_order(6, seed)[:3])]
-    assert set(drawn) == {pair.pair_id for pair in good}
-    assert len(draw_sample(strict, [*good, BAD], LandscapeConfig(num_pairs=9), seed=0).pairs) == 6
-    with pytest.raises(DataError, match=r"none of the 2 pairs can be read .*no system turn"):
-        draw_sample(strict, [BAD, BAD], config, seed=0)
 
 
 def test_pairs_are_left_out_with_a_count_and_a_reason(strict, gold_pairs, capfd):

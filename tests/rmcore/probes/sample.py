@@ -4,9 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from rmcore.probes.measure import judge
+from rmcore.probes.measure import Answers, Edits, judge
 from rmcore.probes.rule import Expectation, Rule
-from rmcore.probes.scoring import Answers, Edits
 from rmcore.probes.settings import ProbeConfig
 
 SETTINGS = ProbeConfig()

@@ -6,9 +6,19 @@ import pytest
 from capability_samples import sample_of
 from rmcore.core.errors import DataError
 from rmcore.data.pair import Message, PreferencePair, as_answer, as_json
-from rmcore.probes.measure import LEVEL, MAX_VIOLATIONS, SHIFT_TOLERANCE, judge, probe, shortened
+from rmcore.probes.measure import (
+    LEVEL,
+    MAX_VIOLATIONS,
+    SHIFT_TOLERANCE,
+    Answers,
+    judge,
+    other_answers,
+    probe,
+    score_answers,
+    score_edits,
+    shortened,
+)
 from rmcore.probes.rules import RULES
-from rmcore.probes.scoring import Answers, other_answers, score_answers, score_edits
 
 sample = sample_of("probes")
 drawn_answers, edits_of = sample.drawn_answers, sample.edits_of

@@ -11,8 +11,7 @@ from rmcore.core.errors import ConfigError, DataError
 from rmcore.data.readers.sources import load_pairs
 from rmcore.data.table import write_pairs
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.probes.repair import RULE_KEY
-from rmcore.probes.rules import RULES
+from rmcore.probes.rules import RULE_KEY, RULES
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,7 @@ import pytest
 from rmcore.core.errors import DataError
 from rmcore.data.readers.sources import load_pairs
 from rmcore.data.table import write_converted
-from rmcore.probes.repair import RULE_KEY, SHARE, repair_pairs
-from rmcore.probes.rules import RULES
+from rmcore.probes.rules import RULE_KEY, RULES, SHARE, repair_pairs
 
 
 def test_pairs_stay_and_each_rule_gets_its_share(gold_pairs, tmp_path):

@@ -12,7 +12,6 @@ from rmcore.core.tracking import NullTracker
 from rmcore.data.table import write_pairs
 from rmcore.models.device import pick_device
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.probes import stage
 from rmcore.probes.settings import ProbeConfig
 from rmcore.stages.order import stage_of
 from single_stage import stage_with
@@ -29,7 +28,7 @@ def test_the_best_checkpoint_is_probed_on_held_out_pairs(tmp_path, gold_pairs):
     BradleyTerryRM.new(ModelConfig(name="tiny", max_seq_len=128), seed=0, device=pick_device("cpu")).save(
         trained / "best"
     )
-    stage.run(stage_with("probe", PROBED, {"prepare": prepared, "train": trained}), out, NullTracker(), silent)
+    stage_with("probe", PROBED, {"prepare": prepared, "train": trained}).run(out, NullTracker(), silent)
     record = json.loads((out / "probe.json").read_text())
     assert (record["num_pairs"], record["num_prompts"]) == (30, 30)
     assert [one["rule"] for one in record["findings"]] == ["padding", "off_topic"]

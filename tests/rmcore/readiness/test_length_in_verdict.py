@@ -9,8 +9,8 @@ import sys
 import numpy as np
 import pytest
 
+from rmcore.config.evaluate import ReadinessConfig
 from rmcore.config.judging import JudgingConfig
-from rmcore.config.readiness import ReadinessConfig
 from rmcore.data.pair import PreferencePair
 from rmcore.judging.audit import audit
 from rmcore.policy.judge import HookJudge, audited, judge_identity

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmcore.config.readiness import ReadinessConfig
+from rmcore.config.evaluate import ReadinessConfig
 from rmcore.evaluation.uncertainty import GainValue
 from rmcore.policy.sampling.best_of_n import ENOUGH_PROMPTS
 from rmcore.readiness.logged_answers import MIN_PROMPTS

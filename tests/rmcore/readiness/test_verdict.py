@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmcore.cli.common import print_verdict
+from rmcore.config.evaluate import ReadinessConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import PolicyConfig
-from rmcore.config.readiness import ReadinessConfig
 from rmcore.evaluation.diagnosis import ECE, GateCheck, baseline_check, diagnose_outcome
 from rmcore.policy.sampling.best_of_n import samples_needed
 from rmcore.readiness.components import DECIDING

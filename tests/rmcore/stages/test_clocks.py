@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from capability_samples import DECIDE
 from rmcore.core.fingerprints import code_digests
 from rmcore.stages.stages import STAGES
 
@@ -22,7 +23,6 @@ DECIDES = {
     "rmcore.core.processes": "when a process that was told to end is killed",
     "rmcore.judging.sending": "how long a refused request waits before it is sent again",
     "rmcore.models.device": "the token budget, from the memory that a device has; what is free only refuses",
-    "rmcore.landscape.analyzer": "whether a basis that does not fit is refused, which stores nothing",
     "rmcore.policy.grpo.group_reward": "when a scorer that stays away ends the training, which stores nothing",
     "rmcore.policy.grpo.training_run": "nothing: seconds in the record",
     "rmcore.policy.sampling.served_policy": "which folder weights are handed over in",
@@ -31,6 +31,7 @@ DECIDES = {
     "rmcore.training.interruption": "whether a second signal is the first one again",
     "rmcore.training.saving": "when a state to resume from is saved",
     "rmcore.training.step": "nothing: seconds in the log",
+    **DECIDE,
 }
 
 

@@ -95,18 +95,6 @@ def test_the_trained_policy_is_a_policy(folder):
     assert Policy.load(folder / "model").stop_ids
 
 
-def test_how_a_step_is_cut_is_no_part_of_the_key_and_what_it_learns_is(chain):
-    refs = chain.upstream("grpo")
-
-    def key(**settings):
-        return stage_of("grpo", changed(CONFIG, **settings), refs).key
-
-    assert key() == key(rlhf={"micro_batch_size": 4})
-    changes = [{"rlhf": {name: value}} for name, value in (("rollouts", "vllm"), ("steps", 5), ("kl_beta", 0.1))]
-    different = [key(), key(policy={"temperature": 0.9}), *(key(**change) for change in changes)]
-    assert len(set(different)) == len(different)
-
-
 @pytest.mark.slow
 def test_a_further_reward_need_not_read_what_is_not_trained_on(chain, tmp_path, capsys):
     other = shutil.copytree(chain.folder("train") / "best", tmp_path / "other")
@@ -131,14 +119,18 @@ def test_a_further_reward_need_not_read_what_is_not_trained_on(chain, tmp_path, 
 
 
 @pytest.mark.slow
-def test_several_rewards_are_said_each_with_how_it_moved(chain, tmp_path, monkeypatch):
+def test_several_rewards_are_said_each_with_how_it_moved_and_a_judge_of_ones_own_judges(chain, tmp_path, monkeypatch):
     (tmp_path / "brief.py").write_text("def reward(prompt, response):\n    return -1000.0 * len(response)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "brief", raising=False)
     other = shutil.copytree(chain.folder("train") / "best", tmp_path / "other")
     more = {str(other): 0.5, "brief:reward": 2.0}
-    config = changed(CONFIG, rlhf={"more_rewards": more, "num_seeds": 1})
-    several = run_alone(chain, tmp_path / "out", config)["several"]
+    config = changed(CONFIG, policy={"judge": "brief:reward"}, rlhf={"more_rewards": more, "num_seeds": 1})
+    record = run_alone(chain, tmp_path / "out", config)
+    assert record["judge"] == "brief:reward"
+    samples = pd.read_parquet(tmp_path / "out" / "samples.parquet")
+    assert (samples["gold"] == -1000 * samples["response"].str.len()).all()
+    several = record["several"]
     assert several["names"] == ["own", *more]
     assert several["weights"] == [1.0, 0.5, 2.0]
     rows = pd.read_parquet(tmp_path / "out" / "rollouts.parquet")
@@ -158,22 +150,6 @@ def test_several_rewards_are_said_each_with_how_it_moved(chain, tmp_path, monkey
     moved = shutil.copytree(other, tmp_path / "moved")
     assert key({str(other): 0.5}) == key({str(moved): 0.5})
     assert len({key(None), key({str(other): 0.5}), key({str(other): 1.0}), key({"brief:reward": 0.5})}) == 4
-
-
-@pytest.mark.slow
-def test_a_judge_of_ones_own_labels_and_judges(chain, tmp_path, monkeypatch):
-    (tmp_path / "short.py").write_text("def judge(prompt, response):\n    return -float(len(response))\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "short", raising=False)
-    config = changed(CONFIG, policy={"judge": "short:judge"}, rlhf={"num_seeds": 1})
-    record = run_alone(chain, tmp_path / "out", config)
-    assert record["judge"] == "short:judge"
-    samples = pd.read_parquet(tmp_path / "out" / "samples.parquet")
-    assert (samples["gold"] == -samples["response"].str.len()).all()
-    inputs = stage_of("grpo", config, chain.upstream("grpo")).inputs
-    (tmp_path / "short.py").write_text("def judge(prompt, response):\n    return float(len(response))\n")
-    again = stage_of("grpo", config, chain.upstream("grpo")).inputs
-    assert inputs != again
 
 
 @pytest.mark.slow
@@ -247,9 +223,8 @@ def test_a_watch_without_a_judge_is_refused_before_anything_runs():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("value", ["'good'", "float('nan')", "True"])
-def test_a_judge_that_gives_no_number_is_named(chain, tmp_path, monkeypatch, value):
-    (tmp_path / "odd.py").write_text(f"def judge(prompt, response):\n    return {value}\n")
+def test_a_judge_that_gives_no_number_is_named(chain, tmp_path, monkeypatch):
+    (tmp_path / "odd.py").write_text("def judge(prompt, response):\n    return float('nan')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "odd", raising=False)
     with pytest.raises(DataError, match=r"policy\.judge=odd:judge gave"):
@@ -296,19 +271,3 @@ def test_a_training_needs_a_policy(settings):
     tree = changed(CONFIG, **settings).model_dump()
     with pytest.raises(ValueError, match=r"policy\.name"):
         type(CONFIG).model_validate(tree)
-
-
-@pytest.mark.slow
-def test_another_reward_model_judges_by_its_content(chain, tiny_folder, tmp_path):
-    """Moved it is the same judge, changed it is another."""
-
-    def inputs(folder):
-        config = changed(CONFIG, policy={"judge": str(folder)}, rlhf={"num_seeds": 1})
-        return stage_of("grpo", config, chain.upstream("grpo")).inputs
-
-    shutil.copytree(tiny_folder, tmp_path / "first")
-    first = inputs(tmp_path / "first")
-    (tmp_path / "first").rename(tmp_path / "moved")
-    assert inputs(tmp_path / "moved") == first
-    (tmp_path / "moved" / "note.txt").write_text("another")
-    assert inputs(tmp_path / "moved") != first

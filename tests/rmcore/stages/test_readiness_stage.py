@@ -7,14 +7,15 @@ import pandas as pd
 import pytest
 
 import logged_sample
+from capability_samples import SECTIONS
 from rmcore.config.evaluate import EvaluateConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.tracking import NullTracker
 from rmcore.data.pair import PreferencePair
 from rmcore.data.table import write_pairs
-from rmcore.landscape.settings import LandscapeConfig
 from rmcore.readiness.logged_answers import logged_answers
 from rmcore.stages import readiness
+from rmcore.stages.stages import CURVATURE, STAGES, stage_of_metric
 from single_stage import stage_with
 
 METRICS = {"pairwise_accuracy": 0.8, "ece_debiased": 0.02, "pooled_reward_variance": 0.5, "margin_p50": 1.0}
@@ -24,9 +25,8 @@ METRICS = {"pairwise_accuracy": 0.8, "ece_debiased": 0.02, "pooled_reward_varian
 def run(tmp_path):
     """The stage on a table of pairs with rewards."""
 
-    def run(table, *, curvature=True):
-        folders = {name: tmp_path / name for name in ("prepare", "evaluate", "out")}
-        folders |= {"landscape": tmp_path / "landscape"} if curvature else {}
+    def run(table, *, curvature=None):
+        folders = {name: tmp_path / name for name in ("prepare", "evaluate", "out", *filter(None, [curvature]))}
         for folder in folders.values():
             folder.mkdir()
         rows = list(table.itertuples())
@@ -41,10 +41,10 @@ def run(tmp_path):
         test["accuracy_over_baseline"] = {"value": 0.2, "ci_low": 0.1, "ci_high": 0.3, "num": len(rows), "reason": None}
         metrics = {"test": test, "train": {"pairwise_accuracy": {"value": 0.85}}}
         (folders["evaluate"] / "metrics.json").write_text(json.dumps({"metrics": metrics}))
+        config = PipelineConfig(evaluate=EvaluateConfig(num_resamples=100), seed=3)
         if curvature:
-            (folders["landscape"] / "spectrum.json").write_text(json.dumps({"lambda_max": 10.0}))
-        measured = LandscapeConfig() if curvature else None
-        config = PipelineConfig(evaluate=EvaluateConfig(num_resamples=100), landscape=measured, seed=3)
+            (folders[curvature] / STAGES[curvature].outcome[0]).write_text(json.dumps({CURVATURE: 10.0}))
+            config = config.model_copy(update={curvature: SECTIONS[curvature]})
         run.told = []
         readiness.run(
             stage_with("readiness", config, folders), folders["out"], NullTracker(), lambda *told: run.told.append(told)
@@ -78,15 +78,16 @@ def test_where_prompts_have_too_few_answers_there_is_nothing(run):
 @pytest.mark.slow
 def test_without_curvature_the_verdict_is_the_same_and_the_original_score_is_formed_of_the_rest(run, tmp_path):
     table = logged_sample.table(num_prompts=20)
-    judged = json.loads((run(table, curvature=False) / "readiness.json").read_text())
+    measuring = stage_of_metric(CURVATURE)
+    judged = json.loads((run(table) / "readiness.json").read_text())
     assert judged["readiness"]["landscape_score"] is None
     metrics = json.loads((tmp_path / "out" / "summary.json").read_text())["metrics"]
     assert "ready/overall_score" in metrics
     assert "ready/landscape_score" not in metrics
     for name in ("prepare", "evaluate", "out"):
         shutil.rmtree(tmp_path / name)
-    measured = json.loads((run(table) / "readiness.json").read_text())
-    assert measured["readiness"]["landscape_score"] > 0
+    measured = json.loads((run(table, curvature=measuring) / "readiness.json").read_text())
+    assert measuring is None or measured["readiness"]["landscape_score"] > 0
     assert {name: judged[name] for name in ("gate", "verdict")} == {
         name: measured[name] for name in ("gate", "verdict")
     }

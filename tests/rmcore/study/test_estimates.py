@@ -5,9 +5,11 @@ import time
 import pytest
 
 from rmcore.config.model import LoraSettings
-from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.pipeline import PipelineConfig, sections
 from rmcore.core.errors import RmcoreError
-from rmcore.study.estimates import FORWARD_SHARE, PRODUCT_PASSES, Estimates, SpeedProbe, kind, probe_kind
+from rmcore.core.metrics import CELL_STAGES
+from rmcore.stages.stages import OPTIONAL, STAGES
+from rmcore.study.estimates import FORWARD_SHARE, Estimates, SpeedProbe, kind, probe_kind
 from rmcore.study.probe import probe
 
 PROBE = SpeedProbe(pairs_per_second=20.0, start_seconds=7.0, num_train=1000, num_scored=300)
@@ -117,17 +119,16 @@ def test_the_other_stages_take_what_they_took(finished):
 
 
 def test_where_a_stage_was_never_run_the_probe_tells(finished):
-    """A known training does not make its curvature known: without a probe nothing would ever be known of it."""
-    made = config(landscape={"lanczos_steps": 6, "trace_probes": 4, "num_pairs": 8}, evaluate={"train_pairs": 100})
-    estimates = finished()
-    assert estimates.seconds(made, "train") is not None
-    assert estimates.seconds(made, "landscape") is None
-    assert not estimates.knows(made)
-    probed = Estimates(estimates.entries, {probe_kind(made): PROBE})
-    assert probed.seconds(made, "landscape") == pytest.approx(7.0 + PRODUCT_PASSES * (6 + 4 + 1) * 8 / 20)
-    twice = made.model_copy(update={"landscape": made.landscape.model_copy(update={"normalized": True})})
-    assert probed.seconds(twice, "landscape") == pytest.approx(7.0 + PRODUCT_PASSES * (2 * (6 + 4) + 1) * 8 / 20)
+    """A known training does not make what is measured after it known: nothing would ever be known of it."""
+    made = config(**sections("smoke"), evaluate={"train_pairs": 100})
+    probed = Estimates(finished().entries, {probe_kind(made): PROBE})
+    assert finished().seconds(made, "train") is not None
     assert probed.seconds(made, "evaluate") == pytest.approx(7.0 + FORWARD_SHARE * (300 + 100) / 20)
+    for name in {*OPTIONAL} & {*CELL_STAGES}:
+        assert finished().seconds(made, name) is None
+        assert not finished().knows(made)
+        passes = STAGES[name].training_passes(getattr(made, name))
+        assert probed.seconds(made, name) == pytest.approx(7.0 + passes / 20)
     assert probed.knows(made)
 
 

@@ -11,10 +11,11 @@ from rmcore.data.pair import PreferencePair
 from rmcore.suites.pairwise import JUDGE_BENCH
 from rmcore.suites.question import Question
 from rmcore.suites.record import benchmark_record, find_overlaps
-from rmcore.suites.rm_bench import RM_BENCH
 from rmcore.suites.sets import QuestionSet
 from rmcore.suites.settings import BenchmarkConfig
+from rmcore.suites.several_answers import RM_BENCH
 
+BY_CONTENT = {"benchmark.suites": "files of questions"}
 SETTINGS = BenchmarkConfig(suites=(f"judgebench={__file__}",))
 
 

@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 
 from rmcore.suites.measure import difference, from_table, measure, to_table
 from rmcore.suites.pairwise import JUDGE_BENCH, LLMBAR, MATH_WEIGHT, REWARD_BENCH, REWARD_BENCH_SECTIONS
-from rmcore.suites.ppe import PPE_CORRECTNESS, best_of_k_curve
 from rmcore.suites.question import OVERALL, Question
-from rmcore.suites.reward_bench_2 import REWARD_BENCH_2, TIES
-from rmcore.suites.rm_bench import RM_BENCH
 from rmcore.suites.sets import SUITES
+from rmcore.suites.several_answers import PPE_CORRECTNESS, REWARD_BENCH_2, RM_BENCH, TIES, best_of_k_curve
 
 
 def question(name, group, num_answers=2, num_good=1, **more):

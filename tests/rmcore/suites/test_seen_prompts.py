@@ -18,11 +18,10 @@ from rmcore.core.manifests import FORMAT, FORMAT_FILE
 from rmcore.data.pair import Message, PreferencePair
 from rmcore.data.table import read_pairs, write_pairs
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.stages.seen_prompts import pairs_of_training, seen_by_checkpoint
-from rmcore.suites.overlap import find_overlap
-from rmcore.suites.own import read_own_suite
+from rmcore.stages.prepared import pairs_of_training, seen_by_checkpoint
 from rmcore.suites.question import Question, read_questions
-from rmcore.suites.sets import read_sets
+from rmcore.suites.record import find_overlap
+from rmcore.suites.sets import read_own_suite, read_sets
 
 write_own_set = sample_of("suites").write_own_set
 

@@ -11,15 +11,12 @@ import pytest
 
 from experiments.presets import PRESETS
 from machine import PATIENCE_S, found
+from rmcore.config.evaluate import ReadinessConfig
 from rmcore.config.policy import PolicyConfig
-from rmcore.config.readiness import ReadinessConfig
 
-CURVATURE = PRESETS["smoke"].landscape.model_copy(update={"num_pairs": 3, "lanczos_steps": 2, "top_k": 1})
-"""Of all parts, the least of each."""
 SMALL = PRESETS["smoke"].model_copy(
     update={
         "evaluate": PRESETS["smoke"].evaluate.model_copy(update={"num_resamples": 100}),
-        "landscape": CURVATURE,
         "readiness": ReadinessConfig(planned_kl=0.4),
     }
 )

@@ -22,17 +22,17 @@ from machine import PATIENCE_S, found, num_lines
 from owner_login import owners
 from rmcore.core.processes import marked
 from rmcore.core.store import Store
-from rmcore.stages.order import pipeline_stages
+from rmcore.stages.order import pipeline_stages, resolve
 from tasks.declared_deployments import JOB_TEMPLATE
 from tasks.device import held_slots
 from tasks.local_services import HOME_MARK
 
 pytestmark = pytest.mark.services
 FLOWS = (
-    "pipeline", "experiment", "benchmark", "best-of-n", "overoptimize", "readiness", "confirm",
+    "pipeline", "experiment", "measure", "best-of-n", "overoptimize", "readiness", "confirm",
     "rlhf",
 )  # fmt: skip
-CONFIGURED = [*("pipeline", "best-of-n", "readiness", "confirm", "rlhf"), "benchmark"]
+CONFIGURED = [*("pipeline", "best-of-n", "readiness", "confirm", "rlhf"), "measure"]
 MATRIX = {"experiment": "baseline", "size": "smoke", "seeds": 1}
 
 
@@ -73,16 +73,14 @@ def test_what_was_chosen_shows_on_the_page_of_the_run(services, finished):
 
 
 def test_the_graph_of_a_run_has_its_stages_as_nodes_and_what_each_reads_as_edges(services, finished):
+    smoke = PRESETS["smoke"]
+    stages = resolve(pipeline_stages(smoke), smoke)
     assert services.edges(finished["id"]) == {
-        "prepare": set(),
-        "train": {"prepare"},
-        "evaluate": {"prepare", "train"},
-        "landscape": {"prepare", "train"},
-        "readiness": {"prepare", "evaluate", "landscape"},
+        **{name: set(stage.upstream) for name, stage in stages.items()},
         "report": {"readiness"},
         "register": {"report"},
     }
-    assert services.bars(finished["id"]) == [(100, "5 of 5 stages done")]
+    assert services.bars(finished["id"]) == [(100, f"{len(stages)} of {len(stages)} stages done")]
 
 
 def test_the_log_of_a_run_has_a_line_for_each_stage(services, finished):
@@ -212,7 +210,7 @@ FORMS = {
         "The first five minutes", "Peak learning rate", "in place of the preset", "This flow reads the sections",
     ],
     "experiment": ["which question: baseline, ablation", "replicates of every arm"],
-    "benchmark": ["judgebench, llmbar=FOLDER"],
+    "measure": ["in place of a training"],
     "best-of-n": ["in place of a training", "samples of each prompt"],
     "overoptimize": ["column of the true reward", "largest n of best-of-n"],
     "readiness": ["nats that the policy will be moved by"],

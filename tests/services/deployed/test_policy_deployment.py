@@ -17,6 +17,7 @@ from rmcore.config.rlhf import RlhfConfig, WatchConfig
 from rmcore.core.errors import ConfigError
 from rmcore.data.gold.world import generate_pairs
 from rmcore.data.table import write_pairs
+from rmcore.stages.order import pipeline_stages
 from tasks.mlflow_client import connect
 
 pytestmark = pytest.mark.services
@@ -100,10 +101,7 @@ def test_a_run_with_a_policy_is_judged_by_its_samples_and_reported_with_them(com
     assert found["verdict"]["rung"] == 3
     # Of eight samples a prompt: the best of fewer than sixteen, as many as have opponents left.
     assert {"win_rate_", "planned_gain"} < {check["name"].rstrip("0123456789") for check in found["gate"]}
-    assert [stage["name"] for stage in found["stages"]] == [
-        "prepare", "train", "evaluate", "landscape", "readiness", "policy", "samples", "overoptimization",
-        "readiness_v2",
-    ]  # fmt: skip
+    assert [stage["name"] for stage in found["stages"]] == [*pipeline_stages(with_policy)]
     on_samples = found["policy"]["readiness"]["verdict"]
     assert {**found["verdict"], "reasons": on_samples["reasons"]} == on_samples
     # What speaks against the whole outcome, such as a training of few steps, is named before what the samples say.

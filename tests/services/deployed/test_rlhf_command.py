@@ -27,10 +27,7 @@ def test_a_policy_is_trained_and_it_is_said_whether_gold_rose_and_not_done_twice
     command.services.environment["RM_OPT_VLLM"] = vllm
     outcome, said = command.outcome(*WHOLE, config=small)
     assert outcome["executed"] == ["grpo"]
-    assert [stage["name"] for stage in outcome["results"]["stages"]] == [
-        "prepare", "train", "evaluate", "landscape", "readiness",
-        "policy", "samples", "overoptimization", "readiness_v2", "grpo",
-    ]  # fmt: skip
+    assert [stage["name"] for stage in outcome["results"]["stages"]] == [*pipeline_stages(small)]
     record = outcome["results"]["rlhf"]
     assert (record["rewards"], record["rollouts"]) == ("vllm", "vllm")
     assert record["parity"]["num_steps"] == 4

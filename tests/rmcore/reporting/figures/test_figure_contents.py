@@ -7,14 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import figure_sample as sample
-from rmcore.landscape.blocks import eigenvalues_figure
 from rmcore.reporting.figures.calibration import reliability_diagram_figure
 from rmcore.reporting.figures.context import accuracy_in_context_figure
 from rmcore.reporting.figures.length import binned_means, reward_by_length_figure
 from rmcore.reporting.figures.margins import margin_histogram_figure
 from rmcore.reporting.figures.training import series, training_curves_figure
 
-history, rewards, bins, spectrum, item = sample.history, sample.rewards, sample.bins, sample.spectrum, sample.item
+history, rewards, bins, item = sample.history, sample.rewards, sample.bins, sample.item
 ECE, CONTEXT = sample.ECE, sample.CONTEXT
 
 
@@ -143,18 +142,6 @@ def test_reliability_points_are_the_bins_and_the_title_says_which_side():
     assert "modest" not in nothing
 
 
-@pytest.mark.slow
-@settings(max_examples=30)
-@given(st.lists(st.floats(-1e8, 1e8, allow_subnormal=False), min_size=1, max_size=20))
-def test_all_eigenvalues_are_inside_the_axes_and_sorted(values):
-    ax = eigenvalues_figure(spectrum(values, None)).axes[0]
-    points = np.concatenate([line.get_ydata() for line in ax.lines if line.get_marker() == "o"])
-    assert sorted(points) == sorted(values)
-    assert points[: sum(value >= 0 for value in values)].tolist() == sorted((v for v in values if v >= 0), reverse=True)
-    low, high = ax.get_ylim()
-    assert low <= min(values) <= max(values) <= high
-
-
 def test_context_names_the_distance_to_its_neighbours_and_contains_all_intervals():
     figure = accuracy_in_context_figure(CONTEXT)
     assert "7.8 points above “the longer one wins”, 11.9 below “label ceiling”" in title_of(figure)
@@ -180,10 +167,6 @@ ODD = {
         bins().assign(count=0, mean_confidence=None, accuracy=None, accuracy_low=None, accuracy_high=None), UNKNOWN),
     "no intervals": lambda: reliability_diagram_figure(
         bins().assign(accuracy_low=None, accuracy_high=None).head(1), UNKNOWN),
-    "no eigenvalue": lambda: eigenvalues_figure(spectrum((), None)),
-    "zeros": lambda: eigenvalues_figure(spectrum((0.0, 0.0), None)),
-    "one eigenvalue": lambda: eigenvalues_figure(spectrum((2.0,), None)),
-    "all sizes": lambda: eigenvalues_figure(spectrum((1e6, 3.0, 1e-9, -1e-4, -500.0), None)),
     "long names": lambda: accuracy_in_context_figure([item("x" * 300, 1.0, 0.0, "model"), item("y", 0.0, None)]),
     "nothing measured": lambda: accuracy_in_context_figure([item("this model", None, None, "model")]),
     **{f"{num} rewards of {scale}": lambda num=num, scale=scale: margin_histogram_figure(rewards(num, scale))

@@ -8,7 +8,7 @@ from matplotlib.image import imread
 
 import figure_sample as sample
 import logged_sample
-from rmcore.landscape.blocks import eigenvalues_figure
+from capability_samples import RECORDS
 from rmcore.reporting.figures.calibration import reliability_diagram_figure
 from rmcore.reporting.figures.context import accuracy_in_context_figure
 from rmcore.reporting.figures.length import reward_by_length_figure
@@ -17,10 +17,11 @@ from rmcore.reporting.figures.margins import margin_histogram_figure
 from rmcore.reporting.figures.runs import runs_figure
 from rmcore.reporting.figures.style import DPI, save
 from rmcore.reporting.figures.training import series, training_curves_figure
+from rmcore.reporting.html.blocks import capabilities_shown
 
 pytestmark = pytest.mark.slow
 
-history, rewards, bins, spectrum, item = sample.history, sample.rewards, sample.bins, sample.spectrum, sample.item
+history, rewards, bins, item = sample.history, sample.rewards, sample.bins, sample.item
 ECE, CONTEXT = sample.ECE, sample.CONTEXT
 RUNS = {"one-seed0-abcd": history(), "two-seed0-1234": history(30), "not evaluated": history(9, evaluated=False)}
 
@@ -28,7 +29,6 @@ RUNS = {"one-seed0-abcd": history(), "two-seed0-1234": history(30), "not evaluat
 FIGURES = [
     (margin_histogram_figure(rewards()), "reward margin (logits)", "pairs"),
     (reward_by_length_figure(rewards()), "length of the completion (characters)", "reward (logits)"),
-    (eigenvalues_figure(spectrum()), "rank among the computed extremes, largest first", "eigenvalue λ"),
     (logged_answers_figure(logged_sample.record()), "k, answers that the best is chosen from", "win rate over"),
     (accuracy_in_context_figure(CONTEXT), "pairwise accuracy", ""),
     (runs_figure(RUNS), "optimizer step", "loss (nats)"),
@@ -67,7 +67,7 @@ def drawn_ticks(axis):
         margin_histogram_figure(rewards(), negative_rate={"value": 0.3, "ci_low": 0.2, "ci_high": 0.4}),
         reliability_diagram_figure(bins(), ECE),
         reward_by_length_figure(rewards()),
-        eigenvalues_figure(spectrum()),
+        *(draw(RECORDS[one.stage]()) for one in capabilities_shown() for draw in one.figures.values()),
         logged_answers_figure(logged_sample.record(length=1.0)),
         logged_answers_figure(logged_sample.record(num_prompts=1)),
         accuracy_in_context_figure(
