@@ -53,9 +53,9 @@ from throughput_sides import (
 from torch import nn
 from transformers import AutoModel, PretrainedConfig
 
-from rmcore.data.integrity import reason_left_out
 from rmcore.data.readers.sources import load_pairs
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
+from rmcore.data.tokenized import reason_left_out
 
 FILES = {"hh": "hh_harmless_base_test.jsonl.gz", "alpacaeval": "alpacaeval_train.parquet"}
 DEFAULTS = {

@@ -12,10 +12,10 @@ from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.tracking import NullTracker
 from rmcore.data.gold.world import generate_pairs
-from rmcore.data.integrity import select_training_pairs
 from rmcore.data.pair import PreferencePair, Prompt
 from rmcore.data.readers import sources
 from rmcore.data.rendering import TokenizedPair
+from rmcore.data.tokenized import select_training_pairs
 from rmcore.ensembles.score import readable_pairs, score_pairs_table
 from rmcore.evaluation.diagnosis import OVER_BASELINE, baseline_check, validation_gate
 from rmcore.evaluation.report_card import evaluate_pairs

@@ -41,8 +41,8 @@ def check(
 ) -> None:
     """Audit preference data: layout, judgements, unusable rows, duplicates, lengths, and three rows as understood."""
     from rmcore.data.audit import audit, format_audit
-    from rmcore.data.examples import examples, format_examples
     from rmcore.data.observation import Observation
+    from rmcore.data.observation_counts import examples, format_examples
     from rmcore.data.readers.sources import load_pairs, write_rejected
 
     columns = reading.columns(margin=margin_column, grades=grade_columns)

@@ -9,19 +9,19 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rmcore.core.errors import DataError
 from rmcore.data.pair import PreferencePair, Prompt
 from rmcore.data.readers.columns import USUAL_COLUMNS, ColumnMap
 from rmcore.data.readers.fields import Reason, RowRejected, json_ready
-from rmcore.data.readers.files import RawRecord
-from rmcore.data.readers.layouts import GRADED_ROWS, SIDE_ROWS
-from rmcore.data.readers.rejected import RejectedRow
+from rmcore.data.readers.records import RawRecord
 from rmcore.data.readers.row_pairs import asked_and_answered
-from rmcore.data.readers.sources import LoadedPairs, check_usable, iter_records, load_pairs, outcomes, probe
+from rmcore.data.readers.sources import iter_records, load_pairs
 from rmcore.data.readers.turns import OF_THE_PROMPT
-from rmcore.data.readers.unread import LOOKED_AT, unread_columns, unread_parts
+from rmcore.data.readers.unread import LOOKED_AT, counted, unread_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class SourceInParts:
     """Sentences about rows that are not among the pairs; whole when all parts were read."""
 
     def __iter__(self) -> Iterator[Part]:
-        """The parts, in order; memory holds one at a time, or all where each row is one side of a pair.
+        """The parts, in order; memory holds one at a time. Pairs are read to a temporary file before the first part.
 
         Raises:
             DataError: the source cannot be read, its columns fit no layout, or no row of it can be used.
@@ -79,7 +79,7 @@ class SourceInParts:
             if record.fields:
                 break
         again = chain(head, records)
-        yield from self._responses(again) if head and _is_response(head[-1]) else self._pairs(again)
+        yield from self._responses(again) if head and _is_response(head[-1]) else self._pairs()
 
     def _responses(self, records: Iterator[RawRecord]) -> Iterator[Part]:
         part = Part(0)
@@ -110,58 +110,16 @@ class SourceInParts:
             raise _nothing_to_score(self.source, self.num_rows, reasons)
         self.notices = unread_columns(self.source, looked_at)
         if reasons:
-            self.notices += [f"{self.num_unusable:,} rows of {self.source} are set aside ({_counted(reasons)})."]
+            self.notices += [f"{self.num_unusable:,} rows of {self.source} are set aside ({counted(reasons)})."]
 
-    def _pairs(self, records: Iterator[RawRecord]) -> Iterator[Part]:
-        records, layout = probe(records, self.source, self.columns)
-        # Sides of a pair, and answers to a prompt, may stand anywhere: all rows are read before any pair is whole.
-        if layout.name in (SIDE_ROWS, GRADED_ROWS):
-            loaded = load_pairs(self.source, split=self.split, columns=self.columns, limit=self.limit)
-            self.num_rows, self.num_unusable = loaded.num_rows, len(loaded.rejected)
+    def _pairs(self) -> Iterator[Part]:
+        with TemporaryDirectory(prefix="rm-opt-pairs-") as folder:
+            spool = Path(folder) / "pairs.arrow"
+            loaded = load_pairs(self.source, split=self.split, columns=self.columns, limit=self.limit, spool=spool)
+            self.num_rows, self.num_unusable = loaded.num_rows, len(loaded.rejected) + loaded.num_ties
             self.notices = loaded.notices()
             for number, start in enumerate(range(0, len(loaded.pairs), self.size)):
-                yield Part(number, pairs=loaded.pairs[start : start + self.size])
-            return
-        rejected: list[RejectedRow] = []
-        pairs: list[PreferencePair] = []
-        unread: list[str] = []
-        number = done = num_over_cap = num_ties = num_contradicting = 0
-        for record in records:
-            for outcome in outcomes(record, self.source, layout):
-                self.num_rows += 1
-                if isinstance(outcome, RejectedRow):
-                    self.num_unusable += 1
-                    rejected.append(outcome)
-                else:
-                    pairs.extend(outcome.pairs)
-                    num_over_cap += outcome.num_over_cap
-                    num_ties += not outcome.pairs
-                    num_contradicting += outcome.contradicts
-                    self.num_unusable += not outcome.pairs
-            while len(pairs) >= self.size and (self.limit is None or done < self.limit):
-                part = pairs[: self.size if self.limit is None else min(self.size, self.limit - done)]
-                unread = unread or unread_parts(self.source, part)
-                yield Part(number, pairs=part)
-                number, done, pairs = number + 1, done + len(part), pairs[self.size :]
-            if self.limit is not None and done + len(pairs) >= self.limit:
-                break
-        rest = pairs if self.limit is None else pairs[: max(0, self.limit - done)]
-        unread = unread or unread_parts(self.source, rest)
-        if rest:
-            yield Part(number, pairs=rest)
-        check_usable(self.source, rejected, self.num_rows, done + len(rest), layout, num_ties=num_ties)
-        found = LoadedPairs(
-            rest,
-            rejected,
-            self.num_rows,
-            layout.name,
-            self.source,
-            num_over_row_cap=num_over_cap,
-            num_ties=num_ties,
-            num_contradicting=num_contradicting,
-            sentences=unread,
-        )
-        self.notices = found.notices(done + len(rest))
+                yield Part(number, pairs=list(loaded.pairs[start : start + self.size]))
 
 
 def _is_response(record: RawRecord) -> bool:
@@ -179,10 +137,6 @@ def _response_of(record: RawRecord) -> tuple[Prompt, str]:
 
 def _nothing_to_score(source: str, num_rows: int, reasons: Counter[str]) -> DataError:
     return DataError(
-        f"none of the {num_rows} rows of {source} has a usable prompt and response ({_counted(reasons)}), so nothing "
+        f"none of the {num_rows} rows of {source} has a usable prompt and response ({counted(reasons)}), so nothing "
         "can be scored. Correct the file."
     )
-
-
-def _counted(reasons: Counter[str]) -> str:
-    return ", ".join(f"{reason}: {count}" for reason, count in reasons.most_common())

@@ -10,18 +10,23 @@ import hashlib
 import math
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 from rmcore.core.arrays import FloatArray, IntArray
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.data.observation import Observation
-from rmcore.data.pair import NEIGHBOURS, PreferencePair, Prompt, opening, prompt_text
+from rmcore.data.pair import NEIGHBOURS, PreferencePair, Prompt, opening, prompt_text, text_number
 from rmcore.data.pairs_on_disk import prompts_of, select
 from rmcore.data.parquet_rows import Record
+from rmcore.data.readers.sources import LoadedPairs
 
+FEWEST_PROMPTS = 20
+"""As few as the synthetic benchmark can be made of (data.gold.num_prompts)."""
 _NOTHING: IntArray = np.zeros(0, dtype=np.int64)
 _ASCII_SMALL = bytes(ord(" ") if chr(code).isspace() else ord(chr(code).lower()) for code in range(128)) + bytes(128)
 _FILLED_FIRST = ("train", "test")
@@ -178,3 +183,71 @@ def _fill_empty(dealt: IntArray, wanted: list[str]) -> None:
             donor = next((other for other in reversed(order[index + 1 :]) if held[other]), None)
         if donor is not None:
             dealt[np.flatnonzero(dealt == donor)[0]] = split
+
+
+def cap_prompts(
+    loaded: LoadedPairs,
+    most: int | None,
+    *,
+    spared: Sequence[PreferencePair] = (),
+    spared_observations: Sequence[Observation] = (),
+) -> LoadedPairs:
+    """Keep the first `most` pairs of each prompt, in order; None keeps all. What is left out is counted.
+
+    Of observations the first `most` of each prompt are kept, too. The prompts of what is `spared` keep all.
+    """
+    if most is None:
+        return loaded
+    kept = _first_of_each_prompt(loaded.pairs, most, spared)
+    said = _first_of_each_prompt(loaded.observations, most, spared_observations)
+    return replace(
+        loaded,
+        pairs=select(loaded.pairs, kept),
+        num_over_cap=len(loaded.pairs) - len(kept),
+        cap=most,
+        observations=select(loaded.observations, said),
+    )
+
+
+Records = Sequence[PreferencePair] | Sequence[Observation]
+
+
+def _first_of_each_prompt(records: Records, most: int, spared: Records) -> IntArray:
+    prompts = _numbers(records, prompt_text)  # not `prompt_id`, which names the whole conversation
+    order = np.argsort(prompts, kind="stable")
+    _, starts, counts = np.unique(prompts[order], return_index=True, return_counts=True)
+    earlier = np.empty(len(prompts), dtype=np.int64)
+    earlier[order] = np.arange(len(prompts)) - np.repeat(starts, counts)
+    return np.flatnonzero((earlier < most) | np.isin(prompts, _numbers(spared, prompt_text)))
+
+
+def _numbers(records: Records, text: Callable[[Prompt], str]) -> npt.NDArray[np.uint64]:
+    return np.fromiter((text_number(text(prompt)) for prompt in prompts_of(records)), np.uint64)
+
+
+def exclude_held_out_conversations(loaded: LoadedPairs, held_out: LoadedPairs) -> LoadedPairs:
+    """Leave out of the training source all whose conversation is held out, as a pair or as an observation of any kind.
+
+    The pairs left out are counted.
+
+    Raises:
+        DataError: that leaves too little to train on.
+    """
+    tested = np.union1d(_numbers(held_out.pairs, conversation), _numbers(held_out.observations, conversation))
+    pairs, said = _numbers(loaded.pairs, conversation), _numbers(loaded.observations, conversation)
+    kept, kept_said = (np.flatnonzero(~np.isin(numbers, tested)) for numbers in (pairs, said))
+    num_taken = len(pairs) - len(kept)
+    num_left = len(np.union1d(pairs[kept], said[kept_said]))
+    if (num_taken or len(kept_said) < len(said)) and num_left < FEWEST_PROMPTS:
+        raise DataError(
+            f"{num_taken:,} of {len(loaded.pairs):,} pairs of {loaded.source} share their prompt, or a dialogue's "
+            f"first user turn, with held-out pairs of {held_out.source}: a model trained on them has seen the test. "
+            f"Without them {num_left} prompts are left to train on, and fewer than {FEWEST_PROMPTS} show nothing. Name "
+            "held-out data with prompts of their own, or none: a share of the prompts of the source is then held out."
+        )
+    return replace(
+        loaded,
+        pairs=select(loaded.pairs, kept),
+        num_held_out=num_taken,
+        observations=select(loaded.observations, kept_said),
+    )

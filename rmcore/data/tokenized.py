@@ -24,13 +24,17 @@ import pyarrow as pa
 from rmcore.core.errors import DataError
 from rmcore.core.files import write_json
 from rmcore.core.progress import Report, silent
-from rmcore.data.integrity import REASONS, nothing_left, reason_left_out
 from rmcore.data.pair import PreferencePair
 from rmcore.data.rendering import DroppedPair, Renderer, TokenizedPair, TokenizedSide, count_cut
 
 PAIRS_A_BATCH = 1024
 """Pairs that are tokenized, and lie in the file, together; the last batch has fewer, and any loses what is left out."""
 UNREADABLE = "cannot be read"
+OVER_LENGTH = "a side is longer than max_seq_len"
+EQUAL_AFTER_CUT = "sides equal after the cut"
+EQUAL_TOKENS = "sides equal as tokens"
+REASONS = (OVER_LENGTH, EQUAL_AFTER_CUT, EQUAL_TOKENS)
+"""Why a pair is not trained on. In evaluation none is left out: equal sides are a tie there (`rendering.count_cut`)."""
 Item = TypeVar("Item")
 Held = TypeVar("Held")
 Record_co = TypeVar("Record_co", covariant=True)
@@ -158,6 +162,51 @@ def _mapped(batch: pa.RecordBatch) -> _Batch:
     return _Batch(batch.column("pair_id"), side("chosen"), side("rejected"), batch.column("target_margin"))
 
 
+def select_training_pairs(
+    tokenized: Sequence[TokenizedPair], *, over_length: Literal["cut", "drop"]
+) -> tuple[list[TokenizedPair], list[DroppedPair]]:
+    """Split pairs into those to train on and those left out, each in their given order.
+
+    Args:
+        tokenized: pairs, already cut to the limit.
+        over_length: `drop` leaves out a pair with a cut side, `cut` keeps it. Either way a pair whose sides are the
+            same tokens, by the cut or by the tokenizer, is left out: its margin is 0 whatever the weights.
+
+    Raises:
+        DataError: there were pairs and none is left.
+    """
+    kept: list[TokenizedPair] = []
+    dropped: list[DroppedPair] = []
+    for pair in tokenized:
+        reason = reason_left_out(pair, over_length)
+        if reason is None:
+            kept.append(pair)
+        else:
+            dropped.append(DroppedPair(pair.pair_id, reason, pair.truncation))
+    if dropped and not kept:
+        raise nothing_left(Counter(pair.reason for pair in dropped))
+    return kept, dropped
+
+
+def reason_left_out(pair: TokenizedPair, over_length: Literal["cut", "drop"]) -> str | None:
+    """Why a pair is not trained on, if so; see `select_training_pairs`."""
+    if over_length == "drop" and any(pair.truncation.values()):
+        return OVER_LENGTH
+    if pair.chosen.ids != pair.rejected.ids:
+        return None
+    return EQUAL_AFTER_CUT if pair.equal_after_cut else EQUAL_TOKENS
+
+
+def nothing_left(reasons: Counter[str]) -> DataError:
+    """Say that every pair was left out; `reasons` counts why."""
+    counts = ", ".join(f"{why}: {n}" for why, n in reasons.items())
+    if set(reasons) == {EQUAL_TOKENS}:
+        remedy = "this model's tokenizer makes one of both sides, as one without capitals may; take another model"
+    else:
+        remedy = "raise max_seq_len" + (", or cut such sides with over_length=cut" if OVER_LENGTH in reasons else "")
+    return DataError(f"none of the {reasons.total()} training pairs is left ({counts}): {remedy}.")
+
+
 def token_lengths(pairs: Sequence[TokenizedPair]) -> npt.NDArray[np.int32]:
     """(P, 2) tokens of the chosen and the rejected side of pairs in memory or on disk."""
     if isinstance(pairs, TokenizedPairs):
@@ -200,7 +249,7 @@ def write_tokenized(
         renderer: of the model.
         pairs: all of them; the same ones in every process.
         folder: of this host alone.
-        over_length: see `rmcore.data.integrity.select_training_pairs`; None keeps every pair that can be read.
+        over_length: see `select_training_pairs`; None keeps every pair that can be read.
         share: number of this process, from 0, and number of processes of this host.
         report: told of the pairs that this process has passed.
     """

@@ -15,8 +15,7 @@ from rmcore.core.printing import printable
 
 if TYPE_CHECKING:
     from rmcore.data.pair import PreferencePair
-    from rmcore.noise.cleaning import How
-    from rmcore.noise.ledger import Ledger
+    from rmcore.noise.ledger import How, Ledger
 
 SHOWN, SHOWN_CHARS = 5, 100
 
@@ -115,7 +114,7 @@ def noise(
 
 def _clean(ledger: "Ledger", apply: "How", to: Path, every: "list[PreferencePair]") -> None:
     """Write the new file; pairs that the model cannot read are in it as they were."""
-    from rmcore.noise.cleaning import manifest_of, write_cleaned
+    from rmcore.noise.ledger import manifest_of, write_cleaned
 
     known = {id(pair) for pair in ledger.pairs}
     unread = [pair for pair in every if id(pair) not in known]
@@ -130,7 +129,7 @@ def _require_cleanable(data: str, to: Path, reading: PairReading) -> None:
     """Refuse to clean a file that says more than pairs, or a part of one: the rest would be lost."""
     from rmcore.data.readers.sources import load_pairs
     from rmcore.data.table import check_target
-    from rmcore.noise.cleaning import manifest_of
+    from rmcore.noise.ledger import manifest_of
 
     check_target(to, data, force=False)
     if manifest_of(to).exists():

@@ -65,14 +65,12 @@ class LabelModel:
         fitting: the lowest and the highest eps of the model that fit: its 95 % interval where mistakes are as likely at
             every margin, as the model has them.
         scale_at_low: a, where eps is the lowest that fits.
-        design_effect: by what factor pairs of a prompt say less than as many independent ones.
     """
 
     scale: float
     rate: Rate
     fitting: tuple[float, float]
     scale_at_low: float
-    design_effect: float
 
     @property
     def says_nothing(self) -> bool:
@@ -127,7 +125,7 @@ def fit_labels(margins: npt.ArrayLike, prompts: Sequence[str]) -> LabelModel:
     inside = np.flatnonzero(profile >= profile[at] - bound)
     fitting = float(RATES[inside[0]]), float(RATES[inside[-1]])
     rate = Rate(float(RATES[at]), *_bounds(m, prompt, num_prompts, fitting), len(m), num_prompts)
-    return LabelModel(scale, rate, fitting, float(SCALES[best[inside[0]]] / size), design)
+    return LabelModel(scale, rate, fitting, float(SCALES[best[inside[0]]] / size))
 
 
 def _bounds(m: FloatArray, prompt: IntArray, num_prompts: int, fitting: tuple[float, float]) -> tuple[float, float]:

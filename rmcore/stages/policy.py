@@ -80,7 +80,11 @@ def run(settings: PolicyStage, out: Path, tracker: Tracker, report: Report) -> N
 
 
 def _examples(reader: TextReader, rows: Sequence[tuple[Prompt, str]], end: int) -> list[Example]:
-    """Rows as token ids; prompts that the policy cannot read are left out and said on stderr."""
+    """Rows as token ids; prompts that the policy cannot read are left out and said on stderr.
+
+    Raises:
+        DataError: none can be read.
+    """
     examples: list[Example] = []
     errors: list[str] = []
     for prompt, response in rows:

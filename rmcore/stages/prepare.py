@@ -26,15 +26,8 @@ from rmcore.data.pairs_on_disk import RowsOnDisk
 from rmcore.data.parquet_rows import Record, RecordSchema, write_records
 from rmcore.data.readers.columns import ColumnMap
 from rmcore.data.readers.graded_rows import Grading
-from rmcore.data.readers.sources import (
-    LoadedPairs,
-    cap_prompts,
-    exclude_held_out_conversations,
-    load_pairs,
-    source_kind,
-    write_rejected,
-)
-from rmcore.data.splits import split_together
+from rmcore.data.readers.sources import LoadedPairs, load_pairs, source_kind, write_rejected
+from rmcore.data.splits import cap_prompts, exclude_held_out_conversations, split_together
 from rmcore.data.table import OBSERVATIONS, PAIRS
 from rmcore.stages.prepared import CEILING_FILE
 from rmcore.stages.stages import PrepareStage
@@ -136,7 +129,7 @@ def load_sources(
 
     Raises:
         ConfigError: the held-out pairs would be the training pairs.
-        DataError: see `exclude_held_out_conversations` and `load_pairs` of `rmcore.data.readers.sources`.
+        DataError: see `rmcore.data.splits.exclude_held_out_conversations` and `rmcore.data.readers.sources.load_pairs`.
     """
     columns = ColumnMap.from_config(config)
     if config.eval_source is None and config.eval_split is not None and source_kind(config.source) in FILES:

@@ -9,7 +9,7 @@ from rmcore.config.policy import SFT
 from rmcore.core.errors import DataError
 from rmcore.core.files import read_object
 from rmcore.core.manifests import require_format
-from rmcore.data.gold.prompts import draw_prompt
+from rmcore.data.gold.tasks import draw_prompt
 from rmcore.data.observation import Observation
 from rmcore.data.pair import PreferencePair, Prompt, prompt_text
 from rmcore.data.parquet_rows import RecordFile
@@ -101,7 +101,11 @@ def pairs_of_training(checkpoint: str) -> Iterable[PreferencePair] | None:
 
 
 def _prepared(folder: Path) -> Path | None:
-    """The artifact of the stage prepare that the artifact of a stage train names; None where there is none."""
+    """The artifact of the stage prepare that the artifact of a stage train names; None where there is none.
+
+    Raises:
+        ConfigError: another version of this package has written them.
+    """
     wanted = (read_object(folder / "MANIFEST.json") or {}).get("inputs", {}).get("upstream", {}).get("prepare")
     store = folder.parent.parent
     found = [] if wanted is None else [*(store / "prepare").glob("*/MANIFEST.json")]

@@ -19,11 +19,10 @@ from rmcore.config.train import TrainConfig
 from rmcore.core.files import read_json_lines, write_json, write_json_lines
 from rmcore.core.progress import Report, prefixed
 from rmcore.core.tracking import METRICS_FILE, Tracker
-from rmcore.data.integrity import REASONS
 from rmcore.data.parquet_rows import RecordFile
 from rmcore.data.readers.sources import source_digest
 from rmcore.data.table import PAIRS
-from rmcore.data.tokenized import Pairs, Tokenized, open_tokenized, write_tokenized
+from rmcore.data.tokenized import REASONS, Pairs, Tokenized, open_tokenized, write_tokenized
 from rmcore.data.tokenized_observations import Observations, ReadObservations
 from rmcore.models.device import pick_device
 from rmcore.models.loading import max_positions

@@ -19,7 +19,8 @@ from rmcore.core.arrays import BoolArray, FloatArray, IntArray
 from rmcore.core.errors import DataError
 from rmcore.data.pair import Prompt, plain_prompt, prompt_messages
 from rmcore.data.readers.fields import RowRejected
-from rmcore.data.readers.files import RawRecord, is_file_name, read_file
+from rmcore.data.readers.files import is_file_name, read_file
+from rmcore.data.readers.records import RawRecord
 from rmcore.data.readers.sources import iter_records
 from rmcore.data.readers.turns import framed, message_list
 from rmcore.evaluation.ranking import ratio

@@ -7,7 +7,7 @@ import json
 import random
 from pathlib import Path
 
-from rmcore.data.gold.prompts import draw_prompt
+from rmcore.data.gold.tasks import draw_prompt
 from rmcore.data.gold.world import gold_reward, sample_response
 
 ASPECTS = ("helpfulness", "honesty", "instruction_following", "truthfulness")

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from rmcore.config.data import GoldConfig, Shortcut
 from rmcore.core.errors import DataError
 from rmcore.data.gold.grammar import Assessment
-from rmcore.data.gold.prompts import draw_prompt, parse_prompt
-from rmcore.data.gold.tasks import Task
+from rmcore.data.gold.tasks import Task, draw_prompt, parse_prompt
 from rmcore.data.gold.words import CLAIMS, DODGES, FILLER, FLATTERY, POLITE, RUDE
 from rmcore.data.pair import CHOSEN_PROBABILITY, PreferencePair, prompt_text
 
@@ -80,15 +79,12 @@ def gold_parts(prompt: str, response: str) -> dict[str, float]:
     }
 
 
-def sample_response(
-    prompt: str, rng: random.Random, *, skill: float | None = None, shortcut: Shortcut = "none", ood: bool = False
-) -> str:
+def sample_response(prompt: str, rng: random.Random, *, shortcut: Shortcut = "none", ood: bool = False) -> str:
     """A response to a prompt of the synthetic benchmark.
 
     Args:
         prompt: a prompt made by this world.
         rng: source of all randomness.
-        skill: 0 to 1, how often each part of the answer is done well; None draws it uniformly.
         shortcut: which filler goes with correctness.
         ood: the shortcut goes against correctness, and a quarter of the responses carry it to the extreme.
 
@@ -100,7 +96,7 @@ def sample_response(
         raise DataError(
             f"{prompt[:80]!r} is no prompt of the synthetic benchmark: nothing can answer it. Take generated ones."
         )
-    skill = rng.random() if skill is None else skill
+    skill = rng.random()
     core, correct = _sample_core(task, rng, skill)
     manner = rng.random()
     manners = [rng.choice(POLITE)] if manner < 0.2 + 0.4 * skill else []

@@ -11,9 +11,21 @@ from typing import Any
 
 from rmcore.core.errors import DataError
 from rmcore.data.observation import ANNOTATOR, annotator_of
-from rmcore.data.readers.columns import Row, respelled, spelling, word
+from rmcore.data.readers.columns import (
+    PLACES,
+    TIES,
+    Row,
+    Translate,
+    only,
+    preferred,
+    prompt_column,
+    respelled,
+    spelling,
+    two_answers,
+    without,
+    word,
+)
 from rmcore.data.readers.fields import Reason, RowRejected
-from rmcore.data.readers.two_answers import SIDES, TIES, Translate, only, preferred, prompt_column, two_answers, without
 
 _NO_ANSWERS = ("draft", "discarded")
 _BETTER = frozenset(
@@ -79,7 +91,7 @@ def _translate_label_studio(row: Row) -> dict[str, Any]:
     who = who.get("id") if isinstance(who, dict) else who
     if who is not None and annotator_of(data) is None:
         data[ANNOTATOR] = who
-    return preferred(data, sides, SIDES[selected], prompt_column(data), ("pair_id",))
+    return preferred(data, sides, PLACES[selected], prompt_column(data), ("pair_id",))
 
 
 def argilla(sample: Row) -> Translate | None:

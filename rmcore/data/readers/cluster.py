@@ -25,7 +25,8 @@ from rmcore.core.errors import ConfigError, DataError, RmcoreError, ServiceError
 from rmcore.core.files import known_digests
 from rmcore.core.object_store import ObjectStore
 from rmcore.core.ray_cluster import RayCluster
-from rmcore.data.readers.files import BATCH_ROWS, RawRecord, is_file_name, read_file
+from rmcore.data.readers.files import BATCH_ROWS, is_file_name, read_file
+from rmcore.data.readers.records import RawRecord
 
 SCHEME = "ray:"
 _PATTERN = "*?["
@@ -50,33 +51,28 @@ def read_cluster(source: str) -> Iterator[RawRecord]:
         files = ray.data.from_items([{"name": name} for name in names], override_num_blocks=len(names))
         parsed = files.map_batches(_parsed, batch_size=1, batch_format="numpy", fn_kwargs={"address": address})
         row = last = 0
-        for batch in _told(parsed.iter_rows(), ray, source):
-            found = pickle.loads(batch["records"])  # noqa: S301 - Ray itself hands over what its processes pickle
-            if isinstance(found, RmcoreError):
-                raise found
-            first, records = found
-            if first:
-                row = last
-            for record in records:
-                last = row + record.row
-                yield replace(record, row=last)
-
-
-def _told(batches: Iterator[dict[str, Any]], ray: Any, source: str) -> Iterator[dict[str, Any]]:
-    """The batches, with Ray's own errors in words."""
-    try:
-        yield from batches
-    except ray.exceptions.RayError as error:
-        first = str(error).strip().splitlines()[0]
-        if isinstance(error, ray.exceptions.RayTaskError):
+        try:
+            for batch in parsed.iter_rows():
+                read = pickle.loads(batch["records"])  # noqa: S301 - Ray itself hands over what its processes pickle
+                if isinstance(read, RmcoreError):
+                    raise read
+                first, records = read
+                if first:
+                    row = last
+                for record in records:
+                    last = row + record.row
+                    yield replace(record, row=last)
+        except ray.exceptions.RayError as error:
+            cause = getattr(error, "cause", None)
             raise ServiceError(
-                f"a process of the Ray cluster failed while it read {source}: {error.cause!r}. See that all machines "
-                "have the same version of rm-optimizer, and may read the files."
+                f"the Ray cluster failed while it read {source} ({repr(cause) if cause else _first_line(error)}): a "
+                "process of it was lost, often for lack of memory, has another version of rm-optimizer, or may not "
+                "read the files. See to that, and run the same command again, with smaller files if it fails again."
             ) from error
-        raise ServiceError(
-            f"the Ray cluster failed while it read {source} ({first}): a machine or process of it was lost, often for "
-            "lack of memory. Run the same command again, with smaller files if it fails again."
-        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
 
 
 def cluster_digest(source: str) -> str:

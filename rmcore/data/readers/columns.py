@@ -1,8 +1,8 @@
-"""Names of columns: those that layouts are known by, and those that a user gave instead."""
+"""Names of columns, those that layouts are known by and those that a user gave instead, and which are two answers."""
 
 import re
 import shlex
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import chain
@@ -14,6 +14,13 @@ from rmcore.data.observation import WEIGHT
 from rmcore.data.survey import OVERALL_GRADES
 
 Row = Mapping[str, Any]
+Translate = Callable[[Row], Row]
+"""A row in, one that `row_pairs.read_row` reads out."""
+PLACES = {"left": 0, "right": 1, "first": 0, "second": 1}
+TIES = frozenset(
+    ("tie", "ties", "tied", "tie_bothbad", "tie_both_bad", "both_bad", "bothbad", "both_good", "both", "neither",
+     "equal", "draw", "same", "no_preference")
+)  # fmt: skip
 
 MARGIN_COLUMNS = ("target_margin", "margin")
 SHP_COLUMNS = ("history", "human_ref_A", "human_ref_B", "labels")
@@ -208,3 +215,70 @@ def mapping_to_paste(columns: Iterable[str]) -> str:
         named = likely[0] if len(likely) == 1 and likely[0].isprintable() else "COLUMN"
         options.append(f"--set {shlex.quote(f'data.{option}={named}')}")
     return " ".join(options)
+
+
+def only(candidates: Sequence[Any], what: str) -> Any:
+    """The only one of several that may be meant.
+
+    Raises:
+        DataError: there are two.
+    """
+    if len(candidates) > 1:
+        named = " and ".join(" with ".join(name) if isinstance(name, tuple) else name for name in candidates[:2])
+        raise DataError(f"{named} may both be {what}, and which one is meant is unknown: drop or rename one.")
+    return candidates[0]
+
+
+def prompt_column(columns: Collection[str]) -> str | None:
+    """Find the column of the prompt next to answers; None where there is none.
+
+    Raises:
+        DataError: two may be it.
+    """
+    prompts = [name for name in PROMPTS if name in columns]
+    return str("prompt" if "prompt" in prompts else only(prompts, "the prompt")) if prompts else None
+
+
+def two_answers(columns: Collection[str]) -> list[tuple[str, str]]:
+    """Which pairs of answer columns are there; none where there is a third answer."""
+    third = {"a": "c", "1": "3"}
+    return [
+        (first, second)
+        for first, second in TWO_ANSWERS
+        if first in columns and second in columns and first[:-1] + third[first[-1]] not in columns
+    ]
+
+
+def asked_twice(sample: Row) -> tuple[tuple[str, str], str | None] | None:
+    """The columns of two answers and of their prompt, None for whole conversations, which carry theirs."""
+    found = two_answers(sample)
+    if not found:
+        return None
+    answers, prompt = only(found, "the two answers"), prompt_column(sample)
+    return None if prompt is None and not isinstance(sample[answers[0]], list) else (answers, prompt)
+
+
+def without(row: Row, *used: str | None) -> dict[str, Any]:
+    """The row without the columns that a layout uses itself."""
+    return {name: value for name, value in row.items() if name not in used}
+
+
+def preferred(
+    row: Row, answers: tuple[str, str], better: int | None, prompt: str | None, used: Iterable[str | None] = ()
+) -> dict[str, Any]:
+    """The row with its answers as chosen and rejected, or as equally good where neither is better.
+
+    Other columns of the two sides follow those that are chosen and rejected; in a tie they keep their names.
+    """
+    asked = {} if prompt is None else {"prompt": row.get(prompt)}
+    unused = without(row, *answers, prompt, *used)
+    if better is None:
+        return without(unused, "scores") | {"responses": [row.get(name) for name in answers], "ranks": [1, 1]} | asked
+    chosen, rejected = answers[better], answers[1 - better]
+    sides = {f"_{chosen[-1]}": "chosen_", f"_{rejected[-1]}": "rejected_"}
+    translated: dict[str, Any] = {}
+    for name, value in unused.items():
+        stem, ending = name[:-2], name[-2:]
+        sided = ending in sides and all(stem + other in unused for other in sides)
+        translated[sides[ending] + stem if sided else name] = value
+    return translated | {"chosen": row.get(chosen), "rejected": row.get(rejected)} | asked

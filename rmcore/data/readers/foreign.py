@@ -23,10 +23,19 @@ from rmcore.data.readers.columns import (
     ARENA_WINNERS,
     OPENAI_COLUMNS,
     ORDERS,
+    PLACES,
     STRENGTHS,
     SWIFT_COLUMNS,
+    TIES,
     WINNERS,
     Row,
+    Translate,
+    asked_twice,
+    only,
+    preferred,
+    prompt_column,
+    two_answers,
+    without,
     word,
 )
 from rmcore.data.readers.fields import (
@@ -38,17 +47,6 @@ from rmcore.data.readers.fields import (
     list_value,
     number,
     number_list,
-)
-from rmcore.data.readers.two_answers import (
-    SIDES,
-    TIES,
-    Translate,
-    asked_twice,
-    only,
-    preferred,
-    prompt_column,
-    two_answers,
-    without,
 )
 
 _SIDE = re.compile(
@@ -94,8 +92,8 @@ def _better(row: Row, column: str, answers: tuple[str, str]) -> int | None:
     said = word(value)
     if said in TIES:
         return None
-    if said in SIDES:
-        return SIDES[said]
+    if said in PLACES:
+        return PLACES[said]
     if _SIDE.fullmatch(said):
         return "ab12".index(said[-1]) % 2
     by_name = [place for place, name in enumerate(("model_a", "model_b")) if row.get(name) == value]

@@ -16,10 +16,8 @@ from rmcore.config.data import DataConfig
 from rmcore.core.errors import DataError
 from rmcore.data.observation import Grades, Observation
 from rmcore.data.pair import PreferencePair, Prompt
-from rmcore.data.readers.collector import Collected
 from rmcore.data.readers.fields import Reason, RowRejected
-from rmcore.data.readers.row_pairs import RowPairs, of_sides
-from rmcore.data.readers.strict_pairs import strict_pairs
+from rmcore.data.readers.row_pairs import PAIRS_PER_ROW, RowPairs, of_sides, strict_pairs
 from rmcore.data.survey import Scale, better_weights
 
 _DIGITS = 9
@@ -54,23 +52,22 @@ class GradedRows:
     Args:
         source: its name, for messages.
         grading: what the grades mean.
-        most: pairs that one prompt may give.
     """
 
-    def __init__(self, source: str, grading: Grading, most: int) -> None:
-        self._source, self._grading, self._most = source, grading, most
+    def __init__(self, source: str, grading: Grading) -> None:
+        self._source, self._grading = source, grading
         self._prompts: dict[Prompt, _OfPrompt] = {}
         self._values: dict[str, Counter[float]] = {}
 
-    def add(self, said: RowPairs) -> None:
-        """Take what the next row says.
+    def add(self, graded: RowPairs) -> RowPairs:
+        """Take what the next row says, and give it back.
 
         Raises:
             RowRejected: a grade is none of those that are possible.
         """
-        row = said.observation
+        row = graded.observation
         if row is None:
-            return
+            return graded
         given = [(name, value) for name, (value,) in row.grades.items() if value is not None]
         levels = self._grading.levels
         if levels is not None and any(value not in levels for _, value in given):
@@ -80,9 +77,10 @@ class GradedRows:
         for name, value in given:
             self._values[name][value] += 1
         self._prompts.setdefault(row.prompt, {}).setdefault((row.annotator, row.weight), []).append(row)
+        return graded
 
-    def collected(self, limit: int | None) -> tuple[Collected, list[str]]:
-        """Gather the observations and pairs, and sentences on what was left out.
+    def collected(self, limit: int | None) -> tuple[list[PreferencePair], list[Observation], int, list[str]]:
+        """Gather pairs and observations, how many pairs are over `PAIRS_PER_ROW`, and sentences on what was left out.
 
         Args:
             limit: stop after the prompt that gives the pair of this number; without pairs, after so many observations.
@@ -91,7 +89,7 @@ class GradedRows:
             DataError: every grade is the same, or a weight is of an attribute that is not there.
         """
         if not self._prompts:
-            return Collected([]), []
+            return [], [], 0, []
         constant = [name for name, counts in self._values.items() if len(counts) == 1]
         names = [name for name, counts in self._values.items() if len(counts) > 1]
         if not names:
@@ -106,27 +104,26 @@ class GradedRows:
                 f"{self._shown(constant)} in all graded rows of {self._source}: set aside, as a single value tells no "
                 "answer from another."
             )
-        better = _Better(self._weights(names), {name: self._values[name] for name in names})
+        better = _Better(self._weights(names), self._values)
         pairs: list[PreferencePair] = []
         observations: list[Observation] = []
         num_over_cap = 0
         for prompt, rows in self._prompts.items():
             groups = [sorted(rows[who], key=_place) for who in sorted(rows, key=repr)]
-            observations += [said for group in groups for said in _joined(group, names)]
-            found, over = better.pairs(prompt, [row for group in groups for row in group], self._most)
-            pairs += found
-            num_over_cap += over
+            observations += [judgement for group in groups for judgement in _joined(group, names)]
+            of_prompt, num_left_out = better.pairs(prompt, [row for group in groups for row in group])
+            pairs += of_prompt
+            num_over_cap += num_left_out
             if limit is not None and len(pairs) >= limit:
                 break
-        return Collected(pairs, observations if pairs else observations[:limit], num_over_cap), sentences
+        return pairs, observations if pairs else observations[:limit], num_over_cap, sentences
 
     def why_no_pair(self) -> DataError:
         """Say why the grades imply no pair, where they do not."""
         texts = [{row.answers for rows in by_who.values() for row in rows} for by_who in self._prompts.values()]
-        alone = all(len(found) < 2 for found in texts)
-        what = (
-            "every prompt has one graded answer" if alone else "no prompt has two answers that differ in their grades"
-        )
+        are_alone = all(len(answers) < 2 for answers in texts)
+        why = "every prompt has one graded answer"
+        what = why if are_alone else "no prompt has two answers that differ in their grades"
         return DataError(
             f"{self._source}: {what}, so no held-out pair can be formed: name pairs in data.eval_source. Where pairs "
             "alone are read (rm-opt data convert, evaluate), there is nothing to read here."
@@ -144,13 +141,13 @@ class GradedRows:
                 f"data.attribute_weights names {absent[0]!r}, which {self._source} does not grade: its attributes are "
                 f"{', '.join(self._values)}."
             )
-        found = better_weights(names, weights)
-        if not found:
+        counting = better_weights(names, weights)
+        if not counting:
             raise DataError(
                 f"all attributes of {self._source} with a weight in data.attribute_weights have a single value: give "
                 f"{', '.join(names)} one."
             )
-        return found
+        return counting
 
 
 class _Better:
@@ -163,11 +160,11 @@ class _Better:
 
     def __init__(self, weights: Mapping[str, float], values: Mapping[str, Counter[float]]) -> None:
         self._weights = weights
-        found = {name: Scale.of(name, values[name]) for name in weights}
-        self._scale = {name: scale for name, scale in found.items() if scale is not None}
+        scales = ((name, Scale.of(name, values[name])) for name in weights)
+        self._scale = {name: scale for name, scale in scales if scale is not None}
 
-    def pairs(self, prompt: Prompt, rows: Sequence[Observation], most: int) -> tuple[list[PreferencePair], int]:
-        """Give the pairs of a prompt's answers, or `most` of them, and how many are left out.
+    def pairs(self, prompt: Prompt, rows: Sequence[Observation]) -> tuple[list[PreferencePair], int]:
+        """Give the pairs of a prompt's answers, at most `PAIRS_PER_ROW`, and how many are left out.
 
         A grade of an answer is the mean over those who gave it; an answer that lacks one that counts is in no pair.
         """
@@ -186,7 +183,7 @@ class _Better:
         if len(texts) < 2:
             return [], 0
         strength = [self._strength(means[text]) for text in texts]
-        places, num_over_cap = strict_pairs(prompt, texts, strength, most)
+        places, num_over_cap = strict_pairs(prompt, texts, strength, PAIRS_PER_ROW)
         return [self._pair(prompt, texts[i], texts[j], means, carried) for i, j in places], num_over_cap
 
     def _pair(
@@ -247,6 +244,6 @@ def _of_answers(rows: Sequence[Observation], names: Sequence[str]) -> Observatio
 
 def _of_all(carried: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Keep what all rows carry alike as it is; what differs as a list in the order of the answers."""
-    names = {name: None for one in carried for name in one}
-    values = {name: [one.get(name) for one in carried] for name in names}
-    return {name: found[0] if all(value == found[0] for value in found) else found for name, found in values.items()}
+    names = {name: None for metadata in carried for name in metadata}
+    values = {name: [metadata.get(name) for metadata in carried] for name in names}
+    return {name: each[0] if all(value == each[0] for value in each) else each for name, each in values.items()}

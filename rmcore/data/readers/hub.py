@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rmcore.core.errors import DataError
-from rmcore.data.readers.files import BATCH_ROWS, RawRecord, arrow_records, is_file_name, read_file
+from rmcore.data.readers.files import BATCH_ROWS, is_file_name, read_file
+from rmcore.data.readers.records import RawRecord, arrow_records
 
 if TYPE_CHECKING:
     from datasets import Dataset

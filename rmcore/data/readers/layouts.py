@@ -28,8 +28,12 @@ from rmcore.data.readers.columns import (
     USUAL_COLUMNS,
     ColumnMap,
     Row,
+    Translate,
     likely_prompt,
     mapping_to_paste,
+    only,
+    prompt_column,
+    without,
 )
 from rmcore.data.readers.fields import (
     Reason,
@@ -43,14 +47,10 @@ from rmcore.data.readers.fields import (
 )
 from rmcore.data.readers.row_pairs import SIDES, RowPairs, annotated_margin, read_graded, read_row
 from rmcore.data.readers.turns import dialogue_turns
-from rmcore.data.readers.two_answers import Translate, only, prompt_column, without
 from rmcore.data.survey import OVERALL_GRADES
 
 SIDE_ROWS = "side rows"
 GRADED_ROWS = "graded answers"
-PAIRS_PER_ROW = 36
-"""Most pairs of one row of ranked answers: all pairs of 9, the most that InstructGPT's labellers ranked (Ouyang et al.
-2022, arXiv:2203.02155)."""
 _ASKED: Row = dict.fromkeys(("prompt", "chosen", "rejected"))
 _OF_PRODIGY = "answer"
 _NOT_ACCEPTED = ("ignore", "reject")
@@ -275,7 +275,7 @@ LAST = (Known("best of K", _best, top_only=True),)
 """Rows of which no part is a pair, tried where none of the others fits; so are grades, `_graded`."""
 
 
-def recognise(sample: Row, columns: ColumnMap = USUAL_COLUMNS, *, most: int = PAIRS_PER_ROW) -> Layout:
+def recognise(sample: Row, columns: ColumnMap = USUAL_COLUMNS) -> Layout:
     """The layout of a source.
 
     `chosen` and `rejected`, named so or by the user, win over all else. Otherwise exactly one layout has to fit. Names
@@ -284,7 +284,6 @@ def recognise(sample: Row, columns: ColumnMap = USUAL_COLUMNS, *, most: int = PA
     Args:
         sample: every column of the source with a typical value.
         columns: names that the user gave.
-        most: pairs that one row of several answers may give.
 
     Raises:
         DataError: a named column is not there, or the columns fit no layout, or two.
@@ -298,7 +297,7 @@ def recognise(sample: Row, columns: ColumnMap = USUAL_COLUMNS, *, most: int = PA
             names = usual.for_source(sample, graded=is_last).with_prompt(sample) if is_spelled else usual
             if is_spelled and not names.spelled:
                 continue
-            layouts = _fitting(names.rename(sample), names, most, is_last=is_last)
+            layouts = _fitting(names.rename(sample), names, is_last=is_last)
             if len(layouts) > 1:
                 raise DataError(
                     f"the columns {', '.join(map(repr, sample))} fit two layouts, {layouts[0].name!r} and "
@@ -313,7 +312,7 @@ def recognise(sample: Row, columns: ColumnMap = USUAL_COLUMNS, *, most: int = PA
     raise _unrecognised(f"no column {absent[0]!r}" if absent else "no layout fits the columns", sample)
 
 
-def _fitting(row: Row, columns: ColumnMap, most: int, *, is_last: bool) -> list[Layout]:
+def _fitting(row: Row, columns: ColumnMap, *, is_last: bool) -> list[Layout]:
     """The layouts that fit; where the user says that it is graded, it is, whatever else it may be."""
     are_pairs = "chosen" in row and "rejected" in row
     if are_pairs and is_last:
@@ -326,13 +325,13 @@ def _fitting(row: Row, columns: ColumnMap, most: int, *, is_last: bool) -> list[
     for known in LAST if is_last else OF_PAIRS if are_pairs else OF_OTHERS:
         translate = known.translation(row)
         if translate is not None:
-            parse = partial(_read, translate=translate, most=most, top_only=known.top_only)
+            parse = partial(_read, translate=translate, top_only=known.top_only)
             fitting.append(Layout(known.name, parse, columns, known.unfold, known.needs))
     return fitting + graded
 
 
-def _read(row: Row, translate: Translate, most: int, *, top_only: bool) -> RowPairs:
-    return read_row(translate(row), most=most, top_only=top_only)
+def _read(row: Row, translate: Translate, *, top_only: bool) -> RowPairs:
+    return read_row(translate(row), top_only=top_only)
 
 
 def _accepted(row: Row, parse: Callable[[Row], RowPairs]) -> RowPairs:

@@ -10,14 +10,27 @@ of reasons; nothing is guessed or repaired.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+import random
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from functools import partial
+from itertools import accumulate, groupby
 from operator import itemgetter
 from typing import Any
 
 from rmcore.data.observation import WEIGHT, Observation, annotator_of
-from rmcore.data.pair import TOOLS, Message, PreferencePair, Prompt, as_answer, is_blank, plain_prompt
+from rmcore.data.pair import (
+    TOOLS,
+    Message,
+    PreferencePair,
+    Prompt,
+    as_answer,
+    content_id,
+    is_blank,
+    plain_prompt,
+    prompt_text,
+)
 from rmcore.data.readers.columns import BINARY_GRADES, MARGIN_COLUMNS, Row
 from rmcore.data.readers.fields import (
     Reason,
@@ -31,7 +44,6 @@ from rmcore.data.readers.fields import (
     pair_id_value,
     text_value,
 )
-from rmcore.data.readers.strict_pairs import strict_pairs
 from rmcore.data.readers.turns import SYSTEM, answer_of, asked_turns, continued, framed, message_list, turn_list
 
 _ALWAYS = frozenset((SYSTEM, TOOLS, "chosen_fields", "rejected_fields"))
@@ -43,12 +55,15 @@ _OF_ANSWERS = _OF_PAIRS | {
     "scores",
     "pair_id",
 }  # the id of a row is not that of each of its pairs
+PAIRS_PER_ROW = 36
+"""Most pairs of one row of ranked answers: all pairs of 9, the most that InstructGPT's labellers ranked (Ouyang et al.
+2022, arXiv:2203.02155)."""
 SIDES = (("chosen", Reason.EMPTY_CHOSEN), ("rejected", Reason.EMPTY_REJECTED))
 
 
 @dataclass(frozen=True, slots=True)
 class RowPairs:
-    """The pairs of one row, how many more it would give that `most` (see `recognise`) leaves out, and what it says."""
+    """The pairs of one row, how many more it would give that `PAIRS_PER_ROW` leaves out, and what it says."""
 
     pairs: list[PreferencePair]
     num_over_cap: int = 0
@@ -58,26 +73,25 @@ class RowPairs:
     """A text has two ranks: the row has its pairs, which go both ways, and no observation."""
 
 
-def read_row(row: Row, *, most: int, top_only: bool = False) -> RowPairs:
+def read_row(row: Row, *, top_only: bool = False) -> RowPairs:
     """Return what a row of one of the two forms says.
 
     Args:
         row: with chosen and rejected, or several answers.
-        most: pairs that a row of several answers may give, each as likely as any other; see `strict_pairs`.
         top_only: of the ranks of three or more answers only 1 means something.
 
     Raises:
         RowRejected: says why it gives no pair.
     """
     if not ("chosen" in row and "rejected" in row):
-        return _read_answers(row, most, top_only=top_only)
+        return _read_answers(row, top_only=top_only)
     sides = [_completion(row[side], empty, row.get(f"{side}_fields")) for side, empty in SIDES]
     prompt, (chosen, rejected) = _prompt_and_answers(row, sides)
     pair = _pair(prompt, chosen, rejected, row, annotated_margin(row), _OF_PAIRS)
     return RowPairs([pair], observation=None if _weight(pair.metadata) == 1 else Observation.of_pair(pair))
 
 
-def _read_answers(row: Row, most: int, *, top_only: bool) -> RowPairs:
+def _read_answers(row: Row, *, top_only: bool) -> RowPairs:
     """The ranking of K answers and its pairs; with scores, the target margin is the difference of the two."""
     answers = [_completion(answer, Reason.EMPTY_ANSWER) for answer in list_value(row.get("responses"))]
     ranks, scores = (number_list(row.get(name), len(answers)) for name in ("ranks", "scores"))
@@ -92,7 +106,7 @@ def _read_answers(row: Row, most: int, *, top_only: bool) -> RowPairs:
     by_text = dict(zip(texts, strength, strict=True))
     if len(by_text) < 2:
         raise RowRejected(Reason.IDENTICAL_SIDES)
-    places, num_over_cap = strict_pairs(prompt, texts, strength, most)
+    places, num_over_cap = strict_pairs(prompt, texts, strength, PAIRS_PER_ROW)
     pairs = [
         _pair(prompt, texts[i], texts[j], row, None if scores is None else scores[i] - scores[j], _OF_ANSWERS)
         for i, j in places
@@ -285,3 +299,47 @@ def of_sides(chosen: Mapping[str, Any], rejected: Mapping[str, Any]) -> dict[str
         values = {f"chosen_{name}": chosen.get(name), f"rejected_{name}": rejected.get(name)}
         found |= {name: chosen.get(name)} if chosen.get(name) == rejected.get(name) else values
     return {name: value for name, value in found.items() if value is not None}
+
+
+def strict_pairs(
+    prompt: Prompt, texts: Sequence[str], strength: Sequence[float], most: int
+) -> tuple[list[tuple[int, int]], int]:
+    """Choose the pairs of answers of different texts of which one is strictly stronger.
+
+    The choice depends on what is given alone, so it is the same anywhere in a file.
+
+    Args:
+        prompt: what was answered.
+        texts: (K,) answers.
+        strength: (K,) more is better.
+        most: pairs that are wanted; of more a random choice is kept, in order.
+
+    Returns:
+        (place of the better, place of the worse) of each pair, in the order of the better ones, then of the worse; and
+        how many are left out.
+    """
+    num_worse = _num_worse(strength, texts)
+    ends = list(accumulate(num_worse))  # the pairs in order: those that the first answer wins, then the second's, ...
+    numbers: Iterable[int] = range(ends[-1])
+    if ends[-1] > most:
+        identity = content_id(prompt_text(prompt), *texts, *map(repr, strength))
+        numbers = sorted(random.Random(identity).sample(range(ends[-1]), most))  # noqa: S311 - data, not cryptography
+    pairs = []
+    for i, places in groupby(numbers, partial(bisect_right, ends)):
+        worse = [j for j in range(len(texts)) if strength[j] < strength[i] and texts[j] != texts[i]]
+        pairs += [(i, worse[place - ends[i] + num_worse[i]]) for place in places]
+    return pairs, ends[-1] - len(pairs)
+
+
+def _num_worse(strength: Sequence[float], texts: Sequence[str]) -> list[int]:
+    """For each answer, how many others of another text it is strictly stronger than."""
+    own: dict[str, list[float]] = {}
+    for text, value in zip(texts, strength, strict=True):
+        own.setdefault(text, []).append(value)
+    everyone = sorted(strength)
+    for values in own.values():
+        values.sort()
+    return [
+        bisect_left(everyone, value) - bisect_left(own[text], value)
+        for text, value in zip(texts, strength, strict=True)
+    ]

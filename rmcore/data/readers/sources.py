@@ -7,38 +7,33 @@ says more than strict pairs, all that it says is there as observations, too.
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import chain
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
-
-from rmcore.core.arrays import IntArray
 from rmcore.core.errors import DataError
 from rmcore.core.files import known_digest, known_digests, write_json_lines
 from rmcore.core.progress import Report, silent
 from rmcore.data.observation import Observation
-from rmcore.data.pair import PreferencePair, Prompt, prompt_text, text_number
-from rmcore.data.pairs_on_disk import prompts_of, select
+from rmcore.data.pair import PreferencePair
+from rmcore.data.pairs_on_disk import RowWriter
 from rmcore.data.readers.cluster import SCHEME, cluster_digest, read_cluster
-from rmcore.data.readers.collector import Collector
 from rmcore.data.readers.columns import USUAL_COLUMNS, ColumnMap
 from rmcore.data.readers.fields import Reason, RowRejected
-from rmcore.data.readers.files import RawRecord, conversion_to_utf8, is_file_name, is_text_file, is_utf8, read_file
+from rmcore.data.readers.files import is_file_name, is_text_file, is_utf8, read_file
 from rmcore.data.readers.graded_rows import USUAL_GRADING, GradedRows, Grading
 from rmcore.data.readers.hub import hub_revision, read_folder, read_hub
-from rmcore.data.readers.layouts import GRADED_ROWS, PAIRS_PER_ROW, SIDE_ROWS, Layout, recognise
-from rmcore.data.readers.rejected import INCOMPLETE, INCOMPLETE_SIDES, RejectedRow, counted, refuse_incomplete, reject
+from rmcore.data.readers.layouts import GRADED_ROWS, SIDE_ROWS, Layout, recognise
+from rmcore.data.readers.records import RawRecord, RejectedRow, reject
 from rmcore.data.readers.row_pairs import RowPairs
+from rmcore.data.readers.tables import conversion_to_utf8
 from rmcore.data.readers.unpaired_rows import read_unpaired_rows
-from rmcore.data.readers.unread import unread_parts
-from rmcore.data.splits import conversation
+from rmcore.data.readers.unread import INCOMPLETE, INCOMPLETE_SIDES, counted, refuse_incomplete, unread_columns
+from rmcore.data.table import OBSERVATIONS, PAIRS
 
-FEWEST_PROMPTS = 20
-"""As few as the synthetic benchmark can be made of (data.gold.num_prompts)."""
 FEW_BAD_ROWS = 0.05
 """Share of rows that are not UTF-8, or not CSV, above which a text file is refused."""
 ROWS_A_REPORT = 1000
@@ -78,12 +73,8 @@ class LoadedPairs:
     sentences: Sequence[str] = ()
     """Further notices, of the observations."""
 
-    def notices(self, num_pairs: int | None = None) -> list[str]:
-        """Say what a reader of the numbers must know about ties and usable pairs that are not here: a sentence each.
-
-        Args:
-            num_pairs: how many pairs were read; None: those that are here.
-        """
+    def notices(self) -> list[str]:
+        """Say what a reader of the numbers must know about ties and usable pairs that are not here: a sentence each."""
         source, num_rows = self.source, self.num_rows
         counts = (
             (self.num_over_row_cap, "are beyond what one row of ranked answers gives: a random choice is kept"),
@@ -96,7 +87,7 @@ class LoadedPairs:
                 "share their prompt, or a dialogue's first user turn, with held-out pairs: taken out of training",
             ),
         )
-        usable = (len(self.pairs) if num_pairs is None else num_pairs) + sum(count for count, _ in counts)
+        usable = len(self.pairs) + sum(count for count, _ in counts)
         sentences = []
         for count, what in counts:
             if count:
@@ -125,7 +116,6 @@ def load_pairs(
     columns: ColumnMap = USUAL_COLUMNS,
     limit: int | None = None,
     require_complete_pairs: bool = False,
-    pairs_per_row: int = PAIRS_PER_ROW,
     grading: Grading = USUAL_GRADING,
     require_pairs: bool = True,
     report: Report = silent,
@@ -137,13 +127,12 @@ def load_pairs(
         source: a file, a `datasets` folder, or a hub name.
         split: which split of a folder or hub data set; a file has none.
         columns: names of the columns, where they are not the usual ones.
-        limit: stop reading after this many pairs. Observations are those of the rows read. Of rows that are one side,
-            or grade one answer, all are read, and the first pairs, or prompts, are kept.
+        limit: stop reading after this many pairs. Observations are those of the rows read. Of rows that grade one
+            answer all are read, and the first prompts are kept.
         require_complete_pairs: make it an error where, in the rows read, a pair lacks a completion (missing, empty, or
             a dialogue that ends before it) or, with one row a side, is not exactly one chosen and one rejected row of
             the same prompt. Rows of which only something else is wrong (equal sides, a bad margin, a line that is not
             JSON) are set aside as ever, and so are ranked answers, which have no sides.
-        pairs_per_row: a row of ranked answers that would give more gives so many, drawn at random; see `layouts`.
         grading: what the grades of answers mean, where rows grade them; see `graded_rows`.
         require_pairs: make it an error where grades imply no pair. Ties alone always are one.
         report: called as report(0, 1, "12,000 rows of FILE") on the way: how many there are is known at the end only.
@@ -153,141 +142,179 @@ def load_pairs(
     Raises:
         DataError: the source cannot be read, its columns fit no layout, no row gives a pair, or see above.
     """
-    records, layout = probe(_counted(iter_records(source, split=split), source, report), source, columns, pairs_per_row)
-    sentences: list[str] = []
+    records = _counted(iter_records(source, split=split), source, report)
+    reading = probe(records, source, columns)
+    layout, sentences = reading.layout, list[str]()
+    pairs: Sequence[PreferencePair]
+    observations: Sequence[Observation]
+    rows: Iterable[RowPairs] = reading
     if layout.name == GRADED_ROWS:
-        graded = GradedRows(source, grading, pairs_per_row)
-        rejected, num_rows = _read_rows(records, source, layout, graded.add)
-        found, sentences = graded.collected(limit)
-        if found.observations and not found.pairs and require_pairs:
+        graded = GradedRows(source, grading)
+        reading.layout = replace(layout, parse=lambda row: graded.add(layout.parse(row)))
+        for _ in reading:
+            pass
+        pairs, observations, reading.num_over_row_cap, sentences = graded.collected(limit)
+        reading.num_ties = 0
+        if observations and not pairs and require_pairs:
             raise graded.why_no_pair()
     else:
-        with Collector(spool) as collector:
+        with _Collector(spool) as collector:
             if layout.name == SIDE_ROWS:
-                rows, rejected, num_rows = read_unpaired_rows(records, layout)
-                for row in rows[:limit]:
-                    collector.add(row)
-            else:
-                rejected, num_rows = _read_rows(
-                    records, source, layout, collector.add, lambda: limit is not None and len(collector.pairs) >= limit
-                )
-        found = collector.collected()
-    num_usable = len(found.pairs) or len(found.observations) * (layout.name == GRADED_ROWS)
+                rows, reading.rejected, reading.num_rows = read_unpaired_rows(reading.records, layout, limit)
+            for row in rows:
+                collector.add(row)
+                if limit is not None and len(collector.pairs) >= limit:
+                    break
+        pairs, observations = collector.collected()
     incomplete = INCOMPLETE_SIDES if layout.name == SIDE_ROWS else INCOMPLETE
-    check_usable(
-        source,
-        rejected,
-        num_rows,
-        num_usable,
-        layout,
-        num_ties=found.num_ties,
+    reading.check_usable(
+        len(pairs) or len(observations) * (layout.name == GRADED_ROWS),
         errors=incomplete if require_complete_pairs else frozenset(),
     )
+    sentences += unread_columns(source, ((pair.prompt, pair.metadata) for pair in pairs))
     return LoadedPairs(
-        found.pairs[:limit],
-        rejected,
-        num_rows,
+        pairs[:limit],
+        reading.rejected,
+        reading.num_rows,
         layout.name,
         source,
-        num_over_row_cap=found.num_over_row_cap,
-        observations=found.observations,
-        num_ties=found.num_ties,
-        num_contradicting=found.num_contradicting,
-        sentences=[*sentences, *unread_parts(source, found.pairs)],
+        num_over_row_cap=reading.num_over_row_cap,
+        observations=observations,
+        num_ties=reading.num_ties,
+        num_contradicting=reading.num_contradicting,
+        sentences=sentences,
     )
 
 
-def cap_prompts(
-    loaded: LoadedPairs,
-    most: int | None,
-    *,
-    spared: Sequence[PreferencePair] = (),
-    spared_observations: Sequence[Observation] = (),
-) -> LoadedPairs:
-    """Keep the first `most` pairs of each prompt, in order; None keeps all. What is left out is counted.
+@dataclass
+class Reading:
+    """Iterates over the rows of a source that say something; what it sets aside and counts is whole at the end."""
 
-    Of observations the first `most` of each prompt are kept, too. The prompts of what is `spared` keep all.
-    """
-    if most is None:
-        return loaded
-    kept = _first_of_each_prompt(loaded.pairs, most, spared)
-    said = _first_of_each_prompt(loaded.observations, most, spared_observations)
-    return replace(
-        loaded,
-        pairs=select(loaded.pairs, kept),
-        num_over_cap=len(loaded.pairs) - len(kept),
-        cap=most,
-        observations=select(loaded.observations, said),
-    )
+    source: str
+    records: Iterator[RawRecord]
+    layout: Layout
+    rejected: list[RejectedRow] = field(default_factory=list)
+    num_rows: int = 0
+    num_over_row_cap: int = 0
+    num_ties: int = 0
+    num_contradicting: int = 0
 
+    def __iter__(self) -> Iterator[RowPairs]:
+        """Each label of each record.
 
-Said = Sequence[PreferencePair] | Sequence[Observation]
-
-
-def _first_of_each_prompt(said: Said, most: int, spared: Said) -> IntArray:
-    prompts = _numbers(said, prompt_text)  # not `prompt_id`, which names the whole conversation
-    order = np.argsort(prompts, kind="stable")
-    _, starts, counts = np.unique(prompts[order], return_index=True, return_counts=True)
-    earlier = np.empty(len(prompts), dtype=np.int64)
-    earlier[order] = np.arange(len(prompts)) - np.repeat(starts, counts)
-    return np.flatnonzero((earlier < most) | np.isin(prompts, _numbers(spared, prompt_text)))
-
-
-def _numbers(said: Said, text: Callable[[Prompt], str]) -> npt.NDArray[np.uint64]:
-    return np.fromiter((text_number(text(prompt)) for prompt in prompts_of(said)), np.uint64)
-
-
-def exclude_held_out_conversations(loaded: LoadedPairs, held_out: LoadedPairs) -> LoadedPairs:
-    """Leave out of the training source all whose conversation is held out, as a pair or as an observation of any kind.
-
-    The pairs left out are counted.
-
-    Raises:
-        DataError: that leaves too little to train on.
-    """
-    tested = np.union1d(_numbers(held_out.pairs, conversation), _numbers(held_out.observations, conversation))
-    pairs, said = _numbers(loaded.pairs, conversation), _numbers(loaded.observations, conversation)
-    kept, kept_said = (np.flatnonzero(~np.isin(numbers, tested)) for numbers in (pairs, said))
-    num_taken = len(pairs) - len(kept)
-    num_left = len(np.union1d(pairs[kept], said[kept_said]))
-    if (num_taken or len(kept_said) < len(said)) and num_left < FEWEST_PROMPTS:
-        raise DataError(
-            f"{num_taken:,} of {len(loaded.pairs):,} pairs of {loaded.source} share their prompt, or a dialogue's "
-            f"first user turn, with held-out pairs of {held_out.source}: a model trained on them has seen the test. "
-            f"Without them {num_left} prompts are left to train on, and fewer than {FEWEST_PROMPTS} show nothing. Name "
-            "held-out data with prompts of their own, or none: a share of the prompts of the source is then held out."
-        )
-    return replace(
-        loaded,
-        pairs=select(loaded.pairs, kept),
-        num_held_out=num_taken,
-        observations=select(loaded.observations, kept_said),
-    )
-
-
-def _read_rows(
-    records: Iterable[RawRecord],
-    source: str,
-    layout: Layout,
-    take: Callable[[RowPairs], None],
-    is_enough: Callable[[], bool] = lambda: False,
-) -> tuple[list[RejectedRow], int]:
-    """Hand the rows that can be read to `take`, which may refuse one; all set aside, and the number of rows."""
-    rejected: list[RejectedRow] = []
-    num_rows = 0
-    for record in records:
-        for outcome in outcomes(record, source, layout):
-            num_rows += 1
+        Raises:
+            DataError: a record cannot be understood, and so the whole source.
+        """
+        for record in self.records:
+            if record.fields is None:
+                self.num_rows += 1
+                self.rejected.append(reject(record, record.problem or Reason.MISSING_VALUE))
+                continue
             try:
-                if isinstance(outcome, RejectedRow):
-                    rejected.append(outcome)
-                else:
-                    take(outcome)
-            except RowRejected as rejection:
-                rejected.append(reject(record, rejection.reason))
-        if is_enough():
-            break
-    return rejected, num_rows
+                for label in self.layout.unfold(self.layout.columns.rename(record.fields)):
+                    self.num_rows += 1
+                    try:
+                        row = self.layout.parse(label)
+                    except RowRejected as rejection:
+                        self.rejected.append(reject(record, rejection.reason))
+                        continue
+                    self.num_over_row_cap += row.num_over_cap
+                    self.num_ties += not row.pairs
+                    self.num_contradicting += row.contradicts
+                    yield row
+            except DataError as error:  # what one row shows of the whole file
+                raise DataError(f"{self.source}, row {record.row}: {error}") from error
+
+    def check_usable(self, num_usable: int, errors: frozenset[Reason] = frozenset()) -> None:
+        """Refuse a source that was read where its rows were understood by chance, or none of them can be used.
+
+        What is left of a text file that is not UTF-8, without the rows that hold an accent, is another data set; which
+        encoding it has is not guessed, as each of them reads without an error. Where many rows of CSV have too few or
+        too many cells, others are parts of rows. A few bad rows are damage, and cost those rows.
+
+        Raises:
+            DataError: says why, and what to do; also where a row is set aside for one of the reasons `errors`.
+        """
+        source, rejected, num_rows = self.source, self.rejected, self.num_rows
+        bad = [row for row in rejected if row.reason == Reason.INVALID_UTF8]
+        advice = _conversion(source) if bad and not (_are_few(bad, num_rows) and num_usable) else ""
+        if advice and not (is_text_file(source) and is_utf8(Path(source).expanduser())):
+            raise DataError(
+                f"{source} is not UTF-8: {len(bad):,} of {num_rows:,} rows hold other bytes, row {bad[0].row} first. "
+                + advice
+            )
+        bad = [row for row in rejected if row.reason == Reason.NOT_CSV]
+        if not _are_few(bad, num_rows):
+            raise DataError(
+                f"{source}: {len(bad):,} of {num_rows:,} rows have another number of cells than the header, row "
+                f"{bad[0].row} first ({bad[0].excerpt}): its cells hold delimiters or line breaks without quotes, so "
+                "what looks like a row may be a part of one. Write the file again with such cells in double quotes, or "
+                "as JSON Lines."
+            )
+        refuse_incomplete(source, rejected, errors)
+        if num_usable:
+            return
+        if self.num_ties:
+            raise DataError(
+                f"all {self.num_ties:,} usable judgements of {source} are ties: no answer is better than another, so "
+                "there is no pair, and nothing to learn but how wide a tie is. Add judgements that prefer an answer, "
+                "or check what the column of the winner, the ranks or the scores means."
+            )
+        read_as = f"They were read as {self.layout.name}: {self.layout.needs}. " if self.layout.needs else ""
+        raise DataError(
+            f"{source} has {len(rejected)} rows and none gives a preference pair "
+            f"({counted(row.reason for row in rejected)}). The first is row {rejected[0].row}: "
+            f"{rejected[0].excerpt[:120]} ... {read_as}Correct the file, or name its columns with --prompt-column, "
+            "--chosen-column, --rejected-column."
+        )
+
+
+class _Collector(ExitStack):
+    """The pairs and observations of rows, in memory or, with a file for the pairs, on disk.
+
+    As long as every row is one strict pair, nothing is kept but the pairs. From the first row that says more on,
+    observations are kept next to them; those of the rows before are then made of their pairs.
+    """
+
+    def __init__(self, spool: Path | None) -> None:
+        super().__init__()
+        self.pairs: list[PreferencePair] | RowWriter[PreferencePair]
+        self.pairs = [] if spool is None else self.enter_context(RowWriter(spool, PAIRS))
+        self._later: list[Observation] | RowWriter[Observation] | None = None
+        self._num_before = 0
+        """Rows before the first one that says more: each is one pair."""
+        self._has_more = False
+
+    def add(self, row: RowPairs) -> None:
+        """Take what the next row says."""
+        self._has_more |= row.observation is not None
+        if self._later is None and (row.observation is not None or row.contradicts):
+            self._num_before = len(self.pairs)
+            self._later = []
+            if isinstance(self.pairs, RowWriter):
+                self._later = self.enter_context(RowWriter(_sibling(self.pairs.path, "later"), OBSERVATIONS))
+        self.pairs.extend(row.pairs)
+        if self._later is not None and not row.contradicts:
+            self._later.extend([row.observation or Observation.of_pair(row.pairs[0])])
+
+    def collected(self) -> tuple[Sequence[PreferencePair], Sequence[Observation]]:
+        """Everything, once the block has ended."""
+        pairs = self.pairs.rows() if isinstance(self.pairs, RowWriter) else self.pairs
+        if not self._later or not self._has_more:  # a row that contradicts itself alone leaves a source of pairs
+            return pairs, ()
+        before = map(Observation.of_pair, islice(pairs, self._num_before))
+        if not isinstance(self._later, RowWriter):
+            return pairs, [*before, *self._later]
+        later = self._later.rows()
+        if not self._num_before:
+            return pairs, later
+        with RowWriter(_sibling(self._later.path, "observations"), OBSERVATIONS) as writer:
+            writer.extend(chain(before, later))
+        return pairs, writer.rows()
+
+
+def _sibling(path: Path, name: str) -> Path:
+    return path.with_suffix(f".{name}{path.suffix}")
 
 
 def iter_records(source: str, *, split: str = "train") -> Iterator[RawRecord]:
@@ -350,10 +377,8 @@ def write_rejected(rejected: Iterable[RejectedRow], path: Path) -> None:
     write_json_lines(path, map(asdict, rejected))
 
 
-def probe(
-    records: Iterator[RawRecord], source: str, columns: ColumnMap, pairs_per_row: int = PAIRS_PER_ROW
-) -> tuple[Iterator[RawRecord], Layout]:
-    """All the records again, and the layout that the columns of the first ones show.
+def probe(records: Iterator[RawRecord], source: str, columns: ColumnMap) -> Reading:
+    """Begin to read records, by the layout that the columns of the first ones show.
 
     Raises:
         DataError: there are none, none can be read, or the columns fit no layout.
@@ -370,77 +395,14 @@ def probe(
     if not head:
         raise DataError(f"{source} has no rows: there is nothing to train or measure on. Check how it was written.")
     if not sample:
-        check_usable(source, [reject(record, record.problem or Reason.MISSING_VALUE) for record in head], len(head), 0)
+        unreadable = Reading(source, iter(()), Layout("", parse=lambda row: RowPairs([])))
+        unreadable.rejected = [reject(record, record.problem or Reason.MISSING_VALUE) for record in head]
+        unreadable.num_rows = len(head)
+        unreadable.check_usable(0)
     try:
-        return chain(head, records), recognise(sample, columns, most=pairs_per_row)
+        return Reading(source, chain(head, records), recognise(sample, columns))
     except DataError as error:
         raise DataError(f"{source}: {error}") from error
-
-
-def outcomes(record: RawRecord, source: str, layout: Layout) -> Iterator[RowPairs | RejectedRow]:
-    """Read each label of a record: the pairs that it gives, or the reason why it gives none."""
-    if record.fields is None:
-        yield reject(record, record.problem or Reason.MISSING_VALUE)
-        return
-    try:
-        for label in layout.unfold(layout.columns.rename(record.fields)):
-            try:
-                yield layout.parse(label)
-            except RowRejected as rejection:
-                yield reject(record, rejection.reason)
-    except DataError as error:  # what one row shows of the whole file
-        raise DataError(f"{source}, row {record.row}: {error}") from error
-
-
-def check_usable(
-    source: str,
-    rejected: list[RejectedRow],
-    num_rows: int,
-    num_usable: int,
-    layout: Layout | None = None,
-    *,
-    num_ties: int = 0,
-    errors: frozenset[Reason] = frozenset(),
-) -> None:
-    """Refuse a source that was read to its end where its rows were understood by chance, or none of them can be used.
-
-    What is left of a text file that is not UTF-8, without the rows that hold an accent, is another data set; which
-    encoding it has is not guessed, as each of them reads without an error. Where many rows of CSV have too few or too
-    many cells, others are parts of rows. A few bad rows are damage, and cost those rows.
-
-    Raises:
-        DataError: says why, and what to do; also where a row is set aside for one of the reasons `errors`.
-    """
-    bad = [row for row in rejected if row.reason == Reason.INVALID_UTF8]
-    advice = _conversion(source) if bad and not (_are_few(bad, num_rows) and num_usable) else ""
-    if advice and not (is_text_file(source) and is_utf8(Path(source).expanduser())):
-        raise DataError(
-            f"{source} is not UTF-8: {len(bad):,} of {num_rows:,} rows hold other bytes, row {bad[0].row} first. "
-            + advice
-        )
-    bad = [row for row in rejected if row.reason == Reason.NOT_CSV]
-    if not _are_few(bad, num_rows):
-        raise DataError(
-            f"{source}: {len(bad):,} of {num_rows:,} rows have another number of cells than the header, row "
-            f"{bad[0].row} first ({bad[0].excerpt}): its cells hold delimiters or line breaks without quotes, so what "
-            "looks like a row may be a part of one. Write the file again with such cells in double quotes, or as JSON "
-            "Lines."
-        )
-    refuse_incomplete(source, rejected, errors)
-    if num_usable:
-        return
-    if num_ties:
-        raise DataError(
-            f"all {num_ties:,} usable judgements of {source} are ties: no answer is better than another, so there is "
-            "no pair, and nothing to learn but how wide a tie is. Add judgements that prefer an answer, or check what "
-            "the column of the winner, the ranks or the scores means."
-        )
-    read_as = f"They were read as {layout.name}: {layout.needs}. " if layout is not None and layout.needs else ""
-    raise DataError(
-        f"{source} has {len(rejected)} rows and none gives a preference pair ({counted(rejected)}). "
-        f"The first is row {rejected[0].row}: {rejected[0].excerpt[:120]} ... {read_as}Correct the file, or name its "
-        "columns with --prompt-column, --chosen-column, --rejected-column."
-    )
 
 
 def _are_few(bad: Sequence[RejectedRow], num_rows: int) -> bool:

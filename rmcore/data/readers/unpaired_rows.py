@@ -7,21 +7,27 @@ one chosen and one rejected row with the same prompt; of any other group all row
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rmcore.data.readers.columns import MARGIN_COLUMNS, SIDE_COLUMNS
+from rmcore.data.readers.columns import MARGIN_COLUMNS, SIDE_COLUMNS, without
 from rmcore.data.readers.fields import Reason, RowRejected, number, pair_id_value
-from rmcore.data.readers.files import RawRecord
 from rmcore.data.readers.layouts import Layout, side_fields
-from rmcore.data.readers.rejected import RejectedRow, reject
+from rmcore.data.readers.records import RawRecord, RejectedRow, reject
 from rmcore.data.readers.row_pairs import RowPairs, of_sides
 from rmcore.data.readers.turns import OF_THE_PROMPT
-from rmcore.data.readers.two_answers import without
 
 _ROLE_OF_LABEL = {1.0: "chosen", 0.0: "rejected"}
 
 
-def read_unpaired_rows(records: Iterable[RawRecord], layout: Layout) -> tuple[list[RowPairs], list[RejectedRow], int]:
-    """Read (pairs in the order in which their ids first appeared, rows set aside in their order, number of rows)."""
+def read_unpaired_rows(
+    records: Iterable[RawRecord], layout: Layout, limit: int | None = None
+) -> tuple[list[RowPairs], list[RejectedRow], int]:
+    """Read rows until `limit` pairs are whole; rows whose other side was not reached then are left out.
+
+    Returns:
+        Pairs in the order in which their ids first appeared, rows set aside in their order, and the number of rows.
+    """
     groups: dict[str, list[RawRecord]] = {}
+    pairs: dict[str, RowPairs] = {}
+    reasons: dict[str, Reason] = {}
     rejected: list[RejectedRow] = []
     num_rows = 0
     for record in records:
@@ -29,20 +35,31 @@ def read_unpaired_rows(records: Iterable[RawRecord], layout: Layout) -> tuple[li
         try:
             if record.fields is None:
                 raise RowRejected(record.problem or Reason.MISSING_VALUE)
-            side = RawRecord(record.row, side_fields(layout.columns.rename(record.fields)))
-            pair_id = pair_id_value((side.fields or {}).get("pair_id"))
+            fields = side_fields(layout.columns.rename(record.fields))
+            pair_id = pair_id_value(fields.get("pair_id"))
             if not pair_id:
                 raise RowRejected(Reason.NO_PAIR_ID)
-            groups.setdefault(pair_id, []).append(side)
         except RowRejected as rejection:
             rejected.append(reject(record, rejection.reason))
-    found: list[RowPairs] = []
-    for group in groups.values():
+            continue
+        group = groups.setdefault(pair_id, [])
+        group.append(RawRecord(record.row, fields))
+        pairs.pop(pair_id, None)
         try:
-            found.append(layout.parse(_joined([record.fields or {} for record in group])))
+            pairs[pair_id] = layout.parse(_joined([side.fields or {} for side in group]))
         except RowRejected as rejection:
-            rejected += [reject(record, rejection.reason) for record in group]
-    return found, sorted(rejected, key=lambda row: row.row), num_rows
+            reasons[pair_id] = rejection.reason
+        if len(pairs) == limit:
+            break
+    is_at_limit = len(pairs) == limit
+    for pair_id, group in groups.items():
+        if pair_id not in pairs and not (is_at_limit and reasons[pair_id] is Reason.OTHER_SIDE_MISSING):
+            rejected += [reject(side, reasons[pair_id]) for side in group]
+    return (
+        [pairs[pair_id] for pair_id in groups if pair_id in pairs],
+        sorted(rejected, key=lambda row: row.row),
+        num_rows,
+    )
 
 
 def _role(row: Mapping[str, Any]) -> str:
@@ -53,12 +70,12 @@ def _role(row: Mapping[str, Any]) -> str:
     except RowRejected:  # next to a role it may be the label of something else
         label = None
     by_label = None if label is None else _ROLE_OF_LABEL.get(label)
-    found = by_label if role is None or role == "" else role
-    if found not in ("chosen", "rejected"):
+    side = by_label if role is None or role == "" else role
+    if side not in ("chosen", "rejected"):
         raise RowRejected(Reason.UNKNOWN_ROLE)
-    if by_label not in (None, found):
+    if by_label not in (None, side):
         raise RowRejected(Reason.ROLE_CONTRADICTS_LABEL)
-    return str(found)
+    return str(side)
 
 
 def _joined(rows: list[Mapping[str, Any]]) -> dict[str, Any]:

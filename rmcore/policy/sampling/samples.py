@@ -10,7 +10,7 @@ import pandas as pd
 
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError
-from rmcore.data.readers.files import RawRecord
+from rmcore.data.readers.records import RawRecord
 from rmcore.data.readers.sources import iter_records
 
 

@@ -90,28 +90,6 @@ def test_no_operation_takes_more_time_or_memory_than_a_template_may(template):
 
 
 @pytest.mark.slow
-def test_threads_are_ended_each_for_itself():
-    outcomes: dict[str, object] = {}
-    looping, usual = tokenizer_with(LOOP), tokenizer_with(USUAL)
-
-    def render(name, tokenizer, times):
-        try:
-            outcomes[name] = [render_chat(tokenizer, MESSAGES) for _ in range(times)][-1]
-        except ModelError as error:
-            outcomes[name] = error
-
-    threads = [threading.Thread(target=render, args=(f"loop {n}", looping, 1)) for n in range(2)]
-    threads += [threading.Thread(target=render, args=("usual", usual, 200))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert isinstance(outcomes["loop 0"], ModelError)
-    assert isinstance(outcomes["loop 1"], ModelError)
-    assert outcomes["usual"] == "user: Hello\nassistant: Hi\n"
-
-
-@pytest.mark.slow
 def test_a_fork_of_a_process_that_has_rendered_ends_its_own():
     render_chat(tokenizer_with(USUAL), MESSAGES)
     process = multiprocessing.get_context("fork").Process(target=ends, args=(tokenizer_with(LOOP),))
@@ -156,14 +134,6 @@ def test_all_templates_of_a_process_are_rendered_by_one_other():
     assert texts == {"user: Hello\nassistant: Hi\n"}
     [process] = processes
     assert process.memory_info().rss < kept.nbytes / 2
-
-
-def test_what_the_process_renders_follows_the_tokenizer():
-    tokenizer = tokenizer_with("{{ bos_token }}{{ messages[0].content }}")
-    tokenizer.bos_token = "<s>"
-    assert render_chat(tokenizer, MESSAGES) == "<s>Hello"
-    tokenizer.bos_token = "<bos>"
-    assert render_chat(tokenizer, MESSAGES) == "<bos>Hello"
 
 
 def test_a_lock_that_is_held_while_a_process_begins_is_free_when_it_is_released(tmp_path):

@@ -25,15 +25,6 @@ def reasons(loaded):
     return [(row.row, row.reason) for row in loaded.rejected]
 
 
-@pytest.mark.parametrize("form", ["parquet", "json", "jsonl", "csv"])
-def test_bad_rows_are_set_aside_with_number_and_reason(tmp_path, form):
-    rows = [plain(), plain(prompt=""), plain(chosen="b"), plain(rejected="  "), plain(prompt="q")]
-    loaded = load_pairs(str(write(rows, tmp_path / f"data.{form}")))
-    assert [pair.prompt for pair in loaded.pairs] == ["p", "q"]
-    assert reasons(loaded) == [(2, "empty prompt"), (3, "identical sides"), (4, "empty rejected")]
-    assert loaded.num_rows == 5
-
-
 @pytest.mark.slow
 @settings(max_examples=150)
 @given(st.integers(0, 2**32))

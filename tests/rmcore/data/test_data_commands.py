@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 import preference_files as files
 from rmcore.cli import app
 from rmcore.cli.guard import FAILED, guard
-from rmcore.data.examples import SHOWN_BEGINNING, SHOWN_END, examples, format_examples
 from rmcore.data.observation import Observation
-from rmcore.data.observation_counts import describe_observations
+from rmcore.data.observation_counts import SHOWN_BEGINNING, SHOWN_END, describe_observations, examples, format_examples
 from rmcore.data.pair import Message, is_blank
 from rmcore.data.readers.sources import load_pairs
-from rmcore.data.survey import Scale, better_weights, survey
+from rmcore.data.survey import Scale, survey
 
 FIXTURES = Path(__file__).with_name("fixtures")
 
@@ -117,14 +116,6 @@ def judged(at: int, *ranks: int, **more) -> Observation:
     return Observation(f"prompt {at}", tuple(f"answer {number}" for number in range(len(ranks))), ranks=ranks, **more)
 
 
-def test_the_odds_of_a_tie_of_two_give_the_share_of_ties() -> None:
-    """Davidson's nu of two equal answers: P(tie) = nu / (2 + nu)."""
-    found = survey([judged(at, *((1, 1) if at < 31 else (1, 2))) for at in range(200)])
-    nu = found.tie_odds[1]
-    assert nu / (2 + nu) == pytest.approx(31 / 200, abs=0.003)
-    assert len(found.tie_odds) == 2
-
-
 def test_the_odds_of_equal_answers_are_those_that_drew_the_rankings() -> None:
     """Rankings of four equally good answers, drawn choice by choice with known widths."""
     rng, widths = random.Random(0), {1: 1.0, 2: 0.3, 3: 0.1, 4: 0.05}  # noqa: S311 - data
@@ -146,11 +137,6 @@ def test_the_odds_of_equal_answers_are_those_that_drew_the_rankings() -> None:
     assert found.tie_odds == pytest.approx([1.0, 0.3, 0.1, 0.05], rel=0.12)
 
 
-def test_without_ties_there_are_no_odds() -> None:
-    assert survey([judged(0, 1, 2), judged(1, 2, 1, 3)]).tie_odds == (1.0,)
-    assert survey([judged(0, 1, 2, 2, top_only=True)]).tie_odds == (1.0,)  # the others are not compared
-
-
 def test_scales_are_told_by_their_values() -> None:
     assert Scale.of("a", {1.0: 5}) is None
     counts = ({0.0: 3, 1.0: 1}, {1.0: 1, 2.0: 2, 5.0: 1}, {0.1: 1, 0.25: 1, 3.0: 1})
@@ -170,12 +156,6 @@ def test_what_is_counted_of_grades() -> None:
     found = survey([*graded, judged(9, 1, 1, 2, weight=2.0)])
     assert found.single_valued == ("safe",)
     assert found.num_weighted == 1
-
-
-def test_what_better_means() -> None:
-    assert better_weights(["coherence", "helpfulness", "verbosity"], None) == {"helpfulness": 1.0}
-    assert better_weights(["a", "b"], None) == {"a": 0.5, "b": 0.5}
-    assert better_weights(["a", "b"], {"a": 2.0, "b": 0.0, "c": 1.0}) == {"a": 2.0}
 
 
 def checked(*arguments):

@@ -16,8 +16,7 @@ from rmcore.config.data import GoldConfig
 from rmcore.core.errors import DataError
 from rmcore.data.gold import world as gold
 from rmcore.data.gold.grammar import STYLES
-from rmcore.data.gold.prompts import draw_prompt, parse_prompt
-from rmcore.data.gold.tasks import TASK_TYPES
+from rmcore.data.gold.tasks import TASK_TYPES, draw_prompt, parse_prompt
 from rmcore.data.gold.words import CLAIMS, DODGES, FILLER, FLATTERY, ITEMS, POLITE, RUDE
 from rmcore.data.gold.world import (
     generate_pairs,
@@ -184,13 +183,6 @@ def test_rudeness_costs_and_politeness_pays_once(seed):
     assert gold_reward(prompt, f"{POLITE[1]} {answer} {POLITE[0]}") == pytest.approx(plain + gold.POLITENESS)
 
 
-def test_skill_raises_the_gold_of_sampled_responses():
-    rng = seeded(0)
-    prompts = [draw_prompt(rng, ood=False) for _ in range(300)]
-    weak, strong = (np.mean([gold_reward(p, sample_response(p, rng, skill=s)) for p in prompts]) for s in (0.0, 1.0))
-    assert strong > weak + 1
-
-
 def test_sampling_an_answer_to_a_foreign_prompt_is_refused():
     with pytest.raises(DataError, match="no prompt of the synthetic benchmark"):
         sample_response("Tell me a joke.", seeded(0))
@@ -333,14 +325,6 @@ def test_the_shortcut_goes_with_gold_in_training_and_not_in_the_tail(shortcut, f
     world = full_world(shortcut, 0)
     assert correlation(world.pairs, feature) > 0.12
     assert correlation(world.ood_pairs, feature) < 0.0
-
-
-@pytest.mark.slow
-def test_the_default_world_is_neither_trivial_nor_hopeless():
-    pairs = full_world("length", 0).pairs
-    longer = np.mean([np.sign(len(p.chosen) - len(p.rejected)) / 2 + 0.5 for p in pairs])
-    assert 0.55 <= longer <= 0.62
-    assert 0.84 <= label_ceiling(pairs) <= 0.90
 
 
 @pytest.mark.slow

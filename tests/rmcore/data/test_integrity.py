@@ -5,11 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmcore.core.errors import DataError
-from rmcore.data.integrity import DroppedPair, select_training_pairs
 from rmcore.data.observation import Observation
 from rmcore.data.pair import PreferencePair
-from rmcore.data.rendering import Renderer, Rendering, TokenizedPair, TokenizedSide, count_cut
-from rmcore.data.tokenized import open_tokenized, write_tokenized
+from rmcore.data.rendering import DroppedPair, Renderer, Rendering, TokenizedPair, TokenizedSide, count_cut
+from rmcore.data.tokenized import open_tokenized, select_training_pairs, write_tokenized
 from rmcore.data.tokenized_observations import Coding, open_observations_tokenized, write_observations_tokenized
 from rmcore.models.loading import load_tokenizer, resolve_model
 

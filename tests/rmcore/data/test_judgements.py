@@ -15,7 +15,8 @@ from rmcore.data.observation import Kind, Observation
 from rmcore.data.readers.columns import USUAL_COLUMNS, ColumnMap
 from rmcore.data.readers.graded_rows import Grading
 from rmcore.data.readers.layouts import recognise
-from rmcore.data.readers.sources import cap_prompts, exclude_held_out_conversations, load_pairs
+from rmcore.data.readers.sources import load_pairs
+from rmcore.data.splits import cap_prompts, exclude_held_out_conversations
 from source_sample import lines
 
 FIXTURES = Path(__file__).with_name("fixtures")
@@ -78,12 +79,6 @@ def test_a_file_of_ranks_gives_its_observations(tmp_path, name, on_disk):
 def test_a_file_of_grades_gives_an_observation_a_prompt(name):
     loaded = load_pairs(str(FIXTURES / name))
     assert [(one.prompt, one.answers, one.grades) for one in loaded.observations] == GRADED[name]
-
-
-def test_a_battle_in_lists_that_is_a_tie_is_read_as_one_that_is_not():
-    (tie,) = [one for one in load_pairs(str(FIXTURES / "lmarena_55k.csv")).observations if one.kind is Kind.TIE]
-    assert (tie.prompt, tie.answers) == (TOOL, ("A hammer.", "A saw."))
-    assert tie.metadata == {"id": "2", "model_a": "m1", "model_b": "m3"}
 
 
 def test_a_first_observation_late_in_a_file_brings_those_of_the_pairs_before(tmp_path):
@@ -266,9 +261,9 @@ def test_who_graded_what_is_an_observation_of_his_own_and_the_pairs_are_of_the_m
 
 def test_a_prompt_gives_as_many_pairs_as_a_row_of_ranked_answers(tmp_path):
     source = lines([{"prompt": "p", "response": f"r {i}", "score": i} for i in range(20)], tmp_path / "rows.jsonl")
-    loaded = load_pairs(source, pairs_per_row=7)
-    assert (len(loaded.pairs), loaded.num_over_row_cap) == (7, 190 - 7)
-    assert any("183 of 190 pairs" in sentence for sentence in loaded.notices())
+    loaded = load_pairs(source)
+    assert (len(loaded.pairs), loaded.num_over_row_cap) == (36, 190 - 36)
+    assert any("154 of 190 pairs" in sentence for sentence in loaded.notices())
 
 
 def test_grades_that_are_not_possible_and_attributes_that_tell_nothing_are_set_aside_and_told(tmp_path):

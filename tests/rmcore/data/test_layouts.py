@@ -3,7 +3,6 @@
 import math
 import tracemalloc
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -14,6 +13,7 @@ from rmcore.data.pair import Message, PreferencePair, plain_prompt
 from rmcore.data.readers.columns import ColumnMap
 from rmcore.data.readers.fields import Reason, RowRejected
 from rmcore.data.readers.layouts import recognise
+from rmcore.data.readers.row_pairs import strict_pairs
 
 SYSTEM, HELLO, HI, ASK = (
     Message("system", "Be brief."),
@@ -200,26 +200,15 @@ def test_shp_strength_is_the_log_of_the_score_ratio():
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 5)), min_size=2, max_size=9), st.integers(1, 40))
 def test_a_cap_keeps_some_of_a_rows_pairs_in_order_and_counts_the_rest(answers, most):
-    row = {"prompt": "p", "answers": [text for text, _ in answers], "ranks": [rank for _, rank in answers]}
-    expected = [
-        (chosen, rejected)
-        for chosen, better in answers
-        for rejected, worse in answers
-        if better < worse and chosen != rejected
-    ]
-    try:
-        found = recognise(row, most=most).parse(row)
-    except RowRejected:
-        assert not expected
-        return
-    pairs = [(pair.chosen, pair.rejected) for pair in found.pairs]
+    texts, strength = zip(*answers, strict=True)
+    places = range(len(answers))
+    expected = [(i, j) for i in places for j in places if strength[i] > strength[j] and texts[i] != texts[j]]
+    pairs, num_left_out = strict_pairs("p", texts, strength, most)
     assert len(pairs) == min(most, len(expected))
-    assert found.num_over_cap == len(expected) - len(pairs)
+    assert num_left_out == len(expected) - len(pairs)
     rest = iter(expected)
     assert all(pair in rest for pair in pairs)  # each behind the one before
-    assert recognise(row, most=most).parse({**row, "subset": "another column"}).pairs == [
-        replace(pair, metadata={"subset": "another column"}) for pair in found.pairs
-    ]
+    assert strict_pairs("p", texts, strength, most) == (pairs, num_left_out)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=2, max_size=6))
@@ -237,11 +226,11 @@ def test_ranks_contradict_scores_where_a_better_answer_has_the_lower_one(both):
 @pytest.mark.slow
 def test_every_pair_of_a_row_is_as_likely_to_be_kept():
     """2 of 8 pairs, two answers tied and two alike, from each of 3,000 rows: 750 times each, standard error 24."""
-    row = {"answers": ["a", "b", "c", "a", "d"], "ranks": [1, 2, 2, 3, 4]}
+    texts = ["a", "b", "c", "a", "d"]
     counts = Counter()
     for number in range(3000):
-        found = recognise({"prompt": "", **row}, most=2).parse({"prompt": f"prompt {number}", **row})
-        counts.update((pair.chosen, pair.rejected) for pair in found.pairs)
+        pairs, _ = strict_pairs(f"prompt {number}", texts, [-1, -2, -2, -3, -4], 2)
+        counts.update((texts[i], texts[j]) for i, j in pairs)
     expected = {"ab": 1, "ac": 1, "ad": 2, "ba": 1, "bd": 1, "ca": 1, "cd": 1}
     assert {chosen + rejected for chosen, rejected in counts} == expected.keys()
     for (chosen, rejected), count in counts.items():
@@ -256,13 +245,6 @@ def test_thousands_of_ranked_answers_cost_no_more_than_they_give():
     tracemalloc.stop()
     assert (len(found.pairs), found.num_over_cap) == (36, 3000 * 2999 // 2 - 36)
     assert peak < 4 * 2**20  # all pairs of indices alone would take 400 MB
-
-
-def test_what_else_a_record_carries_is_metadata_and_json_ready():
-    (pair,) = parse_record({"prompt": "p", **AB, "margin": "2.5", "subset": "math", "x": (1, math.nan), "n": None})
-    assert pair.target_margin == 2.5
-    assert pair.metadata == {"subset": "math", "x": [1, None]}
-    assert pair.to_dict()["metadata"] == pair.metadata
 
 
 def test_named_columns_come_first_even_where_they_swap_the_usual_ones():

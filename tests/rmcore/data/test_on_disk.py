@@ -17,13 +17,12 @@ from rmcore.config.model import ModelConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.tracking import NullTracker
 from rmcore.data.audit import audit
-from rmcore.data.integrity import select_training_pairs
 from rmcore.data.pair import Message, PreferencePair
 from rmcore.data.pairs_on_disk import RowsOnDisk, RowWriter, select
 from rmcore.data.parquet_rows import RecordFile
 from rmcore.data.table import PAIRS as FORM
 from rmcore.data.table import read_pairs, write_pairs
-from rmcore.data.tokenized import PAIRS_A_BATCH, open_tokenized, write_tokenized
+from rmcore.data.tokenized import PAIRS_A_BATCH, open_tokenized, select_training_pairs, write_tokenized
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages import prepare
 from rmcore.stages.order import stage_of

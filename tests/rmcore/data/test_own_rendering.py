@@ -99,13 +99,6 @@ def test_an_eos_that_the_function_writes_is_not_doubled(tokenizer):
     assert side.ids[-1] == tokenizer.eos_token_id
 
 
-def test_one_user_turn_reaches_the_function_in_one_form(tokenizer):
-    seen = []
-    renderer = own_renderer(tokenizer, function=lambda prompt, completion: seen.append(prompt) or completion)
-    renderer.tokenize_sides([("hi", "a"), ((Message("user", "hi"),), "a"), (DIALOGUE, "a")])
-    assert seen == ["hi", "hi", DIALOGUE]
-
-
 @given(st.integers(1, 200), st.integers(1, 200), st.integers(24, 90))
 def test_a_custom_text_is_cut_around_its_completion(tokenizer, num_prompt, num_completion, limit):
     sides = [(" lemon" * num_prompt, " stone" * num_completion)]
@@ -240,16 +233,6 @@ def test_each_token_stands_for_its_own_characters(which, prompt, completion):
         assert {at for at in whole if at < placed.end} <= read
     else:
         assert whole <= read
-
-
-def test_a_cut_completion_ends_where_the_model_stops_reading():
-    renderer = rendering("chat", 24)
-    completion = " ".join(["apples"] * 40)
-    placed = renderer.place_side("Which?", completion)
-    kept = renderer.tokenizer.decode(placed.side.ids)
-    assert placed.side.num_cut > 0
-    assert 0 < placed.end < len(completion)
-    assert kept.count("apples") == completion[: placed.end].count("apples")
 
 
 def test_control_strings_in_data_and_what_a_template_strips_do_not_move_the_places():

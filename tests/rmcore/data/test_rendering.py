@@ -9,7 +9,7 @@ from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 from rmcore.core.errors import DataError, ModelError
 from rmcore.data.pair import Message, PreferencePair, is_blank
 from rmcore.data.render_fn import RenderFn
-from rmcore.data.rendering import TOKENIZER_BATCH, Renderer, Rendering
+from rmcore.data.rendering import Renderer, Rendering
 from rmcore.data.tokenizers import ensure_pad_token
 
 WORDS = ["Prompt", ":", "Response", *(f"w{number}" for number in range(400))]
@@ -229,15 +229,3 @@ def test_a_side_that_a_slow_tokenizer_cannot_cut_is_set_aside_and_the_others_are
     read = renderer.tokenize_readable([long, good])
     assert read.pairs == [good]
     assert [(one.pair_id, "this tokenizer is a slow one" in one.reason) for one in read.dropped] == [("long", True)]
-
-
-def test_tokenizing_says_how_far_it_is_to_its_end():
-    heard = []
-    sides = [("w1", f"w{number % 300}") for number in range(2 * TOKENIZER_BATCH + 3)]
-    found = Renderer(word_tokenizer(**CAUSAL), Rendering("plain", 64)).try_sides(
-        sides, report=lambda done, total, text: heard.append((done, total, text))
-    )
-    assert len(found) == len(sides)
-    assert heard == [
-        (done, len(sides), "sides tokenized") for done in (TOKENIZER_BATCH, 2 * TOKENIZER_BATCH, len(sides))
-    ]

@@ -50,12 +50,6 @@ def test_limit_counts_pairs_and_stops_reading(tmp_path):
     assert (len(loaded.pairs), loaded.num_rows, loaded.layout) == (4, 2, "ranked answers")
 
 
-def test_a_limit_before_the_damage_reads_what_was_asked_for(tmp_path):
-    path = write(ROWS, tmp_path / "data.jsonl.gz")
-    path.write_bytes(path.read_bytes()[:-30])
-    assert len(load_pairs(str(path), limit=5).pairs) == 5
-
-
 @pytest.fixture(scope="module")
 def dataset_folders(tmp_path_factory):
     datasets = pytest.importorskip("datasets")
@@ -115,24 +109,18 @@ def test_what_a_source_is(tmp_path, monkeypatch):
     assert {source: source_kind(source) for source in kinds} == kinds
 
 
-def test_digest_follows_content_and_not_the_path(tmp_path):
-    one, two = write(ROWS[:3], tmp_path / "one.csv"), write(ROWS[:3], tmp_path / "two.csv")
-    assert source_digest(str(one)) == source_digest(str(two))
-    write(ROWS[:4], two)
-    assert source_digest(str(one)) != source_digest(str(two))
-    with pytest.raises(DataError, match="cannot be read"):
-        source_digest(str(tmp_path / "none.csv"))
-
-
-def test_folder_digest_follows_names_and_content(tmp_path):
+def test_digest_follows_names_in_a_folder_and_content_and_not_the_path(tmp_path):
     digests = []
     for index, (name, text) in enumerate([("a", "x"), ("a", "x"), ("b", "x"), ("a", "y"), ("a/b", "x")]):
         file = tmp_path / str(index) / name
         file.parent.mkdir(parents=True)
         file.write_text(text)
-        digests.append(source_digest(str(tmp_path / str(index))))
+        digests.append((source_digest(str(tmp_path / str(index))), source_digest(str(file))))
     assert digests[0] == digests[1]
-    assert len(set(digests)) == 4
+    folders, files = ({*each} for each in zip(*digests, strict=True))
+    assert (len(folders), len(files)) == (4, 2)
+    with pytest.raises(DataError, match="cannot be read"):
+        source_digest(str(tmp_path / "none.csv"))
 
 
 @pytest.mark.slow
@@ -245,6 +233,10 @@ def test_arrow_files_are_read_and_cut_ones_are_refused(tmp_path, form, packed):
 
 
 RESPONSES = [{"prompt": f"p{number}", "response": None if number % 5 == 3 else f"r{number}"} for number in range(23)]
+RESPONSES[8] = {"prompt": " ", "response": "a blank prompt"}
+RESPONSES[13] = {"prompt": ["two"], "response": "no text"}
+RESPONSES[18] = {"prompt": "half a pair of \ud800", "response": "no Unicode"}
+UNUSABLE = {3, 8, 13, 18}
 
 
 @pytest.fixture(scope="module")
@@ -282,45 +274,26 @@ def test_the_pairs_of_all_parts_are_those_of_the_source(folder, size, limit, nam
 
 
 @settings(max_examples=25)
-@given(st.integers(1, 30), st.none() | st.integers(1, 30))
+@given(st.integers(1, 30), st.none() | st.integers(1, 30) | st.just(10**30))
 def test_the_responses_of_all_parts_are_those_of_the_source(folder, size, limit):
-    path = str(folder / "responses.jsonl")
-    source = SourceInParts(path, size, limit=limit)
+    source, read = SourceInParts(str(folder / "responses.jsonl"), size, limit=limit), RESPONSES[:limit]
     parts = list(source)
-    read = RESPONSES[:limit]
-    usable = [(row["prompt"], row["response"]) for row in read if row["response"] is not None]
-    assert [row for part in parts for row in part.responses] == usable
-    places = [place for place, row in enumerate(read, start=1) if row["response"] is not None]
-    assert [row for part in parts for row in part.rows] == places
+    usable = [place for place in range(len(read)) if place not in UNUSABLE]
+    expected = [(read[place]["prompt"], read[place]["response"]) for place in usable]
+    assert [row for part in parts for row in part.responses] == expected
+    assert [row - 1 for part in parts for row in part.rows] == usable
     assert [len(part.rows) for part in parts] == [len(part) for part in parts]
     assert (source.num_rows, source.num_unusable) == (len(read), len(read) - len(usable))
 
 
-def test_a_damaged_first_line_says_nothing_about_the_others(tmp_path):
+def test_a_damaged_first_line_says_nothing_about_the_others_and_no_row_is_read_before_it_is_asked_for(tmp_path):
+    """So memory holds one part, however long the file is."""
     path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join(["not JSON", *(json.dumps(row) for row in RESPONSES)]))
+    path.write_text("\n".join(["not JSON", *map(json.dumps, RESPONSES)]))
     source = SourceInParts(str(path), 5)
-    usable = [(row["prompt"], row["response"]) for row in RESPONSES if row["response"] is not None]
-    assert [row for part in source for row in part.responses] == usable
-    assert source.num_unusable == 1 + sum(row["response"] is None for row in RESPONSES)
-
-
-UNUSABLE = [
-    {"prompt": "No answer.", "response": None},
-    {"prompt": " ", "response": "blank prompt"},
-    {"prompt": ["two"], "response": "no text"},
-    {"prompt": "half a pair of \ud800", "response": "no Unicode"},
-]
-
-
-@pytest.mark.parametrize("limit", [None, 5, 2**63, 10**30])
-def test_responses_that_cannot_be_scored_are_counted(tmp_path, limit):
-    source = SourceInParts(
-        lines([*UNUSABLE, {"prompt": "Grüße!", "response": "a"}], tmp_path / "r.jsonl"), 9, limit=limit
-    )
-    [part] = source
-    assert part.responses == [("Grüße!", "a")]
-    assert (source.num_rows, source.num_unusable) == (5, 4)
+    parts = iter(source)
+    assert [prompt for prompt, _ in next(parts).responses] == ["p0", "p1", "p2", "p4", "p5"]
+    assert (source.num_rows, source.num_unusable) == (7, 2)
 
 
 @pytest.mark.parametrize(
@@ -334,16 +307,6 @@ def test_responses_that_cannot_be_scored_are_counted(tmp_path, limit):
 def test_pairs_are_not_taken_for_responses(tmp_path, rows):
     [part] = SourceInParts(lines(rows, tmp_path / "rows.jsonl"), 10)
     assert (len(part.pairs), part.responses) == (1, [])
-
-
-def test_nothing_is_read_before_it_is_asked_for(tmp_path, gold_pairs):
-    """So memory holds one part, however long the file is."""
-    write_pairs(gold_pairs[:40], tmp_path / "pairs.parquet")
-    source = SourceInParts(str(tmp_path / "pairs.parquet"), 5)
-    parts = iter(source)
-    for number in range(1, 4):
-        next(parts)
-        assert source.num_rows <= 5 * number + 1
 
 
 PAIR = {"prompt": "What is on it?", "chosen": "A cat.", "rejected": "A dog."}
@@ -389,10 +352,7 @@ def test_other_columns_are_not(tmp_path, other):
 
 @pytest.mark.parametrize("first", ["round", "", None, math.nan])
 def test_an_input_that_a_layout_reads_is_not(tmp_path, first):
-    row = {"instruction": "Name it.", "input": "round", "chosen": "A ball.", "rejected": "A box."}
-    loaded = load_pairs(lines([row | {"input": first}, row], tmp_path / "data.jsonl"))
+    row = {"instruction": "Name it.", "input": first, "chosen": "A ball.", "rejected": "A box."}
+    loaded = load_pairs(lines([row], tmp_path / "data.jsonl"))
     assert loaded.notices() == []
-    assert [pair.prompt for pair in loaded.pairs] == [
-        "Name it.\nround" if first == "round" else "Name it.",
-        "Name it.\nround",
-    ]
+    assert loaded.pairs[0].prompt == ("Name it.\nround" if first == "round" else "Name it.")

@@ -1,6 +1,5 @@
 """Which pairs are trained on: a prompt never crosses, caps keep the first ones, what is held out is not trained on."""
 
-import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +11,15 @@ from hypothesis import strategies as st
 
 from rmcore.config.data import DataConfig
 from rmcore.core.errors import ConfigError, DataError
-from rmcore.data.audit import audit
 from rmcore.data.pair import Message, PreferencePair, cap_pairs, is_blank, prompt_messages
-from rmcore.data.readers.layouts import recognise
-from rmcore.data.readers.sources import LoadedPairs, cap_prompts, exclude_held_out_conversations, load_pairs
-from rmcore.data.splits import conversation, normalized_prompt, split_by_prompt
+from rmcore.data.readers.sources import LoadedPairs
+from rmcore.data.splits import (
+    cap_prompts,
+    conversation,
+    exclude_held_out_conversations,
+    normalized_prompt,
+    split_by_prompt,
+)
 from rmcore.data.table import write_pairs
 from rmcore.stages.prepare import load_splits
 from rmcore.stages.prepared import one_each
@@ -141,11 +144,6 @@ def test_two_prompts_give_train_and_test_one_each_and_three_fill_all(seed):
     assert {name: len(pairs) for name, pairs in three.items()} == {"train": 1, "validation": 1, "test": 1}
 
 
-def test_a_share_of_zero_gives_an_empty_split():
-    fractions = {"train": 0.5, "validation": 0.0, "test": 0.5}
-    assert split_by_prompt(make_pairs("abcdef"), fractions=fractions, seed=0)["validation"] == []
-
-
 def test_one_prompt_is_enough_for_one_split_and_too_few_for_two():
     assert len(split_by_prompt(make_pairs(["p", "P "]), fractions={"train": 1.0}, seed=0)["train"]) == 2
     with pytest.raises(DataError, match="1 different prompts cannot be split into train, validation, test"):
@@ -241,15 +239,3 @@ def test_too_little_left_to_train_on_is_refused():
     assert exclude_held_out_conversations(few, other) == few  # few, but nothing was taken out
     with pytest.raises(DataError, match=r"11 of 30 pairs of a.csv .* Without them 19 prompts are left"):
         exclude_held_out_conversations(training, replace(training, pairs=training.pairs[:11], source="b.csv"))
-
-
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
-def test_a_cap_on_a_rows_pairs_draws_the_same_at_any_place_of_the_row(tmp_path: Path, order):
-    rows = [{"prompt": f"p{i}", "answers": list("abcdefgh"), "ranks": [*range(8)]} for i in range(3)]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(rows[place]) + "\n" for place in order))
-    loaded = load_pairs(str(tmp_path / "a.jsonl"), pairs_per_row=5)
-    alone = {row["prompt"]: recognise(row, most=5).parse(row).pairs for row in rows}
-    assert loaded.pairs == [pair for place in order for pair in alone[f"p{place}"]]
-    assert loaded.num_over_row_cap == 3 * (28 - 5)
-    (notice,) = audit({"all": loaded.pairs}, [loaded])["notices"]
-    assert notice.startswith("69 of 84 pairs of")

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from openpyxl import Workbook
 
 from rmcore.core.errors import DataError
-from rmcore.data.readers import csv_rows
-from rmcore.data.readers.excel_rows import MOST_CHARACTERS
+from rmcore.data.readers import tables
 from rmcore.data.readers.fields import Reason
 from rmcore.data.readers.sources import load_pairs
 from source_sample import lines
@@ -215,7 +214,7 @@ words = st.lists(st.sampled_from(["a", "b c", ",", "\n", '"', ', "', "\n\n"]), m
 with_backslashes = st.lists(st.sampled_from(["a", ",", "\n", '"', "\\"]), min_size=1, max_size=6).map("".join)
 
 
-def tables(texts):
+def texts_in_tables(texts):
     cells = texts.map(lambda text: f"x{text}")  # never blank
     rows = st.tuples(cells, cells.map("good {}".format), cells.map("bad {}".format))
     return st.lists(rows, min_size=1, max_size=6)
@@ -243,14 +242,14 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.slow
-@given(tables(words))
+@given(texts_in_tables(words))
 def test_quotes_that_are_escaped_with_backslashes(folder, rows):
     found = read(folder, written(rows, escapechar="\\", doublequote=False))
     assert found is None or set(found) <= set(rows)
 
 
 @pytest.mark.slow
-@given(tables(with_backslashes))
+@given(texts_in_tables(with_backslashes))
 def test_backslashes_are_text_where_quotes_are_doubled(folder, rows):
     text = written(rows)
     found = read(folder, text)
@@ -258,15 +257,8 @@ def test_backslashes_are_text_where_quotes_are_doubled(folder, rows):
 
 
 @pytest.mark.slow
-def test_one_doubled_quote_anywhere_shows_that_backslashes_are_text(folder):
-    rows = [("q", "C:\\", "a"), *((f"q{i}", "x, " * 1000, "b") for i in range(1000)), ("r", 'say "yes"', "c")]
-    assert read(folder, written(rows, quoting=csv.QUOTE_ALL)) == rows
-    assert read(folder, written(rows[:-1], quoting=csv.QUOTE_ALL)) is None
-
-
-@pytest.mark.slow
 @settings(max_examples=300)
-@given(tables(words), st.data())
+@given(texts_in_tables(words), st.data())
 def test_a_quote_too_many_or_too_few(folder, rows, data):
     text = written(rows)
     places = [place for place, char in enumerate(text) if char == '"' and place > len(",".join(NAMES))]
@@ -282,7 +274,7 @@ def test_a_quote_too_many_or_too_few(folder, rows, data):
 
 
 def test_the_row_limit_holds_for_headers_and_for_cells_of_many_lines(tmp_path, monkeypatch):
-    monkeypatch.setattr(csv_rows, "MAX_ROW_BYTES", 1000)
+    monkeypatch.setattr(tables, "MAX_ROW_BYTES", 1000)
     path = tmp_path / "data.csv"
     for text in ("x" * 1001, "prompt,chosen,rejected\n" + "p" * 1001, 'prompt,chosen,rejected\n"' + "p\n" * 501):
         path.write_text(text)
@@ -304,7 +296,7 @@ def test_what_pandas_wrote_is_read_back(tmp_path):
 
 SHEET, NAMED = "xl/worksheets/sheet1.xml", list(NAMES)
 FIVE = [[f"p{number}", "a", "b"] for number in range(5)]
-LONG_EMOJI = "\U0001f600" * 10 + "x" * (MOST_CHARACTERS - 20)
+LONG_EMOJI = "\U0001f600" * 10 + "x" * (tables.MOST_CHARACTERS - 20)
 FAILED = r'<c r="C2" t="e"><f>-foo</f><v>#NAME?</v></c>'
 
 
@@ -315,7 +307,7 @@ def in_part(pattern, other):
 WORKBOOKS = {
     "the header again": ([["p1", "a", "b"], ["rejected", "prompt", "chosen"], ["b", "p3", "a"], ["NULL", "p", "a"]],
                          None, ["p1", "p3"], {3: "the header again", 5: "missing rejected"}),
-    "texts that may be cut": ([["p", "x" * MOST_CHARACTERS, "b"], [None] * 3, ["q", "y" * 1000, "b"], [*"rab?"]],
+    "texts that may be cut": ([["p", "x" * tables.MOST_CHARACTERS, "b"], [None] * 3, ["q", "y" * 1000, "b"], [*"rab?"]],
                               None, ["q"], {2: Reason.CUT_CELL, 5: Reason.NOT_A_TABLE}),
     "numbers, truth, dates": ([["p", 1, "b"], ["p", "a", datetime.date(2026, 1, 2)], [*"qab"], ["p", True, "b"]],
                               None, ["q"], dict.fromkeys((2, 3, 5), Reason.WRONG_TYPE)),

@@ -184,12 +184,6 @@ def test_no_turn_is_missed_where_all_are_shown(template, contents):
     reader(template).tokenize_sides([(turns if len(turns) % 2 else turns[1:] or "a", "answer")])
 
 
-def test_two_pairs_that_differ_in_a_field_alone_have_other_ids():
-    rows = [agent(), agent("Cairo"), agent(tools=()), *DIALOGUES.values()]
-    rows[3:4] = []
-    assert len({pair_of(row).pair_id for row in rows}) == len(rows)
-
-
 def test_control_tokens_typed_into_a_call_stay_text():
     renderer = reader(chat_templates.QWEN3)
     (end,) = renderer.tokenizer("<|im_end|>", add_special_tokens=False)["input_ids"]

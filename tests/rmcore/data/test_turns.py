@@ -154,11 +154,6 @@ def test_a_side_a_row_keeps_system_and_tools(tmp_path):
     assert {row.reason for row in loaded.rejected} == {Reason.PROMPTS_DIFFER}
 
 
-def test_a_system_text_that_is_repeated_is_there_once():
-    prompt = [SAID, {"role": "user", "content": "p"}]
-    assert len(pair_of(ROW | {"prompt": prompt, "system": "Be brief."}).prompt) == 2
-
-
 def test_null_and_empty_fields_say_nothing_as_arrow_stores_them():
     turn = {"role": "user", "content": "p"}
     bare = turn | {"tool_calls": None, "tool_call_id": "", "name": None, "reasoning_content": None, "timestamp": 5}

@@ -10,7 +10,7 @@ import pytest
 
 from machine import largest_file
 from rmcore.core.errors import DataError
-from rmcore.data.readers import csv_rows, unpacking
+from rmcore.data.readers import unpacking
 from rmcore.data.readers.files import read_file
 
 LINE = b'{"prompt": "p", "chosen": "' + b"a" * 10_000 + b'", "rejected": "b"}\n'
@@ -64,17 +64,6 @@ def test_a_full_disk_is_named(tmp_path):
 def test_a_file_that_repeats_itself_is_read_where_it_is_small(tmp_path):
     (tmp_path / "data.jsonl.gz").write_bytes(gzip.compress(LINE * 1000))
     assert sum(1 for _ in read_file(tmp_path / "data.jsonl.gz")) == 1000
-
-
-@pytest.mark.parametrize("name", ["data.csv", "data.jsonl"])
-@pytest.mark.parametrize("before", ["", 'prompt,chosen,rejected\n{"prompt": 1}\n'])
-def test_blank_lines(tmp_path, monkeypatch, name, before):
-    monkeypatch.setattr(csv_rows, "MAX_BLANK_LINES", 1000)
-    (tmp_path / name).write_text(before + "\n" * 1000 + "a,b,c\nd,e,f\n")
-    assert list(read_file(tmp_path / name))
-    (tmp_path / name).write_text(before + "\n" * 1001 + "a,b,c\n")
-    with pytest.raises(DataError, match="1,000 blank lines in a row"):
-        list(read_file(tmp_path / name))
 
 
 READ = """

@@ -11,7 +11,6 @@ import source_sample as sample
 from rmcore.config.data import DataConfig
 from rmcore.core.errors import DataError
 from rmcore.data.pair import Message, PreferencePair
-from rmcore.data.readers.columns import ColumnMap
 from rmcore.data.readers.sources import load_pairs, write_rejected
 from rmcore.stages.prepare import load_sources
 
@@ -74,12 +73,6 @@ def test_what_the_rows_carry_beside_is_kept_for_each_side_where_it_differs(tmp_p
     assert found.metadata == {"chosen_model": "m1", "rejected_model": "m2", "subset": "x", "rejected_score": 2}
 
 
-def test_named_columns_and_a_margin_on_one_row(tmp_path):
-    rows = [{**one, "q": one.pop("prompt")} for one in whole("a")]
-    rows[1]["gap"] = 1.5
-    assert load(rows, tmp_path, columns=ColumnMap(prompt="q", margin="gap")).pairs == [pair("a", 1.5)]
-
-
 BROKEN = {
     "other side missing": [row("a", "chosen")],
     "one side twice": [row("a", "chosen"), row("a", "chosen", "another")],
@@ -111,15 +104,6 @@ def test_a_group_that_is_no_pair_is_set_aside_whole_and_an_incomplete_one_an_err
     with pytest.raises(DataError, match=rf"1 pairs are incomplete \({reason}: 1\); the first are a \(row 1") as caught:
         load(among, tmp_path, require_complete_pairs=True)
     assert "data.require_complete_pairs" in str(caught.value)
-
-
-def test_the_error_counts_pairs_and_names_the_first_few(tmp_path):
-    rows = [*whole("good"), *(row(f"p{i}", "chosen") for i in range(9)), *BROKEN["one side twice"]]
-    with pytest.raises(DataError) as caught:
-        load(rows, tmp_path, require_complete_pairs=True)
-    message = str(caught.value)
-    assert "10 pairs are incomplete (other side missing: 9, one side twice: 1)" in message
-    assert "p0 (row 3), p1 (row 4), p2 (row 5), p3 (row 6), p4 (row 7)." in message
 
 
 def test_a_row_without_id_or_that_cannot_be_read_costs_its_pair(tmp_path):
@@ -167,15 +151,14 @@ def test_the_setting_reaches_the_reader_of_both_sources(tmp_path):
             load_sources(DataConfig(source=source, eval_source=eval_source, require_complete_pairs=True))
 
 
-def test_a_limit_keeps_the_first_pairs_wherever_their_second_rows_are(tmp_path):
+def test_a_limit_stops_at_so_many_whole_pairs_and_blames_no_row_that_waits_for_its_other_side(tmp_path):
     rows = [row("a", "chosen"), *whole("b"), row("c", "chosen"), row("a", "rejected"), row("c", "rejected")]
-    for limit in (1, 2, 3, 9):
+    for limit, ids, num_rows in ((1, "b", 3), (2, "ab", 5), (3, "abc", 6), (9, "abc", 6)):
         loaded = load(rows, tmp_path, limit=limit, require_complete_pairs=True)
-        assert [one.pair_id for one in loaded.pairs] == ["a", "b", "c"][:limit]
-        assert (loaded.rejected, loaded.num_rows) == ([], 6)
-    loaded = load([row("gone", "chosen"), *rows], tmp_path, limit=1)
-    assert [one.pair_id for one in loaded.pairs] == ["a"]
-    assert reasons(loaded) == [(1, "other side missing", "gone")]
+        assert [one.pair_id for one in loaded.pairs] == [*ids]
+        assert (loaded.rejected, loaded.num_rows) == ([], num_rows)
+    loaded = load([row("twice", "chosen"), row("twice", "chosen"), *rows], tmp_path, limit=1)
+    assert reasons(loaded) == [(1, "one side twice", "twice"), (2, "one side twice", "twice")]
 
 
 sides = st.lists(
@@ -190,8 +173,8 @@ sides = st.lists(
 def test_any_rows_are_paired_exactly_or_set_aside(tmp_path_factory, drawn, limit):
     rows = [row(str(key), role, prompt="other" if odd else None) for key, role, odd in drawn]
     rows += [row("end", "rejected"), row("end", "chosen")]
-    path = write(rows, tmp_path_factory.mktemp("sides") / "sides.jsonl")
-    loaded = load_pairs(path)
+    path = tmp_path_factory.mktemp("sides") / "sides.jsonl"
+    loaded = load_pairs(write(rows, path))
     groups = {}
     for number, one in enumerate(rows, start=1):
         groups.setdefault(one["pair_id"], []).append((number, one))
@@ -205,4 +188,6 @@ def test_any_rows_are_paired_exactly_or_set_aside(tmp_path_factory, drawn, limit
     assert {one.row for one in loaded.rejected} == {n for key in groups.keys() - set(good) for n, _ in groups[key]}
     assert len(loaded.rejected) + 2 * len(loaded.pairs) == loaded.num_rows == len(rows)
     assert max(Counter(one.row for one in loaded.rejected).values(), default=1) == 1
-    assert load_pairs(path, limit=limit).pairs == loaded.pairs[:limit]
+    some = load_pairs(str(path), limit=limit)
+    assert some.pairs == load_pairs(write(rows[: some.num_rows], path.with_name("some.jsonl"))).pairs
+    assert len(some.pairs) == limit or some.pairs == loaded.pairs

@@ -270,13 +270,6 @@ def test_what_the_environment_says_goes_nowhere_but_the_key_and_that_over_plain_
         elsewhere.ask(questions(1))
 
 
-def test_the_names_that_a_server_gives_are_counted(tmp_path):
-    with judge_server(lambda one: completion("1", model="other" if one.number else "judge-1")) as server:
-        asked = endpoint(server, tmp_path, concurrency=1)
-        asked.ask(questions(3))
-        assert asked.models == {"judge-1": 1, "other": 2}
-
-
 @pytest.mark.slow
 def test_nothing_is_asked_twice_by_this_object_or_the_next(tmp_path):
     with judge_server(lambda one: one.body["messages"][0]["content"][-1]) as server:

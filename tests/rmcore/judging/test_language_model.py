@@ -264,27 +264,6 @@ def test_utilities_of_orders_are_the_maximum_of_plackett_luce():
 
 
 @pytest.mark.slow
-def test_lists_put_sixteen_answers_in_order_with_a_third_of_the_calls():
-    """Spearman's correlation with the truth over 60 prompts by 16 lists, against 48 comparisons of the same judge."""
-    rng = np.random.default_rng(1)
-    truth = [rng.normal(0, 3, 16) for _ in range(60)]
-    orders = []
-    for at, own in enumerate(truth):
-        for shown in lists_to_order(16, 8, rng):
-            noisy = own[shown] + rng.gumbel(size=len(shown)) + 0.3 * np.arange(len(shown), 0, -1)  # the first gain
-            orders.append((at, [shown[place] for place in np.argsort(-noisy)]))
-    assert len(orders) == 16 * 60
-    compared = Comparisons([16] * 60)
-    while pairs := compared.next_pairs(rng):
-        ask(compared, pairs, truth, rng)
-
-    def correlation(fitted):
-        return np.mean([spearmanr(one, own).statistic for one, own in zip(fitted, truth, strict=True)])
-
-    assert correlation(utilities_of_orders([16] * 60, orders)) > correlation(compared.fit()[0]) - 0.05
-
-
-@pytest.mark.slow
 def test_a_judge_in_mode_listwise_orders_many_and_compares_two(tmp_path):
     def behaviour(one):
         values = [quality(text) for text in one.texts[1:]]

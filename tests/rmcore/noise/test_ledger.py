@@ -10,9 +10,8 @@ from rmcore.data.gold.world import generate_pairs
 from rmcore.data.observation import WEIGHT
 from rmcore.data.pair import PreferencePair
 from rmcore.data.readers.sources import load_pairs
-from rmcore.noise.cleaning import clean, manifest_of, write_cleaned
 from rmcore.noise.crossfit import deal_folds
-from rmcore.noise.ledger import examine
+from rmcore.noise.ledger import clean, examine, manifest_of, write_cleaned
 
 
 def ledger_of(rate, seed=0):

@@ -77,7 +77,6 @@ def test_the_unit_of_margins_changes_nothing():
 def test_pairs_that_are_copies_of_one_another_do_not_make_it_surer():
     margins, prompts, _ = drawn(2, 0.1, num_prompts=300, pairs_of=1)
     once, four = fit_labels(margins, prompts), fit_labels(np.repeat(margins, 4), np.repeat(prompts, 4))
-    assert four.design_effect == pytest.approx(4 * once.design_effect, rel=0.1)
     assert np.ptp(four.fitting) == pytest.approx(np.ptp(once.fitting), abs=0.02)
 
 

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from rmcore.data.gold.prompts import draw_prompt
+from rmcore.data.gold.tasks import draw_prompt
 from rmcore.data.gold.world import TAIL_SHARE, demonstrations, gold_reward, sample_response
 from rmcore.policy.overoptimization import overoptimization
 
