@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from rmcore.core.errors import ConfigError, CurvatureError
-from rmcore.landscape.analyzer import HessianAnalyzer
-from rmcore.landscape.spectrum import HessianSpectrum
+from rmcore.landscape.analyzer import HessianAnalyzer, HessianSpectrum
 
 METHODS = ["lanczos", "power_iteration", "full"]
 OPTIONAL = {
