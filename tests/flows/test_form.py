@@ -68,3 +68,9 @@ def test_a_name_that_prefects_server_has_made_up_is_no_given_one():
 @pytest.mark.parametrize("name", ["My walk", "lr-sweep", "demo-seed0", "try 2", "beta-0.5", "mine", *PRESETS])
 def test_a_given_name_stays(name):
     assert not is_made_up(name)
+
+
+def test_a_measurement_of_nothing_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("RM_OPT_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match="nothing is to be measured"):
+        measure.fn(preset="demo")
