@@ -132,7 +132,8 @@ def readiness(
         train_accuracy = train_metrics["pairwise_accuracy"]["value"]
     lambda_max = None
     if num_pairs is not None:
-        lambda_max = measure(curvature, rm, pairs, GROUPS[curvature](num_pairs=num_pairs), seed)[CURVATURE]
+        settings = GROUPS[curvature].model_validate({"num_pairs": num_pairs})
+        lambda_max = measure(curvature, rm, pairs, settings, seed)[CURVATURE]
     logged = logged_answers(logged_table(pairs, table), num_resamples=config.evaluate.num_resamples, seed=seed)
     judged = judge(metrics, train_accuracy, lambda_max, logged)
     read, named = reading.config(data), ["--checkpoint", checkpoint]
