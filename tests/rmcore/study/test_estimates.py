@@ -121,12 +121,13 @@ def test_the_other_stages_take_what_they_took(finished):
 def test_where_a_stage_was_never_run_the_probe_tells(finished):
     """A known training does not make what is measured after it known: nothing would ever be known of it."""
     made = config(**sections("smoke"), evaluate={"train_pairs": 100})
-    probed = Estimates(finished().entries, {probe_kind(made): PROBE})
-    assert finished().seconds(made, "train") is not None
+    estimates = finished()
+    probed = Estimates(estimates.entries, {probe_kind(made): PROBE})
+    assert estimates.seconds(made, "train") is not None
     assert probed.seconds(made, "evaluate") == pytest.approx(7.0 + FORWARD_SHARE * (300 + 100) / 20)
     for name in {*OPTIONAL} & {*CELL_STAGES}:
-        assert finished().seconds(made, name) is None
-        assert not finished().knows(made)
+        assert estimates.seconds(made, name) is None
+        assert not estimates.knows(made)
         passes = STAGES[name].training_passes(getattr(made, name))
         assert probed.seconds(made, name) == pytest.approx(7.0 + passes / 20)
     assert probed.knows(made)
