@@ -1,13 +1,19 @@
 """What holds of the stage of any capability, whichever there are."""
 
+import inspect
 import json
+import sys
+from types import ModuleType
 
 import pytest
 from pydantic import create_model
 
 from capability_samples import RECORDS, SECTIONS
+from rmcore.cli.measurement import measuring_command
 from rmcore.config.pipeline import PipelineConfig
+from rmcore.core import capabilities
 from rmcore.core.store import ArtifactRef
+from rmcore.stages.measurement import Measurement
 from rmcore.stages.order import pipeline_stages, stage_of
 from rmcore.stages.stage import Stage, stage
 from rmcore.stages.stages import OPTIONAL, STAGES
@@ -40,3 +46,16 @@ def test_one_that_runs_no_model_is_given_the_prepared_pairs_and_waits_for_no_tra
     plain = stage_of(name, PipelineConfig().model_copy(update={name: SECTIONS[name]}))
     assert plain.upstream.keys() == {"prepare"}
     assert plain.device_name is None
+
+
+def test_a_folder_that_has_a_docstring_alone_has_one_command_with_its_name(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rmcore.made_up", ModuleType("rmcore.made_up", "Count the\nwords.\n\nMore of it."))
+    monkeypatch.setattr(capabilities, "NAMES", ("made_up",))
+    found = capabilities.capabilities.__wrapped__()
+    assert found == {"made_up": capabilities.Capability({"made_up": "Count the words."})}
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIONAL if issubclass(STAGES[name], Measurement)])
+def test_a_command_made_of_a_stage_has_an_option_for_each_of_its_settings(name):
+    options = inspect.signature(measuring_command(name, "Measure it.")).parameters
+    assert {"checkpoint", "data", "seed", "json_out", "out", *type(SECTIONS[name]).model_fields} <= options.keys()
