@@ -18,8 +18,8 @@ from rmcore.core.store import ArtifactRef, Store
 from rmcore.data.readers.columns import ColumnMap
 from rmcore.data.readers.sources import iter_records, probe, source_kind
 from rmcore.reporting.experiment_schema import HypothesisResult
-from rmcore.stages.contents import contents
 from rmcore.stages.order import pipeline_stages, resolve
+from rmcore.stages.stage import contents
 from rmcore.stages.stages import STAGES
 from rmcore.study.analysis import Cells, judge_hypotheses
 from rmcore.study.cells import NUM_BINS, NUM_RESAMPLES, Measured, read_cell

@@ -21,7 +21,7 @@ class Names:
     """Mark of a field whose value only names something, which counts by its content."""
 
     kind: Kind | Callable[[Any], Any]
-    """Gives the digest of the content, or is the name of what does (`rmcore.stages.contents`)."""
+    """Gives the digest of the content, or is the name of what does (`rmcore.stages.stage`)."""
 
 
 class Settings(BaseModel):

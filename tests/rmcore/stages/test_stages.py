@@ -28,10 +28,9 @@ from rmcore.core.store import ArtifactRef, flatten
 from rmcore.core.tracking import NullTracker
 from rmcore.data.table import read_pairs, write_pairs
 from rmcore.stages import prepare
-from rmcore.stages.contents import DIGESTS
 from rmcore.stages.order import missing, pipeline_stages, request, stage_of
 from rmcore.stages.readiness import judge
-from rmcore.stages.stage import Stage
+from rmcore.stages.stage import DIGESTS, Stage
 from rmcore.stages.stages import OPTIONAL, STAGES
 
 
