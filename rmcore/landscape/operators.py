@@ -357,11 +357,7 @@ def _gradient_of(
 
 
 def _checked_rows(micro_batch: MicroBatch) -> Rows:
-    """The two tensors of a micro-batch of whole pairs.
-
-    Raises:
-        DataError: a tensor is missing, shapes differ, or a pair was cut in two.
-    """
+    """The two tensors of a micro-batch of whole pairs."""
     get = micro_batch.get if isinstance(micro_batch, Mapping) else partial(getattr, micro_batch)
     ids, mask = get("input_ids", None), get("attention_mask", None)
     if not isinstance(ids, Tensor) or not isinstance(mask, Tensor):
@@ -378,11 +374,7 @@ def _checked_rows(micro_batch: MicroBatch) -> Rows:
 
 
 def _margins(module: nn.Module, rows: Rows, device: torch.device) -> Tensor:
-    """(P,) reward_chosen - reward_rejected of one micro-batch, in logits, float32 or wider.
-
-    Raises:
-        ModelError: the model does not give one number a row.
-    """
+    """(P,) reward_chosen - reward_rejected of one micro-batch, in logits, float32 or wider."""
     logits = module(input_ids=rows.input_ids.to(device), attention_mask=rows.attention_mask.to(device)).logits
     if logits.shape != (len(rows.input_ids), 1):
         raise ModelError(

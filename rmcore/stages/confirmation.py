@@ -170,9 +170,7 @@ def _record(
 
 
 def _proxy_gain(rewards: np.ndarray, rises: np.ndarray) -> MetricValue:
-    """The gain of the reward that chose, in standard deviations within prompts; without an interval, as it decides
-    nothing.
-    """
+    """The gain of the reward that chose, in standard deviations within prompts; it decides nothing."""
     if not (rewards != rewards[:, :1]).any():
         return MetricValue(None, None, None, len(rises), "the reward model tells no two responses of a prompt apart")
     value = float(rises.mean() / pooled_deviation(list(rewards)))
@@ -243,9 +241,6 @@ def _served(
     Returns:
         A row a prompt: its place among all, the chosen response, the other one, all n + 1 rewards; and of those left
         out why the reward model cannot read a response, without which there is no best one.
-
-    Raises:
-        ModelError: a reward is not finite.
     """
     file = out / f"served_{first}.json"
     if not file.is_file():
@@ -282,9 +277,6 @@ def _fresh_prompts(settings: ConfirmationStage) -> tuple[list[Prompt], int | Non
     """Prompts that neither the reward model was trained on nor readiness has seen, and how many there are.
 
     None: as many as one likes. Their order is one of chance: those that are judged when it ends stand for all.
-
-    Raises:
-        DataError: too few are left.
     """
     prepared = settings.prepared.folder
     if settings.is_gold:

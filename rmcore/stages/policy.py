@@ -80,11 +80,7 @@ def run(settings: PolicyStage, out: Path, tracker: Tracker, report: Report) -> N
 
 
 def _examples(reader: TextReader, rows: Sequence[tuple[Prompt, str]], end: int) -> list[Example]:
-    """Rows as token ids; prompts that the policy cannot read are left out and said on stderr.
-
-    Raises:
-        DataError: none can be read.
-    """
+    """Rows as token ids; prompts that the policy cannot read are left out and said on stderr."""
     examples: list[Example] = []
     errors: list[str] = []
     for prompt, response in rows:

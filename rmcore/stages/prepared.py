@@ -101,11 +101,7 @@ def pairs_of_training(checkpoint: str) -> Iterable[PreferencePair] | None:
 
 
 def _prepared(folder: Path) -> Path | None:
-    """The artifact of the stage prepare that the artifact of a stage train names; None where there is none.
-
-    Raises:
-        ConfigError: another version of this package has written them.
-    """
+    """The artifact of the stage prepare that the artifact of a stage train names; None where there is none."""
     wanted = (read_object(folder / "MANIFEST.json") or {}).get("inputs", {}).get("upstream", {}).get("prepare")
     store = folder.parent.parent
     found = [] if wanted is None else [*(store / "prepare").glob("*/MANIFEST.json")]

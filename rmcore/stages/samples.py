@@ -176,11 +176,7 @@ def answers(
 
 
 def _topics(pairs: Sequence[PreferencePair], column: str | None) -> dict[str, str]:
-    """The topic of each prompt whose pairs name one, by the prompt's key.
-
-    Raises:
-        DataError: a column is named, and no pair has it.
-    """
+    """The topic of each prompt whose pairs name one, by the prompt's key."""
     if column is None:
         return {}
     found = {prompt_key(pair.prompt): str(one) for pair in pairs if (one := pair.metadata.get(column)) is not None}
@@ -202,11 +198,7 @@ def _with_units(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _read(path: str, judge_column: str, topic_column: str | None) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, Any]]:
-    """The samples of a file that have a judge's reward, those of a prompt together; and the others of these prompts.
-
-    Raises:
-        DataError: a column is missing, or hardly anything is judged.
-    """
+    """The samples of a file that have a judge's reward, those of a prompt together; and the others of these prompts."""
     rows = read_samples(Path(path))
     named = ("prompt", "response", judge_column, *([] if topic_column is None else [topic_column]))
     missing = [name for name in named if name not in rows]
